@@ -1,4 +1,4 @@
-"""`holdfast audit`: what is printed, where it looks, and what it refuses."""
+"""`holdfast audit`: its output, its sources, and its refusals."""
 
 import contextlib
 import io
@@ -29,7 +29,7 @@ OTHER = "0ther000-0000-4000-8000-000000000002"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two sessions, one of them with a pause of ten minutes; a subagent; a line that is none."""
+    """Two sessions, one of them with a pause of ten minutes; a subagent; an invalid line."""
     projects = tmp_path / "projects"
     loop([10, 600, 10]).write(projects / "-home-ann-harbour" / f"{SESSION}.jsonl")
     agent = Script(agent="a1").ask().reply(usage(0, 5_000))
@@ -52,10 +52,10 @@ def report(*arguments: object) -> AuditReport:
     return msgspec.json.decode(audit(*arguments, "--json").output, type=AuditReport)
 
 
-def test_what_was_spent_and_lost_stands_on_top_in_plain_words(folder: Path) -> None:
+def test_spending_and_loss_come_first_in_plain_words(folder: Path) -> None:
     lines = audit(folder).output.splitlines()
-    written, read, plain, output = 2 * 19_997 + 3 * 1_997 + 23_997 + 5_000, 64_000, 7 * 3, 7 * 100
-    spent = (3.75 * written + 0.30 * read + 3 * plain + 15 * output) / 1e6
+    cache_write, read, plain, output = 2 * 19_997 + 3 * 1_997 + 23_997 + 5_000, 64_000, 7 * 3, 7 * 100
+    spent = (3.75 * cache_write + 0.30 * read + 3 * plain + 15 * output) / 1e6
     assert lines[0] == f"You spent ${spent:.4f} on 7 calls in 2 sessions, 2026-04-01 to 2026-04-01."
     assert lines[1].startswith("$0.0759 of it (")
     assert lines[1].endswith("went to 1 cache miss.")
@@ -70,7 +70,7 @@ def test_the_worst_session_is_first_with_its_main_cause(folder: Path) -> None:
     assert lines[heading + 2].startswith(OTHER[:8])
 
 
-def test_json_tells_causes_models_sessions_and_broken_lines(folder: Path) -> None:
+def test_json_contains_causes_models_sessions_and_invalid_lines(folder: Path) -> None:
     read = report(folder)
     assert (read.calls, read.conversations, read.cache_misses, read.broken_lines) == (7, 3, 1, 1)
     assert read.broken == (BrokenLine(f"{OTHER}.jsonl", 7, "not a transcript line"),)
@@ -83,12 +83,12 @@ def test_json_tells_causes_models_sessions_and_broken_lines(folder: Path) -> Non
     assert (first.session, first.subagents, second.session) == (SESSION, 1, OTHER)
 
 
-def test_the_list_is_cut_and_says_so(folder: Path) -> None:
+def test_a_shortened_list_says_so(folder: Path) -> None:
     assert "1 more session" in audit(folder, "--limit", 1).output
     assert "quay" not in audit(folder, "--limit", 1).output
 
 
-def test_one_session_is_looked_at_by_the_start_of_its_id(folder: Path) -> None:
+def test_one_session_is_selected_by_the_start_of_its_id(folder: Path) -> None:
     assert report(folder, "--session", SESSION[:6]).calls == 5
     with pytest.raises(UserError, match="no sessions begin with 'nobody'; `--json`"):
         audit(folder, "--session", "nobody")
@@ -102,7 +102,7 @@ def test_only_calls_since_a_day_are_counted(folder: Path) -> None:
         audit(folder, "--since", "2026-04-02")
 
 
-def test_files_that_were_last_written_before_the_day_are_not_read(folder: Path) -> None:
+def test_files_last_modified_before_the_day_are_not_read(folder: Path) -> None:
     for file in folder.rglob("*.jsonl"):
         os.utime(file, (0, 0))
     with pytest.raises(UserError, match="; 0 lines could not be read"):
@@ -128,14 +128,14 @@ def test_names_from_the_transcript_move_no_cursor(tmp_path: Path) -> None:
     assert all(character.isprintable() or character == "\n" for character in output)
 
 
-def test_rivals_are_played_when_asked_for(folder: Path) -> None:
+def test_peers_policies_are_replayed_on_request(folder: Path) -> None:
     read = report(folder, "--session", SESSION, "--rivals")
     assert sorted(row.policy for row in read.other_policies) == sorted([AdaptivePolicy.name, *new_compared_policies()])
     assert report(folder).other_policies == ()
     assert "context-guru" in audit(folder, "--rivals").output
 
 
-def test_rivals_pass_over_what_has_no_marks_and_no_price(tmp_path: Path) -> None:
+def test_peers_policies_skip_calls_without_breakpoints_or_price(tmp_path: Path) -> None:
     path = Script(model="nobody").ask().reply(usage(0, 5_000)).write(tmp_path / "a.jsonl")
     assert report(path, "--rivals").other_policies == ()
 
@@ -145,21 +145,21 @@ async def store(agent: MakeAgent, tmp_path: Path) -> Path:
     path = tmp_path / "own.db"
     used = Usage(cache_write_5m=9_000, output=50)
     with SqliteStore(path) as log:
-        one = agent(says("One.", usage=used), says("Two.", usage=used), store=log, system_prompt="Be brief.")
-        async with one.session as session:
+        recorded_agent = agent(says("One.", usage=used), says("Two.", usage=used), store=log, system_prompt="Be brief.")
+        async with recorded_agent.session as session:
             await session.send("one")
             await session.send("two")
     return path
 
 
-async def test_a_store_is_known_by_its_bytes_or_its_address(store: Path) -> None:
+async def test_a_store_is_recognised_by_its_bytes_or_its_address(store: Path) -> None:
     for address in (store, f"sqlite:///{store}"):
         read = report(address)
         assert (read.calls, read.cache_misses) == (2, 1)
     assert len(report(store, "--rivals").other_policies) == len(new_compared_policies()) + 1
 
 
-def test_without_a_path_the_clients_own_folder_is_looked_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_path_the_clients_own_folder_is_audited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.rename(Path.home() / "moved")
     with pytest.raises(UserError, match=r"nothing to audit: .*\.claude/projects.*holdfast\.db"):
         audit()
@@ -171,21 +171,21 @@ def test_without_a_path_the_clients_own_folder_is_looked_at(folder: Path, monkey
         audit()
 
 
-async def test_without_transcripts_the_configured_store_is_looked_at(
+async def test_without_transcripts_the_configured_store_is_audited(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOLDFAST_DB", str(store))
     assert report().calls == 2
 
 
-def test_an_empty_folder_is_one_line_that_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_an_empty_folder_is_reported_in_one_line_with_what_was_searched_for(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no call with reported usage in the transcripts \(\.jsonl\) at"):
         audit(tmp_path)
     with pytest.raises(UserError, match="there is nothing at"):
         audit(tmp_path / "gone")
 
 
-def test_a_plan_that_saves_next_to_nothing_is_not_said_to_save(tmp_path: Path) -> None:
+def test_a_plan_with_a_negligible_saving_is_not_reported_as_saving(tmp_path: Path) -> None:
     path = Script().ask().reply(usage(0, 9_000)).write(tmp_path / "a.jsonl")
     lines = audit(path).output.splitlines()
     assert lines[1] == "No call missed the cache."
@@ -196,7 +196,7 @@ def test_a_plan_that_saves_next_to_nothing_is_not_said_to_save(tmp_path: Path) -
 
 
 def test_a_plan_that_costs_more_says_so(tmp_path: Path) -> None:
-    # Read an hour after it was written for five minutes: somebody else kept it warm, which no plan can count on.
+    # Read an hour after it was written for five minutes: another session kept it warm, which no plan can rely on.
     script = Script().ask().reply(usage(0, 90_000)).ask(after=4_000).reply(usage(90_003, 100))
     assert " more; the optimum in hindsight" in audit(script.write(tmp_path / "a.jsonl")).output.splitlines()[3]
 
@@ -206,40 +206,43 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(("total", "shown"), [(3, "3 of 3 things"), (None, "3 things")])
-def test_whoever_looks_is_told_how_far_it_is(monkeypatch: pytest.MonkeyPatch, total: int | None, shown: str) -> None:
+@pytest.mark.parametrize(("total", "expected"), [(3, "3 of 3 things"), (None, "3 things")])
+def test_progress_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch, total: int | None, expected: str) -> None:
     monkeypatch.setattr(sys, "stderr", Terminal())
     assert list(track_progress(range(3), "things", total)) == [0, 1, 2]
     assert isinstance(sys.stderr, Terminal)
-    assert shown in sys.stderr.getvalue()
+    assert expected in sys.stderr.getvalue()
 
 
-def test_nobody_is_told_where_nobody_looks(folder: Path) -> None:
+def test_progress_is_not_shown_without_a_terminal(folder: Path) -> None:
     assert audit(folder).stderr == ""
 
 
 @pytest.mark.parametrize(("columns", "model"), [(80, False), (120, True)])
-def test_a_narrow_terminal_is_shown_less_and_nothing_is_folded(folder: Path, columns: int, model: bool) -> None:
-    ours, theirs = os.openpty()
-    termios.tcsetwinsize(theirs, (40, columns))
+def test_a_narrow_terminal_shows_fewer_columns_and_wraps_nothing(folder: Path, columns: int, model: bool) -> None:
+    controller, terminal = os.openpty()
+    termios.tcsetwinsize(terminal, (40, columns))
     environ = {**os.environ, "TERM": "xterm"}
     environ.pop("COLUMNS", None)
     with subprocess.Popen(
-        [sys.executable, "-m", "holdfast", "audit", str(folder)], stdout=theirs, stderr=subprocess.DEVNULL, env=environ
+        [sys.executable, "-m", "holdfast", "audit", str(folder)],
+        stdout=terminal,
+        stderr=subprocess.DEVNULL,
+        env=environ,
     ) as running:
-        os.close(theirs)
-        shown = b""
+        os.close(terminal)
+        output = b""
         with contextlib.suppress(OSError):
-            while part := os.read(ours, 4096):
-                shown += part
-    os.close(ours)
+            while part := os.read(controller, 4096):
+                output += part
+    os.close(controller)
     assert running.returncode == 0
-    rows = [line for line in shown.decode().splitlines() if line.startswith(SESSION[:8])]
+    rows = [line for line in output.decode().splitlines() if line.startswith(SESSION[:8])]
     assert ["sonnet-4-6" in row for row in rows] == [model]
     assert all("$" in row.split()[-1] for row in rows)
 
 
-def test_what_has_no_time_is_said_to_have_no_date(tmp_path: Path) -> None:
+def test_calls_without_a_time_are_reported_as_undated(tmp_path: Path) -> None:
     script = loop([10])
     for line in script.lines:
         del line["timestamp"]

@@ -1,4 +1,4 @@
-"""What a person types, and what comes back."""
+"""Commands as a user types them, and their output."""
 
 import functools
 import json
@@ -33,7 +33,7 @@ from holdfast.types.usage import Usage
 
 
 def run(*arguments: str, text: str | None = None) -> Result:
-    """The command inside this process; its errors as they would be printed by `main`."""
+    """Runs the command in this process; errors appear as `main` would print them."""
     result = CliRunner().invoke(command, arguments, input=text)
     if isinstance(result.exception, HoldfastError):
         result.stderr_bytes = f"holdfast: {result.exception}\n".encode()
@@ -44,7 +44,7 @@ def run(*arguments: str, text: str | None = None) -> Result:
 
 @functools.cache
 def demo(*arguments: str) -> str:
-    """What the demo prints; it prints the same every time, so once is enough."""
+    """The demo's output, which is the same every time, so that one run is enough."""
     return run("demo", *arguments).output
 
 
@@ -60,7 +60,7 @@ def store(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     assert run("--version").output == f"holdfast, version {__version__}\n"
 
 
@@ -89,7 +89,7 @@ HEAVY = ("aiohttp", "rich", "msgspec", "splintr", "sqlite3")
     ],
     ids=["help", "config", "skills"],
 )
-def test_a_command_imports_nothing_heavy_that_it_does_not_need(words: list[str], heavy: tuple[str, ...]) -> None:
+def test_a_command_imports_no_heavy_module_that_it_does_not_need(words: list[str], heavy: tuple[str, ...]) -> None:
     program = f"""
 import sys
 before = set(sys.modules)
@@ -97,11 +97,11 @@ from holdfast.cli.main import command
 command.main({words!r}, standalone_mode=False)
 print(sorted(set({heavy!r}) & (set(sys.modules) - before)))
 """
-    shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert shown.splitlines()[-1] == "[]"
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert completed.splitlines()[-1] == "[]"
 
 
-def test_an_unknown_command_names_the_known_ones() -> None:
+def test_an_unknown_command_lists_the_known_ones() -> None:
     result = start("dmeo")
     assert result.returncode == 2
     assert "No such command 'dmeo'" in result.stderr
@@ -109,7 +109,7 @@ def test_an_unknown_command_names_the_known_ones() -> None:
     assert {"audit", "certify", "demo", "sessions"} <= COMMANDS.keys()
 
 
-def test_an_error_is_one_line_and_no_traceback() -> None:
+def test_an_error_is_one_line_without_a_traceback() -> None:
     result = start("demo", "--model", "anthropic:claude-sonet-5-5")
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
@@ -152,8 +152,8 @@ def test_the_demo_prints_a_line_per_call_and_what_it_saved() -> None:
     rows = re.findall(r"^ +(\d+) +(\d+) +(\d+) +(\d+) +(\d+) +(\d+) +\$[\d.]+ +-?\$[\d.]+$", output, re.MULTILINE)
     assert [int(row[0]) for row in rows] == list(range(1, 13))
     for row in rows:
-        prompt, read, written, uncached = map(int, row[1:5])
-        assert prompt == read + written + uncached
+        prompt, read, cache_write, uncached = map(int, row[1:5])
+        assert prompt == read + cache_write + uncached
     assert "12 calls, 12 of them with an unchanged prefix; 90% of the prompt read from cache" in output
     assert re.search(r"cost \$0\.\d{6}; without caching \$0\.\d{6}: saved \$0\.\d{6} \(\d\d %\)\n$", output)
 
@@ -171,7 +171,7 @@ def test_the_demo_is_long_enough_for_models_that_cache_only_long_prompts(name: s
     assert result["read_share"] >= 0.85
 
 
-def test_the_demo_of_a_gemini_model_reads_all_but_the_newest_of_itself() -> None:
+def test_the_demo_of_a_gemini_model_reads_all_but_the_newest_messages() -> None:
     result = json.loads(demo("--json", "--model", "gemini:gemini-3.8-flash"))
     assert [turn["cache_read"] > 8_192 for turn in result["turns"]] == [False] + [True] * 11
     assert result["read_share"] >= 0.85
@@ -189,14 +189,17 @@ def test_the_demo_ran_its_tools_for_real() -> None:
     assert "Five tests pass." in output
 
 
-def test_the_demo_keeps_nothing_unless_told(tmp_path: Path) -> None:
+def test_the_demo_stores_nothing_unless_requested(tmp_path: Path) -> None:
     run("demo", "--json")
     assert json.loads(run("sessions", "list", "--json").output) == []
-    kept = run("demo", "--keep").output
+    stored_output = run("demo", "--keep").output
     (row,) = json.loads(run("sessions", "list", "--json").output)
-    assert kept.endswith(f"\nStored: holdfast sessions show {row['id']}\n")
+    assert stored_output.endswith(f"\nStored: holdfast sessions show {row['id']}\n")
     again = json.loads(run("demo", "--keep", "--json").output)["session_id"]
-    assert {one["id"] for one in json.loads(run("sessions", "list", "--json").output)} == {row["id"], again}
+    assert {session_row["id"] for session_row in json.loads(run("sessions", "list", "--json").output)} == {
+        row["id"],
+        again,
+    }
     calls = json.loads(run("sessions", "show", row["id"], "--json").output)
     assert len(calls) == 12
     assert all(call["blocks_shared"] == call["blocks_before"] and call["prefix_held"] for call in calls)
@@ -210,7 +213,7 @@ def test_the_demo_needs_a_key_to_run_live() -> None:
 @pytest.mark.parametrize(
     "model", ["openai:gpt-6-luna", "openai-chat:gpt-6-luna", "openai:gpt-5.4-mini", "gemini:gemini-3.8-flash"]
 )
-def test_the_demo_plays_a_model_of_every_provider_and_its_cache_holds(model: str) -> None:
+def test_the_demo_runs_with_a_model_of_every_provider_and_hits_the_cache(model: str) -> None:
     result = json.loads(demo("--json", "--model", model))
     assert len(result["turns"]) == 12
     assert all(turn["cache_read"] > 0 for turn in result["turns"][1:])
@@ -218,7 +221,7 @@ def test_the_demo_plays_a_model_of_every_provider_and_its_cache_holds(model: str
     assert Decimal(result["total_cost_usd"]) < Decimal(result["uncached_cost_usd"]) / 2
 
 
-def test_the_demo_shows_what_a_route_costs_that_is_off_and_caches_once_it_is_on(
+def test_the_demo_shows_the_price_of_a_disabled_route_and_caches_once_it_is_enabled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     route = "openrouter:anthropic/claude-sonnet-5.5"
@@ -230,7 +233,7 @@ def test_the_demo_shows_what_a_route_costs_that_is_off_and_caches_once_it_is_on(
     assert json.loads(run("demo", "--json", "--model", route).output)["read_share"] >= 0.85
 
 
-def test_the_demo_has_tools_and_says_so_to_whom_cannot_use_them() -> None:
+def test_the_demo_has_tools_and_says_so_to_models_that_cannot_use_them() -> None:
     refused = run("demo", "--model", "claude-code:claude-sonnet-5-5").stderr
     assert refused == ("holdfast: claude-code runs its own tools and cannot use the demo's; try another --model\n")
 
@@ -253,13 +256,13 @@ def test_a_name_cannot_colour_the_terminal_or_move_its_cursor(tmp_path: Path) ->
     assert "\x1b" not in output
 
 
-def test_an_empty_store_says_how_to_fill_it_and_is_not_made_by_looking() -> None:
+def test_an_empty_store_says_how_to_fill_it_and_is_not_created_by_reading() -> None:
     assert "No sessions are stored yet" in run("sessions", "list").output
     assert not Path(os.environ["HOLDFAST_HOME"]).exists()
 
 
 @pytest.mark.parametrize("action", [["list"], ["show", "s1"], ["delete", "s1"]])
-def test_a_store_that_is_not_there_is_named_and_not_made(tmp_path: Path, action: list[str]) -> None:
+def test_a_missing_store_is_named_and_not_created(tmp_path: Path, action: list[str]) -> None:
     missing = tmp_path / "typo.db"
     result = run("sessions", *action, "--db", str(missing))
     assert f"there is no store at {str(missing)!r}" in result.stderr
@@ -281,7 +284,7 @@ def test_output_that_cannot_be_written_is_one_clear_line() -> None:
     assert (done.returncode, done.stderr) == (1, "holdfast: No space left on device\n")
 
 
-def test_without_a_home_the_way_out_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_home_the_remedy_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
     monkeypatch.delenv("HOLDFAST_HOME")
     monkeypatch.setattr(Path, "home", no_home)
@@ -320,7 +323,7 @@ def test_a_session_shows_its_calls() -> None:
     assert output.count("first_use") == 2
 
 
-def test_a_session_shows_what_requests_cost_that_asked_for_nothing(tmp_path: Path) -> None:
+def test_a_session_shows_the_cost_of_keep_alive_and_prewarm_requests(tmp_path: Path) -> None:
     path = tmp_path / "pinged.db"
     with SqliteStore(path) as log:
         ping = CachePinged("prewarm", "anthropic:m", "5m", Usage(cache_write_5m=9), Decimal("0.25"), "v")
@@ -332,16 +335,18 @@ def test_a_session_shows_what_requests_cost_that_asked_for_nothing(tmp_path: Pat
 def test_an_estimated_output_says_so(tmp_path: Path) -> None:
     path = tmp_path / "cut.db"
     with SqliteStore(path) as log:
-        model, taken = "anthropic:claude-sonnet-5-5", Usage(input=9, output=7)
-        cut = LlmCallFailed(model, "anthropic", "cancelled", "cancelled", 0, 1, "r1", taken, is_output_estimated=True)
-        whole = LlmCallFailed(model, "anthropic", "network", "gone", 0, 1, "r2", taken)
-        payloads: list[AnyPayload] = [SessionStarted(model), cut, whole]
-        log.append([Event(f"e{at}", 1e9 + at, "s1", "agent", it) for at, it in enumerate(payloads)]).result()
+        model, usage = "anthropic:claude-sonnet-5-5", Usage(input=9, output=7)
+        cancelled_call = LlmCallFailed(
+            model, "anthropic", "cancelled", "cancelled", 0, 1, "r1", usage, is_output_estimated=True
+        )
+        failed_call = LlmCallFailed(model, "anthropic", "network", "gone", 0, 1, "r2", usage)
+        payloads: list[AnyPayload] = [SessionStarted(model), cancelled_call, failed_call]
+        log.append([Event(f"e{at}", 1e9 + at, "s1", "agent", payload) for at, payload in enumerate(payloads)]).result()
     first, second, note, *_ = run("sessions", "show", "s1", "--db", str(path)).output.splitlines()[1:]
     assert (first.split()[7], second.split()[7]) == ("~7", "7")
     assert note == "~ the call broke off; its output is estimated from what arrived"
-    told = json.loads(run("sessions", "show", "s1", "--db", str(path), "--json").output)
-    assert [one["output_estimated"] for one in told] == [True, False]
+    calls = json.loads(run("sessions", "show", "s1", "--db", str(path), "--json").output)
+    assert [call["output_estimated"] for call in calls] == [True, False]
 
 
 @pytest.mark.parametrize("action", ["show", "delete"])
@@ -385,17 +390,17 @@ def test_the_configuration_is_shown_with_its_origins(monkeypatch: pytest.MonkeyP
     (tmp_path / ".holdfast" / "config.toml").write_text(
         'steps_max = 7\n[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n[project]\ncontext = "a\\nb"\n'
     )
-    shown = json.loads(run("config", "--json", "--workspace", str(tmp_path)).output)
-    assert shown["model"] == {"value": "anthropic:claude-opus-5-5", "from": "HOLDFAST_MODEL"}
-    assert shown["steps_max"] == {"value": 7, "from": str(tmp_path / ".holdfast" / "config.toml")}
-    assert shown["layout"] == {"value": "default", "from": "default"}
-    assert shown["home"] == {"value": os.environ["HOLDFAST_HOME"], "from": "HOLDFAST_HOME"}
-    assert shown["db"]["value"].endswith("holdfast.db")
-    assert shown["models"] == {"anthropic:mine": {"like": "anthropic:claude-sonnet-5-5"}}
+    configuration = json.loads(run("config", "--json", "--workspace", str(tmp_path)).output)
+    assert configuration["model"] == {"value": "anthropic:claude-opus-5-5", "from": "HOLDFAST_MODEL"}
+    assert configuration["steps_max"] == {"value": 7, "from": str(tmp_path / ".holdfast" / "config.toml")}
+    assert configuration["layout"] == {"value": "default", "from": "default"}
+    assert configuration["home"] == {"value": os.environ["HOLDFAST_HOME"], "from": "HOLDFAST_HOME"}
+    assert configuration["db"]["value"].endswith("holdfast.db")
+    assert configuration["models"] == {"anthropic:mine": {"like": "anthropic:claude-sonnet-5-5"}}
     table = run("config", "--workspace", str(tmp_path)).output
     assert re.search(r"^spend_max_usd +none +default", table, re.MULTILINE)
     assert "models.anthropic:mine" in table
-    assert shown["project"] == {"context": "a\nb"}
+    assert configuration["project"] == {"context": "a\nb"}
     assert re.search(r"^project.context +a\ufffdb ", table, re.MULTILINE)
 
 
@@ -425,11 +430,11 @@ def test_the_simulator_prints_its_address_at_once_and_runs_until_stopped(tmp_pat
         assert process.stderr.read() == "stopped\n"
 
 
-def test_a_port_that_is_taken_is_one_clear_line() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+def test_a_port_in_use_is_one_clear_line() -> None:
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        port = occupied.getsockname()[1]
         result = start("simulate", "--port", str(port))
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
@@ -437,7 +442,7 @@ def test_a_port_that_is_taken_is_one_clear_line() -> None:
     assert "choose another host or port, or port 0 for a free one" in result.stderr
 
 
-def test_a_script_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
+def test_an_unreadable_script_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("{\n")
     result = enter("simulate", "--script", str(tmp_path / "bad.jsonl"))
     assert result.returncode == 1
@@ -445,14 +450,14 @@ def test_a_script_that_cannot_be_read_is_one_clear_line(tmp_path: Path) -> None:
     assert "line 1" in result.stderr
 
 
-def test_output_that_nobody_reads_is_no_error() -> None:
+def test_a_closed_output_pipe_is_no_error() -> None:
     done = subprocess.run(
         f"{sys.executable} -m holdfast demo | head -n 1", shell=True, capture_output=True, text=True, check=False
     )
     assert done.stderr == ""
 
 
-def test_the_demo_runs_live_against_whatever_speaks_the_api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_demo_runs_live_against_any_compatible_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "script.jsonl").write_bytes(scenario.read_script())
     with simulate("--script", str(tmp_path / "script.jsonl")) as process:
         assert process.stdout is not None
@@ -465,15 +470,15 @@ def test_the_demo_runs_live_against_whatever_speaks_the_api(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("group", ["curation", "db", "gateway", "keys", "knowledge", "rag", "recovery", "sessions"])
-def test_the_help_of_a_group_cuts_no_sentence_short(group: str) -> None:
-    shown = CliRunner().invoke(command, [group, "--help"], terminal_width=80).output
-    assert "Commands:" in shown
-    assert "..." not in shown.split("Commands:")[1]
-    assert all(len(line) <= 80 for line in shown.splitlines())
+def test_the_help_of_a_group_truncates_no_sentence(group: str) -> None:
+    output = CliRunner().invoke(command, [group, "--help"], terminal_width=80).output
+    assert "Commands:" in output
+    assert "..." not in output.split("Commands:")[1]
+    assert all(len(line) <= 80 for line in output.splitlines())
 
 
 @pytest.mark.parametrize(
-    ("amount", "told"), [(Decimal("-0.0072"), "-$0.0072"), (0.5, "$0.5000"), (Decimal("-0.00001"), "$0.0000")]
+    ("amount", "expected"), [(Decimal("-0.0072"), "-$0.0072"), (0.5, "$0.5000"), (Decimal("-0.00001"), "$0.0000")]
 )
-def test_a_sign_stands_in_front_of_the_dollar(amount: Decimal | float, told: str) -> None:
-    assert format_usd(amount, 4) == told
+def test_the_sign_comes_before_the_dollar(amount: Decimal | float, expected: str) -> None:
+    assert format_usd(amount, 4) == expected

@@ -1,4 +1,4 @@
-"""`holdfast compact` and `holdfast history`: a stored session made shorter, and read in full all the same."""
+"""`holdfast compact` and `holdfast history`: a stored session is compacted, and its full history stays readable."""
 
 import asyncio
 import re
@@ -30,9 +30,9 @@ def session_id(db: str) -> str:
 
 
 async def stored(db: str, *, turns: int) -> str:
-    talk = LongTalk(store=db, recall_history=True)
-    async with talk.create() as session:
-        await talk.speak(session, turns)
+    conversation = LongTalk(store=db, recall_history=True)
+    async with conversation.create() as session:
+        await conversation.speak(session, turns)
         return session.id
 
 
@@ -43,7 +43,7 @@ def run(*words: str) -> Result:
 def compactions(db: str, session_id: str) -> list[ContextCompacted]:
     log = open_store(db)
     try:
-        return [one.payload for one in log.read(session_id) if isinstance(one.payload, ContextCompacted)]
+        return [event.payload for event in log.read(session_id) if isinstance(event.payload, ContextCompacted)]
     finally:
         log.close()
 
@@ -92,28 +92,30 @@ def test_a_session_is_compacted_once_and_then_there_is_nothing_new(db: str, sess
     assert run("certify", session_id, "--db", db).exit_code == 0
 
 
-def test_the_record_is_shown_when_asked_for(db: str, session_id: str) -> None:
+def test_the_summary_is_shown_on_request(db: str, session_id: str) -> None:
     assert GOAL in run("compact", session_id, "--db", db, "--dry-run", "--show").stdout
     assert GOAL not in run("compact", session_id, "--db", db, "--dry-run").stdout
 
 
 def test_json_has_the_event(db: str, session_id: str) -> None:
-    told = msgspec.json.decode(run("compact", session_id, "--db", db, "--dry-run", "--json").stdout)
-    assert (told["done"], told["event"]["strategy"], told["event"]["first"]) == (False, "checkpoint", 1)
+    outcome = msgspec.json.decode(run("compact", session_id, "--db", db, "--dry-run", "--json").stdout)
+    assert (outcome["done"], outcome["event"]["strategy"], outcome["event"]["first"]) == (False, "checkpoint", 1)
     refused = msgspec.json.decode(run("compact", session_id, "--db", db, "--tail", "900000", "--json").stdout)
     assert "reason" in refused or refused["event"]["last"] > 0
 
 
-def test_a_smaller_tail_keeps_less(db: str, session_id: str) -> None:
+def test_a_smaller_tail_retains_less(db: str, session_id: str) -> None:
     sizes = []
     for tail in ("100", "3000"):
-        told = msgspec.json.decode(run("compact", session_id, "--db", db, "--dry-run", "--tail", tail, "--json").stdout)
-        sizes.append(told["event"]["numbers"]["kept_tokens"])
+        outcome = msgspec.json.decode(
+            run("compact", session_id, "--db", db, "--dry-run", "--tail", tail, "--json").stdout
+        )
+        sizes.append(outcome["event"]["numbers"]["kept_tokens"])
     assert sizes[0] < sizes[1]
 
 
-def test_unknown_sessions_and_bad_ranges_are_one_line(db: str, session_id: str) -> None:
-    for words, told in (
+def test_unknown_sessions_and_invalid_ranges_are_one_line(db: str, session_id: str) -> None:
+    for words, message in (
         (("compact", "nobody", "--db", db), "there is no session 'nobody'"),
         (("history", "nobody", "--db", db), "there is no session 'nobody'"),
         (
@@ -122,21 +124,21 @@ def test_unknown_sessions_and_bad_ranges_are_one_line(db: str, session_id: str) 
         ),
         (("history", session_id, "--db", db, "--range", "9999"), "has no such messages; its last is m48"),
     ):
-        with pytest.raises(UserError, match=re.escape(told)):
+        with pytest.raises(UserError, match=re.escape(message)):
             run(*words)
 
 
-def test_what_a_line_of_the_record_is_taken_from_is_shown_with_its_result(db: str, session_id: str) -> None:
+def test_the_source_of_a_summary_line_is_shown_with_its_result(db: str, session_id: str) -> None:
     run("compact", session_id, "--db", db)
     (event,) = compactions(db, session_id)
-    found = re.search(r"^- (src/part_\d+/lexer.py): read x1, sha:[0-9a-f]{8} \[(m\d+)\]$", event.segments[0].text, re.M)
-    assert found is not None
-    shown = run("history", session_id, "--db", db, "--range", found.group(2)).stdout
-    assert f'calls read_file {{"path":"{found.group(1)}"}}' in shown
-    assert "result:\n# " + found.group(1) in shown
+    match = re.search(r"^- (src/part_\d+/lexer.py): read x1, sha:[0-9a-f]{8} \[(m\d+)\]$", event.segments[0].text, re.M)
+    assert match is not None
+    output = run("history", session_id, "--db", db, "--range", match.group(2)).stdout
+    assert f'calls read_file {{"path":"{match.group(1)}"}}' in output
+    assert "result:\n# " + match.group(1) in output
 
 
-def test_the_whole_history_is_there_behind_a_compaction(db: str, session_id: str) -> None:
+def test_the_whole_history_is_readable_after_a_compaction(db: str, session_id: str) -> None:
     before = run("history", session_id, "--db", db).stdout
     run("compact", session_id, "--db", db)
     assert run("history", session_id, "--db", db).stdout == before
@@ -145,7 +147,7 @@ def test_the_whole_history_is_there_behind_a_compaction(db: str, session_id: str
     assert rows[0]["content"][0]["text"] == GOAL
 
 
-def test_a_cut_off_turn_has_to_be_resumed_first(db: str, session_id: str) -> None:
+def test_an_interrupted_turn_has_to_be_resumed_first(db: str, session_id: str) -> None:
     log = open_store(db)
     log.append([Event("z" * 26, 2e9, session_id, "user", TurnStarted("", 0))]).result()
     log.close()
@@ -155,6 +157,6 @@ def test_a_cut_off_turn_has_to_be_resumed_first(db: str, session_id: str) -> Non
         run("compact", session_id, "--db", db)
 
 
-def test_a_session_too_short_is_told_with_status_1(db: str) -> None:
+def test_a_session_that_is_too_short_is_reported_with_status_1(db: str) -> None:
     result = run("compact", asyncio.run(stored(db, turns=1)), "--db", db)
     assert (result.exit_code, result.stdout.startswith("not compacted: ")) == (1, True)

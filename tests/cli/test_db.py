@@ -1,4 +1,4 @@
-"""`holdfast db`: what a person sees of the store, and what bad input ends in."""
+"""`holdfast db`: what a user sees of the store, and the errors for invalid input."""
 
 import json
 import sqlite3
@@ -31,32 +31,32 @@ def db(tmp_path: Path) -> str:
     return str(path)
 
 
-def run(*arguments: str, told: str | None = None) -> Result:
-    return CliRunner().invoke(command, ["db", *arguments], input=told)
+def run(*arguments: str, input: str | None = None) -> Result:
+    return CliRunner().invoke(command, ["db", *arguments], input=input)
 
 
-def refusal(*arguments: str) -> str:
+def refusal_message(*arguments: str) -> str:
     result = run(*arguments)
     assert isinstance(result.exception, HoldfastError)
     assert "\n" not in str(result.exception)
     return str(result.exception)
 
 
-def ran(*arguments: str, told: str | None = None) -> str:
-    result = run(*arguments, told=told)
+def run_ok(*arguments: str, input: str | None = None) -> str:
+    result = run(*arguments, input=input)
     assert result.exit_code == 0, result.output
     return result.output
 
 
-def test_info_tells_what_the_store_is_and_holds(db: str) -> None:
-    told = ran("info", "--db", db)
-    assert f"store     {db}\n" in told
-    assert "sessions  2\nevents    23\ncalls     5\n" in told
-    assert all(len(line) <= 80 for line in told.splitlines() if not line.startswith("store"))
+def test_info_describes_the_store_and_its_content(db: str) -> None:
+    output = run_ok("info", "--db", db)
+    assert f"store     {db}\n" in output
+    assert "sessions  2\nevents    23\ncalls     5\n" in output
+    assert all(len(line) <= 80 for line in output.splitlines() if not line.startswith("store"))
 
 
-def test_a_check_says_that_all_is_well_or_ends_with_one(db: str) -> None:
-    assert "the roll-up tables match the events" in ran("info", "--db", db, "--check")
+def test_a_check_reports_success_or_ends_with_1(db: str) -> None:
+    assert "the roll-up tables match the events" in run_ok("info", "--db", db, "--check")
     change(db, "UPDATE days SET spent = spent + 1")
     result = run("info", "--db", db, "--check")
     assert result.exit_code == 1
@@ -73,91 +73,89 @@ def change(db: str, statement: str) -> None:
         connection.execute(statement)
 
 
-def test_a_rebuild_makes_the_tables_anew(db: str) -> None:
+def test_a_rebuild_recreates_the_tables(db: str) -> None:
     change(db, "UPDATE days SET spent = spent + 1")
-    assert ran("rebuild", "--db", db) == "2 sessions rolled up\n"
-    ran("info", "--db", db, "--check")
+    assert run_ok("rebuild", "--db", db) == "2 sessions rolled up\n"
+    run_ok("info", "--db", db, "--check")
 
 
-def test_a_migration_enters_what_is_not_entered(db: str) -> None:
+def test_a_migration_records_events_that_are_not_recorded(db: str) -> None:
     change(db, "UPDATE sessions SET entered_events = 0 WHERE id = 's'")
-    assert "and 1 session not rolled up yet" in ran("info", "--db", db)
-    assert "1 session rolled up" in ran("migrate", "--db", db)
-    assert "not rolled up" not in ran("info", "--db", db)
+    assert "and 1 session not rolled up yet" in run_ok("info", "--db", db)
+    assert "1 session rolled up" in run_ok("migrate", "--db", db)
+    assert "not rolled up" not in run_ok("info", "--db", db)
 
 
-def test_pruning_says_what_goes_asks_and_leaves_what_was_paid(db: str) -> None:
-    asked = ("prune", "--db", db, "--older-than", "2030-01-01")
-    warning, would = ran(*asked, "--dry-run").splitlines()
+def test_pruning_lists_what_will_be_deleted_asks_and_keeps_the_costs(db: str) -> None:
+    prune = ("prune", "--db", db, "--older-than", "2030-01-01")
+    warning, would = run_ok(*prune, "--dry-run").splitlines()
     assert warning == "Costs and confirmations are kept; content and the verdicts on calls are removed."
     assert would.startswith("would remove 17 events of 2 sessions without an event since 2030-01-01")
-    assert run(*asked, told="n\n").exit_code == 1
-    assert "events    23" in ran("info", "--db", db)
-    assert ran(*asked, told="y\n").endswith("removed 17 events of 2 sessions\n")
-    left = ran("info", "--db", db, "--check")
-    assert "sessions  1\nevents    6\ncalls     5\n" in left
+    assert run(*prune, input="n\n").exit_code == 1
+    assert "events    23" in run_ok("info", "--db", db)
+    assert run_ok(*prune, input="y\n").endswith("removed 17 events of 2 sessions\n")
+    check_output = run_ok("info", "--db", db, "--check")
+    assert "sessions  1\nevents    6\ncalls     5\n" in check_output
     assert SECRET.encode() not in b"".join(path.read_bytes() for path in Path(db).parent.glob("log.db*"))
-    assert ran(*asked).startswith("nothing to remove")
-    assert ran(*asked, "--audit-too", "--yes") == "removed 6 events of 1 session\n"
-    assert "sessions  0" in ran("info", "--db", db)
+    assert run_ok(*prune).startswith("nothing to remove")
+    assert run_ok(*prune, "--audit-too", "--yes") == "removed 6 events of 1 session\n"
+    assert "sessions  0" in run_ok("info", "--db", db)
 
 
-def test_how_old_is_old_may_be_configured(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "no age is given: pass --older-than 90d" in refusal("prune", "--db", db)
+def test_the_default_age_can_be_configured(db: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no age is given: pass --older-than 90d" in refusal_message("prune", "--db", db)
     monkeypatch.setenv("HOLDFAST_RETENTION_DAYS", "30")
-    assert "would remove 2 events of 1 session " in ran("prune", "--db", db, "--dry-run")
+    assert "would remove 2 events of 1 session " in run_ok("prune", "--db", db, "--dry-run")
 
 
-def test_a_time_that_is_none_is_refused_by_its_option(db: str) -> None:
-    assert "--older-than takes 7d" in refusal("prune", "--db", db, "--older-than", "soon")
+def test_an_invalid_time_is_refused_with_its_option(db: str) -> None:
+    assert "--older-than takes 7d" in refusal_message("prune", "--db", db, "--older-than", "soon")
 
 
-def test_an_export_says_nothing_that_was_said_unless_asked(db: str, tmp_path: Path) -> None:
-    told = ran("export", "--db", db)
-    header, *events, end = map(json.loads, told.splitlines())
+def test_an_export_contains_no_content_unless_requested(db: str, tmp_path: Path) -> None:
+    output = run_ok("export", "--db", db)
+    header, *events, end = map(json.loads, output.splitlines())
     assert (header["holdfast_export"], header["content"]) == (1, False)
     assert (end["sessions"], end["events"]) == (2, 23)
     assert len(events) == 23
     for secret in (SECRET, "/home/ada", "launch", "message 4"):
-        assert secret not in told
-    assert "0.0123" in told
-    assert SECRET in ran("export", "--db", db, "--content")
+        assert secret not in output
+    assert "0.0123" in output
+    assert SECRET in run_ok("export", "--db", db, "--content")
 
 
-def test_an_exported_file_is_its_owners_and_overwrites_nothing(db: str, tmp_path: Path) -> None:
+def test_an_exported_file_is_private_and_overwrites_nothing(db: str, tmp_path: Path) -> None:
     file = tmp_path / "out.jsonl"
-    ran("export", str(file), "--db", db, "--content")
+    run_ok("export", str(file), "--db", db, "--content")
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    assert "already exists" in refusal("export", str(file), "--db", db)
+    assert "already exists" in refusal_message("export", str(file), "--db", db)
 
 
 def test_one_session_or_the_newer_ones_are_exported_whole(db: str) -> None:
-    assert ran("export", "--db", db, "--session", "t").count("\n") == 4
-    assert ran("export", "--db", db, "--since", "2027-01-01").count("\n") == 23
-    assert "there is no session 'none'" in refusal("export", "--db", db, "--session", "none")
+    assert run_ok("export", "--db", db, "--session", "t").count("\n") == 4
+    assert run_ok("export", "--db", db, "--since", "2027-01-01").count("\n") == 23
+    assert "there is no session 'none'" in refusal_message("export", "--db", db, "--session", "none")
 
 
-def test_what_was_exported_is_imported_and_then_known(db: str, tmp_path: Path) -> None:
+def test_an_export_is_imported_and_recognised_the_second_time(db: str, tmp_path: Path) -> None:
     file, other = str(tmp_path / "out.jsonl"), str(tmp_path / "other.db")
-    ran("export", file, "--db", db, "--content")
-    assert ran("import", file, "--db", other) == "2 sessions: 23 events added, 0 already stored\n"
-    assert ran("import", file, "--db", other) == "2 sessions: 0 events added, 23 already stored\n"
-    assert ran("export", "--content", "--db", other).splitlines()[1:] == Path(file).read_text().splitlines()[1:]
-    ran("info", "--db", other, "--check")
+    run_ok("export", file, "--db", db, "--content")
+    assert run_ok("import", file, "--db", other) == "2 sessions: 23 events added, 0 already stored\n"
+    assert run_ok("import", file, "--db", other) == "2 sessions: 0 events added, 23 already stored\n"
+    assert run_ok("export", "--content", "--db", other).splitlines()[1:] == Path(file).read_text().splitlines()[1:]
+    run_ok("info", "--db", other, "--check")
 
 
-def test_an_import_goes_on_where_a_session_stopped_and_refuses_one_that_went_another_way(
-    db: str, tmp_path: Path
-) -> None:
+def test_an_import_continues_a_session_and_refuses_a_diverged_one(db: str, tmp_path: Path) -> None:
     file, other = str(tmp_path / "out.jsonl"), str(tmp_path / "other.db")
-    ran("export", file, "--db", db, "--content")
+    run_ok("export", file, "--db", db, "--content")
     with SqliteStore(other) as store:
         store.append([PAST]).result(10)
-    assert ran("import", file, "--db", other) == "2 sessions: 22 events added, 1 already stored\n"
+    assert run_ok("import", file, "--db", other) == "2 sessions: 22 events added, 1 already stored\n"
     with SqliteStore(other) as store:
         store.delete("s")
         store.append([said(99)]).result(10)
-    assert "line 4: session 's' has different events here" in refusal("import", file, "--db", other)
+    assert "line 4: session 's' has different events here" in refusal_message("import", file, "--db", other)
 
 
 HEADER = '{"holdfast_export":1,"content":true,"exported_at":1}\n'
@@ -176,20 +174,20 @@ BAD = {
 
 
 @pytest.mark.parametrize("text", BAD)
-def test_a_file_that_is_no_export_or_not_all_of_one_is_refused(tmp_path: Path, text: str) -> None:
+def test_an_invalid_or_truncated_export_is_refused(tmp_path: Path, text: str) -> None:
     file, other = tmp_path / "out.jsonl", tmp_path / "other.db"
     file.write_text(text)
-    assert BAD[text] in refusal("import", str(file), "--db", str(other))
+    assert BAD[text] in refusal_message("import", str(file), "--db", str(other))
     if "export of" in BAD[text]:
         assert not other.exists()
 
 
-def test_a_store_that_is_not_there_is_said_to_be_none() -> None:
-    assert "there is no store yet" in refusal("info")
+def test_a_missing_store_is_reported() -> None:
+    assert "there is no store yet" in refusal_message("info")
 
 
-def test_a_workspace_may_not_say_how_long_things_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_workspace_cannot_set_the_retention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".holdfast").mkdir()
     (tmp_path / ".holdfast" / "config.toml").write_text("retention_days = 1\n")
     monkeypatch.chdir(tmp_path)
-    assert "retention_days cannot be set by a workspace" in refusal("prune")
+    assert "retention_days cannot be set by a workspace" in refusal_message("prune")

@@ -1,4 +1,4 @@
-"""`holdfast db export --instructions`: what agents are told goes to another store of the deployment, and no secret."""
+"""`holdfast db export --instructions`: moves agents' instructions to another store of the deployment."""
 
 import hashlib
 import json
@@ -54,26 +54,26 @@ def served(address: str, folder: Path, **settings: Any) -> Iterator[Place]:
 
 
 def home(folder: Path, *, deployment: str = "local", key: DeploymentKey | None = DEPLOYMENT_KEY) -> str:
-    made = folder / f"home-{deployment}-{key is None}"
-    made.mkdir(parents=True, exist_ok=True)
-    (made / "config.toml").write_text(f'[instructions]\ndeployment = "{deployment}"\nencoder = "wordllama"\n')
+    home_folder = folder / f"home-{deployment}-{key is None}"
+    home_folder.mkdir(parents=True, exist_ok=True)
+    (home_folder / "config.toml").write_text(f'[instructions]\ndeployment = "{deployment}"\nencoder = "wordllama"\n')
     if key is not None:
-        (made / "instructions.key").write_bytes(key.secret)
-    return str(made)
+        (home_folder / "instructions.key").write_bytes(key.secret)
+    return str(home_folder)
 
 
 def run(folder: Path, *words: str, **more: Any) -> "subprocess.CompletedProcess[str]":
     return enter("db", *words, HOLDFAST_HOME=home(folder, **more))
 
 
-def ran(folder: Path, *words: str, **more: Any) -> str:
+def run_ok(folder: Path, *words: str, **more: Any) -> str:
     done = run(folder, *words, **more)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout
 
 
-def refused(folder: Path, *words: str, **more: Any) -> str:
-    """In one line, that ends with 1."""
+def refusal_message(folder: Path, *words: str, **more: Any) -> str:
+    """The one-line refusal; the exit status is 1."""
     done = run(folder, *words, **more)
     assert done.returncode == 1
     assert done.stderr.startswith("holdfast: ")
@@ -81,11 +81,11 @@ def refused(folder: Path, *words: str, **more: Any) -> str:
     return done.stderr
 
 
-def exported(folder: Path, db: str, **more: Any) -> str:
-    return ran(folder, "export", "--content", "--instructions", "--db", db, **more)
+def export_file(folder: Path, db: str, **more: Any) -> str:
+    return run_ok(folder, "export", "--content", "--instructions", "--db", db, **more)
 
 
-def told(text: str) -> Lines:
+def export_lines(text: str) -> Lines:
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -93,9 +93,9 @@ def rows(lines: Lines, kind: str) -> Lines:
     return [line["row"] for line in lines if line.get("instruction_records") == kind]
 
 
-def written(folder: Path, lines: Sequence[object]) -> str:
+def write_lines(folder: Path, lines: Sequence[object]) -> str:
     file = folder / "changed.jsonl"
-    file.write_text("".join(one if isinstance(one, str) else f"{json.dumps(one)}\n" for one in lines))
+    file.write_text("".join(line if isinstance(line, str) else f"{json.dumps(line)}\n" for line in lines))
     return str(file)
 
 
@@ -103,8 +103,8 @@ def register(at: Place) -> None:
     assert at.ask("PUT", "/v1/instruction/signer", {"public_key": BENS.public_key}, key=at.ben).status == 200
 
 
-def furnish(at: Place) -> None:
-    """Something of every kind, by two signers, and of every status."""
+def fill_store(at: Place) -> None:
+    """One of every kind, by two signers, and of every status."""
     register(at)
     at.of_agent("PUT", "", {"role": "Scout", "shortname": "scout", "always_rules": ["Be kind."]})
     at.ask("PUT", "/v1/agents/other", {"role": "Other"})
@@ -112,22 +112,22 @@ def furnish(at: Place) -> None:
     for name in UNITS:
         if name != "release-notes":
             at.write(name)
-    spelled = "instruction:local/agent/scout/release-notes/v1"
+    unit_uri = "instruction:local/agent/scout/release-notes/v1"
     text = UNITS["release-notes"][2]
-    signature = BENS.sign(unit_message(spelled, hashlib.sha256(text.encode()).hexdigest()))
-    body = {"fact_uri": spelled, "content": text, "authored_by": BEN, "signature": signature}
+    signature = BENS.sign(unit_message(unit_uri, hashlib.sha256(text.encode()).hexdigest()))
+    body = {"fact_uri": unit_uri, "content": text, "authored_by": BEN, "signature": signature}
     assert at.ask("PUT", "/v1/instruction/units", body).json["status"] == "active"
     listed = [
         entry("security-posture", guarantee_load=True, required_by_task_types=["issue_assigned"]),
         *(entry(name) for name in UNITS if name != "security-posture"),
         {"name": "etiquette", "description": "How to be polite.", "fact_uri": SHARED},
     ]
-    meant = Approval(
+    pending = Approval(
         id="", agent_id=AGENT, kind="guarantee_load", unit="security-posture", authored_by=BEN, authored_at=0
     )
     approval = {"kind": "guarantee_load", "unit": "security-posture", "authored_by": BEN}
     for version in ("v1", "v2"):
-        signed = {**approval, "signature": BENS.sign(approval_message(meant))}
+        signed = {**approval, "signature": BENS.sign(approval_message(pending))}
         own = {"kind": "guarantee_load", "unit": "security-posture", "version": "v1"}
         published = at.publish(listed, version, approvals=[signed, own])
         assert published.status == 200, published.body
@@ -140,8 +140,8 @@ def furnish(at: Place) -> None:
     )
     at.of_agent("POST", "/instruction-manifest/coverage")
     at.clock.advance(1)
-    begun = at.heartbeat(at.wake(jti="the-jti-of-a-wake-token"))
-    assert begun.status == 200, begun.body
+    heartbeat = at.heartbeat(at.wake(jti="the-jti-of-a-wake-token"))
+    assert heartbeat.status == 200, heartbeat.body
     recalled = at.recall("claim a ticket").json
     assert at.ask(
         "POST",
@@ -150,127 +150,129 @@ def furnish(at: Place) -> None:
     ).status in (200, 204)
 
 
-def answers(at: Place) -> Lines:
-    found = [at.recall(intent).json for intent in INTENTS]
-    for one in found:
-        del one["audit_token"]
-    return found
+def service_answers(at: Place) -> Lines:
+    recalls = [at.recall(intent).json for intent in INTENTS]
+    for recalled in recalls:
+        del recalled["audit_token"]
+    return recalls
 
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An export with all that can be in one."""
+    """An export with every kind of record."""
     folder = tmp_path_factory.mktemp("source")
     with address_of("sqlite", folder) as db:
         with served(db, folder) as at:
-            furnish(at)
+            fill_store(at)
             at.client.service.log.append([said(1, "s")]).result(10)
-        return exported(folder, db)
+        return export_file(folder, db)
 
 
 @pytest.mark.parametrize(("here", "there"), [("sqlite", "postgres"), ("postgres", "sqlite"), ("sqlite", "sqlite")])
-def test_what_is_exported_from_one_store_is_told_by_the_other(tmp_path: Path, here: str, there: str) -> None:
+def test_instructions_exported_from_one_store_are_served_by_the_other(tmp_path: Path, here: str, there: str) -> None:
     file = str(tmp_path / "out.jsonl")
     with address_of(here, tmp_path / "a") as first, address_of(there, tmp_path / "b") as second:
         with served(first, tmp_path / "a") as at:
-            furnish(at)
+            fill_store(at)
             run(tmp_path, "export", file, "--content", "--instructions", "--db", first)
-            known = answers(at)
-        lines = told(Path(file).read_text())
+            expected = service_answers(at)
+        lines = export_lines(Path(file).read_text())
         kinds = {line["instruction_records"] for line in lines if "row" in line}
         assert kinds == {"agent", "unit", "manifest", "approval", "coverage", "probe", "audit"}
         with served(second, tmp_path / "b") as at:
             register(at)
             count = lines[-1]["instruction_records"]
-            assert ran(tmp_path, "import", file, "--db", second) == f"3 owners of instructions: {count} records added\n"
-            again = told(exported(tmp_path, second))
+            assert (
+                run_ok(tmp_path, "import", file, "--db", second) == f"3 owners of instructions: {count} records added\n"
+            )
+            again = export_lines(export_file(tmp_path, second))
             assert again[1:] == lines[1:]
-            assert answers(at) == known
-        told_again = "3 owners of instructions, 3 of them already stored: 0 records added\n"
-        assert ran(tmp_path, "import", file, "--db", second) == told_again
+            assert service_answers(at) == expected
+        second_import_line = "3 owners of instructions, 3 of them already stored: 0 records added\n"
+        assert run_ok(tmp_path, "import", file, "--db", second) == second_import_line
 
 
-def test_instructions_and_events_come_together(tmp_path: Path, source: str) -> None:
+def test_instructions_and_events_are_exported_together(tmp_path: Path, source: str) -> None:
     (tmp_path / "out.jsonl").write_text(source)
     other = str(tmp_path / "other.db")
-    done = ran(tmp_path, "import", str(tmp_path / "out.jsonl"), "--db", other)
+    done = run_ok(tmp_path, "import", str(tmp_path / "out.jsonl"), "--db", other)
     assert done.splitlines()[-1] == "1 session: 1 event added, 0 already stored"
-    assert ran(tmp_path, "export", "--content", "--db", other).splitlines()[1] == source.splitlines()[-2]
+    assert run_ok(tmp_path, "export", "--content", "--db", other).splitlines()[1] == source.splitlines()[-2]
 
 
-def test_an_export_without_the_flag_holds_no_instruction(tmp_path: Path, source: str) -> None:
-    db = imported(tmp_path, source)
+def test_an_export_without_the_flag_contains_no_instruction(tmp_path: Path, source: str) -> None:
+    db = import_text(tmp_path, source)
     for words, content in (((), "false"), (("--content",), "true")):
-        first, event, last = ran(tmp_path, "export", "--db", db, *words).splitlines()
+        first, event, last = run_ok(tmp_path, "export", "--db", db, *words).splitlines()
         assert re.fullmatch(rf'{{"holdfast_export":1,"content":{content},"exported_at":[0-9.]+}}', first)
         assert '"session_id":"s"' in event
         assert last == '{"end_of_export":true,"sessions":1,"events":1}'
 
 
-def test_instructions_are_content_and_are_exported_as_such_only(tmp_path: Path, source: str) -> None:
-    db, file = imported(tmp_path, source), tmp_path / "out"
-    assert "--content --instructions" in refused(tmp_path, "export", str(file), "--instructions", "--db", db)
+def test_instructions_are_content_and_exported_only_as_such(tmp_path: Path, source: str) -> None:
+    db, file = import_text(tmp_path, source), tmp_path / "out"
+    assert "--content --instructions" in refusal_message(tmp_path, "export", str(file), "--instructions", "--db", db)
     assert not file.exists()
 
 
 def test_no_key_no_token_and_no_stub_is_in_an_export(tmp_path: Path) -> None:
     with address_of("sqlite", tmp_path) as db, served(db, tmp_path) as at:
-        furnish(at)
+        fill_store(at)
         assert at.of_agent("GET", "/boot-stub").status == 200
-        text = exported(tmp_path, db)
+        text = export_file(tmp_path, db)
         stored = Path(db).read_bytes() + Path(f"{db}-wal").read_bytes()
         public, stub = BENS.public_key, "# Agent Boot Stub"
         digests = [row.digest for row in at.client.service.records.all_keys()]
         jti = "the-jti-of-a-wake-token"
-        assert all(one.encode() in stored for one in (jti, public, stub, *digests))
+        assert all(secret.encode() in stored for secret in (jti, public, stub, *digests))
     secrets = [at.ann, at.ben, at.agent_key, *digests, jti, public, stub, DEPLOYMENT_KEY.public_key]
     secrets += [DEPLOYMENT_KEY.secret.hex(), DEPLOYMENT_KEY.secret.decode("latin-1"), "instruction_encoder"]
     for key in (at.ann, at.ben, at.agent_key):
         secrets.append(key.split("_")[-1])
-    assert [one for one in secrets if one in text or json.dumps(one)[1:-1] in text] == []
+    assert [secret for secret in secrets if secret in text or json.dumps(secret)[1:-1] in text] == []
 
 
-def imported(folder: Path, text: str, **more: Any) -> str:
-    """The address of a store with what a text holds."""
+def import_text(folder: Path, text: str, **more: Any) -> str:
+    """The address of a store into which the text was imported."""
     file, db = folder / "told.jsonl", folder / "imported.db"
     file.write_text(text)
-    ran(folder, "import", str(file), "--db", str(db), **more)
+    run_ok(folder, "import", str(file), "--db", str(db), **more)
     return str(db)
 
 
 def test_instructions_of_another_deployment_are_refused_before_anything_is_written(tmp_path: Path, source: str) -> None:
     file, db = tmp_path / "out.jsonl", tmp_path / "other.db"
     file.write_text(source)
-    line = refused(tmp_path, "import", str(file), "--db", str(db), deployment="prod")
+    line = refusal_message(tmp_path, "import", str(file), "--db", str(db), deployment="prod")
     assert "'local'" in line
     assert "'prod'" in line
     assert not db.exists()
 
 
-def test_a_file_that_only_says_to_be_of_this_deployment_is_refused_at_its_records(tmp_path: Path, source: str) -> None:
-    lines = told(source)
+def test_a_file_that_falsely_claims_this_deployment_is_refused_at_its_records(tmp_path: Path, source: str) -> None:
+    lines = export_lines(source)
     lines[0]["deployment"] = "prod"
-    line = refused(tmp_path, "import", written(tmp_path, lines), "--db", str(tmp_path / "other.db"), deployment="prod")
+    line = refusal_message(
+        tmp_path, "import", write_lines(tmp_path, lines), "--db", str(tmp_path / "other.db"), deployment="prod"
+    )
     assert "line 2: it belongs to another deployment; this one is 'prod'" in line
-    assert rows(told(exported(tmp_path, str(tmp_path / "other.db"), deployment="prod")), "unit") == []
+    assert rows(export_lines(export_file(tmp_path, str(tmp_path / "other.db"), deployment="prod")), "unit") == []
 
 
-@pytest.mark.parametrize("kept", ["agent", "unit"])
+@pytest.mark.parametrize("kept_word", ["agent", "unit"])
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_instructions_of_a_deployment_that_is_not_this_one_are_not_exported(
-    tmp_path: Path, kind: str, kept: str
-) -> None:
+def test_instructions_of_another_deployment_are_not_exported(tmp_path: Path, kind: str, kept_word: str) -> None:
     with address_of(kind, tmp_path) as db:
         with served(db, tmp_path, deployment="local-too") as at:
             body = {"fact_uri": "instruction:local-too/shared/x/v1", "content": "X."}
-            done = at.of_agent("PUT", "", {}) if kept == "agent" else at.ask("PUT", "/v1/instruction/units", body)
+            done = at.of_agent("PUT", "", {}) if kept_word == "agent" else at.ask("PUT", "/v1/instruction/units", body)
             assert done.status in (200, 201)
-        line = refused(tmp_path, "export", "--content", "--instructions", "--db", db)
+        line = refusal_message(tmp_path, "export", "--content", "--instructions", "--db", db)
         assert "of deployment 'local-too', but this deployment is 'local'" in line
-        assert ran(tmp_path, "export", "--content", "--db", db).count("\n") == 2
+        assert run_ok(tmp_path, "export", "--content", "--db", db).count("\n") == 2
 
 
-def test_what_is_shared_is_told_at_once_by_those_here_who_list_it(tmp_path: Path, source: str) -> None:
+def test_shared_units_are_served_at_once_to_agents_that_list_them(tmp_path: Path, source: str) -> None:
     file, db = tmp_path / "out.jsonl", str(tmp_path / "other.db")
     file.write_text(source)
     listed = [entry("code-review"), {**entry("etiquette"), "fact_uri": SHARED}]
@@ -279,16 +281,16 @@ def test_what_is_shared_is_told_at_once_by_those_here_who_list_it(tmp_path: Path
         at.write("code-review")
         assert at.publish(listed).status == 200
         assert "etiquette" not in at.recalled("be polite")
-        ran(tmp_path, "import", str(file), "--db", db)
+        run_ok(tmp_path, "import", str(file), "--db", db)
         assert "etiquette" in at.recalled("be polite")
-        # The service measures by itself what is stale, and may have done so already.
+        # The service refreshes stale measurements by itself, and may have done so already.
         report = at.of_agent("GET", "/instruction-manifest/coverage").json
         assert report["stale"] or report["kind"] == "daily"
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "postgres"])
-def test_two_who_import_what_is_shared_at_once_do_not_mix_it(tmp_path: Path, source: str, kind: str) -> None:
-    (unit,) = (one for one in rows(told(source), "unit") if one["uri"] == SHARED)
+def test_two_concurrent_imports_of_shared_units_do_not_mix(tmp_path: Path, source: str, kind: str) -> None:
+    (unit,) = (record for record in rows(export_lines(source), "unit") if record["uri"] == SHARED)
     first = msgspec.convert(unit, UnitVersion)
     other = msgspec.structs.replace(first, uri=SHARED.replace("/v1", "/v2"), version="v2")
     with address_of(kind, tmp_path) as db, closing(open_store(db)) as store:
@@ -298,34 +300,34 @@ def test_two_who_import_what_is_shared_at_once_do_not_mix_it(tmp_path: Path, sou
         assert list(store.instructions.list_owner_records("shared")) == [first]
 
 
-def test_an_owner_that_is_here_already_is_left_alone(tmp_path: Path, source: str) -> None:
+def test_an_owner_that_already_exists_is_not_changed(tmp_path: Path, source: str) -> None:
     db = str(tmp_path / "other.db")
     with served(db, tmp_path) as at:
         at.write("code-review", content="Mine.")
-        before = rows(told(exported(tmp_path, db)), "unit")
+        before = rows(export_lines(export_file(tmp_path, db)), "unit")
     file = tmp_path / "out.jsonl"
     file.write_text(source)
-    assert "3 owners of instructions, 1 of them already stored: 2 records added" in ran(
+    assert "3 owners of instructions, 1 of them already stored: 2 records added" in run_ok(
         tmp_path, "import", str(file), "--db", db
     )
-    after = rows(told(exported(tmp_path, db)), "unit")
-    assert [one for one in after if one["agent_id"] == AGENT] == before
+    after = rows(export_lines(export_file(tmp_path, db)), "unit")
+    assert [record for record in after if record["agent_id"] == AGENT] == before
 
 
-def test_a_name_that_is_anothers_here_is_not_given_twice(tmp_path: Path, source: str) -> None:
+def test_a_name_owned_by_another_agent_is_not_assigned_twice(tmp_path: Path, source: str) -> None:
     db = str(tmp_path / "other.db")
     with served(db, tmp_path) as at:
         at.ask("PUT", "/v1/agents/scout", {})
     file = tmp_path / "out.jsonl"
     file.write_text(source)
-    assert f"of '{AGENT}' belongs to another owner here" in refused(tmp_path, "import", str(file), "--db", db)
-    assert {one["id"] for one in rows(told(exported(tmp_path, db)), "agent")} == {"scout"}
+    assert f"of '{AGENT}' belongs to another owner here" in refusal_message(tmp_path, "import", str(file), "--db", db)
+    assert {record["id"] for record in rows(export_lines(export_file(tmp_path, db)), "agent")} == {"scout"}
 
 
-def test_what_no_key_known_here_has_signed_is_quarantined_until_it_is_known(tmp_path: Path, source: str) -> None:
+def test_units_signed_by_an_unknown_key_are_quarantined_until_it_is_known(tmp_path: Path, source: str) -> None:
     file, db = tmp_path / "out.jsonl", str(tmp_path / "other.db")
     file.write_text(source)
-    done = ran(tmp_path, "import", str(file), "--db", db)
+    done = run_ok(tmp_path, "import", str(file), "--db", db)
     assert "1 unit quarantined: not signed by a key that this deployment knows" in done
     assert "2 approvals left out: not signed by a key that this deployment knows" in done
     with served(db, tmp_path) as at:
@@ -338,19 +340,21 @@ def test_what_no_key_known_here_has_signed_is_quarantined_until_it_is_known(tmp_
         assert "release-notes" in at.recalled("announce a new version")
 
 
-def test_without_the_key_of_the_deployment_nothing_is_told_and_no_key_is_made(tmp_path: Path, source: str) -> None:
+def test_without_the_deployments_key_nothing_is_exported_and_no_key_is_created(tmp_path: Path, source: str) -> None:
     file, db = tmp_path / "out.jsonl", str(tmp_path / "other.db")
     file.write_text(source)
-    assert "8 units quarantined" in ran(tmp_path, "import", str(file), "--db", db, key=None)
+    assert "8 units quarantined" in run_ok(tmp_path, "import", str(file), "--db", db, key=None)
     assert not (Path(home(tmp_path, key=None)) / "instructions.key").exists()
-    units = rows(told(exported(tmp_path, db)), "unit")
-    assert {(one["status"], one["source_trust"], one.get("signed_by")) for one in units} == {("quarantined", 0.0, None)}
+    units = rows(export_lines(export_file(tmp_path, db)), "unit")
+    assert {(record["status"], record["source_trust"], record.get("signed_by")) for record in units} == {
+        ("quarantined", 0.0, None)
+    }
 
 
-def changed(lines: Lines, kind: str, meant: Callable[[Any], bool], **fields: object) -> int:
-    """The number of the first line whose record is meant, with other fields than before."""
+def change_record(lines: Lines, kind: str, matches: Callable[[Any], bool], **fields: object) -> int:
+    """The number of the first line whose record matches, with the given fields changed."""
     for number, line in enumerate(lines, start=1):
-        if line.get("instruction_records") == kind and meant(line["row"]):
+        if line.get("instruction_records") == kind and matches(line["row"]):
             line["row"].update(fields)
             return number
     raise AssertionError
@@ -377,36 +381,36 @@ STRANGER = DeploymentKey(b"s" * 32).sign(unit_message(uri("code-review", "v2"), 
     ],
     ids=["text", "signed by a stranger", "signature", "no signature", "version", "name"],
 )
-def test_a_unit_that_was_changed_on_its_way_is_quarantined(tmp_path: Path, source: str, fields: dict[str, Any]) -> None:
-    lines = told(source)
-    changed(lines, "unit", is_active_review, **fields)
+def test_a_unit_changed_in_transit_is_quarantined(tmp_path: Path, source: str, fields: dict[str, Any]) -> None:
+    lines = export_lines(source)
+    change_record(lines, "unit", is_active_review, **fields)
     db = str(tmp_path / "other.db")
-    assert "2 units quarantined" in ran(tmp_path, "import", written(tmp_path, lines), "--db", db)
+    assert "2 units quarantined" in run_ok(tmp_path, "import", write_lines(tmp_path, lines), "--db", db)
     with served(db, tmp_path) as at:
-        contents = [one["content"] for one in at.recall("review a pull request").json["chunks"]]
+        contents = [chunk["content"] for chunk in at.recall("review a pull request").json["chunks"]]
     assert OTHER not in contents
 
 
-def test_nobody_is_trusted_more_than_a_signature_says(tmp_path: Path, source: str) -> None:
-    lines = told(source)
-    changed(lines, "unit", is_active_review, source_trust=1.0, token_count=0)
-    db = imported(tmp_path, "".join(f"{json.dumps(line)}\n" for line in lines))
-    (unit,) = (one for one in rows(told(exported(tmp_path, db)), "unit") if is_active_review(one))
+def test_no_unit_is_trusted_more_than_its_signature_says(tmp_path: Path, source: str) -> None:
+    lines = export_lines(source)
+    change_record(lines, "unit", is_active_review, source_trust=1.0, token_count=0)
+    db = import_text(tmp_path, "".join(f"{json.dumps(line)}\n" for line in lines))
+    (unit,) = (one for one in rows(export_lines(export_file(tmp_path, db)), "unit") if is_active_review(one))
     assert (unit["status"], unit["source_trust"]) == ("active", 0.9)
     assert unit["token_count"] > 5
 
 
 @pytest.mark.parametrize(("status", "signer"), [("active", BEN), ("quarantined", None)])
-def test_who_has_signed_is_what_the_signature_says_and_a_quarantine_lasts(
+def test_the_signer_is_the_one_in_the_signature_and_a_quarantine_persists(
     tmp_path: Path, source: str, status: str, signer: str | None
 ) -> None:
-    lines, db = told(source), str(tmp_path / "other.db")
-    number = changed(lines, "unit", lambda row: row["name"] == "release-notes", status=status, signed_by=ANN)
+    lines, db = export_lines(source), str(tmp_path / "other.db")
+    number = change_record(lines, "unit", lambda row: row["name"] == "release-notes", status=status, signed_by=ANN)
     assert lines[number - 1]["row"]["signature"]
     with served(db, tmp_path) as at:
         register(at)
-        assert "quarantined" not in ran(tmp_path, "import", written(tmp_path, lines), "--db", db)
-    (unit,) = (one for one in rows(told(exported(tmp_path, db)), "unit") if one["name"] == "release-notes")
+        assert "quarantined" not in run_ok(tmp_path, "import", write_lines(tmp_path, lines), "--db", db)
+    (unit,) = (one for one in rows(export_lines(export_file(tmp_path, db)), "unit") if one["name"] == "release-notes")
     assert (unit["status"], unit["signed_by"]) == (status, signer)
 
 
@@ -482,27 +486,27 @@ WRONG: dict[str, tuple[str, Callable[[Any], bool], dict[str, object], str]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_record_that_cannot_be_is_refused_by_its_line_with_all_of_its_owner(
+def test_an_invalid_record_is_refused_by_its_line_with_all_of_its_owner(
     tmp_path: Path, source: str, wrong: str
 ) -> None:
-    kind, meant, fields, reason = WRONG[wrong]
-    lines, db = told(source), str(tmp_path / "other.db")
-    number = changed(lines, kind, meant, **fields)
+    kind, matches, fields, reason = WRONG[wrong]
+    lines, db = export_lines(source), str(tmp_path / "other.db")
+    number = change_record(lines, kind, matches, **fields)
     if wrong == "two at once":
         number += 1 + next(at for at, line in enumerate(lines[number:]) if is_active_review(line["row"]))
     if wrong == "rules":
         number = 1 + next(at for at, line in enumerate(lines) if "row" in line and "superseded_at" in line["row"])
         number += 1
-    line = refused(tmp_path, "import", written(tmp_path, lines), "--db", db)
+    line = refusal_message(tmp_path, "import", write_lines(tmp_path, lines), "--db", db)
     assert f"line {number}: " in line
     assert reason in line
     assert f"nothing of '{AGENT}' was imported" in line
-    left = told(exported(tmp_path, db))
-    assert [one for one in left if AGENT in json.dumps(one)] == []
-    # What stands before it has come, and the whole file brings the rest.
-    assert [one["uri"] for one in rows(left, "unit")] == [SHARED]
+    remaining = export_lines(export_file(tmp_path, db))
+    assert [one for one in remaining if AGENT in json.dumps(one)] == []
+    # The records before it were imported, and the complete file adds the rest.
+    assert [one["uri"] for one in rows(remaining, "unit")] == [SHARED]
     (tmp_path / "good.jsonl").write_text(source)
-    assert "1 of them already stored" in ran(tmp_path, "import", str(tmp_path / "good.jsonl"), "--db", db)
+    assert "1 of them already stored" in run_ok(tmp_path, "import", str(tmp_path / "good.jsonl"), "--db", db)
 
 
 AGENT_LINE = '{"instruction_records":"agent","row":{"id":"a","deployment":"local","created_at":1}}\n'
@@ -543,22 +547,20 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_whatever_stands_in_a_file_ends_in_one_line(tmp_path: Path, name: str) -> None:
+def test_arbitrary_file_content_ends_in_one_line(tmp_path: Path, name: str) -> None:
     text, reason = HOSTILE[name]
     db = str(tmp_path / "other.db")
-    line = refused(tmp_path, "import", written(tmp_path, [text]), "--db", db)
+    line = refusal_message(tmp_path, "import", write_lines(tmp_path, [text]), "--db", db)
     assert reason in line
     assert len(line) < 500
     if Path(db).exists():
-        whole = {"apart": ["a", "b"], "count": ["a"], "behind": ["a"]}
-        assert [one["id"] for one in rows(told(exported(tmp_path, db)), "agent")] == whole.get(name, [])
+        pages = {"apart": ["a", "b"], "count": ["a"], "behind": ["a"]}
+        assert [one["id"] for one in rows(export_lines(export_file(tmp_path, db)), "agent")] == pages.get(name, [])
 
 
 @pytest.mark.parametrize(("depth", "status"), [(30, 0), (40, 1), (700, 1), (5000, 1)])
-def test_no_record_has_more_parts_within_parts_than_whoever_reads_it_can_follow(
-    tmp_path: Path, depth: int, status: int
-) -> None:
-    file = written(tmp_path, [HEADER + AGENT_LINE + AUDIT % ("[" * depth + "]" * depth) + END % 2])
+def test_records_nested_too_deeply_are_refused(tmp_path: Path, depth: int, status: int) -> None:
+    file = write_lines(tmp_path, [HEADER + AGENT_LINE + AUDIT % ("[" * depth + "]" * depth) + END % 2])
     done = run(tmp_path, "import", file, "--db", str(tmp_path / "other.db"))
     assert (done.returncode, done.stderr.count("\n")) == (status, status)
     assert ("line 3" in done.stderr) is bool(status)
@@ -572,36 +574,36 @@ any_json = st.recursive(values, lambda some: st.lists(some, max_size=2) | st.dic
 
 @settings(max_examples=60)
 @given(st.data())
-def test_any_value_in_place_of_another_is_taken_or_refused_in_one_line(
+def test_any_replaced_value_is_accepted_or_refused_in_one_line(
     tmp_path_factory: pytest.TempPathFactory, source: str, data: st.DataObject
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
-    lines = told(source)
+    lines = export_lines(source)
     row = data.draw(st.sampled_from([line["row"] for line in lines if "row" in line]))
     row[data.draw(st.sampled_from(sorted(row)))] = data.draw(any_json)
-    done = run(folder, "import", written(folder, lines), "--db", str(folder / "other.db"))
+    done = run(folder, "import", write_lines(folder, lines), "--db", str(folder / "other.db"))
     assert (done.returncode, done.stderr.count("\n")) in ((0, 0), (1, 1)), done.stderr
-    again = told(exported(folder, str(folder / "other.db")))
+    again = export_lines(export_file(folder, str(folder / "other.db")))
     assert again[-1].get("instruction_records", 0) == len([line for line in again if "row" in line])
 
 
-def test_a_store_that_keeps_no_instructions_is_refused(tmp_path: Path, source: str) -> None:
+def test_a_store_without_instructions_support_is_refused(tmp_path: Path, source: str) -> None:
     (tmp_path / "out.jsonl").write_text(source)
-    line = refused(tmp_path, "import", str(tmp_path / "out.jsonl"), "--db", "memory:")
+    line = refusal_message(tmp_path, "import", str(tmp_path / "out.jsonl"), "--db", "memory:")
     assert "SQLite file or PostgreSQL" in line
 
 
-def test_records_are_read_page_by_page_and_none_is_lost(
+def test_records_are_read_page_by_page_without_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    db = imported(tmp_path, source)
+    db = import_text(tmp_path, source)
     monkeypatch.setattr("holdfast.stores.instructions.transfer.PAGE_RECORDS", 1)
-    assert rows(told(exported(tmp_path, db)), "audit") == rows(told(source), "audit")
-    assert len(rows(told(source), "audit")) > 1
+    assert rows(export_lines(export_file(tmp_path, db)), "audit") == rows(export_lines(source), "audit")
+    assert len(rows(export_lines(source), "audit")) > 1
 
 
 @pytest.mark.parametrize("words", [("export", "--content", "--instructions"), ("import", "FILE")])
-def test_without_its_package_the_command_says_how_to_get_it(
+def test_without_its_package_the_command_says_how_to_install_it(
     tmp_path: Path, source: str, words: tuple[str, ...]
 ) -> None:
     (tmp_path / "FILE").write_text(source)
@@ -609,10 +611,11 @@ def test_without_its_package_the_command_says_how_to_get_it(
         "import sys; sys.modules['cryptography'] = None\nfrom holdfast.cli.main import main\n"
         f"sys.argv[1:] = ['db', *{words!r}]\nmain()"
     )
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ, cwd=tmp_path
     )
-    assert ended.returncode == 1
+    assert completed.returncode == 1
     assert (
-        ended.stderr == "holdfast: instructions need an extra package: pip install 'holdfast-context[instructions]'\n"
+        completed.stderr
+        == "holdfast: instructions need an extra package: pip install 'holdfast-context[instructions]'\n"
     )

@@ -1,4 +1,4 @@
-"""`holdfast diff`: where one request leaves the prefix of another, and what that costs."""
+"""`holdfast diff`: where one request diverges from the prefix of another, and the cost of that."""
 
 import json
 from decimal import Decimal
@@ -23,27 +23,32 @@ def diff(folder: Path, before: object, after: object, *more: str) -> tuple[int, 
     return result.exit_code, json.loads(result.output)
 
 
-def grown(body: dict[str, Any], name: str, *more: object) -> dict[str, Any]:
+def appended_body(body: dict[str, Any], name: str, *more: object) -> dict[str, Any]:
     return changed(body, name, to=[*body[name], *more])
 
 
 @pytest.mark.parametrize(
-    ("body", "grown_body"),
+    ("body", "appended"),
     [
-        (ANTHROPIC, grown(ANTHROPIC, "messages", {"role": "assistant", "content": "An answer."})),
-        (CHAT, grown(CHAT, "messages", {"role": "assistant", "content": "An answer."})),
-        (RESPONSES, grown(RESPONSES, "input", {"role": "user", "content": "More."})),
-        (GEMINI, grown(GEMINI, "contents", {"role": "model", "parts": [{"text": "An answer."}]})),
+        (ANTHROPIC, appended_body(ANTHROPIC, "messages", {"role": "assistant", "content": "An answer."})),
+        (CHAT, appended_body(CHAT, "messages", {"role": "assistant", "content": "An answer."})),
+        (RESPONSES, appended_body(RESPONSES, "input", {"role": "user", "content": "More."})),
+        (GEMINI, appended_body(GEMINI, "contents", {"role": "model", "parts": [{"text": "An answer."}]})),
     ],
 )
-def test_a_request_that_begins_with_the_other_holds_and_ends_with_0(
-    tmp_path: Path, body: dict[str, Any], grown_body: dict[str, Any]
+def test_an_appended_request_has_no_break_and_ends_with_0(
+    tmp_path: Path, body: dict[str, Any], appended: dict[str, Any]
 ) -> None:
-    told = ("--model", GEMINI_MODEL) if body is GEMINI else ()
-    for after in (body, grown_body):
-        status, found = diff(tmp_path, body, after, *told)
-        assert (status, found["is_prefix_unchanged"], found["difference"], found["tokens_lost"]) == (0, True, None, 0)
-        assert found["tokens_read"] == found["tokens_before"] > 0
+    options = ("--model", GEMINI_MODEL) if body is GEMINI else ()
+    for after in (body, appended):
+        status, report = diff(tmp_path, body, after, *options)
+        assert (status, report["is_prefix_unchanged"], report["difference"], report["tokens_lost"]) == (
+            0,
+            True,
+            None,
+            0,
+        )
+        assert report["tokens_read"] == report["tokens_before"] > 0
 
 
 @pytest.mark.parametrize(
@@ -64,14 +69,14 @@ def test_a_request_that_begins_with_the_other_holds_and_ends_with_0(
 def test_a_changed_block_is_named_by_its_path_and_ends_with_1(
     tmp_path: Path, before: dict[str, Any], path: tuple[str | int, ...], to: str, named: str
 ) -> None:
-    told = ("--model", GEMINI_MODEL) if before is GEMINI else ()
-    status, found = diff(tmp_path, before, changed(before, *path, to=to), *told)
+    options = ("--model", GEMINI_MODEL) if before is GEMINI else ()
+    status, report = diff(tmp_path, before, changed(before, *path, to=to), *options)
     assert status == 1
-    assert found["difference"]["path"] == named
-    assert not found["is_prefix_unchanged"]
+    assert report["difference"]["path"] == named
+    assert not report["is_prefix_unchanged"]
 
 
-def test_the_difference_is_shown_cut_around_itself(tmp_path: Path) -> None:
+def test_the_difference_is_shown_with_its_surroundings(tmp_path: Path) -> None:
     text = f"{'so ' * 3000}It is 10:01.\n{'and ' * 3000}"
     before = changed(ANTHROPIC, "system", 0, "text", to=text)
     after = changed(ANTHROPIC, "system", 0, "text", to=text.replace("10:01", "10:02"))
@@ -86,18 +91,18 @@ def test_the_difference_is_shown_cut_around_itself(tmp_path: Path) -> None:
     assert "tools: still cached\nsystem: lost\nmessages: lost\n" in result.stdout
 
 
-def test_the_byte_is_the_first_that_differs_in_what_the_provider_hashes() -> None:
-    one = parse_request(json.dumps(ANTHROPIC).encode())
+def test_the_byte_is_the_first_cacheable_one_that_differs() -> None:
+    request = parse_request(json.dumps(ANTHROPIC).encode())
     two = parse_request(json.dumps(changed(ANTHROPIC, "messages", 2, "content", 0, "text", to="A query.")).encode())
-    moved = compare_requests(one, two, None).difference
+    moved = compare_requests(request, two, None).difference
     assert moved is not None
-    assert one.buffer.cacheable_bytes()[moved.byte :].startswith(b'stion."')
+    assert request.buffer.cacheable_bytes()[moved.byte :].startswith(b'stion."')
     assert two.buffer.cacheable_bytes()[moved.byte :].startswith(b'ry."')
 
 
-def test_marks_spaces_and_the_short_form_of_text_are_no_difference(tmp_path: Path) -> None:
-    marked = changed(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral", "ttl": "1h"})
-    short = changed(marked, "messages", 2, "content", to="A question.")
+def test_breakpoints_whitespace_and_short_text_forms_are_no_difference(tmp_path: Path) -> None:
+    with_breakpoint = changed(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral", "ttl": "1h"})
+    short = changed(with_breakpoint, "messages", 2, "content", to="A question.")
     spaced = tmp_path / "b.json"
     spaced.write_text(json.dumps(short, indent=4))
     assert enter("diff", plant(tmp_path, "a.json", ANTHROPIC), str(spaced)).returncode == 0
@@ -115,73 +120,73 @@ def test_marks_spaces_and_the_short_form_of_text_are_no_difference(tmp_path: Pat
         (GEMINI, "toolConfig", {"functionCallingConfig": {"mode": "ANY"}}, "tool_config", []),
     ],
 )
-def test_a_changed_parameter_keeps_the_tiers_in_front_of_what_it_invalidates(
+def test_a_changed_parameter_keeps_the_tiers_before_the_one_it_invalidates(
     tmp_path: Path, before: dict[str, Any], name: str, value: object, parameter: str, surviving: list[str]
 ) -> None:
-    told = ("--model", GEMINI_MODEL) if before is GEMINI else ()
-    status, found = diff(tmp_path, before, changed(before, name, to=value), *told)
+    options = ("--model", GEMINI_MODEL) if before is GEMINI else ()
+    status, report = diff(tmp_path, before, changed(before, name, to=value), *options)
     assert status == 1
-    assert found["difference"] is None
-    assert [one["name"] for one in found["parameters"]] == [parameter]
+    assert report["difference"] is None
+    assert [entry["name"] for entry in report["parameters"]] == [parameter]
     assert [
-        section["section"] for section in found["sections"] if section["blocks_unchanged"] == section["blocks"]
+        section["section"] for section in report["sections"] if section["blocks_unchanged"] == section["blocks"]
     ] == surviving
 
 
-def test_a_first_image_loses_the_messages_even_where_it_is_appended(tmp_path: Path) -> None:
-    after = grown(ANTHROPIC, "messages", {"role": "user", "content": [IMAGE]})
-    status, found = diff(tmp_path, ANTHROPIC, after)
+def test_a_first_image_invalidates_the_messages_even_if_appended(tmp_path: Path) -> None:
+    after = appended_body(ANTHROPIC, "messages", {"role": "user", "content": [IMAGE]})
+    status, report = diff(tmp_path, ANTHROPIC, after)
     assert status == 1
-    assert found["parameters"] == [{"name": "images", "first_lost_section": "messages"}]
+    assert report["parameters"] == [{"name": "images", "first_lost_section": "messages"}]
 
 
-def test_another_limit_on_the_output_is_no_difference(tmp_path: Path) -> None:
+def test_another_output_limit_is_no_difference(tmp_path: Path) -> None:
     status, _ = diff(tmp_path, ANTHROPIC, changed(ANTHROPIC, "max_tokens", to=7))
     assert status == 0
 
 
-def test_a_prompt_that_was_cut_short_breaks_where_it_ends(tmp_path: Path) -> None:
-    status, found = diff(tmp_path, ANTHROPIC, changed(ANTHROPIC, "messages", to=ANTHROPIC["messages"][:1]))
+def test_a_shortened_prompt_breaks_where_it_ends(tmp_path: Path) -> None:
+    status, report = diff(tmp_path, ANTHROPIC, changed(ANTHROPIC, "messages", to=ANTHROPIC["messages"][:1]))
     assert status == 1
-    assert (found["difference"]["path"], found["difference"]["path_after"]) == ("messages.1.content.0", None)
+    assert (report["difference"]["path"], report["difference"]["path_after"]) == ("messages.1.content.0", None)
 
 
-def test_what_is_lost_is_what_lies_behind_the_last_mark_before_the_break(tmp_path: Path) -> None:
-    marked = changed(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral"})
-    _, found = diff(tmp_path, marked, changed(marked, "messages", 0, "content", to="Hallo."))
-    request = parse_request(json.dumps(marked).encode())
-    assert found["tokens_before"] == request.buffer.tokens_total
-    assert found["tokens_read"] == sum(request.buffer.tokens[:2])
+def test_the_loss_is_the_tokens_after_the_last_breakpoint_before_the_break(tmp_path: Path) -> None:
+    with_breakpoint = changed(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral"})
+    _, report = diff(tmp_path, with_breakpoint, changed(with_breakpoint, "messages", 0, "content", to="Hallo."))
+    request = parse_request(json.dumps(with_breakpoint).encode())
+    assert report["tokens_before"] == request.buffer.tokens_total
+    assert report["tokens_read"] == sum(request.buffer.tokens[:2])
     # Five-minute writes at 2.50 dollars a million, reads at 0.10.
-    assert Decimal(found["lost_usd"]) == found["tokens_lost"] * Decimal("2.40") / 1_000_000
+    assert Decimal(report["lost_usd"]) == report["tokens_lost"] * Decimal("2.40") / 1_000_000
 
 
-def test_in_gemini_another_system_instruction_loses_the_tools_too(tmp_path: Path) -> None:
+def test_in_gemini_another_system_instruction_invalidates_the_tools_too(tmp_path: Path) -> None:
     tools = [{"functionDeclarations": [{"name": "read", "description": "x", "parametersJsonSchema": {}}]}]
     before = changed(GEMINI, "tools", to=tools)
     after = changed(before, "systemInstruction", "parts", 0, "text", to="Other")
-    _, found = diff(tmp_path, before, after, "--model", GEMINI_MODEL)
-    assert [section["blocks_unchanged"] for section in found["sections"]] == [0, 0, 0]
+    _, report = diff(tmp_path, before, after, "--model", GEMINI_MODEL)
+    assert [section["blocks_unchanged"] for section in report["sections"]] == [0, 0, 0]
 
 
-def test_below_the_floor_nothing_is_lost_and_that_is_said(tmp_path: Path) -> None:
+def test_below_the_floor_nothing_is_lost_and_the_output_says_so(tmp_path: Path) -> None:
     short = changed(changed(ANTHROPIC, "system", 0, "text", to="Brief."), "tools", to=[])
-    status, found = diff(tmp_path, short, changed(short, "system", 0, "text", to="Long."))
-    assert (status, found["tokens_lost"]) == (1, 0)
-    assert "below the floor of 512" in found["notes"][0]
+    status, report = diff(tmp_path, short, changed(short, "system", 0, "text", to="Long."))
+    assert (status, report["tokens_lost"]) == (1, 0)
+    assert "below the floor of 512" in report["notes"][0]
 
 
-def test_a_request_without_marks_says_whose_marks_the_figures_are_for(tmp_path: Path) -> None:
-    unmarked = changed(ANTHROPIC, "messages", 2, "content", to="A question.")
-    _, found = diff(tmp_path, unmarked, unmarked)
-    assert "has no breakpoint" in found["notes"][0]
+def test_a_request_without_breakpoints_says_which_breakpoints_are_assumed(tmp_path: Path) -> None:
+    without_breakpoints = changed(ANTHROPIC, "messages", 2, "content", to="A question.")
+    _, report = diff(tmp_path, without_breakpoints, without_breakpoints)
+    assert "has no breakpoint" in report["notes"][0]
 
 
-def test_a_model_nobody_knows_has_no_price(tmp_path: Path) -> None:
+def test_an_unknown_model_has_no_price(tmp_path: Path) -> None:
     before = changed(ANTHROPIC, "model", to="claude-unheard-of")
-    status, found = diff(tmp_path, before, changed(before, "system", 0, "text", to="Other"))
-    assert (status, found["lost_usd"]) == (1, None)
-    assert "does not know anthropic:claude-unheard-of" in found["notes"][0]
+    status, report = diff(tmp_path, before, changed(before, "system", 0, "text", to="Other"))
+    assert (status, report["lost_usd"]) == (1, None)
+    assert "does not know anthropic:claude-unheard-of" in report["notes"][0]
 
 
 def test_requests_to_two_providers_are_refused(tmp_path: Path) -> None:

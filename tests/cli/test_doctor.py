@@ -1,4 +1,4 @@
-"""`holdfast doctor`: what makes a prompt differ from run to run, in a function and in a request file."""
+"""`holdfast doctor`: what makes a prompt differ between runs, in a function and in a request file."""
 
 import contextlib
 import json
@@ -200,7 +200,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def doctor(folder: Path, function: str, *, runs: int = 2, **environ: str) -> tuple[int, dict[str, Any]]:
-    """What is found in few runs: each is a process, and the orders of sets that are tried follow from their number."""
+    """The findings with few runs: each run is a process, and their number determines the set orders that are tried."""
     words = ["doctor", f"prompts:{function}", "--json", "--runs", str(runs)]
     with contextlib.chdir(folder):
         result = CliRunner().invoke(command, words, env=environ)
@@ -212,10 +212,10 @@ def doctor(folder: Path, function: str, *, runs: int = 2, **environ: str) -> tup
     "function",
     ["stable", "as_bytes", "awaited", "sorted_well", "same_day", "own_kind_of_moment", "relative_file", "prints"],
 )
-def test_a_function_that_depends_on_nothing_is_stable(folder: Path, function: str) -> None:
-    status, found = doctor(folder, function)
-    assert (status, found["findings"]) == (0, [])
-    assert found["runs"] > 8
+def test_a_function_without_dependencies_is_stable(folder: Path, function: str) -> None:
+    status, report = doctor(folder, function)
+    assert (status, report["findings"]) == (0, [])
+    assert report["runs"] > 8
 
 
 @pytest.mark.parametrize(
@@ -242,26 +242,28 @@ def test_a_function_that_depends_on_nothing_is_stable(folder: Path, function: st
         ("process", "something else", 10),
     ],
 )
-def test_the_first_unstable_place_and_its_cause_are_named(folder: Path, function: str, cause: str, byte: int) -> None:
-    status, found = doctor(folder, function)
+def test_the_first_unstable_position_and_its_cause_are_named(
+    folder: Path, function: str, cause: str, byte: int
+) -> None:
+    status, report = doctor(folder, function)
     assert status == 1
-    assert [finding["cause"] for finding in found["findings"]] == [cause]
-    assert byte <= found["findings"][0]["byte"] <= byte + 20
+    assert [finding["cause"] for finding in report["findings"]] == [cause]
+    assert byte <= report["findings"][0]["byte"] <= byte + 20
 
 
-def test_local_time_depends_on_the_clock_and_behind_that_on_the_zone(folder: Path) -> None:
-    _, found = doctor(folder, "now")
-    assert [finding["cause"] for finding in found["findings"]] == ["clock", "time zone"]
+def test_local_time_depends_on_the_clock_and_then_on_the_time_zone(folder: Path) -> None:
+    _, report = doctor(folder, "now")
+    assert [finding["cause"] for finding in report["findings"]] == ["clock", "time zone"]
 
 
-def test_a_place_in_a_body_is_named_by_its_path(folder: Path) -> None:
-    _, found = doctor(folder, "epoch")
-    assert found["findings"][0]["path"] == "messages.0.content"
+def test_a_position_in_a_body_is_named_by_its_path(folder: Path) -> None:
+    _, report = doctor(folder, "epoch")
+    assert report["findings"][0]["path"] == "messages.0.content"
 
 
-def test_members_in_the_order_of_a_set_are_told_from_other_sets(folder: Path) -> None:
-    _, found = doctor(folder, "unsorted_keys")
-    assert [(finding["cause"], finding["path"]) for finding in found["findings"]] == [("unsorted JSON keys", "prices")]
+def test_members_in_set_order_are_distinguished_from_other_sets(folder: Path) -> None:
+    _, report = doctor(folder, "unsorted_keys")
+    assert [(finding["cause"], finding["path"]) for finding in report["findings"]] == [("unsorted JSON keys", "prices")]
 
 
 def test_the_variable_is_named_and_its_value_is_not_shown(folder: Path) -> None:
@@ -272,18 +274,18 @@ def test_the_variable_is_named_and_its_value_is_not_shown(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("function", ["key_beside_something_unique", "raises_with_a_key"])
-def test_a_value_that_stands_beside_something_unstable_or_in_an_error_is_hidden(folder: Path, function: str) -> None:
+def test_a_value_near_an_unstable_one_or_in_an_error_is_hidden(folder: Path, function: str) -> None:
     result = enter("doctor", f"prompts:{function}", cwd=folder, SECRET_PLACE="hunter2-street")
     assert "**************" in result.stdout + result.stderr
     assert "hunter2" not in result.stdout + result.stderr
 
 
-def test_a_variable_that_must_be_a_number_is_changed_into_another_number(folder: Path) -> None:
-    _, found = doctor(folder, "numbered", BUILD="41")
-    assert [(finding["cause"], finding["detail"]) for finding in found["findings"]] == [("environment", "BUILD")]
+def test_a_numeric_variable_is_changed_into_another_number(folder: Path) -> None:
+    _, report = doctor(folder, "numbered", BUILD="41")
+    assert [(finding["cause"], finding["detail"]) for finding in report["findings"]] == [("environment", "BUILD")]
 
 
-def test_a_variable_that_is_read_and_not_written_out_is_no_cause(folder: Path) -> None:
+def test_a_variable_that_is_read_but_not_rendered_is_no_cause(folder: Path) -> None:
     status, _ = doctor(folder, "unneeded", SECRET_PLACE="here")
     assert status == 0
 
@@ -296,24 +298,24 @@ def test_a_variable_that_is_read_and_not_written_out_is_no_cause(folder: Path) -
         ("unique_then_clock", ["random", "clock", "time zone"]),
     ],
 )
-def test_what_differs_of_itself_is_blamed_on_nothing_and_hides_only_what_stands_behind(
+def test_inherent_differences_have_no_cause_and_hide_only_what_follows(
     folder: Path, function: str, causes: list[str]
 ) -> None:
-    _, found = doctor(folder, function)
-    assert [finding["cause"] for finding in found["findings"]] == causes
+    _, report = doctor(folder, function)
+    assert [finding["cause"] for finding in report["findings"]] == causes
 
 
-def test_a_function_that_fails_in_another_world_is_unstable(folder: Path) -> None:
-    status, found = doctor(folder, "raises_on_another_day")
+def test_a_function_that_fails_under_a_perturbation_is_unstable(folder: Path) -> None:
+    status, report = doctor(folder, "raises_on_another_day")
     assert status == 1
-    assert found["findings"][0]["cause"] == "clock"
-    assert found["findings"][0]["detail"] == "it fails when this is changed: RuntimeError: too late"
+    assert report["findings"][0]["cause"] == "clock"
+    assert report["findings"][0]["detail"] == "it fails when this is changed: RuntimeError: too late"
 
 
-def test_a_function_that_bears_no_changed_clock_is_looked_at_without_one(folder: Path) -> None:
-    status, found = doctor(folder, "bears_no_other_clock")
+def test_a_function_that_fails_with_a_changed_clock_is_tested_without_one(folder: Path) -> None:
+    status, report = doctor(folder, "bears_no_other_clock")
     assert status == 0
-    assert "fails under a changed clock" in found["notes"][0]
+    assert "fails under a changed clock" in report["notes"][0]
 
 
 @pytest.mark.parametrize(
@@ -334,7 +336,7 @@ def test_a_function_that_bears_no_changed_clock_is_looked_at_without_one(folder:
         ("no_such_file.json", "no_such_file.json: No such file or directory"),
     ],
 )
-def test_what_cannot_be_run_is_one_line_and_ends_with_2(folder: Path, target: str, reason: str) -> None:
+def test_a_function_that_cannot_run_is_one_line_and_ends_with_2(folder: Path, target: str, reason: str) -> None:
     result = enter("doctor", "--", target, cwd=folder)
     assert result.returncode == 2
     assert result.stdout == ""
@@ -342,7 +344,7 @@ def test_what_cannot_be_run_is_one_line_and_ends_with_2(folder: Path, target: st
     assert result.stderr.count("\n") == 1
 
 
-def test_a_function_that_takes_too_long_is_ended(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_function_that_takes_too_long_is_stopped(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     with pytest.raises(UserError, match=r"prompts:hangs: it took more than 0\.5 seconds"):
         diagnose_target(TargetRunner("prompts:hangs", os.environ, seconds_max=0.5), runs=2)
@@ -354,14 +356,14 @@ def test_more_runs_try_more_orders(folder: Path) -> None:
 
 
 def test_the_table_shows_both_readings_and_says_what_to_do(folder: Path) -> None:
-    shown = enter("doctor", "prompts:unique", cwd=folder).stdout
-    assert shown.startswith("prompts:unique is unstable: ")
-    assert "random: it contains a uuid or another random value; create it once per session" in shown
-    assert shown.count("Be brief. Session ") == 2
+    output = enter("doctor", "prompts:unique", cwd=folder).stdout
+    assert output.startswith("prompts:unique is unstable: ")
+    assert "random: it contains a uuid or another random value; create it once per session" in output
+    assert output.count("Be brief. Session ") == 2
 
 
 @pytest.mark.parametrize(
-    ("text", "what", "shown"),
+    ("text", "kind", "expected"),
     [
         ("Today is a good day.", "words for now", "Today is"),
         ("Since 2026-11-16 we", "a date", "2026-11-16"),
@@ -377,53 +379,53 @@ def test_the_table_shows_both_readings_and_says_what_to_do(folder: Path) -> None
         ("<Thing at 0x7f3a5c1d2e30>", "an object's address", "at 0x7f3a5c1d2e30"),
     ],
 )
-def test_a_volatile_looking_string_in_a_file_is_named_with_its_place(
-    tmp_path: Path, text: str, what: str, shown: str
+def test_a_volatile_looking_string_in_a_file_is_named_with_its_path(
+    tmp_path: Path, text: str, kind: str, expected: str
 ) -> None:
     body = changed(ANTHROPIC, "system", 0, "text", to=f"{ANTHROPIC['system'][0]['text']} {text}")
     result = enter("doctor", plant(tmp_path, "request.json", body), "--json")
     assert result.returncode == 1
-    (found,) = json.loads(result.stdout)["volatile"]
-    assert (found["kind"], found["excerpt"], found["path"]) == (what, shown, "system.0")
+    (report,) = json.loads(result.stdout)["volatile"]
+    assert (report["kind"], report["excerpt"], report["path"]) == (kind, expected, "system.0")
     request = parse_request(json.dumps(body).encode())
-    assert request.buffer.cacheable_bytes()[found["byte"] :].startswith(shown.encode())
-    assert found["rewritten_tokens"] == request.buffer.tokens_total
+    assert request.buffer.cacheable_bytes()[report["byte"] :].startswith(expected.encode())
+    assert report["rewritten_tokens"] == request.buffer.tokens_total
 
 
 @pytest.mark.parametrize(
     "text", ["version 1.2.3 and 12345678901", "the year 2026", "deadbeefdeadbeef", "a ratio of 1:30", "v1700000000.5"]
 )
-def test_text_that_only_resembles_something_volatile_is_left_alone(text: str) -> None:
+def test_text_that_only_resembles_volatile_text_is_ignored(text: str) -> None:
     body = changed(ANTHROPIC, "system", 0, "text", to=text)
     assert find_volatile_strings(parse_request(json.dumps(body).encode()), None) == ()
 
 
-def test_tools_and_the_first_message_are_looked_at_and_later_ones_are_not() -> None:
+def test_tools_and_the_first_message_are_checked_and_later_messages_are_not() -> None:
     body = changed(CHAT, "messages", 1, "content", to="On 2026-11-16?")
     body = changed(body, "messages", 3, "content", 0, "text", to="On 2026-11-17?")
     tool = {"type": "function", "function": {"name": "f", "description": "of 2026-11-15", "parameters": {}}}
-    found = find_volatile_strings(parse_request(json.dumps(changed(body, "tools", to=[tool])).encode()), None)
-    assert [one.path for one in found] == ["tools.0", "messages.1.content"]
+    report = find_volatile_strings(parse_request(json.dumps(changed(body, "tools", to=[tool])).encode()), None)
+    assert [finding.path for finding in report] == ["tools.0", "messages.1.content"]
 
 
-def test_pictures_and_sealed_thinking_are_not_looked_at() -> None:
+def test_images_and_signed_thinking_are_not_checked() -> None:
     source = {"type": "base64", "media_type": "image/png", "data": "9f86d081884c7d659f86d081884c7d65"}
     body = changed(ANTHROPIC, "messages", 0, "content", to=[{"type": "image", "source": source}])
     assert find_volatile_strings(parse_request(json.dumps(body).encode()), None) == ()
 
 
-def test_a_file_without_anything_volatile_ends_with_0_and_says_so(tmp_path: Path) -> None:
+def test_a_file_without_volatile_text_ends_with_0_and_says_so(tmp_path: Path) -> None:
     result = start("doctor", plant(tmp_path, "request.json", ANTHROPIC))
     assert (result.returncode, result.stdout.count("\n")) == (0, 1)
     assert "looks likely to change" in result.stdout
 
 
-def test_a_file_with_something_volatile_says_what_it_costs(tmp_path: Path) -> None:
+def test_a_file_with_volatile_text_shows_its_cost(tmp_path: Path) -> None:
     body = changed(ANTHROPIC, "system", 0, "text", to=f"Today is Monday. {ANTHROPIC['system'][0]['text']}")
-    shown = enter("doctor", plant(tmp_path, "request.json", body)).stdout
-    assert "system.0, byte " in shown
-    assert "words for now: Today is\n  if it differs in the next request, " in shown
-    assert "tokens (estimated) must be written again, for $0." in shown
+    output = enter("doctor", plant(tmp_path, "request.json", body)).stdout
+    assert "system.0, byte " in output
+    assert "words for now: Today is\n  if it differs in the next request, " in output
+    assert "tokens (estimated) must be written again, for $0." in output
 
 
 @pytest.mark.parametrize(
@@ -449,6 +451,6 @@ def test_text_that_is_json_has_a_path_and_other_text_has_none() -> None:
     assert first_difference("text", b"one", b"one") is None
 
 
-def test_a_word_begins_where_its_number_or_address_does() -> None:
+def test_a_difference_starts_at_the_beginning_of_a_number_or_address() -> None:
     assert word_start(b"at 0x7f12 ", 8) == 3
     assert word_start(b"at 12:30", 3) == 3

@@ -1,4 +1,4 @@
-"""`holdfast explain`: the blocks and marks of a request, and what a change of each block would cost."""
+"""`holdfast explain`: the blocks and breakpoints of a request, and the cost of a change to each block."""
 
 import json
 import os
@@ -26,13 +26,13 @@ from holdfast.types.json_encoding import sha256_hex
 def explain(folder: Path, body: object, *more: str) -> dict[str, Any]:
     result = CliRunner().invoke(command, ["explain", plant(folder, "request.json", body), "--json", *more])
     assert result.exit_code == 0, result.output
-    found: dict[str, Any] = json.loads(result.output)
-    return found
+    report: dict[str, Any] = json.loads(result.output)
+    return report
 
 
-def test_every_block_is_listed_with_its_place_tokens_and_digest(tmp_path: Path) -> None:
-    found = explain(tmp_path, ANTHROPIC)
-    assert [(block["path"], block["section"], block["stability"]) for block in found["blocks"]] == [
+def test_every_block_is_listed_with_its_section_tokens_and_digest(tmp_path: Path) -> None:
+    report = explain(tmp_path, ANTHROPIC)
+    assert [(block["path"], block["section"], block["stability"]) for block in report["blocks"]] == [
         ("tools.0", "tools", "frozen"),
         ("system.0", "system", "epoch"),
         ("messages.0.content", "messages", "growing"),
@@ -41,12 +41,12 @@ def test_every_block_is_listed_with_its_place_tokens_and_digest(tmp_path: Path) 
         ("messages.2.content.0", "messages", "growing"),
     ]
     request = parse_request(json.dumps(ANTHROPIC).encode())
-    assert [block["tokens"] for block in found["blocks"]] == request.buffer.tokens
-    assert found["blocks"][1]["digest"] == sha256_hex(request.buffer.blocks[1].data)[:12]
-    assert found["tokens"] == sum(request.buffer.tokens)
+    assert [block["tokens"] for block in report["blocks"]] == request.buffer.tokens
+    assert report["blocks"][1]["digest"] == sha256_hex(request.buffer.blocks[1].data)[:12]
+    assert report["tokens"] == sum(request.buffer.tokens)
 
 
-def test_the_table_says_that_counts_are_estimates_and_what_told_the_provider(tmp_path: Path) -> None:
+def test_the_table_says_that_counts_are_estimates_and_how_the_provider_was_recognised(tmp_path: Path) -> None:
     result = start("explain", plant(tmp_path, "request.json", ANTHROPIC))
     assert result.returncode == 0
     lines = result.stdout.splitlines()
@@ -55,11 +55,11 @@ def test_the_table_says_that_counts_are_estimates_and_what_told_the_provider(tmp
     assert any(line.startswith("messages.2.content.0") and "yours" in line for line in lines)
 
 
-def test_the_callers_marks_are_theirs_and_ours_have_reasons_and_savings(tmp_path: Path) -> None:
-    found = explain(tmp_path, ANTHROPIC)
-    assert [(mark["path"], mark["reason"]) for mark in found["breakpoints"]] == [("messages.2.content.0", "yours")]
-    planned = {mark["path"]: mark for mark in found["planned_breakpoints"]}
-    assert {path: mark["reason"] for path, mark in planned.items()} == {
+def test_the_callers_breakpoints_are_listed_and_ours_have_reasons_and_savings(tmp_path: Path) -> None:
+    report = explain(tmp_path, ANTHROPIC)
+    assert [(point["path"], point["reason"]) for point in report["breakpoints"]] == [("messages.2.content.0", "yours")]
+    planned = {point["path"]: point for point in report["planned_breakpoints"]}
+    assert {path: point["reason"] for path, point in planned.items()} == {
         "tools.0": "end of the tools",
         "system.0": "end of the stable system prompt",
     }
@@ -68,41 +68,41 @@ def test_the_callers_marks_are_theirs_and_ours_have_reasons_and_savings(tmp_path
     assert Decimal(system["saving_usd"]) == system["prefix_tokens"] * Decimal("1.90") / 1_000_000
 
 
-def test_every_mark_says_what_it_is_expected_to_save_beside_those_in_front_of_it(tmp_path: Path) -> None:
+def test_every_breakpoint_has_its_expected_saving_on_top_of_those_before_it(tmp_path: Path) -> None:
     bare = changed(ANTHROPIC, "messages", 2, "content", to="A question.")
-    found = explain(tmp_path, bare)
-    assert not found["breakpoints"]
+    report = explain(tmp_path, bare)
+    assert not report["breakpoints"]
     request = parse_request(json.dumps(bare).encode())
     assert request.row is not None
     price = price_at(request.row, utc_date(system_clock()), request.buffer.tokens_total)
     planned = plan_cache(
         PlanningMoment(request.buffer, request.row.cache, price, at=0.0), CacheMemory(), keep_small=True
     )
-    shown = {mark["block"]: mark for mark in found["planned_breakpoints"]}
-    assert [mark["reason"] for mark in shown.values()] == [mark.reason for mark in planned.breakpoints]
-    assert shown[max(shown)]["reason"].startswith("end of the conversation so far; ")
-    tools, system, end = (Decimal(mark["expected_usd"]) for mark in shown.values())
-    # The tools alone are below the floor: what they save is saved by the mark behind them.
+    by_block = {point["block"]: point for point in report["planned_breakpoints"]}
+    assert [point["reason"] for point in by_block.values()] == [point.reason for point in planned.breakpoints]
+    assert by_block[max(by_block)]["reason"].startswith("end of the conversation so far; ")
+    tools, system, end = (Decimal(point["expected_usd"]) for point in by_block.values())
+    # The tools alone are below the floor: their saving belongs to the breakpoint after them.
     assert tools == 0
     assert abs(system - planned.breakpoints[0].saving_usd - planned.breakpoints[1].saving_usd) < Decimal("0.0000001")
     assert end == planned.breakpoints[2].saving_usd
     assert 0 < end < system
 
 
-def test_notes_of_the_plan_are_told(tmp_path: Path) -> None:
+def test_notes_of_the_plan_are_printed(tmp_path: Path) -> None:
     empty = {"model": "claude-sonnet-5-5", "max_tokens": 1, "messages": []}
     assert any(note.startswith("no breakpoints: ") for note in explain(tmp_path, empty)["notes"])
 
 
-def test_layers_are_listed_with_what_a_change_in_them_costs(tmp_path: Path) -> None:
-    found = explain(tmp_path, ANTHROPIC)
-    assert [(one["name"], one["stability"], one["blocks"]) for one in found["layers"]] == [
+def test_layers_are_listed_with_the_cost_of_a_change(tmp_path: Path) -> None:
+    report = explain(tmp_path, ANTHROPIC)
+    assert [(layer["name"], layer["stability"], layer["blocks"]) for layer in report["layers"]] == [
         ("tools", "frozen", 1),
         ("system", "epoch", 1),
         ("history", "growing", 4),
     ]
-    history, first = found["layers"][2], found["blocks"][2]
-    assert history["tokens"] == sum(block["tokens"] for block in found["blocks"][2:])
+    history, first = report["layers"][2], report["blocks"][2]
+    assert history["tokens"] == sum(block["tokens"] for block in report["blocks"][2:])
     assert (history["rewritten_tokens"], history["rewritten_usd"]) == (
         first["rewritten_tokens"],
         first["rewritten_usd"],
@@ -124,67 +124,65 @@ SONNET = "anthropic:claude-sonnet-5-5"
         (HAIKU, 900, "not below the floor of 4096", "not padded: about "),
     ],
 )
-def test_why_a_head_is_padded_or_not_is_told(
-    tmp_path: Path, model: str, repeated: int, place: str, decided: str
-) -> None:
+def test_the_padding_decision_is_explained(tmp_path: Path, model: str, repeated: int, place: str, decided: str) -> None:
     words = "Answer in the words of the person who asks. " * repeated
     body = changed(changed(ANTHROPIC, "tools", to=[]), "system", to=words)
-    found = explain(tmp_path, body, "--model", model)
-    tokens = found["layers"][0]["tokens"]
-    assert found["padding"].startswith(
+    report = explain(tmp_path, body, "--model", model)
+    tokens = report["layers"][0]["tokens"]
+    assert report["padding"].startswith(
         f'tools and stable system prompt have about {tokens} tokens, {place}; padding="auto" decides: {decided}'
     )
-    shown = enter("explain", plant(tmp_path, "request.json", body), "--model", model).stdout
-    assert f"padding: {found['padding']}" in shown.splitlines()
+    output = enter("explain", plant(tmp_path, "request.json", body), "--model", model).stdout
+    assert f"padding: {report['padding']}" in output.splitlines()
 
 
-def test_padding_of_ours_in_a_request_is_told(tmp_path: Path) -> None:
+def test_our_padding_in_a_request_is_recognised(tmp_path: Path) -> None:
     filling = select_padding(10, HEURISTIC_BOUNDS, [("mend-nets", "Mend nets.\n" * 50)])
     text = f"Be brief.\n\n{filling.text}"
     body = changed(changed(ANTHROPIC, "tools", to=[]), "system", to=text)
-    told = explain(tmp_path, body, "--model", HAIKU)["padding"]
-    assert "; the skill mend-nets and the operating guide is padding, without it they have about " in told
+    padding = explain(tmp_path, body, "--model", HAIKU)["padding"]
+    assert "; the skill mend-nets and the operating guide is padding, without it they have about " in padding
     natural = explain(tmp_path, changed(body, "system", to="Be brief."), "--model", HAIKU)["padding"]
-    assert told.partition("decides: ")[2] == natural.partition("decides: ")[2]
+    assert padding.partition("decides: ")[2] == natural.partition("decides: ")[2]
 
 
-def test_nothing_is_told_of_padding_where_no_price_is_known(tmp_path: Path) -> None:
+def test_padding_is_not_mentioned_without_a_known_price(tmp_path: Path) -> None:
     body = changed(ANTHROPIC, "model", to="mine")
     assert explain(tmp_path, body)["padding"] is None
     assert "padding" not in enter("explain", plant(tmp_path, "request.json", body)).stdout
 
 
-def test_a_mark_below_the_floor_saves_nothing_and_says_so(tmp_path: Path) -> None:
+def test_a_breakpoint_below_the_floor_saves_nothing_and_says_so(tmp_path: Path) -> None:
     short = changed(ANTHROPIC, "tools", 0, "description", to="Reads.")
-    tools = next(mark for mark in explain(tmp_path, short)["planned_breakpoints"] if mark["path"] == "tools.0")
+    tools = next(point for point in explain(tmp_path, short)["planned_breakpoints"] if point["path"] == "tools.0")
     assert tools["is_below_floor"]
     assert Decimal(tools["saving_usd"]) == 0
     assert "nothing: below the floor" in enter("explain", plant(tmp_path, "request.json", short)).stdout
 
 
-def test_a_request_below_the_floor_is_warned_of(tmp_path: Path) -> None:
+def test_a_request_below_the_floor_gets_a_warning(tmp_path: Path) -> None:
     short = changed(changed(ANTHROPIC, "system", to="Brief."), "tools", to=[])
     assert "below the floor of 512: the provider caches nothing" in explain(tmp_path, short)["notes"][0]
 
 
-def test_a_change_costs_the_tokens_between_the_mark_before_it_and_the_last(tmp_path: Path) -> None:
-    marked = changed(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral"})
-    found = explain(tmp_path, marked)
-    lost = {block["path"]: block["rewritten_tokens"] for block in found["blocks"]}
-    head = sum(block["tokens"] for block in found["blocks"][:2])
-    assert lost["system.0"] == found["tokens"]
-    assert lost["messages.0.content"] == lost["messages.2.content.0"] == found["tokens"] - head
-    assert Decimal(found["blocks"][0]["rewritten_usd"]) == found["tokens"] * Decimal("2.40") / 1_000_000
+def test_a_change_costs_the_tokens_between_the_previous_breakpoint_and_the_last(tmp_path: Path) -> None:
+    with_breakpoint = changed(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral"})
+    report = explain(tmp_path, with_breakpoint)
+    rewritten = {block["path"]: block["rewritten_tokens"] for block in report["blocks"]}
+    prefix_tokens = sum(block["tokens"] for block in report["blocks"][:2])
+    assert rewritten["system.0"] == report["tokens"]
+    assert rewritten["messages.0.content"] == rewritten["messages.2.content.0"] == report["tokens"] - prefix_tokens
+    assert Decimal(report["blocks"][0]["rewritten_usd"]) == report["tokens"] * Decimal("2.40") / 1_000_000
 
 
-def test_an_automatic_mark_is_yours_and_stands_at_the_end(tmp_path: Path) -> None:
+def test_an_automatic_breakpoint_is_the_callers_and_at_the_end(tmp_path: Path) -> None:
     body = changed(
         changed(ANTHROPIC, "messages", 2, "content", to="A question."),
         "cache_control",
         to={"type": "ephemeral", "ttl": "1h"},
     )
-    found = explain(tmp_path, body)
-    assert [(mark["path"], mark["ttl"], mark["reason"]) for mark in found["breakpoints"]] == [
+    report = explain(tmp_path, body)
+    assert [(point["path"], point["ttl"], point["reason"]) for point in report["breakpoints"]] == [
         ("messages.2.content", "1h", "yours, automatic")
     ]
 
@@ -213,14 +211,14 @@ def test_an_automatic_mark_is_yours_and_stands_at_the_end(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_the_provider_is_told_by_the_body(tmp_path: Path, body: object, provider: str, because: str) -> None:
-    found = explain(tmp_path, body)
-    assert (found["model"].partition(":")[0], found["detected_by"]) == (provider, because)
+def test_the_provider_is_recognised_from_the_body(tmp_path: Path, body: object, provider: str, because: str) -> None:
+    report = explain(tmp_path, body)
+    assert (report["model"].partition(":")[0], report["detected_by"]) == (provider, because)
 
 
-def test_what_is_told_beats_what_is_seen(tmp_path: Path) -> None:
-    found = explain(tmp_path, changed(CHAT, "model", to="mine"), "--model", "openrouter:openai/gpt-5.4")
-    assert (found["model"], found["detected_by"], found["cache"]) == ("openrouter:mine", "as specified", "implicit")
+def test_an_explicit_provider_overrides_the_recognised_one(tmp_path: Path) -> None:
+    report = explain(tmp_path, changed(CHAT, "model", to="mine"), "--model", "openrouter:openai/gpt-5.4")
+    assert (report["model"], report["detected_by"], report["cache"]) == ("openrouter:mine", "as specified", "implicit")
 
 
 def test_a_gemini_body_needs_a_model(tmp_path: Path) -> None:
@@ -228,32 +226,32 @@ def test_a_gemini_body_needs_a_model(tmp_path: Path) -> None:
     refused = start("explain", path)
     assert refused.returncode == 2
     assert refused.stderr == f"holdfast: {path}: the request names no model; pass --model gemini:NAME\n"
-    found = explain(tmp_path, GEMINI, "--model", GEMINI_MODEL)
-    assert [block["path"] for block in found["blocks"]][:2] == ["systemInstruction.parts.0", "contents.0.parts.0"]
-    assert "takes no breakpoints" in found["notes"][0]
+    report = explain(tmp_path, GEMINI, "--model", GEMINI_MODEL)
+    assert [block["path"] for block in report["blocks"]][:2] == ["systemInstruction.parts.0", "contents.0.parts.0"]
+    assert "takes no breakpoints" in report["notes"][0]
 
 
-def test_the_other_spelling_of_geminis_members_is_understood(tmp_path: Path) -> None:
+def test_the_snake_case_form_of_geminis_members_is_accepted(tmp_path: Path) -> None:
     snake = {
         "system_instruction": GEMINI["systemInstruction"],
         "contents": GEMINI["contents"],
         "model": "models/gemini-3.8-flash",
     }
-    found = explain(tmp_path, snake)
-    assert found["model"] == GEMINI_MODEL
-    assert found["blocks"][0]["path"] == "systemInstruction.parts.0"
+    report = explain(tmp_path, snake)
+    assert report["model"] == GEMINI_MODEL
+    assert report["blocks"][0]["path"] == "systemInstruction.parts.0"
 
 
-def test_a_long_history_is_shortened_in_the_table_and_whole_in_the_json(tmp_path: Path) -> None:
+def test_a_long_history_is_shortened_in_the_table_and_complete_in_the_json(tmp_path: Path) -> None:
     messages = [{"role": ("user", "assistant")[index % 2], "content": f"Message {index}."} for index in range(200)]
     long = changed(ANTHROPIC, "messages", to=messages)
-    shown = enter("explain", plant(tmp_path, "request.json", long)).stdout
-    assert "142 blocks in the middle are not shown" in shown
-    assert "messages.199.content" in shown
+    output = enter("explain", plant(tmp_path, "request.json", long)).stdout
+    assert "142 blocks in the middle are not shown" in output
+    assert "messages.199.content" in output
     assert len(explain(tmp_path, long)["blocks"]) == 202
 
 
-def test_a_model_that_configuration_adds_is_known(tmp_path: Path) -> None:
+def test_a_model_added_by_configuration_is_known(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "config.toml").write_text('[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n')
@@ -280,7 +278,7 @@ def test_a_model_that_configuration_adds_is_known(tmp_path: Path) -> None:
         (b'{"model": "claude-sonnet-5-5", "max_tokens": 1, "messages": [{"role": "user"}]}', None),
     ],
 )
-def test_a_bad_file_is_one_line_with_its_name(tmp_path: Path, content: bytes, reason: str | None) -> None:
+def test_an_invalid_file_is_one_line_with_its_name(tmp_path: Path, content: bytes, reason: str | None) -> None:
     path = tmp_path / "bad.json"
     path.write_bytes(content)
     for words in (["explain", str(path)], ["doctor", str(path)], ["diff", str(path), str(path)]):
@@ -305,7 +303,7 @@ def test_missing_files_folders_and_huge_files_are_one_line(tmp_path: Path) -> No
         assert (result.exit_code, result.stderr) == (2, f"holdfast: {path}: {reason}\n")
 
 
-def test_a_model_that_names_no_provider_is_refused(tmp_path: Path) -> None:
+def test_a_model_without_a_provider_is_refused(tmp_path: Path) -> None:
     result = enter("explain", plant(tmp_path, "request.json", ANTHROPIC), "--model", "claude-sonnet-5-5")
     assert result.returncode == 2
     assert "names no provider; write provider:name with one of anthropic, openai, openai-chat" in result.stderr

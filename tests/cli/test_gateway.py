@@ -1,4 +1,4 @@
-"""`holdfast serve` with its gateway as a person starts it, on the loop that it runs on."""
+"""`holdfast serve` with its gateway as a user starts it, on the event loop that it runs on."""
 
 import json
 import signal
@@ -31,16 +31,16 @@ def serving(*arguments: str) -> Iterator[str]:
         try:
             yield process.stdout.readline().strip()
             process.send_signal(signal.SIGTERM)
-            _, said = process.communicate(timeout=SECONDS_MAX)
-            assert said == "stopped\n"
+            _, stderr = process.communicate(timeout=SECONDS_MAX)
+            assert stderr == "stopped\n"
         finally:
             process.kill()
 
 
-def test_clients_work_through_it_and_their_calls_are_stored(tmp_path: Path) -> None:
+def test_clients_work_through_the_gateway_and_their_calls_are_stored(tmp_path: Path) -> None:
     path = str(tmp_path / "store.db")
     with serving("--simulate", "--db", path) as url:
-        shown = players.anthropic_sync(f"{url}/anthropic", stream=True)
+        result = players.anthropic_sync(f"{url}/anthropic", stream=True)
         players.chat_sync(f"{url}/openai", stream=False)
         with urlopen(f"{url}/metrics", timeout=SECONDS_MAX) as metrics:
             assert b"holdfast_gateway_dropped_total 0" in metrics.read()
@@ -48,48 +48,48 @@ def test_clients_work_through_it_and_their_calls_are_stored(tmp_path: Path) -> N
         sessions = {row.model: list(iter_calls(store.read(row.id))) for row in store.sessions()}
     assert len(sessions) == 2
     recorded = sessions["anthropic:claude-sonnet-5-5"]
-    assert [call.usage.cache_read for call in recorded] == [read for _, read, _, _ in shown]
+    assert [call.usage.cache_read for call in recorded] == [read for _, read, _, _ in result]
 
 
-def test_what_goes_through_one_that_keeps_nothing_is_seen_while_it_runs() -> None:
+def test_without_a_store_calls_are_visible_while_the_gateway_runs() -> None:
     with serving("--simulate") as url:
         players.anthropic_sync(f"{url}/anthropic", stream=False)
         deadline = time.monotonic() + SECONDS_MAX
-        while not (told := sessions_at(url)) and time.monotonic() < deadline:
+        while not (sessions := sessions_at(url)) and time.monotonic() < deadline:
             time.sleep(0.05)
-    assert [one["model"] for one in told] == ["anthropic:claude-sonnet-5-5"]
+    assert [session["model"] for session in sessions] == ["anthropic:claude-sonnet-5-5"]
 
 
 def sessions_at(url: str) -> list[dict[str, object]]:
     with urlopen(f"{url}/api/cache", timeout=SECONDS_MAX) as reply:
-        told: list[dict[str, object]] = json.loads(reply.read())["discussions"]
-    return told
+        sessions: list[dict[str, object]] = json.loads(reply.read())["discussions"]
+    return sessions
 
 
-def test_a_session_shows_how_it_was_recognised_and_what_could_be_mended(tmp_path: Path) -> None:
-    for arguments, said in (
+def test_a_session_shows_how_it_was_recognised_and_what_could_be_fixed(tmp_path: Path) -> None:
+    for arguments, expected in (
         ((), "can be fixed in 1 call: volatile date"),
         (("--improve",), "fixed in 1 call: volatile date"),
     ):
         path = str(tmp_path / f"store{len(arguments)}.db")
         with serving("--simulate", "--db", path, *arguments) as url:
-            asked = {
+            request_body = {
                 "model": "claude-sonnet-5-5",
                 "max_tokens": 9,
                 "system": "Today's date is 2026-11-16.\nBe kind.",
                 "messages": [{"role": "user", "content": "Hello."}],
             }
-            request = Request(f"{url}/anthropic/v1/messages", json.dumps(asked).encode(), {"x-api-key": "any"})
+            request = Request(f"{url}/anthropic/v1/messages", json.dumps(request_body).encode(), {"x-api-key": "any"})
             with urlopen(request, timeout=SECONDS_MAX) as reply:
                 reply.read()
         with closing(SqliteStore(path)) as store:
             newest = store.sessions()[0].id
         result = CliRunner().invoke(command, ("sessions", "show", newest, "--db", path))
         assert "sent through the gateway; calls matched to this session with at least 70% confidence" in result.output
-        assert any(line.startswith(said) for line in result.output.splitlines())
+        assert any(line.startswith(expected) for line in result.output.splitlines())
 
 
-def test_bytes_are_forwarded_to_the_upstream_that_was_named(tmp_path: Path) -> None:
+def test_bytes_are_forwarded_to_the_configured_upstream(tmp_path: Path) -> None:
     large = bytes(range(256)) * 8_000
     with (
         raw_upstream() as upstream,
@@ -105,7 +105,7 @@ def test_bytes_are_forwarded_to_the_upstream_that_was_named(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "expected"),
     [
         (("--simulate", "--upstream", "openai=http://x"), "--simulate"),
         (("--upstream", "nobody=http://x"), "unknown mount"),
@@ -116,8 +116,8 @@ def test_bytes_are_forwarded_to_the_upstream_that_was_named(tmp_path: Path) -> N
         (("--grants", "nowhere.toml"), "nowhere.toml"),
     ],
 )
-def test_what_it_cannot_be_started_with_is_one_line(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_arguments_are_one_line(tmp_path: Path, arguments: tuple[str, ...], expected: str) -> None:
     result = CliRunner().invoke(command, ("serve", "--db", str(tmp_path / "s.db"), *arguments))
     assert isinstance(result.exception, UserError)
-    assert said in str(result.exception)
+    assert expected in str(result.exception)
     assert "\n" not in str(result.exception)

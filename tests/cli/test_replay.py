@@ -1,4 +1,4 @@
-"""`holdfast replay`: the table, the JSON, the requests it writes, and what it refuses."""
+"""`holdfast replay`: the table, the JSON, the requests it writes, and its refusals."""
 
 import json
 import subprocess
@@ -33,13 +33,13 @@ def replay(*arguments: object) -> Result:
 
 
 def test_every_policy_has_a_row_cheapest_first(traces: Path) -> None:
-    shown = replay(traces, *MODEL).output.splitlines()
-    names = [line.split()[0] for line in shown[1 : 2 + len(new_compared_policies())]]
+    lines = replay(traces, *MODEL).output.splitlines()
+    names = [line.split()[0] for line in lines[1 : 2 + len(new_compared_policies())]]
     assert sorted(names) == sorted([AdaptivePolicy.name, *new_compared_policies()])
-    costs = [float(line.split()[1].lstrip("$")) for line in shown[1 : 2 + len(new_compared_policies())]]
+    costs = [float(line.split()[1].lstrip("$")) for line in lines[1 : 2 + len(new_compared_policies())]]
     assert costs == sorted(costs)
-    assert "2 conversations, 6 calls" in "\n".join(shown)
-    assert "1 broken lines were skipped" in "\n".join(shown)
+    assert "2 conversations, 6 calls" in "\n".join(lines)
+    assert "1 broken lines were skipped" in "\n".join(lines)
 
 
 def test_json_has_the_ratios(traces: Path) -> None:
@@ -53,7 +53,7 @@ def test_json_has_the_ratios(traces: Path) -> None:
     assert report["model_fit"] is None
 
 
-def test_the_truth_changes_what_an_anchor_is_worth(traces: Path) -> None:
+def test_the_assumed_truth_changes_the_value_of_an_anchor(traces: Path) -> None:
     costs = [
         json.loads(
             replay(traces, *MODEL, "--policy", "upgrade-ping", "--keep-alive", "--truth", truth, "--json").output
@@ -64,7 +64,7 @@ def test_the_truth_changes_what_an_anchor_is_worth(traces: Path) -> None:
 
 
 @pytest.mark.parametrize(("keep_alive", "requests"), [(False, 6), (True, 6 + 3)])
-def test_requests_are_written_as_they_would_be_sent_pings_only_with_leave(
+def test_requests_are_written_as_they_would_be_sent_with_pings_only_if_allowed(
     traces: Path, tmp_path: Path, keep_alive: bool, requests: int
 ) -> None:
     out = tmp_path / "requests.jsonl"
@@ -81,16 +81,16 @@ def test_requests_are_written_as_they_would_be_sent_pings_only_with_leave(
     assert pinged == requests - 6
 
 
-def test_recorded_usage_is_held_against_the_model(tmp_path: Path) -> None:
+def test_recorded_usage_is_compared_with_the_cache_model(tmp_path: Path) -> None:
     line = loop_line([10, 400])
     for message in line["messages"]:  # type: ignore[attr-defined]
         if message["role"] == "assistant":
             message["usage"] = {"input_tokens": 5, "cache_creation_input_tokens": 4_000}
     (tmp_path / "used.jsonl").write_bytes(line_of(line))
-    shown = replay(tmp_path, *MODEL, "--policy", "tail-5m").output
-    assert "read share of 2 recorded calls: 0.00% reported" in shown
-    assert "predicted from times and bytes: 1 of 2 (50.0%)" in shown
-    assert "lost: 1, predicted 0" in shown
+    output = replay(tmp_path, *MODEL, "--policy", "tail-5m").output
+    assert "read share of 2 recorded calls: 0.00% reported" in output
+    assert "predicted from times and bytes: 1 of 2 (50.0%)" in output
+    assert "lost: 1, predicted 0" in output
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_recorded_usage_is_held_against_the_model(tmp_path: Path) -> None:
         (("--requests-out", "x.jsonl"), "name it with --policy"),
     ],
 )
-def test_what_cannot_be_done_is_said_in_a_line(traces: Path, arguments: tuple[str, ...], reason: str) -> None:
+def test_invalid_arguments_are_one_line(traces: Path, arguments: tuple[str, ...], reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         replay(traces, *MODEL, *arguments)
 
@@ -113,11 +113,11 @@ def test_traces_without_a_conversation_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_that_cannot_be_written_is_named(traces: Path, tmp_path: Path) -> None:
     out = tmp_path / "nowhere" / "requests.jsonl"
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-m", "holdfast", "replay", traces, *MODEL, "--policy", "none", "--requests-out", out],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == f"holdfast: {out}: No such file or directory\n"
+    assert (completed.returncode, completed.stdout) == (1, "")
+    assert completed.stderr == f"holdfast: {out}: No such file or directory\n"

@@ -24,7 +24,7 @@ class Shop:
     def __init__(self, folder: Path) -> None:
         self.db, self.clock = str(folder / "log.db"), ManualClock()
 
-    async def talk(self, *pauses: float, name: str, simulated: bool = False) -> str:
+    async def run_session(self, *pauses: float, name: str, simulated: bool = False) -> str:
         options: Options = {
             "model": "anthropic:claude-sonnet-5-5",
             "store": self.db,
@@ -46,11 +46,11 @@ class Shop:
         return result.output
 
 
-async def test_spent_saved_lost_and_why_are_told_and_the_worst_session_is_first(tmp_path: Path) -> None:
+async def test_spending_savings_and_losses_are_reported_and_the_worst_session_is_first(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
-    await shop.talk(10, 10, 10, name="steady")
+    await shop.run_session(10, 10, 10, name="steady")
     shop.clock.advance(DAY)
-    await shop.talk(10, 4_000, 10, name="pausing")
+    await shop.run_session(10, 4_000, 10, name="pausing")
     lines = shop.report().splitlines()
     assert "spent on 6 calls in 2 sessions" in lines[0]
     assert "of the calls hit the cache" in lines[1]
@@ -64,41 +64,41 @@ async def test_spent_saved_lost_and_why_are_told_and_the_worst_session_is_first(
 
 async def test_json_adds_up(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
-    id = await shop.talk(10, 4_000, 10, name="pausing")
-    await shop.talk(10, 10, name="steady")
-    told = json.loads(shop.report("--json"))
-    total = Decimal(told["total"]["spent_usd"])
-    assert total == sum(Decimal(one["amounts"]["spent_usd"]) for one in told["sessions"])
-    assert told["total"]["calls"] == 5
-    lost = sum(Decimal(cause["lost_usd"]) for cause in told["causes"])
-    assert Decimal(told["total"]["lost_usd"]) == lost > 0
-    assert total == sum(Decimal(day["spent_usd"]) for day in told["days"])
+    id = await shop.run_session(10, 4_000, 10, name="pausing")
+    await shop.run_session(10, 10, name="steady")
+    report = json.loads(shop.report("--json"))
+    total = Decimal(report["total"]["spent_usd"])
+    assert total == sum(Decimal(session["amounts"]["spent_usd"]) for session in report["sessions"])
+    assert report["total"]["calls"] == 5
+    lost_usd = sum(Decimal(cause["lost_usd"]) for cause in report["causes"])
+    assert Decimal(report["total"]["lost_usd"]) == lost_usd > 0
+    assert total == sum(Decimal(day["spent_usd"]) for day in report["days"])
     (only,) = json.loads(shop.report("--json", "--session", id))["sessions"]
     assert only["id"] == id
 
 
-async def test_only_later_calls_are_counted_and_yet_judged_by_what_came_before(tmp_path: Path) -> None:
+async def test_only_later_calls_are_counted_but_judged_by_the_earlier_ones(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
-    await shop.talk(10, 3 * DAY, 10, name="pausing")
+    await shop.run_session(10, 3 * DAY, 10, name="pausing")
     day = "2027-01-17"
-    told = json.loads(shop.report("--json", "--since", day))
-    assert told["total"]["calls"] == 1
-    assert [cause["kind"] for cause in told["causes"]] == ["ttl_expired"]
+    report = json.loads(shop.report("--json", "--since", day))
+    assert report["total"]["calls"] == 1
+    assert [cause["kind"] for cause in report["causes"]] == ["ttl_expired"]
 
 
 async def test_a_store_without_calls_says_so(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
-    await shop.talk(name="silent")
+    await shop.run_session(name="silent")
     assert "No calls are stored yet" in shop.report()
 
 
-def test_a_store_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_store_is_refused(tmp_path: Path) -> None:
     result = CliRunner().invoke(command, ["report", "--db", str(tmp_path / "none.db")])
     assert result.exit_code == 1
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("7d", 7 * DAY), ("12h", 43_200), ("2w", 14 * DAY)])
-def test_a_time_is_given_by_its_length(text: str, seconds: int) -> None:
+def test_a_time_may_be_a_duration(text: str, seconds: int) -> None:
     assert parse_time_option(text, 10_000_000.0) == 10_000_000.0 - seconds
 
 
@@ -112,16 +112,16 @@ def test_any_other_time_is_refused(text: str) -> None:
         parse_time_option(text, 0.0)
 
 
-def test_a_table_that_is_too_wide_does_without_its_spare_columns_until_it_fits() -> None:
+def test_a_table_that_is_too_wide_drops_its_optional_columns_until_it_fits() -> None:
     headings, rows = ("session", "name", "model"), [("01M7", "日本語", "sonnet"), ("01M8", "", "opus")]
-    whole = (list(headings), rows)
-    assert drop_columns_to_fit(headings, rows, ("model", "name"), width=23) == whole
+    full_table = (list(headings), rows)
+    assert drop_columns_to_fit(headings, rows, ("model", "name"), width=23) == full_table
     assert drop_columns_to_fit(headings, rows, ("model", "name"), width=22) == (
         ["session", "name"],
         [("01M7", "日本語"), ("01M8", "")],
     )
     assert drop_columns_to_fit(headings, rows, ("model", "name"), width=12) == (["session"], [("01M7",), ("01M8",)])
-    assert drop_columns_to_fit(headings, rows, (), width=1) == whole
+    assert drop_columns_to_fit(headings, rows, (), width=1) == full_table
     assert drop_columns_to_fit(headings, [], ("model",), width=19) == (["session", "name"], [])
 
 
@@ -131,17 +131,17 @@ def test_the_highest_bar_is_full() -> None:
     assert draw_sparkline([]) == ""
 
 
-async def test_simulated_sessions_are_counted_only_if_that_is_asked_for(tmp_path: Path) -> None:
+async def test_simulated_sessions_are_counted_only_on_request(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
-    played = await shop.talk(10, 10, name="played", simulated=True)
+    simulated_id = await shop.run_session(10, 10, name="played", simulated=True)
     assert shop.report() == "not counted: 1 simulated session; --simulated includes them\n"
-    assert "spent on 2 calls in 1 session;" in shop.report("--session", played[:8])
-    await shop.talk(10, name="paid")
-    told = shop.report()
-    assert "spent on 1 call in 1 session;" in told
-    assert told.endswith("\nnot counted: 1 simulated session; --simulated includes them\n")
-    assert [one["name"] for one in json.loads(shop.report("--json"))["sessions"]] == ["paid"]
+    assert "spent on 2 calls in 1 session;" in shop.report("--session", simulated_id[:8])
+    await shop.run_session(10, name="paid")
+    output = shop.report()
+    assert "spent on 1 call in 1 session;" in output
+    assert output.endswith("\nnot counted: 1 simulated session; --simulated includes them\n")
+    assert [session["name"] for session in json.loads(shop.report("--json"))["sessions"]] == ["paid"]
     everything = shop.report("--simulated")
     assert "spent on 3 calls in 2 sessions;" in everything
     assert "not counted" not in everything
-    assert "spent on 2 calls in 1 session;" in shop.report("--session", played)
+    assert "spent on 2 calls in 1 session;" in shop.report("--session", simulated_id)

@@ -1,4 +1,4 @@
-"""`holdfast serve` and `holdfast keys` as a person types them."""
+"""`holdfast serve` and `holdfast keys` as a user types them."""
 
 import json
 import os
@@ -30,17 +30,17 @@ def run(*arguments: str) -> Result:
     return result
 
 
-def made(*arguments: str) -> dict[str, str]:
-    """A key as `--json` tells it."""
+def create_key(*arguments: str) -> dict[str, str]:
+    """A new key in the form of `--json`."""
     result = run("keys", "create", "--json", *arguments)
     assert result.exit_code == 0, result.stderr
-    told: dict[str, str] = json.loads(result.output)
-    return told
+    created: dict[str, str] = json.loads(result.output)
+    return created
 
 
 @contextmanager
 def served(*arguments: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    """The service in a process of its own; its address is its first line."""
+    """The service in its own process; its first line is its address."""
     words = [sys.executable, "-m", "holdfast", "serve", "--port", "0", *arguments]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -50,23 +50,23 @@ def served(*arguments: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
             process.kill()
 
 
-def fetched(url: str, key: str | None = None) -> tuple[int, bytes]:
-    asked = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
+def fetch(url: str, key: str | None = None) -> tuple[int, bytes]:
+    request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"} if key else {})
     try:
-        with urllib.request.urlopen(asked, timeout=SECONDS_MAX) as response:
+        with urllib.request.urlopen(request, timeout=SECONDS_MAX) as response:
             return response.status, response.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
 
 
-def test_a_key_is_shown_once_and_its_digest_is_kept(tmp_path: Path) -> None:
+def test_a_key_is_shown_once_and_its_digest_is_stored(tmp_path: Path) -> None:
     db = str(tmp_path / "log.db")
-    told = made("--scope", "admin", "--name", "Ann", "--entity", "acme:user/ann", "--db", db)
-    assert told.keys() == {"id", "key", "scope"}
-    assert told["key"].startswith(f"hf_{told['id']}_")
-    secret = told["key"].rpartition("_")[2]
+    created = create_key("--scope", "admin", "--name", "Ann", "--entity", "acme:user/ann", "--db", db)
+    assert created.keys() == {"id", "key", "scope"}
+    assert created["key"].startswith(f"hf_{created['id']}_")
+    secret = created["key"].rpartition("_")[2]
     listed = run("keys", "list", "--db", db)
-    assert (told["id"] in listed.output, "Ann" in listed.output) == (True, True)
+    assert (created["id"] in listed.output, "Ann" in listed.output) == (True, True)
     everything = run("keys", "list", "--db", db, "--json")
     (row,) = json.loads(everything.output)
     assert (row["scope"], row["entity"], row["state"]) == ("admin", "acme:user/ann", "usable")
@@ -74,7 +74,7 @@ def test_a_key_is_shown_once_and_its_digest_is_kept(tmp_path: Path) -> None:
     assert all(secret.encode() not in path.read_bytes() for path in tmp_path.iterdir())
 
 
-def test_without_json_the_key_alone_is_the_output(tmp_path: Path) -> None:
+def test_without_json_only_the_key_is_printed(tmp_path: Path) -> None:
     result = run("keys", "create", "--scope", "read", "--db", str(tmp_path / "log.db"))
     assert result.stdout.startswith("hf_")
     assert result.stdout.count("\n") == 1
@@ -83,9 +83,9 @@ def test_without_json_the_key_alone_is_the_output(tmp_path: Path) -> None:
 
 def test_two_keys_have_nothing_in_common(tmp_path: Path) -> None:
     db = str(tmp_path / "log.db")
-    one, two = made("--scope", "read", "--db", db), made("--scope", "read", "--db", db)
-    assert one["id"] != two["id"]
-    assert one["key"][-64:] != two["key"][-64:]
+    first, two = create_key("--scope", "read", "--db", db), create_key("--scope", "read", "--db", db)
+    assert first["id"] != two["id"]
+    assert first["key"][-64:] != two["key"][-64:]
 
 
 @pytest.mark.parametrize(
@@ -101,9 +101,7 @@ def test_two_keys_have_nothing_in_common(tmp_path: Path) -> None:
         (("--scope", "admin", "--expires", "soon"), "--expires takes 30d"),
     ],
 )
-def test_a_key_that_there_cannot_be_is_refused_in_one_line(
-    tmp_path: Path, arguments: tuple[str, ...], trouble: str
-) -> None:
+def test_an_invalid_key_is_refused_in_one_line(tmp_path: Path, arguments: tuple[str, ...], trouble: str) -> None:
     db = str(tmp_path / "log.db")
     result = run("keys", "create", "--db", db, *arguments)
     assert result.exit_code == 1
@@ -112,52 +110,52 @@ def test_a_key_that_there_cannot_be_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize(("expires", "at"), [("12h", 143_200.0), ("2d", 272_800.0), ("1970-01-03", 172_800.0)])
-def test_an_expiry_lies_ahead(expires: str, at: float) -> None:
+def test_an_expiry_must_be_in_the_future(expires: str, at: float) -> None:
     assert parse_expiry(expires, 100_000.0) == at
 
 
 def test_a_revoked_key_is_listed_as_such_and_revoked_once(tmp_path: Path) -> None:
     db = str(tmp_path / "log.db")
-    told = made("--scope", "agent:builder", "--db", db)
-    assert run("keys", "revoke", told["id"], "--db", db).output == f"revoked key {told['id']}\n"
+    created = create_key("--scope", "agent:builder", "--db", db)
+    assert run("keys", "revoke", created["id"], "--db", db).output == f"revoked key {created['id']}\n"
     assert "revoked" in run("keys", "list", "--db", db).output
-    again = run("keys", "revoke", told["id"], "--db", db)
+    again = run("keys", "revoke", created["id"], "--db", db)
     assert again.exit_code == 1
     assert "no valid key has the id" in again.stderr
 
 
-def test_keys_are_kept_in_postgres_too(postgres: str) -> None:
-    told = made("--scope", "read", "--db", postgres)
-    assert told["id"] in run("keys", "list", "--db", postgres).output
+def test_keys_can_be_stored_in_postgres(postgres: str) -> None:
+    created = create_key("--scope", "read", "--db", postgres)
+    assert created["id"] in run("keys", "list", "--db", postgres).output
 
 
-def test_the_address_is_printed_at_once_and_the_service_ends_when_told_to(tmp_path: Path) -> None:
+def test_the_address_is_printed_at_once_and_the_service_stops_on_a_signal(tmp_path: Path) -> None:
     db = tmp_path / "log.db"
     with SqliteStore(db) as store:
         store.append(talk(2)).result(10)
     with served("--db", str(db)) as (url, process):
         assert url.startswith("http://127.0.0.1:")
-        assert fetched(f"{url}/readyz")[0] == 200
-        assert b'"id":"s"' in fetched(f"{url}/analytics/sessions")[1]
-        key = made("--scope", "admin", "--db", f"sqlite:///{db}")
-        assert fetched(f"{url}/api/cache")[0] == 401
-        assert fetched(f"{url}/api/cache", key["key"])[0] == 200
+        assert fetch(f"{url}/readyz")[0] == 200
+        assert b'"id":"s"' in fetch(f"{url}/analytics/sessions")[1]
+        key = create_key("--scope", "admin", "--db", f"sqlite:///{db}")
+        assert fetch(f"{url}/api/cache")[0] == 401
+        assert fetch(f"{url}/api/cache", key["key"])[0] == 200
         run("keys", "revoke", key["id"], "--db", str(db))
-        assert fetched(f"{url}/api/cache", key["key"])[0] == 401
+        assert fetch(f"{url}/api/cache", key["key"])[0] == 401
         process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS_MAX) == 0
         assert process.stderr is not None
         assert process.stderr.read() == "stopped\n"
 
 
-def test_what_went_through_before_the_end_is_on_the_log(tmp_path: Path) -> None:
+def test_calls_forwarded_before_the_end_are_on_the_log(tmp_path: Path) -> None:
     db = tmp_path / "log.db"
     body = {"model": "claude-sonnet-5-5", "max_tokens": 9, "messages": [{"role": "user", "content": "Hello."}]}
     with served("--db", str(db), "--simulate") as (url, process):
         headers = {"x-api-key": "any", "content-type": "application/json"}
         for _ in range(20):
-            asked = urllib.request.Request(f"{url}/anthropic/v1/messages", json.dumps(body).encode(), headers)
-            with urllib.request.urlopen(asked, timeout=SECONDS_MAX) as response:
+            request = urllib.request.Request(f"{url}/anthropic/v1/messages", json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(request, timeout=SECONDS_MAX) as response:
                 response.read()
         process.send_signal(signal.SIGTERM)
         assert process.wait(SECONDS_MAX) == 0
@@ -165,7 +163,7 @@ def test_what_went_through_before_the_end_is_on_the_log(tmp_path: Path) -> None:
         assert store.cost_queries().totals(LedgerScope(simulated=True)).calls == 20
 
 
-def test_a_live_feed_does_not_keep_the_service_from_ending(tmp_path: Path) -> None:
+def test_a_live_feed_does_not_keep_the_service_from_stopping(tmp_path: Path) -> None:
     with served("--db", str(tmp_path / "log.db")) as (url, process):
         with urllib.request.urlopen(f"{url}/api/cache/stream", timeout=SECONDS_MAX) as feed:
             assert feed.readline() == b": listening\n"
@@ -174,21 +172,21 @@ def test_a_live_feed_does_not_keep_the_service_from_ending(tmp_path: Path) -> No
         assert process.wait(SECONDS_MAX) == 0
 
 
-def test_an_address_that_others_can_reach_needs_a_key_of_an_admin(tmp_path: Path) -> None:
+def test_a_public_address_needs_an_admin_key(tmp_path: Path) -> None:
     db = str(tmp_path / "log.db")
-    made("--scope", "read", "--db", db)
-    gone = made("--scope", "admin", "--db", db)
-    run("keys", "revoke", gone["id"], "--db", db)
+    create_key("--scope", "read", "--db", db)
+    revoked = create_key("--scope", "admin", "--db", db)
+    run("keys", "revoke", revoked["id"], "--db", db)
     result = run("serve", "--host", "0.0.0.0", "--port", "0", "--db", db)
     assert result.exit_code == 1
     assert "there is no key of scope admin" in result.stderr
-    key = made("--scope", "admin", "--db", db)
+    key = create_key("--scope", "admin", "--db", db)
     with served("--db", db, "--host", "0.0.0.0") as (url, _):
-        assert fetched(f"{url}/api/cache")[0] == 401
-        assert fetched(f"{url}/api/cache", key["key"])[0] == 200
+        assert fetch(f"{url}/api/cache")[0] == 401
+        assert fetch(f"{url}/api/cache", key["key"])[0] == 200
 
 
-def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path) -> None:
+def test_a_port_in_use_is_reported_in_one_line(tmp_path: Path) -> None:
     with served("--db", str(tmp_path / "log.db")) as (url, _):
         port = url.rpartition(":")[2]
         result = run("serve", "--port", port, "--db", str(tmp_path / "other.db"))
@@ -196,19 +194,21 @@ def test_a_port_that_is_taken_is_told_in_one_line(tmp_path: Path) -> None:
     assert f"cannot listen on 127.0.0.1 port {port}" in result.stderr
 
 
-def test_an_address_that_is_none_is_told_in_one_line(tmp_path: Path) -> None:
-    key = made("--scope", "admin", "--db", str(tmp_path / "log.db"))
+def test_an_invalid_address_is_reported_in_one_line(tmp_path: Path) -> None:
+    key = create_key("--scope", "admin", "--db", str(tmp_path / "log.db"))
     result = run("serve", "--host", "no such host", "--port", "0", "--db", str(tmp_path / "log.db"))
     assert key
     assert "is not an address to listen on" in result.stderr
 
 
-def test_without_its_packages_the_service_says_how_to_get_them(tmp_path: Path) -> None:
+def test_without_its_packages_the_service_says_how_to_install_them(tmp_path: Path) -> None:
     program = (
         "import sys; sys.modules['starlette'] = None\n"
         "from holdfast.cli.main import main\n"
         f"sys.argv[1:] = ['serve', '--db', {str(tmp_path / 'log.db')!r}]\nmain()"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ)
-    assert ended.returncode == 1
-    assert ended.stderr == "holdfast: the service needs extra packages: pip install 'holdfast-context[server]'\n"
+    completed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert completed.returncode == 1
+    assert completed.stderr == "holdfast: the service needs extra packages: pip install 'holdfast-context[server]'\n"

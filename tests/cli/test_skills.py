@@ -1,4 +1,4 @@
-"""What `holdfast skills` prints, and with what it ends."""
+"""The output of `holdfast skills`, and its exit status."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ def run(*arguments: str | Path) -> Result:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A workspace to stand in, and a home beside it; nothing is in either."""
+    """An empty workspace as the working directory, and an empty home beside it."""
     (tmp_path / "work").mkdir()
     monkeypatch.chdir(tmp_path / "work")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -37,7 +37,7 @@ def root(place: Path) -> Path:
     return place / "skills"
 
 
-def test_validate_tells_every_finding_in_json(root: Path) -> None:
+def test_validate_lists_every_finding_in_json(root: Path) -> None:
     result = run("validate", root, "--json")
     assert json.loads(result.stdout) == {
         "skills": [
@@ -73,7 +73,7 @@ def test_validate_tells_every_finding_in_json(root: Path) -> None:
     assert result.exit_code == 1
 
 
-def test_validate_is_strict_unless_told_otherwise(root: Path) -> None:
+def test_validate_is_strict_by_default(root: Path) -> None:
     write_skill(root, "odd", more="version: 1\n")
     assert run("validate", root).exit_code == 1
     seed = run("validate", root, "--mode", "seed")
@@ -87,8 +87,8 @@ def test_all_modes_are_counted_by_one_command(root: Path) -> None:
     result = run("validate", root, "--mode", "all")
     assert result.stdout == "seed: 1 valid, 1 invalid\nstrict: 1 valid, 1 invalid\nlenient: 2 valid, 0 invalid\n"
     assert result.exit_code == 1
-    counted = json.loads(run("validate", root, "--mode", "all", "--json").stdout)
-    assert counted == {
+    counts = json.loads(run("validate", root, "--mode", "all", "--json").stdout)
+    assert counts == {
         "seed": {"valid": 1, "invalid": 1},
         "strict": {"valid": 1, "invalid": 1},
         "lenient": {"valid": 2, "invalid": 0},
@@ -96,9 +96,9 @@ def test_all_modes_are_counted_by_one_command(root: Path) -> None:
     assert run("validate", root / "good", "--mode", "all").exit_code == 0
 
 
-@pytest.mark.parametrize("spelled", ["good", "good/SKILL.md", "good/"])
-def test_one_skill_is_looked_at_alone(root: Path, spelled: str) -> None:
-    result = run("validate", f"{root}/{spelled}")
+@pytest.mark.parametrize("argument", ["good", "good/SKILL.md", "good/"])
+def test_one_skill_is_checked_alone(root: Path, argument: str) -> None:
+    result = run("validate", f"{root}/{argument}")
     assert (result.exit_code, result.stdout) == (0, "1 valid, 0 invalid under the strict rules\n")
 
 
@@ -109,17 +109,17 @@ def test_a_lower_case_file_is_one_skill_too(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "rule"), [("none", "not-found"), ("empty", "missing-file"), ("file", "not-a-folder")])
-def test_what_holds_no_skill_is_invalid(root: Path, name: str, rule: str) -> None:
+def test_a_folder_without_a_skill_is_invalid(root: Path, name: str, rule: str) -> None:
     (root / "empty").mkdir()
     (root / "file").write_text("x")
     result = run("validate", root / name, "--json")
-    told = json.loads(result.stdout)
+    report = json.loads(result.stdout)
     assert result.exit_code == 1
-    assert (told["valid"], told["invalid"], told["skills"][0]["name"]) == (0, 1, None)
-    assert [(one["rule"], one["line"]) for one in told["skills"][0]["findings"]] == [(rule, None)]
+    assert (report["valid"], report["invalid"], report["skills"][0]["name"]) == (0, 1, None)
+    assert [(finding["rule"], finding["line"]) for finding in report["skills"][0]["findings"]] == [(rule, None)]
 
 
-def test_list_shows_what_loads_and_says_what_does_not(root: Path) -> None:
+def test_list_shows_what_loads_and_reports_what_does_not(root: Path) -> None:
     result = run("list", root)
     assert result.exit_code == 1
     assert [line.split() for line in result.stdout.splitlines()] == [
@@ -130,20 +130,20 @@ def test_list_shows_what_loads_and_says_what_does_not(root: Path) -> None:
     assert run("list", root, "--mode", "lenient").exit_code == 0
 
 
-def test_list_in_json_has_what_a_program_needs(root: Path) -> None:
-    [one] = json.loads(run("list", root, "--json").stdout)
-    assert one == {
+def test_list_in_json_has_the_fields_that_a_program_needs(root: Path) -> None:
+    [skill] = json.loads(run("list", root, "--json").stdout)
+    assert skill == {
         "name": "good",
         "description": DESCRIPTION,
         "source": "workspace",
         "path": f"{root}/good",
-        "version": one["version"],
+        "version": skill["version"],
         "tokens": 4,
     }
-    assert len(one["version"]) == 16
+    assert len(skill["version"]) == 16
 
 
-def test_without_a_folder_home_and_workspace_are_read(place: Path) -> None:
+def test_without_a_folder_home_and_workspace_are_searched(place: Path) -> None:
     write_skill(place / "home/.holdfast/skills", "mine")
     write_skill(place / "home/.claude/skills", "theirs")
     write_skill(place / "work/.holdfast/skills", "ours")
@@ -158,13 +158,13 @@ def test_without_a_folder_home_and_workspace_are_read(place: Path) -> None:
     assert "theirs" in run("list").stdout
 
 
-def test_without_any_skill_there_is_nothing_to_say(place: Path) -> None:
+def test_without_any_skill_there_is_no_output(place: Path) -> None:
     assert run("list").stdout.startswith("There are no skills;")
     assert (run("index").stdout, run("index").exit_code) == ("", 0)
     assert json.loads(run("validate", "--json").stdout) == {"skills": [], "valid": 0, "invalid": 0}
 
 
-def test_index_prints_what_a_prompt_says(root: Path) -> None:
+def test_index_prints_the_skill_section_of_a_prompt(root: Path) -> None:
     result = run("index", root / "good")
     assert result.stdout == (
         "## Available skills\n"
@@ -173,19 +173,19 @@ def test_index_prints_what_a_prompt_says(root: Path) -> None:
     )
     assert result.exit_code == 0
     assert run("index", root).exit_code == 1
-    made = json.loads(run("index", root, "--tokens-max", "1", "--json").stdout)
-    assert (made["listed_count"], made["unlisted_count"]) == (0, 1)
-    assert made["text"].endswith("(1 more skill is not listed: find it with `skill_search`.)")
+    index = json.loads(run("index", root, "--tokens-max", "1", "--json").stdout)
+    assert (index["listed_count"], index["unlisted_count"]) == (0, 1)
+    assert index["text"].endswith("(1 more skill is not listed: find it with `skill_search`.)")
 
 
-def test_show_prints_one_skill_whole(root: Path) -> None:
+def test_show_prints_one_complete_skill(root: Path) -> None:
     result = run("show", root / "good")
     assert result.exit_code == 0
     assert "license: MIT\n" in result.stdout
     assert "metadata" not in result.stdout
     assert result.stdout.endswith("\n\n# Steps\n\n1. Go.\n")
-    told = json.loads(run("show", root / "good", "--json").stdout)
-    assert (told["body"], told["allowed_tools"]) == ("# Steps\n\n1. Go.\n", ["Bash(git add:*)"])
+    report = json.loads(run("show", root / "good", "--json").stdout)
+    assert (report["body"], report["allowed_tools"]) == ("# Steps\n\n1. Go.\n", ["Bash(git add:*)"])
 
 
 def test_show_moves_no_cursor(root: Path) -> None:
@@ -193,7 +193,7 @@ def test_show_moves_no_cursor(root: Path) -> None:
     assert "\x1b" not in run("show", root / "good").stdout
 
 
-def test_show_says_what_it_cannot_show(place: Path, root: Path) -> None:
+def test_show_reports_what_it_cannot_show(place: Path, root: Path) -> None:
     write_skill(place / "work/.holdfast/skills", "pdf-forms")
     assert "did you mean pdf-forms?" in str(run("show", "pdf-form").exception)
     assert "`holdfast skills list` shows all" in str(run("show", "xyz").exception)

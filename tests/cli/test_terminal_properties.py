@@ -1,4 +1,4 @@
-"""What holds for whatever a model, a tool or a file says, before it reaches a terminal."""
+"""Properties of text from models, tools and files before it reaches a terminal."""
 
 import json
 from pathlib import Path
@@ -27,19 +27,19 @@ jsons = st.recursive(
 
 
 @given(texts)
-def test_nothing_that_is_streamed_can_move_the_cursor(text: str) -> None:
+def test_streamed_text_cannot_move_the_cursor(text: str) -> None:
     assert all(character == "\n" or character.isprintable() for character in clean_streamed_text(text))
 
 
 @given(texts)
-def test_what_is_judged_keeps_every_line_and_every_printable_character(text: str) -> None:
+def test_a_confirmation_shows_every_line_and_every_printable_character(text: str) -> None:
     lines = split_visible_lines(text)
     assert len(lines) == text.count("\n") + 1
     assert all(line.isprintable() or "\ufffd" in line for line in lines)
     assert all(character.isprintable() for line in lines for character in line)
-    kept = [character for character in text if character.isprintable()]
-    shown = iter("".join(lines))
-    assert all(character in shown for character in kept)
+    printable = [character for character in text if character.isprintable()]
+    output = iter("".join(lines))
+    assert all(character in output for character in printable)
 
 
 @given(st.text(max_size=20), st.one_of(texts, jsons.map(repr), st.text()), st.integers(0, 100))
@@ -60,7 +60,7 @@ def test_any_arguments_are_one_line(arguments: dict[str, object]) -> None:
     st.sampled_from(("run_command", "write_file", "edit_file", "other")),
     st.dictionaries(st.sampled_from(("path", "command", "content", "old_text", "new_text")), texts, max_size=5),
 )
-def test_any_request_can_be_judged(tool: str, arguments: dict[str, str]) -> None:
+def test_any_request_can_be_confirmed(tool: str, arguments: dict[str, str]) -> None:
     request = ConfirmationRequest("id", tool, "write", tool, json.dumps(arguments), 0.0)
     lines = format_confirmation(request, Path("/nonexistent"))
     assert lines
@@ -68,21 +68,21 @@ def test_any_request_can_be_judged(tool: str, arguments: dict[str, str]) -> None
 
 
 @given(st.lists(st.integers(0, 10**9), max_size=8), st.integers(0, 200))
-def test_a_bar_is_as_wide_as_it_should_be_and_no_part_is_off_by_a_cell(amounts: list[int], width: int) -> None:
+def test_a_bar_has_its_exact_width_and_no_part_is_off_by_a_cell(amounts: list[int], width: int) -> None:
     cells = divide_bar_cells(amounts, width)
-    whole = sum(amounts)
-    assert sum(cells) == (width if whole else 0)
-    assert all(abs(cell - amount * width / whole) < 1 for cell, amount in zip(cells, amounts, strict=True) if whole)
+    total = sum(amounts)
+    assert sum(cells) == (width if total else 0)
+    assert all(abs(cell - amount * width / total) < 1 for cell, amount in zip(cells, amounts, strict=True) if total)
 
 
-lines = st.lists(st.sampled_from("abc"), max_size=8).map(lambda some: "".join(one + "\n" for one in some))
+lines = st.lists(st.sampled_from("abc"), max_size=8).map(lambda some: "".join(letter + "\n" for letter in some))
 
 
 @given(lines, lines)
-def test_a_shown_change_removes_what_was_there_and_adds_what_comes(before: str, after: str) -> None:
-    shown = format_file_diff(before, after, "f")
-    removed = sorted(line[1:] for line in shown[1:] if line.startswith("-"))
-    added = sorted(line[1:] for line in shown[1:] if line.startswith("+"))
+def test_a_shown_change_removes_the_old_lines_and_adds_the_new_ones(before: str, after: str) -> None:
+    diff = format_file_diff(before, after, "f")
+    removed = sorted(line[1:] for line in diff[1:] if line.startswith("-"))
+    added = sorted(line[1:] for line in diff[1:] if line.startswith("+"))
     assert sorted([*before.split(), *added]) == sorted([*after.split(), *removed])
 
 

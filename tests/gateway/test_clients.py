@@ -1,4 +1,4 @@
-"""The official clients through the gateway to the simulator: what they show is what they show without it."""
+"""The official clients through the gateway to the simulator: their results are the same without it."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,12 +24,12 @@ CLIENTS: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-def played(url: str, name: str, *, stream: bool, blocking: bool) -> list[players.Shown]:
+def play_client(url: str, name: str, *, stream: bool, blocking: bool) -> list[players.Shown]:
     _, plain, asynchronous = CLIENTS[name]
-    shown: list[players.Shown] = (
+    results: list[players.Shown] = (
         plain(url, stream=stream) if blocking else asyncio.run(asynchronous(url, stream=stream))
     )
-    return shown
+    return results
 
 
 def simulated() -> SimulatedProvider:
@@ -39,11 +39,13 @@ def simulated() -> SimulatedProvider:
 @pytest.mark.parametrize("blocking", [True, False], ids=["blocking", "asynchronous"])
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_client_shows_through_the_gateway_what_it_shows_without_it(name: str, stream: bool, blocking: bool) -> None:
+def test_a_client_gets_the_same_results_through_the_gateway_as_without_it(
+    name: str, stream: bool, blocking: bool
+) -> None:
     with serve_provider(simulated()) as url:
-        direct = played(url, name, stream=stream, blocking=blocking)
+        direct = play_client(url, name, stream=stream, blocking=blocking)
     with serve_provider(simulated()) as url, serving_gateway(url) as gateway:
-        through = played(f"{gateway.url}/{CLIENTS[name][0]}", name, stream=stream, blocking=blocking)
+        through = play_client(f"{gateway.url}/{CLIENTS[name][0]}", name, stream=stream, blocking=blocking)
         (session,) = gateway.recorded()
         recorded = list(iter_calls(gateway.store.read(session)))
     assert through == direct
@@ -54,8 +56,8 @@ def test_a_client_shows_through_the_gateway_what_it_shows_without_it(name: str, 
 
 
 @pytest.mark.parametrize(("name", "base"), [("anthropic", ""), ("openai chat", ""), ("google-genai", "")])
-def test_at_the_root_the_same_paths_are_known(name: str, base: str) -> None:
+def test_the_root_serves_the_same_paths(name: str, base: str) -> None:
     with serve_provider(simulated()) as url, serving_gateway(url) as gateway:
-        through = played(f"{gateway.url}{base}", name, stream=False, blocking=True)
+        through = play_client(f"{gateway.url}{base}", name, stream=False, blocking=True)
         assert len(gateway.recorded()) == 1
     assert len(through) == 3

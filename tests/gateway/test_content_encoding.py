@@ -1,4 +1,4 @@
-"""Replies that are compressed: their bytes pass as they are, and what they took is read beside."""
+"""Compressed replies: their bytes are forwarded unchanged, and their usage is decoded on a copy."""
 
 import contextlib
 import gzip
@@ -26,7 +26,7 @@ from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed
 from holdfast.gateway.http import content_encoding
 from holdfast.gateway.http.content_encoding import decompress_body
 
-ASKED = json.dumps(
+REQUEST = json.dumps(
     {"model": "claude-sonnet-5-5", "max_tokens": 9, "messages": [{"role": "user", "content": "Hello."}]}
 ).encode()
 USAGE = {"input_tokens": 1234, "output_tokens": 7}
@@ -37,7 +37,7 @@ MESSAGE = {
     "model": "claude-sonnet-5-5",
     "stop_reason": "end_turn",
 }
-WHOLE = json.dumps({**MESSAGE, "content": [{"type": "text", "text": "Yes."}], "usage": USAGE}).encode()
+REPLY = json.dumps({**MESSAGE, "content": [{"type": "text", "text": "Yes."}], "usage": USAGE}).encode()
 
 
 def event(kind: str, **members: object) -> bytes:
@@ -56,7 +56,7 @@ STREAMED = b"".join(
 )
 
 
-def bare(plain: bytes) -> bytes:
+def compress_bare(plain: bytes) -> bytes:
     packer = zlib.compressobj(wbits=-15)
     return packer.compress(plain) + packer.flush()
 
@@ -69,7 +69,7 @@ CODINGS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "none": ("identity", bytes),
     "gzip": ("gzip", gzip.compress),
     "deflate": ("deflate", zlib.compress),
-    "deflate without a frame": ("deflate", bare),
+    "deflate without a frame": ("deflate", compress_bare),
     "br": ("br", brotli.compress),
     "zstd": ("zstd", flushed_zstd),
     "two of them": ("gzip, br", lambda plain: brotli.compress(gzip.compress(plain))),
@@ -88,16 +88,16 @@ def gateway(upstream: RawUpstream) -> Iterator[ServedGateway]:
         yield running
 
 
-def asked(gateway: ServedGateway) -> bytes:
+def ask(gateway: ServedGateway) -> bytes:
     with socket.create_connection(gateway.address, timeout=TIMEOUT_SECONDS) as connection:
         connection.sendall(
             b"POST /anthropic/v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n%s"
-            % (len(ASKED), ASKED)
+            % (len(REQUEST), REQUEST)
         )
         return read_message(connection)[1]
 
 
-def ended(gateway: ServedGateway) -> LlmCallCompleted | LlmCallFailed:
+def last_call(gateway: ServedGateway) -> LlmCallCompleted | LlmCallFailed:
     (session,) = gateway.recorded()
     last = list(gateway.store.read(session))[-1].payload
     assert isinstance(last, LlmCallCompleted | LlmCallFailed)
@@ -106,36 +106,36 @@ def ended(gateway: ServedGateway) -> LlmCallCompleted | LlmCallFailed:
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("coding", CODINGS)
-def test_what_a_compressed_reply_took_is_read_and_its_bytes_pass(
+def test_the_usage_of_a_compressed_reply_is_decoded_and_its_bytes_are_forwarded(
     upstream: RawUpstream, gateway: ServedGateway, coding: str, streamed: bool
 ) -> None:
     name, packed_by = CODINGS[coding]
-    packed = packed_by(STREAMED if streamed else WHOLE)
+    packed = packed_by(STREAMED if streamed else REPLY)
     kind = b"text/event-stream" if streamed else b"application/json"
-    head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: %s\r\ncontent-encoding: %s\r\n" % (
+    response_head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: %s\r\ncontent-encoding: %s\r\n" % (
         kind,
         name.encode(),
     )
-    upstream.parts = (head + b"content-length: %d\r\n\r\n" % len(packed), packed)
-    assert asked(gateway) == packed
-    last = ended(gateway)
+    upstream.parts = (response_head + b"content-length: %d\r\n\r\n" % len(packed), packed)
+    assert ask(gateway) == packed
+    last = last_call(gateway)
     assert isinstance(last, LlmCallCompleted)
     assert (last.usage.input, last.usage.output) == (1234, 7)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "unknown"])
-def test_what_is_not_packed_as_it_says_passes_and_is_recorded_as_unread(
+def test_a_wrongly_labelled_encoding_is_forwarded_and_recorded_as_undecoded(
     upstream: RawUpstream, gateway: ServedGateway, coding: str
 ) -> None:
     body = b"\xff\xfe not packed at all"
-    head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-encoding: %s\r\n" % coding.encode()
-    upstream.parts = (head + b"content-length: %d\r\n\r\n" % len(body), body)
-    assert asked(gateway) == body
-    assert isinstance(ended(gateway), LlmCallFailed)
+    response_head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-encoding: %s\r\n" % coding.encode()
+    upstream.parts = (response_head + b"content-length: %d\r\n\r\n" % len(body), body)
+    assert ask(gateway) == body
+    assert isinstance(last_call(gateway), LlmCallFailed)
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "deflate without a frame", "br", "zstd"])
-def test_a_packed_body_that_would_fill_memory_is_refused(coding: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compressed_body_that_would_fill_memory_is_refused(coding: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(content_encoding, "PLAIN_BYTES_MAX", 1_000_000)
     name, packed_by = CODINGS[coding]
     assert decompress_body(packed_by(bytes(1_000_000)), name) == bytes(1_000_000)
@@ -144,24 +144,24 @@ def test_a_packed_body_that_would_fill_memory_is_refused(coding: str, monkeypatc
 
 
 @given(st.binary(max_size=3_000), st.sampled_from(sorted(CODINGS)))
-def test_what_was_packed_is_unpacked(plain: bytes, coding: str) -> None:
+def test_a_compressed_body_is_decompressed(plain: bytes, coding: str) -> None:
     name, packed_by = CODINGS[coding]
     assert decompress_body(packed_by(plain), name) == plain
 
 
 @given(st.binary(min_size=1, max_size=300), st.sampled_from(sorted(CODINGS)), st.data())
-def test_of_a_body_that_was_cut_there_is_as_much_as_there_is(plain: bytes, coding: str, data: st.DataObject) -> None:
+def test_an_interrupted_body_is_decompressed_as_far_as_it_goes(plain: bytes, coding: str, data: st.DataObject) -> None:
     name, packed_by = CODINGS[coding]
     packed = packed_by(plain)
-    cut = packed[: data.draw(st.integers(0, len(packed)))]
+    cut_off = packed[: data.draw(st.integers(0, len(packed)))]
     try:
-        found = decompress_body(cut, name)
+        decompressed = decompress_body(cut_off, name)
     except ProviderError:
         return
-    assert plain.startswith(found) or coding.startswith(("deflate", "two"))
+    assert plain.startswith(decompressed) or coding.startswith(("deflate", "two"))
 
 
 @given(st.binary(max_size=300), st.sampled_from(["gzip", "deflate", "br", "zstd", "br, zstd", "", "x"]))
-def test_any_bytes_end_in_bytes_or_in_our_own_error(raw: bytes, name: str) -> None:
+def test_arbitrary_bytes_end_in_bytes_or_in_our_own_error(raw: bytes, name: str) -> None:
     with contextlib.suppress(ProviderError):
         assert isinstance(decompress_body(raw, name), bytes)

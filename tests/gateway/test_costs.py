@@ -1,4 +1,4 @@
-"""What a forwarded session cost and would have cost: each habit with its price, other plans, the least."""
+"""Actual and hypothetical costs of a forwarded session: each anti-pattern with its price, other plans, the minimum."""
 
 import asyncio
 import http.client
@@ -36,12 +36,12 @@ NAMES = ("delete", "edit", "list", "read", "search", "write")
 TURNS = 8
 SCHEMA = {"type": "object", "properties": {}}
 
-Spell = Callable[[int, bool], tuple[str, dict[str, Any]]]
+Encode = Callable[[int, bool], tuple[str, dict[str, Any]]]
 """The path and the body of a turn, well written or not."""
 
 
-def head(turn: int, well: bool) -> tuple[str, str, tuple[str, ...]]:
-    """The system prompt, what belongs at the end, and the tools in their order."""
+def prefix_of(turn: int, well: bool) -> tuple[str, str, tuple[str, ...]]:
+    """The system prompt, the volatile text that belongs at the end, and the tools in their order."""
     changing = f"Today's date is 2026-11-16, 08:{turn:02}.\n<memory>{turn} things so far.</memory>"
     if well:
         return f"\n{GUIDE}", changing, NAMES
@@ -49,20 +49,20 @@ def head(turn: int, well: bool) -> tuple[str, str, tuple[str, ...]]:
     return f"{date}\n{memory}\n{GUIDE}", "", tuple(random.Random(turn).sample(NAMES, len(NAMES)))
 
 
-def said(turn: int) -> list[tuple[str, str]]:
-    found = [("user", "Question 0: " + "what does this line do? " * 40)]
+def history(turn: int) -> list[tuple[str, str]]:
+    messages = [("user", "Question 0: " + "what does this line do? " * 40)]
     for place in range(1, turn + 1):
-        found += [("assistant", f"Answer {place}: " + "it adds. " * 60), ("user", f"Question {place}? " * 30)]
-    return found
+        messages += [("assistant", f"Answer {place}: " + "it adds. " * 60), ("user", f"Question {place}? " * 30)]
+    return messages
 
 
 def chat(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
-    system, last, names = head(turn, well)
+    system, last, names = prefix_of(turn, well)
     tools = [
         {"type": "function", "function": {"name": name, "description": f"{name}. " * 30, "parameters": SCHEMA}}
         for name in names
     ]
-    messages = [{"role": role, "content": text} for role, text in said(turn)]
+    messages = [{"role": role, "content": text} for role, text in history(turn)]
     body: dict[str, Any] = {
         "model": MODELS["chat"],
         "tools": tools,
@@ -75,25 +75,25 @@ def chat(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
 
 
 def openrouter(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
-    """As OpenAI's, with the marks of Anthropic; what changes stands behind the last of them."""
+    """Like OpenAI's, with Anthropic's breakpoints; the volatile text comes after the last of them."""
     _, body = chat(turn, False)
-    system, last, _ = head(turn, well)
+    system, last, _ = prefix_of(turn, well)
     body["model"] = MODELS["openrouter"]
     if well:
-        mark = {"cache_control": {"type": "ephemeral"}}
+        cache_control = {"cache_control": {"type": "ephemeral"}}
         body["tools"] = sorted(body["tools"], key=lambda tool: str(tool["function"]["name"]))
-        body["messages"][0] = {"role": "system", "content": [{"type": "text", "text": system, **mark}]}
-        newest = {"type": "text", "text": body["messages"][-1]["content"], **mark}
+        body["messages"][0] = {"role": "system", "content": [{"type": "text", "text": system, **cache_control}]}
+        newest = {"type": "text", "text": body["messages"][-1]["content"], **cache_control}
         body["messages"][-1]["content"] = [newest, {"type": "text", "text": last}]
     return "/openrouter/v1/chat/completions", body
 
 
 def responses(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
-    system, last, names = head(turn, well)
+    system, last, names = prefix_of(turn, well)
     tools = [
         {"type": "function", "name": name, "description": f"{name}. " * 30, "parameters": SCHEMA} for name in names
     ]
-    items = [{"role": role, "content": text} for role, text in said(turn)]
+    items = [{"role": role, "content": text} for role, text in history(turn)]
     body: dict[str, Any] = {
         "model": MODELS["responses"],
         "tools": tools,
@@ -108,10 +108,10 @@ def responses(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
 
 
 def gemini(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
-    system, last, names = head(turn, well)
+    system, last, names = prefix_of(turn, well)
     declared = [{"name": name, "description": f"{name}. " * 30, "parameters": SCHEMA} for name in names]
     roles = {"user": "user", "assistant": "model"}
-    contents = [{"role": roles[role], "parts": [{"text": text}]} for role, text in said(turn)]
+    contents = [{"role": roles[role], "parts": [{"text": text}]} for role, text in history(turn)]
     if well:
         contents.append({"role": "user", "parts": [{"text": last}]})
     body = {
@@ -123,28 +123,28 @@ def gemini(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
 
 
 def anthropic(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
-    system, last, names = head(turn, well)
+    system, last, names = prefix_of(turn, well)
     tools = [{"name": name, "description": f"{name}. " * 30, "input_schema": SCHEMA} for name in names]
-    messages: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in said(turn)]
+    messages: list[dict[str, Any]] = [{"role": role, "content": text} for role, text in history(turn)]
     body: dict[str, Any] = {"model": MODELS["anthropic"], "max_tokens": 50, "tools": tools, "messages": messages}
     if not well:
         return "/anthropic/v1/messages", {**body, "system": system}
-    mark = {"cache_control": {"type": "ephemeral"}}
+    cache_control = {"cache_control": {"type": "ephemeral"}}
     messages[-1]["content"] = [
-        {"type": "text", "text": messages[-1]["content"], **mark},
+        {"type": "text", "text": messages[-1]["content"], **cache_control},
         {"type": "text", "text": last},
     ]
-    return "/anthropic/v1/messages", {**body, "system": [{"type": "text", "text": system, **mark}]}
+    return "/anthropic/v1/messages", {**body, "system": [{"type": "text", "text": system, **cache_control}]}
 
 
-def at_the_top(spell: Spell) -> Spell:
-    """The same, where badly written, with the mark that the provider places itself."""
+def with_automatic_breakpoint(encode: Encode) -> Encode:
+    """The same, where badly written, with the provider's automatic breakpoint."""
 
-    def spelled(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
-        path, body = spell(turn, well)
+    def encode_turn(turn: int, well: bool) -> tuple[str, dict[str, Any]]:
+        path, body = encode(turn, well)
         return path, body if well else {**body, "cache_control": {"type": "ephemeral"}}
 
-    return spelled
+    return encode_turn
 
 
 MODELS = {
@@ -154,14 +154,14 @@ MODELS = {
     "responses": "gpt-6.1-sol",
     "gemini": "gemini-3.8-flash",
 }
-SPELLS: dict[str, Spell] = {
+SPELLS: dict[str, Encode] = {
     "anthropic": anthropic,
     "chat": chat,
     "responses": responses,
     "gemini": gemini,
     "openrouter": openrouter,
-    "anthropic, marked at the top": at_the_top(anthropic),
-    "openrouter, marked at the top": at_the_top(openrouter),
+    "anthropic, marked at the top": with_automatic_breakpoint(anthropic),
+    "openrouter, marked at the top": with_automatic_breakpoint(openrouter),
 }
 
 
@@ -183,53 +183,53 @@ def ask(
     gateway.recorded()
 
 
-def played(
-    spell: Spell, *, well: bool = False, improve: bool = False, store: MemoryStore | None = None
+def play_session(
+    encode: Encode, *, well: bool = False, improve: bool = False, store: MemoryStore | None = None
 ) -> Counterfactual:
-    clock, kept = ManualClock(1_790_000_000), store or MemoryStore()
+    clock, session_store = ManualClock(1_790_000_000), store or MemoryStore()
     provider = SimulatedProvider(clock=clock)
     with (
         serve_provider(provider) as url,
-        serving_gateway(url, store=kept, improve=improve, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,
+        serving_gateway(url, store=session_store, improve=improve, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,
     ):
         for turn in range(TURNS):
-            ask(gateway, *spell(turn, well))
+            ask(gateway, *encode(turn, well))
             clock.advance(20)
         (session,) = gateway.recorded()
-    found = estimate_counterfactual(kept.read(session), shipped_models())
-    assert found is not None
-    return found
+    counterfactual = estimate_counterfactual(session_store.read(session), shipped_models())
+    assert counterfactual is not None
+    return counterfactual
 
 
 @pytest.mark.parametrize("name", SPELLS)
-def test_bad_habits_mended_cost_what_the_same_costs_written_well(name: str) -> None:
-    improved = played(SPELLS[name], improve=True)
-    written_well = played(SPELLS[name], well=True)
-    as_it_is = played(SPELLS[name])
-    assert improved.cost_usd <= 1.1 * written_well.cost_usd
-    assert as_it_is.cost_usd > 1.3 * improved.cost_usd
+def test_anti_patterns_once_fixed_cost_as_much_as_well_written_requests(name: str) -> None:
+    improved = play_session(SPELLS[name], improve=True)
+    cost_well_written = play_session(SPELLS[name], well=True)
+    cost_unchanged = play_session(SPELLS[name])
+    assert improved.cost_usd <= 1.1 * cost_well_written.cost_usd
+    assert cost_unchanged.cost_usd > 1.3 * improved.cost_usd
     assert {"volatile date", "volatile memory", "tools out of order"} <= {
         row.anti_pattern for row in improved.anti_patterns
     }
-    # What observing says that improving would cost is what improving then costs.
-    assert as_it_is.improved_usd == pytest.approx(improved.as_sent_usd, rel=0.1)
+    # The cost that observing predicts for improving is the cost of improving.
+    assert cost_unchanged.improved_usd == pytest.approx(improved.as_sent_usd, rel=0.1)
 
 
-def test_the_mark_that_a_provider_places_itself_is_seen_and_priced() -> None:
+def test_the_providers_automatic_breakpoint_is_recognised_and_priced() -> None:
     store = MemoryStore()
-    found = played(at_the_top(anthropic), store=store)
-    without = played(anthropic)
-    assert found.as_sent_usd == pytest.approx(1.25 * without.as_sent_usd, rel=0.02)
-    assert found.as_sent_usd < found.cost_usd
+    counterfactual = play_session(with_automatic_breakpoint(anthropic), store=store)
+    without = play_session(anthropic)
+    assert counterfactual.as_sent_usd == pytest.approx(1.25 * without.as_sent_usd, rel=0.02)
+    assert counterfactual.as_sent_usd < counterfactual.cost_usd
     (row,) = store.sessions()
     plans = [event.payload.plan for event in store.read(row.id) if isinstance(event.payload, RequestPrepared)]
-    assert [[mark.ttl for mark in plan.breakpoints] for plan in plans] == [["5m"]] * TURNS
+    assert [[point.ttl for point in plan.breakpoints] for plan in plans] == [["5m"]] * TURNS
     state = fold_cache_state(CacheState(row.id), store.read(row.id), shipped_models())
     assert state.ttl == "5m"
 
 
-def refused_between(store: SqliteStore, *, refused: bool) -> str:
-    """Three turns of bad habits, of which each but the last is refused once and asked again if so wanted."""
+def play_with_refusals(store: SqliteStore, *, refused: bool) -> str:
+    """Three turns with anti-patterns, each but the last refused once and optionally sent again."""
     clock = ManualClock(1_790_000_000)
     lines = ['{"fault": "429"}', '{"content": "Yes."}'] if refused else ['{"content": "Yes."}']
     with (
@@ -244,14 +244,14 @@ def refused_between(store: SqliteStore, *, refused: bool) -> str:
     return session
 
 
-def test_what_came_to_nothing_costs_nothing_and_saves_nothing(tmp_path: Path) -> None:
-    found: list[Counterfactual | None] = []
+def test_refused_calls_cost_nothing_and_save_nothing(tmp_path: Path) -> None:
+    counterfactuals: list[Counterfactual | None] = []
     paths = [str(tmp_path / "refused.db"), str(tmp_path / "answered.db")]
     for path in paths:
         with SqliteStore(path) as store:
-            session = refused_between(store, refused=path == paths[0])
-            found.append(estimate_counterfactual(store.read(session), shipped_models()))
-    with_refused, without = found
+            session = play_with_refusals(store, refused=path == paths[0])
+            counterfactuals.append(estimate_counterfactual(store.read(session), shipped_models()))
+    with_refused, without = counterfactuals
     assert with_refused is not None
     assert without is not None
     assert with_refused.calls == without.calls == 3
@@ -261,15 +261,15 @@ def test_what_came_to_nothing_costs_nothing_and_saves_nothing(tmp_path: Path) ->
     assert [row.usd for row in with_refused.policies] == pytest.approx([row.usd for row in without.policies], rel=0.02)
     (row,) = json.loads(run("gateway", "spend", "--db", paths[0], "--json"))
     assert (row["calls"], row["failed"]) == (3, 2)
-    shown = run("sessions", "show", session_in(paths[0]), "--db", paths[0])
-    assert "2 more calls failed: 2 rate_limit" in shown
-    assert "can be fixed in 3 calls: breakpoints missing" in shown
+    output = run("sessions", "show", session_in(paths[0]), "--db", paths[0])
+    assert "2 more calls failed: 2 rate_limit" in output
+    assert "can be fixed in 3 calls: breakpoints missing" in output
 
 
-def test_the_report_names_long_sessions_that_use_no_cache(tmp_path: Path, stored: tuple[str, str]) -> None:
+def test_the_report_names_long_sessions_without_caching(tmp_path: Path, stored: tuple[str, str]) -> None:
     path = str(tmp_path / "bare.db")
     with SqliteStore(path) as store:
-        refused_between(store, refused=False)
+        play_with_refusals(store, refused=False)
     assert "1 long session used no cache at all, for $0.0" in run("report", "--db", path)
     assert "used no cache" not in run("report", "--db", stored[0])
 
@@ -280,43 +280,43 @@ def session_in(path: str) -> str:
     return row.id
 
 
-def test_each_habit_is_named_with_its_price() -> None:
-    found = played(anthropic)
-    prices = {row.anti_pattern: row.usd for row in found.anti_patterns}
+def test_each_anti_pattern_is_named_with_its_price() -> None:
+    counterfactual = play_session(anthropic)
+    prices = {row.anti_pattern: row.usd for row in counterfactual.anti_patterns}
     assert prices.keys() == {"volatile date", "volatile memory", "tools out of order", "breakpoints missing"}
-    assert all(0 < price <= found.as_sent_usd * 1.3 for price in prices.values())
-    assert found.as_sent_usd > 2 * found.improved_usd
+    assert all(0 < price <= counterfactual.as_sent_usd * 1.3 for price in prices.values())
+    assert counterfactual.as_sent_usd > 2 * counterfactual.improved_usd
 
 
-def test_the_least_is_below_every_plan_and_the_plans_are_those_of_others() -> None:
-    found = played(anthropic, well=True)
+def test_the_minimum_is_below_every_plan_and_the_plans_are_those_of_peers() -> None:
+    counterfactual = play_session(anthropic, well=True)
     assert {"litellm", "langchain", "goose", "claude-code-5m", "none", "holdfast"} <= {
-        row.policy for row in found.policies
+        row.policy for row in counterfactual.policies
     }
-    assert found.optimum_usd is not None
-    assert all(found.optimum_usd <= row.usd for row in found.policies)
-    assert found.optimum_usd <= found.as_sent_usd
-    none = next(row.usd for row in found.policies if row.policy == "none")
-    assert none > 2 * found.as_sent_usd
+    assert counterfactual.optimum_usd is not None
+    assert all(counterfactual.optimum_usd <= row.usd for row in counterfactual.policies)
+    assert counterfactual.optimum_usd <= counterfactual.as_sent_usd
+    none = next(row.usd for row in counterfactual.policies if row.policy == "none")
+    assert none > 2 * counterfactual.as_sent_usd
 
 
-def test_a_session_of_ones_own_has_no_counterfactual() -> None:
+def test_a_session_of_our_own_has_no_counterfactual() -> None:
     assert estimate_counterfactual((), shipped_models()) is None
 
 
 @pytest.fixture
 def stored(tmp_path: Path) -> tuple[str, str]:
-    """A store with a session of bad habits that was improved, and the session's id."""
+    """A store with an improved session with anti-patterns, and the session's id."""
     path, clock = str(tmp_path / "s.db"), ManualClock(1_790_000_000)
     store = SqliteStore(path)
-    made = make_key("gateway", at=0.0, random_bytes=lambda size: b"1" * size, name="team-a")
+    new_key = make_key("gateway", at=0.0, random_bytes=lambda size: b"1" * size, name="team-a")
     with (
         serve_provider(SimulatedProvider(clock=clock)) as url,
         serving_gateway(url, store=store, improve=True, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,  # type: ignore[arg-type]
     ):
-        store.records.add_key(made.row)
+        store.records.add_key(new_key.row)
         for turn in range(3):
-            ask(gateway, *anthropic(turn, False), {"x-holdfast-key": made.key})
+            ask(gateway, *anthropic(turn, False), {"x-holdfast-key": new_key.key})
             clock.advance(40_000)
         (session,) = gateway.recorded()
     store.close()
@@ -347,27 +347,27 @@ def test_costs_changes_and_spending_are_shown(stored: tuple[str, str]) -> None:
     assert "team-a" in run("gateway", "spend", "--db", path, "--since", "2026-01-01")
 
 
-def test_costs_and_changes_are_told_over_http(stored: tuple[str, str]) -> None:
+def test_costs_and_changes_are_served_over_http(stored: tuple[str, str]) -> None:
     path, session = stored
     with closing(SqliteStore(path)) as store, serving_store(store) as client:
         key, below = client.key("read"), f"/api/sessions/{session}/gateway"
         costs = client.get(f"{below}/costs", key=key)
         assert costs == json.loads(run("gateway", "costs", session, "--db", path, "--json"))
-        told = client.get(f"{below}/changes", key=key)
-        assert [call["number"] for call in told["calls"]] == [1, 2, 3]
-        assert {change["anti_pattern"] for change in told["calls"][1]["changes"]} >= {
+        changes = client.get(f"{below}/changes", key=key)
+        assert [call["number"] for call in changes["calls"]] == [1, 2, 3]
+        assert {change["anti_pattern"] for change in changes["calls"][1]["changes"]} >= {
             "volatile date",
             "tools out of order",
         }
-        assert all(call["rewritten"] for call in told["calls"])
-        assert not told["more"]
+        assert all(call["rewritten"] for call in changes["calls"])
+        assert not changes["more"]
         page = client.get(f"{below}/changes?after=1&limit=1", key=key)
-        assert (page["calls"], page["more"]) == (told["calls"][1:2], True)
+        assert (page["calls"], page["more"]) == (changes["calls"][1:2], True)
         for route in ("costs", "changes"):
             assert client.ask("GET", f"/api/sessions/nobody/gateway/{route}", key=key).code == "session_not_found"
 
 
-def test_a_session_of_ones_own_has_no_costs_of_a_gateway_over_http() -> None:
+def test_a_session_of_our_own_has_no_gateway_costs_over_http() -> None:
     store = MemoryStore()
 
     async def say() -> None:
@@ -381,12 +381,12 @@ def test_a_session_of_ones_own_has_no_costs_of_a_gateway_over_http() -> None:
         assert client.get(f"/api/sessions/{session}/gateway/changes")["calls"] == []
 
 
-def test_a_request_in_a_file_is_tried_out(tmp_path: Path) -> None:
+def test_a_request_file_can_be_tried_out(tmp_path: Path) -> None:
     file = tmp_path / "request.json"
     file.write_text(json.dumps(anthropic(1, False)[1]))
-    shown = run("gateway", "try", str(file), "--volatile", "memory=<memory>[^<]*</memory>")
-    assert "tools out of order (tools)" in shown
-    assert "-system: Today's date is 2026-11-16, 08:01." in shown.splitlines()
+    output = run("gateway", "try", str(file), "--volatile", "memory=<memory>[^<]*</memory>")
+    assert "tools out of order (tools)" in output
+    assert "-system: Today's date is 2026-11-16, 08:01." in output.splitlines()
     file.write_text("{")
     result = CliRunner().invoke(command, ("gateway", "try", str(file)))
     assert isinstance(result.exception, UserError)

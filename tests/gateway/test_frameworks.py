@@ -1,4 +1,4 @@
-"""LangChain's and pydantic-ai's clients through the gateway: what they show is what they show without it."""
+"""LangChain's and pydantic-ai's clients through the gateway: their results are the same without it."""
 
 import asyncio
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from holdfast.simulator.provider import SimulatedProvider
 from holdfast.testing.server_thread import serve_provider
 
 MODEL = "claude-sonnet-5-5"
-Shown = list[tuple[Any, ...]]
+Results = list[tuple[Any, ...]]
 
 
 def read(path: str) -> str:
@@ -27,22 +27,29 @@ def read(path: str) -> str:
     return RESULT
 
 
-def _langchain(url: str) -> Any:
-    told: Any = {"model": MODEL, "base_url": url, "api_key": "any", "max_retries": 0, "max_tokens": 200, "timeout": 10}
-    return ChatAnthropic(**told).bind_tools([read])
+def _langchain_client(url: str) -> Any:
+    settings: Any = {
+        "model": MODEL,
+        "base_url": url,
+        "api_key": "any",
+        "max_retries": 0,
+        "max_tokens": 200,
+        "timeout": 10,
+    }
+    return ChatAnthropic(**settings).bind_tools([read])
 
 
-def _first() -> list[Any]:
-    mark = {"cache_control": {"type": "ephemeral"}}
-    return [SystemMessage([{"type": "text", "text": SYSTEM, **mark}]), HumanMessage(LOOK)]
+def _first_messages() -> list[Any]:
+    cache_control = {"cache_control": {"type": "ephemeral"}}
+    return [SystemMessage([{"type": "text", "text": SYSTEM, **cache_control}]), HumanMessage(LOOK)]
 
 
-def _next(messages: list[Any], reply: Any) -> None:
+def _next_messages(messages: list[Any], reply: Any) -> None:
     results: list[Any] = [ToolMessage(RESULT, tool_call_id=call["id"]) for call in reply.tool_calls]
     messages += [reply, *(results or [HumanMessage(SURE)])]
 
 
-def _shown(reply: Any) -> tuple[Any, ...]:
+def _result_of(reply: Any) -> tuple[Any, ...]:
     usage = reply.usage_metadata
     return (
         str(reply.content),
@@ -53,58 +60,58 @@ def _shown(reply: Any) -> tuple[Any, ...]:
     )
 
 
-def langchain(url: str, *, stream: bool) -> Shown:
-    client, messages, shown = _langchain(url), _first(), []
+def langchain(url: str, *, stream: bool) -> Results:
+    client, messages, results = _langchain_client(url), _first_messages(), []
     for _ in range(3):
         if stream:
             first, *rest = client.stream(messages)
             reply = sum(rest, first)
         else:
             reply = client.invoke(messages)
-        shown.append(_shown(reply))
-        _next(messages, reply)
-    return shown
+        results.append(_result_of(reply))
+        _next_messages(messages, reply)
+    return results
 
 
-def langchain_async(url: str, *, stream: bool) -> Shown:
-    async def play() -> Shown:
-        client, messages, shown = _langchain(url), _first(), []
+def langchain_async(url: str, *, stream: bool) -> Results:
+    async def play() -> Results:
+        client, messages, results = _langchain_client(url), _first_messages(), []
         for _ in range(3):
             if stream:
                 parts = [part async for part in client.astream(messages)]
                 reply = sum(parts[1:], parts[0])
             else:
                 reply = await client.ainvoke(messages)
-            shown.append(_shown(reply))
-            _next(messages, reply)
-        return shown
+            results.append(_result_of(reply))
+            _next_messages(messages, reply)
+        return results
 
     return asyncio.run(play())
 
 
-def pydantic_ai(url: str, *, stream: bool) -> Shown:
-    async def play() -> Shown:
+def pydantic_ai(url: str, *, stream: bool) -> Results:
+    async def play() -> Results:
         async with AnthropicProvider(api_key="any", base_url=url) as provider:
             settings: Any = {"anthropic_cache_instructions": True, "max_tokens": 200}
             agent = Agent(AnthropicModel(MODEL, provider=provider), instructions=SYSTEM, model_settings=settings)
             agent.tool_plain(read)
-            shown: Shown = []
+            results: Results = []
             history: list[Any] = []
-            for asked in (LOOK, SURE):
+            for question in (LOOK, SURE):
                 if stream:
-                    async with agent.run_stream(asked, message_history=history) as running:
-                        said = await running.get_output()
+                    async with agent.run_stream(question, message_history=history) as running:
+                        output = await running.get_output()
                         usage, history = running.usage, running.all_messages()
                 else:
-                    ran = await agent.run(asked, message_history=history)
-                    said, usage, history = ran.output, ran.usage, ran.all_messages()
-                shown.append((said, usage.input_tokens, usage.output_tokens, usage.cache_read_tokens))
-            return shown
+                    ran = await agent.run(question, message_history=history)
+                    output, usage, history = ran.output, ran.usage, ran.all_messages()
+                results.append((output, usage.input_tokens, usage.output_tokens, usage.cache_read_tokens))
+            return results
 
     return asyncio.run(play())
 
 
-CLIENTS: dict[str, Callable[..., Shown]] = {
+CLIENTS: dict[str, Callable[..., Results]] = {
     "langchain": langchain,
     "langchain, asynchronous": langchain_async,
     "pydantic-ai": pydantic_ai,
@@ -117,7 +124,7 @@ def simulated() -> SimulatedProvider:
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("name", CLIENTS)
-def test_a_framework_shows_through_the_gateway_what_it_shows_without_it(name: str, stream: bool) -> None:
+def test_a_framework_gets_the_same_results_through_the_gateway_as_without_it(name: str, stream: bool) -> None:
     with serve_provider(simulated()) as url:
         direct = CLIENTS[name](url, stream=stream)
     provider = simulated()

@@ -1,4 +1,4 @@
-"""A gateway under load: no event is lost, no reply is another's, and nothing is left over."""
+"""A gateway under load: no event is lost, no reply is mixed up, and nothing is left over."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ STORE_FILES_MAX = 30
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="descriptors are counted where /proc tells them")
 @pytest.mark.timeout(180)
-def test_many_streams_with_faults_lose_nothing_mix_nothing_up_and_leave_nothing(tmp_path: Path) -> None:
+def test_many_streams_with_faults_lose_nothing_mix_up_nothing_and_leave_nothing(tmp_path: Path) -> None:
     with ExitStack() as stack:
 
         def serve(port: int) -> tuple[tuple[str, int], int]:
@@ -36,16 +36,16 @@ def test_many_streams_with_faults_lose_nothing_mix_nothing_up_and_leave_nothing(
             assert parts.port
             return (parts.hostname, parts.port), process.pid
 
-        found, grown = asyncio.run(under_load(serve, streams=STREAMS, seconds=SECONDS))
-    assert found.wrong == []
-    assert found.ended.keys() == set(FAULTS)
-    assert sum(found.ended.values()) > 3 * STREAMS
-    assert grown["socket"] <= 1
-    # Threads that ask the store open it once each; there is a handful of them.
-    assert sum(more for kind, more in grown.items() if kind != "socket" and more > 0) <= STORE_FILES_MAX
+        outcome, growth = asyncio.run(under_load(serve, streams=STREAMS, seconds=SECONDS))
+    assert outcome.wrong == []
+    assert outcome.ended.keys() == set(FAULTS)
+    assert sum(outcome.ended.values()) > 3 * STREAMS
+    assert growth["socket"] <= 1
+    # Each thread that queries the store opens it once; there are only a few threads.
+    assert sum(more for kind, more in growth.items() if kind != "socket" and more > 0) <= STORE_FILES_MAX
 
 
-def test_no_task_is_left_behind() -> None:
+def test_no_task_is_left_running() -> None:
     with ExitStack() as stack:
         running: list[ServedGateway] = []
 
@@ -55,10 +55,10 @@ def test_no_task_is_left_behind() -> None:
             return running[0].address, os.getpid()
 
         before: list[int] = []
-        found, _ = asyncio.run(under_load(serve, streams=16, seconds=2.0))
+        outcome, _ = asyncio.run(under_load(serve, streams=16, seconds=2.0))
         running[0].recorded()
         for _ in range(100):
             if running[0].tasks() <= before[0]:
                 break
         assert running[0].tasks() <= before[0]
-    assert found.wrong == []
+    assert outcome.wrong == []

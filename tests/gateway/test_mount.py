@@ -25,7 +25,7 @@ FORWARDED = {
     "/v1/responses/compact": ("openai", "/v1/responses/compact", None),
     "/v1beta/models/m:generateContent": ("gemini", "/v1beta/models/m:generateContent", "gemini"),
 }
-OURS = (
+OWN_PATHS = (
     "/",
     "/healthz",
     "/api/cache",
@@ -40,7 +40,7 @@ OURS = (
 
 
 class Recorder:
-    """In place of the gateway: says which path it was called with."""
+    """Replaces the gateway: returns the path it was called with."""
 
     def __init__(self) -> None:
         self.paths: list[str] = []
@@ -64,7 +64,7 @@ async def test_provider_paths_reach_the_gateway_with_every_method_and_all_others
     async with app_with(gateway) as client:
         for path in FORWARDED:
             assert (await client.request(method, path)).status_code == 299, path
-        for path in OURS:
+        for path in OWN_PATHS:
             assert (await client.request(method, path)).status_code != 299, path
     assert gateway.paths == list(FORWARDED)
 
@@ -75,13 +75,13 @@ def test_a_target_is_the_path_as_sent_below_its_mount() -> None:
         assert (target.mount, target.path, target.adapter_name) == (mount, rest, adapter)
 
 
-async def test_what_the_gateway_does_not_serve_is_answered_in_our_own_format() -> None:
+async def test_a_path_that_the_gateway_does_not_serve_is_answered_in_our_own_format() -> None:
     async with app_with(Recorder()) as client:
         for path in ("/%61nthropic/v1/messages", "/no-such-path"):
-            answered = await client.get(path)
-            assert (answered.status_code, answered.json()["error"]["code"]) == (404, "not_found")
-        answered = await client.post("/api/cache")
-        assert (answered.status_code, answered.json()["error"]["code"]) == (405, "method_not_allowed")
+            response = await client.get(path)
+            assert (response.status_code, response.json()["error"]["code"]) == (404, "not_found")
+        response = await client.post("/api/cache")
+        assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
 
 
 def test_only_http_requests_are_matched() -> None:

@@ -1,4 +1,4 @@
-"""What goes through the gateway is what came: over generated bodies, chunkings, headers and cuts, on real sockets."""
+"""Requests and replies pass unchanged: over generated bodies, chunkings, headers and interruptions, on real sockets."""
 
 import gzip
 import json
@@ -20,7 +20,7 @@ from tests.support.served_gateway import (
 )
 
 PATH = "/anthropic/v1/messages"
-# 120 each where all is checked, 6,000 where there is time.
+# 120 each for every check, 6,000 in the deep run.
 many = settings(
     max_examples=6 * settings().max_examples,
     deadline=None,
@@ -46,7 +46,7 @@ def gateway(upstream: RawUpstream) -> Iterator[ServedGateway]:
 
 
 def split(body: bytes, cuts: list[int]) -> list[bytes]:
-    places = sorted({cut % (len(body) + 1) for cut in cuts} | {0, len(body)})
+    places = sorted({cut_at % (len(body) + 1) for cut_at in cuts} | {0, len(body)})
     return [body[start:end] for start, end in pairwise(places)]
 
 
@@ -54,44 +54,46 @@ def chunked(parts: list[bytes]) -> bytes:
     return b"".join(b"%x\r\n%s\r\n" % (len(part), part) for part in parts if part) + b"0\r\n\r\n"
 
 
-def asked(gateway: ServedGateway, parts: list[bytes], told: list[tuple[str, str]], *, known: bool) -> socket.socket:
-    """A request whose body is sent in these parts, with its length or in chunks."""
+def ask(
+    gateway: ServedGateway, parts: list[bytes], header_list: list[tuple[str, str]], *, has_length: bool
+) -> socket.socket:
+    """Send a request with its body in these parts, with a content length or chunked."""
     connection = socket.create_connection(gateway.address, timeout=TIMEOUT_SECONDS)
-    lines = [f"POST {PATH} HTTP/1.1", "Host: 127.0.0.1", *(f"{name}: {value}" for name, value in told)]
-    lines.append(f"Content-Length: {sum(map(len, parts))}" if known else "Transfer-Encoding: chunked")
+    lines = [f"POST {PATH} HTTP/1.1", "Host: 127.0.0.1", *(f"{name}: {value}" for name, value in header_list)]
+    lines.append(f"Content-Length: {sum(map(len, parts))}" if has_length else "Transfer-Encoding: chunked")
     connection.sendall("\r\n".join((*lines, "", "")).encode())
     for part in parts:
         if part:
-            connection.sendall(part if known else b"%x\r\n%s\r\n" % (len(part), part))
-    if not known:
+            connection.sendall(part if has_length else b"%x\r\n%s\r\n" % (len(part), part))
+    if not has_length:
         connection.sendall(b"0\r\n\r\n")
     return connection
 
 
-def pairs_in(head: bytes) -> list[tuple[str, str]]:
-    found = (line.partition(": ") for line in head.decode("latin-1").split("\r\n")[1:])
-    return [(name.lower(), value) for name, _, value in found if name.lower().startswith("x-")]
+def header_pairs(head: bytes) -> list[tuple[str, str]]:
+    pairs = (line.partition(": ") for line in head.decode("latin-1").split("\r\n")[1:])
+    return [(name.lower(), value) for name, _, value in pairs if name.lower().startswith("x-")]
 
 
 @many
 @given(bodies, st.lists(st.integers(0, 10_000), max_size=5), headers, st.booleans())
-def test_a_request_reaches_the_upstream_as_it_came(
+def test_a_request_reaches_the_upstream_unchanged(
     upstream: RawUpstream,
     gateway: ServedGateway,
     body: bytes,
     cuts: list[int],
-    told: list[tuple[str, str]],
-    known: bool,
+    header_list: list[tuple[str, str]],
+    has_length: bool,
 ) -> None:
     upstream.parts = (b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}",)
-    with asked(gateway, split(body, cuts), told, known=known) as connection:
+    with ask(gateway, split(body, cuts), header_list, has_length=has_length) as connection:
         read_message(connection)
     assert upstream.bodies[-1] == body
     head = upstream.heads[-1]
     assert head.startswith(b"POST /v1/messages HTTP/1.1\r\n")
-    assert pairs_in(head) == told
+    assert header_pairs(head) == header_list
     assert headers_in(head)[b"host"] == upstream.url.removeprefix("http://").encode()
-    assert (b"content-length" in headers_in(head)) == known
+    assert (b"content-length" in headers_in(head)) == has_length
 
 
 @many
@@ -102,25 +104,25 @@ def test_a_request_reaches_the_upstream_as_it_came(
     st.sampled_from(["length", "chunks", "until it closes"]),
     st.sampled_from([200, 400, 404, 429, 500, 529]),
 )
-def test_a_reply_comes_back_as_it_was_sent(
+def test_a_reply_reaches_the_client_unchanged(
     upstream: RawUpstream,
     gateway: ServedGateway,
     body: bytes,
     cuts: list[int],
-    told: list[tuple[str, str]],
+    header_list: list[tuple[str, str]],
     framing: str,
     status: int,
 ) -> None:
     parts = split(body, cuts)
     framed = {"length": f"content-length: {len(body)}\r\n", "chunks": "transfer-encoding: chunked\r\n"}.get(framing, "")
-    lines = "".join(f"{name}: {value}\r\n" for name, value in told)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in header_list)
     head = f"HTTP/1.1 {status} As it is\r\nconnection: close\r\ncontent-encoding: gzip\r\n{lines}{framed}\r\n".encode()
     upstream.parts = (head, *([chunked(parts)] if framing == "chunks" else parts))
-    with asked(gateway, [b"{}"], [], known=True) as connection:
-        received, whole = read_message(connection)
-    assert whole == body
+    with ask(gateway, [b"{}"], [], has_length=True) as connection:
+        received, body_received = read_message(connection)
+    assert body_received == body
     assert received.startswith(f"HTTP/1.1 {status} ".encode())
-    assert pairs_in(received) == told
+    assert header_pairs(received) == header_list
     assert headers_in(received)[b"content-encoding"] == b"gzip"
 
 
@@ -131,42 +133,44 @@ STREAM = b"".join(
 
 
 @pytest.mark.parametrize("framing", ["length", "chunks"])
-def test_a_stream_that_is_cut_anywhere_is_cut_there_for_the_client(
+def test_a_stream_cut_off_anywhere_is_cut_off_there_for_the_client(
     upstream: RawUpstream, gateway: ServedGateway, framing: str
 ) -> None:
-    """Whatever of the body had come before the cut arrives, nothing else does, and no end is invented."""
+    """The bytes before the cut arrive, nothing else does, and no end is invented."""
     if framing == "chunks":
         head, body = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n", chunked([STREAM[:40], STREAM[40:]])
     else:
         head, body = b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(STREAM), STREAM
-    for cut in range(len(body)):
-        upstream.parts = (head, body[:cut])
-        with asked(gateway, [b"{}"], [], known=True) as connection:
+    for cut_at in range(len(body)):
+        upstream.parts = (head, body[:cut_at])
+        with ask(gateway, [b"{}"], [], has_length=True) as connection:
             raw = b"".join(iter(lambda: connection.recv(65536), b""))
         received_head, _, received = raw.partition(b"\r\n\r\n")
         assert received_head.startswith(b"HTTP/1.1 200")
         assert not received.endswith(b"0\r\n\r\n") or framing == "length"
         plain = received if framing == "length" else _payload(received)
-        expected = body[:cut] if framing == "length" else _payload(body[:cut])
+        expected = body[:cut_at] if framing == "length" else _payload(body[:cut_at])
         assert plain == expected
 
 
 def _payload(received: bytes) -> bytes:
-    """What a body in chunks says, as far as it goes."""
+    """The payload of a chunked body, as far as it goes."""
     plain = b""
     while received:
-        line, found, rest = received.partition(b"\r\n")
-        size = int(line, 16) if found and line else 0
+        line, payload, rest = received.partition(b"\r\n")
+        size = int(line, 16) if payload and line else 0
         plain += rest[:size]
         received = rest[size + 2 :]
     return plain
 
 
-def test_a_head_that_is_cut_anywhere_is_told_as_no_answer(upstream: RawUpstream, gateway: ServedGateway) -> None:
+def test_a_response_head_cut_off_anywhere_is_reported_as_no_response(
+    upstream: RawUpstream, gateway: ServedGateway
+) -> None:
     head = b"HTTP/1.1 200 OK\r\ncontent-type: text/plain\r\ncontent-length: 0\r\n\r\n"
-    for cut in range(len(head)):
-        upstream.parts = (head[:cut],)
-        with asked(gateway, [b"{}"], [], known=True) as connection:
+    for cut_at in range(len(head)):
+        upstream.parts = (head[:cut_at],)
+        with ask(gateway, [b"{}"], [], has_length=True) as connection:
             received, body = read_message(connection)
         assert received.startswith(b"HTTP/1.1 502")
         assert headers_in(received)[b"x-holdfast-gateway"] == b"refused"

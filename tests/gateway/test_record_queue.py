@@ -1,4 +1,4 @@
-"""The queue between calls and their record."""
+"""The queue between forwarded calls and their recording."""
 
 import io
 import threading
@@ -29,7 +29,7 @@ from holdfast.gateway.rewrite.rewriter import GatewayPing
 from holdfast.gateway.routes import Target
 from holdfast.stores.memory import MemoryStore
 
-UNMARKED = msgspec.json.encode(
+WITHOUT_BREAKPOINTS = msgspec.json.encode(
     {
         "model": "claude-sonnet-5-5",
         "max_tokens": 9,
@@ -39,7 +39,7 @@ UNMARKED = msgspec.json.encode(
 )
 
 
-def test_who_records_runs_nothing_of_the_folder_that_the_gateway_was_started_in(
+def test_the_recorder_process_runs_no_code_from_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "msgspec.py").write_text("open('was_run', 'w').close()\n")
@@ -50,8 +50,8 @@ def test_who_records_runs_nothing_of_the_folder_that_the_gateway_was_started_in(
     assert [path.name for path in tmp_path.iterdir()] == ["msgspec.py"]
 
 
-def test_what_does_not_fit_is_dropped_and_counted_and_nobody_waits() -> None:
-    """The one who works on notes is stuck; those who bring them are not."""
+def test_overflow_is_dropped_and_counted_and_no_caller_waits() -> None:
+    """The worker is blocked; the callers that add to its queue are not."""
     stuck, go_on = threading.Event(), threading.Event()
     worked: list[int] = []
 
@@ -75,14 +75,14 @@ def test_what_does_not_fit_is_dropped_and_counted_and_nobody_waits() -> None:
     assert not notes.put(7, 1)
 
 
-def test_a_queue_that_was_never_used_closes() -> None:
+def test_an_unused_queue_closes() -> None:
     notes: RecordQueue[int] = RecordQueue(lambda note: None)
     assert notes.wait_until_empty(1)
     notes.close()
     assert notes.dropped_count == 0
 
 
-def test_where_the_process_that_records_is_gone_calls_go_on_and_are_counted() -> None:
+def test_calls_continue_and_are_counted_when_the_recorder_process_is_gone() -> None:
     relay = RecorderProcess(
         ("holdfast.errors",), RecorderSetup(None, simulated=True), on_spent=lambda key_id, at, dollars: None
     )
@@ -96,48 +96,54 @@ def test_where_the_process_that_records_is_gone_calls_go_on_and_are_counted() ->
     assert relay.dropped_count >= 6
 
 
-def test_another_process_is_told_all_that_is_recorded() -> None:
-    told: list[tuple[str, bytes | None, int, str]] = []
-    heard = MessageReceiver(
-        lambda one: told.append(("asked", one.request_body, one.status, one.end)),
-        lambda one: told.append(("ended", one.response_body, one.status, one.end)),
-        lambda one, letter, answer, at: told.append(("pinged", answer, int(at), letter.ttl)),
+def test_another_process_receives_everything_that_is_recorded() -> None:
+    records: list[tuple[str, bytes | None, int, str]] = []
+    receiver = MessageReceiver(
+        lambda call: records.append(("asked", call.request_body, call.status, call.end)),
+        lambda call: records.append(("ended", call.response_body, call.status, call.end)),
+        lambda call, ping, answer, at: records.append(("pinged", answer, int(at), ping.ttl)),
     )
     target, caller = Target("anthropic", "/v1/messages", "anthropic"), GatewayCaller("account", "key", "name")
-    letter = GatewayPing(b"", "tail", "1h", 3600.0, Decimal("0.1"), 3, 7)
+    ping = GatewayPing(b"", "tail", "1h", 3600.0, Decimal("0.1"), 3, 7)
     sent = (
         RecorderSetup("s.db", simulated=False),
-        RequestMessage(1, target, [(b"a", b"b")], caller, 5.0, b"body", b"before", ()),
-        EndMessage(1, 6.0, 200, [], "whole", b"reply"),
-        PingMessage(1, letter, b"answer", 9.0),
-        EndMessage(2, 6.0, 200, [], "whole", b"of nobody"),
+        RequestMessage(1, target, [(b"a", b"b")], caller, 5.0, b"body", 4, b"before", ()),
+        EndMessage(1, 6.0, 200, [], "whole", b"reply", 5),
+        PingMessage(1, ping, b"answer", 9.0),
+        EndMessage(2, 6.0, 200, [], "whole", b"of nobody", 9),
     )
     pipe = io.BytesIO()
-    for one in sent:
-        write_frame(pipe, msgspec.msgpack.encode(one))
+    for call in sent:
+        write_frame(pipe, msgspec.msgpack.encode(call))
     pipe.write(b"\0\0\0\x09cut")
     pipe.seek(0)
     for received in read_frames(pipe):
-        heard.handle_message(received)
-    assert told == [
+        receiver.handle_message(received)
+    assert records == [
         ("asked", b"body", 0, "cancelled"),
         ("ended", b"reply", 200, "whole"),
         ("pinged", b"answer", 9, "1h"),
     ]
 
 
-def _observed_behind(waiting: int) -> GatewayForwarded:
+def _observe_with_backlog(waiting: int) -> GatewayForwarded:
     store = MemoryStore()
     observer = GatewayRecorder(store, models=shipped_models(), new_id=new_ulid, make_queue=run_at_once)
-    heard = MessageReceiver(observer.on_request, observer.on_end, observer.on_ping)
+    receiver = MessageReceiver(observer.on_request, observer.on_end, observer.on_ping)
     target = Target("anthropic", "/v1/messages", "anthropic")
-    heard.handle_message(RequestMessage(1, target, [], GatewayCaller("account"), 5.0, UNMARKED, None, (), waiting))
+    receiver.handle_message(
+        RequestMessage(1, target, [], GatewayCaller("account"), 5.0, WITHOUT_BREAKPOINTS, 9, None, (), waiting)
+    )
     (session,) = store.sessions()
-    (found,) = (event.payload for event in store.read(session.id) if isinstance(event.payload, GatewayForwarded))
-    return found
+    (forwarded_event,) = (
+        event.payload for event in store.read(session.id) if isinstance(event.payload, GatewayForwarded)
+    )
+    return forwarded_event
 
 
-def test_a_record_that_is_far_behind_looks_for_no_habits() -> None:
-    """Also where the queue is in the process that forwards, and the record is made in another."""
-    assert [change.anti_pattern for change in _observed_behind(BUSY_QUEUE_LENGTH).changes] == ["breakpoints missing"]
-    assert _observed_behind(BUSY_QUEUE_LENGTH + 1).changes == ()
+def test_a_recorder_with_a_backlog_looks_for_no_anti_patterns() -> None:
+    """Also when the queue is in the forwarding process and the recording happens in another."""
+    assert [change.anti_pattern for change in _observe_with_backlog(BUSY_QUEUE_LENGTH).changes] == [
+        "breakpoints missing"
+    ]
+    assert _observe_with_backlog(BUSY_QUEUE_LENGTH + 1).changes == ()

@@ -1,4 +1,4 @@
-"""What the gateway mends where it is asked to, what it leaves alone, and what that is worth."""
+"""Request rewriting: what the gateway fixes on request, what it leaves unchanged, and the saving."""
 
 import http.client
 import json
@@ -31,7 +31,7 @@ TOOLS = [
     {"name": name, "description": f"{name} a file. " * 30, "input_schema": {"type": "object", "properties": {}}}
     for name in ("delete", "edit", "list", "read", "search", "write")
 ]
-MARK = {"cache_control": {"type": "ephemeral"}}
+BREAKPOINT = {"cache_control": {"type": "ephemeral"}}
 TURNS = 8
 
 
@@ -40,29 +40,29 @@ def volatile_text(turn: int) -> tuple[str, str]:
 
 
 def history(turn: int) -> list[dict[str, Any]]:
-    said: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     for place in range(turn):
-        said.append({"role": "user", "content": f"Question {place}: " + "what does this line do? " * 40})
-        said.append({"role": "assistant", "content": f"Answer {place}: " + "it adds two numbers. " * 40})
-    return [*said, {"role": "user", "content": f"Question {turn}: " + "what does this line do? " * 40}]
+        messages.append({"role": "user", "content": f"Question {place}: " + "what does this line do? " * 40})
+        messages.append({"role": "assistant", "content": f"Answer {place}: " + "it adds two numbers. " * 40})
+    return [*messages, {"role": "user", "content": f"Question {turn}: " + "what does this line do? " * 40}]
 
 
-def badly(turn: int) -> dict[str, Any]:
-    """The date and the memory in the system prompt, the tools in another order each time, no mark anywhere."""
+def badly_written(turn: int) -> dict[str, Any]:
+    """The date and the memory in the system prompt, the tools in another order each time, no breakpoints."""
     date, memory = volatile_text(turn)
     tools = random.Random(turn).sample(TOOLS, len(TOOLS))
     system = f"{date}\n{GUIDE}\n{memory}\nBe brief."
     return {"model": "claude-sonnet-5-5", "max_tokens": 50, "system": system, "tools": tools, "messages": history(turn)}
 
 
-def well(turn: int) -> dict[str, Any]:
-    """The same, with what changes at the end, and marks in front of it."""
+def well_written(turn: int) -> dict[str, Any]:
+    """The same, with the volatile text at the end, and breakpoints before it."""
     *before, last = history(turn)
     content = [
-        {"type": "text", "text": last["content"], **MARK},
+        {"type": "text", "text": last["content"], **BREAKPOINT},
         {"type": "text", "text": "\n".join(volatile_text(turn))},
     ]
-    system = [{"type": "text", "text": f"{GUIDE}\n\nBe brief.", **MARK}]
+    system = [{"type": "text", "text": f"{GUIDE}\n\nBe brief.", **BREAKPOINT}]
     messages = [*before, {"role": "user", "content": content}]
     return {"model": "claude-sonnet-5-5", "max_tokens": 50, "system": system, "tools": TOOLS, "messages": messages}
 
@@ -84,7 +84,7 @@ def cost_of(gateway: ServedGateway) -> Decimal:
     return sum((record.cost_usd for record in records), Decimal(0))
 
 
-def played(spell: Any, *, improve: bool) -> tuple[Decimal, ServedGateway, SimulatedProvider]:
+def play_session(write_request: Any, *, improve: bool) -> tuple[Decimal, ServedGateway, SimulatedProvider]:
     clock = ManualClock()
     provider = SimulatedProvider(clock=clock, script='{"content": "Yes."}')
     with (
@@ -92,60 +92,65 @@ def played(spell: Any, *, improve: bool) -> tuple[Decimal, ServedGateway, Simula
         serving_gateway(url, improve=improve, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,
     ):
         for turn in range(TURNS):
-            assert ask(gateway, spell(turn)) == 200
+            assert ask(gateway, write_request(turn)) == 200
             clock.advance(20)
         return cost_of(gateway), gateway, provider
 
 
-def forwarded(gateway: ServedGateway) -> list[GatewayForwarded]:
+def forwarded_events(gateway: ServedGateway) -> list[GatewayForwarded]:
     (session,) = gateway.recorded()
     payloads = (event.payload for event in gateway.store.read(session))
     return [payload for payload in payloads if isinstance(payload, GatewayForwarded)]
 
 
-def test_a_session_of_bad_habits_costs_what_the_same_written_well_costs() -> None:
-    improved, _, _ = played(badly, improve=True)
-    written_well, _, _ = played(well, improve=False)
-    as_it_is, _, _ = played(badly, improve=False)
-    assert improved <= written_well * Decimal("1.1")
-    assert as_it_is > 2 * improved
+def test_a_session_with_anti_patterns_costs_as_much_as_a_well_written_one() -> None:
+    improved, _, _ = play_session(badly_written, improve=True)
+    cost_well_written, _, _ = play_session(well_written, improve=False)
+    cost_unchanged, _, _ = play_session(badly_written, improve=False)
+    assert improved <= cost_well_written * Decimal("1.1")
+    assert cost_unchanged > 2 * improved
 
 
-def test_what_was_changed_is_recorded_and_what_could_be_is_named() -> None:
-    habits = ["volatile date", "volatile memory", "tools out of order", "breakpoints missing"]
-    _, improving, _ = played(badly, improve=True)
-    _, observing, _ = played(badly, improve=False)
-    assert [change.anti_pattern for change in forwarded(improving)[0].changes] == habits
-    assert all(one.is_improved and all(change.is_applied for change in one.changes) for one in forwarded(improving))
-    assert [change.anti_pattern for change in forwarded(observing)[0].changes] == habits
-    assert not any(one.is_improved or any(change.is_applied for change in one.changes) for one in forwarded(observing))
+def test_applied_changes_are_recorded_and_possible_ones_are_named() -> None:
+    anti_patterns = ["volatile date", "volatile memory", "tools out of order", "breakpoints missing"]
+    _, improving, _ = play_session(badly_written, improve=True)
+    _, observing, _ = play_session(badly_written, improve=False)
+    assert [change.anti_pattern for change in forwarded_events(improving)[0].changes] == anti_patterns
+    assert all(
+        event.is_improved and all(change.is_applied for change in event.changes)
+        for event in forwarded_events(improving)
+    )
+    assert [change.anti_pattern for change in forwarded_events(observing)[0].changes] == anti_patterns
+    assert not any(
+        event.is_improved or any(change.is_applied for change in event.changes) for event in forwarded_events(observing)
+    )
 
 
-def without_marks(value: Any) -> Any:
+def without_breakpoints(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: without_marks(one) for name, one in value.items() if name != "cache_control"}
-    return [without_marks(one) for one in value] if isinstance(value, list) else value
+        return {name: without_breakpoints(member) for name, member in value.items() if name != "cache_control"}
+    return [without_breakpoints(member) for member in value] if isinstance(value, list) else value
 
 
-def test_what_was_sent_once_is_sent_again_to_the_byte_also_after_a_restart() -> None:
+def test_a_rewritten_request_has_the_same_bytes_again_also_after_a_restart() -> None:
     provider = SimulatedProvider(script='{"content": "Yes."}')
     with serve_provider(provider) as url:
         for turn in range(4):
             with serving_gateway(url, improve=True, rules=(DATE_RULE, MEMORY)) as gateway:
-                ask(gateway, badly(turn))
+                ask(gateway, badly_written(turn))
     sent = [json.loads(request.body) for request in provider.requests]
     for before, after in pairwise(sent):
         for part in ("tools", "system"):
             assert json.dumps(after[part]) == json.dumps(before[part])
-        stable = without_marks(before["messages"])
+        stable = without_breakpoints(before["messages"])
         assert len(stable[-1]["content"]) == 2
         del stable[-1]["content"][-1]
-        assert json.dumps(without_marks(after["messages"])[: len(stable)]) == json.dumps(stable)
+        assert json.dumps(without_breakpoints(after["messages"])[: len(stable)]) == json.dumps(stable)
 
 
-def test_the_callers_marks_stay_and_count() -> None:
+def test_the_callers_breakpoints_remain_and_count() -> None:
     improver = RequestRewriter(shipped_models())
-    body = well(2)
+    body = well_written(2)
     sent = improver.rewrite_request("anthropic", json.dumps(body).encode()).body
     assert sent is not None
     assert 2 < sent.count(b"cache_control") <= 4
@@ -153,8 +158,8 @@ def test_the_callers_marks_stay_and_count() -> None:
     assert json.loads(sent)["messages"][-1]["content"][0] == body["messages"][-1]["content"][0]
 
 
-def test_lifetimes_are_put_in_order() -> None:
-    body = well(1)
+def test_ttls_are_put_in_order() -> None:
+    body = well_written(1)
     body["messages"][-1]["content"][0]["cache_control"] = {"type": "ephemeral", "ttl": "1h"}
     sent = RequestRewriter(shipped_models()).rewrite_request("anthropic", json.dumps(body).encode())
     assert sent.body is not None
@@ -177,9 +182,9 @@ def test_lifetimes_are_put_in_order() -> None:
         {"anthropic-beta": "oauth-2025-04-20,other"},
     ],
 )
-def test_what_a_subscription_pays_for_is_never_touched(headers: dict[str, str]) -> None:
+def test_subscription_calls_are_never_changed(headers: dict[str, str]) -> None:
     provider = SimulatedProvider()
-    raw = json.dumps(badly(1), indent=1).encode()
+    raw = json.dumps(badly_written(1), indent=1).encode()
     with serve_provider(provider) as url, serving_gateway(url, improve=True) as gateway:
         ask(gateway, raw, headers)
     assert [request.body for request in provider.requests] == [raw]
@@ -192,11 +197,11 @@ def test_what_a_subscription_pays_for_is_never_touched(headers: dict[str, str]) 
         b"{",
         b"[]",
         b'{"model": "nobody-knows", "max_tokens": 1, "messages": [{"role": "user", "content": "Hi."}]}',
-        json.dumps({**badly(1), "messages": []}).encode(),
+        json.dumps({**badly_written(1), "messages": []}).encode(),
         b" " * 10,
     ],
 )
-def test_what_cannot_be_mended_safely_goes_as_it_came(body: bytes) -> None:
+def test_a_request_that_cannot_be_fixed_safely_is_forwarded_unchanged(body: bytes) -> None:
     provider = SimulatedProvider()
     with serve_provider(provider) as url, serving_gateway(url, improve=True) as gateway:
         ask(gateway, body)
@@ -204,28 +209,28 @@ def test_what_cannot_be_mended_safely_goes_as_it_came(body: bytes) -> None:
 
 
 def test_a_conversation_that_ends_with_the_model_keeps_its_system_prompt() -> None:
-    body = badly(1)
+    body = badly_written(1)
     body["messages"].append({"role": "assistant", "content": "It"})
     sent = RequestRewriter(shipped_models()).rewrite_request("anthropic", json.dumps(body).encode())
     assert sent.body is not None
     assert "2026-11-16" in json.dumps(json.loads(sent.body)["system"])
 
 
-def test_unless_asked_for_nothing_is_changed_and_a_key_can_ask_for_it() -> None:
+def test_nothing_is_changed_unless_requested_and_a_key_can_request_it() -> None:
     provider = SimulatedProvider()
     with serve_provider(provider) as url, serving_gateway(url, grants={"*": KeyLimits(improve=True)}) as gateway:
-        raw = json.dumps(badly(1)).encode()
+        raw = json.dumps(badly_written(1)).encode()
         ask(gateway, raw)
-        made = make_key("gateway", at=0.0, random_bytes=lambda size: b"1" * size)
-        gateway.service.records.add_key(made.row)
-        ask(gateway, raw, {"x-holdfast-key": made.key})
+        new_key = make_key("gateway", at=0.0, random_bytes=lambda size: b"1" * size)
+        gateway.service.records.add_key(new_key.row)
+        ask(gateway, raw, {"x-holdfast-key": new_key.key})
     first, second = (request.body for request in provider.requests)
     assert first == raw
     assert second != raw
 
 
 @pytest.mark.parametrize("path", ["chat", "responses"])
-def test_openais_requests_get_the_key_of_a_cache(path: str) -> None:
+def test_openais_requests_get_a_cache_key(path: str) -> None:
     improver = RequestRewriter(shipped_models())
     name, part = ("messages", "openai-chat") if path == "chat" else ("input", "openai")
     turns = [
@@ -233,7 +238,8 @@ def test_openais_requests_get_the_key_of_a_cache(path: str) -> None:
         [{"role": "user", "content": "one"}, {"role": "user", "content": "two"}],
     ]
     sent = [
-        improver.rewrite_request(part, json.dumps({"model": "gpt-6.1-sol", name: said}).encode()).body for said in turns
+        improver.rewrite_request(part, json.dumps({"model": "gpt-6.1-sol", name: messages}).encode()).body
+        for messages in turns
     ]
     keys = [json.loads(body or b"{}")["prompt_cache_key"] for body in sent]
     assert keys[0] == keys[1]
@@ -243,22 +249,22 @@ def test_openais_requests_get_the_key_of_a_cache(path: str) -> None:
     assert own.body is None
 
 
-def test_rules_that_could_take_for_ever_are_refused() -> None:
+def test_rules_that_could_run_for_ever_are_refused() -> None:
     for pattern in ("(a+)+", "(", "a" * 1_000):
         with pytest.raises(UserError, match="rule"):
             VolatileExtractor((VolatileRule("mine", pattern),))
 
 
-def test_only_what_a_rule_names_is_taken_out() -> None:
+def test_only_text_that_a_rule_matches_is_extracted() -> None:
     today, time, other = "Today's date is 2026-11-16.", "Current time: 2026-11-16 08:00", "The release of 2026-01-01."
     text = "\n".join(("Be kind.", today, other, time, "End."))
-    rest, taken = VolatileExtractor().extract(text)
+    rest, extracted = VolatileExtractor().extract(text)
     assert rest == "\n".join(("Be kind.", other, "End."))
-    assert [found for _, found in taken] == [today, time]
+    assert [match for _, match in extracted] == [today, time]
 
 
 @pytest.mark.parametrize("moved", ["", "Today's date is 2026-11-16.\n"])
-def test_a_mark_at_the_top_is_kept_alive_up_to_the_end_of_what_is_said_again(moved: str) -> None:
+def test_an_automatic_breakpoint_is_kept_alive_up_to_the_end_of_the_repeated_prefix(moved: str) -> None:
     body = {
         "model": "claude-sonnet-5-5",
         "max_tokens": 50,
@@ -267,9 +273,9 @@ def test_a_mark_at_the_top_is_kept_alive_up_to_the_end_of_what_is_said_again(mov
         "cache_control": {"type": "ephemeral"},
     }
     improver = RequestRewriter(shipped_models(), VolatileExtractor((DATE_RULE,)))
-    found = analyze_request(
+    analysis = analyze_request(
         improver, "anthropic", json.dumps(body).encode(), path="/v1/messages", account="a", at=1.79e9
     )
-    assert bool(moved) == (b"2026-11-16" in (found.rewritten.body or b"")[-200:])
-    assert found.ping is not None
-    assert found.ping.block_index == 1
+    assert bool(moved) == (b"2026-11-16" in (analysis.rewritten.body or b"")[-200:])
+    assert analysis.ping is not None
+    assert analysis.ping.block_index == 1

@@ -1,4 +1,4 @@
-"""What every provider's adapter keeps to."""
+"""The contract of every provider's adapter."""
 
 from typing import get_args
 
@@ -32,27 +32,27 @@ REPORTED: tuple[FailureKind, ...] = (
 )
 
 
-def read_all(adapter: Adapter, chunks: list[bytes]) -> list[Delta]:
+def decode_all(adapter: Adapter, chunks: list[bytes]) -> list[Delta]:
     reader = adapter.make_stream_decoder()
     return [delta for chunk in chunks for delta in reader.feed(chunk)]
 
 
-def lowered(adapter: Adapter, prompt: Prompt) -> Prompt:
-    """The prompt as the provider can be told it."""
+def lower_prompt(adapter: Adapter, prompt: Prompt) -> Prompt:
+    """The prompt in a form that the provider can encode."""
 
-    def lower(segment: Segment) -> Segment:
-        kept = (adapter.lower_entry(passage) for passage in segment.entries)
-        return msgspec.structs.replace(segment, entries=tuple(passage for passage in kept if passage is not None))
+    def lower_segment(segment: Segment) -> Segment:
+        entries = (adapter.lower_entry(entry) for entry in segment.entries)
+        return msgspec.structs.replace(segment, entries=tuple(entry for entry in entries if entry is not None))
 
-    return Prompt(tuple(lower(segment) for segment in prompt.segments))
+    return Prompt(tuple(lower_segment(segment) for segment in prompt.segments))
 
 
 def draw_request(adapter: Adapter, data: st.DataObject) -> tuple[Prompt, Plan, Parameters]:
-    """Any prompt, with marks where the provider takes them."""
+    """Any prompt, with breakpoints where the provider accepts them."""
     wire = wire_of(adapter)
     prompt, parameters = data.draw(values.prompts), data.draw(wire.parameters)
-    markable = [index for index, piece in enumerate(values.pieces_of(adapter, prompt)) if piece.accepts_breakpoint]
-    return prompt, data.draw(values.plans(markable, wire.ttls)), parameters
+    accepting = [index for index, block in enumerate(values.pieces_of(adapter, prompt)) if block.accepts_breakpoint]
+    return prompt, data.draw(values.plans(accepting, wire.ttls)), parameters
 
 
 def headers_of(adapter: Adapter, parameters: Parameters) -> dict[str, str]:
@@ -62,7 +62,7 @@ def headers_of(adapter: Adapter, parameters: Parameters) -> dict[str, str]:
 
 @every_adapter
 @given(st.data())
-def test_a_request_read_back_says_what_was_written(adapter: Adapter, data: st.DataObject) -> None:
+def test_an_encoded_request_is_decoded_to_the_same_values(adapter: Adapter, data: st.DataObject) -> None:
     prompt, plan, parameters = draw_request(adapter, data)
     body = adapter.encode_request(prompt, plan, parameters)
 
@@ -70,22 +70,22 @@ def test_a_request_read_back_says_what_was_written(adapter: Adapter, data: st.Da
 
     assert read.prompt.tools == prompt.tools
     assert values.system_of(read.prompt) == values.system_of(prompt)
-    assert values.messages_of(read.prompt) == values.messages_of(lowered(adapter, prompt))
+    assert values.messages_of(read.prompt) == values.messages_of(lower_prompt(adapter, prompt))
     assert read.plan == plan
     assert read.parameters == parameters
 
 
 @every_adapter
 @given(values.prompts)
-def test_what_is_lowered_is_spelled_like_what_it_was_lowered_from(adapter: Adapter, prompt: Prompt) -> None:
-    once = lowered(adapter, prompt)
+def test_a_lowered_prompt_is_encoded_like_the_original(adapter: Adapter, prompt: Prompt) -> None:
+    once = lower_prompt(adapter, prompt)
     assert values.pieces_of(adapter, once) == values.pieces_of(adapter, prompt)
-    assert lowered(adapter, once) == once
+    assert lower_prompt(adapter, once) == once
 
 
 @every_adapter
 @given(st.data())
-def test_the_same_values_give_the_same_bytes(adapter: Adapter, data: st.DataObject) -> None:
+def test_equal_values_give_equal_bytes(adapter: Adapter, data: st.DataObject) -> None:
     prompt, _, parameters = draw_request(adapter, data)
     body = adapter.encode_request(prompt, Plan(), parameters)
     read = adapter.decode_request(body, headers_of(adapter, parameters))
@@ -95,108 +95,114 @@ def test_the_same_values_give_the_same_bytes(adapter: Adapter, data: st.DataObje
 
 @every_adapter
 @given(st.data())
-def test_a_mark_changes_no_cacheable_byte_and_its_absence_gives_the_unmarked_body(
+def test_a_breakpoint_changes_no_cacheable_byte_and_without_it_the_body_is_the_plain_one(
     adapter: Adapter, data: st.DataObject
 ) -> None:
     prompt, plan, parameters = draw_request(adapter, data)
-    marked = adapter.encode_request(prompt, plan, parameters)
-    read = adapter.decode_request(marked, headers_of(adapter, parameters))
+    with_breakpoints = adapter.encode_request(prompt, plan, parameters)
+    read = adapter.decode_request(with_breakpoints, headers_of(adapter, parameters))
 
     before, after = values.pieces_of(adapter, prompt), values.pieces_of(adapter, read.prompt)
     assert [
-        (piece.section, piece.container_start, piece.data, piece.accepts_breakpoint, piece.role) for piece in after
-    ] == [(piece.section, piece.container_start, piece.data, piece.accepts_breakpoint, piece.role) for piece in before]
+        (block.section, block.container_start, block.data, block.accepts_breakpoint, block.role) for block in after
+    ] == [(block.section, block.container_start, block.data, block.accepts_breakpoint, block.role) for block in before]
     assert adapter.encode_request(read.prompt, Plan(), parameters) == adapter.encode_request(prompt, Plan(), parameters)
 
 
 @every_adapter
 @given(st.data())
-def test_a_request_that_has_grown_begins_with_the_bytes_of_the_one_before(
-    adapter: Adapter, data: st.DataObject
-) -> None:
+def test_a_longer_request_starts_with_the_bytes_of_the_previous_one(adapter: Adapter, data: st.DataObject) -> None:
     prompt, more = data.draw(values.prompts), data.draw(st.lists(values.passages, max_size=3))
-    scroll = RequestBuffer(adapter, count=len)
+    buffer = RequestBuffer(adapter, count=len)
     for segment in prompt.segments:
-        scroll.extend(adapter.encode_segment(segment))
-    before = scroll.cacheable_bytes()
-    scroll.extend(adapter.encode_segment(Segment("history", Stability.GROWING, "messages", entries=tuple(more))))
-    assert scroll.cacheable_bytes().startswith(before)
+        buffer.extend(adapter.encode_segment(segment))
+    before = buffer.cacheable_bytes()
+    buffer.extend(adapter.encode_segment(Segment("history", Stability.GROWING, "messages", entries=tuple(more))))
+    assert buffer.cacheable_bytes().startswith(before)
 
 
 @every_adapter
 @given(st.data())
-def test_a_scroll_that_grew_gives_the_bytes_of_a_request_written_at_once(adapter: Adapter, data: st.DataObject) -> None:
+def test_an_incrementally_filled_buffer_renders_the_bytes_of_a_request_encoded_at_once(
+    adapter: Adapter, data: st.DataObject
+) -> None:
     prompt, plan, parameters = draw_request(adapter, data)
-    scroll = RequestBuffer(adapter, count=len)
-    for piece in values.pieces_of(adapter, prompt):
-        scroll.extend([piece])
-        scroll.render(adapter.request_head(parameters))
+    buffer = RequestBuffer(adapter, count=len)
+    for block in values.pieces_of(adapter, prompt):
+        buffer.extend([block])
+        buffer.render(adapter.request_head(parameters))
 
-    assert scroll.render(adapter.request_head(parameters), plan.breakpoints) == adapter.encode_request(
+    assert buffer.render(adapter.request_head(parameters), plan.breakpoints) == adapter.encode_request(
         prompt, plan, parameters
     )
 
 
 @every_adapter
 @given(st.data())
-def test_a_request_without_its_head_is_the_one_written_without_it(adapter: Adapter, data: st.DataObject) -> None:
+def test_a_request_rendered_without_its_prefix_equals_one_encoded_without_it(
+    adapter: Adapter, data: st.DataObject
+) -> None:
     prompt, plan, parameters = draw_request(adapter, data)
-    scroll = RequestBuffer(adapter, count=len)
-    scroll.extend(values.pieces_of(adapter, prompt))
+    buffer = RequestBuffer(adapter, count=len)
+    buffer.extend(values.pieces_of(adapter, prompt))
     messages = Prompt(tuple(segment for segment in prompt.segments if segment.section == "messages"))
-    head = len(scroll.blocks) - len(values.pieces_of(adapter, messages))
+    prefix_count = len(buffer.blocks) - len(values.pieces_of(adapter, messages))
     later = Plan(
-        tuple(Breakpoint(mark.block_index - head, mark.ttl) for mark in plan.breakpoints if mark.block_index >= head)
+        tuple(
+            Breakpoint(breakpoint_.block_index - prefix_count, breakpoint_.ttl)
+            for breakpoint_ in plan.breakpoints
+            if breakpoint_.block_index >= prefix_count
+        )
     )
 
-    behind = scroll.render(adapter.request_head(parameters), plan.breakpoints, start=head)
-    assert behind == adapter.encode_request(messages, later, parameters)
+    rendered = buffer.render(adapter.request_head(parameters), plan.breakpoints, start=prefix_count)
+    assert rendered == adapter.encode_request(messages, later, parameters)
 
 
 @every_adapter
 @given(st.data())
-def test_a_whole_reply_read_back_is_the_reply(adapter: Adapter, data: st.DataObject) -> None:
+def test_an_encoded_reply_is_decoded_to_the_same_reply(adapter: Adapter, data: st.DataObject) -> None:
     reply = data.draw(wire_of(adapter).replies)
     assert adapter.decode_reply(adapter.encode_reply(reply)) == reply
 
 
 @every_adapter
 @given(st.data())
-def test_a_stream_cut_anywhere_folds_to_the_reply(adapter: Adapter, data: st.DataObject) -> None:
+def test_a_stream_split_anywhere_decodes_to_the_reply(adapter: Adapter, data: st.DataObject) -> None:
     reply = data.draw(wire_of(adapter).replies)
     chunks = data.draw(values.chunks(b"".join(adapter.encode_stream(reply))))
-    deltas = read_all(adapter, chunks)
+    deltas = decode_all(adapter, chunks)
 
     assert isinstance(deltas[0], ReplyStarted)
     assert deltas[-1] == ReplyFinished(reply)
-    assert deltas == read_all(adapter, list(adapter.encode_stream(reply)))
+    assert deltas == decode_all(adapter, list(adapter.encode_stream(reply)))
 
 
 @every_adapter
 @given(st.data())
-def test_a_stream_that_is_cut_off_leaves_what_had_arrived(adapter: Adapter, data: st.DataObject) -> None:
+def test_an_interrupted_stream_leaves_the_content_that_had_arrived(adapter: Adapter, data: st.DataObject) -> None:
     reply = data.draw(wire_of(adapter).replies)
     events = list(adapter.encode_stream(reply))
-    kept = data.draw(st.integers(0, len(events) - 1))
+    event_count = data.draw(st.integers(0, len(events) - 1))
     reader = adapter.make_stream_decoder()
-    deltas = [delta for event in events[:kept] for delta in reader.feed(event)]
+    deltas = [delta for event in events[:event_count] for delta in reader.feed(event)]
     partial = reader.partial()
 
-    if not kept:
+    if not event_count:
         assert partial is None
         return
     assert partial is not None
     assert (partial.id, partial.model) == (reply.id, reply.model)
-    seen = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
-    told = "".join(block.text for block in partial.content if isinstance(block, Text))
-    assert told.strip() in seen
-    whole = partial.content == reply.content
-    assert whole or all(block.text.strip() for block in partial.content if isinstance(block, Text))
+    streamed_text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+    partial_text = "".join(block.text for block in partial.content if isinstance(block, Text))
+    assert partial_text.strip() in streamed_text
+    is_complete = partial.content == reply.content
+    assert is_complete or all(block.text.strip() for block in partial.content if isinstance(block, Text))
 
 
 @every_adapter
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_request_are_refused_in_one_line(adapter: Adapter, body: bytes) -> None:
+def test_bytes_that_are_not_a_request_are_refused_in_one_line(adapter: Adapter, body: bytes) -> None:
     with pytest.raises(ProviderError) as refused:
         adapter.decode_request(body)
     assert refused.value.kind == "invalid_request"
@@ -205,7 +211,7 @@ def test_bytes_that_are_no_request_are_refused_in_one_line(adapter: Adapter, bod
 
 @every_adapter
 @given(st.binary(max_size=200), st.integers(100, 999))
-def test_every_answer_that_is_an_error_has_one_of_the_known_kinds(adapter: Adapter, body: bytes, status: int) -> None:
+def test_every_error_response_has_a_known_kind(adapter: Adapter, body: bytes, status: int) -> None:
     error = adapter.decode_error(status, {}, body)
     assert error.kind in get_args(FailureKind)
     assert error.status == status
@@ -214,7 +220,7 @@ def test_every_answer_that_is_an_error_has_one_of_the_known_kinds(adapter: Adapt
 
 @every_adapter
 @pytest.mark.parametrize("kind", REPORTED)
-def test_a_failure_read_back_is_of_the_kind_that_was_written(adapter: Adapter, kind: FailureKind) -> None:
+def test_an_encoded_failure_is_decoded_to_the_same_kind(adapter: Adapter, kind: FailureKind) -> None:
     status, body = adapter.encode_error(kind, "it went wrong")
     error = adapter.decode_error(status, {}, body)
     assert error.kind == kind
@@ -227,15 +233,17 @@ def test_an_adapter_is_found_by_its_name(adapter: Adapter) -> None:
 
 
 @pytest.mark.parametrize(
-    "adapter", [one.adapter for one in PROVIDERS.values() if one.key_variable], ids=lambda adapter: adapter.name
+    "adapter",
+    [provider.adapter for provider in PROVIDERS.values() if provider.key_variable],
+    ids=lambda adapter: adapter.name,
 )
-def test_the_key_travels_in_the_credentials_and_nowhere_else(adapter: Adapter) -> None:
+def test_the_key_is_in_the_credentials_and_nowhere_else(adapter: Adapter) -> None:
     endpoint = adapter.endpoint(Parameters("model", 1))
     assert any("key-1234" in value for value in adapter.credentials("key-1234").values())
     assert not {name for name, _ in endpoint.headers} & set(adapter.credentials("key-1234"))
     assert endpoint.path.startswith("/")
 
 
-def test_an_unknown_provider_is_refused_with_the_known_ones() -> None:
+def test_an_unknown_provider_is_refused_with_a_list_of_the_known_ones() -> None:
     with pytest.raises(UserError, match="unknown provider 'nobody'; known providers: anthropic"):
         get_adapter("nobody")

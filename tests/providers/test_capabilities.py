@@ -1,4 +1,4 @@
-"""A model that we say caches really is told what to keep, or is sent a prefix that does not move; no other is."""
+"""Declared cache capabilities match what the adapter sends: breakpoints, keys, or an append-only prefix."""
 
 from pathlib import Path
 
@@ -27,42 +27,42 @@ ROWS = [
 ]
 TOOLS = Segment("tools", Stability.FROZEN, "tools", tools=(ToolSpec("read", "Reads.", '{"type":"object"}'),))
 SYSTEM = Segment("preset", Stability.EPOCH, "system", system=(Text("Be brief."),))
-MARKS = (b'"cache_control"', b'"prompt_cache_breakpoint"')
+BREAKPOINT_FIELDS = (b'"cache_control"', b'"prompt_cache_breakpoint"')
 
 
-def history(*said: str) -> Segment:
-    passages = tuple(
-        HistoryEntry("assistant" if number % 2 else "user", (Text(text),)) for number, text in enumerate(said)
+def history(*texts: str) -> Segment:
+    entries = tuple(
+        HistoryEntry("assistant" if number % 2 else "user", (Text(text),)) for number, text in enumerate(texts)
     )
-    return Segment("history", Stability.GROWING, "messages", entries=passages)
+    return Segment("history", Stability.GROWING, "messages", entries=entries)
 
 
-def spelled(model: Model, *said: str) -> RequestBuffer:
+def fill_buffer(model: Model, *texts: str) -> RequestBuffer:
     adapter = get_adapter(model.provider)
-    scroll = RequestBuffer(adapter, len)
-    for segment in (TOOLS, SYSTEM, history(*said)):
-        scroll.extend(adapter.encode_segment(segment))
-    return scroll
+    buffer = RequestBuffer(adapter, len)
+    for segment in (TOOLS, SYSTEM, history(*texts)):
+        buffer.extend(adapter.encode_segment(segment))
+    return buffer
 
 
-def body_of(model: Model, scroll: RequestBuffer) -> bytes:
-    plan = place_breakpoints(scroll, model.cache)
-    return scroll.render(get_adapter(model.provider).request_head(Parameters(model.name, 100)), plan.breakpoints)
+def body_of(model: Model, buffer: RequestBuffer) -> bytes:
+    plan = place_breakpoints(buffer, model.cache)
+    return buffer.render(get_adapter(model.provider).request_head(Parameters(model.name, 100)), plan.breakpoints)
 
 
 @pytest.mark.parametrize("model", ROWS, ids=lambda model: model.id)
-def test_what_is_declared_is_what_the_adapter_does(model: Model) -> None:
+def test_declared_capabilities_match_the_adapter(model: Model) -> None:
     turned_on = msgspec.structs.replace(model, supports_prompt_caching=True)
-    first, second = spelled(model, "One?"), spelled(model, "One?", "One.", "Two?")
+    first, second = fill_buffer(model, "One?"), fill_buffer(model, "One?", "One.", "Two?")
     match model_capabilities(turned_on).caching:
         case "breakpoints" if model.provider != "claude-code":
-            assert any(mark in body_of(model, first) for mark in MARKS)
+            assert any(field in body_of(model, first) for field in BREAKPOINT_FIELDS)
             assert second.cacheable_bytes().startswith(first.cacheable_bytes())
         case "prefix":
-            assert not any(mark in body_of(model, first) for mark in MARKS)
+            assert not any(field in body_of(model, first) for field in BREAKPOINT_FIELDS)
             assert second.cacheable_bytes().startswith(first.cacheable_bytes())
         case _:
-            assert not any(piece.accepts_breakpoint for piece in first.blocks) or model.cache.kind == "none"
+            assert not any(block.accepts_breakpoint for block in first.blocks) or model.cache.kind == "none"
     assert model_capabilities(turned_on).explicit_caches == (model.cache.explicit_tokens_min > 0)
 
 
@@ -73,7 +73,7 @@ def test_a_row_that_is_turned_off_declares_nothing() -> None:
         assert not model_capabilities(off).supports_prompt_caching
 
 
-def test_which_rows_declare_no_caching_is_known() -> None:
+def test_the_rows_without_caching_are_listed() -> None:
     none = {model.id for model in ROWS if not model_capabilities(model).supports_prompt_caching}
     assert none == {
         "claude-code:claude-sonnet-5-5",
@@ -83,13 +83,19 @@ def test_which_rows_declare_no_caching_is_known() -> None:
     }
 
 
-def test_only_a_provider_that_keeps_caches_by_name_has_rows_that_say_so() -> None:
-    keeping = {name for name, provider in PROVIDERS.items() if isinstance(provider.adapter, ExplicitCacheAdapter)}
-    assert keeping == {model.provider for model in ROWS if model_capabilities(model).explicit_caches} == {"gemini"}
+def test_only_a_provider_with_explicit_caches_has_rows_that_declare_them() -> None:
+    with_explicit_caches = {
+        name for name, provider in PROVIDERS.items() if isinstance(provider.adapter, ExplicitCacheAdapter)
+    }
+    assert (
+        with_explicit_caches
+        == {model.provider for model in ROWS if model_capabilities(model).explicit_caches}
+        == {"gemini"}
+    )
 
 
 @pytest.mark.parametrize("model", ["openrouter:anthropic/claude-sonnet-5.5", "openai:gpt-4o-2024-05-13"])
-async def test_a_model_that_does_not_cache_is_taken_only_with_consent_and_shows_its_price(model: str) -> None:
+async def test_an_uncached_model_needs_consent_and_shows_its_price(model: str) -> None:
     with pytest.raises(UserError) as refused:
         async with Session.create(model=model, store=MemoryStore(), transport=SimulatedProvider()):
             pass
@@ -100,14 +106,14 @@ async def test_a_model_that_does_not_cache_is_taken_only_with_consent_and_shows_
     assert turnable == model.startswith("openrouter:")
 
 
-async def test_with_consent_it_gets_no_mark() -> None:
+async def test_an_uncached_model_gets_no_breakpoint() -> None:
     provider = SimulatedProvider()
     model = "openrouter:anthropic/claude-sonnet-5.5"
     async with Session.create(model=model, store=MemoryStore(), transport=provider, allow_uncached=True) as session:
         await session.send("hello")
         assert session.history[0] == make_user_message("hello")
     (request,) = provider.requests
-    assert not any(mark in request.body for mark in MARKS)
+    assert not any(field in request.body for field in BREAKPOINT_FIELDS)
     assert b"session_id" not in request.body
 
 
@@ -115,13 +121,13 @@ async def test_a_row_that_is_off_gets_no_key_either(monkeypatch: pytest.MonkeyPa
     (tmp_path / "config.toml").write_text('[models."openai:gpt-6-luna"]\nsupports_prompt_caching = false\n')
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
     provider = SimulatedProvider()
-    given: Options = {
+    session_options: Options = {
         "model": "openai:gpt-6-luna",
         "store": MemoryStore(),
         "transport": provider,
         "allow_uncached": True,
     }
-    async with Session.create(**given) as session:
+    async with Session.create(**session_options) as session:
         await session.send("hello")
     assert b"prompt_cache" not in provider.requests[0].body
 
@@ -133,7 +139,7 @@ async def test_a_row_that_is_off_gets_no_key_either(monkeypatch: pytest.MonkeyPa
         ("openai:gpt-6-luna", "openai-chat:gpt-4o-2024-05-13"),
     ],
 )
-async def test_a_switch_to_a_model_that_does_not_cache_needs_consent_too(start: str, target: str) -> None:
+async def test_a_switch_to_an_uncached_model_needs_consent_too(start: str, target: str) -> None:
     async with Session.create(model=start, store=MemoryStore(), transport=SimulatedProvider()) as session:
         await session.send("hello")
         assert not session.quote_switch(target).supports_prompt_caching

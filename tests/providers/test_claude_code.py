@@ -1,4 +1,4 @@
-"""A provider that is a command: what it is told, what it prints, and every way in which it can fail."""
+"""A provider that is a command: its input, its output, and every way in which it can fail."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from holdfast.types.usage import Usage
 
 MODEL = "claude-code:claude-sonnet-5-5"
 
-# Prints what it was asked, the way such a command does.
+# Prints its input, in the format of such a command.
 ANSWERS = """
 import json, sys
 asked = sys.stdin.read()
@@ -54,14 +54,14 @@ ASK = Prompt(
 BODY = claude_code.encode_request(ASK, Plan(), Parameters("claude-sonnet-5-5", 100))
 
 
-async def printed(sending: AsyncIterator[bytes]) -> bytes:
+async def output_lines(sending: AsyncIterator[bytes]) -> bytes:
     return b"".join([chunk async for chunk in sending])
 
 
-async def failure_of(some: CommandTransport) -> ProviderError:
-    with pytest.raises(ProviderError) as caught:
-        await printed(some.send(claude_code.endpoint(Parameters("m", 1)), BODY))
-    return caught.value
+async def run_failure(some: CommandTransport) -> ProviderError:
+    with pytest.raises(ProviderError) as error:
+        await output_lines(some.send(claude_code.endpoint(Parameters("m", 1)), BODY))
+    return error.value
 
 
 @pytest.fixture
@@ -70,9 +70,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
     return {"model": MODEL, "store": MemoryStore(), "allow_uncached": True}
 
 
-async def test_a_session_speaks_to_the_configured_command_and_reads_the_usage_it_reports(
-    options: Options, tmp_path: Path
-) -> None:
+async def test_a_session_uses_the_configured_command_and_its_reported_usage(options: Options, tmp_path: Path) -> None:
     async with Session.create(**options) as session:
         answer = await session.send("How many words?")
     assert answer.text == "It has 3 words."
@@ -84,9 +82,9 @@ async def test_a_session_speaks_to_the_configured_command_and_reads_the_usage_it
     assert (tmp_path / "asked.txt").read_text() == "How many words?\0"
 
 
-async def test_the_whole_conversation_is_told_again_and_no_mark_is_placed(options: Options, tmp_path: Path) -> None:
-    given: Options = {**options, "system_prompt": "Count."}
-    async with Session.create(**given) as session:
+async def test_the_whole_conversation_is_sent_again_without_breakpoints(options: Options, tmp_path: Path) -> None:
+    session_options: Options = {**options, "system_prompt": "Count."}
+    async with Session.create(**session_options) as session:
         await session.send("one")
         await session.send("two")
     first, second = (tmp_path / "asked.txt").read_text().split("\0")[:2]
@@ -96,23 +94,23 @@ async def test_the_whole_conversation_is_told_again_and_no_mark_is_placed(option
     assert "cache_control" not in second
 
 
-async def test_what_a_command_read_is_priced_and_judged_by_nobody(options: Options) -> None:
+async def test_cache_reads_of_a_command_are_priced_without_a_verdict(options: Options) -> None:
     async with Session.create(**options) as session:
         await session.send("one")
         await session.send("two")
     store = options["store"]
     assert isinstance(store, MemoryStore)
-    found = list(iter_entries(store.read(session.id), shipped_models()))
-    assert [one.verdict for one in found] == [None, None]
-    assert all(one.uncached_usd > one.record.cost_usd for one in found)
+    entries = list(iter_entries(store.read(session.id), shipped_models()))
+    assert [entry.verdict for entry in entries] == [None, None]
+    assert all(entry.uncached_usd > entry.record.cost_usd for entry in entries)
 
 
 async def test_a_model_that_others_cache_needs_consent(options: Options) -> None:
-    given: Options = {**options, "allow_uncached": False}
+    session_options: Options = {**options, "allow_uncached": False}
     with pytest.raises(
         UserError, match=r"claude-code:claude-sonnet-5-5 is not known to cache prompts.*allow_uncached=True"
     ):
-        async with Session.create(**given):
+        async with Session.create(**session_options):
             pass
 
 
@@ -121,24 +119,24 @@ async def test_tools_are_refused_because_the_command_cannot_call_them(options: O
         """Look."""
         return ""
 
-    given: Options = {**options, "tools": [look]}
-    async with Session.create(**given) as session:
+    session_options: Options = {**options, "tools": [look]}
+    async with Session.create(**session_options) as session:
         with pytest.raises(UserError, match="runs its own tools"):
             await session.send("hello")
 
 
-async def test_a_command_that_fails_is_an_error_with_its_last_words(tmp_path: Path) -> None:
-    failed = await failure_of(wire(tmp_path, "import sys; sys.exit('no credits, sk-ant-secret12345')"))
+async def test_a_failing_command_is_an_error_with_its_last_output(tmp_path: Path) -> None:
+    failed = await run_failure(wire(tmp_path, "import sys; sys.exit('no credits, sk-ant-secret12345')"))
     assert str(failed) == "the command ended with status 1: no credits, [removed]"
 
 
-async def test_a_command_that_says_nothing_is_an_error(tmp_path: Path) -> None:
-    assert str(await failure_of(wire(tmp_path, ""))) == "the command printed nothing"
+async def test_a_command_without_output_is_an_error(tmp_path: Path) -> None:
+    assert str(await run_failure(wire(tmp_path, ""))) == "the command printed nothing"
 
 
 async def test_a_silent_command_is_stopped(tmp_path: Path) -> None:
     slow = "import time, os, sys; open(sys.argv[2], 'w').write(str(os.getpid())); time.sleep(60)"
-    failed = await failure_of(wire(tmp_path, slow, first_byte_seconds=1.0))
+    failed = await run_failure(wire(tmp_path, slow, first_byte_seconds=1.0))
     assert (failed.kind, str(failed)) == ("network", "the command printed nothing for too long")
     assert await is_gone(int((tmp_path / "asked.txt").read_text()))
 
@@ -155,7 +153,7 @@ async def is_gone(process: int) -> bool:
     return False
 
 
-async def test_leaving_early_stops_the_command_and_what_it_started(tmp_path: Path) -> None:
+async def test_stopping_early_stops_the_command_and_its_children(tmp_path: Path) -> None:
     family = (
         "import subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
@@ -170,27 +168,27 @@ async def test_leaving_early_stops_the_command_and_what_it_started(tmp_path: Pat
     assert await is_gone(child)
 
 
-async def test_a_program_that_is_not_there_names_the_setting() -> None:
+async def test_a_missing_program_is_reported_with_the_setting() -> None:
     with pytest.raises(UserError, match=r"command 'no-such-program' cannot be run: No such file.*claude_code_command"):
-        await printed(
+        await output_lines(
             CommandTransport(claude_code, ["no-such-program"]).send(claude_code.endpoint(Parameters("m", 1)), BODY)
         )
 
 
 @pytest.mark.parametrize(("text", "reason"), [("", "empty"), ("  ", "empty"), ("a 'b", "check its quotes")])
-def test_a_command_that_is_none_is_refused(text: str, reason: str) -> None:
+def test_an_invalid_command_is_refused(text: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         split_command(text)
 
 
-async def test_nothing_is_sent_after_the_end(tmp_path: Path) -> None:
+async def test_nothing_can_be_sent_after_closing(tmp_path: Path) -> None:
     closed = wire(tmp_path, ANSWERS)
     await closed.aclose()
     with pytest.raises(UserError, match="closed"):
-        await printed(closed.send(claude_code.endpoint(Parameters("m", 1)), BODY))
+        await output_lines(closed.send(claude_code.endpoint(Parameters("m", 1)), BODY))
 
 
-def test_a_failure_that_the_command_reports_is_an_error_of_its_own() -> None:
+def test_a_failure_that_the_command_reports_is_an_error() -> None:
     with pytest.raises(ProviderError, match="the command reported a failure: out of credits"):
         claude_code.decode_reply(b'{"type":"result","is_error":true,"result":"out of\\ncredits"}')
     with pytest.raises(ProviderError, match="ended without a result"):
@@ -199,7 +197,7 @@ def test_a_failure_that_the_command_reports_is_an_error_of_its_own() -> None:
         claude_code.decode_reply(b"Welcome!")
 
 
-def test_lines_of_other_kinds_may_hold_anything_and_a_failed_run_is_a_failure() -> None:
+def test_lines_of_other_kinds_are_ignored_and_a_failed_run_is_a_failure() -> None:
     lines = [
         b'{"type":"stream_event","model":null,"message":{"content":5},"result":{}}',
         b'{"type":"assistant","message":{"content":"Plain."}}',

@@ -1,4 +1,4 @@
-"""How wires share a host: its connections, and the number of requests under way."""
+"""Transports that share a host: its connections, and the number of requests in progress."""
 
 import asyncio
 from contextlib import suppress
@@ -12,8 +12,8 @@ from tests.support.loopback import ENDPOINT, says, serving, whole, wired
 from holdfast.providers.connection_pool import RequestQueue
 
 
-class Doors:
-    """A provider that answers only when it is let, and counts who is inside."""
+class BlockedProvider:
+    """A provider that responds only when it is released, and counts the requests inside."""
 
     def __init__(self) -> None:
         self.inside = 0
@@ -30,33 +30,33 @@ class Doors:
         return web.Response(text="ok")
 
 
-async def test_no_more_requests_are_under_way_than_allowed_whatever_wire_they_come_from() -> None:
-    doors = Doors()
-    async with serving(doors) as server, wired(server.url, requests_max=2) as one, wired(server.url) as other:
-        asked = [asyncio.ensure_future(whole(one)) for _ in range(5)]
+async def test_requests_in_progress_never_exceed_the_limit_across_transports() -> None:
+    provider = BlockedProvider()
+    async with serving(provider) as server, wired(server.url, requests_max=2) as first, wired(server.url) as other:
+        requests = [asyncio.ensure_future(whole(first)) for _ in range(5)]
         for _ in range(2):
-            await doors.entered.acquire()
-        # Another wire with a higher limit does not overtake those who wait.
-        asked.append(asyncio.ensure_future(whole(other)))
+            await provider.entered.acquire()
+        # Another transport with a higher limit does not overtake the waiting requests.
+        requests.append(asyncio.ensure_future(whole(other)))
         await asyncio.sleep(0.05)
-        assert doors.inside == 2
-        doors.open.set()
-        assert await asyncio.gather(*asked) == [b"ok"] * 6
-        assert doors.most <= 3
+        assert provider.inside == 2
+        provider.open.set()
+        assert await asyncio.gather(*requests) == [b"ok"] * 6
+        assert provider.most <= 3
 
 
-async def test_two_wires_to_one_host_use_one_connection_and_closing_one_leaves_the_other() -> None:
-    async with serving(says("ok")) as server, wired(server.url) as one:
+async def test_two_transports_share_a_connection_and_closing_one_leaves_the_other_open() -> None:
+    async with serving(says("ok")) as server, wired(server.url) as first:
         async with wired(server.url) as other:
-            await whole(one)
+            await whole(first)
             await whole(other)
-        await whole(one)
+        await whole(first)
         ports = {request.transport and request.transport.get_extra_info("peername") for request in server.requests}
         assert len(server.requests) == 3
         assert len(ports) == 1
 
 
-async def test_a_stream_that_is_left_early_gives_its_place_up() -> None:
+async def test_a_stream_that_is_left_early_releases_its_slot() -> None:
     async with serving(says("ok")) as server, wired(server.url, requests_max=1) as wire:
         chunks = wire.send(ENDPOINT, b"")
         await anext(chunks)
@@ -64,7 +64,7 @@ async def test_a_stream_that_is_left_early_gives_its_place_up() -> None:
         assert await whole(wire) == b"ok"
 
 
-async def test_whoever_waits_and_leaves_takes_nobodys_place() -> None:
+async def test_a_cancelled_waiter_takes_no_slot() -> None:
     lane = RequestQueue()
     async with lane.slot(1):
         waiting = asyncio.ensure_future(hold(lane))
@@ -77,13 +77,13 @@ async def test_whoever_waits_and_leaves_takes_nobodys_place() -> None:
         await hold(lane)
 
 
-async def test_a_place_given_to_someone_who_just_left_goes_to_the_next() -> None:
+async def test_a_slot_granted_to_a_cancelled_waiter_goes_to_the_next() -> None:
     lane = RequestQueue()
     first = lane.slot(1)
     await first.__aenter__()
     leaving, staying = asyncio.ensure_future(hold(lane)), asyncio.ensure_future(hold(lane))
     await asyncio.sleep(0)
-    # The place is given, and before its owner has run he is told to stop.
+    # The slot is granted, and its owner is cancelled before it has run.
     await first.__aexit__(None, None, None)
     leaving.cancel()
     async with asyncio.timeout(1):
@@ -99,12 +99,12 @@ async def hold(lane: RequestQueue) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3), st.booleans()), max_size=12))
-def test_a_lane_never_holds_more_than_the_highest_limit_and_empties_in_the_end(
+def test_a_request_queue_never_exceeds_the_highest_limit_and_is_empty_in_the_end(
     visits: list[tuple[int, int, bool]],
 ) -> None:
     async def visit(lane: RequestQueue, limit: int, stay: int) -> None:
         async with lane.slot(limit):
-            assert lane.in_progress <= max(one[0] for one in visits)
+            assert lane.in_progress <= max(visit[0] for visit in visits)
             for _ in range(stay):
                 await asyncio.sleep(0)
 
@@ -116,7 +116,7 @@ def test_a_lane_never_holds_more_than_the_highest_limit_and_empties_in_the_end(
             if leaves:
                 task.cancel()
         done = await asyncio.gather(*tasks, return_exceptions=True)
-        assert all(one is None or isinstance(one, asyncio.CancelledError) for one in done)
+        assert all(result is None or isinstance(result, asyncio.CancelledError) for result in done)
         assert lane.in_progress == 0
 
     asyncio.run(run())

@@ -1,4 +1,4 @@
-"""Which fields keep a session on one of OpenAI's caches."""
+"""Request fields that keep a session on one OpenAI cache."""
 
 import json
 
@@ -22,7 +22,7 @@ def with_cache(model: Model, *, kind: CacheKind, ttls_seconds: dict[str, int]) -
     return replace(model, cache=replace(model.cache, kind=kind, ttls_seconds=ttls_seconds))
 
 
-def test_a_model_with_breakpoints_is_asked_for_the_implicit_one_too() -> None:
+def test_a_model_with_breakpoints_also_requests_the_implicit_one() -> None:
     options = {"mode": "implicit", "ttl": "30m"}
     assert fields_of(BREAKPOINTS) == {"prompt_cache_key": "s", "prompt_cache_options": options}
 
@@ -34,21 +34,21 @@ def test_a_model_with_breakpoints_is_asked_for_the_implicit_one_too() -> None:
         ({"in_memory": 300}, {"prompt_cache_key": "s"}),
     ],
 )
-def test_an_implicit_cache_is_kept_for_a_day_where_that_is_offered(
+def test_an_implicit_cache_lasts_a_day_where_that_is_offered(
     ttls_seconds: dict[str, int], fields: dict[str, object]
 ) -> None:
     assert fields_of(with_cache(IMPLICIT, kind="implicit", ttls_seconds=ttls_seconds)) == fields
 
 
-def test_a_model_without_a_cache_is_asked_for_nothing() -> None:
+def test_a_model_without_a_cache_gets_no_cache_fields() -> None:
     assert fields_of(with_cache(IMPLICIT, kind="none", ttls_seconds={"24h": 86_400})) == {}
 
 
-def test_marks_alone_need_only_the_key() -> None:
+def test_a_model_with_only_breakpoints_needs_only_the_key() -> None:
     assert fields_of(with_cache(IMPLICIT, kind="explicit", ttls_seconds={"24h": 86_400})) == {"prompt_cache_key": "s"}
 
 
-def test_an_id_that_is_too_long_has_a_key_that_always_stands_for_it() -> None:
+def test_an_id_that_is_too_long_always_has_the_same_key() -> None:
     fitting = "x" * CACHE_KEY_CHARS_MAX
     assert fields_of(BREAKPOINTS, fitting)["prompt_cache_key"] == fitting
     keys = [fields_of(BREAKPOINTS, fitting + tail)["prompt_cache_key"] for tail in ("a", "a", "b", "\ud800")]

@@ -1,4 +1,4 @@
-"""What OpenRouter adds to chat completions: reasoning, marks of its own, a session, prices by route."""
+"""What OpenRouter adds to chat completions: reasoning, breakpoints, sessions, prices by route."""
 
 import json
 
@@ -20,12 +20,14 @@ PARAMETERS = Parameters("anthropic/claude-opus-5.5", 100)
 STOP = chunk(finish_reason="stop")
 
 
-def written(*passages: HistoryEntry, parameters: Parameters = PARAMETERS, marks: tuple[Breakpoint, ...] = ()) -> bytes:
-    history = Segment("history", Stability.GROWING, "messages", entries=passages)
-    return openrouter.encode_request(Prompt((history,)), Plan(marks), parameters)
+def encode_body(
+    *entries: HistoryEntry, parameters: Parameters = PARAMETERS, breakpoints: tuple[Breakpoint, ...] = ()
+) -> bytes:
+    history = Segment("history", Stability.GROWING, "messages", entries=entries)
+    return openrouter.encode_request(Prompt((history,)), Plan(breakpoints), parameters)
 
 
-def answered(*content: Block) -> HistoryEntry:
+def reply_entry(*content: Block) -> HistoryEntry:
     return HistoryEntry("assistant", content)
 
 
@@ -33,14 +35,16 @@ def detail(**fields: object) -> dict[str, object]:
     return {"reasoning_details": [{"type": "reasoning.text", "format": "anthropic-claude-v1", "index": 0, **fields}]}
 
 
-def whole(message: dict[str, object]) -> tuple[Block, ...]:
+def decode_whole(message: dict[str, object]) -> tuple[Block, ...]:
     choice = {"index": 0, "message": message, "finish_reason": "stop"}
     return openrouter.decode_reply(json.dumps({"id": "r1", "model": "m", "choices": [choice]}).encode()).content
 
 
-def test_thinking_stands_in_front_of_the_content() -> None:
-    passage = answered(Text("a"), ToolUse("c", "ls", "{}"), Thinking("hm", "sig"), RedactedThinking("x"), Thinking("m"))
-    assert written(passage) == (
+def test_thinking_comes_before_the_content() -> None:
+    entry = reply_entry(
+        Text("a"), ToolUse("c", "ls", "{}"), Thinking("hm", "sig"), RedactedThinking("x"), Thinking("m")
+    )
+    assert encode_body(entry) == (
         b'{"model":"anthropic/claude-opus-5.5","max_tokens":100,"messages":[{"role":"assistant","reasoning_details":['
         b'{"type":"reasoning.text","text":"hm","signature":"sig"},{"type":"reasoning.encrypted","data":"x"},'
         b'{"type":"reasoning.text","text":"m"}],"content":[{"type":"text","text":"a"}],"tool_calls":['
@@ -48,23 +52,23 @@ def test_thinking_stands_in_front_of_the_content() -> None:
     )
 
 
-def test_reasoning_is_told_as_it_is_given() -> None:
+def test_reasoning_is_encoded_in_the_form_it_was_given() -> None:
     parameters = msgspec.structs.replace(PARAMETERS, thinking_json='{"max_tokens": 2000}')
-    assert b'"reasoning":{"max_tokens": 2000}' in written(answered(Text("a")), parameters=parameters)
+    assert b'"reasoning":{"max_tokens": 2000}' in encode_body(reply_entry(Text("a")), parameters=parameters)
     with pytest.raises(UserError, match="extra field 'reasoning'"):
         openrouter.request_head(msgspec.structs.replace(PARAMETERS, extra=(("reasoning", "{}"),)))
     with pytest.raises(UserError, match="OpenRouter takes none"):
         openrouter.request_head(msgspec.structs.replace(PARAMETERS, betas=("x",)))
 
 
-def test_marks_are_those_of_anthropic_and_stand_on_text_alone() -> None:
-    passage = HistoryEntry("user", (Text("a"), Image(UrlSource("u")), Text("b")))
-    body = written(passage, marks=(Breakpoint(0, "1h"), Breakpoint(2, "5m")))
+def test_breakpoints_are_anthropics_and_only_on_text() -> None:
+    entry = HistoryEntry("user", (Text("a"), Image(UrlSource("u")), Text("b")))
+    body = encode_body(entry, breakpoints=(Breakpoint(0, "1h"), Breakpoint(2, "5m")))
     assert b'"text":"a","cache_control":{"type":"ephemeral","ttl":"1h"}}' in body
     assert b'"text":"b","cache_control":{"type":"ephemeral"}}' in body
     assert openrouter.decode_request(body).plan == Plan((Breakpoint(0, "1h"), Breakpoint(2, "5m")))
-    history = Segment("history", Stability.GROWING, "messages", entries=(passage,))
-    assert [piece.accepts_breakpoint for piece in openrouter.encode_segment(history)] == [True, False, True]
+    history = Segment("history", Stability.GROWING, "messages", entries=(entry,))
+    assert [block.accepts_breakpoint for block in openrouter.encode_segment(history)] == [True, False, True]
     with pytest.raises(UserError, match="OpenRouter's cache TTL is 5m or 1h, not 12h"):
         openrouter.encode_breakpoint("12h")
 
@@ -72,13 +76,13 @@ def test_marks_are_those_of_anthropic_and_stand_on_text_alone() -> None:
 def test_a_session_stays_with_one_provider() -> None:
     model = find_model("openai:gpt-5.4")
     assert openrouter.session_fields(model, "s-1") == (("session_id", '"s-1"'),)
-    ((_, kept),) = openrouter.session_fields(model, "s" * 256)
+    ((_, session_key),) = openrouter.session_fields(model, "s" * 256)
     ((_, long),) = openrouter.session_fields(model, "s" * 257)
-    assert json.loads(kept) == "s" * 256
+    assert json.loads(session_key) == "s" * 256
     assert len(json.loads(long)) == 64
 
 
-def test_details_are_put_together_and_the_text_beside_them_is_not_told_twice() -> None:
+def test_reasoning_details_are_joined_and_the_duplicate_text_is_dropped() -> None:
     events = [
         chunk({"reasoning": "h", **detail(text="h")}),
         chunk({"reasoning": "m", **detail(text="m", signature=None)}),
@@ -96,17 +100,17 @@ def test_details_are_put_together_and_the_text_beside_them_is_not_told_twice() -
     assert deltas[-1].reply.content == (Thinking("hm", "sig"), Text("a"))
 
 
-def test_text_that_came_before_the_details_gives_way_to_them() -> None:
+def test_details_replace_text_that_came_before_them() -> None:
     reply = told(openrouter, chunk({"reasoning": "hm"}), chunk(detail(text="hm")), STOP, DONE)
     assert reply.content == (Thinking("hm"),)
 
 
-def test_details_of_a_format_that_means_more_are_carried_as_they_came() -> None:
+def test_details_of_an_unknown_format_are_preserved() -> None:
     sealed = {"type": "reasoning.encrypted", "data": "x", "id": "rs_1", "format": "openai-responses-v1", "index": 0}
     raw = json.dumps(sealed).encode()
-    content = whole({"content": "a", "reasoning_details": [sealed]})
+    content = decode_whole({"content": "a", "reasoning_details": [sealed]})
     assert content == (Opaque("reasoning_details.reasoning.encrypted", raw), Text("a"))
-    body = written(answered(*content))
+    body = encode_body(reply_entry(*content))
     assert b'"reasoning_details":[' + raw + b"]" in body
     assert openrouter.decode_request(body).prompt.entries[0].content == content
 
@@ -120,7 +124,7 @@ def test_details_of_a_format_that_means_more_are_carried_as_they_came() -> None:
     ],
 )
 def test_details_of_a_plain_format_are_thinking(sent: dict[str, object], block: Block) -> None:
-    assert whole({"reasoning_details": [sent]}) == (block,)
+    assert decode_whole({"reasoning_details": [sent]}) == (block,)
 
 
 @pytest.mark.parametrize(
@@ -152,13 +156,13 @@ def test_details_in_a_request_keep_every_byte(sent: dict[str, object]) -> None:
         ([chunk({"images": [{"a": 1}]})], (Opaque("message.images", b'[{"a": 1}]'),)),
     ],
 )
-def test_a_cut_stream_keeps_only_thinking_that_can_be_sent_back(
+def test_an_interrupted_stream_keeps_only_thinking_that_can_be_sent_back(
     events: list[bytes], content: tuple[Block, ...]
 ) -> None:
     assert cut(openrouter, *events) == Reply(content, "cancelled", Usage(), "m", "r1")
 
 
-def test_what_is_written_to_anthropics_cache_lasts_five_minutes_and_elsewhere_who_knows() -> None:
+def test_the_ttl_of_a_cache_write_is_known_for_anthropic_only() -> None:
     took = usage(10, 1, cached_tokens=3, cache_write_tokens=5)
     of_openai = told(openrouter, STOP, took).usage
     of_anthropic = told(openrouter, STOP.replace(b'"m"', b'"anthropic/claude"'), took).usage
@@ -168,7 +172,7 @@ def test_what_is_written_to_anthropics_cache_lasts_five_minutes_and_elsewhere_wh
     assert on_chat == of_openai
 
 
-def test_costs_and_other_additions_do_not_disturb() -> None:
+def test_costs_and_other_additions_are_tolerated() -> None:
     took = {"prompt_tokens": 1, "completion_tokens": 2, "cost": 0.1, "cost_details": {}, "is_byok": False}
     last = chunk({"role": "assistant", "content": ""}, usage=took, provider="Anthropic", native_finish_reason="x")
     assert told(openrouter, b": OPENROUTER PROCESSING\n\n", chunk({"content": "a"}), STOP, last).usage == Usage(
@@ -176,7 +180,7 @@ def test_costs_and_other_additions_do_not_disturb() -> None:
     )
 
 
-def test_both_are_reached_where_their_own_clients_go() -> None:
+def test_both_providers_use_the_addresses_of_their_official_clients() -> None:
     chat, route = get_provider("openai-chat"), get_provider("openrouter")
     assert (chat.base_url, chat.base_url_variable, chat.key_variable) == (
         "https://api.openai.com/v1",

@@ -1,4 +1,4 @@
-"""How much a provider may stream before we stop listening."""
+"""Limits on what a provider may stream."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_an_event_over_the_limit_is_refused() -> None:
         assert raised.value.kind == "server_error"
 
 
-def test_the_limit_is_for_each_event_and_not_for_their_sum() -> None:
+def test_the_limit_applies_to_each_event_and_not_to_their_sum() -> None:
     reader = SseParser(event_bytes_max=20)
     reader.feed(b"event: abc\ndata: 123\n\n" * 5 + b"\n\n: 123456789012345678\n\n")
     assert len(list(reader.events())) == 5
@@ -33,10 +33,10 @@ def test_a_reply_over_the_limit_is_refused() -> None:
     assert raised.value.kind == "server_error"
 
 
-def test_an_event_in_a_reply_has_a_limit_too() -> None:
+def test_an_event_within_a_reply_has_a_limit_too() -> None:
     with pytest.raises(ProviderError, match="an event of more than 5 bytes"):
         list(AnthropicStreamDecoder(event_bytes_max=5).feed(b"data: 1"))
 
 
-def test_a_name_that_is_no_text_is_a_name_nobody_knows() -> None:
+def test_an_event_name_that_is_not_utf8_is_unknown() -> None:
     assert list(AnthropicStreamDecoder().feed(b"event: \xff\ndata: {}\n\n")) == []

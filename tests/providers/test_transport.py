@@ -1,4 +1,4 @@
-"""How requests fare over real sockets: streamed, refused, tried again, cut, too slow, cancelled."""
+"""Requests over real sockets: streamed, refused, retried, interrupted, too slow, cancelled."""
 
 import asyncio
 import logging
@@ -33,7 +33,7 @@ from holdfast.providers.transport import HttpTransport, Timeouts
 
 
 def without_port(failure: Exception) -> str:
-    """The message, whose address names a port that is another one each time."""
+    """The message without the port, which differs in every run."""
     return re.sub(r"(127\.0\.0\.1):\d+", r"\1", str(failure))
 
 
@@ -50,7 +50,7 @@ async def test_a_request_arrives_as_it_was_sent() -> None:
         assert request.headers["user-agent"] == "holdfast"
 
 
-async def test_bytes_are_handed_on_before_the_answer_is_whole() -> None:
+async def test_bytes_are_yielded_before_the_response_is_complete() -> None:
     go_on = asyncio.Event()
 
     async def piecewise(request: web.Request) -> web.StreamResponse:
@@ -68,7 +68,7 @@ async def test_bytes_are_handed_on_before_the_answer_is_whole() -> None:
         assert [chunk async for chunk in chunks] == [b"two"]
 
 
-async def test_connections_are_used_again() -> None:
+async def test_connections_are_reused() -> None:
     async with serving(says("ok")) as server, wired(server.url) as wire:
         await whole(wire)
         await whole(wire)
@@ -77,19 +77,21 @@ async def test_connections_are_used_again() -> None:
         assert len(ports) == 1
 
 
-async def test_a_busy_provider_is_asked_again_after_the_pause_it_names() -> None:
+async def test_a_busy_provider_is_retried_after_the_pause_it_names() -> None:
     pauses = Pauses()
-    told: list[tuple[int, FailureKind, int | None]] = []
+    retries: list[tuple[int, FailureKind, int | None]] = []
     busy = fails(429, "rate_limit", retry_after="7")
     async with serving(busy, says("ok")) as server, wired(server.url, pauses=pauses) as wire:
-        chunks = wire.send(ENDPOINT, b"", on_retry=lambda count, error: told.append((count, error.kind, error.status)))
+        chunks = wire.send(
+            ENDPOINT, b"", on_retry=lambda count, error: retries.append((count, error.kind, error.status))
+        )
         assert [chunk async for chunk in chunks] == [b"ok"]
         assert pauses.seconds == [7.0]
-        assert told == [(1, "rate_limit", 429)]
+        assert retries == [(1, "rate_limit", 429)]
         assert len(server.requests) == 2
 
 
-async def test_a_provider_that_stays_overloaded_is_given_up_on() -> None:
+async def test_retries_end_when_a_provider_remains_overloaded() -> None:
     pauses = Pauses()
     overloaded = fails(529, "rate_limit", "Overloaded")
     async with serving(overloaded) as server, wired(server.url, pauses=pauses) as wire:
@@ -99,13 +101,13 @@ async def test_a_provider_that_stays_overloaded_is_given_up_on() -> None:
         assert len(server.requests) == 3
 
 
-async def test_one_attempt_is_one_attempt() -> None:
+async def test_one_attempt_means_no_retry() -> None:
     async with serving(fails(500, "server_error")) as server, wired(server.url, attempts_max=1) as wire:
         assert (await failure_of(wire)).kind == "server_error"
         assert len(server.requests) == 1
 
 
-async def test_what_will_not_get_better_is_not_tried_again() -> None:
+async def test_permanent_failures_are_not_retried() -> None:
     async with serving(fails(400, "invalid_request", "bad")) as server, wired(server.url) as wire:
         failed = await failure_of(wire)
         assert (failed.kind, str(failed)) == ("invalid_request", "bad")
@@ -113,8 +115,8 @@ async def test_what_will_not_get_better_is_not_tried_again() -> None:
 
 
 async def test_a_redirect_is_not_followed() -> None:
-    away = says("", status=307, headers={"location": "/elsewhere"})
-    async with serving(away) as server, wired(server.url) as wire:
+    redirect = says("", status=307, headers={"location": "/elsewhere"})
+    async with serving(redirect) as server, wired(server.url) as wire:
         failed = await failure_of(wire)
         assert (failed.kind, failed.status) == ("other", 307)
         assert [request.path for request in server.requests] == ["/v1/messages"]
@@ -134,7 +136,7 @@ async def test_a_refused_connection_is_a_network_failure() -> None:
     assert pauses.seconds == [1.0, 2.0]
 
 
-async def test_a_name_that_nobody_knows_is_told_with_what_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_unknown_host_name_is_reported_with_what_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
     async def unknown(*_: object, **__: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
@@ -148,14 +150,16 @@ async def test_a_name_that_nobody_knows_is_told_with_what_to_check(monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("fault", "told"),
+    ("fault", "expected"),
     [
         (ssl.SSLCertVerificationError(1, "self-signed certificate"), "its certificate is not trusted; check the base"),
         (ssl.SSLError(1, "wrong version number"), "it does not speak TLS; check whether the base URL begins with"),
         (OSError(101, "Network is unreachable"), "it cannot be reached; check the network"),
     ],
 )
-async def test_why_there_is_no_connection_is_told(monkeypatch: pytest.MonkeyPatch, fault: OSError, told: str) -> None:
+async def test_the_reason_of_a_failed_connection_is_reported(
+    monkeypatch: pytest.MonkeyPatch, fault: OSError, expected: str
+) -> None:
     async def fails_so(*_: object, **__: object) -> None:
         raise fault
 
@@ -163,16 +167,16 @@ async def test_why_there_is_no_connection_is_told(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", fails_so)
         failed = await failure_of(wire)
     assert failed.kind == "network"
-    assert f" failed: {told}" in str(failed)
+    assert f" failed: {expected}" in str(failed)
 
 
-async def test_a_connection_lost_before_the_first_byte_is_tried_again() -> None:
+async def test_a_connection_lost_before_the_first_byte_is_retried() -> None:
     async with serving(hangs_up, says("ok")) as server, wired(server.url) as wire:
         assert await whole(wire) == b"ok"
         assert len(server.requests) == 2
 
 
-async def test_an_empty_answer_is_a_network_failure() -> None:
+async def test_an_empty_response_is_a_network_failure() -> None:
     async with serving(says("")) as server, wired(server.url) as wire:
         failed = await failure_of(wire)
         assert (failed.kind, without_port(failed)) == (
@@ -182,7 +186,7 @@ async def test_an_empty_answer_is_a_network_failure() -> None:
         assert len(server.requests) == 3
 
 
-async def test_nothing_is_tried_again_after_the_first_byte() -> None:
+async def test_nothing_is_retried_after_the_first_byte() -> None:
     async with serving(breaks_off) as server, wired(server.url) as wire:
         chunks = wire.send(ENDPOINT, b"")
         assert await anext(chunks) == b"first"
@@ -214,7 +218,7 @@ async def speaks_and_waits(request: web.Request) -> web.StreamResponse:
 
 
 @pytest.mark.parametrize("slow", [waits, starts_and_waits])
-async def test_a_first_byte_that_is_late_is_a_network_failure(slow: Answer) -> None:
+async def test_a_late_first_byte_is_a_network_failure(slow: Answer) -> None:
     timeouts = Timeouts(first_byte_seconds=0.05)
     async with serving(slow) as server, wired(server.url, timeouts=timeouts, attempts_max=2) as wire:
         failed = await failure_of(wire)
@@ -249,14 +253,14 @@ async def test_time_spent_by_the_reader_is_not_silence() -> None:
         assert await anext(chunks) == b"two"
 
 
-async def test_a_host_that_takes_no_connection_is_given_up_on() -> None:
-    with socket.socket() as listener, ExitStack() as held:
+async def test_a_host_that_accepts_no_connection_times_out() -> None:
+    with socket.socket() as listener, ExitStack() as open_sockets:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
-        # Nobody accepts, so the queue is full after a few and the next attempt hears nothing.
+        # Nothing accepts connections, so the queue is full after a few and the next attempt gets no reply.
         with suppress(TimeoutError):
             for _ in range(8):
-                held.enter_context(socket.create_connection(listener.getsockname(), timeout=0.02))
+                open_sockets.enter_context(socket.create_connection(listener.getsockname(), timeout=0.02))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with wired(url, timeouts=Timeouts(connect_seconds=0.05), attempts_max=1) as wire:
             failed = await failure_of(wire)
@@ -284,7 +288,7 @@ async def test_cancelling_the_caller_closes_the_connection() -> None:
         assert len(server.requests) == 1
 
 
-async def test_an_endless_error_is_not_listened_to_for_ever() -> None:
+async def test_an_endless_error_body_is_cut_off() -> None:
     endless = Endless(status=500)
     async with serving(endless) as server, wired(server.url, attempts_max=1) as wire:
         failed = await asyncio.wait_for(failure_of(wire), 2)
@@ -292,7 +296,7 @@ async def test_an_endless_error_is_not_listened_to_for_ever() -> None:
         await asyncio.wait_for(endless.left.wait(), 2)
 
 
-async def test_an_error_that_is_never_finished_is_told_by_its_status() -> None:
+async def test_an_unfinished_error_is_reported_by_its_status() -> None:
     async def unfinished(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(status=403)
         await response.prepare(request)
@@ -313,8 +317,8 @@ async def test_the_key_is_in_no_error_and_no_log(caplog: pytest.LogCaptureFixtur
     async with serving(breaks_off) as server, wired(server.url) as wire:
         broken = await failure_of(wire)
     for error in (failed, broken):
-        told = "".join(traceback.format_exception(error)) + repr(error) + repr(vars(error)) + repr(wire)
-        assert KEY not in told
+        error_text = "".join(traceback.format_exception(error)) + repr(error) + repr(vars(error)) + repr(wire)
+        assert KEY not in error_text
         assert error.__cause__ is None
         assert error.__context__ is None
     assert KEY not in caplog.text
@@ -326,7 +330,7 @@ async def test_a_key_of_eight_characters_is_removed_where_it_is_quoted() -> None
         assert str(await failure_of(wire)) == "[removed] is wrong"
 
 
-async def test_a_short_word_is_not_taken_for_a_key() -> None:
+async def test_a_short_word_is_not_treated_as_a_key() -> None:
     async with serving(fails(400, "invalid_request", "no")) as server, wired(server.url, key="error") as wire:
         assert str(await failure_of(wire)) == "no"
 
@@ -340,7 +344,7 @@ async def test_a_reply_over_the_limit_is_refused(monkeypatch: pytest.MonkeyPatch
         assert "a response of over 4 bytes" in str(failed)
 
 
-async def test_nothing_is_sent_after_the_end() -> None:
+async def test_nothing_can_be_sent_after_closing() -> None:
     async with serving(says("ok")) as server:
         async with wired(server.url) as wire:
             await whole(wire)
@@ -350,13 +354,13 @@ async def test_nothing_is_sent_after_the_end() -> None:
 
 
 @pytest.mark.parametrize("url", ["", "localhost:80", "ftp://host", "http://", "http://host:x", "http://host:0"])
-def test_a_base_url_that_leads_nowhere_is_refused(url: str) -> None:
+def test_an_invalid_base_url_is_refused(url: str) -> None:
     with pytest.raises(UserError, match="the base URL must be like https://host"):
         HttpTransport(anthropic, url, KEY)
 
 
 @pytest.mark.parametrize("key", ["abc\n", "ab\nc", " abc", "käse", "a\x00b"])
-def test_a_key_that_no_header_can_carry_is_refused_without_showing_it(key: str) -> None:
+def test_a_key_that_is_not_a_valid_header_is_refused_without_showing_it(key: str) -> None:
     with pytest.raises(UserError, match="check it for a stray line break") as refused:
         HttpTransport(anthropic, "http://host", key)
     assert key.strip() not in str(refused.value)

@@ -1,4 +1,4 @@
-"""What the simulated provider reports of its cache: reads, writes, floors, lifetimes, isolation, tiers."""
+"""The simulated provider's reported cache usage: reads, writes, minimum sizes, TTLs, isolation, tiers."""
 
 import msgspec
 import pytest
@@ -26,18 +26,18 @@ from holdfast.clock import ManualClock
 from holdfast.simulator.provider import SimulatedProvider
 
 
-def marked(**fields: object) -> Wire:
+def part_with_breakpoint(**fields: object) -> Wire:
     return request(user(text("Hello.", MARK)), system=LONG, **fields)
 
 
 def test_the_second_call_reads_what_the_first_one_wrote() -> None:
     provider = simulator()
-    tokens = counted(provider, marked())
-    assert buckets(usage(provider, marked())) == (0, 0, tokens, 0)
-    assert buckets(usage(provider, marked())) == (0, tokens, 0, 0)
+    tokens = counted(provider, part_with_breakpoint())
+    assert buckets(usage(provider, part_with_breakpoint())) == (0, 0, tokens, 0)
+    assert buckets(usage(provider, part_with_breakpoint())) == (0, tokens, 0, 0)
 
 
-def test_counting_tells_what_usage_sums_to_and_leaves_the_cache_alone() -> None:
+def test_counted_tokens_equal_the_sum_of_usage_and_counting_leaves_the_cache_unchanged() -> None:
     provider = simulator()
     body = request(user(text("Hello.", MARK), "And more."), system=LONG, tools=[tool("read")])
     tokens = counted(provider, body)
@@ -46,17 +46,17 @@ def test_counting_tells_what_usage_sums_to_and_leaves_the_cache_alone() -> None:
     assert sum(buckets(usage(provider, body))) == tokens
 
 
-def test_every_block_counts_the_tokens_of_its_bytes_without_the_mark() -> None:
+def test_every_block_counts_the_tokens_of_its_bytes_without_the_breakpoint() -> None:
     provider = simulator()
-    assert counted(provider, marked()) == counted(provider, request(user("Hello."), system=LONG))
+    assert counted(provider, part_with_breakpoint()) == counted(provider, request(user("Hello."), system=LONG))
 
 
 @pytest.mark.parametrize(("above_tokens", "cached"), [(0, True), (1, False)])
 def test_a_prompt_below_the_floor_of_its_model_is_not_cached(above_tokens: int, cached: bool) -> None:
-    tokens = counted(simulator(), marked())
+    tokens = counted(simulator(), part_with_breakpoint())
     provider = simulator(models=models_with(tokens_min=tokens + above_tokens))
-    assert buckets(usage(provider, marked())) == ((0, 0, tokens, 0) if cached else (tokens, 0, 0, 0))
-    assert buckets(usage(provider, marked())) == ((0, tokens, 0, 0) if cached else (tokens, 0, 0, 0))
+    assert buckets(usage(provider, part_with_breakpoint())) == ((0, 0, tokens, 0) if cached else (tokens, 0, 0, 0))
+    assert buckets(usage(provider, part_with_breakpoint())) == ((0, tokens, 0, 0) if cached else (tokens, 0, 0, 0))
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_each_model_has_the_floor_of_its_row(model: str, floor: int) -> None:
         assert (reported["cache_creation_input_tokens"] > 0) == (sum(buckets(reported)) >= floor)
 
 
-@pytest.mark.parametrize(("mark", "lives"), [(MARK, 300.0), (HOUR_MARK, 3_600.0)])
-def test_an_entry_lives_its_time(mark: dict[str, str], lives: float) -> None:
-    body = request(user(text("Hello.", mark)), system=LONG)
+@pytest.mark.parametrize(("cache_control", "lives"), [(MARK, 300.0), (HOUR_MARK, 3_600.0)])
+def test_an_entry_expires_after_its_ttl(cache_control: dict[str, str], lives: float) -> None:
+    body = request(user(text("Hello.", cache_control)), system=LONG)
     for wait, warm in ((lives - 0.5, True), (lives, False)):
         provider = simulator()
         usage(provider, body)
@@ -79,15 +79,15 @@ def test_an_entry_lives_its_time(mark: dict[str, str], lives: float) -> None:
         assert (usage(provider, body)["cache_read_input_tokens"] > 0) == warm
 
 
-def test_every_read_starts_the_time_again() -> None:
+def test_every_read_restarts_the_ttl() -> None:
     provider = simulator()
     for _ in range(4):
-        reported = usage(provider, marked())
+        reported = usage(provider, part_with_breakpoint())
         provider.advance(299)
     assert reported["cache_read_input_tokens"] > 0
 
 
-def test_mixed_lifetimes_are_billed_each_for_its_stretch() -> None:
+def test_mixed_ttls_are_billed_for_their_own_sections() -> None:
     provider = simulator()
     body = request(user(text("Hello.", MARK), "Tail."), system=[text(LONG, HOUR_MARK)])
     reported = buckets(usage(provider, body))
@@ -96,82 +96,82 @@ def test_mixed_lifetimes_are_billed_each_for_its_stretch() -> None:
     assert reported == (tail, 0, hello, counted(provider, body) - hello - tail)
 
 
-def test_what_a_call_writes_is_hidden_until_its_response_begins() -> None:
+def test_a_cache_write_is_invisible_until_its_response_begins() -> None:
     provider = simulator()
-    raw = msgspec.json.encode(marked())
+    raw = msgspec.json.encode(part_with_breakpoint())
     first, second = (provider.handle("POST", "/v1/messages", headers={"x-api-key": "key"}, body=raw) for _ in range(2))
     assert provider.cache == ()
     for answer in (first, second):
         assert msgspec.json.decode(answer.read_body())["usage"]["cache_read_input_tokens"] == 0
-    assert usage(provider, marked())["cache_read_input_tokens"] > 0
+    assert usage(provider, part_with_breakpoint())["cache_read_input_tokens"] > 0
 
 
 def test_the_first_event_of_a_stream_makes_its_writes_readable() -> None:
     provider = simulator()
-    raw = msgspec.json.encode(marked(stream=True))
+    raw = msgspec.json.encode(part_with_breakpoint(stream=True))
     answer = provider.handle("POST", "/v1/messages", headers={"x-api-key": "key"}, body=raw)
-    assert usage(provider, marked())["cache_read_input_tokens"] == 0
+    assert usage(provider, part_with_breakpoint())["cache_read_input_tokens"] == 0
     provider = simulator()
     answer = provider.handle("POST", "/v1/messages", headers={"x-api-key": "key"}, body=raw)
     first = next(iter(answer.chunks))
     assert isinstance(first, bytes)
     assert first.startswith(b"event: message_start\n")
-    assert usage(provider, marked())["cache_read_input_tokens"] > 0
+    assert usage(provider, part_with_breakpoint())["cache_read_input_tokens"] > 0
 
 
-def test_keys_do_not_share_their_cache() -> None:
+def test_keys_do_not_share_a_cache() -> None:
     provider = simulator()
-    usage(provider, marked(), key="mine")
-    assert usage(provider, marked(), key="yours")["cache_read_input_tokens"] == 0
-    assert usage(provider, marked(), key="mine")["cache_read_input_tokens"] > 0
+    usage(provider, part_with_breakpoint(), key="mine")
+    assert usage(provider, part_with_breakpoint(), key="yours")["cache_read_input_tokens"] == 0
+    assert usage(provider, part_with_breakpoint(), key="mine")["cache_read_input_tokens"] > 0
 
 
 def test_a_key_is_the_same_in_either_header() -> None:
     provider = simulator()
-    usage(provider, marked(), key="mine")
-    raw = msgspec.json.encode(marked())
+    usage(provider, part_with_breakpoint(), key="mine")
+    raw = msgspec.json.encode(part_with_breakpoint())
     answer = provider.handle("POST", "/v1/messages", headers={"Authorization": "Bearer mine"}, body=raw)
     assert msgspec.json.decode(answer.read_body())["usage"]["cache_read_input_tokens"] > 0
 
 
-def test_models_do_not_share_their_cache() -> None:
+def test_models_do_not_share_a_cache() -> None:
     provider = simulator()
-    usage(provider, marked())
-    assert usage(provider, marked(model="claude-opus-5-5"))["cache_read_input_tokens"] == 0
+    usage(provider, part_with_breakpoint())
+    assert usage(provider, part_with_breakpoint(model="claude-opus-5-5"))["cache_read_input_tokens"] == 0
 
 
-def test_a_key_is_nowhere_in_what_the_simulator_keeps() -> None:
+def test_no_key_is_in_the_state_of_the_simulator() -> None:
     provider = simulator()
-    usage(provider, marked(), key="sk-secret")
+    usage(provider, part_with_breakpoint(), key="sk-secret")
     assert "secret" not in repr(provider.cache) + repr(provider.requests)
     assert len(provider.cache[0].scope.workspace) == 16
 
 
-def test_a_mark_that_moves_on_finds_the_entry_behind_it() -> None:
+def test_a_breakpoint_that_moves_forward_finds_the_entry_before_it() -> None:
     provider = simulator()
-    first = usage(provider, marked())
+    first = usage(provider, part_with_breakpoint())
     longer = request(user("Hello."), assistant("Hi."), user(text("Go on.", MARK)), system=LONG)
     assert usage(provider, longer)["cache_read_input_tokens"] == first["cache_creation_input_tokens"]
 
 
-@pytest.mark.parametrize(("between", "found"), [(19, True), (20, False)])
-def test_the_search_goes_back_twenty_blocks(between: int, found: bool) -> None:
+@pytest.mark.parametrize(("between", "is_found"), [(19, True), (20, False)])
+def test_the_lookback_is_twenty_blocks(between: int, is_found: bool) -> None:
     provider = simulator()
-    usage(provider, marked())
+    usage(provider, part_with_breakpoint())
     more = [text(f"Part {number}.") for number in range(between - 1)]
     longer = request(user("Hello."), assistant(*more), user(text("Go on.", MARK)), system=LONG)
-    assert (usage(provider, longer)["cache_read_input_tokens"] > 0) == found
+    assert (usage(provider, longer)["cache_read_input_tokens"] > 0) == is_found
 
 
-@pytest.mark.parametrize(("counting", "found"), [("blocks", False), ("positions", True)])
-def test_runs_of_tool_blocks_count_as_the_row_says(counting: str, found: bool) -> None:
+@pytest.mark.parametrize(("counting", "is_found"), [("blocks", False), ("positions", True)])
+def test_runs_of_tool_blocks_count_as_the_catalog_says(counting: str, is_found: bool) -> None:
     provider = simulator(models=models_with(lookback_counting=counting))
-    usage(provider, marked())
+    usage(provider, part_with_breakpoint())
     calls = [{"type": "tool_use", "id": f"t{n}", "name": "read", "input": {}} for n in range(25)]
     *results, last = ({"type": "tool_result", "tool_use_id": f"t{n}", "content": "ok"} for n in range(25))
-    marked_last = {**last, "cache_control": MARK}
-    longer = request(user("Hello."), assistant(*calls), user(*results, marked_last), system=LONG)
-    assert (usage(provider, longer)["cache_read_input_tokens"] > 0) == found
+    last_with_breakpoint = {**last, "cache_control": MARK}
+    longer = request(user("Hello."), assistant(*calls), user(*results, last_with_breakpoint), system=LONG)
+    assert (usage(provider, longer)["cache_read_input_tokens"] > 0) == is_found
 
 
 # Tiers
@@ -201,7 +201,7 @@ TIERS = [
 
 
 def tier_read(changed: Wire) -> str:
-    """Up to the end of which tier a changed request still reads what the plain one wrote."""
+    """The last tier that a changed request still reads from the cache of the plain one."""
     provider = simulator()
     usage(provider, tiered())
     tokens = [entry.tokens for entry in provider.cache]
@@ -224,7 +224,7 @@ def test_a_changed_parameter_keeps_the_tiers_before_its_own(fields: Wire, read: 
         (DOCUMENT, "messages"),
     ],
 )
-def test_an_image_or_a_cited_document_anywhere_loses_its_tier(more: Wire, read: str) -> None:
+def test_an_image_or_a_cited_document_anywhere_invalidates_its_tier(more: Wire, read: str) -> None:
     assert tier_read(tiered(more)) == read
 
 
@@ -241,18 +241,18 @@ def test_an_image_in_a_tool_result_is_an_image() -> None:
     assert usage(provider, loop([IMAGE]))["cache_read_input_tokens"] == system
 
 
-def test_switching_web_search_on_keeps_the_other_tools() -> None:
+def test_enabling_web_search_keeps_the_other_tools() -> None:
     assert tier_read(tiered(tools=(SEARCH,))) == "tools"
 
 
-def test_marks_that_web_search_puts_out_of_order_are_refused() -> None:
+def test_breakpoints_that_web_search_puts_out_of_order_are_refused() -> None:
     tools = [{**SEARCH, "cache_control": HOUR_MARK}, tool("read", MARK)]
     status, _, message = refusal(simulator(), request(user("Hello."), tools=tools))
     assert status == 400
     assert "must not come after" in message
 
 
-def test_another_tool_loses_everything() -> None:
+def test_a_changed_tool_invalidates_everything() -> None:
     provider = simulator()
     usage(provider, tiered())
     more = [tool("another"), tool("read", MARK)]
@@ -260,28 +260,28 @@ def test_another_tool_loses_everything() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "one", "other"),
+    ("name", "value", "other"),
     [
         ("thinking", {"type": "adaptive"}, {"type": "disabled"}),
         ("tool_choice", {"type": "auto"}, {"type": "none"}),
     ],
 )
-def test_another_value_of_a_parameter_loses_the_messages(name: str, one: Wire, other: Wire) -> None:
+def test_a_changed_parameter_value_invalidates_the_messages(name: str, value: Wire, other: Wire) -> None:
     provider = simulator()
-    usage(provider, {**tiered(), name: one})
+    usage(provider, {**tiered(), name: value})
     system = provider.cache[1].tokens
     assert usage(provider, {**tiered(), name: other})["cache_read_input_tokens"] == system
 
 
-@pytest.mark.parametrize(("breaks", "kept"), [(False, 2), (True, 1)])
-def test_effort_loses_the_messages_where_the_row_says_so(breaks: bool, kept: int) -> None:
+@pytest.mark.parametrize(("breaks", "read_tokens"), [(False, 2), (True, 1)])
+def test_effort_invalidates_the_messages_where_the_catalog_says_so(breaks: bool, read_tokens: int) -> None:
     provider = simulator(models=models_with(effort_breaks_messages=breaks))
     usage(provider, tiered(output_config={"effort": "low"}))
-    tokens = provider.cache[kept].tokens
+    tokens = provider.cache[read_tokens].tokens
     assert usage(provider, tiered(output_config={"effort": "high"}))["cache_read_input_tokens"] == tokens
 
 
-def test_the_spelling_of_a_parameter_does_not_matter() -> None:
+def test_the_encoding_of_a_parameter_does_not_matter() -> None:
     provider = simulator()
     first = {"type": "adaptive", "display": "omitted"}
     usage(provider, tiered(thinking=first))
@@ -291,7 +291,7 @@ def test_the_spelling_of_a_parameter_does_not_matter() -> None:
 
 def test_text_as_a_string_and_as_a_block_is_the_same_prompt() -> None:
     provider = simulator()
-    usage(provider, marked())
+    usage(provider, part_with_breakpoint())
     longer = request(
         {"role": "user", "content": "Hello."}, assistant("Hi."), user(text("More.", MARK)), system=[text(LONG)]
     )
@@ -305,17 +305,17 @@ def test_two_user_messages_in_a_row_are_one() -> None:
     assert again["cache_creation_input_tokens"] == 0
 
 
-def test_the_same_words_by_another_speaker_are_another_prompt() -> None:
+def test_the_same_text_in_another_role_is_another_prompt() -> None:
     provider = simulator()
     usage(provider, request(user("One."), assistant("Two."), user(text("Three.", MARK)), system=LONG))
     again = usage(provider, request(user("One.", "Two.", text("Three.", MARK)), system=LONG))
     assert again["cache_read_input_tokens"] == 0
 
 
-# The automatic mark
+# The automatic breakpoint
 
 
-def test_the_automatic_mark_moves_on_with_the_conversation() -> None:
+def test_the_automatic_breakpoint_moves_forward_with_the_conversation() -> None:
     provider = simulator()
     first = usage(provider, request(user("Hello."), system=LONG, cache_control=MARK))
     longer = request(user("Hello."), assistant("Hi."), user("Go on."), system=LONG, cache_control=MARK)
@@ -324,21 +324,21 @@ def test_the_automatic_mark_moves_on_with_the_conversation() -> None:
     assert second["cache_read_input_tokens"] == first["cache_creation_input_tokens"] > 0
 
 
-def test_an_automatic_mark_can_live_an_hour() -> None:
+def test_an_automatic_breakpoint_can_have_a_one_hour_ttl() -> None:
     assert buckets(usage(simulator(), request(user("Hello."), system=LONG, cache_control=HOUR_MARK)))[3] > 0
 
 
-def test_no_automatic_mark_is_none() -> None:
+def test_a_null_automatic_breakpoint_has_no_effect() -> None:
     assert buckets(usage(simulator(), request(user("Hello."), system=LONG, cache_control=None)))[2:] == (0, 0)
 
 
-def test_an_automatic_mark_where_the_same_one_stands_changes_nothing() -> None:
-    marks = [text(f"Part {n}.", MARK) for n in range(4)]
-    body = request(user(*marks), system=LONG, cache_control=MARK)
-    assert buckets(usage(simulator(), body)) == buckets(usage(simulator(), request(user(*marks), system=LONG)))
+def test_an_automatic_breakpoint_next_to_an_equal_one_changes_nothing() -> None:
+    parts = [text(f"Part {n}.", MARK) for n in range(4)]
+    body = request(user(*parts), system=LONG, cache_control=MARK)
+    assert buckets(usage(simulator(), body)) == buckets(usage(simulator(), request(user(*parts), system=LONG)))
 
 
-def test_an_automatic_mark_goes_before_what_cannot_carry_it() -> None:
+def test_an_automatic_breakpoint_goes_before_blocks_that_do_not_accept_it() -> None:
     provider = simulator('{"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Hi."}]}')
     model = "claude-opus-4-5"
     ask = request(user(LONG * 8), model=model)
@@ -356,47 +356,47 @@ def test_an_automatic_mark_goes_before_what_cannot_carry_it() -> None:
         ([*(text(str(n), MARK) for n in range(4)), text("Last.")], "all are taken"),
     ],
 )
-def test_an_automatic_mark_that_has_no_place_is_refused(blocks: list[Wire], words: str) -> None:
+def test_an_automatic_breakpoint_without_an_accepting_block_is_refused(blocks: list[Wire], words: str) -> None:
     status, kind, message = refusal(simulator(), request(user(*blocks), cache_control=MARK))
     assert (status, kind) == (400, "invalid_request_error")
     assert words in message
 
 
 @pytest.mark.parametrize("value", [{"type": "forever"}, {"type": "ephemeral", "ttl": "2h"}, "yes", 1])
-def test_an_automatic_mark_must_be_spelled_right(value: object) -> None:
+def test_a_malformed_automatic_breakpoint_is_refused(value: object) -> None:
     status, _, message = refusal(simulator(), request(user("Hello."), cache_control=value))
     assert status == 400
     assert 'cache_control: must be {"type": "ephemeral"}' in message
 
 
-def test_an_automatic_mark_is_refused_by_models_that_do_not_take_it() -> None:
+def test_an_automatic_breakpoint_is_refused_by_models_that_do_not_support_it() -> None:
     provider = simulator(models=models_with(accepts_automatic_breakpoint=False))
     assert "takes marks on blocks only" in refusal(provider, request(user("Hello."), cache_control=MARK))[2]
 
 
-def test_an_automatic_mark_counts_when_tokens_are_counted() -> None:
+def test_an_automatic_breakpoint_is_validated_when_tokens_are_counted() -> None:
     body = request(user(*(text(str(n), MARK) for n in range(4)), "Last."), cache_control=MARK)
     assert refusal(simulator(), body, path="/v1/messages/count_tokens")[0] == 400
 
 
-# Warming
+# Prewarming
 
 
-def test_a_request_for_no_output_warms_the_cache() -> None:
+def test_a_request_without_output_warms_the_cache() -> None:
     provider = simulator('{"content": "Never said.", "fault": "500"}')
-    status, reply = post(provider, marked(max_tokens=0))
+    status, reply = post(provider, part_with_breakpoint(max_tokens=0))
     assert status == 200
     assert (reply["content"], reply["stop_reason"], reply["usage"]["output_tokens"]) == ([], "max_tokens", 0)
     assert reply["usage"]["cache_creation_input_tokens"] > 0
     provider = simulator()
-    usage(provider, marked(max_tokens=0))
-    assert usage(provider, marked())["cache_read_input_tokens"] > 0
+    usage(provider, part_with_breakpoint(max_tokens=0))
+    assert usage(provider, part_with_breakpoint())["cache_read_input_tokens"] > 0
 
 
 # Time
 
 
-def test_the_providers_time_is_the_clocks_plus_what_it_was_advanced() -> None:
+def test_the_providers_time_is_the_clock_plus_the_advances() -> None:
     clock = ManualClock(1_000)
     provider = SimulatedProvider(clock=clock)
     assert provider.advance(50) == 1_050
@@ -404,12 +404,12 @@ def test_the_providers_time_is_the_clocks_plus_what_it_was_advanced() -> None:
     assert provider.advance(0) == provider.now() == 1_055
 
 
-def test_requests_are_remembered_with_their_time_and_their_bytes() -> None:
+def test_requests_are_logged_with_their_time_and_their_bytes() -> None:
     provider = simulator(start=500.0)
     raw = b'{ "model": "' + SONNET.encode() + b'", "max_tokens": 5, "messages": [] }'
     post(provider, raw)
     provider.advance(10)
-    usage(provider, marked())
+    usage(provider, part_with_breakpoint())
     first, second = provider.requests
     assert (first.at, first.method, first.path, first.status, first.body) == (500, "POST", "/v1/messages", 400, raw)
     assert (second.at, second.status) == (510, 200)

@@ -1,4 +1,4 @@
-"""What the simulated providers say of their caches when they are asked to compare two requests."""
+"""The simulated providers' diagnoses when they compare two requests."""
 
 from typing import Any
 
@@ -21,8 +21,8 @@ KEY = {"prompt_cache_key": "k"}
 
 
 def ask(provider: SimulatedProvider, *messages: Wire, previous: str | None = None, **fields: Any) -> Wire:
-    given: Wire = {"system": LONG, "tools": [tool("read")], **fields}
-    status, reply = claude.post(provider, request(*messages, **given, diagnostics={"previous_message_id": previous}))
+    body: Wire = {"system": LONG, "tools": [tool("read")], **fields}
+    status, reply = claude.post(provider, request(*messages, **body, diagnostics={"previous_message_id": previous}))
     assert status == 200, reply
     return reply
 
@@ -31,7 +31,7 @@ def reason(reply: Wire) -> Any:
     return reply["diagnostics"]["cache_miss_reason"]
 
 
-def test_a_first_request_and_one_that_only_grew_are_told_that_nothing_differs() -> None:
+def test_a_first_request_and_an_appended_one_have_no_difference() -> None:
     provider = simulator()
     first = ask(provider, HELLO)
     assert first["diagnostics"] is None
@@ -40,13 +40,13 @@ def test_a_first_request_and_one_that_only_grew_are_told_that_nothing_differs() 
     assert second["usage"]["cache_read_input_tokens"] > 0
 
 
-def test_nobody_is_told_who_has_not_asked() -> None:
+def test_a_request_without_the_option_gets_no_diagnosis() -> None:
     provider = simulator()
     assert "diagnostics" not in claude.post(provider, request(HELLO))[1]
     assert "diagnostics" not in claude.post(provider, request(HELLO, diagnostics=None))[1]
 
 
-def test_a_request_can_be_compared_with_one_that_did_not_ask() -> None:
+def test_a_request_can_be_compared_with_one_that_had_no_diagnosis() -> None:
     provider = simulator()
     _, first = claude.post(provider, request(HELLO, system=LONG, tools=[tool("read")]))
     assert ask(provider, HELLO, *MORE, previous=first["id"])["diagnostics"] is None
@@ -64,29 +64,29 @@ def test_a_request_can_be_compared_with_one_that_did_not_ask() -> None:
         ({"system": "Other. " * 2_000, "tool_choice": {"type": "none"}}, "system_changed", False),
     ],
 )
-def test_the_first_difference_is_named_with_what_could_have_been_read(
+def test_the_first_difference_is_named_with_the_tokens_that_could_have_been_read(
     changed: Wire, word: str, all_missed: bool
 ) -> None:
     provider = simulator()
     first = ask(provider, HELLO)
-    kept = first["usage"]["cache_creation_input_tokens"]
-    told = reason(ask(provider, HELLO, *MORE, previous=first["id"], **changed))
-    assert told["type"] == word
-    assert 0 < told["cache_missed_input_tokens"] <= kept
-    assert (told["cache_missed_input_tokens"] == kept) is all_missed
+    written_tokens = first["usage"]["cache_creation_input_tokens"]
+    diagnosis = reason(ask(provider, HELLO, *MORE, previous=first["id"], **changed))
+    assert diagnosis["type"] == word
+    assert 0 < diagnosis["cache_missed_input_tokens"] <= written_tokens
+    assert (diagnosis["cache_missed_input_tokens"] == written_tokens) is all_missed
 
 
-def test_an_earlier_message_that_changed_is_named_with_what_stood_behind_it() -> None:
+def test_a_changed_earlier_message_is_named_with_the_tokens_after_it() -> None:
     provider = simulator()
     first = ask(provider, user(LONG), assistant("Yes?"), user(text("More. " * 300, MARK)))
-    told = reason(ask(provider, user(LONG), assistant("No!"), user("More. " * 300), previous=first["id"]))
-    assert told["type"] == "messages_changed"
-    head = ask(provider, user(text(LONG, MARK)))["usage"]
-    in_front = head["cache_creation_input_tokens"] + head["cache_read_input_tokens"]
-    assert told["cache_missed_input_tokens"] == first["usage"]["cache_creation_input_tokens"] - in_front
+    diagnosis = reason(ask(provider, user(LONG), assistant("No!"), user("More. " * 300), previous=first["id"]))
+    assert diagnosis["type"] == "messages_changed"
+    prefix_usage = ask(provider, user(text(LONG, MARK)))["usage"]
+    in_front = prefix_usage["cache_creation_input_tokens"] + prefix_usage["cache_read_input_tokens"]
+    assert diagnosis["cache_missed_input_tokens"] == first["usage"]["cache_creation_input_tokens"] - in_front
 
 
-def test_a_prompt_that_became_shorter_did_not_grow() -> None:
+def test_a_shortened_prompt_is_not_an_appended_one() -> None:
     provider = simulator()
     first = ask(provider, HELLO, *MORE)
     assert reason(ask(provider, HELLO, previous=first["id"]))["type"] == "messages_changed"
@@ -96,21 +96,21 @@ def test_a_prompt_that_became_shorter_did_not_grow() -> None:
     "changed",
     [{"thinking": {"type": "enabled", "budget_tokens": 1024}, "max_tokens": 2000}, {"tool_choice": {"type": "none"}}],
 )
-def test_a_difference_without_a_word_is_unavailable_whatever_the_messages_say(changed: Wire) -> None:
+def test_a_difference_without_a_name_is_unavailable_whatever_the_messages_are(changed: Wire) -> None:
     provider = simulator()
     first = ask(provider, HELLO)
-    told = reason(ask(provider, user(text("Bye.", MARK)), previous=first["id"], **changed))
-    assert told == {"type": "unavailable"}
+    diagnosis = reason(ask(provider, user(text("Bye.", MARK)), previous=first["id"], **changed))
+    assert diagnosis == {"type": "unavailable"}
 
 
-def test_what_another_key_sent_is_not_found() -> None:
+def test_a_request_of_another_key_is_not_found() -> None:
     provider = simulator()
     _, first = claude.post(provider, request(HELLO), key="other")
     assert reason(ask(provider, HELLO, previous=first["id"])) == {"type": "previous_message_not_found"}
     assert reason(ask(provider, HELLO, previous="msg_x")) == {"type": "previous_message_not_found"}
 
 
-def test_what_only_lapsed_does_not_differ() -> None:
+def test_an_expired_entry_is_not_a_difference() -> None:
     provider = simulator()
     first = ask(provider, HELLO)
     provider.advance(400)
@@ -119,24 +119,24 @@ def test_what_only_lapsed_does_not_differ() -> None:
     assert second["usage"]["cache_read_input_tokens"] == 0
 
 
-@pytest.mark.parametrize("wish", [5, "msg_1", [], {"previous_message_id": 5}, {"other": None}])
-def test_a_wish_that_is_none_is_refused_by_name(wish: object) -> None:
-    status, kind, message = claude.refusal(simulator(), request(HELLO, diagnostics=wish))
+@pytest.mark.parametrize("option", [5, "msg_1", [], {"previous_message_id": 5}, {"other": None}])
+def test_an_invalid_diagnosis_option_is_refused_by_name(option: object) -> None:
+    status, kind, message = claude.refusal(simulator(), request(HELLO, diagnostics=option))
     assert (status, kind) == (400, "invalid_request_error")
     assert message.startswith("diagnostics")
 
 
-def test_a_model_that_does_not_diagnose_does_not_know_the_field() -> None:
+def test_a_model_without_diagnostics_does_not_know_the_field() -> None:
     provider = simulator(models=claude.models_with(diagnoses_misses=False))
-    wish = {"previous_message_id": None}
-    _, _, message = claude.refusal(provider, request(HELLO, diagnostics=wish))
+    option = {"previous_message_id": None}
+    _, _, message = claude.refusal(provider, request(HELLO, diagnostics=option))
     assert message == "diagnostics: Extra inputs are not permitted"
-    assert claude.counted(provider, request(HELLO, diagnostics=wish)) > 0
+    assert claude.counted(provider, request(HELLO, diagnostics=option)) > 0
 
 
-def respond(provider: SimulatedProvider, *said: Wire, previous: str | None = None, **fields: Any) -> Wire:
-    given: Wire = {"prompt_cache_options": {"comparison_response_id": previous}, "tools": [RESPONSES.tool("read")]}
-    body = RESPONSES.body(RESPONSES.said("developer", LONG * 3), *said, **{**given, **KEY, **fields})
+def respond(provider: SimulatedProvider, *messages: Wire, previous: str | None = None, **fields: Any) -> Wire:
+    settings: Wire = {"prompt_cache_options": {"comparison_response_id": previous}, "tools": [RESPONSES.tool("read")]}
+    body = RESPONSES.body(RESPONSES.said("developer", LONG * 3), *messages, **{**settings, **KEY, **fields})
     status, reply = gpt.post(provider, RESPONSES.path, body)
     assert status == 200, reply
     return reply
@@ -150,7 +150,7 @@ def more(first: Wire) -> tuple[Wire, ...]:
     return (hello(), *RESPONSES.replied(first), RESPONSES.said("user", "More."))
 
 
-def test_openai_says_that_a_prompt_which_only_grew_was_read() -> None:
+def test_openai_reports_that_an_appended_prompt_was_read() -> None:
     provider = SimulatedProvider(clock=ManualClock())
     first = respond(provider, hello())
     assert "prompt_cache_diagnostics" not in first
@@ -173,12 +173,12 @@ def test_openai_says_that_a_prompt_which_only_grew_was_read() -> None:
 def test_openai_names_the_first_difference(changed: Wire, word: str) -> None:
     provider = SimulatedProvider(clock=ManualClock())
     first = respond(provider, hello())
-    told = respond(provider, *more(first), previous=first["id"], **changed)["prompt_cache_diagnostics"]
-    assert (told["type"], told["reason"]) == ("cache_miss", word)
-    assert told["cache_missed_tokens"] == RESPONSES.buckets(first)[2]
+    diagnosis = respond(provider, *more(first), previous=first["id"], **changed)["prompt_cache_diagnostics"]
+    assert (diagnosis["type"], diagnosis["reason"]) == ("cache_miss", word)
+    assert diagnosis["cache_missed_tokens"] == RESPONSES.buckets(first)[2]
 
 
-def test_openai_names_an_input_that_changed_with_what_stood_behind_it() -> None:
+def test_openai_names_a_changed_input_with_the_tokens_after_it() -> None:
     provider = SimulatedProvider(clock=ManualClock())
     first = respond(provider, hello())
     other = respond(provider, RESPONSES.said("user", "Bye."), previous=first["id"])["prompt_cache_diagnostics"]
@@ -186,14 +186,14 @@ def test_openai_names_an_input_that_changed_with_what_stood_behind_it() -> None:
     assert 0 < other["cache_missed_tokens"] < RESPONSES.buckets(first)[2]
 
 
-def test_openai_has_no_word_for_what_lapsed_or_for_parallel_calls() -> None:
+def test_openai_has_no_name_for_expired_entries_or_parallel_calls() -> None:
     provider = SimulatedProvider(clock=ManualClock())
     first = respond(provider, hello())
-    one_call = respond(provider, *more(first), previous=first["id"], parallel_tool_calls=False)
-    assert one_call["prompt_cache_diagnostics"] == {"type": "unavailable"}
+    without_parallel_calls = respond(provider, *more(first), previous=first["id"], parallel_tool_calls=False)
+    assert without_parallel_calls["prompt_cache_diagnostics"] == {"type": "unavailable"}
     provider.advance(100_000)
-    lapsed = respond(provider, *more(first), previous=first["id"])
-    assert lapsed["prompt_cache_diagnostics"] == {"type": "unavailable"}
+    after_expiry = respond(provider, *more(first), previous=first["id"])
+    assert after_expiry["prompt_cache_diagnostics"] == {"type": "unavailable"}
 
 
 def test_openai_finds_neither_a_reply_of_another_key_nor_one_of_another_provider() -> None:
@@ -204,7 +204,7 @@ def test_openai_finds_neither_a_reply_of_another_key_nor_one_of_another_provider
     assert respond(provider, hello(), previous=message)["prompt_cache_diagnostics"] == missing
 
 
-def test_openai_refuses_a_comparison_with_what_is_no_id_or_by_a_model_that_makes_none() -> None:
+def test_openai_refuses_a_comparison_with_an_invalid_id_or_by_an_unsupported_model() -> None:
     options: Wire = {"prompt_cache_options": {"comparison_response_id": 5}}
     status, reply = gpt.post(SimulatedProvider(), RESPONSES.path, RESPONSES.body(hello(), **options))
     assert (status, "comparison_response_id" in reply["error"]["message"]) == (400, True)
@@ -215,22 +215,26 @@ def test_openai_refuses_a_comparison_with_what_is_no_id_or_by_a_model_that_makes
     assert reply["error"]["message"] == "Unknown parameter: 'prompt_cache_options.comparison_response_id'."
 
 
-def call_of(*digests: str) -> CacheCall:
+def add_request(*digests: str) -> CacheCall:
     prefixes = tuple(PromptPrefix("messages", digest, 10 * at) for at, digest in enumerate(digests, start=1))
     return CacheCall(CacheScope("w", "m"), prefixes, (), 0.0)
 
 
 def test_the_oldest_requests_are_forgotten_by_number_and_by_size() -> None:
-    mark, wish = DiagnosisFingerprint((), "messages_changed"), DiagnosisRequest("a")
+    fingerprint, option = DiagnosisFingerprint((), "messages_changed"), DiagnosisRequest("a")
     few = AnsweredRequests(replies_max=2)
     small = AnsweredRequests(blocks_max=3)
-    for known in (few, small):
-        known.remember("a", mark, call_of("1"), Usage())
-        known.remember("b", mark, call_of("1", "2"), Usage())
-        assert known.diagnose(wish, mark, call_of("1"), Usage()) == CacheDiagnosis("hit")
-        known.remember("c", mark, call_of("1"), Usage())
-        assert known.diagnose(wish, mark, call_of("1"), Usage()) == CacheDiagnosis("not_found")
-        assert known.diagnose(DiagnosisRequest("b"), mark, call_of("1", "2"), Usage()) == CacheDiagnosis("hit")
-    small.remember("huge", mark, call_of("1", "2", "3", "4"), Usage())
-    assert small.diagnose(DiagnosisRequest("huge"), mark, call_of("1", "2", "3", "4"), Usage()) == CacheDiagnosis("hit")
-    assert small.diagnose(DiagnosisRequest("c"), mark, call_of("1"), Usage()) == CacheDiagnosis("not_found")
+    for known_requests in (few, small):
+        known_requests.remember("a", fingerprint, add_request("1"), Usage())
+        known_requests.remember("b", fingerprint, add_request("1", "2"), Usage())
+        assert known_requests.diagnose(option, fingerprint, add_request("1"), Usage()) == CacheDiagnosis("hit")
+        known_requests.remember("c", fingerprint, add_request("1"), Usage())
+        assert known_requests.diagnose(option, fingerprint, add_request("1"), Usage()) == CacheDiagnosis("not_found")
+        assert known_requests.diagnose(
+            DiagnosisRequest("b"), fingerprint, add_request("1", "2"), Usage()
+        ) == CacheDiagnosis("hit")
+    small.remember("huge", fingerprint, add_request("1", "2", "3", "4"), Usage())
+    assert small.diagnose(
+        DiagnosisRequest("huge"), fingerprint, add_request("1", "2", "3", "4"), Usage()
+    ) == CacheDiagnosis("hit")
+    assert small.diagnose(DiagnosisRequest("c"), fingerprint, add_request("1"), Usage()) == CacheDiagnosis("not_found")

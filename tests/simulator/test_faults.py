@@ -1,4 +1,4 @@
-"""Deliveries that go wrong on demand: each ends in a typed error, in time, and leaves a session that goes on."""
+"""Faulty deliveries on demand: each ends in a typed error, in time, and leaves a session that can continue."""
 
 import asyncio
 import json
@@ -24,14 +24,14 @@ BODY = b'{"model":"claude-sonnet-5-5","max_tokens":9,%b"messages":[{"role":"user
 
 
 def ask(fault: str, *, stream: bool = True) -> list[object]:
-    """Everything that an ordered fault leaves of an answer."""
+    """The parts of a response that a requested fault delivers."""
     headers = {"x-api-key": "k", "x-holdfast-fault": fault}
     body = BODY % (b'"stream":true,' if stream else b"")
     return list(SimulatedProvider().handle("POST", "/v1/messages", headers=headers, body=body).chunks)
 
 
 @pytest.mark.parametrize(
-    ("written", "fault"),
+    ("specification", "fault"),
     [
         ("slow", DeliveryFault("slow", seconds=1.0)),
         ("slow; seconds=0.5", DeliveryFault("slow", seconds=0.5)),
@@ -53,12 +53,12 @@ def ask(fault: str, *, stream: bool = True) -> list[object]:
         ("599", StatusFault(599)),
     ],
 )
-def test_a_fault_is_written_in_a_word_with_its_numbers(written: str, fault: object) -> None:
-    assert parse_fault(written) == fault
+def test_a_fault_is_a_word_with_its_numbers(specification: str, fault: object) -> None:
+    assert parse_fault(specification) == fault
 
 
 @pytest.mark.parametrize(
-    "written",
+    "specification",
     [
         "",
         "399",
@@ -81,18 +81,18 @@ def test_a_fault_is_written_in_a_word_with_its_numbers(written: str, fault: obje
         "stall;after=1;seconds=2",
     ],
 )
-def test_any_other_fault_is_refused_with_the_known_ones(written: str) -> None:
+def test_any_other_fault_is_refused_with_a_list_of_the_known_ones(specification: str) -> None:
     with pytest.raises(
         UserError, match=r"unknown fault .*; known: an HTTP status .*slow;seconds=1; drip;seconds=1; stall;after=1; cut"
     ):
-        parse_fault(written)
+        parse_fault(specification)
 
 
 @pytest.mark.parametrize(
     ("fault", "words"),
     [("window;tokens=1", b"prompt is too long: "), ("unpaired", b"without `tool_result` blocks")],
 )
-def test_an_objection_is_told_in_the_providers_words(fault: str, words: bytes) -> None:
+def test_an_injected_refusal_is_in_the_providers_format(fault: str, words: bytes) -> None:
     (refused,) = ask(fault)
     assert isinstance(refused, bytes)
     assert words in refused
@@ -100,68 +100,68 @@ def test_an_objection_is_told_in_the_providers_words(fault: str, words: bytes) -
 
 
 @pytest.mark.parametrize("fault", ["window;tokens=100000", "breakpoints", "ttl", "thinking"])
-def test_a_request_that_there_is_no_objection_to_is_answered(fault: str) -> None:
+def test_a_request_that_meets_the_expectation_is_answered(fault: str) -> None:
     assert b"message_stop" in b"".join(part for part in ask(fault) if isinstance(part, bytes))
 
 
-def test_a_slow_reply_is_whole_behind_a_pause() -> None:
+def test_a_slow_reply_is_complete_after_a_pause() -> None:
     pause, *rest = ask("slow;seconds=7")
     assert pause == Pause(7.0)
     assert rest[0] == ask("slow")[1]
     assert b"message_stop" in rest[-1]  # type: ignore[operator]
 
 
-def test_a_dripping_reply_is_whole_with_a_pause_before_each_part() -> None:
+def test_a_dripping_reply_is_complete_with_a_pause_before_each_part() -> None:
     dripped = ask("drip;seconds=0.5")
     assert dripped[::2] == [Pause(0.5)] * (len(dripped) // 2)
     assert dripped[1::2] == ask("slow")[1:]
 
 
-def test_a_stalled_reply_falls_silent_behind_some_parts() -> None:
-    first, second, pause, cut = ask("stall;after=2")
+def test_a_stalled_reply_stops_after_some_parts() -> None:
+    first, second, pause, cut_off = ask("stall;after=2")
     assert isinstance(first, bytes)
     assert isinstance(second, bytes)
-    assert (pause, cut) == (Pause(3600.0), ConnectionCut())
+    assert (pause, cut_off) == (Pause(3600.0), ConnectionCut())
 
 
 @pytest.mark.parametrize("after", [0, 1, 3])
-def test_a_cut_reply_breaks_off_behind_some_parts(after: int) -> None:
-    *parts, cut = ask(f"cut;after={after}")
+def test_a_cut_reply_breaks_off_after_some_parts(after: int) -> None:
+    *parts, cut_off = ask(f"cut;after={after}")
     assert len(parts) == after
-    assert cut == ConnectionCut()
+    assert cut_off == ConnectionCut()
 
 
-def test_a_malformed_reply_has_one_event_that_cannot_be_read() -> None:
+def test_a_malformed_reply_has_one_undecodable_event() -> None:
     parts = ask("malformed;after=2")
-    whole = [part for part in ask("slow") if isinstance(part, bytes)]
-    assert [one == other for one, other in zip(parts, whole, strict=True)] == [
-        number != 2 for number in range(len(whole))
+    complete = [part for part in ask("slow") if isinstance(part, bytes)]
+    assert [received == other for received, other in zip(parts, complete, strict=True)] == [
+        number != 2 for number in range(len(complete))
     ]
     broken = parts[2]
     assert isinstance(broken, bytes)
     assert broken.startswith(b"event: content_block_delta\ndata: {")
     assert broken.endswith(b"\n\n")
-    assert len(broken) < len(whole[2])
+    assert len(broken) < len(complete[2])
 
 
-def test_whole_replies_are_cut_in_the_middle() -> None:
-    half, cut = ask("cut;after=1", stream=False)
+def test_non_streamed_replies_are_cut_in_the_middle() -> None:
+    half, cut_off = ask("cut;after=1", stream=False)
     (malformed,) = ask("malformed", stream=False)
-    assert cut == ConnectionCut()
+    assert cut_off == ConnectionCut()
     assert isinstance(half, bytes)
     assert half == malformed
     assert half.startswith(b'{"id":')
     assert not half.endswith(b"}")
 
 
-def test_a_reply_of_the_wrong_type_is_a_page_for_people() -> None:
+def test_a_reply_of_the_wrong_type_is_an_html_page() -> None:
     headers = {"x-api-key": "k", "x-holdfast-fault": "content-type"}
     answer = SimulatedProvider().handle("POST", "/v1/messages", headers=headers, body=BODY % b"")
     assert (answer.status, answer.headers["content-type"]) == (200, "text/html")
     assert answer.read_body() == b"<html><body>Please sign in.</body></html>"
 
 
-def test_what_was_begun_is_written_to_the_cache_whatever_becomes_of_its_delivery() -> None:
+def test_a_started_reply_writes_the_cache_whatever_happens_to_its_delivery() -> None:
     for fault in ("cut;after=1", "content-type", "malformed"):
         provider = SimulatedProvider()
         system = b'"system":[{"type":"text","text":"%b","cache_control":{"type":"ephemeral"}}],' % (b"word " * 800)
@@ -193,12 +193,12 @@ async def test_over_http_every_broken_delivery_is_a_network_failure_in_time(
     server: RunningSimulator, fault: str
 ) -> None:
     async with asyncio.timeout(5):
-        with pytest.raises(ProviderError) as caught:
+        with pytest.raises(ProviderError) as error:
             await over_http(server.url, fault, SHORT)
-    assert caught.value.kind == "network"
+    assert error.value.kind == "network"
 
 
-async def test_over_http_a_slow_reply_arrives_if_it_is_waited_for(server: RunningSimulator) -> None:
+async def test_over_http_a_slow_reply_arrives_within_a_longer_timeout(server: RunningSimulator) -> None:
     body = await over_http(server.url, "slow;seconds=0.05", Timeouts())
     assert b"message_stop" in body
 
@@ -214,7 +214,7 @@ async def test_a_simulator_with_stalled_replies_stops_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "kept"),
+    ("fault", "kind", "expected"),
     [
         ("cut;after=0", "network", None),
         ("cut;after=4", "network", None),
@@ -222,16 +222,16 @@ async def test_a_simulator_with_stalled_replies_stops_at_once() -> None:
         ("content-type", "network", None),
     ],
 )
-async def test_a_session_goes_on_behind_a_broken_delivery(
-    agent: MakeAgent, fault: str, kind: str, kept: object
+async def test_a_session_continues_after_a_broken_delivery(
+    agent: MakeAgent, fault: str, kind: str, expected: object
 ) -> None:
     script = f'{{"content": "a long answer", "fault": "{fault}"}}\n{{"content": "second"}}'
-    one = agent(transport=SimulatedProvider(script=script))
-    async with one.session as session:
-        with pytest.raises(ProviderError) as caught:
+    made_agent = agent(transport=SimulatedProvider(script=script))
+    async with made_agent.session as session:
+        with pytest.raises(ProviderError) as error:
             await session.send("hello")
-        assert caught.value.kind == kind
-        failed = next(payload for payload in one.payloads if isinstance(payload, LlmCallFailed))
+        assert error.value.kind == kind
+        failed = next(payload for payload in made_agent.payloads if isinstance(payload, LlmCallFailed))
         assert failed.error_class == kind
         answer = await session.send("go on")
         assert answer.content == (Text("a long answer"),)
@@ -259,6 +259,6 @@ def test_a_conversation_whose_first_message_grew_after_a_failure_is_still_the_sa
     ]
 
 
-def test_conversations_that_only_begin_alike_fail_each_for_itself() -> None:
+def test_conversations_with_a_common_start_fail_separately() -> None:
     provider = SimulatedProvider(script='{"fault": "400"}\n{"content": "ok"}')
     assert [status(provider, "Monday", ask) for ask in ("one", "two", "one", "two")] == [400, 400, 200, 200]

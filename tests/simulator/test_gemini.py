@@ -1,4 +1,4 @@
-"""The simulator as Gemini: replies, refusals, what its own cache reads, and caches that have a name."""
+"""The simulator as Gemini: replies, refusals, implicit cache reads, and explicit caches."""
 
 from typing import Any
 
@@ -39,34 +39,34 @@ NOT_FOUND = (403, "PERMISSION_DENIED", "CachedContent not found (or permission d
 
 
 def parts(reply: Wire) -> list[Wire]:
-    found: list[Wire] = reply["candidates"][0]["content"]["parts"]
-    return found
+    reply_parts: list[Wire] = reply["candidates"][0]["content"]["parts"]
+    return reply_parts
 
 
 # Replies
 
 
 @pytest.mark.parametrize("version", ["v1", "v1beta"])
-def test_the_last_words_are_echoed(version: str) -> None:
+def test_the_last_message_is_echoed(version: str) -> None:
     reply = replied(simulator(), request(user("Hello.")), version=version)
     assert text(reply) == "Echo: Hello."
     assert reply["responseId"] == "gemini_sim-000001"
     assert reply["modelVersion"] == FLASH
 
 
-def test_a_scripted_call_is_answered_and_the_script_goes_on() -> None:
+def test_a_scripted_call_is_answered_and_the_script_continues() -> None:
     provider = simulator(CALL + '\n{"content": "Done."}')
-    asked = request(user("Look."), tools=[tool("read")])
-    first = replied(provider, asked)
+    body = request(user("Look."), tools=[tool("read")])
+    first = replied(provider, body)
     thought, words, called = parts(first)
     assert thought == {"text": "A file.", "thought": True}
     assert words.keys() == {"text", "thoughtSignature"}
     assert called["functionCall"]["name"] == "read"
-    asked["contents"] += [first["candidates"][0]["content"], user(result("read", called["functionCall"]["id"]))]
-    assert text(replied(provider, asked)) == "Done."
+    body["contents"] += [first["candidates"][0]["content"], user(result("read", called["functionCall"]["id"]))]
+    assert text(replied(provider, body)) == "Done."
 
 
-def test_a_stream_is_one_of_events_or_an_array() -> None:
+def test_a_stream_is_events_or_an_array() -> None:
     body = msgspec.json.encode(request(user("Hello.")))
     path, headers = f"/v1/models/{FLASH}:streamGenerateContent", {"x-goog-api-key": "k"}
     events = simulator().handle("POST", path, headers=headers, body=body, query={"alt": "sse"})
@@ -79,12 +79,12 @@ def test_a_stream_is_one_of_events_or_an_array() -> None:
 
 
 @pytest.mark.parametrize(("action", "alt"), [("generateContent", "sse"), ("streamGenerateContent", "proto")])
-def test_another_form_of_answer_is_refused(action: str, alt: str) -> None:
-    found = ask(simulator(), "POST", f"models/{FLASH}:{action}", request(user("Hello.")), query={"alt": alt})
-    assert "'alt'" in refused(found)[2]
+def test_an_unsupported_response_format_is_refused(action: str, alt: str) -> None:
+    response = ask(simulator(), "POST", f"models/{FLASH}:{action}", request(user("Hello.")), query={"alt": alt})
+    assert "'alt'" in refused(response)[2]
 
 
-def test_a_failure_that_the_script_orders_comes_in_geminis_words() -> None:
+def test_a_scripted_failure_is_in_geminis_format() -> None:
     provider = simulator('{"content": "At last.", "fault": "429;retry-after=2"}')
     assert refused(post(provider, request(user("Ask.")))) == (429, "RESOURCE_EXHAUSTED", "this failure was ordered")
     assert text(replied(provider, request(user("Ask.")))) == "At last."
@@ -94,36 +94,36 @@ def test_a_failure_that_the_script_orders_comes_in_geminis_words() -> None:
 
 
 def signed(provider: Any) -> tuple[Wire, str]:
-    """A reply that thinks, and the signature in it."""
+    """A reply that thinks, and its signature."""
     reply = replied(provider, request(user("Look.")))
     content: Wire = reply["candidates"][0]["content"]
     return content, content["parts"][1]["thoughtSignature"]
 
 
-def answer_to(provider: Any, content: Wire) -> tuple[int, Any]:
+def reply_to(provider: Any, content: Wire) -> tuple[int, Any]:
     id = content["parts"][-1]["functionCall"]["id"]
     return post(provider, request(user("Look."), content, user(result("read", id))))
 
 
-def test_a_thought_is_taken_back_whole_in_parts_without_text_or_without_signature() -> None:
+def test_a_thought_is_accepted_whole_split_without_text_or_without_signature() -> None:
     provider = simulator(CALL)
     content, signature = signed(provider)
     thought, words, called = content["parts"]
     halves = [{"text": "A ", "thought": True}, {"text": "file.", "thought": True}]
     unsigned = {"text": words["text"]}
     for sent in (content["parts"], [*halves, words, called], [words, called], [thought, unsigned, called]):
-        assert answer_to(provider, {"role": "model", "parts": sent})[0] == 200
+        assert reply_to(provider, {"role": "model", "parts": sent})[0] == 200
     urlsafe = {**words, "thoughtSignature": signature.replace("+", "-").replace("/", "_")}
-    assert answer_to(provider, {"role": "model", "parts": [thought, urlsafe, called]})[0] == 200
+    assert reply_to(provider, {"role": "model", "parts": [thought, urlsafe, called]})[0] == 200
 
 
-@pytest.mark.parametrize("stand_in", ["skip_thought_signature_validator", "context_engineering_is_the_way_to_go"])
-def test_what_the_provider_names_as_a_stand_in_is_taken_for_a_signature(stand_in: str) -> None:
-    contents = [user("Look."), model({**call(), "thoughtSignature": stand_in}), user(result())]
+@pytest.mark.parametrize("placeholder", ["skip_thought_signature_validator", "context_engineering_is_the_way_to_go"])
+def test_the_providers_placeholder_signatures_are_accepted(placeholder: str) -> None:
+    contents = [user("Look."), model({**call(), "thoughtSignature": placeholder}), user(result())]
     assert post(simulator(), request(*contents))[0] == 200
 
 
-def test_a_signature_that_was_tampered_with_is_refused() -> None:
+def test_an_altered_signature_is_refused() -> None:
     provider = simulator(CALL)
     content, signature = signed(provider)
     thought, words, called = content["parts"]
@@ -132,8 +132,8 @@ def test_a_signature_that_was_tampered_with_is_refused() -> None:
         [thought, {**words, "thoughtSignature": "bm9uZQ=="}, called],
         [{**thought, "text": "Two files."}, words, called],
     ):
-        found = refused(answer_to(provider, {"role": "model", "parts": sent}))
-        assert found == (400, "INVALID_ARGUMENT", "Thought signature is not valid.")
+        refusal = refused(reply_to(provider, {"role": "model", "parts": sent}))
+        assert refusal == (400, "INVALID_ARGUMENT", "Thought signature is not valid.")
 
 
 # Refusals
@@ -174,14 +174,14 @@ def test_an_invalid_request_is_refused_with_its_reason(fields: Wire, words: str)
     assert words in message
 
 
-def test_an_unknown_model_is_not_found_whatever_is_asked_of_it() -> None:
+def test_an_unknown_model_is_not_found_for_any_action() -> None:
     for method, path in (("POST", ":generateContent"), ("POST", ":countTokens"), ("GET", "")):
         status, name, message = refused(ask(simulator(), method, f"models/gemini-none{path}", request(user("Ask."))))
         assert (status, name) == (404, "NOT_FOUND")
         assert message.startswith("models/gemini-none is not found")
 
 
-LOOK = (user("Look."), model(call("read", "c1"), call("read", "c2")))
+UNANSWERED_CALLS = (user("Look."), model(call("read", "c1"), call("read", "c2")))
 
 
 @pytest.mark.parametrize(
@@ -190,11 +190,11 @@ LOOK = (user("Look."), model(call("read", "c1"), call("read", "c2")))
         ((user("Look.", result()),), "function response turn comes immediately after a function call turn"),
         ((user("Look."), model("Yes.", result())), "function response turn comes immediately after"),
         ((user("Look.", call()), model("Yes.")), "of the role model"),
-        (LOOK, "number of function response parts"),
-        ((*LOOK, user("Wait.")), "number of function response parts"),
-        ((*LOOK, user(result("read", "c1"))), "number of function response parts"),
-        ((*LOOK, user(result("read", "c1"), result("read", "c3"))), "the id and name of a function call"),
-        ((*LOOK, user(result("read", "c1"), result("read", "c1"))), "the id and name of a function call"),
+        (UNANSWERED_CALLS, "number of function response parts"),
+        ((*UNANSWERED_CALLS, user("Wait.")), "number of function response parts"),
+        ((*UNANSWERED_CALLS, user(result("read", "c1"))), "number of function response parts"),
+        ((*UNANSWERED_CALLS, user(result("read", "c1"), result("read", "c3"))), "the id and name of a function call"),
+        ((*UNANSWERED_CALLS, user(result("read", "c1"), result("read", "c1"))), "the id and name of a function call"),
     ],
 )
 def test_calls_and_results_that_do_not_match_are_refused(contents: tuple[Wire, ...], words: str) -> None:
@@ -202,11 +202,11 @@ def test_calls_and_results_that_do_not_match_are_refused(contents: tuple[Wire, .
     assert (status, words in message) == (400, True)
 
 
-def test_calls_are_answered_by_id_or_by_name_with_text_beside_them_and_with_fields_unknown_to_us() -> None:
+def test_calls_are_answered_by_id_or_by_name_with_text_and_unknown_fields_beside_them() -> None:
     strange_call = {"functionCall": {"id": "c1", "name": "read", "args": {}, "willContinue": False}}
     strange_result = {"functionResponse": {"id": "c1", "name": "read", "response": {}, "scheduling": "SILENT"}}
     for contents in (
-        (*LOOK, user(result("read", "c2"), result("read", "c1"), "Go on.")),
+        (*UNANSWERED_CALLS, user(result("read", "c2"), result("read", "c1"), "Go on.")),
         (user("Look."), model("I look.", call(), call()), user(result(), result())),
         (user("Look."), model(strange_call), user(strange_result)),
     ):
@@ -221,7 +221,7 @@ def test_a_prompt_beyond_the_window_is_refused_with_its_size() -> None:
     assert message.endswith("exceeds the maximum number of tokens allowed (1000).")
 
 
-def test_without_a_key_nothing_is_answered() -> None:
+def test_a_request_without_a_key_is_refused() -> None:
     answer = simulator().handle("POST", f"/v1/models/{FLASH}:generateContent", body=b"{}")
     assert answer.status == 401
     assert b"x-goog-api-key header is required" in answer.read_body()
@@ -230,22 +230,22 @@ def test_without_a_key_nothing_is_answered() -> None:
 # Counting and listing
 
 
-def test_tokens_are_counted_as_a_call_would_report_them() -> None:
+def test_token_counts_equal_reported_usage() -> None:
     provider, body = simulator(), request(user("Ask."), system=LONG)
-    counted = ask(provider, "POST", f"models/{FLASH}:countTokens", {"generateContentRequest": body})[1]
-    assert counted == {"totalTokens": counts(replied(provider, body))[0]}
+    token_count = ask(provider, "POST", f"models/{FLASH}:countTokens", {"generateContentRequest": body})[1]
+    assert token_count == {"totalTokens": counts(replied(provider, body))[0]}
     bare = ask(provider, "POST", f"models/{FLASH}:countTokens", {"contents": [user("Ask.")]})[1]
-    assert 0 < bare["totalTokens"] < counted["totalTokens"]
+    assert 0 < bare["totalTokens"] < token_count["totalTokens"]
 
 
 def test_contents_are_counted_once_and_a_cache_is_counted_with_them() -> None:
     provider = simulator()
     both = {"contents": [user("Ask.")], "generateContentRequest": request(user("Ask."))}
     assert "both be set" in refused(ask(provider, "POST", f"models/{FLASH}:countTokens", both))[2]
-    made = make_cache(provider)
-    body = request(user("Ask."), cachedContent=made["name"], model=f"models/{FLASH}")
-    counted = ask(provider, "POST", f"models/{FLASH}:countTokens", {"generateContentRequest": body})[1]
-    assert (counted["totalTokens"], counted["cachedContentTokenCount"]) == counts(replied(provider, body))
+    cache = make_cache(provider)
+    body = request(user("Ask."), cachedContent=cache["name"], model=f"models/{FLASH}")
+    token_count = ask(provider, "POST", f"models/{FLASH}:countTokens", {"generateContentRequest": body})[1]
+    assert (token_count["totalTokens"], token_count["cachedContentTokenCount"]) == counts(replied(provider, body))
 
 
 def test_models_are_listed_in_pages_and_one_by_one() -> None:
@@ -260,17 +260,20 @@ def test_models_are_listed_in_pages_and_one_by_one() -> None:
             break
     assert len(names) == len(set(names)) > 4
     assert f"models/{FLASH}" in names
-    one = ask(provider, "GET", f"models/{FLASH}", version="v1")[1]
-    assert (one["name"], "createCachedContent" in one["supportedGenerationMethods"]) == (f"models/{FLASH}", True)
+    description = ask(provider, "GET", f"models/{FLASH}", version="v1")[1]
+    assert (description["name"], "createCachedContent" in description["supportedGenerationMethods"]) == (
+        f"models/{FLASH}",
+        True,
+    )
     argon = ask(provider, "GET", f"models/{ARGON}")[1]
     assert argon["supportedGenerationMethods"] == ["generateContent", "countTokens"]
     assert refused(ask(provider, "GET", "models", query={"pageToken": "x"}))[0] == 400
 
 
-# Its own cache
+# The implicit cache
 
 
-def test_a_conversation_that_grows_reads_what_was_sent_before_within_three_minutes() -> None:
+def test_a_growing_conversation_reads_the_earlier_requests_within_three_minutes() -> None:
     provider = simulator()
     contents = [user("One.")]
     sent, read = counts(replied(provider, request(*contents, system=LONG)))
@@ -286,7 +289,7 @@ def test_a_conversation_that_grows_reads_what_was_sent_before_within_three_minut
     assert counts(replied(provider, request(*contents, system=LONG)))[1] == 0
 
 
-def test_a_prompt_below_the_floor_is_not_kept() -> None:
+def test_a_prompt_below_the_floor_is_not_cached() -> None:
     provider = simulator()
     for _ in range(2):
         assert "cachedContentTokenCount" not in replied(provider, request(user("Ask.")))["usageMetadata"]
@@ -301,7 +304,7 @@ def test_a_prompt_below_the_floor_is_not_kept() -> None:
         {"systemInstruction": {"parts": [{"text": "Be brief."}]}},
     ],
 )
-def test_a_change_of_tools_their_choice_or_the_system_instruction_loses_everything(changed: Wire) -> None:
+def test_changed_tools_tool_choice_or_system_instruction_invalidate_everything(changed: Wire) -> None:
     provider = simulator()
     body = request(user(LONG), system="Be kind.", tools=[tool("read")])
     replied(provider, body)
@@ -309,70 +312,70 @@ def test_a_change_of_tools_their_choice_or_the_system_instruction_loses_everythi
     assert counts(replied(provider, {**body, **changed}))[1] == 0
 
 
-# Caches with a name
+# Explicit caches
 
 
-def test_a_cache_is_made_described_kept_for_longer_and_deleted() -> None:
+def test_a_cache_is_created_described_extended_and_deleted() -> None:
     provider = simulator(start=0.0)
-    made = make_cache(provider, displayName="mine")
-    assert made["name"] == "cachedContents/sim-000001"
-    assert (made["model"], made["displayName"]) == (f"models/{FLASH}", "mine")
-    assert made["expireTime"] == "1970-01-01T01:00:00Z"
-    assert made["usageMetadata"]["totalTokenCount"] > 4_096
-    assert ask(provider, "GET", made["name"]) == (200, made)
+    cache = make_cache(provider, displayName="mine")
+    assert cache["name"] == "cachedContents/sim-000001"
+    assert (cache["model"], cache["displayName"]) == (f"models/{FLASH}", "mine")
+    assert cache["expireTime"] == "1970-01-01T01:00:00Z"
+    assert cache["usageMetadata"]["totalTokenCount"] > 4_096
+    assert ask(provider, "GET", cache["name"]) == (200, cache)
     provider.advance(60)
-    status, longer = ask(provider, "PATCH", made["name"], {"ttl": "7200s"})
-    assert (status, longer) == (200, {**made, "expireTime": "1970-01-01T02:01:00Z"})
-    exact = ask(provider, "PATCH", made["name"], {"expireTime": "1970-01-01T05:00:00+01:00"})[1]
+    status, longer = ask(provider, "PATCH", cache["name"], {"ttl": "7200s"})
+    assert (status, longer) == (200, {**cache, "expireTime": "1970-01-01T02:01:00Z"})
+    exact = ask(provider, "PATCH", cache["name"], {"expireTime": "1970-01-01T05:00:00+01:00"})[1]
     assert exact["expireTime"] == "1970-01-01T04:00:00Z"
-    assert ask(provider, "DELETE", made["name"]) == (200, {})
+    assert ask(provider, "DELETE", cache["name"]) == (200, {})
     for method, body in (("GET", b""), ("PATCH", {"ttl": "1s"}), ("DELETE", b"")):
-        assert refused(ask(provider, method, made["name"], body)) == NOT_FOUND
+        assert refused(ask(provider, method, cache["name"], body)) == NOT_FOUND
 
 
-def test_a_call_with_a_cache_reports_its_tokens_and_says_what_the_whole_would() -> None:
+def test_a_call_with_a_cache_reports_its_tokens_and_replies_like_the_full_request() -> None:
     provider = simulator('{"content": "First."}\n{"content": "Second."}')
-    made = make_cache(provider, tools=[tool("read")])
-    whole = replied(provider, request(user("Ask."), system=LONG, tools=[tool("read")]))
+    cache = make_cache(provider, tools=[tool("read")])
+    uncached = replied(provider, request(user("Ask."), system=LONG, tools=[tool("read")]))
     for _ in range(2):
-        brief = replied(provider, request(user("Ask."), cachedContent=made["name"]))
-        assert counts(brief) == (counts(whole)[0], made["usageMetadata"]["totalTokenCount"])
-        assert text(brief) == text(whole) == "First."
+        brief = replied(provider, request(user("Ask."), cachedContent=cache["name"]))
+        assert counts(brief) == (counts(uncached)[0], cache["usageMetadata"]["totalTokenCount"])
+        assert text(brief) == text(uncached) == "First."
 
 
-def test_a_call_with_a_cache_keeps_nothing_beside_it() -> None:
+def test_a_call_with_a_cache_stores_no_implicit_entry() -> None:
     provider = simulator()
-    made = make_cache(provider)
-    replied(provider, request(user("Ask."), cachedContent=made["name"]))
+    cache = make_cache(provider)
+    replied(provider, request(user("Ask."), cachedContent=cache["name"]))
     assert provider.cache == ()
     assert counts(replied(provider, request(user("Ask."), system=LONG)))[1] == 0
 
 
-def test_contents_in_a_cache_are_a_part_of_the_conversation() -> None:
+def test_contents_in_a_cache_are_part_of_the_conversation() -> None:
     provider = simulator('{"content": "First."}\n{"content": "Second."}')
-    made = make_cache(provider, contents=[user("Look."), model(call())])
-    replies = replied(provider, request(user(result()), cachedContent=made["name"]))
+    cache = make_cache(provider, contents=[user("Look."), model(call())])
+    replies = replied(provider, request(user(result()), cachedContent=cache["name"]))
     assert text(replies) == "Second."
-    assert "function response" in refused(post(provider, request(user("Hi."), cachedContent=made["name"])))[2]
+    assert "function response" in refused(post(provider, request(user("Hi."), cachedContent=cache["name"])))[2]
 
 
 @pytest.mark.parametrize(
-    "beside",
+    "fields",
     [
         {"systemInstruction": {"parts": [{"text": "Be brief."}]}},
         {"tools": [tool("read")]},
         {"toolConfig": {"functionCallingConfig": {"mode": "AUTO"}}},
     ],
 )
-def test_a_cache_takes_nothing_beside_it_that_it_could_hold(beside: Wire) -> None:
+def test_fields_that_a_cache_can_hold_are_refused_next_to_it(fields: Wire) -> None:
     provider = simulator()
-    body = request(user("Ask."), cachedContent=make_cache(provider)["name"], **beside)
+    body = request(user("Ask."), cachedContent=make_cache(provider)["name"], **fields)
     status, name, message = refused(post(provider, body))
     assert (status, name) == (400, "INVALID_ARGUMENT")
     assert message.startswith("CachedContent can not be used with GenerateContent request setting system_instruction")
 
 
-def test_a_cache_is_its_models_and_its_keys_and_its_times_alone() -> None:
+def test_a_cache_belongs_to_its_model_and_key_and_expires() -> None:
     provider = simulator()
     body = request(user("Ask."), cachedContent=make_cache(provider, ttl="300.5s")["name"])
     assert "has to be the same" in refused(post(provider, body, name=OLDER))[2]
@@ -384,19 +387,19 @@ def test_a_cache_is_its_models_and_its_keys_and_its_times_alone() -> None:
     assert refused(post(provider, {**body, "cachedContent": "cachedContents/none"})) == NOT_FOUND
 
 
-def test_only_ones_own_caches_are_listed_page_by_page() -> None:
+def test_only_the_keys_own_caches_are_listed_page_by_page() -> None:
     provider = simulator()
     mine = [make_cache(provider, displayName=str(number)) for number in range(3)]
-    theirs = make_cache(provider, key="other")
+    other_cache = make_cache(provider, key="other")
     make_cache(provider, ttl="1s")
     provider.advance(1)
     first = ask(provider, "GET", "cachedContents", query={"pageSize": "2"})[1]
     assert first["cachedContents"] == mine[:2]
     rest = ask(provider, "GET", "cachedContents", query={"pageSize": "2", "pageToken": first["nextPageToken"]})[1]
     assert rest == {"cachedContents": mine[2:]}
-    assert ask(provider, "GET", "cachedContents", key="other")[1] == {"cachedContents": [theirs]}
+    assert ask(provider, "GET", "cachedContents", key="other")[1] == {"cachedContents": [other_cache]}
     assert ask(provider, "GET", "cachedContents", key="nobody")[1] == {}
-    assert [cache.name for cache in provider.explicit_caches] == [made["name"] for made in (*mine, theirs)]
+    assert [cache.name for cache in provider.explicit_caches] == [made["name"] for made in (*mine, other_cache)]
 
 
 @pytest.mark.parametrize(
@@ -418,11 +421,11 @@ def test_only_ones_own_caches_are_listed_page_by_page() -> None:
         ({"contents": 5}, 400, "contents"),
     ],
 )
-def test_a_cache_that_cannot_be_is_refused(fields: Wire, status: int, words: str) -> None:
+def test_an_invalid_cache_is_refused(fields: Wire, status: int, words: str) -> None:
     body = {"model": f"models/{FLASH}", "systemInstruction": {"parts": [{"text": LONG}]}, **fields}
     provider = simulator()
-    found, _, message = refused(ask(provider, "POST", "cachedContents", body))
-    assert (found, words in message) == (status, True)
+    error_status, _, message = refused(ask(provider, "POST", "cachedContents", body))
+    assert (error_status, words in message) == (status, True)
     assert provider.explicit_caches == ()
 
 
@@ -435,25 +438,25 @@ def test_the_floor_of_a_cache_is_that_of_its_model() -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"displayName": "x"}, {"ttl": "9s", "displayName": "x"}, {"model": "models/x"}])
-def test_nothing_but_the_end_of_a_cache_can_be_changed(body: Wire) -> None:
+def test_only_the_expiry_of_a_cache_can_be_changed(body: Wire) -> None:
     provider = simulator()
-    made = make_cache(provider)
-    assert "Only the expiration" in refused(ask(provider, "PATCH", made["name"], body))[2]
-    assert ask(provider, "GET", made["name"]) == (200, made)
+    cache = make_cache(provider)
+    assert "Only the expiration" in refused(ask(provider, "PATCH", cache["name"], body))[2]
+    assert ask(provider, "GET", cache["name"]) == (200, cache)
 
 
-def test_there_is_room_for_so_many_caches_and_what_lapses_makes_room() -> None:
+def test_the_number_of_caches_is_limited_and_expired_ones_are_removed() -> None:
     caches = SimulatedExplicitCaches(caches_max=1, bytes_max=10)
 
-    def kept(name: str, held: bytes = b"x") -> CachedContent:
-        return CachedContent("w", ExplicitCacheEntry(name, FLASH, 1, expires_at=10.0), {"contents": held})
+    def cached_content(name: str, content: bytes = b"x") -> CachedContent:
+        return CachedContent("w", ExplicitCacheEntry(name, FLASH, 1, expires_at=10.0), {"contents": content})
 
-    caches.store(kept("a"), at=0)
-    caches.store(kept("a"), at=1)
+    caches.store(cached_content("a"), at=0)
+    caches.store(cached_content("a"), at=1)
     with pytest.raises(ProviderError, match="no room"):
-        caches.store(kept("b"), at=9)
-    assert caches.find("w", "a", at=9) == kept("a")
+        caches.store(cached_content("b"), at=9)
+    assert caches.find("w", "a", at=9) == cached_content("a")
     with pytest.raises(ProviderError, match="no room"):
-        caches.store(kept("b", b"x" * 11), at=10)
-    caches.store(kept("c"), at=10)
-    assert caches.list_live(at=0) == (kept("c"),)
+        caches.store(cached_content("b", b"x" * 11), at=10)
+    caches.store(cached_content("c"), at=10)
+    assert caches.list_live(at=0) == (cached_content("c"),)

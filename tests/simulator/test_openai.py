@@ -1,4 +1,4 @@
-"""The simulator as OpenAI, in both of its interfaces: replies, refusals, and what the cache makes of a request."""
+"""The simulator as OpenAI, in both APIs: replies, refusals, and the effect of a request on the cache."""
 
 import datetime
 from typing import Any
@@ -36,45 +36,45 @@ def refused(provider: SimulatedProvider, api: Chat, body: Wire | bytes) -> tuple
 
 
 def conversation(api: Chat, turns: int, *, system: str = LONG) -> list[Wire]:
-    """A system prompt, then so many questions, answered but for the last."""
-    said = [api.said("developer", system)]
+    """A system prompt, then `count` questions, all answered except the last."""
+    messages = [api.said("developer", system)]
     for turn in range(turns):
-        said += [api.said("user", f"Question {turn}."), api.said("assistant", f"Answer {turn}.")]
-    return said[:-1]
+        messages += [api.said("user", f"Question {turn}."), api.said("assistant", f"Answer {turn}.")]
+    return messages[:-1]
 
 
 # Replies
 
 
 @both
-def test_the_last_words_are_echoed(api: Chat) -> None:
+def test_the_last_message_is_echoed(api: Chat) -> None:
     reply = replied(simulator(), api, api.body(api.said("user", "Hello.")))
     assert api.text(reply) == "Echo: Hello."
     assert reply["id"] == f"{api.reply_prefix}sim-000001"
 
 
 @both
-def test_a_scripted_call_is_answered_and_the_script_goes_on(api: Chat) -> None:
+def test_a_scripted_call_is_answered_and_the_script_continues(api: Chat) -> None:
     provider = simulator(CALL + '\n{"content": "Done."}')
-    said = [api.said("user", "Look.")]
-    reply = replied(provider, api, api.body(*said, tools=[api.tool("read")]))
-    said += api.replied(reply)
-    call = said[-1]["tool_calls"][0]["id"] if api.path == Chat.path else said[-1]["call_id"]
+    messages = [api.said("user", "Look.")]
+    reply = replied(provider, api, api.body(*messages, tools=[api.tool("read")]))
+    messages += api.replied(reply)
+    call = messages[-1]["tool_calls"][0]["id"] if api.path == Chat.path else messages[-1]["call_id"]
     assert call.startswith("call_")
-    said.append(api.result(call))
-    assert api.text(replied(provider, api, api.body(*said, tools=[api.tool("read")]))) == "Done."
+    messages.append(api.result(call))
+    assert api.text(replied(provider, api, api.body(*messages, tools=[api.tool("read")]))) == "Done."
 
 
 @both
 def test_the_same_conversation_gets_the_same_ids_under_another_key(api: Chat) -> None:
     body = api.body(api.said("user", "Look."), prompt_cache_key="one")
-    one = replied(simulator(CALL), api, body, key="one")
+    first = replied(simulator(CALL), api, body, key="one")
     two = replied(simulator(CALL), api, {**body, "prompt_cache_key": "two"}, key="two")
-    assert api.replied(one) == api.replied(two)
+    assert api.replied(first) == api.replied(two)
 
 
 @both
-def test_a_failure_that_the_script_orders_comes_in_the_words_of_the_provider(api: Chat) -> None:
+def test_a_scripted_failure_is_in_the_providers_format(api: Chat) -> None:
     provider = simulator('{"content": "At last.", "fault": "429;retry-after=2"}')
     body = api.body(api.said("user", "Ask."))
     assert refused(provider, api, body) == (429, "this failure was ordered")
@@ -88,14 +88,14 @@ def test_chat_shows_no_thinking() -> None:
     assert Chat().text(reply) == "Yes."
 
 
-def test_a_stream_of_chat_tells_its_usage_only_where_it_is_asked_to() -> None:
+def test_a_chat_stream_reports_its_usage_only_on_request() -> None:
     api, provider = Chat(), simulator()
     body = api.body(api.said("user", "Ask."), stream=True)
-    silent, telling = (
+    silent, with_usage = (
         post_stream(provider, api, {**body, **more}) for more in ({}, {"stream_options": {"include_usage": True}})
     )
     assert b'"usage":{' not in silent
-    assert b'"usage":{' in telling
+    assert b'"usage":{' in with_usage
     assert silent.endswith(b"data: [DONE]\n\n")
 
 
@@ -136,13 +136,13 @@ def post_stream(provider: SimulatedProvider, api: Chat, body: Wire) -> bytes:
     ],
 )
 def test_an_invalid_request_is_refused_with_its_reason(api: Chat, fields: Wire, status: int, words: str) -> None:
-    found, message = refused(simulator(), api, api.body(api.said("user", "Ask."), **fields))
-    assert found == status
+    error_status, message = refused(simulator(), api, api.body(api.said("user", "Ask."), **fields))
+    assert error_status == status
     assert words in message
 
 
 @both
-def test_a_tool_choice_that_names_no_tool_is_refused(api: Chat) -> None:
+def test_a_tool_choice_with_an_unknown_tool_is_refused(api: Chat) -> None:
     choice = {"type": "function", "function": {"name": "write"}, "name": "write"}
     choice.pop("name" if api.path == Chat.path else "function")
     body = api.body(api.said("user", "Ask."), tools=[api.tool("read")], tool_choice=choice)
@@ -157,37 +157,43 @@ def test_an_empty_conversation_is_refused(api: Chat) -> None:
 
 
 @both
-def test_a_result_that_answers_nothing_is_refused(api: Chat) -> None:
+def test_a_result_without_its_call_is_refused(api: Chat) -> None:
     status, message = refused(simulator(), api, api.body(api.said("user", "Ask."), api.result("call_1")))
     assert (status, "'call_1'" in message) == (400, True)
 
 
 @both
-@pytest.mark.parametrize("answered", [(), ("call_1",)])
-def test_a_call_that_is_not_answered_is_refused(api: Chat, answered: tuple[str, ...]) -> None:
-    said = [api.said("user", "Ask."), *api.calls("call_1", "call_2"), *map(api.result, answered)]
-    status, message = refused(simulator(), api, api.body(*said))
-    assert (status, "'call_2'" in message or not answered) == (400, True)
-    assert post(simulator(), api.path, api.body(*said, *map(api.result, {"call_1", "call_2"} - {*answered})))[0] == 200
+@pytest.mark.parametrize("result_ids", [(), ("call_1",)])
+def test_an_unanswered_call_is_refused(api: Chat, result_ids: tuple[str, ...]) -> None:
+    messages = [api.said("user", "Ask."), *api.calls("call_1", "call_2"), *map(api.result, result_ids)]
+    status, message = refused(simulator(), api, api.body(*messages))
+    assert (status, "'call_2'" in message or not result_ids) == (400, True)
+    assert (
+        post(simulator(), api.path, api.body(*messages, *map(api.result, {"call_1", "call_2"} - {*result_ids})))[0]
+        == 200
+    )
 
 
-def test_calls_of_tools_that_are_no_functions_are_answered_like_any() -> None:
+def test_calls_of_non_function_tools_are_answered_like_others() -> None:
     chat, responses = Chat(), Responses()
     custom = {"id": "call_1", "type": "custom", "custom": {"name": "grep", "input": "x"}}
-    said = [chat.said("user", "Ask."), {"role": "assistant", "tool_calls": [custom]}]
-    assert refused(simulator(), chat, chat.body(*said))[0] == 400
-    assert post(simulator(), chat.path, chat.body(*said, chat.result("call_1")))[0] == 200
-    said = [responses.said("user", "Ask."), {"type": "custom_tool_call", "call_id": "c", "name": "grep", "input": "x"}]
+    messages = [chat.said("user", "Ask."), {"role": "assistant", "tool_calls": [custom]}]
+    assert refused(simulator(), chat, chat.body(*messages))[0] == 400
+    assert post(simulator(), chat.path, chat.body(*messages, chat.result("call_1")))[0] == 200
+    messages = [
+        responses.said("user", "Ask."),
+        {"type": "custom_tool_call", "call_id": "c", "name": "grep", "input": "x"},
+    ]
     output = {"type": "custom_tool_call_output", "call_id": "c", "output": "y"}
-    assert refused(simulator(), responses, responses.body(*said))[0] == 400
-    assert refused(simulator(), responses, responses.body(said[0], output))[0] == 400
-    assert post(simulator(), responses.path, responses.body(*said, output))[0] == 200
+    assert refused(simulator(), responses, responses.body(*messages))[0] == 400
+    assert refused(simulator(), responses, responses.body(messages[0], output))[0] == 400
+    assert post(simulator(), responses.path, responses.body(*messages, output))[0] == 200
 
 
-def test_chat_wants_results_right_behind_their_calls_and_responses_do_not() -> None:
+def test_chat_requires_results_right_after_their_calls_and_responses_do_not() -> None:
     for api, status in ((Chat(), 400), (Responses(), 200)):
-        said = [api.said("user", "Ask."), *api.calls("call_1"), api.said("user", "Wait."), api.result("call_1")]
-        assert post(simulator(), api.path, api.body(*said))[0] == status
+        messages = [api.said("user", "Ask."), *api.calls("call_1"), api.said("user", "Wait."), api.result("call_1")]
+        assert post(simulator(), api.path, api.body(*messages))[0] == status
 
 
 @both
@@ -198,7 +204,7 @@ def test_a_prompt_beyond_the_window_is_refused_by_its_code(api: Chat) -> None:
     assert "maximum context length is 1000 tokens" in reply["error"]["message"]
 
 
-def test_more_output_than_the_model_gives_is_refused_and_no_limit_is_none() -> None:
+def test_an_output_limit_above_the_models_is_refused_and_no_limit_is_allowed() -> None:
     api = Chat()
     ask = api.body(api.said("user", "Ask."), model="gpt-4o")
     assert "max_tokens is too large" in refused(simulator(), api, {**ask, "max_completion_tokens": 100_000})[1]
@@ -206,20 +212,20 @@ def test_more_output_than_the_model_gives_is_refused_and_no_limit_is_none() -> N
 
 
 @both
-def test_a_mark_on_a_model_without_breakpoints_is_refused(api: Chat) -> None:
+def test_a_breakpoint_on_a_model_without_breakpoints_is_refused(api: Chat) -> None:
     body = api.body(api.said("user", api.part("Ask.", MARK)), model=OLDER)
     assert "'prompt_cache_breakpoint' is not supported" in refused(simulator(), api, body)[1]
 
 
 @both
-def test_without_a_key_nothing_is_answered(api: Chat) -> None:
+def test_a_request_without_a_key_is_refused(api: Chat) -> None:
     answer = simulator().handle("POST", api.path, body=b"{}")
     assert answer.status == 401
     assert b"authorization header is required" in answer.read_body()
     assert b'"invalid_api_key"' in answer.read_body()
 
 
-def test_responses_refuse_what_was_never_stored() -> None:
+def test_responses_refuse_references_to_stored_state() -> None:
     api = Responses()
     body = api.body(api.said("user", "Ask."), previous_response_id="resp_1")
     assert "'previous_response_id' was not found" in refused(simulator(), api, body)[1]
@@ -229,57 +235,57 @@ def test_responses_refuse_what_was_never_stored() -> None:
 
 
 @both
-def test_a_conversation_that_grows_reads_what_its_last_call_wrote(api: Chat) -> None:
+def test_a_growing_conversation_reads_the_entry_of_its_last_call(api: Chat) -> None:
     provider = simulator()
-    plain, read, written = buckets(provider, api, api.body(*conversation(api, 1)))
+    plain, read, written_tokens = buckets(provider, api, api.body(*conversation(api, 1)))
     assert (plain, read) == (0, 0)
-    assert written > 1_024
+    assert written_tokens > 1_024
     _, again, more = buckets(provider, api, api.body(*conversation(api, 2)))
-    assert again == written
+    assert again == written_tokens
     assert 0 < more < 100
 
 
 @both
-def test_a_conversation_of_many_questions_in_one_message_each_reads_behind_each(api: Chat) -> None:
-    """Two user messages behind one another are two; one that is extended is another one."""
+def test_a_conversation_with_one_message_per_question_reads_up_to_each(api: Chat) -> None:
+    """Two adjacent user messages are two messages; a message that is extended is a different one."""
     provider = simulator()
     system, question = api.said("developer", LONG), api.said("user", "One.")
-    _, _, written = buckets(provider, api, api.body(system, question))
-    assert buckets(provider, api, api.body(system, question, api.said("user", "Two.")))[1] == written
+    _, _, written_tokens = buckets(provider, api, api.body(system, question))
+    assert buckets(provider, api, api.body(system, question, api.said("user", "Two.")))[1] == written_tokens
     assert buckets(provider, api, api.body(system, api.said("user", "One.", "Two.")))[1] == 0
 
 
 @both
-def test_a_shared_system_prompt_is_read_only_where_it_was_marked(api: Chat) -> None:
-    for mark, reads in ((None, False), (MARK, True)):
+def test_a_shared_system_prompt_is_read_only_where_it_had_a_breakpoint(api: Chat) -> None:
+    for breakpoint_, reads in ((None, False), (MARK, True)):
         provider = simulator()
-        system = api.said("developer", api.part(LONG, mark))
+        system = api.said("developer", api.part(LONG, breakpoint_))
         buckets(provider, api, api.body(system, api.said("user", "One task.")))
         assert (buckets(provider, api, api.body(system, api.said("user", "Another.")))[1] > 0) == reads
 
 
 @both
-def test_the_end_of_several_messages_of_the_developer_is_looked_up(api: Chat) -> None:
+def test_the_end_of_several_developer_messages_is_looked_up(api: Chat) -> None:
     provider = simulator()
     first = [api.said("developer", LONG), api.said("developer", api.part("Be brief.", MARK))]
-    _, _, written = buckets(provider, api, api.body(*first, api.said("user", "One task.")))
+    _, _, written_tokens = buckets(provider, api, api.body(*first, api.said("user", "One task.")))
     plain = [api.said("developer", LONG), api.said("developer", "Be brief.")]
     _, read, _ = buckets(provider, api, api.body(*plain, *conversation(api, 30)[1:]))
-    assert written - 50 < read < written
+    assert written_tokens - 50 < read < written_tokens
 
 
 @both
-def test_only_the_last_result_of_a_run_is_a_point_to_look_at(api: Chat) -> None:
+def test_only_the_last_result_of_a_run_is_a_lookup_position(api: Chat) -> None:
     provider = simulator()
-    said = [api.said("developer", LONG), api.said("user", "Look."), *api.calls("call_1", "call_2")]
+    messages = [api.said("developer", LONG), api.said("user", "Look."), *api.calls("call_1", "call_2")]
     results = [api.result("call_1"), api.result("call_2")]
-    _, _, written = buckets(provider, api, api.body(*said, *results))
+    _, _, written_tokens = buckets(provider, api, api.body(*messages, *results))
     more = [*api.calls("call_3"), api.result("call_3")]
-    assert buckets(provider, api, api.body(*said, *results, *more))[1] == written
+    assert buckets(provider, api, api.body(*messages, *results, *more))[1] == written_tokens
 
 
 @both
-def test_explicit_mode_without_a_mark_caches_nothing(api: Chat) -> None:
+def test_explicit_mode_without_a_breakpoint_caches_nothing(api: Chat) -> None:
     provider = simulator()
     body = api.body(*conversation(api, 1), prompt_cache_options={"mode": "explicit"})
     assert [buckets(provider, api, body)[1:] for _ in range(2)] == [(0, 0), (0, 0)]
@@ -287,9 +293,9 @@ def test_explicit_mode_without_a_mark_caches_nothing(api: Chat) -> None:
 
 @both
 def test_an_entry_lives_half_an_hour_or_twelve_hours(api: Chat) -> None:
-    for mark, reads in ((MARK, 0), ({**MARK, "ttl": "12h"}, 1)):
+    for breakpoint_, reads in ((MARK, 0), ({**MARK, "ttl": "12h"}, 1)):
         provider = simulator()
-        system = api.said("developer", api.part(LONG, mark))
+        system = api.said("developer", api.part(LONG, breakpoint_))
         body = api.body(system, api.said("user", "Ask."), prompt_cache_options={"mode": "explicit", "ttl": "30m"})
         buckets(provider, api, body)
         provider.advance(1_800)
@@ -307,7 +313,7 @@ def test_an_entry_lives_half_an_hour_or_twelve_hours(api: Chat) -> None:
         {"tools": []},
     ],
 )
-def test_a_parameter_that_the_cache_depends_on_loses_everything(api: Chat, change: Wire) -> None:
+def test_a_parameter_that_the_cache_depends_on_invalidates_everything(api: Chat, change: Wire) -> None:
     provider = simulator()
     body = api.body(*conversation(api, 1), tools=[api.tool("read")])
     buckets(provider, api, body)
@@ -317,7 +323,7 @@ def test_a_parameter_that_the_cache_depends_on_loses_everything(api: Chat, chang
 
 @both
 @pytest.mark.parametrize("change", [{"tool_choice": "none"}, {"parallel_tool_calls": True}, {"service_tier": "auto"}])
-def test_what_the_cache_does_not_depend_on_loses_nothing(api: Chat, change: Wire) -> None:
+def test_other_parameters_invalidate_nothing(api: Chat, change: Wire) -> None:
     provider = simulator()
     body = api.body(*conversation(api, 1), tools=[api.tool("read")])
     buckets(provider, api, body)
@@ -335,7 +341,7 @@ def test_what_the_cache_does_not_depend_on_loses_nothing(api: Chat, change: Wire
         (Responses(), {"text": {"format": {"type": "json_object"}}}),
     ],
 )
-def test_how_the_model_shall_write_is_part_of_the_prefix(api: Chat, change: Wire) -> None:
+def test_the_response_format_is_part_of_the_prefix(api: Chat, change: Wire) -> None:
     provider = simulator()
     body = api.body(*conversation(api, 1))
     buckets(provider, api, body)
@@ -343,17 +349,17 @@ def test_how_the_model_shall_write_is_part_of_the_prefix(api: Chat, change: Wire
 
 
 @both
-def test_an_older_model_reads_any_beginning_in_steps_of_128(api: Chat) -> None:
+def test_an_older_model_reads_any_common_prefix_in_steps_of_128(api: Chat) -> None:
     provider = simulator()
     system = api.said("developer", LONG)
     assert buckets(provider, api, api.body(system, api.said("user", "One."), model=OLDER))[1:] == (0, 0)
-    _, read, written = buckets(provider, api, api.body(system, api.said("user", "Another."), model=OLDER))
-    assert (read % 128, written) == (0, 0)
+    _, read, written_tokens = buckets(provider, api, api.body(system, api.said("user", "Another."), model=OLDER))
+    assert (read % 128, written_tokens) == (0, 0)
     assert read >= 1_024
 
 
 @both
-def test_an_older_model_keeps_for_as_long_as_the_retention_says(api: Chat) -> None:
+def test_an_older_model_caches_for_the_requested_retention(api: Chat) -> None:
     for retention, reads in (({}, False), ({"prompt_cache_retention": "24h"}, True)):
         provider = simulator()
         body = api.body(*conversation(api, 1), model=OLDER, **retention)
@@ -363,7 +369,7 @@ def test_an_older_model_keeps_for_as_long_as_the_retention_says(api: Chat) -> No
 
 
 @both
-def test_keys_do_not_share_their_cache(api: Chat) -> None:
+def test_keys_do_not_share_a_cache(api: Chat) -> None:
     provider = simulator()
     body = api.body(*conversation(api, 1))
     buckets(provider, api, body, key="one")
@@ -379,34 +385,34 @@ REASONED = '{"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text
 
 def reasoned() -> tuple[SimulatedProvider, list[Wire]]:
     api, provider = Responses(), simulator(REASONED)
-    said = [api.said("user", "Ask.")]
-    reply = replied(provider, api, api.body(*said))
-    return provider, [*said, *api.replied(reply), api.said("user", "And?")]
+    messages = [api.said("user", "Ask.")]
+    reply = replied(provider, api, api.body(*messages))
+    return provider, [*messages, *api.replied(reply), api.said("user", "And?")]
 
 
-def test_reasoning_comes_with_encrypted_content_and_goes_back_as_it_came() -> None:
-    provider, said = reasoned()
-    assert said[1]["summary"] == [{"type": "summary_text", "text": "Hm."}]
-    assert said[1]["id"].startswith("rs_")
-    assert Responses().text(replied(provider, Responses(), Responses().body(*said))) == "Echo: And?"
+def test_reasoning_comes_encrypted_and_is_accepted_back_unchanged() -> None:
+    provider, messages = reasoned()
+    assert messages[1]["summary"] == [{"type": "summary_text", "text": "Hm."}]
+    assert messages[1]["id"].startswith("rs_")
+    assert Responses().text(replied(provider, Responses(), Responses().body(*messages))) == "Echo: And?"
 
 
 @pytest.mark.parametrize(
     "change",
     [{"encrypted_content": "bm90IG91cnM="}, {"encrypted_content": "?"}, {"summary": []}],
 )
-def test_reasoning_that_was_tampered_with_is_refused(change: Wire) -> None:
+def test_altered_reasoning_is_refused(change: Wire) -> None:
     provider, said = reasoned()
     said[1] = {**said[1], **change}
     status, message = refused(provider, Responses(), Responses().body(*said))
     assert (status, "could not be verified" in message) == (400, True)
 
 
-def test_reasoning_that_holds_more_than_we_know_is_checked_all_the_same() -> None:
+def test_reasoning_with_unknown_members_is_still_verified() -> None:
     provider, said = reasoned()
-    whole = {**said[1], "content": [{"type": "reasoning_text", "text": "Hm, hm."}]}
-    assert post(provider, Responses.path, Responses().body(said[0], whole, *said[2:]))[0] == 200
-    tampered = {**whole, "encrypted_content": "bm90IG91cnM="}
+    with_text = {**said[1], "content": [{"type": "reasoning_text", "text": "Hm, hm."}]}
+    assert post(provider, Responses.path, Responses().body(said[0], with_text, *said[2:]))[0] == 200
+    tampered = {**with_text, "encrypted_content": "bm90IG91cnM="}
     assert refused(provider, Responses(), Responses().body(said[0], tampered, *said[2:]))[0] == 400
 
 
@@ -417,7 +423,7 @@ def test_redacted_thinking_is_reasoning_without_a_summary() -> None:
     assert (reply["output"][0]["type"], reply["output"][0]["summary"]) == ("reasoning", [])
 
 
-def test_prewarming_writes_and_says_nothing() -> None:
+def test_prewarming_writes_the_cache_and_returns_no_output() -> None:
     api, provider = Responses(), simulator(CALL)
     body = api.body(*conversation(api, 1))
     warmed = replied(provider, api, {**body, "prompt_cache_options": {"prewarm": True}})
@@ -426,15 +432,15 @@ def test_prewarming_writes_and_says_nothing() -> None:
     assert buckets(provider, api, body)[1] == api.buckets(warmed)[2]
 
 
-def test_tokens_are_counted_as_they_are_billed() -> None:
+def test_token_counts_equal_billed_tokens() -> None:
     api, provider = Responses(), simulator()
     body = api.body(*conversation(api, 2))
-    status, counted = post(provider, "/v1/responses/input_tokens", body)
-    assert (status, counted["object"]) == (200, "response.input_tokens")
-    assert counted["input_tokens"] == sum(buckets(provider, api, body))
+    status, token_count = post(provider, "/v1/responses/input_tokens", body)
+    assert (status, token_count["object"]) == (200, "response.input_tokens")
+    assert token_count["input_tokens"] == sum(buckets(provider, api, body))
 
 
-def test_counting_asks_for_no_output() -> None:
+def test_counting_needs_no_output_limit() -> None:
     api = Responses()
     body = api.body(api.said("user", "Ask."), max_output_tokens=10**9)
     assert refused(simulator(), api, body)[0] == 400
@@ -463,7 +469,7 @@ def test_models_are_listed_and_described() -> None:
     assert get(simulator(), "/v1/models/claude-sonnet-5-5")[0] == 404
 
 
-def test_a_model_was_created_when_it_was_released() -> None:
+def test_the_creation_date_of_a_model_is_its_release_date() -> None:
     row = shipped_models()["openai:gpt-6.1-sol"]
     released = msgspec.structs.replace(row, released=datetime.date(1970, 1, 2))
     unknown = msgspec.structs.replace(row, name="gpt-unknown", released=None)

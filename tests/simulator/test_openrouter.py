@@ -1,4 +1,4 @@
-"""The simulator as OpenRouter: the rules are those of whoever serves the model."""
+"""The simulator as OpenRouter: the rules are those of the upstream provider."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ PATH = "/api/v1/chat/completions"
 SONNET = "anthropic/claude-sonnet-5.5"
 HAIKU = "anthropic/claude-haiku-5.5"
 GPT = "openai/gpt-5.4"
-MARK = {"type": "ephemeral"}
+BREAKPOINT = {"type": "ephemeral"}
 REASONED = (
     '{"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Yes."}, '
     '{"type": "thinking", "thinking": "Done."}]}'
@@ -24,12 +24,12 @@ REASONED = (
 chat = Chat()
 
 
-def part(words: str, mark: Wire | None = None) -> Wire:
-    return {"type": "text", "text": words, **({"cache_control": mark} if mark else {})}
+def part(words: str, cache_control: Wire | None = None) -> Wire:
+    return {"type": "text", "text": words, **({"cache_control": cache_control} if cache_control else {})}
 
 
-def body(*said: Wire, model: str = SONNET, **fields: Any) -> Wire:
-    return {"model": model, **fields, "messages": list(said)}
+def body(*messages: Wire, model: str = SONNET, **fields: Any) -> Wire:
+    return {"model": model, **fields, "messages": list(messages)}
 
 
 def replied(provider: SimulatedProvider, sent: Wire) -> Wire:
@@ -54,43 +54,43 @@ def models_like(id: str, **cache: object) -> Models:
     return {**shipped_models(), row.id: msgspec.structs.replace(row, cache=rules)}
 
 
-def test_a_marked_prefix_is_written_and_read() -> None:
+def test_a_prefix_with_a_breakpoint_is_written_and_read() -> None:
     provider = simulator()
-    sent = body(chat.said("system", part(LONG, MARK)), chat.said("user", "Ask."))
-    plain, read, written = buckets(provider, sent)
-    assert (plain > 0, read, written > 512) == (True, 0, True)
-    assert buckets(provider, sent) == (plain, written, 0)
+    sent = body(chat.said("system", part(LONG, BREAKPOINT)), chat.said("user", "Ask."))
+    plain, read, written_tokens = buckets(provider, sent)
+    assert (plain > 0, read, written_tokens > 512) == (True, 0, True)
+    assert buckets(provider, sent) == (plain, written_tokens, 0)
 
 
-def test_nothing_is_cached_without_a_mark() -> None:
+def test_nothing_is_cached_without_a_breakpoint() -> None:
     provider = simulator()
     sent = body(chat.said("system", LONG), chat.said("user", "Ask."))
     assert [buckets(provider, sent)[1:] for _ in range(2)] == [(0, 0), (0, 0)]
 
 
-def test_the_automatic_mark_is_placed_as_anthropic_places_it() -> None:
+def test_the_automatic_breakpoint_is_placed_as_anthropic_places_it() -> None:
     provider = simulator()
-    sent = body(chat.said("system", LONG), chat.said("user", "Ask."), cache_control=MARK)
-    _, _, written = buckets(provider, sent)
-    assert buckets(provider, sent) == (0, written, 0)
+    sent = body(chat.said("system", LONG), chat.said("user", "Ask."), cache_control=BREAKPOINT)
+    _, _, written_tokens = buckets(provider, sent)
+    assert buckets(provider, sent) == (0, written_tokens, 0)
 
 
-def test_more_marks_than_the_model_takes_are_refused() -> None:
-    parts = [part(f"Part {index}.", MARK) for index in range(5)]
+def test_more_breakpoints_than_the_model_supports_are_refused() -> None:
+    parts = [part(f"Part {index}.", BREAKPOINT) for index in range(5)]
     status, message = refused(simulator(), body(chat.said("user", *parts)))
     assert (status, message) == (400, "A maximum of 4 blocks with cache_control may be provided. Found 5.")
 
 
-def test_marks_are_left_out_where_the_model_knows_none() -> None:
+def test_breakpoints_are_dropped_where_the_model_has_none() -> None:
     provider = simulator()
-    sent = body(chat.said("system", part(LONG, MARK)), chat.said("user", "Ask."), model=GPT)
+    sent = body(chat.said("system", part(LONG, BREAKPOINT)), chat.said("user", "Ask."), model=GPT)
     assert buckets(provider, sent)[1:] == (0, 0)
     assert buckets(provider, sent)[1] >= 1_024
 
 
-def test_marks_become_breakpoints_where_the_model_knows_those() -> None:
+def test_breakpoints_are_translated_where_the_model_has_its_own() -> None:
     provider = simulator(models=models_like("openai:gpt-6.1-sol"))
-    system = chat.said("system", part(LONG, MARK))
+    system = chat.said("system", part(LONG, BREAKPOINT))
     buckets(provider, body(system, chat.said("user", "One."), model=GPT))
     assert buckets(provider, body(system, chat.said("user", "Another."), model=GPT))[1] > 1_024
 
@@ -106,33 +106,33 @@ def test_an_empty_conversation_is_refused() -> None:
     assert refused(simulator(), body())[0] == 400
 
 
-def test_a_call_that_is_not_answered_is_refused() -> None:
+def test_an_unanswered_call_is_refused() -> None:
     assert refused(simulator(), body(chat.said("user", "Ask."), *chat.calls("call_1")))[0] == 400
 
 
 def reasoned(model: str) -> tuple[SimulatedProvider, list[Wire]]:
     provider = simulator(REASONED)
-    said = [chat.said("user", "Ask.")]
-    message = replied(provider, body(*said, model=model))["choices"][0]["message"]
-    return provider, [*said, message, chat.said("user", "And?")]
+    messages = [chat.said("user", "Ask.")]
+    message = replied(provider, body(*messages, model=model))["choices"][0]["message"]
+    return provider, [*messages, message, chat.said("user", "And?")]
 
 
 @pytest.mark.parametrize("model", [SONNET, HAIKU, GPT])
-def test_reasoning_comes_signed_and_goes_back_as_it_came(model: str) -> None:
-    provider, said = reasoned(model)
-    assert [detail["text"] for detail in said[1]["reasoning_details"]] == ["Hm.", "Done."]
-    assert chat.text(replied(provider, body(*said, model=model))) == "Echo: And?"
+def test_reasoning_comes_signed_and_is_accepted_back_unchanged(model: str) -> None:
+    provider, messages = reasoned(model)
+    assert [detail["text"] for detail in messages[1]["reasoning_details"]] == ["Hm.", "Done."]
+    assert chat.text(replied(provider, body(*messages, model=model))) == "Echo: And?"
 
 
-def test_reasoning_that_was_tampered_with_is_refused() -> None:
-    provider, said = reasoned(SONNET)
-    said[1]["reasoning_details"][0]["text"] = "Something else."
-    assert refused(provider, body(*said))[0] == 400
+def test_altered_reasoning_is_refused() -> None:
+    provider, messages = reasoned(SONNET)
+    messages[1]["reasoning_details"][0]["text"] = "Something else."
+    assert refused(provider, body(*messages))[0] == 400
 
 
-def test_bound_reasoning_behind_a_changed_message_is_refused() -> None:
-    provider, said = reasoned(SONNET)
-    status, message = refused(provider, body(chat.said("user", "Something else."), *said[1:]))
+def test_bound_reasoning_after_a_changed_message_is_refused() -> None:
+    provider, messages = reasoned(SONNET)
+    status, message = refused(provider, body(chat.said("user", "Something else."), *messages[1:]))
     assert (status, "bound to a different conversation" in message) == (400, True)
 
 
@@ -152,14 +152,16 @@ def test_a_model_without_prices_is_listed_as_free() -> None:
     assert listed["data"][0]["pricing"] == {"prompt": "0", "completion": "0"}
 
 
-def test_a_reply_tells_what_it_cost() -> None:
-    sent = body(chat.said("system", part(LONG, MARK)), chat.said("user", "Ask."))
+def test_a_reply_reports_its_cost() -> None:
+    sent = body(chat.said("system", part(LONG, BREAKPOINT)), chat.said("user", "Ask."))
     usage = replied(simulator(), sent)["usage"]
-    plain, _, written = chat.buckets({"usage": usage})
-    assert usage["cost"] == pytest.approx((2 * plain + 2.5 * written + 10 * usage["completion_tokens"]) / 1_000_000)
+    plain, _, written_tokens = chat.buckets({"usage": usage})
+    assert usage["cost"] == pytest.approx(
+        (2 * plain + 2.5 * written_tokens + 10 * usage["completion_tokens"]) / 1_000_000
+    )
 
 
-def test_a_stream_tells_what_it_cost_with_its_usage() -> None:
+def test_a_stream_reports_its_cost_with_its_usage() -> None:
     sent = body(chat.said("user", "Ask."), stream=True)
     answer = simulator().handle("POST", PATH, headers={"x-api-key": "k"}, body=msgspec.json.encode(sent))
     events = answer.read_body().split(b"\n\n")

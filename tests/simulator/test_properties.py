@@ -1,4 +1,4 @@
-"""What holds of the simulator whatever is sent to it, on every endpoint of every provider."""
+"""Properties of the simulator for any input, on every endpoint of every provider."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,7 +22,7 @@ json_values = st.recursive(
 
 
 def _openai(api: Chat, **fields: Any) -> Wire:
-    said = [
+    messages = [
         api.said("developer", api.part("Be brief.", {"mode": "explicit", "ttl": "12h"})),
         api.said("user", SECRET, "And more."),
         *api.calls("call_1", "call_2"),
@@ -31,7 +31,7 @@ def _openai(api: Chat, **fields: Any) -> Wire:
         api.said("assistant", "Done."),
         api.said("user", "And?"),
     ]
-    return api.body(*said, tools=[api.tool("read")], tool_choice="auto", stream=False, **fields)
+    return api.body(*messages, tools=[api.tool("read")], tool_choice="auto", stream=False, **fields)
 
 
 ANTHROPIC: Wire = {
@@ -43,7 +43,7 @@ ANTHROPIC: Wire = {
 OPTIONS: Wire = {"prompt_cache_options": {"mode": "implicit", "ttl": "30m"}, "prompt_cache_key": "k"}
 ROUTED = {**_openai(Chat()), "model": "anthropic/claude-sonnet-5.5", "reasoning": {"effort": "low"}}
 ROUTED["messages"] = [
-    {**said, "content": SECRET} if said["role"] == "developer" else said for said in ROUTED["messages"]
+    {**entry, "content": SECRET} if entry["role"] == "developer" else entry for entry in ROUTED["messages"]
 ]
 GEMINI = gemini.request(
     gemini.user(SECRET, {"inlineData": {"mimeType": "image/png", "data": "aGk="}}),
@@ -81,10 +81,10 @@ BODIES: dict[str, Wire] = {
 every_endpoint = pytest.mark.parametrize("path", BODIES)
 
 
-def places_in(value: Any) -> list[tuple[str | int, ...]]:
-    """The ways to every value inside."""
+def value_paths(value: Any) -> list[tuple[str | int, ...]]:
+    """The paths to every value inside."""
     inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [(), *((key, *rest) for key, inner in inside for rest in places_in(inner))]
+    return [(), *((key, *rest) for key, inner in inside for rest in value_paths(inner))]
 
 
 def changed(value: Any, place: tuple[str | int, ...], change: Callable[[Any], Any]) -> Any:
@@ -95,8 +95,8 @@ def changed(value: Any, place: tuple[str | int, ...], change: Callable[[Any], An
     return [changed(inner, place[1:], change) if index == place[0] else inner for index, inner in enumerate(value)]
 
 
-def check(path: str, body: bytes) -> int:
-    """An answer, or a refusal on one line that says nothing of what was sent."""
+def check_response(path: str, body: bytes) -> int:
+    """The response is a reply, or a refusal on one line that quotes nothing of the request."""
     answer = simulator().handle("POST", path, headers=KEY, body=body)
     read = answer.read_body()
     if answer.status == 200:
@@ -110,23 +110,23 @@ def check(path: str, body: bytes) -> int:
 
 
 @every_endpoint
-def test_every_body_is_good_before_it_is_changed(path: str) -> None:
-    assert check(path, msgspec.json.encode(BODIES[path])) == 200
+def test_every_body_is_valid_before_it_is_changed(path: str) -> None:
+    assert check_response(path, msgspec.json.encode(BODIES[path])) == 200
 
 
 @every_endpoint
 @settings(max_examples=2 * settings().max_examples)
 @given(data=st.data())
-def test_a_value_of_another_kind_anywhere_is_answered_or_refused(path: str, data: st.DataObject) -> None:
-    place = data.draw(st.sampled_from(places_in(BODIES[path])))
+def test_a_value_of_another_type_anywhere_is_answered_or_refused(path: str, data: st.DataObject) -> None:
+    place = data.draw(st.sampled_from(value_paths(BODIES[path])))
     value = data.draw(json_values)
-    check(path, msgspec.json.encode(changed(BODIES[path], place, lambda _: value)))
+    check_response(path, msgspec.json.encode(changed(BODIES[path], place, lambda _: value)))
 
 
 @every_endpoint
 @given(data=st.data())
-def test_anything_left_out_doubled_or_added_is_answered_or_refused(path: str, data: st.DataObject) -> None:
-    places = [place for place in places_in(BODIES[path]) if place]
+def test_a_removed_duplicated_or_added_member_is_answered_or_refused(path: str, data: st.DataObject) -> None:
+    places = [place for place in value_paths(BODIES[path]) if place]
     place = data.draw(st.sampled_from(places))
     name = data.draw(
         st.sampled_from(
@@ -142,25 +142,25 @@ def test_anything_left_out_doubled_or_added_is_answered_or_refused(path: str, da
             return data.draw(st.sampled_from([[], inner * 2, inner[1:], inner[:-1], inner[::-1]]))
         return inner
 
-    check(path, msgspec.json.encode(changed(BODIES[path], place, change)))
+    check_response(path, msgspec.json.encode(changed(BODIES[path], place, change)))
 
 
 @every_endpoint
-@given(body=st.binary(max_size=40), cut=st.integers(0, 150))
-def test_bytes_of_any_kind_are_refused(path: str, body: bytes, cut: int) -> None:
-    assert check(path, body) == 400
-    assert check(path, msgspec.json.encode(BODIES[path])[:cut] + body) == 400
+@given(body=st.binary(max_size=40), cut_at=st.integers(0, 150))
+def test_arbitrary_bytes_are_refused(path: str, body: bytes, cut_at: int) -> None:
+    assert check_response(path, body) == 400
+    assert check_response(path, msgspec.json.encode(BODIES[path])[:cut_at] + body) == 400
 
 
 @every_endpoint
-def test_nesting_without_end_is_refused(path: str) -> None:
+def test_endless_nesting_is_refused(path: str) -> None:
     body = msgspec.json.encode({**BODIES[path], "extra": 0})
-    assert check(path, body.replace(b'"extra":0', b'"extra":' + b"[" * 100_000 + b"]" * 100_000)) in (200, 400)
-    assert check(path, b"[" * 100_000) == 400
+    assert check_response(path, body.replace(b'"extra":0', b'"extra":' + b"[" * 100_000 + b"]" * 100_000)) in (200, 400)
+    assert check_response(path, b"[" * 100_000) == 400
 
 
 @every_endpoint
-def test_the_same_requests_get_the_same_answers_byte_for_byte(path: str) -> None:
+def test_the_same_requests_get_the_same_responses_byte_for_byte(path: str) -> None:
     def play() -> list[bytes]:
         provider = simulator('{"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Yes."}]}')
         body = msgspec.json.encode(BODIES[path])

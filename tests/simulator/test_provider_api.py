@@ -1,4 +1,4 @@
-"""Whose request it is: by path, and by header where providers share a path."""
+"""Recognition of the provider: by path, and by header where providers share a path."""
 
 from collections.abc import Mapping
 
@@ -36,7 +36,7 @@ def get(path: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
         ({"authorization": "Bearer k"}, b'"object":"list"'),
     ],
 )
-def test_models_are_listed_in_the_words_of_whoever_is_asked(headers: dict[str, str], member: bytes) -> None:
+def test_models_are_listed_in_the_format_of_the_provider(headers: dict[str, str], member: bytes) -> None:
     status, body = get("/v1/models", headers)
     assert (status, member in body) == (200, True)
 
@@ -48,21 +48,21 @@ def test_a_model_of_another_provider_is_not_found() -> None:
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.parametrize("key", [{"authorization": "Bearer k"}, {"x-api-key": "k"}, {"x-goog-api-key": "k"}])
-def test_a_key_is_taken_in_the_header_of_any_provider(path: str, key: dict[str, str]) -> None:
+def test_a_key_is_accepted_in_the_header_of_any_provider(path: str, key: dict[str, str]) -> None:
     assert simulator().handle("POST", path, headers=key, body=b"{}").status == 400
     assert simulator().handle("POST", path, headers={"authorization": "Basic k"}, body=b"{}").status == 401
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
 @pytest.mark.parametrize("fault", ["429", "503", "nonsense"])
-def test_a_failure_that_is_ordered_by_header_comes_on_every_endpoint(path: str, fault: str) -> None:
+def test_a_failure_requested_by_header_works_on_every_endpoint(path: str, fault: str) -> None:
     headers = {"authorization": "Bearer k", "x-holdfast-fault": fault}
     answer = simulator().handle("POST", path, headers=headers, body=b"{}")
     assert answer.status == (int(fault) if fault.isdigit() else 400)
     assert "error" in msgspec.json.decode(answer.read_body())
 
 
-def test_every_request_is_one_providers_alone() -> None:
+def test_every_request_belongs_to_exactly_one_provider() -> None:
     for path in ENDPOINTS:
         assert sum(api.accepts(SimulatedRequest("POST", path)) for api in create_apis()) == 1
         assert find_api(SimulatedRequest("PUT", path), create_apis()) is None
@@ -70,7 +70,7 @@ def test_every_request_is_one_providers_alone() -> None:
         assert sum(api.accepts(SimulatedRequest(method, "/v1/cachedContents/x")) for api in create_apis()) == 1
 
 
-def test_an_endpoint_that_is_nobodys_is_refused_with_all_that_there_are() -> None:
+def test_an_unknown_endpoint_is_refused_with_a_list_of_all_endpoints() -> None:
     status, body = get("/v1/embeddings", {"authorization": "Bearer k"})
     assert status == 404
     for path in ENDPOINTS:

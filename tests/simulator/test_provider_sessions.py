@@ -1,4 +1,4 @@
-"""Sessions with every provider's models against the simulator, without a socket: the cache holds for each."""
+"""Sessions with every provider's models against the simulator, without a socket: each one hits the cache."""
 
 import os
 from pathlib import Path
@@ -43,7 +43,7 @@ def read(path: str) -> str:
         "gemini:gemini-4-argon",
     ],
 )
-async def test_a_tool_loop_reads_what_it_wrote_and_all_of_it_is_accepted(model: str) -> None:
+async def test_a_tool_loop_reads_its_own_cache_writes_and_is_accepted(model: str) -> None:
     home = Path(os.environ["HOLDFAST_HOME"])
     home.mkdir(parents=True, exist_ok=True)
     (home / "config.toml").write_text(f'[models."openrouter:{ROUTED}"]\nsupports_prompt_caching = true\n')

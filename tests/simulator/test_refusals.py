@@ -1,4 +1,4 @@
-"""Which requests the simulated provider refuses, as the real one would."""
+"""Requests that the simulated provider refuses, as the real one would."""
 
 import msgspec
 import pytest
@@ -152,12 +152,12 @@ def test_a_valid_request_is_answered(case: str) -> None:
     assert status == 200, reply
 
 
-def test_a_system_message_is_refused_where_the_model_takes_none() -> None:
+def test_a_system_message_is_refused_where_the_model_has_none() -> None:
     body = request(HELLO, SYSTEM_MESSAGE, model="claude-opus-4-7")
     assert refusal(simulator(), body)[0] == 400
 
 
-def test_an_unknown_model_is_not_found_and_near_ones_are_named() -> None:
+def test_an_unknown_model_is_not_found_and_similar_ones_are_suggested() -> None:
     status, kind, message = refusal(simulator(), request(HELLO, model="claude-sonet-5-5"))
     assert (status, kind) == (404, "not_found_error")
     assert message.startswith("model: ")
@@ -168,14 +168,14 @@ def test_an_unknown_model_is_not_found_and_near_ones_are_named() -> None:
 @pytest.mark.parametrize(
     "headers", [{}, {"x-api-key": ""}, {"authorization": "Bearer"}, {"authorization": "Basic abc"}]
 )
-def test_a_request_without_a_key_is_not_authenticated(headers: dict[str, str]) -> None:
+def test_a_request_without_a_key_is_an_authentication_error(headers: dict[str, str]) -> None:
     answer = simulator().handle("POST", "/v1/messages", headers=headers, body=msgspec.json.encode(request(HELLO)))
     error = msgspec.json.decode(answer.read_body())["error"]
     assert (answer.status, error["type"]) == (401, "authentication_error")
 
 
 @pytest.mark.parametrize("version", ["2023-06-01", "2026-10-21"])
-def test_both_versions_of_the_api_are_spoken(version: str) -> None:
+def test_both_versions_of_the_api_are_supported(version: str) -> None:
     assert post(simulator(), request(HELLO), headers={"anthropic-version": version})[0] == 200
 
 
@@ -191,8 +191,8 @@ def test_a_prompt_beyond_the_window_is_too_long() -> None:
     tokens = post(simulator(), request(HELLO, system=LONG))[1]["usage"]["input_tokens"]
     for window, status in ((tokens, 200), (tokens - 1, 400)):
         provider = simulator(models={row.id: msgspec.structs.replace(row, context_tokens_max=window)})
-        found, reply = post(provider, request(HELLO, system=LONG))
-        assert found == status
+        error_status, reply = post(provider, request(HELLO, system=LONG))
+        assert error_status == status
     assert reply["error"]["message"] == f"prompt is too long: {tokens} tokens > {tokens - 1} maximum"
 
 
@@ -213,14 +213,14 @@ def test_a_body_beyond_the_limit_is_too_large() -> None:
         ("POST", "/v1/messages/batches"),
     ],
 )
-def test_there_is_nothing_elsewhere(method: str, path: str) -> None:
+def test_an_unknown_path_is_not_found(method: str, path: str) -> None:
     answer = simulator().handle(method, path, headers={"x-api-key": "key"})
     reply = msgspec.json.decode(answer.read_body())
     assert (answer.status, reply["type"], reply["error"]["type"]) == (404, "error", "not_found_error")
     assert "POST /v1/messages/count_tokens" in reply["error"]["message"]
 
 
-def test_a_refused_request_leaves_the_cache_as_it_was() -> None:
+def test_a_refused_request_leaves_the_cache_unchanged() -> None:
     provider = simulator(models=models_with(tokens_min=0))
     refusal(provider, request(user(text("Hello.", MARK)), assistant("Hi.")))
     assert provider.cache == ()
@@ -254,7 +254,7 @@ def test_models_are_listed_newest_first_page_by_page() -> None:
     assert (ids(back), back["has_more"]) == (names[3:5], True)
 
 
-def test_a_page_behind_the_last_model_is_empty() -> None:
+def test_a_page_after_the_last_model_is_empty() -> None:
     names = ids(get("/v1/models", limit="1000")[1])
     _, page = get("/v1/models", after_id=names[-1])
     assert page == {"data": [], "has_more": False, "first_id": None, "last_id": None}
@@ -263,7 +263,7 @@ def test_a_page_behind_the_last_model_is_empty() -> None:
 @pytest.mark.parametrize(
     "query", [{"limit": "0"}, {"limit": "1001"}, {"limit": "ten"}, {"limit": "²"}, {"after_id": "x"}]
 )
-def test_a_page_that_cannot_be_is_refused(query: dict[str, str]) -> None:
+def test_an_invalid_page_is_refused(query: dict[str, str]) -> None:
     assert get("/v1/models", **query)[0] == 400
 
 

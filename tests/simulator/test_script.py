@@ -1,4 +1,4 @@
-"""What the simulated model says, and which failures can be ordered from it."""
+"""The simulated model's scripted replies and failures."""
 
 from pathlib import Path
 from typing import Any
@@ -31,20 +31,20 @@ def says(provider: SimulatedProvider, *messages: Wire, **options: Any) -> str:
 # Replies
 
 
-def test_the_reply_is_the_line_of_as_many_turns_as_were_taken() -> None:
+def test_the_reply_is_the_script_line_of_the_turn() -> None:
     provider = simulator(TWO)
     assert says(provider, user("Ask.")) == "One."
     assert says(provider, user("Ask."), assistant("One."), user("More.")) == "Two."
     assert says(provider, user("Another.")) == "One."
 
 
-def test_a_function_can_speak_in_place_of_a_script() -> None:
+def test_a_function_can_replace_a_script() -> None:
     provider = SimulatedProvider(script=lambda messages: ScriptedReply((Text(f"{len(messages)} so far"),)))
     assert says(provider, user("Ask.")) == "1 so far"
     assert says(provider, user("Ask."), assistant("One."), user("More.")) == "3 so far"
 
 
-def test_a_request_made_again_is_answered_alike() -> None:
+def test_a_repeated_request_gets_the_same_reply() -> None:
     provider = simulator(TWO)
     assert says(provider, user("Ask.")) == says(provider, user("Ask.")) == "One."
 
@@ -54,17 +54,17 @@ def test_assistant_messages_in_a_row_are_one_turn() -> None:
     assert says(provider, user("Ask."), assistant("On"), assistant("e."), user("More.")) == "Two."
 
 
-def test_what_the_assistant_is_to_go_on_with_is_no_turn() -> None:
+def test_a_prefilled_assistant_message_is_not_a_turn() -> None:
     _, reply = post(simulator(TWO), request(user("Ask."), assistant("On"), model="claude-opus-4-5"))
     assert reply["content"][0]["text"] == "One."
 
 
-def test_when_the_script_is_used_up_the_last_words_are_echoed() -> None:
+def test_after_the_script_the_last_message_is_echoed() -> None:
     provider = simulator('{"content": "One."}')
     assert says(provider, user("Ask."), assistant("One."), user("Aside.", "More.")) == "Echo: More."
 
 
-def test_an_echo_goes_back_to_what_was_said() -> None:
+def test_an_echo_uses_the_last_message_with_text() -> None:
     call = {**READ, "id": "t"}
     result = {"type": "tool_result", "tool_use_id": "t", "content": "ok"}
     assert says(simulator(), user("Ask."), assistant(call), user(result)) == "Echo: Ask."
@@ -75,13 +75,13 @@ def test_an_echo_is_bounded() -> None:
     assert says(simulator(), user("a" * 401)) == "Echo: " + "a" * 400 + "…"
 
 
-def test_an_echo_of_nothing_says_so() -> None:
+def test_an_echo_without_text_says_so() -> None:
     image = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
     assert says(simulator(), user(image)) == "Echo: nothing was said."
 
 
 @pytest.mark.parametrize(
-    ("content", "given", "expected"),
+    ("content", "stop_reason", "expected"),
     [
         ([text("Done.")], None, "end_turn"),
         ([text("Look."), READ], None, "tool_use"),
@@ -90,21 +90,21 @@ def test_an_echo_of_nothing_says_so() -> None:
         ([READ], "end_turn", "end_turn"),
     ],
 )
-def test_a_reply_stops_as_its_content_says_unless_the_line_does(
-    content: list[Wire], given: str | None, expected: str
+def test_the_stop_reason_follows_from_the_content_unless_the_line_has_one(
+    content: list[Wire], stop_reason: str | None, expected: str
 ) -> None:
-    fields = {} if given is None else {"stop_reason": given}
+    fields = {} if stop_reason is None else {"stop_reason": stop_reason}
     _, reply = post(simulator(line(content, **fields)), request(user("Ask.")))
     assert (reply["stop_reason"], reply["stop_sequence"]) == (expected, None)
 
 
-def test_a_reply_that_stops_at_a_sequence_names_the_first_one_asked_for() -> None:
+def test_a_reply_that_stops_at_a_sequence_names_the_first_requested_one() -> None:
     provider = simulator(line("Done.", stop_reason="stop_sequence"))
     _, reply = post(provider, request(user("Ask."), stop_sequences=["END", "FIN"]))
     assert (reply["stop_reason"], reply["stop_sequence"]) == ("stop_sequence", "END")
 
 
-def test_calls_get_ids_that_depend_on_the_conversation_alone() -> None:
+def test_call_ids_depend_only_on_the_conversation() -> None:
     script = line([READ, READ])
 
     def ids(ask: str) -> list[str]:
@@ -118,12 +118,12 @@ def test_calls_get_ids_that_depend_on_the_conversation_alone() -> None:
     assert not set(ids("Another.")) & {first, second}
 
 
-def test_an_id_in_the_script_is_kept() -> None:
+def test_an_id_in_the_script_is_used() -> None:
     _, reply = post(simulator(line([{**READ, "id": "mine"}])), request(user("Ask.")))
     assert reply["content"] == [{**READ, "id": "mine"}]
 
 
-def test_a_reply_is_named_and_counted() -> None:
+def test_a_reply_has_an_id_and_usage() -> None:
     provider = simulator(TWO)
     _, first = post(provider, request(user("Ask.")))
     _, second = post(provider, request(user("Ask.")))
@@ -134,16 +134,16 @@ def test_a_reply_is_named_and_counted() -> None:
     assert longer["usage"]["output_tokens"] > first["usage"]["output_tokens"] + 50
 
 
-def test_the_output_counts_as_much_as_it_will_as_input() -> None:
+def test_output_is_counted_like_the_same_text_as_input() -> None:
     provider = simulator(line([text("Hello there.")]))
     _, reply = post(provider, request(user("Ask.")))
     _, second = post(provider, request(user("Ask."), assistant(*reply["content"]), user("More.")))
     _, alone = post(provider, request(user("Ask."), user("More.")))
-    grown = second["usage"]["input_tokens"] - alone["usage"]["input_tokens"]
-    assert reply["usage"]["output_tokens"] == grown
+    growth = second["usage"]["input_tokens"] - alone["usage"]["input_tokens"]
+    assert reply["usage"]["output_tokens"] == growth
 
 
-def test_every_answer_has_an_id_of_its_own() -> None:
+def test_every_reply_has_its_own_id() -> None:
     provider = simulator()
     body = msgspec.json.encode(request(user("Ask.")))
     answers = [provider.handle("POST", "/v1/messages", headers={"x-api-key": "k"}, body=body) for _ in range(2)]
@@ -156,7 +156,7 @@ def test_every_answer_has_an_id_of_its_own() -> None:
     assert {answer.headers["content-type"] for answer in answers} == {"application/json"}
 
 
-def test_two_simulators_answer_alike_byte_for_byte() -> None:
+def test_two_simulators_reply_alike_byte_for_byte() -> None:
     def bodies() -> list[bytes]:
         provider = simulator(TWO)
         asks = (request(user("Ask."), stream=stream) for stream in (False, True))
@@ -167,15 +167,15 @@ def test_two_simulators_answer_alike_byte_for_byte() -> None:
             for ask in asks
         ]
 
-    whole, streamed = bodies()
-    assert [whole, streamed] == bodies()
+    complete, streamed = bodies()
+    assert [complete, streamed] == bodies()
     assert {line.split(b": ")[0] for line in streamed.splitlines()} == {b"event", b"data", b""}
 
 
 # Scripts
 
 
-def test_a_script_is_read_line_by_line() -> None:
+def test_a_script_is_parsed_line_by_line() -> None:
     script = parse_script(
         '{"fault": "500"}\n{"content": [{"type": "tool_use", "name": "a"}], "fault": "429"}\r\n' + TWO
     )
@@ -210,15 +210,15 @@ def test_failures_at_the_end_of_a_script_come_before_the_echo() -> None:
         ('{"content": ' + "[" * 5_000 + "]" * 5_000 + "}", "line 2"),
     ],
 )
-def test_a_bad_line_is_named_by_its_number(bad: str, words: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_an_invalid_line_is_named_by_its_number(bad: str, words: str) -> None:
+    with pytest.raises(UserError) as error:
         parse_script(f'{{"content": "One."}}\n{bad}\n{{"content": "Two."}}')
-    assert str(caught.value).startswith("line 2 of 'script': ")
-    assert words in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert str(error.value).startswith("line 2 of 'script': ")
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
 
 
-def test_blank_lines_are_passed_over_and_counted() -> None:
+def test_blank_lines_are_skipped_and_counted() -> None:
     assert parse_script('\n{"content": "a"}\n  \n{"content": "b"}\n\n') == parse_script(
         '{"content": "a"}\n{"content": "b"}'
     )
@@ -258,14 +258,14 @@ def test_a_script_is_loaded_from_a_file(tmp_path: Path) -> None:
     assert load_script(path) == parse_script(TWO)
 
 
-def test_a_script_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_script_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"missing\.jsonl' cannot be read: No such file"):
         load_script(tmp_path / "missing.jsonl")
     with pytest.raises(UserError, match="Is a directory"):
         load_script(tmp_path)
 
 
-def test_a_script_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endless_script_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "script.jsonl"
     path.write_text(TWO)
     monkeypatch.setattr("holdfast.simulator.script.SCRIPT_BYTES_MAX", len(TWO))
@@ -279,7 +279,7 @@ def test_a_script_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("written", "fault"),
+    ("specification", "fault"),
     [
         ("400", StatusFault(400)),
         ("599", StatusFault(599)),
@@ -289,20 +289,20 @@ def test_a_script_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
         ("429;retry-after=0", StatusFault(429, 0.0)),
     ],
 )
-def test_a_failure_is_written_as_a_status_and_perhaps_a_pause(written: str, fault: StatusFault) -> None:
-    assert parse_fault(written) == fault
+def test_a_failure_is_a_status_with_an_optional_pause(specification: str, fault: StatusFault) -> None:
+    assert parse_fault(specification) == fault
 
 
 @pytest.mark.parametrize(
-    "written",
+    "specification",
     [
         *("", "399", "600", "42900", "-429", "²", "flood", "429;", "429;after=1", "429;retry-after"),
         *(f"429;retry-after={pause}" for pause in ("soon", "-1", "inf", "nan")),
     ],
 )
-def test_an_unknown_failure_is_refused_with_those_that_are_known(written: str) -> None:
+def test_an_unknown_failure_is_refused_with_a_list_of_the_known_ones(specification: str) -> None:
     with pytest.raises(UserError, match=r"known: an HTTP status from 400 to 599.*429;retry-after=1"):
-        parse_fault(written)
+        parse_fault(specification)
 
 
 def test_scripted_failures_come_once_before_their_reply() -> None:
@@ -315,7 +315,7 @@ def test_scripted_failures_come_once_before_their_reply() -> None:
     assert says(provider, user("Ask."), assistant("One."), user("More.")) == "Two."
 
 
-def test_each_conversation_and_each_key_fails_for_itself() -> None:
+def test_each_conversation_and_each_key_fails_separately() -> None:
     provider = simulator('{"content": "One.", "fault": "500"}')
     assert refusal(provider, request(user("Ask.")))[0] == 500
     assert refusal(provider, request(user("Another.")))[0] == 500
@@ -324,7 +324,7 @@ def test_each_conversation_and_each_key_fails_for_itself() -> None:
     assert post(provider, request(user("Ask."), model="claude-opus-5-5"))[0] == 200
 
 
-def test_a_conversation_is_told_by_how_it_began() -> None:
+def test_a_conversation_is_identified_by_its_start() -> None:
     provider = simulator('{"content": "One."}\n{"content": "Two.", "fault": "500"}')
     assert refusal(provider, request(user("Ask."), assistant("One."), user("More.")))[0] == 500
     other_tools = [{"name": "read", "description": "Reads.", "input_schema": {"type": "object"}}]
@@ -334,12 +334,12 @@ def test_a_conversation_is_told_by_how_it_began() -> None:
 
 def test_a_failure_reads_and_writes_nothing() -> None:
     provider = simulator('{"content": "One.", "fault": "500"}')
-    marked = request(user(text("word " * 2_000, {"type": "ephemeral"})))
-    refusal(provider, marked)
+    body = request(user(text("word " * 2_000, {"type": "ephemeral"})))
+    refusal(provider, body)
     assert provider.cache == ()
 
 
-def test_a_pause_is_told_in_seconds() -> None:
+def test_a_pause_is_sent_in_seconds() -> None:
     provider = simulator('{"content": "One.", "fault": "429;retry-after=1.5"}')
     body = msgspec.json.encode(request(user("Ask.")))
     answer = provider.handle("POST", "/v1/messages", headers={"x-api-key": "k"}, body=body)
@@ -347,20 +347,20 @@ def test_a_pause_is_told_in_seconds() -> None:
     assert msgspec.json.decode(answer.read_body())["error"]["type"] == "rate_limit_error"
 
 
-def test_a_failure_without_a_pause_names_none() -> None:
+def test_a_failure_without_a_pause_sends_none() -> None:
     answer = simulator().handle("GET", "/v1/models", headers={"x-api-key": "k", "X-Holdfast-Fault": "529"})
     assert answer.status == 529
     assert "retry-after" not in answer.headers
 
 
-def test_a_failure_ordered_by_header_comes_every_time() -> None:
+def test_a_failure_requested_by_header_comes_every_time() -> None:
     provider = simulator()
     for _ in range(2):
         assert refusal(provider, request(user("Ask.")), headers={"x-holdfast-fault": "529"})[0] == 529
     assert provider.requests[-1].status == 529
 
 
-def test_an_unknown_failure_ordered_by_header_is_refused() -> None:
+def test_an_unknown_failure_requested_by_header_is_refused() -> None:
     status, kind, message = refusal(simulator(), request(user("Ask.")), headers={"x-holdfast-fault": "flood"})
     assert (status, kind) == (400, "invalid_request_error")
     assert "x-holdfast-fault: unknown fault 'flood'; known: an HTTP status" in message
@@ -381,6 +381,6 @@ def test_time_can_be_advanced_by_ten_years_at_once() -> None:
 
 
 @pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf"), 10 * 365 * 24 * 3_600 + 1.0])
-def test_time_cannot_be_advanced_by_what_is_no_time(seconds: float) -> None:
+def test_an_invalid_advance_of_time_is_refused(seconds: float) -> None:
     with pytest.raises(UserError, match="cannot advance by"):
         simulator().advance(seconds)

@@ -1,4 +1,4 @@
-"""The simulator on a port: its endpoints, its steering, and what it does with what is not for it."""
+"""The simulator on a port: its endpoints, its controls, and its handling of other requests."""
 
 import asyncio
 import io
@@ -50,12 +50,12 @@ async def call(client: aiohttp.ClientSession, method: str, path: str, body: Body
         return response.status, msgspec.json.decode(await response.read())
 
 
-async def test_a_simulator_says_where_it_is(server: RunningSimulator) -> None:
+async def test_a_simulator_prints_its_address(server: RunningSimulator) -> None:
     assert server.url.startswith("http://127.0.0.1:")
     assert int(server.url.rsplit(":", 1)[1]) > 0
 
 
-async def test_a_message_is_answered_and_its_headers_tell_which_request_it_was(client: aiohttp.ClientSession) -> None:
+async def test_a_message_is_answered_with_the_request_number_in_its_headers(client: aiohttp.ClientSession) -> None:
     async with client.post("/v1/messages", data=msgspec.json.encode(ASK)) as response:
         assert response.status == 200
         assert response.headers["request-id"] == "req_sim-000001"
@@ -83,7 +83,7 @@ async def test_advancing_the_clock_lets_entries_expire(client: aiohttp.ClientSes
     "body",
     [b"", b"{", b"{}", b"5", b'{"advance_seconds": "5"}', b'{"advance_seconds": -1}', b'{"seconds": 5}', b"\xff"],
 )
-async def test_the_clock_takes_nothing_but_seconds(client: aiohttp.ClientSession, body: bytes) -> None:
+async def test_the_clock_accepts_only_seconds(client: aiohttp.ClientSession, body: bytes) -> None:
     status, reply = await call(client, "POST", "/_sim/clock", body)
     assert (status, reply["error"]["type"]) == (400, "invalid_request_error")
     assert reply["error"]["message"].endswith('; send {"advance_seconds": 300}')
@@ -91,9 +91,9 @@ async def test_the_clock_takes_nothing_but_seconds(client: aiohttp.ClientSession
 
 async def test_the_cache_shows_its_entries(client: aiohttp.ClientSession) -> None:
     _, reply = await call(client, "POST", "/v1/messages", ASK)
-    _, shown = await call(client, "GET", "/_sim/cache")
-    (entry,) = shown["entries"]
-    assert shown["now"] == 1_000
+    _, listing = await call(client, "GET", "/_sim/cache")
+    (entry,) = listing["entries"]
+    assert listing["now"] == 1_000
     assert (entry["ttl"], entry["expires_at"], entry["scope"]["model"]) == ("5m", 1_300, SONNET)
     assert entry["tokens"] == reply["usage"]["cache_creation_input_tokens"]
 
@@ -102,8 +102,8 @@ async def test_the_requests_show_their_exact_bodies_and_no_key(client: aiohttp.C
     raw = b'{ "model": "none",\n "max_tokens": 1, "messages": [] }'
     await call(client, "POST", "/v1/messages", raw)
     await call(client, "GET", "/v1/models")
-    _, shown = await call(client, "GET", "/_sim/requests")
-    assert shown == {
+    _, listing = await call(client, "GET", "/_sim/requests")
+    assert listing == {
         "requests": [
             {"at": 1_000, "method": "POST", "path": "/v1/messages", "status": 404, "body": raw.decode()},
             {"at": 1_000, "method": "GET", "path": "/v1/models", "status": 200, "body": ""},
@@ -111,17 +111,17 @@ async def test_the_requests_show_their_exact_bodies_and_no_key(client: aiohttp.C
     }
 
 
-async def test_a_body_that_is_no_text_is_shown_as_far_as_it_is(client: aiohttp.ClientSession) -> None:
+async def test_a_body_that_is_not_utf8_is_shown_as_far_as_possible(client: aiohttp.ClientSession) -> None:
     await call(client, "POST", "/v1/messages", b"{\xff}")
-    _, shown = await call(client, "GET", "/_sim/requests")
-    assert shown["requests"][0]["body"] == "{\ufffd}"
+    _, listing = await call(client, "GET", "/_sim/requests")
+    assert listing["requests"][0]["body"] == "{\ufffd}"
 
 
 @pytest.mark.parametrize(
     ("method", "path"),
     [("GET", "/_sim/clock"), ("GET", "/_sim/"), ("POST", "/_sim/cache"), ("GET", "/"), ("PUT", "/x")],
 )
-async def test_there_is_nothing_elsewhere(client: aiohttp.ClientSession, method: str, path: str) -> None:
+async def test_an_unknown_path_is_not_found(client: aiohttp.ClientSession, method: str, path: str) -> None:
     status, reply = await call(client, method, path)
     assert (status, reply["type"], reply["error"]["type"]) == (404, "error", "not_found_error")
     assert ("/_sim/clock" in reply["error"]["message"]) == path.startswith("/_sim/")
@@ -137,44 +137,44 @@ async def test_a_body_beyond_the_limit_is_refused(client: aiohttp.ClientSession)
     assert (status, reply["error"]["type"]) == (413, "request_too_large")
 
 
-async def test_a_client_that_leaves_within_its_request_is_no_event(
+async def test_a_client_that_disconnects_during_its_request_is_not_logged(
     server: RunningSimulator, client: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
     address = urlsplit(server.url)
     _, writer = await asyncio.open_connection(address.hostname, address.port)
     writer.write(b"POST /v1/messages HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{")
     await writer.drain()
-    for has_left in (False, True):
-        if has_left:
+    for disconnected in (False, True):
+        if disconnected:
             writer.transport.abort()
-        # What came before this one was seen by the time that it is answered.
-        async with client.get("/_sim/cache") as answered:
-            assert answered.status == 200
+        # All earlier requests were handled by the time this one is answered.
+        async with client.get("/_sim/cache") as response:
+            assert response.status == 200
     assert caplog.records == []
 
 
-async def test_a_port_that_is_taken_is_named() -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+async def test_a_port_in_use_is_named() -> None:
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        port = occupied.getsockname()[1]
         with pytest.raises(UserError, match=rf"cannot listen on port {port} of 127\.0\.0\.1.*0 for a free one"):
             await serve_simulator(SimulatedProvider(), port=port)
 
 
 @pytest.mark.parametrize(("host", "port"), [("127.0.0.1", 70_000), ("no.such.host.invalid", 0)])
-async def test_a_place_that_cannot_be_listened_on_is_named(host: str, port: int) -> None:
+async def test_an_address_that_cannot_be_bound_is_named(host: str, port: int) -> None:
     with pytest.raises(UserError, match=f"cannot listen on port {port} of {host}"):
         await serve_simulator(SimulatedProvider(), host=host, port=port)
 
 
-async def test_a_closed_simulator_answers_nobody(client: aiohttp.ClientSession, server: RunningSimulator) -> None:
+async def test_a_closed_simulator_does_not_answer(client: aiohttp.ClientSession, server: RunningSimulator) -> None:
     await server.aclose()
     with pytest.raises(aiohttp.ClientConnectionError):
         await client.get("/v1/models")
 
 
-async def test_a_client_that_leaves_early_harms_nobody(client: aiohttp.ClientSession) -> None:
+async def test_a_client_that_disconnects_early_affects_no_other(client: aiohttp.ClientSession) -> None:
     long = {**request(user("word " * 80)), "stream": True}
     response = await client.post("/v1/messages", data=msgspec.json.encode(long))
     response.close()
@@ -184,7 +184,7 @@ async def test_a_client_that_leaves_early_harms_nobody(client: aiohttp.ClientSes
 # Without a socket
 
 
-def wire(script: str = "") -> SimulatedTransport:
+def transport_of(script: str = "") -> SimulatedTransport:
     return SimulatedProvider(clock=ManualClock(), script=parse_script(script)).create_transport()
 
 
@@ -192,8 +192,8 @@ ANTHROPIC = get_provider("anthropic")
 ENDPOINT = Endpoint("/v1/messages", (("content-type", "application/json"), ("anthropic-version", "2026-10-21")))
 
 
-async def test_a_wire_brings_the_bytes_of_the_answer() -> None:
-    simulated: WireProtocol = wire()
+async def test_a_transport_yields_the_bytes_of_the_response() -> None:
+    simulated: WireProtocol = transport_of()
     body = msgspec.json.encode({**ASK, "stream": True})
     chunks = [chunk async for chunk in simulated.send(ENDPOINT, body)]
     reader = anthropic.make_stream_decoder()
@@ -202,32 +202,32 @@ async def test_a_wire_brings_the_bytes_of_the_answer() -> None:
     assert deltas[-1].reply.content[0].text == "Echo: Ask."  # type: ignore[union-attr]  # the last one is the reply
 
 
-async def test_a_wire_carries_the_headers_of_its_endpoint() -> None:
+async def test_a_transport_sends_the_headers_of_its_endpoint() -> None:
     endpoint = Endpoint("/v1/messages", (("x-holdfast-fault", "529;retry-after=2"),))
-    with pytest.raises(ProviderError) as caught:
-        [chunk async for chunk in wire().send(endpoint, msgspec.json.encode(ASK))]
-    assert (caught.value.kind, caught.value.status, caught.value.retry_after_seconds) == ("rate_limit", 529, 2.0)
+    with pytest.raises(ProviderError) as error:
+        [chunk async for chunk in transport_of().send(endpoint, msgspec.json.encode(ASK))]
+    assert (error.value.kind, error.value.status, error.value.retry_after_seconds) == ("rate_limit", 529, 2.0)
 
 
-async def test_a_wire_has_a_workspace_of_its_own() -> None:
+async def test_a_transport_has_its_own_workspace() -> None:
     provider = SimulatedProvider(clock=ManualClock())
     for key in ("a", "b", "a"):
         body = msgspec.json.encode(ASK)
-        (whole,) = [chunk async for chunk in SimulatedTransport(provider, ANTHROPIC, api_key=key).send(ENDPOINT, body)]
-    assert anthropic.decode_reply(whole).usage.cache_read > 0
+        (reply,) = [chunk async for chunk in SimulatedTransport(provider, ANTHROPIC, api_key=key).send(ENDPOINT, body)]
+    assert anthropic.decode_reply(reply).usage.cache_read > 0
     assert len(provider.cache) == 2
 
 
-async def test_a_closed_wire_sends_nothing() -> None:
-    simulated = wire()
+async def test_a_closed_transport_sends_nothing() -> None:
+    simulated = transport_of()
     await simulated.aclose()
     with pytest.raises(ProviderError, match="closed"):
         [chunk async for chunk in simulated.send(ENDPOINT, b"{}")]
 
 
-async def test_without_a_socket_a_query_is_told_from_its_path() -> None:
+async def test_without_a_socket_a_query_is_split_from_its_path() -> None:
     provider = SimulatedProvider(clock=ManualClock())
-    wire = provider.create_transport(provider="anthropic")
+    transport_of = provider.create_transport(provider="anthropic")
     endpoint = Endpoint("/v1/models?limit=2", (("anthropic-version", "2026-10-21"),), "GET")
-    body = b"".join([chunk async for chunk in wire.send(endpoint, b"")])
+    body = b"".join([chunk async for chunk in transport_of.send(endpoint, b"")])
     assert len(msgspec.json.decode(body)["data"]) == 2

@@ -9,7 +9,7 @@ from holdfast.stores.memory import MemoryStore
 
 
 async def test_a_session_estimates_its_prompts_as_the_simulator_counts_them() -> None:
-    """Both count the same bytes, so what differs is a block that one of them has and the other has not."""
+    """Both count the same bytes, so a difference means that one of them has a block that the other lacks."""
     store = MemoryStore()
     session = Session.create(
         model="anthropic:claude-sonnet-5-5",

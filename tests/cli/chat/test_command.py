@@ -1,4 +1,4 @@
-"""`holdfast chat` without a terminal: a message a line, plain text, nobody to ask."""
+"""`holdfast chat` without a terminal: one message per line, plain text, no confirmations."""
 
 import json
 import os
@@ -15,8 +15,8 @@ from holdfast.errors import HoldfastError
 from holdfast.stores.sqlite.store import SqliteStore
 
 
-def chat(folder: Path, *words: str, said: str = "") -> Result:
-    result = CliRunner().invoke(command, ["chat", str(folder), *words], input=said)
+def chat(folder: Path, *words: str, input: str = "") -> Result:
+    result = CliRunner().invoke(command, ["chat", str(folder), *words], input=input)
     if isinstance(result.exception, HoldfastError):
         result.stderr_bytes = f"holdfast: {result.exception}\n".encode()
     elif result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -24,8 +24,8 @@ def chat(folder: Path, *words: str, said: str = "") -> Result:
     return result
 
 
-def offline(folder: Path, *lines: str, words: tuple[str, ...] = ()) -> Result:
-    return chat(folder, "--simulate", *words, said="\n".join(lines) + "\n")
+def chat_offline(folder: Path, *lines: str, words: tuple[str, ...] = ()) -> Result:
+    return chat(folder, "--simulate", *words, input="\n".join(lines) + "\n")
 
 
 def session_ids() -> list[str]:
@@ -36,8 +36,8 @@ def session_ids() -> list[str]:
         return [row.id for row in log.sessions()]
 
 
-def test_each_line_is_a_message_and_answers_alone_are_the_output(tmp_path: Path) -> None:
-    result = offline(tmp_path, "count to 3", "", "count to 2")
+def test_each_line_is_a_message_and_only_replies_are_printed(tmp_path: Path) -> None:
+    result = chat_offline(tmp_path, "count to 3", "", "count to 2")
     assert result.exit_code == 0
     assert result.stdout == "1 2 3\n1 2\n"
     assert "\x1b" not in result.output
@@ -45,38 +45,38 @@ def test_each_line_is_a_message_and_answers_alone_are_the_output(tmp_path: Path)
     assert len(re.findall(status, result.stderr, re.MULTILINE)) == 2
 
 
-def test_a_line_that_ends_in_a_backslash_goes_on(tmp_path: Path) -> None:
-    assert "You said: one\ntwo\n" in offline(tmp_path, "one\\", "two").stdout
-    assert "You said: last\\\n" in offline(tmp_path, "last\\").stdout
+def test_a_line_that_ends_in_a_backslash_continues(tmp_path: Path) -> None:
+    assert "You said: one\ntwo\n" in chat_offline(tmp_path, "one\\", "two").stdout
+    assert "You said: last\\\n" in chat_offline(tmp_path, "last\\").stdout
 
 
-def test_what_would_have_to_be_asked_is_refused(tmp_path: Path) -> None:
-    result = offline(tmp_path, "write a.txt: x")
+def test_actions_that_need_confirmation_are_refused(tmp_path: Path) -> None:
+    result = chat_offline(tmp_path, "write a.txt: x")
     assert "write_file: refused without a terminal to ask; --yes allows it" in result.stderr
     assert "The user did not allow this call" in result.stdout
     assert list(tmp_path.iterdir()) == []
 
 
-def test_without_a_network_the_host_and_what_to_do_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_host_and_a_remedy_are_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
     monkeypatch.setenv("ANTHROPIC_BASE_URL", f"http://{address}")
-    result = chat(tmp_path, said="hello\n")
+    result = chat(tmp_path, input="hello\n")
     assert f"the connection to {address} failed: nothing listens there" in result.stderr
     assert "to try things without a network: holdfast chat --simulate" in result.stderr
     assert result.exit_code == 1
 
 
-def test_yes_allows_it(tmp_path: Path) -> None:
-    result = offline(tmp_path, "write a.txt: x", "replace x by y in a.txt", "run cat a.txt", words=("--yes",))
+def test_yes_allows_actions_without_confirmation(tmp_path: Path) -> None:
+    result = chat_offline(tmp_path, "write a.txt: x", "replace x by y in a.txt", "run cat a.txt", words=("--yes",))
     assert (tmp_path / "a.txt").read_text() == "y\n"
     assert "The tool returned: y" in result.stdout
     assert "run_command cat a.txt → 2 bytes, " in result.stderr
 
 
-def test_without_a_key_one_line_names_the_variable_and_the_way_out(tmp_path: Path) -> None:
-    result = chat(tmp_path, said="hi\n")
+def test_without_a_key_one_line_names_the_variable_and_the_alternative(tmp_path: Path) -> None:
+    result = chat(tmp_path, input="hi\n")
     assert result.exit_code == 1
     assert result.stderr == (
         "holdfast: no key for anthropic: set ANTHROPIC_API_KEY, or try it offline with --simulate\n"
@@ -86,95 +86,95 @@ def test_without_a_key_one_line_names_the_variable_and_the_way_out(tmp_path: Pat
 
 def test_a_local_server_needs_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "http://127.0.0.1:9")
-    assert chat(tmp_path, said="").exit_code == 0
+    assert chat(tmp_path, input="").exit_code == 0
 
 
 def test_another_providers_model_can_be_simulated(tmp_path: Path) -> None:
-    result = offline(tmp_path, "read a.txt", "/session", words=("--model", "openai:gpt-6-sol"))
+    result = chat_offline(tmp_path, "read a.txt", "/session", words=("--model", "openai:gpt-6-sol"))
     assert "'a.txt' does not exist" in result.stdout
     assert "model      openai:gpt-6-sol (simulated)" in result.stdout
 
 
-def test_a_model_that_is_not_known_to_cache_needs_a_word(tmp_path: Path) -> None:
+def test_a_model_without_known_caching_needs_consent(tmp_path: Path) -> None:
     model = ("--model", "openrouter:openai/gpt-5.4")
-    refused = offline(tmp_path, "hi", words=model)
+    refused = chat_offline(tmp_path, "hi", words=model)
     assert (refused.exit_code, refused.stdout) == (1, "")
     assert "add --allow-uncached" in refused.stderr
-    assert "You said: hi" in offline(tmp_path, "hi", words=(*model, "--allow-uncached")).stdout
+    assert "You said: hi" in chat_offline(tmp_path, "hi", words=(*model, "--allow-uncached")).stdout
 
 
-def test_a_command_cannot_be_simulated(tmp_path: Path) -> None:
-    result = offline(tmp_path, "hi", words=("--model", "claude-code:claude-sonnet-5-5", "--allow-uncached"))
+def test_a_command_provider_cannot_be_simulated(tmp_path: Path) -> None:
+    result = chat_offline(tmp_path, "hi", words=("--model", "claude-code:claude-sonnet-5-5", "--allow-uncached"))
     assert "is a command and cannot be simulated" in result.stderr
 
 
-def test_resume_goes_on_with_the_newest_chat_of_the_folder(tmp_path: Path) -> None:
+def test_resume_continues_the_newest_chat_of_the_folder(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
-    offline(here, "first")
-    offline(there, "second")
-    result = offline(here, "/cost", words=("--resume",))
+    chat_offline(here, "first")
+    chat_offline(there, "second")
+    result = chat_offline(here, "/cost", words=("--resume",))
     assert "resumed after 1 turn," in result.stderr
     assert len(session_ids()) == 2
 
 
-def test_a_session_is_resumed_by_its_id_from_anywhere_in_its_own_folder(tmp_path: Path) -> None:
+def test_a_session_is_resumed_by_its_id_from_anywhere_in_its_folder(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
-    offline(home, "write a.txt: x", words=("--yes",))
-    (known,) = session_ids()
-    result = CliRunner().invoke(command, ["chat", "--simulate", "--resume", known], input="read a.txt\n")
+    chat_offline(home, "write a.txt: x", words=("--yes",))
+    (session_id,) = session_ids()
+    result = CliRunner().invoke(command, ["chat", "--simulate", "--resume", session_id], input="read a.txt\n")
     assert "The tool returned: x" in result.stdout
-    elsewhere = offline(tmp_path, "read a.txt", words=("--resume", known))
-    assert f"session {known} belongs to '{home}'; leave out the folder" in elsewhere.stderr
+    elsewhere = chat_offline(tmp_path, "read a.txt", words=("--resume", session_id))
+    assert f"session {session_id} belongs to '{home}'; leave out the folder" in elsewhere.stderr
 
 
 def test_a_simulated_session_is_not_continued_for_real_money(tmp_path: Path) -> None:
-    offline(tmp_path, "hi")
-    (known,) = session_ids()
-    result = chat(tmp_path, "--resume", known, said="hi\n")
-    assert f"session {known} was simulated; add --simulate" in result.stderr
+    chat_offline(tmp_path, "hi")
+    (session_id,) = session_ids()
+    result = chat(tmp_path, "--resume", session_id, input="hi\n")
+    assert f"session {session_id} was simulated; add --simulate" in result.stderr
 
 
-def test_where_there_is_nothing_to_resume_that_is_said(tmp_path: Path) -> None:
-    result = offline(tmp_path, "hi", words=("--resume",))
+def test_resume_without_a_session_says_so(tmp_path: Path) -> None:
+    result = chat_offline(tmp_path, "hi", words=("--resume",))
     assert "this folder has no stored simulated chat to continue; leave out --resume" in result.stderr
     assert session_ids() == []
     assert not Path(os.environ["HOLDFAST_HOME"], "holdfast.db").exists()
-    assert "there is no session 'nowhere'" in offline(tmp_path, "hi", words=("--resume", "nowhere")).stderr
+    assert "there is no session 'nowhere'" in chat_offline(tmp_path, "hi", words=("--resume", "nowhere")).stderr
 
 
-def test_a_resumed_session_keeps_the_tools_it_began_with(tmp_path: Path) -> None:
-    assert "the model has no tools" in offline(tmp_path, "hi", "/tools", words=("--no-tools",)).stdout
-    assert "the model has no tools" in offline(tmp_path, "hi", "/tools", words=("--resume",)).stdout
+def test_a_resumed_session_keeps_its_tools(tmp_path: Path) -> None:
+    assert "the model has no tools" in chat_offline(tmp_path, "hi", "/tools", words=("--no-tools",)).stdout
+    assert "the model has no tools" in chat_offline(tmp_path, "hi", "/tools", words=("--resume",)).stdout
 
 
-def test_a_resumed_session_changes_its_model_only_once_that_is_agreed_to(tmp_path: Path) -> None:
-    offline(tmp_path, "hi")
+def test_a_resumed_session_changes_its_model_only_with_consent(tmp_path: Path) -> None:
+    chat_offline(tmp_path, "hi")
     other = ("--resume", "--model", "openai:gpt-6-sol")
-    kept = offline(tmp_path, "/session", words=other).stdout
-    assert "openai:gpt-6-sol starts cold" in kept
-    assert "model      anthropic:claude-sonnet-5-5" in kept
-    assert "model      openai:gpt-6-sol" in offline(tmp_path, "/session", "hi", words=(*other, "--yes")).stdout
+    session_output = chat_offline(tmp_path, "/session", words=other).stdout
+    assert "openai:gpt-6-sol starts cold" in session_output
+    assert "model      anthropic:claude-sonnet-5-5" in session_output
+    assert "model      openai:gpt-6-sol" in chat_offline(tmp_path, "/session", "hi", words=(*other, "--yes")).stdout
 
 
-def test_a_chat_in_which_nothing_was_said_is_not_kept(tmp_path: Path) -> None:
-    result = offline(tmp_path, "/help")
+def test_a_chat_without_messages_is_not_stored(tmp_path: Path) -> None:
+    result = chat_offline(tmp_path, "/help")
     assert "no message was sent; nothing is stored" in result.stderr
     assert session_ids() == []
 
 
 def test_the_spending_limit_holds_and_ends_with_1(tmp_path: Path) -> None:
-    result = offline(tmp_path, "hi", words=("--spend-max", "0.0001"))
+    result = chat_offline(tmp_path, "hi", words=("--spend-max", "0.0001"))
     assert result.exit_code == 1
     assert "the session has spent $0.0000 of its $0.0001" in result.stderr
-    assert "is not an amount of dollars" in offline(tmp_path, "hi", words=("--spend-max", "much")).stderr
+    assert "is not an amount of dollars" in chat_offline(tmp_path, "hi", words=("--spend-max", "much")).stderr
 
 
-def test_another_store_is_used_and_named_in_the_way_back(tmp_path: Path) -> None:
+def test_another_store_is_used_and_named_in_the_resume_command(tmp_path: Path) -> None:
     store = tmp_path / "own.db"
-    result = offline(tmp_path, "hi", words=("--store", str(store)))
+    result = chat_offline(tmp_path, "hi", words=("--store", str(store)))
     assert f"--simulate --store {store}" in result.stderr
     assert session_ids() == []
     with SqliteStore(store) as log:
@@ -182,7 +182,7 @@ def test_another_store_is_used_and_named_in_the_way_back(tmp_path: Path) -> None
 
 
 def test_cost_shows_each_turn_with_and_without_a_cache(tmp_path: Path) -> None:
-    output = offline(tmp_path, "/cost", "hi", "read a.txt", "/cost").stdout
+    output = chat_offline(tmp_path, "/cost", "hi", "read a.txt", "/cost").stdout
     assert output.startswith("no cost yet\n")
     assert re.search(r"^turn +calls +in +read +written +uncached +out +cost +without$", output, re.M)
     assert re.search(r"^1 +1 ", output, re.M)
@@ -191,19 +191,19 @@ def test_cost_shows_each_turn_with_and_without_a_cache(tmp_path: Path) -> None:
     assert re.search(r"^\$0.\d{4}; without a cache \$0.\d{4}: saved -?\$0.\d{4} \(-?\d+ %\)$", output, re.M)
 
 
-def test_compact_says_what_it_did_or_why_it_did_nothing(tmp_path: Path) -> None:
-    short = offline(tmp_path, "hi", "/compact")
+def test_compact_prints_its_result_or_why_it_did_nothing(tmp_path: Path) -> None:
+    short = chat_offline(tmp_path, "hi", "/compact")
     assert (short.exit_code, "not compacted: " in short.stdout) == (0, True)
     (tmp_path / "long.txt").write_text("\n".join(f"{number} bottles of ale" for number in range(3_000)))
-    long = offline(tmp_path, *["read long.txt"] * 4, "/compact", "read long.txt")
+    long = chat_offline(tmp_path, *["read long.txt"] * 4, "/compact", "read long.txt")
     assert re.search(
         r"^compacted \d+ messages: [\d,]+ tokens became [\d,]+; the log keeps the messages$", long.stdout, re.M
     )
     assert long.exit_code == 0
 
 
-def test_cache_tells_what_is_warm_and_why(tmp_path: Path) -> None:
-    output = offline(tmp_path, "/cache", "hi", "/cache").stdout
+def test_cache_prints_what_is_warm_and_why(tmp_path: Path) -> None:
+    output = chat_offline(tmp_path, "/cache", "hi", "/cache").stdout
     assert output.startswith("nothing is cached\n")
     assert re.search(r"^cached: [\d,]+ tokens for another 4:5\d; each use renews the TTL of 5:00$", output, re.M)
     assert re.search(r"^next: come back within 2[78]\d s for ", output, re.M)
@@ -213,28 +213,28 @@ def test_cache_tells_what_is_warm_and_why(tmp_path: Path) -> None:
 
 def test_context_shows_the_layers_as_a_bar(tmp_path: Path) -> None:
     (tmp_path / "AGENTS.md").write_text("Use tabs.")
-    output = offline(tmp_path, "hi", "/context").stdout
+    output = chat_offline(tmp_path, "hi", "/context").stdout
     bar = next(line for line in output.splitlines() if line.startswith("█"))
     assert len(bar) == 80
     assert re.search(r"^▒ project +\d+ +\d+ %$", output, re.M)
     assert re.search(r"^[\d,]+ of 1,000,000 tokens \(0.\d %\)$", output, re.M)
 
 
-def test_skills_of_the_folder_are_listed_with_what_could_not_be_loaded(tmp_path: Path) -> None:
-    assert "no skills" in offline(tmp_path, "/skills").stdout
+def test_skills_of_the_folder_are_listed_with_those_that_failed_to_load(tmp_path: Path) -> None:
+    assert "no skills" in chat_offline(tmp_path, "/skills").stdout
     for name, text in {"good": "---\nname: good\ndescription: Does good.\n---\nDo it.", "bad": "nothing"}.items():
         folder = tmp_path / ".holdfast/skills" / name
         folder.mkdir(parents=True)
         (folder / "SKILL.md").write_text(text)
-    output = offline(tmp_path, "/skills").stdout
+    output = chat_offline(tmp_path, "/skills").stdout
     assert "good (workspace, 1 token): Does good." in output
     assert "1 could not be loaded; `holdfast skills validate` says why" in output
 
 
-def test_skills_of_another_program_are_there_when_asked_for_and_again_on_resuming(tmp_path: Path) -> None:
+def test_skills_of_another_program_are_loaded_on_request_and_again_on_resume(tmp_path: Path) -> None:
     write_skill(tmp_path / ".claude/skills", "theirs")
-    assert "theirs" not in offline(tmp_path, "/skills").stdout
-    result = offline(tmp_path, "/skills", "hello", "/tools", words=("--also-skills", ".claude/skills"))
+    assert "theirs" not in chat_offline(tmp_path, "/skills").stdout
+    result = chat_offline(tmp_path, "/skills", "hello", "/tools", words=("--also-skills", ".claude/skills"))
     assert "theirs (workspace" in result.stdout
     assert "skill_load" in result.stdout
     resume = result.stderr.splitlines()[-1].strip()
@@ -244,26 +244,28 @@ def test_skills_of_another_program_are_there_when_asked_for_and_again_on_resumin
 
 
 def test_model_lists_quotes_and_switches(tmp_path: Path) -> None:
-    result = offline(tmp_path, "hi", "/model", "/model openai:gpt-6-sol", "hi", "/session", words=("--yes",))
+    result = chat_offline(tmp_path, "hi", "/model", "/model openai:gpt-6-sol", "hi", "/session", words=("--yes",))
     assert "anthropic:claude-sonnet-5-5\n  anthropic:" in result.stdout
     assert "openai:gpt-6-sol starts cold: about " in result.stdout
     assert "now using openai:gpt-6-sol" in result.stdout
     assert "model      openai:gpt-6-sol (simulated)" in result.stdout
-    unsaid = offline(tmp_path, "hi", "/model openai:gpt-6-sol", "/model anthropic:claude-sonnet-5-5", "/model nope")
+    unsaid = chat_offline(
+        tmp_path, "hi", "/model openai:gpt-6-sol", "/model anthropic:claude-sonnet-5-5", "/model nope"
+    )
     assert "staying with anthropic:claude-sonnet-5-5\n" in unsaid.stdout
     assert "anthropic:claude-sonnet-5-5 is already in use" in unsaid.stdout
     assert "unknown model 'nope'" in unsaid.stderr
 
 
-def test_tools_say_which_of_them_ask(tmp_path: Path) -> None:
-    output = offline(tmp_path, "/tools").stdout
+def test_tools_lists_which_tools_need_confirmation(tmp_path: Path) -> None:
+    output = chat_offline(tmp_path, "/tools").stdout
     assert "read_file: Read a text file\n" in output
     assert "run_command (asks first): Run a command in the workspace" in output
     assert "memory_add (asks first)" in output
 
 
-def test_an_unknown_command_names_the_nearest_and_the_way_to_send_it(tmp_path: Path) -> None:
-    result = offline(tmp_path, "/cots", "/zzz", " /etc is a folder")
+def test_an_unknown_command_suggests_the_nearest_and_how_to_send_it(tmp_path: Path) -> None:
+    result = chat_offline(tmp_path, "/cots", "/zzz", " /etc is a folder")
     assert (
         "unknown command /cots; did you mean /cost? To send the line as a message, start it with a space."
         in result.stderr
@@ -273,35 +275,35 @@ def test_an_unknown_command_names_the_nearest_and_the_way_to_send_it(tmp_path: P
 
 
 def test_help_lists_every_command(tmp_path: Path) -> None:
-    output = offline(tmp_path, "/help").stdout
+    output = chat_offline(tmp_path, "/help").stdout
     assert re.findall(r"^(/\w+)", output, re.M) == [
         *("/help", "/cost", "/cache", "/context", "/compact", "/model", "/tools", "/skills", "/session", "/exit")
     ]
 
 
-def test_a_chat_can_be_told_to_keep_its_cache_alive(tmp_path: Path) -> None:
-    result = offline(tmp_path, "hi", "/cache", words=("--keep-alive",))
+def test_a_chat_can_keep_its_cache_alive_on_request(tmp_path: Path) -> None:
+    result = chat_offline(tmp_path, "hi", "/cache", words=("--keep-alive",))
     assert (result.exit_code, "cached: " in result.stdout) == (0, True)
 
 
-def test_exit_leaves_before_what_comes_after(tmp_path: Path) -> None:
-    assert offline(tmp_path, "count to 1", "/exit", "count to 2").stdout == "1\n"
+def test_exit_ends_the_chat_before_later_lines(tmp_path: Path) -> None:
+    assert chat_offline(tmp_path, "count to 1", "/exit", "count to 2").stdout == "1\n"
 
 
-def test_what_models_and_tools_say_cannot_move_the_cursor(tmp_path: Path) -> None:
+def test_text_from_models_and_tools_cannot_move_the_cursor(tmp_path: Path) -> None:
     (tmp_path / "evil.txt").write_text("\x1b[2Jgone\x07\u202e")
-    result = offline(tmp_path, "read evil.txt", "hi \x1b[31m red")
+    result = chat_offline(tmp_path, "read evil.txt", "hi \x1b[31m red")
     assert "gone" in result.stdout
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e]", result.output)
 
 
-def test_bytes_that_are_no_text_are_survived(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf8_are_tolerated(tmp_path: Path) -> None:
     result = CliRunner().invoke(command, ["chat", str(tmp_path), "--simulate"], input=b"caf\xe9 \xff\n")
     assert result.exit_code == 0
     assert "You said: caf" in result.stdout
 
 
 def test_the_session_is_stored_under_its_name_and_folder(tmp_path: Path) -> None:
-    offline(tmp_path, "hi")
+    chat_offline(tmp_path, "hi")
     listed = CliRunner().invoke(command, ["sessions", "list", "--json"]).stdout
     assert [row["name"] for row in json.loads(listed)] == ["simulated chat"]

@@ -1,4 +1,4 @@
-"""How the parts of a chat are put into words."""
+"""Text formatting of the parts of a chat."""
 
 from decimal import Decimal
 from pathlib import Path
@@ -35,12 +35,12 @@ from holdfast.types.usage import Usage
 NO_WAKE = plan_wake(prompt_tokens=0, cached_tokens=0, warm_seconds=0, read_usd=Decimal(1), write_usd=Decimal(2))
 
 
-def asked(tool: str, **arguments: object) -> ConfirmationRequest:
-    spelled = msgspec.json.encode(arguments).decode()
-    return ConfirmationRequest("id", tool, "write", f"{tool} {spelled}", spelled, 0.0)
+def request_for(tool: str, **arguments: object) -> ConfirmationRequest:
+    arguments_json = msgspec.json.encode(arguments).decode()
+    return ConfirmationRequest("id", tool, "write", f"{tool} {arguments_json}", arguments_json, 0.0)
 
 
-def test_the_status_line_says_what_a_turn_took_and_how_long_its_prompt_stays_warm() -> None:
+def test_the_status_line_shows_the_usage_of_a_turn_and_the_remaining_ttl() -> None:
     usage = Usage(input=345, cache_read=12_000, output=210)
     line = format_status_line(usage, Decimal("0.00412"), session_usd=Decimal("0.0932"), warm_seconds=298.9)
     assert line == "in 12,345 (97 % read) · out 210 · $0.0041 · session $0.0932 · cache 4:58"
@@ -48,22 +48,22 @@ def test_the_status_line_says_what_a_turn_took_and_how_long_its_prompt_stays_war
 
 
 @pytest.mark.parametrize(
-    ("seconds", "shown"), [(-3, "0:00"), (0.9, "0:00"), (61, "1:01"), (3599, "59:59"), (3_905, "1:05:05")]
+    ("seconds", "expected"), [(-3, "0:00"), (0.9, "0:00"), (61, "1:01"), (3599, "59:59"), (3_905, "1:05:05")]
 )
-def test_a_time_is_shown_as_on_a_stop_watch(seconds: float, shown: str) -> None:
-    assert format_clock_time(seconds) == shown
+def test_a_duration_is_shown_as_on_a_stop_watch(seconds: float, expected: str) -> None:
+    assert format_clock_time(seconds) == expected
 
 
-def test_amounts_below_zero_have_their_sign_in_front() -> None:
+def test_negative_amounts_have_their_sign_in_front() -> None:
     assert (format_usd_4(Decimal("-0.5")), format_usd_4(Decimal("0.5"))) == ("-$0.5000", "$0.5000")
 
 
-def test_what_was_taken_since_is_counted_by_bucket() -> None:
+def test_usage_since_a_point_is_counted_by_bucket() -> None:
     assert subtract_usage(Usage(1, 2, 3, output=4), Usage(2, 4, 6, 1, output=8)) == Usage(1, 2, 3, 1, output=4)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "shown"),
+    ("arguments", "expected"),
     [
         ('{"path": "a.txt"}', "read a.txt"),
         ('{"limit": 3, "path": "a.txt"}', "read a.txt limit=3"),
@@ -74,8 +74,8 @@ def test_what_was_taken_since_is_counted_by_bucket() -> None:
         ("{", "read {"),
     ],
 )
-def test_a_call_is_one_line_about_what_matters(arguments: str, shown: str) -> None:
-    assert format_tool_call("read", arguments, 80) == shown
+def test_a_call_is_one_line_with_its_main_argument(arguments: str, expected: str) -> None:
+    assert format_tool_call("read", arguments, 80) == expected
 
 
 def test_a_long_call_is_cut_to_the_width() -> None:
@@ -88,12 +88,12 @@ def test_the_outcome_of_a_call_is_its_size_and_time() -> None:
     assert format_tool_outcome(12_345, 1_000) == "12.3 kB, 1.0 s"
 
 
-def test_a_models_lines_stay_lines_and_its_tabs_stay_wide() -> None:
+def test_a_models_line_breaks_and_tabs_are_preserved() -> None:
     assert clean_streamed_text("a\r\n\tb\x1b[0m") == "a\n    b [0m"
     assert split_visible_lines("a\n\tb\x1b\u202e") == ["a", "    b\ufffd\ufffd"]
 
 
-def test_a_change_is_shown_line_by_line_around_itself() -> None:
+def test_a_change_is_shown_line_by_line_with_context() -> None:
     before, after = "1\n2\n3\n4\n5\n6\n", "1\n2\n3\n4\nfive\n6\n"
     assert format_file_diff(before, after, "f") == ["f", "@@ -3,4 +3,4 @@", " 3", " 4", "-5", "+five", " 6"]
     assert format_file_diff(None, "a\nb", "f") == ["new file f, 2 lines", "+a", "+b"]
@@ -106,58 +106,58 @@ def test_files_that_are_too_long_are_not_compared() -> None:
     assert (first, rest) == ("f: 5,001 lines become 1, too many to compare", ["+y"])
 
 
-def test_what_is_left_out_is_counted() -> None:
+def test_omitted_lines_are_counted() -> None:
     assert list(truncate_lines(["a", "b", "c", "d"], 2)) == ["a", "b", "... 2 more lines"]
     assert list(truncate_lines(["a", "b"], 2)) == ["a", "b"]
 
 
-def test_what_is_to_be_judged_is_the_command_or_the_change(tmp_path: Path) -> None:
+def test_a_confirmation_shows_the_command_or_the_change(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"one\r\ntwo\r\n")
-    assert format_confirmation(asked("run_command", command="a\nb\x1b"), tmp_path) == ["$ a", "  b\ufffd"]
-    assert format_confirmation(asked("write_file", path="new", content="x\n"), tmp_path) == [
+    assert format_confirmation(request_for("run_command", command="a\nb\x1b"), tmp_path) == ["$ a", "  b\ufffd"]
+    assert format_confirmation(request_for("write_file", path="new", content="x\n"), tmp_path) == [
         "new file new, 1 line",
         "+x",
     ]
-    written = format_confirmation(asked("write_file", path="f", content="one\n2\n"), tmp_path)
-    assert written == ["f", "@@ -1,2 +1,2 @@", " one", "-two", "+2"]
-    edited = format_confirmation(asked("edit_file", path="f", old_text="two", new_text="2"), tmp_path)
-    assert edited == written
-    missed = format_confirmation(asked("edit_file", path="f", old_text="x\ny", new_text="z"), tmp_path)
+    text = format_confirmation(request_for("write_file", path="f", content="one\n2\n"), tmp_path)
+    assert text == ["f", "@@ -1,2 +1,2 @@", " one", "-two", "+2"]
+    edited = format_confirmation(request_for("edit_file", path="f", old_text="two", new_text="2"), tmp_path)
+    assert edited == text
+    missed = format_confirmation(request_for("edit_file", path="f", old_text="x\ny", new_text="z"), tmp_path)
     assert missed == ["f: the old text does not occur exactly once", "-x", "-y", "+z"]
 
 
 @pytest.mark.parametrize("path", ["binary", "folder", "link"])
-def test_what_cannot_be_compared_is_not_called_new(tmp_path: Path, path: str) -> None:
+def test_a_file_that_cannot_be_compared_is_not_called_new(tmp_path: Path, path: str) -> None:
     (tmp_path / "binary").write_bytes(b"\0")
     (tmp_path / "folder").mkdir()
     (tmp_path / "link").symlink_to("/etc/hostname")
-    lines = format_confirmation(asked("write_file", path=path, content="x"), tmp_path)
+    lines = format_confirmation(request_for("write_file", path=path, content="x"), tmp_path)
     assert lines == [f"{path}: replaces a file that cannot be compared", "+x"]
 
 
-def test_a_path_that_leads_out_is_not_read(tmp_path: Path) -> None:
+def test_a_path_outside_of_the_workspace_is_not_read(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("hidden\n")
     inside = tmp_path / "inside"
     inside.mkdir()
-    lines = format_confirmation(asked("write_file", path="../secret", content="x"), inside)
+    lines = format_confirmation(request_for("write_file", path="../secret", content="x"), inside)
     assert not any("hidden" in line for line in lines)
 
 
-def test_a_tool_that_is_not_known_is_shown_with_all_it_was_given(tmp_path: Path) -> None:
-    lines = format_confirmation(asked("mail", to="me", text="a\nb"), tmp_path)
+def test_an_unknown_tool_is_shown_with_all_its_arguments(tmp_path: Path) -> None:
+    lines = format_confirmation(request_for("mail", to="me", text="a\nb"), tmp_path)
     assert lines == ["mail", "to: me", "text:", "a", "b"]
 
 
-def test_however_long_what_a_tool_was_given_is_shown_to_its_end(tmp_path: Path) -> None:
+def test_long_arguments_are_shown_to_their_end(tmp_path: Path) -> None:
     lines = format_confirmation(
-        asked("memory_add", file="MEMORY.md", text="nice " + "A" * 1500 + " AND MORE", times=3), tmp_path
+        request_for("memory_add", file="MEMORY.md", text="nice " + "A" * 1500 + " AND MORE", times=3), tmp_path
     )
     assert lines[-1] == "times: 3"
     assert lines[-2].endswith(" AND MORE")
 
 
 @pytest.mark.parametrize(
-    ("answer", "meant"),
+    ("answer", "expected"),
     [
         ("y", True),
         (" YES ", True),
@@ -169,11 +169,11 @@ def test_however_long_what_a_tool_was_given_is_shown_to_its_end(tmp_path: Path) 
         (None, False),
     ],
 )
-def test_only_a_plain_yes_is_one(answer: str | None, meant: object) -> None:
-    assert parse_confirmation(answer) == meant
+def test_only_an_explicit_yes_counts(answer: str | None, expected: object) -> None:
+    assert parse_confirmation(answer) == expected
 
 
-def test_the_cache_is_warm_lapsed_or_empty() -> None:
+def test_the_cache_is_warm_expired_or_empty() -> None:
     wake = plan_wake(
         prompt_tokens=2_000, cached_tokens=1_000, warm_seconds=100, read_usd=Decimal(1), write_usd=Decimal(2)
     )
@@ -206,7 +206,7 @@ def test_the_layers_are_a_bar_and_a_table() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "tool", "arguments"),
+    ("message", "tool", "arguments"),
     [
         ("read a.txt", "read_file", {"path": "a.txt"}),
         ("list", "list_dir", {"path": "."}),
@@ -217,26 +217,26 @@ def test_the_layers_are_a_bar_and_a_table() -> None:
         ("run ls -l", "run_command", {"command": "ls -l"}),
     ],
 )
-def test_the_simulated_model_calls_tools_on_plain_words(said: str, tool: str, arguments: dict[str, str]) -> None:
-    reply = simulate_chat_reply([make_user_message("<context layer='git'>\nread b\n</context>", said)])
+def test_the_simulated_model_calls_tools_on_plain_words(message: str, tool: str, arguments: dict[str, str]) -> None:
+    reply = simulate_chat_reply([make_user_message("<context layer='git'>\nread b\n</context>", message)])
     assert reply.content is not None
     call = reply.content[-1]
     assert isinstance(call, ToolUse)
     assert (call.name, msgspec.json.decode(call.arguments_json)) == (tool, arguments)
 
 
-def test_the_simulated_model_tells_what_a_tool_has_answered() -> None:
+def test_the_simulated_model_reports_the_result_of_a_tool() -> None:
     results = Message("user", (ToolResult("1", (Text("fine"),)), ToolResult("2", (Text("no"),), is_error=True)))
     reply = simulate_chat_reply([make_user_message("read a"), results])
     assert reply.content == (Text("The tool returned: fine\nThe tool failed: no"),)
 
 
-def test_the_simulated_model_answers_what_was_said_behind_the_results_of_a_cancelled_turn() -> None:
+def test_the_simulated_model_answers_the_message_after_the_results_of_a_cancelled_turn() -> None:
     results = Message("user", (ToolResult("1", (Text("cancelled"),), is_error=True), Text("count to 2")))
     assert simulate_chat_reply([make_user_message("run x"), results]).content == (Text("1 2"),)
 
 
-def test_the_simulated_model_counts_slowly_and_not_for_ever() -> None:
+def test_the_simulated_model_counts_slowly_and_stops() -> None:
     reply = simulate_chat_reply([make_user_message("count to 999999")])
     assert isinstance(reply.faults[0], DeliveryFault)
     assert reply.faults[0].problem == "drip"
@@ -246,7 +246,7 @@ def test_the_simulated_model_counts_slowly_and_not_for_ever() -> None:
     assert simulate_chat_reply([make_user_message("count to 0")]).content == (Text("0"),)
 
 
-def test_the_simulated_model_repeats_what_it_does_not_understand() -> None:
+def test_the_simulated_model_echoes_messages_it_does_not_understand() -> None:
     reply = simulate_chat_reply([make_user_message("x" * 500)])
     assert reply.content is not None
     assert "x" * 400 + "…" in str(reply.content[0])

@@ -1,4 +1,4 @@
-"""What is seen of a turn while it happens, and where it goes."""
+"""The display of a turn in progress, and which stream it is written to."""
 
 import io
 import os
@@ -22,8 +22,8 @@ from holdfast.types.reply import Reply, ReplyFinished, StopReason, TextDelta, Th
 from holdfast.types.usage import Usage
 
 
-class Watched:
-    """A turn on a screen that is only written down."""
+class RecordedScreen:
+    """A turn on a screen that is only recorded."""
 
     def __init__(self, *, interactive: bool = False, colours: bool = False, thinking: bool = False) -> None:
         self.out, self.beside = io.StringIO(), io.StringIO()
@@ -57,98 +57,98 @@ def completed(stop_reason: StopReason) -> LlmCallCompleted:
     )
 
 
-def test_words_go_to_the_output_as_they_come_and_end_with_a_line() -> None:
-    one = Watched()
-    one.view.show_item(TextDelta(0, "Hel"))
-    one.view.show_item(TextDelta(0, ""))
-    one.view.show_item(TextDelta(0, "lo"))
-    assert one.out.getvalue() == "Hello"
-    one.reply(Text("Hello"))
-    one.reply(Text("Hello"))
-    assert one.out.getvalue() == "Hello\n"
+def test_reply_text_goes_to_stdout_as_it_arrives_and_ends_with_a_newline() -> None:
+    screen = RecordedScreen()
+    screen.view.show_item(TextDelta(0, "Hel"))
+    screen.view.show_item(TextDelta(0, ""))
+    screen.view.show_item(TextDelta(0, "lo"))
+    assert screen.out.getvalue() == "Hello"
+    screen.reply(Text("Hello"))
+    screen.reply(Text("Hello"))
+    assert screen.out.getvalue() == "Hello\n"
 
 
-def test_thinking_is_shown_only_where_it_is_asked_for_and_apart_from_words() -> None:
-    hidden, shown = Watched(), Watched(colours=True, thinking=True)
-    for one in (hidden, shown):
-        one.view.show_item(ThinkingDelta(0, "hm"))
-        one.view.show_item(TextDelta(1, "Yes."))
+def test_thinking_is_shown_only_on_request_and_separate_from_the_reply() -> None:
+    hidden, visible = RecordedScreen(), RecordedScreen(colours=True, thinking=True)
+    for screen in (hidden, visible):
+        screen.view.show_item(ThinkingDelta(0, "hm"))
+        screen.view.show_item(TextDelta(1, "Yes."))
     assert hidden.out.getvalue() == "Yes."
-    assert shown.out.getvalue() == "\033[2mhm\033[0m\nYes."
+    assert visible.out.getvalue() == "\033[2mhm\033[0m\nYes."
 
 
-def test_a_call_is_one_line_from_its_begin_to_its_end() -> None:
-    one = Watched()
-    one.reply(ToolUse("t", "read_file", '{"path":"a"}'))
-    one.happen(ToolCalled("t", "read_file", "", 0, "read"))
-    assert one.beside.getvalue() == "  read_file a"
-    one.happen(ToolCompleted("t", True, 12, 3))
-    assert one.beside.getvalue() == "  read_file a → 12 bytes, 3 ms\n"
+def test_a_call_is_one_line_from_start_to_end() -> None:
+    screen = RecordedScreen()
+    screen.reply(ToolUse("t", "read_file", '{"path":"a"}'))
+    screen.happen(ToolCalled("t", "read_file", "", 0, "read"))
+    assert screen.beside.getvalue() == "  read_file a"
+    screen.happen(ToolCompleted("t", True, 12, 3))
+    assert screen.beside.getvalue() == "  read_file a → 12 bytes, 3 ms\n"
 
 
-def test_calls_at_the_same_time_have_a_line_each_as_they_end() -> None:
-    one = Watched()
-    one.reply(ToolUse("t", "read_file", '{"path":"a"}'), ToolUse("u", "run_command", '{"command":"ls"}'))
-    one.happen(ToolCalled("t", "read_file", "", 0, "read"), ToolCalled("u", "run_command", "", 0, "execute"))
-    one.happen(ToolCompleted("u", False, 2_000, 1_500), ToolFailed("t", "not_found", "there is\nno a", 1))
-    one.happen(ToolFailed("x", "user_denied", "The user did not allow this call.", 0))
-    assert one.notes == [
+def test_concurrent_calls_have_a_line_each_in_order_of_completion() -> None:
+    screen = RecordedScreen()
+    screen.reply(ToolUse("t", "read_file", '{"path":"a"}'), ToolUse("u", "run_command", '{"command":"ls"}'))
+    screen.happen(ToolCalled("t", "read_file", "", 0, "read"), ToolCalled("u", "run_command", "", 0, "execute"))
+    screen.happen(ToolCompleted("u", False, 2_000, 1_500), ToolFailed("t", "not_found", "there is\nno a", 1))
+    screen.happen(ToolFailed("x", "user_denied", "The user did not allow this call.", 0))
+    assert screen.notes == [
         "  run_command ls → 2.0 kB, 1.5 s, failed",
         "  read_file a → not found: there is no a",
         "  a tool → user denied",
     ]
 
 
-def test_why_a_reply_or_a_turn_broke_off_is_said() -> None:
-    one = Watched()
-    one.happen(completed("max_tokens"), completed("refusal"), completed("end_turn"))
-    one.happen(TurnCancelled("step_limit", 1, 0), TurnCancelled("user_cancel", 1, 0))
-    assert one.notes == [
+def test_the_reason_of_an_interrupted_reply_or_turn_is_shown() -> None:
+    screen = RecordedScreen()
+    screen.happen(completed("max_tokens"), completed("refusal"), completed("end_turn"))
+    screen.happen(TurnCancelled("step_limit", 1, 0), TurnCancelled("user_cancel", 1, 0))
+    assert screen.notes == [
         "  the reply was cut off at the limit of output tokens",
         "  the model refused to answer",
         "  stopped: the turn reached its limit of model calls",
     ]
 
 
-def test_the_plan_of_the_last_request_is_kept() -> None:
-    one = Watched()
+def test_the_plan_of_the_last_request_is_available() -> None:
+    screen = RecordedScreen()
     for note in ("first", "second"):
-        one.happen(RequestPrepared(Plan(notes=(note,)), "", 0, (), "", 0))
-    assert one.view.plan == Plan(notes=("second",))
+        screen.happen(RequestPrepared(Plan(notes=(note,)), "", 0, (), "", 0))
+    assert screen.view.plan == Plan(notes=("second",))
 
 
-def test_where_somebody_sits_all_is_shown_in_one_place() -> None:
-    one = Watched(interactive=True, colours=True)
-    one.screen.stream_text("Hi")
-    one.screen.show_note("aside")
-    one.screen.show_error("bad")
-    one.screen.show_change(["+new", "-old", " same"], whole=True)
-    assert one.beside.getvalue() == ""
-    assert one.out.getvalue() == (
+def test_on_a_terminal_everything_is_shown_in_one_place() -> None:
+    screen = RecordedScreen(interactive=True, colours=True)
+    screen.screen.stream_text("Hi")
+    screen.screen.show_note("aside")
+    screen.screen.show_error("bad")
+    screen.screen.show_change(["+new", "-old", " same"], whole=True)
+    assert screen.beside.getvalue() == ""
+    assert screen.out.getvalue() == (
         "Hi\n\033[2m  aside\033[0m\n\033[31mbad\033[0m\n\033[32m  +new\033[0m\n\033[31m  -old\033[0m\n   same\n"
     )
 
 
-def test_where_nobody_sits_nobody_is_asked() -> None:
-    one = Watched()
-    one.screen.stream_text("Hi")
-    assert one.screen.read_answer("Sure? ") is None
-    assert one.out.getvalue() == "Hi\n"
+def test_without_a_terminal_there_are_no_confirmations() -> None:
+    screen = RecordedScreen()
+    screen.screen.stream_text("Hi")
+    assert screen.screen.read_answer("Sure? ") is None
+    assert screen.out.getvalue() == "Hi\n"
 
 
-def test_a_long_change_is_shown_in_part_until_all_of_it_is_asked_for() -> None:
-    one = Watched()
-    one.screen.show_change(["+x"] * 50, whole=False)
-    assert one.notes[-1] == "  ... 10 more lines"
-    one.screen.show_change(["+x"] * 50, whole=True)
-    assert one.beside.getvalue().count("+x") == 90
+def test_a_long_change_is_shortened_until_all_of_it_is_requested() -> None:
+    screen = RecordedScreen()
+    screen.screen.show_change(["+x"] * 50, whole=False)
+    assert screen.notes[-1] == "  ... 10 more lines"
+    screen.screen.show_change(["+x"] * 50, whole=True)
+    assert screen.beside.getvalue().count("+x") == 90
 
 
 def test_piped_lines_are_messages() -> None:
     assert list(read_piped_messages(io.StringIO("a\n\n  \nb\\\nc\nd"))) == ["a", "b\nc", "d"]
 
 
-def test_a_path_in_the_home_is_shown_short() -> None:
+def test_a_path_in_the_home_is_abbreviated() -> None:
     home = os.environ["HOME"]
     assert [shorten_home_path(path) for path in (home, f"{home}/a", f"{home}x", "/b")] == ["~", "~/a", f"{home}x", "/b"]
 
@@ -159,16 +159,16 @@ def test_ctrl_c_without_a_terminal_cancels_and_ends_with_130(tmp_path: Path) -> 
     with subprocess.Popen(words, cwd=tmp_path, text=True, **pipes) as process:  # type: ignore[call-overload]  # by name
         process.stdin.write("count to 1000\n")
         process.stdin.flush()
-        begun = process.stdout.read(5)
+        first_bytes = process.stdout.read(5)
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=30)
-    assert (begun, process.returncode) == ("1 2 3", 130)
+    assert (first_bytes, process.returncode) == ("1 2 3", 130)
     assert "cancelled; the conversation so far is kept" in errors
     assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize("text", ["\x1b]0;title\x07", "\u202eevil", "\x9b31m"])
 def test_control_characters_of_a_model_reach_no_terminal(text: str) -> None:
-    one = Watched(interactive=True)
-    one.screen.stream_text(f"a{text}b")
-    assert one.out.getvalue().isprintable()
+    screen = RecordedScreen(interactive=True)
+    screen.screen.stream_text(f"a{text}b")
+    assert screen.out.getvalue().isprintable()

@@ -1,4 +1,4 @@
-"""`holdfast chat --simulate` in a pseudo-terminal, as a person drives it."""
+"""`holdfast chat --simulate` in a pseudo-terminal, as a user operates it."""
 
 import os
 import re
@@ -14,7 +14,7 @@ from holdfast.events.payloads.session import TurnCancelled
 from holdfast.ledger.calls import iter_calls
 from holdfast.stores.sqlite.store import SqliteStore
 
-ASKED = "[y]es / [n]o / [a]lways this session? "
+CONFIRMATION = "[y]es / [n]o / [a]lways this session? "
 STATUS = "session $"
 
 
@@ -23,10 +23,10 @@ def chat(folder: Path, *words: str, **environ: str) -> Terminal:
 
 
 def say(terminal: Terminal, message: str) -> str:
-    """A message, and all that is shown until the next prompt."""
+    """Send a message; returns the output until the next prompt."""
     terminal.enter(message)
-    shown = terminal.expect(STATUS)
-    return shown + terminal.expect("\n> ")
+    output = terminal.expect(STATUS)
+    return output + terminal.expect("\n> ")
 
 
 @pytest.fixture
@@ -34,38 +34,38 @@ def events_db() -> Path:
     return Path(os.environ["HOLDFAST_HOME"], "holdfast.db")
 
 
-def test_what_would_be_written_is_shown_and_written_once_it_is_allowed(tmp_path: Path) -> None:
+def test_a_change_is_shown_and_written_once_it_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("buy milk\n")
     with chat(tmp_path) as terminal:
         assert "anthropic:claude-sonnet-5-5 (simulated) in " in terminal.expect("\n> ")
         terminal.enter("write note.txt: buy tea")
-        assert "  note.txt\n  @@ -1 +1 @@\n  -buy milk\n  +buy tea\n" in terminal.expect(ASKED)
+        assert "  note.txt\n  @@ -1 +1 @@\n  -buy milk\n  +buy tea\n" in terminal.expect(CONFIRMATION)
         assert (tmp_path / "note.txt").read_text() == "buy milk\n"
         terminal.enter("a")
         assert "  write_file note.txt content=buy tea → " in terminal.expect(STATUS)
         assert (tmp_path / "note.txt").read_text() == "buy tea\n"
         terminal.expect("\n> ")
-        assert ASKED not in say(terminal, "write note.txt: buy both")
+        assert CONFIRMATION not in say(terminal, "write note.txt: buy both")
         assert (tmp_path / "note.txt").read_text() == "buy both\n"
-        # What was typed before a question came does not answer it.
+        # Input typed before a question appears does not answer it.
         terminal.enter("run touch ran")
         terminal.enter("y")
-        terminal.expect(ASKED)
+        terminal.expect(CONFIRMATION)
         terminal.type(CTRL_C)
         terminal.expect("user denied")
         terminal.expect("\n> ")
-        # What is allowed of one tool is not allowed of another, and a question that is left open is a no.
+        # Permission for one tool does not cover another, and an unanswered question is a no.
         terminal.enter("run touch ran")
-        assert "  $ touch ran\n" in terminal.expect(ASKED)
+        assert "  $ touch ran\n" in terminal.expect(CONFIRMATION)
         terminal.type(CTRL_C)
         assert "run_command touch ran → user denied" in terminal.expect(STATUS)
         terminal.expect("\n> ")
         terminal.enter("run touch ran")
-        terminal.expect(ASKED)
+        terminal.expect(CONFIRMATION)
         terminal.enter("")
         terminal.expect("user denied")
         terminal.expect("\n> ")
-        # Pasted as one message: what is too long to be shown at once is shown on demand.
+        # Pasted as one message: a change that is too long to show at once is shown on demand.
         terminal.enter("\x1b[200~run true\r" + "\r".join(f"# {number}" for number in range(60)) + "\x1b[201~")
         assert "  ... 21 more lines\n" in terminal.expect("[s]how all? ")
         terminal.enter("s")
@@ -78,7 +78,7 @@ def test_what_would_be_written_is_shown_and_written_once_it_is_allowed(tmp_path:
     assert not (tmp_path / "ran").exists()
 
 
-def test_ctrl_c_stops_a_reply_and_the_session_goes_on(tmp_path: Path, events_db: Path) -> None:
+def test_ctrl_c_stops_a_reply_and_the_session_continues(tmp_path: Path, events_db: Path) -> None:
     with chat(tmp_path) as terminal:
         terminal.expect("\n> ")
         terminal.enter("count to 1000")
@@ -104,7 +104,7 @@ def test_ctrl_c_is_not_lost_between_the_prompt_and_the_wait_for_a_key(tmp_path: 
     with chat(tmp_path) as terminal:
         terminal.expect("\n> ")
         for _ in range(40):
-            # Held still wherever it is: the signal is there before it goes on.
+            # Stopped wherever it is: the signal arrives before it continues.
             terminal.kill(signal.SIGSTOP)
             terminal.type(CTRL_C)
             terminal.kill(signal.SIGCONT)
@@ -113,15 +113,15 @@ def test_ctrl_c_is_not_lost_between_the_prompt_and_the_wait_for_a_key(tmp_path: 
         assert terminal.end() == 0
 
 
-def test_a_resumed_chat_has_its_history_and_its_bytes(tmp_path: Path, events_db: Path) -> None:
+def test_a_resumed_chat_has_its_history_with_the_same_bytes(tmp_path: Path, events_db: Path) -> None:
     with chat(tmp_path) as terminal:
         terminal.expect("\n> ")
         say(terminal, "remember the blue one")
         terminal.enter("/exit")
         assert terminal.end() == 0
     with chat(tmp_path, "--resume") as terminal:
-        shown = terminal.expect("count to N.\n> ")
-        assert "  > remember the blue one\n" in shown
+        output = terminal.expect("count to N.\n> ")
+        assert "  > remember the blue one\n" in output
         terminal.type("\x1b[A")
         terminal.expect("remember the blue one")
         terminal.enter("")
@@ -137,7 +137,7 @@ def test_a_resumed_chat_has_its_history_and_its_bytes(tmp_path: Path, events_db:
 
 
 @pytest.mark.parametrize("closed", [True, False], ids=["closed", "told to end"])
-def test_an_end_in_the_middle_of_a_turn_loses_nothing(tmp_path: Path, events_db: Path, closed: bool) -> None:
+def test_end_of_input_during_a_turn_loses_nothing(tmp_path: Path, events_db: Path, closed: bool) -> None:
     with chat(tmp_path) as terminal:
         terminal.expect("\n> ")
         terminal.enter("count to 1000")
@@ -155,7 +155,7 @@ def test_an_end_in_the_middle_of_a_turn_loses_nothing(tmp_path: Path, events_db:
     assert "7 8 9" in str(state.entries[-1].content)
 
 
-def test_without_colours_nothing_is_coloured(tmp_path: Path) -> None:
+def test_no_color_disables_colours(tmp_path: Path) -> None:
     with chat(tmp_path, "--no-tools", NO_COLOR="1", TERM="dumb") as terminal:
         terminal.expect("\n> ")
         say(terminal, "hi")

@@ -1,4 +1,4 @@
-"""`holdfast serve --instructions`: what it needs, and what it refuses to start with."""
+"""`holdfast serve --instructions`: what it requires, and what it refuses to start with."""
 
 import os
 import subprocess
@@ -38,12 +38,12 @@ def test_instructions_are_off_until_the_home_file_turns_them_on(tmp_path: Path) 
         ("[instructions\n", "cannot be read"),
     ],
 )
-def test_what_is_set_wrongly_is_named(tmp_path: Path, text: str, reason: str) -> None:
+def test_invalid_settings_are_named(tmp_path: Path, text: str, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         load_instruction_config(settings(tmp_path, text))
 
 
-def test_a_secret_that_could_be_guessed_or_has_no_issuer_is_refused(tmp_path: Path) -> None:
+def test_a_weak_secret_or_one_without_an_issuer_is_refused(tmp_path: Path) -> None:
     environ = settings(tmp_path, '[instructions]\nwake_issuer = "control-plane"\n')
     with pytest.raises(UserError, match="at least 32 bytes"):
         load_instruction_config({**environ, "HOLDFAST_WAKE_SECRET": "short"})
@@ -54,7 +54,7 @@ def test_a_secret_that_could_be_guessed_or_has_no_issuer_is_refused(tmp_path: Pa
         load_instruction_config({**settings(tmp_path, ""), "HOLDFAST_WAKE_SECRET": "s" * 32})
 
 
-def test_the_key_of_a_deployment_is_made_once_and_for_its_owner_alone(tmp_path: Path) -> None:
+def test_a_deployments_key_is_created_once_and_private_to_its_owner(tmp_path: Path) -> None:
     path = tmp_path / "home" / "instructions.key"
     first = load_deployment_key(path)
     assert load_deployment_key(path) == first
@@ -64,22 +64,25 @@ def test_the_key_of_a_deployment_is_made_once_and_for_its_owner_alone(tmp_path: 
         load_deployment_key(path)
 
 
-def test_a_store_that_keeps_no_instructions_is_refused(tmp_path: Path) -> None:
-    ended = CliRunner().invoke(
+def test_a_store_without_instructions_support_is_refused(tmp_path: Path) -> None:
+    completed = CliRunner().invoke(
         command, ["serve", "--instructions", "--port", "0", "--db", "memory:"], env={"HOLDFAST_HOME": str(tmp_path)}
     )
-    assert isinstance(ended.exception, UserError)
-    assert "SQLite file or PostgreSQL" in str(ended.exception)
+    assert isinstance(completed.exception, UserError)
+    assert "SQLite file or PostgreSQL" in str(completed.exception)
 
 
 @pytest.mark.parametrize("name", ["recall", "coverage"])
-def test_without_its_package_a_command_says_how_to_get_it(name: str) -> None:
+def test_without_its_package_a_command_says_how_to_install_it(name: str) -> None:
     program = (
         "import sys; sys.modules['cryptography'] = None\nfrom holdfast.cli.main import main\n"
         f"sys.argv[1:] = ['instructions', {name!r}, '--agent', 'a', *{['hello'] if name == 'recall' else []}]\nmain()"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ)
-    assert ended.returncode == 1
+    completed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert completed.returncode == 1
     assert (
-        ended.stderr == "holdfast: instructions need an extra package: pip install 'holdfast-context[instructions]'\n"
+        completed.stderr
+        == "holdfast: instructions need an extra package: pip install 'holdfast-context[instructions]'\n"
     )

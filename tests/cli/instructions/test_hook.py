@@ -1,4 +1,6 @@
-"""`holdfast instructions hook`: what a session is told at its start, and that no trouble of ours keeps it from that."""
+"""`holdfast instructions hook`: the context a session gets at its start, and that no failure of ours blocks the
+session.
+"""
 
 import json
 import os
@@ -32,7 +34,7 @@ REASON = "issue_assigned"
 TITLE = "## Instructions for this task"
 
 
-class Runtime:
+class HookRunner:
     """Starts the hook as Claude Code does, with an agent's store in its environment."""
 
     def __init__(self, shop: Shop) -> None:
@@ -58,94 +60,100 @@ class Runtime:
 
     def token(self, *, secret: str = SECRET, **claims: object) -> str:
         now = self.shop.clock()
-        told = {"iss": "control-plane", "aud": "holdfast", "sub": "main", "wake_reason": REASON, "heartbeat_id": "run"}
-        return jwt({**told, "iat": now, "exp": now + 300, "jti": "one", **claims}, secret)
+        payload = {
+            "iss": "control-plane",
+            "aud": "holdfast",
+            "sub": "main",
+            "wake_reason": REASON,
+            "heartbeat_id": "run",
+        }
+        return jwt({**payload, "iat": now, "exp": now + 300, "jti": "one", **claims}, secret)
 
-    def process(self, **given: Any) -> "subprocess.CompletedProcess[bytes]":
+    def process(self, **options: Any) -> "subprocess.CompletedProcess[bytes]":
         words = [sys.executable, "-m", "holdfast", "instructions", "hook"]
-        return subprocess.run(words, capture_output=True, check=False, env=os.environ | self.environ, **given)
+        return subprocess.run(words, capture_output=True, check=False, env=os.environ | self.environ, **options)
 
 
 @pytest.fixture
-def runtime(tmp_path: Path) -> Iterator[Runtime]:
+def runtime(tmp_path: Path) -> Iterator[HookRunner]:
     shop = Shop(tmp_path)
     with shop.library:
         publish(shop)
-        yield Runtime(shop)
+        yield HookRunner(shop)
 
 
 def publish(shop: Shop, **more: object) -> None:
     shop.write(mode="stigmem")
-    told = shop.manifest()
-    told["entries"][2]["required_by_task_types"] = [REASON]
-    shop.write_manifest(told | more)
+    manifest = shop.manifest()
+    manifest["entries"][2]["required_by_task_types"] = [REASON]
+    shop.write_manifest(manifest | more)
     shop.library.publish(shop.folder)
 
 
-def context(ended: Result) -> str:
-    assert ended.exit_code == 0, ended.output
-    told = json.loads(ended.stdout)
-    assert set(told) == {"hookSpecificOutput"}
-    assert set(told["hookSpecificOutput"]) == {"hookEventName", "additionalContext"}
-    assert told["hookSpecificOutput"]["hookEventName"] == "SessionStart"
-    text = told["hookSpecificOutput"]["additionalContext"]
+def context_of(completed: Result) -> str:
+    assert completed.exit_code == 0, completed.output
+    output = json.loads(completed.stdout)
+    assert set(output) == {"hookSpecificOutput"}
+    assert set(output["hookSpecificOutput"]) == {"hookEventName", "additionalContext"}
+    assert output["hookSpecificOutput"]["hookEventName"] == "SessionStart"
+    text = output["hookSpecificOutput"]["additionalContext"]
     assert isinstance(text, str)
     return text
 
 
-def says_nothing(ended: Result) -> str:
-    """The one line that is said instead."""
-    assert (ended.exit_code, ended.stdout) == (0, "{}\n")
-    assert re.fullmatch(r"holdfast: [^\n]+\n", ended.stderr)
-    return ended.stderr
+def expect_no_context(completed: Result) -> str:
+    """The one line that is printed instead."""
+    assert (completed.exit_code, completed.stdout) == (0, "{}\n")
+    assert re.fullmatch(r"holdfast: [^\n]+\n", completed.stderr)
+    return completed.stderr
 
 
-def test_a_session_is_told_stub_units_and_how_to_recall(runtime: Runtime) -> None:
-    ended = runtime.process(input=b'{"session_id": "abc", "hook_event_name": "SessionStart", "source": "startup"}')
-    assert (ended.returncode, ended.stderr) == (0, b"")
-    told = json.loads(ended.stdout)["hookSpecificOutput"]["additionalContext"]
+def test_a_session_gets_the_stub_its_units_and_how_to_recall(runtime: HookRunner) -> None:
+    completed = runtime.process(input=b'{"session_id": "abc", "hook_event_name": "SessionStart", "source": "startup"}')
+    assert (completed.returncode, completed.stderr) == (0, b"")
+    boot_text = json.loads(completed.stdout)["hookSpecificOutput"]["additionalContext"]
     stub = runtime.shop.library.stub().partition("\n---\n\n")[2]
     index = runtime.shop.library.index()
-    assert told == (
+    assert boot_text == (
         f"{stub}\n## Instructions that can be recalled\n\n{index}\n"
         "`recall_instruction` is a tool of Holdfast's MCP server. Where there is no such tool, run "
         '`holdfast instructions recall "INTENT" --agent main` in a shell.\n'
     )
-    assert ended.stdout == runtime.start().stdout_bytes
+    assert completed.stdout == runtime.start().stdout_bytes
 
 
-def test_stubs_that_say_the_same_have_the_same_bytes_whenever_they_were_made(tmp_path: Path) -> None:
-    told = []
+def test_stubs_with_equal_content_have_equal_bytes_whenever_they_were_made(tmp_path: Path) -> None:
+    contexts = []
     for day in (1, 400):
         (tmp_path / str(day)).mkdir()
         shop = Shop(tmp_path / str(day), clock=ManualClock(day * 86_400.0))
         with shop.library:
             publish(shop)
-            told.append(Runtime(shop).start().stdout)
+            contexts.append(HookRunner(shop).start().stdout)
             shop.clock.advance(1_000)
-            told.append(Runtime(shop).start().stdout)
-    assert len(set(told)) == 1
+            contexts.append(HookRunner(shop).start().stdout)
+    assert len(set(contexts)) == 1
 
 
 @pytest.mark.parametrize("source", ["resume", "fork"])
-def test_a_session_that_goes_on_has_been_told(runtime: Runtime, source: str) -> None:
-    ended = runtime.start(source=source)
-    assert (ended.exit_code, ended.stdout, ended.stderr) == (0, "{}\n", "")
+def test_a_continued_session_gets_no_context_again(runtime: HookRunner, source: str) -> None:
+    completed = runtime.start(source=source)
+    assert (completed.exit_code, completed.stdout, completed.stderr) == (0, "{}\n", "")
     assert runtime.start("--plain", source=source).output == ""
 
 
 @pytest.mark.parametrize("source", ["clear", "compact", "something new"])
-def test_a_session_that_begins_again_is_told_again(runtime: Runtime, source: str) -> None:
-    assert context(runtime.start(source=source)) == context(runtime.start())
+def test_a_restarted_session_gets_its_context_again(runtime: HookRunner, source: str) -> None:
+    assert context_of(runtime.start(source=source)) == context_of(runtime.start())
 
 
 @pytest.mark.parametrize("raw", [b"", b" \n", b"{}", b'{"source": "startup", "unknown": [1, {"a": null}]}'])
-def test_a_runtime_that_says_little_has_started_a_session(runtime: Runtime, raw: bytes) -> None:
-    assert context(runtime.start(raw=raw)) == context(runtime.start())
+def test_an_event_with_few_fields_starts_a_session(runtime: HookRunner, raw: bytes) -> None:
+    assert context_of(runtime.start(raw=raw)) == context_of(runtime.start())
 
 
-def test_the_text_can_be_had_alone(runtime: Runtime) -> None:
-    assert runtime.start("--plain").output == context(runtime.start())
+def test_the_text_alone_can_be_printed(runtime: HookRunner) -> None:
+    assert runtime.start("--plain").output == context_of(runtime.start())
 
 
 HOSTILE = {
@@ -163,8 +171,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("raw", HOSTILE.values(), ids=HOSTILE.keys())
-def test_an_event_that_is_none_is_met_with_one_line_that_quotes_nothing(runtime: Runtime, raw: bytes) -> None:
-    assert "SECRET" not in says_nothing(runtime.start(raw=raw))
+def test_an_invalid_event_is_answered_with_one_line_that_quotes_nothing(runtime: HookRunner, raw: bytes) -> None:
+    assert "SECRET" not in expect_no_context(runtime.start(raw=raw))
     plain = runtime.start("--plain", raw=raw)
     assert (plain.exit_code, plain.stdout) == (0, "")
     strict = runtime.start("--strict", raw=raw)
@@ -172,145 +180,146 @@ def test_an_event_that_is_none_is_met_with_one_line_that_quotes_nothing(runtime:
     assert strict.stdout == ""
 
 
-def test_the_largest_event_is_read(runtime: Runtime) -> None:
+def test_the_largest_event_is_decoded(runtime: HookRunner) -> None:
     raw = b'{"source":"resume"}'
     assert read_start_source(raw + b" " * (1_000_000 - len(raw))) == "resume"
     with pytest.raises(UserError, match="more than 1000000 bytes"):
         read_start_source(raw + b" " * (1_000_001 - len(raw)))
 
 
-def test_at_a_terminal_nothing_is_awaited(runtime: Runtime) -> None:
-    ours, theirs = pty.openpty()
-    os.write(ours, b"[]\n")
+def test_at_a_terminal_no_input_is_awaited(runtime: HookRunner) -> None:
+    controller, terminal = pty.openpty()
+    os.write(controller, b"[]\n")
     try:
-        ended = runtime.process(stdin=theirs, timeout=60)
+        completed = runtime.process(stdin=terminal, timeout=60)
     finally:
-        os.close(ours)
-        os.close(theirs)
-    assert ended.returncode == 0
-    assert json.loads(ended.stdout)["hookSpecificOutput"]["hookEventName"] == "SessionStart"
+        os.close(controller)
+        os.close(terminal)
+    assert completed.returncode == 0
+    assert json.loads(completed.stdout)["hookSpecificOutput"]["hookEventName"] == "SessionStart"
 
 
-def test_without_any_standard_input_a_session_is_told_too(runtime: Runtime) -> None:
+def test_a_session_without_standard_input_gets_its_context_too(runtime: HookRunner) -> None:
     words = f"{sys.executable} -m holdfast instructions hook <&-"
-    ended = subprocess.run(words, shell=True, capture_output=True, check=False, env=os.environ | runtime.environ)
-    assert (ended.returncode, ended.stderr) == (0, b"")
-    assert ended.stdout == runtime.start().stdout_bytes
+    completed = subprocess.run(words, shell=True, capture_output=True, check=False, env=os.environ | runtime.environ)
+    assert (completed.returncode, completed.stderr) == (0, b"")
+    assert completed.stdout == runtime.start().stdout_bytes
 
 
-@pytest.mark.parametrize("written", [b"", b'{"source": "resume"}'])
-def test_an_input_that_does_not_end_is_not_awaited_for_ever(written: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("input_start", [b"", b'{"source": "resume"}'])
+def test_an_endless_input_is_not_awaited_for_ever(input_start: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     reads, writes = os.pipe()
-    os.write(writes, written)
+    os.write(writes, input_start)
     with os.fdopen(reads) as stream:
         monkeypatch.setattr(sys, "stdin", stream)
-        assert read_standard_input(0.05) == written
+        assert read_standard_input(0.05) == input_start
     os.close(writes)
 
 
-def test_what_is_set_wrongly_keeps_no_session_from_starting(runtime: Runtime) -> None:
-    assert "--agnet" in says_nothing(runtime.start("--agnet", "main"))
+def test_invalid_settings_block_no_session(runtime: HookRunner) -> None:
+    assert "--agnet" in expect_no_context(runtime.start("--agnet", "main"))
     plain = runtime.start("--agnet", "main", "--plain")
     assert (plain.exit_code, plain.stdout) == (0, "")
     assert runtime.start("--agnet", "main", "--strict").exit_code == 2
-    assert "--dry-run" in says_nothing(runtime.start("--dry-run"))
+    assert "--dry-run" in expect_no_context(runtime.start("--dry-run"))
 
 
-def test_an_agent_or_a_store_that_is_not_there_is_said(runtime: Runtime, tmp_path: Path) -> None:
-    assert "'nobody' has no boot stub" in says_nothing(runtime.start("--agent", "nobody"))
-    assert "'nobody' has no boot stub" in says_nothing(runtime.start(HOLDFAST_AGENT="nobody"))
-    assert "there is no store" in says_nothing(runtime.start("--db", str(tmp_path / "none.db")))
+def test_a_missing_agent_or_store_is_reported(runtime: HookRunner, tmp_path: Path) -> None:
+    assert "'nobody' has no boot stub" in expect_no_context(runtime.start("--agent", "nobody"))
+    assert "'nobody' has no boot stub" in expect_no_context(runtime.start(HOLDFAST_AGENT="nobody"))
+    assert "there is no store" in expect_no_context(runtime.start("--db", str(tmp_path / "none.db")))
     assert not (tmp_path / "none.db").exists()
     strict = runtime.start("--strict", "--agent", "nobody")
     assert isinstance(strict.exception, UserError)
     assert strict.stdout == ""
 
 
-def test_a_store_that_is_broken_is_one_line(runtime: Runtime, tmp_path: Path) -> None:
+def test_a_broken_store_is_reported_in_one_line(runtime: HookRunner, tmp_path: Path) -> None:
     (tmp_path / "broken.db").write_bytes(b"this is no database" * 1_000)
-    assert "broken.db" in says_nothing(runtime.start("--db", str(tmp_path / "broken.db")))
+    assert "broken.db" in expect_no_context(runtime.start("--db", str(tmp_path / "broken.db")))
 
 
-def test_without_its_package_the_hook_says_how_to_get_it(runtime: Runtime) -> None:
+def test_without_its_package_the_hook_says_how_to_install_it(runtime: HookRunner) -> None:
     program = (
         "import sys; sys.modules['cryptography'] = None\nfrom holdfast.cli.main import main\n"
         "sys.argv[1:] = ['instructions', 'hook']\nmain()"
     )
-    ended = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], input=b"{}", capture_output=True, check=False, env=os.environ | runtime.environ
     )
-    assert (ended.returncode, ended.stdout) == (0, b"{}\n")
+    assert (completed.returncode, completed.stdout) == (0, b"{}\n")
     assert (
-        ended.stderr == b"holdfast: instructions need an extra package: pip install 'holdfast-context[instructions]'\n"
+        completed.stderr
+        == b"holdfast: instructions need an extra package: pip install 'holdfast-context[instructions]'\n"
     )
 
 
-def test_strict_ends_with_one_and_a_line(runtime: Runtime) -> None:
+def test_strict_ends_with_1_and_a_line(runtime: HookRunner) -> None:
     words = [sys.executable, "-m", "holdfast", "instructions", "hook", "--strict"]
-    ended = subprocess.run(words, input=b"[]", capture_output=True, check=False, env=os.environ | runtime.environ)
-    assert (ended.returncode, ended.stdout) == (1, b"")
-    assert ended.stderr.startswith(b"holdfast: standard input is not a hook event")
+    completed = subprocess.run(words, input=b"[]", capture_output=True, check=False, env=os.environ | runtime.environ)
+    assert (completed.returncode, completed.stdout) == (1, b"")
+    assert completed.stderr.startswith(b"holdfast: standard input is not a hook event")
 
 
-def test_a_signed_token_has_the_units_of_its_reason_told_last(runtime: Runtime) -> None:
-    alone = context(runtime.start())
-    told = context(runtime.start("--wake-token", runtime.token()))
-    assert told == f"{alone}\n{TITLE}\n\n### code-review\n\n{UNITS['code-review'][2]}\n"
-    assert context(runtime.start(HOLDFAST_WAKE_TOKEN=runtime.token(jti="two"))) == told
+def test_a_signed_token_puts_the_units_of_its_reason_last(runtime: HookRunner) -> None:
+    alone = context_of(runtime.start())
+    boot_text = context_of(runtime.start("--wake-token", runtime.token()))
+    assert boot_text == f"{alone}\n{TITLE}\n\n### code-review\n\n{UNITS['code-review'][2]}\n"
+    assert context_of(runtime.start(HOLDFAST_WAKE_TOKEN=runtime.token(jti="two"))) == boot_text
 
 
-def test_a_reason_that_nobody_signed_loads_nothing(runtime: Runtime) -> None:
+def test_an_unsigned_reason_loads_nothing(runtime: HookRunner) -> None:
     event = json.dumps({"source": "startup", "wake_reason": REASON}).encode()
-    assert TITLE not in context(runtime.start(raw=event))
+    assert TITLE not in context_of(runtime.start(raw=event))
     forged = runtime.token(secret="a secret that somebody has made up himself")
-    said = says_nothing(runtime.start("--wake-token", forged))
-    assert "its signature is not from the trusted issuer" in said
-    assert forged not in said
-    assert TITLE not in context(runtime.start("--wake-token", forged, source="compact"))
+    message = expect_no_context(runtime.start("--wake-token", forged))
+    assert "its signature is not from the trusted issuer" in message
+    assert forged not in message
+    assert TITLE not in context_of(runtime.start("--wake-token", forged, source="compact"))
 
 
-def test_what_a_token_has_begun_goes_on_without_its_preloads(runtime: Runtime) -> None:
+def test_a_run_started_by_a_token_continues_without_its_preloads(runtime: HookRunner) -> None:
     token = runtime.token()
-    assert TITLE in context(runtime.start("--strict", "--wake-token", token))
-    alone = context(runtime.start())
+    assert TITLE in context_of(runtime.start("--strict", "--wake-token", token))
+    alone = context_of(runtime.start())
     for words in ((), ("--strict",)):
         again = runtime.start(*words, "--wake-token", token, source="compact")
-        assert context(again) == alone
+        assert context_of(again) == alone
         assert re.fullmatch("holdfast: the wake token [^\n]+ without preloads\n", again.stderr)
-    assert context(runtime.start("--wake-token", token)) == alone
+    assert context_of(runtime.start("--wake-token", token)) == alone
     assert isinstance(runtime.start("--strict", "--wake-token", token).exception, UserError)
     runtime.shop.clock.advance(400)
-    assert context(runtime.start("--wake-token", token, source="clear")) == alone
-    assert "it is not valid now" in says_nothing(runtime.start("--wake-token", token))
+    assert context_of(runtime.start("--wake-token", token, source="clear")) == alone
+    assert "it is not valid now" in expect_no_context(runtime.start("--wake-token", token))
 
 
-def test_a_session_that_is_resumed_uses_no_token_up(runtime: Runtime) -> None:
+def test_a_resumed_session_consumes_no_token(runtime: HookRunner) -> None:
     token = runtime.token()
     runtime.start("--wake-token", token, source="resume")
-    assert TITLE in context(runtime.start("--wake-token", token))
+    assert TITLE in context_of(runtime.start("--wake-token", token))
 
 
-def test_what_is_too_long_for_the_runtime_is_told_whole_and_said(tmp_path: Path) -> None:
+def test_a_context_too_long_for_the_runtime_is_printed_whole_with_a_warning(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     with shop.library:
         shop.write(mode="stigmem", texts={"code-review": "Read the whole diff of a pull request. " * 300})
-        told = shop.manifest()
-        told["entries"][2]["required_by_task_types"] = [REASON]
-        shop.write_manifest(told)
+        manifest = shop.manifest()
+        manifest["entries"][2]["required_by_task_types"] = [REASON]
+        shop.write_manifest(manifest)
         shop.library.publish(shop.folder)
-        runtime = Runtime(shop)
-        ended = runtime.start("--wake-token", runtime.token())
-    assert context(ended).count("Read the whole diff") == 300
-    assert re.fullmatch("holdfast: stub and preloads have [0-9]+ characters; [^\n]+\n", ended.stderr)
+        runtime = HookRunner(shop)
+        completed = runtime.start("--wake-token", runtime.token())
+    assert context_of(completed).count("Read the whole diff") == 300
+    assert re.fullmatch("holdfast: stub and preloads have [0-9]+ characters; [^\n]+\n", completed.stderr)
 
 
-def test_there_is_an_end_to_what_a_model_is_told() -> None:
-    told = BootContext("stub", (), (Preload("a", "x" * CONTEXT_CHARACTERS_MAX),))
+def test_the_context_for_a_model_is_limited() -> None:
+    boot_context = BootContext("stub", (), (Preload("a", "x" * CONTEXT_CHARACTERS_MAX),))
     with pytest.raises(UserError, match="more than"):
-        render_boot_context(told, "")
+        render_boot_context(boot_context, "")
 
 
-def test_a_stub_without_front_matter_is_told_as_it_is() -> None:
+def test_a_stub_without_front_matter_is_printed_unchanged() -> None:
     assert render_boot_context(BootContext("a\n---\nb\n", ()), "how").startswith("a\n---\nb\n\n## ")
     assert render_boot_context(BootContext("---\na: 1\n---\n\nb\n---\nc\n", ()), "how").startswith("b\n---\nc\n\n## ")
 

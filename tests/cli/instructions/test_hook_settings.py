@@ -1,4 +1,4 @@
-"""`holdfast instructions hook --install`: the settings of a runtime, in which nothing else is touched."""
+"""`holdfast instructions hook --install`: edits a runtime's settings and changes nothing else in them."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def hooks(text: str) -> list[Any]:
     return groups
 
 
-def test_an_installed_hook_tells_a_session_what_the_agent_is_told(project: Path, tmp_path: Path) -> None:
+def test_an_installed_hook_gives_a_session_the_agents_context(project: Path, tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     with shop.library:
         shop.write()
@@ -55,7 +55,7 @@ def test_an_installed_hook_tells_a_session_what_the_agent_is_told(project: Path,
     assert group["matcher"] == "startup|clear|compact"
     (hook,) = group["hooks"]
     assert (hook["type"], hook["timeout"]) == ("command", 30)
-    ended = subprocess.run(
+    completed = subprocess.run(
         hook["command"],
         shell=True,
         input=b'{"hook_event_name": "SessionStart", "source": "startup"}',
@@ -63,10 +63,10 @@ def test_an_installed_hook_tells_a_session_what_the_agent_is_told(project: Path,
         check=False,
         env=os.environ | {"HOLDFAST_HOME": str(tmp_path / "home")},
     )
-    assert (ended.returncode, ended.stderr) == (0, b"")
-    told = json.loads(ended.stdout)["hookSpecificOutput"]["additionalContext"]
-    assert told.startswith("# Agent Boot Stub\n")
-    assert "--agent main --db ../kept.db" in told
+    assert (completed.returncode, completed.stderr) == (0, b"")
+    context = json.loads(completed.stdout)["hookSpecificOutput"]["additionalContext"]
+    assert context.startswith("# Agent Boot Stub\n")
+    assert "--agent main --db ../kept.db" in context
 
 
 def test_the_hook_is_set_once_however_often_it_is_installed(settings: Path) -> None:
@@ -76,7 +76,7 @@ def test_the_hook_is_set_once_however_often_it_is_installed(settings: Path) -> N
     assert (settings.read_bytes(), settings.stat().st_ino) == (first, file)
 
 
-def test_only_what_was_given_is_written_and_another_choice_takes_its_place(settings: Path) -> None:
+def test_only_the_given_options_are_written_and_another_choice_replaces_them(settings: Path) -> None:
     CliRunner().invoke(command, ["instructions", "hook", "--install"], env={"HOLDFAST_AGENT": "ann"})
     assert hooks(settings.read_text())[0]["hooks"][0]["command"].endswith("holdfast instructions hook")
     run("--install", "--agent", "two words", "--strict", "--plain", "--profile", "generic", "--url", "https://host")
@@ -87,7 +87,7 @@ def test_only_what_was_given_is_written_and_another_choice_takes_its_place(setti
     ]
 
 
-def test_the_program_is_called_by_its_name_where_that_is_enough(
+def test_the_program_is_called_by_its_name_where_that_suffices(
     settings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -100,7 +100,7 @@ def test_the_program_is_called_by_its_name_where_that_is_enough(
     assert hooks(settings.read_text())[0]["hooks"][0]["command"] == "holdfast instructions hook"
 
 
-SPELLED = {
+FORMATTINGS = {
     "two spaces": '{\n  "model": "opus",\n  "env": {"A": "1"}\n}\n',
     "four spaces": '{\n    "model": "opus"\n}',
     "tabs": '{\n\t"model": "opus",\n\t"hooks": {\n\t\t"Stop": []\n\t}\n}\n',
@@ -116,20 +116,20 @@ SPELLED = {
 }
 
 
-@pytest.mark.parametrize("text", SPELLED.values(), ids=SPELLED.keys())
-def test_every_other_byte_stays_and_comes_back_when_the_hook_is_taken_out(settings: Path, text: str) -> None:
+@pytest.mark.parametrize("text", FORMATTINGS.values(), ids=FORMATTINGS.keys())
+def test_every_other_byte_remains_and_uninstalling_restores_the_file(settings: Path, text: str) -> None:
     settings.write_bytes(text.encode())
     assert run("--install").exit_code == 0
-    with_ours = settings.read_bytes().decode()
-    assert is_put_in(text, with_ours)
-    assert json.loads(with_ours)["hooks"]["SessionStart"][-1]["matcher"] == "startup|clear|compact"
-    assert with_ours.count("\r\n") == (with_ours.count("\n") if "\r\n" in text else 0)
+    installed = settings.read_bytes().decode()
+    assert is_put_in(text, installed)
+    assert json.loads(installed)["hooks"]["SessionStart"][-1]["matcher"] == "startup|clear|compact"
+    assert installed.count("\r\n") == (installed.count("\n") if "\r\n" in text else 0)
     assert run("--uninstall").output == ".claude/settings.json: the hook is removed\n"
     assert settings.read_bytes() == text.encode()
     assert run("--uninstall").output == ".claude/settings.json: the hook is not installed\n"
 
 
-def test_what_is_added_looks_like_what_is_there() -> None:
+def test_added_text_follows_the_existing_formatting() -> None:
     added = add_hook('{\n\t"hooks": {\n\t\t"Stop": []\n\t}\n}\n', "holdfast instructions hook")
     assert added.startswith('{\n\t"hooks": {\n\t\t"Stop": [],\n\t\t"SessionStart": [\n\t\t\t{\n\t\t\t\t"matcher"')
     assert added.endswith("\n\t\t\t}\n\t\t]\n\t}\n}\n")
@@ -137,7 +137,7 @@ def test_what_is_added_looks_like_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  \n", "{}", "{ }\n", '{\n  "hooks": {}\n}', '{"hooks": {"SessionStart": []}}'])
-def test_where_there_is_nothing_the_hook_is_all_there_is(settings: Path, text: str) -> None:
+def test_in_empty_settings_the_hook_is_the_only_entry(settings: Path, text: str) -> None:
     settings.write_text(text)
     run("--install")
     assert len(hooks(settings.read_text())) == 1
@@ -145,13 +145,13 @@ def test_where_there_is_nothing_the_hook_is_all_there_is(settings: Path, text: s
     assert settings.read_text().strip() == "{}"
 
 
-def test_a_hook_among_others_is_taken_out_alone() -> None:
-    ours = '{"type": "command", "command": "/opt/bin/holdfast instructions hook --agent a"}'
-    among = f'[{{"hooks": [{OTHER}, {ours}, {OTHER}]}}, {{"hooks": [{ours}]}}]'
-    left = f'[{{"hooks": [{OTHER}, {OTHER}]}}]'
-    alone = f'[{{"hooks": [{ours}]}}]'
+def test_a_hook_among_others_is_removed_alone() -> None:
+    our_hook = '{"type": "command", "command": "/opt/bin/holdfast instructions hook --agent a"}'
+    among = f'[{{"hooks": [{OTHER}, {our_hook}, {OTHER}]}}, {{"hooks": [{our_hook}]}}]'
+    remaining = f'[{{"hooks": [{OTHER}, {OTHER}]}}]'
+    alone = f'[{{"hooks": [{our_hook}]}}]'
     assert remove_hook(f'{{"hooks": {{"SessionStart": {among}, "Stop": []}}}}') == (
-        f'{{"hooks": {{"SessionStart": {left}, "Stop": []}}}}'
+        f'{{"hooks": {{"SessionStart": {remaining}, "Stop": []}}}}'
     )
     assert remove_hook(f'{{"hooks": {{"SessionStart": {alone}, "Stop": []}}}}') == '{"hooks": {"Stop": []}}'
     assert remove_hook(f'{{"a": 1, "hooks": {{"SessionStart": {alone}}}, "b": 2}}') == '{"a": 1, "b": 2}'
@@ -174,28 +174,28 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("raw", REFUSED.values(), ids=REFUSED.keys())
-def test_settings_that_cannot_be_changed_safely_are_left_alone(settings: Path, raw: bytes) -> None:
+def test_settings_that_cannot_be_changed_safely_are_not_changed(settings: Path, raw: bytes) -> None:
     settings.write_bytes(raw)
-    ended = run("--install")
-    assert isinstance(ended.exception, UserError)
-    assert ".claude/settings.json" in str(ended.exception)
-    assert len(str(ended.exception)) < 200
+    completed = run("--install")
+    assert isinstance(completed.exception, UserError)
+    assert ".claude/settings.json" in str(completed.exception)
+    assert len(str(completed.exception)) < 200
     assert settings.read_bytes() == raw
 
 
 def test_a_dry_run_shows_the_difference_and_changes_nothing(settings: Path, project: Path) -> None:
     settings.write_text('{\n  "model": "opus"\n}')
-    shown = run("--install", "--dry-run").output.splitlines()
-    assert shown[:2] == ["--- .claude/settings.json", "+++ .claude/settings.json"]
-    assert [line for line in shown if line.startswith("-")][1:] == ['-  "model": "opus"']
-    assert '+  "model": "opus",' in shown
-    assert "\\ No newline at end of file" in shown
+    diff_lines = run("--install", "--dry-run").output.splitlines()
+    assert diff_lines[:2] == ["--- .claude/settings.json", "+++ .claude/settings.json"]
+    assert [line for line in diff_lines if line.startswith("-")][1:] == ['-  "model": "opus"']
+    assert '+  "model": "opus",' in diff_lines
+    assert "\\ No newline at end of file" in diff_lines
     assert settings.read_text() == '{\n  "model": "opus"\n}'
     assert run("--install", "--dry-run", "--settings", "new/settings.json").exit_code == 0
     assert not (project / "new").exists()
 
 
-def test_settings_elsewhere_can_be_named(tmp_path: Path) -> None:
+def test_another_settings_file_can_be_named(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     file = tmp_path / "home" / "settings.local.json"
     assert run("--install", "--settings", str(file)).exit_code == 0
@@ -205,7 +205,9 @@ def test_settings_elsewhere_can_be_named(tmp_path: Path) -> None:
     assert "cannot be used" in str(missing.exception)
 
 
-def test_a_link_in_the_project_is_followed_and_one_that_leads_out_is_refused(settings: Path, tmp_path: Path) -> None:
+def test_a_link_within_the_project_is_followed_and_one_that_leads_out_is_refused(
+    settings: Path, tmp_path: Path
+) -> None:
     (tmp_path / "project" / "shared.json").write_text("{}")
     settings.symlink_to("../shared.json")
     assert run("--install").exit_code == 0
@@ -214,13 +216,13 @@ def test_a_link_in_the_project_is_followed_and_one_that_leads_out_is_refused(set
     settings.unlink()
     (tmp_path / "outside.json").write_text("{}")
     settings.symlink_to(tmp_path / "outside.json")
-    ended = run("--install")
-    assert isinstance(ended.exception, UserError)
-    assert "leads out" in str(ended.exception)
+    completed = run("--install")
+    assert isinstance(completed.exception, UserError)
+    assert "leads out" in str(completed.exception)
     assert (tmp_path / "outside.json").read_text() == "{}"
 
 
-def test_the_mode_of_the_file_is_kept_and_nothing_is_left_beside_it(settings: Path) -> None:
+def test_the_files_mode_is_preserved_and_no_temporary_file_remains(settings: Path) -> None:
     settings.write_text("{}")
     settings.chmod(0o640)
     run("--install")
@@ -229,7 +231,7 @@ def test_the_mode_of_the_file_is_kept_and_nothing_is_left_beside_it(settings: Pa
 
 
 @pytest.mark.parametrize("before", ["{}", None])
-def test_what_somebody_else_writes_meanwhile_is_kept(settings: Path, before: str | None) -> None:
+def test_concurrent_changes_by_another_program_are_preserved(settings: Path, before: str | None) -> None:
     if before is not None:
         settings.write_text(before)
 
@@ -251,10 +253,10 @@ def test_what_somebody_else_writes_meanwhile_is_kept(settings: Path, before: str
         ("--url", "https://ann:letmein@host"),
     ],
 )
-def test_nothing_secret_is_written_into_settings(project: Path, words: tuple[str, str]) -> None:
-    ended = run("--install", *words)
-    assert isinstance(ended.exception, UserError)
-    assert "letmein" not in str(ended.exception)
+def test_no_secret_is_written_into_settings(project: Path, words: tuple[str, str]) -> None:
+    completed = run("--install", *words)
+    assert isinstance(completed.exception, UserError)
+    assert "letmein" not in str(completed.exception)
     assert not (project / ".claude").exists()
 
 

@@ -1,4 +1,4 @@
-"""`holdfast instructions migrate`: what is proposed for files that people really have."""
+"""`holdfast instructions migrate`: proposals for instruction files as they really occur."""
 
 import json
 from pathlib import Path
@@ -53,38 +53,40 @@ def run(project: Path, *words: str) -> Result:
     )
 
 
-def migrated(project: Path, *words: str) -> Any:
-    ended = run(project, "--json", *words)
-    assert ended.exit_code == 0, ended.output
-    return json.loads(ended.stdout)
+def migrate(project: Path, *words: str) -> Any:
+    result = run(project, "--json", *words)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
 
 
 def test_sections_become_units_with_situations_as_triggers(project: Path) -> None:
-    told = migrated(project, str(project / "AGENTS.md"))
-    by_name = {unit["name"]: unit for unit in told["units"]}
+    proposal = migrate(project, str(project / "AGENTS.md"))
+    by_name = {unit["name"]: unit for unit in proposal["units"]}
     assert list(by_name) == ["weather-service", "testing", "starting-work-on-an-issue", "release-notes"]
     assert "# run everything\nmake test" in by_name["testing"]["content"]
     assert "write or run tests" in by_name["testing"]["entry"]["load_triggers"]["intents"]
     assert by_name["testing"]["spans"] == [{"path": "AGENTS.md", "first_line": 10, "last_line": 17}]
 
 
-def test_what_always_holds_goes_to_the_stub_and_what_a_task_needs_is_preloaded(project: Path) -> None:
-    told = migrated(project, str(project / "AGENTS.md"))
-    assert [rule["text"] for rule in told["always_rules"]] == [
+def test_general_rules_go_to_the_stub_and_task_rules_are_preloaded(project: Path) -> None:
+    proposal = migrate(project, str(project / "AGENTS.md"))
+    assert [rule["text"] for rule in proposal["always_rules"]] == [
         "## Never\n\n  - Never push to main.\n  - Never print credentials."
     ]
-    kinds = {unit["name"]: unit["kind"] for unit in told["units"]}
+    kinds = {unit["name"]: unit["kind"] for unit in proposal["units"]}
     assert kinds["starting-work-on-an-issue"] == "task_type"
     assert kinds["testing"] == "lazy"
-    entry = next(one for one in told["manifest"]["entries"] if one["name"] == "starting-work-on-an-issue")
+    entry = next(
+        candidate for candidate in proposal["manifest"]["entries"] if candidate["name"] == "starting-work-on-an-issue"
+    )
     assert entry["required_by_task_types"] == ["issue_assigned"]
 
 
 def test_the_proposal_is_shown_for_review_and_nothing_is_published(project: Path) -> None:
-    ended = run(project, str(project / "AGENTS.md"), "--out", str(project / "out"))
-    assert ended.exit_code == 0
-    assert "release-notes" in ended.stdout
-    assert "nothing is published" in ended.stdout
+    result = run(project, str(project / "AGENTS.md"), "--out", str(project / "out"))
+    assert result.exit_code == 0
+    assert "release-notes" in result.stdout
+    assert "nothing is published" in result.stdout
     assert sorted(path.name for path in (project / "out").iterdir()) == [
         "manifest.json",
         "release-notes.md",
@@ -95,7 +97,7 @@ def test_the_proposal_is_shown_for_review_and_nothing_is_published(project: Path
     assert not (project / "home" / "holdfast.db").exists()
 
 
-def test_texts_may_be_written_as_units_at_once_and_still_nothing_is_published(project: Path) -> None:
+def test_texts_may_be_written_as_units_at_once_without_being_published(project: Path) -> None:
     path = project / "kept.db"
     for _ in range(2):
         assert run(project, str(project / "AGENTS.md"), "--write", "--db", str(path)).exit_code == 0
@@ -106,10 +108,10 @@ def test_texts_may_be_written_as_units_at_once_and_still_nothing_is_published(pr
         assert store.instructions.manifest("main") is None
 
 
-def test_a_folder_that_has_something_in_it_is_not_written_over(project: Path) -> None:
-    ended = run(project, str(project / "AGENTS.md"), "--out", str(project))
-    assert isinstance(ended.exception, UserError)
-    assert "is not empty" in str(ended.exception)
+def test_a_non_empty_folder_is_not_overwritten(project: Path) -> None:
+    result = run(project, str(project / "AGENTS.md"), "--out", str(project))
+    assert isinstance(result.exception, UserError)
+    assert "is not empty" in str(result.exception)
 
 
 def test_imports_are_followed_below_the_root_and_counted_at_their_own_file(project: Path, tmp_path: Path) -> None:
@@ -126,15 +128,13 @@ def test_imports_are_followed_below_the_root_and_counted_at_their_own_file(proje
     assert len(read.warnings) == 2
     assert "'missing.md' was not followed: there is no such file" in read.warnings[0]
     assert "'../outside.md' was not followed: it is outside of the root" in read.warnings[1]
-    told = migrated(project, str(project / "CLAUDE.md"))
-    text = "\n".join(unit["content"] for unit in told["units"])
+    proposal = migrate(project, str(project / "CLAUDE.md"))
+    text = "\n".join(unit["content"] for unit in proposal["units"])
     assert text.count("We write short sentences.") == 1
     assert text.count("See @docs/style.md") == 1
 
 
-def test_a_link_that_leads_out_of_the_root_is_no_import(
-    project: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_link_out_of_the_root_is_not_an_import(project: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     secret = tmp_path_factory.mktemp("elsewhere") / "secret.md"
     secret.write_text("# Secret\n")
     (project / "link.md").symlink_to(secret)
@@ -150,16 +150,16 @@ def test_imports_are_followed_five_deep(project: Path) -> None:
     assert [file.path for file in read.files] == [f"{number}.md" for number in range(6)]
 
 
-def test_rules_of_a_folder_are_read_by_name_with_what_their_front_matter_says(project: Path) -> None:
+def test_rules_of_a_folder_are_loaded_by_name_with_their_front_matter(project: Path) -> None:
     rules = project / ".cursor" / "rules"
     rules.mkdir(parents=True)
     (rules / "b.mdc").write_text(
         "---\ndescription: How forms are built\nglobs: *.tsx\n---\n\nUse the form hooks for every form of ours.\n"
     )
     (rules / "a.mdc").write_text("---\nalwaysApply: true\n---\n\nAnswer in English, and keep every sentence short.\n")
-    told = migrated(project, str(rules))
-    assert [rule["spans"][0]["path"] for rule in told["always_rules"]] == [".cursor/rules/a.mdc"]
-    (unit,) = told["units"]
+    proposal = migrate(project, str(rules))
+    assert [rule["spans"][0]["path"] for rule in proposal["always_rules"]] == [".cursor/rules/a.mdc"]
+    (unit,) = proposal["units"]
     assert unit["entry"]["description"] == "How forms are built"
     assert "work on files such as *.tsx" in unit["entry"]["load_triggers"]["intents"]
     assert unit["content"].startswith("---\ndescription: How forms are built\n")
@@ -171,17 +171,17 @@ def test_sections_may_begin_at_lines_of_another_form(project: Path) -> None:
         "".join(f"RULE {number}: the rule about {topic}\n\n{'Words that say more. ' * 8}\n\n" for number, topic in
                 enumerate(("tests", "releases", "reviews")))
     )  # fmt: skip
-    told = migrated(project, str(path), "--at", "^RULE")
-    assert len(told["units"]) == 3
+    proposal = migrate(project, str(path), "--at", "^RULE")
+    assert len(proposal["units"]) == 3
 
 
-def test_a_file_with_more_sections_than_a_manifest_has_room_for_is_joined(project: Path) -> None:
+def test_a_file_with_too_many_sections_for_a_manifest_is_merged(project: Path) -> None:
     path = project / "LONG.md"
     path.write_text("".join(f"## Topic number {n}\n\n{f'What to know about number {n}. ' * 6}\n\n" for n in range(60)))
-    told = migrated(project, str(path))
-    assert told["manifest_tokens"] <= 1000
-    assert 8 <= len(told["units"]) < 60
-    assert any("sections were joined with others" in warning for warning in told["warnings"])
+    proposal = migrate(project, str(path))
+    assert proposal["manifest_tokens"] <= 1000
+    assert 8 <= len(proposal["units"]) < 60
+    assert any("sections were joined with others" in warning for warning in proposal["warnings"])
 
 
 @pytest.mark.parametrize(
@@ -192,14 +192,14 @@ def test_a_file_with_more_sections_than_a_manifest_has_room_for_is_joined(projec
         (("--version", "latest"), "is a floating version"),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(project: Path, words: tuple[str, ...], reason: str) -> None:
-    ended = run(project, str(project / "AGENTS.md"), *words)
-    assert ended.exit_code != 0
-    assert reason in f"{ended.output}{ended.exception}"
+def test_invalid_input_is_refused_in_one_line(project: Path, words: tuple[str, ...], reason: str) -> None:
+    result = run(project, str(project / "AGENTS.md"), *words)
+    assert result.exit_code != 0
+    assert reason in f"{result.output}{result.exception}"
 
 
 def test_a_folder_without_rules_is_named(project: Path) -> None:
     (project / "empty").mkdir()
-    ended = run(project, str(project / "empty"))
-    assert isinstance(ended.exception, UserError)
-    assert "has no files with the suffix" in str(ended.exception)
+    result = run(project, str(project / "empty"))
+    assert isinstance(result.exception, UserError)
+    assert "has no files with the suffix" in str(result.exception)

@@ -1,4 +1,4 @@
-"""The walk of docs/instructions.md, command by command."""
+"""The walkthrough of docs/instructions.md, command by command."""
 
 import re
 import shlex
@@ -25,22 +25,22 @@ class Walker:
     def run(self, line: str) -> str:
         words = shlex.split(line.replace("$TOKEN", self.token))
         assert words[0] == "holdfast"
-        ended = CliRunner().invoke(command, words[1:], env=self.environ, obj=self.clock)
-        failed = ended.exception is not None and not isinstance(ended.exception, SystemExit)
-        said = f"holdfast: {ended.exception}" if failed else ended.output
-        found = re.search(r"audi_\w+", said)
-        self.token = found[0] if found else self.token
-        return said
+        result = CliRunner().invoke(command, words[1:], env=self.environ, obj=self.clock)
+        failed = result.exception is not None and not isinstance(result.exception, SystemExit)
+        output = f"holdfast: {result.exception}" if failed else result.output
+        match = re.search(r"audi_\w+", output)
+        self.token = match[0] if match else self.token
+        return output
 
 
 def commands(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Each command with the lines that it is said to print."""
+    """Each command with the lines that the page says it prints."""
     for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
         line, *printed = part.rstrip("\n").split("\n")
         yield line, printed
 
 
-def test_the_walk_from_a_file_to_promoted_instructions_goes_as_the_page_says(
+def test_the_walkthrough_from_a_file_to_promoted_instructions_works_as_documented(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -59,9 +59,9 @@ def test_the_walk_from_a_file_to_promoted_instructions_goes_as_the_page_says(
             walker.clock.advance(int(block["count"]) * 86_400)
         for _ in range(int(block["count"]) if block["mark"] == "repeat" else 1):
             for line, printed in commands(block["text"]):
-                said = [one.rstrip() for one in walker.run(line).split("\n")]
-                missing = [one for one in printed if not any(told.startswith(one) for told in said)]
-                assert not missing, (line, missing, said)
+                output_lines = [line_.rstrip() for line_ in walker.run(line).split("\n")]
+                missing = [line_ for line_ in printed if not any(actual.startswith(line_) for actual in output_lines)]
+                assert not missing, (line, missing, output_lines)
                 ran += 1
     assert ran == 48
     assert (tmp_path / "docs" / "legacy-instructions" / "AGENTS.md").read_text().startswith("<!-- Moved: ")

@@ -1,4 +1,4 @@
-"""What is made of a request to Anthropic that comes in."""
+"""Decoding of requests in Anthropic's format."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from holdfast.types.blocks import (
 from holdfast.types.prompt import Breakpoint, HistoryEntry, Parameters, Plan, Segment, Stability
 from holdfast.types.tool_spec import ToolSpec
 
-MARK: dict[str, object] = {"type": "ephemeral"}
+BREAKPOINT: dict[str, object] = {"type": "ephemeral"}
 
 
 def request(*, headers: Mapping[str, str] | None = None, content: object = "Hi", **fields: object) -> WireRequest:
@@ -31,11 +31,11 @@ def request(*, headers: Mapping[str, str] | None = None, content: object = "Hi",
     return anthropic.decode_request(json.dumps(body).encode(), headers or {})
 
 
-def block_read(**members: object) -> Block:
+def decode_block(**members: object) -> Block:
     return request(content=[members]).prompt.entries[0].content[0]
 
 
-def refusal(body: bytes) -> str:
+def refusal_message(body: bytes) -> str:
     with pytest.raises(ProviderError) as refused:
         anthropic.decode_request(body)
     assert refused.value.kind == "invalid_request"
@@ -43,28 +43,28 @@ def refusal(body: bytes) -> str:
     return str(refused.value)
 
 
-def test_plain_strings_become_one_text_each() -> None:
+def test_each_plain_string_becomes_one_text() -> None:
     read = request(system="Be kind.", content="Hi")
     system, history = read.prompt.segments
     assert system == Segment("system", Stability.EPOCH, "system", system=(Text("Be kind."),))
     assert history == Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (Text("Hi"),)),))
 
 
-def test_what_is_absent_or_null_leaves_no_segment_and_no_parameter() -> None:
+def test_absent_or_null_fields_produce_no_segment_and_no_parameter() -> None:
     read = request(system=None, tools=None, stream=None, temperature=None, stop_sequences=None)
     assert [segment.name for segment in read.prompt.segments] == ["history"]
     assert read.parameters == Parameters("m", 1)
     assert request(system="", tools=[]).prompt == read.prompt
 
 
-def test_marks_are_counted_over_tools_system_and_messages() -> None:
+def test_breakpoints_are_indexed_across_tools_system_and_messages() -> None:
     tool: dict[str, object] = {"name": "a", "description": "", "input_schema": {}}
     read = request(
-        tools=[tool, {**tool, "cache_control": {**MARK, "ttl": "1h"}}],
-        system=[{"type": "text", "text": "s", "cache_control": {**MARK, "ttl": "5m"}}],
+        tools=[tool, {**tool, "cache_control": {**BREAKPOINT, "ttl": "1h"}}],
+        system=[{"type": "text", "text": "s", "cache_control": {**BREAKPOINT, "ttl": "5m"}}],
         content=[
             {"type": "text", "text": "a", "cache_control": None},
-            {"type": "text", "text": "b", "cache_control": MARK},
+            {"type": "text", "text": "b", "cache_control": BREAKPOINT},
         ],
     )
     assert read.plan == Plan((Breakpoint(1, "1h"), Breakpoint(2, "5m"), Breakpoint(4, "5m")))
@@ -72,10 +72,10 @@ def test_marks_are_counted_over_tools_system_and_messages() -> None:
     assert read.prompt.segments[0] == Segment("tools", Stability.FROZEN, "tools", tools=read.prompt.tools)
 
 
-def test_a_mark_inside_a_tool_result_counts_for_the_result() -> None:
+def test_breakpoint_inside_a_tool_result_counts_for_the_result() -> None:
     parts = [
-        {"type": "text", "text": "a", "cache_control": {**MARK, "ttl": "1h"}},
-        {"type": "tool_reference", "cache_control": MARK, "tool_name": "x"},
+        {"type": "text", "text": "a", "cache_control": {**BREAKPOINT, "ttl": "1h"}},
+        {"type": "tool_reference", "cache_control": BREAKPOINT, "tool_name": "x"},
         {"type": "text", "text": "c"},
     ]
     read = request(content=[{"type": "tool_result", "tool_use_id": "t", "content": parts}])
@@ -92,23 +92,23 @@ def test_a_mark_inside_a_tool_result_counts_for_the_result() -> None:
     )
 
 
-def test_a_mark_on_a_tool_result_outranks_one_inside() -> None:
-    parts = [{"type": "text", "text": "a", "cache_control": MARK}]
+def test_breakpoint_on_a_tool_result_outranks_one_inside_it() -> None:
+    parts = [{"type": "text", "text": "a", "cache_control": BREAKPOINT}]
     result: dict[str, object] = {"type": "tool_result", "tool_use_id": "t", "content": parts}
-    read = request(content=[{**result, "cache_control": {**MARK, "ttl": "1h"}}])
+    read = request(content=[{**result, "cache_control": {**BREAKPOINT, "ttl": "1h"}}])
     assert read.plan == Plan((Breakpoint(0, "1h"),))
 
 
-def test_a_tool_result_may_be_a_string_or_nothing() -> None:
-    assert block_read(type="tool_result", tool_use_id="t", content="a", is_error=True) == ToolResult(
+def test_a_tool_result_may_be_a_string_or_empty() -> None:
+    assert decode_block(type="tool_result", tool_use_id="t", content="a", is_error=True) == ToolResult(
         "t", (Text("a"),), is_error=True
     )
-    assert block_read(type="tool_result", tool_use_id="t") == ToolResult("t", ())
+    assert decode_block(type="tool_result", tool_use_id="t") == ToolResult("t", ())
 
 
-def test_a_result_inside_a_result_is_kept_as_it_is() -> None:
+def test_a_result_nested_in_a_result_is_preserved() -> None:
     inner = {"type": "tool_result", "tool_use_id": "u"}
-    assert block_read(type="tool_result", tool_use_id="t", content=[inner]) == ToolResult(
+    assert decode_block(type="tool_result", tool_use_id="t", content=[inner]) == ToolResult(
         "t", (Opaque("tool_result", b'{"type": "tool_result", "tool_use_id": "u"}'),)
     )
 
@@ -136,8 +136,8 @@ def test_a_result_inside_a_result_is_kept_as_it_is() -> None:
         ({"type": "redacted_thinking", "data": "x"}, RedactedThinking("x")),
     ],
 )
-def test_a_known_block_is_known_whatever_defaults_it_spells_out(members: dict[str, object], block: Block) -> None:
-    assert block_read(**members) == block
+def test_a_known_block_with_explicit_defaults_is_recognised(members: dict[str, object], block: Block) -> None:
+    assert decode_block(**members) == block
 
 
 @pytest.mark.parametrize(
@@ -151,11 +151,11 @@ def test_a_known_block_is_known_whatever_defaults_it_spells_out(members: dict[st
         {"type": "document", "source": {"type": "text", "data": "x"}},
     ],
 )
-def test_a_block_with_something_unknown_is_kept_as_it_is(members: dict[str, object]) -> None:
-    assert block_read(**members) == Opaque(str(members["type"]), json.dumps(members).encode())
+def test_a_block_with_an_unknown_field_is_preserved(members: dict[str, object]) -> None:
+    assert decode_block(**members) == Opaque(str(members["type"]), json.dumps(members).encode())
 
 
-def test_a_system_message_in_the_conversation_is_a_passage() -> None:
+def test_a_system_message_in_the_conversation_is_a_history_entry() -> None:
     messages = [{"role": "user", "content": "a"}, {"role": "system", "content": "b"}]
     assert request(messages=messages).prompt.entries == (
         HistoryEntry("user", (Text("a"),)),
@@ -163,9 +163,9 @@ def test_a_system_message_in_the_conversation_is_a_passage() -> None:
     )
 
 
-def test_a_tool_with_more_than_the_three_fields_is_kept_as_it_is() -> None:
+def test_a_tool_with_additional_fields_is_preserved() -> None:
     tool = {"name": "a", "description": "d", "input_schema": {"type": "object"}, "strict": True}
-    read = request(tools=[{**tool, "cache_control": MARK}, {"type": "mcp_toolset", "server": "s"}])
+    read = request(tools=[{**tool, "cache_control": BREAKPOINT}, {"type": "mcp_toolset", "server": "s"}])
     assert read.prompt.tools == (
         ToolSpec("a", "d", '{"type": "object"}', json.dumps(tool)),
         ToolSpec("mcp_toolset", "", "{}", '{"type": "mcp_toolset", "server": "s"}'),
@@ -173,12 +173,12 @@ def test_a_tool_with_more_than_the_three_fields_is_kept_as_it_is() -> None:
     assert read.plan == Plan((Breakpoint(0),))
 
 
-def test_a_tool_without_description_is_kept_as_it_is() -> None:
+def test_a_tool_without_description_is_preserved() -> None:
     (tool,) = request(tools=[{"name": "a", "input_schema": {}}]).prompt.tools
     assert tool == ToolSpec("a", "", "{}", '{"name": "a", "input_schema": {}}')
 
 
-def test_unknown_fields_and_automatic_caching_survive_as_they_are() -> None:
+def test_unknown_fields_and_automatic_caching_are_preserved() -> None:
     read = request(cache_control={"type": "ephemeral"}, container="c1", tool_choice={"type": "any"})
     assert read.parameters.extra == (("cache_control", '{"type": "ephemeral"}'), ("container", '"c1"'))
     assert read.parameters.tool_choice_json == '{"type": "any"}'
@@ -190,13 +190,13 @@ def test_betas_come_from_the_header(name: str) -> None:
     assert request(headers={"x": "y", name: "a, b,,"}).parameters.betas == ("a", "b")
 
 
-def test_a_count_needs_no_output_limit() -> None:
+def test_a_token_count_request_needs_no_output_limit() -> None:
     body = b'{"model":"m","messages":[]}'
     assert anthropic.decode_count_request(body, {"anthropic-beta": "a"}).parameters == Parameters("m", 0, betas=("a",))
-    assert "missing required field `max_tokens`" in refusal(body)
+    assert "missing required field `max_tokens`" in refusal_message(body)
 
 
-def test_a_count_keeps_the_limit_it_is_given() -> None:
+def test_a_token_count_request_keeps_its_output_limit() -> None:
     read = anthropic.decode_count_request(b'{"model":"m","max_tokens":9,"messages":[]}')
     assert read.parameters.output_tokens_max == 9
 
@@ -249,23 +249,23 @@ def test_a_count_keeps_the_limit_it_is_given() -> None:
         ),
     ],
 )
-def test_what_cannot_be_read_is_named_in_one_line(body: bytes, reason: str) -> None:
-    line = refusal(body)
+def test_undecodable_requests_are_refused_in_one_line(body: bytes, reason: str) -> None:
+    line = refusal_message(body)
     assert reason in line
     assert line.startswith(("the request cannot", "messages.0", "tools.0", "system.0"))
     assert "\n" not in line
 
 
 @pytest.mark.parametrize(
-    "mark", [{"type": "eternal"}, {"type": "ephemeral", "ttl": "2h"}, {"type": "eternal", "ttl": "1h"}]
+    "cache_control", [{"type": "eternal"}, {"type": "ephemeral", "ttl": "2h"}, {"type": "eternal", "ttl": "1h"}]
 )
-def test_a_mark_of_another_kind_is_refused(mark: object) -> None:
+def test_a_breakpoint_of_another_type_is_refused(cache_control: object) -> None:
     with pytest.raises(ProviderError, match='`cache_control` must be "ephemeral" for "5m" or "1h"'):
-        request(content=[{"type": "text", "text": "a", "cache_control": mark}])
+        request(content=[{"type": "text", "text": "a", "cache_control": cache_control}])
 
 
 def test_a_refusal_quotes_no_value_and_stays_short() -> None:
-    assert "private" not in refusal(b'{"model":"m","max_tokens":"private","messages":[]}')
+    assert "private" not in refusal_message(b'{"model":"m","max_tokens":"private","messages":[]}')
 
 
 def test_further_fields_of_a_message_are_carried_and_encoded_again() -> None:
@@ -285,8 +285,8 @@ def test_further_fields_of_a_cache_breakpoint_are_ignored() -> None:
     assert breakpoint_.ttl == "1h"
 
 
-def test_a_body_over_the_limit_is_refused_before_it_is_read() -> None:
+def test_a_body_over_the_limit_is_refused_before_decoding() -> None:
     with pytest.raises(ProviderError, match=f"more than {BODY_BYTES_MAX} bytes") as refused:
         anthropic.decode_request(b" " * (BODY_BYTES_MAX + 1))
     assert (refused.value.kind, refused.value.status) == ("invalid_request", 413)
-    assert "truncated" in refusal(b" " * BODY_BYTES_MAX)
+    assert "truncated" in refusal_message(b" " * BODY_BYTES_MAX)

@@ -1,4 +1,4 @@
-"""How failures of Anthropic are told apart, and how they are reported in its place."""
+"""Classification of Anthropic's errors, and errors encoded in its format."""
 
 import json
 
@@ -36,7 +36,7 @@ def error(status: int, message: str = "no", headers: dict[str, str] | None = Non
         (302, "other"),
     ],
 )
-def test_the_status_tells_the_kind(status: int, kind: FailureKind) -> None:
+def test_the_status_determines_the_kind(status: int, kind: FailureKind) -> None:
     assert error(status).kind == kind
     assert error(status).status == status
 
@@ -50,7 +50,7 @@ def test_the_status_tells_the_kind(status: int, kind: FailureKind) -> None:
         "this request exceeds the context window",
     ],
 )
-def test_a_prompt_that_does_not_fit_is_an_overflow_although_it_is_only_a_bad_request(message: str) -> None:
+def test_a_prompt_that_does_not_fit_is_an_overflow_although_the_status_is_400(message: str) -> None:
     assert error(400, message).kind == "context_overflow"
     assert error(500, message).kind == "server_error"
 
@@ -70,15 +70,15 @@ def test_a_prompt_that_does_not_fit_is_an_overflow_although_it_is_only_a_bad_req
         ({}, None),
     ],
 )
-def test_the_pause_asked_for_is_read(headers: dict[str, str], seconds: float | None) -> None:
+def test_the_requested_pause_is_decoded(headers: dict[str, str], seconds: float | None) -> None:
     assert error(429, headers=headers).retry_after_seconds == seconds
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>", b'{"error":"text"}', b"[" * 9999, b'{"error":{"message":5}}'])
-def test_a_body_without_a_reason_leaves_the_status(body: bytes) -> None:
-    told = anthropic.decode_error(502, {}, body)
-    assert str(told) == "the provider answered with HTTP status 502 and no reason"
-    assert told.kind == "server_error"
+def test_a_body_without_a_reason_is_reported_by_its_status(body: bytes) -> None:
+    failure = anthropic.decode_error(502, {}, body)
+    assert str(failure) == "the provider answered with HTTP status 502 and no reason"
+    assert failure.kind == "server_error"
 
 
 @pytest.mark.parametrize(
@@ -94,16 +94,16 @@ def test_a_body_without_a_reason_leaves_the_status(body: bytes) -> None:
         "ghp_abcdefgh12",
     ],
 )
-def test_what_looks_like_a_key_is_removed(secret: str) -> None:
+def test_text_that_looks_like_a_key_is_removed(secret: str) -> None:
     assert str(error(401, f"invalid: {secret} given")) == "invalid: [removed] given"
 
 
-def test_ordinary_words_stay() -> None:
+def test_ordinary_words_remain() -> None:
     message = "max_tokens: 200000 > 64000, the key word is sk-1, messages.0.content.1: ask again"
     assert str(error(400, message)) == message
 
 
-def test_a_long_message_is_cut_and_put_on_one_line() -> None:
+def test_a_long_message_is_shortened_to_one_line() -> None:
     assert sanitize_message("a\n  b\tc") == "a b c"
     assert sanitize_message("a\x1b]0;title\x07\x9b2J\u202eb") == "a ]0;title 2J b"
     assert sanitize_message("x" * MESSAGE_CHARS_MAX) == "x" * MESSAGE_CHARS_MAX
@@ -132,7 +132,7 @@ def test_a_long_message_is_cut_and_put_on_one_line() -> None:
         ("other", 302, 302, "api_error"),
     ],
 )
-def test_a_failure_is_reported_as_the_provider_would(
+def test_a_failure_is_encoded_as_the_provider_would(
     kind: FailureKind, status: int | None, expected: int, name: str
 ) -> None:
     code, body = anthropic.encode_error(kind, "why\ud800", status=status)

@@ -1,4 +1,4 @@
-"""A text cut at its cache boundaries is still the same text."""
+"""A text that is split at its cache boundaries is still the same text."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,7 +7,9 @@ from holdfast.providers.anthropic.encode import cache_prefix_blocks
 
 
 @given(st.text(max_size=60), st.lists(st.integers(-5, 70), max_size=6))
-def test_the_blocks_are_the_message_and_only_the_last_is_unmarked(message: str, boundaries: list[int]) -> None:
+def test_the_blocks_join_to_the_message_and_only_the_last_has_no_breakpoint(
+    message: str, boundaries: list[int]
+) -> None:
     blocks = cache_prefix_blocks(message, boundaries)
     if isinstance(blocks, str):
         assert blocks == message
@@ -20,12 +22,12 @@ def test_the_blocks_are_the_message_and_only_the_last_is_unmarked(message: str, 
     assert len(blocks) == min(3, len({point for point in boundaries if 0 < point < len(message)})) + 1
 
 
-def test_the_first_three_boundaries_count() -> None:
+def test_only_the_first_three_boundaries_are_used() -> None:
     blocks = cache_prefix_blocks("abcdef", [5, 1, 3, 2, 1])
     assert [block["text"] for block in blocks if isinstance(block, dict)] == ["a", "b", "c", "def"]
 
 
-def test_without_a_boundary_inside_the_message_is_left_alone() -> None:
+def test_a_message_without_inner_boundaries_is_unchanged() -> None:
     assert cache_prefix_blocks("abc", []) == "abc"
     assert cache_prefix_blocks("abc", [0, 3, 99, -1]) == "abc"
     assert cache_prefix_blocks("", [0]) == ""

@@ -1,4 +1,4 @@
-"""What holds for every request to and every reply from Anthropic."""
+"""Properties of every request to and every reply from Anthropic."""
 
 import json
 
@@ -19,42 +19,44 @@ members = st.dictionaries(st.text('ab"\\{}[],:\n', max_size=6), values.json_valu
 spaces = st.sampled_from(["", " ", "\n  ", "\t"])
 
 
-def spaced(value: object, space: str) -> bytes:
-    """JSON with the given space at every place where space may stand."""
+def with_whitespace(value: object, space: str) -> bytes:
+    """JSON with the given whitespace wherever whitespace is allowed."""
     separators = (f"{space},{space}", f"{space}:{space}")
     return json.dumps(value, separators=separators, ensure_ascii=False).encode()
 
 
-def body_with(*blocks: bytes) -> bytes:
+def body_with_block(*blocks: bytes) -> bytes:
     start = b'{"model":"m","max_tokens":1,"messages":[{"role":"user","content":['
     return start + b",".join(blocks) + b"]}]}"
 
 
 @given(members, spaces)
-def test_a_block_unknown_to_us_keeps_every_byte(block: dict[str, object], space: str) -> None:
-    raw = spaced({**block, "type": "not_yet_invented"}, space)
-    read = anthropic.decode_request(body_with(raw))
+def test_an_unknown_block_keeps_every_byte(block: dict[str, object], space: str) -> None:
+    raw = with_whitespace({**block, "type": "not_yet_invented"}, space)
+    read = anthropic.decode_request(body_with_block(raw))
     assert read.prompt.entries[0].content == (Opaque("not_yet_invented", raw),)
-    assert anthropic.encode_request(read.prompt, read.plan, read.parameters) == body_with(raw)
+    assert anthropic.encode_request(read.prompt, read.plan, read.parameters) == body_with_block(raw)
 
 
 @given(members, spaces, st.sampled_from(["5m", "1h"]))
-def test_a_mark_is_taken_off_an_unknown_block_and_nothing_else_is(
+def test_a_breakpoint_is_removed_from_an_unknown_block_without_other_changes(
     block: dict[str, object], space: str, ttl: Ttl
 ) -> None:
-    kept = {"type": "not_yet_invented", **block}
-    mark = {"type": "ephemeral", "ttl": ttl}
-    read = anthropic.decode_request(body_with(spaced({**kept, "cache_control": mark}, space)))
+    unknown_block = {"type": "not_yet_invented", **block}
+    cache_control = {"type": "ephemeral", "ttl": ttl}
+    read = anthropic.decode_request(
+        body_with_block(with_whitespace({**unknown_block, "cache_control": cache_control}, space))
+    )
     (opaque,) = read.prompt.entries[0].content
     assert isinstance(opaque, Opaque)
-    assert json.loads(opaque.raw) == kept
-    assert split_object(opaque.raw) == split_object(spaced(kept, space))
+    assert json.loads(opaque.raw) == unknown_block
+    assert split_object(opaque.raw) == split_object(with_whitespace(unknown_block, space))
     assert read.plan == Plan((Breakpoint(0, ttl),))
 
 
 @given(members, spaces, st.sampled_from(["a", "b", "cache_control"]))
 def test_an_object_without_a_member_has_all_the_others(block: dict[str, object], space: str, name: str) -> None:
-    raw = spaced(block, space)
+    raw = with_whitespace(block, space)
     assert split_object(remove_member(raw, name)) == {
         key: value for key, value in split_object(raw).items() if key != name
     }
@@ -63,13 +65,13 @@ def test_an_object_without_a_member_has_all_the_others(block: dict[str, object],
 
 
 @given(members)
-def test_an_object_taken_apart_can_be_put_together(block: dict[str, object]) -> None:
+def test_an_object_split_into_members_can_be_joined_again(block: dict[str, object]) -> None:
     assert join_object(split_object(encode_json(block))) == encode_json(block)
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=8, max_size=8), st.booleans())
-def test_the_buckets_add_up_to_what_the_provider_counted(numbers: list[int], compacted: bool) -> None:
-    plain, read, five, hour, output, more_plain, more_written, more_output = numbers
+def test_the_usage_buckets_add_up_to_the_providers_count(numbers: list[int], compacted: bool) -> None:
+    plain, read, five, hour, output, more_plain, more_cache_write, more_output = numbers
     usage = {
         "input_tokens": plain,
         "cache_read_input_tokens": read,
@@ -81,32 +83,32 @@ def test_the_buckets_add_up_to_what_the_provider_counted(numbers: list[int], com
             {
                 "type": "compaction" if compacted else "message",
                 "input_tokens": more_plain,
-                "cache_creation_input_tokens": more_written,
+                "cache_creation_input_tokens": more_cache_write,
                 "cache_read_input_tokens": 0,
                 "output_tokens": more_output,
             },
         ],
     }
-    counted = anthropic.decode_reply(encode_json({"content": [], "usage": usage})).usage
+    usage_decoded = anthropic.decode_reply(encode_json({"content": [], "usage": usage})).usage
 
     factor = 1 if compacted else 0
-    assert counted.tokens_sent == plain + read + five + hour + factor * (more_plain + more_written)
-    assert counted.output == output + factor * more_output
-    assert (counted.cache_read, counted.cache_write_1h) == (read, hour)
+    assert usage_decoded.tokens_sent == plain + read + five + hour + factor * (more_plain + more_cache_write)
+    assert usage_decoded.output == output + factor * more_output
+    assert (usage_decoded.cache_read, usage_decoded.cache_write_1h) == (read, hour)
 
 
 @given(values.usages, values.usages)
-def test_usage_in_a_later_event_replaces_what_was_said_at_the_start(first: Usage, last: Usage) -> None:
+def test_usage_in_a_later_event_replaces_the_initial_usage(first: Usage, last: Usage) -> None:
     events = list(anthropic.encode_stream(Reply((), "end_turn", first)))
-    whole = json.loads(anthropic.encode_reply(Reply((), "end_turn", last)))["usage"]
-    told = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": whole}
-    events[-2] = b"event: message_delta\ndata: " + encode_json(told) + b"\n\n"
+    usage_json = json.loads(anthropic.encode_reply(Reply((), "end_turn", last)))["usage"]
+    final_delta = {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage_json}
+    events[-2] = b"event: message_delta\ndata: " + encode_json(final_delta) + b"\n\n"
     deltas = list(anthropic.make_stream_decoder().feed(b"".join(events)))
     assert deltas[-1] == ReplyFinished(Reply((), "end_turn", last))
 
 
 @given(st.data())
-def test_line_ends_comments_and_foreign_events_change_no_reply(data: st.DataObject) -> None:
+def test_line_ends_comments_and_unknown_events_do_not_change_the_reply(data: st.DataObject) -> None:
     reply = data.draw(values.replies)
     foreign = st.sampled_from(
         [b": keep-alive\n\n", b'event: ping\ndata: {"type":"ping"}\n\n', b"event: x\ndata: no json\n\n", b"\n"]
@@ -119,8 +121,8 @@ def test_line_ends_comments_and_foreign_events_change_no_reply(data: st.DataObje
 
 
 @given(st.lists(st.text('{}[]":,a1 \\', max_size=6), max_size=5))
-def test_arguments_are_what_was_streamed_or_an_object_that_holds_it(parts: list[str]) -> None:
-    head, start, *_, stop, delta, last = anthropic.encode_stream(
+def test_arguments_are_those_streamed_or_an_object_that_wraps_them(parts: list[str]) -> None:
+    message_start, start, *_, stop, delta, last = anthropic.encode_stream(
         Reply((ToolUse("t", "run", "{}"),), "tool_use", Usage())
     )
     deltas = [
@@ -128,7 +130,7 @@ def test_arguments_are_what_was_streamed_or_an_object_that_holds_it(parts: list[
         for part in parts
     ]
     middle = b"".join(b"data: " + encode_json(part) + b"\n\n" for part in deltas)
-    stream = b"".join([head, start, middle, stop, delta, last])
+    stream = b"".join([message_start, start, middle, stop, delta, last])
     finished = list(anthropic.make_stream_decoder().feed(stream))[-1]
 
     assert isinstance(finished, ReplyFinished)
@@ -140,27 +142,27 @@ def test_arguments_are_what_was_streamed_or_an_object_that_holds_it(parts: list[
 
 
 @given(st.data())
-def test_a_reply_that_was_cut_can_be_sent_back(data: st.DataObject) -> None:
+def test_an_interrupted_reply_can_be_sent_back(data: st.DataObject) -> None:
     reply = data.draw(values.replies)
-    whole = b"".join(anthropic.encode_stream(reply))
+    stream = b"".join(anthropic.encode_stream(reply))
     reader = anthropic.make_stream_decoder()
-    list(reader.feed(whole[: data.draw(st.integers(0, len(whole) - 40))]))
+    list(reader.feed(stream[: data.draw(st.integers(0, len(stream) - 40))]))
     partial = reader.partial()
     if partial is None or partial.stop_reason != "cancelled":
         return
     assert not any(isinstance(block, Text) and not block.text.strip() for block in partial.content)
     assert not any(isinstance(block, Thinking) and not block.signature for block in partial.content)
     assert not partial.content or not isinstance(partial.content[-1], Thinking)
-    whole_calls = {block for block in reply.content if isinstance(block, ToolUse)}
-    assert whole_calls.issuperset(block for block in partial.content if isinstance(block, ToolUse))
+    complete_calls = {block for block in reply.content if isinstance(block, ToolUse)}
+    assert complete_calls.issuperset(block for block in partial.content if isinstance(block, ToolUse))
 
 
 @given(st.lists(st.tuples(st.sampled_from(["", "a", "b c"]), st.text("x :\n", min_size=1, max_size=6))))
-def test_events_are_read_back_as_they_were_sent(events: list[tuple[str, str]]) -> None:
+def test_encoded_events_are_decoded_to_the_same_values(events: list[tuple[str, str]]) -> None:
     reader = SseParser()
-    for name, told in events:
+    for name, payload in events:
         lines = "".join(
-            f"data:{line}\n" if not line.startswith(" ") else f"data: {line}\n" for line in told.split("\n")
+            f"data:{line}\n" if not line.startswith(" ") else f"data: {line}\n" for line in payload.split("\n")
         )
         reader.feed(f"event: {name}\n{lines}\n".encode())
     assert [(event.name, event.data.decode()) for event in reader.events()] == events

@@ -1,4 +1,4 @@
-"""Anthropic's own client against the simulator, over a real socket."""
+"""Anthropic's official client against the simulator, over a real socket."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -42,8 +42,8 @@ def simulated(request: pytest.FixtureRequest) -> Iterator[Simulated]:
 
 @pytest.fixture
 def client(simulated: Simulated) -> Iterator[anthropic.Anthropic]:
-    with simulated.client() as opened:
-        yield opened
+    with simulated.client() as opened_client:
+        yield opened_client
 
 
 def scripted(script: str) -> pytest.MarkDecorator:
@@ -81,8 +81,8 @@ def test_text_is_streamed(client: anthropic.Anthropic) -> None:
     assert len(parts) > 1
     assert "".join(parts) == "Echo: " + "word " * 40
     assert final.stop_reason == "end_turn"
-    whole = client.messages.create(model=SONNET, max_tokens=50, messages=messages)
-    assert final.usage.to_dict() == whole.usage.to_dict()
+    reply = client.messages.create(model=SONNET, max_tokens=50, messages=messages)
+    assert final.usage.to_dict() == reply.usage.to_dict()
 
 
 @scripted(LOOP)
@@ -91,13 +91,13 @@ def test_thinking_and_calls_are_streamed(client: anthropic.Anthropic) -> None:
         kinds = {event.type for event in stream}
         streamed = stream.get_final_message()
     assert {"thinking", "signature", "text", "input_json"} <= kinds
-    whole = client.messages.create(model=SONNET, max_tokens=50, messages=HELLO, tools=TOOLS)
-    assert [block.to_dict() for block in streamed.content] == [block.to_dict() for block in whole.content]
+    reply = client.messages.create(model=SONNET, max_tokens=50, messages=HELLO, tools=TOOLS)
+    assert [block.to_dict() for block in streamed.content] == [block.to_dict() for block in reply.content]
     assert streamed.stop_reason == "tool_use"
 
 
 @scripted(LOOP)
-def test_a_loop_of_tools_reads_its_prompt_from_the_cache(client: anthropic.Anthropic) -> None:
+def test_a_tool_loop_reads_its_prompt_from_the_cache(client: anthropic.Anthropic) -> None:
     messages: list[MessageParam] = [{"role": "user", "content": "Are both files there?"}]
     usages: list[Usage] = []
     for _ in range(3):
@@ -119,8 +119,8 @@ def test_a_loop_of_tools_reads_its_prompt_from_the_cache(client: anthropic.Anthr
     ]
 
 
-def test_counting_tells_what_usage_sums_to(client: anthropic.Anthropic) -> None:
-    counted = client.messages.count_tokens(model=SONNET, system=SYSTEM, messages=HELLO, tools=TOOLS)
+def test_counted_tokens_equal_the_sum_of_usage(client: anthropic.Anthropic) -> None:
+    token_count = client.messages.count_tokens(model=SONNET, system=SYSTEM, messages=HELLO, tools=TOOLS)
     message = client.messages.create(
         model=SONNET,
         max_tokens=50,
@@ -129,7 +129,7 @@ def test_counting_tells_what_usage_sums_to(client: anthropic.Anthropic) -> None:
         tools=TOOLS,
         cache_control={"type": "ephemeral"},
     )
-    assert counted.input_tokens == prompt_tokens(message.usage) > 0
+    assert token_count.input_tokens == prompt_tokens(message.usage) > 0
 
 
 def test_models_are_listed_page_by_page(client: anthropic.Anthropic) -> None:
@@ -143,19 +143,19 @@ def test_models_are_listed_page_by_page(client: anthropic.Anthropic) -> None:
 
 
 def create(client: anthropic.Anthropic, *, ttl: Any = "5m", **options: Any) -> Usage:
-    given = {"model": SONNET, "max_tokens": 50, "messages": HELLO, **options}
-    head: Any = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral", "ttl": ttl}}]
-    message: Message = client.messages.create(system=head, **given)
+    arguments = {"model": SONNET, "max_tokens": 50, "messages": HELLO, **options}
+    system: Any = [{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral", "ttl": ttl}}]
+    message: Message = client.messages.create(system=system, **arguments)
     return message.usage
 
 
-def test_a_request_for_no_output_warms_the_cache(client: anthropic.Anthropic) -> None:
+def test_a_request_without_output_warms_the_cache(client: anthropic.Anthropic) -> None:
     warming = create(client, max_tokens=0)
     assert warming.output_tokens == 0
     assert create(client).cache_read_input_tokens == warming.cache_creation_input_tokens
 
 
-def test_five_minutes_later_the_cache_is_cold(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_the_cache_expires_after_five_minutes(simulated: Simulated, client: anthropic.Anthropic) -> None:
     create(client)
     simulated.advance(240)
     assert create(client).cache_creation_input_tokens == 0
@@ -163,7 +163,9 @@ def test_five_minutes_later_the_cache_is_cold(simulated: Simulated, client: anth
     assert create(client).cache_read_input_tokens == 0
 
 
-def test_an_hours_mark_outlives_twenty_minutes(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_a_breakpoint_with_a_one_hour_ttl_outlives_twenty_minutes(
+    simulated: Simulated, client: anthropic.Anthropic
+) -> None:
     first = create(client, ttl="1h")
     assert first.cache_creation is not None
     assert first.cache_creation.ephemeral_1h_input_tokens == first.cache_creation_input_tokens
@@ -171,7 +173,7 @@ def test_an_hours_mark_outlives_twenty_minutes(simulated: Simulated, client: ant
     assert create(client, ttl="1h").cache_read_input_tokens == first.cache_creation_input_tokens
 
 
-def test_every_key_has_a_cache_of_its_own(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_every_key_has_its_own_cache(simulated: Simulated, client: anthropic.Anthropic) -> None:
     create(client)
     with simulated.client(api_key="another") as other:
         assert create(other).cache_read_input_tokens == 0
@@ -181,14 +183,14 @@ def test_every_key_has_a_cache_of_its_own(simulated: Simulated, client: anthropi
 # Failures
 
 
-def test_five_marks_are_a_bad_request(client: anthropic.Anthropic) -> None:
-    head: Any = [{"type": "text", "text": str(n), "cache_control": {"type": "ephemeral"}} for n in range(5)]
-    with pytest.raises(anthropic.BadRequestError, match="A maximum of 4 blocks") as caught:
-        client.messages.create(model=SONNET, max_tokens=50, system=head, messages=HELLO)
-    assert caught.value.request_id == "req_sim-000001"
+def test_five_breakpoints_are_a_bad_request(client: anthropic.Anthropic) -> None:
+    system: Any = [{"type": "text", "text": str(n), "cache_control": {"type": "ephemeral"}} for n in range(5)]
+    with pytest.raises(anthropic.BadRequestError, match="A maximum of 4 blocks") as error:
+        client.messages.create(model=SONNET, max_tokens=50, system=system, messages=HELLO)
+    assert error.value.request_id == "req_sim-000001"
 
 
-def test_a_missing_key_is_not_authenticated(client: anthropic.Anthropic) -> None:
+def test_a_missing_key_is_an_authentication_error(client: anthropic.Anthropic) -> None:
     no_key: Any = {"Authorization": anthropic.Omit()}
     with pytest.raises(anthropic.AuthenticationError, match="x-api-key header is required"):
         client.messages.create(model=SONNET, max_tokens=50, messages=HELLO, extra_headers=no_key)
@@ -200,14 +202,14 @@ def test_an_unknown_model_is_not_found(client: anthropic.Anthropic) -> None:
 
 
 @scripted(FAILING)
-def test_a_client_that_tries_again_gets_its_answer(simulated: Simulated) -> None:
+def test_a_client_that_retries_gets_its_response(simulated: Simulated) -> None:
     with simulated.client(max_retries=2) as patient:
         message = patient.messages.create(model=SONNET, max_tokens=50, messages=HELLO)
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "At last."}]
 
 
 @scripted(FAILING)
-def test_a_client_that_does_not_try_again_gets_each_failure(client: anthropic.Anthropic) -> None:
+def test_a_client_that_does_not_retry_gets_each_failure(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.RateLimitError) as limited:
         client.messages.create(model=SONNET, max_tokens=50, messages=HELLO)
     assert limited.value.response.headers["retry-after"] == "0.05"
@@ -215,24 +217,24 @@ def test_a_client_that_does_not_try_again_gets_each_failure(client: anthropic.An
         client.messages.create(model=SONNET, max_tokens=50, messages=HELLO)
 
 
-def test_a_failure_can_be_ordered_by_header(client: anthropic.Anthropic) -> None:
+def test_a_failure_can_be_requested_by_header(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.OverloadedError):
         client.messages.create(model=SONNET, max_tokens=50, messages=HELLO, extra_headers={"x-holdfast-fault": "529"})
     with pytest.raises(anthropic.InternalServerError):
         client.messages.create(model=SONNET, max_tokens=50, messages=HELLO, extra_headers={"x-holdfast-fault": "500"})
 
 
-def test_a_stream_that_is_refused_fails_before_it_starts(client: anthropic.Anthropic) -> None:
-    nobody: list[MessageParam] = [{"role": "assistant", "content": "Hi."}]
+def test_a_refused_stream_fails_before_it_starts(client: anthropic.Anthropic) -> None:
+    without_user_message: list[MessageParam] = [{"role": "assistant", "content": "Hi."}]
     with (
         pytest.raises(anthropic.BadRequestError, match="prefill"),
-        client.messages.stream(model=SONNET, max_tokens=50, messages=HELLO + nobody),
+        client.messages.stream(model=SONNET, max_tokens=50, messages=HELLO + without_user_message),
     ):
         pass
 
 
 @scripted(LOOP)
-def test_thinking_behind_a_changed_ask_is_dropped_on_request(client: anthropic.Anthropic) -> None:
+def test_thinking_after_a_changed_question_is_dropped_on_request(client: anthropic.Anthropic) -> None:
     first = client.messages.create(model=SONNET, max_tokens=50, messages=HELLO, tools=TOOLS)
     changed: Any = [
         {"role": "user", "content": "Another ask."},
@@ -253,11 +255,11 @@ def test_thinking_behind_a_changed_ask_is_dropped_on_request(client: anthropic.A
     assert [dropped.path for dropped in message.input_transformations] == ["messages.1.content.0"]
 
 
-# The other client
+# The asynchronous client
 
 
 @pytest_asyncio.fixture
-async def other_client() -> AsyncIterator[anthropic.AsyncAnthropic]:
+async def async_client() -> AsyncIterator[anthropic.AsyncAnthropic]:
     server = await serve_simulator(SimulatedProvider(script=parse_script(LOOP)))
     client = anthropic.AsyncAnthropic(base_url=server.url, api_key="any", timeout=TIMEOUT_SECONDS, max_retries=0)
     async with client:
@@ -265,27 +267,27 @@ async def other_client() -> AsyncIterator[anthropic.AsyncAnthropic]:
     await server.aclose()
 
 
-async def test_the_asynchronous_client_is_answered_too(other_client: anthropic.AsyncAnthropic) -> None:
-    message = await other_client.messages.create(model=SONNET, max_tokens=50, messages=HELLO, tools=TOOLS)
-    async with other_client.messages.stream(model=SONNET, max_tokens=50, messages=HELLO, tools=TOOLS) as stream:
+async def test_the_asynchronous_client_gets_responses_too(async_client: anthropic.AsyncAnthropic) -> None:
+    message = await async_client.messages.create(model=SONNET, max_tokens=50, messages=HELLO, tools=TOOLS)
+    async with async_client.messages.stream(model=SONNET, max_tokens=50, messages=HELLO, tools=TOOLS) as stream:
         streamed = await stream.get_final_message()
     assert [block.to_dict() for block in streamed.content] == [block.to_dict() for block in message.content]
-    counted = await other_client.messages.count_tokens(model=SONNET, messages=HELLO, tools=TOOLS)
-    assert counted.input_tokens == prompt_tokens(message.usage)
+    token_count = await async_client.messages.count_tokens(model=SONNET, messages=HELLO, tools=TOOLS)
+    assert token_count.input_tokens == prompt_tokens(message.usage)
 
 
-async def test_the_asynchronous_client_sees_failures(other_client: anthropic.AsyncAnthropic) -> None:
+async def test_the_asynchronous_client_sees_failures(async_client: anthropic.AsyncAnthropic) -> None:
     with pytest.raises(anthropic.RateLimitError):
-        await other_client.messages.create(
+        await async_client.messages.create(
             model=SONNET, max_tokens=50, messages=HELLO, extra_headers={"x-holdfast-fault": "429"}
         )
 
 
-async def test_calls_at_once_write_each_for_itself_and_read_afterwards(
-    other_client: anthropic.AsyncAnthropic,
+async def test_concurrent_calls_each_write_the_cache_and_later_calls_read_it(
+    async_client: anthropic.AsyncAnthropic,
 ) -> None:
     async def ask(number: int) -> Usage:
-        message = await other_client.messages.create(
+        message = await async_client.messages.create(
             model=SONNET,
             max_tokens=50,
             system=[{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}],

@@ -1,4 +1,4 @@
-"""Which tokens of a call count as what."""
+"""Assignment of a call's tokens to usage buckets."""
 
 import json
 
@@ -9,7 +9,7 @@ from holdfast.types.usage import Usage
 
 
 @pytest.mark.parametrize(
-    ("usage", "counted"),
+    ("usage", "expected"),
     [
         ({}, Usage()),
         (None, Usage()),
@@ -31,11 +31,11 @@ from holdfast.types.usage import Usage
         ({"input_tokens": -5, "cache_read_input_tokens": None}, Usage()),
     ],
 )
-def test_usage_falls_into_separate_buckets(usage: object, counted: Usage) -> None:
-    assert anthropic.decode_reply(json.dumps({"content": [], "usage": usage}).encode()).usage == counted
+def test_usage_falls_into_separate_buckets(usage: object, expected: Usage) -> None:
+    assert anthropic.decode_reply(json.dumps({"content": [], "usage": usage}).encode()).usage == expected
 
 
-def test_what_a_compaction_took_is_a_part_of_the_whole_and_told_apart() -> None:
+def test_the_usage_of_a_compaction_is_part_of_the_total_and_listed_separately() -> None:
     summed_up = {"type": "compaction", "input_tokens": 100, "cache_read_input_tokens": 150, "output_tokens": 30}
     usage = {"input_tokens": 10, "output_tokens": 5, "iterations": [summed_up, {"type": "message", "input_tokens": 10}]}
     reply = anthropic.decode_reply(json.dumps({"content": [], "usage": usage}).encode())

@@ -1,4 +1,4 @@
-"""Caches that Gemini keeps on request: what is sent, and what is understood."""
+"""Gemini's explicit caches: encoding of requests and decoding of responses."""
 
 import json
 
@@ -21,22 +21,22 @@ OWN = Segment("tools", Stability.FROZEN, "tools", tools=(ToolSpec("x", "", "{}",
 SYSTEM = Segment("role", Stability.EPOCH, "system", system=(Text('Be "brief" {.'),))
 SEED = Segment("memory", Stability.VOLATILE, "system", system=(Text("today"),))
 HISTORY = Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (Text("Hi."),)),))
-KEPT = ExplicitCacheEntry(NAME, MODEL, 5000, 1_800_000_000.25, "head")
+CACHE = ExplicitCacheEntry(NAME, MODEL, 5000, 1_800_000_000.25, "head")
 
 
-def scroll_of(*segments: Segment) -> RequestBuffer:
-    scroll = RequestBuffer(gemini, len)
+def buffer_of(*segments: Segment) -> RequestBuffer:
+    buffer = RequestBuffer(gemini, len)
     for segment in segments:
-        scroll.extend(gemini.encode_segment(segment))
-    return scroll
+        buffer.extend(gemini.encode_segment(segment))
+    return buffer
 
 
-def head_of(scroll: RequestBuffer) -> bytes:
-    return scroll.cacheable_bytes()[: scroll.stable_prefix_length]
+def stable_prefix(buffer: RequestBuffer) -> bytes:
+    return buffer.cacheable_bytes()[: buffer.stable_prefix_length]
 
 
 @pytest.mark.parametrize(
-    ("head", "expected"),
+    ("prefix", "expected"),
     [
         (
             (TOOLS, SYSTEM),
@@ -59,16 +59,16 @@ def head_of(scroll: RequestBuffer) -> bytes:
         ((SYSTEM,), {"systemInstruction": {"parts": [{"text": 'Be "brief" {.'}]}}),
     ],
 )
-def test_a_cache_is_created_of_the_bytes_that_a_request_would_have(
-    head: tuple[Segment, ...], expected: dict[str, object]
+def test_a_cache_is_created_from_the_bytes_of_a_request(
+    prefix: tuple[Segment, ...], expected: dict[str, object]
 ) -> None:
-    scroll = scroll_of(*head, HISTORY)
-    cacheable = head_of(scroll)
+    buffer = buffer_of(*prefix, HISTORY)
+    cacheable = stable_prefix(buffer)
     endpoint, body = cached_content.encode_create_cache(Parameters(MODEL, 1), cacheable, ttl_seconds=300)
     assert endpoint == Endpoint("/v1/cachedContents", JSON_HEADERS)
     assert json.loads(body) == {"model": f"models/{MODEL}", "ttl": "300s", **expected}
     assert cacheable in body
-    assert cacheable in scroll.render(gemini.request_head(Parameters(MODEL, 1)))
+    assert cacheable in buffer.render(gemini.request_head(Parameters(MODEL, 1)))
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_a_cache_is_created_of_the_bytes_that_a_request_would_have(
 )
 def test_a_cache_has_the_tool_choice_that_its_requests_cannot_have(parameters: Parameters) -> None:
     _, body = cached_content.encode_create_cache(
-        parameters, head_of(scroll_of(TOOLS)), ttl_seconds=60, display_name="head"
+        parameters, stable_prefix(buffer_of(TOOLS)), ttl_seconds=60, display_name="head"
     )
     assert body.startswith(
         b'{"model":"models/gemini-3.8-flash","ttl":"60s","displayName":"head",'
@@ -91,40 +91,40 @@ def test_a_cache_has_the_tool_choice_that_its_requests_cannot_have(parameters: P
     assert referring.tool_choice_json is None
 
 
-def test_an_empty_head_cannot_be_kept() -> None:
+def test_an_empty_prefix_cannot_be_cached() -> None:
     with pytest.raises(UserError, match="nothing to cache"):
-        cached_content.encode_create_cache(Parameters(MODEL, 1), head_of(scroll_of(HISTORY)), ttl_seconds=60)
+        cached_content.encode_create_cache(Parameters(MODEL, 1), stable_prefix(buffer_of(HISTORY)), ttl_seconds=60)
 
 
 @pytest.mark.parametrize("seconds", [0, -1, cached_content.TTL_SECONDS_MAX + 1])
-def test_a_lifetime_that_cannot_be_is_refused(seconds: int) -> None:
+def test_an_impossible_ttl_is_refused(seconds: int) -> None:
     with pytest.raises(UserError, match="the TTL of a cache must be 1 to"):
         cached_content.encode_extend_cache(NAME, ttl_seconds=seconds)
 
 
-def test_a_request_to_a_cache_says_only_what_the_cache_does_not() -> None:
-    scroll = scroll_of(TOOLS, SYSTEM, HISTORY)
+def test_a_request_with_a_cache_omits_the_cached_content() -> None:
+    buffer = buffer_of(TOOLS, SYSTEM, HISTORY)
     parameters = cached_content.reference_cache(Parameters(MODEL, 5, extra=(("labels", "{}"),)), NAME)
-    assert scroll.render(gemini.request_head(parameters), start=scroll.stable_count) == (
+    assert buffer.render(gemini.request_head(parameters), start=buffer.stable_count) == (
         b'{"generationConfig":{"maxOutputTokens":5},"labels":{},"cachedContent":"cachedContents/abc-1",'
         b'"contents":[{"role":"user","parts":[{"text":"Hi."}]}]}'
     )
 
 
-def test_a_reference_replaces_the_one_before() -> None:
+def test_a_reference_replaces_the_previous_one() -> None:
     once = cached_content.reference_cache(Parameters(MODEL, 1), NAME)
     assert cached_content.reference_cache(once, "cachedContents/b").extra == (("cachedContent", '"cachedContents/b"'),)
 
 
-@pytest.mark.parametrize("head", [(TOOLS, SEED), (TOOLS, SYSTEM, SEED)])
-def test_a_prompt_whose_system_text_changes_has_no_cache(head: tuple[Segment, ...]) -> None:
-    scroll = scroll_of(*head, HISTORY)
-    opening = gemini.request_head(cached_content.reference_cache(Parameters(MODEL, 1), NAME))
+@pytest.mark.parametrize("prefix", [(TOOLS, SEED), (TOOLS, SYSTEM, SEED)])
+def test_a_prompt_with_a_changed_system_text_has_no_cache(prefix: tuple[Segment, ...]) -> None:
+    buffer = buffer_of(*prefix, HISTORY)
+    request_head = gemini.request_head(cached_content.reference_cache(Parameters(MODEL, 1), NAME))
     with pytest.raises(OrderError, match=r"layer 'memory' \(system\) comes after the prefix in the explicit cache"):
-        scroll.render(opening, start=scroll.stable_count)
+        buffer.render(request_head, start=buffer.stable_count)
 
 
-def test_a_tool_choice_beside_a_cache_is_refused() -> None:
+def test_a_tool_choice_together_with_a_cache_is_refused() -> None:
     referring = cached_content.reference_cache(Parameters(MODEL, 1), NAME)
     for choice, extra in (('{"type":"any"}', ()), (None, (("toolConfig", "{}"),))):
         with pytest.raises(UserError, match="a tool choice cannot be combined with a cache"):
@@ -140,7 +140,7 @@ def test_a_cache_is_extended_and_deleted_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "abc", "cachedContents/", "cachedContents/a/b", "cachedContents/..", "x" * 500])
-def test_what_names_no_cache_is_refused(name: str) -> None:
+def test_an_invalid_cache_name_is_refused(name: str) -> None:
     for act in (
         cached_content.encode_delete_cache,
         lambda name: cached_content.reference_cache(Parameters(MODEL, 1), name),
@@ -149,29 +149,29 @@ def test_what_names_no_cache_is_refused(name: str) -> None:
             act(name)
 
 
-def test_a_cache_is_read_as_it_was_written() -> None:
+def test_a_cache_is_decoded_as_it_was_encoded() -> None:
     unnamed = ExplicitCacheEntry("cachedContents/b", MODEL, 0, 1_800_000_000.0)
-    for cache in (KEPT, unnamed):
+    for cache in (CACHE, unnamed):
         assert cached_content.decode_cache(cached_content.encode_cache(cache)) == cache
-    page = json.loads(cached_content.encode_cache_page(cached_content.CachePage((KEPT, unnamed), "more")))
+    page = json.loads(cached_content.encode_cache_page(cached_content.CachePage((CACHE, unnamed), "more")))
     assert page["nextPageToken"] == "more"
     assert [cached_content.decode_cache(json.dumps(cache).encode()) for cache in page["cachedContents"]] == [
-        KEPT,
+        CACHE,
         unnamed,
     ]
     assert json.loads(cached_content.encode_cache_page(cached_content.CachePage(()))) == {}
 
 
-def test_the_providers_own_types_understand_a_cache() -> None:
-    read = types.CachedContent.model_validate_json(cached_content.encode_cache(KEPT))
+def test_the_providers_own_types_accept_a_cache() -> None:
+    read = types.CachedContent.model_validate_json(cached_content.encode_cache(CACHE))
     assert (read.name, read.model, read.display_name) == (NAME, f"models/{MODEL}", "head")
     assert read.expire_time is not None
-    assert read.expire_time.timestamp() == KEPT.expires_at
+    assert read.expire_time.timestamp() == CACHE.expires_at
     assert read.usage_metadata is not None
     assert read.usage_metadata.total_token_count == 5000
 
 
-def test_a_cache_as_the_provider_writes_it_is_read() -> None:
+def test_a_cache_in_the_providers_encoding_is_decoded() -> None:
     body = {
         "name": NAME,
         "model": f"models/{MODEL}",
@@ -197,7 +197,7 @@ def test_a_cache_as_the_provider_writes_it_is_read() -> None:
         b"[" * 100_000,
     ],
 )
-def test_what_is_no_cache_is_refused_in_one_line(body: bytes) -> None:
+def test_a_response_that_is_not_a_cache_is_refused_in_one_line(body: bytes) -> None:
     with pytest.raises(ProviderError) as refused:
         cached_content.decode_cache(body)
     assert refused.value.kind == "server_error"
@@ -206,7 +206,7 @@ def test_what_is_no_cache_is_refused_in_one_line(body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "message", "lost"),
+    ("status", "message", "is_lost"),
     [
         (403, "CachedContent not found (or permission denied)", True),
         (404, "cached content not found", True),
@@ -214,6 +214,6 @@ def test_what_is_no_cache_is_refused_in_one_line(body: bytes) -> None:
         (400, "CachedContent not found", False),
     ],
 )
-def test_a_cache_that_is_lost_is_known_by_its_error(status: int, message: str, lost: bool) -> None:
+def test_a_lost_cache_is_recognised_by_its_error(status: int, message: str, is_lost: bool) -> None:
     _, body = gemini.encode_error("auth", message, status=status)
-    assert cached_content.is_cache_missing(gemini.decode_error(status, {}, body)) == lost
+    assert cached_content.is_cache_missing(gemini.decode_error(status, {}, body)) == is_lost

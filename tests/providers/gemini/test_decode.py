@@ -1,4 +1,4 @@
-"""What requests of others to Gemini say."""
+"""Decoding of requests in Gemini's format."""
 
 import json
 
@@ -30,15 +30,15 @@ def request(**members: object) -> WireRequest:
     return gemini.decode_request(json.dumps({"contents": [], **members}).encode(), AT)
 
 
-def passages(*contents: object) -> tuple[HistoryEntry, ...]:
+def decode_entries(*contents: object) -> tuple[HistoryEntry, ...]:
     return request(contents=list(contents)).prompt.entries
 
 
-def blocks(*parts: object) -> tuple[Block, ...]:
-    return passages({"role": "model", "parts": list(parts)})[0].content
+def decode_blocks(*parts: object) -> tuple[Block, ...]:
+    return decode_entries({"role": "model", "parts": list(parts)})[0].content
 
 
-def refusal(body: bytes, path: str = AT[PATH_HEADER]) -> ProviderError:
+def refusal_message(body: bytes, path: str = AT[PATH_HEADER]) -> ProviderError:
     with pytest.raises(ProviderError) as refused:
         gemini.decode_request(body, {PATH_HEADER: path})
     assert refused.value.kind == "invalid_request"
@@ -55,7 +55,7 @@ def refusal(body: bytes, path: str = AT[PATH_HEADER]) -> ProviderError:
         ("/models/m:generateContent?key=k", "m", False),
     ],
 )
-def test_model_and_streaming_are_read_from_the_path(path: str, model: str, stream: bool) -> None:
+def test_model_and_streaming_are_decoded_from_the_path(path: str, model: str, stream: bool) -> None:
     read = gemini.decode_request(b'{"contents":[]}', {PATH_HEADER: path}).parameters
     assert (read.model, read.stream) == (model, stream)
 
@@ -64,21 +64,21 @@ def test_model_and_streaming_are_read_from_the_path(path: str, model: str, strea
     "path",
     ["", "/v1/models/m", "/v1/models/a/b:generateContent", "/v1/models/:generateContent", "/v1/models/m:countTokens"],
 )
-def test_a_path_that_names_no_model_is_refused(path: str) -> None:
-    assert "the path names no model" in str(refusal(b'{"contents":[]}', path))
+def test_a_path_without_a_model_is_refused(path: str) -> None:
+    assert "the path names no model" in str(refusal_message(b'{"contents":[]}', path))
 
 
 def test_a_path_full_of_slashes_is_refused_at_once() -> None:
-    assert refusal(b'{"contents":[]}', "/a" * 50_000 + "/models/m").status == 404
+    assert refusal_message(b'{"contents":[]}', "/a" * 50_000 + "/models/m").status == 404
 
 
-def test_a_request_that_says_nothing_of_its_settings_has_the_models_own_limit() -> None:
+def test_a_request_without_settings_has_the_models_own_limit() -> None:
     expected = Parameters("gemini-3.8-flash", OUTPUT_TOKENS_DEFAULT)
     assert request().parameters == expected
     assert request(generationConfig={"temperature": None, "stopSequences": None}).parameters == expected
 
 
-def test_settings_and_fields_that_we_do_not_know_are_kept() -> None:
+def test_unknown_settings_and_fields_are_preserved() -> None:
     read = request(
         generationConfig={"maxOutputTokens": 7, "topK": 3, "thinkingConfig": {"thinkingBudget": 1}},
         safetySettings=[],
@@ -107,14 +107,16 @@ def test_settings_and_fields_that_we_do_not_know_are_kept() -> None:
         {"functionCallingConfig": {"mode": "ANY", "new": 1}},
     ],
 )
-def test_a_tool_config_that_only_gemini_has_is_kept_as_it_is(config: object) -> None:
+def test_a_tool_config_that_only_gemini_has_is_preserved(config: object) -> None:
     read = request(toolConfig=config).parameters
     assert read.tool_choice_json is None
     assert read.extra == (("toolConfig", json.dumps(config)),)
 
 
 def test_a_field_named_like_a_setting_is_refused() -> None:
-    assert "a field of the request is named like one of" in str(refusal(b'{"contents":[],"generationConfig.topK":1}'))
+    assert "a field of the request is named like one of" in str(
+        refusal_message(b'{"contents":[],"generationConfig.topK":1}')
+    )
 
 
 @pytest.mark.parametrize(
@@ -146,39 +148,41 @@ def test_a_field_named_like_a_setting_is_refused() -> None:
         ([{"functionDeclarations": None}], ()),
     ],
 )
-def test_tools_are_read(tools: list[object], expected: tuple[ToolSpec, ...]) -> None:
+def test_tools_are_decoded(tools: list[object], expected: tuple[ToolSpec, ...]) -> None:
     read = request(tools=tools)
-    found = tuple(
-        ToolSpec(one.name, one.description, one.input_schema_json, one.wire_json and one.wire_json.replace("{ ", "{"))
-        for one in read.prompt.tools
+    texts = tuple(
+        ToolSpec(
+            tool.name, tool.description, tool.input_schema_json, tool.wire_json and tool.wire_json.replace("{ ", "{")
+        )
+        for tool in read.prompt.tools
     )
-    assert found == expected
+    assert texts == expected
 
 
-def test_a_tool_that_was_kept_is_written_and_read_as_the_same_tool() -> None:
+def test_a_preserved_tool_is_encoded_and_decoded_as_the_same_tool() -> None:
     read = request(tools=[{"functionDeclarations": [{"name": "a", "behavior": "BLOCKING"}], "googleSearch": {}}])
     body = gemini.encode_request(read.prompt, Plan(), read.parameters)
     assert gemini.decode_request(body, AT).prompt == read.prompt
     assert b'"tools":[{"functionDeclarations":[{"name": "a", "behavior": "BLOCKING"}]},' in body
 
 
-def test_a_system_instruction_is_read_whatever_its_role() -> None:
+def test_a_system_instruction_is_decoded_whatever_its_role() -> None:
     read = request(systemInstruction={"role": "user", "parts": [{"text": "a"}, {"text": "b"}]})
     assert read.prompt.segments[0].system == (Text("a"), Text("b"))
     assert request(systemInstruction=None).prompt.segments == ()
 
 
 @pytest.mark.parametrize("part", [{"inlineData": {}}, {"text": "a", "thoughtSignature": "s"}, {"functionCall": {}}])
-def test_a_system_instruction_of_anything_but_text_is_refused(part: object) -> None:
+def test_a_system_instruction_that_is_not_text_is_refused(part: object) -> None:
     body = json.dumps({"contents": [], "systemInstruction": {"parts": [{"text": "a"}, part]}}).encode()
-    assert "systemInstruction.parts.1 cannot be read" in str(refusal(body))
+    assert "systemInstruction.parts.1 cannot be read" in str(refusal_message(body))
 
 
 @pytest.mark.parametrize(
     ("role", "expected"), [("user", "user"), ("model", "assistant"), ("function", "user"), (None, "user")]
 )
-def test_roles_are_read(role: str | None, expected: str) -> None:
-    assert passages({"role": role, "parts": [{"text": "a"}]})[0].role == expected
+def test_roles_are_decoded(role: str | None, expected: str) -> None:
+    assert decode_entries({"role": role, "parts": [{"text": "a"}]})[0].role == expected
 
 
 @pytest.mark.parametrize(
@@ -239,8 +243,8 @@ def test_roles_are_read(role: str | None, expected: str) -> None:
         ),
     ],
 )
-def test_a_part_is_read(part: object, block: Block) -> None:
-    assert blocks(part) == (block,)
+def test_a_part_is_decoded(part: object, block: Block) -> None:
+    assert decode_blocks(part) == (block,)
 
 
 @pytest.mark.parametrize(
@@ -263,12 +267,12 @@ def test_a_part_is_read(part: object, block: Block) -> None:
         ({}, ""),
     ],
 )
-def test_a_part_with_something_unknown_is_kept_as_it_is(part: object, kind: str) -> None:
-    assert blocks(part) == (Opaque(kind, json.dumps(part).encode()),)
+def test_a_part_with_an_unknown_field_is_preserved(part: object, kind: str) -> None:
+    assert decode_blocks(part) == (Opaque(kind, json.dumps(part).encode()),)
 
 
-def test_signatures_are_read_where_they_were_written() -> None:
-    assert blocks(
+def test_signatures_are_decoded_on_their_blocks() -> None:
+    assert decode_blocks(
         {"text": "hm", "thought": True},
         {"functionCall": {"id": "t", "name": "f"}, "thoughtSignature": "s"},
         {"text": "a", "thoughtSignature": "u"},
@@ -282,10 +286,10 @@ def test_signatures_are_read_where_they_were_written() -> None:
     )
 
 
-def test_results_without_ids_answer_the_calls_of_their_name_in_order() -> None:
+def test_results_without_ids_match_the_calls_of_their_name_in_order() -> None:
     called: list[object] = [{"functionCall": {"name": name, "args": {}}} for name in ("a", "b", "a")]
-    answered = [{"functionResponse": {"name": name, "response": {"result": "x"}}} for name in ("a", "b", "a")]
-    calls, results = passages({"role": "model", "parts": called}, {"role": "user", "parts": answered})
+    result_parts = [{"functionResponse": {"name": name, "response": {"result": "x"}}} for name in ("a", "b", "a")]
+    calls, results = decode_entries({"role": "model", "parts": called}, {"role": "user", "parts": result_parts})
     assert [block.id for block in calls.content if isinstance(block, ToolUse)] == ["a-1", "b-1", "a-2"]
     assert [block.tool_use_id for block in results.content if isinstance(block, ToolResult)] == ["a-1", "b-1", "a-2"]
 
@@ -317,9 +321,9 @@ def test_results_without_ids_answer_the_calls_of_their_name_in_order() -> None:
         b'{"contents":[{"parts":[' + b'{"a":' * 100_000 + b"1" + b"}" * 100_000 + b"]}]}",
     ],
 )
-def test_what_cannot_be_read_is_refused_in_one_line(body: bytes) -> None:
-    assert refusal(body).status == 400
+def test_undecodable_requests_are_refused_in_one_line(body: bytes) -> None:
+    assert refusal_message(body).status == 400
 
 
 def test_a_request_that_is_too_large_is_refused() -> None:
-    assert refusal(b" " * (GEMINI_BODY_BYTES_MAX + 1)).status == 413
+    assert refusal_message(b" " * (GEMINI_BODY_BYTES_MAX + 1)).status == 413

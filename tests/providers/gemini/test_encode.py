@@ -1,4 +1,4 @@
-"""How requests to Gemini read on the wire."""
+"""Encoding of requests to Gemini."""
 
 import json
 
@@ -27,24 +27,24 @@ from holdfast.types.tool_spec import ToolSpec
 
 MODEL = "gemini-3.8-flash"
 READ = ToolSpec("read", "Reads.", '{"type":"object"}')
-LOOK = ToolSpec("look", "", "{}")
+READ_TOOL = ToolSpec("look", "", "{}")
 SEARCH = ToolSpec("googleSearch", "", "{}", '{"googleSearch":{}}')
 
 
-def parts_of(*content: Block) -> list[object]:
-    """The parts of one message of the model."""
-    return contents_of(HistoryEntry("assistant", content))[0]["parts"]
+def encode_parts(*content: Block) -> list[object]:
+    """The encoded parts of one message of the model."""
+    return encode_contents(HistoryEntry("assistant", content))[0]["parts"]
 
 
-def contents_of(*passages: HistoryEntry) -> list[dict[str, list[object]]]:
+def encode_contents(*entries: HistoryEntry) -> list[dict[str, list[object]]]:
     body = gemini.encode_request(
-        Prompt((Segment("history", Stability.GROWING, "messages", entries=passages),)), Plan(), Parameters(MODEL, 1)
+        Prompt((Segment("history", Stability.GROWING, "messages", entries=entries),)), Plan(), Parameters(MODEL, 1)
     )
     contents: list[dict[str, list[object]]] = json.loads(body)["contents"]
     return contents
 
 
-def tools_of(*segments: tuple[ToolSpec, ...]) -> object:
+def encode_tools(*segments: tuple[ToolSpec, ...]) -> object:
     prompt = Prompt(tuple(Segment("tools", Stability.FROZEN, "tools", tools=tools) for tools in segments))
     return json.loads(gemini.encode_request(prompt, Plan(), Parameters(MODEL, 1)))["tools"]
 
@@ -86,46 +86,46 @@ def test_a_request_has_its_members_in_a_fixed_order() -> None:
 
 
 @pytest.mark.parametrize("places", [(), ("tools",), ("system",), ("tools", "system")])
-def test_a_request_without_messages_is_whole(places: tuple[str, ...]) -> None:
+def test_a_request_without_messages_is_complete(places: tuple[str, ...]) -> None:
     segments = {
         "tools": Segment("tools", Stability.FROZEN, "tools", tools=(READ,)),
         "system": Segment("role", Stability.EPOCH, "system", system=(Text("x"),)),
     }
     body = json.loads(
-        gemini.encode_request(Prompt(tuple(segments[one] for one in places)), Plan(), Parameters(MODEL, 1))
+        gemini.encode_request(Prompt(tuple(segments[index] for index in places)), Plan(), Parameters(MODEL, 1))
     )
     named = {"tools": "tools", "system": "systemInstruction"}
-    assert list(body) == ["generationConfig", *(named[one] for one in places), "contents"]
+    assert list(body) == ["generationConfig", *(named[index] for index in places), "contents"]
     assert body["contents"] == []
 
 
 @pytest.mark.parametrize(
     ("tools", "shape"),
     [
-        ((READ, LOOK), [["read", "look"]]),
-        ((READ, SEARCH, LOOK), [["read"], None, ["look"]]),
+        ((READ, READ_TOOL), [["read", "look"]]),
+        ((READ, SEARCH, READ_TOOL), [["read"], None, ["look"]]),
         ((SEARCH, READ), [None, ["read"]]),
         ((SEARCH, SEARCH), [None, None]),
         ((READ, SEARCH), [["read"], None]),
     ],
 )
-def test_declarations_share_an_element_and_own_tools_stand_between_in_their_order(
+def test_declarations_share_an_element_and_provider_tools_keep_their_position(
     tools: tuple[ToolSpec, ...], shape: list[object]
 ) -> None:
-    told = tools_of(tools)
-    assert isinstance(told, list)
-    declared = [element.get("functionDeclarations") for element in told]
-    assert [names and [one["name"] for one in names] for names in declared] == shape
-    assert tools_of(*((tool,) for tool in tools)) == told
+    encoded_tools = encode_tools(tools)
+    assert isinstance(encoded_tools, list)
+    declared = [element.get("functionDeclarations") for element in encoded_tools]
+    assert [names and [declaration["name"] for declaration in names] for names in declared] == shape
+    assert encode_tools(*((tool,) for tool in tools)) == encoded_tools
 
 
-def test_passages_of_one_role_stay_contents_of_their_own() -> None:
-    passages = (
+def test_entries_of_one_role_remain_separate_contents() -> None:
+    entries = (
         HistoryEntry("user", (Text("a"), Text("b"))),
         HistoryEntry("user", (Text("c"),)),
         HistoryEntry("system", (Text("d"),)),
     )
-    assert contents_of(*passages) == [
+    assert encode_contents(*entries) == [
         {"role": "user", "parts": [{"text": "a"}, {"text": "b"}]},
         {"role": "user", "parts": [{"text": "c"}]},
         {"role": "user", "parts": [{"text": "d"}]},
@@ -183,8 +183,8 @@ def test_passages_of_one_role_stay_contents_of_their_own() -> None:
         ),
     ],
 )
-def test_a_block_is_a_part(block: Block, part: object) -> None:
-    assert parts_of(block) == [part]
+def test_a_block_is_encoded_as_a_part(block: Block, part: object) -> None:
+    assert encode_parts(block) == [part]
 
 
 @pytest.mark.parametrize(
@@ -198,8 +198,8 @@ def test_a_block_is_a_part(block: Block, part: object) -> None:
     ],
 )
 def test_a_result_without_a_name_takes_it_from_the_id_of_its_call(id: str, name: str) -> None:
-    lowered = gemini.lower_entry(HistoryEntry("user", (ToolResult(id, (Text("x"),)),)))
-    assert lowered == HistoryEntry("user", (ToolResult(id, (Text("x"),), name=name),))
+    entry = gemini.lower_entry(HistoryEntry("user", (ToolResult(id, (Text("x"),)),)))
+    assert entry == HistoryEntry("user", (ToolResult(id, (Text("x"),), name=name),))
 
 
 CALL = ToolUse("t", "read", "{}")
@@ -241,29 +241,29 @@ CALLED = {"id": "t", "name": "read", "args": {}}
         ((RedactedThinking("x"), Text("a"), Thinking("", None)), [{"text": "a"}]),
     ],
 )
-def test_a_signature_stands_on_the_part_behind_its_thinking(content: tuple[Block, ...], parts: list[object]) -> None:
-    assert parts_of(*content) == parts
+def test_a_signature_is_on_the_part_after_its_thinking(content: tuple[Block, ...], parts: list[object]) -> None:
+    assert encode_parts(*content) == parts
 
 
-def test_a_message_with_nothing_to_tell_is_left_out() -> None:
+def test_a_message_without_encodable_content_is_omitted() -> None:
     assert (
         gemini.lower_entry(HistoryEntry("assistant", (RedactedThinking("x"), Thinking("hm"), Thinking("", "")))) is None
     )
-    assert contents_of(HistoryEntry("assistant", (Thinking("hm"),)), HistoryEntry("user", (Text("a"),))) == [
+    assert encode_contents(HistoryEntry("assistant", (Thinking("hm"),)), HistoryEntry("user", (Text("a"),))) == [
         {"role": "user", "parts": [{"text": "a"}]}
     ]
 
 
-def test_a_passage_that_can_be_told_as_it_is_stays_the_same_object() -> None:
-    passage = HistoryEntry("assistant", (Text("a"), CALL))
-    assert gemini.lower_entry(passage) is passage
+def test_an_entry_that_needs_no_lowering_remains_the_same_object() -> None:
+    entry = HistoryEntry("assistant", (Text("a"), CALL))
+    assert gemini.lower_entry(entry) is entry
 
 
-def test_an_injected_passage_keeps_its_layer_when_it_is_lowered() -> None:
-    passage = HistoryEntry("system", (Text("d"),), "memory", Stability.VOLATILE, True)
-    assert gemini.lower_entry(passage) == HistoryEntry("user", (Text("d"),), "memory", Stability.VOLATILE, True)
-    (piece,) = gemini.encode_segment(Segment("x", Stability.VOLATILE, "messages", entries=(passage,)))
-    assert (piece.layer, piece.stability, piece.ephemeral, piece.accepts_breakpoint) == (
+def test_an_injected_entry_keeps_its_layer_when_it_is_lowered() -> None:
+    entry = HistoryEntry("system", (Text("d"),), "memory", Stability.VOLATILE, True)
+    assert gemini.lower_entry(entry) == HistoryEntry("user", (Text("d"),), "memory", Stability.VOLATILE, True)
+    (block,) = gemini.encode_segment(Segment("x", Stability.VOLATILE, "messages", entries=(entry,)))
+    assert (block.layer, block.stability, block.ephemeral, block.accepts_breakpoint) == (
         "memory",
         Stability.VOLATILE,
         True,
@@ -271,14 +271,14 @@ def test_an_injected_passage_keeps_its_layer_when_it_is_lowered() -> None:
     )
 
 
-def test_a_content_whose_start_is_left_out_is_opened_again() -> None:
-    pieces = gemini.encode_segment(
+def test_a_content_whose_start_is_omitted_is_opened_again() -> None:
+    blocks = gemini.encode_segment(
         Segment("x", Stability.GROWING, "messages", entries=(HistoryEntry("assistant", (Text("a"), Text("b"))),))
     )
-    assert gemini.separator(None, pieces[1]) == b',"contents":[{"role":"model","parts":['
+    assert gemini.separator(None, blocks[1]) == b',"contents":[{"role":"model","parts":['
 
 
-def test_parts_out_of_order_are_refused_by_layer() -> None:
+def test_segments_out_of_order_are_refused_by_layer() -> None:
     late = EncodedBlock("role", "system", Stability.EPOCH, b"{}", accepts_breakpoint=False)
     early = EncodedBlock(
         "history", "messages", Stability.GROWING, b"{}", accepts_breakpoint=False, role="user", container_start=b"["
@@ -287,7 +287,7 @@ def test_parts_out_of_order_are_refused_by_layer() -> None:
         gemini.separator(early, late)
 
 
-def test_a_cache_mark_is_refused() -> None:
+def test_a_cache_breakpoint_is_refused() -> None:
     prompt = Prompt((Segment("tools", Stability.FROZEN, "tools", tools=(READ,)),))
     with pytest.raises(UserError, match="Gemini accepts no cache breakpoints"):
         gemini.encode_request(prompt, Plan((Breakpoint(0),)), Parameters(MODEL, 1))
@@ -300,7 +300,7 @@ def test_a_cache_mark_is_refused() -> None:
         ("models/" + MODEL, True, f"/v1/models/{MODEL}:streamGenerateContent?alt=sse"),
     ],
 )
-def test_model_and_streaming_are_told_in_the_path(model: str, stream: bool, path: str) -> None:
+def test_model_and_streaming_are_encoded_in_the_path(model: str, stream: bool, path: str) -> None:
     endpoint = gemini.endpoint(Parameters(model, 1, stream=stream))
     assert (endpoint.path, endpoint.method) == (path, "POST")
     assert dict(gemini.credentials("secret")) == {"x-goog-api-key": "secret"}
@@ -309,7 +309,7 @@ def test_model_and_streaming_are_told_in_the_path(model: str, stream: bool, path
 @pytest.mark.parametrize(
     "model", ["", "a/b", "models/models/a", "a:b", "a?b", "a%2f", "..", ".a", "ä", "a\n", "x" * 200]
 )
-def test_a_model_that_does_not_belong_in_a_path_is_refused(model: str) -> None:
+def test_a_model_that_is_invalid_in_a_path_is_refused(model: str) -> None:
     with pytest.raises(UserError, match="is not valid in a path") as refused:
         gemini.endpoint(Parameters(model, 1))
     assert len(str(refused.value)) < 200
@@ -328,16 +328,16 @@ def test_betas_are_refused() -> None:
         ('{"type":"none"}', {"mode": "NONE"}),
     ],
 )
-def test_a_tool_choice_is_a_mode(choice: str, config: object) -> None:
-    opening = json.loads(gemini.request_head(Parameters(MODEL, 1, tool_choice_json=choice)) + b"}")
-    assert opening["toolConfig"] == {"functionCallingConfig": config}
+def test_a_tool_choice_is_encoded_as_a_mode(choice: str, config: object) -> None:
+    request_head = json.loads(gemini.request_head(Parameters(MODEL, 1, tool_choice_json=choice)) + b"}")
+    assert request_head["toolConfig"] == {"functionCallingConfig": config}
 
 
 @pytest.mark.parametrize(
     "choice",
     ['{"type":"tool"}', '{"type":"any","name":"x"}', '{"type":"all"}', "null", "{", '{"type":"any","x":1}', "[" * 9999],
 )
-def test_a_tool_choice_that_gemini_has_no_word_for_is_refused(choice: str) -> None:
+def test_a_tool_choice_that_gemini_lacks_is_refused(choice: str) -> None:
     with pytest.raises(UserError, match="the tool choice cannot be encoded for Gemini"):
         gemini.request_head(Parameters(MODEL, 1, tool_choice_json=choice))
 
@@ -345,12 +345,12 @@ def test_a_tool_choice_that_gemini_has_no_word_for_is_refused(choice: str) -> No
 @pytest.mark.parametrize(
     "name", ["tools", "contents", "systemInstruction", "generationConfig", "generationConfig.temperature"]
 )
-def test_an_extra_field_with_a_place_of_its_own_is_refused(name: str) -> None:
+def test_an_extra_field_that_has_a_parameter_is_refused(name: str) -> None:
     with pytest.raises(UserError, match=f"extra field '{name}' has a place of its own"):
         gemini.request_head(Parameters(MODEL, 1, extra=((name, "1"),)))
 
 
-def test_a_tool_config_is_told_once() -> None:
+def test_a_tool_config_is_encoded_once() -> None:
     config = ("toolConfig", '{"functionCallingConfig":{"mode":"VALIDATED"}}')
     assert b'"toolConfig":{"functionCallingConfig":{"mode":"VALIDATED"}}' in gemini.request_head(
         Parameters(MODEL, 1, extra=(config,))
@@ -359,5 +359,5 @@ def test_a_tool_config_is_told_once() -> None:
         gemini.request_head(Parameters(MODEL, 1, tool_choice_json='{"type":"any"}', extra=(config,)))
 
 
-def test_half_a_surrogate_pair_is_mended() -> None:
-    assert parts_of(Text("a\ud800")) == [{"text": "a\ufffd"}]
+def test_a_lone_surrogate_is_replaced() -> None:
+    assert encode_parts(Text("a\ud800")) == [{"text": "a\ufffd"}]

@@ -1,4 +1,4 @@
-"""Which failures Gemini's answers mean."""
+"""Classification of Gemini's errors."""
 
 import json
 
@@ -8,7 +8,7 @@ from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.gemini import gemini
 
 
-def answered(status: int, message: str = "It went wrong.", **members: object) -> ProviderError:
+def decode_error(status: int, message: str = "It went wrong.", **members: object) -> ProviderError:
     body = json.dumps({"error": {"code": status, "message": message, **members}}).encode()
     return gemini.decode_error(status, {"Retry-After": "7"}, body)
 
@@ -27,18 +27,18 @@ def answered(status: int, message: str = "It went wrong.", **members: object) ->
     ],
 )
 def test_a_status_has_a_kind(status: int, kind: FailureKind) -> None:
-    assert answered(status).kind == kind
-    assert str(answered(status)) == "It went wrong."
+    assert decode_error(status).kind == kind
+    assert str(decode_error(status)) == "It went wrong."
 
 
-def test_a_prompt_that_is_too_long_is_told_apart() -> None:
+def test_a_prompt_that_is_too_long_is_distinguished() -> None:
     message = "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576)."
-    assert answered(400, message).kind == "context_overflow"
+    assert decode_error(400, message).kind == "context_overflow"
 
 
-def test_a_key_that_is_refused_as_an_argument_is_a_matter_of_the_key() -> None:
+def test_a_key_refused_as_an_invalid_argument_is_an_authentication_failure() -> None:
     detail = {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "API_KEY_INVALID"}
-    assert answered(400, details=[{"x": 1}, detail, {"reason": "OTHER"}]).kind == "auth"
+    assert decode_error(400, details=[{"x": 1}, detail, {"reason": "OTHER"}]).kind == "auth"
 
 
 @pytest.mark.parametrize(
@@ -53,11 +53,11 @@ def test_a_key_that_is_refused_as_an_argument_is_a_matter_of_the_key() -> None:
         (None, 7.0),
     ],
 )
-def test_the_pause_that_is_asked_for_is_kept(details: object, seconds: float) -> None:
-    assert answered(429, details=details).retry_after_seconds == seconds
+def test_the_requested_pause_is_decoded(details: object, seconds: float) -> None:
+    assert decode_error(429, details=details).retry_after_seconds == seconds
 
 
-def test_an_error_in_a_list_is_read() -> None:
+def test_an_error_in_a_list_is_decoded() -> None:
     assert str(gemini.decode_error(500, {}, b'[{"error":{"message":"Broken."}}]')) == "Broken."
     assert str(gemini.decode_error(500, {}, b"[]")) == "the provider answered with HTTP status 500 and no reason"
 
@@ -72,7 +72,7 @@ def test_an_error_in_a_list_is_read() -> None:
         ("auth", 403, "PERMISSION_DENIED"),
     ],
 )
-def test_an_error_is_written_with_its_name(kind: FailureKind, status: int | None, name: str) -> None:
+def test_an_error_is_encoded_with_its_name(kind: FailureKind, status: int | None, name: str) -> None:
     code, body = gemini.encode_error(kind, "No \ud800.", status=status)
     assert json.loads(body) == {"error": {"code": code, "message": "No \ufffd.", "status": name}}
     assert status in (None, code)

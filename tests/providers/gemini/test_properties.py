@@ -1,4 +1,4 @@
-"""What holds for every request to and every reply from Gemini."""
+"""Properties of every request to and every reply from Gemini."""
 
 import json
 
@@ -24,21 +24,21 @@ named_results = st.builds(ToolResult, values.ids, st.just((Text("x"),)), st.bool
 stabilities = st.sampled_from(Stability)
 
 
-def body_with(part: bytes) -> bytes:
-    head = b'{"generationConfig":{"maxOutputTokens":1},"contents":[{"role":"user","parts":['
-    return head + part + b"]}]}"
+def body_with_part(part: bytes) -> bytes:
+    request_start = b'{"generationConfig":{"maxOutputTokens":1},"contents":[{"role":"user","parts":['
+    return request_start + part + b"]}]}"
 
 
 @given(st.dictionaries(st.text('ab"\\{}[],:\n', min_size=1, max_size=6), values.json_values, min_size=1, max_size=4))
-def test_a_part_unknown_to_us_keeps_every_byte(members: dict[str, object]) -> None:
+def test_an_unknown_part_keeps_every_byte(members: dict[str, object]) -> None:
     raw = json.dumps(members).encode()
-    read = gemini.decode_request(body_with(raw), AT)
+    read = gemini.decode_request(body_with_part(raw), AT)
     assert read.prompt.entries[0].content == (Opaque(next(iter(members)), raw),)
-    assert gemini.encode_request(read.prompt, read.plan, read.parameters) == body_with(raw)
+    assert gemini.encode_request(read.prompt, read.plan, read.parameters) == body_with_part(raw)
 
 
 @given(counters, counters, counters, counters, counters)
-def test_the_buckets_add_up_to_what_the_provider_counted(
+def test_the_usage_buckets_add_up_to_the_providers_count(
     prompt: int, cached: int, tools: int, candidates: int, thoughts: int
 ) -> None:
     wire = {
@@ -56,7 +56,7 @@ def test_the_buckets_add_up_to_what_the_provider_counted(
 
 
 @given(named_results)
-def test_a_result_comes_back_with_its_name(result: ToolResult) -> None:
+def test_a_result_is_decoded_with_its_name(result: ToolResult) -> None:
     prompt = Prompt((Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (result,)),)),))
     body = gemini.encode_request(prompt, Plan(), Parameters("m", 1))
     assert gemini.decode_request(body, AT).prompt.entries[0].content == (result,)
@@ -64,16 +64,16 @@ def test_a_result_comes_back_with_its_name(result: ToolResult) -> None:
 
 @given(VALUES.replies)
 def test_a_reply_is_sent_back_as_the_parts_it_came_in(reply: Reply) -> None:
-    told = json.loads(gemini.encode_reply(reply))["candidates"][0]["content"]
+    content = json.loads(gemini.encode_reply(reply))["candidates"][0]["content"]
     history = Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("assistant", reply.content),))
     sent = json.loads(gemini.encode_request(Prompt((history,)), Plan(), Parameters("m", 1)))["contents"]
-    assert sent == ([told] if told["parts"] else [])
+    assert sent == ([content] if content["parts"] else [])
 
 
 @given(VALUES.replies)
-def test_the_providers_own_types_understand_every_reply(reply: Reply) -> None:
-    known = tuple(block for block in reply.content if not isinstance(block, Opaque))
-    body = gemini.encode_reply(Reply(known, reply.stop_reason, reply.usage, reply.model, reply.id))
+def test_the_providers_own_types_accept_every_reply(reply: Reply) -> None:
+    known_blocks = tuple(block for block in reply.content if not isinstance(block, Opaque))
+    body = gemini.encode_reply(Reply(known_blocks, reply.stop_reason, reply.usage, reply.model, reply.id))
     read = types.GenerateContentResponse.model_validate_json(body)
     assert read.response_id == reply.id
     assert read.usage_metadata is not None
@@ -81,10 +81,10 @@ def test_the_providers_own_types_understand_every_reply(reply: Reply) -> None:
 
 
 @given(VALUES.replies, st.data())
-def test_a_reply_that_was_cut_can_be_sent_back(reply: Reply, data: st.DataObject) -> None:
-    whole = b"".join(gemini.encode_stream(reply))
+def test_an_interrupted_reply_can_be_sent_back(reply: Reply, data: st.DataObject) -> None:
+    stream = b"".join(gemini.encode_stream(reply))
     reader = gemini.make_stream_decoder()
-    deltas = list(reader.feed(whole[: data.draw(st.integers(0, len(whole)))]))
+    deltas = list(reader.feed(stream[: data.draw(st.integers(0, len(stream)))]))
     partial = reader.partial()
     assert (partial is None) == (not deltas)
     if partial is None or isinstance(deltas[-1], ReplyFinished):
@@ -92,8 +92,8 @@ def test_a_reply_that_was_cut_can_be_sent_back(reply: Reply, data: st.DataObject
     assert partial.stop_reason == "cancelled"
     assert not any(isinstance(block, Text) and not block.text.strip() for block in partial.content)
     assert not partial.content or not isinstance(partial.content[-1], Thinking)
-    lowered = gemini.lower_entry(HistoryEntry("assistant", partial.content))
-    assert lowered is None or lowered.content == partial.content
+    entry = gemini.lower_entry(HistoryEntry("assistant", partial.content))
+    assert entry is None or entry.content == partial.content
 
 
 nested = st.recursive(
@@ -101,9 +101,9 @@ nested = st.recursive(
 )
 
 
-def openings(raw: bytes) -> list[int]:
-    """Behind each bracket that opens something, strings left out."""
-    found: list[int] = []
+def opening_positions(raw: bytes) -> list[int]:
+    """The positions after each opening bracket outside of strings."""
+    positions: list[int] = []
     at = 0
     while at < len(raw):
         if raw[at : at + 1] == b'"':
@@ -111,38 +111,38 @@ def openings(raw: bytes) -> list[int]:
                 at += raw[at : at + 1] == b"\\"
         at += 1
         if raw[at - 1 : at] in (b"[", b"{"):
-            found.append(at)
-    return found
+            positions.append(at)
+    return positions
 
 
 @given(nested, st.data())
-def test_json_that_ends_where_something_opens_is_closed(value: object, data: st.DataObject) -> None:
+def test_json_that_ends_after_an_opening_bracket_is_closed(value: object, data: st.DataObject) -> None:
     raw = encode_json([value])
-    start = raw[: data.draw(st.sampled_from(openings(raw)))]
+    start = raw[: data.draw(st.sampled_from(opening_positions(raw)))]
     assert close_brackets(start).startswith(start)
     assert isinstance(json.loads(close_brackets(start)), list)
     assert close_brackets(raw) == raw
 
 
 @given(st.lists(stabilities, min_size=4, max_size=4), values.prompts, VALUES.parameters)
-def test_nothing_of_a_head_stands_beside_a_reference_to_a_cache(
+def test_a_request_that_references_a_cache_repeats_nothing_of_the_prefix(
     levels: list[Stability], prompt: Prompt, parameters: Parameters
 ) -> None:
-    scroll = RequestBuffer(gemini, count=len)
+    buffer = RequestBuffer(gemini, count=len)
     for segment, stability in zip(prompt.segments, sorted(levels), strict=True):
         moved = Segment(segment.name, stability, segment.section, segment.tools, segment.system, segment.entries)
-        scroll.extend(gemini.encode_segment(moved))
-    if not scroll.stable_count:
+        buffer.extend(gemini.encode_segment(moved))
+    if not buffer.stable_count:
         return
-    opening = gemini.request_head(cached_content.reference_cache(parameters, "cachedContents/a"))
+    request_head = gemini.request_head(cached_content.reference_cache(parameters, "cachedContents/a"))
     try:
-        body = json.loads(scroll.render(opening, start=scroll.stable_count))
+        body = json.loads(buffer.render(request_head, start=buffer.stable_count))
     except OrderError:
         return
     assert body["cachedContent"] == "cachedContents/a"
     assert not body.keys() & {"tools", "systemInstruction", "toolConfig"}
-    head = scroll.cacheable_bytes()[: scroll.stable_prefix_length]
-    created = json.loads(cached_content.encode_create_cache(parameters, head, ttl_seconds=60)[1])
+    prefix = buffer.cacheable_bytes()[: buffer.stable_prefix_length]
+    created = json.loads(cached_content.encode_create_cache(parameters, prefix, ttl_seconds=60)[1])
     assert [*created.get("contents", ()), *body["contents"]] == json.loads(
-        scroll.render(gemini.request_head(parameters))
+        buffer.render(gemini.request_head(parameters))
     )["contents"]

@@ -1,4 +1,4 @@
-"""A session that speaks to Gemini: bytes that only grow, signatures and names that go back where they belong."""
+"""A session with Gemini: append-only requests, and signatures and names sent back where they belong."""
 
 import json
 
@@ -17,7 +17,7 @@ def add(a: int, b: int) -> int:
 
 
 def broken() -> str:
-    """Fails always."""
+    """Always fails."""
     raise ValueError("no")
 
 
@@ -29,16 +29,16 @@ STEPS = [
 ]
 
 
-async def test_a_tool_loop_sends_back_what_gemini_needs(agent: MakeAgent) -> None:
+async def test_a_tool_loop_sends_back_signatures_and_names(agent: MakeAgent) -> None:
     wire = ReplayWire(STEPS, gemini)
-    made = agent(
+    made_agent = agent(
         model="gemini:gemini-3.8-flash",
         transport=wire,
         tools=[add, broken],
         system_prompt="Be brief.",
         system_prompt_volatile="It is Monday.",
     )
-    async with made.session as session:
+    async with made_agent.session as session:
         await session.send("What is 1 + 2?")
         await session.send("Thanks.")
 
@@ -46,10 +46,10 @@ async def test_a_tool_loop_sends_back_what_gemini_needs(agent: MakeAgent) -> Non
     assert [endpoint.path for endpoint in wire.endpoints] == [
         "/v1/models/gemini-3.8-flash:streamGenerateContent?alt=sse"
     ] * 3
-    grown = third["contents"]
-    assert second["contents"] == grown[: len(second["contents"])]
-    assert first["contents"] == grown[: len(first["contents"])]
-    called, answered, said = grown[len(first["contents"]) :][:3]
+    contents = third["contents"]
+    assert second["contents"] == contents[: len(second["contents"])]
+    assert first["contents"] == contents[: len(first["contents"])]
+    called, results, final = contents[len(first["contents"]) :][:3]
     assert called == {
         "role": "model",
         "parts": [
@@ -61,10 +61,10 @@ async def test_a_tool_loop_sends_back_what_gemini_needs(agent: MakeAgent) -> Non
             {"functionCall": {"id": "toolu_9", "name": "broken", "args": {}}},
         ],
     }
-    assert [part["functionResponse"] for part in answered["parts"]] == [
+    assert [part["functionResponse"] for part in results["parts"]] == [
         {"id": "c1", "name": "add", "response": {"result": "3"}},
         {"id": "toolu_9", "name": "broken", "response": {"error": "ValueError: no"}},
     ]
-    assert said == {"role": "model", "parts": [{"text": "It is 3."}, {"text": "", "thoughtSignature": "ZW5k"}]}
+    assert final == {"role": "model", "parts": [{"text": "It is 3."}, {"text": "", "thoughtSignature": "ZW5k"}]}
     read = gemini.decode_request(wire.bodies[2], {PATH_HEADER: wire.endpoints[2].path})
     assert gemini.encode_request(read.prompt, read.plan, read.parameters) == wire.bodies[2]

@@ -1,4 +1,4 @@
-"""What replies of Gemini say, whole and as they arrive."""
+"""Decoding of Gemini's replies, complete and streamed."""
 
 import json
 from collections.abc import Sequence
@@ -29,39 +29,39 @@ def chunk(*parts: object, finish: str | None = None, **members: object) -> dict[
     return {"candidates": [{"content": {"role": "model", "parts": list(parts)}, **finished}], **members}
 
 
-def event(told: object) -> bytes:
-    return b"data: " + json.dumps(told).encode() + b"\r\n\r\n"
+def encode_event(payload: object) -> bytes:
+    return b"data: " + json.dumps(payload).encode() + b"\r\n\r\n"
 
 
-def deltas_of(*chunks: object) -> list[Delta]:
+def decode_deltas(*chunks: object) -> list[Delta]:
     reader = gemini.make_stream_decoder()
-    return [delta for one in chunks for delta in reader.feed(event(one))]
+    return [delta for chunk_json in chunks for delta in reader.feed(encode_event(chunk_json))]
 
 
-def whole(*parts: object, finish: str = "STOP", **members: object) -> Reply:
+def decode_whole(*parts: object, finish: str = "STOP", **members: object) -> Reply:
     return gemini.decode_reply(json.dumps(chunk(*parts, finish=finish, **members)).encode())
 
 
-def content_of(*parts: object) -> tuple[Block, ...]:
-    """The same, whole and as a stream of one part a chunk."""
-    found = whole(*parts).content
+def decode_content(*parts: object) -> tuple[Block, ...]:
+    """The decoded content, which is the same complete and as a stream of one part per chunk."""
+    content = decode_whole(*parts).content
     *first, last = parts
-    finished = deltas_of(*(chunk(part) for part in first), chunk(last, finish="STOP"))[-1]
+    finished = decode_deltas(*(chunk(part) for part in first), chunk(last, finish="STOP"))[-1]
     assert isinstance(finished, ReplyFinished)
-    assert finished.reply.content == found
-    return found
+    assert finished.reply.content == content
+    return content
 
 
 CALL = {"functionCall": {"id": "c", "name": "f", "args": {"a": 1}}}
 
 
-def test_the_smallest_reply_is_read() -> None:
+def test_the_smallest_reply_is_decoded() -> None:
     reply = gemini.decode_reply(b'{"candidates":[{"content":{"parts":[{"text":"hi"}]}}]}')
     assert reply == Reply((Text("hi"),), "error", Usage())
 
 
-def test_a_stream_is_told_as_it_arrives() -> None:
-    assert deltas_of(
+def test_a_stream_becomes_deltas_as_it_arrives() -> None:
+    assert decode_deltas(
         chunk({"text": "hm", "thought": True}, responseId="r", modelVersion="m", usageMetadata={"promptTokenCount": 4}),
         chunk({"text": "He"}),
         chunk({"text": "llo"}),
@@ -120,12 +120,12 @@ def test_a_stream_is_told_as_it_arrives() -> None:
     ],
 )
 def test_parts_become_blocks(parts: Sequence[object], content: tuple[Block, ...]) -> None:
-    assert content_of(*parts) == content
+    assert decode_content(*parts) == content
 
 
-def test_a_call_without_an_id_gets_one_that_begins_with_its_name_and_is_its_own() -> None:
+def test_a_call_without_an_id_gets_a_unique_id_that_starts_with_its_name() -> None:
     call = {"functionCall": {"name": "read", "args": {}}}
-    replies = [whole(call, call, responseId=id) for id in ("r1", "r2", "r1")]
+    replies = [decode_whole(call, call, responseId=id) for id in ("r1", "r2", "r1")]
     ids = [[block.id for block in reply.content if isinstance(block, ToolUse)] for reply in replies]
     assert ids[0] == ids[2]
     assert len({*ids[0], *ids[1]}) == 4
@@ -142,47 +142,49 @@ def test_a_call_without_an_id_gets_one_that_begins_with_its_name_and_is_its_own(
         *((reason, "error") for reason in ("MALFORMED_FUNCTION_CALL", "OTHER", "NOT_YET_INVENTED")),
     ],
 )
-def test_reasons_to_stop_are_read(reason: str, expected: StopReason) -> None:
-    assert whole({"text": "a"}, finish=reason).stop_reason == expected
+def test_stop_reasons_are_decoded(reason: str, expected: StopReason) -> None:
+    assert decode_whole({"text": "a"}, finish=reason).stop_reason == expected
 
 
-def test_a_call_makes_only_a_good_end_a_use_of_tools() -> None:
-    assert whole(CALL).stop_reason == "tool_use"
-    assert whole(CALL, finish="MAX_TOKENS").stop_reason == "max_tokens"
+def test_a_call_turns_only_a_normal_stop_into_tool_use() -> None:
+    assert decode_whole(CALL).stop_reason == "tool_use"
+    assert decode_whole(CALL, finish="MAX_TOKENS").stop_reason == "max_tokens"
 
 
-def test_a_prompt_that_was_blocked_is_a_refusal() -> None:
+def test_a_blocked_prompt_is_a_refusal() -> None:
     blocked = {"promptFeedback": {"blockReason": "SAFETY"}, "usageMetadata": {"promptTokenCount": 3}}
     expected = Reply((), "refusal", Usage(input=3))
     assert gemini.decode_reply(json.dumps(blocked).encode()) == expected
-    assert deltas_of(blocked)[-1] == ReplyFinished(expected)
-    assert not any(isinstance(delta, ReplyFinished) for delta in deltas_of({"promptFeedback": {"safetyRatings": []}}))
+    assert decode_deltas(blocked)[-1] == ReplyFinished(expected)
+    assert not any(
+        isinstance(delta, ReplyFinished) for delta in decode_deltas({"promptFeedback": {"safetyRatings": []}})
+    )
 
 
-def test_only_the_first_candidate_is_read() -> None:
+def test_only_the_first_candidate_is_decoded() -> None:
     others = [{"index": 1, "content": {"parts": [{"text": "b"}]}}, {"index": 0, "content": {"parts": [{"text": "a"}]}}]
     assert gemini.decode_reply(json.dumps({"candidates": others}).encode()).content == (Text("a"),)
 
 
 def test_an_error_in_a_stream_has_its_kind() -> None:
     reader = gemini.make_stream_decoder()
-    list(reader.feed(event(chunk({"text": "a"}))))
+    list(reader.feed(encode_event(chunk({"text": "a"}))))
     with pytest.raises(ProviderError, match=r"Overloaded\.") as failed:
-        list(reader.feed(event({"error": {"code": 503, "message": "Overloaded.", "status": "UNAVAILABLE"}})))
+        list(reader.feed(encode_event({"error": {"code": 503, "message": "Overloaded.", "status": "UNAVAILABLE"}})))
     assert (failed.value.kind, failed.value.status) == ("server_error", 503)
     partial = reader.partial()
     assert partial is not None
     assert (partial.content, partial.stop_reason) == ((Text("a"),), "cancelled")
 
 
-def test_an_error_without_a_code_is_known_by_its_name() -> None:
+def test_an_error_without_a_code_is_identified_by_its_name() -> None:
     with pytest.raises(ProviderError) as failed:
         gemini.decode_reply(b'{"error":{"status":"RESOURCE_EXHAUSTED","message":"Slow down."}}')
     assert (failed.value.kind, failed.value.status) == ("rate_limit", 429)
 
 
 @pytest.mark.parametrize(
-    ("parts", "left"),
+    ("parts", "expected"),
     [
         ([{"text": " "}], ()),
         ([{"text": "a"}, {"text": "hm", "thought": True}], (Text("a"),)),
@@ -190,16 +192,16 @@ def test_an_error_without_a_code_is_known_by_its_name() -> None:
         ([{"text": "", "thoughtSignature": "s"}, CALL], (Thinking("", "s"), ToolUse("c", "f", '{"a": 1}'))),
     ],
 )
-def test_a_cut_stream_leaves_a_legal_message(parts: list[object], left: tuple[Block, ...]) -> None:
+def test_an_interrupted_stream_leaves_a_valid_message(parts: list[object], expected: tuple[Block, ...]) -> None:
     reader = gemini.make_stream_decoder()
     assert reader.partial() is None
-    list(reader.feed(event(chunk(*parts, responseId="r"))))
-    assert reader.partial() == Reply(left, "cancelled", Usage(), "", "r")
+    list(reader.feed(encode_event(chunk(*parts, responseId="r"))))
+    assert reader.partial() == Reply(expected, "cancelled", Usage(), "", "r")
 
 
-def test_a_stream_that_is_over_leaves_its_reply() -> None:
+def test_a_finished_stream_leaves_its_reply() -> None:
     reader = gemini.make_stream_decoder()
-    *_, finished = reader.feed(event(chunk({"text": " "}, finish="STOP")))
+    *_, finished = reader.feed(encode_event(chunk({"text": " "}, finish="STOP")))
     assert finished == ReplyFinished(Reply((Text(" "),), "end_turn", Usage()))
     assert reader.partial() == finished.reply
 
@@ -222,7 +224,7 @@ def test_a_stream_that_is_over_leaves_its_reply() -> None:
         b'{"error":3}',
     ],
 )
-def test_bytes_that_are_no_reply_are_refused_in_one_line(body: bytes) -> None:
+def test_bytes_that_are_not_a_reply_are_refused_in_one_line(body: bytes) -> None:
     for read in (gemini.decode_reply, lambda body: list(gemini.make_stream_decoder().feed(b"data: " + body + b"\n\n"))):
         with pytest.raises(ProviderError) as refused:
             read(body)
@@ -230,7 +232,7 @@ def test_bytes_that_are_no_reply_are_refused_in_one_line(body: bytes) -> None:
         assert len(str(refused.value).splitlines()) == 1
 
 
-def test_a_stream_without_end_is_cut() -> None:
+def test_an_endless_stream_is_refused() -> None:
     reader = EventStreamDecoder(GeminiReplyFold(), reply_bytes_max=10)
     with pytest.raises(ProviderError, match="more than 10 bytes in one response"):
         reader.feed(b"x" * 11)
@@ -238,21 +240,23 @@ def test_a_stream_without_end_is_cut() -> None:
         list(EventStreamDecoder(GeminiReplyFold(), event_bytes_max=10).feed(b"x" * 11))
 
 
-def test_text_is_streamed_a_little_at_a_time_and_signed_text_at_once() -> None:
+def test_text_is_streamed_in_small_deltas_and_signed_text_at_once() -> None:
     long = "ä" * (DELTA_CHARS_MAX + 1)
     content = (Thinking(long, "c2ln"), Text(long), Opaque("x", b'{"x":\n1}'), Text(long))
     events = list(gemini.encode_stream(Reply(content, "end_turn", Usage())))
-    deltas = [delta for one in events for delta in gemini.make_stream_decoder().feed(one)]
+    deltas = [delta for encoded in events for delta in gemini.make_stream_decoder().feed(encoded)]
     assert [len(delta.text) for delta in deltas if isinstance(delta, ThinkingDelta | TextDelta)] == [64, 1, 65, 64, 1]
-    assert all(one.startswith(b"data: ") for one in events)
+    assert all(encoded.startswith(b"data: ") for encoded in events)
 
 
-def test_counters_that_cannot_be_are_none() -> None:
-    usage = whole(usageMetadata={"promptTokenCount": 3, "cachedContentTokenCount": 5, "thoughtsTokenCount": -1}).usage
+def test_impossible_counters_are_ignored() -> None:
+    usage = decode_whole(
+        usageMetadata={"promptTokenCount": 3, "cachedContentTokenCount": 5, "thoughtsTokenCount": -1}
+    ).usage
     assert usage == Usage(input=0, cache_read=3, output=0)
 
 
-def test_a_reply_for_a_provider_that_said_less_can_be_written() -> None:
+def test_a_reply_without_provider_fields_can_be_encoded() -> None:
     body = json.loads(gemini.encode_reply(Reply((Thinking("hm"),), "cancelled", Usage(cache_write_5m=2, output=1))))
     (candidate,) = body["candidates"]
     assert candidate == {"content": {"role": "model", "parts": []}, "index": 0}

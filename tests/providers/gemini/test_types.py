@@ -1,4 +1,4 @@
-"""What we write, in the eyes of the types that Google's own client reads with."""
+"""Our encoding, validated by the types of Google's official client."""
 
 import base64
 import json
@@ -24,7 +24,7 @@ REPLY = Reply(
 )
 
 
-def test_a_reply_is_understood() -> None:
+def test_a_reply_is_accepted() -> None:
     read = types.GenerateContentResponse.model_validate_json(gemini.encode_reply(REPLY))
     assert read.candidates is not None
     (candidate,) = read.candidates
@@ -43,24 +43,24 @@ def test_a_reply_is_understood() -> None:
     assert (read.response_id, read.model_version) == ("r1", "gemini-3.8-flash")
 
 
-def test_every_chunk_of_a_stream_is_understood() -> None:
+def test_every_chunk_of_a_stream_is_accepted() -> None:
     reader = SseParser()
     for chunk in gemini.encode_stream(REPLY):
         reader.feed(chunk)
     read = [types.GenerateContentResponse.model_validate_json(event.data) for event in reader.events()]
     assert len(read) == 3
-    assert [one.usage_metadata is not None for one in read] == [False, False, True]
+    assert [parsed.usage_metadata is not None for parsed in read] == [False, False, True]
 
 
-def test_an_error_is_understood() -> None:
+def test_an_error_is_accepted() -> None:
     status, body = gemini.encode_error("rate_limit", "Slow down.")
     assert json.loads(body)["error"] == {"code": status, "message": "Slow down.", "status": "RESOURCE_EXHAUSTED"}
 
 
 @pytest.mark.parametrize("is_error", [False, True])
-def test_the_contents_of_a_request_are_understood(is_error: bool) -> None:
+def test_the_contents_of_a_request_are_accepted(is_error: bool) -> None:
     picture = Image(Base64Source("image/png", base64.b64encode(b"png").decode()))
-    passages = (
+    entries = (
         HistoryEntry("user", (Text("Look."), picture)),
         HistoryEntry("assistant", REPLY.content),
         HistoryEntry("user", (ToolResult("c1", (Text("seen"), picture), is_error, "read"),)),
@@ -69,21 +69,21 @@ def test_the_contents_of_a_request_are_understood(is_error: bool) -> None:
         (
             Segment("tools", Stability.FROZEN, "tools", tools=(ToolSpec("read", "Reads.", '{"type":"object"}'),)),
             Segment("role", Stability.EPOCH, "system", system=(Text("Be brief."),)),
-            Segment("history", Stability.GROWING, "messages", entries=passages),
+            Segment("history", Stability.GROWING, "messages", entries=entries),
         )
     )
     parameters = Parameters("gemini-3.8-flash", 9, tool_choice_json='{"type":"tool","name":"read"}')
     body = json.loads(gemini.encode_request(prompt, Plan(), parameters))
 
-    asked, answered, told = [types.Content.model_validate(content) for content in body["contents"]]
-    assert (asked.role, answered.role, told.role) == ("user", "model", "user")
-    assert told.parts is not None
-    response = told.parts[0].function_response
+    question, tool_call, tool_response = [types.Content.model_validate(content) for content in body["contents"]]
+    assert (question.role, tool_call.role, tool_response.role) == ("user", "model", "user")
+    assert tool_response.parts is not None
+    response = tool_response.parts[0].function_response
     assert response is not None
     assert (response.id, response.name) == ("c1", "read")
     assert response.response == {"error" if is_error else "result": "seen"}
     assert response.parts == [types.FunctionResponsePart.from_bytes(data=b"png", mime_type="image/png")]
-    (tool,) = [types.Tool.model_validate(one) for one in body["tools"]]
+    (tool,) = [types.Tool.model_validate(tool_json) for tool_json in body["tools"]]
     assert tool.function_declarations is not None
     assert tool.function_declarations[0].parameters_json_schema == {"type": "object"}
     config = types.ToolConfig.model_validate(body["toolConfig"]).function_calling_config

@@ -1,4 +1,4 @@
-"""What is understood of a chat completions request, whoever wrote it."""
+"""Decoding of chat completions requests."""
 
 import json
 
@@ -18,26 +18,26 @@ def read(*messages: object, **fields: object) -> WireRequest:
     return openai_chat.decode_request(json.dumps({"model": "m", "messages": messages, **fields}).encode())
 
 
-def content(*messages: object) -> list[tuple[str, tuple[Block, ...]]]:
-    return [(passage.role, passage.content) for passage in read(*messages).prompt.entries]
+def decode_contents(*messages: object) -> list[tuple[str, tuple[Block, ...]]]:
+    return [(entry.role, entry.content) for entry in read(*messages).prompt.entries]
 
 
-def parameters(**fields: object) -> Parameters:
+def decode_parameters(**fields: object) -> Parameters:
     return read(**fields).parameters
 
 
-def again(request: WireRequest) -> WireRequest:
+def round_trip(request: WireRequest) -> WireRequest:
     return openai_chat.decode_request(openai_chat.encode_request(request.prompt, request.plan, request.parameters))
 
 
-def refusal(body: bytes) -> str:
+def refusal_message(body: bytes) -> str:
     with pytest.raises(ProviderError) as refused:
         openai_chat.decode_request(body)
     assert refused.value.kind == "invalid_request"
     return str(refused.value)
 
 
-def test_plain_texts_and_nulls_are_what_most_clients_send() -> None:
+def test_plain_texts_and_nulls_are_decoded() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": ""}}
     request = read(
         {"role": "developer", "content": "Be kind."},
@@ -48,17 +48,17 @@ def test_plain_texts_and_nulls_are_what_most_clients_send() -> None:
         {"role": "system", "content": "Hurry."},
     )
     assert [segment.system for segment in request.prompt.segments if segment.system] == [(Text("Be kind."),)]
-    assert [(passage.role, passage.content) for passage in request.prompt.entries] == [
+    assert [(entry.role, entry.content) for entry in request.prompt.entries] == [
         ("user", (Text("hi"),)),
         ("assistant", (ToolUse("c", "ls", "{}"),)),
         ("user", (ToolResult("c", (Text(""),)),)),
         ("assistant", (Text("done"),)),
         ("system", (Text("Hurry."),)),
     ]
-    assert again(request) == request
+    assert round_trip(request) == request
 
 
-def test_what_a_message_says_beyond_what_we_know_is_kept_and_sent_back() -> None:
+def test_unknown_members_of_a_message_are_preserved_and_sent_back() -> None:
     custom = {"id": "c", "type": "custom", "custom": {"name": "sql", "input": "x"}}
     strange = {"id": "d", "type": "function", "function": {"name": "ls", "arguments": "{}"}, "extra": 1}
     request = read(
@@ -67,31 +67,29 @@ def test_what_a_message_says_beyond_what_we_know_is_kept_and_sent_back() -> None
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "tool_calls": [custom, strange]},
         {"role": "assistant", "reasoning_details": [], "content": "x"},
     )
-    kinds = [
-        [block.kind for block in passage.content if isinstance(block, Opaque)] for passage in request.prompt.entries
-    ]
+    kinds = [[block.kind for block in entry.content if isinstance(block, Opaque)] for entry in request.prompt.entries]
     assert kinds == [
         ["message.name"],
         ["message.audio", "message.refusal"],
         ["refusal", "tool_calls.custom", "tool_calls.function"],
         ["message.reasoning_details"],
     ]
-    written = json.loads(openai_chat.encode_request(request.prompt, request.plan, request.parameters))
-    assert written["messages"] == [
+    encoded = json.loads(openai_chat.encode_request(request.prompt, request.plan, request.parameters))
+    assert encoded["messages"] == [
         {"role": "user", "name": "bob", "content": [{"type": "text", "text": "hi"}]},
         {"role": "assistant", "audio": {"id": "a"}, "refusal": "no"},
         {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}], "tool_calls": [custom, strange]},
         {"role": "assistant", "reasoning_details": [], "content": [{"type": "text", "text": "x"}]},
     ]
-    assert again(request) == request
+    assert round_trip(request) == request
 
 
-def test_images_and_files_are_read_and_those_with_more_to_them_are_kept() -> None:
+def test_images_and_files_are_decoded_and_those_with_unknown_members_are_preserved() -> None:
     inline = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}}
     detailed = {"type": "image_url", "image_url": {"url": "https://x.example", "detail": "low"}}
     named = {"type": "file", "file": {"file_data": "data:", "filename": "a.pdf"}}
     file = {"type": "file", "file": {"file_id": "f"}}
-    ((_, blocks),) = content({"role": "user", "content": [inline, detailed, named, file]})
+    ((_, blocks),) = decode_contents({"role": "user", "content": [inline, detailed, named, file]})
     assert blocks == (
         Image(Base64Source("image/png", "iVBO")),
         Opaque("image_url", json.dumps(detailed).encode()),
@@ -100,20 +98,20 @@ def test_images_and_files_are_read_and_those_with_more_to_them_are_kept() -> Non
     )
 
 
-def test_a_system_message_that_is_more_than_text_is_a_message_like_any_other() -> None:
+def test_a_system_message_that_is_not_only_text_is_an_ordinary_message() -> None:
     request = read({"role": "system", "name": "boss", "content": "hi"})
     assert [segment.section for segment in request.prompt.segments] == ["messages"]
-    assert again(request) == request
+    assert round_trip(request) == request
 
 
-def test_arguments_that_are_no_object_are_made_fit_to_be_sent_to_anyone() -> None:
+def test_arguments_that_are_not_an_object_are_wrapped_in_one() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "ls", "arguments": "[1"}}
-    ((_, (block,)),) = content({"role": "assistant", "tool_calls": [call]})
+    ((_, (block,)),) = decode_contents({"role": "assistant", "tool_calls": [call]})
     assert block == ToolUse("c", "ls", '{"INVALID_JSON":"[1"}')
 
 
 @pytest.mark.parametrize(
-    ("mark", "ttl"),
+    ("cache_breakpoint", "ttl"),
     [
         ({"mode": "explicit"}, "30m"),
         ({"mode": "explicit", "ttl": "30m"}, "30m"),
@@ -121,40 +119,40 @@ def test_arguments_that_are_no_object_are_made_fit_to_be_sent_to_anyone() -> Non
         (None, None),
     ],
 )
-def test_a_mark_is_read_wherever_it_stands(mark: object, ttl: str | None) -> None:
-    part = {"type": "text", "text": "a", "prompt_cache_breakpoint": mark}
+def test_a_breakpoint_is_decoded_at_every_position(cache_breakpoint: object, ttl: str | None) -> None:
+    part = {"type": "text", "text": "a", "prompt_cache_breakpoint": cache_breakpoint}
     request = read(
         {"role": "system", "content": [part]},
         {"role": "assistant", "content": [part]},
         {"role": "tool", "tool_call_id": "c", "content": [part, {"type": "text", "text": "b"}]},
         tools=[{"type": "function", "function": {"name": "ls"}}],
     )
-    assert [(mark.block_index, mark.ttl) for mark in request.plan.breakpoints] == (
+    assert [(point.block_index, point.ttl) for point in request.plan.breakpoints] == (
         [(1, ttl), (2, ttl), (3, ttl)] if ttl else []
     )
     assert request.prompt.entries[0].content == (Text("a"),)
 
 
 @pytest.mark.parametrize(
-    "mark", [{"mode": "implicit"}, {"mode": "explicit", "ttl": "5m"}, {"type": "ephemeral"}, {}, 5]
+    "cache_breakpoint", [{"mode": "implicit"}, {"mode": "explicit", "ttl": "5m"}, {"type": "ephemeral"}, {}, 5]
 )
-def test_a_mark_that_openai_does_not_know_is_refused(mark: object) -> None:
-    part = {"type": "text", "text": "a", "prompt_cache_breakpoint": mark}
+def test_a_breakpoint_that_openai_does_not_support_is_refused(cache_breakpoint: object) -> None:
+    part = {"type": "text", "text": "a", "prompt_cache_breakpoint": cache_breakpoint}
     with pytest.raises(ProviderError, match=r"messages.0 cannot be read"):
         read({"role": "user", "content": [part]})
 
 
-def test_a_marked_part_that_we_do_not_know_loses_its_mark_and_nothing_else() -> None:
+def test_an_unknown_part_loses_its_breakpoint_and_nothing_else() -> None:
     part = {"type": "input_audio", "prompt_cache_breakpoint": {"mode": "explicit"}, "input_audio": {"data": "x"}}
     request = read({"role": "user", "content": [part]})
     del part["prompt_cache_breakpoint"]
-    ((block,),) = [passage.content for passage in request.prompt.entries]
+    ((block,),) = [entry.content for entry in request.prompt.entries]
     assert isinstance(block, Opaque)
     assert json.loads(block.raw) == part
     assert request.plan.breakpoints == (Breakpoint(0, "30m"),)
 
 
-def test_tools_that_are_not_just_functions_are_kept_as_they_came() -> None:
+def test_tools_that_are_not_plain_functions_are_preserved() -> None:
     strict = {"type": "function", "function": {"name": "ls", "parameters": {"a": 1}, "strict": True}}
     custom = {"type": "custom", "custom": {"name": "sql", "description": None}}
     alone = {"type": "web_search"}
@@ -175,11 +173,11 @@ def test_tools_that_are_not_just_functions_are_kept_as_they_came() -> None:
         ({}, OUTPUT_TOKENS_DEFAULT),
     ],
 )
-def test_the_limit_on_output_goes_by_two_names(fields: dict[str, object], tokens: int) -> None:
+def test_the_output_limit_has_two_names(fields: dict[str, object], tokens: int) -> None:
     request = read(**fields)
     assert request.parameters.output_tokens_max == tokens
     assert request.parameters.extra == ()
-    assert again(request) == request
+    assert round_trip(request) == request
 
 
 @pytest.mark.parametrize(
@@ -207,18 +205,18 @@ def test_the_limit_on_output_goes_by_two_names(fields: dict[str, object], tokens
         ({"tool_choice": None}, None, {}),
     ],
 )
-def test_a_choice_of_tools_is_read_and_one_without_canonical_form_is_kept(
+def test_a_tool_choice_is_decoded_and_one_without_canonical_form_is_preserved(
     fields: dict[str, object], choice: str | None, extra: dict[str, str]
 ) -> None:
     request = read(**fields)
     assert request.parameters.tool_choice_json == choice
     assert dict(request.parameters.extra) == extra
-    assert again(request) == request
+    assert round_trip(request) == request
 
 
-def test_the_other_parameters_are_read() -> None:
-    told = parameters(stop="END", temperature=1, reasoning_effort="high", stream=True, user="me")
-    assert told == Parameters(
+def test_the_other_parameters_are_decoded() -> None:
+    decoded = decode_parameters(stop="END", temperature=1, reasoning_effort="high", stream=True, user="me")
+    assert decoded == Parameters(
         "m",
         OUTPUT_TOKENS_DEFAULT,
         stream=True,
@@ -227,16 +225,22 @@ def test_the_other_parameters_are_read() -> None:
         thinking_json='{"effort":"high"}',
         extra=(("user", '"me"'),),
     )
-    assert parameters(stop=None, reasoning_effort=None, temperature=None) == Parameters("m", OUTPUT_TOKENS_DEFAULT)
-    assert parameters(stop=["a", "b"]).stop_sequences == ("a", "b")
+    assert decode_parameters(stop=None, reasoning_effort=None, temperature=None) == Parameters(
+        "m", OUTPUT_TOKENS_DEFAULT
+    )
+    assert decode_parameters(stop=["a", "b"]).stop_sequences == ("a", "b")
 
 
-def test_options_of_the_stream_are_kept_unless_they_are_our_own() -> None:
+def test_stream_options_are_preserved_unless_they_are_our_own() -> None:
     ours, theirs = {"include_usage": True}, {"include_usage": False}
-    assert parameters(stream=True, stream_options=ours).extra == ()
-    assert parameters(stream=True, stream_options=theirs).extra == (("stream_options", '{"include_usage": false}'),)
-    assert parameters(stream=False, stream_options=ours).extra == (("stream_options", '{"include_usage": true}'),)
-    assert again(read(stream=True, stream_options=theirs)) == read(stream=True, stream_options=theirs)
+    assert decode_parameters(stream=True, stream_options=ours).extra == ()
+    assert decode_parameters(stream=True, stream_options=theirs).extra == (
+        ("stream_options", '{"include_usage": false}'),
+    )
+    assert decode_parameters(stream=False, stream_options=ours).extra == (
+        ("stream_options", '{"include_usage": true}'),
+    )
+    assert round_trip(read(stream=True, stream_options=theirs)) == read(stream=True, stream_options=theirs)
 
 
 @pytest.mark.parametrize(
@@ -254,10 +258,10 @@ def test_options_of_the_stream_are_kept_unless_they_are_our_own() -> None:
         ([], "Expected `object`"),
     ],
 )
-def test_a_message_that_cannot_be_read_is_refused_by_its_place(message: object, reason: str) -> None:
-    told = refusal(json.dumps({"model": "m", "messages": [message]}).encode())
-    assert told.startswith("messages.0 cannot be read: ")
-    assert reason in told
+def test_an_undecodable_message_is_refused_by_its_index(message: object, reason: str) -> None:
+    message_text = refusal_message(json.dumps({"model": "m", "messages": [message]}).encode())
+    assert message_text.startswith("messages.0 cannot be read: ")
+    assert reason in message_text
 
 
 @pytest.mark.parametrize(
@@ -274,7 +278,7 @@ def test_a_message_that_cannot_be_read_is_refused_by_its_place(message: object, 
         (b" " * (BODY_BYTES_MAX + 1), f"more than {BODY_BYTES_MAX} bytes"),
     ],
 )
-def test_a_body_that_cannot_be_read_is_refused_in_one_line(body: bytes, reason: str) -> None:
-    told = refusal(body)
-    assert reason in told
-    assert len(told.splitlines()) == 1
+def test_an_undecodable_body_is_refused_in_one_line(body: bytes, reason: str) -> None:
+    message_text = refusal_message(body)
+    assert reason in message_text
+    assert len(message_text.splitlines()) == 1

@@ -1,4 +1,4 @@
-"""How failures in OpenAI's shape are told apart, and how they are reported in its place."""
+"""Classification of errors in OpenAI's format, and errors encoded in that format."""
 
 import json
 
@@ -36,7 +36,7 @@ def body(**fault: object) -> bytes:
         (503, {}, "server_error"),
     ],
 )
-def test_the_status_tells_the_kind_unless_the_code_knows_better(
+def test_the_status_determines_the_kind_unless_the_code_is_more_precise(
     status: int, fault: dict[str, object], kind: FailureKind
 ) -> None:
     error = decode_openai_error(status, {"retry-after": "7"}, body(**fault))
@@ -59,11 +59,11 @@ def test_the_status_tells_the_kind_unless_the_code_knows_better(
         ({}, 500),
     ],
 )
-def test_in_a_stream_a_word_or_a_number_stands_for_the_status(fault: dict[str, object], status: int) -> None:
+def test_in_a_stream_a_word_or_a_number_replaces_the_status(fault: dict[str, object], status: int) -> None:
     assert decode_openai_stream_error(body(**fault)).status == status
 
 
-def test_a_fault_may_stand_at_the_top_or_be_nothing_but_text() -> None:
+def test_an_error_may_be_at_the_top_level_or_plain_text() -> None:
     flat = decode_openai_stream_error(
         b'{"type":"error","code":"rate_limit_exceeded","message":"slow down","param":null}'
     )
@@ -74,7 +74,7 @@ def test_a_fault_may_stand_at_the_top_or_be_nothing_but_text() -> None:
 @pytest.mark.parametrize(
     "answer", [b"", b"<html>", b"[" * 9999, b'{"error":{"message":5}}', b'{"error":null}', b"\xff", b'{"error":{}}']
 )
-def test_a_body_without_a_reason_leaves_the_status(answer: bytes) -> None:
+def test_a_body_without_a_reason_is_reported_by_its_status(answer: bytes) -> None:
     assert str(decode_openai_error(502, {}, answer)) == "the provider answered with HTTP status 502 and no reason"
 
 
@@ -83,10 +83,10 @@ def test_a_message_is_one_line_without_a_key() -> None:
     assert str(error) == "Incorrect API key provided: [removed]"
 
 
-def test_no_pause_helps_where_a_quota_is_used_up() -> None:
-    status, written = encode_openai_error("other", "paid?", status=429)
-    assert json.loads(written)["error"]["code"] == "insufficient_quota"
-    assert retry_delay(1, decode_openai_error(status, {}, written), 0.5) is None
+def test_no_pause_helps_when_a_quota_is_used_up() -> None:
+    status, encoded = encode_openai_error("other", "paid?", status=429)
+    assert json.loads(encoded)["error"]["code"] == "insufficient_quota"
+    assert retry_delay(1, decode_openai_error(status, {}, encoded), 0.5) is None
 
 
 @pytest.mark.parametrize(
@@ -101,13 +101,13 @@ def test_no_pause_helps_where_a_quota_is_used_up() -> None:
         ("other", 500, "server_error", None),
     ],
 )
-def test_openai_reports_by_type_and_code(kind: FailureKind, status: int, name: str, code: str | None) -> None:
-    told, written = encode_openai_error(kind, "no \ud800")
-    assert told == status
-    assert json.loads(written) == {"error": {"message": "no \ufffd", "type": name, "param": None, "code": code}}
+def test_openai_errors_carry_type_and_code(kind: FailureKind, status: int, name: str, code: str | None) -> None:
+    encoded_status, encoded = encode_openai_error(kind, "no \ud800")
+    assert encoded_status == status
+    assert json.loads(encoded) == {"error": {"message": "no \ufffd", "type": name, "param": None, "code": code}}
 
 
-def test_a_status_asked_for_is_given() -> None:
+def test_a_requested_status_is_used() -> None:
     assert encode_openai_error("invalid_request", "no", status=422)[0] == 422
     assert b"invalid_request_error" in encode_openai_error("invalid_request", "no", status=422)[1]
     assert b"server_error" in encode_openai_error("server_error", "no", status=503)[1]
@@ -115,5 +115,5 @@ def test_a_status_asked_for_is_given() -> None:
     assert encode_openrouter_error("server_error", "no", status=503) == (503, b'{"error":{"code":503,"message":"no"}}')
 
 
-def test_openrouter_reports_by_number() -> None:
+def test_openrouter_errors_carry_a_number() -> None:
     assert encode_openrouter_error("rate_limit", "no") == (429, b'{"error":{"code":429,"message":"no"}}')

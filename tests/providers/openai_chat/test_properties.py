@@ -1,4 +1,4 @@
-"""What holds for every chat completion, whatever it counts, carries or claims."""
+"""Properties of every chat completion, whatever it counts or contains."""
 
 import json
 from collections.abc import Callable
@@ -21,9 +21,11 @@ counters = st.none() | st.integers(-10, 10**6)
 
 @both
 @given(st.lists(counters, min_size=4, max_size=4), st.sampled_from(["m", "anthropic/m"]))
-def test_the_buckets_add_up_to_the_providers_own_total(adapter: Adapter, numbers: list[int | None], model: str) -> None:
-    total, read, written, output = numbers
-    details = {"cached_tokens": read, "cache_write_tokens": written}
+def test_the_usage_buckets_add_up_to_the_providers_total(
+    adapter: Adapter, numbers: list[int | None], model: str
+) -> None:
+    total, read, cache_write, output = numbers
+    details = {"cached_tokens": read, "cache_write_tokens": cache_write}
     took = {"prompt_tokens": total, "completion_tokens": output, "prompt_tokens_details": details}
     body = {"model": model, "choices": [{"message": {}}], "usage": took}
     usage = adapter.decode_reply(json.dumps(body).encode()).usage
@@ -32,7 +34,7 @@ def test_the_buckets_add_up_to_the_providers_own_total(adapter: Adapter, numbers
     assert usage.output == max(0, output or 0)
     assert min(usage.input, usage.cache_read, usage.cache_write) >= 0
     assert usage.cache_read == min(max(0, read or 0), usage.tokens_sent)
-    assert usage.cache_write == min(max(0, written or 0), usage.tokens_sent - usage.cache_read)
+    assert usage.cache_write == min(max(0, cache_write or 0), usage.tokens_sent - usage.cache_read)
 
 
 def outcome(read: Callable[[bytes], Reply], body: bytes) -> Reply | ProviderError:
@@ -42,13 +44,13 @@ def outcome(read: Callable[[bytes], Reply], body: bytes) -> Reply | ProviderErro
         return error
 
 
-def partial_of(adapter: Adapter, chunk: bytes) -> Reply:
-    """What is left of a stream of one chunk."""
+def partial_reply(adapter: Adapter, chunk: bytes) -> Reply:
+    """The partial reply after a stream of one chunk."""
     reader = adapter.make_stream_decoder()
     list(reader.feed(b"data: " + chunk + b"\n\n"))
-    left = reader.partial()
-    assert left is not None
-    return left
+    reply = reader.partial()
+    assert reply is not None
+    return reply
 
 
 names = st.sampled_from(["content", "refusal", "reasoning", "reasoning_details", "tool_calls", "images", "audio", "x"])
@@ -64,13 +66,13 @@ shapes = st.recursive(
 
 @both
 @given(st.dictionaries(names, shapes, max_size=4))
-def test_a_message_of_any_shape_is_read_or_refused_in_one_line(adapter: Adapter, message: dict[str, object]) -> None:
+def test_a_message_of_any_shape_is_decoded_or_refused_in_one_line(adapter: Adapter, message: dict[str, object]) -> None:
     body = json.dumps({"choices": [{"message": message}]}).encode()
-    whole, streamed = (outcome(read, body) for read in (adapter.decode_reply, partial(partial_of, adapter)))
-    for found in (whole, streamed):
-        assert isinstance(found, Reply) or len(str(found).splitlines()) == 1
-    # What can be read at once can be read as it arrives; of a stream that is cut, less has to be legal.
-    assert isinstance(streamed, Reply) or isinstance(whole, ProviderError)
+    complete, streamed = (outcome(read, body) for read in (adapter.decode_reply, partial(partial_reply, adapter)))
+    for result in (complete, streamed):
+        assert isinstance(result, Reply) or len(str(result).splitlines()) == 1
+    # Whatever decodes as a complete reply also decodes as a stream; an interrupted stream has fewer requirements.
+    assert isinstance(streamed, Reply) or isinstance(complete, ProviderError)
 
 
 @both
@@ -78,7 +80,7 @@ def test_a_message_of_any_shape_is_read_or_refused_in_one_line(adapter: Adapter,
     st.dictionaries(names | st.just("role"), shapes, max_size=4),
     st.sampled_from(["user", "assistant", "tool", "system"]),
 )
-def test_a_request_of_any_shape_is_read_and_written_alike_or_refused(
+def test_a_request_of_any_shape_is_decoded_and_encoded_alike_or_refused(
     adapter: Adapter, message: dict[str, object], role: str
 ) -> None:
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a"}, {"role": role, **message}]})
@@ -87,9 +89,9 @@ def test_a_request_of_any_shape_is_read_and_written_alike_or_refused(
     except ProviderError as error:
         refusal = error
     else:
-        written = adapter.encode_request(request.prompt, request.plan, request.parameters)
-        again = adapter.decode_request(written)
-        assert adapter.encode_request(again.prompt, again.plan, again.parameters) == written
+        encoded = adapter.encode_request(request.prompt, request.plan, request.parameters)
+        again = adapter.decode_request(encoded)
+        assert adapter.encode_request(again.prompt, again.plan, again.parameters) == encoded
         return
     assert refusal.kind == "invalid_request"
     assert len(str(refusal).splitlines()) == 1

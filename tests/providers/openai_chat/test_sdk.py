@@ -1,4 +1,4 @@
-"""The clients of OpenAI and OpenRouter against the simulator, over a real socket."""
+"""The official clients of OpenAI and OpenRouter against the simulator, over a real socket."""
 
 import io
 from collections.abc import AsyncIterator
@@ -46,8 +46,8 @@ async def server() -> AsyncIterator[RunningSimulator]:
 async def client(server: RunningSimulator) -> AsyncIterator[openai.AsyncOpenAI]:
     async with openai.AsyncOpenAI(
         base_url=f"{server.url}/v1", api_key="any", timeout=TIMEOUT_SECONDS, max_retries=0
-    ) as opened:
-        yield opened
+    ) as sdk_client:
+        yield sdk_client
 
 
 async def test_a_tool_loop_in_chat_completions(client: openai.AsyncOpenAI) -> None:
@@ -57,8 +57,8 @@ async def test_a_tool_loop_in_chat_completions(client: openai.AsyncOpenAI) -> No
     assert message.tool_calls
     call: Any = message.tool_calls[0]
     assert call.function.arguments == '{"path":"a.txt"}'
-    answered: list[Any] = [*HELLO, message, {"role": "tool", "tool_call_id": call.id, "content": "text"}]
-    second = await client.chat.completions.create(model=SOL, messages=answered, tools=TOOLS)
+    messages: list[Any] = [*HELLO, message, {"role": "tool", "tool_call_id": call.id, "content": "text"}]
+    second = await client.chat.completions.create(model=SOL, messages=messages, tools=TOOLS)
     assert second.choices[0].message.content == "It is there."
     assert first.usage
     assert second.usage
@@ -78,13 +78,13 @@ async def test_a_stream_of_chat_completions(client: openai.AsyncOpenAI) -> None:
 
 async def test_a_tool_loop_in_responses_with_its_reasoning(client: openai.AsyncOpenAI) -> None:
     tools: Any = [{"type": "function", "name": "read", "description": "", "parameters": PARAMETERS, "strict": False}]
-    said: list[Any] = [{"role": "developer", "content": LONG}, {"role": "user", "content": "Look."}]
-    first = await client.responses.create(model=SOL, input=said, tools=tools, store=False)
+    items: list[Any] = [{"role": "developer", "content": LONG}, {"role": "user", "content": "Look."}]
+    first = await client.responses.create(model=SOL, input=items, tools=tools, store=False)
     assert [item.type for item in first.output] == ["reasoning", "message", "function_call"]
     assert first.output_text == "I look."
     call: Any = first.output[2]
-    said += [*first.output, {"type": "function_call_output", "call_id": call.call_id, "output": "text"}]
-    second = await client.responses.create(model=SOL, input=said, tools=tools, store=False)
+    items += [*first.output, {"type": "function_call_output", "call_id": call.call_id, "output": "text"}]
+    second = await client.responses.create(model=SOL, input=items, tools=tools, store=False)
     assert second.output_text == "It is there."
     assert first.usage
     assert second.usage
@@ -100,8 +100,8 @@ async def test_a_stream_of_responses(client: openai.AsyncOpenAI) -> None:
 
 
 async def test_tokens_are_counted_and_models_listed(client: openai.AsyncOpenAI) -> None:
-    counted = await client.responses.input_tokens.count(model=SOL, input=LONG)
-    assert counted.input_tokens > 1_024
+    token_count = await client.responses.input_tokens.count(model=SOL, input=LONG)
+    assert token_count.input_tokens > 1_024
     assert SOL in [model.id async for model in client.models.list()]
     assert (await client.models.retrieve(SOL)).id == SOL
 
@@ -117,7 +117,7 @@ async def test_refusals_arrive_as_their_types(client: openai.AsyncOpenAI) -> Non
     assert (limited.value.request_id or "").startswith("req_sim-")
 
 
-async def test_a_body_beyond_the_limit_is_refused_in_the_words_of_whoever_was_asked(server: RunningSimulator) -> None:
+async def test_a_body_over_the_limit_is_refused_in_the_providers_format(server: RunningSimulator) -> None:
     large = io.BytesIO(b" " * (32 * 1024 * 1024 + 1))
     async with (
         aiohttp.ClientSession(server.url) as session,
@@ -127,12 +127,12 @@ async def test_a_body_beyond_the_limit_is_refused_in_the_words_of_whoever_was_as
         assert (await response.json())["error"]["param"] is None
 
 
-async def test_openrouter_talks_streams_and_lists(server: RunningSimulator) -> None:
+async def test_openrouters_client_chats_streams_and_lists_models(server: RunningSimulator) -> None:
     model = "anthropic/claude-sonnet-5.5"
     async with OpenRouter(api_key="any", server_url=f"{server.url}/api/v1", timeout_ms=5_000) as client:
         hello: Any = [{"role": "user", "content": "Look."}]
-        whole = await client.chat.send_async(model=model, messages=hello, retries=None)
-        assert whole.choices[0].message.content == "I look."
+        reply = await client.chat.send_async(model=model, messages=hello, retries=None)
+        assert reply.choices[0].message.content == "I look."
         stream = await client.chat.send_async(model=model, messages=hello, stream=True, retries=None)
         chunks = [chunk async for chunk in stream]
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "I look."

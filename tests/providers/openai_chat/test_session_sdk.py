@@ -1,4 +1,4 @@
-"""What we write in the place of OpenAI and OpenRouter, read by their own clients."""
+"""Replies that we encode as OpenAI and OpenRouter, decoded by their official clients."""
 
 import openai.types.chat as openai_types
 import openrouter.components as openrouter_types
@@ -29,7 +29,7 @@ def chunks(adapter: Adapter, reply: Reply) -> list[bytes]:
 
 
 @every_reply
-def test_openais_client_reads_a_whole_reply(reply: Reply) -> None:
+def test_openais_client_decodes_a_whole_reply(reply: Reply) -> None:
     read = openai_types.ChatCompletion.model_validate_json(openai_chat.encode_reply(reply))
     assert read.choices[0].finish_reason == FINISH_REASONS[reply.stop_reason]
     assert read.choices[0].message.content == ("Let me see. " * 9 if reply.stop_reason == "tool_use" else None)
@@ -43,7 +43,7 @@ def test_openais_client_reads_a_whole_reply(reply: Reply) -> None:
 
 
 @every_reply
-def test_openais_client_reads_every_chunk(reply: Reply) -> None:
+def test_openais_client_decodes_every_chunk(reply: Reply) -> None:
     read = [openai_types.ChatCompletionChunk.model_validate_json(chunk) for chunk in chunks(openai_chat, reply)]
     deltas = [chunk.choices[0] for chunk in read if chunk.choices]
     name = "refusal" if reply.stop_reason == "refusal" else "content"
@@ -60,7 +60,7 @@ def test_openais_client_reads_every_chunk(reply: Reply) -> None:
 
 
 @every_reply
-def test_openrouters_client_reads_a_whole_reply(reply: Reply) -> None:
+def test_openrouters_client_decodes_a_whole_reply(reply: Reply) -> None:
     read = openrouter_types.ChatResult.model_validate_json(openrouter.encode_reply(reply))
     assert read.choices[0].finish_reason == FINISH_REASONS[reply.stop_reason]
     assert read.usage is not None
@@ -72,7 +72,7 @@ def test_openrouters_client_reads_a_whole_reply(reply: Reply) -> None:
 
 
 @every_reply
-def test_openrouters_client_reads_every_chunk(reply: Reply) -> None:
+def test_openrouters_client_decodes_every_chunk(reply: Reply) -> None:
     read = [openrouter_types.ChatStreamChunk.model_validate_json(chunk) for chunk in chunks(openrouter, reply)]
     reasons = [choice.finish_reason for chunk in read for choice in chunk.choices]
     assert reasons[-1] == FINISH_REASONS[reply.stop_reason]

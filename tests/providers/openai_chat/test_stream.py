@@ -1,4 +1,4 @@
-"""What a chat reply says, whole, streamed, cut or broken."""
+"""Decoding of chat replies: complete, streamed, interrupted and broken."""
 
 import json
 
@@ -23,12 +23,12 @@ from holdfast.types.usage import TOKENS_MAX, Usage
 STOP = chunk(finish_reason="stop")
 
 
-def whole(message: dict[str, object], finish_reason: str | None = "stop", **fields: object) -> Reply:
+def decode_whole(message: dict[str, object], finish_reason: str | None = "stop", **fields: object) -> Reply:
     choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish_reason}
     return openai_chat.decode_reply(json.dumps({"id": "r1", "model": "m", "choices": [choice], **fields}).encode())
 
 
-def test_a_stream_is_told_delta_by_delta() -> None:
+def test_a_stream_is_decoded_delta_by_delta() -> None:
     events = [
         chunk({"role": "assistant", "content": ""}, usage=None),
         chunk({"content": "Let "}),
@@ -60,9 +60,9 @@ def test_a_stream_is_told_delta_by_delta() -> None:
     ]
 
 
-def test_a_whole_reply_says_the_same() -> None:
+def test_a_whole_reply_is_decoded_to_the_same_reply() -> None:
     calls = [{"id": "c1", "type": "function", "function": {"name": "ls", "arguments": '{"a":1}'}}]
-    reply = whole({"content": "Let me.", "refusal": None, "tool_calls": calls}, "tool_calls")
+    reply = decode_whole({"content": "Let me.", "refusal": None, "tool_calls": calls}, "tool_calls")
     assert reply == Reply((Text("Let me."), ToolUse("c1", "ls", '{"a":1}')), "tool_use", Usage(), "m", "r1")
 
 
@@ -78,19 +78,19 @@ def test_a_whole_reply_says_the_same() -> None:
         (None, "error"),
     ],
 )
-def test_why_it_stopped_has_other_words(reason: str | None, stop_reason: StopReason) -> None:
-    assert whole({"content": "a"}, reason).stop_reason == stop_reason
+def test_stop_reasons_are_translated(reason: str | None, stop_reason: StopReason) -> None:
+    assert decode_whole({"content": "a"}, reason).stop_reason == stop_reason
     assert told(openai_chat, chunk({"content": "a"}, finish_reason=reason), DONE).stop_reason == stop_reason
 
 
-def test_calls_that_were_forced_are_calls_although_it_stopped() -> None:
+def test_forced_calls_are_calls_although_the_reason_is_stop() -> None:
     function = {"name": "ls", "arguments": "{}"}
-    assert whole({"tool_calls": [{"id": "c", "function": function}]}).stop_reason == "tool_use"
-    assert whole({"tool_calls": [{"id": "c", "function": function}]}, "length").stop_reason == "max_tokens"
+    assert decode_whole({"tool_calls": [{"id": "c", "function": function}]}).stop_reason == "tool_use"
+    assert decode_whole({"tool_calls": [{"id": "c", "function": function}]}, "length").stop_reason == "max_tokens"
 
 
-def test_a_refusal_is_text_and_the_reason() -> None:
-    assert whole({"content": None, "refusal": "I cannot."}) == Reply(
+def test_a_refusal_is_text_with_its_stop_reason() -> None:
+    assert decode_whole({"content": None, "refusal": "I cannot."}) == Reply(
         (Text("I cannot."),), "refusal", Usage(), "m", "r1"
     )
     streamed = told(openai_chat, chunk({"refusal": "I "}), chunk({"refusal": "cannot."}), STOP, DONE)
@@ -98,12 +98,12 @@ def test_a_refusal_is_text_and_the_reason() -> None:
 
 
 @pytest.mark.parametrize("end", [[usage(3)], [DONE], [usage(3), DONE], [DONE, DONE], [DONE, usage(3), STOP]])
-def test_a_stream_ends_once_with_its_usage_or_with_the_word_for_it(end: list[bytes]) -> None:
+def test_a_stream_ends_once_with_its_usage_or_with_the_done_marker(end: list[bytes]) -> None:
     _, deltas = read(openai_chat, [chunk({"content": "a"}), STOP, *end])
     assert [type(delta) for delta in deltas] == [ReplyStarted, TextDelta, ReplyFinished]
 
 
-def test_usage_that_comes_before_the_end_does_not_end_it() -> None:
+def test_usage_before_the_end_does_not_end_the_stream() -> None:
     early = {"prompt_tokens": 1, "completion_tokens": 1}
     late = {"prompt_tokens": 1, "completion_tokens": 2}
     reply = told(
@@ -114,7 +114,7 @@ def test_usage_that_comes_before_the_end_does_not_end_it() -> None:
     assert (reply.content, reply.usage.output) == ((Text("ab"),), 2)
 
 
-def test_only_the_first_of_several_choices_counts() -> None:
+def test_only_the_first_of_several_choices_is_decoded() -> None:
     choices = [
         {"index": 1, "delta": {"content": "b"}},
         {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"},
@@ -122,7 +122,7 @@ def test_only_the_first_of_several_choices_counts() -> None:
     assert told(openai_chat, chunk(choices=choices), DONE).content == (Text("a"),)
 
 
-def test_an_empty_chunk_ahead_hides_neither_id_nor_model() -> None:
+def test_an_empty_first_chunk_hides_neither_id_nor_model() -> None:
     reply = told(openai_chat, chunk(id="", model="", choices=[]), chunk({"content": "a"}, finish_reason="stop"), DONE)
     assert (reply.id, reply.model) == ("r1", "m")
 
@@ -140,13 +140,13 @@ def test_a_call_starts_when_its_name_is_known_and_the_name_comes_once() -> None:
     ]
 
 
-def test_calls_without_ids_get_ids_that_tell_them_apart_and_stay_the_same() -> None:
+def test_calls_without_ids_get_distinct_and_stable_ids() -> None:
     calls = [{"function": {"name": "ls", "arguments": "{}"}}, {"function": {"name": "ls", "arguments": "{}"}}]
-    first, second = whole({"tool_calls": calls}, "tool_calls").content
+    first, second = decode_whole({"tool_calls": calls}, "tool_calls").content
     assert isinstance(first, ToolUse)
     assert isinstance(second, ToolUse)
     assert first.id != second.id
-    assert (first, second) == whole({"tool_calls": calls}, "tool_calls").content
+    assert (first, second) == decode_whole({"tool_calls": calls}, "tool_calls").content
     (other, _) = openai_chat.decode_reply(
         json.dumps({"id": "r2", "choices": [{"message": {"tool_calls": calls}}]}).encode()
     ).content
@@ -154,21 +154,21 @@ def test_calls_without_ids_get_ids_that_tell_them_apart_and_stay_the_same() -> N
     assert other.id != first.id
 
 
-def test_arguments_that_are_no_object_are_kept_as_text() -> None:
+def test_arguments_that_are_not_an_object_are_preserved_as_text() -> None:
     calls = [{"id": "c", "function": {"name": "ls", "arguments": "[1"}}]
-    assert whole({"tool_calls": calls}).content == (ToolUse("c", "ls", '{"INVALID_JSON":"[1"}'),)
+    assert decode_whole({"tool_calls": calls}).content == (ToolUse("c", "ls", '{"INVALID_JSON":"[1"}'),)
 
 
-def test_a_call_of_the_older_form_is_a_call() -> None:
-    (block,) = whole({"function_call": {"name": "ls", "arguments": "{}"}}, "function_call").content
+def test_a_call_in_the_deprecated_form_is_a_call() -> None:
+    (block,) = decode_whole({"function_call": {"name": "ls", "arguments": "{}"}}, "function_call").content
     assert isinstance(block, ToolUse)
     assert (block.name, block.arguments_json) == ("ls", "{}")
 
 
-def test_a_call_of_another_type_is_carried_whole_or_streamed() -> None:
+def test_a_call_of_another_type_is_preserved_whole_or_streamed() -> None:
     custom = {"id": "c", "type": "custom", "custom": {"name": "sql", "input": "select 1"}}
     expected = Opaque("tool_calls.custom", json.dumps(custom).encode())
-    assert whole({"tool_calls": [custom]}, "tool_calls").content == (expected,)
+    assert decode_whole({"tool_calls": [custom]}, "tool_calls").content == (expected,)
     parts = [
         {"index": 0, "id": "c", "type": "custom", "custom": {"name": "sql", "input": "sel"}},
         {"index": 0, "id": None, "custom": {"input": "ect 1"}},
@@ -179,9 +179,11 @@ def test_a_call_of_another_type_is_carried_whole_or_streamed() -> None:
     assert json.loads(block.raw) == custom
 
 
-def test_members_that_carry_content_are_carried_and_others_are_not() -> None:
+def test_members_with_content_are_preserved_and_others_are_not() -> None:
     image = {"type": "image_url", "image_url": {"url": "data:"}}
-    reply = whole({"content": "a", "images": [image, image], "audio": {"id": "x"}, "annotations": [{}], "mood": "good"})
+    reply = decode_whole(
+        {"content": "a", "images": [image, image], "audio": {"id": "x"}, "annotations": [{}], "mood": "good"}
+    )
     assert reply.content == (
         Text("a"),
         Opaque("message.images", b"[%b,%b]" % (json.dumps(image).encode(), json.dumps(image).encode())),
@@ -189,10 +191,10 @@ def test_members_that_carry_content_are_carried_and_others_are_not() -> None:
     )
 
 
-def test_content_in_parts_is_read_like_content_in_one_text() -> None:
+def test_content_in_parts_is_decoded_like_content_in_one_text() -> None:
     strange = {"type": "chart", "x": 1}
     image = {"type": "image_url", "image_url": {"url": "https://x.example"}}
-    reply = whole({"content": [{"type": "text", "text": "a"}, strange, image, {"type": "text", "text": "b"}]})
+    reply = decode_whole({"content": [{"type": "text", "text": "a"}, strange, image, {"type": "text", "text": "b"}]})
     assert reply.content == (
         Text("ab"),
         Opaque("chart", json.dumps(strange).encode()),
@@ -201,7 +203,7 @@ def test_content_in_parts_is_read_like_content_in_one_text() -> None:
 
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
-def test_what_a_model_thought_in_plain_text_is_thinking(name: str) -> None:
+def test_plain_text_reasoning_is_thinking(name: str) -> None:
     _, deltas = read(openai_chat, [chunk({name: "hm"}), chunk({name: "m"}), chunk({"content": "a"}), STOP, DONE])
     assert deltas[1:3] == [ThinkingDelta(0, "hm"), ThinkingDelta(0, "m")]
     assert isinstance(deltas[-1], ReplyFinished)
@@ -225,22 +227,22 @@ def test_what_a_model_thought_in_plain_text_is_thinking(name: str) -> None:
         ([chunk({"tool_calls": [{"index": 0, "type": "custom", "custom": {"input": "x"}}]})], ()),
     ],
 )
-def test_a_cut_stream_leaves_a_legal_message(events: list[bytes], content: tuple[Block, ...]) -> None:
+def test_an_interrupted_stream_leaves_a_valid_message(events: list[bytes], content: tuple[Block, ...]) -> None:
     assert cut(openai_chat, *events) == Reply(content, "cancelled", Usage(), "m", "r1")
     assert told(openai_chat, *events, DONE) == Reply(content, "error", Usage(), "m", "r1")
 
 
-def test_a_stream_that_lacks_only_its_usage_is_whole() -> None:
+def test_a_stream_that_lacks_only_its_usage_is_complete() -> None:
     partial = cut(openai_chat, chunk({"content": "a"}), chunk(call(0, id="c", name="ls")), STOP)
     assert partial == Reply((Text("a"), ToolUse("c", "ls", "{}")), "tool_use", Usage(), "m", "r1")
 
 
-def test_a_whole_stream_with_a_call_that_has_no_name_leaves_the_rest() -> None:
+def test_a_complete_stream_drops_only_the_call_without_a_name() -> None:
     partial = cut(openai_chat, chunk({"content": "a"}), chunk(call(0, id="c", arguments="{}")), STOP)
     assert partial == Reply((Text("a"),), "cancelled", Usage(), "m", "r1")
 
 
-def test_nothing_is_left_of_a_stream_before_its_first_chunk() -> None:
+def test_there_is_no_partial_reply_before_the_first_chunk() -> None:
     assert cut(openai_chat, b": waiting\n\n") is None
 
 
@@ -255,7 +257,7 @@ def test_nothing_is_left_of_a_stream_before_its_first_chunk() -> None:
         ({"choices": [{"error": {"code": 502, "message": "upstream"}, "finish_reason": "error"}]}, "server_error"),
     ],
 )
-def test_a_failure_told_in_a_good_answer_is_raised(error: dict[str, object], kind: FailureKind) -> None:
+def test_an_error_in_a_successful_response_is_raised(error: dict[str, object], kind: FailureKind) -> None:
     body = json.dumps(error).encode()
     with pytest.raises(ProviderError) as raised:
         read(openai_chat, [chunk({"content": "a"}), b"event: error\ndata: " + body + b"\n\n"])
@@ -286,7 +288,7 @@ def test_a_failure_told_in_a_good_answer_is_raised(error: dict[str, object], kin
         b'{"choices":[{"message":{"audio":' + b'{"a":' * 9999 + b"1" + b"}" * 9999 + b"}}]}",
     ],
 )
-def test_a_reply_that_cannot_be_read_is_the_providers_failure_in_one_line(body: bytes) -> None:
+def test_an_undecodable_reply_is_the_providers_failure_in_one_line(body: bytes) -> None:
     with pytest.raises(ProviderError) as raised:
         openai_chat.decode_reply(body)
     assert raised.value.kind == "server_error"
@@ -295,25 +297,25 @@ def test_a_reply_that_cannot_be_read_is_the_providers_failure_in_one_line(body: 
 
 
 @pytest.mark.parametrize("event", [DONE, b"data: {\n\n", b"data: \xff\n\n", b'data: {"id":5}\n\n'])
-def test_an_event_that_cannot_be_read_is_the_providers_failure(event: bytes) -> None:
+def test_an_undecodable_event_is_the_providers_failure(event: bytes) -> None:
     with pytest.raises(ProviderError, match="an event of the stream cannot be read: "):
         read(openai_chat, [event])
 
 
-def test_counters_of_any_size_and_sign_are_read() -> None:
-    reply = whole({}, usage={"prompt_tokens": -5, "completion_tokens": 10**30, "prompt_tokens_details": None})
+def test_counters_of_any_size_and_sign_are_decoded() -> None:
+    reply = decode_whole({}, usage={"prompt_tokens": -5, "completion_tokens": 10**30, "prompt_tokens_details": None})
     assert reply.usage == Usage(output=TOKENS_MAX)
 
 
-def test_several_texts_are_told_as_paragraphs_of_one() -> None:
+def test_several_texts_are_encoded_as_paragraphs_of_one() -> None:
     reply = Reply((Text("a"), Thinking("hm"), Text("b"), Opaque("chart", b"{}")), "stop_sequence", Usage(), "m", "r1")
-    heard = Reply((Text("a\n\nb"),), "end_turn", Usage(), "m", "r1")
-    assert openai_chat.decode_reply(openai_chat.encode_reply(reply)) == heard
-    assert told(openai_chat, *openai_chat.encode_stream(reply)) == heard
+    joined = Reply((Text("a\n\nb"),), "end_turn", Usage(), "m", "r1")
+    assert openai_chat.decode_reply(openai_chat.encode_reply(reply)) == joined
+    assert told(openai_chat, *openai_chat.encode_stream(reply)) == joined
 
 
 @pytest.mark.parametrize("stop_reason", ["cancelled", "error"])
-def test_a_reply_that_failed_has_no_reason_on_the_wire(stop_reason: StopReason) -> None:
+def test_a_failed_reply_has_no_stop_reason_on_the_wire(stop_reason: StopReason) -> None:
     reply = Reply((Text("a"),), stop_reason, Usage(), "m", "r1")
     assert openai_chat.decode_reply(openai_chat.encode_reply(reply)).stop_reason == "error"
     assert told(openai_chat, *openai_chat.encode_stream(reply)).stop_reason == "error"

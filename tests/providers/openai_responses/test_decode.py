@@ -1,4 +1,4 @@
-"""What a request to OpenAI's Responses API is understood as, whoever wrote it."""
+"""Decoding of requests to OpenAI's Responses API."""
 
 import json
 from typing import Any
@@ -27,21 +27,21 @@ from holdfast.types.tool_spec import ToolSpec
 DEEP = "[" * 100_000
 
 
-def read(**given: Any) -> WireRequest:
-    return openai_responses.decode_request(json.dumps({"model": "gpt", **given}).encode())
+def read(**fields: Any) -> WireRequest:
+    return openai_responses.decode_request(json.dumps({"model": "gpt", **fields}).encode())
 
 
-def messages_of(*items: Any) -> list[tuple[Role, tuple[Block, ...]]]:
-    # Behind an opening word, so that no item is the first, which may be the system prompt.
+def decode_messages(*items: Any) -> list[tuple[Role, tuple[Block, ...]]]:
+    # After a first message, so that no item is the first, which may be the system prompt.
     first = {"role": "user", "content": "first"}
-    return [(passage.role, passage.content) for passage in read(input=[first, *items]).prompt.entries[1:]]
+    return [(entry.role, entry.content) for entry in read(input=[first, *items]).prompt.entries[1:]]
 
 
-def rewritten(request: WireRequest) -> bytes:
+def encode_again(request: WireRequest) -> bytes:
     return openai_responses.encode_request(request.prompt, request.plan, request.parameters)
 
 
-def refusal_of(body: bytes) -> str:
+def refusal_message(body: bytes) -> str:
     with pytest.raises(ProviderError) as refused:
         openai_responses.decode_request(body)
     assert refused.value.kind == "invalid_request"
@@ -51,13 +51,13 @@ def refusal_of(body: bytes) -> str:
 # Items
 
 
-def test_a_text_alone_is_what_the_user_says() -> None:
+def test_a_plain_string_is_the_users_message() -> None:
     request = read(input="Hello.")
-    assert [(passage.role, passage.content) for passage in request.prompt.entries] == [("user", (Text("Hello."),))]
+    assert [(entry.role, entry.content) for entry in request.prompt.entries] == [("user", (Text("Hello."),))]
 
 
-def test_the_short_forms_of_clients_are_read() -> None:
-    assert messages_of(
+def test_the_short_forms_that_clients_send_are_decoded() -> None:
+    assert decode_messages(
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b"},
         {"role": "developer", "content": "c"},
@@ -72,15 +72,15 @@ def test_the_short_forms_of_clients_are_read() -> None:
     ]
 
 
-def test_what_a_client_appends_of_a_reply_is_read() -> None:
-    said = {"type": "output_text", "text": "a", "annotations": [], "logprobs": []}
-    assert messages_of(
+def test_reply_items_that_a_client_appends_are_decoded() -> None:
+    text_part = {"type": "output_text", "text": "a", "annotations": [], "logprobs": []}
+    assert decode_messages(
         {
             "type": "message",
             "id": "msg_1",
             "status": "completed",
             "role": "assistant",
-            "content": [said],
+            "content": [text_part],
             "phase": None,
         },
         {
@@ -115,11 +115,11 @@ def test_what_a_client_appends_of_a_reply_is_read() -> None:
         ({"type": "item_reference", "id": "x"}, "user"),
     ],
 )
-def test_an_item_with_more_than_we_know_is_kept_whole(item: dict[str, object], role: Role) -> None:
-    assert messages_of(item) == [(role, (Opaque(str(item["type"]), json.dumps(item).encode()),))]
+def test_an_item_with_unknown_members_is_preserved(item: dict[str, object], role: Role) -> None:
+    assert decode_messages(item) == [(role, (Opaque(str(item["type"]), json.dumps(item).encode()),))]
     request = read(input=[item])
-    assert json.dumps(item).encode() in rewritten(request)
-    assert rewritten(openai_responses.decode_request(rewritten(request))) == rewritten(request)
+    assert json.dumps(item).encode() in encode_again(request)
+    assert encode_again(openai_responses.decode_request(encode_again(request))) == encode_again(request)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_an_item_with_more_than_we_know_is_kept_whole(item: dict[str, object], r
         ({"type": "input_image", "file_id": "f", "detail": "auto"}, Image(FileSource("f"))),
     ],
 )
-def test_an_image_is_read(part: dict[str, object], block: Block) -> None:
-    assert messages_of({"role": "user", "content": [part]}) == [("user", (block,))]
+def test_an_image_is_decoded(part: dict[str, object], block: Block) -> None:
+    assert decode_messages({"role": "user", "content": [part]}) == [("user", (block,))]
 
 
 @pytest.mark.parametrize(
@@ -144,70 +144,74 @@ def test_an_image_is_read(part: dict[str, object], block: Block) -> None:
         {"type": "input_text", "text": "a", "more": 1},
     ],
 )
-def test_a_part_with_more_than_we_know_is_kept(part: dict[str, object]) -> None:
+def test_a_part_with_unknown_members_is_preserved(part: dict[str, object]) -> None:
     raw = json.dumps(part).encode()
-    assert messages_of({"role": "user", "content": [part]}) == [("user", (Opaque(str(part["type"]), raw),))]
+    assert decode_messages({"role": "user", "content": [part]}) == [("user", (Opaque(str(part["type"]), raw),))]
 
 
-def test_text_with_citations_is_kept_as_it_came() -> None:
+def test_text_with_citations_is_preserved() -> None:
     cited = {"type": "output_text", "text": "a", "annotations": [{"type": "url_citation"}]}
-    assert messages_of({"role": "assistant", "content": [cited]}) == [
+    assert decode_messages({"role": "assistant", "content": [cited]}) == [
         ("assistant", (Opaque("output_text", json.dumps(cited).encode()),))
     ]
 
 
-def test_a_message_that_says_nothing_is_not_one() -> None:
-    assert messages_of({"role": "user", "content": []}) == []
+def test_a_message_without_content_is_dropped() -> None:
+    assert decode_messages({"role": "user", "content": []}) == []
 
 
-def test_arguments_that_are_no_object_are_held_by_one() -> None:
+def test_arguments_that_are_not_an_object_are_wrapped_in_one() -> None:
     call = {"type": "function_call", "call_id": "c", "name": "t", "arguments": "[1"}
-    assert messages_of(call) == [("assistant", (ToolUse("c", "t", '{"INVALID_JSON":"[1"}'),))]
+    assert decode_messages(call) == [("assistant", (ToolUse("c", "t", '{"INVALID_JSON":"[1"}'),))]
 
 
 # The system prompt
 
 
-def system_of(**given: Any) -> list[str]:
-    return [text.text for segment in read(**given).prompt.segments for text in segment.system]
+def decode_system_texts(**fields: Any) -> list[str]:
+    return [text.text for segment in read(**fields).prompt.segments for text in segment.system]
 
 
-def test_instructions_come_before_the_first_message_to_the_developer() -> None:
+def test_instructions_come_before_the_first_developer_message() -> None:
     first = {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "b"}]}
-    assert system_of(instructions="a", input=[first, first]) == ["a", "b"]
+    assert decode_system_texts(instructions="a", input=[first, first]) == ["a", "b"]
     assert len(read(instructions="a", input=[first, first]).prompt.entries) == 1
-    assert system_of(instructions="a", input="hi") == ["a"]
-    assert system_of(instructions="", input=[first]) == ["b"]
+    assert decode_system_texts(instructions="a", input="hi") == ["a"]
+    assert decode_system_texts(instructions="", input=[first]) == ["b"]
 
 
-def test_a_client_may_speak_to_the_system_instead() -> None:
-    assert system_of(input=[{"role": "system", "content": "a"}]) == ["a"]
+def test_a_system_message_is_accepted_in_place_of_a_developer_message() -> None:
+    assert decode_system_texts(input=[{"role": "system", "content": "a"}]) == ["a"]
 
 
-def test_a_first_message_that_is_not_just_text_is_no_system_prompt() -> None:
+def test_a_first_message_that_is_not_only_text_is_not_the_system_prompt() -> None:
     first = {"role": "developer", "content": [{"type": "input_image", "file_id": "f"}]}
     request = read(input=[first])
-    assert [passage.role for passage in request.prompt.entries] == ["system"]
+    assert [entry.role for entry in request.prompt.entries] == ["system"]
 
 
-# Marks
+# Breakpoints
 
 
-def marked(**mark: object) -> dict[str, object]:
-    return {"type": "input_text", "text": "a", "prompt_cache_breakpoint": mark or None}
+def part_with_breakpoint(**cache_breakpoint: object) -> dict[str, object]:
+    return {"type": "input_text", "text": "a", "prompt_cache_breakpoint": cache_breakpoint or None}
 
 
-def test_marks_are_found_where_they_stand() -> None:
-    explicit = marked(mode="explicit")
+def test_breakpoints_are_decoded_at_every_position() -> None:
+    explicit = part_with_breakpoint(mode="explicit")
     request = read(
         instructions="none can stand here",
         tools=[{"type": "web_search"}],
         input=[
-            {"role": "developer", "content": [marked(), explicit]},
+            {"role": "developer", "content": [part_with_breakpoint(), explicit]},
             {"type": "function_call", "call_id": "c", "name": "t", "arguments": "{}"},
-            {"type": "function_call_output", "call_id": "c", "output": [explicit, marked(mode="explicit", ttl="12h")]},
-            {"type": "function_call_output", "call_id": "c", "output": [explicit, marked()]},
-            {"role": "user", "content": [marked(mode="explicit", ttl="30m")]},
+            {
+                "type": "function_call_output",
+                "call_id": "c",
+                "output": [explicit, part_with_breakpoint(mode="explicit", ttl="12h")],
+            },
+            {"type": "function_call_output", "call_id": "c", "output": [explicit, part_with_breakpoint()]},
+            {"role": "user", "content": [part_with_breakpoint(mode="explicit", ttl="30m")]},
         ],
     )
     assert request.plan.breakpoints == (
@@ -218,27 +222,27 @@ def test_marks_are_found_where_they_stand() -> None:
     )
 
 
-def test_a_mark_is_taken_off_a_part_that_is_kept() -> None:
+def test_a_breakpoint_is_removed_from_a_preserved_part() -> None:
     part = {"type": "input_file", "file_id": "f", "prompt_cache_breakpoint": {"mode": "explicit"}}
     request = read(input=[{"role": "user", "content": [part]}])
-    (kept,) = request.prompt.entries[0].content
-    assert isinstance(kept, Opaque)
-    assert json.loads(kept.raw) == {"type": "input_file", "file_id": "f"}
+    (preserved,) = request.prompt.entries[0].content
+    assert isinstance(preserved, Opaque)
+    assert json.loads(preserved.raw) == {"type": "input_file", "file_id": "f"}
     assert request.plan.breakpoints == (Breakpoint(0, "30m"),)
 
 
 @pytest.mark.parametrize(
-    "mark", [{"mode": "implicit"}, {"mode": "explicit", "ttl": "5m"}, {"mode": "explicit", "x": 1}]
+    "cache_breakpoint", [{"mode": "implicit"}, {"mode": "explicit", "ttl": "5m"}, {"mode": "explicit", "x": 1}]
 )
-def test_a_mark_that_the_provider_would_not_take_is_refused(mark: dict[str, object]) -> None:
-    body = {"model": "m", "input": [{"role": "user", "content": [marked(**mark)]}]}
-    assert "input.0 cannot be read" in refusal_of(json.dumps(body).encode())
+def test_a_breakpoint_that_the_provider_would_refuse_is_refused(cache_breakpoint: dict[str, object]) -> None:
+    body = {"model": "m", "input": [{"role": "user", "content": [part_with_breakpoint(**cache_breakpoint)]}]}
+    assert "input.0 cannot be read" in refusal_message(json.dumps(body).encode())
 
 
 # Tools and parameters
 
 
-def test_a_plain_function_is_a_tool_and_every_other_is_kept() -> None:
+def test_a_plain_function_is_a_tool_and_every_other_tool_is_preserved() -> None:
     plain = {"type": "function", "name": "t", "description": "d", "parameters": {}, "strict": False}
     strict = {**plain, "strict": True}
     own = {"type": "web_search"}
@@ -249,22 +253,22 @@ def test_a_plain_function_is_a_tool_and_every_other_is_kept() -> None:
     )
 
 
-def test_a_request_to_count_needs_neither_limit_nor_input() -> None:
+def test_a_token_count_request_needs_neither_limit_nor_input() -> None:
     parameters = read().parameters
     assert (parameters.output_tokens_max, parameters.stream) == (0, False)
     assert read(max_output_tokens=None, stream=None, tools=None, instructions=None).parameters == parameters
 
 
-def test_what_a_request_leaves_to_the_provider_is_said_in_its_words() -> None:
+def test_omitted_settings_are_decoded_as_the_providers_defaults() -> None:
     request = read(input="x", user="u")
     assert request.parameters.extra == (("user", '"u"'), ("store", "true"), ("include", "[]"))
-    body = rewritten(request)
+    body = encode_again(request)
     assert json.loads(body)["store"] is True
-    assert rewritten(openai_responses.decode_request(body)) == body
+    assert encode_again(openai_responses.decode_request(body)) == body
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}, "parallel_tool_calls": False},
         {"tool_choice": {"type": "function", "name": "t", "x": 1}},
@@ -275,17 +279,17 @@ def test_what_a_request_leaves_to_the_provider_is_said_in_its_words() -> None:
         {"reasoning": {"effort": "high"}, "previous_response_id": "r"},
     ],
 )
-def test_a_parameter_that_has_no_word_of_ours_comes_back_as_it_was(given: dict[str, object]) -> None:
-    body = rewritten(read(input="x", **given))
-    assert {name: json.loads(body)[name] for name in given} == given
-    assert rewritten(openai_responses.decode_request(body)) == body
+def test_a_parameter_without_canonical_form_is_preserved(fields: dict[str, object]) -> None:
+    body = encode_again(read(input="x", **fields))
+    assert {name: json.loads(body)[name] for name in fields} == fields
+    assert encode_again(openai_responses.decode_request(body)) == body
 
 
 # Refusals
 
 
 @pytest.mark.parametrize(
-    "given",
+    "fields",
     [
         {"input": 1},
         {"input": [1]},
@@ -306,8 +310,8 @@ def test_a_parameter_that_has_no_word_of_ours_comes_back_as_it_was(given: dict[s
         {"model": 1},
     ],
 )
-def test_what_cannot_be_read_is_refused_without_quoting_it(given: dict[str, object]) -> None:
-    refusal = refusal_of(json.dumps({"model": "m", **given}).encode())
+def test_undecodable_requests_are_refused_without_quoting_them(fields: dict[str, object]) -> None:
+    refusal = refusal_message(json.dumps({"model": "m", **fields}).encode())
     assert "cannot be read" in refusal
     assert "secret" not in refusal
     assert len(refusal.splitlines()) == 1
@@ -323,12 +327,12 @@ def test_what_cannot_be_read_is_refused_without_quoting_it(given: dict[str, obje
     ],
 )
 def test_hostile_bytes_are_refused(body: str) -> None:
-    assert "cannot be read" in refusal_of(body.encode())
+    assert "cannot be read" in refusal_message(body.encode())
 
 
 def test_bytes_that_are_not_utf8_are_refused() -> None:
-    assert "not UTF-8" in refusal_of(b'{"model":"m","x":"\xff"}')
+    assert "not UTF-8" in refusal_message(b'{"model":"m","x":"\xff"}')
 
 
 def test_a_request_that_is_too_large_is_refused() -> None:
-    assert f"more than {BODY_BYTES_MAX} bytes" in refusal_of(b" " * (BODY_BYTES_MAX + 1))
+    assert f"more than {BODY_BYTES_MAX} bytes" in refusal_message(b" " * (BODY_BYTES_MAX + 1))

@@ -33,7 +33,7 @@ def spaced(value: object, space: str) -> bytes:
 
 
 @given(members, spaces)
-def test_an_item_unknown_to_us_keeps_every_byte(item: dict[str, object], space: str) -> None:
+def test_an_unknown_item_keeps_every_byte(item: dict[str, object], space: str) -> None:
     raw = spaced({**item, "type": "not_yet_invented"}, space)
     body = b'{"model":"m","store":false,"include":["reasoning.encrypted_content"],"input":[' + raw + b"]}"
     read = openai_responses.decode_request(body)
@@ -42,7 +42,7 @@ def test_an_item_unknown_to_us_keeps_every_byte(item: dict[str, object], space: 
 
 
 @given(st.lists(values.texts, max_size=4), st.text(min_size=1, max_size=9), st.none() | st.text(max_size=9))
-def test_reasoning_comes_back_as_it_was(summaries: list[str], encrypted_content: str, id: str | None) -> None:
+def test_reasoning_is_sent_back_unchanged(summaries: list[str], encrypted_content: str, id: str | None) -> None:
     thinking = Thinking(SUMMARY_SEPARATOR.join(summaries), make_signature(encrypted_content, id, summaries))
     item = json.loads(encode_reasoning(thinking))
     assert [part["text"] for part in item["summary"]] == summaries
@@ -51,10 +51,10 @@ def test_reasoning_comes_back_as_it_was(summaries: list[str], encrypted_content:
 
 
 @given(tokens, tokens, tokens, tokens)
-def test_the_buckets_add_up_to_what_the_provider_counted(
-    total: int | None, cached: int | None, written: int | None, output: int | None
+def test_the_usage_buckets_add_up_to_the_providers_count(
+    total: int | None, cached: int | None, cache_write: int | None, output: int | None
 ) -> None:
-    details = {"cached_tokens": cached, "cache_write_tokens": written}
+    details = {"cached_tokens": cached, "cache_write_tokens": cache_write}
     reported = {"input_tokens": total, "input_tokens_details": details, "output_tokens": output}
     usage = openai_responses.decode_reply(json.dumps({"usage": reported}).encode()).usage
     assert usage.tokens_sent == clamp_token_count(total)
@@ -65,10 +65,10 @@ def test_the_buckets_add_up_to_what_the_provider_counted(
 
 
 @given(VALUES.replies)
-def test_what_is_told_while_it_arrives_is_what_the_reply_holds(reply: Reply) -> None:
+def test_the_deltas_add_up_to_the_content_of_the_reply(reply: Reply) -> None:
     deltas = list(openai_responses.make_stream_decoder().feed(b"".join(openai_responses.encode_stream(reply))))
-    told = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
-    assert told == "".join(block.text for block in reply.content if isinstance(block, Text))
+    text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
+    assert text == "".join(block.text for block in reply.content if isinstance(block, Text))
     arguments = "".join(delta.json_part for delta in deltas if isinstance(delta, ToolUseDelta))
     assert arguments == "".join(block.arguments_json for block in reply.content if isinstance(block, ToolUse))
     thought = "".join(delta.text for delta in deltas if isinstance(delta, ThinkingDelta))
@@ -76,7 +76,7 @@ def test_what_is_told_while_it_arrives_is_what_the_reply_holds(reply: Reply) -> 
 
 
 @given(VALUES.replies, st.data())
-def test_what_is_left_of_a_cut_stream_can_be_sent_back(reply: Reply, data: st.DataObject) -> None:
+def test_the_partial_reply_of_an_interrupted_stream_can_be_sent_back(reply: Reply, data: st.DataObject) -> None:
     events = list(openai_responses.encode_stream(reply))
     reader = openai_responses.make_stream_decoder()
     for event in events[: data.draw(st.integers(1, len(events) - 1))]:
@@ -88,8 +88,8 @@ def test_what_is_left_of_a_cut_stream_can_be_sent_back(reply: Reply, data: st.Da
     assert [block for block in partial.content if isinstance(block, ToolUse)] == calls[
         : sum(isinstance(block, ToolUse) for block in partial.content)
     ]
-    said = HistoryEntry("assistant", partial.content)
-    assert openai_responses.lower_entry(said) == (said if partial.content else None)
+    entry = HistoryEntry("assistant", partial.content)
+    assert openai_responses.lower_entry(entry) == (entry if partial.content else None)
 
 
 @given(
@@ -100,13 +100,15 @@ def test_what_is_left_of_a_cut_stream_can_be_sent_back(reply: Reply, data: st.Da
     st.sampled_from(["item", "response", "output_index", "delta", "x"]),
     values.json_values,
 )
-def test_any_event_is_read_or_refused(name: str, event: dict[str, object], member: str, value: object) -> None:
+def test_any_event_is_decoded_or_refused(name: str, event: dict[str, object], member: str, value: object) -> None:
     reader = openai_responses.make_stream_decoder()
     body = json.dumps({**event, "type": name, member: value}).encode()
-    told, failure = [], ""
+    deltas, failure = [], ""
     try:
-        told = list(reader.feed(b"data: " + body + b"\n\n"))
+        deltas = list(reader.feed(b"data: " + body + b"\n\n"))
     except ProviderError as refused:
         failure = str(refused)
-    # Before its start a reply has nothing to tell.
-    assert (len(told), len(failure.splitlines())) == ((1, 0) if name == "response.created" and not failure else (0, 1))
+    # Before its start a stream has no partial reply.
+    assert (len(deltas), len(failure.splitlines())) == (
+        (1, 0) if name == "response.created" and not failure else (0, 1)
+    )

@@ -1,4 +1,4 @@
-"""OpenAI's own client and types against what we write."""
+"""Our encoding against the client and the types of OpenAI's official library."""
 
 from itertools import count
 
@@ -42,7 +42,7 @@ def client_of(url: str) -> openai.AsyncOpenAI:
 
 
 @pytest.mark.parametrize("stop_reason", ["tool_use", "max_tokens", "refusal", "cancelled", "error"])
-def test_a_whole_reply_is_what_the_types_say(stop_reason: StopReason) -> None:
+def test_a_whole_reply_matches_the_clients_types(stop_reason: StopReason) -> None:
     response = Response.model_validate_json(
         openai_responses.encode_reply(Reply(CONTENT, stop_reason, REPLY.usage, "gpt-6-sol", "resp_1"))
     )
@@ -52,7 +52,7 @@ def test_a_whole_reply_is_what_the_types_say(stop_reason: StopReason) -> None:
     assert response.output_text == CONTENT[2].text + "twice."
 
 
-def test_every_event_is_what_the_types_say_and_has_the_next_number() -> None:
+def test_every_event_matches_the_clients_types_and_has_the_next_number() -> None:
     reader = SseParser()
     numbers = count()
     for chunk in openai_responses.encode_stream(REPLY):
@@ -63,7 +63,7 @@ def test_every_event_is_what_the_types_say_and_has_the_next_number() -> None:
         assert event.sequence_number == next(numbers)
 
 
-async def test_the_clients_stream_is_the_whole_reply() -> None:
+async def test_the_clients_stream_adds_up_to_the_whole_reply() -> None:
     async with (
         serving(streams(REPLY)) as server,
         client_of(server.url) as client,
@@ -73,17 +73,17 @@ async def test_the_clients_stream_is_the_whole_reply() -> None:
         final = await stream.get_final_response()
     texts = [event.delta for event in events if event.type == "response.output_text.delta"]
     assert "".join(texts) == final.output_text
-    whole = Response.model_validate_json(openai_responses.encode_reply(REPLY))
-    assert final.output[:2] == whole.output[:2]
-    assert [item.to_dict()["id"] for item in final.output] == [item.to_dict()["id"] for item in whole.output]
+    reply = Response.model_validate_json(openai_responses.encode_reply(REPLY))
+    assert final.output[:2] == reply.output[:2]
+    assert [item.to_dict()["id"] for item in final.output] == [item.to_dict()["id"] for item in reply.output]
     calls = [item.arguments for item in final.output if item.type == "function_call"]
     assert calls == [block.arguments_json for block in CONTENT if isinstance(block, ToolUse)]
-    assert final.usage == whole.usage
+    assert final.usage == reply.usage
 
 
-async def test_what_the_client_sends_of_a_reply_is_read_as_that_reply() -> None:
-    whole = openai_responses.encode_reply(REPLY).decode()
-    async with serving(says(whole, headers={"content-type": "application/json"})) as server:
+async def test_a_reply_that_the_client_sends_back_is_decoded_as_that_reply() -> None:
+    encoded_reply = openai_responses.encode_reply(REPLY).decode()
+    async with serving(says(encoded_reply, headers={"content-type": "application/json"})) as server:
         async with client_of(server.url) as client:
             first = await client.responses.create(model="gpt-6-sol", input="x")
             items = [item.to_dict() for item in first.output]
@@ -91,25 +91,25 @@ async def test_what_the_client_sends_of_a_reply_is_read_as_that_reply() -> None:
         read = openai_responses.decode_request(server.bodies[1])
         assert server.requests[1].path == openai_responses.endpoint(Parameters("m", 1)).path
         assert server.requests[1].headers["authorization"] == openai_responses.credentials("any")["authorization"]
-    blocks = [block for passage in read.prompt.entries for block in passage.content]
+    blocks = [block for entry in read.prompt.entries for block in entry.content]
     assert [block for block in blocks if not isinstance(block, Opaque)] == [
         block for block in CONTENT if not isinstance(block, Opaque)
     ]
 
 
-async def test_the_client_counts_with_what_can_be_read() -> None:
-    counted = '{"object":"response.input_tokens","input_tokens":7}'
-    async with serving(says(counted, headers={"content-type": "application/json"})) as server:
+async def test_the_clients_count_request_is_decoded() -> None:
+    count_json = '{"object":"response.input_tokens","input_tokens":7}'
+    async with serving(says(count_json, headers={"content-type": "application/json"})) as server:
         async with client_of(server.url) as client:
             await client.responses.input_tokens.count(model="gpt-6-sol", input="Hello.", instructions="Be brief.")
         read = openai_responses.decode_request(server.bodies[0])
     assert [segment.section for segment in read.prompt.segments] == ["system", "messages"]
 
 
-def test_a_mark_is_where_the_clients_types_have_it() -> None:
-    asked = Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (Text("a"),)),))
-    body = openai_responses.encode_request(Prompt((asked,)), Plan((Breakpoint(0, "12h"),)), Parameters("m", 1))
+def test_a_breakpoint_is_where_the_clients_types_expect_it() -> None:
+    segment = Segment("history", Stability.GROWING, "messages", entries=(HistoryEntry("user", (Text("a"),)),))
+    body = openai_responses.encode_request(Prompt((segment,)), Plan((Breakpoint(0, "12h"),)), Parameters("m", 1))
     part = body[body.index(b'{"type":"input_text"') : -len(b"]}]}")]
-    marked = ResponseInputText.model_validate_json(part).prompt_cache_breakpoint
-    assert marked is not None
-    assert (marked.mode, marked.ttl) == ("explicit", "12h")
+    breakpoint_json = ResponseInputText.model_validate_json(part).prompt_cache_breakpoint
+    assert breakpoint_json is not None
+    assert (breakpoint_json.mode, breakpoint_json.ttl) == ("explicit", "12h")
