@@ -1,4 +1,4 @@
-"""An agent that tells the weather: Anthropic's own client, a system prompt, one tool, and no word of Holdfast."""
+"""An agent that reports the weather: Anthropic's own client, a system prompt, one tool, and no word of Holdfast."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import anthropic
 
 MODEL = "claude-sonnet-5-5"
 CALLS_PER_QUESTION_MAX = 8
-MARK: Any = {"type": "ephemeral"}
+CACHE_CONTROL: Any = {"type": "ephemeral"}
 
 RULES = """\
 You tell people what the weather is like and what it means for their plans.
@@ -78,11 +78,11 @@ class WeatherAgent:
             message = self._client.messages.create(
                 model=MODEL,
                 max_tokens=1_000,
-                # A mark for other conversations, which share the head; and one that moves along with this one.
-                system=[{"type": "text", "text": system_prompt(), "cache_control": MARK}],
+                # One breakpoint for other conversations, which share the system prompt; one moves along with this one.
+                system=[{"type": "text", "text": system_prompt(), "cache_control": CACHE_CONTROL}],
                 tools=TOOLS,
                 messages=self._messages,
-                cache_control=MARK,
+                cache_control=CACHE_CONTROL,
             )
             self._messages.append({"role": "assistant", "content": message.content})
             results = [

@@ -1,4 +1,4 @@
-"""What calls through OpenRouter cost, which does not say for how long it has written."""
+"""Costs of calls through OpenRouter, which does not report the TTL of its cache writes."""
 
 from decimal import Decimal
 from pathlib import Path
@@ -19,14 +19,14 @@ HOUR: Ttl = "1h"
 SHORT: Ttl = "5m"
 
 
-def by_hand(usage: Usage) -> Decimal:
-    """Opus 5.5: 4 dollars a million, 5 and 8 to write, 0.20 to read, 20 for the reply."""
+def expected_cost_usd(usage: Usage) -> Decimal:
+    """Opus 5.5, in dollars per million tokens: input 4, writes 5 (5m) and 8 (1h), reads 0.20, output 20."""
     written = 5 * usage.cache_write_5m + 8 * usage.cache_write_1h
     return (4 * usage.input + written + Decimal("0.2") * usage.cache_read + 20 * usage.output) / 1_000_000
 
 
 @pytest.mark.parametrize("pause_seconds", [60, 600, 3000])
-async def test_a_session_costs_what_the_route_says_in_whatever_rhythm(
+async def test_a_session_costs_what_the_route_bills_at_any_pace(
     pause_seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
@@ -45,21 +45,21 @@ async def test_a_session_costs_what_the_route_says_in_whatever_rhythm(
         for _ in range(8):
             await session.send("So? " * 200)
             clock.advance(pause_seconds)
-        billed = sum((asked.reply.usage for asked in provider.requests if asked.reply), Usage())
+        billed = sum((request.reply.usage for request in provider.requests if request.reply), Usage())
         assert (session.usage.cache_write_1h > 0) == (billed.cache_write_1h > 0)
         assert billed.cache_write_1h > 0 or pause_seconds != 600
-        assert abs(session.cost - by_hand(billed)) < by_hand(billed) / 100
+        assert abs(session.cost - expected_cost_usd(billed)) < expected_cost_usd(billed) / 100
 
 
-def links(*sizes: int) -> list[PrefixDigest]:
-    made: list[PrefixDigest] = []
+def digest_chain(*sizes: int) -> list[PrefixDigest]:
+    digests: list[PrefixDigest] = []
     for size in sizes:
-        made.append(extend_digest_chain(made[-1] if made else None, "system", b"x" * size))
-    return made
+        digests.append(extend_digest_chain(digests[-1] if digests else None, "system", b"x" * size))
+    return digests
 
 
 @pytest.mark.parametrize(
-    ("provider", "marks", "read", "hour"),
+    ("provider", "breakpoints", "read", "hour"),
     [
         ("openrouter", (Breakpoint(0, SHORT), Breakpoint(2, SHORT)), 0, 0),
         ("openrouter", (Breakpoint(0, HOUR), Breakpoint(2, HOUR)), 0, 5_500),
@@ -68,16 +68,16 @@ def links(*sizes: int) -> list[PrefixDigest]:
             (Breakpoint(1, HOUR), Breakpoint(2, SHORT)),
             0,
             5_000,
-        ),  # Half of the bytes, and of 10,000 tokens.
+        ),  # Half of the bytes, so half of 10,000 tokens.
         ("openrouter", (Breakpoint(1, HOUR), Breakpoint(2, SHORT)), 1_000, 4_000),
         ("openrouter", (Breakpoint(0, HOUR), Breakpoint(2, SHORT)), 3_000, 0),
         ("anthropic", (Breakpoint(0, HOUR), Breakpoint(2, HOUR)), 0, 0),
     ],
 )
-def test_writes_are_billed_for_an_hour_as_far_as_the_last_mark_of_an_hour(
-    provider: str, marks: tuple[Breakpoint, ...], read: int, hour: int
+def test_writes_up_to_the_last_one_hour_breakpoint_are_billed_for_an_hour(
+    provider: str, breakpoints: tuple[Breakpoint, ...], read: int, hour: int
 ) -> None:
     usage = Usage(input=10_000 - read - 5_500, cache_read=read, cache_write_5m=5_500, output=7)
-    found = split_writes_by_ttl(usage, provider, marks, links(200, 300, 500))
-    assert (found.cache_write_1h, found.cache_write_5m) == (hour, 5_500 - hour)
-    assert found.tokens_sent == usage.tokens_sent
+    split = split_writes_by_ttl(usage, provider, breakpoints, digest_chain(200, 300, 500))
+    assert (split.cache_write_1h, split.cache_write_5m) == (hour, 5_500 - hour)
+    assert split.tokens_sent == usage.tokens_sent

@@ -1,4 +1,4 @@
-"""`holdfast certify`: a stored session is made anew from its log, and nothing in it may have moved."""
+"""`holdfast certify`: a stored session is rebuilt from its log, and no byte of it may differ."""
 
 import json
 from pathlib import Path
@@ -35,8 +35,8 @@ def look() -> str:
     return "milk"
 
 
-class Kept:
-    """A session in a file, with a tool, volatile text and a pause in it."""
+class StoredSession:
+    """A session in a database file, with a tool call, volatile text and a pause."""
 
     def __init__(self, folder: Path, *, model: str = "anthropic:claude-sonnet-5-5", layout: str = "default") -> None:
         self.db, self.model, self.layout = folder / "log.db", model, layout
@@ -44,14 +44,14 @@ class Kept:
         self.clock, self.id = ManualClock(), ""
 
     async def play(self) -> None:
-        said = iter(["spring", "spring", "summer", "autumn"])
+        texts = iter(["spring", "spring", "summer", "autumn"])
         options: Options = {
             "model": self.model,
             "store": str(self.db),
             "transport": SimulatedProvider(clock=self.clock, script=SCRIPT),
             "clock": self.clock,
             "system_prompt": PROMPT,
-            "system_prompt_volatile": lambda: next(said, "winter"),
+            "system_prompt_volatile": lambda: next(texts, "winter"),
             "tools": [tool(look)],
             "allow_uncached": True,
             "simulated": self.simulated,
@@ -66,7 +66,7 @@ class Kept:
             await session.send("And?")
 
     def change(self, number: int, payload: AnyPayload) -> None:
-        """Rewrite one event of the log."""
+        """Replace the payload of one event of the log."""
         with SqliteStore(self.db) as store:
             events: list[Event] = list(store.read(self.id))
             events[number] = msgspec.structs.replace(events[number], payload=payload)
@@ -84,75 +84,75 @@ class Kept:
 @pytest.mark.parametrize(
     "model", ["anthropic:claude-sonnet-5-5", "openai:gpt-5.6", "openai-chat:gpt-5.6", "gemini:gemini-2.5-pro"]
 )
-async def test_a_session_holds_with_every_provider(tmp_path: Path, model: str) -> None:
-    kept = Kept(tmp_path, model=model)
-    await kept.play()
-    result = kept.certify()
+async def test_a_session_is_certified_with_every_provider(tmp_path: Path, model: str) -> None:
+    stored = StoredSession(tmp_path, model=model)
+    await stored.play()
+    result = stored.certify()
     assert result.exit_code == 0, result.output
     assert "4 requests certified" in result.output
 
 
-async def test_each_request_says_with_how_many_bytes_of_which_call_it_begins(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
-    await kept.play()
-    first, second, third, fourth = json.loads(kept.certify("--json").output)
+async def test_each_request_reports_how_many_bytes_it_shares_with_which_call(tmp_path: Path) -> None:
+    stored = StoredSession(tmp_path)
+    await stored.play()
+    first, second, third, fourth = json.loads(stored.certify("--json").output)
     assert (first["equal_to_call"], first["prefix_bytes"], first["expected_read_tokens"]) == (None, 0, 0)
     assert (second["equal_to_call"], second["expected_read_tokens"]) == (1, second["read_tokens"])
     assert second["prefix_bytes"] > len(PROMPT)
-    # After a pause nothing has to be read; the bytes are the same all the same.
+    # After a pause no read is expected; the bytes are still the same.
     assert (third["expected_read_tokens"], third["equal_to_call"]) == (0, 2)
     assert fourth["prefix_bytes"] > third["prefix_bytes"] > second["prefix_bytes"]
 
 
-async def test_a_message_that_was_changed_on_the_log_is_found(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
-    await kept.play()
-    place, old = next(
+async def test_a_message_changed_on_the_log_is_detected(tmp_path: Path) -> None:
+    stored = StoredSession(tmp_path)
+    await stored.play()
+    position, old = next(
         (number, event.payload)
-        for number, event in enumerate(kept.events())
+        for number, event in enumerate(stored.events())
         if isinstance(event.payload, MessageAppended)
     )
     message = msgspec.structs.replace(old.message, content=(*old.message.content, *old.message.content))
-    kept.change(place, MessageAppended(message))
-    result = kept.certify()
+    stored.change(position, MessageAppended(message))
+    result = stored.certify()
     assert result.exit_code == 1
     assert "call 1 failed: the bytes rebuilt from the log differ from those sent: block" in result.output
     assert "layer 'history'" in result.output
 
 
 @pytest.mark.parametrize("shared", [-1, 10_000])
-async def test_a_request_that_shares_what_was_never_sent_is_found(tmp_path: Path, shared: int) -> None:
-    kept = Kept(tmp_path)
-    await kept.play()
-    events = kept.events()
-    place, request = next(
+async def test_a_wrong_number_of_shared_blocks_is_detected(tmp_path: Path, shared: int) -> None:
+    stored = StoredSession(tmp_path)
+    await stored.play()
+    events = stored.events()
+    position, request = next(
         (number, event.payload)
         for number, event in reversed(list(enumerate(events)))
         if isinstance(event.payload, RequestPrepared)
     )
-    kept.change(place, msgspec.structs.replace(request, shared_blocks=shared))
-    result = kept.certify()
+    stored.change(position, msgspec.structs.replace(request, shared_blocks=shared))
+    result = stored.certify()
     assert result.exit_code == 1
     assert f"call 4 failed: it claims {shared} shared blocks, but the previous call has" in result.output
 
 
 @pytest.mark.parametrize(("simulated", "read"), [(False, 0), (True, 10)])
-async def test_a_read_that_is_short_is_found(tmp_path: Path, simulated: bool, read: int) -> None:
-    kept = Kept(tmp_path)
-    kept.simulated = simulated
-    await kept.play()
-    events = kept.events()
-    place = [number for number, event in enumerate(events) if isinstance(event.payload, LlmCallCompleted)][1]
-    call = events[place].payload
+async def test_a_short_cache_read_is_detected(tmp_path: Path, simulated: bool, read: int) -> None:
+    stored = StoredSession(tmp_path)
+    stored.simulated = simulated
+    await stored.play()
+    events = stored.events()
+    position = [number for number, event in enumerate(events) if isinstance(event.payload, LlmCallCompleted)][1]
+    call = events[position].payload
     assert isinstance(call, LlmCallCompleted)
     usage = msgspec.structs.replace(call.usage, cache_read=read, input=call.usage.cache_read - read)
-    kept.change(place, msgspec.structs.replace(call, usage=usage))
-    result = kept.certify()
+    stored.change(position, msgspec.structs.replace(call, usage=usage))
+    result = stored.certify()
     assert result.exit_code == 1
     assert f"call 2 failed: only {read} of" in result.output
 
 
-def test_a_simulated_chat_that_was_resumed_holds_and_says_what_was_not_demanded(tmp_path: Path) -> None:
+def test_a_resumed_simulated_chat_is_certified_and_names_the_reads_it_did_not_require(tmp_path: Path) -> None:
     invoke = CliRunner().invoke
     chat = ["chat", str(tmp_path), "--simulate", "--store", str(tmp_path / "log.db")]
     (tmp_path / "AGENTS.md").write_text(PROMPT)
@@ -165,59 +165,59 @@ def test_a_simulated_chat_that_was_resumed_holds_and_says_what_was_not_demanded(
     assert result.exit_code == 0, result.output
     assert "A simulated cache ends with its process. First call of a new process: 3;" in result.output
     assert "4 requests certified" in result.output
-    made = json.loads(invoke(command, [*certify, "--json"]).output)
-    assert [one["is_restarted"] for one in made] == [False, False, True, False]
-    assert made[2]["expected_read_tokens"] > 1_000
-    assert made[3]["read_tokens"] >= made[3]["expected_read_tokens"] > 1_000
+    certificates = json.loads(invoke(command, [*certify, "--json"]).output)
+    assert [one["is_restarted"] for one in certificates] == [False, False, True, False]
+    assert certificates[2]["expected_read_tokens"] > 1_000
+    assert certificates[3]["read_tokens"] >= certificates[3]["expected_read_tokens"] > 1_000
 
 
-async def test_a_prefix_that_moved_is_found_with_its_layer_and_byte(tmp_path: Path) -> None:
-    kept = Kept(tmp_path, layout="seed")
-    await kept.play()
-    result = kept.certify()
+async def test_a_changed_prefix_is_detected_with_its_layer_and_byte(tmp_path: Path) -> None:
+    stored = StoredSession(tmp_path, layout="seed")
+    await stored.play()
+    result = stored.certify()
     assert result.exit_code == 1
     assert "the prefix changed: block" in result.output
     assert "layer 'volatile', from byte" in result.output
 
 
-async def test_bytes_of_another_spelling_are_not_vouched_for(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
-    await kept.play()
-    place, old = next(
+async def test_requests_of_another_encoding_are_not_certified(tmp_path: Path) -> None:
+    stored = StoredSession(tmp_path)
+    await stored.play()
+    position, old = next(
         (number, event.payload)
-        for number, event in enumerate(kept.events())
+        for number, event in enumerate(stored.events())
         if isinstance(event.payload, RequestPrepared)
     )
-    kept.change(place, msgspec.structs.replace(old, encoding="ours-0"))
-    result = kept.certify()
+    stored.change(position, msgspec.structs.replace(old, encoding="ours-0"))
+    result = stored.certify()
     assert result.exit_code == 1
     assert "encoded with ours-0" in result.output
 
 
-async def test_a_pruned_session_is_not_vouched_for_and_its_prefix_is_not_said_to_have_held(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
-    await kept.play()
-    with SqliteStore(kept.db) as store:
-        store.prune(kept.id, RETAINED_EVENT_TYPES, before=float("1e300"))
-    refusal = kept.certify().exception
+async def test_a_pruned_session_is_not_certified_and_its_calls_have_no_verdict(tmp_path: Path) -> None:
+    stored = StoredSession(tmp_path)
+    await stored.play()
+    with SqliteStore(stored.db) as store:
+        store.prune(stored.id, RETAINED_EVENT_TYPES, before=float("1e300"))
+    refusal = stored.certify().exception
     assert isinstance(refusal, UserError)
-    assert f"session {kept.id!r} was pruned: its requests are no longer stored" in str(refusal)
-    asked = ["sessions", "show", kept.id, "--db", str(kept.db)]
-    assert " held" not in CliRunner().invoke(command, asked).output
-    told = json.loads(CliRunner().invoke(command, [*asked, "--json"]).output)
-    assert [(call["prefix_held"], call["verdict"]) for call in told] == [(None, None)] * 4
+    assert f"session {stored.id!r} was pruned: its requests are no longer stored" in str(refusal)
+    arguments = ["sessions", "show", stored.id, "--db", str(stored.db)]
+    assert " held" not in CliRunner().invoke(command, arguments).output
+    calls = json.loads(CliRunner().invoke(command, [*arguments, "--json"]).output)
+    assert [(call["prefix_held"], call["verdict"]) for call in calls] == [(None, None)] * 4
 
 
-def test_a_session_that_has_sent_nothing_has_nothing_to_vouch_for(tmp_path: Path) -> None:
-    kept = Kept(tmp_path)
-    kept.id = "quiet"
-    with SqliteStore(kept.db) as store:
-        store.append([Event("e1", 1.0, "quiet", "system", SessionStarted(kept.model))]).result(10)
-    result = kept.certify()
+def test_a_session_without_requests_has_nothing_to_certify(tmp_path: Path) -> None:
+    stored = StoredSession(tmp_path)
+    stored.id = "quiet"
+    with SqliteStore(stored.db) as store:
+        store.append([Event("e1", 1.0, "quiet", "system", SessionStarted(stored.model))]).result(10)
+    result = stored.certify()
     assert (result.exit_code, result.output) == (0, "no request has been made yet, so there is nothing to check\n")
 
 
-def test_a_session_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+def test_an_unknown_session_is_a_one_line_error(tmp_path: Path) -> None:
     SqliteStore(tmp_path / "log.db").close()
     result = CliRunner().invoke(command, ["certify", "nobody", "--db", str(tmp_path / "log.db")])
     assert result.exit_code == 1

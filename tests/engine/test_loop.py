@@ -1,4 +1,4 @@
-"""What happens in a turn: calls, tools, limits, failures, and what is on the log when."""
+"""A turn: model calls, tools, limits and failures, and which events are recorded when."""
 
 import asyncio
 import threading
@@ -37,7 +37,7 @@ def add(a: int, b: int) -> int:
 CALL = ToolUse("t1", "add", '{"a": 1, "b": 2}')
 
 
-def kinds(events: list[Event]) -> list[str]:
+def event_types(events: list[Event]) -> list[str]:
     return [event_type_of(event.payload) for event in events]
 
 
@@ -57,11 +57,11 @@ async def test_a_message_is_answered(agent: MakeAgent) -> None:
     assert one.bodies[0]["system"][0]["text"] == "Be kind."
 
 
-async def test_everything_that_happens_is_on_the_log_in_order(agent: MakeAgent) -> None:
+async def test_every_event_is_recorded_in_order(agent: MakeAgent) -> None:
     one = agent(says("I add.", CALL), says("3"), tools=[add])
     async with one.session as session:
         await session.send("1 + 2?")
-    assert kinds(one.events) == [
+    assert event_types(one.events) == [
         "session.started",
         "epoch.opened",
         "turn.started",
@@ -87,12 +87,12 @@ async def test_everything_that_happens_is_on_the_log_in_order(agent: MakeAgent) 
     assert one.events[0].turn_id is None
 
 
-async def test_the_call_is_on_the_log_before_the_request_leaves(agent: MakeAgent) -> None:
+async def test_the_call_is_recorded_before_the_request_is_sent(agent: MakeAgent) -> None:
     seen: list[list[str]] = []
 
     class Watching(ReplayWire):
         def send(self, *args, **options):  # type: ignore[no-untyped-def]
-            seen.append(kinds(one.events))
+            seen.append(event_types(one.events))
             return super().send(*args, **options)
 
     wire = Watching([says("ok")])
@@ -102,7 +102,7 @@ async def test_the_call_is_on_the_log_before_the_request_leaves(agent: MakeAgent
     assert seen[0][-2:] == ["request.prepared", "llm.call_started"]
 
 
-async def test_a_tool_is_called_and_its_result_goes_back(agent: MakeAgent) -> None:
+async def test_a_tool_is_called_and_its_result_is_sent_back(agent: MakeAgent) -> None:
     one = agent(says(CALL), says("three"), tools=[add])
     async with one.session as session:
         answer = await session.send("1 + 2?")
@@ -131,19 +131,19 @@ async def test_the_second_call_shares_every_block_of_the_first(agent: MakeAgent)
     assert second.body_bytes == len(one.wire.bodies[1])
 
 
-async def test_marks_are_on_the_wire_and_not_in_the_chain(agent: MakeAgent) -> None:
-    long = Usage(cache_write_5m=5_000, output=5)
-    one = agent(says(CALL, usage=long), says("3"), tools=[add], system_prompt="Be kind.")
+async def test_breakpoints_are_on_the_wire_and_not_in_the_digest_chain(agent: MakeAgent) -> None:
+    cached = Usage(cache_write_5m=5_000, output=5)
+    one = agent(says(CALL, usage=cached), says("3"), tools=[add], system_prompt="Be kind.")
     async with one.session as session:
         await session.send("1 + 2?")
     assert one.wire.bodies[0].count(b'"cache_control":{"type":"ephemeral"}') == 3
-    marked = [
+    with_breakpoint = [
         block for message in one.bodies[1]["messages"] for block in message["content"] if "cache_control" in block
     ]
-    assert [block["type"] for block in marked] == ["tool_result"]
+    assert [block["type"] for block in with_breakpoint] == ["tool_result"]
 
 
-async def test_a_prompt_that_the_provider_found_too_short_is_marked_no_longer(agent: MakeAgent) -> None:
+async def test_a_prompt_that_proved_too_short_to_cache_gets_no_more_breakpoints(agent: MakeAgent) -> None:
     one = agent(says(CALL), says("3"), tools=[add], system_prompt="Be kind.")
     async with one.session as session:
         await session.send("1 + 2?")
@@ -175,7 +175,7 @@ async def test_volatile_text_that_changes_inside_a_tool_loop_follows_the_results
     assert texts(one.bodies[1])[-2:] == ["tool_result", "<context layer='volatile'>\ntwo\n</context>"]
 
 
-async def test_a_prompt_that_holds_the_boundary_is_split_there(agent: MakeAgent) -> None:
+async def test_a_prompt_with_the_dynamic_boundary_is_split_there(agent: MakeAgent) -> None:
     one = agent(says("ok"), system_prompt="Stable.\n\n__SYSTEM_PROMPT_DYNAMIC_BOUNDARY__\n\nIt is Monday.")
     async with one.session as session:
         await session.send("hello")
@@ -185,7 +185,7 @@ async def test_a_prompt_that_holds_the_boundary_is_split_there(agent: MakeAgent)
 
 
 @pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")
-async def test_ephemeral_text_is_gone_in_the_next_turn_and_said_again(agent: MakeAgent) -> None:
+async def test_ephemeral_text_leaves_after_its_turn_and_is_sent_again(agent: MakeAgent) -> None:
     one = agent(
         says(CALL), says("3"), says("ok"), tools=[add], volatile=[LayerText("rag-context", "found", ephemeral=True)]
     )
@@ -197,7 +197,7 @@ async def test_ephemeral_text_is_gone_in_the_next_turn_and_said_again(agent: Mak
     assert texts(one.bodies[2]) == ["1 + 2?", "tool_use", "tool_result", "3", "more", found]
 
 
-@pytest.mark.changes_prefix(reason="the seed layout puts volatile text in front of the history")
+@pytest.mark.changes_prefix(reason="the seed layout puts volatile text before the history")
 async def test_the_seed_layout_sends_volatile_text_in_the_system_prompt_and_drops_thinking_when_it_changes(
     agent: MakeAgent,
 ) -> None:
@@ -222,7 +222,7 @@ async def test_the_seed_layout_sends_volatile_text_in_the_system_prompt_and_drop
     assert texts(one.bodies[2]) == ["1 + 2?", "tool_use", "tool_result", "3", "and now?"]
 
 
-async def test_the_seed_profile_marks_tools_and_system_only(agent: MakeAgent) -> None:
+async def test_the_seed_profile_sets_breakpoints_on_tools_and_system_only(agent: MakeAgent) -> None:
     one = agent(says("ok"), tools=[add], profile="seed", system_prompt="Be kind.", system_prompt_volatile="Monday")
     async with one.session as session:
         await session.send("hello")
@@ -253,14 +253,14 @@ async def test_parallel_calls_are_answered_in_the_order_of_the_calls(agent: Make
     assert [(block.tool_use_id, block.content[0].text) for block in results] == [("a", "slow"), ("b", "fast")]  # type: ignore[union-attr]
 
 
-async def test_no_more_than_four_tools_run_at_once(agent: MakeAgent) -> None:
-    running, most = 0, 0
+async def test_at_most_four_tools_run_at_once(agent: MakeAgent) -> None:
+    running, running_max = 0, 0
 
     async def work() -> str:
         """Work a little."""
-        nonlocal running, most
+        nonlocal running, running_max
         running += 1
-        most = max(most, running)
+        running_max = max(running_max, running)
         await asyncio.sleep(0.01)
         running -= 1
         return "ok"
@@ -269,7 +269,7 @@ async def test_no_more_than_four_tools_run_at_once(agent: MakeAgent) -> None:
     one = agent(says(*calls), says("done"), tools=[work])
     async with one.session as session:
         answer = await session.send("go")
-    assert most == 4
+    assert running_max == 4
     assert answer.tool_calls == 10
 
 
@@ -287,7 +287,7 @@ async def test_no_more_than_four_tools_run_at_once(agent: MakeAgent) -> None:
         (ToolUse("t", "late", "{}"), "timeout", "The tool did not answer within 0.01 s."),
     ],
 )
-async def test_the_model_is_told_why_a_call_failed(
+async def test_the_model_gets_the_reason_why_a_call_failed(
     agent: MakeAgent, call: ToolUse, error_class: str, message: str
 ) -> None:
     def burst() -> float:
@@ -315,12 +315,12 @@ async def test_the_model_is_told_why_a_call_failed(
     assert failed.error_message.startswith(message)
 
 
-async def test_a_tool_call_that_does_not_fit_is_never_run(agent: MakeAgent) -> None:
+async def test_a_call_with_invalid_arguments_is_never_run(agent: MakeAgent) -> None:
     one = agent(says(ToolUse("t", "add", '{"a": "x", "b": 1}')), says("oh"), tools=[add])
     async with one.session as session:
         answer = await session.send("go")
     assert answer.tool_calls == 0
-    assert "tool.input_invalid" in kinds(one.events)
+    assert "tool.input_invalid" in event_types(one.events)
     assert not any(isinstance(event, ToolCalled) for event in one.payloads)
 
 
@@ -338,7 +338,7 @@ async def test_a_tool_call_that_does_not_fit_is_never_run(agent: MakeAgent) -> N
         ("lone \ud800 surrogate", "lone � surrogate"),
     ],
 )
-async def test_whatever_a_tool_returns_becomes_text(agent: MakeAgent, output: object, expected: str) -> None:
+async def test_any_return_value_of_a_tool_becomes_text(agent: MakeAgent, output: object, expected: str) -> None:
     def give() -> object:
         """Give something."""
         return output
@@ -352,7 +352,7 @@ async def test_whatever_a_tool_returns_becomes_text(agent: MakeAgent, output: ob
     assert result.content[0].text == expected
 
 
-async def test_a_tool_may_return_a_picture(agent: MakeAgent) -> None:
+async def test_a_tool_may_return_an_image(agent: MakeAgent) -> None:
     picture = Image(Base64Source("image/png", "aGk="))
     one = agent(
         says(ToolUse("t", "snap", "{}")),
@@ -382,14 +382,14 @@ async def test_a_long_output_keeps_its_head_and_tail(agent: MakeAgent) -> None:
     assert completed.output_size_bytes == len(text)
 
 
-async def test_two_tools_of_one_name_are_refused(agent: MakeAgent) -> None:
+async def test_two_tools_with_the_same_name_are_refused(agent: MakeAgent) -> None:
     one = agent(tools=[add, tool(add, description="Another.")])
     with pytest.raises(UserError, match="two tools are named 'add'"):
         async with one.session:
             pass
 
 
-async def test_a_turn_ends_when_it_has_had_its_calls(agent: MakeAgent) -> None:
+async def test_a_turn_ends_at_its_limit_of_model_calls(agent: MakeAgent) -> None:
     one = agent(says(CALL), says(ToolUse("t2", "add", CALL.arguments_json)), tools=[add], steps_max=2)
     async with one.session as session:
         answer = await session.send("go")
@@ -402,7 +402,7 @@ async def test_a_turn_ends_when_it_has_had_its_calls(agent: MakeAgent) -> None:
     assert "limit of model calls" in last.content[0].text  # type: ignore[union-attr]
 
 
-async def test_an_empty_reply_ends_the_turn_and_leaves_a_legal_transcript(agent: MakeAgent) -> None:
+async def test_an_empty_reply_ends_the_turn_and_leaves_a_valid_transcript(agent: MakeAgent) -> None:
     one = agent(Reply((), "end_turn", Usage(input=1)), says("here"))
     async with one.session as session:
         answer = await session.send("hello?")
@@ -412,7 +412,7 @@ async def test_an_empty_reply_ends_the_turn_and_leaves_a_legal_transcript(agent:
     assert texts(one.bodies[1]) == ["hello?", "anyone?"]
 
 
-async def test_a_session_stops_before_the_call_that_could_pass_its_limit(agent: MakeAgent) -> None:
+async def test_a_session_stops_before_a_call_that_could_exceed_its_budget(agent: MakeAgent) -> None:
     one = agent(says("x", usage=Usage(output=900)), says("never"), spend_max_usd="0.02", output_tokens_max=1000)
     async with one.session as session:
         await session.send("hello")
@@ -425,14 +425,14 @@ async def test_a_session_stops_before_the_call_that_could_pass_its_limit(agent: 
     assert one.payloads[-2] == TurnCancelled("budget", 0, 0)
 
 
-async def test_a_call_that_just_fits_the_limit_is_made(agent: MakeAgent) -> None:
+async def test_a_call_that_just_fits_the_budget_is_made(agent: MakeAgent) -> None:
     one = agent(says("x"), spend_max_usd="0.0110", output_tokens_max=1000)
     async with one.session as session:
         await session.send("hello")
     assert len(one.wire.bodies) == 1
 
 
-async def test_a_failed_call_is_recorded_and_the_session_goes_on(agent: MakeAgent) -> None:
+async def test_a_failed_call_is_recorded_and_the_session_continues(agent: MakeAgent) -> None:
     one = agent(ProviderError("rate_limit", "slow down", status=429, retry_after_seconds=1.0), says("ok"))
     async with one.session as session:
         with pytest.raises(ProviderError, match="slow down"):
@@ -447,7 +447,7 @@ async def test_a_failed_call_is_recorded_and_the_session_goes_on(agent: MakeAgen
     assert failed.request_id == started.request_id
 
 
-async def test_a_reply_that_ends_too_soon_is_a_network_failure(agent: MakeAgent) -> None:
+async def test_a_truncated_reply_is_a_network_error(agent: MakeAgent) -> None:
     class Cut(ReplayWire):
         async def send(self, *args, **options):  # type: ignore[no-untyped-def]
             yield b"event: ping\ndata: {}\n\n"
@@ -459,7 +459,7 @@ async def test_a_reply_that_ends_too_soon_is_a_network_failure(agent: MakeAgent)
     assert caught.value.kind == "network"
 
 
-async def test_a_whole_reply_stands_whatever_the_connection_does_afterwards(agent: MakeAgent) -> None:
+async def test_a_complete_reply_counts_whatever_the_connection_does_afterwards(agent: MakeAgent) -> None:
     class Failing(ReplayWire):
         async def send(self, *args, **options):  # type: ignore[no-untyped-def]
             async for chunk in super().send(*args, **options):
@@ -470,7 +470,7 @@ async def test_a_whole_reply_stands_whatever_the_connection_does_afterwards(agen
         assert (await session.send("hello")).text == "whole"
 
 
-async def test_a_connection_that_stays_open_behind_the_reply_is_not_waited_for(agent: MakeAgent) -> None:
+async def test_a_connection_that_stays_open_after_the_reply_is_not_waited_for(agent: MakeAgent) -> None:
     class Lingering(ReplayWire):
         async def send(self, *args, **options):  # type: ignore[no-untyped-def]
             try:
@@ -486,7 +486,7 @@ async def test_a_connection_that_stays_open_behind_the_reply_is_not_waited_for(a
     assert closed.is_set()
 
 
-async def test_what_follows_the_reply_is_read_so_that_the_connection_can_be_used_again(agent: MakeAgent) -> None:
+async def test_the_stream_is_read_to_its_end_so_that_the_connection_can_be_reused(agent: MakeAgent) -> None:
     class Counting(ReplayWire):
         async def send(self, *args, **options):  # type: ignore[no-untyped-def]
             async for chunk in super().send(*args, **options):
@@ -500,7 +500,7 @@ async def test_what_follows_the_reply_is_read_so_that_the_connection_can_be_used
     assert ends == ["read to its end"]
 
 
-async def test_cancelling_a_call_keeps_what_was_said_and_leaves_a_legal_transcript(agent: MakeAgent) -> None:
+async def test_cancelling_a_call_keeps_the_text_received_and_leaves_a_valid_transcript(agent: MakeAgent) -> None:
     one = agent(Pause(says("The answer is long."), events=4), says("ok"))
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
@@ -508,7 +508,7 @@ async def test_cancelling_a_call_keeps_what_was_said_and_leaves_a_legal_transcri
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
-        assert kinds(one.events)[-3:] == ["llm.call_failed", "message.appended", "turn.cancelled"]
+        assert event_types(one.events)[-3:] == ["llm.call_failed", "message.appended", "turn.cancelled"]
         assert one.payloads[-1] == TurnCancelled("user_cancel", 0, 0)
         await session.send("go on")
         assert validate_transcript(session.history) == ()
@@ -516,9 +516,7 @@ async def test_cancelling_a_call_keeps_what_was_said_and_leaves_a_legal_transcri
 
 
 @pytest.mark.parametrize("thinks", [False, True])
-async def test_the_output_of_a_call_that_broke_off_is_estimated_from_what_arrived(
-    agent: MakeAgent, thinks: bool
-) -> None:
+async def test_the_output_of_an_interrupted_call_is_estimated_from_what_arrived(agent: MakeAgent, thinks: bool) -> None:
     words = "The harbour has seven cranes and a light. " * 40  # It arrives in many parts.
     content = Thinking(words, "sealed") if thinks else Text(words)
     reply = says(content, "and on", usage=Usage(input=100, output=2_000))
@@ -536,12 +534,12 @@ async def test_the_output_of_a_call_that_broke_off_is_estimated_from_what_arrive
         assert 10 < cut.usage.output < 40
         price = find_model(session.model, shipped_models()).prices[0]
         assert cut.cost_usd == (100 * price.input + cut.usage.output * price.output) / 1_000_000
-        # Of a reply that only lacks its last event the provider has said all.
+        # A reply that lacks only its last event has reported its whole usage.
         assert (whole.usage.output, whole.is_output_estimated) == (7, False)
         assert session.cost == cut.cost_usd + whole.cost_usd
 
 
-async def test_of_a_call_whose_prompt_was_not_reported_either_nothing_is_guessed(agent: MakeAgent) -> None:
+async def test_nothing_is_estimated_when_the_input_tokens_were_not_reported_either(agent: MakeAgent) -> None:
     wire = ReplayWire([Pause(says("The answer is long, and goes on."), events=2)], get_adapter("openai-chat"))
     one = agent(model="openai-chat:gpt-5.6", transport=wire)
     async with one.session as session:
@@ -555,7 +553,7 @@ async def test_of_a_call_whose_prompt_was_not_reported_either_nothing_is_guessed
     assert (failed.usage, failed.is_output_estimated) == (Usage(), False)
 
 
-async def test_of_a_call_that_broke_off_before_it_began_nothing_is_guessed(agent: MakeAgent) -> None:
+async def test_nothing_is_estimated_for_a_call_that_failed_before_its_reply(agent: MakeAgent) -> None:
     one = agent(ProviderError("network", "gone"))
     async with one.session as session:
         with pytest.raises(ProviderError):
@@ -564,7 +562,7 @@ async def test_of_a_call_that_broke_off_before_it_began_nothing_is_guessed(agent
     assert (failed.usage, failed.is_output_estimated) == (Usage(), False)
 
 
-async def test_cancelling_before_anything_was_said_appends_the_next_question(agent: MakeAgent) -> None:
+async def test_after_a_cancellation_without_output_the_next_question_is_appended(agent: MakeAgent) -> None:
     one = agent(Pause(says("never"), events=0), says("ok"))
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
@@ -577,7 +575,7 @@ async def test_cancelling_before_anything_was_said_appends_the_next_question(age
     assert texts(one.bodies[1]) == ["hello", "hello again"]
 
 
-async def test_cancelling_tools_answers_every_call(agent: MakeAgent) -> None:
+async def test_cancelling_tools_gives_every_call_a_result(agent: MakeAgent) -> None:
     started = asyncio.Event()
 
     async def hang() -> None:
@@ -618,24 +616,24 @@ async def test_an_empty_message_is_refused_and_nothing_is_recorded(agent: MakeAg
     async with one.session as session:
         with pytest.raises(UserError, match="the message is empty"):
             await session.send(message)
-    assert kinds(one.events) == ["session.started", "epoch.opened"]
+    assert event_types(one.events) == ["session.started", "epoch.opened"]
 
 
-async def test_only_text_and_images_can_be_said(agent: MakeAgent) -> None:
+async def test_a_message_can_hold_only_text_and_images(agent: MakeAgent) -> None:
     one = agent(says("x"))
     async with one.session as session:
         with pytest.raises(UserError, match="can hold text and images, not ToolUse"):
             await session.send([CALL])
 
 
-async def test_a_lone_surrogate_in_a_question_is_mended(agent: MakeAgent) -> None:
+async def test_a_lone_surrogate_in_a_message_is_replaced(agent: MakeAgent) -> None:
     one = agent(says("x"))
     async with one.session as session:
         await session.send("a \ud800 b")
     assert texts(one.bodies[0]) == ["a � b"]
 
 
-async def test_a_picture_can_be_sent(agent: MakeAgent) -> None:
+async def test_an_image_can_be_sent(agent: MakeAgent) -> None:
     one = agent(says("x"))
     async with one.session as session:
         await session.send([Image(Base64Source("image/png", "aGk=")), Text("what is it?")])
@@ -645,7 +643,7 @@ async def test_a_picture_can_be_sent(agent: MakeAgent) -> None:
     assert texts(one.bodies[0]) == ["image", "what is it?"]
 
 
-async def test_a_stream_shows_deltas_and_events_as_they_happen(agent: MakeAgent) -> None:
+async def test_a_stream_yields_deltas_and_events_as_they_happen(agent: MakeAgent) -> None:
     one = agent(says(CALL), says("three"), tools=[add])
     items: list[object] = []
     async with one.session as session:
@@ -670,24 +668,24 @@ async def test_leaving_a_stream_early_cancels_the_turn(agent: MakeAgent) -> None
 
 async def test_a_failing_listener_is_isolated_and_logged(agent: MakeAgent, caplog: pytest.LogCaptureFixture) -> None:
     one = agent(says("ok"))
-    heard: list[str] = []
+    received: list[str] = []
 
     def broken(event: Event) -> None:
         raise RuntimeError("secret prompt")
 
     async with one.session as session:
         session.subscribe(broken)
-        stop = session.subscribe(lambda event: heard.append(event_type_of(event.payload)))
+        stop = session.subscribe(lambda event: received.append(event_type_of(event.payload)))
         await session.send("hello")
         stop()
         await session.end()
-    assert heard[0] == "turn.started"
-    assert heard[-1] == "turn.completed"
+    assert received[0] == "turn.started"
+    assert received[-1] == "turn.completed"
     assert "a listener failed on turn.started: RuntimeError" in caplog.text
     assert "secret prompt" not in caplog.text
 
 
-async def test_a_session_that_is_not_open_says_so(agent: MakeAgent) -> None:
+async def test_a_session_that_is_not_open_is_refused_and_cannot_be_opened_twice(agent: MakeAgent) -> None:
     one = agent(says("x"))
     with pytest.raises(UserError, match="async with"):
         await one.session.send("hello")
@@ -696,7 +694,7 @@ async def test_a_session_that_is_not_open_says_so(agent: MakeAgent) -> None:
             await session.__aenter__()
 
 
-async def test_closing_a_session_cancels_its_turn_and_leaves_what_was_given_open(agent: MakeAgent) -> None:
+async def test_closing_a_session_cancels_its_turn_and_leaves_the_callers_transport_open(agent: MakeAgent) -> None:
     one = agent(Pause(says("x"), events=0))
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
@@ -744,7 +742,7 @@ async def test_latency_is_measured_by_the_sessions_clock(agent: MakeAgent) -> No
     assert calls[0].latency_ms == 0
 
 
-async def test_a_resumed_session_sends_the_same_bytes_in_front(agent: MakeAgent, tmp_path: Path) -> None:
+async def test_a_resumed_session_extends_the_bytes_sent_before(agent: MakeAgent, tmp_path: Path) -> None:
     path = tmp_path / "holdfast.db"
     first = agent(
         says(CALL), says("3"), tools=[add], system_prompt="Be kind.", system_prompt_volatile="Monday", store=path
@@ -764,7 +762,7 @@ async def test_a_resumed_session_sends_the_same_bytes_in_front(agent: MakeAgent,
     assert prepared[2].shared_blocks == blocks_before
 
 
-async def test_an_unknown_session_is_named_with_the_newest_ones(agent: MakeAgent) -> None:
+async def test_an_unknown_session_error_lists_the_newest_sessions(agent: MakeAgent) -> None:
     one = agent(says("x"))
     async with one.session as session:
         id = session.id
@@ -779,26 +777,26 @@ async def test_an_unknown_session_in_an_empty_store_says_that_it_is_empty(tmp_pa
             pass
 
 
-async def test_what_a_crash_left_open_is_closed_before_the_next_turn(agent: MakeAgent) -> None:
+async def test_a_turn_that_a_crash_interrupted_is_closed_before_the_next_turn(agent: MakeAgent) -> None:
     one = agent(says(CALL), says("3"), tools=[add])
     async with one.session as session:
         await session.send("1 + 2?")
         id = session.id
     events = one.events
-    for stop_behind, closing in (
+    for last_event_type, closing in (
         ("llm.call_started", ["llm.call_failed", "turn.cancelled"]),
         ("tool.called", ["message.appended", "turn.cancelled"]),
     ):
         crashed = agent(says("ok"), tools=[add], new_id=CountingIds("later"))
-        crashed.store.append(events[: kinds(events).index(stop_behind) + 1])
+        crashed.store.append(events[: event_types(events).index(last_event_type) + 1])
         before = len(crashed.events)
         async with Session.resume(id, **crashed.options) as session:
             await session.send("go on")
             assert validate_transcript(session.history) == ()
-        assert kinds(crashed.events)[before : before + 2] == closing
+        assert event_types(crashed.events)[before : before + 2] == closing
 
 
-def test_run_sync_speaks_and_returns_the_last_answer(agent: MakeAgent) -> None:
+def test_run_sync_sends_every_message_and_returns_the_last_answer(agent: MakeAgent) -> None:
     one = agent()
     options = {**one.options, "transport": ReplayWire([says("one"), says("two")])}
     assert holdfast.run_sync("a", "b", **options).text == "two"  # type: ignore[arg-type]

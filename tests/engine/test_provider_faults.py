@@ -1,4 +1,4 @@
-"""Every fault that can be ordered, with every provider, over real sockets: a typed error or a recovery, in time."""
+"""Every fault of the simulator with every provider over real sockets: a typed error or a recovery, in time."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ BROKEN = ["stall;after=1", "cut;after=1", "cut;after=2", "malformed;after=1", "m
 
 
 @asynccontextmanager
-async def talking(model: str, *faults: str) -> AsyncIterator[tuple[Session, MemoryStore]]:
+async def faulty_session(model: str, *faults: str) -> AsyncIterator[tuple[Session, MemoryStore]]:
     """A session over HTTP whose second call meets these faults."""
     lines = ['{"content": "One."}', *(f'{{"fault": "{fault}"}}' for fault in faults), f'{{"content": "{LONG}"}}']
     server = await serve_simulator(SimulatedProvider(script="\n".join([*lines, '{"content": "Three."}'])))
@@ -63,8 +63,8 @@ def payloads(store: MemoryStore) -> list[object]:
 
 @pytest.mark.parametrize("fault", RECOVERED)
 @pytest.mark.parametrize("model", MODELS)
-async def test_what_can_be_tried_again_is_and_that_is_recorded(model: str, fault: str) -> None:
-    async with talking(model, fault) as (session, store), asyncio.timeout(HANGS_SECONDS_MAX):
+async def test_transient_faults_are_retried_and_the_retries_are_recorded(model: str, fault: str) -> None:
+    async with faulty_session(model, fault) as (session, store), asyncio.timeout(HANGS_SECONDS_MAX):
         await session.send("one")
         answer = await session.send("two")
         assert answer.text.strip() == LONG.strip()
@@ -74,10 +74,8 @@ async def test_what_can_be_tried_again_is_and_that_is_recorded(model: str, fault
 
 @pytest.mark.parametrize("fault", BROKEN)
 @pytest.mark.parametrize("model", MODELS)
-async def test_what_breaks_after_the_first_byte_is_a_typed_error_and_the_session_goes_on(
-    model: str, fault: str
-) -> None:
-    async with talking(model, fault) as (session, store), asyncio.timeout(HANGS_SECONDS_MAX):
+async def test_a_fault_after_the_first_byte_is_a_typed_error_and_the_session_continues(model: str, fault: str) -> None:
+    async with faulty_session(model, fault) as (session, store), asyncio.timeout(HANGS_SECONDS_MAX):
         await session.send("one")
         with pytest.raises(ProviderError) as failed:
             await session.send("two")
@@ -87,17 +85,17 @@ async def test_what_breaks_after_the_first_byte_is_a_typed_error_and_the_session
         answer = await session.send("go on")
         assert answer.text.strip() in (LONG.strip(), "Three.")
         assert not validate_transcript(session.history, complete=True)
-    told = payloads(store)
-    (failure,) = (one for one in told if isinstance(one, LlmCallFailed))
+    recorded = payloads(store)
+    (failure,) = (one for one in recorded if isinstance(one, LlmCallFailed))
     assert (failure.error_class, failure.retry_count) == (failed.value.kind, 0)
-    assert [one.reason for one in told if isinstance(one, TurnCancelled)] == ["error"]
+    assert [one.reason for one in recorded if isinstance(one, TurnCancelled)] == ["error"]
     (row,) = store.sessions()
     assert all(record.is_prefix_unchanged for record in iter_calls(store.read(row.id)))
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_a_provider_that_stays_down_is_given_up_on(model: str) -> None:
-    async with talking(model, "500", "500", "500") as (session, store), asyncio.timeout(HANGS_SECONDS_MAX):
+async def test_a_permanent_fault_is_raised_after_the_last_retry(model: str) -> None:
+    async with faulty_session(model, "500", "500", "500") as (session, store), asyncio.timeout(HANGS_SECONDS_MAX):
         await session.send("one")
         with pytest.raises(ProviderError) as failed:
             await session.send("two")

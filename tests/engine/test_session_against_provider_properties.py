@@ -1,4 +1,4 @@
-"""Whatever a session goes through, a provider that binds thinking to its prefix never has a reason to refuse it."""
+"""A provider that binds thinking to its prefix never refuses a request, whatever the session goes through."""
 
 import asyncio
 import json
@@ -37,19 +37,25 @@ texts = st.lists(st.sampled_from(["", "one", "two", "three"]), min_size=30, max_
 
 
 async def play(
-    provider: SimulatedProvider, store: MemoryStore, layout: Layout, memory: list[str], *, ephemeral: bool, asks: int
+    provider: SimulatedProvider,
+    store: MemoryStore,
+    layout: Layout,
+    memory: list[str],
+    *,
+    ephemeral: bool,
+    question_count: int,
 ) -> str:
-    said = iter(memory)
+    texts_to_send = iter(memory)
     options: Options = {
         "store": store,
         "transport": provider,
         "tools": [look],
-        "volatile": lambda: [LayerText("memory", next(said), ephemeral)],
+        "volatile": lambda: [LayerText("memory", next(texts_to_send), ephemeral)],
     }
     created: Options = {**options, "model": MODEL, "system_prompt": LONG, "layout": layout}
     async with Session.create(**created) as session:
         await session.send("begin")
-    for number in range(asks):
+    for number in range(question_count):
         async with Session.resume(session.id, **options) as resumed:
             await resumed.send(f"ask {number}")
     return session.id
@@ -57,14 +63,14 @@ async def play(
 
 @settings(max_examples=25)
 @given(turns, texts, st.sampled_from(["default", "seed"]), st.booleans(), st.integers(1, 3))
-def test_a_session_is_never_refused_whatever_its_layout_its_volatile_text_and_its_resumptions(
-    replies: list[tuple[bool, int]], memory: list[str], layout: Layout, ephemeral: bool, asks: int
+def test_no_request_is_refused_with_any_layout_volatile_text_and_resumptions(
+    replies: list[tuple[bool, int]], memory: list[str], layout: Layout, ephemeral: bool, question_count: int
 ) -> None:
     provider, store = SimulatedProvider(script=parse_script(script(replies))), MemoryStore()
-    id = asyncio.run(play(provider, store, layout, memory, ephemeral=ephemeral, asks=asks))
+    id = asyncio.run(play(provider, store, layout, memory, ephemeral=ephemeral, question_count=question_count))
     assert {request.status for request in provider.requests} == {200}
     prepared = [event.payload for event in store.read(id) if isinstance(event.payload, RequestPrepared)]
-    assert len(prepared) == len(provider.requests) > asks
+    assert len(prepared) == len(provider.requests) > question_count
     if layout == "default" and not ephemeral:
         lengths = [each.shared_blocks + len(each.digests) for each in prepared]
         assert [each.shared_blocks for each in prepared[1:]] == lengths[:-1]

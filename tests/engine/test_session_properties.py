@@ -1,4 +1,4 @@
-"""What holds of every session: its state is a fold, its bytes are those of a rebuilt request."""
+"""Properties of every session: its state is a fold over the log, and its bytes are those of a rebuilt request."""
 
 import asyncio
 from decimal import Decimal
@@ -50,25 +50,25 @@ steps = st.one_of(
 )
 
 
-def replies(plan: list[object]) -> list[Step]:
-    """Steps with call ids that no other step has."""
-    made: list[Step] = []
+def build_steps(plan: list[object]) -> list[Step]:
+    """Steps whose call ids are unique."""
+    steps: list[Step] = []
     for number, step in enumerate(plan):
         match step:
             case (str(text), list(uses)):
                 calls = [ToolUse(f"t{number}_{index}", name, json) for index, (name, json) in enumerate(uses)]
-                made.append(says(Thinking("hm", f"s{number}"), text, *calls))
+                steps.append(says(Thinking("hm", f"s{number}"), text, *calls))
             case ProviderError() as error:
-                made.append(error)
+                steps.append(error)
             case _:
-                made.append(Pause(says("so far"), events=number % 5))
-    return made
+                steps.append(Pause(says("so far"), events=number % 5))
+    return steps
 
 
-async def converse(one: Agent, asks: list[str]) -> tuple[tuple[Message, ...], Usage, Decimal]:
-    """Say everything; a reply that pauses is cancelled, one that fails is taken as it is."""
+async def converse(one: Agent, questions: list[str]) -> tuple[tuple[Message, ...], Usage, Decimal]:
+    """Send every question; cancel a reply that pauses, and accept one that fails."""
     async with one.session as session:
-        for ask in asks:
+        for ask in questions:
             one.wire.paused.clear()
             turn = asyncio.ensure_future(session.send(ask))
             paused = asyncio.ensure_future(one.wire.paused.wait())
@@ -85,18 +85,20 @@ async def converse(one: Agent, asks: list[str]) -> tuple[tuple[Message, ...], Us
 
 @settings(max_examples=40)
 @given(st.lists(steps, max_size=8), st.lists(words, min_size=1, max_size=4), st.lists(words, min_size=8, max_size=8))
-def test_whatever_happens_the_transcript_is_legal_and_the_prefix_only_grows(
-    plan: list[object], asks: list[str], memories: list[str]
+def test_the_transcript_stays_valid_and_the_prefix_only_grows_whatever_happens(
+    plan: list[object], questions: list[str], memories: list[str]
 ) -> None:
     remembered = iter(memories * 10)
-    one = make_agent(*replies(plan), tools=[add, burst], system_prompt_volatile=lambda: next(remembered))
-    asyncio.run(converse(one, asks))
+    one = make_agent(*build_steps(plan), tools=[add, burst], system_prompt_volatile=lambda: next(remembered))
+    asyncio.run(converse(one, questions))
     state = fold_events(one.events, one.events[0].session_id)
     assert validate_transcript(merge_into_messages(state.entries)) == ()
     assert moved_prefixes(one.events) == []
     assert state.turn is None
     turns = sum(isinstance(payload, TurnStarted) for payload in one.payloads)
-    assert sum(isinstance(payload, TurnCompleted | TurnCancelled) for payload in one.payloads) == turns == len(asks)
+    assert (
+        sum(isinstance(payload, TurnCompleted | TurnCancelled) for payload in one.payloads) == turns == len(questions)
+    )
     for body in one.wire.bodies:
         request = ADAPTER.decode_request(body)
         assert validate_transcript(merge_into_messages(request.prompt.entries)) == ()
@@ -105,9 +107,9 @@ def test_whatever_happens_the_transcript_is_legal_and_the_prefix_only_grows(
 
 @settings(max_examples=25)
 @given(st.lists(steps, max_size=8), st.lists(words, min_size=1, max_size=4))
-def test_what_is_in_memory_is_what_a_fold_over_the_log_gives(plan: list[object], asks: list[str]) -> None:
-    one = make_agent(*replies(plan), tools=[add, burst], system_prompt_volatile="x")
-    history, usage, cost = asyncio.run(converse(one, asks))
+def test_the_state_in_memory_equals_a_fold_over_the_log(plan: list[object], questions: list[str]) -> None:
+    one = make_agent(*build_steps(plan), tools=[add, burst], system_prompt_volatile="x")
+    history, usage, cost = asyncio.run(converse(one, questions))
     state = fold_events(one.events, one.events[0].session_id)
     assert (merge_into_messages(state.entries), state.usage, state.cost_usd) == (history, usage, cost)
     records = list(iter_calls(one.events))
@@ -121,7 +123,7 @@ def test_what_is_in_memory_is_what_a_fold_over_the_log_gives(plan: list[object],
     assert len(state.digests) == (chain[-1].shared_blocks + len(chain[-1].digests) if chain else 0)
 
 
-passages = st.lists(
+histories = st.lists(
     st.builds(
         HistoryEntry, st.sampled_from(["user", "assistant"]), st.lists(st.builds(Text, words), min_size=1).map(tuple)
     ),
@@ -130,8 +132,8 @@ passages = st.lists(
 pinned = st.lists(st.builds(LayerText, st.sampled_from(["role", "preset", "project"]), words), max_size=3).map(tuple)
 
 
-@given(st.lists(st.tuples(pinned, passages), min_size=1, max_size=5))
-def test_a_draft_that_was_updated_in_any_way_holds_the_bytes_of_a_rebuilt_request(
+@given(st.lists(st.tuples(pinned, histories), min_size=1, max_size=5))
+def test_a_draft_after_any_updates_has_the_bytes_of_a_rebuilt_request(
     views: list[tuple[tuple[LayerText, ...], tuple[HistoryEntry, ...]]],
 ) -> None:
     parameters = Parameters(MODEL.name, 100, stream=True)
@@ -139,33 +141,33 @@ def test_a_draft_that_was_updated_in_any_way_holds_the_bytes_of_a_rebuilt_reques
     for texts, history in views:
         prompt = assemble_prompt(View(pinned=texts, history=history))
         draft.update(prompt)
-        marks = place_breakpoints(draft.buffer, MODEL.cache)
-        expected = ADAPTER.encode_request(prompt, marks, parameters)
-        assert draft.buffer.render(ADAPTER.request_head(parameters), marks.breakpoints) == expected
+        plan = place_breakpoints(draft.buffer, MODEL.cache)
+        expected = ADAPTER.encode_request(prompt, plan, parameters)
+        assert draft.buffer.render(ADAPTER.request_head(parameters), plan.breakpoints) == expected
         fresh = RequestDraft(ADAPTER, len)
         fresh.update(prompt)
         assert fresh.buffer.digests == draft.buffer.digests
         assert fresh.buffer.tokens_total == draft.buffer.tokens_total == sum(draft.buffer.tokens)
 
 
-def test_a_draft_spells_only_what_is_new() -> None:
-    spelled: list[Segment] = []
+def test_a_draft_encodes_only_what_is_new() -> None:
+    encoded: list[Segment] = []
 
     class Counting(type(ADAPTER)):  # type: ignore[misc]
         def encode_segment(self, segment: Segment):  # type: ignore[no-untyped-def]
-            spelled.append(segment)
+            encoded.append(segment)
             return super().encode_segment(segment)
 
     draft = RequestDraft(Counting(), len)
     history = tuple(HistoryEntry("user" if number % 2 else "assistant", (Text(str(number)),)) for number in range(100))
     draft.update(assemble_prompt(View(pinned=(LayerText("role", "r"),), history=history)))
-    assert len(spelled) == 101
+    assert len(encoded) == 101
     more = HistoryEntry("user", (Text("more"),))
     draft.update(assemble_prompt(View(pinned=(LayerText("role", "r"),), history=history, newest=(more,))))
-    assert [segment.entries for segment in spelled[101:]] == [(more,)]
+    assert [segment.entries for segment in encoded[101:]] == [(more,)]
 
 
-def test_the_view_of_a_state_splits_what_was_sent_from_what_is_new() -> None:
+def test_the_view_of_a_state_separates_what_was_sent_from_what_is_new() -> None:
     one = make_agent(says("hi"), says("yes"))
     asyncio.run(converse(one, ["hello"]))
     state = fold_events(one.events, one.events[0].session_id)
@@ -179,7 +181,7 @@ def test_the_view_of_a_state_splits_what_was_sent_from_what_is_new() -> None:
 @given(
     tokens=st.integers(0, 10_000), cents=st.integers(0, 100), kind=st.sampled_from(["refresh", "upgrade", "prewarm"])
 )
-def test_a_request_that_asked_for_nothing_is_paid_for_and_changes_nothing_else(
+def test_a_ping_is_paid_for_and_changes_nothing_else(
     tokens: int, cents: int, kind: Literal["refresh", "upgrade", "prewarm"]
 ) -> None:
     agent = make_agent(says("one", usage=Usage(cache_write_5m=5_000)))

@@ -1,4 +1,4 @@
-"""What each turn of a session took."""
+"""The cost of each turn of a session."""
 
 from decimal import Decimal
 
@@ -32,7 +32,7 @@ def completed(model: str = MODEL) -> LlmCallCompleted:
     )
 
 
-def happened(turn_id: str | None, payload: object) -> Event:
+def make_event(turn_id: str | None, payload: object) -> Event:
     return Event("id", 1_790_000_000.0, "s", "agent", payload, turn_id)  # type: ignore[arg-type]  # any payload
 
 
@@ -51,29 +51,31 @@ async def test_the_turns_of_a_session_add_up_to_its_cost(agent: MakeAgent) -> No
     assert sum_turn_costs(turns).usage == session.usage
 
 
-def test_a_turn_knows_what_it_would_have_cost_without_a_cache() -> None:
-    (turn,) = compute_turn_costs([happened("t", TurnStarted("", 0)), happened("t", completed())], shipped_models())
+def test_a_turn_reports_its_cost_without_a_cache() -> None:
+    (turn,) = compute_turn_costs([make_event("t", TurnStarted("", 0)), make_event("t", completed())], shipped_models())
     assert turn == TurnCost(1, 1, USED, Decimal("0.5"), turn.uncached_cost_usd)
     assert turn.uncached_cost_usd == (1_000 * Decimal(2) + 10 * Decimal(10)) / 1_000_000
 
 
-def test_a_call_that_was_refused_is_none_of_those_that_were_paid_for() -> None:
+def test_a_refused_call_is_not_counted() -> None:
     refused = LlmCallFailed(MODEL, "anthropic", "rate_limit", "429", 2, 1, "r")
-    events = [happened("t", TurnStarted("", 0)), happened("t", refused)]
+    events = [make_event("t", TurnStarted("", 0)), make_event("t", refused)]
     assert compute_turn_costs(events, shipped_models()) == ()
-    (turn,) = compute_turn_costs([*events, happened("t", completed())], shipped_models())
+    (turn,) = compute_turn_costs([*events, make_event("t", completed())], shipped_models())
     assert (turn.calls, turn.usage) == (1, USED)
 
 
-def test_what_kept_the_cache_between_turns_is_told_apart_and_comes_last() -> None:
-    kept = ExplicitCacheChanged("created", "n", MODEL, "d", 5, 0.0, cost_usd=Decimal(1), storage_cost_usd=Decimal(2))
+def test_pings_between_turns_are_listed_separately_and_last() -> None:
+    explicit_cache = ExplicitCacheChanged(
+        "created", "n", MODEL, "d", 5, 0.0, cost_usd=Decimal(1), storage_cost_usd=Decimal(2)
+    )
     events = [
-        happened(None, ping()),
-        happened("t", TurnStarted("", 0)),
-        happened("t", kept),
-        happened("t", completed()),
-        happened("t", ping()),
-        happened("u", TurnStarted("", 0)),
+        make_event(None, ping()),
+        make_event("t", TurnStarted("", 0)),
+        make_event("t", explicit_cache),
+        make_event("t", completed()),
+        make_event("t", ping()),
+        make_event("u", TurnStarted("", 0)),
     ]
     first, between = compute_turn_costs(events, shipped_models())
     assert (first.number, first.cost_usd) == (1, Decimal("3.5"))
@@ -81,8 +83,8 @@ def test_what_kept_the_cache_between_turns_is_told_apart_and_comes_last() -> Non
     assert between.usage == Usage(cache_read=14)
 
 
-def test_a_model_without_a_price_any_more_saved_nothing_that_is_known() -> None:
+def test_a_model_without_a_price_has_no_savings() -> None:
     (turn,) = compute_turn_costs(
-        [happened("t", TurnStarted("", 0)), happened("t", completed("gone:model"))], shipped_models()
+        [make_event("t", TurnStarted("", 0)), make_event("t", completed("gone:model"))], shipped_models()
     )
     assert turn.uncached_cost_usd == turn.cost_usd

@@ -20,27 +20,27 @@ def copy(tmp_path: Path) -> Path:
 def run_tests(project: Path) -> tuple[int, str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "holdfast.testing.plugin"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    ended = subprocess.run(
+    completed = subprocess.run(
         command, cwd=project, env=environment, capture_output=True, text=True, timeout=50, check=False
     )
-    return ended.returncode, ended.stdout + ended.stderr
+    return completed.returncode, completed.stdout + completed.stderr
 
 
 def test_the_example_project_passes_its_tests(copy: Path) -> None:
-    status, printed = run_tests(copy)
-    assert status == 0, printed
-    assert "3 passed" in printed
-    assert "prompt caches (holdfast)" in printed
+    status, output = run_tests(copy)
+    assert status == 0, output
+    assert "3 passed" in output
+    assert "prompt caches (holdfast)" in output
 
 
-def test_a_clock_in_its_prompt_fails_its_tests_with_layer_and_byte(copy: Path) -> None:
+def test_clock_in_the_prompt_fails_the_tests_with_layer_and_byte(copy: Path) -> None:
     agent = copy / "agent.py"
-    calm = agent.read_text()
-    volatile = calm.replace("return RULES", 'return f"{RULES}\\nIt is {datetime.datetime.now()}."')
-    assert volatile != calm
+    source = agent.read_text()
+    volatile = source.replace("return RULES", 'return f"{RULES}\\nIt is {datetime.datetime.now()}."')
+    assert volatile != source
     agent.write_text(volatile.replace("import anthropic", "import datetime\n\nimport anthropic"))
-    status, printed = run_tests(copy)
-    assert status == 1, printed
-    assert "the cached prefix changed: call 2 does not extend call 1" in printed
-    assert "system.0 differs: layer system, block 1, byte 2" in printed
-    assert "likely cause: clock (a date and time)" in printed
+    status, output = run_tests(copy)
+    assert status == 1, output
+    assert "the cached prefix changed: call 2 does not extend call 1" in output
+    assert "system.0 differs: layer system, block 1, byte 2" in output
+    assert "likely cause: clock (a date and time)" in output

@@ -1,4 +1,4 @@
-"""`holdfast mcp`, by the official client: over pipes and over HTTP."""
+"""`holdfast mcp`, with the official client: over stdio and over HTTP."""
 
 import json
 import os
@@ -41,10 +41,10 @@ class Home:
         self.words = [sys.executable, "-m", "holdfast", "mcp"]
 
     def key(self, scope: str) -> str:
-        made = make_key(scope, at=time.time(), random_bytes=secrets.token_bytes)
+        new_key = make_key(scope, at=time.time(), random_bytes=secrets.token_bytes)
         with SqliteStore(self.db) as store:
-            store.records.add_key(made.row)
-        return made.key
+            store.records.add_key(new_key.row)
+        return new_key.key
 
     @asynccontextmanager
     async def over_stdio(self, key: str | None = None) -> AsyncIterator[Client]:
@@ -54,8 +54,8 @@ class Home:
             yield client
 
     @asynccontextmanager
-    async def beside(self, key: str | None = None) -> AsyncIterator[Client]:
-        """What the command serves over pipes, by a client in this process: the command takes seconds to start."""
+    async def in_process(self, key: str | None = None) -> AsyncIterator[Client]:
+        """A client in this process of what the command serves over stdio: the command itself takes seconds to start."""
         with SqliteStore(self.db) as store, pytest.MonkeyPatch.context() as patch:
             patch.setenv("HOLDFAST_HOME", str(self.path))
             library = open_instruction_context(store, wanted=True)
@@ -81,12 +81,12 @@ class Home:
         with self.serving() as url:
             async with (
                 httpx2.AsyncClient(headers=headers) as http,
-                Client(streamable_http_client(url, http_client=http)) as one,
+                Client(streamable_http_client(url, http_client=http)) as client,
             ):
-                yield one
+                yield client
 
 
-def furnished(tmp_path: Path) -> Home:
+def make_home(tmp_path: Path) -> Home:
     folder = tmp_path / "folder"
     folder.mkdir()
     entries = []
@@ -107,15 +107,15 @@ def furnished(tmp_path: Path) -> Home:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Home:
-    return furnished(tmp_path)
+    return make_home(tmp_path)
 
 
 @pytest.mark.parametrize("way", ["stdio", "http"])
 async def test_every_tool_is_listed_and_answers(home: Home, way: str) -> None:
-    opened: Any = home.over_stdio() if way == "stdio" else home.over_http()
-    async with opened as client:
-        listed = await client.list_tools()
-        assert [tool.name for tool in listed.tools] == TOOLS
+    connection: Any = home.over_stdio() if way == "stdio" else home.over_http()
+    async with connection as client:
+        tool_list = await client.list_tools()
+        assert [tool.name for tool in tool_list.tools] == TOOLS
         recalled = await client.call_tool("recall_instruction", {"intent": "review a pull request", "max_chunks": 1})
         assert not recalled.is_error
         assert recalled.structured_content["chunks"][0]["content"] == UNITS["code-review"][2]
@@ -123,10 +123,10 @@ async def test_every_tool_is_listed_and_answers(home: Home, way: str) -> None:
         units = await client.call_tool("list_instructions", {})
         assert [entry["name"] for entry in units.structured_content["entries"]] == list(UNITS)
         token = recalled.structured_content["audit_token"]
-        closed = await client.call_tool("submit_usage", {"audit_token": token, "used_chunks": ["code-review"]})
-        assert closed.structured_content == {"closed": True}
-        found = await client.call_tool("skill_search", {"query": "money"})
-        assert [skill["name"] for skill in found.structured_content["skills"]] == ["refunds"]
+        submission = await client.call_tool("submit_usage", {"audit_token": token, "used_chunks": ["code-review"]})
+        assert submission.structured_content == {"closed": True}
+        skills = await client.call_tool("skill_search", {"query": "money"})
+        assert [skill["name"] for skill in skills.structured_content["skills"]] == ["refunds"]
         loaded = await client.call_tool("skill_load", {"name": "refunds"})
         assert "Ask first." in loaded.content[0].text
         refused = await client.call_tool("skill_load", {"name": "refund"})
@@ -137,8 +137,8 @@ async def test_every_tool_is_listed_and_answers(home: Home, way: str) -> None:
         assert library.metrics().hit_at_k == 1.0
 
 
-async def test_what_cannot_be_done_is_told_to_the_model(home: Home) -> None:
-    wrong = [
+async def test_error_is_returned_to_the_model_with_its_code(home: Home) -> None:
+    cases = [
         ("recall_instruction", {}, "invalid_arguments"),
         ("recall_instruction", {"intent": 3}, "invalid_arguments"),
         ("recall_instruction", {"intent": "x", "max_chunks": 0}, "invalid_arguments"),
@@ -149,12 +149,12 @@ async def test_what_cannot_be_done_is_told_to_the_model(home: Home) -> None:
         ("skill_load", {"name": "refund"}, "skill_not_found"),
         ("skill_search", {"query": "a", "limit": 1000}, "invalid_arguments"),
     ]
-    beside: Any = home.beside()
-    async with beside as client:
-        for name, arguments, code in wrong:
-            answered = await client.call_tool(name, arguments)
-            assert answered.is_error, (name, arguments)
-            assert answered.structured_content["error"]["code"] == code, answered
+    connection: Any = home.in_process()
+    async with connection as client:
+        for name, arguments, code in cases:
+            response = await client.call_tool(name, arguments)
+            assert response.is_error, (name, arguments)
+            assert response.structured_content["error"]["code"] == code, response
         unit = await client.call_tool("list_instructions", {"name": "code-reviews"})
         assert "near matches: code-review" in unit.content[0].text
         hinted = await client.call_tool(
@@ -163,17 +163,17 @@ async def test_what_cannot_be_done_is_told_to_the_model(home: Home) -> None:
         assert hinted.structured_content["missed_hints"] == ["nothing"]
 
 
-async def test_over_pipes_a_missing_key_is_told_by_every_tool_once_there_are_keys(home: Home) -> None:
+async def test_over_stdio_every_tool_reports_a_missing_key_once_keys_exist(home: Home) -> None:
     key = home.key("agent:main")
-    async with home.beside() as client:
+    async with home.in_process() as client:
         for name in TOOLS:
-            answered = await client.call_tool(name, {})
-            assert answered.structured_content["error"]["code"] == "key_required"
+            response = await client.call_tool(name, {})
+            assert response.structured_content["error"]["code"] == "key_required"
     async with home.over_stdio(key) as client:
         assert not (await client.call_tool("list_instructions", {})).is_error
-    async with home.beside("hf_0000000000000000_" + "0" * 64) as client:
-        answered = await client.call_tool("list_instructions", {})
-        assert answered.structured_content["error"]["code"] == "invalid_key"
+    async with home.in_process("hf_0000000000000000_" + "0" * 64) as client:
+        response = await client.call_tool("list_instructions", {})
+        assert response.structured_content["error"]["code"] == "invalid_key"
 
 
 class Served(NamedTuple):
@@ -185,19 +185,19 @@ class Served(NamedTuple):
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """The command over HTTP, once there are keys."""
-    home = furnished(tmp_path_factory.mktemp("served"))
+    """The command over HTTP, with keys that exist."""
+    home = make_home(tmp_path_factory.mktemp("served"))
     keys = [home.key(scope) for scope in ("agent:main", "agent:other", "read")]
     with home.serving() as url:
         yield Served(url, *keys)
 
 
-async def test_over_http_a_missing_key_is_401_and_a_key_is_its_agents(served: Served) -> None:
+async def test_over_http_a_missing_key_is_401_and_a_key_opens_only_its_own_agent(served: Served) -> None:
     async with httpx2.AsyncClient() as http:
-        answered = await http.post(served.url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
-    assert answered.status_code == 401
-    assert answered.json()["error"]["data"] == {"code": "key_required"}
-    assert answered.headers["www-authenticate"] == "Bearer"
+        response = await http.post(served.url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+    assert response.status_code == 401
+    assert response.json()["error"]["data"] == {"code": "key_required"}
+    assert response.headers["www-authenticate"] == "Bearer"
     with pytest.raises(ExceptionGroup) as refused:
         async with Client(served.url) as client:
             await client.list_tools()
@@ -210,14 +210,14 @@ async def test_over_http_a_missing_key_is_401_and_a_key_is_its_agents(served: Se
         headers = {"authorization": f"Bearer {key}"}
         async with (
             httpx2.AsyncClient(headers=headers) as http,
-            Client(streamable_http_client(served.url, http_client=http)) as one,
+            Client(streamable_http_client(served.url, http_client=http)) as client,
         ):
-            called = await one.call_tool("recall_instruction", {"intent": "claim a ticket"})
-            assert (called.structured_content.get("error") or {}).get("code") == code
+            response = await client.call_tool("recall_instruction", {"intent": "claim a ticket"})
+            assert (response.structured_content.get("error") or {}).get("code") == code
 
 
-async def test_a_page_of_another_site_gets_nothing_over_http(served: Served) -> None:
-    elsewhere = {"host": "evil.example", "origin": "http://evil.example", "authorization": f"Bearer {served.own}"}
-    async with httpx2.AsyncClient(headers=elsewhere) as http:
-        answered = await http.post(served.url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
-    assert answered.status_code in (403, 421)
+async def test_request_from_another_origin_is_refused_over_http(served: Served) -> None:
+    foreign_headers = {"host": "evil.example", "origin": "http://evil.example", "authorization": f"Bearer {served.own}"}
+    async with httpx2.AsyncClient(headers=foreign_headers) as http:
+        response = await http.post(served.url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
+    assert response.status_code in (403, 421)

@@ -195,7 +195,7 @@ async def test_thinking_that_is_bound_to_its_prefix_goes_back_unchanged(agent: M
     assert len(prepared) == 3
 
 
-@pytest.mark.changes_prefix(reason="the seed layout puts volatile text in front of the history")
+@pytest.mark.changes_prefix(reason="the seed layout puts volatile text before the history")
 async def test_the_seed_layout_works_with_thinking_that_is_bound_to_its_prefix(agent: MakeAgent) -> None:
     script = parse_script(
         '{"content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "one"}]}\n'

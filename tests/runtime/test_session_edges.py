@@ -41,7 +41,7 @@ async def test_ephemeral_text_and_bound_thinking_go_together(agent: MakeAgent) -
     assert answers == ["answer 0", "answer 1", "answer 2"]
 
 
-@pytest.mark.changes_prefix(reason="the seed layout puts volatile text in front of the history")
+@pytest.mark.changes_prefix(reason="the seed layout puts volatile text before the history")
 async def test_volatile_text_may_appear_late_in_the_seed_layout(agent: MakeAgent) -> None:
     provider = SimulatedProvider(script=parse_script(THINKING))
     said = iter(["", "", "now", "now", ""])

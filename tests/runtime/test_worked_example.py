@@ -140,7 +140,7 @@ async def test_the_second_call_equals_the_first_through_its_five_blocks(agent: M
     assert [event.shared_blocks for event in prepared] == [0, 5, 8, 11]
 
 
-@pytest.mark.changes_prefix(reason="the seed layout puts volatile text in front of the history")
+@pytest.mark.changes_prefix(reason="the seed layout puts volatile text before the history")
 async def test_in_the_seed_layout_an_edit_rewrites_everything_behind_the_system_prompt(agent: MakeAgent) -> None:
     one = await play(agent, layout="seed")
     assert usages(one)[2] == Usage(cache_read=2_700, cache_write_5m=1_280)

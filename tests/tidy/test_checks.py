@@ -84,6 +84,24 @@ def test_a_name_with_a_retired_word_is_found(root: Path, text: str, count: int) 
 
 
 @pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("test_a.py", "def test_whoever_asks_is_told(): ...", ["1 told", "1 whoever"]),
+        ("test_a.py", "class Talk: ...\n\ndef load(scroll): ...", ["1 talk", "3 scroll"]),
+        ("test_a.py", '"""The spelled request."""\n\nx = 1\n"""Heard twice."""', ["1 spelled", "4 heard"]),
+        ("test_a.py", "x = 1  # Nobody waits.", ["1 nobody"]),
+        ("test_a.py", 'x = "nobody was told"  # Quotes "told".', []),
+        ("README.md", "One.\nTwo lifetimes.", ["2 lifetimes"]),
+        ("two_lifetimes.json", '{"told": 1}', ["0 lifetimes"]),
+    ],
+)
+def test_retired_word_in_a_clean_folder_is_found(root: Path, name: str, text: str, words: list[str]) -> None:
+    plant(root, f"tests/clean/{name}", text)
+    plant(root, "tests/clean_not/test_b.py", "told = 1")
+    assert code.retired_words_in(root, ("tests/clean",)) == [f"tests/clean/{name}:{word}" for word in words]
+
+
+@pytest.mark.parametrize(
     ("signature", "found"),
     [
         ("a, b, c, d", 0),

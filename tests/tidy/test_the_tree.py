@@ -38,6 +38,14 @@ def test_no_name_contains_a_retired_word() -> None:
     assert not (offenders := code.retired_identifiers(ROOT)), join_lines(offenders)
 
 
+def test_clean_folders_outside_src_contain_no_retired_word() -> None:
+    assert not (offenders := code.retired_words_in(ROOT)), join_lines(offenders)
+
+
+def test_every_clean_folder_exists() -> None:
+    assert [folder for folder in code.CLEAN_FOLDERS if not (ROOT / folder).exists()] == []
+
+
 def test_no_short_module_has_a_single_importer_beside_it() -> None:
     assert not (offenders := code.tiny_single_importer_modules(ROOT)), join_lines(offenders)
 

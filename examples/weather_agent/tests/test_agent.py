@@ -1,4 +1,4 @@
-"""The agent, tested offline: what it says, that its prompt cache holds, and what that saves."""
+"""The agent, tested offline: its answers, its cache reads, and a prefix that stays stable."""
 
 import pytest
 
@@ -8,12 +8,12 @@ from holdfast.testing.prefix_guard import PrefixGuard
 from holdfast.testing.simulated_provider import ServedProvider
 
 
-def looks_up(city: str) -> list[dict[str, object]]:
+def tool_use_for(city: str) -> list[dict[str, object]]:
     return [{"type": "tool_use", "name": "get_weather", "input": {"city": city}}]
 
 
-def test_the_agent_looks_before_it_answers(simulated_provider: ServedProvider, prefix_guard: PrefixGuard) -> None:
-    simulated_provider.script(looks_up("Oslo"), "In Oslo it stays dry.", looks_up("Rome"), "In Rome, too.")
+def test_agent_calls_the_tool_before_it_answers(simulated_provider: ServedProvider, prefix_guard: PrefixGuard) -> None:
+    simulated_provider.script(tool_use_for("Oslo"), "In Oslo it stays dry.", tool_use_for("Rome"), "In Rome, too.")
     agent = WeatherAgent()
     assert agent.ask("Do I need an umbrella in Oslo?") == "In Oslo it stays dry."
     assert agent.ask("And in Rome?") == "In Rome, too."
@@ -21,7 +21,7 @@ def test_the_agent_looks_before_it_answers(simulated_provider: ServedProvider, p
 
 
 @pytest.mark.usefixtures("prefix_guard")
-def test_a_second_conversation_reads_what_the_first_has_written(cache_report: CacheReport) -> None:
+def test_second_conversation_reads_what_the_first_wrote(cache_report: CacheReport) -> None:
     WeatherAgent().ask("What is the weather like in Oslo?")
     written = cache_report.usage.cache_write
     WeatherAgent().ask("Is there fog in Rome?")
@@ -29,9 +29,7 @@ def test_a_second_conversation_reads_what_the_first_has_written(cache_report: Ca
     assert cache_report.usage.cache_read > written / 2
 
 
-def test_after_a_pause_the_prompt_is_written_again(
-    simulated_provider: ServedProvider, prefix_guard: PrefixGuard
-) -> None:
+def test_prompt_is_written_again_after_its_ttl(simulated_provider: ServedProvider, prefix_guard: PrefixGuard) -> None:
     agent = WeatherAgent()
     agent.ask("What is the weather like in Oslo?")
     simulated_provider.advance(seconds=6 * 60)

@@ -1,4 +1,4 @@
-"""Sessions that ask their provider why its cache did not hold: what is sent, what is recorded, what stays the same."""
+"""Cache diagnostics of sessions: what a request asks for, what is recorded, and what stays unchanged."""
 
 import json
 import os
@@ -29,8 +29,8 @@ HIT = CacheDiagnosis("hit")
 
 
 def options_for(provider: SimulatedProvider, store: MemoryStore, model: str = SONNET, **more: Any) -> Options:
-    told: Any = {"model": model, "system_prompt": PROMPT, "store": store, "transport": provider, **more}
-    return cast("Options", {"clock": ManualClock(), "new_id": CountingIds("id"), **told})
+    defaults: Any = {"model": model, "system_prompt": PROMPT, "store": store, "transport": provider, **more}
+    return cast("Options", {"clock": ManualClock(), "new_id": CountingIds("id"), **defaults})
 
 
 def payloads(store: MemoryStore, kind: type) -> list[Any]:
@@ -41,8 +41,8 @@ def diagnoses(store: MemoryStore) -> list[CacheDiagnosis | None]:
     return [call.diagnosis for call in payloads(store, LlmCallCompleted)]
 
 
-def asked(provider: SimulatedProvider) -> list[Any]:
-    """What each request wants to be compared with, oldest first."""
+def diagnosis_requests(provider: SimulatedProvider) -> list[Any]:
+    """The response id that each request asks to be compared with, oldest first."""
     bodies = [json.loads(request.body) for request in provider.requests]
     if "input" in bodies[0]:
         return [body["prompt_cache_options"].get("comparison_response_id") for body in bodies]
@@ -50,19 +50,21 @@ def asked(provider: SimulatedProvider) -> list[Any]:
 
 
 @pytest.mark.parametrize("model", [SONNET, SOL])
-async def test_every_call_is_compared_with_the_one_before_it_and_the_answer_is_on_the_log(model: str) -> None:
+async def test_every_call_is_compared_with_the_previous_one_and_the_diagnosis_is_recorded(model: str) -> None:
     provider, store = SimulatedProvider(), MemoryStore()
     async with Session.create(**options_for(provider, store, model)) as session:
         for message in ("one", "two", "three"):
             await session.send(message)
     replies = [call.response_id for call in payloads(store, LlmCallCompleted)]
     wanted: list[Any] = [None, *replies[:2]]
-    assert asked(provider) == (wanted if model == SOL else [{"previous_message_id": one} for one in wanted])
+    assert diagnosis_requests(provider) == (
+        wanted if model == SOL else [{"previous_message_id": one} for one in wanted]
+    )
     assert diagnoses(store) == [None, HIT, HIT]
 
 
 @pytest.mark.parametrize("model", [SONNET, SOL])
-async def test_asking_changes_neither_what_is_recorded_of_a_request_nor_what_it_reads(model: str) -> None:
+async def test_requesting_a_diagnosis_changes_neither_the_recorded_request_nor_cache_reads(model: str) -> None:
     seen = []
     for diagnostics in ("auto", "off"):
         provider, store = SimulatedProvider(), MemoryStore()
@@ -85,7 +87,7 @@ async def test_asking_changes_neither_what_is_recorded_of_a_request_nor_what_it_
     assert "comparison" not in str([request.body for request in provider.requests])
 
 
-async def test_where_nothing_is_cached_nothing_is_diagnosed() -> None:
+async def test_no_diagnosis_is_requested_when_the_model_is_not_cached() -> None:
     home = Path(os.environ["HOLDFAST_HOME"])
     home.mkdir(parents=True, exist_ok=True)
     (home / "config.toml").write_text(f'[models."{SONNET}"]\nsupports_prompt_caching = false\n')
@@ -93,19 +95,19 @@ async def test_where_nothing_is_cached_nothing_is_diagnosed() -> None:
     async with Session.create(**options_for(provider, store, allow_uncached=True)) as session:
         await session.send("one")
         await session.send("two")
-    assert asked(provider) == ["nothing", "nothing"]
+    assert diagnosis_requests(provider) == ["nothing", "nothing"]
     assert diagnoses(store) == [None, None]
 
 
-async def test_what_asks_for_nothing_asks_for_no_diagnosis() -> None:
+async def test_a_ping_requests_no_diagnosis() -> None:
     provider, store = SimulatedProvider(), MemoryStore()
     async with Session.create(**options_for(provider, store, prewarm=True)) as session:
         await session.send("one")
-    assert asked(provider) == ["nothing", {"previous_message_id": None}]
+    assert diagnosis_requests(provider) == ["nothing", {"previous_message_id": None}]
 
 
 @pytest.mark.parametrize("model", [SONNET, SOL])
-async def test_a_resumed_session_sends_the_bytes_that_it_would_have_sent(model: str) -> None:
+async def test_a_resumed_session_sends_the_same_bytes_as_an_uninterrupted_one(model: str) -> None:
     whole, parted = SimulatedProvider(clock=ManualClock()), SimulatedProvider(clock=ManualClock())
     options = options_for(whole, MemoryStore(), model)
     async with Session.create(**options) as session:
@@ -120,7 +122,7 @@ async def test_a_resumed_session_sends_the_bytes_that_it_would_have_sent(model: 
     assert [request.body for request in parted.requests] == [request.body for request in whole.requests]
 
 
-async def test_a_model_is_compared_with_its_own_last_reply_also_after_another_has_spoken() -> None:
+async def test_a_model_is_compared_with_its_own_last_reply_even_after_a_switch_to_another_model() -> None:
     provider, store = SimulatedProvider(), MemoryStore()
     async with Session.create(**options_for(provider, store)) as session:
         await session.send("one")
@@ -129,24 +131,24 @@ async def test_a_model_is_compared_with_its_own_last_reply_also_after_another_ha
         await session.switch_model(SONNET)
         await session.send("three")
     first = payloads(store, LlmCallCompleted)[0].response_id
-    assert [one["previous_message_id"] for one in asked(provider)] == [None, None, first]
+    assert [one["previous_message_id"] for one in diagnosis_requests(provider)] == [None, None, first]
     assert diagnoses(store) == [None, None, HIT]
 
 
-async def test_a_system_prompt_that_changes_is_what_the_provider_names() -> None:
+async def test_a_changed_system_prompt_is_named_as_the_reason_for_the_miss() -> None:
     provider, store = SimulatedProvider(), MemoryStore()
-    said = iter(["Monday.", "Tuesday.", "Wednesday."])
-    volatile: Any = {"layout": "seed", "system_prompt_volatile": lambda: next(said)}
+    texts = iter(["Monday.", "Tuesday.", "Wednesday."])
+    volatile: Any = {"layout": "seed", "system_prompt_volatile": lambda: next(texts)}
     async with Session.create(**options_for(provider, store, **volatile)) as session:
         await session.send("one")
         await session.send("two")
-    told = diagnoses(store)[1]
-    assert told is not None
-    assert (told.outcome, told.reason) == ("miss", "system_changed")
+    diagnosis = diagnoses(store)[1]
+    assert diagnosis is not None
+    assert (diagnosis.outcome, diagnosis.reason) == ("miss", "system_changed")
 
 
 @pytest.mark.parametrize("model", [SONNET, SOL])
-async def test_a_provider_that_refuses_is_asked_again_without_and_never_more(model: str) -> None:
+async def test_a_provider_that_refuses_diagnostics_is_retried_without_them_and_never_asked_again(model: str) -> None:
     mute = gpt.models_with(SOL, diagnoses_misses=False) if model == SOL else models_with(diagnoses_misses=False)
     provider, store = SimulatedProvider(models=mute), MemoryStore()
     options = options_for(provider, store, model)
@@ -165,18 +167,18 @@ async def test_a_provider_that_refuses_is_asked_again_without_and_never_more(mod
     assert [message.role for message in session.history] == ["user", "assistant"] * 3
 
 
-async def test_a_refusal_for_any_other_reason_is_not_tried_again() -> None:
+async def test_a_refusal_for_any_other_reason_is_not_retried() -> None:
     provider, store = SimulatedProvider(script='{"fault": "400"}\n{"content": "x"}'), MemoryStore()
     async with Session.create(**options_for(provider, store)) as session:
         with pytest.raises(ProviderError):
             await session.send("one")
         assert len(provider.requests) == 1
         await session.send("one")
-    assert asked(provider)[1] == {"previous_message_id": None}
+    assert diagnosis_requests(provider)[1] == {"previous_message_id": None}
     assert [failed.is_diagnosis_refused for failed in payloads(store, LlmCallFailed)] == [False]
 
 
-async def test_a_session_with_a_model_that_does_not_diagnose_does_not_ask() -> None:
+async def test_a_model_that_does_not_support_diagnostics_is_not_asked_for_them() -> None:
     provider, store = SimulatedProvider(), MemoryStore()
     async with Session.create(**options_for(provider, store, "openai-chat:gpt-6.1-sol")) as session:
         await session.send("one")
@@ -185,7 +187,7 @@ async def test_a_session_with_a_model_that_does_not_diagnose_does_not_ask() -> N
     assert diagnoses(store) == [None, None]
 
 
-async def test_whether_to_ask_is_one_of_two_words_and_can_be_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_diagnostics_must_be_auto_or_off_and_can_be_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     provider, store = SimulatedProvider(), MemoryStore()
     with pytest.raises(UserError, match="diagnostics must be one of auto, off"):
         async with Session.create(**options_for(provider, store, diagnostics="maybe")):
@@ -193,10 +195,10 @@ async def test_whether_to_ask_is_one_of_two_words_and_can_be_configured(monkeypa
     monkeypatch.setenv("HOLDFAST_DIAGNOSTICS", "off")
     async with Session.create(**options_for(provider, store)) as session:
         await session.send("one")
-    assert asked(provider) == ["nothing"]
+    assert diagnosis_requests(provider) == ["nothing"]
 
 
-async def test_a_log_from_before_there_were_diagnoses_is_read() -> None:
+async def test_a_log_written_before_diagnoses_existed_can_be_read() -> None:
     provider, store = SimulatedProvider(), MemoryStore()
     async with Session.create(**options_for(provider, store)) as session:
         await session.send("one")
@@ -205,13 +207,13 @@ async def test_a_log_from_before_there_were_diagnoses_is_read() -> None:
     assert [msgspec.json.decode(msgspec.json.encode(event), type=Event) for event in completed] == completed
     older = json.loads(msgspec.json.encode(completed[1]))
     assert older["payload"].pop("diagnosis") == {"outcome": "hit"}
-    read = msgspec.convert(older, Event).payload
-    assert isinstance(read, LlmCallCompleted)
-    assert read.diagnosis is None
+    decoded = msgspec.convert(older, Event).payload
+    assert isinstance(decoded, LlmCallCompleted)
+    assert decoded.diagnosis is None
 
 
 @pytest.mark.parametrize("refused", [True, False])
-def test_a_refused_diagnosis_leaves_what_is_known_of_the_cache_as_it_was(refused: bool) -> None:
+def test_a_refused_diagnosis_leaves_the_cache_memory_unchanged(refused: bool) -> None:
     anchor = Anchor(block=0, tokens=9_000, used_at=1.0, is_sound=True, is_evidence=True)
     before = SessionState("s", model=SONNET, cache_memory=CacheMemory(anchor=anchor))
     failed = LlmCallFailed(SONNET, "anthropic", "invalid_request", "no", 0, 1, "r", is_diagnosis_refused=refused)

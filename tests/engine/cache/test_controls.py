@@ -1,4 +1,4 @@
-"""What people set for the cache of a running session changes exactly the bytes that it should, provider by provider."""
+"""Cache controls set for a running session change exactly the bytes they should, for every provider."""
 
 import asyncio
 import os
@@ -79,15 +79,15 @@ def routed_models_cache() -> None:
 
 
 class Play:
-    """Two turns, the second with a tool; whatever is changed, is changed between them."""
+    """Two turns, the second with a tool call; the change happens between them."""
 
-    def __init__(self, spoken_to: str, **options: Unpack[Options]) -> None:
+    def __init__(self, model_id: str, **options: Unpack[Options]) -> None:
         self.clock = ManualClock(1_790_000_000.0)
         self.provider = SimulatedProvider(clock=self.clock, script=parse_script(LOOP))
         self.store = MemoryStore()
-        given: Options = {
+        defaults: Options = {
             "diagnostics": "off",
-            "model": spoken_to,
+            "model": model_id,
             "allow_uncached": True,
             "system_prompt": LONG,
             "tools": [read],
@@ -96,8 +96,8 @@ class Play:
             "clock": self.clock,
             "new_id": CountingIds(),
         }
-        whole: Options = {**given, **options}
-        self.session = Session.create(**whole)
+        merged: Options = {**defaults, **options}
+        self.session = Session.create(**merged)
 
     @property
     def bodies(self) -> list[bytes]:
@@ -108,11 +108,11 @@ class Play:
         return list(self.store.read(self.session.id))
 
     @property
-    def controlled(self) -> list[CacheControlsApplied]:
+    def applied_controls(self) -> list[CacheControlsApplied]:
         return [one.payload for one in self.events if isinstance(one.payload, CacheControlsApplied)]
 
 
-async def played(model: str, change: Change | None = None, *, first: Change | None = None) -> Play:
+async def play_two_turns(model: str, change: Change | None = None, *, first: Change | None = None) -> Play:
     play = Play(model)
     async with play.session as session:
         if first is not None:
@@ -124,15 +124,15 @@ async def played(model: str, change: Change | None = None, *, first: Change | No
     return play
 
 
-def unmarked(body: bytes) -> bytes:
+def strip_breakpoints(body: bytes) -> bytes:
     return KEYS.sub(b"", BREAKPOINT.sub(b"", MARK.sub(b"", body)))
 
 
-def disable(records: StoreRecords, session_id: str) -> object:
+def disable_caching(records: StoreRecords, session_id: str) -> object:
     return records.set_caching_enabled(session_id, enabled=False)
 
 
-def turn_provider_off(records: StoreRecords, session_id: str) -> None:
+def disable_providers(records: StoreRecords, session_id: str) -> None:
     names = ("anthropic", "openai", "openai-chat", "gemini", "openrouter")
     records.set_settings(CacheSettings(dict.fromkeys(names, False)))
 
@@ -141,38 +141,43 @@ def invalidate(records: StoreRecords, session_id: str) -> object:
     return records.invalidate(session_id, at=5.0)
 
 
-def settle(settings: CacheSettings) -> Change:
+def apply_settings(settings: CacheSettings) -> Change:
     def change(records: StoreRecords, session_id: str) -> None:
         records.set_settings(settings)
 
     return change
 
 
-@pytest.mark.parametrize("change", [disable, turn_provider_off])
+@pytest.mark.parametrize("change", [disable_caching, disable_providers])
 @pytest.mark.parametrize("model", MODELS)
-async def test_turned_off_means_no_mark_and_no_key_and_no_other_byte_is_moved(model: str, change: Change) -> None:
-    plain, changed = await played(model), await played(model, change)
+async def test_disabling_caching_removes_breakpoints_and_cache_keys_and_no_other_byte(
+    model: str, change: Change
+) -> None:
+    plain, changed = await play_two_turns(model), await play_two_turns(model, change)
     assert changed.bodies[0] == plain.bodies[0]
-    assert changed.bodies[1:] == [unmarked(body) for body in plain.bodies[1:]]
+    assert changed.bodies[1:] == [strip_breakpoints(body) for body in plain.bodies[1:]]
     assert (changed.bodies[1:] == plain.bodies[1:]) == model.startswith("gemini")
-    assert [one.caching_enabled for one in changed.controlled] == [False]
+    assert [one.caching_enabled for one in changed.applied_controls] == [False]
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_another_provider_that_is_off_changes_nothing(model: str) -> None:
-    plain, changed = await played(model), await played(model, settle(CacheSettings({"claude-code": False})))
+async def test_disabling_another_provider_changes_nothing(model: str) -> None:
+    plain, changed = (
+        await play_two_turns(model),
+        await play_two_turns(model, apply_settings(CacheSettings({"claude-code": False}))),
+    )
     assert changed.bodies == plain.bodies
-    assert changed.controlled == []
+    assert changed.applied_controls == []
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_a_session_may_begin_with_its_caching_off(model: str) -> None:
-    plain, changed = await played(model), await played(model, first=disable)
-    assert changed.bodies == [unmarked(body) for body in plain.bodies]
+async def test_a_session_can_start_with_caching_disabled(model: str) -> None:
+    plain, changed = await play_two_turns(model), await play_two_turns(model, first=disable_caching)
+    assert changed.bodies == [strip_breakpoints(body) for body in plain.bodies]
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_enabled_again_a_session_caches_as_before(model: str) -> None:
+async def test_a_session_caches_as_before_once_caching_is_enabled_again(model: str) -> None:
     play, plain = Play(model), Play(model)
     async with plain.session as session:
         for question in ("One.", "Two.", "Three."):
@@ -184,40 +189,40 @@ async def test_enabled_again_a_session_caches_as_before(model: str) -> None:
         play.store.records.set_caching_enabled(session.id, enabled=True)
         await session.send("Three.")
     assert MARK.sub(b"", play.bodies[-1]) == MARK.sub(b"", plain.bodies[-1])
-    # Where nothing is kept any more, no mark can help to find it.
+    # After an interval without caching nothing is cached any more, and no breakpoint can help.
     assert bool(MARK.search(play.bodies[-1])) == bool(MARK.search(plain.bodies[-1]))
-    assert [one.caching_enabled for one in play.controlled] == [False, True]
+    assert [one.caching_enabled for one in play.applied_controls] == [False, True]
 
 
 @pytest.mark.parametrize("ttl", ["5m", "1h"])
 @pytest.mark.parametrize("model", MODELS)
-async def test_a_fixed_lifetime_is_that_of_every_mark_and_changes_nothing_else(model: str, ttl: FixedTtl) -> None:
-    plain, changed = await played(model), await played(model, settle(CacheSettings(ttl=ttl)))
+async def test_a_fixed_ttl_applies_to_every_breakpoint_and_changes_nothing_else(model: str, ttl: FixedTtl) -> None:
+    plain, changed = await play_two_turns(model), await play_two_turns(model, apply_settings(CacheSettings(ttl=ttl)))
     member = b',"cache_control":{"type":"ephemeral"' + (b',"ttl":"1h"}' if ttl == "1h" else b"}")
     assert changed.bodies[0] == plain.bodies[0]
     assert changed.bodies[1] == MARK.sub(member, plain.bodies[1])
     assert [MARK.sub(b"", body) for body in changed.bodies] == [MARK.sub(b"", body) for body in plain.bodies]
-    marks = {mark for body in changed.bodies[1:] for mark in MARK.findall(body)}
-    assert marks == ({member} if model.startswith(("anthropic", "openrouter")) else set())
+    breakpoints = {found for body in changed.bodies[1:] for found in MARK.findall(body)}
+    assert breakpoints == ({member} if model.startswith(("anthropic", "openrouter")) else set())
 
 
-async def test_a_fixed_lifetime_is_told_in_the_plan_with_what_it_saves() -> None:
-    play = await played("anthropic:claude-sonnet-5-5", settle(CacheSettings(ttl="1h")))
+async def test_a_fixed_ttl_is_named_in_the_reason_of_every_breakpoint() -> None:
+    play = await play_two_turns("anthropic:claude-sonnet-5-5", apply_settings(CacheSettings(ttl="1h")))
     plans = [event.payload.plan for event in play.events if isinstance(event.payload, RequestPrepared)]
-    assert all("; the TTL is set to 1h" in mark.reason for plan in plans[1:] for mark in plan.breakpoints)
+    assert all("; the TTL is set to 1h" in breakpoint.reason for plan in plans[1:] for breakpoint in plan.breakpoints)
     assert all(plan.breakpoints for plan in plans)
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_a_cache_that_is_given_up_is_asked_for_in_another_way(model: str) -> None:
-    plain, changed = await played(model), await played(model, invalidate)
+async def test_invalidating_the_cache_changes_only_the_nonce_or_the_cache_key(model: str) -> None:
+    plain, changed = await play_two_turns(model), await play_two_turns(model, invalidate)
     assert changed.bodies[0] == plain.bodies[0]
     session = changed.session.id
     nonce = cache_nonce(session, 1).encode()
     before, after = plain.bodies[1], changed.bodies[1]
-    # But for marks, which go where the nonce moved them, nothing differs but the nonce and the key.
+    # Apart from breakpoints, which move with the nonce, only the nonce and the key differ.
     same_key = after.replace(f'"{session}.1"'.encode(), f'"{session}"'.encode(), 1)
-    assert MARK.sub(b"", same_key).replace(spelled(model, nonce), b"", 1) == MARK.sub(b"", before)
+    assert MARK.sub(b"", same_key).replace(encode_nonce(model, nonce), b"", 1) == MARK.sub(b"", before)
     assert (nonce in after) == (not model.startswith("openai"))
     assert (f'"{session}.1"'.encode() in after) == model.startswith(("openai", "openrouter"))
     assert (f'"{session}"'.encode() in before) == model.startswith(("openai", "openrouter"))
@@ -225,7 +230,7 @@ async def test_a_cache_that_is_given_up_is_asked_for_in_another_way(model: str) 
     assert usages[2].cache_read > 1_024  # The turn's second call reads what its first has written.
 
 
-def spelled(model: str, nonce: bytes) -> bytes:
+def encode_nonce(model: str, nonce: bytes) -> bytes:
     match model.partition(":")[0]:
         case "anthropic" | "openrouter":
             return b'{"type":"text","text":"' + nonce + b'"},'
@@ -235,19 +240,19 @@ def spelled(model: str, nonce: bytes) -> bytes:
             return b"<none>"
 
 
-async def test_what_is_given_up_is_planned_and_moves_no_prefix_unforeseen() -> None:
-    play = await played("anthropic:claude-sonnet-5-5", invalidate)
-    judged = [one.verdict for one in iter_entries(play.events, shipped_models()) if one.verdict]
-    assert [one.kind for one in judged] == ["first_use", "planned", "held"]
-    assert (judged[1].component, judged[1].detail) == ("settings", "the cache was invalidated")
+async def test_an_invalidation_is_a_planned_miss_and_not_an_unexpected_prefix_change() -> None:
+    play = await play_two_turns("anthropic:claude-sonnet-5-5", invalidate)
+    verdicts = [one.verdict for one in iter_entries(play.events, shipped_models()) if one.verdict]
+    assert [one.kind for one in verdicts] == ["first_use", "planned", "held"]
+    assert (verdicts[1].component, verdicts[1].detail) == ("settings", "the cache was invalidated")
     assert all(call.is_prefix_unchanged for call in iter_calls(play.events))
     assert [one.violation for one in certify(play.events, play.session.id, shipped_models())] == [None] * 3
 
 
-async def test_a_replay_has_the_head_that_was_sent_after_a_cache_was_given_up() -> None:
+async def test_a_replay_uses_the_system_prompt_sent_after_an_invalidation() -> None:
     plain, changed = (
-        await played("anthropic:claude-sonnet-5-5"),
-        await played("anthropic:claude-sonnet-5-5", invalidate),
+        await play_two_turns("anthropic:claude-sonnet-5-5"),
+        await play_two_turns("anthropic:claude-sonnet-5-5", invalidate),
     )
     before, after = (build_stored_transcript(play.events, play.session.id) for play in (plain, changed))
     assert before is not None
@@ -257,17 +262,17 @@ async def test_a_replay_has_the_head_that_was_sent_after_a_cache_was_given_up() 
     assert [call.kept_entries for call in after.recording.calls] == [None, 0, None]
 
 
-async def test_turning_caching_off_is_planned_too() -> None:
-    play = await played("anthropic:claude-sonnet-5-5", disable)
-    judged = [one.verdict for one in iter_entries(play.events, shipped_models()) if one.verdict]
-    assert [one.kind for one in judged] == ["first_use", "planned", "first_use"]
+async def test_disabling_caching_is_a_planned_miss() -> None:
+    play = await play_two_turns("anthropic:claude-sonnet-5-5", disable_caching)
+    verdicts = [one.verdict for one in iter_entries(play.events, shipped_models()) if one.verdict]
+    assert [one.kind for one in verdicts] == ["first_use", "planned", "first_use"]
 
 
-async def test_a_cache_is_given_up_with_a_turn_and_not_within_one() -> None:
+async def test_an_invalidation_takes_effect_at_the_next_turn_and_not_within_one() -> None:
     records: list[StoreRecords] = []
 
     def look(path: str) -> str:
-        """Looks, while somebody gives up the cache."""
+        """Looks, while the cache is invalidated."""
         records[0].invalidate("id-000001", at=5.0)
         return "seen"
 
@@ -292,29 +297,29 @@ async def test_a_cache_is_given_up_with_a_turn_and_not_within_one() -> None:
     assert [b"cache generation 1" in body for body in play.bodies] == [False, False, False, True]
 
 
-async def test_a_resumed_session_has_the_bytes_that_it_had() -> None:
-    play = await played("anthropic:claude-sonnet-5-5", invalidate)
+async def test_a_resumed_session_sends_the_same_stable_prefix_after_an_invalidation() -> None:
+    play = await play_two_turns("anthropic:claude-sonnet-5-5", invalidate)
     shared: Options = {"store": play.store, "transport": play.provider, "clock": play.clock, "tools": [read]}
     shared["diagnostics"] = "off"
     async with Session.resume(play.session.id, **shared) as session:
         await session.send("Three.")
-    head = play.bodies[-2][: play.bodies[-2].index(b'"messages"')]
-    assert MARK.sub(b"", play.bodies[-1]).startswith(MARK.sub(b"", head))
-    assert len(play.controlled) == 1
+    prefix = play.bodies[-2][: play.bodies[-2].index(b'"messages"')]
+    assert MARK.sub(b"", play.bodies[-1]).startswith(MARK.sub(b"", prefix))
+    assert len(play.applied_controls) == 1
 
 
-async def test_where_caching_is_off_nobody_is_asked_why_it_did_not_hold() -> None:
+async def test_no_diagnosis_is_requested_while_caching_is_disabled() -> None:
     play = Play("anthropic:claude-sonnet-5-5", diagnostics="auto")
     async with play.session as session:
         await session.send("One.")
         play.store.records.set_caching_enabled(session.id, enabled=False)
         await session.send("Two.")
-    asked = [b'"diagnostics"' in body for body in play.bodies]
-    assert asked == [True] + [False] * (len(asked) - 1)
-    assert len(asked) > 1
+    requested = [b'"diagnostics"' in body for body in play.bodies]
+    assert requested == [True] + [False] * (len(requested) - 1)
+    assert len(requested) > 1
 
 
-async def test_a_named_cache_is_deleted_and_no_longer_named_once_caching_is_off() -> None:
+async def test_an_explicit_cache_is_deleted_and_no_longer_referenced_once_caching_is_disabled() -> None:
     play = Play("gemini:gemini-3.8-flash")
     async with play.session as session:
         for _ in range(3):
@@ -326,11 +331,11 @@ async def test_a_named_cache_is_deleted_and_no_longer_named_once_caching_is_off(
         await session.send("Off.")
         assert len(play.provider.explicit_caches) == 0
         assert b"cachedContent" not in play.bodies[-1]
-    kept = [event.payload.action for event in play.events if isinstance(event.payload, ExplicitCacheChanged)]
-    assert kept == ["created", "deleted"]
+    actions = [event.payload.action for event in play.events if isinstance(event.payload, ExplicitCacheChanged)]
+    assert actions == ["created", "deleted"]
 
 
-async def test_a_named_cache_lives_as_long_as_is_set() -> None:
+async def test_an_explicit_cache_is_created_with_the_configured_ttl() -> None:
     play = Play("gemini:gemini-3.8-flash")
     play.store.records.set_settings(CacheSettings(gemini_ttl_seconds=1800))
     async with play.session as session:
@@ -343,12 +348,12 @@ async def test_a_named_cache_lives_as_long_as_is_set() -> None:
 
 @pytest.mark.parametrize("settings", [CacheSettings(gemini_ttl_seconds=1800), CacheSettings(gemini_ttl_seconds=0)])
 @pytest.mark.parametrize("model", MODELS)
-async def test_the_lifetime_of_named_caches_changes_no_byte_of_a_call(model: str, settings: CacheSettings) -> None:
-    plain, changed = await played(model), await played(model, settle(settings))
+async def test_the_ttl_of_explicit_caches_changes_no_byte_of_a_call(model: str, settings: CacheSettings) -> None:
+    plain, changed = await play_two_turns(model), await play_two_turns(model, apply_settings(settings))
     assert changed.bodies == plain.bodies
 
 
-async def test_the_lifetime_of_named_caches_is_all_that_it_changes_where_one_is_made() -> None:
+async def test_the_ttl_of_explicit_caches_changes_only_the_request_that_creates_one() -> None:
     sent = []
     for settings in (CacheSettings(), CacheSettings(gemini_ttl_seconds=1800)):
         play = Play("gemini:gemini-3.8-flash")
@@ -359,14 +364,14 @@ async def test_the_lifetime_of_named_caches_is_all_that_it_changes_where_one_is_
                 play.clock.advance(600)
         sent.append([(one.method, one.path, one.body) for one in play.provider.requests])
     plain, changed = sent
-    lifetime = re.compile(rb'"ttl":"\d+s"')
+    ttl_member = re.compile(rb'"ttl":"\d+s"')
     assert plain != changed
-    assert [(*rest, lifetime.sub(b"", body)) for *rest, body in plain] == [
-        (*rest, lifetime.sub(b"", body)) for *rest, body in changed
+    assert [(*rest, ttl_member.sub(b"", body)) for *rest, body in plain] == [
+        (*rest, ttl_member.sub(b"", body)) for *rest, body in changed
     ]
 
 
-async def test_a_named_cache_is_deleted_before_the_next_turns_first_call_once_it_was_given_up() -> None:
+async def test_an_invalidated_explicit_cache_is_deleted_before_the_first_call_of_the_next_turn() -> None:
     play = Play("gemini:gemini-3.8-flash")
     async with play.session as session:
         for _ in range(3):
@@ -380,11 +385,11 @@ async def test_a_named_cache_is_deleted_before_the_next_turns_first_call_once_it
         since = [(one.method, one.path.rpartition("/")[2]) for one in play.provider.requests[count:]]
         assert ("DELETE", "sim-000001") in since[: since.index(("POST", since[-1][1]))]
         assert b"sim-000001" not in play.bodies[-1]
-    kept = [event.payload.action for event in play.events if isinstance(event.payload, ExplicitCacheChanged)]
-    assert kept[:2] == ["created", "deleted"]
+    actions = [event.payload.action for event in play.events if isinstance(event.payload, ExplicitCacheChanged)]
+    assert actions[:2] == ["created", "deleted"]
 
 
-async def test_no_named_cache_is_made_where_zero_seconds_are_set() -> None:
+async def test_no_explicit_cache_is_created_when_its_ttl_is_zero() -> None:
     play = Play("gemini:gemini-3.8-flash")
     play.store.records.set_settings(CacheSettings(gemini_ttl_seconds=0))
     async with play.session as session:
@@ -394,7 +399,7 @@ async def test_no_named_cache_is_made_where_zero_seconds_are_set() -> None:
     assert not any("cachedContents" in one.path for one in play.provider.requests)
 
 
-async def test_what_is_set_for_a_session_holds_for_those_that_share_its_head() -> None:
+async def test_an_invalidation_also_applies_to_the_child_sessions_that_share_the_stable_prefix() -> None:
     script = "\n".join(
         [
             '{"content": "First."}',
@@ -423,7 +428,7 @@ async def test_what_is_set_for_a_session_holds_for_those_that_share_its_head() -
     assert len(bodies) >= 4
 
 
-async def test_a_cache_is_not_kept_alive_once_caching_is_off() -> None:
+async def test_no_ping_is_sent_once_caching_is_disabled() -> None:
     waits: asyncio.Queue[asyncio.Event] = asyncio.Queue()
 
     async def sleep(seconds: float) -> None:
@@ -436,17 +441,17 @@ async def test_a_cache_is_not_kept_alive_once_caching_is_off() -> None:
     async with play.session as session:
         await session.send("One.")
         woken = await asyncio.wait_for(waits.get(), 5)
-        heeded = asyncio.Event()
-        session.subscribe(lambda event: heeded.set())
+        applied = asyncio.Event()
+        session.subscribe(lambda event: applied.set())
         play.store.records.set_caching_enabled(session.id, enabled=False)
         woken.set()
-        await asyncio.wait_for(heeded.wait(), 5)
+        await asyncio.wait_for(applied.wait(), 5)
         for _ in range(20):
             await asyncio.sleep(0)
     assert not any(isinstance(event.payload, CachePinged) for event in play.events)
 
 
-def test_a_session_of_another_process_heeds_what_is_set_here(tmp_path: Path) -> None:
+def test_a_session_in_another_process_applies_the_controls_set_here(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     program = """
 import asyncio, sys
@@ -486,8 +491,8 @@ asyncio.run(main())
         other.stdin.close()
 
 
-async def test_another_epoch_begins_with_the_same_nonce() -> None:
-    play = await played("anthropic:claude-sonnet-5-5", invalidate)
+async def test_the_nonce_stays_the_same_in_the_next_epoch() -> None:
+    play = await play_two_turns("anthropic:claude-sonnet-5-5", invalidate)
     opened = next(event for event in play.events if isinstance(event.payload, EpochOpened))
     assert isinstance(opened.payload, EpochOpened)
     again = msgspec.structs.replace(opened, payload=msgspec.structs.replace(opened.payload, epoch=2))
@@ -496,7 +501,7 @@ async def test_another_epoch_begins_with_the_same_nonce() -> None:
     assert [segment.name for segment in before.stable_prefix][:2] == ["tools", "nonce"]
 
 
-def test_thinking_does_not_outlive_the_prefix_it_was_bound_to() -> None:
+def test_thinking_is_dropped_with_the_prefix_it_was_bound_to() -> None:
     thought = MessageAppended(Message("assistant", (Thinking("hm", "signature"), Text("Yes."))))
     events = [
         event("e1", SessionStarted("anthropic:claude-sonnet-5-5")),
@@ -509,15 +514,15 @@ def test_thinking_does_not_outlive_the_prefix_it_was_bound_to() -> None:
     assert apply_event(state, moved).entries[0].content == (Text("Yes."),)
 
 
-async def test_a_head_is_not_warmed_where_caching_is_off() -> None:
+async def test_the_stable_prefix_is_not_prewarmed_while_caching_is_disabled() -> None:
     play = Play("anthropic:claude-sonnet-5-5", prewarm=True)
     play.store.records.set_settings(CacheSettings({"anthropic": False}))
     async with play.session:
         assert play.provider.requests == ()
-        assert [one.caching_enabled for one in play.controlled] == [False]
+        assert [one.caching_enabled for one in play.applied_controls] == [False]
 
 
-async def test_what_was_set_for_one_model_does_not_stick_to_the_next() -> None:
+async def test_the_explicit_cache_settings_of_one_model_do_not_carry_over_to_the_next() -> None:
     play = Play("gemini:gemini-3.8-flash")
     play.store.records.set_settings(CacheSettings(gemini_ttl_seconds=0))
     async with play.session as session:
@@ -530,7 +535,7 @@ async def test_what_was_set_for_one_model_does_not_stick_to_the_next() -> None:
         assert [cache.model for cache in play.provider.explicit_caches] == ["gemini-3.6-flash"]
 
 
-async def test_a_session_on_postgres_heeds_what_another_server_sets(postgres: str) -> None:
+async def test_a_session_on_postgres_applies_the_controls_another_server_sets(postgres: str) -> None:
     provider = SimulatedProvider()
     with PostgresStore(postgres) as elsewhere:
         async with Session.create(

@@ -1,4 +1,4 @@
-"""The named cache of a session with Gemini: made where it pays, used, extended, replaced, lost, and let go."""
+"""The explicit cache of a Gemini session: created where it pays, used, extended, replaced, lost and deleted."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -30,7 +30,7 @@ from holdfast.stores.memory import MemoryStore
 MODEL = f"gemini:{FLASH}"
 OTHER = "gemini:gemini-3.6-flash"
 PAUSE_SECONDS = 600.0
-"""Longer than the provider keeps of itself what was sent to it."""
+"""Longer than the provider's implicit cache retains a prefix."""
 
 
 def read(path: str) -> str:
@@ -42,11 +42,11 @@ MakeProvider = Callable[..., SimulatedProvider]
 
 
 class Play:
-    """A simulator, a store and a clock, and the sessions that share them."""
+    """A simulator, a store and a clock that several sessions share."""
 
-    def __init__(self, plays: MakeProvider = SimulatedProvider, **options: Unpack[Options]) -> None:
+    def __init__(self, make_provider: MakeProvider = SimulatedProvider, **options: Unpack[Options]) -> None:
         self.clock = ManualClock(1_790_000_000.0)
-        self.provider = plays(clock=self.clock)
+        self.provider = make_provider(clock=self.clock)
         self.store = MemoryStore()
         self.new_id = CountingIds()
         self.options: Options = {"model": MODEL, "system_prompt": LONG, "tools": [read], **options}
@@ -54,7 +54,7 @@ class Play:
     def session(self) -> Session:
         return Session.create(**self._shared(self.options))
 
-    def resumed(self, id: str, **options: Unpack[Options]) -> Session:
+    def resume(self, id: str, **options: Unpack[Options]) -> Session:
         return Session.resume(id, **self._shared({"tools": [read], **options}))
 
     def _shared(self, options: Options) -> Options:
@@ -62,7 +62,7 @@ class Play:
         return {**options, **shared}
 
     async def say(self, session: Session, *, times: int = 1, seconds: float = PAUSE_SECONDS) -> None:
-        """Speak, and let time pass behind it."""
+        """Send questions, and advance the clock after each."""
         for number in range(times):
             await session.send(f"Question {number}.")
             self.clock.advance(seconds)
@@ -91,28 +91,28 @@ class Play:
         return [one.body for one in self.requests(":streamGenerateContent")]
 
     @property
-    def named(self) -> list[bool]:
-        """Of each call, whether it names a cache."""
+    def uses_explicit_cache(self) -> list[bool]:
+        """For each call, whether it references an explicit cache."""
         return [b'"cachedContent":"' in body for body in self.calls]
 
     @property
     def cached_models(self) -> list[str]:
-        """Whose caches the provider keeps now."""
+        """The models of the explicit caches that the provider holds now."""
         return [cache.model for cache in self.provider.explicit_caches]
 
     @property
-    def about_caches(self) -> list[tuple[str, int]]:
+    def cache_requests(self) -> list[tuple[str, int]]:
         return [(one.method, one.status) for one in self.requests("/cachedContents")]
 
 
-# Made
+# Creation
 
 
-async def test_the_third_call_makes_a_cache_where_the_first_two_read_nothing() -> None:
+async def test_the_third_call_creates_a_cache_when_the_first_two_read_nothing() -> None:
     play = Play()
     async with play.session() as session:
         await play.say(session, times=4)
-        assert play.named == [False, False, True, True]
+        assert play.uses_explicit_cache == [False, False, True, True]
         assert play.actions == ["created"]
         made = play.steps[0]
         assert [one.usage.cache_read for one in play.completed] == [0, 0, made.tokens, made.tokens]
@@ -120,35 +120,35 @@ async def test_the_third_call_makes_a_cache_where_the_first_two_read_nothing() -
         assert moved_prefixes(list(play.store.read(session.id))) == []
 
 
-async def test_a_session_that_comes_back_once_an_hour_pays_for_no_storage() -> None:
+async def test_a_session_with_one_call_an_hour_pays_for_no_storage() -> None:
     play = Play()
     async with play.session() as session:
         await play.say(session, times=10, seconds=3_000)
         cost = session.cost
-    # The head is read 1.2 times an hour at most, and an hour's storage costs more than that saves.
+    # The prefix is read at most 1.2 times an hour, and an hour of storage costs more than that saves.
     assert play.actions == []
     price = price_at(find_model(MODEL), utc_date(play.clock()), 10_000)
-    sent = sum(it.usage.tokens_sent * price.input + it.usage.output * price.output for it in play.completed)
-    assert cost == sent / 1_000_000
+    price_of_tokens = sum(it.usage.tokens_sent * price.input + it.usage.output * price.output for it in play.completed)
+    assert cost == price_of_tokens / 1_000_000
 
 
-async def test_calls_that_read_from_the_providers_own_cache_need_none() -> None:
+async def test_no_cache_is_created_when_calls_read_the_implicit_cache() -> None:
     play = Play()
     async with play.session() as session:
         await play.say(session, times=6, seconds=10)
-    assert (play.actions, play.about_caches) == ([], [])
+    assert (play.actions, play.cache_requests) == ([], [])
     assert all(one.usage.cache_read > 4_096 for one in play.completed[1:])
 
 
-async def test_asked_for_whatever_it_costs_the_first_call_has_a_cache() -> None:
+async def test_the_seed_profile_creates_a_cache_on_the_first_call_at_any_cost() -> None:
     play = Play(profile="seed")
     async with play.session() as session:
         await play.say(session, times=2)
-    assert play.named == [True, True]
+    assert play.uses_explicit_cache == [True, True]
     assert play.actions == ["created", "deleted"]
 
 
-async def test_a_request_to_a_cache_is_the_whole_one_less_its_head() -> None:
+async def test_a_request_with_an_explicit_cache_is_the_full_request_without_its_stable_prefix() -> None:
     bodies = []
     for seconds in (3600, 0):
         play = Play(cache_ttl_seconds=seconds)
@@ -157,65 +157,65 @@ async def test_a_request_to_a_cache_is_the_whole_one_less_its_head() -> None:
         bodies.append(play.calls[2])
         if seconds:
             created = play.requests("/cachedContents")[0].body
-    brief, whole = bodies
+    short_body, full_body = bodies
     for name in (b'"systemInstruction"', b'"tools"', b'"toolConfig"'):
-        assert name not in brief
-    opening, _, behind = brief.partition(b',"contents":')
-    before, _, told = whole.partition(b',"contents":')
-    assert behind == told
-    settings, cache = opening.split(b',"cachedContent":')
+        assert name not in short_body
+    short_head, _, short_contents = short_body.partition(b',"contents":')
+    full_head, _, full_contents = full_body.partition(b',"contents":')
+    assert short_contents == full_contents
+    settings, cache = short_head.split(b',"cachedContent":')
     assert cache == b'"cachedContents/sim-000001"'
-    assert before.startswith(settings)
-    head = before.removeprefix(settings)
-    assert head.startswith(b',"tools":[')
-    assert created == b'{"model":"models/gemini-3.8-flash","ttl":"3600s"' + head + b"}"
+    assert full_head.startswith(settings)
+    prefix = full_head.removeprefix(settings)
+    assert prefix.startswith(b',"tools":[')
+    assert created == b'{"model":"models/gemini-3.8-flash","ttl":"3600s"' + prefix + b"}"
 
 
-async def test_a_tool_loop_goes_through_the_cache() -> None:
+async def test_a_tool_loop_uses_the_explicit_cache() -> None:
     script = '{"content": [{"type": "tool_use", "name": "read", "input": {"path": "a"}}]}\n{"content": "Done."}'
     play = Play(partial(SimulatedProvider, script=script), profile="seed")
     async with play.session() as session:
         assert (await session.send("Look.")).text == "Done."
-    assert play.named == [True, True]
+    assert play.uses_explicit_cache == [True, True]
 
 
-async def test_turned_off_there_is_no_word_of_caches_on_the_wire() -> None:
+async def test_nothing_on_the_wire_mentions_explicit_caches_when_they_are_disabled() -> None:
     for profile in ("default", "seed"):
         play = Play(cache_ttl_seconds=0, profile=profile)
         async with play.session() as session:
             await play.say(session, times=4)
-        assert (play.about_caches, any(play.named), play.actions) == ([], False, [])
+        assert (play.cache_requests, any(play.uses_explicit_cache), play.actions) == ([], False, [])
 
 
-async def test_a_prompt_whose_end_changes_from_turn_to_turn_has_no_cache() -> None:
+async def test_no_cache_is_created_for_a_system_prompt_that_changes_every_turn() -> None:
     play = Play(profile="seed", system_prompt_volatile="It is Monday.")
     async with play.session() as session:
         await play.say(session, times=3)
-    assert (play.about_caches, any(play.named)) == ([], False)
+    assert (play.cache_requests, any(play.uses_explicit_cache)) == ([], False)
 
 
-async def test_a_cache_goes_when_the_end_of_the_prompt_begins_to_change() -> None:
+async def test_a_cache_is_deleted_when_the_system_prompt_starts_to_change() -> None:
     texts = iter(["", "It is Tuesday."])
     play = Play(profile="seed", system_prompt_volatile=lambda: next(texts))
     async with play.session() as session:
         await play.say(session, times=2)
-        assert play.named == [True, False]
+        assert play.uses_explicit_cache == [True, False]
         assert play.actions == ["created", "deleted"]
         assert play.provider.explicit_caches == ()
 
 
-async def test_a_model_without_named_caches_and_a_short_prompt_have_none() -> None:
+async def test_no_cache_is_created_for_an_unsupported_model_or_a_short_prompt() -> None:
     short = Play(system_prompt="Be brief.", profile="seed", padding="never")
     for play in (Play(model="gemini:gemini-4-argon", profile="seed"), short):
         async with play.session() as session:
             await play.say(session)
-        assert (play.about_caches, play.named) == ([], [False])
+        assert (play.cache_requests, play.uses_explicit_cache) == ([], [False])
 
 
-# Extended, replaced, let go
+# Extension, replacement, deletion
 
 
-async def test_a_cache_is_extended_when_less_than_a_quarter_of_its_time_is_left() -> None:
+async def test_a_cache_is_extended_when_less_than_a_quarter_of_its_ttl_is_left() -> None:
     play = Play(profile="seed")
     async with play.session() as session:
         await play.say(session, seconds=2_700)
@@ -225,26 +225,26 @@ async def test_a_cache_is_extended_when_less_than_a_quarter_of_its_time_is_left(
         assert play.actions == ["created", "extended"]
         assert play.steps[1].expires_at == play.steps[0].expires_at + 2_701
         assert play.provider.explicit_caches[0].expires_at == play.steps[1].expires_at
-    assert play.about_caches == [("POST", 200), ("PATCH", 200), ("DELETE", 200)]
+    assert play.cache_requests == [("POST", 200), ("PATCH", 200), ("DELETE", 200)]
 
 
-async def test_a_cache_that_has_lapsed_meanwhile_is_made_anew() -> None:
+async def test_an_expired_cache_is_created_again() -> None:
     play = Play(profile="seed")
     async with play.session() as session:
         await play.say(session, seconds=3_600)
         await play.say(session)
     assert play.actions == ["created", "created", "deleted"]
-    assert play.about_caches == [("POST", 200), ("POST", 200), ("DELETE", 200)]
+    assert play.cache_requests == [("POST", 200), ("POST", 200), ("DELETE", 200)]
 
 
-async def test_another_model_gets_a_cache_of_its_own_and_the_old_one_goes() -> None:
+async def test_a_model_switch_deletes_the_old_models_cache_and_creates_a_new_one() -> None:
     play = Play()
     async with play.session() as session:
         await play.say(session, times=3)
         await session.switch_model(OTHER)
         assert play.cached_models == []
         await play.say(session)
-        assert play.named == [False, False, True, True]
+        assert play.uses_explicit_cache == [False, False, True, True]
         assert [(step.action, step.model) for step in play.steps] == [
             ("created", MODEL),
             ("deleted", MODEL),
@@ -254,7 +254,7 @@ async def test_another_model_gets_a_cache_of_its_own_and_the_old_one_goes() -> N
 
 
 @pytest.mark.parametrize("ends", [True, False])
-async def test_a_cache_is_deleted_once_when_the_session_is_over(ends: bool) -> None:
+async def test_a_cache_is_deleted_once_when_the_session_ends_or_closes(ends: bool) -> None:
     play = Play(profile="seed")
     async with play.session() as session:
         await play.say(session)
@@ -262,101 +262,101 @@ async def test_a_cache_is_deleted_once_when_the_session_is_over(ends: bool) -> N
             await session.end()
             assert play.provider.explicit_caches == ()
     assert play.provider.explicit_caches == ()
-    assert play.about_caches == [("POST", 200), ("DELETE", 200)]
+    assert play.cache_requests == [("POST", 200), ("DELETE", 200)]
     assert play.steps[-1].reason == ("the session is over" if ends else "the session is closed")
 
 
-async def test_a_cache_that_has_lapsed_is_not_deleted() -> None:
+async def test_an_expired_cache_is_not_deleted() -> None:
     play = Play(profile="seed")
     async with play.session() as session:
         await play.say(session, seconds=3_600)
-    assert play.about_caches == [("POST", 200)]
+    assert play.cache_requests == [("POST", 200)]
 
 
-async def test_a_session_that_goes_on_elsewhere_uses_the_cache_it_left() -> None:
+async def test_a_session_resumed_elsewhere_uses_the_existing_cache() -> None:
     play = Play()
     left = await play.session().__aenter__()
     await play.say(left, times=3)
-    async with play.resumed(left.id) as session:
+    async with play.resume(left.id) as session:
         await play.say(session)
-    assert play.named == [False, False, True, True]
+    assert play.uses_explicit_cache == [False, False, True, True]
     assert play.actions == ["created", "deleted"]
 
 
-async def test_a_session_that_goes_on_without_caches_deletes_the_one_it_left() -> None:
+async def test_a_session_resumed_without_explicit_caches_deletes_the_existing_one() -> None:
     play = Play()
     left = await play.session().__aenter__()
     await play.say(left, times=3)
-    async with play.resumed(left.id, cache_ttl_seconds=0) as session:
+    async with play.resume(left.id, cache_ttl_seconds=0) as session:
         await play.say(session)
-        assert play.named == [False, False, True, False]
+        assert play.uses_explicit_cache == [False, False, True, False]
         assert play.actions == ["created", "deleted"]
         assert play.cached_models == []
 
 
-async def test_a_session_that_was_closed_makes_its_cache_anew() -> None:
+async def test_a_session_resumed_after_closing_creates_its_cache_again() -> None:
     play = Play()
     async with play.session() as session:
         await play.say(session, times=3)
-    async with play.resumed(session.id) as again:
+    async with play.resume(session.id) as again:
         await play.say(again)
-    assert play.named == [False, False, True, True]
+    assert play.uses_explicit_cache == [False, False, True, True]
     assert play.actions == ["created", "deleted", "created", "deleted"]
 
 
-# Lost and refused
+# Lost and refused caches
 
 
-async def test_a_cache_that_was_deleted_by_others_costs_one_request_and_no_answer() -> None:
+async def test_a_cache_deleted_by_someone_else_costs_one_failed_request() -> None:
     play = Play(profile="seed")
     async with play.session() as session:
         await play.say(session)
-        _delete_behind(play)
+        _delete_cache_externally(play)
         assert (await session.send("Still there?")).text == "Echo: Still there?"
-        assert play.named == [True, True, False]
+        assert play.uses_explicit_cache == [True, True, False]
         assert [one.status for one in play.requests(":streamGenerateContent")] == [200, 403, 200]
         assert play.actions == ["created", "lost"]
         assert play.steps[1].reason == "CachedContent not found (or permission denied)"
         await play.say(session)
-        assert play.named == [True, True, False, True]
+        assert play.uses_explicit_cache == [True, True, False, True]
         assert play.actions == ["created", "lost", "created"]
     failed = [event for event in play.payloads() if isinstance(event, LlmCallFailed)]
     assert [event.error_class for event in failed] == ["auth"]
 
 
-async def test_a_cache_that_cannot_be_extended_because_it_is_gone_is_lost() -> None:
+async def test_a_cache_that_is_missing_when_it_is_extended_is_recorded_as_lost() -> None:
     play = Play(profile="seed")
     async with play.session() as session:
         await play.say(session, seconds=3_000)
-        _delete_behind(play)
+        _delete_cache_externally(play)
         await play.say(session)
         assert play.actions == ["created", "lost"]
-    assert play.named == [True, False]
-    assert play.about_caches[-1] == ("PATCH", 403)
+    assert play.uses_explicit_cache == [True, False]
+    assert play.cache_requests[-1] == ("PATCH", 403)
 
 
-async def test_a_cache_that_is_gone_before_it_is_deleted_is_let_go_all_the_same() -> None:
+async def test_a_cache_that_is_missing_when_it_is_deleted_is_recorded_as_deleted() -> None:
     play = Play(profile="seed")
     async with play.session() as session:
         await play.say(session)
-        _delete_behind(play)
+        _delete_cache_externally(play)
     assert play.actions == ["created", "deleted"]
     assert play.steps[1].reason.startswith("the session is closed; deleting it failed: CachedContent not found")
 
 
-def _delete_behind(play: Play) -> None:
+def _delete_cache_externally(play: Play) -> None:
     name = play.provider.explicit_caches[0].name
     headers = {"x-goog-api-key": "simulated"}
     assert play.provider.handle("DELETE", f"/v1/{name}", headers=headers).status == 200
 
 
-async def test_a_refused_cache_is_recorded_and_not_asked_for_again() -> None:
-    floor = models_with(MODEL, explicit_tokens_min=1_000_000)
-    play = Play(partial(SimulatedProvider, models=floor), profile="seed")
+async def test_a_refused_cache_is_recorded_and_not_requested_again() -> None:
+    high_minimum = models_with(MODEL, explicit_tokens_min=1_000_000)
+    play = Play(partial(SimulatedProvider, models=high_minimum), profile="seed")
     async with play.session() as session:
         await play.say(session, times=3)
-        assert play.about_caches == [("POST", 400)]
-        assert play.named == [False, False, False]
+        assert play.cache_requests == [("POST", 400)]
+        assert play.uses_explicit_cache == [False, False, False]
         assert play.actions == ["refused"]
         assert play.steps[0].reason.startswith("Cached content is too small. total_token_count=")
         assert session.cost == sum(one.cost_usd for one in play.completed)
@@ -365,8 +365,8 @@ async def test_a_refused_cache_is_recorded_and_not_asked_for_again() -> None:
         assert play.actions == ["refused", "created"]
 
 
-class Unwilling(SimulatedProvider):
-    """Fails requests of one method to one kind of path, as often as it is told."""
+class FailingProvider(SimulatedProvider):
+    """Fails requests of one method to one kind of path, a given number of times."""
 
     def __init__(self, fault: str, method: str, path: str, *, times: int = 1000, clock: Clock) -> None:
         super().__init__(clock=clock)
@@ -388,39 +388,39 @@ class Unwilling(SimulatedProvider):
         return super().handle(method, path, headers=headers, body=body, query=query)
 
 
-async def test_a_cache_that_is_refused_in_any_words_is_left_out_of_the_next_request() -> None:
-    play = Play(partial(Unwilling, "400", "POST", ":streamGenerateContent", times=1), profile="seed")
+async def test_a_reference_that_is_refused_for_any_reason_is_left_out_of_the_retry() -> None:
+    play = Play(partial(FailingProvider, "400", "POST", ":streamGenerateContent", times=1), profile="seed")
     async with play.session() as session:
         assert (await session.send("Hello.")).text == "Echo: Hello."
-        assert play.named == [True, False]
+        assert play.uses_explicit_cache == [True, False]
         assert play.actions == ["created", "lost"]
 
 
-async def test_a_cache_that_could_not_be_made_just_now_is_made_later() -> None:
-    play = Play(partial(Unwilling, "429", "POST", "/cachedContents", times=3), profile="seed")
+async def test_a_cache_that_could_not_be_created_is_created_later() -> None:
+    play = Play(partial(FailingProvider, "429", "POST", "/cachedContents", times=3), profile="seed")
     async with play.session() as session:
         await play.say(session, times=2, seconds=10)
-        assert play.named == [False, True]
+        assert play.uses_explicit_cache == [False, True]
         assert play.actions == ["created"]
 
 
-async def test_nobody_waits_long_for_a_cache_to_be_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_closing_does_not_wait_long_for_a_cache_deletion(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(explicit_cache, "DELETE_SECONDS_MAX", 0.05)
-    play = Play(Stuck, profile="seed")
+    play = Play(ProviderHangingOnDelete, profile="seed")
     async with asyncio.timeout(5):
         async with play.session() as session:
             await play.say(session)
     assert play.actions == ["created"]
 
 
-class Stuck(SimulatedProvider):
-    """Never answers a request to delete."""
+class ProviderHangingOnDelete(SimulatedProvider):
+    """Never answers a DELETE request."""
 
     def create_transport(self, models: Models | None = None, *, provider: str = "gemini") -> SimulatedTransport:
-        return StuckWire(self, get_provider(provider))
+        return TransportHangingOnDelete(self, get_provider(provider))
 
 
-class StuckWire(SimulatedTransport):
+class TransportHangingOnDelete(SimulatedTransport):
     async def send(
         self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None
     ) -> AsyncGenerator[bytes, None]:
@@ -430,39 +430,39 @@ class StuckWire(SimulatedTransport):
             yield chunk
 
 
-async def test_a_cache_that_cannot_be_extended_now_is_used_and_extended_later() -> None:
-    play = Play(partial(Unwilling, "400", "PATCH", "/cachedContents"), profile="seed")
+async def test_a_cache_that_could_not_be_extended_is_used_and_extended_later() -> None:
+    play = Play(partial(FailingProvider, "400", "PATCH", "/cachedContents"), profile="seed")
     async with play.session() as session:
         await play.say(session, seconds=3_000)
         await play.say(session, times=2, seconds=10)
-        assert play.named == [True, True, True]
-        assert play.about_caches == [("POST", 200), ("PATCH", 400), ("PATCH", 400)]
+        assert play.uses_explicit_cache == [True, True, True]
+        assert play.cache_requests == [("POST", 200), ("PATCH", 400), ("PATCH", 400)]
         assert play.actions == ["created"]
 
 
-# What it costs
+# Cost
 
 
 @pytest.mark.parametrize("lost", [True, False])
-async def test_the_cost_of_a_session_is_its_calls_its_caches_and_the_time_they_were_kept(lost: bool) -> None:
+async def test_the_cost_of_a_session_is_its_calls_cache_writes_and_cache_storage(lost: bool) -> None:
     play = Play(profile="seed")
     async with play.session() as session:
         await play.say(session, seconds=3_000)
         await play.say(session, seconds=500)
         if lost:
-            _delete_behind(play)
+            _delete_cache_externally(play)
             await play.say(session, seconds=0)
             assert play.actions == ["created", "extended", "lost"]
     price, tokens = _price(play), play.steps[0].tokens
-    made = tokens * price.input / Decimal(1_000_000)
+    creation_usd = tokens * price.input / Decimal(1_000_000)
     assert play.actions == ["created", "extended", "lost" if lost else "deleted"]
     assert [step.storage_cost_usd > 0 for step in play.steps] == [True, True, False]
-    assert sum(step.cost_usd for step in play.steps) == made
-    stored = session.cost - sum(one.cost_usd for one in play.completed) - made
-    assert round(stored, 12) == round(storage_usd(tokens, 3_500, price), 12) > 0
+    assert sum(step.cost_usd for step in play.steps) == creation_usd
+    storage = session.cost - sum(one.cost_usd for one in play.completed) - creation_usd
+    assert round(storage, 12) == round(storage_usd(tokens, 3_500, price), 12) > 0
 
 
-async def test_no_cache_is_made_that_would_leave_too_little_for_the_call() -> None:
+async def test_no_cache_is_created_that_would_leave_too_little_budget_for_the_call() -> None:
     play = Play(profile="seed", output_tokens_max=1_000)
     async with play.session() as session:
         await play.say(session)
@@ -470,11 +470,11 @@ async def test_no_cache_is_made_that_would_leave_too_little_for_the_call() -> No
     cache = tokens * price.input / Decimal(1_000_000) + storage_usd(tokens, 3_600, price)
     call = (Decimal("1.25") * tokens * price.input + 1_000 * price.output) / Decimal(1_000_000)
     assert cache < call
-    for limit, named in ((call, False), (call + cache, True)):
+    for limit, uses_explicit_cache in ((call, False), (call + cache, True)):
         limited = Play(profile="seed", output_tokens_max=1_000, spend_max_usd=limit)
         async with limited.session() as session:
             await limited.say(session)
-        assert limited.named == [named]
+        assert limited.uses_explicit_cache == [uses_explicit_cache]
         assert session.cost <= limit
 
 

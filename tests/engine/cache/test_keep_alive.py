@@ -1,4 +1,4 @@
-"""An idle session that may keep its cache alive: what it sends, when it stops, and what it says of it."""
+"""Keep-alive of an idle session: what it sends, when it stops, and what the plan reports."""
 
 from decimal import Decimal
 from typing import cast
@@ -18,7 +18,7 @@ CALL = '{"content": [{"type": "tool_use", "id": "t1", "name": "wait", "input": {
 PAUSES = [1200.0] * 4
 
 
-async def test_an_idle_session_whose_people_come_back_is_kept_warm_over_their_pauses() -> None:
+async def test_an_idle_session_is_kept_warm_over_the_pauses_of_its_user() -> None:
     night = Night()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
@@ -34,15 +34,15 @@ async def test_pings_make_the_same_evening_cheaper() -> None:
     pinging, silent = Night(), Night()
     async with Session.create(**pinging.created) as session:
         await pinging.say(session, *PAUSES * 2)
-        kept = session.cost
+        cost_with_pings = session.cost
     options: Options = {**silent.created, "keep_alive": False}
     async with Session.create(**options) as session:
         await silent.say(session, *PAUSES * 2)
         assert not silent.pings
-        assert kept < session.cost
+        assert cost_with_pings < session.cost
 
 
-async def test_without_leave_nothing_is_pinged() -> None:
+async def test_nothing_is_pinged_without_keep_alive() -> None:
     night = Night()
     options: Options = {**night.created}
     del options["keep_alive"]
@@ -51,7 +51,7 @@ async def test_without_leave_nothing_is_pinged() -> None:
     assert night.pings == []
 
 
-async def test_a_ping_reads_what_the_call_before_it_wrote_and_asks_for_no_word() -> None:
+async def test_a_ping_reads_the_cached_prefix_and_requests_no_output() -> None:
     night = Night()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
@@ -63,7 +63,7 @@ async def test_a_ping_reads_what_the_call_before_it_wrote_and_asks_for_no_word()
     assert {ping.ttl for ping in night.pings if ping.kind == "upgrade"} <= {"1h"}
 
 
-async def test_the_next_call_reads_the_reply_that_an_upgrade_has_kept() -> None:
+async def test_the_next_call_reads_the_prefix_that_an_upgrade_ping_has_cached() -> None:
     night = Night()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
@@ -75,14 +75,14 @@ async def test_the_next_call_reads_the_reply_that_an_upgrade_has_kept() -> None:
     assert upgraded[-1].prefix_tokens <= max(night.reads)
 
 
-async def test_what_an_hour_holds_is_kept_over_pauses_of_more_than_an_hour() -> None:
+async def test_a_one_hour_ttl_bridges_pauses_of_more_than_an_hour() -> None:
     night = Night()
     async with Session.create(**night.created) as session:
         await night.say(session, *[5000.0] * 6)
     assert all(read > 10_000 for read in night.reads[1:])
 
 
-async def test_the_money_for_pings_has_an_end() -> None:
+async def test_pings_stop_at_the_keep_alive_budget() -> None:
     free, capped = Night(upgrades=False), Night(upgrades=False)
     async with Session.create(**free.created) as session:
         await free.say(session, *PAUSES * 2)
@@ -95,7 +95,7 @@ async def test_the_money_for_pings_has_an_end() -> None:
     assert sum((ping.cost_usd for ping in capped.pings), Decimal(0)) <= limit < spent
 
 
-async def test_a_session_that_nobody_comes_back_to_is_given_up() -> None:
+async def test_an_abandoned_session_is_no_longer_pinged() -> None:
     night = Night()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
@@ -106,7 +106,7 @@ async def test_a_session_that_nobody_comes_back_to_is_given_up() -> None:
     assert len(night.pings) == before < 40
 
 
-async def test_where_no_request_can_ask_for_nothing_the_plan_says_why() -> None:
+async def test_the_plan_says_why_a_request_cannot_be_pinged() -> None:
     night = Night()
     options: Options = {**night.created, "thinking": {"type": "enabled", "budget_tokens": 2000}}
     async with Session.create(**options) as session:
@@ -117,7 +117,7 @@ async def test_where_no_request_can_ask_for_nothing_the_plan_says_why() -> None:
     assert all("no keep-alive" in note and "thinking" in note for note in notes)
 
 
-async def test_the_seed_whose_marks_never_reach_a_reply_is_not_kept_alive_and_teaches_nothing_wrong() -> None:
+async def test_the_seed_profile_is_not_kept_alive_and_records_no_lost_anchor() -> None:
     night = Night()
     options: Options = {**night.created, "profile": "seed"}
     async with Session.create(**options) as session:
@@ -127,7 +127,7 @@ async def test_the_seed_whose_marks_never_reach_a_reply_is_not_kept_alive_and_te
     assert all(it.anchors_lost == 0 for it in night.payloads if isinstance(it, CacheLearned))
 
 
-async def test_a_tool_that_takes_long_is_waited_for_with_a_warm_cache() -> None:
+async def test_the_cache_is_kept_warm_during_a_slow_tool() -> None:
     calls = [CALL.replace("t1", f"t{number}") for number in range(9)]
     night = Night(script="".join(f'{call}\n{{"content": "Done."}}\n' for call in calls))
 
@@ -144,7 +144,7 @@ async def test_a_tool_that_takes_long_is_waited_for_with_a_warm_cache() -> None:
     assert night.reads[-1] > 10_000
 
 
-async def test_a_clock_that_jumps_past_the_lifetime_sends_nothing() -> None:
+async def test_no_ping_is_sent_after_a_clock_jump_past_the_ttl() -> None:
     night = Night()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
@@ -155,7 +155,7 @@ async def test_a_clock_that_jumps_past_the_lifetime_sends_nothing() -> None:
     assert len(night.pings) == before
 
 
-async def test_closing_the_session_stops_what_was_planned() -> None:
+async def test_closing_the_session_cancels_the_planned_pings() -> None:
     night = Night()
     async with Session.create(**night.created) as session:
         await night.say(session, *PAUSES)
@@ -166,7 +166,7 @@ async def test_closing_the_session_stops_what_was_planned() -> None:
 
 
 @pytest.mark.parametrize("value", ["yes", 1, "-1"])
-async def test_what_it_may_cost_and_whether_it_may_be_are_checked(value: object) -> None:
+async def test_keep_alive_options_are_validated(value: object) -> None:
     night = Night()
     key = "keep_alive_usd_max" if value == "-1" else "keep_alive"
     options = cast("Options", {**night.created, key: value})
@@ -175,13 +175,13 @@ async def test_what_it_may_cost_and_whether_it_may_be_are_checked(value: object)
             pass
 
 
-async def test_a_long_reply_counts_before_the_money_is_spent() -> None:
+async def test_a_long_reply_counts_towards_the_keep_alive_budget() -> None:
     script = '{"content": "%s"}\n' % ("Yes indeed. " * 6_000)
     free, capped = Night(script=script * 9), Night(script=script * 9)
     async with Session.create(**free.created) as session:
         await free.say(session, *PAUSES)
-    dearest = max(ping.cost_usd for ping in free.pings)
-    limit = dearest / 2
+    most_expensive = max(ping.cost_usd for ping in free.pings)
+    limit = most_expensive / 2
     options: Options = {**capped.created, "keep_alive_usd_max": limit}
     async with Session.create(**options) as session:
         await capped.say(session, *PAUSES)

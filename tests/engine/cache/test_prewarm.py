@@ -1,4 +1,4 @@
-"""The head is put into the cache before the first message, where the caller asks for it and the provider allows it."""
+"""The stable prefix is cached before the first message if the caller asks for it and the provider supports it."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.types.prompt import Layout, Parameters
 
 MODEL = "anthropic:claude-sonnet-5-5"
-HEAD = "You look after the harbour, its cranes and its lights. " * 200
+SYSTEM_PROMPT = "You look after the harbour, its cranes and its lights. " * 200
 
 
 def lift(crane: int) -> str:
@@ -32,8 +32,8 @@ def lift(crane: int) -> str:
     return f"{crane} lifted"
 
 
-class Foggy:
-    """A wire that ends every request in one way."""
+class OneOutcomeTransport:
+    """A transport that ends every request in the same way."""
 
     def __init__(self, outcome: ProviderError | bytes | None) -> None:
         self._outcome = outcome
@@ -54,48 +54,48 @@ class Foggy:
         self.closed = True
 
 
-async def test_the_first_message_of_a_prewarmed_session_reads_the_head() -> None:
+async def test_the_first_message_of_a_prewarmed_session_reads_the_stable_prefix() -> None:
     server, store = await serve_simulator(SimulatedProvider()), MemoryStore()
     try:
         async with Session.create(
             model=MODEL,
-            system_prompt=HEAD,
+            system_prompt=SYSTEM_PROMPT,
             tools=[lift],
             base_url=server.url,
             store=store,
             prewarm=True,
             single_flight=SingleFlight(),
         ) as session:
-            warmed, spent = session.usage, session.cost
+            prewarm_usage, spent = session.usage, session.cost
             answer = await session.send("Is the harbour open?")
     finally:
         await server.aclose()
-    assert warmed.cache_write > 2_000
-    assert (warmed.output, warmed.cache_read) == (0, 0)
-    assert answer.usage.cache_read == warmed.cache_write
+    assert prewarm_usage.cache_write > 2_000
+    assert (prewarm_usage.output, prewarm_usage.cache_read) == (0, 0)
+    assert answer.usage.cache_read == prewarm_usage.cache_write
     assert answer.usage.cache_write < 100
     (pinged,) = (event.payload for event in store.read(session.id) if isinstance(event.payload, CachePinged))
-    assert (pinged.kind, pinged.model, pinged.ttl, pinged.usage) == ("prewarm", MODEL, "5m", warmed)
+    assert (pinged.kind, pinged.model, pinged.ttl, pinged.usage) == ("prewarm", MODEL, "5m", prewarm_usage)
     assert ping_cost_usd(store.read(session.id)) == pinged.cost_usd == spent > 0
     assert session.cost == pinged.cost_usd + answer.cost_usd
 
 
 @pytest.mark.parametrize("layout", ["default", "seed"])
-async def test_what_is_sent_to_prewarm_is_the_head_of_the_first_request(layout: Layout) -> None:
+async def test_the_prewarm_request_is_the_stable_prefix_of_the_first_request(layout: Layout) -> None:
     provider = SimulatedProvider()
     async with Session.create(
         model=MODEL,
-        system_prompt=HEAD,
+        system_prompt=SYSTEM_PROMPT,
         system_prompt_volatile="It rains.",
         layout=layout,
         tools=[lift],
         transport=provider,
         store=MemoryStore(),
     ) as session:
-        told = await session.prewarm()
+        result = await session.prewarm()
         await session.send("Is the harbour open?")
     empty, first = (msgspec.json.decode(request.body) for request in provider.requests)
-    assert (told.is_sent, told.reason) == (True, "")
+    assert (result.is_sent, result.reason) == (True, "")
     assert (empty["max_tokens"], "stream" in empty, first["stream"]) == (0, False, True)
     assert empty["tools"] == first["tools"]
     assert empty["system"] == first["system"][: len(empty["system"])]
@@ -103,27 +103,27 @@ async def test_what_is_sent_to_prewarm_is_the_head_of_the_first_request(layout: 
     assert empty["messages"] == [{"role": "user", "content": [{"type": "text", "text": "Wait."}]}]
 
 
-async def test_sessions_that_prewarm_one_head_at_once_send_it_once() -> None:
+async def test_sessions_that_prewarm_the_same_prefix_at_once_send_it_once() -> None:
     provider = SimulatedProvider()
 
     async def enter() -> tuple[bool, str]:
         async with Session.create(
-            model=MODEL, system_prompt=HEAD, transport=provider, store=MemoryStore(), single_flight=gate
+            model=MODEL, system_prompt=SYSTEM_PROMPT, transport=provider, store=MemoryStore(), single_flight=shared
         ) as session:
-            told = await session.prewarm()
-            return told.is_sent, told.reason
+            result = await session.prewarm()
+            return result.is_sent, result.reason
 
-    gate = SingleFlight()
-    told = await asyncio.gather(*(enter() for _ in range(5)))
+    shared = SingleFlight()
+    results = await asyncio.gather(*(enter() for _ in range(5)))
     already = (False, "the prefix is already cached")
-    assert sorted(told) == [already] * 4 + [(True, "")]
+    assert sorted(results) == [already] * 4 + [(True, "")]
     assert len(provider.requests) == 1
 
 
-async def test_without_a_gate_nobody_knows_what_is_cached() -> None:
+async def test_without_single_flight_every_prewarm_is_sent() -> None:
     provider = SimulatedProvider()
     async with Session.create(
-        model=MODEL, system_prompt=HEAD, transport=provider, store=MemoryStore(), single_flight=False
+        model=MODEL, system_prompt=SYSTEM_PROMPT, transport=provider, store=MemoryStore(), single_flight=False
     ) as session:
         first, second = await session.prewarm(), await session.prewarm()
     assert (first.usage.cache_write, first.is_sent, second.is_sent) == (second.usage.cache_read, True, True)
@@ -146,17 +146,29 @@ async def test_without_a_gate_nobody_knows_what_is_cached() -> None:
         ),
     ],
 )
-async def test_what_cannot_be_prewarmed_is_told_and_sends_nothing(
+async def test_a_prewarm_that_is_not_possible_says_why_and_sends_nothing(
     options: dict[str, object], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, wire = MemoryStore(), Foggy(ProviderError("other", "nothing may be sent"))
-    given = {"model": MODEL, "system_prompt": HEAD, "store": store, "transport": wire, "prewarm": True, **options}
+    store, wire = MemoryStore(), OneOutcomeTransport(ProviderError("other", "nothing may be sent"))
+    merged = {
+        "model": MODEL,
+        "system_prompt": SYSTEM_PROMPT,
+        "store": store,
+        "transport": wire,
+        "prewarm": True,
+        **options,
+    }
     with caplog.at_level(logging.WARNING):
-        async with Session.create(**given) as session:  # type: ignore[arg-type]
-            told = await session.prewarm()
-    assert reason in told.reason
-    assert (told.is_sent, told.cost_usd, session.cost, wire.arrived.is_set()) == (False, Decimal(0), Decimal(0), False)
-    assert f"the stable prefix was not prewarmed: {told.reason}" in caplog.text
+        async with Session.create(**merged) as session:  # type: ignore[arg-type]
+            result = await session.prewarm()
+    assert reason in result.reason
+    assert (result.is_sent, result.cost_usd, session.cost, wire.arrived.is_set()) == (
+        False,
+        Decimal(0),
+        Decimal(0),
+        False,
+    )
+    assert f"the stable prefix was not prewarmed: {result.reason}" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -168,13 +180,13 @@ async def test_what_cannot_be_prewarmed_is_told_and_sends_nothing(
         ({"thinking_json": '{"type":"enabled"}'}, 'thinking.type "enabled"'),
     ],
 )
-def test_parameters_with_which_nothing_can_be_asked_for_are_named(parameters: dict[str, object], conflict: str) -> None:
-    asked = msgspec.structs.replace(Parameters("claude-sonnet-5-5", 100, stream=True), **parameters)
-    assert ping_refusal(asked, find_model(MODEL)) == f"anthropic refuses a ping with {conflict}"
+def test_parameters_that_prevent_a_ping_are_named(parameters: dict[str, object], conflict: str) -> None:
+    request_parameters = msgspec.structs.replace(Parameters("claude-sonnet-5-5", 100, stream=True), **parameters)
+    assert ping_refusal(request_parameters, find_model(MODEL)) == f"anthropic refuses a ping with {conflict}"
 
 
-def test_parameters_that_do_no_harm_stay_as_they_are() -> None:
-    asked = Parameters(
+def test_harmless_parameters_stay_in_a_ping() -> None:
+    request_parameters = Parameters(
         "claude-sonnet-5-5",
         100,
         stream=True,
@@ -183,15 +195,15 @@ def test_parameters_that_do_no_harm_stay_as_they_are() -> None:
         betas=("b",),
         extra=(("output_config", '{"effort":"low"}'), ("odd", "[[")),
     )
-    assert ping_refusal(asked, find_model(MODEL)) is None
-    empty = msgspec.structs.replace(asked, output_tokens_max=0, stream=False)
-    assert build_ping_parameters(asked, find_model(MODEL)) == empty
+    assert ping_refusal(request_parameters, find_model(MODEL)) is None
+    ping_parameters = msgspec.structs.replace(request_parameters, output_tokens_max=0, stream=False)
+    assert build_ping_parameters(request_parameters, find_model(MODEL)) == ping_parameters
 
 
-def test_a_model_of_every_kind_of_cache_says_whether_nothing_can_be_asked_of_it() -> None:
-    told = {row.id: ping_refusal(Parameters(row.name, 100), row) for row in shipped_models().values()}
-    free = {id for id, reason in told.items() if reason is None}
-    assert free == {row.id for row in shipped_models().values() if row.provider == "anthropic"}
+def test_exactly_the_anthropic_models_accept_pings() -> None:
+    refusals = {row.id: ping_refusal(Parameters(row.name, 100), row) for row in shipped_models().values()}
+    pingable = {id for id, reason in refusals.items() if reason is None}
+    assert pingable == {row.id for row in shipped_models().values() if row.provider == "anthropic"}
 
 
 @pytest.mark.parametrize(
@@ -202,26 +214,26 @@ def test_a_model_of_every_kind_of_cache_says_whether_nothing_can_be_asked_of_it(
         (b" " * (PING_RESPONSE_BYTES_MAX + 1), f"the provider sent a response of over {PING_RESPONSE_BYTES_MAX} bytes"),
     ],
 )
-async def test_a_prewarming_that_fails_is_no_failure_of_the_session(
+async def test_a_failed_prewarm_does_not_fail_the_session(
     outcome: ProviderError | bytes, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = MemoryStore()
     with caplog.at_level(logging.WARNING):
         async with Session.create(
-            model=MODEL, system_prompt=HEAD, store=store, transport=Foggy(outcome), prewarm=True
+            model=MODEL, system_prompt=SYSTEM_PROMPT, store=store, transport=OneOutcomeTransport(outcome), prewarm=True
         ) as session:
-            told = await session.prewarm()
-    assert not told.is_sent
-    assert told.reason
-    assert reason in told.reason
-    assert f"ping (prewarm) failed: {told.reason}" in caplog.text
+            result = await session.prewarm()
+    assert not result.is_sent
+    assert result.reason
+    assert reason in result.reason
+    assert f"ping (prewarm) failed: {result.reason}" in caplog.text
     assert session.cost == 0
     assert not any(isinstance(event.payload, CachePinged | LlmCallStarted) for event in store.read(session.id))
 
 
-async def test_a_session_that_is_cancelled_while_it_prewarms_closes_what_it_opened() -> None:
-    wire, given = Foggy(None), MemoryStore()
-    session = Session.create(model=MODEL, system_prompt=HEAD, store=given, transport=wire, prewarm=True)
+async def test_a_session_cancelled_while_it_prewarms_is_closed() -> None:
+    wire, store = OneOutcomeTransport(None), MemoryStore()
+    session = Session.create(model=MODEL, system_prompt=SYSTEM_PROMPT, store=store, transport=wire, prewarm=True)
     entering = asyncio.ensure_future(session.__aenter__())
     await wire.arrived.wait()
     entering.cancel()
@@ -231,9 +243,9 @@ async def test_a_session_that_is_cancelled_while_it_prewarms_closes_what_it_open
         await session.prewarm()
 
 
-async def test_no_head_is_prewarmed_while_a_turn_is_under_way() -> None:
-    wire = Foggy(None)
-    async with Session.create(model=MODEL, system_prompt=HEAD, store=MemoryStore(), transport=wire) as session:
+async def test_no_prewarm_while_a_turn_is_in_progress() -> None:
+    wire = OneOutcomeTransport(None)
+    async with Session.create(model=MODEL, system_prompt=SYSTEM_PROMPT, store=MemoryStore(), transport=wire) as session:
         turn = asyncio.ensure_future(session.send("Is the harbour open?"))
         await wire.arrived.wait()
         with pytest.raises(
@@ -244,12 +256,12 @@ async def test_no_head_is_prewarmed_while_a_turn_is_under_way() -> None:
         await asyncio.gather(turn, return_exceptions=True)
 
 
-async def test_the_first_message_waits_for_a_prewarming_that_is_under_way() -> None:
+async def test_the_first_message_waits_for_a_prewarm_in_flight() -> None:
     provider = SimulatedProvider()
     async with Session.create(
-        model=MODEL, system_prompt=HEAD, transport=provider, store=MemoryStore(), single_flight=SingleFlight()
+        model=MODEL, system_prompt=SYSTEM_PROMPT, transport=provider, store=MemoryStore(), single_flight=SingleFlight()
     ) as session:
-        warming = asyncio.ensure_future(session.prewarm())
+        prewarming = asyncio.ensure_future(session.prewarm())
         await asyncio.sleep(0)
         answer = await session.send("Is the harbour open?")
-        assert answer.usage.cache_read == (await warming).usage.cache_write
+        assert answer.usage.cache_read == (await prewarming).usage.cache_write

@@ -1,4 +1,4 @@
-"""Equal requests within seconds: the second is given the first one's reply, and no provider hears of it."""
+"""The completion cache: an equal request within seconds gets the first reply, and no provider is called."""
 
 from decimal import Decimal
 from typing import Unpack
@@ -29,8 +29,8 @@ PROMPT = "Follow the rules of the house. " * 2000
 MODELS = ("anthropic:claude-sonnet-5-5", "openai:gpt-5.5", "gemini:gemini-3.1-pro-preview")
 
 
-class Room:
-    """Sessions of one account, on one store, that keep replies."""
+class SharedAccount:
+    """Sessions of one account on one store, with the completion cache enabled."""
 
     def __init__(self) -> None:
         self.clock, self.store = ManualClock(), MemoryStore()
@@ -38,8 +38,8 @@ class Room:
         self.provider = SimulatedProvider(clock=self.clock, script=script)
 
     @property
-    def asked(self) -> int:
-        """How often the provider was."""
+    def calls_sent(self) -> int:
+        """How many requests the provider received."""
         return len(self.provider.requests)
 
     async def ask(self, **more: Unpack[Options]) -> Session:
@@ -48,7 +48,7 @@ class Room:
         return session
 
     def options(self, **more: Unpack[Options]) -> Options:
-        given: Options = {
+        defaults: Options = {
             "model": MODELS[0],
             "store": self.store,
             "transport": self.provider,
@@ -56,18 +56,18 @@ class Room:
             "system_prompt": PROMPT,
             "completion_cache": True,
         }
-        return given | more
+        return defaults | more
 
     def entries(self, session_id: str) -> list[LedgerEntry]:
         return list(iter_entries(self.store.read(session_id), shipped_models()))
 
 
-async def test_an_equal_request_of_another_session_is_given_the_same_reply_for_nothing() -> None:
-    room = Room()
-    async with Session.create(**room.options()) as first:
+async def test_an_equal_request_of_another_session_gets_the_same_reply_for_free() -> None:
+    account = SharedAccount()
+    async with Session.create(**account.options()) as first:
         assert (await first.send("So?")).text == "First."
-    room.clock.advance(29.9)
-    async with Session.create(**room.options()) as second:
+    account.clock.advance(29.9)
+    async with Session.create(**account.options()) as second:
         answer = await second.send("So?")
         assert second.cost == 0
         stats = second.cache.stats()
@@ -75,17 +75,21 @@ async def test_an_equal_request_of_another_session_is_given_the_same_reply_for_n
     assert second.history == first.history
     assert (stats.completion_cache_hits, stats.completion_cache_misses, stats.tracked_requests) == (1, 0, 0)
     assert stats.last_cache_source == "completion-cache"
-    asked = compute_cache_stats(room.entries(first.id))
-    assert (asked.completion_cache_hits, asked.completion_cache_misses, asked.completion_cache_writes) == (0, 1, 1)
-    assert asked.last_completion_cache_key == stats.last_completion_cache_key
+    first_stats = compute_cache_stats(account.entries(first.id))
+    assert (
+        first_stats.completion_cache_hits,
+        first_stats.completion_cache_misses,
+        first_stats.completion_cache_writes,
+    ) == (0, 1, 1)
+    assert first_stats.last_completion_cache_key == stats.last_completion_cache_key
 
 
-async def test_what_is_recorded_says_that_no_provider_was_asked() -> None:
-    room = Room()
+async def test_a_cached_reply_is_recorded_as_such_and_without_a_request() -> None:
+    account = SharedAccount()
     for _ in range(2):
-        async with Session.create(**room.options()) as session:
+        async with Session.create(**account.options()) as session:
             await session.send("So?")
-    payloads = [event.payload for event in room.store.read(session.id)]
+    payloads = [event.payload for event in account.store.read(session.id)]
     (call,) = (it for it in payloads if isinstance(it, LlmCallCompleted))
     assert (call.source, call.usage, call.cost_usd) == ("completion-cache", Usage(), Decimal(0))
     assert call.completion_key
@@ -93,36 +97,36 @@ async def test_what_is_recorded_says_that_no_provider_was_asked() -> None:
     assert not any(isinstance(it, RequestPrepared | LlmCallStarted) for it in payloads)
 
 
-async def test_nothing_is_kept_or_found_unless_it_is_asked_for() -> None:
-    room = Room()
-    asks: tuple[Options, ...] = ({}, {"completion_cache": False})
-    for asked, (kept, more) in enumerate(zip((True, False), asks, strict=True), start=1):
-        session = await room.ask(**more)
-        assert room.asked == asked
-        (call,) = room.entries(session.id)
+async def test_nothing_is_stored_or_found_unless_enabled() -> None:
+    account = SharedAccount()
+    options: tuple[Options, ...] = ({}, {"completion_cache": False})
+    for calls_sent, (enabled, more) in enumerate(zip((True, False), options, strict=True), start=1):
+        session = await account.ask(**more)
+        assert account.calls_sent == calls_sent
+        (call,) = account.entries(session.id)
         assert (call.source, bool(call.completion_key), call.is_completion_cached) == (
             "provider",
-            bool(kept),
-            bool(kept),
+            bool(enabled),
+            bool(enabled),
         )
 
 
-async def test_a_reply_is_given_for_thirty_seconds_and_no_longer() -> None:
-    room = Room()
-    await room.ask()
-    room.clock.advance(30)
-    await room.ask()
-    assert room.asked == 2
+async def test_a_reply_is_reused_for_thirty_seconds_and_no_longer() -> None:
+    account = SharedAccount()
+    await account.ask()
+    account.clock.advance(30)
+    await account.ask()
+    assert account.calls_sent == 2
 
 
-async def test_the_seconds_can_be_told() -> None:
-    room = Room()
-    await room.ask(completion_cache_seconds=90)
-    room.clock.advance(60)
-    await room.ask(completion_cache_seconds=90)
-    assert room.asked == 1
-    await room.ask()
-    assert room.asked == 2
+async def test_the_seconds_can_be_configured() -> None:
+    account = SharedAccount()
+    await account.ask(completion_cache_seconds=90)
+    account.clock.advance(60)
+    await account.ask(completion_cache_seconds=90)
+    assert account.calls_sent == 1
+    await account.ask()
+    assert account.calls_sent == 2
 
 
 @pytest.mark.parametrize(
@@ -134,31 +138,31 @@ async def test_the_seconds_can_be_told() -> None:
         {"system_prompt": PROMPT + "!"},
     ],
 )
-async def test_another_request_is_another(other: Options) -> None:
-    room = Room()
-    await room.ask()
-    await room.ask(**other)
-    assert room.asked == 2
+async def test_a_request_that_differs_is_not_answered_from_the_cache(other: Options) -> None:
+    account = SharedAccount()
+    await account.ask()
+    await account.ask(**other)
+    assert account.calls_sent == 2
 
 
-async def test_another_account_is_not_given_what_this_one_was_told() -> None:
-    room, other = Room(), Room()
-    await room.ask()
-    await room.ask(transport=other.provider)
-    assert other.asked == 1
+async def test_another_account_does_not_get_this_accounts_reply() -> None:
+    account, other = SharedAccount(), SharedAccount()
+    await account.ask()
+    await account.ask(transport=other.provider)
+    assert other.calls_sent == 1
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_the_deltas_are_those_of_the_first_but_for_what_they_took(model: str) -> None:
-    room = Room()
-    heard: list[list[Delta]] = []
+async def test_a_cached_reply_has_the_same_deltas_without_usage(model: str) -> None:
+    account = SharedAccount()
+    received: list[list[Delta]] = []
     for name in ("one", "one"):
-        # What keeps a session on one cache is part of its requests.
+        # The session id is part of the requests, because the provider routes by it.
         async with Session.create(
-            **room.options(model=model, new_id=CountingIds(name), store=MemoryStore())
+            **account.options(model=model, new_id=CountingIds(name), store=MemoryStore())
         ) as session:
-            heard.append([item async for item in session.stream("So?") if not isinstance(item, Event)])
-    first, second = heard
+            received.append([item async for item in session.stream("So?") if not isinstance(item, Event)])
+    first, second = received
     assert [one for one in second if isinstance(one, TextDelta)] == [one for one in first if isinstance(one, TextDelta)]
     assert "".join(one.text for one in second if isinstance(one, TextDelta)) == "First."
     assert list(map(type, second)) == list(map(type, first))
@@ -167,40 +171,42 @@ async def test_the_deltas_are_those_of_the_first_but_for_what_they_took(model: s
     assert (end.usage, end.content) == (Usage(), (Text("First."),))
 
 
-async def test_a_conversation_goes_on_behind_a_reply_that_was_kept() -> None:
-    room = Room()
-    async with Session.create(**room.options()) as first:
+async def test_a_conversation_continues_after_a_cached_reply() -> None:
+    account = SharedAccount()
+    async with Session.create(**account.options()) as first:
         await first.send("So?")
-    async with Session.create(**room.options()) as second:
+    async with Session.create(**account.options()) as second:
         await second.send("So?")
         answer = await second.send("And then?")
     assert answer.text == "Second."
-    kept, asked = room.entries(second.id)
-    assert (kept.source, kept.verdict) == ("completion-cache", None)
-    # The provider has it from the first session, but nothing of this one was ever there to be lost.
-    assert asked.verdict is not None
-    assert asked.verdict.kind == "first_use"
-    assert asked.record.usage.cache_read > 10_000
-    assert [one.violation for one in certify(room.store.read(second.id), second.id, shipped_models())] == [None]
+    cached, called = account.entries(second.id)
+    assert (cached.source, cached.verdict) == ("completion-cache", None)
+    # The provider knows the prefix from the first session, but this session had nothing cached that it could lose.
+    assert called.verdict is not None
+    assert called.verdict.kind == "first_use"
+    assert called.record.usage.cache_read > 10_000
+    assert [one.violation for one in certify(account.store.read(second.id), second.id, shipped_models())] == [None]
 
 
-async def test_what_the_provider_keeps_is_judged_by_what_it_was_sent() -> None:
-    """The same conversation twice, with a model that takes no marks: its second call is answered by the first's."""
-    room, stores = Room(), (MemoryStore(), MemoryStore())
-    options = [room.options(model="openai:gpt-5.5", store=store, new_id=CountingIds("same")) for store in stores]
+async def test_verdicts_compare_with_what_was_last_sent_to_the_provider() -> None:
+    """The same conversation twice, with a model without breakpoints: the second session's second call is answered from
+    the cache.
+    """
+    account, stores = SharedAccount(), (MemoryStore(), MemoryStore())
+    options = [account.options(model="openai:gpt-5.5", store=store, new_id=CountingIds("same")) for store in stores]
     async with Session.create(**options[0]) as first, Session.create(**options[1]) as second:
         await first.send("So?")
-        room.clock.advance(31)
+        account.clock.advance(31)
         await first.send("And?")
         await second.send("So?")
         before = second.cache.state()
-        room.clock.advance(9)
+        account.clock.advance(9)
         await second.send("And?")
         assert second.cache.state() == before
-        room.clock.advance(90_000)
+        account.clock.advance(90_000)
         await second.send("And now?")
-    asked, kept, late = iter_entries(stores[1].read(second.id), shipped_models())
-    assert (asked.source, kept.source, late.source) == ("provider", "completion-cache", "provider")
+    first_call, cached, late = iter_entries(stores[1].read(second.id), shipped_models())
+    assert (first_call.source, cached.source, late.source) == ("provider", "completion-cache", "provider")
     assert late.verdict is not None
     assert (late.verdict.kind, late.verdict.detail) == ("ttl_expired", "idle for 90009 s, TTL 86400 s")
     assert late.record.is_prefix_unchanged
@@ -208,45 +214,45 @@ async def test_what_the_provider_keeps_is_judged_by_what_it_was_sent() -> None:
     assert [one.violation for one in certify(stores[1].read(second.id), second.id, shipped_models())] == [None, None]
 
 
-async def test_a_prefix_that_moved_while_no_provider_looked_is_found_at_the_next_call() -> None:
-    room, store = Room(), MemoryStore()
+async def test_a_prefix_change_hidden_by_a_cached_reply_is_found_at_the_next_call() -> None:
+    account, store = SharedAccount(), MemoryStore()
 
     def session(store: MemoryStore) -> Session:
-        said = iter(("milk", "bread", "bread")).__next__
+        next_text = iter(("milk", "bread", "bread")).__next__
         same: Options = {"model": "openai:gpt-5.5", "new_id": CountingIds("same"), "layout": "seed", "store": store}
-        same["system_prompt_volatile"] = said
-        return Session.create(**room.options(**same))
+        same["system_prompt_volatile"] = next_text
+        return Session.create(**account.options(**same))
 
     async with session(MemoryStore()) as first, session(store) as second:
         await first.send("So? " * 3_000)
-        room.clock.advance(31)
+        account.clock.advance(31)
         await first.send("And?")
         await second.send("So? " * 3_000)
         await second.send("And?")
         await second.send("And now?")
-    asked, kept, late = iter_entries(store.read(second.id), shipped_models())
-    assert (asked.source, kept.source, late.source) == ("provider", "completion-cache", "provider")
+    first_call, cached, late = iter_entries(store.read(second.id), shipped_models())
+    assert (first_call.source, cached.source, late.source) == ("provider", "completion-cache", "provider")
     assert not late.record.is_prefix_unchanged
     assert late.record.changed_layer == "volatile"
-    assert kept.record.is_prefix_unchanged
+    assert cached.record.is_prefix_unchanged
 
 
-async def test_reports_count_only_what_a_provider_was_asked() -> None:
-    room = Room()
+async def test_reports_count_only_calls_to_a_provider() -> None:
+    account = SharedAccount()
     for _ in range(2):
-        async with Session.create(**room.options()) as session:
+        async with Session.create(**account.options()) as session:
             await session.send("So?")
-    assert build_report(room.store.cost_queries(), LedgerScope(simulated=True)).total.calls == 1
-    (turn,) = compute_turn_costs(room.store.read(session.id), shipped_models())
+    assert build_report(account.store.cost_queries(), LedgerScope(simulated=True)).total.calls == 1
+    (turn,) = compute_turn_costs(account.store.read(session.id), shipped_models())
     assert turn.cost_usd == turn.uncached_cost_usd == 0
 
 
-async def test_no_money_is_needed_for_what_costs_nothing() -> None:
-    room = Room()
-    async with Session.create(**room.options()) as session:
+async def test_a_cached_reply_needs_no_budget() -> None:
+    account = SharedAccount()
+    async with Session.create(**account.options()) as session:
         await session.send("So?")
-    async with Session.create(**room.options(spend_max_usd="0.000001")) as poor:
-        assert (await poor.send("So?")).text == "First."
+    async with Session.create(**account.options(spend_max_usd="0.000001")) as limited:
+        assert (await limited.send("So?")).text == "First."
 
 
 def reply(stop_reason: StopReason, *content: Text | ToolUse) -> Reply:
@@ -263,7 +269,7 @@ def reply(stop_reason: StopReason, *content: Text | ToolUse) -> Reply:
         (reply("end_turn"), 2),
     ],
 )
-async def test_only_whole_replies_that_say_something_are_kept(answer: Reply, calls: int, agent: MakeAgent) -> None:
+async def test_only_complete_replies_with_content_are_stored(answer: Reply, calls: int, agent: MakeAgent) -> None:
     wire = ReplayWire([answer, answer])
     for _ in range(2):
         one: Agent = agent(transport=wire, completion_cache=True)
@@ -272,7 +278,7 @@ async def test_only_whole_replies_that_say_something_are_kept(answer: Reply, cal
     assert len(wire.bodies) == calls
 
 
-async def test_a_reply_that_is_cut_off_is_not_kept(agent: MakeAgent) -> None:
+async def test_an_interrupted_reply_is_not_stored(agent: MakeAgent) -> None:
     wire = ReplayWire([Pause(says("Yes, of course."), 3), says("No.")])
     async with agent(transport=wire, completion_cache=True).session as session:
         async for _ in session.stream("So?"):
@@ -282,7 +288,7 @@ async def test_a_reply_that_is_cut_off_is_not_kept(agent: MakeAgent) -> None:
         assert (await session.send("So?")).text == "No."
 
 
-async def test_a_call_for_tools_is_repeated_and_they_are_run(agent: MakeAgent) -> None:
+async def test_a_cached_tool_call_is_executed_again(agent: MakeAgent) -> None:
     runs = []
 
     def look() -> str:
@@ -291,10 +297,10 @@ async def test_a_call_for_tools_is_repeated_and_they_are_run(agent: MakeAgent) -
         return "seen"
 
     wire = ReplayWire([says(ToolUse("t1", "look", "{}")), says("Done."), says("Done again.")])
-    for said in ("Done.", "Done again."):
+    for expected in ("Done.", "Done again."):
         async with agent(transport=wire, completion_cache=True, tools=[look]).session as session:
-            # Its second request is marked otherwise, because nothing of its first was sent.
-            assert (await session.send("Look.")).text == said
+            # Its second request has other breakpoints, because its first was never sent.
+            assert (await session.send("Look.")).text == expected
     assert len(runs) == 2
     assert len(wire.bodies) == 3
 

@@ -1,4 +1,4 @@
-"""What a cache of replies holds, whatever is put into it and asked of it."""
+"""Properties of the completion cache: bounds, expiry and replacement."""
 
 import pytest
 from hypothesis import given
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from holdfast.engine.cache.response_cache import REPLY_BYTES_MAX, RawResponse, ResponseCache
 from holdfast.errors import UserError
 
-moves = st.lists(
+operations = st.lists(
     st.tuples(
         st.sampled_from("abcdef"),
         st.lists(st.binary(max_size=300), min_size=1, max_size=4),
@@ -18,8 +18,8 @@ moves = st.lists(
 )
 
 
-@given(moves, st.integers(1, 4), st.integers(100, 2_000))
-def test_no_more_is_held_than_allowed_and_what_is_found_was_kept_last_and_in_time(
+@given(operations, st.integers(1, 4), st.integers(100, 2_000))
+def test_bounds_hold_and_only_the_newest_unexpired_entry_is_found(
     steps: list[tuple[str, list[bytes], float, float]], entries_max: int, bytes_max: int
 ) -> None:
     cache, now = ResponseCache(entries_max=entries_max, bytes_max=bytes_max), 1_000.0
@@ -34,19 +34,19 @@ def test_no_more_is_held_than_allowed_and_what_is_found_was_kept_last_and_in_tim
         assert sum(one is not None for one in found.values()) <= entries_max
         for name, one in found.items():
             if one is not None:
-                at, kept_seconds, told = last[name]
-                assert one == told
-                assert now - at < min(30.0, kept_seconds)
+                at, ttl_seconds, expected = last[name]
+                assert one == expected
+                assert now - at < min(30.0, ttl_seconds)
 
 
-def test_the_oldest_goes_first() -> None:
+def test_the_oldest_entry_is_evicted_first() -> None:
     cache = ResponseCache(entries_max=2)
     for at, key in enumerate("abc"):
         cache.store(key, [b"x"], at, 30)
     assert [cache.find(key, 3, 30) for key in "abc"] == [None, (b"x",), (b"x",)]
 
 
-def test_an_age_is_counted_from_the_reply_and_its_end_is_not_within_it() -> None:
+def test_an_entry_expires_exactly_at_its_ttl() -> None:
     cache = ResponseCache()
     cache.store("a", [b"x"], 100, 30)
     assert cache.find("a", 129.9, 30) == (b"x",)
@@ -56,7 +56,7 @@ def test_an_age_is_counted_from_the_reply_and_its_end_is_not_within_it() -> None
     assert cache.size_bytes == 0
 
 
-def test_what_is_replaced_is_counted_once() -> None:
+def test_a_replaced_entry_is_counted_once() -> None:
     cache = ResponseCache()
     cache.store("a", [b"x" * 100], 0, 30)
     size = cache.size_bytes
@@ -65,23 +65,23 @@ def test_what_is_replaced_is_counted_once() -> None:
     assert cache.find("a", 1, 30) == (b"y" * 100,)
 
 
-def test_what_is_too_large_is_not_kept() -> None:
+def test_an_entry_that_is_too_large_is_not_stored() -> None:
     assert not ResponseCache(bytes_max=100).store("a", [b"x" * 100], 0, 30)
     assert not ResponseCache().store("a", [b"x" * REPLY_BYTES_MAX], 0, 30)
 
 
-def test_a_reply_is_heard_whole_or_not_at_all() -> None:
-    heard = RawResponse()
-    heard.add_chunk(b"x" * (REPLY_BYTES_MAX - 1))
-    heard.add_chunk(b"y")
-    assert sum(map(len, heard.chunks)) == REPLY_BYTES_MAX
-    heard.add_chunk(b"z")
-    assert heard.chunks == ()
-    heard.add_chunk(b"")
-    assert heard.chunks == ()
+def test_a_response_over_the_limit_is_not_captured_at_all() -> None:
+    response = RawResponse()
+    response.add_chunk(b"x" * (REPLY_BYTES_MAX - 1))
+    response.add_chunk(b"y")
+    assert sum(map(len, response.chunks)) == REPLY_BYTES_MAX
+    response.add_chunk(b"z")
+    assert response.chunks == ()
+    response.add_chunk(b"")
+    assert response.chunks == ()
 
 
 @pytest.mark.parametrize("limits", [{"entries_max": 0}, {"bytes_max": 0}])
-def test_a_cache_of_nothing_is_refused(limits: dict[str, int]) -> None:
+def test_limits_below_one_are_refused(limits: dict[str, int]) -> None:
     with pytest.raises(UserError, match="at least 1"):
         ResponseCache(**limits)

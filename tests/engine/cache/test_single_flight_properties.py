@@ -1,4 +1,4 @@
-"""What holds at every gate: one writer for what is new, no wait without end, and nothing left behind."""
+"""Properties of single flight: one writer per new prefix, no endless wait, and nothing left over."""
 
 import asyncio
 import threading
@@ -19,30 +19,28 @@ from holdfast.engine.cache.single_flight import (
 )
 from holdfast.errors import UserError
 
-LIFETIME_SECONDS = 300.0
+TTL_SECONDS = 300.0
 
 
-def claim(*path: int, scope: str = "s") -> FlightKey:
-    """A request whose marked prefixes are those of a path in a tree."""
+def flight_key(*path: int, scope: str = "s") -> FlightKey:
+    """The key of a request whose cached prefixes are the nodes of a path in a tree."""
     names = [".".join(map(str, path[: count + 1])) for count in range(len(path))]
-    prefixes = (
-        BreakpointPrefix(name, SHARED_BYTES_MIN * (count + 1), LIFETIME_SECONDS) for count, name in enumerate(names)
-    )
+    prefixes = (BreakpointPrefix(name, SHARED_BYTES_MIN * (count + 1), TTL_SECONDS) for count, name in enumerate(names))
     return FlightKey(scope, tuple(prefixes))
 
 
-class Passenger:
-    """One request: arrives after some steps, is under way for some, then begins, fails or is cancelled."""
+class Flight:
+    """One request: arrives after some steps, runs for some, then starts its reply, fails or is cancelled."""
 
     def __init__(self, path: tuple[int, ...], arrives: int, takes: int, ends: str) -> None:
-        self.claim = claim(*path)
+        self.flight_key = flight_key(*path)
         self.arrives = arrives
         self.takes = takes
         self.ends = ends
 
 
-passengers = st.builds(
-    Passenger,
+flights = st.builds(
+    Flight,
     st.lists(st.integers(0, 1), min_size=1, max_size=4).map(tuple),
     st.integers(0, 6),
     st.integers(0, 6),
@@ -51,21 +49,21 @@ passengers = st.builds(
 
 
 @settings(max_examples=4 * settings().max_examples)
-@given(st.lists(passengers, min_size=1, max_size=12))
-def test_nothing_new_is_written_twice_at_once_everybody_passes_and_nothing_is_left_behind(
-    ship: list[Passenger],
+@given(st.lists(flights, min_size=1, max_size=12))
+def test_a_new_prefix_has_one_writer_every_request_proceeds_and_nothing_is_left_over(
+    requests: list[Flight],
 ) -> None:
-    gate, clock = SingleFlight(), ManualClock()
+    single_flight, clock = SingleFlight(), ManualClock()
     written: set[tuple[str, str]] = set()
     writing: Counter[tuple[str, str]] = Counter()
 
-    async def travel(one: Passenger) -> None:
+    async def fly(one: Flight) -> None:
         for _ in range(one.arrives):
             await asyncio.sleep(0)
-        async with gate.acquire(one.claim, clock) as crossing:
-            known = max((count for count, key in enumerate(one.claim.keys, 1) if key in written), default=0)
-            new = one.claim.keys[known:]
-            assert crossing.writes == bool(new)
+        async with single_flight.acquire(one.flight_key, clock) as slot:
+            known_count = max((count for count, key in enumerate(one.flight_key.keys, 1) if key in written), default=0)
+            new = one.flight_key.keys[known_count:]
+            assert slot.writes == bool(new)
             assert not any(writing[key] for key in new)
             writing.update(new)
             try:
@@ -74,74 +72,76 @@ def test_nothing_new_is_written_twice_at_once_everybody_passes_and_nothing_is_le
                 if one.ends == "is cancelled":
                     raise asyncio.CancelledError
                 if one.ends == "begins":
-                    written.update(one.claim.keys)
-                    crossing.mark_begun()
+                    written.update(one.flight_key.keys)
+                    slot.mark_begun()
             finally:
                 writing.subtract(new)
 
-    async def all_of_it() -> None:
-        travels = [asyncio.ensure_future(travel(one)) for one in ship]
+    async def fly_all() -> None:
+        tasks = [asyncio.ensure_future(fly(one)) for one in requests]
         async with asyncio.timeout(5):
-            outcomes = await asyncio.gather(*travels, return_exceptions=True)
+            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert [one for one in outcomes if isinstance(one, AssertionError)] == []
 
-    asyncio.run(all_of_it())
-    assert gate.key_count == len(written)
+    asyncio.run(fly_all())
+    assert single_flight.key_count == len(written)
 
 
-async def arrive(gate: SingleFlight, wanted: FlightKey, clock: ManualClock, seen: list[Slot]) -> None:
-    async with gate.acquire(wanted, clock) as crossing:
-        seen.append(crossing)
-        crossing.mark_begun()
+async def acquire_and_begin(
+    single_flight: SingleFlight, wanted: FlightKey, clock: ManualClock, seen: list[Slot]
+) -> None:
+    async with single_flight.acquire(wanted, clock) as slot:
+        seen.append(slot)
+        slot.mark_begun()
 
 
-async def test_those_who_wait_pass_in_the_order_in_which_they_came() -> None:
-    gate, clock = SingleFlight(), ManualClock()
+async def test_waiting_requests_proceed_in_order_of_arrival() -> None:
+    single_flight, clock = SingleFlight(), ManualClock()
     seen: list[Slot] = []
-    claims = [claim(0, number) for number in range(5)]
-    async with gate.acquire(claim(0), clock) as first:
+    claims = [flight_key(0, number) for number in range(5)]
+    async with single_flight.acquire(flight_key(0), clock) as first:
         turns = []
         for wanted in claims:
-            turns.append(asyncio.ensure_future(arrive(gate, wanted, clock, seen)))
+            turns.append(asyncio.ensure_future(acquire_and_begin(single_flight, wanted, clock, seen)))
             await asyncio.sleep(0)
         assert seen == []
         clock.advance(7)
         first.mark_begun()
         first.mark_begun()
     await asyncio.gather(*turns)
-    assert [crossing.flight_key for crossing in seen] == claims
-    assert [crossing.waited_seconds for crossing in seen] == [7.0] * 5
-    assert [crossing.started_at for crossing in seen] == [clock()] * 5
+    assert [slot.flight_key for slot in seen] == claims
+    assert [slot.waited_seconds for slot in seen] == [7.0] * 5
+    assert [slot.started_at for slot in seen] == [clock()] * 5
 
 
-async def test_whoever_begins_first_lets_the_others_read() -> None:
-    gate, clock = SingleFlight(wait_seconds_max=0.1), ManualClock()
+async def test_the_first_reply_to_start_releases_the_waiting_requests() -> None:
+    single_flight, clock = SingleFlight(wait_seconds_max=0.1), ManualClock()
     seen: list[Slot] = []
-    async with gate.acquire(claim(0), clock), gate.acquire(claim(0), clock) as impatient:
-        waiting = asyncio.ensure_future(arrive(gate, claim(0), clock, seen))
+    async with single_flight.acquire(flight_key(0), clock), single_flight.acquire(flight_key(0), clock) as impatient:
+        waiting = asyncio.ensure_future(acquire_and_begin(single_flight, flight_key(0), clock, seen))
         await asyncio.sleep(0)
         impatient.mark_begun()
         for _ in range(5):
             await asyncio.sleep(0)
         assert waiting.done()
-    assert [crossing.writes for crossing in seen] == [False]
+    assert [slot.writes for slot in seen] == [False]
 
 
-def test_sessions_in_two_threads_share_a_gate() -> None:
-    gate, clock = SingleFlight(), ManualClock()
+def test_sessions_in_two_threads_share_single_flight() -> None:
+    single_flight, clock = SingleFlight(), ManualClock()
     order: list[str] = []
-    under_way, waits = threading.Event(), threading.Event()
+    acquired, waits = threading.Event(), threading.Event()
 
     async def lead() -> None:
-        async with gate.acquire(claim(0), clock) as crossing:
-            under_way.set()
+        async with single_flight.acquire(flight_key(0), clock) as slot:
+            acquired.set()
             await asyncio.to_thread(waits.wait, 5)
             order.append("the first begins")
-            crossing.mark_begun()
+            slot.mark_begun()
 
     async def follow() -> None:
-        await asyncio.to_thread(under_way.wait, 5)
-        waiting = asyncio.ensure_future(arrive(gate, claim(0, 1), clock, []))
+        await asyncio.to_thread(acquired.wait, 5)
+        waiting = asyncio.ensure_future(acquire_and_begin(single_flight, flight_key(0, 1), clock, []))
         await asyncio.sleep(0)
         waits.set()
         await waiting
@@ -155,63 +155,63 @@ def test_sessions_in_two_threads_share_a_gate() -> None:
     assert order == ["the first begins", "the second goes"]
 
 
-def test_a_loop_that_was_closed_while_it_waited_holds_nobody_up() -> None:
-    gate, clock = SingleFlight(), ManualClock()
+def test_an_event_loop_closed_while_it_waited_blocks_no_other() -> None:
+    single_flight, clock = SingleFlight(), ManualClock()
 
     async def leave_waiting() -> None:
-        asyncio.get_running_loop().create_task(arrive(gate, claim(0), clock, []))
+        asyncio.get_running_loop().create_task(acquire_and_begin(single_flight, flight_key(0), clock, []))
         await asyncio.sleep(0)
 
     async def lead() -> None:
-        async with gate.acquire(claim(0), clock) as crossing:
+        async with single_flight.acquire(flight_key(0), clock) as slot:
             await asyncio.to_thread(asyncio.run, leave_waiting())
-            crossing.mark_begun()
+            slot.mark_begun()
 
     asyncio.run(lead())
-    assert gate.key_count == 1
+    assert single_flight.key_count == 1
 
 
-async def test_only_so_many_prefixes_are_remembered_and_none_that_has_lapsed() -> None:
-    gate, clock = SingleFlight(keys_max=3), ManualClock()
+async def test_the_number_of_prefixes_is_bounded_and_expired_ones_are_dropped() -> None:
+    single_flight, clock = SingleFlight(keys_max=3), ManualClock()
     for number in range(5):
-        await arrive(gate, claim(number), clock, [])
-    assert gate.key_count == 3
-    clock.advance(LIFETIME_SECONDS)
-    await arrive(gate, claim(9), clock, [])
-    assert gate.key_count == 1
+        await acquire_and_begin(single_flight, flight_key(number), clock, [])
+    assert single_flight.key_count == 3
+    clock.advance(TTL_SECONDS)
+    await acquire_and_begin(single_flight, flight_key(9), clock, [])
+    assert single_flight.key_count == 1
 
 
-async def test_what_is_read_again_lives_on() -> None:
-    gate, clock = SingleFlight(), ManualClock()
+async def test_a_read_extends_the_ttl() -> None:
+    single_flight, clock = SingleFlight(), ManualClock()
     seen: list[Slot] = []
     for _ in range(3):
-        await arrive(gate, claim(0), clock, seen)
-        clock.advance(LIFETIME_SECONDS - 1)
-    assert [crossing.writes for crossing in seen] == [True, False, False]
+        await acquire_and_begin(single_flight, flight_key(0), clock, seen)
+        clock.advance(TTL_SECONDS - 1)
+    assert [slot.writes for slot in seen] == [True, False, False]
 
 
-async def test_a_shorter_lifetime_takes_nothing_from_a_longer_one() -> None:
-    gate, clock = SingleFlight(), ManualClock()
+async def test_a_shorter_ttl_does_not_shorten_a_longer_one() -> None:
+    single_flight, clock = SingleFlight(), ManualClock()
     seen: list[Slot] = []
-    for lifetime_seconds in (3_600.0, LIFETIME_SECONDS):
-        wanted = FlightKey("s", (BreakpointPrefix("0", SHARED_BYTES_MIN, lifetime_seconds),))
-        await arrive(gate, wanted, clock, seen)
-    clock.advance(LIFETIME_SECONDS + 1)
-    await arrive(gate, claim(0), clock, seen)
-    assert [crossing.writes for crossing in seen] == [True, False, False]
+    for ttl_seconds in (3_600.0, TTL_SECONDS):
+        wanted = FlightKey("s", (BreakpointPrefix("0", SHARED_BYTES_MIN, ttl_seconds),))
+        await acquire_and_begin(single_flight, wanted, clock, seen)
+    clock.advance(TTL_SECONDS + 1)
+    await acquire_and_begin(single_flight, flight_key(0), clock, seen)
+    assert [slot.writes for slot in seen] == [True, False, False]
 
 
-async def test_without_a_gate_or_without_anything_to_share_everybody_goes() -> None:
+async def test_without_single_flight_or_a_shared_prefix_no_request_waits() -> None:
     clock = ManualClock()
-    async with acquire_slot(None, claim(0), clock), acquire_slot(None, claim(0), clock) as second:
+    async with acquire_slot(None, flight_key(0), clock), acquire_slot(None, flight_key(0), clock) as second:
         second.mark_begun()
         assert (second.writes, second.waited_seconds, second.started_at) == (True, 0.0, clock())
-    gate = SingleFlight(wait_seconds_max=60)
-    async with acquire_slot(gate, FlightKey(""), clock), acquire_slot(gate, FlightKey(""), clock):
-        assert gate.key_count == 0
+    single_flight = SingleFlight(wait_seconds_max=60)
+    async with acquire_slot(single_flight, FlightKey(""), clock), acquire_slot(single_flight, FlightKey(""), clock):
+        assert single_flight.key_count == 0
 
 
 @pytest.mark.parametrize("limits", [{"wait_seconds_max": -1}, {"wait_seconds_max": float("nan")}, {"keys_max": 0}])
-def test_a_gate_without_sense_is_refused(limits: dict[str, int]) -> None:
+def test_invalid_limits_are_refused(limits: dict[str, int]) -> None:
     with pytest.raises(UserError, match="wait_seconds_max must be at least 0 and keys_max at least 1"):
         SingleFlight(**limits)

@@ -1,4 +1,4 @@
-"""Which lifetimes a session asks for, as its own rhythm becomes known."""
+"""The TTLs that a session asks for as its idle times become known."""
 
 import msgspec
 
@@ -15,7 +15,7 @@ PROMPT = "Follow the rules of the house. " * 2000
 
 
 class Play:
-    """A session with a long prompt whose user thinks for as long as he is told."""
+    """A session with a long prompt and a user who pauses for given times."""
 
     def __init__(self, *, upgrades: bool = True) -> None:
         row = shipped_models()[SONNET]
@@ -38,47 +38,47 @@ class Play:
             self.clock.advance(pause)
 
     @property
-    def lifetimes(self) -> list[str]:
-        """Of the last mark of each call."""
+    def ttls(self) -> list[str]:
+        """The TTL of the last breakpoint of each call."""
         prepared = [event.payload for row in self.store.sessions() for event in self.store.read(row.id)]
         return [it.plan.breakpoints[-1].ttl for it in prepared if isinstance(it, RequestPrepared)]
 
     @property
     def reads(self) -> list[int]:
-        found = [event.payload for row in self.store.sessions() for event in self.store.read(row.id)]
-        return [it.usage.cache_read for it in found if isinstance(it, LlmCallCompleted)]
+        payloads = [event.payload for row in self.store.sessions() for event in self.store.read(row.id)]
+        return [it.usage.cache_read for it in payloads if isinstance(it, LlmCallCompleted)]
 
 
-async def test_a_session_without_pauses_pays_for_no_hour_until_it_costs_next_to_nothing() -> None:
+async def test_a_session_without_pauses_asks_for_one_hour_only_once_it_is_nearly_free() -> None:
     play = Play()
     async with Session.create(**play.created) as session:
         await play.say(session, *[10.0] * 3)
-    assert play.lifetimes[0] == "5m"
-    assert play.lifetimes.count("1h") == 1
+    assert play.ttls[0] == "5m"
+    assert play.ttls.count("1h") == 1
 
 
-async def test_after_pauses_the_prompt_is_kept_over_the_next_one() -> None:
+async def test_after_pauses_the_prompt_stays_cached_over_the_next_one() -> None:
     play = Play()
     async with Session.create(**play.created) as session:
         await play.say(session, 10, 10, 1200, 10, 10, 1200, 10, 10, 1200, 10)
-    assert "1h" in play.lifetimes
+    assert "1h" in play.ttls
     after_pauses = [play.reads[number] for number in (3, 6, 9)]
     assert after_pauses[-1] > 10_000
 
 
-async def test_where_lifetimes_do_not_upgrade_it_stops_paying_for_them() -> None:
+async def test_a_session_stops_asking_for_one_hour_where_ttls_do_not_upgrade() -> None:
     play = Play(upgrades=False)
     async with Session.create(**play.created) as session:
         await play.say(session, *[10.0, 10.0, 1200.0] * 3)
         lost = play.reads.count(0)
         assert lost >= 2
-    kept = Play()
-    async with Session.create(**kept.created) as session:
-        await kept.say(session, *[10.0, 10.0, 1200.0] * 3)
-    assert kept.reads.count(0) < lost
+    upgrading = Play()
+    async with Session.create(**upgrading.created) as session:
+        await upgrading.say(session, *[10.0, 10.0, 1200.0] * 3)
+    assert upgrading.reads.count(0) < lost
 
 
-async def test_a_resumed_session_knows_what_it_had_learned() -> None:
+async def test_a_resumed_session_keeps_its_learned_idle_times() -> None:
     play, whole = Play(), Play()
     pauses = [10.0, 10.0, 1200.0, 10.0, 10.0, 1200.0, 10.0, 10.0]
     async with Session.create(**whole.created) as session:
@@ -87,16 +87,16 @@ async def test_a_resumed_session_knows_what_it_had_learned() -> None:
         await play.say(session, *pauses[:4])
     async with Session.resume(session.id, **play.options) as again:
         await play.say(again, *pauses[4:])
-    assert play.lifetimes == whole.lifetimes
+    assert play.ttls == whole.ttls
     assert play.reads == whole.reads
 
 
-async def test_an_agent_that_waits_knows_how_long_its_last_call_is_kept() -> None:
+async def test_the_next_wake_time_follows_the_ttl_of_the_last_call() -> None:
     play = Play()
     async with Session.create(**play.created) as session:
         await session.send("So?")
-        assert play.lifetimes[-1] == "5m"
+        assert play.ttls[-1] == "5m"
         assert next_wake(session).within_seconds == 285
         await session.send("So?")
-        assert play.lifetimes[-1] == "1h"
+        assert play.ttls[-1] == "1h"
         assert next_wake(session).within_seconds == 3585

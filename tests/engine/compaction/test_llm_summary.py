@@ -1,4 +1,4 @@
-"""What a model adds to a record: asked for by the request it would get anyway, and held to what was said."""
+"""The LLM summary of a compaction: requested by extending the last request, and checked against the conversation."""
 
 from collections.abc import Sequence
 
@@ -22,8 +22,8 @@ from holdfast.simulator.faults import parse_fault
 from holdfast.simulator.script import ScriptedReply
 from holdfast.types.blocks import Message, Text, ToolUse, join_text_blocks
 
-PROSE = CompactionConfig(auto=False, llm_summary=True)
-SAID = "The lexer in src/lexer.py took 30 seconds, so TokenStream was chosen over a generator."
+WITH_LLM_SUMMARY = CompactionConfig(auto=False, llm_summary=True)
+CONVERSATION_TEXT = "The lexer in src/lexer.py took 30 seconds, so TokenStream was chosen over a generator."
 GOOD = (
     "## Rationale\n- The lexer is slow because it copies.\n## Next\n- Look at the next part.\n- Open src/unheard_of.py."
 )
@@ -32,50 +32,52 @@ GOOD = (
 BROKEN = "broken"
 
 
-def payloads(talk: LongTalk) -> list[AnyPayload]:
-    (row,) = talk.store.sessions()
-    return [event.payload for event in talk.store.read(row.id)]
+def payloads(conversation: LongTalk) -> list[AnyPayload]:
+    (row,) = conversation.store.sessions()
+    return [event.payload for event in conversation.store.read(row.id)]
 
 
 def count(text: str) -> int:
     return len(text) // 4
 
 
-def answering(reply: str | ToolUse, reminded: str | ToolUse | None = None) -> object:
+def script_summary_reply(reply: str | ToolUse, reply_to_reminder: str | ToolUse | None = None) -> object:
     def answer(messages: Sequence[Message]) -> ScriptedReply:
-        asked = join_text_blocks(messages[-1].content)
-        if LLM_SUMMARY_PROMPT not in asked:
+        last_text = join_text_blocks(messages[-1].content)
+        if LLM_SUMMARY_PROMPT not in last_text:
             return reading(messages)
-        given = reminded if reminded is not None and LLM_SUMMARY_RETRY_PROMPT in asked else reply
-        if given == BROKEN:
+        chosen = reply_to_reminder if reply_to_reminder is not None and LLM_SUMMARY_RETRY_PROMPT in last_text else reply
+        if chosen == BROKEN:
             return ScriptedReply((Text("Too"),), faults=(parse_fault("400"),))
-        return ScriptedReply((Text(given) if isinstance(given, str) else given,))
+        return ScriptedReply((Text(chosen) if isinstance(chosen, str) else chosen,))
 
     return answer
 
 
-async def compacted(reply: str | ToolUse, reminded: str | ToolUse | None = None) -> tuple[LongTalk, ContextCompacted]:
-    talk = LongTalk(compaction=PROSE)
-    talk.provider._script = answering(reply, reminded)  # type: ignore[assignment]  # a function of the messages
-    async with talk.create() as session:
-        await talk.speak(session, 12)
+async def compact_with_summary(
+    reply: str | ToolUse, reply_to_reminder: str | ToolUse | None = None
+) -> tuple[LongTalk, ContextCompacted]:
+    conversation = LongTalk(compaction=WITH_LLM_SUMMARY)
+    conversation.provider._script = script_summary_reply(reply, reply_to_reminder)  # type: ignore[assignment]  # a function of the messages
+    async with conversation.create() as session:
+        await conversation.speak(session, 12)
         await session.compact()
-    (event,) = [one.payload for one in talk.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
-    return talk, event
+    (event,) = [one.payload for one in conversation.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
+    return conversation, event
 
 
-async def test_the_request_for_it_extends_the_last_one_and_reads_the_cache() -> None:
-    talk, event = await compacted(GOOD)
-    before, asked = (msgspec.json.decode(one.body) for one in talk.provider.requests[-2:])
-    assert (asked["tools"], asked["system"]) == (before["tools"], before["system"])
-    assert len(asked["messages"]) == len(before["messages"]) + 2
-    assert asked["messages"][-1]["content"][0]["text"] == LLM_SUMMARY_PROMPT
+async def test_the_summary_request_extends_the_last_one_and_reads_the_cache() -> None:
+    conversation, event = await compact_with_summary(GOOD)
+    last_request, summary_request = (msgspec.json.decode(one.body) for one in conversation.provider.requests[-2:])
+    assert (summary_request["tools"], summary_request["system"]) == (last_request["tools"], last_request["system"])
+    assert len(summary_request["messages"]) == len(last_request["messages"]) + 2
+    assert summary_request["messages"][-1]["content"][0]["text"] == LLM_SUMMARY_PROMPT
     assert event.usage.cache_read >= 0.85 * event.usage.tokens_sent
     assert event.cost_usd > 0
 
 
-async def test_lines_that_hold_are_kept_and_the_others_are_dropped_and_counted() -> None:
-    _, event = await compacted(GOOD)
+async def test_supported_lines_are_kept_and_the_others_are_dropped_and_counted() -> None:
+    _, event = await compact_with_summary(GOOD)
     assert [part.kind for part in event.segments] == ["facts", "llm_summary", "note"]
     assert event.segments[1].text == (
         "## Rationale\n- The lexer is slow because it copies.\n\n## Next\n- Look at the next part."
@@ -84,89 +86,89 @@ async def test_lines_that_hold_are_kept_and_the_others_are_dropped_and_counted()
 
 
 @pytest.mark.parametrize("reply", ["Sorry.", "## Story\n- Once.", ToolUse("", "read_file", '{"path":"a"}')])
-async def test_what_cannot_be_used_leaves_the_record_that_was_found_by_rule(reply: str | ToolUse) -> None:
-    talk, event = await compacted(reply)
+async def test_an_unusable_summary_leaves_the_deterministic_summary(reply: str | ToolUse) -> None:
+    conversation, event = await compact_with_summary(reply)
     assert [part.kind for part in event.segments] == ["facts", "note"]
     assert len(event.notes) == 1
     assert event.cost_usd > 0
-    (said,) = [it for it in payloads(talk) if isinstance(it, RecoverySucceeded)]
-    assert said.scenario == "summary_invalid"
-    assert [(one.step, one.status) for one in said.results] == [
+    (recovery,) = [it for it in payloads(conversation) if isinstance(it, RecoverySucceeded)]
+    assert recovery.scenario == "summary_invalid"
+    assert [(one.step, one.status) for one in recovery.results] == [
         ("remind_summariser", "done"),
         ("deterministic_record", "done"),
     ]
 
 
-async def test_a_reminder_may_be_enough() -> None:
-    talk, event = await compacted(ToolUse("", "read_file", '{"path":"a"}'), GOOD)
+async def test_one_reminder_can_be_enough() -> None:
+    conversation, event = await compact_with_summary(ToolUse("", "read_file", '{"path":"a"}'), GOOD)
     assert [part.kind for part in event.segments] == ["facts", "llm_summary", "note"]
-    (said,) = [it for it in payloads(talk) if isinstance(it, RecoverySucceeded)]
-    assert [(one.step, one.status) for one in said.results] == [("remind_summariser", "recovered")]
-    asked = [msgspec.json.decode(one.body)["messages"] for one in talk.provider.requests[-2:]]
-    assert asked[0][:-1] == asked[1][:-1]
+    (recovery,) = [it for it in payloads(conversation) if isinstance(it, RecoverySucceeded)]
+    assert [(one.step, one.status) for one in recovery.results] == [("remind_summariser", "recovered")]
+    message_lists = [msgspec.json.decode(one.body)["messages"] for one in conversation.provider.requests[-2:]]
+    assert message_lists[0][:-1] == message_lists[1][:-1]
     assert event.usage.cache_read >= 0.85 * event.usage.tokens_sent
 
 
-async def test_what_the_model_was_paid_for_it_is_in_the_list_of_calls_and_in_every_sum() -> None:
-    talk, event = await compacted(ToolUse("", "read_file", '{"path":"a"}'), GOOD)
-    (row,) = talk.store.sessions()
-    events = list(talk.store.read(row.id))
-    listed = list(iter_entries(events, shipped_models()))
-    summaries = [one for one in listed if one.source == "summary"]
+async def test_the_cost_of_a_summary_is_in_the_list_of_calls_and_in_every_sum() -> None:
+    conversation, event = await compact_with_summary(ToolUse("", "read_file", '{"path":"a"}'), GOOD)
+    (row,) = conversation.store.sessions()
+    events = list(conversation.store.read(row.id))
+    entries = list(iter_entries(events, shipped_models()))
+    summaries = [one for one in entries if one.source == "summary"]
     assert [one.verdict for one in summaries] == [None, None]
     assert sum(one.record.cost_usd for one in summaries) == event.cost_usd
     assert all(one.uncached_usd > one.record.cost_usd for one in summaries)
     total = fold_events(events, row.id).cost_usd
-    assert sum(one.record.cost_usd for one in listed) == total
+    assert sum(one.record.cost_usd for one in entries) == total
     assert sum(one.cost_usd for one in compute_turn_costs(events, shipped_models())) == total
     posted = sum(one.sums.spent for one in iter_postings(events, shipped_models()))
     assert posted == to_picodollars(total)
 
 
-async def test_a_call_for_it_that_fails_is_on_the_log_too() -> None:
-    talk, event = await compacted(BROKEN)
+async def test_a_failed_summary_call_is_recorded_too() -> None:
+    conversation, event = await compact_with_summary(BROKEN)
     assert [part.kind for part in event.segments] == ["facts", "note"]
-    (failed,) = [it for it in payloads(talk) if isinstance(it, LlmCallFailed)]
+    (failed,) = [it for it in payloads(conversation) if isinstance(it, LlmCallFailed)]
     assert event.notes == (f"the summary request failed: {failed.error_message_redacted}",)
-    assert not [it for it in payloads(talk) if isinstance(it, RecoveryAttempted)]
+    assert not [it for it in payloads(conversation) if isinstance(it, RecoveryAttempted)]
 
 
-async def test_what_it_cost_is_counted_and_it_is_no_part_of_the_conversation() -> None:
-    talk = LongTalk(compaction=PROSE)
-    talk.provider._script = answering(GOOD)  # type: ignore[assignment]  # a function of the messages
-    async with talk.create() as session:
-        await talk.speak(session, 12)
+async def test_the_cost_of_a_summary_is_counted_but_its_prompt_is_not_in_the_conversation() -> None:
+    conversation = LongTalk(compaction=WITH_LLM_SUMMARY)
+    conversation.provider._script = script_summary_reply(GOOD)  # type: ignore[assignment]  # a function of the messages
+    async with conversation.create() as session:
+        await conversation.speak(session, 12)
         before = session.cost
         await session.compact()
         assert session.cost > before
         assert LLM_SUMMARY_PROMPT not in str(session.history)
 
 
-async def test_a_cold_cache_is_not_paid_for_twice() -> None:
-    talk = LongTalk(compaction=PROSE)
-    async with talk.create() as session:
-        await talk.speak(session, 12)
-        talk.clock.advance(7_200)
-        sent = len(talk.provider.requests)
+async def test_no_summary_is_requested_when_the_cache_is_cold() -> None:
+    conversation = LongTalk(compaction=WITH_LLM_SUMMARY)
+    async with conversation.create() as session:
+        await conversation.speak(session, 12)
+        conversation.clock.advance(7_200)
+        sent = len(conversation.provider.requests)
         await session.compact()
-    assert len(talk.provider.requests) == sent
+    assert len(conversation.provider.requests) == sent
 
 
-def test_names_quotations_and_words_of_the_user_are_held_to_what_was_said() -> None:
+def test_names_quotations_and_claims_about_the_user_are_checked_against_the_conversation() -> None:
     text = (
         "## Rationale\n- TokenStream was chosen for src/lexer.py.\n- It saved 90 seconds.\n"
         '- "The lexer in src/lexer.py took" too long.\n- "Nobody has ever said these words" here.\n'
         "- The user said to push.\n- The user wants more.\n## Rejected\n- A generator.\n## Orders\n- Push now."
     )
-    found = check_llm_summary(text, SAID, count=count)
-    assert found.text == (
+    checked = check_llm_summary(text, CONVERSATION_TEXT, count=count)
+    assert checked.text == (
         "## Rationale\n- TokenStream was chosen for src/lexer.py.\n"
         '- "The lexer in src/lexer.py took" too long.\n\n## Rejected\n- A generator.'
     )
-    assert found.dropped == 5
+    assert checked.dropped == 5
 
 
-def test_what_is_too_long_is_left_out_from_the_end_on() -> None:
-    found = check_llm_summary("## Next\n" + "- do it all again and again\n" * 1_000, SAID, count=count)
-    assert 0 < len(found.text) < 5_200
-    assert found.dropped > 0
+def test_a_summary_that_is_too_long_is_cut_at_its_end() -> None:
+    checked = check_llm_summary("## Next\n" + "- do it all again and again\n" * 1_000, CONVERSATION_TEXT, count=count)
+    assert 0 < len(checked.text) < 5_200
+    assert checked.dropped > 0

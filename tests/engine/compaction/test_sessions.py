@@ -1,4 +1,4 @@
-"""A session that is made shorter: the log stays, the view changes, and everything else goes on."""
+"""Compaction of a session: the log stays complete, the view changes, and everything else continues."""
 
 import msgspec
 import pytest
@@ -17,7 +17,7 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.types.blocks import Text, ToolResult, join_text_blocks
 from holdfast.types.transcript import merge_into_messages, validate_transcript
 
-pytestmark = pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
+pytestmark = pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
 
 
 def compactions(store: MemoryStore) -> list[ContextCompacted]:
@@ -25,10 +25,10 @@ def compactions(store: MemoryStore) -> list[ContextCompacted]:
     return [event.payload for event in store.read(row.id) if isinstance(event.payload, ContextCompacted)]
 
 
-async def test_the_view_begins_with_the_record_and_goes_on_with_what_was_kept_word_for_word() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 12)
+async def test_the_view_is_the_summary_followed_by_the_retained_messages_unchanged() -> None:
+    conversation = LongTalk()
+    async with conversation.create() as session:
+        await conversation.speak(session, 12)
         before = session.history
         result = await session.compact()
         after = session.history
@@ -41,16 +41,16 @@ async def test_the_view_begins_with_the_record_and_goes_on_with_what_was_kept_wo
     assert validate_transcript(after) == ()
 
 
-async def test_the_log_keeps_every_message_and_the_event_says_what_it_covers() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 12)
-        told = read_logged_messages(talk.store.read(session.id))
+async def test_the_log_keeps_every_message_and_the_event_names_the_range_it_covers() -> None:
+    conversation = LongTalk()
+    async with conversation.create() as session:
+        await conversation.speak(session, 12)
+        logged = read_logged_messages(conversation.store.read(session.id))
         await session.compact()
-        assert read_logged_messages(talk.store.read(session.id)) == told
-    (event,) = compactions(talk.store)
+        assert read_logged_messages(conversation.store.read(session.id)) == logged
+    (event,) = compactions(conversation.store)
     assert (event.strategy, event.trigger, event.epoch, event.first) == ("checkpoint", "requested", 2, 1)
-    assert 1 < event.last < len(told)
+    assert 1 < event.last < len(logged)
     assert event.tokens_after == pytest.approx(
         event.numbers.stable_prefix_tokens + event.numbers.summary_tokens + event.numbers.kept_tokens, rel=0.01
     )
@@ -59,92 +59,95 @@ async def test_the_log_keeps_every_message_and_the_event_says_what_it_covers() -
     assert event.numbers.saving_per_call_usd > 0
 
 
-async def test_calls_behind_a_compaction_read_the_head_and_then_the_record() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 12)
+async def test_calls_after_a_compaction_read_the_stable_prefix_and_then_the_summary() -> None:
+    conversation = LongTalk()
+    async with conversation.create() as session:
+        await conversation.speak(session, 12)
         await session.compact()
-        await talk.speak(session, 2)
-    judged = [one.verdict for one in iter_entries(talk.store.read(session.id), shipped_models()) if one.verdict]
-    first = next(verdict for verdict in judged if verdict.kind == "planned")
+        await conversation.speak(session, 2)
+    verdicts = [
+        one.verdict for one in iter_entries(conversation.store.read(session.id), shipped_models()) if one.verdict
+    ]
+    first = next(verdict for verdict in verdicts if verdict.kind == "planned")
     assert first.component == "compaction"
     assert first.read_tokens > 2_000
-    assert [verdict.kind for verdict in judged[judged.index(first) + 1 :]] == ["held"] * 3
-    records = list(iter_calls(talk.store.read(session.id)))
+    assert [verdict.kind for verdict in verdicts[verdicts.index(first) + 1 :]] == ["held"] * 3
+    records = list(iter_calls(conversation.store.read(session.id)))
     assert all(record.is_prefix_unchanged for record in records)
 
 
 async def test_every_request_of_a_compacted_session_is_certified() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 8)
+    conversation = LongTalk()
+    async with conversation.create() as session:
+        await conversation.speak(session, 8)
         await session.compact()
-        await talk.speak(session, 8)
+        await conversation.speak(session, 8)
         await session.compact()
-        await talk.speak(session, 2)
-    made = list(certify(talk.store.read(session.id), session.id, shipped_models()))
-    assert [one.violation for one in made] == [None] * len(made)
-    # Eight turns are sixteen calls: the head was marked on its own, so that the call behind a compaction must read it.
-    for behind in (made[16], made[32]):
-        assert behind.prefix_bytes > 10_000
-        assert 3_000 < behind.expected_read_tokens <= (behind.read_tokens or 0)
+        await conversation.speak(session, 2)
+    certificates = list(certify(conversation.store.read(session.id), session.id, shipped_models()))
+    assert [one.violation for one in certificates] == [None] * len(certificates)
+    # Eight turns are sixteen calls. The stable prefix has its own breakpoint, so the call after a compaction must read
+    # it.
+    for after_compaction in (certificates[16], certificates[32]):
+        assert after_compaction.prefix_bytes > 10_000
+        assert 3_000 < after_compaction.expected_read_tokens <= (after_compaction.read_tokens or 0)
 
 
-async def test_a_resumed_session_sends_the_same_bytes_behind_a_compaction() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 10)
+async def test_a_resumed_session_sends_the_same_bytes_after_a_compaction() -> None:
+    conversation = LongTalk()
+    async with conversation.create() as session:
+        await conversation.speak(session, 10)
         await session.compact()
         history = session.history
-        await talk.speak(session, 1)
-    sent = talk.provider.requests[-1].body
-    async with talk.resume(session.id) as resumed:
+        await conversation.speak(session, 1)
+    sent = conversation.provider.requests[-1].body
+    async with conversation.resume(session.id) as resumed:
         assert resumed.history[: len(history)] == history
-        talk.clock.advance(5)
+        conversation.clock.advance(5)
         answer = await resumed.send("And the next?")
-    again = talk.provider.requests[-2].body
+    again = conversation.provider.requests[-2].body
     assert answer.usage.cache_read > 0
     assert messages_in(again)[: len(messages_in(sent))] == messages_in(sent)
 
 
 def messages_in(body: bytes) -> list[object]:
-    read = msgspec.json.decode(body)["messages"]
-    for message in read:
+    messages = msgspec.json.decode(body)["messages"]
+    for message in messages:
         for block in message["content"]:
             block.pop("cache_control", None)
-    return list(read)
+    return list(messages)
 
 
-async def test_a_second_compaction_at_once_does_nothing() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 12)
+async def test_a_second_compaction_in_a_row_does_nothing() -> None:
+    conversation = LongTalk()
+    async with conversation.create() as session:
+        await conversation.speak(session, 12)
         await session.compact()
         history = session.history
         result = await session.compact()
         assert session.history == history
     assert result.removed_message_count == 0
     assert result.reason == "there is nothing new to compact"
-    assert len(compactions(talk.store)) == 1
+    assert len(compactions(conversation.store)) == 1
 
 
-async def test_a_conversation_that_is_short_is_left_as_it_is() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 1)
+async def test_a_short_conversation_is_not_compacted() -> None:
+    conversation = LongTalk()
+    async with conversation.create() as session:
+        await conversation.speak(session, 1)
         result = await session.compact()
     assert result.removed_message_count == 0
-    assert compactions(talk.store) == []
+    assert compactions(conversation.store) == []
 
 
-async def test_later_records_are_made_of_the_log_and_keep_the_first_goal_word_for_word() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
+async def test_later_summaries_are_built_from_the_log_and_keep_the_first_goal_unchanged() -> None:
+    conversation = LongTalk()
+    async with conversation.create() as session:
         for _ in range(5):
-            await talk.speak(session, 6)
+            await conversation.speak(session, 6)
             await session.compact()
         text = join_text_blocks(session.history[0].content)
-    events = compactions(talk.store)
+    events = compactions(conversation.store)
     assert len(events) == 5
     assert text.count(GOAL) == 1
     assert "- - " not in text
@@ -152,95 +155,95 @@ async def test_later_records_are_made_of_the_log_and_keep_the_first_goal_word_fo
     assert [event.first for event in events[1:]] == [event.last + 1 for event in events[:-1]]
 
 
-async def test_another_model_gets_the_record_and_not_what_it_stands_for() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 12)
+async def test_another_model_gets_the_summary_and_not_the_messages_it_replaces() -> None:
+    conversation = LongTalk()
+    async with conversation.create() as session:
+        await conversation.speak(session, 12)
         await session.compact()
         await session.switch_model("anthropic:claude-haiku-4-5")
-        await talk.speak(session, 1)
+        await conversation.speak(session, 1)
         assert GOAL in join_text_blocks(session.history[0].content)
-    assert talk.provider.requests[-1].status == 200
-    assert len(talk.provider.requests[-1].body) < 100_000
+    assert conversation.provider.requests[-1].status == 200
+    assert len(conversation.provider.requests[-1].body) < 100_000
 
 
-async def test_what_a_refused_message_takes_with_it_is_not_the_record() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 12)
+async def test_the_summary_is_its_own_layer_so_that_a_refused_message_does_not_remove_it() -> None:
+    conversation = LongTalk()
+    async with conversation.create() as session:
+        await conversation.speak(session, 12)
         await session.compact(CompactionConfig(tail_tokens_max=1))
-    state = fold_events(talk.store.read(session.id), session.id)
+    state = fold_events(conversation.store.read(session.id), session.id)
     assert state.entries[0].layer == "record"
 
 
-async def test_the_size_of_the_prompt_now_starts_a_compaction_by_itself() -> None:
+async def test_the_size_of_the_prompt_triggers_a_compaction() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=20_000, money=False)
-    talk = LongTalk(compaction=limit)
-    async with talk.create() as session:
-        await talk.speak(session, 24)
-    events = compactions(talk.store)
+    conversation = LongTalk(compaction=limit)
+    async with conversation.create() as session:
+        await conversation.speak(session, 24)
+    events = compactions(conversation.store)
     assert events
     assert {event.trigger for event in events} == {"soft"}
     assert all(event.tokens_before >= 20_000 for event in events)
-    sizes = [record.usage.tokens_sent for record in iter_calls(talk.store.read(session.id))]
+    sizes = [record.usage.tokens_sent for record in iter_calls(conversation.store.read(session.id))]
     assert max(sizes) < 24_000
 
 
-async def test_below_the_limit_nothing_happens() -> None:
-    talk = LongTalk(compaction=CompactionConfig(auto_compaction_input_tokens_threshold=1_000_000, money=False))
-    async with talk.create() as session:
-        await talk.speak(session, 12)
-    assert compactions(talk.store) == []
+async def test_below_the_limit_nothing_is_compacted() -> None:
+    conversation = LongTalk(compaction=CompactionConfig(auto_compaction_input_tokens_threshold=1_000_000, money=False))
+    async with conversation.create() as session:
+        await conversation.speak(session, 12)
+    assert compactions(conversation.store) == []
 
 
-async def test_a_cold_cache_is_the_moment_for_it() -> None:
-    talk = LongTalk(compaction=CompactionConfig(money=False))
-    async with talk.create() as session:
-        await talk.speak(session, 14)
-        assert compactions(talk.store) == []
-        await talk.speak(session, 1, gap_seconds=7_200)
-    (event,) = compactions(talk.store)
+async def test_a_cold_cache_triggers_a_compaction() -> None:
+    conversation = LongTalk(compaction=CompactionConfig(money=False))
+    async with conversation.create() as session:
+        await conversation.speak(session, 14)
+        assert compactions(conversation.store) == []
+        await conversation.speak(session, 1, gap_seconds=7_200)
+    (event,) = compactions(conversation.store)
     assert event.trigger == "cache_expired"
     assert event.numbers.is_cache_cold
     assert event.numbers.cost_usd < 0
 
 
-async def test_a_compaction_pays_for_itself_where_it_is_done_for_money() -> None:
+async def test_a_compaction_done_for_cost_pays_for_itself() -> None:
     costs = {}
     for money in (True, False):
-        talk = LongTalk(compaction=CompactionConfig(auto=money))
-        async with talk.create() as session:
-            await talk.speak(session, 60)
+        conversation = LongTalk(compaction=CompactionConfig(auto=money))
+        async with conversation.create() as session:
+            await conversation.speak(session, 60)
         costs[money] = session.cost
-        assert {event.trigger for event in compactions(talk.store)} == ({"money"} if money else set())
+        assert {event.trigger for event in compactions(conversation.store)} == ({"money"} if money else set())
     assert costs[True] < costs[False]
 
 
-async def test_a_head_that_is_too_large_is_told_once_in_a_turn_and_not_tried_again() -> None:
+async def test_a_stable_prefix_that_is_too_large_is_reported_at_most_once_per_turn() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=1_000, money=False)
-    talk = LongTalk(compaction=limit, system_prompt="Follow the rules. " * 9_000)
-    async with talk.create() as session:
-        await talk.speak(session, 10)
-    found = [event.payload for event in talk.store.read(session.id)]
-    refused = [payload for payload in found if isinstance(payload, CompactionSkipped)]
-    assert len(refused) <= 10
-    assert refused == [] or "tools and system prompt alone" in refused[-1].reason
+    conversation = LongTalk(compaction=limit, system_prompt="Follow the rules. " * 9_000)
+    async with conversation.create() as session:
+        await conversation.speak(session, 10)
+    payloads = [event.payload for event in conversation.store.read(session.id)]
+    skipped = [payload for payload in payloads if isinstance(payload, CompactionSkipped)]
+    assert len(skipped) <= 10
+    assert skipped == [] or "tools and system prompt alone" in skipped[-1].reason
 
 
-async def test_volatile_text_that_was_covered_is_said_again() -> None:
-    talk = LongTalk(system_prompt_volatile="The house is open.")
-    async with talk.create() as session:
-        await talk.speak(session, 12)
+async def test_volatile_text_that_was_compacted_is_sent_again() -> None:
+    conversation = LongTalk(system_prompt_volatile="The house is open.")
+    async with conversation.create() as session:
+        await conversation.speak(session, 12)
         await session.compact()
         assert "The house is open." not in str(session.history[1:])
-        await talk.speak(session, 1)
+        await conversation.speak(session, 1)
         assert "The house is open." in str(session.history[1:])
 
 
-async def test_nothing_is_compacted_while_a_turn_is_under_way() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 2)
+async def test_nothing_is_compacted_while_a_turn_is_in_progress() -> None:
+    conversation = LongTalk()
+    async with conversation.create() as session:
+        await conversation.speak(session, 2)
         stream = session.stream("Go on.")
         await anext(stream)
         with pytest.raises(UserError, match="a turn is in progress"):
@@ -248,40 +251,40 @@ async def test_nothing_is_compacted_while_a_turn_is_under_way() -> None:
         await stream.aclose()
 
 
-async def test_tool_results_that_are_kept_keep_their_calls() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 12)
+async def test_retained_tool_results_keep_their_calls() -> None:
+    conversation = LongTalk()
+    async with conversation.create() as session:
+        await conversation.speak(session, 12)
         for tail in (4_000, 2_000, 500, 1):
-            await talk.speak(session, 1)
+            await conversation.speak(session, 1)
             await session.compact(CompactionConfig(tail_tokens_max=tail))
             assert validate_transcript(session.history) == ()
-    state = fold_events(talk.store.read(session.id), session.id)
+    state = fold_events(conversation.store.read(session.id), session.id)
     assert merge_into_messages(state.entries) == session.history
     assert any(isinstance(block, ToolResult | Text) for message in session.history for block in message.content)
 
 
-async def test_old_outputs_are_cleared_first_where_that_is_enough() -> None:
+async def test_old_tool_outputs_are_cleared_first_if_that_is_enough() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=30_000, money=False)
-    talk = LongTalk(compaction=limit, recall_history=True)
-    async with talk.create() as session:
-        await talk.speak(session, 26)
+    conversation = LongTalk(compaction=limit, recall_history=True)
+    async with conversation.create() as session:
+        await conversation.speak(session, 26)
         assert validate_transcript(session.history) == ()
         view = str(session.history)
-    first = compactions(talk.store)[0]
+    first = compactions(conversation.store)[0]
     assert (first.strategy, first.segments) == ("clear", ())
     assert first.unchanged_blocks > 0
     assert "[The output of read_file src/part_" in view
-    made = list(certify(talk.store.read(session.id), session.id, shipped_models()))
-    assert [one.violation for one in made] == [None] * len(made)
+    certificates = list(certify(conversation.store.read(session.id), session.id, shipped_models()))
+    assert [one.violation for one in certificates] == [None] * len(certificates)
 
 
-async def test_clearing_can_be_switched_off() -> None:
+async def test_clearing_can_be_disabled() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=30_000, money=False, clear=False)
-    talk = LongTalk(compaction=limit)
-    async with talk.create() as session:
-        await talk.speak(session, 26)
-    assert {event.strategy for event in compactions(talk.store)} == {"checkpoint"}
+    conversation = LongTalk(compaction=limit)
+    async with conversation.create() as session:
+        await conversation.speak(session, 26)
+    assert {event.strategy for event in compactions(conversation.store)} == {"checkpoint"}
 
 
 @pytest.mark.parametrize(
@@ -294,31 +297,33 @@ async def test_clearing_can_be_switched_off() -> None:
         ("anthropic:claude-opus-5-5", PROMPT, "user"),
     ],
 )
-async def test_the_record_is_the_systems_where_the_provider_takes_that(model: str, prompt: str, role: str) -> None:
-    talk = LongTalk(model=model, system_prompt=prompt)
-    async with talk.create() as session:
-        await talk.speak(session, 12)
+async def test_the_summary_has_the_system_role_where_the_provider_supports_it(
+    model: str, prompt: str, role: str
+) -> None:
+    conversation = LongTalk(model=model, system_prompt=prompt)
+    async with conversation.create() as session:
+        await conversation.speak(session, 12)
         await session.compact()
         assert session.history[0].role == role
-        await talk.speak(session, 2)
+        await conversation.speak(session, 2)
         await session.switch_model("anthropic:claude-sonnet-4-6")
-        await talk.speak(session, 1)
+        await conversation.speak(session, 1)
         assert session.history[0].role == "user"
-    assert {request.status for request in talk.provider.requests} == {200}
-    made = list(certify(talk.store.read(session.id), session.id, shipped_models()))
-    assert [one.violation for one in made] == [None] * len(made)
+    assert {request.status for request in conversation.provider.requests} == {200}
+    certificates = list(certify(conversation.store.read(session.id), session.id, shipped_models()))
+    assert [one.violation for one in certificates] == [None] * len(certificates)
 
 
-async def test_a_new_session_can_be_told_all_that_was_done() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 12)
-        told = session.hand_off()
-        assert compactions(talk.store) == []
-    assert GOAL in told
-    assert "read x1, sha:" in told
-    assert "recall_history" not in told
-    assert "preserved word for word below" not in told
-    async with talk.create() as another:
-        await another.send(told)
+async def test_a_hand_off_tells_a_new_session_everything_that_was_done() -> None:
+    conversation = LongTalk()
+    async with conversation.create() as session:
+        await conversation.speak(session, 12)
+        hand_off = session.hand_off()
+        assert compactions(conversation.store) == []
+    assert GOAL in hand_off
+    assert "read x1, sha:" in hand_off
+    assert "recall_history" not in hand_off
+    assert "preserved word for word below" not in hand_off
+    async with conversation.create() as another:
+        await another.send(hand_off)
         assert another.turn_count == 1

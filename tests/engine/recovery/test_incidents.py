@@ -1,4 +1,4 @@
-"""Known failures that a session meets by itself: told under their names, on its log, and seen to where that can be."""
+"""Incidents that a session detects by itself: recorded under their scenario names and resolved where possible."""
 
 import asyncio
 from collections.abc import Sequence
@@ -25,77 +25,77 @@ from holdfast.stores.open import open_store
 from holdfast.types.blocks import Message, Text, ToolUse, join_text_blocks
 from holdfast.types.json_encoding import encode_json
 
-Kept = TypeVar("Kept", bound=AnyPayload)
-HAND = CompactionConfig(auto=False, auto_compaction_input_tokens_threshold=20_000)
+PayloadType = TypeVar("PayloadType", bound=AnyPayload)
+MANUAL_COMPACTION = CompactionConfig(auto=False, auto_compaction_input_tokens_threshold=20_000)
 
-pytestmark = pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
-
-
-def kept(talk: LongTalk, kind: type[Kept]) -> list[Kept]:
-    (row,) = talk.store.sessions()
-    return [event.payload for event in talk.store.read(row.id) if isinstance(event.payload, kind)]
+pytestmark = pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
 
 
-async def test_a_cache_that_a_provider_has_lost_is_told_with_what_was_looked_at() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 4)
-        assert kept(talk, RecoveryEnqueued) == []
-        talk.provider.advance(7_200)
-        await talk.speak(session, 2)
-    (told,) = kept(talk, RecoveryEnqueued)
-    assert (told.scenario, told.follow_up) == ("unexpected_cache_break", "run")
-    assert told.detail.startswith("only 0 of ")
-    (done,) = kept(talk, RecoverySucceeded)
+def payloads_of(long_session: LongTalk, kind: type[PayloadType]) -> list[PayloadType]:
+    (row,) = long_session.store.sessions()
+    return [event.payload for event in long_session.store.read(row.id) if isinstance(event.payload, kind)]
+
+
+async def test_a_cache_lost_by_the_provider_is_reported_with_what_was_checked() -> None:
+    long_session = LongTalk()
+    async with long_session.create() as session:
+        await long_session.speak(session, 4)
+        assert payloads_of(long_session, RecoveryEnqueued) == []
+        long_session.provider.advance(7_200)
+        await long_session.speak(session, 2)
+    (incident,) = payloads_of(long_session, RecoveryEnqueued)
+    assert (incident.scenario, incident.follow_up) == ("unexpected_cache_break", "run")
+    assert incident.detail.startswith("only 0 of ")
+    (done,) = payloads_of(long_session, RecoverySucceeded)
     assert [one.step for one in done.results] == ["diff_chain", "freeze_tools_and_system", "repin_head"]
     assert done.results[0].detail.endswith("blocks are unchanged: the provider has lost them")
     assert "breakpoints" in done.results[2].detail
 
 
-async def test_a_cache_that_was_given_up_on_purpose_is_no_break() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 12)
+async def test_a_cache_lost_on_purpose_is_no_incident() -> None:
+    long_session = LongTalk()
+    async with long_session.create() as session:
+        await long_session.speak(session, 12)
         await session.compact()
-        await talk.speak(session, 2)
-        await talk.speak(session, 2, gap_seconds=7_200)
-    assert kept(talk, RecoveryEnqueued) == []
+        await long_session.speak(session, 2)
+        await long_session.speak(session, 2, gap_seconds=7_200)
+    assert payloads_of(long_session, RecoveryEnqueued) == []
 
 
-async def test_a_large_prompt_that_grew_cold_is_told_with_its_price() -> None:
-    talk = LongTalk(compaction=HAND)
-    async with talk.create() as session:
-        await talk.speak(session, 14)
-        assert kept(talk, RecoveryEnqueued) == []
-        await talk.speak(session, 2, gap_seconds=7_200)
-    told = kept(talk, RecoveryEnqueued)
-    assert [(one.scenario, one.follow_up) for one in told] == [("cache_cold_large", "surface")] * 2
-    assert "tokens has expired; writing them again costs about $0." in told[0].detail
+async def test_a_large_prompt_with_an_expired_cache_is_reported_with_its_cost() -> None:
+    long_session = LongTalk(compaction=MANUAL_COMPACTION)
+    async with long_session.create() as session:
+        await long_session.speak(session, 14)
+        assert payloads_of(long_session, RecoveryEnqueued) == []
+        await long_session.speak(session, 2, gap_seconds=7_200)
+    incidents = payloads_of(long_session, RecoveryEnqueued)
+    assert [(one.scenario, one.follow_up) for one in incidents] == [("cache_cold_large", "surface")] * 2
+    assert "tokens has expired; writing them again costs about $0." in incidents[0].detail
 
 
-async def test_a_large_prompt_that_is_made_shorter_when_it_is_cold_needs_nobody() -> None:
-    talk = LongTalk(compaction=msgspec.structs.replace(HAND, auto=True, money=False, clear=False))
-    async with talk.create() as session:
-        await talk.speak(session, 8)
-        await talk.speak(session, 1, gap_seconds=7_200)
-    assert kept(talk, ContextCompacted)[-1].trigger == "cache_expired"
-    assert kept(talk, RecoveryEnqueued) == []
+async def test_a_large_prompt_that_is_compacted_when_its_cache_expired_is_no_incident() -> None:
+    long_session = LongTalk(compaction=msgspec.structs.replace(MANUAL_COMPACTION, auto=True, money=False, clear=False))
+    async with long_session.create() as session:
+        await long_session.speak(session, 8)
+        await long_session.speak(session, 1, gap_seconds=7_200)
+    assert payloads_of(long_session, ContextCompacted)[-1].trigger == "cache_expired"
+    assert payloads_of(long_session, RecoveryEnqueued) == []
 
 
-async def test_a_head_that_no_compaction_makes_shorter_is_told_once() -> None:
+async def test_a_stable_prefix_that_no_compaction_can_shorten_is_reported_once() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=1_000, money=False, clear=False)
-    talk = LongTalk(compaction=limit, system_prompt="Follow the rules. " * 9_000)
-    async with talk.create() as session:
-        await talk.speak(session, 12)
-    (told,) = kept(talk, RecoveryEnqueued)
-    assert (told.scenario, told.follow_up) == ("compaction_ineffective", "surface")
-    assert "tools and system prompt alone exceed the limit" in told.detail
-    assert "prefix " in told.detail
+    long_session = LongTalk(compaction=limit, system_prompt="Follow the rules. " * 9_000)
+    async with long_session.create() as session:
+        await long_session.speak(session, 12)
+    (incident,) = payloads_of(long_session, RecoveryEnqueued)
+    assert (incident.scenario, incident.follow_up) == ("compaction_ineffective", "surface")
+    assert "tools and system prompt alone exceed the limit" in incident.detail
+    assert "prefix " in incident.detail
 
 
-async def test_two_compactions_of_a_turn_that_did_not_help_are_told() -> None:
+async def test_two_ineffective_compactions_in_one_turn_are_reported() -> None:
     little = CompactionConfig(auto=False, share_max=1.0, summary_tokens_max=600, tail_tokens_max=1_000_000)
-    talk = LongTalk()
+    long_session = LongTalk()
 
     async def read_file(path: str) -> str:
         """Reads a file."""
@@ -107,62 +107,64 @@ async def test_two_compactions_of_a_turn_that_did_not_help_are_told() -> None:
             await compact_on_request(conversation, wanted)
         return f"# {path}\n" + "step\n" * 600
 
-    talk.options["tools"] = (read_file,)
+    long_session.options["tools"] = (read_file,)
 
     def rounds(messages: Sequence[Message]) -> ScriptedReply:
-        asked = max(at for at, one in enumerate(messages) if one.role == "user" and join_text_blocks(one.content))
-        if session.turn_count == 16 and len(messages) - asked < 7:
+        question_index = max(
+            at for at, one in enumerate(messages) if one.role == "user" and join_text_blocks(one.content)
+        )
+        if session.turn_count == 16 and len(messages) - question_index < 7:
             return ScriptedReply((ToolUse("", "read_file", encode_json({"path": f"{len(messages)}.py"}).decode()),))
         return reading(messages)
 
-    talk.provider._script = rounds
-    session = talk.create()
+    long_session.provider._script = rounds
+    session = long_session.create()
     async with session:
-        await talk.speak(session, 17)
-    assert len(kept(talk, ContextCompacted)) >= 2
-    (told,) = kept(talk, RecoveryEnqueued)
-    assert told.scenario == "compaction_ineffective"
-    assert told.detail.startswith("2 compactions did not help: prefix ")
+        await long_session.speak(session, 17)
+    assert len(payloads_of(long_session, ContextCompacted)) >= 2
+    (incident,) = payloads_of(long_session, RecoveryEnqueued)
+    assert incident.scenario == "compaction_ineffective"
+    assert incident.detail.startswith("2 compactions did not help: prefix ")
 
 
-async def test_messages_that_are_not_those_that_were_covered_are_told_once() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 8)
+async def test_messages_that_differ_from_those_compacted_are_reported_once() -> None:
+    long_session = LongTalk()
+    async with long_session.create() as session:
+        await long_session.speak(session, 8)
         await session.compact()
-        await talk.speak(session, 6)
-    events = talk.store._events[session.id]
+        await long_session.speak(session, 6)
+    events = long_session.store._events[session.id]
     at = next(at for at, one in enumerate(events) if isinstance(one.payload, MessageAppended))
     changed = MessageAppended(Message("user", (Text("Something else was asked for."),)))
     events[at] = Event(
         events[at].id, events[at].at, session.id, "user", changed, events[at].turn_id, events[at].parent_event_id
     )
-    async with talk.resume(session.id) as resumed:
+    async with long_session.resume(session.id) as resumed:
         await resumed.compact()
-        await talk.speak(resumed, 6)
+        await long_session.speak(resumed, 6)
         await resumed.compact()
-    (told,) = kept(talk, RecoveryEnqueued)
-    assert (told.scenario, told.follow_up) == ("digest_invalid", "run")
-    (first, *_) = kept(talk, ContextCompacted)
-    assert told.detail == f"messages 1 to {first.last} differ from those that epoch 2 covered"
-    (done,) = kept(talk, RecoverySucceeded)
+    (incident,) = payloads_of(long_session, RecoveryEnqueued)
+    assert (incident.scenario, incident.follow_up) == ("digest_invalid", "run")
+    (first, *_) = payloads_of(long_session, ContextCompacted)
+    assert incident.detail == f"messages 1 to {first.last} differ from those that epoch 2 covered"
+    (done,) = payloads_of(long_session, RecoverySucceeded)
     assert [one.step for one in done.results] == ["last_good_copy", "rebuild_from_files", "quarantine"]
 
 
-async def test_a_session_that_is_left_alone_has_nothing_to_tell() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
+async def test_a_healthy_session_reports_no_incident() -> None:
+    long_session = LongTalk()
+    async with long_session.create() as session:
         for _ in range(3):
-            await talk.speak(session, 5)
+            await long_session.speak(session, 5)
             await session.compact()
-    assert kept(talk, RecoveryEnqueued) == []
+    assert payloads_of(long_session, RecoveryEnqueued) == []
 
 
-async def stored(db: str, *, config: CompactionConfig, gap_seconds: float) -> str:
-    talk = LongTalk(store=db, compaction=config)
-    async with talk.create() as session:
-        await talk.speak(session, 14)
-        await talk.speak(session, 1, gap_seconds=gap_seconds)
+async def store_session(db: str, *, config: CompactionConfig, gap_seconds: float) -> str:
+    long_session = LongTalk(store=db, compaction=config)
+    async with long_session.create() as session:
+        await long_session.speak(session, 14)
+        await long_session.speak(session, 1, gap_seconds=gap_seconds)
         return session.id
 
 
@@ -170,9 +172,9 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(command, words, catch_exceptions=False)
 
 
-def test_a_person_sees_to_a_cold_prompt_by_hand(tmp_path: Path) -> None:
+def test_a_cold_prompt_can_be_resolved_by_hand(tmp_path: Path) -> None:
     db = str(tmp_path / "sessions.db")
-    session_id = asyncio.run(stored(db, config=HAND, gap_seconds=7_200))
+    session_id = asyncio.run(store_session(db, config=MANUAL_COMPACTION, gap_seconds=7_200))
     listed = run("recovery", "list", "--db", db)
     assert "cache_cold_large" in listed.stdout
     result = run("recovery", "run", session_id, "cache_cold_large", "--db", db)
@@ -183,9 +185,9 @@ def test_a_person_sees_to_a_cold_prompt_by_hand(tmp_path: Path) -> None:
     assert run("recovery", "list", "--db", db).stdout == "No open incidents (1 recovered; --all shows them).\n"
 
 
-def test_a_person_is_told_what_could_be_cut_and_switches_it_off(tmp_path: Path) -> None:
+def test_ineffective_compaction_suggests_cuts_and_can_be_disabled(tmp_path: Path) -> None:
     db = str(tmp_path / "sessions.db")
-    session_id = asyncio.run(stored(db, config=HAND, gap_seconds=10))
+    session_id = asyncio.run(store_session(db, config=MANUAL_COMPACTION, gap_seconds=10))
     result = run("recovery", "run", session_id, "compaction_ineffective", "--db", db)
     assert result.exit_code == 0
     assert "diagnose_head_and_tail: done: prefix " in result.stdout
@@ -198,33 +200,33 @@ def test_a_person_is_told_what_could_be_cut_and_switches_it_off(tmp_path: Path) 
     assert not state.compaction_watch.may_act
 
 
-async def test_a_window_that_was_learned_is_the_one_that_counts() -> None:
-    talk = LongTalk(compaction=CompactionConfig(money=False))
-    async with talk.create() as session:
-        await talk.speak(session, 10)
-        assert kept(talk, ContextCompacted) == []
+async def test_a_learned_window_replaces_the_one_of_the_catalog() -> None:
+    long_session = LongTalk(compaction=CompactionConfig(money=False))
+    async with long_session.create() as session:
+        await long_session.speak(session, 10)
+        assert payloads_of(long_session, ContextCompacted) == []
         assert session._conversation is not None
         await session._conversation.record("system", ProviderLimited("context_overflow", window_tokens_max=30_000))
-        await talk.speak(session, 12)
-    events = kept(talk, ContextCompacted)
+        await long_session.speak(session, 12)
+    events = payloads_of(long_session, ContextCompacted)
     assert {event.trigger for event in events} == {"hard"}
     assert all(event.tokens_before > 14_000 for event in events)
 
 
-async def test_a_window_smaller_than_a_reply_is_no_endless_compaction() -> None:
-    talk = LongTalk(compaction=CompactionConfig(money=False))
-    async with talk.create() as session:
-        await talk.speak(session, 6)
+async def test_a_window_smaller_than_a_reply_does_not_cause_endless_compactions() -> None:
+    long_session = LongTalk(compaction=CompactionConfig(money=False))
+    async with long_session.create() as session:
+        await long_session.speak(session, 6)
         assert session._conversation is not None
         await session._conversation.record("system", ProviderLimited("context_overflow", window_tokens_max=6_000))
-        await talk.speak(session, 12)
-    assert len(kept(talk, ContextCompacted)) + len(kept(talk, CompactionSkipped)) <= 13
+        await long_session.speak(session, 12)
+    assert len(payloads_of(long_session, ContextCompacted)) + len(payloads_of(long_session, CompactionSkipped)) <= 13
 
 
-async def test_a_host_that_gives_no_steps_is_told_what_is_largest_all_the_same() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 2)
+async def test_the_largest_parts_are_reported_even_without_host_steps() -> None:
+    long_session = LongTalk()
+    async with long_session.create() as session:
+        await long_session.speak(session, 2)
         outcome = await session.recovery.run("compaction_ineffective")
         (incident,) = session.recovery.incidents
     assert isinstance(outcome, Recovered)
@@ -232,12 +234,14 @@ async def test_a_host_that_gives_no_steps_is_told_what_is_largest_all_the_same()
 
 
 @pytest.mark.parametrize("simulated", [True, False])
-async def test_a_simulated_cache_that_ended_with_its_process_is_no_break(simulated: bool) -> None:
-    talk = LongTalk(simulated=simulated)
-    async with talk.create() as session:
-        await talk.speak(session, 4)
-    talk.clock.advance(5)
-    talk.provider.advance(7_200)
-    async with talk.resume(session.id) as resumed:
-        await talk.speak(resumed, 2)
-    assert [one.scenario for one in kept(talk, RecoveryEnqueued)] == ([] if simulated else ["unexpected_cache_break"])
+async def test_a_simulated_cache_that_ended_with_its_process_is_no_incident(simulated: bool) -> None:
+    long_session = LongTalk(simulated=simulated)
+    async with long_session.create() as session:
+        await long_session.speak(session, 4)
+    long_session.clock.advance(5)
+    long_session.provider.advance(7_200)
+    async with long_session.resume(session.id) as resumed:
+        await long_session.speak(resumed, 2)
+    assert [one.scenario for one in payloads_of(long_session, RecoveryEnqueued)] == (
+        [] if simulated else ["unexpected_cache_break"]
+    )

@@ -1,4 +1,4 @@
-"""A message that the provider refuses leaves the conversation, so that the next one is not refused with it."""
+"""A message that the provider refuses leaves the conversation, so that it cannot spoil the next request."""
 
 import pytest
 from tests.support.agents import MakeAgent, says
@@ -18,7 +18,7 @@ from holdfast.types.usage import TOKENS_MAX, Usage
 REFUSED = ProviderError("invalid_request", "messages.0: image cannot be read", status=400)
 
 
-async def test_what_was_refused_is_not_sent_again(agent: MakeAgent) -> None:
+async def test_a_refused_message_is_not_sent_again(agent: MakeAgent) -> None:
     one = agent(says("Hello."), REFUSED, says("Yes."), system_prompt="Be brief.")
     async with one.session as session:
         await session.send("hi")
@@ -33,19 +33,19 @@ async def test_what_was_refused_is_not_sent_again(agent: MakeAgent) -> None:
     assert all(record.is_prefix_unchanged for record in iter_calls(one.events))
 
 
-async def test_after_a_refusal_the_next_request_is_compared_with_the_last_answered_one(
+async def test_after_a_refusal_the_next_request_is_compared_with_the_last_successful_one(
     agent: MakeAgent,
 ) -> None:
     one = agent(says("Hello."), REFUSED, system_prompt="Be brief.")
     async with one.session as session:
         await session.send("hi")
-        answered = fold_events(one.events, session.id).digests
+        digests = fold_events(one.events, session.id).digests
         with pytest.raises(ProviderError):
             await session.send("broken")
-    assert fold_events(one.events, session.id).digests == answered
+    assert fold_events(one.events, session.id).digests == digests
 
 
-async def test_a_refused_first_message_leaves_nothing_behind(agent: MakeAgent) -> None:
+async def test_a_refused_first_message_leaves_an_empty_history(agent: MakeAgent) -> None:
     one = agent(REFUSED, says("Yes."))
     async with one.session as session:
         with pytest.raises(ProviderError):
@@ -55,7 +55,7 @@ async def test_a_refused_first_message_leaves_nothing_behind(agent: MakeAgent) -
     assert one.bodies[-1]["messages"][0]["content"][0]["text"] == "again"
 
 
-async def test_volatile_text_that_was_refused_is_said_again(agent: MakeAgent) -> None:
+async def test_volatile_text_that_was_refused_is_sent_again(agent: MakeAgent) -> None:
     states = iter(["one", "two", "two"])
     one = agent(says("Hello."), REFUSED, says("Yes."), system_prompt_volatile=lambda: next(states))
     async with one.session as session:
@@ -63,11 +63,11 @@ async def test_volatile_text_that_was_refused_is_said_again(agent: MakeAgent) ->
         with pytest.raises(ProviderError):
             await session.send("broken")
         await session.send("go on")
-    said = one.wire.bodies[-1].decode()
-    assert (said.count("one\\n"), said.count("two\\n"), "broken" in said) == (1, 1, False)
+    body = one.wire.bodies[-1].decode()
+    assert (body.count("one\\n"), body.count("two\\n"), "broken" in body) == (1, 1, False)
 
 
-async def test_results_that_were_refused_are_answered_in_words(agent: MakeAgent) -> None:
+async def test_refused_tool_results_are_replaced_by_a_note(agent: MakeAgent) -> None:
     def look() -> str:
         """Look."""
         return "far too much"
@@ -84,7 +84,7 @@ async def test_results_that_were_refused_are_answered_in_words(agent: MakeAgent)
 
 
 @pytest.mark.parametrize("kind", ["rate_limit", "server_error", "network"])
-async def test_what_may_be_taken_later_stays(agent: MakeAgent, kind: str) -> None:
+async def test_a_message_stays_after_a_failure_that_may_be_temporary(agent: MakeAgent, kind: str) -> None:
     failed = ProviderError(kind, "not now")  # type: ignore[arg-type]  # one of the kinds
     one = agent(failed, says("Yes."))
     async with one.session as session:
@@ -104,7 +104,7 @@ async def test_a_message_over_the_window_does_not_end_the_session() -> None:
         assert (await session.send("short")).text == "Echo: short"
 
 
-async def test_an_absurd_count_of_tokens_spoils_nothing(agent: MakeAgent) -> None:
+async def test_an_absurd_token_count_does_no_harm(agent: MakeAgent) -> None:
     one = agent(says("One.", usage=Usage(input=10**400, output=10**400)), says("Two."))
     async with one.session as session:
         assert (await session.send("hi")).usage == Usage(input=TOKENS_MAX, output=TOKENS_MAX)
@@ -112,5 +112,5 @@ async def test_an_absurd_count_of_tokens_spoils_nothing(agent: MakeAgent) -> Non
     assert fold_events(one.events, session.id).usage.input > TOKENS_MAX
 
 
-def test_estimates_survive_whatever_is_on_the_log() -> None:
+def test_estimates_survive_absurd_token_counts_on_the_log() -> None:
     assert TokenCalibration().add_sample(100, 10**400).factor <= 4.0

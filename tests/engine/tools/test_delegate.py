@@ -1,4 +1,4 @@
-"""Tasks that a model hands to sessions of their own: same head, same cache, cost of the one who asked."""
+"""Tasks that a model delegates to child sessions: same stable prefix, same cache, cost charged to the parent."""
 
 import asyncio
 import os
@@ -39,7 +39,7 @@ from holdfast.types.json_encoding import encode_json
 from holdfast.types.transcript import merge_into_messages, validate_transcript
 from holdfast.types.usage import Usage
 
-HEAD = "You look after the harbour, its cranes and its lights. " * 400
+SYSTEM_PROMPT = "You look after the harbour, its cranes and its lights. " * 400
 ROUTED = "openrouter:anthropic/claude-sonnet-5.5"
 SCRIPT = """
 {"content": [{"type": "tool_use", "name": "delegate", "input": {"task": "Count."}}]}
@@ -49,7 +49,7 @@ COSTLY = Usage(input=1_000_000)
 """Two dollars."""
 
 
-def asks(task: str = "Count the cranes.", id: str = "t1") -> ToolUse:
+def delegate_call(task: str = "Count the cranes.", id: str = "t1") -> ToolUse:
     return ToolUse(id, "delegate", encode_json({"task": task}).decode())
 
 
@@ -59,21 +59,21 @@ def lower() -> str:
 
 
 def states(log: EventLog) -> tuple[SessionState, list[SessionState]]:
-    """The session that nobody started, and those that were started, in the order of their beginnings."""
+    """The parent session, and the delegated sessions in the order they were started."""
     rows = sorted(log.sessions(), key=lambda row: row.id)
-    found = [fold_events(log.read(row.id), row.id) for row in rows]
-    (parent,) = (one for one in found if one.parent is None)
-    return parent, [one for one in found if one.parent is not None]
+    states_found = [fold_events(log.read(row.id), row.id) for row in rows]
+    (parent,) = (one for one in states_found if one.parent is None)
+    return parent, [one for one in states_found if one.parent is not None]
 
 
-def told(state: SessionState) -> list[tuple[str, bool]]:
-    """The answers that the model got to its calls, and which of them are errors."""
-    blocks = (block for passage in state.entries for block in passage.content)
+def tool_results(state: SessionState) -> list[tuple[str, bool]]:
+    """The text of each tool result, and whether it is an error."""
+    blocks = (block for entry in state.entries for block in entry.content)
     return [(join_text_blocks(block.content), block.is_error) for block in blocks if isinstance(block, ToolResult)]
 
 
-def check_legal(*found: SessionState) -> None:
-    for state in found:
+def check_valid(*states_to_check: SessionState) -> None:
+    for state in states_to_check:
         validate_transcript(merge_into_messages(state.entries))
         assert state.turn is None
         assert state.open_call is None
@@ -91,14 +91,14 @@ def check_legal(*found: SessionState) -> None:
         "gemini:gemini-4-argon",
     ],
 )
-async def test_a_child_reads_its_parents_head_from_the_cache(model: str) -> None:
+async def test_a_child_reads_its_parents_stable_prefix_from_the_cache(model: str) -> None:
     home = Path(os.environ["HOLDFAST_HOME"])
     home.mkdir(parents=True, exist_ok=True)
     (home / "config.toml").write_text(f'[models."{ROUTED}"]\nsupports_prompt_caching = true\n')
     store = MemoryStore()
     async with Session.create(
         model=model,
-        system_prompt=HEAD,
+        system_prompt=SYSTEM_PROMPT,
         delegate=True,
         store=store,
         transport=SimulatedProvider(clock=ManualClock(), script=parse_script(SCRIPT)),
@@ -111,15 +111,15 @@ async def test_a_child_reads_its_parents_head_from_the_cache(model: str) -> None
     assert first.cache_read > 3_000
     assert first.cache_read > 0.9 * first.tokens_sent
     assert answer.text == "There are seven."
-    check_legal(parent, child)
+    check_valid(parent, child)
 
 
-async def test_a_child_has_the_head_and_the_parameters_of_its_parent_byte_for_byte(agent: MakeAgent) -> None:
+async def test_a_child_has_the_prefix_and_the_parameters_of_its_parent_byte_for_byte(agent: MakeAgent) -> None:
     one = agent(
-        says(asks()),
+        says(delegate_call()),
         says("Seven."),
         says("There are seven."),
-        system_prompt=HEAD,
+        system_prompt=SYSTEM_PROMPT,
         delegate=True,
         thinking={"type": "adaptive"},
     )
@@ -136,11 +136,11 @@ async def test_a_child_has_the_head_and_the_parameters_of_its_parent_byte_for_by
         if isinstance(event.payload, EpochOpened)
     ]
     assert opened[0] == opened[1]
-    assert told(parent) == [("Seven.", False)]
+    assert tool_results(parent) == [("Seven.", False)]
 
 
-async def test_a_child_names_its_parent_and_the_call_that_asked_for_it(agent: MakeAgent) -> None:
-    one = agent(says(asks(id="call-7")), says("Seven."), says("Done."), delegate=True)
+async def test_a_child_records_its_parent_and_the_call_that_started_it(agent: MakeAgent) -> None:
+    one = agent(says(delegate_call(id="call-7")), says("Seven."), says("Done."), delegate=True)
     async with one.session as session:
         await session.send("How many?")
         rows = {row.id: row.parent_session_id for row in one.store.sessions()}
@@ -153,8 +153,10 @@ async def test_a_child_names_its_parent_and_the_call_that_asked_for_it(agent: Ma
     assert started == [DelegationStarted("call-7", child.session_id)]
 
 
-async def test_what_a_child_took_is_its_parents_and_is_counted_once(agent: MakeAgent) -> None:
-    one = agent(says(asks(), usage=COSTLY), says("Seven.", usage=COSTLY), says("Done.", usage=COSTLY), delegate=True)
+async def test_the_cost_of_a_child_is_part_of_its_parents_and_counted_once(agent: MakeAgent) -> None:
+    one = agent(
+        says(delegate_call(), usage=COSTLY), says("Seven.", usage=COSTLY), says("Done.", usage=COSTLY), delegate=True
+    )
     async with one.session as session:
         answer = await session.send("How many?")
         assert session.cost == answer.cost_usd == Decimal(6)
@@ -164,51 +166,53 @@ async def test_what_a_child_took_is_its_parents_and_is_counted_once(agent: MakeA
     assert len(own) == 3
 
 
-async def test_a_child_spends_its_parents_money_and_no_more(agent: MakeAgent) -> None:
-    one = agent(says(asks(), usage=COSTLY), delegate=True, spend_max_usd="2.01", output_tokens_max=1000)
+async def test_a_child_spends_at_most_its_parents_remaining_budget(agent: MakeAgent) -> None:
+    one = agent(says(delegate_call(), usage=COSTLY), delegate=True, spend_max_usd="2.01", output_tokens_max=1000)
     async with one.session as session:
         with pytest.raises(BudgetError):
             await session.send("How many?")
     parent, (child,) = states(one.store)
-    ((words, is_error),) = told(parent)
+    ((text, is_error),) = tool_results(parent)
     assert is_error
-    assert words.startswith("The delegated task failed: the session has spent $2.0000 of its $2.01;")
+    assert text.startswith("The delegated task failed: the session has spent $2.0000 of its $2.01;")
     assert child.spend_max_usd == Decimal("0.01")
     assert child.cost_usd == 0
-    check_legal(parent, child)
+    check_valid(parent, child)
 
 
-async def test_children_at_once_do_not_promise_the_same_money_twice() -> None:
+async def test_parallel_children_do_not_get_the_same_budget_twice() -> None:
     use_one_thread()
-    wire = Tasks({"a": "A.", "b": "B."}, last=True)
+    wire = DelegatingTransport({"a": "A.", "b": "B."}, last=True)
     store = MemoryStore()
-    # Enough for one call that costs the most it can, beside what the parent has spent.
+    # Enough for one call at its maximum cost, beside what the parent has spent.
     async with Session.create(
         delegate=True, store=store, transport=wire, output_tokens_max=1000, spend_max_usd="0.018", single_flight=False
     ) as session:
         await session.send("a, b")
     parent, children = states(store)
-    assert sorted(is_error for _, is_error in told(parent)) == [False, True]
+    assert sorted(is_error for _, is_error in tool_results(parent)) == [False, True]
     assert session.cost == sum(child.cost_usd for child in children) + sum(
         call.cost_usd for call in iter_calls(store.read(session.id))
     )
-    check_legal(parent, *children)
+    check_valid(parent, *children)
 
 
-async def test_a_task_that_was_delegated_is_not_delegated_further(agent: MakeAgent) -> None:
-    one = agent(says(asks()), says(asks(id="t2")), says("Seven."), says("Done."), delegate=True)
+async def test_a_delegated_task_is_not_delegated_further_by_default(agent: MakeAgent) -> None:
+    one = agent(says(delegate_call()), says(delegate_call(id="t2")), says("Seven."), says("Done."), delegate=True)
     async with one.session as session:
         await session.send("How many?")
     parent, (child,) = states(one.store)
-    assert told(child) == [("This task was itself delegated, and may not be delegated further: do it here.", True)]
-    assert told(parent) == [("Seven.", False)]
+    assert tool_results(child) == [
+        ("This task was itself delegated, and may not be delegated further: do it here.", True)
+    ]
+    assert tool_results(parent) == [("Seven.", False)]
 
 
-async def test_a_higher_limit_lets_children_delegate_and_all_cost_reaches_the_top(agent: MakeAgent) -> None:
+async def test_a_higher_depth_limit_allows_nested_delegation_and_all_cost_reaches_the_top(agent: MakeAgent) -> None:
     one = agent(
-        says(asks(), usage=COSTLY),
-        says(asks(id="t2"), usage=COSTLY),
-        says(asks(id="t3"), usage=COSTLY),
+        says(delegate_call(), usage=COSTLY),
+        says(delegate_call(id="t2"), usage=COSTLY),
+        says(delegate_call(id="t3"), usage=COSTLY),
         says("Two.", usage=COSTLY),
         says("One.", usage=COSTLY),
         says("Done.", usage=COSTLY),
@@ -223,50 +227,50 @@ async def test_a_higher_limit_lets_children_delegate_and_all_cost_reaches_the_to
     assert (grandchild.parent.session_id, grandchild.parent.depth) == (child.session_id, 2)
     assert grandchild.parent.prefix_session_id == parent.session_id
     assert (grandchild.cost_usd, child.cost_usd) == (Decimal(4), Decimal(8))
-    assert told(grandchild)[0][1]
+    assert tool_results(grandchild)[0][1]
 
 
-async def test_a_childs_failure_is_a_tool_error_of_one_line(agent: MakeAgent) -> None:
+async def test_a_childs_failure_is_a_one_line_tool_error(agent: MakeAgent) -> None:
     refused = ProviderError("server_error", "the provider is\noverloaded")
-    one = agent(says(asks()), refused, says("Then not."), delegate=True)
+    one = agent(says(delegate_call()), refused, says("Then not."), delegate=True)
     async with one.session as session:
         answer = await session.send("How many?")
     assert answer.text == "Then not."
     parent, (child,) = states(one.store)
-    assert told(parent) == [("The delegated task failed: the provider is\ufffdoverloaded", True)]
+    assert tool_results(parent) == [("The delegated task failed: the provider is\ufffdoverloaded", True)]
     assert outcomes(one.store, session.id) == ["failed"]
     ended = [e.payload for e in one.store.read(child.session_id) if isinstance(e.payload, SessionEnded)]
     assert [one.disposition for one in ended] == ["error"]
-    check_legal(parent, child)
+    check_valid(parent, child)
 
 
 async def test_an_empty_task_starts_no_session(agent: MakeAgent) -> None:
-    one = agent(says(asks(" \n")), says("Done."), delegate=True)
+    one = agent(says(delegate_call(" \n")), says("Done."), delegate=True)
     async with one.session as session:
         await session.send("How many?")
     parent, children = states(one.store)
-    assert told(parent) == [("The task is empty: say what is to be done.", True)]
+    assert tool_results(parent) == [("The task is empty: say what is to be done.", True)]
     assert not children
 
 
-async def test_an_answer_that_was_cut_off_says_so(agent: MakeAgent) -> None:
+async def test_a_truncated_answer_of_a_child_is_marked_as_incomplete(agent: MakeAgent) -> None:
     cut = says("Sev")
-    one = agent(says(asks()), type(cut)(cut.content, "max_tokens", cut.usage), says("Done."), delegate=True)
+    one = agent(says(delegate_call()), type(cut)(cut.content, "max_tokens", cut.usage), says("Done."), delegate=True)
     async with one.session as session:
         await session.send("How many?")
-    assert told(states(one.store)[0]) == [("Sev\n\n[The answer is not complete: max_tokens]", False)]
+    assert tool_results(states(one.store)[0]) == [("Sev\n\n[The answer is not complete: max_tokens]", False)]
 
 
-async def test_a_child_without_words_is_an_error(agent: MakeAgent) -> None:
-    one = agent(says(asks()), says(" "), says("Done."), delegate=True)
+async def test_a_child_without_an_answer_is_an_error(agent: MakeAgent) -> None:
+    one = agent(says(delegate_call()), says(" "), says("Done."), delegate=True)
     async with one.session as session:
         await session.send("How many?")
-    assert told(states(one.store)[0]) == [("The delegated task ended without an answer (end_turn).", True)]
+    assert tool_results(states(one.store)[0]) == [("The delegated task ended without an answer (end_turn).", True)]
 
 
-async def test_cancelling_the_parent_cancels_the_child_and_leaves_both_legal(agent: MakeAgent) -> None:
+async def test_cancelling_the_parent_cancels_the_child_and_leaves_both_transcripts_valid(agent: MakeAgent) -> None:
     half = Pause(says("One, two, three.", usage=COSTLY), events=3)
-    one = agent(says(asks()), half, says("Again."), delegate=True)
+    one = agent(says(delegate_call()), half, says("Again."), delegate=True)
     async with one.session as session:
         turn = asyncio.ensure_future(session.send("How many?"))
         await one.wire.paused.wait()
@@ -274,8 +278,8 @@ async def test_cancelling_the_parent_cancels_the_child_and_leaves_both_legal(age
         with pytest.raises(asyncio.CancelledError):
             await turn
         parent, (child,) = states(one.store)
-        check_legal(parent, child)
-        assert told(parent) == [("The call was cancelled.", True)]
+        check_valid(parent, child)
+        assert tool_results(parent) == [("The call was cancelled.", True)]
         assert outcomes(one.store, session.id) == ["cancelled"]
         assert child.cost_usd >= Decimal(2)
         assert session.cost == child.cost_usd + sum(call.cost_usd for call in iter_calls(one.store.read(session.id)))
@@ -283,15 +287,15 @@ async def test_cancelling_the_parent_cancels_the_child_and_leaves_both_legal(age
         assert (await session.send("And now?")).text == "Again."
 
 
-async def test_a_childs_questions_go_to_whom_the_parent_asks(agent: MakeAgent) -> None:
-    asked: list[str] = []
+async def test_a_childs_confirmations_are_asked_of_the_parents_user(agent: MakeAgent) -> None:
+    confirmed_tools: list[str] = []
 
     async def confirm(request: ConfirmationRequest) -> bool:
-        asked.append(request.tool_name)
+        confirmed_tools.append(request.tool_name)
         return False
 
     one = agent(
-        says(asks()),
+        says(delegate_call()),
         says(ToolUse("c1", "lower", "{}")),
         says("It was not allowed."),
         says("Well."),
@@ -302,20 +306,20 @@ async def test_a_childs_questions_go_to_whom_the_parent_asks(agent: MakeAgent) -
     async with one.session as session:
         await session.send("Lower it.")
     _, (child,) = states(one.store)
-    assert asked == ["lower"]
-    assert told(child) == [("The user did not allow this call.", True)]
+    assert confirmed_tools == ["lower"]
+    assert tool_results(child) == [("The user did not allow this call.", True)]
 
 
-async def test_what_was_allowed_for_the_session_is_allowed_for_its_children(agent: MakeAgent) -> None:
-    asked: list[str] = []
+async def test_a_confirmation_for_the_session_also_covers_its_children(agent: MakeAgent) -> None:
+    confirmed_calls: list[str] = []
 
     async def confirm(request: ConfirmationRequest) -> Literal["session"]:
-        asked.append(request.tool_use_id)
+        confirmed_calls.append(request.tool_use_id)
         return "session"
 
     one = agent(
         says(ToolUse("p1", "lower", "{}")),
-        says(asks()),
+        says(delegate_call()),
         says(ToolUse("c1", "lower", "{}")),
         says("Lowered."),
         says("Well."),
@@ -326,14 +330,13 @@ async def test_what_was_allowed_for_the_session_is_allowed_for_its_children(agen
     async with one.session as session:
         await session.send("Lower it.")
     _, (child,) = states(one.store)
-    assert asked == ["p1"]
-    assert told(child) == [("lowered", False)]
+    assert confirmed_calls == ["p1"]
+    assert tool_results(child) == [("lowered", False)]
 
 
-class Tasks:
-    """A model that delegates every word of a question, and answers each task.
-
-    It can keep the tasks waiting until there are so many, or, where it is `last`, until nothing else goes on.
+class DelegatingTransport:
+    """A model that delegates every word of a question and answers each task. It can hold the tasks until `wait_for` of
+    them run, or, with `last`, until nothing else runs.
     """
 
     def __init__(self, answers: dict[str, str], *, wait_for: int = 0, last: bool = False) -> None:
@@ -349,7 +352,7 @@ class Tasks:
         if "tool_result" in sent:
             reply = says("Done.")
         elif ", " in question:
-            reply = says(*(asks(word, id=word) for word in question.split(", ")))
+            reply = says(*(delegate_call(word, id=word) for word in question.split(", ")))
         else:
             self.working += 1
             self.working_max = max(self.working_max, self.working)
@@ -366,20 +369,20 @@ class Tasks:
     async def aclose(self) -> None: ...
 
 
-async def test_several_tasks_are_worked_on_side_by_side() -> None:
-    wire = Tasks({"a": "A.", "b": "B.", "c": "C."}, wait_for=3)
+async def test_several_tasks_run_in_parallel() -> None:
+    wire = DelegatingTransport({"a": "A.", "b": "B.", "c": "C."}, wait_for=3)
     store = MemoryStore()
     async with Session.create(delegate=True, store=store, transport=wire) as session:
         await session.send("a, b, c")
     parent, children = states(store)
-    assert [words for words, _ in told(parent)] == ["A.", "B.", "C."]
+    assert [text for text, _ in tool_results(parent)] == ["A.", "B.", "C."]
     assert wire.working_max == 3
     assert len(children) == 3
-    check_legal(parent, *children)
+    check_valid(parent, *children)
 
 
-async def test_no_more_children_work_at_once_than_were_allowed() -> None:
-    wire = Tasks({"a": "A.", "b": "B.", "c": "C.", "d": "D."}, wait_for=2)
+async def test_at_most_the_allowed_number_of_children_runs_at_once() -> None:
+    wire = DelegatingTransport({"a": "A.", "b": "B.", "c": "C.", "d": "D."}, wait_for=2)
     async with Session.create(delegate=2, store=MemoryStore(), transport=wire) as session:
         await session.send("a, b, c, d")
     assert wire.working_max == 2
@@ -389,11 +392,13 @@ def outcomes(log: EventLog, session_id: str) -> Sequence[str]:
     return [e.payload.outcome for e in log.read(session_id) if isinstance(e.payload, DelegationCompleted)]
 
 
-async def test_what_a_child_cost_when_the_process_ended_is_counted_by_the_next(agent: MakeAgent) -> None:
-    one = agent(says(asks(), usage=COSTLY), says("Seven.", usage=COSTLY), says("Done.", usage=COSTLY), delegate=True)
+async def test_the_cost_of_a_child_interrupted_with_its_process_is_counted_on_resume(agent: MakeAgent) -> None:
+    one = agent(
+        says(delegate_call(), usage=COSTLY), says("Seven.", usage=COSTLY), says("Done.", usage=COSTLY), delegate=True
+    )
     async with one.session as session:
         await session.send("How many?")
-    # The log as it was when the child had answered and nobody had heard of it yet.
+    # The log as it was after the child's answer and before the parent recorded it.
     cut = MemoryStore()
     for row in one.store.sessions():
         events = list(one.store.read(row.id))
@@ -401,18 +406,18 @@ async def test_what_a_child_cost_when_the_process_ended_is_counted_by_the_next(a
         cut.append(events[:last]).result()
     assert fold_events(cut.read(session.id), session.id).cost_usd == Decimal(2)
     wire = ReplayWire([says("Go on.")])
-    given = one.options | Options(store=cut, transport=wire, new_id=new_ulid)
-    async with Session.resume(session.id, **given) as again:
+    resume_options = one.options | Options(store=cut, transport=wire, new_id=new_ulid)
+    async with Session.resume(session.id, **resume_options) as again:
         await again.send("Where were we?")
         assert Decimal(4) < again.cost < Decimal("4.01")
     assert outcomes(cut, session.id) == ["interrupted"]
-    check_legal(*(states(cut)[:1]))
+    check_valid(*(states(cut)[:1]))
 
 
-async def test_a_child_can_be_resumed_and_stays_on_its_parents_cache() -> None:
+async def test_a_resumed_child_still_reads_its_parents_cache() -> None:
     store, provider = MemoryStore(), SimulatedProvider(script=SCRIPT)
     options: Options = {"model": "openai:gpt-6.1-sol", "store": store, "transport": provider, "delegate": True}
-    async with Session.create(**(options | Options(system_prompt=HEAD))) as session:
+    async with Session.create(**(options | Options(system_prompt=SYSTEM_PROMPT))) as session:
         await session.send("How many?")
     _, (child,) = states(store)
     async with Session.resume(child.session_id, **options) as again:
@@ -420,10 +425,10 @@ async def test_a_child_can_be_resumed_and_stays_on_its_parents_cache() -> None:
     assert answer.usage.cache_read > 3_000
 
 
-async def test_without_delegate_there_is_no_such_tool_and_a_stored_session_says_how_to_give_it(
+async def test_without_delegate_there_is_no_such_tool_and_resuming_says_how_to_enable_it(
     agent: MakeAgent,
 ) -> None:
-    one = agent(says(asks()), says("Seven."), says("Done."), delegate=True)
+    one = agent(says(delegate_call()), says("Seven."), says("Done."), delegate=True)
     async with one.session as session:
         await session.send("How many?")
     resumed = Session.resume(session.id, store=one.store, transport=one.wire)
@@ -436,15 +441,15 @@ async def test_without_delegate_there_is_no_such_tool_and_a_stored_session_says_
 
 
 @pytest.mark.parametrize("value", [0, -1, "yes", 1.5])
-def test_a_strange_number_of_children_is_refused(value: object) -> None:
+def test_an_invalid_number_of_children_is_refused(value: object) -> None:
     with pytest.raises(UserError, match="delegate must be True, False or a whole number of at least 1"):
         Session.create(delegate=value)  # type: ignore[arg-type]
 
 
-async def test_the_commands_show_who_works_for_whom(tmp_path: Path) -> None:
+async def test_the_commands_show_which_sessions_were_delegated_by_which(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     with SqliteStore(path) as store:
-        wire = Tasks({"a": "A.", "b": "B."})
+        wire = DelegatingTransport({"a": "A.", "b": "B."})
         async with Session.create(delegate=True, store=store, transport=wire, system_prompt="Be brief.") as session:
             await session.send("a, b")
         _, children = states(store)
@@ -461,9 +466,16 @@ async def test_the_commands_show_who_works_for_whom(tmp_path: Path) -> None:
     assert f"subagent of session {session.id}, call a" in child
 
 
-async def test_what_works_for_a_simulated_session_is_simulated_too_also_once_it_was_resumed() -> None:
+async def test_a_delegated_session_is_simulated_if_its_parent_is_even_after_a_resume() -> None:
     log = MemoryStore()
-    script = [says(asks()), says("Seven."), says("ok"), says(asks(id="t2")), says("Eight."), says("ok")]
+    script = [
+        says(delegate_call()),
+        says("Seven."),
+        says("ok"),
+        says(delegate_call(id="t2")),
+        says("Eight."),
+        says("ok"),
+    ]
     options: Options = {"store": log, "transport": ReplayWire(script), "delegate": True}
     new: Options = {**options, "simulated": True}
     async with Session.create(**new) as session:

@@ -1,4 +1,4 @@
-"""How tools are run: what they may return, raise and leave hanging, and that it never takes more than the call."""
+"""Execution of tools: what they may return, raise and leave running, without affecting anything beyond the call."""
 
 import asyncio
 import contextvars
@@ -32,18 +32,18 @@ from holdfast.types.blocks import Base64Source, Image, Json, Text, ToolResult, T
 
 Recorded = list[AnyPayload]
 
-NOTHING: dict[str, Json] = {"type": "object"}
+EMPTY_SCHEMA: dict[str, Json] = {"type": "object"}
 
 
-async def answer(function: ToolFunction, *, timeout_seconds: float = 5.0) -> tuple[ToolResult, Recorded]:
-    """Call a tool without arguments once; what the model is told, and what was recorded."""
-    work = tool(function, name="work", description="Work.", input_schema=NOTHING, timeout_seconds=timeout_seconds)
+async def run_tool(function: ToolFunction, *, timeout_seconds: float = 5.0) -> tuple[ToolResult, Recorded]:
+    """Call a tool without arguments once; return its result and what was recorded."""
+    work = tool(function, name="work", description="Work.", input_schema=EMPTY_SCHEMA, timeout_seconds=timeout_seconds)
     recorded: Recorded = []
-    (result,) = await Toolbox([work]).run_calls([ToolUse("t", "work", "{}")], keeper(recorded))
+    (result,) = await Toolbox([work]).run_calls([ToolUse("t", "work", "{}")], recorder_into(recorded))
     return result, recorded
 
 
-def keeper(recorded: Recorded) -> Callable[[AnyPayload], Awaitable[None]]:
+def recorder_into(recorded: Recorded) -> Callable[[AnyPayload], Awaitable[None]]:
     async def record(payload: AnyPayload) -> None:
         recorded.append(payload)
 
@@ -64,16 +64,18 @@ def failure_of(recorded: Recorded) -> ToolFailed:
 
 @pytest.fixture
 async def blocked() -> AsyncIterator[threading.Event]:
-    """An event that nobody sets until the test is over."""
+    """An event that stays unset until the test is over."""
     event = threading.Event()
     yield event
     event.set()
 
 
 async def test_calls_that_never_return_leave_the_shared_threads_free(blocked: threading.Event) -> None:
-    box = Toolbox([tool(blocked.wait, name="hang", description="Hang.", input_schema=NOTHING, timeout_seconds=0.01)])
+    box = Toolbox(
+        [tool(blocked.wait, name="hang", description="Hang.", input_schema=EMPTY_SCHEMA, timeout_seconds=0.01)]
+    )
     calls = [ToolUse(f"t{number}", "hang", "{}") for number in range(40)]
-    results = await box.run_calls(calls, keeper([]))
+    results = await box.run_calls(calls, recorder_into([]))
     assert {text_of(result) for result in results} == {"The tool did not answer within 0.01 s."}
     async with asyncio.timeout(2):
         assert await asyncio.to_thread(lambda: "free") == "free"
@@ -82,7 +84,7 @@ async def test_calls_that_never_return_leave_the_shared_threads_free(blocked: th
 async def test_a_session_closes_while_its_tools_hang(
     agent: MakeAgent, blocked: threading.Event, tmp_path: Path
 ) -> None:
-    hang = tool(blocked.wait, name="hang", description="Hang.", input_schema=NOTHING, timeout_seconds=0.01)
+    hang = tool(blocked.wait, name="hang", description="Hang.", input_schema=EMPTY_SCHEMA, timeout_seconds=0.01)
     calls = [ToolUse(f"t{number}", "hang", "{}") for number in range(40)]
     one = agent(says(*calls), says("ok"), tools=[hang], store=tmp_path / "holdfast.db")
     async with asyncio.timeout(5):
@@ -90,7 +92,7 @@ async def test_a_session_closes_while_its_tools_hang(
             assert (await session.send("go")).text == "ok"
 
 
-def test_a_tool_that_hangs_does_not_keep_the_interpreter_from_leaving() -> None:
+def test_a_tool_that_hangs_does_not_keep_the_interpreter_from_exiting() -> None:
     script = """
 import asyncio, threading
 from holdfast import tool
@@ -101,11 +103,15 @@ schema = {"type": "object"}
 hang = tool(threading.Event().wait, name="hang", description="Hang.", input_schema=schema, timeout_seconds=0.01)
 print(asyncio.run(Toolbox([hang]).run_calls([ToolUse("t", "hang", "{}")], record))[0].content[0].text)
 """
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=10, check=False)
-    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "The tool did not answer within 0.01 s.\n", "")
+    finished = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=10, check=False)
+    assert (finished.returncode, finished.stdout, finished.stderr) == (
+        0,
+        "The tool did not answer within 0.01 s.\n",
+        "",
+    )
 
 
-def test_an_answer_that_comes_when_the_loop_is_closed_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_arrives_after_the_loop_is_closed_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     release, ended, complaints = threading.Event(), threading.Event(), list[str]()
     monkeypatch.setattr(threading, "excepthook", lambda hooked: complaints.append(str(hooked.exc_value)))
 
@@ -118,7 +124,7 @@ def test_an_answer_that_comes_when_the_loop_is_closed_is_dropped(monkeypatch: py
         return never()
 
     threads: list[threading.Thread] = []
-    result, _ = asyncio.run(answer(lambda: late(), timeout_seconds=0.05))
+    result, _ = asyncio.run(run_tool(lambda: late(), timeout_seconds=0.05))
     assert result.is_error
     release.set()
     with warnings.catch_warnings():
@@ -128,7 +134,7 @@ def test_an_answer_that_comes_when_the_loop_is_closed_is_dropped(monkeypatch: py
     assert complaints == []
 
 
-async def test_an_answer_that_comes_too_late_is_dropped() -> None:
+async def test_a_result_that_arrives_too_late_is_dropped() -> None:
     release = threading.Event()
     threads: list[threading.Thread] = []
     complaints: list[object] = []
@@ -139,7 +145,7 @@ async def test_an_answer_that_comes_too_late_is_dropped() -> None:
         release.wait(5)
         return "late"
 
-    _, recorded = await answer(late, timeout_seconds=0.05)
+    _, recorded = await run_tool(late, timeout_seconds=0.05)
     release.set()
     await asyncio.to_thread(threads[0].join, 5)
     await asyncio.sleep(0)
@@ -147,22 +153,22 @@ async def test_an_answer_that_comes_too_late_is_dropped() -> None:
     assert [type(payload) for payload in recorded] == [ToolCalled, ToolFailed]
 
 
-async def test_a_tool_in_a_thread_sees_the_callers_context() -> None:
-    asked_by = contextvars.ContextVar("asked_by", default="nobody")
-    asked_by.set("the harbour master")
-    result, _ = await answer(lambda: asked_by.get())
+async def test_a_tool_in_a_thread_sees_the_callers_context_variables() -> None:
+    caller = contextvars.ContextVar("caller", default="nobody")
+    caller.set("the harbour master")
+    result, _ = await run_tool(lambda: caller.get())
     assert text_of(result) == "the harbour master"
 
 
-async def test_a_synchronous_tool_runs_in_a_daemon_thread_of_its_own() -> None:
+async def test_a_synchronous_tool_runs_in_its_own_daemon_thread() -> None:
     threads: set[threading.Thread] = set()
 
     def work() -> str:
         threads.add(threading.current_thread())
         return "ok"
 
-    await answer(work)
-    await answer(work)
+    await run_tool(work)
+    await run_tool(work)
     assert [(thread.name, thread.daemon) for thread in threads] == [("holdfast-tool", True)] * 2
 
 
@@ -172,7 +178,7 @@ async def awaits_a_cancelled_task() -> None:
     await task
 
 
-async def leaves() -> NoReturn:
+async def exits() -> NoReturn:
     sys.exit("no licence")
 
 
@@ -183,7 +189,7 @@ def raising(error: BaseException) -> Callable[[], NoReturn]:
     return work
 
 
-class Mute(Exception):
+class UnprintableError(Exception):
     def __str__(self) -> str:
         raise ValueError("no words")
 
@@ -192,7 +198,7 @@ class Mute(Exception):
     ("function", "message"),
     [
         (awaits_a_cancelled_task, "CancelledError: the pool is closed"),
-        (leaves, "SystemExit: no licence"),
+        (exits, "SystemExit: no licence"),
         (raising(SystemExit(3)), "SystemExit: 3"),
         (raising(KeyboardInterrupt()), "KeyboardInterrupt"),
         (raising(asyncio.CancelledError()), "CancelledError"),
@@ -200,37 +206,35 @@ class Mute(Exception):
         (raising(TimeoutError("connect to db: 5 s")), "TimeoutError: connect to db: 5 s"),
         (raising(BaseExceptionGroup("many", [SystemExit(1)])), "BaseExceptionGroup: many (1 sub-exception)"),
         (raising(ToolError(" ")), "The tool failed."),
-        (raising(Mute()), "Mute"),
+        (raising(UnprintableError()), "UnprintableError"),
         (raising(ValueError("lone \ud800")), "ValueError: lone �"),
     ],
 )
-async def test_whatever_a_tool_raises_is_told_to_the_model_and_to_nobody_else(
-    function: ToolFunction, message: str
-) -> None:
-    result, recorded = await answer(function)
+async def test_any_exception_of_a_tool_is_reported_to_the_model_only(function: ToolFunction, message: str) -> None:
+    result, recorded = await run_tool(function)
     assert result.is_error
     assert text_of(result) == message
     failed = failure_of(recorded)
     assert (failed.error_class, failed.error_message) == ("execution_error", message)
 
 
-async def test_a_tools_own_time_limit_is_not_ours() -> None:
+async def test_a_tools_own_timeout_is_an_execution_error() -> None:
     async def connect() -> None:
         async with asyncio.timeout(0.01):
             await asyncio.sleep(5)
 
-    _, recorded = await answer(connect)
+    _, recorded = await run_tool(connect)
     assert failure_of(recorded).error_class == "execution_error"
 
 
-async def test_a_tool_that_fails_because_we_stopped_it_ran_out_of_time() -> None:
+async def test_a_tool_that_fails_because_it_was_stopped_timed_out() -> None:
     async def connect() -> None:
         try:
             await asyncio.sleep(5)
         except asyncio.CancelledError:
             raise OSError("half open") from None
 
-    _, recorded = await answer(connect, timeout_seconds=0.01)
+    _, recorded = await run_tool(connect, timeout_seconds=0.01)
     assert failure_of(recorded).error_class == "timeout"
 
 
@@ -241,17 +245,17 @@ async def test_a_tool_that_cancels_itself_does_not_cancel_the_turn() -> None:
         task.cancel()
         await asyncio.sleep(5)
 
-    result, recorded = await answer(stop)
+    result, recorded = await run_tool(stop)
     assert text_of(result) == "The call was cancelled."
     assert failure_of(recorded).error_class == "cancelled"
 
 
 @pytest.mark.parametrize("length", [OUTPUT_CHARACTERS_MAX - 1, OUTPUT_CHARACTERS_MAX])
-def test_a_text_that_fits_is_kept_whole(length: int) -> None:
+def test_a_text_within_the_limit_is_unchanged(length: int) -> None:
     assert to_content_blocks("x" * length) == (Text("x" * length),)
 
 
-def test_a_text_one_too_long_is_cut_to_the_limit() -> None:
+def test_a_text_one_character_too_long_is_cut_to_the_limit() -> None:
     (block,) = to_content_blocks("x" * (OUTPUT_CHARACTERS_MAX + 1))
     assert isinstance(block, Text)
     assert len(block.text) <= OUTPUT_CHARACTERS_MAX
@@ -259,16 +263,16 @@ def test_a_text_one_too_long_is_cut_to_the_limit() -> None:
 
 
 @pytest.mark.parametrize("limit", [60, 61, 99])
-def test_a_shortened_text_is_its_head_the_gap_and_its_tail(limit: int) -> None:
+def test_a_truncated_text_is_its_start_a_note_and_its_end(limit: int) -> None:
     text = "".join(chr(1000 + number) for number in range(100))
     cut = truncate_middle(text, limit)
-    head, gap, tail = cut.split("\n")
-    left_out = int(gap.split()[1])
-    assert gap == f"[... {left_out} characters left out ...]"
-    assert (text.startswith(head), text.endswith(tail)) == (True, True)
-    assert len(head) + left_out + len(tail) == 100
+    start, note, end = cut.split("\n")
+    left_out = int(note.split()[1])
+    assert note == f"[... {left_out} characters left out ...]"
+    assert (text.startswith(start), text.endswith(end)) == (True, True)
+    assert len(start) + left_out + len(end) == 100
     assert limit - 1 <= len(cut) <= limit
-    assert len(head) == (len(head) + len(tail)) * 3 // 4
+    assert len(start) == (len(start) + len(end)) * 3 // 4
 
 
 def test_short_texts_stay_whole_beside_long_ones() -> None:
@@ -279,12 +283,12 @@ def test_short_texts_stay_whole_beside_long_ones() -> None:
     assert OUTPUT_CHARACTERS_MAX - 5 <= sum(map(len, texts)) <= OUTPUT_CHARACTERS_MAX
 
 
-def test_texts_that_fill_the_room_to_the_last_character_stay_whole() -> None:
+def test_texts_that_exactly_fill_the_limit_stay_whole() -> None:
     blocks = (Text("a" * 60_000), Text("b" * 40_000))
     assert to_content_blocks(blocks) == blocks
 
 
-def test_as_many_blocks_as_fit_are_kept() -> None:
+def test_as_many_blocks_as_the_limit_are_kept() -> None:
     blocks = tuple(Text(str(number)) for number in range(BLOCKS_MAX))
     assert to_content_blocks(blocks) == blocks
 
@@ -307,7 +311,7 @@ def test_images_beyond_the_limit_are_counted() -> None:
     assert content == (*[picture] * IMAGES_MAX, Text("caption"), Text(note))
 
 
-def test_an_image_that_is_too_large_is_named_in_its_place() -> None:
+def test_an_image_that_is_too_large_is_replaced_by_a_note() -> None:
     frame = len('{"kind":"base64","media_type":"image/png","data":""}')
     fits = Image(Base64Source("image/png", "A" * (IMAGE_BYTES_MAX - frame)))
     larger = Image(Base64Source("image/png", "A" * (IMAGE_BYTES_MAX - frame + 1)))
@@ -315,35 +319,35 @@ def test_an_image_that_is_too_large_is_named_in_its_place() -> None:
     assert to_content_blocks([fits, larger]) == (fits, Text(note))
 
 
-def test_an_empty_text_among_others_says_that_it_is_empty() -> None:
+def test_an_empty_text_among_others_becomes_a_note() -> None:
     assert to_content_blocks([Text(" \n"), Text("x")]) == (Text("(no output)"), Text("x"))
 
 
-async def test_an_image_that_no_log_can_spell_is_a_failure_of_the_tool() -> None:
-    result, _ = await answer(lambda: Image(UrlSource("https://example.org/\ud800")))
+async def test_an_image_that_cannot_be_encoded_is_a_failure_of_the_tool() -> None:
+    result, _ = await run_tool(lambda: Image(UrlSource("https://example.org/\ud800")))
     assert result.is_error
     assert text_of(result).startswith("UnicodeEncodeError: ")
 
 
 @pytest.mark.parametrize("error", [ToolError("x" * 500_000), ValueError("x" * 500_000)])
-async def test_what_a_failure_says_is_as_bounded_as_an_output(error: Exception) -> None:
-    result, recorded = await answer(raising(error))
+async def test_the_message_of_a_failure_is_bounded_like_an_output(error: Exception) -> None:
+    result, recorded = await run_tool(raising(error))
     assert len(text_of(result)) == OUTPUT_CHARACTERS_MAX
     assert failure_of(recorded).error_message == text_of(result)
 
 
 async def test_the_name_of_an_unknown_tool_is_bounded_too() -> None:
     recorded: Recorded = []
-    (result,) = await Toolbox([]).run_calls([ToolUse("t", "x" * 500_000, "{}")], keeper(recorded))
+    (result,) = await Toolbox([]).run_calls([ToolUse("t", "x" * 500_000, "{}")], recorder_into(recorded))
     assert len(text_of(result)) == OUTPUT_CHARACTERS_MAX
     assert (failure_of(recorded).error_class, failure_of(recorded).latency_ms) == ("not_found", 0)
 
 
-async def test_no_calls_have_no_answers() -> None:
-    assert await Toolbox([]).run_calls([], keeper([])) == ()
+async def test_no_calls_give_no_results() -> None:
+    assert await Toolbox([]).run_calls([], recorder_into([])) == ()
 
 
-async def test_when_the_log_fails_the_other_tools_are_stopped_before_the_error_goes_on() -> None:
+async def test_when_recording_fails_the_other_tools_are_stopped_before_the_error_is_raised() -> None:
     ends: list[str] = []
     running = asyncio.Event()
 
@@ -374,7 +378,7 @@ async def test_when_the_log_fails_the_other_tools_are_stopped_before_the_error_g
     assert ends == ["stopped"]
 
 
-async def test_however_often_it_is_cancelled_every_call_is_answered_once_the_tools_have_stopped() -> None:
+async def test_however_often_a_turn_is_cancelled_every_call_gets_one_result() -> None:
     running, stopping, ends = asyncio.Event(), asyncio.Event(), list[str]()
 
     async def stubborn() -> str:
@@ -391,7 +395,7 @@ async def test_however_often_it_is_cancelled_every_call_is_answered_once_the_too
     box = Toolbox([stubborn], at_once_max=1)
     recorded: Recorded = []
     calls = [ToolUse("a", "stubborn", "{}"), ToolUse("b", "stubborn", "{}")]
-    turn = asyncio.ensure_future(box.run_calls(calls, keeper(recorded)))
+    turn = asyncio.ensure_future(box.run_calls(calls, recorder_into(recorded)))
     await running.wait()
     turn.cancel()
     await stopping.wait()
@@ -406,7 +410,7 @@ async def test_however_often_it_is_cancelled_every_call_is_answered_once_the_too
     assert [failed.error_class for failed in recorded if isinstance(failed, ToolFailed)] == ["cancelled"]
 
 
-async def test_a_failure_stands_although_its_record_was_cancelled() -> None:
+async def test_a_failure_keeps_its_result_although_recording_it_was_cancelled() -> None:
     recording = asyncio.Event()
 
     async def record(payload: AnyPayload) -> None:
@@ -414,7 +418,7 @@ async def test_a_failure_stands_although_its_record_was_cancelled() -> None:
             recording.set()
             await asyncio.sleep(5)
 
-    box = Toolbox([tool(raising(ValueError("no")), name="work", description="Work.", input_schema=NOTHING)])
+    box = Toolbox([tool(raising(ValueError("no")), name="work", description="Work.", input_schema=EMPTY_SCHEMA)])
     turn = asyncio.ensure_future(box.run_calls([ToolUse("t", "work", "{}")], record))
     await recording.wait()
     turn.cancel()
@@ -423,14 +427,14 @@ async def test_a_failure_stands_although_its_record_was_cancelled() -> None:
     assert text_of(caught.value.results[0]) == "ValueError: no"
 
 
-async def given_back(text: str = "given") -> str:
+async def return_text(text: str = "given") -> str:
     """Give back."""
     return text
 
 
 async def wrapped() -> Awaitable[Awaitable[str]]:
     async def inner() -> Awaitable[str]:
-        return given_back()
+        return return_text()
 
     return inner()
 
@@ -444,11 +448,11 @@ class Lookout:
 
 @pytest.mark.parametrize(
     "function",
-    [wrapped, lambda: given_back(), functools.partial(given_back, "given"), Lookout(), functools.partial(Lookout())],
+    [wrapped, lambda: return_text(), functools.partial(return_text, "given"), Lookout(), functools.partial(Lookout())],
     ids=["wrapped", "lambda", "partial", "object", "partial of an object"],
 )
-async def test_an_asynchronous_tool_may_come_in_any_form(function: ToolFunction) -> None:
-    result, _ = await answer(function)
+async def test_an_asynchronous_tool_may_be_any_kind_of_callable(function: ToolFunction) -> None:
+    result, _ = await run_tool(function)
     assert text_of(result) == "given"
 
 
@@ -457,7 +461,7 @@ def lookup(connection: object, name: Annotated[str, "whose"], limit: int = 3) ->
     return f"{connection} {name} {limit}"
 
 
-async def test_a_partial_is_a_tool_without_what_is_bound_already() -> None:
+async def test_a_partial_is_a_tool_without_its_bound_parameters() -> None:
     box = Toolbox([functools.partial(functools.partial(lookup, "db"), limit=7)])
     (spec,) = box.specs
     assert (spec.name, spec.description) == ("lookup", "Look a name up.")
@@ -465,7 +469,7 @@ async def test_a_partial_is_a_tool_without_what_is_bound_already() -> None:
         '{"additionalProperties":false,"properties":{"name":{"description":"whose","type":"string"}},'
         '"required":["name"],"type":"object"}'
     )
-    (result,) = await box.run_calls([ToolUse("t", "lookup", '{"name": "Ann"}')], keeper([]))
+    (result,) = await box.run_calls([ToolUse("t", "lookup", '{"name": "Ann"}')], recorder_into([]))
     assert text_of(result) == "db Ann 7"
 
 
@@ -475,23 +479,23 @@ class Depth:
         return metres + 1
 
 
-async def test_a_callable_object_is_a_tool_under_the_name_of_its_class() -> None:
+async def test_a_callable_object_is_a_tool_named_after_its_class() -> None:
     box = Toolbox([Depth(), Lookout()])
     assert [(spec.name, spec.description) for spec in box.specs] == [
         ("Depth", "Sound the depth."),
         ("Lookout", "Look out."),
     ]
-    (result,) = await box.run_calls([ToolUse("t", "Depth", '{"metres": 4}')], keeper([]))
+    (result,) = await box.run_calls([ToolUse("t", "Depth", '{"metres": 4}')], recorder_into([]))
     assert text_of(result) == "5"
 
 
-def test_a_partial_whose_parameters_cannot_be_read_is_refused() -> None:
+def test_a_partial_without_a_readable_signature_is_refused() -> None:
     with pytest.raises(UserError, match="a partial has no name that the tool could have"):
         tool(functools.partial(max))
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         (
             {"side_effects": "Write"},
@@ -508,22 +512,22 @@ def test_a_partial_whose_parameters_cannot_be_read_is_refused() -> None:
         ({"paths": "a"}, "tool 'add': paths must be a list of names of parameters"),
     ],
 )
-def test_a_tool_that_could_not_be_called_is_refused_when_it_is_made(given: dict[str, Any], message: str) -> None:
+def test_an_invalid_tool_is_refused_when_it_is_defined(options: dict[str, Any], message: str) -> None:
     def add(a: int) -> int:
         """Add one."""
         return a + 1
 
     with pytest.raises(UserError) as caught:
-        tool(add, **given)
+        tool(add, **options)
     assert message in str(caught.value)
 
 
-def test_a_function_without_name_and_docstring_is_a_tool_under_those_that_are_given() -> None:
+def test_a_function_without_name_and_docstring_needs_both_as_arguments() -> None:
     def twice(number: int) -> int:
         return 2 * number
 
-    made = tool(twice, name="double", description="Twice a number.")
-    assert (made.spec.name, made.spec.description) == ("double", "Twice a number.")
+    double = tool(twice, name="double", description="Twice a number.")
+    assert (double.spec.name, double.spec.description) == ("double", "Twice a number.")
 
     def unnamed() -> int:
         return 1

@@ -1,4 +1,4 @@
-"""The tools for files: what they show and change, and that nothing outside of the workspace is reached."""
+"""The file tools: what they show and change, and that nothing outside the workspace can be reached."""
 
 import asyncio
 import os
@@ -33,7 +33,7 @@ def test_the_built_in_tools_are_sorted_and_can_be_chosen() -> None:
         builtin_tools(["rm"])
 
 
-def test_what_the_built_in_tools_do_is_declared() -> None:
+def test_the_built_in_tools_declare_their_side_effects() -> None:
     declared = {one.spec.name: one.side_effects for one in builtin_tools()}
     assert declared == {
         "edit_file": "write",
@@ -50,18 +50,18 @@ async def test_a_file_is_read_whole(tmp_path: Path) -> None:
     assert (await call(box_in(tmp_path), "read_file", path="a.txt")).text == "one\ntwo\n\n\ufffd four"
 
 
-async def test_a_part_of_a_file_says_how_to_go_on(tmp_path: Path) -> None:
+async def test_a_part_of_a_file_says_how_to_read_more(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\ntwo\nthree\nfour")
     box = box_in(tmp_path)
-    told = await call(box, "read_file", path="a.txt", offset=2, limit=2)
-    assert told.text == "two\nthree\n[lines 2 to 3 of 4; offset=4 shows more]"
+    outcome = await call(box, "read_file", path="a.txt", offset=2, limit=2)
+    assert outcome.text == "two\nthree\n[lines 2 to 3 of 4; offset=4 shows more]"
     assert (await call(box, "read_file", path="a.txt", offset=4)).text == "four"
     assert (await call(box, "read_file", path="a.txt", offset=5)).text == "'a.txt' has 4 lines; there is no line 5."
     for wrong in ({"offset": 0}, {"limit": 0}):
         assert (await call(box, "read_file", path="a.txt", **wrong)).text == "offset and limit are counted from 1."
 
 
-async def test_a_long_file_is_shown_up_to_a_bound_and_can_be_read_on_to_its_end(tmp_path: Path) -> None:
+async def test_a_long_file_is_shown_up_to_a_limit_and_can_be_read_to_its_end(tmp_path: Path) -> None:
     lines = [f"{number:0999}" for number in range(100)]
     (tmp_path / "a.txt").write_text("\n".join(lines))
     box = box_in(tmp_path)
@@ -78,7 +78,7 @@ async def test_a_long_line_is_cut(tmp_path: Path) -> None:
     assert text == cut + "\n" + "y" * LINE_CHARACTERS_MAX
 
 
-async def test_what_is_no_text_or_too_large_is_not_read(tmp_path: Path) -> None:
+async def test_binary_and_oversized_files_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"a\0b")
     (tmp_path / "empty").write_bytes(b"")
     with (tmp_path / "large").open("wb") as file:
@@ -89,7 +89,7 @@ async def test_what_is_no_text_or_too_large_is_not_read(tmp_path: Path) -> None:
     assert "has more than 20000000 bytes" in (await call(box, "read_file", path="large")).text
 
 
-async def test_a_file_in_utf_16_is_read_edited_and_kept_in_it(tmp_path: Path) -> None:
+async def test_a_utf_16_file_is_read_edited_and_stays_utf_16(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes("\ufeffgrün\r\nblau\r\n".encode("utf-16-le"))
     box = box_in(tmp_path)
     await call(box, "edit_file", path="a.txt", old_text="grün\nblau", new_text="rot\ngelb\nblau")
@@ -100,7 +100,7 @@ async def test_a_file_in_utf_16_is_read_edited_and_kept_in_it(tmp_path: Path) ->
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Path:
-    """A folder beside the workspace, with something in it that is none of the model's business."""
+    """A folder beside the workspace, with a file that the model must not reach."""
     folder = tmp_path / "outside"
     folder.mkdir()
     (folder / "secret.txt").write_text("secret")
@@ -109,7 +109,7 @@ def outside(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def workspace(tmp_path: Path, outside: Path) -> Path:
-    """A workspace full of ways out."""
+    """A workspace full of links and paths that lead out of it."""
     folder = tmp_path / "workspace"
     (folder / "deep" / "er").mkdir(parents=True)
     (folder / "inside.txt").write_text("inside")
@@ -126,7 +126,7 @@ def workspace(tmp_path: Path, outside: Path) -> Path:
     return folder
 
 
-WAYS_OUT = [
+ESCAPING_PATHS = [
     "../outside/secret.txt",
     "deep/../../outside/secret.txt",
     "link_file",
@@ -142,7 +142,7 @@ WAYS_OUT = [
 ]
 
 
-async def attempts(workspace: Path, path: str, *, read_only: Path | None = None) -> list[Told]:
+async def try_every_tool(workspace: Path, path: str, *, read_only: Path | None = None) -> list[Told]:
     box = box_in(workspace, read_only=[read_only] if read_only else [])
     return [
         await call(box, "read_file", path=path),
@@ -153,16 +153,16 @@ async def attempts(workspace: Path, path: str, *, read_only: Path | None = None)
     ]
 
 
-@pytest.mark.parametrize("path", WAYS_OUT)
+@pytest.mark.parametrize("path", ESCAPING_PATHS)
 async def test_no_path_leads_out_of_the_workspace(workspace: Path, outside: Path, path: str) -> None:
-    for told in await attempts(workspace, path):
-        assert (told.error_class, told.kinds) == ("permission_denied", ["ToolFailed"])
-        assert "secret\n" not in told.text
+    for outcome in await try_every_tool(workspace, path):
+        assert (outcome.error_class, outcome.kinds) == ("permission_denied", ["ToolFailed"])
+        assert "secret\n" not in outcome.text
     assert [(one.name, one.read_text()) for one in outside.iterdir()] == [("secret.txt", "secret")]
 
 
-def test_a_folder_that_becomes_a_link_while_it_is_read_leads_nowhere(workspace: Path, outside: Path) -> None:
-    """What was checked is what is opened: between the two there is nothing to swap."""
+def test_a_folder_replaced_by_a_link_during_a_read_does_not_escape(workspace: Path, outside: Path) -> None:
+    """The file that was checked is the file that is opened, so there is no moment for a swap."""
     (workspace / "deep" / "secret.txt").write_text("inside")
     (workspace / "lure").symlink_to(outside)
     context = ToolContext(ToolEnvironment("s", resolve_roots(workspace)), tool_use_id="t")
@@ -187,24 +187,24 @@ def test_a_folder_that_becomes_a_link_while_it_is_read_leads_nowhere(workspace: 
 
 
 @pytest.mark.parametrize("path", ["pipe", "loop", "deep", ".", "", "inside.txt/x", "x" * 300, "missing/x"])
-async def test_what_is_no_file_is_an_error_and_never_a_wait(workspace: Path, path: str) -> None:
+async def test_a_path_that_is_not_a_file_is_an_error_and_never_blocks(workspace: Path, path: str) -> None:
     before = sorted(str(one) for one in workspace.rglob("*"))
     box = box_in(workspace)
     for name, others in (("read_file", {}), ("edit_file", {"old_text": "a", "new_text": "b"})):
-        told = await call(box, name, path=path, **others)
-        assert told.error_class == "execution_error"
-        assert told.text.endswith(".")
-        assert "\n" not in told.text
+        outcome = await call(box, name, path=path, **others)
+        assert outcome.error_class == "execution_error"
+        assert outcome.text.endswith(".")
+        assert "\n" not in outcome.text
     assert sorted(str(one) for one in workspace.rglob("*")) == before
 
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * (PATH_BYTES_MAX + 1)])
 async def test_a_path_that_no_file_can_have_is_refused(workspace: Path, path: str) -> None:
-    assert {told.error_class for told in await attempts(workspace, path)} == {"validation_error"}
+    assert {outcome.error_class for outcome in await try_every_tool(workspace, path)} == {"validation_error"}
 
 
 @pytest.mark.parametrize("path", ["link_inside", "link_absolute", "inside.txt", "./deep/../inside.txt", "inside.txt/."])
-async def test_links_that_stay_inside_are_followed(workspace: Path, path: str) -> None:
+async def test_links_within_the_workspace_are_followed(workspace: Path, path: str) -> None:
     box = box_in(workspace)
     assert (await call(box, "read_file", path=path)).text == "inside"
     assert not (await call(box, "edit_file", path=path, old_text="in", new_text="out")).result.is_error
@@ -212,7 +212,7 @@ async def test_links_that_stay_inside_are_followed(workspace: Path, path: str) -
     assert (workspace / "link_inside").is_symlink()
 
 
-async def test_an_absolute_path_below_the_workspace_is_taken_however_it_is_spelled(
+async def test_absolute_paths_within_the_workspace_are_accepted_through_any_alias(
     workspace: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "alias").symlink_to(workspace)
@@ -222,8 +222,8 @@ async def test_an_absolute_path_below_the_workspace_is_taken_however_it_is_spell
     assert (await call(box, "read_file", path=f"{workspace}-other/x")).error_class == "permission_denied"
 
 
-async def test_a_folder_that_may_be_read_is_read_and_never_written(workspace: Path, outside: Path) -> None:
-    read, written, edited, listed, found = await attempts(workspace, f"{outside}/secret.txt", read_only=outside)
+async def test_a_read_only_folder_can_be_read_and_not_written(workspace: Path, outside: Path) -> None:
+    read, written, edited, listed, found = await try_every_tool(workspace, f"{outside}/secret.txt", read_only=outside)
     assert read.text == "secret"
     assert [written.error_class, edited.error_class] == ["permission_denied"] * 2
     assert written.text.endswith("may be read but not written.")
@@ -233,42 +233,42 @@ async def test_a_folder_that_may_be_read_is_read_and_never_written(workspace: Pa
 
 
 @pytest.mark.parametrize("path", ["deep/er/a", "deep/er/in/a", "way/a", "deep/../way/a", "{root}/deep/er/a"])
-async def test_a_folder_of_the_workspace_that_may_only_be_read_is_not_written_on_any_way(
+async def test_a_read_only_folder_inside_the_workspace_cannot_be_written_by_any_path(
     workspace: Path, path: str
 ) -> None:
     (workspace / "deep" / "er" / "a").write_text("secret")
     (workspace / "way").symlink_to("deep/er")
-    told = await attempts(workspace, path.format(root=workspace), read_only=workspace / "deep" / "er")
-    assert [one.error_class for one in told[1:3]] == ["permission_denied"] * 2
+    outcome = await try_every_tool(workspace, path.format(root=workspace), read_only=workspace / "deep" / "er")
+    assert [one.error_class for one in outcome[1:3]] == ["permission_denied"] * 2
     assert [str(one.relative_to(workspace)) for one in (workspace / "deep" / "er").rglob("*")] == ["deep/er/a"]
     assert (workspace / "deep" / "er" / "a").read_text() == "secret"
     assert not (await call(box_in(workspace), "write_file", path="deep/b", content="x")).result.is_error
 
 
 async def test_a_new_file_is_written_with_its_folders(tmp_path: Path) -> None:
-    told = await call(box_in(tmp_path), "write_file", path="a/b/c.txt", content="grün\n")
-    assert told.text == "Wrote a/b/c.txt (6 bytes)."
+    outcome = await call(box_in(tmp_path), "write_file", path="a/b/c.txt", content="grün\n")
+    assert outcome.text == "Wrote a/b/c.txt (6 bytes)."
     assert (tmp_path / "a" / "b" / "c.txt").read_text() == "grün\n"
-    completed = told.recorded[-1]
+    completed = outcome.recorded[-1]
     assert isinstance(completed, ToolCompleted)
     assert completed.files_modified == ("a/b/c.txt",)
 
 
-async def test_a_replaced_file_keeps_its_mode_and_its_line_ends(tmp_path: Path) -> None:
+async def test_a_replaced_file_keeps_its_mode_and_line_endings(tmp_path: Path) -> None:
     script = tmp_path / "run.bat"
     script.write_bytes(b"\xef\xbb\xbfa\r\nb\r\n")
     script.chmod(0o754)
-    told = await call(box_in(tmp_path), "write_file", path="run.bat", content="c\nd\r\n")
-    assert told.text == "Replaced run.bat (9 bytes)."
+    outcome = await call(box_in(tmp_path), "write_file", path="run.bat", content="c\nd\r\n")
+    assert outcome.text == "Replaced run.bat (9 bytes)."
     assert script.read_bytes() == b"\xef\xbb\xbfc\r\nd\r\n"
     assert script.stat().st_mode & 0o777 == 0o754
     assert [one.name for one in tmp_path.iterdir()] == ["run.bat"]
 
 
-async def test_a_file_with_mixed_line_ends_is_taken_as_it_is(tmp_path: Path) -> None:
+async def test_mixed_line_endings_are_left_unchanged(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(b"a\r\nb\nc\xff")
-    told = await call(box_in(tmp_path), "edit_file", path="a", old_text="b\n", new_text="B\n")
-    assert told.text == "Replaced the passage at line 2 of a."
+    outcome = await call(box_in(tmp_path), "edit_file", path="a", old_text="b\n", new_text="B\n")
+    assert outcome.text == "Replaced the passage at line 2 of a."
     assert (tmp_path / "a").read_bytes() == b"a\r\nB\nc\xff"
 
 
@@ -281,14 +281,14 @@ async def test_a_file_with_mixed_line_ends_is_taken_as_it_is(tmp_path: Path) -> 
         ("aaa", "aaa", "old_text and new_text are the same; nothing would change."),
     ],
 )
-async def test_an_edit_that_is_not_clear_changes_nothing(tmp_path: Path, old: str, new: str, reason: str) -> None:
+async def test_an_ambiguous_or_empty_edit_changes_nothing(tmp_path: Path, old: str, new: str, reason: str) -> None:
     (tmp_path / "a").write_text("aaa\n")
-    told = await call(box_in(tmp_path), "edit_file", path="a", old_text=old, new_text=new)
-    assert (told.error_class, told.text) == ("execution_error", reason)
+    outcome = await call(box_in(tmp_path), "edit_file", path="a", old_text=old, new_text=new)
+    assert (outcome.error_class, outcome.text) == ("execution_error", reason)
     assert (tmp_path / "a").read_text() == "aaa\n"
 
 
-async def test_edits_of_one_file_at_once_all_survive(tmp_path: Path) -> None:
+async def test_parallel_edits_of_one_file_are_all_applied(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("".join(f"<{number}>\n" for number in range(20)))
     calls = [
         ToolUse(str(number), "edit_file", f'{{"path":"a","old_text":"<{number}>","new_text":"[{number}]"}}')
@@ -301,7 +301,7 @@ async def test_edits_of_one_file_at_once_all_survive(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_text() == "".join(f"[{number}]\n" for number in range(20))
 
 
-def test_a_call_that_was_stopped_writes_nothing_any_more(tmp_path: Path) -> None:
+def test_a_stopped_call_writes_nothing(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("old")
     context = ToolContext(ToolEnvironment("s", resolve_roots(tmp_path)), tool_use_id="t")
     context.stopped.set()
@@ -313,7 +313,7 @@ def test_a_call_that_was_stopped_writes_nothing_any_more(tmp_path: Path) -> None
     assert (tmp_path / "a").read_text() == "old"
 
 
-def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_content_and_no_temporary_file(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").write_text("old")
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
@@ -328,7 +328,7 @@ def test_a_write_that_fails_leaves_what_was_there_and_nothing_beside_it(tmp_path
     assert (tmp_path / "b").read_text() == "old"
 
 
-def test_a_leftover_of_an_earlier_write_is_not_in_the_way(tmp_path: Path) -> None:
+def test_a_leftover_temporary_file_does_not_block_a_write(tmp_path: Path) -> None:
     leftover = tmp_path / f".holdfast-{os.getpid()}-{threading.get_ident()}-0.tmp"
     leftover.write_text("left over")
     folder = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
@@ -348,17 +348,17 @@ async def test_a_folder_is_listed_by_name(tmp_path: Path) -> None:
     assert (await call(box_in(tmp_path), "list_dir", path="b")).text == "(the folder is empty)"
 
 
-async def test_a_large_folder_says_how_much_is_left_out(tmp_path: Path) -> None:
+async def test_a_large_folder_says_how_many_entries_are_left_out(tmp_path: Path) -> None:
     for number in range(ENTRIES_SHOWN_MAX + 2):
         (tmp_path / f"{number:05}").touch()
     lines = (await call(box_in(tmp_path), "list_dir")).text.split("\n")
     assert (lines[0], lines[-2:]) == ("00000", ["00999", "[2 further entries left out]"])
 
 
-async def test_a_file_that_may_not_be_written_is_left_alone(tmp_path: Path) -> None:
+async def test_a_file_without_write_permission_is_left_unchanged(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root may write everything")
     (tmp_path / "a").write_text("old")
     (tmp_path / "a").chmod(0o444)
-    told = await asyncio.wait_for(call(box_in(tmp_path), "write_file", path="a", content="new"), 5)
-    assert told.text == "'a' may not be read or written by this user."
+    outcome = await asyncio.wait_for(call(box_in(tmp_path), "write_file", path="a", content="new"), 5)
+    assert outcome.text == "'a' may not be read or written by this user."

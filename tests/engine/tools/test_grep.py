@@ -1,4 +1,4 @@
-"""The tool that searches: the same order every time, within bounds of time and size, whatever the pattern."""
+"""The grep tool: a stable order of matches, and bounds on time and size for any pattern."""
 
 from pathlib import Path
 
@@ -31,31 +31,31 @@ async def test_matches_are_shown_in_order_of_path_and_line(workspace: Path) -> N
     assert (await call(box, "grep_files", pattern="chair")).text == "(no matches)"
 
 
-async def test_a_limit_says_how_much_is_left_out(workspace: Path) -> None:
-    told = await call(box_in(workspace), "grep_files", pattern="(?i)lamp", limit=2)
-    assert told.text == "a.txt:1: lamp\na.txt:2: LAMP\n[1 more matches left out; 3 in 2 files]"
+async def test_a_limit_says_how_many_matches_are_left_out(workspace: Path) -> None:
+    outcome = await call(box_in(workspace), "grep_files", pattern="(?i)lamp", limit=2)
+    assert outcome.text == "a.txt:1: lamp\na.txt:2: LAMP\n[1 more matches left out; 3 in 2 files]"
 
 
-async def test_what_is_not_searched_is_said(workspace: Path) -> None:
+async def test_files_that_are_too_large_to_search_are_counted(workspace: Path) -> None:
     with (workspace / "large").open("wb") as file:
         file.truncate(SEARCHED_FILE_BYTES_MAX + 1)
-    told = await call(box_in(workspace), "grep_files", pattern="chair")
-    assert told.text == "[1 files of more than 5000000 bytes not searched]"
+    outcome = await call(box_in(workspace), "grep_files", pattern="chair")
+    assert outcome.text == "[1 files of more than 5000000 bytes not searched]"
 
 
 async def test_a_long_line_is_shown_around_its_match(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("x" * 5_000 + "lamp" + "y" * 5_000)
-    told = await call(box_in(tmp_path), "grep_files", pattern="lamp")
-    assert told.text == "a:1: ..." + "x" * 100 + "lamp" + "y" * 196 + "..."
+    outcome = await call(box_in(tmp_path), "grep_files", pattern="lamp")
+    assert outcome.text == "a:1: ..." + "x" * 100 + "lamp" + "y" * 196 + "..."
 
 
-async def test_a_pattern_that_never_ends_is_stopped_and_what_was_found_is_shown(tmp_path: Path) -> None:
+async def test_a_pattern_that_never_ends_is_stopped_and_earlier_matches_are_shown(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("aaa\n")
     (tmp_path / "b").write_text("a" * 60 + "!\n")
     search = tool(make_grep_files(ENVIRON, seconds_max=1), paths=["path"])
     box = Toolbox([search], environment=ToolEnvironment("s", resolve_roots(tmp_path)))
-    told = await call(box, "grep_files", pattern="^(a+)+$")
-    first, note = told.text.split("\n")
+    outcome = await call(box, "grep_files", pattern="^(a+)+$")
+    first, note = outcome.text.split("\n")
     assert first == "a:1: aaa"
     assert note.startswith("[the search was stopped after 1 s;")
 
@@ -71,9 +71,9 @@ async def test_a_pattern_that_never_ends_is_stopped_and_what_was_found_is_shown(
         ({"pattern": "x", "path": "missing"}, "'missing' does not exist."),
     ],
 )
-async def test_what_cannot_be_searched_for_is_said(workspace: Path, arguments: dict[str, int], reason: str) -> None:
-    told = await call(box_in(workspace), "grep_files", **arguments)
-    assert (told.error_class, told.text) == ("execution_error", reason)
+async def test_an_invalid_search_says_why(workspace: Path, arguments: dict[str, int], reason: str) -> None:
+    outcome = await call(box_in(workspace), "grep_files", **arguments)
+    assert (outcome.error_class, outcome.text) == ("execution_error", reason)
 
 
 async def test_a_search_that_cannot_be_started_is_an_error(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,7 @@ async def test_a_search_that_cannot_be_started_is_an_error(workspace: Path, monk
     assert (await call(box_in(workspace), "grep_files", pattern="x")).text == "The search failed."
 
 
-async def test_matches_of_many_files_fit_in_one_answer(tmp_path: Path) -> None:
+async def test_matches_of_many_files_fit_in_one_result(tmp_path: Path) -> None:
     for number in range(300):
         (tmp_path / f"{number:03}.txt").write_text("x" * 400 + "\n")
     lines = (await call(box_in(tmp_path), "grep_files", pattern="x", limit=200)).text.split("\n")

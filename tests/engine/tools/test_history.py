@@ -1,4 +1,4 @@
-"""The tool by which a model reads what a compaction has covered."""
+"""The tool with which a model reads messages that a compaction removed from the view."""
 
 from collections.abc import Sequence
 
@@ -11,21 +11,21 @@ from holdfast.types.blocks import Message, ToolUse, join_text_blocks
 from holdfast.types.json_encoding import encode_json
 
 
-def recalling(messages: Sequence[Message]) -> ScriptedReply:
-    """Asks for what is named in the last words of the user, once they say so; else reads files."""
-    said = join_text_blocks(messages[-1].content)
-    if "recall " not in said or any(block_kind(block) == "tool_result" for block in messages[-1].content):
+def recall_on_request(messages: Sequence[Message]) -> ScriptedReply:
+    """Recall the source that the user's last message names, if it does; otherwise read files."""
+    text = join_text_blocks(messages[-1].content)
+    if "recall " not in text or any(block_kind(block) == "tool_result" for block in messages[-1].content):
         return reading(messages)
-    source = said.rpartition("recall ")[2]
+    source = text.rpartition("recall ")[2]
     return ScriptedReply((ToolUse("", "recall_history", encode_json({"source": source}).decode()),))
 
 
-@pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
-async def test_a_model_reads_what_is_no_longer_in_view() -> None:
-    talk = LongTalk(recall_history=True)
-    talk.provider._script = recalling
-    async with talk.create() as session:
-        await talk.speak(session, 10)
+@pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
+async def test_a_model_can_read_messages_that_are_no_longer_in_view() -> None:
+    conversation = LongTalk(recall_history=True)
+    conversation.provider._script = recall_on_request
+    async with conversation.create() as session:
+        await conversation.speak(session, 10)
         await session.compact()
         assert "The tool recall_history shows it in full." in join_text_blocks(session.history[0].content)
         assert "def step_59(token)" not in str(session.history[:2])
@@ -37,21 +37,21 @@ async def test_a_model_reads_what_is_no_longer_in_view() -> None:
 
 
 @pytest.mark.parametrize("source", ["m2 and more", "m9999", ""])
-async def test_what_is_no_message_is_told_as_an_error(source: str) -> None:
-    talk = LongTalk(recall_history=True)
-    talk.provider._script = recalling
-    async with talk.create() as session:
+async def test_an_unknown_message_range_is_an_error(source: str) -> None:
+    conversation = LongTalk(recall_history=True)
+    conversation.provider._script = recall_on_request
+    async with conversation.create() as session:
         await session.send(f"recall {source}")
         assert "is_error=True" in str(session.history[2])
 
 
-async def test_without_the_tool_the_record_does_not_speak_of_it() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
+async def test_without_recall_history_there_is_no_such_tool() -> None:
+    conversation = LongTalk()
+    async with conversation.create() as session:
         assert [spec.name for spec in session.tools] == ["read_file"]
 
 
-def test_ranges_are_read_however_they_are_written() -> None:
-    told = [parse_message_range(text) for text in ("m12", "12", "12-20", "m12-m20", "m12 to m20", "20-12", " m3 ")]
-    assert told == [(12, 12), (12, 12), (12, 20), (12, 20), (12, 20), (20, 20), (3, 3)]
+def test_message_ranges_are_parsed_in_every_notation() -> None:
+    ranges = [parse_message_range(text) for text in ("m12", "12", "12-20", "m12-m20", "m12 to m20", "20-12", " m3 ")]
+    assert ranges == [(12, 12), (12, 12), (12, 20), (12, 20), (12, 20), (20, 20), (3, 3)]
     assert [parse_message_range(text) for text in ("", "m", "x12", "12-", "m1,m2", "1" * 30)] == [None] * 6

@@ -1,4 +1,4 @@
-"""Which calls may run while a skill is loaded that says which tools it needs."""
+"""Which calls may run while a skill with `allowed-tools` is loaded."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -62,7 +62,7 @@ def skill(name: str, *allowed: str) -> Skill:
         ("Glob(.)", use("list_dir")),
     ],
 )
-def test_a_pattern_lets_through_what_it_names(pattern: str, call: ToolUse) -> None:
+def test_a_pattern_permits_the_calls_it_names(pattern: str, call: ToolUse) -> None:
     assert permits_call(pattern, call)
 
 
@@ -100,7 +100,7 @@ def test_a_pattern_lets_through_what_it_names(pattern: str, call: ToolUse) -> No
         ("", runs("ls")),
     ],
 )
-def test_a_pattern_lets_nothing_else_through(pattern: str, call: ToolUse) -> None:
+def test_a_pattern_permits_no_other_call(pattern: str, call: ToolUse) -> None:
     assert not permits_call(pattern, call)
 
 
@@ -114,22 +114,22 @@ def test_a_pattern_lets_nothing_else_through(pattern: str, call: ToolUse) -> Non
         ([skill("a", "Read"), skill("b", "Bash(git:*)")], False),
     ],
 )
-def test_what_one_of_the_loaded_skills_allows_may_run(skills: Sequence[Skill], is_refused: bool) -> None:
+def test_a_call_permitted_by_any_loaded_skill_may_run(skills: Sequence[Skill], is_refused: bool) -> None:
     assert bool(skill_refusal_reason(skills, runs("git log"))) is is_refused
 
 
-def test_the_reason_names_the_skills_and_what_they_allow() -> None:
+def test_the_reason_names_the_skills_and_their_allowed_tools() -> None:
     skills = [skill("a", "Read", "Grep"), skill("b", "Read"), skill("c")]
     reason = skill_refusal_reason(skills, runs("ls"))
     assert reason == "the skills that are loaded (a, b) allow only Read, Grep"
 
 
 @pytest.mark.parametrize("name", ["skill_load", "skill_search"])
-def test_skills_can_always_be_found_and_loaded(name: str) -> None:
+def test_skills_can_always_be_searched_and_loaded(name: str) -> None:
     assert skill_refusal_reason([skill("a", "Read")], use(name)) is None
 
 
-def test_a_pattern_of_many_stars_is_matched_in_no_time() -> None:
+def test_a_pattern_with_many_stars_is_matched_quickly() -> None:
     assert not permits_call(f"Bash({'*a' * 200}b)", runs("a" * 100_000))
 
 
@@ -141,7 +141,7 @@ def workspace(tmp_path: Path) -> Path:
     return write_project(tmp_path / "project")
 
 
-async def test_a_loaded_skill_says_which_tools_may_be_used(workspace: Path) -> None:
+async def test_a_loaded_skill_restricts_the_tools_that_may_be_used(workspace: Path) -> None:
     write_skill(workspace / ".holdfast/skills", "status", more=GIT_ONLY)
     (workspace / "a.txt").write_text("A.\n")
     provider = played(
@@ -169,7 +169,7 @@ async def test_a_loaded_skill_says_which_tools_may_be_used(workspace: Path) -> N
     assert loaded.startswith("# Skill: pdf")
 
 
-async def test_rules_of_skills_bind_only_where_that_is_asked_for(workspace: Path) -> None:
+async def test_skill_rules_apply_only_if_enforced(workspace: Path) -> None:
     write_skill(workspace / ".holdfast/skills", "status", more=GIT_ONLY)
     provider = played([uses("skill_load", name="status")], [uses("list_dir")], "Done.")
     async with new_session(
@@ -180,7 +180,7 @@ async def test_rules_of_skills_bind_only_where_that_is_asked_for(workspace: Path
 
 
 @pytest.mark.parametrize(("is_enforced", "names"), [(False, ["open", "status"]), (True, ["open"])])
-async def test_a_skill_whose_rules_bind_is_not_preloaded(
+async def test_a_skill_with_enforced_rules_is_not_preloaded(
     agent: MakeAgent, tmp_path: Path, is_enforced: bool, names: list[str]
 ) -> None:
     write_skill(tmp_path, "open")

@@ -1,4 +1,4 @@
-"""The tool that runs commands: what it shows, what it hides, and that nothing it started runs on."""
+"""The run_command tool: what it shows, what it hides, and that no process outlives the call."""
 
 import asyncio
 import os
@@ -25,10 +25,12 @@ from holdfast.sources.confined_paths import resolve_roots
 from holdfast.types.blocks import ToolUse
 
 
-def impatient(workspace: Path) -> Toolbox:
-    """A toolbox whose commands have next to no time to end."""
-    around = ToolEnvironment("s", resolve_roots(workspace))
-    return Toolbox([tool(make_run_command(ENVIRON, grace_seconds=0.1), side_effects="execute")], environment=around)
+def toolbox_with_short_grace(workspace: Path) -> Toolbox:
+    """A toolbox whose commands have almost no time to end after a stop."""
+    environment = ToolEnvironment("s", resolve_roots(workspace))
+    return Toolbox(
+        [tool(make_run_command(ENVIRON, grace_seconds=0.1), side_effects="execute")], environment=environment
+    )
 
 
 def is_running(pid: int) -> bool:
@@ -38,8 +40,8 @@ def is_running(pid: int) -> bool:
         return False
 
 
-async def gone(pids: list[int]) -> bool:
-    """Whether none of them runs any more; init takes a moment to notice."""
+async def have_ended(pids: list[int]) -> bool:
+    """Whether none of the processes runs any more; init takes a moment to reap them."""
     deadline = time.monotonic() + 5
     while any(map(is_running, pids)):
         if time.monotonic() > deadline:
@@ -50,17 +52,17 @@ async def gone(pids: list[int]) -> bool:
 
 async def pids_in(file: Path, count: int) -> list[int]:
     for _ in range(500):
-        found = file.read_text().split() if file.exists() else []
-        if len(found) >= count:
-            return [int(one) for one in found]
+        pids = file.read_text().split() if file.exists() else []
+        if len(pids) >= count:
+            return [int(one) for one in pids]
         await asyncio.sleep(0.01)
-    raise AssertionError(f"only {len(found)} of {count} processes came up")
+    raise AssertionError(f"only {len(pids)} of {count} processes came up")
 
 
-async def test_what_a_command_prints_is_shown_errors_and_all(tmp_path: Path) -> None:
-    told = await call(box_in(tmp_path), "run_command", command="pwd; echo oops >&2; cat")
-    assert told.text == f"{tmp_path.resolve()}\noops\n"
-    completed = told.recorded[-1]
+async def test_stdout_and_stderr_of_a_command_are_shown(tmp_path: Path) -> None:
+    outcome = await call(box_in(tmp_path), "run_command", command="pwd; echo oops >&2; cat")
+    assert outcome.text == f"{tmp_path.resolve()}\noops\n"
+    completed = outcome.recorded[-1]
     assert isinstance(completed, ToolCompleted)
     assert (completed.success, completed.command_executed) == (True, "pwd; echo oops >&2; cat")
 
@@ -74,79 +76,81 @@ async def test_what_a_command_prints_is_shown_errors_and_all(tmp_path: Path) -> 
         ("true", "(no output)"),
     ],
 )
-async def test_how_a_command_ended_is_said(tmp_path: Path, command: str, shown: str) -> None:
-    told = await call(box_in(tmp_path), "run_command", command=command)
-    assert (told.text, told.result.is_error) == (shown, False)
-    completed = told.recorded[-1]
+async def test_the_exit_code_or_signal_of_a_command_is_shown(tmp_path: Path, command: str, shown: str) -> None:
+    outcome = await call(box_in(tmp_path), "run_command", command=command)
+    assert (outcome.text, outcome.result.is_error) == (shown, False)
+    completed = outcome.recorded[-1]
     assert isinstance(completed, ToolCompleted)
     assert completed.success == (command == "true")
 
 
-async def test_a_command_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path) -> None:
+async def test_a_command_that_times_out_is_ended_with_all_its_processes(tmp_path: Path) -> None:
     command = "sleep 60 & echo $! > pids; sh -c 'trap \"\" TERM; echo $$ >> pids; sleep 60' & echo began; wait"
-    told = await call(impatient(tmp_path), "run_command", command=command, seconds_max=1)
-    assert (told.error_class, told.text) == ("timeout", "began\n\n[stopped: the time was up]")
-    assert await gone(await pids_in(tmp_path / "pids", 2))
+    outcome = await call(toolbox_with_short_grace(tmp_path), "run_command", command=command, seconds_max=1)
+    assert (outcome.error_class, outcome.text) == ("timeout", "began\n\n[stopped: the time was up]")
+    assert await have_ended(await pids_in(tmp_path / "pids", 2))
 
 
-async def test_a_command_may_tidy_up_before_it_is_killed(tmp_path: Path) -> None:
+async def test_a_command_may_clean_up_before_it_is_killed(tmp_path: Path) -> None:
     command = "trap 'echo tidied; exit 0' TERM; echo began; while :; do sleep 0.01; done"
-    told = await call(box_in(tmp_path), "run_command", command=command, seconds_max=1)
-    assert told.text.startswith("began\n")
-    assert told.text.endswith("tidied\n\n[stopped: the time was up]")
+    outcome = await call(box_in(tmp_path), "run_command", command=command, seconds_max=1)
+    assert outcome.text.startswith("began\n")
+    assert outcome.text.endswith("tidied\n\n[stopped: the time was up]")
 
 
-async def test_a_cancelled_command_is_gone_before_the_turn_is(tmp_path: Path) -> None:
+async def test_a_cancelled_command_has_ended_before_the_turn_ends(tmp_path: Path) -> None:
     async def record(payload: AnyPayload) -> None: ...
 
     command = "echo $$ > pids; sleep 60 & echo $! >> pids; wait"
     turn = asyncio.ensure_future(
-        impatient(tmp_path).run_calls([ToolUse("t", "run_command", f'{{"command":"{command}"}}')], record)
+        toolbox_with_short_grace(tmp_path).run_calls(
+            [ToolUse("t", "run_command", f'{{"command":"{command}"}}')], record
+        )
     )
     pids = await pids_in(tmp_path / "pids", 2)
     turn.cancel()
     with pytest.raises(ToolsCancelledError):
         await turn
-    assert await gone(pids)
+    assert await have_ended(pids)
 
 
-async def test_what_is_left_in_the_background_does_not_outlive_the_call(tmp_path: Path) -> None:
+async def test_background_processes_do_not_outlive_the_call(tmp_path: Path) -> None:
     began = time.monotonic()
-    told = await call(box_in(tmp_path), "run_command", command="sleep 60 & echo $! > pids; echo done")
-    assert told.text == "done\n"
+    outcome = await call(box_in(tmp_path), "run_command", command="sleep 60 & echo $! > pids; echo done")
+    assert outcome.text == "done\n"
     assert time.monotonic() - began < 30
-    assert await gone(await pids_in(tmp_path / "pids", 1))
+    assert await have_ended(await pids_in(tmp_path / "pids", 1))
 
 
 async def test_a_command_that_closes_its_output_is_waited_for(tmp_path: Path) -> None:
-    told = await call(box_in(tmp_path), "run_command", command="exec >&- 2>&-; sleep 0.1; echo end > end; exit 4")
-    assert told.text == "[exit code 4]"
+    outcome = await call(box_in(tmp_path), "run_command", command="exec >&- 2>&-; sleep 0.1; echo end > end; exit 4")
+    assert outcome.text == "[exit code 4]"
     assert (tmp_path / "end").read_text() == "end\n"
 
 
-async def test_a_long_output_is_in_a_file_that_the_model_can_read(tmp_path: Path) -> None:
+async def test_a_long_output_is_stored_in_a_file_that_the_model_can_read(tmp_path: Path) -> None:
     outputs = tmp_path / "outputs"
     workspace = tmp_path / "workspace"
     workspace.mkdir()
     box = box_in(workspace, read_only=[outputs], outputs=outputs)
-    told = await call(box, "run_command", command="seq 1 20000")
-    (kept,) = outputs.iterdir()
+    outcome = await call(box, "run_command", command="seq 1 20000")
+    (stored,) = outputs.iterdir()
     whole = "".join(f"{number}\n" for number in range(1, 20001))
-    assert kept.read_text() == whole
-    note = f"\n[... {len(whole) - 30_000} bytes left out; all {len(whole)} bytes are in {kept} ...]\n"
-    assert told.text == whole[:HEAD_BYTES_MAX] + note + whole[-TAIL_BYTES_MAX:]
-    assert (await call(box, "read_file", path=str(kept), offset=12_345, limit=1)).text.startswith("12345\n")
+    assert stored.read_text() == whole
+    note = f"\n[... {len(whole) - 30_000} bytes left out; all {len(whole)} bytes are in {stored} ...]\n"
+    assert outcome.text == whole[:HEAD_BYTES_MAX] + note + whole[-TAIL_BYTES_MAX:]
+    assert (await call(box, "read_file", path=str(stored), offset=12_345, limit=1)).text.startswith("12345\n")
 
 
-async def test_an_endless_output_takes_no_more_memory_than_its_head_and_tail(tmp_path: Path) -> None:
-    told = await call(impatient(tmp_path), "run_command", command="yes", seconds_max=1)
-    assert told.error_class == "timeout"
-    assert len(told.text) < 31_000
-    assert "bytes left out; there were " in told.text
+async def test_an_endless_output_takes_bounded_memory(tmp_path: Path) -> None:
+    outcome = await call(toolbox_with_short_grace(tmp_path), "run_command", command="yes", seconds_max=1)
+    assert outcome.error_class == "timeout"
+    assert len(outcome.text) < 31_000
+    assert "bytes left out; there were " in outcome.text
 
 
 @pytest.mark.parametrize("sizes", [[30_000], [1] * 50, [30_001], [29_999, 2], [7_000] * 9, [100_000], [20_000, 20_000]])
-def test_what_is_captured_is_the_same_however_it_arrives(tmp_path: Path, sizes: list[int]) -> None:
+def test_captured_output_does_not_depend_on_how_it_is_chunked(tmp_path: Path, sizes: list[int]) -> None:
     whole = b"".join(b"%07d\n" % number for number in range(20_000))[: sum(sizes)]
     captured, at = CommandOutput(tmp_path, "t"), 0
     for size in sizes:
@@ -157,20 +161,20 @@ def test_what_is_captured_is_the_same_however_it_arrives(tmp_path: Path, sizes: 
     if len(whole) <= 30_000:
         assert (text, list(tmp_path.iterdir())) == (whole.decode(), [])
         return
-    (kept,) = tmp_path.iterdir()
-    assert kept.read_bytes() == whole
+    (stored,) = tmp_path.iterdir()
+    assert stored.read_bytes() == whole
     assert text.startswith(whole[:20_000].decode() + f"\n[... {len(whole) - 30_000} bytes left out; ")
     assert text.endswith(" ...]\n" + whole[-10_000:].decode())
 
 
-def test_a_disk_that_takes_nothing_does_not_stop_a_command(tmp_path: Path) -> None:
+def test_a_full_disk_does_not_stop_a_command(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     captured = CommandOutput(tmp_path / "file" / "outputs", "t")
     captured.append(b"x" * 40_000)
     assert "there were 40000 bytes" in captured.text()
 
 
-async def test_a_command_does_not_see_keys(tmp_path: Path) -> None:
+async def test_a_command_does_not_see_api_keys(tmp_path: Path) -> None:
     environ = ENVIRON | {"ANTHROPIC_API_KEY": "sk-1", "GITHUB_TOKEN": "gh-1", "HARBOUR": "open"}
     box = Toolbox([tool(make_run_command(environ))], environment=ToolEnvironment("s", resolve_roots(tmp_path)))
     text = (await call(box, "run_command", command="env")).text
@@ -179,16 +183,16 @@ async def test_a_command_does_not_see_keys(tmp_path: Path) -> None:
     assert "gh-1" not in text
 
 
-def test_what_is_named_like_a_secret_is_left_out() -> None:
-    kept = ("PATH", "HOME", "KEYBOARD", "MONKEY", "SSH_AUTH_SOCK", "LANG")
-    left_out = ("OPENAI_API_KEY", "APIKEY", "AWS_SECRET_ACCESS_KEY", "npm_token", "DB_PASSWORD", "SIGNING_KEY", "KEY")
-    assert without_secrets(dict.fromkeys((*kept, *left_out), "x")) == dict.fromkeys(kept, "x")
+def test_variables_named_like_secrets_are_removed() -> None:
+    retained = ("PATH", "HOME", "KEYBOARD", "MONKEY", "SSH_AUTH_SOCK", "LANG")
+    removed = ("OPENAI_API_KEY", "APIKEY", "AWS_SECRET_ACCESS_KEY", "npm_token", "DB_PASSWORD", "SIGNING_KEY", "KEY")
+    assert without_secrets(dict.fromkeys((*retained, *removed), "x")) == dict.fromkeys(retained, "x")
 
 
-def test_an_address_with_a_password_in_it_is_left_out() -> None:
-    kept = {"PROXY": "http://proxy:3128/", "PAGE": "https://a.example/x:y@z", "USER_AT": "ssh://me@host:22/"}
-    left_out = {"DATABASE_URL": "postgresql://me:pass@host/db", "BROKER": "redis://:pass@host:6379"}
-    assert without_secrets(kept | left_out) == kept
+def test_urls_with_a_password_are_removed() -> None:
+    retained = {"PROXY": "http://proxy:3128/", "PAGE": "https://a.example/x:y@z", "USER_AT": "ssh://me@host:22/"}
+    removed = {"DATABASE_URL": "postgresql://me:pass@host/db", "BROKER": "redis://:pass@host:6379"}
+    assert without_secrets(retained | removed) == retained
 
 
 SPY = """
@@ -238,16 +242,16 @@ def test_a_command_cannot_read_the_environment_of_its_parent() -> None:
     ],
 )
 async def test_a_command_that_cannot_be_run_says_why(tmp_path: Path, arguments: dict[str, int], reason: str) -> None:
-    told = await call(box_in(tmp_path), "run_command", **arguments)
-    assert (told.error_class, told.text) == ("execution_error", reason)
+    outcome = await call(box_in(tmp_path), "run_command", **arguments)
+    assert (outcome.error_class, outcome.text) == ("execution_error", reason)
 
 
 async def test_a_command_needs_a_workspace() -> None:
-    told = await call(Toolbox([tool(make_run_command(ENVIRON))]), "run_command", command="true")
-    assert (told.error_class, told.text) == ("permission_denied", "This session has no workspace.")
+    outcome = await call(Toolbox([tool(make_run_command(ENVIRON))]), "run_command", command="true")
+    assert (outcome.error_class, outcome.text) == ("permission_denied", "This session has no workspace.")
 
 
-async def test_no_child_is_left_unreaped(tmp_path: Path) -> None:
+async def test_no_child_process_is_left_unreaped(tmp_path: Path) -> None:
     await call(box_in(tmp_path), "run_command", command="echo $$ > pids")
     (pid,) = await pids_in(tmp_path / "pids", 1)
     assert not Path(f"/proc/{pid}").exists()

@@ -1,4 +1,4 @@
-"""What holds for every sequence of loads: no cap is passed, no body is given twice, the log says it all."""
+"""Properties of every sequence of skill loads: no cap is exceeded, no body is sent twice, and the log is complete."""
 
 import asyncio
 from pathlib import Path
@@ -39,10 +39,10 @@ limits = st.builds(ActivationLimits, st.integers(0, 4), st.integers(0, 120), st.
 preloads = st.lists(st.sampled_from("abcdef"), unique=True, max_size=2)
 
 
-def play(
+def load_in_rounds(
     rounds: list[list[str]], limits: ActivationLimits, active: Activations
 ) -> tuple[list[AnyPayload], list[ToolResult]]:
-    """What is recorded and answered where each round of loads runs at once, and the fold goes on between them."""
+    """What is recorded and returned if each round of loads runs in parallel and the state is folded between rounds."""
     recorded: list[AnyPayload] = []
     answers: list[ToolResult] = []
     box = Toolbox(skill_tools(), environment=ToolEnvironment(skills=STORE, activation_limits=limits))
@@ -64,31 +64,31 @@ def play(
     return recorded, answers
 
 
-def bodies(answers: list[ToolResult]) -> list[str]:
-    """The names of the skills whose body was given: the folder stands behind it."""
+def loaded_names(answers: list[ToolResult]) -> list[str]:
+    """The names of the skills whose body was sent: its result has a second block with the folder."""
     first = [answer.content[0] for answer in answers if len(answer.content) == 2]
     return [block.text.removeprefix(PREFIX).split()[0] for block in first if isinstance(block, Text)]
 
 
 @given(batches, limits, preloads)
-def test_no_sequence_of_loads_passes_a_cap_or_gives_a_body_twice(
+def test_no_sequence_of_loads_exceeds_a_cap_or_sends_a_body_twice(
     rounds: list[list[str]], limits: ActivationLimits, preloaded: list[str]
 ) -> None:
-    recorded, answers = play(rounds, limits, Activations(tuple(preloaded)))
+    recorded, answers = load_in_rounds(rounds, limits, Activations(tuple(preloaded)))
     loaded = [one for one in recorded if isinstance(one, SkillLoaded)]
     names = [one.skill_id for one in loaded]
     assert len(names) <= limits.loads_max
     assert not names or sum(one.load_size_tokens for one in loaded) < limits.tokens_max
     assert len(set(names)) == len(names)
     assert not set(names) & set(preloaded)
-    assert sorted(names) == sorted(bodies(answers))
+    assert sorted(names) == sorted(loaded_names(answers))
 
 
 @given(batches, preloads)
-def test_a_load_is_refused_only_where_it_would_pass_a_cap(rounds: list[list[str]], preloaded: list[str]) -> None:
-    _, answers = play(rounds, ActivationLimits(100, 0, 10_000), Activations(tuple(preloaded)))
-    asked = {name for names in rounds for name in names}
-    assert set(bodies(answers)) == asked & SIZES.keys() - set(preloaded)
+def test_a_load_is_refused_only_if_it_would_exceed_a_cap(rounds: list[list[str]], preloaded: list[str]) -> None:
+    _, answers = load_in_rounds(rounds, ActivationLimits(100, 0, 10_000), Activations(tuple(preloaded)))
+    requested = {name for names in rounds for name in names}
+    assert set(loaded_names(answers)) == requested & SIZES.keys() - set(preloaded)
 
 
 events = st.lists(
@@ -105,31 +105,31 @@ events = st.lists(
 
 
 @given(events)
-def test_hearing_of_a_load_again_changes_nothing(heard: list[SkillLoaded]) -> None:
+def test_applying_the_same_load_event_twice_changes_nothing(loads: list[SkillLoaded]) -> None:
     once = NO_ACTIVATIONS
-    for event in heard:
+    for event in loads:
         once = add_activation(once, event)
         assert add_activation(once, event) is once
     again = once
-    for event in heard:
+    for event in loads:
         again = add_activation(again, event)
     assert again == once
 
 
 @given(events)
-def test_what_leaves_the_history_gives_its_budget_back(heard: list[SkillLoaded]) -> None:
+def test_a_body_that_leaves_the_history_frees_its_budget(loads: list[SkillLoaded]) -> None:
     active = NO_ACTIVATIONS
-    for event in heard:
+    for event in loads:
         active = add_activation(active, event)
-    left = remove_activations(active, {"t1"})
-    gone = [one for one in active.loaded if one.tool_use_id == "t1"]
-    assert left.tokens == active.tokens - sum(one.tokens for one in gone)
-    assert left.preloaded == active.preloaded
-    assert remove_activations(left, {"t1"}) is left
+    remaining = remove_activations(active, {"t1"})
+    removed = [one for one in active.loaded if one.tool_use_id == "t1"]
+    assert remaining.tokens == active.tokens - sum(one.tokens for one in removed)
+    assert remaining.preloaded == active.preloaded
+    assert remove_activations(remaining, {"t1"}) is remaining
 
 
 @given(st.lists(st.integers(0, 9_000), max_size=8), st.integers(0, 5_000))
-def test_marks_in_the_index_are_part_of_the_prefix_that_is_measured(sizes: list[int], other: int) -> None:
+def test_the_suffix_of_preloaded_skills_counts_towards_the_measured_prefix(sizes: list[int], other: int) -> None:
     skills = [Skill(f"s{at}", "Does it.", "w" * size, "global", Path("/s")) for at, size in enumerate(sizes)]
     bounds = PaddingBounds(4_500, 5_500)
     natural = len(render_skill_index(skills).text) + 4 * other
@@ -142,7 +142,7 @@ def test_marks_in_the_index_are_part_of_the_prefix_that_is_measured(sizes: list[
 
 
 @given(st.lists(st.integers(0, 9_000), max_size=8), st.integers(0, 17_000))
-def test_a_prefix_with_preloaded_skills_keeps_both_bounds_to_the_character(sizes: list[int], other: int) -> None:
+def test_a_prefix_with_preloaded_skills_stays_within_both_bounds(sizes: list[int], other: int) -> None:
     skills = [Skill(f"s{at}", "Does it.", "w" * size, "global", Path("/s")) for at, size in enumerate(sizes)]
     natural = (len(render_skill_index(skills).text) + other) // 4
     filling = select_padding(
