@@ -10,7 +10,9 @@ from tests.support.served_gateway import RawUpstream, ServedGateway, raw_upstrea
 from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallFailed
 from holdfast.gateway import exchange
 from holdfast.gateway.key_limits import KeyLimits
+from holdfast.ledger.analytics.queries import LedgerScope
 from holdfast.ledger.calls import iter_calls
+from holdfast.ledger.report import build_report
 from holdfast.service.auth.keys import make_key
 from holdfast.types.usage import Usage
 
@@ -81,6 +83,14 @@ def post(gateway: ServedGateway, path: str, body: bytes, headers: dict[str, str]
     response.read()
     connection.close()
     return response.status
+
+
+def get(gateway: ServedGateway, path: str) -> bytes:
+    connection = http.client.HTTPConnection(*gateway.address, timeout=10)
+    connection.request("GET", path)
+    body = connection.getresponse().read()
+    connection.close()
+    return body
 
 
 def payloads(gateway: ServedGateway) -> list[Any]:
@@ -224,3 +234,16 @@ def test_a_model_without_a_price_uses_up_a_budget(reply: bytes) -> None:
         assert post(gateway, "/anthropic/v1/messages", body, key) == 200
         gateway.recorded()
         assert post(gateway, "/anthropic/v1/messages", body, key) == 429
+
+
+def test_unreadable_responses_are_counted_in_report_metrics_and_readiness() -> None:
+    with raw_upstream() as upstream, serving_gateway(upstream.url) as gateway:
+        answer(upstream, b"<html>", "text/html")
+        post(gateway, "/anthropic/v1/messages", json.dumps(CLAUDE_CODE).encode())
+        gateway.recorded()
+        report = build_report(gateway.store.cost_queries(), LedgerScope(simulated=True))
+        metrics, ready = get(gateway, "/metrics"), get(gateway, "/readyz")
+    assert (report.unreadable_calls, report.total.calls) == (1, 1)
+    sample = 'holdfast_llm_calls_ended_total{model="anthropic:claude-sonnet-4-6",outcome="unreadable"} 1'
+    assert sample in metrics.decode().splitlines()
+    assert json.loads(ready)["unreadable_calls"] == 1
