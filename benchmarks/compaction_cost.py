@@ -1,8 +1,8 @@
 """What the prompts of long sessions cost with our compaction, without any, and with other ways of clearing.
 
 Sessions of more than 60,000 tokens are replayed with their real idle times, by sizes: a call reads what it shares with
-the previous one, if that is still cached, and writes the rest. What a compaction removes may be fetched again. Nobody
-knows how much that is, so our schedule and the optimal one are charged for it twice, with 0 and with 4,000 tokens; the
+the previous one, if that is still cached, and writes the rest. What a compaction removes may be fetched again. How much
+that is is not known, so our schedule and the optimal one are charged for it twice, with 0 and with 4,000 tokens; the
 others never are. The expected amount is the only number that the rule does not derive itself: it is chosen on one half
 of the sessions, and the comparison with the optimum is made on the other half, both ways.
 """

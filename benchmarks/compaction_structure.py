@@ -12,7 +12,7 @@ from holdfast.types.transcript import merge_into_messages, validate_transcript
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from tests.support.compaction_histories import SMALL, History, standing_of
+from tests.support.compaction_histories import SMALL, History, snapshot_of
 
 HISTORIES = 5_000
 CYCLES = 1_000
@@ -27,21 +27,23 @@ class BrokenRuleError(Exception):
 
 def compact_and_check(history: History, seed: int) -> int:
     """Compact once and check every rule; returns the tokens of the messages afterwards."""
-    before = standing_of(history)
+    before = snapshot_of(history)
     proposal = propose_compaction(before, SMALL, "requested")
     if not isinstance(proposal, CompactionProposal):
         return sum(before.draft.entry_tokens())
     history.add(*proposal.payloads)
-    after = standing_of(history)
+    after = snapshot_of(history)
     entries = after.state.entries
     seen = "\n".join(join_text_blocks(message.content) for message in merge_into_messages(entries))
     old = before.state.entries
     checks = {
         "legal": validate_transcript(merge_into_messages(entries)) == (),
         "kept untouched": entries[1:] == old[len(old) - len(entries) + 1 :],
-        "goal": history.asks[0] in seen,
-        "newest ask": history.asks[-1] in seen,
-        "constraints": all(rule in seen for rule in {line for ask in history.asks for line in ask.split("\n")[1:]}),
+        "goal": history.questions[0] in seen,
+        "newest ask": history.questions[-1] in seen,
+        "constraints": all(
+            rule in seen for rule in {line for ask in history.questions for line in ask.split("\n")[1:]}
+        ),
         "head": before.draft.buffer.digests[:1] == after.draft.buffer.digests[:1],
         "at once": not isinstance(propose_compaction(after, SMALL, "requested"), CompactionProposal),
     }

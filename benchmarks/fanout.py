@@ -31,7 +31,7 @@ def make_fan_out(turns: int, tools_at_once: int) -> Recording:
         uses = HistoryEntry("assistant", tuple(ToolUse(id, "look", '{"at": 1}') for id in ids))
         results = HistoryEntry("user", tuple(ToolResult(id, (Text(f"crate {id} " * 20),)) for id in ids))
         at = len(calls) * GAP_SECONDS
-        calls.append(RecordedCall(at, at + 1, "person" if calls else "start", (question,), uses))
+        calls.append(RecordedCall(at, at + 1, "user" if calls else "start", (question,), uses))
         at += GAP_SECONDS
         calls.append(RecordedCall(at, at + 1, "tool", (results,), HistoryEntry("assistant", (Text("All is in."),))))
     look = build_tool_spec("look", "Looks at a thing.", {"type": "object"})

@@ -17,7 +17,7 @@ SECONDS = float(os.environ.get("HOLDFAST_LOAD_SECONDS", "300"))
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from tests.support.gateway_load import under_load  # noqa: E402 - the folder of the tests is known from here on
+from tests.support.gateway_load import run_load  # noqa: E402 - the folder of the tests is known from here on
 
 
 def run() -> Iterator[tuple[str, str]]:
@@ -34,7 +34,7 @@ def run() -> Iterator[tuple[str, str]]:
             assert process.stdout is not None
             return ("127.0.0.1", int(process.stdout.readline().rpartition(":")[2])), process.pid
 
-        outcome, growth = asyncio.run(under_load(serve, streams=STREAMS, seconds=SECONDS))
+        outcome, growth = asyncio.run(run_load(serve, streams=STREAMS, seconds=SECONDS))
     yield f"exchanges, {STREAMS} streams, {SECONDS:.0f} s", f"{sum(outcome.ended.values()):,}"
     yield "how they ended", ", ".join(f"{name} {count:,}" for name, count in sorted(outcome.ended.items()))
     yield "lost or mixed up (0)", str(len(outcome.wrong))

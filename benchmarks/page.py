@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.browser.test_session_view import DRAWN_MS, thousand_calls  # noqa: E402
-from tests.support.browsers import CHROMIUM, DRIVER, PACKAGES, browsing  # noqa: E402
-from tests.support.served_service import serving_store  # noqa: E402
+from tests.support.browsers import CHROMIUM, DRIVER, PACKAGES, open_browser  # noqa: E402
+from tests.support.served_service import serve_store  # noqa: E402
 
 PAINT_MS = "return performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
 SCROLLED_MS = (
@@ -45,8 +45,8 @@ def run() -> Iterator[tuple[str, str]]:
     clock = ManualClock(1_790_010_000.0)
     with (
         tempfile.TemporaryDirectory() as folder,
-        browsing(Path(folder)) as page,
-        serving_store(store, clock=clock) as service,
+        open_browser(Path(folder)) as page,
+        serve_store(store, clock=clock) as service,
     ):
         page.url = service.url
         paint_ms = []

@@ -51,7 +51,7 @@ class Set(msgspec.Struct, frozen=True):
 
     @property
     def answerable(self) -> tuple[Query, ...]:
-        return tuple(one for one in self.queries if one.relevant)
+        return tuple(query for query in self.queries if query.relevant)
 
 
 def run() -> Iterator[tuple[str, str]]:
@@ -79,55 +79,59 @@ def run() -> Iterator[tuple[str, str]]:
 
 
 def _without_vectors(sets: Sequence[Set]) -> Iterator[tuple[str, str]]:
-    means = [_hits(SearchIndex(one.units), one.answerable, OURS)[0] for one in sets]
+    means = [_hits(SearchIndex(unit_set.units), unit_set.answerable, OURS)[0] for unit_set in sets]
     yield "words and links alone, mean hit@1 hit@3", _pair(_mean(means))
 
 
 def _with_vectors(sets: Sequence[Set]) -> Iterator[tuple[str, str]]:
     yield "set", "units queries | words | wordllama | ours | chosen on the others (hit@1 hit@3)"
     rows: list[list[tuple[float, float]]] = []
-    indexes = {one.name: SearchIndex(one.units, meaning=create_semantic_stage("paired")) for one in sets}
-    single = {one.name: SearchIndex(one.units, meaning=create_semantic_stage("wordllama")) for one in sets}
+    indexes = {unit_set.name: SearchIndex(unit_set.units, meaning=create_semantic_stage("paired")) for unit_set in sets}
+    single = {
+        unit_set.name: SearchIndex(unit_set.units, meaning=create_semantic_stage("wordllama")) for unit_set in sets
+    }
     sampled = {
-        one.name: {
+        unit_set.name: {
             share: hits[1]
             for share, hits in zip(
-                SHARES, _hits(indexes[one.name], _sample(one.answerable), *map(_weights, SHARES)), strict=True
+                SHARES, _hits(indexes[unit_set.name], _sample(unit_set.answerable), *map(_weights, SHARES)), strict=True
             )
         }
-        for one in sets
+        for unit_set in sets
     }
     picks = []
-    for one in sets:
-        others = [by_share for name, by_share in sampled.items() if name.split("_")[0] != one.name.split("_")[0]]
+    for unit_set in sets:
+        others = [by_share for name, by_share in sampled.items() if name.split("_")[0] != unit_set.name.split("_")[0]]
         share = max(SHARES, key=lambda share: sum(by_share[share] for by_share in others))
         picks.append(share)
-        (alone,) = _hits(single[one.name], one.answerable, MEANING)
-        words, ours, chosen = _hits(indexes[one.name], one.answerable, WORDS, OURS, _weights(share))
+        (alone,) = _hits(single[unit_set.name], unit_set.answerable, MEANING)
+        words, ours, chosen = _hits(indexes[unit_set.name], unit_set.answerable, WORDS, OURS, _weights(share))
         row = [words, alone, ours, chosen]
         rows.append(row)
-        yield one.name, f"{len(one.units)} {len(one.queries)} | " + " | ".join(map(_pair, row))
+        yield unit_set.name, f"{len(unit_set.units)} {len(unit_set.queries)} | " + " | ".join(map(_pair, row))
     means = [_mean([row[column] for row in rows]) for column in range(4)]
     yield "mean", " | ".join(map(_pair, means))
     yield "share of words chosen on the others", " ".join(map(str, picks))
     best = max(means[0][1], means[1][1])
     yield "mean hit@3 above words alone and wordllama alone", f"{means[2][1]:.3f} > {best:.3f}: {means[2][1] > best}"
-    yield _compare_with_bar("paired", rows[[one.name for one in sets].index(BAR_SET)][2])
-    yield from _refusals(next(one for one in sets if one.name == ABSTENTION_SET), indexes[ABSTENTION_SET])
+    yield _compare_with_bar("paired", rows[[unit_set.name for unit_set in sets].index(BAR_SET)][2])
+    yield from _refusals(
+        next(unit_set for unit_set in sets if unit_set.name == ABSTENTION_SET), indexes[ABSTENTION_SET]
+    )
     yield _relevance_quantiles("words alone", sets, SearchIndex)
     yield _relevance_quantiles(
-        "paired", sets, lambda units: next(indexes[one.name] for one in sets if one.units is units)
+        "paired", sets, lambda units: next(indexes[unit_set.name] for unit_set in sets if unit_set.units is units)
     )
 
 
 def _slow_encoder(sets: Sequence[Set], encoder: str) -> Iterator[tuple[str, str]]:
-    for one in sets:
-        if one.name in (BAR_SET, ABSTENTION_SET):
-            index = SearchIndex(one.units, meaning=create_semantic_stage(encoder))
-            if one.name == BAR_SET:
-                yield _compare_with_bar(encoder, _hits(index, one.answerable, OURS)[0])
+    for unit_set in sets:
+        if unit_set.name in (BAR_SET, ABSTENTION_SET):
+            index = SearchIndex(unit_set.units, meaning=create_semantic_stage(encoder))
+            if unit_set.name == BAR_SET:
+                yield _compare_with_bar(encoder, _hits(index, unit_set.answerable, OURS)[0])
             else:
-                yield from _refusals(one, index)
+                yield from _refusals(unit_set, index)
     yield _relevance_quantiles(encoder, sets, lambda units: SearchIndex(units, meaning=create_semantic_stage(encoder)))
 
 
@@ -156,11 +160,11 @@ def _relevance_quantiles(
 ) -> tuple[str, str]:
     """The floor was chosen so that nearly every right answer passes, on all sets but the abstention set."""
     relevances: list[float] = []
-    for one in sets:
-        if one.name == ABSTENTION_SET:
+    for unit_set in sets:
+        if unit_set.name == ABSTENTION_SET:
             continue
-        index = indexed(one.units)
-        for query in _sample(one.answerable):
+        index = indexed(unit_set.units)
+        for query in _sample(unit_set.answerable):
             first = index.search(query.intent, floor=0, limit=3).hits
             relevances += [hit.relevance for hit in first if hit.id in query.relevant][:1]
     relevances.sort()
@@ -170,11 +174,13 @@ def _relevance_quantiles(
 
 def _speed(sets: Sequence[Set]) -> Iterator[tuple[str, str]]:
     heads = [
-        msgspec.structs.replace(unit, id=f"{one.name}/{unit.id}", content="") for one in sets for unit in one.units
+        msgspec.structs.replace(unit, id=f"{unit_set.name}/{unit.id}", content="")
+        for unit_set in sets
+        for unit in unit_set.units
     ]
     rounds = SEARCHED // len(heads) + 1
     units = [msgspec.structs.replace(unit, id=f"{unit.id}/{at}") for at in range(rounds) for unit in heads][:SEARCHED]
-    queries = [query.intent for one in sets for query in one.queries][::40]
+    queries = [query.intent for unit_set in sets for query in unit_set.queries][::40]
     encoders: tuple[EncoderName | None, ...] = (None, "wordllama", "paired")
     for encoder in encoders:
         name = encoder or "words and links"

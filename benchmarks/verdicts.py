@@ -121,7 +121,7 @@ def _correct_verdict(
         return replace(verdict, kind="prefix_changed", component="history", detail=shorter)
     if (
         client_losses.is_likely_client
-        and call.waited_for == "person"
+        and call.waited_for == "user"
         and should_hit(before, call, min(row.cache.ttls_seconds.values()))
     ):
         often = f"lost {client_losses.loss_ratio:.0f} times as often after user messages as after tool results"

@@ -161,7 +161,7 @@ def pip() -> list[str]:
 
 
 def run(command: Sequence[str], cwd: Path) -> str:
-    # PYTHONPATH and the like would let the tree's own source stand in for what the wheel lacks.
+    # PYTHONPATH and similar variables would let the tree's own source replace what the wheel lacks.
     environ = {
         name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HOLDFAST", "VIRTUAL"))
     }

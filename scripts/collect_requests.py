@@ -43,8 +43,8 @@ _OF_EXAMPLES = re.compile(
 )
 _ITEM = re.compile(r"\s*(?:[-*>]|\d+[.)])\s+(.*)")
 _SPEAKER = re.compile(r"\s*(?:[-*>]|\d+[.)]|(?:User|You|Human|Prompt|Q):)\s*")
-_OF_CODE = re.compile(r'[{}<>=|\[\]@$"]')
-_OF_SOMEBODY = re.compile(r"\?|\b(?:me|my|I|our|the|this|for|in|about)\b")
+_CODE_MARKS = re.compile(r'[{}<>=|\[\]@$"]')
+_PERSONAL_WORDS = re.compile(r"\?|\b(?:me|my|I|our|the|this|for|in|about)\b")
 _NO_PROSE = re.compile(r"!\[|\[!|<|\||---|===|#|>|\*\*?\[|[-*] ")
 _PROSE = frozenset({"", "text", "txt", "markdown", "md", "prompt", "plaintext", "console"})
 """Languages of fenced blocks that may contain a conversation; all others are code."""
@@ -133,7 +133,7 @@ def _example(line: str, *, fenced: bool) -> list[str]:
         return []
     example = item[1] if item else line[speaker.end() :] if (speaker := _SPEAKER.match(line)) else line
     text = _plain(example).strip("\"“”'")
-    is_request = text[:1].isupper() and not _OF_CODE.search(text) and (fenced or _OF_SOMEBODY.search(text))
+    is_request = text[:1].isupper() and not _CODE_MARKS.search(text) and (fenced or _PERSONAL_WORDS.search(text))
     return [text] if is_request else []
 
 
@@ -195,7 +195,7 @@ async def _collect(index: str, into: Path, wait: float) -> int:
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
-    """What is there so far. The last line, if it was cut, is taken away: its package is read again."""
+    """The results so far. A truncated last line is removed, so that its package is read again."""
     if not path.exists():
         return []
     whole, _, cut = path.read_text().rpartition("\n")
@@ -213,7 +213,7 @@ async def _names(session: aiohttp.ClientSession, index: str) -> Sequence[str]:
 
 
 async def _package(session: aiohttp.ClientSession, url: str, name: str, wait: float) -> dict[str, Any] | None:
-    """None where it could not be read; one that is gone has nothing to say, and is not asked for again."""
+    """None if it could not be read; a package that no longer exists has an empty text and is not requested again."""
     for left in reversed(range(TRIES)):
         try:
             async with session.get(url) as answer:

@@ -86,8 +86,8 @@ def main() -> int:
     except (OSError, ValueError) as error:
         print(f"{arguments.requests} was not written by collect_requests.py: {error}", file=sys.stderr)
         return 1
-    kept = [one for one in packages if not _is_left_out(one)]
-    left_out = [one for one in packages if _is_left_out(one)]
+    kept = [package for package in packages if not _is_left_out(package)]
+    left_out = [package for package in packages if _is_left_out(package)]
     if not kept or not left_out:
         print(f"{arguments.requests} has too few packages", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""Measure how easy the source tree is to find one's way in, against the limits we hold ourselves to.
+"""Measures how easy it is to find something in the source tree, against fixed limits.
 
     python scripts/tree_report.py [--json]
 
@@ -178,7 +178,7 @@ def walk_one_send() -> Walk:
     """Send two messages to a simulated provider over HTTP, stored in SQLite, and trace the second.
 
     The provider runs in a process of its own, so that only the files of the session are counted. Frames that execute a
-    module body are imports, which a running session has behind it.
+    module body are imports, which a running session has done before.
     """
     with tempfile.TemporaryDirectory() as folder, _simulator() as address:
         tracer = _Tracer()
@@ -258,9 +258,7 @@ async def _send_twice(folder: Path, address: str, tracer: _Tracer) -> None:
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument(
-        "--where", action="store_true", help="list the places behind every measure that misses its limit"
-    )
+    parser.add_argument("--where", action="store_true", help="list the places of every measure that misses its limit")
     chosen = parser.parse_args(words)
     measures = [*static_measures(), *walk_measures(walk_one_send())]
     if chosen.json:

@@ -43,7 +43,7 @@ def main() -> int:
         if prices != model["prices"]:
             changed.append(f"{model['provider']}:{model['name']}")
         model["prices"] = prices
-    after = spelled(document) + "\n"
+    after = encode_json_lines(document) + "\n"
     msgspec.json.decode(after, type=CatalogFile)
     if after == before:
         print(f"{arguments.file.name}: nothing to change")
@@ -110,12 +110,12 @@ def row_of(price: ModelPrice, over: int) -> Row:
     # A provider that does not charge for writes bills the written tokens as plain input.
     write = rate("cache_write_mtok", plain)
     return {
-        "input": spelled_rate(plain),
-        "output": spelled_rate(rate("output_mtok")),
-        "cache_read": spelled_rate(rate("cache_read_mtok", plain)),
-        "cache_write_5m": spelled_rate(write),
-        "cache_write_1h": spelled_rate(rate("cache_write_1h_mtok", write)),
-        "cache_write_other": spelled_rate(write),
+        "input": encode_rate(plain),
+        "output": encode_rate(rate("output_mtok")),
+        "cache_read": encode_rate(rate("cache_read_mtok", plain)),
+        "cache_write_5m": encode_rate(write),
+        "cache_write_1h": encode_rate(rate("cache_write_1h_mtok", write)),
+        "cache_write_other": encode_rate(write),
         "source": "genai-prices",
     }
 
@@ -134,7 +134,7 @@ def apply(override: PriceOverride, timeline: Timeline) -> None:
         for over, row in tiers.items():
             if override.prompt_tokens_over in (None, over):
                 others = [row.pop("source")] if "source" in row else []
-                row |= {field: spelled_rate(rate) for field, rate in override.changes.items()}
+                row |= {field: encode_rate(rate) for field, rate in override.changes.items()}
                 row["source"] = "; ".join([*map(str, others), override.reason])
 
 
@@ -145,11 +145,11 @@ def split(timeline: Timeline, day: datetime.date | None) -> None:
             timeline[day] = {over: dict(row) for over, row in timeline[before].items()}
 
 
-def spelled_rate(rate: Decimal) -> str:
+def encode_rate(rate: Decimal) -> str:
     return format(rate.normalize(), "f")
 
 
-def spelled(value: object, indent: str = "", used: int = 0) -> str:
+def encode_json_lines(value: object, indent: str = "", used: int = 0) -> str:
     """JSON, one line for what fits on one, one line per member for the rest."""
     line = json.dumps(value, ensure_ascii=False)
     if not isinstance(value, dict | list) or len(indent) + used + len(line) <= LINE_MAX:
@@ -159,7 +159,7 @@ def spelled(value: object, indent: str = "", used: int = 0) -> str:
         members = [(json.dumps(key) + ": ", member) for key, member in value.items()]
     else:
         members = [("", member) for member in value]
-    lines = [deeper + key + spelled(member, deeper, len(key)) for key, member in members]
+    lines = [deeper + key + encode_json_lines(member, deeper, len(key)) for key, member in members]
     opening, closing = "{}" if isinstance(value, dict) else "[]"
     return opening + "\n" + ",\n".join(lines) + "\n" + indent + closing
 

@@ -10,8 +10,8 @@ from hypothesis import settings
 
 from holdfast.runtime.options import Options
 from holdfast.testing.markers import enforce_prefix_mark
-from tests.support.agents import Agent, MakeAgent, Step, make_agent, moved_prefixes
-from tests.support.postgres_server import new_database, used_database
+from tests.support.agents import Agent, MakeAgent, Step, changed_prefixes, make_agent
+from tests.support.postgres_server import new_database, reused_database
 
 # Many tests run side by side: threads that wait for each other's part of a sum would only take their time.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -60,7 +60,7 @@ def postgres() -> Iterator[str]:
 @pytest.fixture
 def emptied_postgres() -> Iterator[str]:
     """The URL of a database with our tables and nothing in them, for tests that are not about how they are made."""
-    with used_database() as url:
+    with reused_database() as url:
         yield url
 
 
@@ -77,5 +77,5 @@ def agent(request: pytest.FixtureRequest) -> Iterator[MakeAgent]:
         return made[-1]
 
     yield make
-    moved = [line for one in made for line in moved_prefixes(one.events)]
+    moved = [line for one in made for line in changed_prefixes(one.events)]
     enforce_prefix_mark(request.node, "\n".join(moved) or None, at_end=True)

@@ -1,4 +1,4 @@
-"""One browser for all tests of a process, and one service with a sample that was played."""
+"""One browser for all tests of a process, and one service with a sample that has been played."""
 
 import asyncio
 from collections.abc import Iterator
@@ -12,19 +12,19 @@ from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.units.signatures import DeploymentKey
 from holdfast.service.sample.sessions import SamplePlayer
 from holdfast.stores.sqlite.store import SqliteStore
-from tests.support.browsers import Page, browsing
-from tests.support.served_service import Client, serving_store
+from tests.support.browsers import Page, open_browser
+from tests.support.served_service import Client, serve_store
 
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with browsing(tmp_path_factory.mktemp("browser")) as page:
+    with open_browser(tmp_path_factory.mktemp("browser")) as page:
         yield page
 
 
 @pytest.fixture(scope="session")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A service over a sample that was played; tests that change something make their own."""
+    """A service over a played sample, shared by all tests; tests that change something start their own."""
     folder = tmp_path_factory.mktemp("sampled")
     with SqliteStore(folder / "log.db") as store:
         library = InstructionContext(
@@ -35,7 +35,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
             new_id=new_ulid,
             warn=lambda line: None,
         )
-        with serving_store(store, simulated=True, library=library) as client:
+        with serve_store(store, simulated=True, library=library) as client:
             client.service.workspace = folder / "project"
             client.service.workspace.mkdir()
             player = SamplePlayer(
@@ -48,7 +48,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 @pytest.fixture
 def page(browser: Page) -> Iterator[Page]:
-    """A wide screen in the light; whatever a test did, nothing went elsewhere and nothing was complained of."""
+    """A wide screen in the light theme; fails a test that sent requests elsewhere or left console errors."""
     browser.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
     browser.leave()
     browser.resize(1280, 900)
@@ -56,7 +56,7 @@ def page(browser: Page) -> Iterator[Page]:
     browser.complaints()
     browser.requested()
     yield browser
-    # A page that is left open goes on asking a service that is gone, beside all tests to come.
+    # A page that stays open would keep polling a stopped service during all later tests.
     browser.leave()
     elsewhere = [url for url in browser.requested() if not url.startswith((browser.url, "about:"))]
     assert elsewhere == [], "a request left the origin"

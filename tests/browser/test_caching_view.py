@@ -1,4 +1,4 @@
-"""The Caching view: what it tells is what the service tells, it counts down, and its buttons do what they say."""
+"""The Caching view: it shows what the API returns, counts down, and its buttons work."""
 
 from collections.abc import Iterator
 
@@ -9,15 +9,15 @@ from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import Page
-from tests.support.log_examples import opened
-from tests.support.served_service import Client, serving_store
+from tests.support.event_examples import session_started_event
+from tests.support.served_service import Client, serve_store
 from tests.support.simulated_gemini import LONG
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
 
 class Own:
-    """A service of the test's own, with one session."""
+    """A service for one test, with one session."""
 
     def __init__(self, client: Client, store: MemoryStore) -> None:
         self.client = client
@@ -36,33 +36,33 @@ class Own:
 @pytest.fixture
 def own() -> Iterator[Own]:
     store = MemoryStore()
-    with serving_store(store) as client:
+    with serve_store(store) as client:
         yield Own(client, store)
 
 
-def test_providers_and_sessions_are_told_as_the_service_tells_them(page: Page, sampled: Client) -> None:
+def test_providers_and_sessions_match_the_api(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("caching", heading="Caching")
-    told = sampled.get("/api/cache")
+    cache = sampled.get("/api/cache")
     shown = dict(zip(page.texts("[data-provider] h3"), page.texts("[data-provider] .figures"), strict=True))
     assert shown.keys() == {"Anthropic", "Gemini", "OpenAI"}
-    for one in told["providers"]:
-        text = page.text(f"[data-provider={one['provider']}] .figures")
-        assert f"in: {one['tokens_in']:,}" in text
-        assert f"cache: {one['tokens_cached']:,}" in text
-        assert f"hit: {round(100 * one['hit_share'])}%" in text
+    for provider in cache["providers"]:
+        text = page.text(f"[data-provider={provider['provider']}] .figures")
+        assert f"in: {provider['tokens_in']:,}" in text
+        assert f"cache: {provider['tokens_cached']:,}" in text
+        assert f"hit: {round(100 * provider['hit_share'])}%" in text
     assert "ttl: n/a" in shown["Gemini"]
     assert "Cached by Gemini; TTL: provider-managed." in page.text("[data-provider=gemini]")
-    for one in told["discussions"]:
-        row = page.text(f"[data-session='{one['discussion_id']}']")
-        assert one["name"] in row
-        assert f"{one['tokens_cached']:,}" in row
-        assert one["verdict"].replace("_", " ") in row
+    for discussion in cache["discussions"]:
+        row = page.text(f"[data-session='{discussion['discussion_id']}']")
+        assert discussion["name"] in row
+        assert f"{discussion['tokens_cached']:,}" in row
+        assert discussion["verdict"].replace("_", " ") in row
     meanings = page.run("return [...document.querySelectorAll('.figure, th')].map(e => e.title)")
     assert all(meanings)
 
 
-def test_the_countdown_moves(page: Page, sampled: Client) -> None:
+def test_countdown_moves(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("caching")
     before = page.texts("[data-session] [data-until]")
@@ -70,7 +70,7 @@ def test_the_countdown_moves(page: Page, sampled: Client) -> None:
     assert page.until(lambda: page.texts("[data-session] [data-until]") != before)
 
 
-async def test_a_session_arrives_and_goes_on_without_reload(page: Page, own: Own) -> None:
+async def test_new_session_appears_and_updates_without_reload(page: Page, own: Own) -> None:
     page.url = own.client.url
     page.open("caching")
     page.until(lambda: page.text("#connection") == "live")
@@ -85,7 +85,7 @@ async def test_a_session_arrives_and_goes_on_without_reload(page: Page, own: Own
     assert page.run("return window.untouched")
 
 
-async def test_the_buttons_disable_enable_and_invalidate(page: Page, own: Own) -> None:
+async def test_buttons_disable_enable_and_invalidate(page: Page, own: Own) -> None:
     page.url = own.client.url
     async with own.session("fix the parser") as session:
         await session.send("One.")
@@ -104,7 +104,7 @@ async def test_the_buttons_disable_enable_and_invalidate(page: Page, own: Own) -
         assert page.text(f"{row} [data-does=disable]") == "Disable caching for this"
 
 
-def test_the_settings_are_those_of_the_service_and_are_saved(page: Page, own: Own) -> None:
+def test_settings_match_the_api_and_are_saved(page: Page, own: Own) -> None:
     page.url = own.client.url
     page.open("caching")
     labels = page.texts(".settings label")
@@ -117,8 +117,8 @@ def test_the_settings_are_those_of_the_service_and_are_saved(page: Page, own: Ow
     ]
 
     def saved(**expected: object) -> bool:
-        told = own.client.get("/api/cache/settings")
-        return {name: told[name] for name in expected} == expected
+        settings = own.client.get("/api/cache/settings")
+        return {name: settings[name] for name in expected} == expected
 
     page.click("#set-anthropic")
     page.until(lambda: saved(providers={"anthropic": False}))
@@ -149,7 +149,7 @@ def test_settings_changed_at_once_are_all_saved(page: Page, own: Own) -> None:
     assert page.run(shown) == [False, False, True]
 
 
-def test_a_setting_that_is_refused_says_why_and_is_shown_as_it_was(page: Page, own: Own) -> None:
+def test_refused_setting_shows_the_reason_and_its_old_value(page: Page, own: Own) -> None:
     page.url, page.expecting = own.client.url, ("422",)
     page.open("caching")
     page.run(
@@ -176,11 +176,11 @@ async def test_hostile_text_is_shown_as_text(page: Page, own: Own) -> None:
     assert "owned" not in page.run("return document.title").replace(HOSTILE, "")
 
 
-def test_more_sessions_than_a_page_holds_are_turned_over(page: Page) -> None:
+def test_sessions_are_paged(page: Page) -> None:
     store = MemoryStore()
-    with serving_store(store) as client:
+    with serve_store(store) as client:
         for number in range(30):
-            store.append([opened(f"s{number}", at=float(number))]).result()
+            store.append([session_started_event(f"s{number}", at=float(number))]).result()
         page.url = client.url
         page.open("caching")
         assert len(page.all("tbody tr")) == 25
@@ -191,7 +191,7 @@ def test_more_sessions_than_a_page_holds_are_turned_over(page: Page) -> None:
         page.until(lambda: len(page.all("tbody tr")) == 25)
 
 
-def test_a_table_is_saved_as_csv_and_no_cell_is_a_formula(page: Page, sampled: Client) -> None:
+def test_table_is_saved_as_csv_without_formula_cells(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("caching")
     saved = page.run(

@@ -1,11 +1,11 @@
-"""The Cost view, and those that lead on from it."""
+"""The Cost view and the views it links to."""
 
 from pathlib import Path
 
 from holdfast.sources.skills.discovery import SkillRoot
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import Page
-from tests.support.served_service import Client, serving_store
+from tests.support.served_service import Client, serve_store
 from tests.support.skill_folders import write_skill
 
 
@@ -14,7 +14,7 @@ def dollars(amount: float) -> str:
     return f"${amount:.{digits}f}"
 
 
-def test_sums_are_those_of_the_service(page: Page, sampled: Client) -> None:
+def test_totals_match_the_api(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("cost", heading="Cost")
     savings = sampled.get("/analytics/savings")["data"]
@@ -29,11 +29,11 @@ def test_sums_are_those_of_the_service(page: Page, sampled: Client) -> None:
     assert len(page.all(".columns-chart .series")) == 4
 
 
-def test_breaks_are_worst_first_and_lead_to_their_calls(page: Page, sampled: Client) -> None:
+def test_prefix_changes_are_listed_worst_first_and_link_to_their_calls(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("cost")
-    told = [row["cause"].replace("_", " ") for row in sampled.get("/analytics/breaks")["data"]]
-    assert page.texts("section[aria-label='Breaks by cause, worst first'] .verdict") == told
+    breaks = [row["cause"].replace("_", " ") for row in sampled.get("/analytics/breaks")["data"]]
+    assert page.texts("section[aria-label='Breaks by cause, worst first'] .verdict") == breaks
     page.click("a[aria-label='3 calls: prefix_changed']")
     page.until(lambda: page.text("h1") == "prefix changed: volatile")
     assert len(page.all("tbody tr")) == 3
@@ -41,7 +41,7 @@ def test_breaks_are_worst_first_and_lead_to_their_calls(page: Page, sampled: Cli
     page.until(lambda: page.text(".detail h2").startswith("Call 9"))
 
 
-def test_another_time_is_chosen_by_its_link(page: Page, sampled: Client) -> None:
+def test_time_range_is_chosen_by_its_link(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("cost")
     page.click("a[href='#/cost?days=30']")
@@ -49,7 +49,7 @@ def test_another_time_is_chosen_by_its_link(page: Page, sampled: Client) -> None
     assert page.text("[data-figure=spent]") == dollars(sampled.get("/analytics/savings")["data"]["actual_stamped_usd"])
 
 
-def test_rivals_are_played_when_asked_for(page: Page, sampled: Client) -> None:
+def test_peer_policies_are_replayed_on_request(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("cost")
     page.click("[data-does=rivals]")
@@ -59,7 +59,7 @@ def test_rivals_are_played_when_asked_for(page: Page, sampled: Client) -> None:
     assert shown == [row["policy"] for row in rivals["policies"]]
 
 
-def test_skills_are_told_with_their_loads(page: Page, sampled: Client) -> None:
+def test_skills_are_listed_with_their_loads(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("knowledge", heading="Knowledge and skills")
     (skill,) = sampled.get("/analytics/skills")["data"]
@@ -67,25 +67,25 @@ def test_skills_are_told_with_their_loads(page: Page, sampled: Client) -> None:
     assert cells == [skill["skill"], "0", "6", "0", f"{skill['tokens']:,}", "0"]
 
 
-def test_a_view_that_is_not_there_leads_to_one_that_is(page: Page, sampled: Client) -> None:
+def test_unknown_view_links_to_an_existing_one(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("none-such", heading="View not found")
     assert page.text("main a[href='#/caching']") == "Go to Caching"
 
 
-def test_sessions_are_ordered_as_asked(page: Page, sampled: Client) -> None:
+def test_sessions_are_sorted_as_requested(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("sessions", heading="Sessions")
     page.click("a[href='#/sessions?order=cost&skip=0']")
     page.until(lambda: page.text(".switch [aria-current]") == "most expensive first")
-    told = [row["name"] for row in sampled.get("/analytics/sessions?order=cost")["data"]]
-    assert page.texts("tbody td:first-child a") == told
+    sessions = [row["name"] for row in sampled.get("/analytics/sessions?order=cost")["data"]]
+    assert page.texts("tbody td:first-child a") == sessions
 
 
-def test_the_skill_library_is_told_with_its_findings(page: Page, tmp_path: Path) -> None:
+def test_skill_library_is_listed_with_its_findings(page: Page, tmp_path: Path) -> None:
     write_skill(tmp_path, "review", body="Review it.\n")
     write_skill(tmp_path, "broken", front="name: broken\n")
-    with serving_store(MemoryStore()) as client:
+    with serve_store(MemoryStore()) as client:
         client.service.skill_roots = (SkillRoot(str(tmp_path), "workspace"),)
         client.service.workspace = tmp_path
         page.url = client.url

@@ -1,4 +1,4 @@
-"""The Instructions view: manifests, coverage, the recall explorer, recalls over time, and what waits for approval."""
+"""The Instructions view: manifests, coverage, the recall explorer, recalls over time, and pending approvals."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,32 +8,32 @@ import pytest
 from holdfast.service.sample.instructions import AGENT as SAMPLE
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import Keys, Page
-from tests.support.instruction_places import AGENT as OWN
-from tests.support.instruction_places import ANN, UNITS, Place, entry, place
-from tests.support.served_service import Client, serving_store
+from tests.support.instruction_service import AGENT as OWN
+from tests.support.instruction_service import ANN, UNITS, InstructionService, entry, serve_instructions
+from tests.support.served_service import Client, serve_store
 
 HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[Place]:
-    """A service of the test's own that keeps instructions; a version of a guaranteed unit waits."""
-    with place("sqlite", tmp_path, encoder=None) as at:
+def kept(tmp_path: Path) -> Iterator[InstructionService]:
+    """A service with instructions for one test; one version of a guaranteed unit is pending approval."""
+    with serve_instructions("sqlite", tmp_path, encoder=None) as service:
         approval = {"kind": "guarantee_load", "unit": "security-posture", "reason": "always"}
         entries = [entry(name, guarantee_load=name == "security-posture") for name in UNITS]
-        at.furnish(entries, approvals=[approval])
-        assert at.write("security-posture", "v2", HOSTILE).json["status"] == "pending"
-        yield at
+        service.publish_all(entries, approvals=[approval])
+        assert service.write("security-posture", "v2", HOSTILE).json["status"] == "pending"
+        yield service
 
 
-def signed_in(page: Page, at: Place, view: str, *, key: str) -> None:
-    page.url, page.expecting = at.client.url, ("401",)
+def signed_in(page: Page, service: InstructionService, view: str, *, key: str) -> None:
+    page.url, page.expecting = service.client.url, ("401",)
     page.open(view, heading="Sign in")
     page.one("#key").send_keys(key, Keys.ENTER)
     page.until(lambda: page.text("h1") != "Sign in")
 
 
-def test_agents_are_listed_and_lead_to_their_manifest(page: Page, sampled: Client) -> None:
+def test_agents_are_listed_and_link_to_their_manifest(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("instructions", heading="Instructions")
     (agent,) = sampled.get("/api/instructions")["agents"]
@@ -41,15 +41,15 @@ def test_agents_are_listed_and_lead_to_their_manifest(page: Page, sampled: Clien
     assert (agent["role"] in row, agent["manifest_version"] in row) == (True, True)
     page.click(f"[data-agent='{SAMPLE}'] a")
     page.until(lambda: page.text("h1") == SAMPLE)
-    told = sampled.get(f"/api/instructions/{SAMPLE}")
+    agent_page = sampled.get(f"/api/instructions/{SAMPLE}")
     for name in ("units", "failing", "pending"):
-        assert page.text(f"[data-figure={name}]") == str(told["agent"][name])
+        assert page.text(f"[data-figure={name}]") == str(agent_page["agent"][name])
     manifests = page.texts("section[aria-label=Manifests] tbody td:first-child")
-    assert manifests == [one["version"] for one in told["versions"]]
+    assert manifests == [version["version"] for version in agent_page["versions"]]
     assert "skipped by sample:user/ann and sample:user/ben" in page.text("section[aria-label=Manifests]")
 
 
-def test_every_unit_is_told_with_its_coverage_and_failing_paraphrases(page: Page, sampled: Client) -> None:
+def test_every_unit_is_listed_with_its_coverage_and_failing_paraphrases(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open(f"instructions/{SAMPLE}", heading=SAMPLE)
     for unit in sampled.get(f"/api/instructions/{SAMPLE}")["units"]:
@@ -63,16 +63,16 @@ def test_every_unit_is_told_with_its_coverage_and_failing_paraphrases(page: Page
     )
 
 
-def test_an_intent_is_explored_stage_by_stage_and_the_url_keeps_it(page: Page, sampled: Client) -> None:
+def test_intent_is_explored_stage_by_stage_and_stays_in_the_url(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open(f"instructions/{SAMPLE}", heading=SAMPLE)
     before = sampled.get(f"/api/instructions/{SAMPLE}/days")["total"]["recalls"]
     page.one("#intent").send_keys("give the money back", Keys.ENTER)
     page.one("[data-scored=refunds]")
     assert "intent=give+the+money+back" in page.driver.current_url
-    told = sampled.get(f"/api/instructions/{SAMPLE}/recall?intent=give+the+money+back")["units"]
-    assert page.texts("[data-scored] [data-heading=Unit]") == [one["name"] for one in told]
-    best = told[0]
+    explored = sampled.get(f"/api/instructions/{SAMPLE}/recall?intent=give+the+money+back")["units"]
+    assert page.texts("[data-scored] [data-heading=Unit]") == [one["name"] for one in explored]
+    best = explored[0]
     row = page.text(f"[data-scored={best['name']}]")
     assert f"{best['score']:.3f}" in row
     for stage in best["stages"]:
@@ -84,20 +84,20 @@ def test_an_intent_is_explored_stage_by_stage_and_the_url_keeps_it(page: Page, s
     assert sampled.get(f"/api/instructions/{SAMPLE}/days")["total"]["recalls"] == before, "nothing is put on record"
 
 
-def test_recalls_are_told_day_by_day(page: Page, sampled: Client) -> None:
+def test_recalls_are_charted_by_day(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open(f"instructions/{SAMPLE}", heading=SAMPLE)
     page.click(f"a[href='#/instructions/{SAMPLE}?days=7']")
     page.until(lambda: page.text(".switch [aria-current]") == "7 days")
-    told = sampled.get(f"/api/instructions/{SAMPLE}/days?days=7")
-    some = [one for one in reversed(told["days"]) if one["recalls"]]
+    days = sampled.get(f"/api/instructions/{SAMPLE}/days?days=7")
+    some = [day for day in reversed(days["days"]) if day["recalls"]]
     table = "section[aria-label='Recalls by day'] [data-heading='{}']"
     assert page.texts(table.format("Day")) == [one["day"] for one in some]
     assert page.texts(table.format("Missed")) == [str(one["missed"]) for one in some]
-    assert page.text("[data-figure='miss rate']") == f"{round(100 * told['total']['miss_rate'])}%"
+    assert page.text("[data-figure='miss rate']") == f"{round(100 * days['total']['miss_rate'])}%"
 
 
-def test_without_a_key_nobody_approves_in_nobodys_name(page: Page, sampled: Client) -> None:
+def test_nothing_can_be_approved_without_a_key(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open(f"instructions/{SAMPLE}", heading=SAMPLE)
     assert page.run("return document.querySelector('[data-does=guarantee_load]').disabled")
@@ -105,7 +105,7 @@ def test_without_a_key_nobody_approves_in_nobodys_name(page: Page, sampled: Clie
     assert "Sign in with the key of an admin" in page.text("main .under")
 
 
-def test_what_waits_is_read_and_approved_in_the_name_of_the_key(page: Page, kept: Place) -> None:
+def test_pending_version_is_read_and_approved_in_the_name_of_the_key(page: Page, kept: InstructionService) -> None:
     signed_in(page, kept, f"instructions/{OWN}", key=kept.ann)
     line = "[data-pending='security-posture v2']"
     page.until(lambda: page.text(f"{line} pre") == HOSTILE)
@@ -114,39 +114,42 @@ def test_what_waits_is_read_and_approved_in_the_name_of_the_key(page: Page, kept
     page.click(f"{line} [data-does=guarantee_load]")
     page.until(lambda: "is active from now on" in page.text("#notice"))
     page.until(lambda: "No pending approvals" in page.text("main"))
-    given = kept.of_agent("GET", "/approvals").json["approvals"][-1]
+    given = kept.agent_request("GET", "/approvals").json["approvals"][-1]
     assert (given["authored_by"], given["version"], given["reason"]) == (ANN, "v2", "read it")
 
 
-def test_coverage_is_measured_now(page: Page, kept: Place) -> None:
+def test_coverage_is_measured_on_request(page: Page, kept: InstructionService) -> None:
     signed_in(page, kept, f"instructions/{OWN}", key=kept.ann)
     kept.clock.advance(3_600)
     page.click("[data-does=measure]")
     page.until(lambda: "Measured: 5 units" in page.text("#notice"))
-    assert kept.ask("GET", f"/api/instructions/{OWN}").json["coverage"]["kind"] == "daily"
+    assert kept.request("GET", f"/api/instructions/{OWN}").json["coverage"]["kind"] == "daily"
 
 
-def test_who_may_only_read_is_told_whose_the_instructions_are(page: Page, kept: Place) -> None:
+def test_read_only_key_sees_that_instructions_are_for_admins(page: Page, kept: InstructionService) -> None:
     signed_in(page, kept, "instructions", key=kept.client.key("read"))
     assert page.until(lambda: "Instructions are for admins" in page.text("main"))
 
 
-def test_an_agent_that_is_not_there_says_so_with_a_way_out(page: Page, sampled: Client) -> None:
+def test_unknown_agent_is_reported_with_a_link_back(page: Page, sampled: Client) -> None:
     page.url, page.expecting = sampled.url, ("404",)
     page.open("instructions/none-such", heading="Cannot show this view")
     assert "no such agent" in page.text("main")
 
 
-def test_without_instructions_the_view_says_how_to_have_some(page: Page) -> None:
-    with serving_store(MemoryStore()) as client:
+def test_view_without_instructions_explains_how_to_add_them(page: Page) -> None:
+    with serve_store(MemoryStore()) as client:
         page.url = client.url
         page.open("instructions", heading="Instructions")
         assert "holdfast serve --instructions" in page.text(".empty")
         page.leave()
 
 
-def test_where_nobody_has_made_a_key_only_what_agents_are_told_asks_for_one(page: Page, tmp_path: Path) -> None:
-    with place("sqlite", tmp_path, encoder=None) as at, serving_store(MemoryStore(), library=at.library) as client:
+def test_only_instruction_views_ask_for_a_key_while_no_key_exists(page: Page, tmp_path: Path) -> None:
+    with (
+        serve_instructions("sqlite", tmp_path, encoder=None) as service,
+        serve_store(MemoryStore(), library=service.library) as client,
+    ):
         page.url, page.expecting = client.url, ("401",)
         page.open("instructions", heading="Sign in")
         assert "holdfast keys create --scope admin" in page.text("main")

@@ -1,4 +1,4 @@
-"""The Knowledge view: items with their sources, what people say about them, the digest, what waits, the harvest."""
+"""The Knowledge view: items with their sources, edits by users, the digest, pending digests, the harvest."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,9 +10,9 @@ from holdfast.knowledge.items import Item, ItemSource, make_item_id
 from holdfast.knowledge.pages import merge_page_items, parse_page, render_page
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import Keys, Page
-from tests.support.knowledge_folders import DECISION, FACT, RULE, talked
-from tests.support.played_sessions import new_session, played
-from tests.support.served_service import Client, serving_store
+from tests.support.knowledge_folders import DECISION, FACT, RULE, store_session
+from tests.support.scripted_sessions import new_session, scripted_provider
+from tests.support.served_service import Client, serve_store
 
 HOSTILE = "Never trust <img src=x onerror=\"document.title='owned'\"> in docs/a.md."
 TOLD = "The broker of order 1042 is in Rotterdam."
@@ -26,7 +26,7 @@ class Project:
 
     def item(self, text: str) -> dict[str, object]:
         items = self.client.get("/api/knowledge")["items"]
-        return next((one for one in items if one["text"] == text), {})
+        return next((item for item in items if item["text"] == text), {})
 
     def row(self, text: str) -> str:
         return f"[data-item='{self.item(text)['id']}']"
@@ -36,33 +36,33 @@ class Project:
 def project(tmp_path: Path) -> Iterator[Project]:
     store, folder = MemoryStore(), tmp_path / "project"
     folder.mkdir()
-    with serving_store(store, clock=ManualClock()) as client:
+    with serve_store(store, clock=ManualClock()) as client:
         client.service.workspace = folder
         yield Project(client, store, folder)
 
 
 @pytest.fixture
 async def harvested(project: Project) -> Project:
-    await talked(project.store, project.folder, f"{FACT} {RULE}")
-    assert project.client.ask("POST", "/api/knowledge/harvest", {"apply": True}).status == 200
+    await store_session(project.store, project.folder, f"{FACT} {RULE}")
+    assert project.client.request("POST", "/api/knowledge/harvest", {"apply": True}).status == 200
     return project
 
 
-def test_items_are_told_with_their_sources_and_the_digest_as_the_service_tells_it(page: Page, sampled: Client) -> None:
+def test_items_with_sources_and_the_digest_match_the_api(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("knowledge", heading="Knowledge and skills")
-    told = sampled.get("/api/knowledge")
-    assert page.text("[data-figure=items]") == str(told["items_total"])
-    for one in told["items"]:
-        row = page.text(f"[data-item='{one['id']}']")
-        assert one["text"] in row
-        (source,) = one["sources"]
+    knowledge = sampled.get("/api/knowledge")
+    assert page.text("[data-figure=items]") == str(knowledge["items_total"])
+    for item in knowledge["items"]:
+        row = page.text(f"[data-item='{item['id']}']")
+        assert item["text"] in row
+        (source,) = item["sources"]
         assert f"message {source['number']}, {source['origin']}" in row
-        page.one(f"[data-item='{one['id']}'] a[href='#/session/{source['session_id']}']")
+        page.one(f"[data-item='{item['id']}'] a[href='#/session/{source['session_id']}']")
     assert page.text(".digest pre") == sampled.get("/api/knowledge/digest")["text"]
 
 
-def test_a_session_with_an_older_digest_is_told_with_what_adopting_costs(page: Page, sampled: Client) -> None:
+def test_session_with_an_older_digest_is_listed_with_the_cost_of_adoption(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("knowledge")
     (waiting,) = sampled.get("/api/knowledge/pending")["sessions"]
@@ -72,12 +72,12 @@ def test_a_session_with_an_older_digest_is_told_with_what_adopting_costs(page: P
     assert f"${waiting['extra_usd']:.4f}" in row
 
 
-async def test_a_session_is_told_to_adopt_by_its_button(page: Page, harvested: Project) -> None:
+async def test_button_asks_a_session_to_adopt_the_digest(page: Page, harvested: Project) -> None:
     async with new_session(
-        played("Yes.", "Yes."), store=harvested.store, workspace=harvested.folder, knowledge=True
+        scripted_provider("Yes.", "Yes."), store=harvested.store, workspace=harvested.folder, knowledge=True
     ) as session:
         await session.send("Hello.")
-        assert harvested.client.ask("DELETE", f"/api/knowledge/items/{harvested.item(RULE)['id']}").status == 200
+        assert harvested.client.request("DELETE", f"/api/knowledge/items/{harvested.item(RULE)['id']}").status == 200
         page.url = harvested.client.url
         page.open("knowledge")
         page.click(f"[data-pending='{session.id}'] [data-does=adopt]")
@@ -87,7 +87,7 @@ async def test_a_session_is_told_to_adopt_by_its_button(page: Page, harvested: P
     page.leave()
 
 
-def test_one_kind_is_chosen_by_its_link(page: Page, sampled: Client) -> None:
+def test_category_is_chosen_by_its_link(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("knowledge")
     page.click("a[href='#/knowledge?category=facts']")
@@ -95,7 +95,7 @@ def test_one_kind_is_chosen_by_its_link(page: Page, sampled: Client) -> None:
     assert len(page.all("[data-item]")) == sampled.get("/api/knowledge?category=facts")["items_total"]
 
 
-def test_people_retract_restore_edit_and_remove(page: Page, harvested: Project) -> None:
+def test_users_retract_restore_edit_and_remove_items(page: Page, harvested: Project) -> None:
     page.url = harvested.client.url
     page.open("knowledge")
     row = harvested.row(FACT)
@@ -117,7 +117,7 @@ def test_people_retract_restore_edit_and_remove(page: Page, harvested: Project) 
     page.leave()
 
 
-async def test_a_task_is_done_and_what_a_tool_said_is_approved(page: Page, project: Project) -> None:
+async def test_task_is_completed_and_tool_item_is_approved(page: Page, project: Project) -> None:
     pages = project.folder / ".holdfast" / "knowledge"
     pages.mkdir(parents=True)
     (pages / "tasks.md").write_text("- [ ] Ask the broker.\n")
@@ -139,8 +139,8 @@ async def test_a_task_is_done_and_what_a_tool_said_is_approved(page: Page, proje
     page.leave()
 
 
-async def test_a_harvest_is_shown_first_and_then_done(page: Page, project: Project) -> None:
-    await talked(project.store, project.folder, f"{FACT} {HOSTILE}")
+async def test_harvest_is_previewed_and_then_applied(page: Page, project: Project) -> None:
+    await store_session(project.store, project.folder, f"{FACT} {HOSTILE}")
     page.url = project.client.url
     page.open("knowledge")
     assert "No knowledge yet" in page.text("main")
@@ -155,7 +155,7 @@ async def test_a_harvest_is_shown_first_and_then_done(page: Page, project: Proje
     page.leave()
 
 
-def test_pages_that_a_person_changed_show_what_is_pending(page: Page, harvested: Project) -> None:
+def test_pages_edited_by_a_user_show_what_is_pending(page: Page, harvested: Project) -> None:
     pages = harvested.folder / ".holdfast" / "knowledge" / "facts.md"
     pages.write_text(pages.read_text() + "- The broker is in Rotterdam.\n")
     page.url = harvested.client.url
@@ -169,7 +169,7 @@ def test_pages_that_a_person_changed_show_what_is_pending(page: Page, harvested:
     page.leave()
 
 
-def test_who_may_only_read_sees_skills_and_no_quotes(page: Page, harvested: Project) -> None:
+def test_read_only_key_sees_skills_but_no_quotes(page: Page, harvested: Project) -> None:
     page.url, page.expecting = harvested.client.url, ("401",)
     key = harvested.client.key("read")
     page.open("knowledge", heading="Sign in")

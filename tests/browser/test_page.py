@@ -1,4 +1,4 @@
-"""The page as a whole: the sample, signing in, a lost line, keyboards, light and dark, and how quickly it is there."""
+"""The page as a whole: sample, sign-in, lost connection, keyboard, themes, and load time."""
 
 import re
 import subprocess
@@ -14,7 +14,7 @@ from holdfast.service.dashboard.static_files import load_page_files
 from holdfast.service.sample.instructions import AGENT as SAMPLE
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import SCREENSHOTS, Keys, Page
-from tests.support.served_service import Client, serving_store
+from tests.support.served_service import Client, serve_store
 
 PAGE_BYTES_MAX = 150_000
 VIEWS = ("caching", "sessions", "session", "cost", "breaks", "knowledge", "instructions", "agent", "try")
@@ -37,9 +37,9 @@ NAMED = (
 
 
 def address_of(view: str, sampled: Client) -> str:
-    """The part of its URL that says which view, and of what."""
-    told = sampled.get("/api/cache")["discussions"]
-    bad = next(one["discussion_id"] for one in told if "time is before" in one["name"])
+    """The fragment of a view's URL: the view and its subject."""
+    discussions = sampled.get("/api/cache")["discussions"]
+    bad = next(one["discussion_id"] for one in discussions if "time is before" in one["name"])
     addresses = {
         "session": f"session/{bad}?call=7",
         "breaks": "breaks?cause=prefix_changed",
@@ -59,7 +59,7 @@ def simulating(*arguments: str) -> Iterator[str]:
             process.kill()
 
 
-def test_a_newcomer_sees_every_view_filled_within_seconds_of_pressing_a_button(page: Page) -> None:
+def test_sample_button_fills_every_view_within_seconds(page: Page) -> None:
     with simulating() as url:
         page.url = url
         page.open("caching")
@@ -86,8 +86,8 @@ def test_a_newcomer_sees_every_view_filled_within_seconds_of_pressing_a_button(p
         page.leave()
 
 
-def test_where_nothing_is_simulated_the_button_says_what_to_start(page: Page) -> None:
-    with serving_store(MemoryStore()) as client:
+def test_sample_button_without_simulation_says_what_to_start(page: Page) -> None:
+    with serve_store(MemoryStore()) as client:
         page.url = client.url
         page.open("try", heading="Try it")
         assert "holdfast serve --simulate" in page.text("main")
@@ -95,8 +95,8 @@ def test_where_nothing_is_simulated_the_button_says_what_to_start(page: Page) ->
         page.leave()
 
 
-def test_where_a_key_is_required_it_is_asked_for_and_forgotten_again(page: Page) -> None:
-    with serving_store(MemoryStore()) as client:
+def test_required_key_is_requested_and_removed_on_sign_out(page: Page) -> None:
+    with serve_store(MemoryStore()) as client:
         key = client.key("admin")
         page.url, page.expecting = client.url, ("401",)
         page.open("cost", heading="Sign in")
@@ -114,8 +114,8 @@ def test_where_a_key_is_required_it_is_asked_for_and_forgotten_again(page: Page)
         page.until(lambda: page.text("h1") == "Sign in")
 
 
-def test_who_may_only_read_cannot_press_what_changes_something(page: Page) -> None:
-    with serving_store(MemoryStore()) as client:
+def test_read_only_key_has_disabled_buttons(page: Page) -> None:
+    with serve_store(MemoryStore()) as client:
         key = client.key("read")
         page.url, page.expecting = client.url, ("401",)
         page.open("caching", heading="Sign in")
@@ -124,7 +124,7 @@ def test_who_may_only_read_cannot_press_what_changes_something(page: Page) -> No
         assert page.run("return document.querySelector('.settings').disabled")
 
 
-def test_a_lost_line_is_told_and_comes_back_by_itself(page: Page, tmp_path: Path) -> None:
+def test_lost_connection_is_shown_and_restored_automatically(page: Page, tmp_path: Path) -> None:
     page.expecting = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET", "ERR_EMPTY")
     with simulating("--db", str(tmp_path / "log.db")) as url:
         page.url = url
@@ -149,7 +149,7 @@ def test_everything_can_be_reached_by_keyboard(page: Page, sampled: Client) -> N
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_every_control_has_a_name_and_every_image_a_text(page: Page, sampled: Client, view: str) -> None:
+def test_every_control_has_a_name_and_every_image_a_text_alternative(page: Page, sampled: Client, view: str) -> None:
     page.url = sampled.url
     page.open(address_of(view, sampled))
     page.one("main h1")
@@ -186,7 +186,7 @@ def test_every_table_and_every_chart_can_be_saved(page: Page, sampled: Client, v
     assert tables > 0
 
 
-def test_light_and_dark_follow_the_system_until_one_is_chosen(page: Page, sampled: Client) -> None:
+def test_theme_follows_the_system_until_one_is_chosen(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     ground = "return getComputedStyle(document.body).backgroundColor"
     page.open("instructions")
@@ -206,7 +206,7 @@ def test_light_and_dark_follow_the_system_until_one_is_chosen(page: Page, sample
 
 @pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_view_fits_its_screen(page: Page, sampled: Client, view: str, screen: str) -> None:
+def test_view_fits_its_screen(page: Page, sampled: Client, view: str, screen: str) -> None:
     page.url = sampled.url
     width, height = SCREENS[screen]
     page.resize(width, height)
@@ -227,7 +227,7 @@ def test_a_view_fits_its_screen(page: Page, sampled: Client, view: str, screen: 
             page.driver.save_screenshot(str(folder / f"{view}-{screen}-{theme}.png"))
 
 
-def test_the_page_is_light_and_waits_for_nothing_but_itself(page: Page, sampled: Client) -> None:
+def test_page_is_small_and_loads_only_its_own_files(page: Page, sampled: Client) -> None:
     page.url = sampled.url
     page.open("caching")
     assert page.until(lambda: page.run("return performance.getEntriesByName('first-contentful-paint').length"))
@@ -247,7 +247,7 @@ def test_the_page_is_light_and_waits_for_nothing_but_itself(page: Page, sampled:
 
 
 @pytest.mark.parametrize("view", ["session", "cost?days=30", "breaks", "knowledge?category=facts", "agent"])
-def test_the_url_of_a_view_survives_a_reload(page: Page, sampled: Client, view: str) -> None:
+def test_view_url_survives_a_reload(page: Page, sampled: Client, view: str) -> None:
     page.url = sampled.url
     page.open(address_of(view, sampled))
     shown = "return [...document.querySelectorAll('main h1, main h2, main [aria-current]')].map(e => e.textContent)"

@@ -1,4 +1,4 @@
-"""The Session view: prompt layers of all calls, one call in full, by mouse and keyboard, and fast for a thousand."""
+"""The Session view: prompt layers of all calls, one call in full, mouse and keyboard, and speed with 1,000 calls."""
 
 from decimal import Decimal
 
@@ -14,39 +14,39 @@ from holdfast.types.prompt import Breakpoint, Plan
 from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage
 from tests.support.browsers import Keys, Page
-from tests.support.served_service import Client, serving_store
+from tests.support.served_service import Client, serve_store
 
 MODEL = "anthropic:claude-sonnet-5-5"
 
 
 @pytest.fixture
 def bad(page: Page, sampled: Client) -> str:
-    """The session whose prefix moves; its view is open."""
+    """The session whose prefix changes; its view is open."""
     page.url = sampled.url
-    told = sampled.get("/api/cache")["discussions"]
-    found = str(next(one["discussion_id"] for one in told if "time is before" in one["name"]))
+    discussions = sampled.get("/api/cache")["discussions"]
+    found = str(next(one["discussion_id"] for one in discussions if "time is before" in one["name"]))
     page.open(f"session/{found}")
     return found
 
 
-def test_every_call_is_drawn_and_told_as_the_service_tells_it(page: Page, sampled: Client, bad: str) -> None:
-    told = sampled.get(f"/api/sessions/{bad}/calls")
-    assert page.text("h1") == told["name"]
-    for call in told["calls"]:
+def test_every_call_is_drawn_and_described_as_in_the_api(page: Page, sampled: Client, bad: str) -> None:
+    calls = sampled.get(f"/api/sessions/{bad}/calls")
+    assert page.text("h1") == calls["name"]
+    for call in calls["calls"]:
         row = page.text(f"[data-call='{call['number']}']")
         assert f"{call['read_tokens']:,}" in row
         assert f"{call['written_tokens']:,}" in row
         assert call["verdict"].replace("_", " ") in row
     bars = page.run("return document.querySelector('.outcome.written').getAttribute('d').split('M').length - 1")
-    assert bars == len(told["calls"])
+    assert bars == len(calls["calls"])
     assert page.run("return document.querySelector('.break').getAttribute('d').split('M').length - 1") == 3
-    marks = sum(len(call["breakpoints"]) for call in told["calls"])
+    marks = sum(len(call["breakpoints"]) for call in calls["calls"])
     assert page.run("return document.querySelector('.breakpoint').getAttribute('d').split('M').length - 1") == marks
     legend = page.texts(".legend li")
-    assert {layer["layer"] for layer in told["calls"][0]["layers"]} <= set(legend)
+    assert {layer["layer"] for layer in calls["calls"][0]["layers"]} <= set(legend)
 
 
-def test_a_click_on_a_bar_chooses_its_call_and_the_url_keeps_it(page: Page, bad: str) -> None:
+def test_click_on_a_bar_selects_its_call_and_stays_in_the_url(page: Page, bad: str) -> None:
     page.run(
         "const svg = document.querySelector('.prompt-chart'), box = svg.getBoundingClientRect();"
         "const clientX = box.left + 6.5 * box.width / 9;"
@@ -67,7 +67,7 @@ def test_a_click_on_a_bar_chooses_its_call_and_the_url_keeps_it(page: Page, bad:
     assert "The time is" in page.text(".bytes .shared")
 
 
-def test_the_arrow_keys_choose_calls(page: Page, bad: str) -> None:
+def test_arrow_keys_select_calls(page: Page, bad: str) -> None:
     page.run("document.querySelector('[data-key=prompts]').focus()")
     for key, number in ((Keys.END, 9), (Keys.LEFT, 8), (Keys.HOME, 1), (Keys.RIGHT, 2)):
         page.driver.switch_to.active_element.send_keys(key)
@@ -75,7 +75,7 @@ def test_the_arrow_keys_choose_calls(page: Page, bad: str) -> None:
     assert page.run("return document.activeElement.dataset.key") == "prompts", "the focus stays where it was"
 
 
-def test_a_chart_is_saved_with_its_colours(page: Page, bad: str) -> None:
+def test_chart_is_saved_with_its_colours(page: Page, bad: str) -> None:
     saved = page.run(
         "return import('/dashboard/download.js').then(m => m.standalone(document.querySelector('.prompt-chart')))"
     )
@@ -84,7 +84,7 @@ def test_a_chart_is_saved_with_its_colours(page: Page, bad: str) -> None:
     assert "class=" not in saved
 
 
-def test_a_session_that_is_not_there_says_so_with_a_way_out(page: Page, sampled: Client) -> None:
+def test_unknown_session_is_reported_with_a_link_back(page: Page, sampled: Client) -> None:
     page.url, page.expecting = sampled.url, ("404",)
     page.open("session/none-such", heading="Cannot show this view")
     assert "no session 'none-such'" in page.text("main")
@@ -124,14 +124,14 @@ DRAWN_MS = (
 )
 
 
-def test_a_thousand_calls_are_few_elements_and_cost_no_more_than_their_share(page: Page) -> None:
+def test_thousand_calls_need_few_elements_and_render_in_linear_time(page: Page) -> None:
     store = MemoryStore()
     store.append(thousand_calls()).result()
-    with serving_store(store, clock=ManualClock(1_790_010_000.0)) as client:
+    with serve_store(store, clock=ManualClock(1_790_010_000.0)) as client:
         page.url = client.url
         page.open("session/long", heading="long")
         assert client.get("/api/sessions/long/calls?limit=1000")["calls_total"] == 1_000
         assert page.run("return document.querySelectorAll('.prompt-chart *').length") < 1_000
-        # What else the machine does slows both down; ten times the calls take ten times as long, not a hundred.
+        # Other load on the machine slows both down; ten times the calls take ten times as long, not a hundred.
         hundred_ms, thousand_ms = page.run(DRAWN_MS)
         assert thousand_ms < 40 * max(1.0, hundred_ms)

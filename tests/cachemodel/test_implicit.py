@@ -1,8 +1,8 @@
-"""A cache that keeps every prompt of itself: what it reads, how it rounds, how long it keeps."""
+"""A cache that stores every prompt by itself: what it reads, how it rounds, and its TTLs."""
 
 import msgspec
 import pytest
-from tests.support.cache_calls import SCOPE, implicit_rules, part
+from tests.support.cache_calls import SCOPE, chain_block, implicit_rules
 
 from holdfast.cachemodel.machine import begin_cache_call, publish_entries, run_call
 from holdfast.cachemodel.tiers import CacheParameters, ChainBlock, chain_prefixes, chain_seeds
@@ -12,122 +12,126 @@ from holdfast.errors import UserError
 from holdfast.types.prompt import Breakpoint
 from holdfast.types.usage import Usage
 
-BY = implicit_rules()
+RULES = implicit_rules()
 
 
 def blocks(count: int, tokens: int = 600) -> list[ChainBlock]:
-    return [part(f"block {index}", tokens) for index in range(count)]
+    return [chain_block(f"block {index}", tokens) for index in range(count)]
 
 
-def ask(parts: list[ChainBlock], *, at: float = 0.0, ttl: str | None = None, **others: str) -> CacheCall:
-    seeds = chain_seeds(BY, CacheParameters("model", others=others))
+def make_call(parts: list[ChainBlock], *, at: float = 0.0, ttl: str | None = None, **others: str) -> CacheCall:
+    seeds = chain_seeds(RULES, CacheParameters("model", others=others))
     return CacheCall(SCOPE, chain_prefixes(seeds, parts), (), at, ttl)
 
 
-def after(*calls: CacheCall) -> CacheEntries:
+def entries_after(*calls: CacheCall) -> CacheEntries:
     entries = CacheEntries()
-    for each in calls:
-        _, entries = run_call(BY, entries, each)
+    for cache_call in calls:
+        _, entries = run_call(RULES, entries, cache_call)
     return entries
 
 
-def usage_of(entries: CacheEntries, each: CacheCall, by: CacheRules = BY) -> Usage:
-    return begin_cache_call(by, entries, each)[0].usage
+def usage_of(entries: CacheEntries, cache_call: CacheCall, cache_rules: CacheRules = RULES) -> Usage:
+    return begin_cache_call(cache_rules, entries, cache_call)[0].usage
 
 
 def test_the_first_call_pays_plain_input_and_nothing_for_writing() -> None:
-    assert usage_of(CacheEntries(), ask(blocks(3))) == Usage(input=1_800)
+    assert usage_of(CacheEntries(), make_call(blocks(3))) == Usage(input=1_800)
 
 
-def test_what_was_sent_before_is_read_rounded_down() -> None:
-    assert usage_of(after(ask(blocks(3))), ask(blocks(4))) == Usage(input=2_400 - 1_792, cache_read=1_792)
+def test_an_earlier_prompt_is_read_rounded_down() -> None:
+    assert usage_of(entries_after(make_call(blocks(3))), make_call(blocks(4))) == Usage(
+        input=2_400 - 1_792, cache_read=1_792
+    )
 
 
-def test_where_nothing_is_rounded_reads_are_exact() -> None:
+def test_without_rounding_reads_are_exact() -> None:
     exact = implicit_rules(rounds_to=1)
-    assert usage_of(after(ask(blocks(3))), ask(blocks(4)), exact) == Usage(input=600, cache_read=1_800)
+    assert usage_of(entries_after(make_call(blocks(3))), make_call(blocks(4)), exact) == Usage(
+        input=600, cache_read=1_800
+    )
 
 
-def test_a_beginning_that_two_prompts_share_is_read_though_neither_ended_there() -> None:
-    other = [*blocks(2), part("another", 600)]
-    assert usage_of(after(ask(blocks(3))), ask(other)).cache_read == 1_152
+def test_a_prefix_shared_by_two_prompts_is_read_though_neither_ended_there() -> None:
+    other = [*blocks(2), chain_block("another", 600)]
+    assert usage_of(entries_after(make_call(blocks(3))), make_call(other)).cache_read == 1_152
 
 
-def test_a_shared_beginning_below_the_floor_is_not_read() -> None:
-    other = [*blocks(1), part("another", 600)]
-    assert usage_of(after(ask(blocks(3))), ask(other)).cache_read == 0
+def test_a_shared_prefix_below_the_minimum_is_not_read() -> None:
+    other = [*blocks(1), chain_block("another", 600)]
+    assert usage_of(entries_after(make_call(blocks(3))), make_call(other)).cache_read == 0
 
 
-def test_the_floor_itself_is_enough() -> None:
-    floor = [part("floor", 1_024)]
-    assert usage_of(after(ask(floor)), ask(floor)).cache_read == 1_024
+def test_a_prefix_of_exactly_the_minimum_is_read() -> None:
+    minimal = [chain_block("floor", 1_024)]
+    assert usage_of(entries_after(make_call(minimal)), make_call(minimal)).cache_read == 1_024
 
 
-def test_what_is_kept_goes_when_nobody_uses_it_for_its_lifetime() -> None:
-    entries = after(ask(blocks(3)))
-    assert usage_of(entries, ask(blocks(3), at=299)).cache_read == 1_792
-    assert usage_of(entries, ask(blocks(3), at=300)).cache_read == 0
+def test_an_entry_expires_when_it_is_unused_for_its_ttl() -> None:
+    entries = entries_after(make_call(blocks(3)))
+    assert usage_of(entries, make_call(blocks(3), at=299)).cache_read == 1_792
+    assert usage_of(entries, make_call(blocks(3), at=300)).cache_read == 0
 
 
-def test_every_read_starts_the_time_again_for_all_that_is_inside() -> None:
-    entries = after(ask(blocks(3)), ask(blocks(3), at=200))
-    shorter = [*blocks(2), part("another", 600)]
-    assert usage_of(entries, ask(shorter, at=499)).cache_read == 1_152
-    assert usage_of(entries, ask(shorter, at=500)).cache_read == 0
+def test_every_read_refreshes_all_shorter_prefixes() -> None:
+    entries = entries_after(make_call(blocks(3)), make_call(blocks(3), at=200))
+    shorter = [*blocks(2), chain_block("another", 600)]
+    assert usage_of(entries, make_call(shorter, at=499)).cache_read == 1_152
+    assert usage_of(entries, make_call(shorter, at=500)).cache_read == 0
 
 
-def test_a_call_can_ask_for_another_lifetime() -> None:
-    entries = after(ask(blocks(3), ttl="24h"))
-    assert usage_of(entries, ask(blocks(3), at=86_399)).cache_read == 1_792
-    assert usage_of(entries, ask(blocks(3), at=86_400)).cache_read == 0
+def test_a_call_can_request_another_ttl() -> None:
+    entries = entries_after(make_call(blocks(3), ttl="24h"))
+    assert usage_of(entries, make_call(blocks(3), at=86_399)).cache_read == 1_792
+    assert usage_of(entries, make_call(blocks(3), at=86_400)).cache_read == 0
 
 
-def test_a_longer_lifetime_holds_for_what_was_kept_for_less() -> None:
-    entries = after(ask(blocks(3)), ask(blocks(3), at=100, ttl="24h"))
-    assert usage_of(entries, ask(blocks(3), at=10_000)).cache_read == 1_792
+def test_a_longer_ttl_extends_existing_entries() -> None:
+    entries = entries_after(make_call(blocks(3)), make_call(blocks(3), at=100, ttl="24h"))
+    assert usage_of(entries, make_call(blocks(3), at=10_000)).cache_read == 1_792
 
 
-def test_a_shorter_lifetime_takes_nothing_away() -> None:
-    entries = after(ask(blocks(3), ttl="24h"), ask(blocks(3), at=100))
-    assert usage_of(entries, ask(blocks(3), at=10_000)).cache_read == 1_792
+def test_a_shorter_ttl_shortens_nothing() -> None:
+    entries = entries_after(make_call(blocks(3), ttl="24h"), make_call(blocks(3), at=100))
+    assert usage_of(entries, make_call(blocks(3), at=10_000)).cache_read == 1_792
 
 
-def test_an_unknown_lifetime_is_refused_by_name() -> None:
+def test_an_unknown_ttl_is_refused_by_name() -> None:
     with pytest.raises(UserError, match="'48h'; known: in_memory, 24h"):
-        begin_cache_call(BY, CacheEntries(), ask(blocks(1), ttl="48h"))
+        begin_cache_call(RULES, CacheEntries(), make_call(blocks(1), ttl="48h"))
 
 
-def test_rules_without_a_lifetime_are_refused() -> None:
+def test_rules_without_ttls_are_refused() -> None:
     with pytest.raises(UserError, match="add ttls_seconds"):
-        begin_cache_call(CacheRules(kind="implicit", tokens_min=0), CacheEntries(), ask(blocks(1)))
+        begin_cache_call(CacheRules(kind="implicit", tokens_min=0), CacheEntries(), make_call(blocks(1)))
 
 
-def test_marks_are_refused() -> None:
-    marked = msgspec.structs.replace(ask(blocks(1)), breakpoints=(Breakpoint(0),))
+def test_breakpoints_are_refused() -> None:
+    with_breakpoint = msgspec.structs.replace(make_call(blocks(1)), breakpoints=(Breakpoint(0),))
     with pytest.raises(UserError, match="takes no breakpoints"):
-        begin_cache_call(BY, CacheEntries(), marked)
+        begin_cache_call(RULES, CacheEntries(), with_breakpoint)
 
 
-def test_a_call_that_begins_before_the_first_response_does_reads_nothing() -> None:
-    outcome, entries = begin_cache_call(BY, CacheEntries(), ask(blocks(3)))
-    assert usage_of(entries, ask(blocks(3))).cache_read == 0
-    assert usage_of(publish_entries(entries, outcome), ask(blocks(3))).cache_read == 1_792
+def test_a_call_that_starts_before_the_first_response_starts_reads_nothing() -> None:
+    outcome, entries = begin_cache_call(RULES, CacheEntries(), make_call(blocks(3)))
+    assert usage_of(entries, make_call(blocks(3))).cache_read == 0
+    assert usage_of(publish_entries(entries, outcome), make_call(blocks(3))).cache_read == 1_792
 
 
 def test_another_cache_key_reads_nothing() -> None:
-    entries = after(ask(blocks(3), prompt_cache_key="one"))
-    assert usage_of(entries, ask(blocks(3), prompt_cache_key="one")).cache_read == 1_792
-    assert usage_of(entries, ask(blocks(3), prompt_cache_key="two")).cache_read == 0
-    assert usage_of(entries, ask(blocks(3))).cache_read == 0
+    entries = entries_after(make_call(blocks(3), prompt_cache_key="one"))
+    assert usage_of(entries, make_call(blocks(3), prompt_cache_key="one")).cache_read == 1_792
+    assert usage_of(entries, make_call(blocks(3), prompt_cache_key="two")).cache_read == 0
+    assert usage_of(entries, make_call(blocks(3))).cache_read == 0
 
 
-def test_a_parameter_of_some_providers_is_lost_from_its_tier_on() -> None:
-    parts = [part("system", 1_280, "system"), *blocks(1)]
-    entries = after(ask(parts, tool_config="auto"))
-    assert usage_of(entries, ask(parts, tool_config="auto")).cache_read == 1_792
-    assert usage_of(entries, ask(parts, tool_config="none")).cache_read == 1_280
+def test_a_parameter_of_some_providers_invalidates_from_its_section_on() -> None:
+    parts = [chain_block("system", 1_280, "system"), *blocks(1)]
+    entries = entries_after(make_call(parts, tool_config="auto"))
+    assert usage_of(entries, make_call(parts, tool_config="auto")).cache_read == 1_792
+    assert usage_of(entries, make_call(parts, tool_config="none")).cache_read == 1_280
 
 
 def test_a_parameter_that_the_rules_do_not_name_changes_nothing() -> None:
-    entries = after(ask(blocks(3)))
-    assert usage_of(entries, ask(blocks(3), verbosity="low")).cache_read == 1_792
+    entries = entries_after(make_call(blocks(3)))
+    assert usage_of(entries, make_call(blocks(3), verbosity="low")).cache_read == 1_792

@@ -1,10 +1,10 @@
-"""What holds of the cache whatever is asked of it."""
+"""Properties of the cache for any calls."""
 
 from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.cache_calls import part, rules, units
+from tests.support.cache_calls import chain_block, cost_units, rules
 
 from holdfast.cachemodel.machine import begin_cache_call, publish_entries, run_call
 from holdfast.cachemodel.tiers import CacheParameters, ChainBlock, chain_prefixes, chain_seeds
@@ -25,21 +25,21 @@ some_rules = st.builds(
 )
 
 
-def parts_named(names: str) -> list[ChainBlock]:
-    return [part(name, 10 + index, kind=KINDS[index % 3]) for index, name in enumerate(names)]
+def blocks_named(names: str) -> list[ChainBlock]:
+    return [chain_block(name, 10 + index, kind=KINDS[index % 3]) for index, name in enumerate(names)]
 
 
-# Two names and a few moments, so that prompts often share a prefix and lifetimes often just end.
+# Two names and a few moments, so that prompts often share a prefix and TTLs often just end.
 some_names = st.text("xy", min_size=1, max_size=10)
-some_parts = some_names.map(parts_named)
+some_parts = some_names.map(blocks_named)
 MOMENTS = (0.0, 100.0, 299.0, 300.0, 600.0, 3_599.0, 3_700.0)
 
 
-def call_of(names: str, pieces: set[int], long: int, at: float, scope: CacheScope) -> CacheCall:
-    placed = sorted(piece for piece in pieces if piece < len(names))
-    lifetimes: list[Ttl] = ["1h" if index < long else "5m" for index in range(len(placed))]
-    marks = tuple(Breakpoint(piece, ttl) for piece, ttl in zip(placed, lifetimes, strict=True))
-    return CacheCall(scope, chain_prefixes(SEEDS, parts_named(names)), marks, at)
+def call_of(names: str, block_indexes: set[int], long: int, at: float, scope: CacheScope) -> CacheCall:
+    placed = sorted(block_index for block_index in block_indexes if block_index < len(names))
+    ttls: list[Ttl] = ["1h" if index < long else "5m" for index in range(len(placed))]
+    breakpoints = tuple(Breakpoint(block_index, ttl) for block_index, ttl in zip(placed, ttls, strict=True))
+    return CacheCall(scope, chain_prefixes(SEEDS, blocks_named(names)), breakpoints, at)
 
 
 some_call = st.builds(
@@ -53,16 +53,16 @@ some_call = st.builds(
 calls = st.lists(some_call, max_size=5).map(lambda each: sorted(each, key=lambda call: call.at))
 
 
-def play(by: CacheRules, history: list[CacheCall]) -> CacheEntries:
+def entries_after(cache_rules: CacheRules, history: list[CacheCall]) -> CacheEntries:
     entries = CacheEntries()
     for call in history:
-        _, entries = run_call(by, entries, call)
+        _, entries = run_call(cache_rules, entries, call)
     return entries
 
 
 @given(some_rules, calls, some_call)
-def test_the_buckets_sum_to_the_prompt(by: CacheRules, history: list[CacheCall], call: CacheCall) -> None:
-    usage = begin_cache_call(by, play(by, history), call)[0].usage
+def test_the_buckets_sum_to_the_prompt(cache_rules: CacheRules, history: list[CacheCall], call: CacheCall) -> None:
+    usage = begin_cache_call(cache_rules, entries_after(cache_rules, history), call)[0].usage
     buckets = (usage.input, usage.cache_read, usage.cache_write_5m, usage.cache_write_1h)
     assert usage.tokens_sent == call.tokens
     assert all(bucket >= 0 for bucket in buckets)
@@ -70,95 +70,101 @@ def test_the_buckets_sum_to_the_prompt(by: CacheRules, history: list[CacheCall],
 
 @given(some_rules, calls, some_call)
 def test_only_what_was_written_under_the_same_scope_is_read(
-    by: CacheRules, history: list[CacheCall], call: CacheCall
+    cache_rules: CacheRules, history: list[CacheCall], call: CacheCall
 ) -> None:
     entries, written = CacheEntries(), set()
     for earlier in history:
-        outcome, entries = run_call(by, entries, earlier)
+        outcome, entries = run_call(cache_rules, entries, earlier)
         written |= {(entry.scope, entry.digest) for entry in outcome.written}
-    read = begin_cache_call(by, entries, call)[0].read
+    read = begin_cache_call(cache_rules, entries, call)[0].read
     assert read is None or (read.scope, read.digest) in written
-    assert read is None or (call.scope == read.scope and read.tokens >= by.tokens_min)
+    assert read is None or (call.scope == read.scope and read.tokens >= cache_rules.tokens_min)
 
 
 @given(some_rules, calls, some_call)
-def test_a_call_made_twice_at_once_reads_up_to_its_last_mark(
-    by: CacheRules, history: list[CacheCall], call: CacheCall
+def test_a_call_made_twice_at_once_reads_up_to_its_last_breakpoint(
+    cache_rules: CacheRules, history: list[CacheCall], call: CacheCall
 ) -> None:
-    entries = play(by, [*history, call])
-    again = begin_cache_call(by, entries, call)[0].usage
-    ends = [call.prefixes[mark.block_index].tokens for mark in call.breakpoints]
-    assert again.cache_read == max((end for end in ends if end >= by.tokens_min), default=0)
+    entries = entries_after(cache_rules, [*history, call])
+    again = begin_cache_call(cache_rules, entries, call)[0].usage
+    ends = [call.prefixes[breakpoint.block_index].tokens for breakpoint in call.breakpoints]
+    assert again.cache_read == max((end for end in ends if end >= cache_rules.tokens_min), default=0)
     assert again.cache_write == 0
 
 
 @given(some_rules, calls, some_call)
-def test_an_hour_after_the_last_call_nothing_is_read(by: CacheRules, history: list[CacheCall], call: CacheCall) -> None:
+def test_an_hour_after_the_last_call_nothing_is_read(
+    cache_rules: CacheRules, history: list[CacheCall], call: CacheCall
+) -> None:
     late = CacheCall(call.scope, call.prefixes, call.breakpoints, 3_700.0 + 3_600.0)
-    assert begin_cache_call(by, play(by, history), late)[0].read is None
+    assert begin_cache_call(cache_rules, entries_after(cache_rules, history), late)[0].read is None
 
 
 @given(some_rules, calls, some_call)
-def test_nothing_expired_is_read(by: CacheRules, history: list[CacheCall], call: CacheCall) -> None:
-    read = begin_cache_call(by, play(by, history), call)[0].read
+def test_nothing_expired_is_read(cache_rules: CacheRules, history: list[CacheCall], call: CacheCall) -> None:
+    read = begin_cache_call(cache_rules, entries_after(cache_rules, history), call)[0].read
     assert read is None or call.at < read.expires_at
 
 
 @given(some_rules, calls, some_call, st.data())
 def test_a_warmer_cache_never_costs_more(
-    by: CacheRules, history: list[CacheCall], call: CacheCall, data: st.DataObject
+    cache_rules: CacheRules, history: list[CacheCall], call: CacheCall, data: st.DataObject
 ) -> None:
-    entries = play(by, history)
-    kept = [key for key in entries.by_key if data.draw(st.booleans())]
-    colder = CacheEntries({key: entries.by_key[key] for key in kept})
-    assert units(begin_cache_call(by, entries, call)[0].usage) <= units(begin_cache_call(by, colder, call)[0].usage)
+    entries = entries_after(cache_rules, history)
+    kept_keys = [key for key in entries.by_key if data.draw(st.booleans())]
+    colder = CacheEntries({key: entries.by_key[key] for key in kept_keys})
+    assert cost_units(begin_cache_call(cache_rules, entries, call)[0].usage) <= cost_units(
+        begin_cache_call(cache_rules, colder, call)[0].usage
+    )
 
 
 @given(some_rules, calls, some_call)
-def test_counting_runs_as_one_never_reads_less(by: CacheRules, history: list[CacheCall], call: CacheCall) -> None:
-    entries = play(by, history)
-    floor, lookback = by.tokens_min, by.lookback_positions
-    narrow = begin_cache_call(rules(floor=floor, lookback=lookback, counting="blocks"), entries, call)[0].usage
-    wide = begin_cache_call(rules(floor=floor, lookback=lookback, counting="positions"), entries, call)[0].usage
+def test_counting_runs_as_one_never_reads_less(
+    cache_rules: CacheRules, history: list[CacheCall], call: CacheCall
+) -> None:
+    entries = entries_after(cache_rules, history)
+    tokens_min, lookback = cache_rules.tokens_min, cache_rules.lookback_positions
+    narrow = begin_cache_call(rules(floor=tokens_min, lookback=lookback, counting="blocks"), entries, call)[0].usage
+    wide = begin_cache_call(rules(floor=tokens_min, lookback=lookback, counting="positions"), entries, call)[0].usage
     assert wide.cache_read >= narrow.cache_read
 
 
 @given(calls, some_call)
-def test_lifetimes_that_upgrade_never_read_less(history: list[CacheCall], call: CacheCall) -> None:
+def test_ttl_upgrades_never_read_less(history: list[CacheCall], call: CacheCall) -> None:
     def reads(upgrade: bool) -> int:
-        by = rules(floor=0, upgrade=upgrade)
-        return begin_cache_call(by, play(by, history), call)[0].usage.cache_read
+        cache_rules = rules(floor=0, upgrade=upgrade)
+        return begin_cache_call(cache_rules, entries_after(cache_rules, history), call)[0].usage.cache_read
 
     assert reads(True) >= reads(False)
 
 
 @given(some_rules, calls)
-def test_an_entry_once_written_never_expires_earlier(by: CacheRules, history: list[CacheCall]) -> None:
+def test_a_written_entry_never_expires_earlier(cache_rules: CacheRules, history: list[CacheCall]) -> None:
     entries = CacheEntries()
     for call in history:
-        _, after = run_call(by, entries, call)
+        _, after = run_call(cache_rules, entries, call)
         live = {(entry.scope, entry.digest): entry for entry in entries.live_entries(at=call.at)}
         assert all(after.by_key[key].expires_at >= entry.expires_at for key, entry in live.items())
         entries = after
 
 
 @given(some_rules, calls, st.integers(1, 5))
-def test_no_more_than_the_limit_is_kept(by: CacheRules, history: list[CacheCall], limit: int) -> None:
+def test_the_number_of_entries_is_bounded(cache_rules: CacheRules, history: list[CacheCall], limit: int) -> None:
     entries = CacheEntries()
     for call in history:
-        outcome, entries = begin_cache_call(by, entries, call)
+        outcome, entries = begin_cache_call(cache_rules, entries, call)
         entries = publish_entries(entries, outcome, entries_max=limit)
         assert len(entries.by_key) <= limit
 
 
 @given(some_parts, st.data())
-def test_a_prompt_that_goes_on_has_the_prefixes_of_one_made_at_once(
+def test_a_prompt_extended_later_has_the_prefixes_of_one_built_at_once(
     parts: list[ChainBlock], data: st.DataObject
 ) -> None:
     cut = data.draw(st.integers(0, len(parts)))
-    head = chain_prefixes(SEEDS, parts[:cut])
-    tail = chain_prefixes(SEEDS, parts[cut:], after=head[-1] if head else None)
-    assert head + tail == chain_prefixes(SEEDS, parts)
+    start = chain_prefixes(SEEDS, parts[:cut])
+    rest = chain_prefixes(SEEDS, parts[cut:], after=start[-1] if start else None)
+    assert start + rest == chain_prefixes(SEEDS, parts)
 
 
 @given(some_parts, some_parts)

@@ -8,7 +8,7 @@ from holdfast.catalog.lookup import Models, apply_model_overrides, find_model, p
 from holdfast.errors import UserError
 
 SONNET = "anthropic:claude-sonnet-5-5"
-WHOLE_ROW = """
+COMPLETE_ROW = """
 [models."local:qwen"]
 context_tokens_max = 32768
 output_tokens_max = 4096
@@ -26,20 +26,20 @@ cache_write_other = 0.15
 """
 
 
-def configured(toml: str) -> Models:
+def override_models(toml: str) -> Models:
     return apply_model_overrides(shipped_models(), tomllib.loads(toml)["models"])
 
 
-def refused(toml: str) -> str:
+def refusal_of(toml: str) -> str:
     with pytest.raises(UserError) as caught:
-        configured(toml)
+        override_models(toml)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
-def test_a_model_can_be_like_another() -> None:
+def test_a_model_can_be_based_on_another() -> None:
     mine = find_model(
-        "anthropic:mine", configured(f'[models."anthropic:mine"]\nlike = "{SONNET}"\noutput_tokens_max = 9')
+        "anthropic:mine", override_models(f'[models."anthropic:mine"]\nlike = "{SONNET}"\noutput_tokens_max = 9')
     )
     sonnet = find_model(SONNET)
     assert mine.id == "anthropic:mine"
@@ -50,19 +50,21 @@ def test_a_model_can_be_like_another() -> None:
     assert mine.released is None
 
 
-def test_a_model_like_another_does_not_take_its_aliases() -> None:
-    models = configured('[models."openai:mine"]\nlike = "openai:gpt-5.6-sol"')
+def test_a_model_based_on_another_does_not_take_its_aliases() -> None:
+    models = override_models('[models."openai:mine"]\nlike = "openai:gpt-5.6-sol"')
     assert models["openai:mine"].aliases == ()
     assert models["openai:gpt-5.6-sol"].aliases == ("gpt-5.6",)
 
 
-def test_a_model_can_be_like_one_configured_before_it() -> None:
-    models = configured(f'[models."a:one"]\nlike = "{SONNET}"\noutput_tokens_max = 7\n[models."a:two"]\nlike = "a:one"')
+def test_a_model_can_be_based_on_one_configured_before_it() -> None:
+    models = override_models(
+        f'[models."a:one"]\nlike = "{SONNET}"\noutput_tokens_max = 7\n[models."a:two"]\nlike = "a:one"'
+    )
     assert models["a:two"].output_tokens_max == 7
 
 
-def test_a_row_is_corrected_field_by_field_and_says_so() -> None:
-    models = configured(f'[models."{SONNET}".cache]\ntokens_min = 2048\nlookback_counting = "positions"')
+def test_a_row_is_corrected_field_by_field_and_its_source_says_so() -> None:
+    models = override_models(f'[models."{SONNET}".cache]\ntokens_min = 2048\nlookback_counting = "positions"')
     before, after = find_model(SONNET), find_model(SONNET, models)
     assert (after.cache.tokens_min, after.cache.lookback_counting) == (2048, "positions")
     assert (after.cache.breakpoints_max, after.cache.invalidates) == (4, before.cache.invalidates)
@@ -70,10 +72,10 @@ def test_a_row_is_corrected_field_by_field_and_says_so() -> None:
     assert after.source == f"{before.source}; corrected by configuration"
 
 
-def test_every_open_question_about_a_cache_can_be_answered_by_configuration() -> None:
+def test_every_cache_rule_can_be_set_by_configuration() -> None:
     rules = find_model(
         SONNET,
-        configured(
+        override_models(
             f"""[models."{SONNET}".cache]
             tokens_min = 1024
             lookback_positions = 80
@@ -100,52 +102,52 @@ def test_every_open_question_about_a_cache_can_be_answered_by_configuration() ->
     assert (rules.binds_thinking, rules.accepts_automatic_breakpoint, rules.ttl_upgrade) == (False, False, False)
 
 
-def test_a_whole_row_needs_no_other_and_money_may_be_written_in_any_way() -> None:
-    model = find_model("local:qwen", configured(WHOLE_ROW))
+def test_a_complete_row_needs_no_base_and_accepts_amounts_in_any_notation() -> None:
+    model = find_model("local:qwen", override_models(COMPLETE_ROW))
     price = price_at(model, datetime.date(2026, 11, 15), 1)
     assert (price.input, price.output, price.cache_read) == (Decimal("0.15"), Decimal(1), Decimal("0.05"))
     assert model.cache.kind == "implicit"
     assert model.source == "configuration"
 
 
-def test_the_models_given_are_left_as_they_are() -> None:
+def test_the_given_models_are_not_modified() -> None:
     models = {SONNET: find_model(SONNET)}
     apply_model_overrides(models, {SONNET: {"output_tokens_max": 5}})
     assert models == {SONNET: find_model(SONNET)}
 
 
-def test_no_tables_change_nothing() -> None:
+def test_no_overrides_change_nothing() -> None:
     assert apply_model_overrides(shipped_models(), {}) == shipped_models()
 
 
 @pytest.mark.parametrize("name", ["mine", ":mine", "anthropic:"])
 def test_a_table_must_be_named_provider_and_name(name: str) -> None:
-    assert refused(f'[models."{name}"]') == (
+    assert refusal_of(f'[models."{name}"]') == (
         f"model table {name!r} must be named provider:name, such as anthropic:my-model"
     )
 
 
 @pytest.mark.parametrize("field", ["provider", "name"])
-def test_provider_and_name_are_not_said_twice(field: str) -> None:
-    assert refused(f'[models."a:b"]\n{field} = "x"') == (
+def test_provider_and_name_are_not_repeated_as_fields(field: str) -> None:
+    assert refusal_of(f'[models."a:b"]\n{field} = "x"') == (
         f"model 'a:b' in the configuration: field {field!r} is given by the name of the table; remove it"
     )
 
 
-def test_something_else_than_a_table_is_refused() -> None:
-    assert refused('[models]\n"a:b" = 3') == (
+def test_a_value_that_is_no_table_is_refused() -> None:
+    assert refusal_of('[models]\n"a:b" = 3') == (
         """model 'a:b' in the configuration must be a table, as in [models."a:b"]"""
     )
 
 
 def test_like_must_be_a_name() -> None:
-    assert refused('[models."a:b"]\nlike = 3') == (
+    assert refusal_of('[models."a:b"]\nlike = 3') == (
         "model 'a:b' in the configuration: field 'like' must be the name of a model, provider:name"
     )
 
 
 def test_like_must_name_a_known_model() -> None:
-    message = refused('[models."a:b"]\nlike = "anthropic:claude-sonet-5-5"')
+    message = refusal_of('[models."a:b"]\nlike = "anthropic:claude-sonet-5-5"')
     assert message.startswith("unknown model 'anthropic:claude-sonet-5-5'; did you mean anthropic:claude-sonnet-5-5")
 
 
@@ -168,7 +170,7 @@ def test_like_must_name_a_known_model() -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_field_is_named_with_the_reason(line: str, complaint: str) -> None:
-    assert refused(f'[models."{SONNET}"]\n{line}') == f"model '{SONNET}' in the configuration: {complaint}"
+    assert refusal_of(f'[models."{SONNET}"]\n{line}') == f"model '{SONNET}' in the configuration: {complaint}"
 
 
 @pytest.mark.parametrize(
@@ -181,10 +183,10 @@ def test_a_wrong_field_is_named_with_the_reason(line: str, complaint: str) -> No
         ("input = 0.15", "input = nan", "field 'prices[0]': input must be a finite number of dollars"),
     ],
 )  # fmt: skip
-def test_a_wrong_whole_row_is_told_what_is_wrong(right: str, wrong: str, complaint: str) -> None:
-    message = refused(WHOLE_ROW.replace(right, wrong))
+def test_an_invalid_complete_row_is_explained(right: str, wrong: str, complaint: str) -> None:
+    message = refusal_of(COMPLETE_ROW.replace(right, wrong))
     assert message.startswith(f"model 'local:qwen' in the configuration: {complaint}")
 
 
-def test_a_field_near_nothing_gets_no_suggestion() -> None:
-    assert "did you mean" not in refused(f'[models."{SONNET}"]\nzzzz = 3')
+def test_a_field_similar_to_nothing_gets_no_suggestion() -> None:
+    assert "did you mean" not in refusal_of(f'[models."{SONNET}"]\nzzzz = 3')

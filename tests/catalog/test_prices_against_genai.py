@@ -1,4 +1,4 @@
-"""Our prices against those of genai-prices: the catalog lists every difference with its reason."""
+"""Our prices compared with those of genai-prices: the catalog lists every difference with its reason."""
 
 import datetime
 import runpy
@@ -43,7 +43,7 @@ DAYS = tuple(
 )
 
 Difference = tuple[str, str, datetime.date, int]
-"""Model, field, day and prompt size at which the two lists say different things."""
+"""Model, field, day and prompt size at which the two lists differ."""
 
 
 def their_model(model: Model) -> ModelInfo | None:
@@ -55,7 +55,7 @@ def their_rate(model: ModelInfo, field: str, day: datetime.date, size: int) -> D
     moment = datetime.datetime(day.year, day.month, day.day, 12, tzinfo=datetime.UTC)
     rate: Decimal | TieredPrices | None = getattr(model.get_prices(moment), THEIR_FIELDS[field])
     if rate is None:
-        # They leave out what is billed as a shorter write, or as plain input.
+        # genai-prices omits rates that are billed as a shorter write, or as plain input.
         return their_rate(model, "cache_write_5m" if field == "cache_write_1h" else "input", day, size)
     if isinstance(rate, TieredPrices):
         passed = [tier.price for tier in rate.tiers if size > tier.start]
@@ -63,7 +63,7 @@ def their_rate(model: ModelInfo, field: str, day: datetime.date, size: int) -> D
     return rate
 
 
-def differences() -> set[Difference]:
+def find_differences() -> set[Difference]:
     return {
         (model.id, field, day, size)
         for model in shipped_models().values()
@@ -88,35 +88,37 @@ def covers(override: PriceOverride, difference: Difference) -> bool:
     )
 
 
-def comparable(override: PriceOverride) -> bool:
+def is_comparable(override: PriceOverride) -> bool:
     return bool(set(override.changes) & set(THEIR_FIELDS))
 
 
 @pytest.fixture(scope="module")
-def found() -> set[Difference]:
-    return differences()
+def price_differences() -> set[Difference]:
+    return find_differences()
 
 
-def test_every_difference_is_listed_with_its_reason(found: set[Difference]) -> None:
+def test_every_difference_is_listed_with_its_reason(price_differences: set[Difference]) -> None:
     overrides = load_shipped_catalog().price_overrides
-    listed = {difference for difference in found if any(covers(override, difference) for override in overrides)}
-    unlisted = {(model, field) for model, field, _, _ in found - listed}
+    listed = {
+        difference for difference in price_differences if any(covers(override, difference) for override in overrides)
+    }
+    unlisted = {(model, field) for model, field, _, _ in price_differences - listed}
     assert unlisted == set()
     assert all(override.reason for override in overrides)
 
 
-def test_every_listed_difference_is_still_one(found: set[Difference]) -> None:
+def test_every_listed_difference_still_exists(price_differences: set[Difference]) -> None:
     settled = {
         (override.model, field)
         for override in load_shipped_catalog().price_overrides
-        if comparable(override)
+        if is_comparable(override)
         for field in override.changes
-        if not any(covers(override, difference) for difference in found if difference[1] == field)
+        if not any(covers(override, difference) for difference in price_differences if difference[1] == field)
     }
     assert settled == set()
 
 
-def test_the_models_that_the_other_list_lacks_are_named() -> None:
+def test_the_models_missing_from_the_other_list_are_known() -> None:
     assert {model.name for model in shipped_models().values() if their_model(model) is None} == {
         "claude-fable-5-2",
         "claude-mythos-5-2",
@@ -126,9 +128,9 @@ def test_the_models_that_the_other_list_lacks_are_named() -> None:
     }
 
 
-def test_the_models_priced_differently_on_some_day_are_named(found: set[Difference]) -> None:
+def test_the_models_with_a_different_price_on_some_day_are_known(price_differences: set[Difference]) -> None:
     known_to_both = {id for id, model in shipped_models().items() if their_model(model)}
-    assert {(model, field) for model, field, _, _ in found if model in known_to_both} == {
+    assert {(model, field) for model, field, _, _ in price_differences if model in known_to_both} == {
         ("anthropic:claude-sonnet-5-5", "cache_read"),
         ("openai:o3", "cache_read"),
         ("openrouter:anthropic/claude-opus-5.5", "cache_write_1h"),
@@ -136,12 +138,14 @@ def test_the_models_priced_differently_on_some_day_are_named(found: set[Differen
     }
 
 
-def test_what_the_other_list_has_no_field_for_is_only_storage_and_long_writes() -> None:
-    extra = [set(override.changes) for override in load_shipped_catalog().price_overrides if not comparable(override)]
+def test_only_storage_and_long_writes_have_no_field_in_the_other_list() -> None:
+    extra = [
+        set(override.changes) for override in load_shipped_catalog().price_overrides if not is_comparable(override)
+    ]
     assert set().union(*extra) == {"storage_per_hour", "cache_write_12h"}
 
 
-def test_every_override_is_in_force_on_the_day_it_starts() -> None:
+def test_every_override_is_valid_on_its_first_day() -> None:
     for override in load_shipped_catalog().price_overrides:
         size = (override.prompt_tokens_over or 0) + 1
         price = price_at(find_model(override.model), override.valid_from, size)
@@ -157,14 +161,14 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
     return stopped.value.code
 
 
-def test_the_released_catalog_is_what_the_script_writes(
+def test_the_shipped_catalog_is_what_the_script_writes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "--check") == 0
     assert capsys.readouterr().out == "models.json: nothing to change\n"
 
 
-def test_a_price_that_drifted_is_named_by_the_check_and_mended_by_the_script(
+def test_a_drifted_price_is_named_by_the_check_and_fixed_by_the_script(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     right = CATALOG.read_text("utf-8")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.commands import enter, start
+from tests.support.commands import run_command, run_in_process
 
 from holdfast import __version__
 from holdfast.catalog.lookup import find_model
@@ -102,7 +102,7 @@ print(sorted(set({heavy!r}) & (set(sys.modules) - before)))
 
 
 def test_an_unknown_command_lists_the_known_ones() -> None:
-    result = start("dmeo")
+    result = run_command("dmeo")
     assert result.returncode == 2
     assert "No such command 'dmeo'" in result.stderr
     assert f"Known commands: {', '.join(sorted(COMMANDS))}." in result.stderr
@@ -110,7 +110,7 @@ def test_an_unknown_command_lists_the_known_ones() -> None:
 
 
 def test_an_error_is_one_line_without_a_traceback() -> None:
-    result = start("demo", "--model", "anthropic:claude-sonet-5-5")
+    result = run_command("demo", "--model", "anthropic:claude-sonet-5-5")
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("holdfast: unknown model 'anthropic:claude-sonet-5-5'; did you mean")
@@ -120,7 +120,7 @@ def test_an_error_is_one_line_without_a_traceback() -> None:
 def test_an_error_moves_no_cursor(tmp_path: Path) -> None:
     file = tmp_path / "a\x1b]0;title\x07\x9b2J\u202e"
     file.write_bytes(b"")
-    result = start("db", "import", str(file))
+    result = run_command("db", "import", str(file))
     assert result.returncode == 1
     assert result.stderr.startswith("holdfast: ")
     assert result.stderr[:-1].isprintable()
@@ -377,7 +377,7 @@ def test_deleting_removes_a_session(store: Path) -> None:
 
 def test_a_corrupt_store_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "bad.db").write_bytes(b"this is not a database" * 100)
-    result = enter("sessions", "list", "--db", str(tmp_path / "bad.db"))
+    result = run_in_process("sessions", "list", "--db", str(tmp_path / "bad.db"))
     assert result.returncode == 1
     assert result.stderr.startswith("holdfast: ")
     assert result.stderr.count("\n") == 1
@@ -435,7 +435,7 @@ def test_a_port_in_use_is_one_clear_line() -> None:
         occupied.bind(("127.0.0.1", 0))
         occupied.listen()
         port = occupied.getsockname()[1]
-        result = start("simulate", "--port", str(port))
+        result = run_command("simulate", "--port", str(port))
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert str(port) in result.stderr
@@ -444,7 +444,7 @@ def test_a_port_in_use_is_one_clear_line() -> None:
 
 def test_an_unreadable_script_is_one_clear_line(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text("{\n")
-    result = enter("simulate", "--script", str(tmp_path / "bad.jsonl"))
+    result = run_in_process("simulate", "--script", str(tmp_path / "bad.jsonl"))
     assert result.returncode == 1
     assert result.stderr.count("\n") == 1
     assert "line 1" in result.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.long_conversations import GOAL, LongTalk
+from tests.support.long_conversations import GOAL, LongConversation
 
 from holdfast.cli.main import command
 from holdfast.errors import UserError
@@ -30,9 +30,9 @@ def session_id(db: str) -> str:
 
 
 async def stored(db: str, *, turns: int) -> str:
-    conversation = LongTalk(store=db, recall_history=True)
+    conversation = LongConversation(store=db, recall_history=True)
     async with conversation.create() as session:
-        await conversation.speak(session, turns)
+        await conversation.send_turns(session, turns)
         return session.id
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from msgspec.structs import replace
-from tests.support.log_examples import calls_made, event, said
+from tests.support.event_examples import call_events, event, message_event
 
 from holdfast.cli.main import command
 from holdfast.errors import HoldfastError
@@ -18,7 +18,7 @@ from holdfast.events.payloads.tools import ToolCompleted
 from holdfast.stores.sqlite.store import SqliteStore
 
 SECRET = "the launch code is 1234"
-PAST = replace(said(1, "t", SECRET), at=4.0)
+PAST = replace(message_event(1, "t", SECRET), at=4.0)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def db(tmp_path: Path) -> str:
     path = tmp_path / "log.db"
     with SqliteStore(path) as store:
         started = SessionStarted("anthropic:claude-sonnet-5-5", workspace_path="/home/ada", name="launch")
-        store.append([event("first", started, at=1_800_000_000.0), *calls_made(20)]).result(10)
+        store.append([event("first", started, at=1_800_000_000.0), *call_events(20)]).result(10)
         store.append([PAST, event("done", ToolCompleted("u", True, 1, 1), session="t", at=5.0)]).result(10)
     return str(path)
 
@@ -154,7 +154,7 @@ def test_an_import_continues_a_session_and_refuses_a_diverged_one(db: str, tmp_p
     assert run_ok("import", file, "--db", other) == "2 sessions: 22 events added, 1 already stored\n"
     with SqliteStore(other) as store:
         store.delete("s")
-        store.append([said(99)]).result(10)
+        store.append([message_event(99)]).result(10)
     assert "line 4: session 's' has different events here" in refusal_message("import", file, "--db", other)
 
 

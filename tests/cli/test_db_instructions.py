@@ -15,11 +15,21 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.commands import enter
-from tests.support.instruction_places import AGENT, ANN, BEN, DEPLOYMENT_KEY, UNITS, Place, entry, library_of, uri
-from tests.support.log_examples import said
-from tests.support.postgres_server import used_database
-from tests.support.served_service import serving_store
+from tests.support.commands import run_in_process
+from tests.support.event_examples import message_event
+from tests.support.instruction_service import (
+    AGENT,
+    ANN,
+    BEN,
+    DEPLOYMENT_KEY,
+    UNITS,
+    InstructionService,
+    entry,
+    library_of,
+    uri,
+)
+from tests.support.postgres_server import reused_database
+from tests.support.served_service import serve_store
 
 from holdfast.clock import ManualClock
 from holdfast.instructions.models import Approval, UnitVersion
@@ -37,20 +47,20 @@ Lines = list[dict[str, Any]]
 def address_of(kind: str, folder: Path) -> Iterator[str]:
     folder.mkdir(exist_ok=True)
     if kind == "postgres":
-        with used_database() as url:
+        with reused_database() as url:
             yield url
     else:
         yield str(folder / "log.db")
 
 
 @contextmanager
-def served(address: str, folder: Path, **settings: Any) -> Iterator[Place]:
+def served(address: str, folder: Path, **settings: Any) -> Iterator[InstructionService]:
     clock, root = ManualClock(), folder / "root"
     with closing(open_store(address)) as store:
         assert isinstance(store, DatabaseEventLog)
         library = library_of(store, clock, root, **settings)
-        with serving_store(store, clock=clock, library=library) as client:
-            yield Place(client, clock, library, root / AGENT)
+        with serve_store(store, clock=clock, library=library) as client:
+            yield InstructionService(client, clock, library, root / AGENT)
 
 
 def home(folder: Path, *, deployment: str = "local", key: DeploymentKey | None = DEPLOYMENT_KEY) -> str:
@@ -63,7 +73,7 @@ def home(folder: Path, *, deployment: str = "local", key: DeploymentKey | None =
 
 
 def run(folder: Path, *words: str, **more: Any) -> "subprocess.CompletedProcess[str]":
-    return enter("db", *words, HOLDFAST_HOME=home(folder, **more))
+    return run_in_process("db", *words, HOLDFAST_HOME=home(folder, **more))
 
 
 def run_ok(folder: Path, *words: str, **more: Any) -> str:
@@ -99,16 +109,16 @@ def write_lines(folder: Path, lines: Sequence[object]) -> str:
     return str(file)
 
 
-def register(at: Place) -> None:
-    assert at.ask("PUT", "/v1/instruction/signer", {"public_key": BENS.public_key}, key=at.ben).status == 200
+def register(at: InstructionService) -> None:
+    assert at.request("PUT", "/v1/instruction/signer", {"public_key": BENS.public_key}, key=at.ben).status == 200
 
 
-def fill_store(at: Place) -> None:
+def fill_store(at: InstructionService) -> None:
     """One of every kind, by two signers, and of every status."""
     register(at)
-    at.of_agent("PUT", "", {"role": "Scout", "shortname": "scout", "always_rules": ["Be kind."]})
-    at.ask("PUT", "/v1/agents/other", {"role": "Other"})
-    at.ask("PUT", "/v1/instruction/units", {"fact_uri": SHARED, "content": "Say please to everyone."})
+    at.agent_request("PUT", "", {"role": "Scout", "shortname": "scout", "always_rules": ["Be kind."]})
+    at.request("PUT", "/v1/agents/other", {"role": "Other"})
+    at.request("PUT", "/v1/instruction/units", {"fact_uri": SHARED, "content": "Say please to everyone."})
     for name in UNITS:
         if name != "release-notes":
             at.write(name)
@@ -116,7 +126,7 @@ def fill_store(at: Place) -> None:
     text = UNITS["release-notes"][2]
     signature = BENS.sign(unit_message(unit_uri, hashlib.sha256(text.encode()).hexdigest()))
     body = {"fact_uri": unit_uri, "content": text, "authored_by": BEN, "signature": signature}
-    assert at.ask("PUT", "/v1/instruction/units", body).json["status"] == "active"
+    assert at.request("PUT", "/v1/instruction/units", body).json["status"] == "active"
     listed = [
         entry("security-posture", guarantee_load=True, required_by_task_types=["issue_assigned"]),
         *(entry(name) for name in UNITS if name != "security-posture"),
@@ -135,22 +145,22 @@ def fill_store(at: Place) -> None:
     at.write("code-review", "v2", "Read the whole diff of the pull request twice before you leave a review comment.")
     assert at.write("security-posture", "v2", "Print nothing at all.").json["status"] == "pending"
     assert at.write("budget-rules", "v2", "Spend all.", signature="AAAA").json["status"] == "quarantined"
-    at.of_agent(
+    at.agent_request(
         "PUT", "/instruction-probes", {"probe_id": "p", "intent": "claim it", "required_units": ["code-review"]}
     )
-    at.of_agent("POST", "/instruction-manifest/coverage")
+    at.agent_request("POST", "/instruction-manifest/coverage")
     at.clock.advance(1)
     heartbeat = at.heartbeat(at.wake(jti="the-jti-of-a-wake-token"))
     assert heartbeat.status == 200, heartbeat.body
     recalled = at.recall("claim a ticket").json
-    assert at.ask(
+    assert at.request(
         "POST",
         "/v1/instruction/audit",
         {"audit_token": recalled["audit_token"], "used_chunks": ["checkout-procedure"], "missed_chunks": []},
     ).status in (200, 204)
 
 
-def service_answers(at: Place) -> Lines:
+def service_answers(at: InstructionService) -> Lines:
     recalls = [at.recall(intent).json for intent in INTENTS]
     for recalled in recalls:
         del recalled["audit_token"]
@@ -164,7 +174,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     with address_of("sqlite", folder) as db:
         with served(db, folder) as at:
             fill_store(at)
-            at.client.service.log.append([said(1, "s")]).result(10)
+            at.client.service.log.append([message_event(1, "s")]).result(10)
         return export_file(folder, db)
 
 
@@ -218,7 +228,7 @@ def test_instructions_are_content_and_exported_only_as_such(tmp_path: Path, sour
 def test_no_key_no_token_and_no_stub_is_in_an_export(tmp_path: Path) -> None:
     with address_of("sqlite", tmp_path) as db, served(db, tmp_path) as at:
         fill_store(at)
-        assert at.of_agent("GET", "/boot-stub").status == 200
+        assert at.agent_request("GET", "/boot-stub").status == 200
         text = export_file(tmp_path, db)
         stored = Path(db).read_bytes() + Path(f"{db}-wal").read_bytes()
         public, stub = BENS.public_key, "# Agent Boot Stub"
@@ -265,7 +275,11 @@ def test_instructions_of_another_deployment_are_not_exported(tmp_path: Path, kin
     with address_of(kind, tmp_path) as db:
         with served(db, tmp_path, deployment="local-too") as at:
             body = {"fact_uri": "instruction:local-too/shared/x/v1", "content": "X."}
-            done = at.of_agent("PUT", "", {}) if kept_word == "agent" else at.ask("PUT", "/v1/instruction/units", body)
+            done = (
+                at.agent_request("PUT", "", {})
+                if kept_word == "agent"
+                else at.request("PUT", "/v1/instruction/units", body)
+            )
             assert done.status in (200, 201)
         line = refusal_message(tmp_path, "export", "--content", "--instructions", "--db", db)
         assert "of deployment 'local-too', but this deployment is 'local'" in line
@@ -284,7 +298,7 @@ def test_shared_units_are_served_at_once_to_agents_that_list_them(tmp_path: Path
         run_ok(tmp_path, "import", str(file), "--db", db)
         assert "etiquette" in at.recalled("be polite")
         # The service refreshes stale measurements by itself, and may have done so already.
-        report = at.of_agent("GET", "/instruction-manifest/coverage").json
+        report = at.agent_request("GET", "/instruction-manifest/coverage").json
         assert report["stale"] or report["kind"] == "daily"
 
 
@@ -317,7 +331,7 @@ def test_an_owner_that_already_exists_is_not_changed(tmp_path: Path, source: str
 def test_a_name_owned_by_another_agent_is_not_assigned_twice(tmp_path: Path, source: str) -> None:
     db = str(tmp_path / "other.db")
     with served(db, tmp_path) as at:
-        at.ask("PUT", "/v1/agents/scout", {})
+        at.request("PUT", "/v1/agents/scout", {})
     file = tmp_path / "out.jsonl"
     file.write_text(source)
     assert f"of '{AGENT}' belongs to another owner here" in refusal_message(tmp_path, "import", str(file), "--db", db)
@@ -336,7 +350,7 @@ def test_units_signed_by_an_unknown_key_are_quarantined_until_it_is_known(tmp_pa
         register(at)
         body = {"fact_uri": uri("release-notes"), "content": UNITS["release-notes"][2]}
         signature = BENS.sign(unit_message(uri("release-notes"), hashlib.sha256(body["content"].encode()).hexdigest()))
-        assert at.ask("PUT", "/v1/instruction/units", {**body, "signature": signature}).json["status"] == "active"
+        assert at.request("PUT", "/v1/instruction/units", {**body, "signature": signature}).json["status"] == "active"
         assert "release-notes" in at.recalled("announce a new version")
 
 

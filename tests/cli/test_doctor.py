@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.support.commands import enter, start
-from tests.support.request_files import ANTHROPIC, CHAT, changed, plant
+from tests.support.commands import run_command, run_in_process
+from tests.support.request_files import ANTHROPIC, CHAT, with_value, write_request
 
 from holdfast.cli.main import command
 from holdfast.errors import UserError
@@ -267,7 +267,7 @@ def test_members_in_set_order_are_distinguished_from_other_sets(folder: Path) ->
 
 
 def test_the_variable_is_named_and_its_value_is_not_shown(folder: Path) -> None:
-    result = start("doctor", "prompts:who", cwd=folder, SECRET_PLACE="hunter2 street")
+    result = run_command("doctor", "prompts:who", cwd=folder, SECRET_PLACE="hunter2 street")
     assert result.returncode == 1
     assert "environment: it contains an environment variable\n  SECRET_PLACE\n" in result.stdout
     assert "hunter2" not in result.stdout + result.stderr
@@ -275,7 +275,7 @@ def test_the_variable_is_named_and_its_value_is_not_shown(folder: Path) -> None:
 
 @pytest.mark.parametrize("function", ["key_beside_something_unique", "raises_with_a_key"])
 def test_a_value_near_an_unstable_one_or_in_an_error_is_hidden(folder: Path, function: str) -> None:
-    result = enter("doctor", f"prompts:{function}", cwd=folder, SECRET_PLACE="hunter2-street")
+    result = run_in_process("doctor", f"prompts:{function}", cwd=folder, SECRET_PLACE="hunter2-street")
     assert "**************" in result.stdout + result.stderr
     assert "hunter2" not in result.stdout + result.stderr
 
@@ -337,7 +337,7 @@ def test_a_function_that_fails_with_a_changed_clock_is_tested_without_one(folder
     ],
 )
 def test_a_function_that_cannot_run_is_one_line_and_ends_with_2(folder: Path, target: str, reason: str) -> None:
-    result = enter("doctor", "--", target, cwd=folder)
+    result = run_in_process("doctor", "--", target, cwd=folder)
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.startswith(f"holdfast: {reason}")
@@ -356,7 +356,7 @@ def test_more_runs_try_more_orders(folder: Path) -> None:
 
 
 def test_the_table_shows_both_readings_and_says_what_to_do(folder: Path) -> None:
-    output = enter("doctor", "prompts:unique", cwd=folder).stdout
+    output = run_in_process("doctor", "prompts:unique", cwd=folder).stdout
     assert output.startswith("prompts:unique is unstable: ")
     assert "random: it contains a uuid or another random value; create it once per session" in output
     assert output.count("Be brief. Session ") == 2
@@ -382,8 +382,8 @@ def test_the_table_shows_both_readings_and_says_what_to_do(folder: Path) -> None
 def test_a_volatile_looking_string_in_a_file_is_named_with_its_path(
     tmp_path: Path, text: str, kind: str, expected: str
 ) -> None:
-    body = changed(ANTHROPIC, "system", 0, "text", to=f"{ANTHROPIC['system'][0]['text']} {text}")
-    result = enter("doctor", plant(tmp_path, "request.json", body), "--json")
+    body = with_value(ANTHROPIC, "system", 0, "text", to=f"{ANTHROPIC['system'][0]['text']} {text}")
+    result = run_in_process("doctor", write_request(tmp_path, "request.json", body), "--json")
     assert result.returncode == 1
     (report,) = json.loads(result.stdout)["volatile"]
     assert (report["kind"], report["excerpt"], report["path"]) == (kind, expected, "system.0")
@@ -396,33 +396,33 @@ def test_a_volatile_looking_string_in_a_file_is_named_with_its_path(
     "text", ["version 1.2.3 and 12345678901", "the year 2026", "deadbeefdeadbeef", "a ratio of 1:30", "v1700000000.5"]
 )
 def test_text_that_only_resembles_volatile_text_is_ignored(text: str) -> None:
-    body = changed(ANTHROPIC, "system", 0, "text", to=text)
+    body = with_value(ANTHROPIC, "system", 0, "text", to=text)
     assert find_volatile_strings(parse_request(json.dumps(body).encode()), None) == ()
 
 
 def test_tools_and_the_first_message_are_checked_and_later_messages_are_not() -> None:
-    body = changed(CHAT, "messages", 1, "content", to="On 2026-11-16?")
-    body = changed(body, "messages", 3, "content", 0, "text", to="On 2026-11-17?")
+    body = with_value(CHAT, "messages", 1, "content", to="On 2026-11-16?")
+    body = with_value(body, "messages", 3, "content", 0, "text", to="On 2026-11-17?")
     tool = {"type": "function", "function": {"name": "f", "description": "of 2026-11-15", "parameters": {}}}
-    report = find_volatile_strings(parse_request(json.dumps(changed(body, "tools", to=[tool])).encode()), None)
+    report = find_volatile_strings(parse_request(json.dumps(with_value(body, "tools", to=[tool])).encode()), None)
     assert [finding.path for finding in report] == ["tools.0", "messages.1.content"]
 
 
 def test_images_and_signed_thinking_are_not_checked() -> None:
     source = {"type": "base64", "media_type": "image/png", "data": "9f86d081884c7d659f86d081884c7d65"}
-    body = changed(ANTHROPIC, "messages", 0, "content", to=[{"type": "image", "source": source}])
+    body = with_value(ANTHROPIC, "messages", 0, "content", to=[{"type": "image", "source": source}])
     assert find_volatile_strings(parse_request(json.dumps(body).encode()), None) == ()
 
 
 def test_a_file_without_volatile_text_ends_with_0_and_says_so(tmp_path: Path) -> None:
-    result = start("doctor", plant(tmp_path, "request.json", ANTHROPIC))
+    result = run_command("doctor", write_request(tmp_path, "request.json", ANTHROPIC))
     assert (result.returncode, result.stdout.count("\n")) == (0, 1)
     assert "looks likely to change" in result.stdout
 
 
 def test_a_file_with_volatile_text_shows_its_cost(tmp_path: Path) -> None:
-    body = changed(ANTHROPIC, "system", 0, "text", to=f"Today is Monday. {ANTHROPIC['system'][0]['text']}")
-    output = enter("doctor", plant(tmp_path, "request.json", body)).stdout
+    body = with_value(ANTHROPIC, "system", 0, "text", to=f"Today is Monday. {ANTHROPIC['system'][0]['text']}")
+    output = run_in_process("doctor", write_request(tmp_path, "request.json", body)).stdout
     assert "system.0, byte " in output
     assert "words for now: Today is\n  if it differs in the next request, " in output
     assert "tokens (estimated) must be written again, for $0." in output

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.support.commands import enter, start
-from tests.support.request_files import ANTHROPIC, CHAT, GEMINI, GEMINI_MODEL, RESPONSES, changed, plant
+from tests.support.commands import run_command, run_in_process
+from tests.support.request_files import ANTHROPIC, CHAT, GEMINI, GEMINI_MODEL, RESPONSES, with_value, write_request
 
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.cli.main import command
@@ -24,7 +24,7 @@ from holdfast.types.json_encoding import sha256_hex
 
 
 def explain(folder: Path, body: object, *more: str) -> dict[str, Any]:
-    result = CliRunner().invoke(command, ["explain", plant(folder, "request.json", body), "--json", *more])
+    result = CliRunner().invoke(command, ["explain", write_request(folder, "request.json", body), "--json", *more])
     assert result.exit_code == 0, result.output
     report: dict[str, Any] = json.loads(result.output)
     return report
@@ -47,7 +47,7 @@ def test_every_block_is_listed_with_its_section_tokens_and_digest(tmp_path: Path
 
 
 def test_the_table_says_that_counts_are_estimates_and_how_the_provider_was_recognised(tmp_path: Path) -> None:
-    result = start("explain", plant(tmp_path, "request.json", ANTHROPIC))
+    result = run_command("explain", write_request(tmp_path, "request.json", ANTHROPIC))
     assert result.returncode == 0
     lines = result.stdout.splitlines()
     assert lines[0] == "anthropic:claude-sonnet-5-5 (the model is one of anthropic's), cache: explicit"
@@ -69,7 +69,7 @@ def test_the_callers_breakpoints_are_listed_and_ours_have_reasons_and_savings(tm
 
 
 def test_every_breakpoint_has_its_expected_saving_on_top_of_those_before_it(tmp_path: Path) -> None:
-    bare = changed(ANTHROPIC, "messages", 2, "content", to="A question.")
+    bare = with_value(ANTHROPIC, "messages", 2, "content", to="A question.")
     report = explain(tmp_path, bare)
     assert not report["breakpoints"]
     request = parse_request(json.dumps(bare).encode())
@@ -107,7 +107,7 @@ def test_layers_are_listed_with_the_cost_of_a_change(tmp_path: Path) -> None:
         first["rewritten_tokens"],
         first["rewritten_usd"],
     )
-    lines = enter("explain", plant(tmp_path, "request.json", ANTHROPIC)).stdout.splitlines()
+    lines = run_in_process("explain", write_request(tmp_path, "request.json", ANTHROPIC)).stdout.splitlines()
     assert lines[3].split()[:2] == ["layer", "expected"]
     assert lines[6].split()[:4] == ["history", "growing", "4", str(history["tokens"])]
 
@@ -126,47 +126,49 @@ SONNET = "anthropic:claude-sonnet-5-5"
 )
 def test_the_padding_decision_is_explained(tmp_path: Path, model: str, repeated: int, place: str, decided: str) -> None:
     words = "Answer in the words of the person who asks. " * repeated
-    body = changed(changed(ANTHROPIC, "tools", to=[]), "system", to=words)
+    body = with_value(with_value(ANTHROPIC, "tools", to=[]), "system", to=words)
     report = explain(tmp_path, body, "--model", model)
     tokens = report["layers"][0]["tokens"]
     assert report["padding"].startswith(
         f'tools and stable system prompt have about {tokens} tokens, {place}; padding="auto" decides: {decided}'
     )
-    output = enter("explain", plant(tmp_path, "request.json", body), "--model", model).stdout
+    output = run_in_process("explain", write_request(tmp_path, "request.json", body), "--model", model).stdout
     assert f"padding: {report['padding']}" in output.splitlines()
 
 
 def test_our_padding_in_a_request_is_recognised(tmp_path: Path) -> None:
     filling = select_padding(10, HEURISTIC_BOUNDS, [("mend-nets", "Mend nets.\n" * 50)])
     text = f"Be brief.\n\n{filling.text}"
-    body = changed(changed(ANTHROPIC, "tools", to=[]), "system", to=text)
+    body = with_value(with_value(ANTHROPIC, "tools", to=[]), "system", to=text)
     padding = explain(tmp_path, body, "--model", HAIKU)["padding"]
     assert "; the skill mend-nets and the operating guide is padding, without it they have about " in padding
-    natural = explain(tmp_path, changed(body, "system", to="Be brief."), "--model", HAIKU)["padding"]
+    natural = explain(tmp_path, with_value(body, "system", to="Be brief."), "--model", HAIKU)["padding"]
     assert padding.partition("decides: ")[2] == natural.partition("decides: ")[2]
 
 
 def test_padding_is_not_mentioned_without_a_known_price(tmp_path: Path) -> None:
-    body = changed(ANTHROPIC, "model", to="mine")
+    body = with_value(ANTHROPIC, "model", to="mine")
     assert explain(tmp_path, body)["padding"] is None
-    assert "padding" not in enter("explain", plant(tmp_path, "request.json", body)).stdout
+    assert "padding" not in run_in_process("explain", write_request(tmp_path, "request.json", body)).stdout
 
 
 def test_a_breakpoint_below_the_floor_saves_nothing_and_says_so(tmp_path: Path) -> None:
-    short = changed(ANTHROPIC, "tools", 0, "description", to="Reads.")
+    short = with_value(ANTHROPIC, "tools", 0, "description", to="Reads.")
     tools = next(point for point in explain(tmp_path, short)["planned_breakpoints"] if point["path"] == "tools.0")
     assert tools["is_below_floor"]
     assert Decimal(tools["saving_usd"]) == 0
-    assert "nothing: below the floor" in enter("explain", plant(tmp_path, "request.json", short)).stdout
+    assert (
+        "nothing: below the floor" in run_in_process("explain", write_request(tmp_path, "request.json", short)).stdout
+    )
 
 
 def test_a_request_below_the_floor_gets_a_warning(tmp_path: Path) -> None:
-    short = changed(changed(ANTHROPIC, "system", to="Brief."), "tools", to=[])
+    short = with_value(with_value(ANTHROPIC, "system", to="Brief."), "tools", to=[])
     assert "below the floor of 512: the provider caches nothing" in explain(tmp_path, short)["notes"][0]
 
 
 def test_a_change_costs_the_tokens_between_the_previous_breakpoint_and_the_last(tmp_path: Path) -> None:
-    with_breakpoint = changed(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral"})
+    with_breakpoint = with_value(ANTHROPIC, "system", 0, "cache_control", to={"type": "ephemeral"})
     report = explain(tmp_path, with_breakpoint)
     rewritten = {block["path"]: block["rewritten_tokens"] for block in report["blocks"]}
     prefix_tokens = sum(block["tokens"] for block in report["blocks"][:2])
@@ -176,8 +178,8 @@ def test_a_change_costs_the_tokens_between_the_previous_breakpoint_and_the_last(
 
 
 def test_an_automatic_breakpoint_is_the_callers_and_at_the_end(tmp_path: Path) -> None:
-    body = changed(
-        changed(ANTHROPIC, "messages", 2, "content", to="A question."),
+    body = with_value(
+        with_value(ANTHROPIC, "messages", 2, "content", to="A question."),
         "cache_control",
         to={"type": "ephemeral", "ttl": "1h"},
     )
@@ -193,9 +195,9 @@ def test_an_automatic_breakpoint_is_the_callers_and_at_the_end(tmp_path: Path) -
         (ANTHROPIC, "anthropic", "the model is one of anthropic's"),
         (CHAT, "openai-chat", "the model is one of openai-chat's"),
         (RESPONSES, "openai", "it has `input`"),
-        (changed(ANTHROPIC, "model", to="mine"), "anthropic", "it has `system`"),
-        (changed(CHAT, "model", to="mine"), "openai-chat", "it has messages of the role system"),
-        (changed(CHAT, "model", to="mistral/large"), "openrouter", "the model's name starts with a vendor"),
+        (with_value(ANTHROPIC, "model", to="mine"), "anthropic", "it has `system`"),
+        (with_value(CHAT, "model", to="mine"), "openai-chat", "it has messages of the role system"),
+        (with_value(CHAT, "model", to="mistral/large"), "openrouter", "the model's name starts with a vendor"),
         ({"model": "claude-9", "messages": []}, "anthropic", "the model is called claude"),
         (
             {"model": "mine", "messages": [], "max_completion_tokens": 9},
@@ -217,13 +219,13 @@ def test_the_provider_is_recognised_from_the_body(tmp_path: Path, body: object, 
 
 
 def test_an_explicit_provider_overrides_the_recognised_one(tmp_path: Path) -> None:
-    report = explain(tmp_path, changed(CHAT, "model", to="mine"), "--model", "openrouter:openai/gpt-5.4")
+    report = explain(tmp_path, with_value(CHAT, "model", to="mine"), "--model", "openrouter:openai/gpt-5.4")
     assert (report["model"], report["detected_by"], report["cache"]) == ("openrouter:mine", "as specified", "implicit")
 
 
 def test_a_gemini_body_needs_a_model(tmp_path: Path) -> None:
-    path = plant(tmp_path, "request.json", GEMINI)
-    refused = start("explain", path)
+    path = write_request(tmp_path, "request.json", GEMINI)
+    refused = run_command("explain", path)
     assert refused.returncode == 2
     assert refused.stderr == f"holdfast: {path}: the request names no model; pass --model gemini:NAME\n"
     report = explain(tmp_path, GEMINI, "--model", GEMINI_MODEL)
@@ -244,8 +246,8 @@ def test_the_snake_case_form_of_geminis_members_is_accepted(tmp_path: Path) -> N
 
 def test_a_long_history_is_shortened_in_the_table_and_complete_in_the_json(tmp_path: Path) -> None:
     messages = [{"role": ("user", "assistant")[index % 2], "content": f"Message {index}."} for index in range(200)]
-    long = changed(ANTHROPIC, "messages", to=messages)
-    output = enter("explain", plant(tmp_path, "request.json", long)).stdout
+    long = with_value(ANTHROPIC, "messages", to=messages)
+    output = run_in_process("explain", write_request(tmp_path, "request.json", long)).stdout
     assert "142 blocks in the middle are not shown" in output
     assert "messages.199.content" in output
     assert len(explain(tmp_path, long)["blocks"]) == 202
@@ -255,8 +257,8 @@ def test_a_model_added_by_configuration_is_known(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / "config.toml").write_text('[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n')
-    path = plant(tmp_path, "request.json", changed(ANTHROPIC, "model", to="mine"))
-    assert "the floor is 512" in enter("explain", path, HOLDFAST_HOME=str(home)).stdout
+    path = write_request(tmp_path, "request.json", with_value(ANTHROPIC, "model", to="mine"))
+    assert "the floor is 512" in run_in_process("explain", path, HOLDFAST_HOME=str(home)).stdout
 
 
 @pytest.mark.parametrize(
@@ -304,11 +306,13 @@ def test_missing_files_folders_and_huge_files_are_one_line(tmp_path: Path) -> No
 
 
 def test_a_model_without_a_provider_is_refused(tmp_path: Path) -> None:
-    result = enter("explain", plant(tmp_path, "request.json", ANTHROPIC), "--model", "claude-sonnet-5-5")
+    result = run_in_process(
+        "explain", write_request(tmp_path, "request.json", ANTHROPIC), "--model", "claude-sonnet-5-5"
+    )
     assert result.returncode == 2
     assert "names no provider; write provider:name with one of anthropic, openai, openai-chat" in result.stderr
 
 
 def test_text_of_the_request_cannot_move_the_cursor(tmp_path: Path) -> None:
-    body = changed(ANTHROPIC, "model", to="claude-\x1b[31mred")
-    assert "\x1b" not in enter("explain", plant(tmp_path, "request.json", body)).stdout
+    body = with_value(ANTHROPIC, "model", to="claude-\x1b[31mred")
+    assert "\x1b" not in run_in_process("explain", write_request(tmp_path, "request.json", body)).stdout

@@ -56,7 +56,7 @@ async def test_a_failure_that_ends_the_work_stops_the_turn(agent: MakeAgent) -> 
     recovering_agent = agent(Pause(says("Half of", "it."), 4))
     async with recovering_agent.session as session:
         turn = asyncio.ensure_future(session.send("hi"))
-        await recovering_agent.wire.paused.wait()
+        await recovering_agent.transport.paused.wait()
         with pytest.raises(AbortedError, match="mcp_handshake_failure: the work ends here"):
             await session.recovery.report("mcp_handshake_failure")
         with pytest.raises(asyncio.CancelledError):

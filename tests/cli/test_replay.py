@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.recordings import line_of, loop_line
+from tests.support.recordings import encode_line, tool_loop_recording
 
 from holdfast.cli.main import command
 from holdfast.errors import UserError
@@ -21,7 +21,11 @@ MODEL = ("--model", "anthropic:claude-sonnet-4-6")
 @pytest.fixture
 def traces(tmp_path: Path) -> Path:
     path = tmp_path / "traces.jsonl"
-    path.write_bytes(line_of(loop_line([10, 2000, 10])) + b"broken\n" + line_of(loop_line([10], id="two")))
+    path.write_bytes(
+        encode_line(tool_loop_recording([10, 2000, 10]))
+        + b"broken\n"
+        + encode_line(tool_loop_recording([10], id="two"))
+    )
     return path
 
 
@@ -82,11 +86,11 @@ def test_requests_are_written_as_they_would_be_sent_with_pings_only_if_allowed(
 
 
 def test_recorded_usage_is_compared_with_the_cache_model(tmp_path: Path) -> None:
-    line = loop_line([10, 400])
+    line = tool_loop_recording([10, 400])
     for message in line["messages"]:  # type: ignore[attr-defined]
         if message["role"] == "assistant":
             message["usage"] = {"input_tokens": 5, "cache_creation_input_tokens": 4_000}
-    (tmp_path / "used.jsonl").write_bytes(line_of(line))
+    (tmp_path / "used.jsonl").write_bytes(encode_line(line))
     output = replay(tmp_path, *MODEL, "--policy", "tail-5m").output
     assert "read share of 2 recorded calls: 0.00% reported" in output
     assert "predicted from times and bytes: 1 of 2 (50.0%)" in output

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.log_examples import talk
+from tests.support.event_examples import message_events
 
 from holdfast.cli.keys import parse_expiry
 from holdfast.cli.main import command
@@ -132,7 +132,7 @@ def test_keys_can_be_stored_in_postgres(postgres: str) -> None:
 def test_the_address_is_printed_at_once_and_the_service_stops_on_a_signal(tmp_path: Path) -> None:
     db = tmp_path / "log.db"
     with SqliteStore(db) as store:
-        store.append(talk(2)).result(10)
+        store.append(message_events(2)).result(10)
     with served("--db", str(db)) as (url, process):
         assert url.startswith("http://127.0.0.1:")
         assert fetch(f"{url}/readyz")[0] == 200

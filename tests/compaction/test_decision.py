@@ -1,11 +1,11 @@
-"""When a session is made shorter, by which step, and what is spared."""
+"""When a session is compacted, by which step, and what is preserved."""
 
 from decimal import Decimal
 from typing import Any
 
 import pytest
-from tests.support.compaction_histories import MODEL, SMALL, History, standing_of
-from tests.support.long_conversations import LongTalk
+from tests.support.compaction_histories import MODEL, SMALL, History, snapshot_of
+from tests.support.long_conversations import LongConversation
 
 from holdfast.compaction.decision import (
     CompactionMonitor,
@@ -45,7 +45,7 @@ NUMBERS = CompactionNumbers(0, 0, 0, 0, 0, 0.0)
 
 
 def outlook(prompt: int, **changes: object) -> CompactionOutlook:
-    given: dict[str, object] = {
+    defaults: dict[str, object] = {
         "stable_prefix_tokens": 15_000,
         "window_tokens": 1_000_000,
         "output_tokens_max": 8_000,
@@ -53,7 +53,7 @@ def outlook(prompt: int, **changes: object) -> CompactionOutlook:
         "is_cache_cold": False,
         "rates": RATES,
     }
-    return CompactionOutlook(prompt, **{**given, **changes})  # type: ignore[arg-type]  # whatever a test changes
+    return CompactionOutlook(prompt, **{**defaults, **changes})  # type: ignore[arg-type]  # whatever a test changes
 
 
 def event(before: int = 100_000) -> ContextCompacted:
@@ -63,15 +63,15 @@ def event(before: int = 100_000) -> ContextCompacted:
 @pytest.mark.parametrize(
     ("prompt", "trigger"), [(99_999, None), (100_000, "soft"), (120_000, "soft"), (950_000, "hard")]
 )
-def test_the_size_now_decides_and_not_what_was_spent(prompt: int, trigger: str | None) -> None:
+def test_the_current_size_decides_and_not_the_tokens_spent(prompt: int, trigger: str | None) -> None:
     assert find_compaction_trigger(outlook(prompt), CompactionMonitor(), CONFIG) == trigger
 
 
-def test_a_session_that_may_not_decide_by_itself_does_not() -> None:
+def test_with_auto_disabled_nothing_triggers() -> None:
     assert find_compaction_trigger(outlook(500_000), CompactionMonitor(), CompactionConfig(auto=False)) is None
 
 
-def test_money_waits_until_carrying_has_cost_as_much_as_removing() -> None:
+def test_the_cost_trigger_waits_until_carrying_has_cost_as_much_as_removing() -> None:
     config = CompactionConfig()
     early = outlook(60_000, calls=2, sent_tokens=80_000, base_tokens=35_000)
     late = outlook(60_000, calls=30, sent_tokens=30 * 45_000)
@@ -85,35 +85,35 @@ def test_money_waits_until_carrying_has_cost_as_much_as_removing() -> None:
     )
 
 
-def test_a_cold_cache_is_used_where_there_is_something_to_gain() -> None:
+def test_a_cold_cache_triggers_only_if_there_is_something_to_gain() -> None:
     assert find_compaction_trigger(outlook(60_000, is_cache_cold=True), CompactionMonitor(), CONFIG) == "cache_expired"
     assert find_compaction_trigger(outlook(17_000, is_cache_cold=True), CompactionMonitor(), CONFIG) is None
 
 
-def test_nothing_is_compacted_directly_behind_a_compaction() -> None:
-    watch = observe_compaction(CompactionMonitor(), event(), messages=9)
-    assert find_compaction_trigger(outlook(120_000), watch, CONFIG) is None
-    watch = observe_call(watch, Usage(input=20_000))
-    assert find_compaction_trigger(outlook(120_000), watch, CONFIG) is None
-    assert find_compaction_trigger(outlook(120_000), observe_call(watch, Usage(input=20_000)), CONFIG) == "soft"
+def test_nothing_triggers_directly_after_a_compaction() -> None:
+    monitor = observe_compaction(CompactionMonitor(), event(), messages=9)
+    assert find_compaction_trigger(outlook(120_000), monitor, CONFIG) is None
+    monitor = observe_call(monitor, Usage(input=20_000))
+    assert find_compaction_trigger(outlook(120_000), monitor, CONFIG) is None
+    assert find_compaction_trigger(outlook(120_000), observe_call(monitor, Usage(input=20_000)), CONFIG) == "soft"
 
 
-def test_two_that_did_not_help_switch_it_off_until_the_user_speaks() -> None:
-    watch = CompactionMonitor()
+def test_two_ineffective_compactions_disable_it_until_the_next_user_message() -> None:
+    monitor = CompactionMonitor()
     for _ in range(2):
-        watch = observe_call(observe_compaction(watch, event(), messages=9), Usage(input=90_000))
-        watch = observe_call(watch, Usage(input=90_000))
-    assert (watch.strikes, find_compaction_trigger(outlook(120_000), watch, CONFIG)) == (2, None)
-    assert find_compaction_trigger(outlook(120_000), observe_user_message(watch), CONFIG) == "soft"
+        monitor = observe_call(observe_compaction(monitor, event(), messages=9), Usage(input=90_000))
+        monitor = observe_call(monitor, Usage(input=90_000))
+    assert (monitor.strikes, find_compaction_trigger(outlook(120_000), monitor, CONFIG)) == (2, None)
+    assert find_compaction_trigger(outlook(120_000), observe_user_message(monitor), CONFIG) == "soft"
 
 
-def test_one_that_helped_clears_the_record_of_those_that_did_not() -> None:
-    watch = observe_call(observe_compaction(CompactionMonitor(), event(), messages=9), Usage(input=90_000))
-    assert watch.strikes == 1
-    assert observe_call(observe_compaction(watch, event(), messages=20), Usage(input=20_000)).strikes == 0
+def test_an_effective_compaction_resets_the_strikes() -> None:
+    monitor = observe_call(observe_compaction(CompactionMonitor(), event(), messages=9), Usage(input=90_000))
+    assert monitor.strikes == 1
+    assert observe_call(observe_compaction(monitor, event(), messages=20), Usage(input=20_000)).strikes == 0
 
 
-def test_what_was_refused_is_tried_again_after_some_calls_and_a_large_head_is_not() -> None:
+def test_a_skipped_compaction_is_retried_after_some_calls_except_for_a_large_prefix() -> None:
     refused = observe_refusal(CompactionMonitor(), CompactionSkipped("soft", "", NUMBERS))
     final = observe_refusal(CompactionMonitor(), CompactionSkipped("soft", "", NUMBERS, is_final=True))
     assert not refused.may_act
@@ -122,22 +122,22 @@ def test_what_was_refused_is_tried_again_after_some_calls_and_a_large_head_is_no
     assert (refused.may_act, final.may_act, observe_user_message(final).may_act) == (True, False, True)
 
 
-def test_a_head_above_the_limit_is_known_as_such() -> None:
+def test_a_stable_prefix_above_the_limit_is_detected() -> None:
     assert is_stable_prefix_too_large(outlook(120_000, stable_prefix_tokens=100_000), CONFIG)
     assert not is_stable_prefix_too_large(outlook(120_000, stable_prefix_tokens=99_999), CONFIG)
 
 
 def test_the_table_of_break_even_calls_holds() -> None:
-    for prompt, kept, calls in ((60_000, 10_000, 4.7), (100_000, 10_000, 2.1), (100_000, 40_000, 11.8)):
-        sizes = CompactionSizes(prompt, 15_000, 3_000 + kept)
-        found = break_even_calls(sizes, RATES)
-        assert found == pytest.approx(calls, abs=0.06)
-        assert found is not None
-        assert not compaction_pays(sizes, RATES, found * 0.99 + 0.0)
-        assert compaction_pays(sizes, RATES, found * 1.01 + 1)
+    for prompt, retained_tokens, calls in ((60_000, 10_000, 4.7), (100_000, 10_000, 2.1), (100_000, 40_000, 11.8)):
+        sizes = CompactionSizes(prompt, 15_000, 3_000 + retained_tokens)
+        break_even = break_even_calls(sizes, RATES)
+        assert break_even == pytest.approx(calls, abs=0.06)
+        assert break_even is not None
+        assert not compaction_pays(sizes, RATES, break_even * 0.99 + 0.0)
+        assert compaction_pays(sizes, RATES, break_even * 1.01 + 1)
 
 
-def test_a_cold_prompt_is_shorter_for_less_from_the_first_call_on() -> None:
+def test_with_a_cold_cache_compaction_pays_from_the_first_call() -> None:
     sizes = CompactionSizes(100_000, 15_000, 13_000)
     assert compaction_pays(sizes, RATES, 1, cold=True)
     assert one_time_cost(sizes, RATES, cold=True) == Decimal("-1.25") * 72_000
@@ -145,7 +145,7 @@ def test_a_cold_prompt_is_shorter_for_less_from_the_first_call_on() -> None:
     assert break_even_calls(CompactionSizes(10_000, 9_000, 2_000), RATES) is None
 
 
-def test_what_was_carried_is_held_against_what_removing_costs() -> None:
+def test_compaction_is_ripe_once_carrying_has_cost_as_much_as_removing() -> None:
     sizes = CompactionSizes(100_000, 15_000, 10_000)
     assert not is_compaction_ripe(RATES, 114_999, fixed_tokens=sizes.after)
     assert is_compaction_ripe(RATES, 115_000, fixed_tokens=sizes.after)
@@ -153,20 +153,20 @@ def test_what_was_carried_is_held_against_what_removing_costs() -> None:
 
 
 def test_the_numbers_add_up_to_the_prompt() -> None:
-    told = compute_compaction_numbers(
+    numbers = compute_compaction_numbers(
         outlook(100_000, unit_usd=Decimal("0.000003")),
         summary_tokens=3_000,
         kept_tokens=10_000,
         stable_prefix_tokens=15_000,
     )
-    assert told.removed_tokens == 72_000
-    assert told.cost_usd == Decimal("1.15") * 13_000 * Decimal("0.000003")
-    assert told.saving_per_call_usd == Decimal("0.1") * 72_000 * Decimal("0.000003")
+    assert numbers.removed_tokens == 72_000
+    assert numbers.cost_usd == Decimal("1.15") * 13_000 * Decimal("0.000003")
+    assert numbers.saving_per_call_usd == Decimal("0.1") * 72_000 * Decimal("0.000003")
     assert estimate_tokens_after(outlook(100_000), CONFIG) == 16_000
     assert estimate_tokens_after(outlook(40_000), CONFIG) == 5_000
 
 
-def exchange(number: int, text: str, *, name: str = "read_file", bad: bool = False) -> list[HistoryEntry]:
+def make_exchange(number: int, text: str, *, name: str = "read_file", bad: bool = False) -> list[HistoryEntry]:
     call = ToolUse(f"c{number}", name, f'{{"path":"src/{number}.py"}}')
     result = ToolResult(f"c{number}", (Text(text),), is_error=bad)
     return [
@@ -176,59 +176,59 @@ def exchange(number: int, text: str, *, name: str = "read_file", bad: bool = Fal
     ]
 
 
-def talk(*exchanges: list[HistoryEntry]) -> tuple[list[HistoryEntry], list[int]]:
-    passages = [one for each in exchanges for one in each]
-    return passages, [sum(len(str(block)) for block in one.content) // 4 for one in passages]
+def make_history(*exchanges: list[HistoryEntry]) -> tuple[list[HistoryEntry], list[int]]:
+    entries = [entry for exchange in exchanges for entry in exchange]
+    return entries, [sum(len(str(block)) for block in entry.content) // 4 for entry in entries]
 
 
 def test_errors_protected_tools_and_the_last_turns_are_not_cleared() -> None:
-    passages, tokens = talk(
-        exchange(1, "x" * 40_000),
-        exchange(2, "y" * 4_000, bad=True),
-        exchange(3, "z" * 4_000, name="skill_load"),
-        exchange(4, "n" * 4_000),
-        exchange(5, "n" * 4_000),
+    entries, tokens = make_history(
+        make_exchange(1, "x" * 40_000),
+        make_exchange(2, "y" * 4_000, bad=True),
+        make_exchange(3, "z" * 4_000, name="skill_load"),
+        make_exchange(4, "n" * 4_000),
+        make_exchange(5, "n" * 4_000),
     )
-    batch = plan_clearing(passages, tokens, CompactionConfig(), unsent=len(passages))
+    batch = plan_clearing(entries, tokens, CompactionConfig(), unsent=len(entries))
     assert batch is not None
-    assert [one.tool_use_id for one in batch.results] == ["c1"]
+    assert [result.tool_use_id for result in batch.results] == ["c1"]
     assert (batch.first, batch.last) == (3, 3)
     assert batch.cleared_tokens + batch.tokens_after == sum(tokens[2:])
     assert batch.results[0].text.startswith("[The output of read_file src/1.py was cleared: 40000 characters, sha:")
     assert batch.results[0].text.endswith("message m3.]")
 
 
-def test_a_batch_that_does_not_come_down_to_the_low_mark_is_none() -> None:
-    passages, tokens = talk(*(exchange(number, "x" * 4_000, bad=number > 2) for number in range(1, 9)))
-    assert plan_clearing(passages, tokens, CompactionConfig(), unsent=len(passages)) is None
-    assert plan_clearing(passages[:1], tokens[:1], CompactionConfig(), unsent=1) is None
+def test_a_batch_that_does_not_reach_the_target_is_not_cleared() -> None:
+    entries, tokens = make_history(*(make_exchange(number, "x" * 4_000, bad=number > 2) for number in range(1, 9)))
+    assert plan_clearing(entries, tokens, CompactionConfig(), unsent=len(entries)) is None
+    assert plan_clearing(entries[:1], tokens[:1], CompactionConfig(), unsent=1) is None
 
 
-def test_what_was_not_sent_yet_is_not_cleared() -> None:
-    passages, tokens = talk(*(exchange(number, "x" * 9_000) for number in range(1, 9)))
-    whole = plan_clearing(passages, tokens, CompactionConfig(), unsent=len(passages))
-    assert whole is not None
-    assert [one.tool_use_id for one in whole.results] == ["c1", "c2", "c3", "c4", "c5"]
-    assert plan_clearing(passages, tokens, CompactionConfig(), unsent=6) is None
+def test_unsent_results_are_not_cleared() -> None:
+    entries, tokens = make_history(*(make_exchange(number, "x" * 9_000) for number in range(1, 9)))
+    batch = plan_clearing(entries, tokens, CompactionConfig(), unsent=len(entries))
+    assert batch is not None
+    assert [result.tool_use_id for result in batch.results] == ["c1", "c2", "c3", "c4", "c5"]
+    assert plan_clearing(entries, tokens, CompactionConfig(), unsent=6) is None
 
 
-def test_a_skill_whose_body_was_covered_can_be_loaded_again() -> None:
+def test_a_skill_whose_body_was_compacted_can_be_loaded_again() -> None:
     history = History(7)
     history.add(SkillLoaded("pdf", "1", "on_demand", 900, "workspace", triggered_by_tool_use_id="gone"))
     for _ in range(30):
         history.turn()
     assert history.state().activations.names == ("pdf",)
-    found = propose_compaction(standing_of(history, MODEL), SMALL, "requested")
-    assert isinstance(found, CompactionProposal)
-    assert [one.skill_id for one in found.released_skills] == ["pdf"]
-    history.add(*found.payloads)
+    proposal = propose_compaction(snapshot_of(history, MODEL), SMALL, "requested")
+    assert isinstance(proposal, CompactionProposal)
+    assert [skill.skill_id for skill in proposal.released_skills] == ["pdf"]
+    history.add(*proposal.payloads)
     assert history.state().activations.names == ()
 
 
-async def test_a_prompt_that_did_not_fit_can_be_made_smaller_step_by_step() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 14)
+async def test_a_prompt_over_the_window_can_be_shortened_step_by_step() -> None:
+    long_session = LongConversation()
+    async with long_session.create() as session:
+        await long_session.send_turns(session, 14)
         conversation = session._open_conversation
         sizes = [len(str(session.history))]
         for step in (clear_tool_results, compact_after_overflow, compact_to_newest_group):
@@ -237,13 +237,15 @@ async def test_a_prompt_that_did_not_fit_can_be_made_smaller_step_by_step() -> N
             assert validate_transcript(session.history) == ()
         assert "nothing" in await compact_to_newest_group(conversation)
     assert sizes == sorted(sizes, reverse=True)
-    found = [one.payload for one in talk.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
-    assert [one.strategy for one in found] == ["clear", "checkpoint", "checkpoint"]
-    assert {one.trigger for one in found} == {"overflow"}
+    compactions = [
+        stored.payload for stored in long_session.store.read(session.id) if isinstance(stored.payload, ContextCompacted)
+    ]
+    assert [compaction.strategy for compaction in compactions] == ["clear", "checkpoint", "checkpoint"]
+    assert {compaction.trigger for compaction in compactions} == {"overflow"}
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"preserve_recent_messages": -1}, "preserve_recent_messages of a CompactionConfig must be a whole number"),
         ({"max_estimated_tokens": "x"}, "max_estimated_tokens of a CompactionConfig must be a whole number"),
@@ -256,7 +258,7 @@ async def test_a_prompt_that_did_not_fit_can_be_made_smaller_step_by_step() -> N
         ({"protected_tools": "read_file"}, "protected_tools of a CompactionConfig must be tool names"),
     ],
 )
-def test_a_configuration_that_cannot_be_kept_to_is_refused(given: dict[str, Any], message: str) -> None:
+def test_an_invalid_configuration_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as caught:
-        CompactionConfig(**given)
+        CompactionConfig(**options)
     assert message in str(caught.value)

@@ -1,4 +1,4 @@
-"""What holds of every compaction, whatever the conversation was."""
+"""Properties of every compaction, for any conversation."""
 
 import time
 
@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.compaction_histories import BINDING, MODEL, SMALL, History, standing_of
+from tests.support.compaction_histories import BINDING, MODEL, SMALL, History, snapshot_of
 
 from holdfast.compaction.summary import RESUME
 from holdfast.compaction.view import choose_cut, group_exchanges
@@ -25,28 +25,28 @@ from holdfast.types.transcript import merge_into_messages, validate_transcript
 SEEDS = st.integers(0, 2**32)
 
 
-def grown(seed: int, turns: int = 30) -> History:
+def make_history(seed: int, turns: int = 30) -> History:
     history = History(seed)
     for _ in range(turns):
         history.turn()
     return history
 
 
-def compacted(history: History) -> CompactionProposal | None:
-    found = propose_compaction(standing_of(history), SMALL, "requested")
-    if isinstance(found, NoCompaction):
+def compact(history: History) -> CompactionProposal | None:
+    proposal = propose_compaction(snapshot_of(history), SMALL, "requested")
+    if isinstance(proposal, NoCompaction):
         return None
-    history.add(*found.payloads)
-    return found
+    history.add(*proposal.payloads)
+    return proposal
 
 
 @settings(max_examples=settings().max_examples // 2)
 @given(SEEDS)
-def test_a_compacted_view_is_legal_and_its_kept_messages_are_untouched(seed: int) -> None:
-    history = grown(seed)
+def test_a_compacted_view_is_valid_and_its_retained_messages_are_unchanged(seed: int) -> None:
+    history = make_history(seed)
     before = history.state()
-    found = compacted(history)
-    assert found is not None
+    proposal = compact(history)
+    assert proposal is not None
     after = history.state()
     assert validate_transcript(merge_into_messages(before.entries)) == ()
     assert validate_transcript(merge_into_messages(after.entries)) == ()
@@ -56,43 +56,43 @@ def test_a_compacted_view_is_legal_and_its_kept_messages_are_untouched(seed: int
 
 @settings(max_examples=settings().max_examples // 2)
 @given(SEEDS, st.booleans())
-def test_the_first_goal_and_what_waits_for_an_answer_stay_word_for_word(seed: int, ends: bool) -> None:
-    history = grown(seed)
+def test_the_first_goal_and_the_open_request_stay_verbatim(seed: int, ends: bool) -> None:
+    history = make_history(seed)
     history.turn(ends=ends)
     for _ in range(3):
         history.exchange()
-    compacted(history)
+    compact(history)
     seen = "\n".join(join_text_blocks(message.content) for message in merge_into_messages(history.state().entries))
-    assert history.asks[0] in seen
-    assert history.asks[-1] in seen
+    assert history.questions[0] in seen
+    assert history.questions[-1] in seen
 
 
 @settings(max_examples=settings().max_examples // 4)
 @given(SEEDS)
-def test_what_the_user_wants_always_or_never_outlives_ten_compactions(seed: int) -> None:
+def test_standing_orders_of_the_user_survive_ten_compactions(seed: int) -> None:
     history = History(seed)
     for _ in range(10):
         for _ in range(8):
             history.turn()
-        compacted(history)
+        compact(history)
     seen = "\n".join(join_text_blocks(message.content) for message in merge_into_messages(history.state().entries))
-    wanted = {line for ask in history.asks for line in ask.split("\n")[1:]}
-    assert all(rule in seen for rule in wanted)
-    assert history.asks[0] in seen
+    orders = {line for request in history.questions for line in request.split("\n")[1:]}
+    assert all(rule in seen for rule in orders)
+    assert history.questions[0] in seen
 
 
 @settings(max_examples=settings().max_examples // 2)
 @given(SEEDS)
-def test_a_compaction_at_once_behind_another_does_nothing(seed: int) -> None:
-    history = grown(seed)
-    assert compacted(history) is not None
-    assert compacted(history) is None
+def test_a_second_compaction_in_a_row_does_nothing(seed: int) -> None:
+    history = make_history(seed)
+    assert compact(history) is not None
+    assert compact(history) is None
 
 
 @settings(max_examples=settings().max_examples // 2)
 @given(SEEDS)
 def test_the_same_log_gives_the_same_bytes(seed: int) -> None:
-    first, second = (propose_compaction(standing_of(grown(seed)), SMALL, "requested") for _ in range(2))
+    first, second = (propose_compaction(snapshot_of(make_history(seed)), SMALL, "requested") for _ in range(2))
     assert isinstance(first, CompactionProposal)
     assert isinstance(second, CompactionProposal)
     assert msgspec.json.encode(first.event) == msgspec.json.encode(second.event)
@@ -101,17 +101,18 @@ def test_the_same_log_gives_the_same_bytes(seed: int) -> None:
 
 @settings(max_examples=settings().max_examples // 2)
 @given(SEEDS)
-def test_the_state_is_a_fold_and_everything_in_front_of_the_record_stays(seed: int) -> None:
-    history = grown(seed)
-    before = standing_of(history)
-    found = compacted(history)
-    assert found is not None
-    after = standing_of(history)
+def test_the_state_is_a_fold_and_everything_before_the_summary_is_unchanged(seed: int) -> None:
+    history = make_history(seed)
+    before = snapshot_of(history)
+    proposal = compact(history)
+    assert proposal is not None
+    after = snapshot_of(history)
     assert apply_event(before.state, history.events[-1]) == fold_events(history.events, "s1")
-    heads = [
-        [link for link in one.draft.buffer.digests if link.layer in ("preset", "tools")] for one in (before, after)
+    prefix_digests = [
+        [digest for digest in snapshot.draft.buffer.digests if digest.layer in ("preset", "tools")]
+        for snapshot in (before, after)
     ]
-    assert heads[0] == heads[1]
+    assert prefix_digests[0] == prefix_digests[1]
 
 
 @settings(max_examples=settings().max_examples // 4)
@@ -122,113 +123,115 @@ def test_the_view_stays_bounded_however_often_it_is_compacted(seed: int) -> None
     for _ in range(12):
         for _ in range(10):
             history.turn()
-        compacted(history)
-        sizes.append(sum(standing_of(history).draft.entry_tokens()))
+        compact(history)
+        sizes.append(sum(snapshot_of(history).draft.entry_tokens()))
     assert max(sizes) < 6_000
 
 
 @settings(max_examples=settings().max_examples // 2)
 @given(SEEDS)
-def test_thinking_behind_a_cut_is_kept_whole_or_not_at_all(seed: int) -> None:
-    history = grown(seed)
+def test_thinking_after_a_cut_is_kept_completely_or_dropped_completely(seed: int) -> None:
+    history = make_history(seed)
     for model in (MODEL, BINDING):
-        found = propose_compaction(standing_of(history, model), SMALL, "requested")
-        assert isinstance(found, CompactionProposal)
+        proposal = propose_compaction(snapshot_of(history, model), SMALL, "requested")
+        assert isinstance(proposal, CompactionProposal)
         before = history.state().entries
-        tail = before[len(before) - len(found.state_after.entries) + 1 :]
-        thought = [block for one in found.state_after.entries for block in one.content if is_thinking(block)]
-        expected = [block for one in tail for block in one.content if is_thinking(block)]
+        tail = before[len(before) - len(proposal.state_after.entries) + 1 :]
+        thought = [block for entry in proposal.state_after.entries for block in entry.content if is_thinking(block)]
+        expected = [block for entry in tail for block in entry.content if is_thinking(block)]
         assert thought == ([] if model is BINDING else expected)
 
 
 @settings(max_examples=settings().max_examples // 2)
 @given(SEEDS)
-def test_a_record_names_nothing_that_was_not_said(seed: int) -> None:
-    history = grown(seed)
-    standing = standing_of(history)
-    found = propose_compaction(standing, SMALL, "requested")
-    assert isinstance(found, CompactionProposal)
-    assert found.summary is not None
-    said = "\n".join(extract_plain_text(one.content) for one in standing.logged.read_all())
-    for line in found.summary.lines:
+def test_a_summary_names_nothing_that_is_not_in_the_conversation(seed: int) -> None:
+    history = make_history(seed)
+    snapshot = snapshot_of(history)
+    proposal = propose_compaction(snapshot, SMALL, "requested")
+    assert isinstance(proposal, CompactionProposal)
+    assert proposal.summary is not None
+    conversation_text = "\n".join(extract_plain_text(entry.content) for entry in snapshot.logged.read_all())
+    for line in proposal.summary.lines:
         for entity in find_entities(line.text):
             hashed = f"sha:{entity.text}" in line.text
-            assert hashed or entity.kind == "error" or entity.text in said
+            assert hashed or entity.kind == "error" or entity.text in conversation_text
 
 
 @settings(max_examples=settings().max_examples // 2)
 @given(SEEDS, st.integers(0, 4_000))
-def test_a_cut_parts_no_call_from_its_result_and_covers_nothing_unsent(seed: int, tail: int) -> None:
-    history = grown(seed, turns=8)
-    passages = history.state().entries
-    tokens = [len(extract_plain_text(one.content)) // 4 for one in passages]
-    unsent = len(passages) - seed % 3
-    cut = choose_cut(passages, tokens, tail_tokens_max=tail, unsent=unsent)
+def test_a_cut_separates_no_call_from_its_result_and_covers_nothing_unsent(seed: int, tail: int) -> None:
+    history = make_history(seed, turns=8)
+    entries = history.state().entries
+    tokens = [len(extract_plain_text(entry.content)) // 4 for entry in entries]
+    unsent = len(entries) - seed % 3
+    cut = choose_cut(entries, tokens, tail_tokens_max=tail, unsent=unsent)
     if cut is not None:
         assert cut.stop <= unsent
-        assert cut.stop in {group.start for group in group_exchanges(passages)}
+        assert cut.stop in {group.start for group in group_exchanges(entries)}
         orphans = [
-            one
-            for one in validate_transcript(merge_into_messages(passages[cut.stop :]))
-            if one.rule == "result_without_call"
+            finding
+            for finding in validate_transcript(merge_into_messages(entries[cut.stop :]))
+            if finding.rule == "result_without_call"
         ]
         assert orphans == []
-    assert [one.start for one in group_exchanges(passages)][1:] == [one.stop for one in group_exchanges(passages)][:-1]
+    assert [group.start for group in group_exchanges(entries)][1:] == [
+        group.stop for group in group_exchanges(entries)
+    ][:-1]
 
 
 @given(st.text(max_size=300), st.text(max_size=60))
-def test_whatever_is_said_is_read(said: str, arguments: str) -> None:
+def test_facts_are_extracted_from_any_text(text: str, arguments: str) -> None:
     call = ToolUse("c1", "bash", arguments)
-    passages = [
-        HistoryEntry("user", (Text(said),), number=1),
-        HistoryEntry("assistant", (Text(said), call), number=2),
-        HistoryEntry("user", (ToolResult("c1", (Text(said),)),), number=3),
+    entries = [
+        HistoryEntry("user", (Text(text),), number=1),
+        HistoryEntry("assistant", (Text(text), call), number=2),
+        HistoryEntry("user", (ToolResult("c1", (Text(text),)),), number=3),
     ]
-    found = extract_facts(passages)
-    assert [ask.text for ask in found.requests] == [said]
-    assert found.open_calls == ()
+    proposal = extract_facts(entries)
+    assert [request.text for request in proposal.requests] == [text]
+    assert proposal.open_calls == ()
     assert all(
-        mention.entity.text in f"{said} {extract_plain_text((call,))}" or mention.entity.kind in ("error", "command")
-        for mention in found.mentions
+        mention.entity.text in f"{text} {extract_plain_text((call,))}" or mention.entity.kind in ("error", "command")
+        for mention in proposal.mentions
     )
 
 
 @settings(max_examples=settings().max_examples // 2)
 @given(SEEDS, st.lists(st.tuples(st.integers(1, 60), st.integers(0, 40)), max_size=5), st.integers(0, 3))
-def test_facts_that_are_gathered_bit_by_bit_are_those_of_the_whole(
-    seed: int, wanted: list[tuple[int, int]], withdrawn: int
+def test_facts_gathered_incrementally_equal_those_of_the_whole(
+    seed: int, ranges: list[tuple[int, int]], withdrawn: int
 ) -> None:
     history = History(seed)
-    for at, (first, more) in enumerate(wanted):
+    for at, (first, more) in enumerate(ranges):
         history.turn(ends=at % 2 == 0)
         history.turn(ends=at != withdrawn)
         if at == withdrawn:
             history.add(MessagesWithdrawn("refused"))
-        facts, covered = history.said.read_range(first, first + more)
-        said = read_logged_messages(history.events)
-        assert facts == extract_facts([one for one in said if one.number <= first + more])
-        assert covered == [one for one in said if first <= one.number <= first + more]
+        facts, covered = history.logged.read_range(first, first + more)
+        messages = read_logged_messages(history.events)
+        assert facts == extract_facts([message for message in messages if message.number <= first + more])
+        assert covered == [message for message in messages if first <= message.number <= first + more]
 
 
-def test_a_message_that_is_withdrawn_behind_its_back_leaves_the_facts_too() -> None:
-    history = grown(1, turns=2)
-    for ask in ("Was it heard?", "And this?"):
-        history.add(MessageAppended(Message("user", (Text(ask),))))
+def test_a_withdrawn_message_leaves_the_facts_too() -> None:
+    history = make_history(1, turns=2)
+    for text in ("Was it received?", "And this?"):
+        history.add(MessageAppended(Message("user", (Text(text),))))
     before = history.state().message_count
-    history.said.read_range(before, before)
+    history.logged.read_range(before, before)
     history.add(MessagesWithdrawn("refused"))
-    facts, _ = history.said.read_range(before, before)
+    facts, _ = history.logged.read_range(before, before)
     assert facts == extract_facts(read_logged_messages(history.events))
-    assert "Was it heard?" not in [ask.text for ask in facts.requests]
+    assert "Was it received?" not in [text.text for text in facts.requests]
 
 
-def test_what_a_reader_of_a_very_long_conversation_keeps_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_facts_of_a_very_long_conversation_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(facts_module, "FACTS_MAX", 10)
     monkeypatch.setattr(facts_module, "MENTIONS_MAX", 50)
     reader = FactsReader()
     for at in range(400):
         call = ToolUse(f"c{at}", "bash", msgspec.json.encode({"command": f"run{at}", "path": f"src/f{at}.py"}).decode())
-        for passage in (
+        for entry in (
             HistoryEntry("user", (Text(f"Never use old_name_{at}."),), number=4 * at + 1),
             HistoryEntry("assistant", (Text(f"I decided on new_name_{at}."), call), number=4 * at + 2),
             HistoryEntry(
@@ -238,26 +241,30 @@ def test_what_a_reader_of_a_very_long_conversation_keeps_is_bounded(monkeypatch:
             ),
             HistoryEntry("assistant", (Text("Done."),), number=4 * at + 4),
         ):
-            reader.read(passage)
-    found = reader.facts()
-    for kept in (found.files, found.commands, found.errors, found.decisions, found.steps):
-        assert 10 <= len(kept) <= 22
-    assert found.files[0].path == "src/f399.py"
-    assert len(found.mentions) <= 100
-    assert {one.entity.text.rstrip(".py")[-3:] for one in found.mentions[:4] if one.entity.kind != "error"} == {"399"}
-    assert found.requests[0].text == "Never use old_name_0."
-    assert found.requests[-1].text == "Never use old_name_399."
-    assert all(ask.is_answered for ask in found.requests)
-    assert len(found.requests) <= 24
-    assert [one.text for one in found.constraints[:4]] == [f"Never use old_name_{at}." for at in range(4)]
+            reader.read(entry)
+    proposal = reader.facts()
+    for facts in (proposal.files, proposal.commands, proposal.errors, proposal.decisions, proposal.steps):
+        assert 10 <= len(facts) <= 22
+    assert proposal.files[0].path == "src/f399.py"
+    assert len(proposal.mentions) <= 100
+    assert {
+        mention.entity.text.rstrip(".py")[-3:] for mention in proposal.mentions[:4] if mention.entity.kind != "error"
+    } == {"399"}
+    assert proposal.requests[0].text == "Never use old_name_0."
+    assert proposal.requests[-1].text == "Never use old_name_399."
+    assert all(request.is_answered for request in proposal.requests)
+    assert len(proposal.requests) <= 24
+    assert [constraint.text for constraint in proposal.constraints[:4]] == [
+        f"Never use old_name_{at}." for at in range(4)
+    ]
 
 
-@pytest.mark.parametrize("said", [" \n", "\n", " ", "✕ ", "FAILED ", "not ok 1 - "])
-def test_no_output_of_a_tool_takes_long_to_look_for_failures(said: str) -> None:
+@pytest.mark.parametrize("output", [" \n", "\n", " ", "✕ ", "FAILED ", "not ok 1 - "])
+def test_searching_any_tool_output_for_failures_is_fast(output: str) -> None:
     started = time.process_time()
-    find_failing_tests(said * 100_000)
+    find_failing_tests(output * 100_000)
     assert time.process_time() - started < 5
 
 
-def test_a_failing_test_is_found_behind_blank_lines_and_spaces() -> None:
+def test_a_failing_test_is_found_after_blank_lines_and_spaces() -> None:
     assert find_failing_tests("\n\n   \n\t ✕ adds two numbers\n") == ("adds two numbers",)

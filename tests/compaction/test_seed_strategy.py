@@ -1,7 +1,7 @@
-"""The cases of seed 002's own compaction, and where this one does better on purpose."""
+"""The cases of seed 002's own compaction, and where ours deliberately improves on it."""
 
 import pytest
-from tests.support.long_conversations import GOAL, LongTalk, read_file
+from tests.support.long_conversations import GOAL, LongConversation, read_file
 
 from holdfast.compaction.models import CompactionConfig
 from holdfast.compaction.seed_strategy import (
@@ -41,20 +41,20 @@ def result(id: str = "c1", text: str = "ok") -> Message:
     return make_user_message(ToolResult(id, (Text(text),), name="bash"))
 
 
-def test_thoughts_of_the_writer_are_dropped_and_the_summary_gets_a_heading() -> None:
+def test_the_analysis_is_dropped_and_the_summary_gets_a_heading() -> None:
     assert format_summary("<analysis>x</analysis>\n<summary>Kept work</summary>") == "Summary:\nKept work"
 
 
-def test_a_closing_tag_in_front_of_its_opening_one_takes_nothing_along() -> None:
+def test_a_closing_tag_before_its_opening_tag_removes_nothing() -> None:
     assert format_summary("</analysis>a<analysis>b") == "</analysis>a<analysis>b"
 
 
-def test_one_short_message_stays_as_it_is() -> None:
+def test_one_short_message_is_not_compacted() -> None:
     done = compact_messages([make_user_message("hello")], CompactionConfig())
     assert (done.messages, done.removed_message_count, done.summary) == ((make_user_message("hello"),), 0, "")
 
 
-def test_a_kept_result_keeps_its_call() -> None:
+def test_a_retained_result_keeps_its_call() -> None:
     messages = [
         make_user_message("u" * 800),
         make_assistant_message("a" * 800, CALL),
@@ -70,7 +70,7 @@ def test_a_kept_result_keeps_its_call() -> None:
 
 
 @pytest.mark.parametrize("keep", [2, 3, 4])
-def test_calls_side_by_side_are_kept_with_all_their_results(keep: int) -> None:
+def test_parallel_calls_are_retained_with_all_their_results(keep: int) -> None:
     messages = [
         make_user_message("go"),
         make_assistant_message(CALL, SECOND),
@@ -83,7 +83,7 @@ def test_calls_side_by_side_are_kept_with_all_their_results(keep: int) -> None:
     assert done.messages[1:] == tuple(messages[1:])
 
 
-def test_nothing_kept_is_everything_removed() -> None:
+def test_retaining_nothing_removes_everything() -> None:
     messages = [make_user_message("one"), make_assistant_message("two")]
     done = compact_messages(messages, CompactionConfig(preserve_recent_messages=0, max_estimated_tokens=1))
     assert done.removed_message_count == 2
@@ -91,7 +91,7 @@ def test_nothing_kept_is_everything_removed() -> None:
     assert RECENT not in join_text_blocks(done.messages[0].content)
 
 
-def test_a_summary_in_front_counts_for_nothing() -> None:
+def test_a_leading_summary_does_not_count_towards_the_size() -> None:
     first = compact_messages(
         [
             make_user_message("a" * 900),
@@ -105,7 +105,7 @@ def test_a_summary_in_front_counts_for_nothing() -> None:
     assert not should_compact([first.messages[0], make_user_message("tiny"), make_assistant_message("tiny")], KEEP_2)
 
 
-def test_a_second_compaction_tells_the_new_from_the_old_and_keeps_the_newest_request() -> None:
+def test_a_second_compaction_separates_new_from_old_and_keeps_the_newest_request() -> None:
     first = compact_messages(
         [
             make_user_message("Build the parser."),
@@ -124,7 +124,7 @@ def test_a_second_compaction_tells_the_new_from_the_old_and_keeps_the_newest_req
     assert second.messages[1] == make_user_message("Now the docs.")
 
 
-def test_no_marks_gather_and_the_first_goal_stays_however_often_it_is_merged() -> None:
+def test_list_markers_do_not_accumulate_and_the_first_goal_stays_over_many_merges() -> None:
     messages: list[Message] = [make_user_message("Build the parser, verbatim."), make_assistant_message("ok")]
     sizes = []
     for number in range(40):
@@ -142,29 +142,29 @@ def test_long_blocks_end_in_an_ellipsis() -> None:
 
 
 def test_paths_in_a_sentence_are_key_files() -> None:
-    said = make_user_message("Update rust/crates/runtime/src/compact.rs and rust/crates/cli/src/main.rs next.")
-    assert find_key_files([said]) == ["rust/crates/cli/src/main.rs", "rust/crates/runtime/src/compact.rs"]
+    message = make_user_message("Update rust/crates/runtime/src/compact.rs and rust/crates/cli/src/main.rs next.")
+    assert find_key_files([message]) == ["rust/crates/cli/src/main.rs", "rust/crates/runtime/src/compact.rs"]
 
 
-def test_what_is_to_be_done_next_is_pending() -> None:
-    said = [
+def test_announced_next_steps_are_pending_work() -> None:
+    messages = [
         make_user_message("done"),
         make_assistant_message("Next: update tests and follow up on remaining CLI polish."),
     ]
-    assert find_pending_work(said) == ["Next: update tests and follow up on remaining CLI polish."]
+    assert find_pending_work(messages) == ["Next: update tests and follow up on remaining CLI polish."]
 
 
-def test_calls_without_results_and_open_tasks_are_pending_before_any_words_are() -> None:
+def test_open_calls_and_open_tasks_take_precedence_over_announced_work() -> None:
     tasks = '{"todos":[{"content":"write docs","status":"pending"},{"content":"lint","status":"completed"}]}'
-    said = [
+    messages = [
         make_assistant_message("Next: nothing.", ToolUse("t", "TodoWrite", tasks)),
         result("t"),
         make_assistant_message(CALL),
     ]
-    assert find_pending_work(said) == ['bash {"command":"ls"}', "write docs"]
+    assert find_pending_work(messages) == ['bash {"command":"ls"}', "write docs"]
 
 
-def test_pairs_are_never_split_whatever_is_kept() -> None:
+def test_pairs_are_never_split_for_any_number_of_retained_messages() -> None:
     messages = [
         make_user_message("u"),
         make_assistant_message(CALL),
@@ -196,116 +196,126 @@ def test_the_summary_has_all_sections_of_the_seed() -> None:
     assert "  - tool: tool_result bash: ok" in text
 
 
-def test_a_limit_that_says_nothing_is_the_default() -> None:
+def test_an_invalid_threshold_gives_the_default() -> None:
     assert [parse_threshold(text) for text in (None, "", "0", "-3", "garbage")] == [100_000] * 5
     assert parse_threshold("4321") == 4_321
 
 
-@pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
-async def test_a_session_is_compacted_by_the_rules_of_the_seed() -> None:
-    talk = LongTalk()
-    async with talk.create() as session:
-        await talk.speak(session, 12)
+@pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
+async def test_a_session_can_be_compacted_by_the_rules_of_the_seed() -> None:
+    conversation = LongConversation()
+    async with conversation.create() as session:
+        await conversation.send_turns(session, 12)
         done = await compact_session(session, CompactionConfig(preserve_recent_messages=4, max_estimated_tokens=10_000))
-        await talk.speak(session, 1)
-        assert talk.provider.requests[-1].status == 200
+        await conversation.send_turns(session, 1)
+        assert conversation.provider.requests[-1].status == 200
     assert done.removed_message_count == 44
     assert done.tokens_after < done.tokens_before
     assert done.summary.startswith(PREAMBLE)
-    (event,) = [one.payload for one in talk.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
+    (event,) = [
+        event.payload for event in conversation.store.read(session.id) if isinstance(event.payload, ContextCompacted)
+    ]
     assert event.strategy == "seed"
 
 
-@pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
-async def test_under_the_seed_profile_a_session_compacts_the_seeds_way_by_itself() -> None:
+@pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
+async def test_the_seed_profile_compacts_by_the_rules_of_the_seed_automatically() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=20_000, money=False)
-    talk = LongTalk(profile="seed", compaction=limit)
-    async with talk.create() as session:
-        await talk.speak(session, 20)
+    conversation = LongConversation(profile="seed", compaction=limit)
+    async with conversation.create() as session:
+        await conversation.send_turns(session, 20)
         assert GOAL.partition("\n")[0] in join_text_blocks(session.history[0].content)
-    events = [one.payload for one in talk.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
+    events = [
+        event.payload for event in conversation.store.read(session.id) if isinstance(event.payload, ContextCompacted)
+    ]
     assert {event.strategy for event in events} == {"seed"}
 
 
-class Probed:
-    """A session of the seed's profile with a tool that looks at a folder, and what came of looking."""
+class ProbedSession:
+    """A session with a tool that looks at a folder, which serves as the health probe after a compaction."""
 
     def __init__(self, **options: object) -> None:
-        self.looked = 0
+        self.probe_count = 0
         self.broken = False
-        self.talk = LongTalk(tools=(read_file, self.glob_search), **options)
+        self.conversation = LongConversation(tools=(read_file, self.glob_search), **options)
 
     def glob_search(self, pattern: str) -> str:
         """Finds files."""
-        self.looked += 1
+        self.probe_count += 1
         if self.broken:
             raise ToolError(f"no folder to look for {pattern} in")
         return "nothing"
 
 
-@pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
-async def test_behind_a_compaction_a_tool_that_fails_ends_the_turn_before_anything_is_sent() -> None:
-    probed = Probed(profile="seed")
-    async with probed.talk.create() as session:
-        await probed.talk.speak(session, 12)
-        assert probed.looked == 0
+@pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
+async def test_a_failing_health_probe_after_a_compaction_ends_the_turn_before_anything_is_sent() -> None:
+    probed = ProbedSession(profile="seed")
+    async with probed.conversation.create() as session:
+        await probed.conversation.send_turns(session, 12)
+        assert probed.probe_count == 0
         await session.compact()
-        await probed.talk.speak(session, 1)
-        assert probed.looked == 1
+        await probed.conversation.send_turns(session, 1)
+        assert probed.probe_count == 1
         probed.broken = True
-        sent, history = len(probed.talk.provider.requests), session.history
+        sent, history = len(probed.conversation.provider.requests), session.history
         with pytest.raises(UserError, match="health probe 'glob_search' failed after a compaction: no folder to look"):
             await session.send("Go on.")
-        assert (len(probed.talk.provider.requests), session.history) == (sent, history)
+        assert (len(probed.conversation.provider.requests), session.history) == (sent, history)
         probed.broken = False
-        await probed.talk.speak(session, 1)
-    assert len(probed.talk.provider.requests) == sent + 2
+        await probed.conversation.send_turns(session, 1)
+    assert len(probed.conversation.provider.requests) == sent + 2
 
 
-@pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
-async def test_where_nothing_is_left_but_the_summary_no_tool_is_tried() -> None:
-    probed = Probed(profile="seed")
-    async with probed.talk.create() as session:
-        await probed.talk.speak(session, 12)
+@pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
+async def test_no_probe_runs_if_only_the_summary_is_left() -> None:
+    probed = ProbedSession(profile="seed")
+    async with probed.conversation.create() as session:
+        await probed.conversation.send_turns(session, 12)
         await session.compact(CompactionConfig(preserve_recent_messages=0))
         assert len(session.history) == 1
         probed.broken = True
-        await probed.talk.speak(session, 1)
-    assert probed.looked == 0
+        await probed.conversation.send_turns(session, 1)
+    assert probed.probe_count == 0
 
 
-@pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
-async def test_no_tool_is_tried_without_the_seeds_profile_or_without_one_to_try() -> None:
-    probed, without = Probed(), LongTalk(profile="seed")
-    for talk in (probed.talk, without):
-        async with talk.create() as session:
-            await talk.speak(session, 12)
+@pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
+async def test_no_probe_runs_without_the_seed_profile_or_without_a_probe_tool() -> None:
+    probed, without = ProbedSession(), LongConversation(profile="seed")
+    for conversation in (probed.conversation, without):
+        async with conversation.create() as session:
+            await conversation.send_turns(session, 12)
             await session.compact()
-            await talk.speak(session, 1)
-    assert probed.looked == 0
+            await conversation.send_turns(session, 1)
+    assert probed.probe_count == 0
 
 
-@pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
-async def test_a_session_stays_the_one_it_was_and_knows_of_its_compaction() -> None:
-    talk = LongTalk(profile="seed")
-    async with talk.create() as session:
-        await talk.speak(session, 12)
+@pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
+async def test_a_session_keeps_its_id_and_counts_its_compaction() -> None:
+    conversation = LongConversation(profile="seed")
+    async with conversation.create() as session:
+        await conversation.send_turns(session, 12)
         before = session.id
         done = await session.compact()
         assert session.id == before
-    state = fold_events(talk.store.read(before), before)
+    state = fold_events(conversation.store.read(before), before)
     assert (state.compaction_watch.count, state.epoch) == (1, 2)
-    (event,) = [one.payload for one in talk.store.read(before) if isinstance(one.payload, ContextCompacted)]
+    (event,) = [
+        event.payload for event in conversation.store.read(before) if isinstance(event.payload, ContextCompacted)
+    ]
     assert event.last - event.first + 1 == done.removed_message_count
     assert event.segments[0].text == done.summary
 
 
-@pytest.mark.changes_prefix(reason="a compaction gives up what stands behind the cut")
+@pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
 @pytest.mark.parametrize(("limit", "compacted"), [(15_000, True), (1_000_000, False)])
-async def test_the_limit_is_held_against_the_prompt_as_it_is_now(limit: int, compacted: bool) -> None:
-    talk = LongTalk(profile="seed", compaction=CompactionConfig(auto_compaction_input_tokens_threshold=limit))
-    async with talk.create() as session:
-        await talk.speak(session, 12)
-    events = [one.payload for one in talk.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
+async def test_the_limit_is_compared_with_the_current_prompt(limit: int, compacted: bool) -> None:
+    conversation = LongConversation(
+        profile="seed", compaction=CompactionConfig(auto_compaction_input_tokens_threshold=limit)
+    )
+    async with conversation.create() as session:
+        await conversation.send_turns(session, 12)
+    events = [
+        event.payload for event in conversation.store.read(session.id) if isinstance(event.payload, ContextCompacted)
+    ]
     assert bool(events) is compacted
     assert all(event.tokens_before >= limit for event in events)

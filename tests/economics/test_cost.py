@@ -45,11 +45,11 @@ def test_each_bucket_has_its_own_rate() -> None:
     assert cost_usd(ONE_OF_EACH, DISTINCT) * 1_000_000 == 2 + 50 + 700 + 11_000 + 130_000 + 300_000
 
 
-def test_without_a_cache_everything_sent_costs_what_input_costs() -> None:
+def test_without_a_cache_everything_sent_costs_the_input_price() -> None:
     assert uncached_cost_usd(ONE_OF_EACH, DISTINCT) * 1_000_000 == 2 * 11_111 + 300_000
 
 
-def test_nothing_used_costs_nothing() -> None:
+def test_no_usage_costs_nothing() -> None:
     assert str(cost_usd(Usage(), DISTINCT)) == str(uncached_cost_usd(Usage(), DISTINCT)) == "0"
 
 
@@ -59,6 +59,6 @@ def test_multipliers_are_relative_to_plain_input() -> None:
     )
 
 
-def test_where_input_is_free_nothing_is_relative_to_it() -> None:
+def test_with_free_input_all_multipliers_are_zero() -> None:
     free = msgspec.structs.replace(DISTINCT, input=Decimal(0))
     assert price_multipliers(free) == PriceMultipliers(Decimal(0), Decimal(0), Decimal(0), Decimal(0))

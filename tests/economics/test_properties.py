@@ -1,4 +1,4 @@
-"""Each inequality against the bill of both alternatives, made out call by call."""
+"""Each inequality compared with the bill of both alternatives, computed call by call."""
 
 import datetime
 import itertools
@@ -29,19 +29,19 @@ from holdfast.economics.keep_alive import (
 )
 
 TODAY = datetime.date(2026, 11, 15)
-MARKED = [price_at(model, TODAY, 1) for model in shipped_models().values() if model.cache.kind == "explicit"]
-STORED = [price_at(model, TODAY, 1) for model in shipped_models().values() if model.cache.explicit_tokens_min]
-EVERY = [price_at(model, TODAY, 1) for model in shipped_models().values()]
+EXPLICIT_PRICES = [price_at(model, TODAY, 1) for model in shipped_models().values() if model.cache.kind == "explicit"]
+STORAGE_PRICES = [price_at(model, TODAY, 1) for model in shipped_models().values() if model.cache.explicit_tokens_min]
+ALL_PRICES = [price_at(model, TODAY, 1) for model in shipped_models().values()]
 
-prices = st.sampled_from(MARKED)
+prices = st.sampled_from(EXPLICIT_PRICES)
 tokens = st.integers(1, 200_000)
 few_calls = st.integers(1, 40)
-gap_minutes = st.lists(st.sampled_from([1, 4, 6, 30, 59, 61, 600]), min_size=1, max_size=30)
+idle_minutes = st.lists(st.sampled_from([1, 4, 6, 30, 59, 61, 600]), min_size=1, max_size=30)
 
 
 def shares_of(minutes: list[int]) -> IdleShares:
-    short = sum(gap <= 5 for gap in minutes)
-    long = sum(gap > 60 for gap in minutes)
+    short = sum(idle <= 5 for idle in minutes)
+    long = sum(idle > 60 for idle in minutes)
     count = Decimal(len(minutes))
     return IdleShares(short / count, (len(minutes) - short - long) / count, long / count)
 
@@ -50,51 +50,53 @@ def close(first: Decimal, second: Decimal) -> bool:
     return abs(first - second) <= Decimal("1e-15") * max(abs(first), abs(second), Decimal(1))
 
 
-def agrees(told: CostComparison, first: Decimal, second: Decimal) -> bool:
-    """Both costs are right, and the verdict is that of the bills, unless they are equal but for rounding."""
-    right = close(told.first_units, first) and close(told.second_units, second)
-    return right and (bool(told) == (first < second) or close(first, second))
+def agrees_with_bills(comparison: CostComparison, first: Decimal, second: Decimal) -> bool:
+    """Both costs are right, and the decision is that of the bills, unless they are equal but for rounding."""
+    right = close(comparison.first_units, first) and close(comparison.second_units, second)
+    return right and (bool(comparison) == (first < second) or close(first, second))
 
 
-@given(prices, tokens, st.integers(1, 5_000), gap_minutes, st.integers(0, 10))
-def test_an_anchor_pays_by_the_mean_over_gaps_and_truths(
-    price: Price, prefix: int, tail: int, gaps: list[int], tenths: int
+@given(prices, tokens, st.integers(1, 5_000), idle_minutes, st.integers(0, 10))
+def test_an_anchor_pays_by_the_mean_over_idle_times_and_provider_behaviours(
+    price: Price, prefix: int, tail: int, idle_times: list[int], tenths: int
 ) -> None:
     times = price_multipliers(price)
     anchored = plain = Decimal(0)
-    for gap, upgrades in itertools.product(gaps, [True] * tenths + [False] * (10 - tenths)):
-        alive = gap <= 5 or (gap <= 60 and upgrades)
+    for idle, upgrades in itertools.product(idle_times, [True] * tenths + [False] * (10 - tenths)):
+        alive = idle <= 5 or (idle <= 60 and upgrades)
         anchored += tail * times.write_1h + (prefix + tail) * (times.read if alive else times.write_5m)
-        plain += tail * times.write_5m + (prefix + tail) * (times.read if gap <= 5 else times.write_5m)
-    cases = len(gaps) * 10
-    told = anchor_pays(prefix + tail, tail, shares_of(gaps), upgrade_probability=Decimal(tenths) / 10, times=times)
-    assert agrees(told, anchored / cases, plain / cases)
+        plain += tail * times.write_5m + (prefix + tail) * (times.read if idle <= 5 else times.write_5m)
+    cases = len(idle_times) * 10
+    comparison = anchor_pays(
+        prefix + tail, tail, shares_of(idle_times), upgrade_probability=Decimal(tenths) / 10, times=times
+    )
+    assert agrees_with_bills(comparison, anchored / cases, plain / cases)
 
 
-@given(prices, tokens, st.integers(1, 5_000), gap_minutes)
-def test_an_anchor_never_pays_where_lifetimes_do_not_upgrade(
-    price: Price, prefix: int, tail: int, gaps: list[int]
-) -> None:
-    assert not anchor_pays(prefix + tail, tail, shares_of(gaps), upgrade_probability=0, times=price_multipliers(price))
+@given(prices, tokens, st.integers(1, 5_000), idle_minutes)
+def test_an_anchor_never_pays_without_ttl_upgrades(price: Price, prefix: int, tail: int, idle_times: list[int]) -> None:
+    assert not anchor_pays(
+        prefix + tail, tail, shares_of(idle_times), upgrade_probability=0, times=price_multipliers(price)
+    )
 
 
 @given(prices, tokens, st.integers(0, 5_000), st.integers(0, 9), st.integers(0, 10))
-def test_hours_pay_by_the_mean_over_truths_pause_after_pause(
-    price: Price, held: int, dearer: int, pauses: int, tenths: int
+def test_one_hour_ttls_pay_by_the_mean_over_provider_behaviours_pause_after_pause(
+    price: Price, held: int, written: int, pauses: int, tenths: int
 ) -> None:
     times = price_multipliers(price)
-    hours, short = dearer * times.write_1h, dearer * times.write_5m
+    hours, short = written * times.write_1h, written * times.write_5m
     for upgrades, _ in itertools.product(range(10), range(pauses)):
-        # Where lifetimes upgrade an anchor does as much: nothing is counted for either.
+        # With TTL upgrades an anchor does the same, so neither alternative is charged.
         hours += Decimal(0) if upgrades < tenths else held * times.read / 10
         short += Decimal(0) if upgrades < tenths else held * times.write_5m / 10
-    assert agrees(
-        hour_ttl_pays(held, dearer, pauses, upgrade_probability=Decimal(tenths) / 10, times=times), hours, short
+    assert agrees_with_bills(
+        hour_ttl_pays(held, written, pauses, upgrade_probability=Decimal(tenths) / 10, times=times), hours, short
     )
 
 
 @given(prices, tokens, st.integers(0, 5_000), st.integers(0, 20), st.integers(0, 10), st.integers(0, 20), st.data())
-def test_an_upgrade_ping_pays_by_the_mean_over_returns_and_truths(
+def test_an_upgrade_ping_pays_by_the_mean_over_returns_and_provider_behaviours(
     price: Price, prefix: int, reply: int, returns: int, tenths: int, closing: int, data: st.DataObject
 ) -> None:
     times = price_multipliers(price)
@@ -103,11 +105,11 @@ def test_an_upgrade_ping_pays_by_the_mean_over_returns_and_truths(
     for back, upgrades in itertools.product(range(20), range(10)):
         pinged += prefix * times.read + reply * times.write_1h + closing
         if back < returns:
-            # What another entry holds is read either way.
-            lapsing = prefix + reply - held
-            pinged += lapsing * (times.read if upgrades < tenths else times.write_5m)
-            ignored += lapsing * times.write_5m
-    told = upgrade_ping_pays(
+            # Tokens that another entry holds are read either way.
+            expiring = prefix + reply - held
+            pinged += expiring * (times.read if upgrades < tenths else times.write_5m)
+            ignored += expiring * times.write_5m
+    comparison = upgrade_ping_pays(
         prefix,
         reply,
         Decimal(returns) / 20,
@@ -116,11 +118,11 @@ def test_an_upgrade_ping_pays_by_the_mean_over_returns_and_truths(
         closing_tokens=closing,
         held_tokens=held,
     )
-    assert agrees(told, pinged / 200, ignored / 200)
+    assert agrees_with_bills(comparison, pinged / 200, ignored / 200)
 
 
 @given(prices, st.lists(st.integers(0, 12), min_size=1, max_size=8))
-def test_no_other_number_of_pings_is_cheaper_than_the_one_at_which_to_stop(price: Price, weights: list[int]) -> None:
+def test_no_other_number_of_pings_is_cheaper_than_the_best_one(price: Price, weights: list[int]) -> None:
     times = price_multipliers(price)
     cases = Decimal(max(sum(weights), 60))
     shares = [weight / cases for weight in weights]
@@ -139,31 +141,31 @@ def test_no_other_number_of_pings_is_cheaper_than_the_one_at_which_to_stop(price
 
 
 @given(prices, st.lists(st.integers(0, 12), min_size=1, max_size=8), tokens, st.data())
-def test_what_another_entry_holds_is_not_saved_by_pings(
+def test_pings_save_nothing_for_tokens_that_another_entry_holds(
     price: Price, weights: list[int], prompt: int, data: st.DataObject
 ) -> None:
     times = price_multipliers(price)
     shares = [weight / Decimal(100) for weight in weights]
     held = data.draw(st.integers(0, prompt))
-    whole = best_ping_count(shares, read=times.read, write=times.write_5m, prompt_tokens=prompt)
+    unheld = best_ping_count(shares, read=times.read, write=times.write_5m, prompt_tokens=prompt)
     partly = best_ping_count(shares, read=times.read, write=times.write_5m, prompt_tokens=prompt, held_tokens=held)
-    assert partly.saved_units <= whole.saved_units
+    assert partly.saved_units <= unheld.saved_units
     assert best_ping_count(shares, read=times.read, write=times.write_5m, held_tokens=1).pings == 0
 
 
-@pytest.mark.parametrize("price", MARKED)
-def test_a_certain_return_pays_for_so_many_pings_and_not_for_one_more(price: Price) -> None:
+@pytest.mark.parametrize("price", EXPLICIT_PRICES)
+def test_a_certain_return_pays_for_the_maximum_number_of_pings_and_not_for_one_more(price: Price) -> None:
     times = price_multipliers(price)
-    most = pings_max(read=times.read, write=times.write_5m)
-    assert most is not None
-    assert most * times.read < times.write_5m - times.read <= (most + 1) * times.read
+    ping_count_max = pings_max(read=times.read, write=times.write_5m)
+    assert ping_count_max is not None
+    assert ping_count_max * times.read < times.write_5m - times.read <= (ping_count_max + 1) * times.read
 
 
-def test_pings_that_cost_nothing_have_no_limit() -> None:
+def test_free_pings_have_no_limit() -> None:
     assert pings_max(read=Decimal(0), write=Decimal("1.25")) is None
 
 
-def test_one_more_ping_is_worth_it_only_before_the_session_is_likely_gone() -> None:
+def test_one_more_ping_pays_only_while_a_return_is_likely_enough() -> None:
     read, write = Decimal("0.1"), Decimal("1.25")
     assert best_ping_count([0.0, 0.0, 0.5], read=read, write=write).pings == 3
     assert best_ping_count([0.0, 0.0, 0.1], read=read, write=write).pings == 0
@@ -171,36 +173,36 @@ def test_one_more_ping_is_worth_it_only_before_the_session_is_likely_gone() -> N
 
 
 @given(prices, st.integers(1, 6_000), st.integers(0, 3_000), st.integers(1, 4_096), few_calls, st.integers(0, 900))
-def test_padding_pays_when_the_padded_session_is_cheaper_call_by_call(
-    price: Price, natural: int, added: int, floor: int, calls: int, growth: int
+def test_padding_pays_if_the_padded_session_is_cheaper_call_by_call(
+    price: Price, natural: int, added: int, tokens_min: int, calls: int, growth: int
 ) -> None:
     times = price_multipliers(price)
 
-    def bill(head: int) -> Decimal:
+    def bill(prefix: int) -> Decimal:
         cost, cached = Decimal(0), 0
         for call in range(calls):
-            prompt = head + growth * call
-            if prompt < floor:
+            prompt = prefix + growth * call
+            if prompt < tokens_min:
                 cost += prompt
             else:
                 cost += cached * times.read + (prompt - cached) * times.write_5m
                 cached = prompt
         return cost
 
-    padded = max(natural + added, floor)
-    told = padding_pays(
+    padded = max(natural + added, tokens_min)
+    comparison = padding_pays(
         natural,
         padded,
-        floor_tokens=floor,
+        floor_tokens=tokens_min,
         ahead=PaddingOutlook(calls, growth),
         read=times.read,
         write=times.write_5m,
     )
-    assert agrees(told, bill(padded), bill(natural))
+    assert agrees_with_bills(comparison, bill(padded), bill(natural))
 
 
 @given(prices, st.integers(1, 4_095), st.integers(0, 2_000), st.integers(1, 500))
-def test_without_growth_padding_pays_past_the_number_of_calls_that_the_inequality_names(
+def test_without_growth_padding_pays_beyond_the_number_of_calls_of_the_inequality(
     price: Price, natural: int, over: int, calls: int
 ) -> None:
     times = price_multipliers(price)
@@ -226,16 +228,18 @@ def test_the_seeds_padding_never_pays_for_a_bare_prompt(natural: int, calls: int
     assert (paying[0] if paying else None) == calls
 
 
-@given(st.sampled_from(STORED), st.integers(0, 200), st.integers(1, 48), st.booleans())
-def test_a_named_cache_pays_when_its_dollars_are_fewer(price: Price, reads: int, half_hours: int, made: bool) -> None:
-    named = (0 if made else price.input) + price.storage_per_hour * half_hours / 2 + reads * price.cache_read
+@given(st.sampled_from(STORAGE_PRICES), st.integers(0, 200), st.integers(1, 48), st.booleans())
+def test_an_explicit_cache_pays_if_it_costs_fewer_dollars(
+    price: Price, reads: int, half_hours: int, is_created: bool
+) -> None:
+    with_cache = (0 if is_created else price.input) + price.storage_per_hour * half_hours / 2 + reads * price.cache_read
     plain = reads * price.input
-    told = explicit_cache_pays(price, reads_expected=reads, hours=Decimal(half_hours) / 2, made=made)
-    assert agrees(told, named / price.input, plain / price.input)
+    comparison = explicit_cache_pays(price, reads_expected=reads, hours=Decimal(half_hours) / 2, made=is_created)
+    assert agrees_with_bills(comparison, with_cache / price.input, plain / price.input)
 
 
 @given(prices, tokens, st.integers(0, 300_000), st.floats(-100, 4_000))
-def test_whoever_waits_comes_back_in_time_or_late_enough_and_knows_the_price_of_both(
+def test_the_next_wake_is_within_the_ttl_or_after_a_long_wait_with_the_cost_of_both(
     price: Price, prompt: int, cached: int, warm_seconds: float
 ) -> None:
     wake = plan_wake(
@@ -259,7 +263,7 @@ def test_whoever_waits_comes_back_in_time_or_late_enough_and_knows_the_price_of_
         assert wake.warm_wakes_max == 0
 
 
-def test_the_two_times_to_come_back_are_told_in_one_sentence() -> None:
+def test_both_wake_times_are_described_in_one_sentence() -> None:
     rates = {"read_usd": Decimal("0.3"), "write_usd": Decimal("3.75")}
     warm = plan_wake(prompt_tokens=100_000, cached_tokens=100_000, warm_seconds=300, **rates)
     assert str(warm) == "come back within 285 s for $0.0300, or after 20 min or more for $0.3750"
@@ -269,7 +273,7 @@ def test_the_two_times_to_come_back_are_told_in_one_sentence() -> None:
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
-def test_what_a_choice_saves_is_the_difference_of_its_costs(first: float, second: float) -> None:
+def test_the_saving_of_a_choice_is_the_difference_of_its_costs(first: float, second: float) -> None:
     assume(first != second)
-    told = CostComparison(Decimal(first), Decimal(second))
-    assert bool(told) == (told.saved_units > 0)
+    comparison = CostComparison(Decimal(first), Decimal(second))
+    assert bool(comparison) == (comparison.saved_units > 0)

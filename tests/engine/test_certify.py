@@ -166,7 +166,7 @@ def test_a_resumed_simulated_chat_is_certified_and_names_the_reads_it_did_not_re
     assert "A simulated cache ends with its process. First call of a new process: 3;" in result.output
     assert "4 requests certified" in result.output
     certificates = json.loads(invoke(command, [*certify, "--json"]).output)
-    assert [one["is_restarted"] for one in certificates] == [False, False, True, False]
+    assert [certificate["is_restarted"] for certificate in certificates] == [False, False, True, False]
     assert certificates[2]["expected_read_tokens"] > 1_000
     assert certificates[3]["read_tokens"] >= certificates[3]["expected_read_tokens"] > 1_000
 

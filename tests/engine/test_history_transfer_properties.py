@@ -17,7 +17,7 @@ from holdfast.types.blocks import (
 )
 from holdfast.types.prompt import HistoryEntry
 
-histories = st.lists(values.passages, max_size=6)
+histories = st.lists(values.history_entries, max_size=6)
 
 
 @given(histories, st.booleans())

@@ -71,11 +71,11 @@ def check_body(body: bytes, rules: CacheRules) -> None:
     """The body has nothing that the provider refuses, and no breakpoint that would be useless."""
     request = decode(body)
     blocks = [*request.tools, *request.system, *(block for message in request.messages for block in message.content)]
-    marked = [(block, block.cache_control) for block in blocks if block.cache_control is not None]
-    assert len(marked) <= rules.breakpoints_max
-    ttls = [breakpoint.ttl for _, breakpoint in marked]
+    with_breakpoint = [(block, block.cache_control) for block in blocks if block.cache_control is not None]
+    assert len(with_breakpoint) <= rules.breakpoints_max
+    ttls = [breakpoint.ttl for _, breakpoint in with_breakpoint]
     assert ttls == sorted(ttls), "1h comes before 5m"
-    for block, _ in marked:
+    for block, _ in with_breakpoint:
         assert block.type not in ("thinking", "redacted_thinking")
         assert block.type != "text" or block.text.strip()
         assert EPHEMERAL_TEXT not in block.text
@@ -121,15 +121,15 @@ OTHER_POLICIES: tuple[Callable[[], CachePolicy], ...] = (
     *(partial(make, name) for name, make in RIVAL_POLICIES.items()),
 )
 RULES = tuple(
-    msgspec.structs.replace(MODEL.cache, breakpoints_max=marks, tokens_min=floor)
-    for marks in (1, 2, 3, 4, 4, 4)
-    for floor in (0, 400)
+    msgspec.structs.replace(MODEL.cache, breakpoints_max=limit, tokens_min=tokens_min)
+    for limit in (1, 2, 3, 4, 4, 4)
+    for tokens_min in (0, 400)
 )
 
 
 def build_turn(rng: Random) -> list[EncodedBlock]:
     """The blocks that a call adds: a reply of any blocks, then user content; it may end with ephemeral text."""
-    new = [piece for _ in range(rng.randrange(4)) for piece in rng.choice(ASSISTANT)]
+    new = [encoded for _ in range(rng.randrange(4)) for encoded in rng.choice(ASSISTANT)]
     for _ in range(rng.choice((1, 1, 1, 2, 2, 3, 3, 22))):
         new += rng.choice(USER)
     new += VOLATILE if rng.random() < 0.2 else ()
@@ -139,7 +139,7 @@ def build_turn(rng: Random) -> list[EncodedBlock]:
 def build_learned_parameters(rng: Random) -> LearnedParameters:
     idle_times = count_idle_times(rng.choice((1.0, 400.0, 4_000.0)) for _ in range(rng.randrange(4)))
     return LearnedParameters(
-        IdleTimesByCause(person=idle_times), rng.randrange(9), rng.randrange(400), UpgradeBelief(rng.uniform(-6, 6))
+        IdleTimesByCause(user=idle_times), rng.randrange(9), rng.randrange(400), UpgradeBelief(rng.uniform(-6, 6))
     )
 
 
@@ -147,7 +147,9 @@ def plan_session(rng: Random) -> int:
     """Check one session under our plan, the plain ones and a rival policy; return how many bodies were checked."""
     rules, learned, rival = rng.choice(RULES), build_learned_parameters(rng), rng.choice(OTHER_POLICIES)()
     request_buffer = RequestBuffer(ADAPTER, len)
-    request_buffer.extend(piece for prefix_segment in PREFIX_SEGMENTS if rng.random() < 0.7 for piece in prefix_segment)
+    request_buffer.extend(
+        encoded for prefix_segment in PREFIX_SEGMENTS if rng.random() < 0.7 for encoded in prefix_segment
+    )
     memory, at, checked = CacheMemory(upgrade_belief=learned.upgrade_belief), 1_000.0, 0
     for number in range(rng.randrange(1, 4)):
         if request_buffer.first_ephemeral is not None:
@@ -158,7 +160,7 @@ def plan_session(rng: Random) -> int:
         idle = rng.choice((1.0, 290.0, 400.0, 5_000.0))
         at += idle
         moment = PlanningMoment(
-            request_buffer, rules, PRICE, at, idle if number else None, "person" if number else "start"
+            request_buffer, rules, PRICE, at, idle if number else None, "user" if number else "start"
         )
         breakpoints = plan_adaptive_call(moment, memory, learned, keep_small=rng.random() < 0.5).plan.breakpoints
         for planned in (
@@ -218,7 +220,7 @@ def build_recording(rng: Random, calls: int) -> Recording:
         reply = HistoryEntry("assistant", reply_content) if reply_content else None
         at, kept_entries = number * 300.0, 0 if rng.random() < 0.4 else None
         recorded_calls.append(
-            RecordedCall(at, at + 1, "person" if number else "start", (question,), reply, kept_entries=kept_entries)
+            RecordedCall(at, at + 1, "user" if number else "start", (question,), reply, kept_entries=kept_entries)
         )
     return Recording("r", "rules " * 20, (LOOK,) if rng.random() < 0.5 else (), tuple(recorded_calls))
 
@@ -241,9 +243,7 @@ def test_no_ping_in_ten_thousand_is_refused() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.randoms(use_true_random=False), st.integers(1, 5))
 def test_no_ping_is_refused(rng: Random, calls: int) -> None:
-    adaptive = AdaptivePolicy(
-        LearnedParameters(IdleTimesByCause(person=count_idle_times([400.0] * 50))), keep_alive=True
-    )
+    adaptive = AdaptivePolicy(LearnedParameters(IdleTimesByCause(user=count_idle_times([400.0] * 50))), keep_alive=True)
     assert replay_with_pings(rng, calls, upgrade_policy()) == 2 * calls
     assert replay_with_pings(rng, calls, adaptive) >= calls
 

@@ -40,7 +40,7 @@ async def faulty_session(model: str, *faults: str) -> AsyncIterator[tuple[Sessio
     lines = ['{"content": "One."}', *(f'{{"fault": "{fault}"}}' for fault in faults), f'{{"content": "{LONG}"}}']
     server = await serve_simulator(SimulatedProvider(script="\n".join([*lines, '{"content": "Three."}'])))
     provider, store = get_provider(model.partition(":")[0]), MemoryStore()
-    wire = HttpTransport(
+    transport = HttpTransport(
         provider.adapter,
         server.url + provider.path_prefix,
         "any",
@@ -49,10 +49,10 @@ async def faulty_session(model: str, *faults: str) -> AsyncIterator[tuple[Sessio
         chance=lambda: 0.5,
     )
     try:
-        async with Session.create(model=model, store=store, transport=wire, allow_uncached=True) as session:
+        async with Session.create(model=model, store=store, transport=transport, allow_uncached=True) as session:
             yield session, store
     finally:
-        await wire.aclose()
+        await transport.aclose()
         await server.aclose()
 
 
@@ -68,8 +68,8 @@ async def test_transient_faults_are_retried_and_the_retries_are_recorded(model: 
         await session.send("one")
         answer = await session.send("two")
         assert answer.text.strip() == LONG.strip()
-    completed = [one for one in payloads(store) if isinstance(one, LlmCallCompleted)]
-    assert [one.retry_count for one in completed] == [0, 1]
+    completed = [payload for payload in payloads(store) if isinstance(payload, LlmCallCompleted)]
+    assert [call.retry_count for call in completed] == [0, 1]
 
 
 @pytest.mark.parametrize("fault", BROKEN)
@@ -86,9 +86,9 @@ async def test_a_fault_after_the_first_byte_is_a_typed_error_and_the_session_con
         assert answer.text.strip() in (LONG.strip(), "Three.")
         assert not validate_transcript(session.history, complete=True)
     recorded = payloads(store)
-    (failure,) = (one for one in recorded if isinstance(one, LlmCallFailed))
+    (failure,) = (payload for payload in recorded if isinstance(payload, LlmCallFailed))
     assert (failure.error_class, failure.retry_count) == (failed.value.kind, 0)
-    assert [one.reason for one in recorded if isinstance(one, TurnCancelled)] == ["error"]
+    assert [payload.reason for payload in recorded if isinstance(payload, TurnCancelled)] == ["error"]
     (row,) = store.sessions()
     assert all(record.is_prefix_unchanged for record in iter_calls(store.read(row.id)))
 
@@ -101,5 +101,5 @@ async def test_a_permanent_fault_is_raised_after_the_last_retry(model: str) -> N
             await session.send("two")
         assert (failed.value.kind, failed.value.status) == ("server_error", 500)
         await session.send("go on")
-    (failure,) = (one for one in payloads(store) if isinstance(one, LlmCallFailed))
+    (failure,) = (payload for payload in payloads(store) if isinstance(payload, LlmCallFailed))
     assert failure.retry_count == 2

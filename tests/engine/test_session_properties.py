@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.agents import Agent, Pause, Step, make_agent, moved_prefixes, says
+from tests.support.agents import Agent, Pause, Step, changed_prefixes, make_agent, says
 
 from holdfast.catalog.lookup import find_model
 from holdfast.engine.reducer import apply_event, fold_events
@@ -65,13 +65,13 @@ def build_steps(plan: list[object]) -> list[Step]:
     return steps
 
 
-async def converse(one: Agent, questions: list[str]) -> tuple[tuple[Message, ...], Usage, Decimal]:
+async def converse(harness: Agent, questions: list[str]) -> tuple[tuple[Message, ...], Usage, Decimal]:
     """Send every question; cancel a reply that pauses, and accept one that fails."""
-    async with one.session as session:
+    async with harness.session as session:
         for ask in questions:
-            one.wire.paused.clear()
+            harness.transport.paused.clear()
             turn = asyncio.ensure_future(session.send(ask))
-            paused = asyncio.ensure_future(one.wire.paused.wait())
+            paused = asyncio.ensure_future(harness.transport.paused.wait())
             await asyncio.wait([turn, paused], return_when=asyncio.FIRST_COMPLETED)
             paused.cancel()
             if not turn.done():
@@ -89,17 +89,19 @@ def test_the_transcript_stays_valid_and_the_prefix_only_grows_whatever_happens(
     plan: list[object], questions: list[str], memories: list[str]
 ) -> None:
     remembered = iter(memories * 10)
-    one = make_agent(*build_steps(plan), tools=[add, burst], system_prompt_volatile=lambda: next(remembered))
-    asyncio.run(converse(one, questions))
-    state = fold_events(one.events, one.events[0].session_id)
+    harness = make_agent(*build_steps(plan), tools=[add, burst], system_prompt_volatile=lambda: next(remembered))
+    asyncio.run(converse(harness, questions))
+    state = fold_events(harness.events, harness.events[0].session_id)
     assert validate_transcript(merge_into_messages(state.entries)) == ()
-    assert moved_prefixes(one.events) == []
+    assert changed_prefixes(harness.events) == []
     assert state.turn is None
-    turns = sum(isinstance(payload, TurnStarted) for payload in one.payloads)
+    turns = sum(isinstance(payload, TurnStarted) for payload in harness.payloads)
     assert (
-        sum(isinstance(payload, TurnCompleted | TurnCancelled) for payload in one.payloads) == turns == len(questions)
+        sum(isinstance(payload, TurnCompleted | TurnCancelled) for payload in harness.payloads)
+        == turns
+        == len(questions)
     )
-    for body in one.wire.bodies:
+    for body in harness.transport.bodies:
         request = ADAPTER.decode_request(body)
         assert validate_transcript(merge_into_messages(request.prompt.entries)) == ()
         assert len(request.plan.breakpoints) <= 4
@@ -108,17 +110,17 @@ def test_the_transcript_stays_valid_and_the_prefix_only_grows_whatever_happens(
 @settings(max_examples=25)
 @given(st.lists(steps, max_size=8), st.lists(words, min_size=1, max_size=4))
 def test_the_state_in_memory_equals_a_fold_over_the_log(plan: list[object], questions: list[str]) -> None:
-    one = make_agent(*build_steps(plan), tools=[add, burst], system_prompt_volatile="x")
-    history, usage, cost = asyncio.run(converse(one, questions))
-    state = fold_events(one.events, one.events[0].session_id)
+    harness = make_agent(*build_steps(plan), tools=[add, burst], system_prompt_volatile="x")
+    history, usage, cost = asyncio.run(converse(harness, questions))
+    state = fold_events(harness.events, harness.events[0].session_id)
     assert (merge_into_messages(state.entries), state.usage, state.cost_usd) == (history, usage, cost)
-    records = list(iter_calls(one.events))
+    records = list(iter_calls(harness.events))
     total = compute_bill(records, MODEL)
     assert (total.usage, total.cost_usd) == (usage, cost)
-    completed = sum(isinstance(payload, LlmCallCompleted) for payload in one.payloads)
+    completed = sum(isinstance(payload, LlmCallCompleted) for payload in harness.payloads)
     assert sum(record.completed for record in records) == completed
     assert all(record.is_prefix_unchanged for record in records)
-    chain = [payload for payload in one.payloads if isinstance(payload, RequestPrepared)]
+    chain = [payload for payload in harness.payloads if isinstance(payload, RequestPrepared)]
     assert [link.end for link in state.digests] == sorted({link.end for link in state.digests})
     assert len(state.digests) == (chain[-1].shared_blocks + len(chain[-1].digests) if chain else 0)
 
@@ -168,9 +170,9 @@ def test_a_draft_encodes_only_what_is_new() -> None:
 
 
 def test_the_view_of_a_state_separates_what_was_sent_from_what_is_new() -> None:
-    one = make_agent(says("hi"), says("yes"))
-    asyncio.run(converse(one, ["hello"]))
-    state = fold_events(one.events, one.events[0].session_id)
+    harness = make_agent(says("hi"), says("yes"))
+    asyncio.run(converse(harness, ["hello"]))
+    state = fold_events(harness.events, harness.events[0].session_id)
     view = build_view(state)
     assert (len(view.history), view.newest) == (2, ())
     assert state.usage == Usage(input=10, output=5)

@@ -41,11 +41,11 @@ def ping() -> CachePinged:
 
 
 async def test_the_turns_of_a_session_add_up_to_its_cost(agent: MakeAgent) -> None:
-    one = agent(says(ToolUse("t", "add", "{}")), says("3"), says("bye"))
-    async with one.session as session:
+    harness = agent(says(ToolUse("t", "add", "{}")), says("3"), says("bye"))
+    async with harness.session as session:
         await session.send("add")
         await session.send("bye")
-    turns = compute_turn_costs(one.events, shipped_models())
+    turns = compute_turn_costs(harness.events, shipped_models())
     assert [(turn.number, turn.calls) for turn in turns] == [(1, 2), (2, 1)]
     assert sum_turn_costs(turns).cost_usd == session.cost
     assert sum_turn_costs(turns).usage == session.usage

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from tests.support import sdk_clients as players
-from tests.support.served_gateway import serving_gateway
+from tests.support.served_gateway import serve_gateway
 
 from holdfast.clock import ManualClock
 from holdfast.ledger.calls import iter_calls
@@ -24,9 +24,9 @@ CLIENTS: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-def play_client(url: str, name: str, *, stream: bool, blocking: bool) -> list[players.Shown]:
+def play_client(url: str, name: str, *, stream: bool, blocking: bool) -> list[players.ShownUsage]:
     _, plain, asynchronous = CLIENTS[name]
-    results: list[players.Shown] = (
+    results: list[players.ShownUsage] = (
         plain(url, stream=stream) if blocking else asyncio.run(asynchronous(url, stream=stream))
     )
     return results
@@ -44,9 +44,9 @@ def test_a_client_gets_the_same_results_through_the_gateway_as_without_it(
 ) -> None:
     with serve_provider(simulated()) as url:
         direct = play_client(url, name, stream=stream, blocking=blocking)
-    with serve_provider(simulated()) as url, serving_gateway(url) as gateway:
+    with serve_provider(simulated()) as url, serve_gateway(url) as gateway:
         through = play_client(f"{gateway.url}/{CLIENTS[name][0]}", name, stream=stream, blocking=blocking)
-        (session,) = gateway.recorded()
+        (session,) = gateway.recorded_sessions()
         recorded = list(iter_calls(gateway.store.read(session)))
     assert through == direct
     assert len(recorded) == 3
@@ -57,7 +57,7 @@ def test_a_client_gets_the_same_results_through_the_gateway_as_without_it(
 
 @pytest.mark.parametrize(("name", "base"), [("anthropic", ""), ("openai chat", ""), ("google-genai", "")])
 def test_the_root_serves_the_same_paths(name: str, base: str) -> None:
-    with serve_provider(simulated()) as url, serving_gateway(url) as gateway:
+    with serve_provider(simulated()) as url, serve_gateway(url) as gateway:
         through = play_client(f"{gateway.url}{base}", name, stream=False, blocking=True)
-        assert len(gateway.recorded()) == 1
+        assert len(gateway.recorded_sessions()) == 1
     assert len(through) == 3

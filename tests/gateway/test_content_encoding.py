@@ -18,7 +18,7 @@ from tests.support.served_gateway import (
     ServedGateway,
     raw_upstream,
     read_message,
-    serving_gateway,
+    serve_gateway,
 )
 
 from holdfast.errors import ProviderError
@@ -84,7 +84,7 @@ def upstream() -> Iterator[RawUpstream]:
 
 @pytest.fixture
 def gateway(upstream: RawUpstream) -> Iterator[ServedGateway]:
-    with serving_gateway(upstream.url) as running:
+    with serve_gateway(upstream.url) as running:
         yield running
 
 
@@ -98,7 +98,7 @@ def ask(gateway: ServedGateway) -> bytes:
 
 
 def last_call(gateway: ServedGateway) -> LlmCallCompleted | LlmCallFailed:
-    (session,) = gateway.recorded()
+    (session,) = gateway.recorded_sessions()
     last = list(gateway.store.read(session))[-1].payload
     assert isinstance(last, LlmCallCompleted | LlmCallFailed)
     return last

@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 import pytest
 from click.testing import CliRunner
-from tests.support.played_sessions import new_session
-from tests.support.served_gateway import ServedGateway, serving_gateway
-from tests.support.served_service import serving_store
+from tests.support.scripted_sessions import new_session
+from tests.support.served_gateway import ServedGateway, serve_gateway
+from tests.support.served_service import serve_store
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.cli.main import command
@@ -154,7 +154,7 @@ MODELS = {
     "responses": "gpt-6.1-sol",
     "gemini": "gemini-3.8-flash",
 }
-SPELLS: dict[str, Encode] = {
+ENCODERS: dict[str, Encode] = {
     "anthropic": anthropic,
     "chat": chat,
     "responses": responses,
@@ -180,7 +180,7 @@ def ask(
     assert reply.status == status, reply.read()
     reply.read()
     connection.close()
-    gateway.recorded()
+    gateway.recorded_sessions()
 
 
 def play_session(
@@ -190,22 +190,22 @@ def play_session(
     provider = SimulatedProvider(clock=clock)
     with (
         serve_provider(provider) as url,
-        serving_gateway(url, store=session_store, improve=improve, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,
+        serve_gateway(url, store=session_store, improve=improve, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,
     ):
         for turn in range(TURNS):
             ask(gateway, *encode(turn, well))
             clock.advance(20)
-        (session,) = gateway.recorded()
+        (session,) = gateway.recorded_sessions()
     counterfactual = estimate_counterfactual(session_store.read(session), shipped_models())
     assert counterfactual is not None
     return counterfactual
 
 
-@pytest.mark.parametrize("name", SPELLS)
+@pytest.mark.parametrize("name", ENCODERS)
 def test_anti_patterns_once_fixed_cost_as_much_as_well_written_requests(name: str) -> None:
-    improved = play_session(SPELLS[name], improve=True)
-    cost_well_written = play_session(SPELLS[name], well=True)
-    cost_unchanged = play_session(SPELLS[name])
+    improved = play_session(ENCODERS[name], improve=True)
+    cost_well_written = play_session(ENCODERS[name], well=True)
+    cost_unchanged = play_session(ENCODERS[name])
     assert improved.cost_usd <= 1.1 * cost_well_written.cost_usd
     assert cost_unchanged.cost_usd > 1.3 * improved.cost_usd
     assert {"volatile date", "volatile memory", "tools out of order"} <= {
@@ -234,13 +234,13 @@ def play_with_refusals(store: SqliteStore, *, refused: bool) -> str:
     lines = ['{"fault": "429"}', '{"content": "Yes."}'] if refused else ['{"content": "Yes."}']
     with (
         serve_provider(SimulatedProvider(clock=clock, script="\n".join(lines * 2 + ['{"content": "Yes."}']))) as url,
-        serving_gateway(url, store=store, clock=clock) as gateway,  # type: ignore[arg-type]
+        serve_gateway(url, store=store, clock=clock) as gateway,  # type: ignore[arg-type]
     ):
         for turn in range(3):
             for status in (429, 200) if refused and turn < 2 else (200,):
                 ask(gateway, *anthropic(turn, False), status=status)
                 clock.advance(2)
-        (session,) = gateway.recorded()
+        (session,) = gateway.recorded_sessions()
     return session
 
 
@@ -312,13 +312,13 @@ def stored(tmp_path: Path) -> tuple[str, str]:
     new_key = make_key("gateway", at=0.0, random_bytes=lambda size: b"1" * size, name="team-a")
     with (
         serve_provider(SimulatedProvider(clock=clock)) as url,
-        serving_gateway(url, store=store, improve=True, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,  # type: ignore[arg-type]
+        serve_gateway(url, store=store, improve=True, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,  # type: ignore[arg-type]
     ):
         store.records.add_key(new_key.row)
         for turn in range(3):
             ask(gateway, *anthropic(turn, False), {"x-holdfast-key": new_key.key})
             clock.advance(40_000)
-        (session,) = gateway.recorded()
+        (session,) = gateway.recorded_sessions()
     store.close()
     return path, session
 
@@ -349,7 +349,7 @@ def test_costs_changes_and_spending_are_shown(stored: tuple[str, str]) -> None:
 
 def test_costs_and_changes_are_served_over_http(stored: tuple[str, str]) -> None:
     path, session = stored
-    with closing(SqliteStore(path)) as store, serving_store(store) as client:
+    with closing(SqliteStore(path)) as store, serve_store(store) as client:
         key, below = client.key("read"), f"/api/sessions/{session}/gateway"
         costs = client.get(f"{below}/costs", key=key)
         assert costs == json.loads(run("gateway", "costs", session, "--db", path, "--json"))
@@ -364,7 +364,7 @@ def test_costs_and_changes_are_served_over_http(stored: tuple[str, str]) -> None
         page = client.get(f"{below}/changes?after=1&limit=1", key=key)
         assert (page["calls"], page["more"]) == (changes["calls"][1:2], True)
         for route in ("costs", "changes"):
-            assert client.ask("GET", f"/api/sessions/nobody/gateway/{route}", key=key).code == "session_not_found"
+            assert client.request("GET", f"/api/sessions/nobody/gateway/{route}", key=key).code == "session_not_found"
 
 
 def test_a_session_of_our_own_has_no_gateway_costs_over_http() -> None:
@@ -375,9 +375,9 @@ def test_a_session_of_our_own_has_no_gateway_costs_over_http() -> None:
             await session.send("Hello.")
 
     asyncio.run(say())
-    with serving_store(store) as client:
+    with serve_store(store) as client:
         (session,) = (row.id for row in store.sessions())
-        assert client.ask("GET", f"/api/sessions/{session}/gateway/costs").code == "costs_not_found"
+        assert client.request("GET", f"/api/sessions/{session}/gateway/costs").code == "costs_not_found"
         assert client.get(f"/api/sessions/{session}/gateway/changes")["calls"] == []
 
 

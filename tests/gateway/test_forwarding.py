@@ -13,7 +13,7 @@ from tests.support.served_gateway import (
     headers_in,
     raw_upstream,
     read_message,
-    serving_gateway,
+    serve_gateway,
 )
 
 from holdfast.gateway.exchange import Exchange
@@ -38,7 +38,7 @@ def upstream() -> Iterator[RawUpstream]:
 
 @pytest.fixture
 def gateway(upstream: RawUpstream) -> Iterator[ServedGateway]:
-    with serving_gateway(upstream.url) as running:
+    with serve_gateway(upstream.url) as running:
         yield running
 
 
@@ -93,7 +93,7 @@ def test_a_response_head_is_forwarded_at_once_and_together_with_a_body_that_is_r
 def test_a_request_is_forwarded_as_it_arrives(gateway: ServedGateway) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        with serving_gateway(url) as running, connect(running) as connection:
+        with serve_gateway(url) as running, connect(running) as connection:
             listening.settimeout(TIMEOUT_SECONDS)
             connection.sendall(post(b"x" * 10)[:-5])
             accepted, _ = listening.accept()
@@ -113,7 +113,7 @@ def test_a_client_that_disconnects_cancels_its_request(upstream: RawUpstream, ga
         connection.sendall(post(REQUEST))
         receive_until(connection, b"first")
     assert upstream.left.wait(TIMEOUT_SECONDS)
-    (session,) = gateway.recorded()
+    (session,) = gateway.recorded_sessions()
     assert "llm.call_failed" in str([event.payload for event in gateway.store.read(session)][-1].__struct_config__.tag)
 
 
@@ -227,7 +227,7 @@ def test_an_upgrade_in_advance_or_without_a_name_is_refused(gateway: ServedGatew
 
 
 def test_one_connection_serves_requests_in_sequence_and_pipelined() -> None:
-    with serve_provider(SimulatedProvider()) as url, serving_gateway(url) as gateway, connect(gateway) as connection:
+    with serve_provider(SimulatedProvider()) as url, serve_gateway(url) as gateway, connect(gateway) as connection:
         bodies = [REQUEST.replace(b"Hello.", b"Hello %d." % place) for place in range(5)]
         connection.sendall(post(bodies[0], more=KEY))
         _, first = read_message(connection)
@@ -241,7 +241,7 @@ def test_one_connection_serves_requests_in_sequence_and_pipelined() -> None:
 def test_a_response_before_the_end_of_the_request_is_forwarded(gateway: ServedGateway) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        with serving_gateway(url) as running, connect(running) as connection:
+        with serve_gateway(url) as running, connect(running) as connection:
             listening.settimeout(TIMEOUT_SECONDS)
             connection.sendall(post(b"x" * 10)[:-5])
             accepted, _ = listening.accept()
@@ -265,7 +265,7 @@ def test_data_on_an_idle_connection_is_not_the_next_response() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(TIMEOUT_SECONDS)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        with serving_gateway(url) as gateway, connect(gateway) as connection:
+        with serve_gateway(url) as gateway, connect(gateway) as connection:
             connection.sendall(post())
             first, _ = listening.accept()
             read_message(first)
@@ -287,7 +287,7 @@ def test_a_connection_is_reused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         listening.settimeout(TIMEOUT_SECONDS)
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        with serving_gateway(url) as gateway, connect(gateway) as connection:
+        with serve_gateway(url) as gateway, connect(gateway) as connection:
             connection.sendall(post())
             accepted, _ = listening.accept()
             with accepted:
@@ -339,7 +339,7 @@ def test_a_call_continues_whatever_of_ours_fails(upstream: RawUpstream) -> None:
     def failing(observer: GatewayRecorder) -> Failing:
         return Failing()
 
-    with serving_gateway(upstream.url, watcher=failing) as gateway, connect(gateway) as connection:
+    with serve_gateway(upstream.url, watcher=failing) as gateway, connect(gateway) as connection:
         for _ in range(2):
             connection.sendall(post(REQUEST))
             assert read_message(connection)[1] == b"{}"
@@ -354,13 +354,13 @@ def test_an_undecodable_request_is_forwarded_and_recorded(
         connection.sendall(post(body))
         assert read_message(connection)[1] == b"{}"
     assert upstream.bodies == [body]
-    assert len(gateway.recorded()) == 1
+    assert len(gateway.recorded_sessions()) == 1
 
 
 def test_an_unreachable_upstream_is_reported_in_the_providers_format() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    with serving_gateway(url) as gateway:
+    with serve_gateway(url) as gateway:
         for path, words in (("/anthropic/v1/messages", "api_error"), ("/openai/v1/responses", "server_error")):
             with connect(gateway) as connection:
                 connection.sendall(post(path=path))

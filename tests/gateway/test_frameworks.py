@@ -11,7 +11,7 @@ from pydantic_ai import Agent
 from pydantic_ai.models.anthropic import AnthropicModel
 from pydantic_ai.providers.anthropic import AnthropicProvider
 from tests.support.sdk_clients import LOOK, RESULT, SCRIPT, SURE, SYSTEM
-from tests.support.served_gateway import serving_gateway
+from tests.support.served_gateway import serve_gateway
 
 from holdfast.clock import ManualClock
 from holdfast.ledger.calls import iter_calls
@@ -128,9 +128,9 @@ def test_a_framework_gets_the_same_results_through_the_gateway_as_without_it(nam
     with serve_provider(simulated()) as url:
         direct = CLIENTS[name](url, stream=stream)
     provider = simulated()
-    with serve_provider(provider) as url, serving_gateway(url) as gateway:
+    with serve_provider(provider) as url, serve_gateway(url) as gateway:
         through = CLIENTS[name](f"{gateway.url}/anthropic", stream=stream)
-        (session,) = gateway.recorded()
+        (session,) = gateway.recorded_sessions()
         recorded = list(iter_calls(gateway.store.read(session)))
     assert through == direct
     assert len(direct) >= 2

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.support.served_gateway import TIMEOUT_SECONDS, ServedGateway, raw_upstream, serving_gateway
+from tests.support.served_gateway import TIMEOUT_SECONDS, ServedGateway, raw_upstream, serve_gateway
 
 from holdfast.clock import ManualClock
 from holdfast.events.payloads.cache import CachePinged
@@ -37,7 +37,7 @@ def ask(gateway: ServedGateway, payload: dict[str, Any], headers: dict[str, str]
     reply: dict[str, Any] = json.loads(connection.getresponse().read())
     connection.close()
     # From here on no request is in progress.
-    gateway.recorded()
+    gateway.recorded_sessions()
     return reply
 
 
@@ -58,21 +58,21 @@ def ask_concurrently(gateway: ServedGateway, count: int) -> list[dict[str, Any]]
 
 @pytest.mark.parametrize(("improve", "writers"), [(True, 1), (False, 0)])
 def test_of_concurrent_requests_with_one_prefix_one_writes_and_the_others_read(improve: bool, writers: int) -> None:
-    with serve_provider(SimulatedProvider(script=SLOW * 5)) as url, serving_gateway(url, improve=improve) as gateway:
+    with serve_provider(SimulatedProvider(script=SLOW * 5)) as url, serve_gateway(url, improve=improve) as gateway:
         usages = ask_concurrently(gateway, 5)
     assert sum(usage["cache_creation_input_tokens"] > 1_000 for usage in usages) == writers
     assert sum(usage["cache_read_input_tokens"] > 1_000 for usage in usages) == (4 if improve else 0)
 
 
 def test_a_failed_request_leaves_no_cache_for_the_waiting_ones() -> None:
-    with serve_provider(SimulatedProvider(script=SLOW * 5)) as url, serving_gateway(url, improve=True) as gateway:
+    with serve_provider(SimulatedProvider(script=SLOW * 5)) as url, serve_gateway(url, improve=True) as gateway:
         assert "error" in ask(gateway, body("Crane?"), {"x-api-key": "any", "x-holdfast-fault": "529"})
         usages = ask_concurrently(gateway, 3)
     assert sum(usage["cache_creation_input_tokens"] > 1_000 for usage in usages) == 1
 
 
 def pings(gateway: ServedGateway) -> list[CachePinged]:
-    (session,) = gateway.recorded()
+    (session,) = gateway.recorded_sessions()
     return [event.payload for event in gateway.store.read(session) if isinstance(event.payload, CachePinged)]
 
 
@@ -81,14 +81,14 @@ def test_an_idle_conversation_is_kept_alive_and_the_cost_is_recorded() -> None:
     provider = SimulatedProvider(clock=clock)
     with (
         serve_provider(provider) as url,
-        serving_gateway(url, improve=True, keep_alive_usd="1", clock=clock) as gateway,
+        serve_gateway(url, improve=True, keep_alive_usd="1", clock=clock) as gateway,
     ):
         ask(gateway, body("one"))
         for _ in range(3):
             clock.advance(200)
-            assert gateway.look() == 0
+            assert gateway.send_due_pings() == 0
             clock.advance(90)
-            assert gateway.look() == 1
+            assert gateway.send_due_pings() == 1
         clock.advance(200)
         later = ask(gateway, body("one", "yes", "two"))
         ping_requests = pings(gateway)
@@ -105,13 +105,13 @@ def test_keep_alive_spends_at_most_the_value_of_one_return_and_the_daily_budget(
         clock = ManualClock(1_000_000)
         with (
             serve_provider(SimulatedProvider(clock=clock)) as url,
-            serving_gateway(url, improve=True, keep_alive_usd=most, clock=clock) as gateway,
+            serve_gateway(url, improve=True, keep_alive_usd=most, clock=clock) as gateway,
         ):
             ask(gateway, body("one"))
             ping_count = 0
             for _ in range(20):
                 clock.advance(290)
-                ping_count += gateway.look()
+                ping_count += gateway.send_due_pings()
         assert ping_count == sent
 
 
@@ -120,17 +120,17 @@ def test_continued_refused_and_expired_conversations_are_not_kept_alive() -> Non
     provider = SimulatedProvider(clock=clock)
     with (
         serve_provider(provider) as url,
-        serving_gateway(url, improve=True, keep_alive_usd="1", clock=clock) as gateway,
+        serve_gateway(url, improve=True, keep_alive_usd="1", clock=clock) as gateway,
     ):
         ask(gateway, body("one"))
         ask(gateway, body("one", "yes", "two"))
         clock.advance(290)
-        assert gateway.look() == 1
+        assert gateway.send_due_pings() == 1
         clock.advance(400)
-        assert gateway.look() == 0
+        assert gateway.send_due_pings() == 0
         ask(gateway, {**body("other"), "max_tokens": -1})
         clock.advance(290)
-        assert gateway.look() == 0
+        assert gateway.send_due_pings() == 0
 
 
 @pytest.mark.parametrize("drain", [True, False])
@@ -145,7 +145,7 @@ def test_a_reply_whose_client_disconnected_is_read_to_its_end_on_request(drain: 
     response_head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: %d\r\n\r\n" % sum(
         map(len, events)
     )
-    with raw_upstream() as upstream, serving_gateway(upstream.url, drain=drain) as gateway:
+    with raw_upstream() as upstream, serve_gateway(upstream.url, drain=drain) as gateway:
         upstream.parts = (response_head, events[0], go_on, events[1])
         raw = json.dumps(body("one")).encode()
         with socket.create_connection(gateway.address, timeout=TIMEOUT_SECONDS) as connection:
@@ -158,7 +158,7 @@ def test_a_reply_whose_client_disconnected_is_read_to_its_end_on_request(drain: 
         if not drain:
             assert upstream.left.wait(TIMEOUT_SECONDS)
         go_on.set()
-        (session,) = gateway.recorded()
+        (session,) = gateway.recorded_sessions()
         last = list(gateway.store.read(session))[-1].payload
     assert isinstance(last, LlmCallCompleted if drain else LlmCallFailed)
     assert last.usage.output == (42 if drain else 1)
@@ -169,14 +169,14 @@ def test_subscription_calls_are_neither_kept_alive_nor_delayed() -> None:
     provider = SimulatedProvider(clock=clock)
     with (
         serve_provider(provider) as url,
-        serving_gateway(
+        serve_gateway(
             url, improve=True, keep_alive_usd="1", clock=clock, grants={"*": KeyLimits(improve=True)}
         ) as gateway,
     ):
         payload = body("one", system=[{"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}])
         ask(gateway, payload, {"authorization": "Bearer sk-ant-oat01-mine"})
         clock.advance(290)
-        assert gateway.look() == 0
-        (session,) = gateway.recorded()
+        assert gateway.send_due_pings() == 0
+        (session,) = gateway.recorded_sessions()
         assert len(list(iter_calls(gateway.store.read(session)))) <= 1
     assert [json.loads(request.body) for request in provider.requests] == [payload]

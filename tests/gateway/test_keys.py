@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 import pytest
-from tests.support.served_gateway import RawUpstream, ServedGateway, headers_in, raw_upstream, serving_gateway
+from tests.support.served_gateway import RawUpstream, ServedGateway, headers_in, raw_upstream, serve_gateway
 
 from holdfast.clock import ManualClock
 from holdfast.errors import StoreError, UserError
@@ -55,13 +55,13 @@ def upstream() -> Iterator[RawUpstream]:
 
 
 def test_without_keys_every_local_client_may_ask(upstream: RawUpstream) -> None:
-    with serving_gateway(upstream.url) as gateway:
+    with serve_gateway(upstream.url) as gateway:
         assert request_with(gateway, {"x-api-key": CANARY})[0] == 200
     assert headers_in(upstream.heads[0])[b"x-api-key"] == CANARY.encode()
 
 
 def test_once_there_is_a_key_only_its_holders_may_ask(upstream: RawUpstream) -> None:
-    with serving_gateway(upstream.url) as gateway:
+    with serve_gateway(upstream.url) as gateway:
         key = add_key(gateway)
         reader = add_key(gateway, "read", number=2)
         assert request_with(gateway, {"x-api-key": CANARY})[0] == 401
@@ -77,7 +77,7 @@ def test_once_there_is_a_key_only_its_holders_may_ask(upstream: RawUpstream) -> 
 
 
 def test_a_refusal_is_in_the_providers_format_and_names_its_origin(upstream: RawUpstream) -> None:
-    with serving_gateway(upstream.url, require_keys=True) as gateway:
+    with serve_gateway(upstream.url, require_keys=True) as gateway:
         status, headers, body = request_with(gateway, {})
         _, _, of_openai = request_with(gateway, {}, "/openai/v1/chat/completions")
     assert (status, headers["x-holdfast-gateway"]) == (401, "refused")
@@ -92,7 +92,7 @@ def test_our_key_in_the_place_of_a_providers_key_is_replaced_by_it(
     upstream: RawUpstream, header: str, value: str
 ) -> None:
     grants = {"*": KeyLimits(anthropic="env:TEAM_KEY")}
-    with serving_gateway(upstream.url, grants=grants, environ={"TEAM_KEY": CANARY}) as gateway:
+    with serve_gateway(upstream.url, grants=grants, environ={"TEAM_KEY": CANARY}) as gateway:
         key = add_key(gateway)
         assert request_with(gateway, {header: value.format(key)})[0] == 200
         assert request_with(gateway, {header: value.format(key)}, "/gemini/v1/models")[0] == 403
@@ -102,7 +102,7 @@ def test_our_key_in_the_place_of_a_providers_key_is_replaced_by_it(
 
 
 def test_our_key_is_not_sent_to_the_provider_even_if_a_client_sends_it_twice(upstream: RawUpstream) -> None:
-    with serving_gateway(upstream.url, environ={"ANTHROPIC_API_KEY": CANARY}) as gateway:
+    with serve_gateway(upstream.url, environ={"ANTHROPIC_API_KEY": CANARY}) as gateway:
         key = add_key(gateway)
         assert request_with(gateway, {"x-api-key": key, "authorization": f"Bearer {key}"})[0] == 200
     assert key.encode() not in upstream.heads[0]
@@ -110,7 +110,7 @@ def test_our_key_is_not_sent_to_the_provider_even_if_a_client_sends_it_twice(ups
 
 
 def test_without_a_grant_the_providers_usual_variable_is_used(upstream: RawUpstream) -> None:
-    with serving_gateway(upstream.url, environ={"ANTHROPIC_API_KEY": CANARY}) as gateway:
+    with serve_gateway(upstream.url, environ={"ANTHROPIC_API_KEY": CANARY}) as gateway:
         assert request_with(gateway, {"x-api-key": add_key(gateway)})[0] == 200
     assert headers_in(upstream.heads[0])[b"x-api-key"] == CANARY.encode()
 
@@ -119,11 +119,11 @@ def test_a_budget_ends_with_its_day() -> None:
     clock = ManualClock()
     with (
         serve_provider(SimulatedProvider()) as url,
-        serving_gateway(url, clock=clock, grants={"*": KeyLimits(budget_usd_a_day=0.001)}) as gateway,
+        serve_gateway(url, clock=clock, grants={"*": KeyLimits(budget_usd_a_day=0.001)}) as gateway,
     ):
         key = {"x-holdfast-key": add_key(gateway), "x-api-key": "any"}
         assert request_with(gateway, key)[0] == 200
-        gateway.recorded()
+        gateway.recorded_sessions()
         status, headers, body = request_with(gateway, key)
         assert (status, json.loads(body)["error"]["type"]) == (429, "rate_limit_error")
         assert 0 < int(headers["retry-after"]) <= 86_401
@@ -133,7 +133,7 @@ def test_a_budget_ends_with_its_day() -> None:
 
 def test_requests_per_minute_are_counted_per_key(upstream: RawUpstream) -> None:
     clock = ManualClock()
-    with serving_gateway(upstream.url, clock=clock, grants={"*": KeyLimits(requests_a_minute=2)}) as gateway:
+    with serve_gateway(upstream.url, clock=clock, grants={"*": KeyLimits(requests_a_minute=2)}) as gateway:
         first, other = add_key(gateway), add_key(gateway, number=3)
         statuses = [request_with(gateway, {"x-holdfast-key": first, "x-api-key": "k"})[0] for _ in range(3)]
         assert statuses == [200, 200, 429]
@@ -161,7 +161,7 @@ class FailingStore(MemoryRecords):
 def test_a_failing_store_stops_no_client_that_sends_its_own_key(upstream: RawUpstream) -> None:
     store = MemoryStore()
     store.records = records = FailingStore(dict)
-    with serving_gateway(upstream.url, store=store, environ={"ANTHROPIC_API_KEY": "k"}) as gateway:
+    with serve_gateway(upstream.url, store=store, environ={"ANTHROPIC_API_KEY": "k"}) as gateway:
         key = add_key(gateway)
         records.is_failing = True
         assert request_with(gateway, {"x-api-key": CANARY})[0] == 200
@@ -171,22 +171,22 @@ def test_a_failing_store_stops_no_client_that_sends_its_own_key(upstream: RawUps
 
 def test_a_providers_key_is_neither_recorded_nor_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
-    with serve_provider(SimulatedProvider()) as url, serving_gateway(url) as gateway:
+    with serve_provider(SimulatedProvider()) as url, serve_gateway(url) as gateway:
         for header in ("x-api-key", "authorization", "cookie"):
             request_with(gateway, {"x-api-key": CANARY, header: f"Bearer {CANARY}"})
         request_with(gateway, {"x-api-key": CANARY}, f"/gemini/v1/models/m:generateContent?key={CANARY}")
         request_with(gateway, {"x-api-key": CANARY, "x-holdfast-fault": "500"})
-        events = [event for session in gateway.recorded() for event in gateway.store.read(session)]
+        events = [event for session in gateway.recorded_sessions() for event in gateway.store.read(session)]
     assert len(events) > 3
     assert CANARY.encode() not in msgspec.json.encode(events)
     assert CANARY not in caplog.text
 
 
 def test_a_keys_spending_is_listed_with_its_sessions() -> None:
-    with serve_provider(SimulatedProvider()) as url, serving_gateway(url) as gateway:
+    with serve_provider(SimulatedProvider()) as url, serve_gateway(url) as gateway:
         key = add_key(gateway)
         request_with(gateway, {"x-api-key": "any", "x-holdfast-key": key})
-        (session,) = gateway.recorded()
+        (session,) = gateway.recorded_sessions()
         payloads = [event.payload for event in gateway.store.read(session)]
         row = gateway.store.sessions()[0]
     assert [payload.key_id for payload in payloads if isinstance(payload, GatewayForwarded)] == [key.split("_")[1]]

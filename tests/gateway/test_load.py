@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from tests.support.gateway_load import FAULTS, under_load
-from tests.support.served_gateway import ServedGateway, serving_gateway
+from tests.support.gateway_load import FAULTS, run_load
+from tests.support.served_gateway import ServedGateway, serve_gateway
 
 STREAMS = 48
 SECONDS = 10.0
@@ -36,7 +36,7 @@ def test_many_streams_with_faults_lose_nothing_mix_up_nothing_and_leave_nothing(
             assert parts.port
             return (parts.hostname, parts.port), process.pid
 
-        outcome, growth = asyncio.run(under_load(serve, streams=STREAMS, seconds=SECONDS))
+        outcome, growth = asyncio.run(run_load(serve, streams=STREAMS, seconds=SECONDS))
     assert outcome.wrong == []
     assert outcome.ended.keys() == set(FAULTS)
     assert sum(outcome.ended.values()) > 3 * STREAMS
@@ -50,13 +50,13 @@ def test_no_task_is_left_running() -> None:
         running: list[ServedGateway] = []
 
         def serve(port: int) -> tuple[tuple[str, int], int]:
-            running.append(stack.enter_context(serving_gateway(f"http://127.0.0.1:{port}")))
+            running.append(stack.enter_context(serve_gateway(f"http://127.0.0.1:{port}")))
             before.append(running[0].tasks())
             return running[0].address, os.getpid()
 
         before: list[int] = []
-        outcome, _ = asyncio.run(under_load(serve, streams=16, seconds=2.0))
-        running[0].recorded()
+        outcome, _ = asyncio.run(run_load(serve, streams=16, seconds=2.0))
+        running[0].recorded_sessions()
         for _ in range(100):
             if running[0].tasks() <= before[0]:
                 break

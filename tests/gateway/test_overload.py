@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from tests.support.served_gateway import TIMEOUT_SECONDS, ServedGateway, read_message, serving_gateway
+from tests.support.served_gateway import TIMEOUT_SECONDS, ServedGateway, read_message, serve_gateway
 
 MEGABYTE = bytes(range(256)) * 4096
 BODY_MEGABYTES = 100
@@ -46,7 +46,7 @@ def upstream() -> Iterator[ManualUpstream]:
 
 @pytest.fixture
 def gateway(upstream: ManualUpstream) -> Iterator[ServedGateway]:
-    with serving_gateway(upstream.url) as running:
+    with serve_gateway(upstream.url) as running:
         yield running
 
 

@@ -16,7 +16,7 @@ from tests.support.served_gateway import (
     headers_in,
     raw_upstream,
     read_message,
-    serving_gateway,
+    serve_gateway,
 )
 
 PATH = "/anthropic/v1/messages"
@@ -41,7 +41,7 @@ def upstream() -> Iterator[RawUpstream]:
 
 @pytest.fixture(scope="module")
 def gateway(upstream: RawUpstream) -> Iterator[ServedGateway]:
-    with serving_gateway(upstream.url) as served:
+    with serve_gateway(upstream.url) as served:
         yield served
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
-from tests.support.served_gateway import ServedGateway, serving_gateway
+from tests.support.served_gateway import ServedGateway, serve_gateway
 
 from holdfast.events.payloads.calls import GatewayForwarded
 from holdfast.gateway.key_limits import KeyLimits
@@ -103,9 +103,9 @@ def sessions_of(store: MemoryStore) -> list[list[GatewayForwarded]]:
 
 @contextmanager
 def started(store: MemoryStore, url: str, **more: Any) -> Iterator[ServedGateway]:
-    with serving_gateway(url, store=store, **more) as gateway:
+    with serve_gateway(url, store=store, **more) as gateway:
         yield gateway
-        gateway.recorded()
+        gateway.recorded_sessions()
 
 
 def test_parallel_conversations_and_sub_agents_remain_separate_across_a_restart() -> None:
@@ -155,7 +155,7 @@ def test_the_days_spending_is_known_after_a_restart() -> None:
         with started(store, url, grants=grants) as gateway:
             new_key = gateway_key(gateway)
             ask(gateway.url, body(1), key=new_key)
-            gateway.recorded()
+            gateway.recorded_sessions()
             assert status_of(gateway, new_key) == 429
         with started(store, url, grants=grants) as gateway:
             assert status_of(gateway, new_key) == 429

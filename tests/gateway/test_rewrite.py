@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.support.served_gateway import ServedGateway, serving_gateway
+from tests.support.served_gateway import ServedGateway, serve_gateway
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
@@ -78,7 +78,7 @@ def ask(gateway: ServedGateway, body: Mapping[str, Any] | bytes, headers: Mappin
 
 
 def cost_of(gateway: ServedGateway) -> Decimal:
-    (session,) = gateway.recorded()
+    (session,) = gateway.recorded_sessions()
     records = list(iter_calls(gateway.store.read(session)))
     assert len(records) == TURNS
     return sum((record.cost_usd for record in records), Decimal(0))
@@ -89,7 +89,7 @@ def play_session(write_request: Any, *, improve: bool) -> tuple[Decimal, ServedG
     provider = SimulatedProvider(clock=clock, script='{"content": "Yes."}')
     with (
         serve_provider(provider) as url,
-        serving_gateway(url, improve=improve, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,
+        serve_gateway(url, improve=improve, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,
     ):
         for turn in range(TURNS):
             assert ask(gateway, write_request(turn)) == 200
@@ -98,7 +98,7 @@ def play_session(write_request: Any, *, improve: bool) -> tuple[Decimal, ServedG
 
 
 def forwarded_events(gateway: ServedGateway) -> list[GatewayForwarded]:
-    (session,) = gateway.recorded()
+    (session,) = gateway.recorded_sessions()
     payloads = (event.payload for event in gateway.store.read(session))
     return [payload for payload in payloads if isinstance(payload, GatewayForwarded)]
 
@@ -136,7 +136,7 @@ def test_a_rewritten_request_has_the_same_bytes_again_also_after_a_restart() -> 
     provider = SimulatedProvider(script='{"content": "Yes."}')
     with serve_provider(provider) as url:
         for turn in range(4):
-            with serving_gateway(url, improve=True, rules=(DATE_RULE, MEMORY)) as gateway:
+            with serve_gateway(url, improve=True, rules=(DATE_RULE, MEMORY)) as gateway:
                 ask(gateway, badly_written(turn))
     sent = [json.loads(request.body) for request in provider.requests]
     for before, after in pairwise(sent):
@@ -167,11 +167,11 @@ def test_ttls_are_put_in_order() -> None:
     assert "TTLs out of order" in [change.anti_pattern for change in sent.changes]
     with (
         serve_provider(SimulatedProvider()) as url,
-        serving_gateway(url) as plain,
-        serving_gateway(url, improve=True) as mending,
+        serve_gateway(url) as plain,
+        serve_gateway(url, improve=True) as improving,
     ):
         assert ask(plain, body) == 400
-        assert ask(mending, body) == 200
+        assert ask(improving, body) == 200
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_ttls_are_put_in_order() -> None:
 def test_subscription_calls_are_never_changed(headers: dict[str, str]) -> None:
     provider = SimulatedProvider()
     raw = json.dumps(badly_written(1), indent=1).encode()
-    with serve_provider(provider) as url, serving_gateway(url, improve=True) as gateway:
+    with serve_provider(provider) as url, serve_gateway(url, improve=True) as gateway:
         ask(gateway, raw, headers)
     assert [request.body for request in provider.requests] == [raw]
     assert is_subscription([(name.encode(), value.encode()) for name, value in headers.items()])
@@ -203,7 +203,7 @@ def test_subscription_calls_are_never_changed(headers: dict[str, str]) -> None:
 )
 def test_a_request_that_cannot_be_fixed_safely_is_forwarded_unchanged(body: bytes) -> None:
     provider = SimulatedProvider()
-    with serve_provider(provider) as url, serving_gateway(url, improve=True) as gateway:
+    with serve_provider(provider) as url, serve_gateway(url, improve=True) as gateway:
         ask(gateway, body)
     assert [request.body for request in provider.requests] == [body]
 
@@ -218,7 +218,7 @@ def test_a_conversation_that_ends_with_the_model_keeps_its_system_prompt() -> No
 
 def test_nothing_is_changed_unless_requested_and_a_key_can_request_it() -> None:
     provider = SimulatedProvider()
-    with serve_provider(provider) as url, serving_gateway(url, grants={"*": KeyLimits(improve=True)}) as gateway:
+    with serve_provider(provider) as url, serve_gateway(url, grants={"*": KeyLimits(improve=True)}) as gateway:
         raw = json.dumps(badly_written(1)).encode()
         ask(gateway, raw)
         new_key = make_key("gateway", at=0.0, random_bytes=lambda size: b"1" * size)

@@ -6,7 +6,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from tests.support.served_gateway import ServedGateway, serving_gateway
+from tests.support.served_gateway import ServedGateway, serve_gateway
 
 from holdfast.events.payloads.calls import GatewayForwarded
 from holdfast.events.payloads.session import SessionStarted
@@ -193,11 +193,11 @@ def test_a_session_and_its_sub_agent_are_on_the_log_with_reason_and_confidence()
             "metadata": {"user_id": "user_x_session_0123456789"},
         }
 
-    with serve_provider(SimulatedProvider()) as url, serving_gateway(url) as gateway:
+    with serve_provider(SimulatedProvider()) as url, serve_gateway(url) as gateway:
         ask(gateway, body("Main.", "one"))
         ask(gateway, body("Explore.", "look"))
         ask(gateway, body("Main.", "one", "yes", "two"))
-        gateway.recorded()
+        gateway.recorded_sessions()
         sessions = {row.id: list(gateway.store.read(row.id)) for row in gateway.store.sessions()}
     main = next(events for events in sessions.values() if len(list(iter_calls(events))) == 2)
     sub = next(events for events in sessions.values() if len(list(iter_calls(events))) == 1)

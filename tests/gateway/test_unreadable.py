@@ -94,7 +94,7 @@ def get(gateway: ServedGateway, path: str) -> bytes:
 
 
 def payloads(gateway: ServedGateway) -> list[Any]:
-    return [event.payload for session in gateway.recorded() for event in gateway.store.read(session)]
+    return [event.payload for session in gateway.recorded_sessions() for event in gateway.store.read(session)]
 
 
 def one_call(gateway: ServedGateway) -> tuple[GatewayForwarded, LlmCallCompleted | LlmCallFailed]:
@@ -171,7 +171,7 @@ def test_a_conversation_with_an_unreadable_message_keeps_its_prefix() -> None:
         answer(upstream, json.dumps(REPLY).encode())
         for messages in turns:
             post(gateway, "/anthropic/v1/messages", json.dumps({**CLAUDE_CODE, "messages": messages}).encode())
-        [session] = gateway.recorded()
+        [session] = gateway.recorded_sessions()
         assert [call.is_prefix_unchanged for call in iter_calls(gateway.store.read(session))] == [True] * 3
 
 
@@ -232,7 +232,7 @@ def test_a_model_without_a_price_uses_up_a_budget(reply: bytes) -> None:
         gateway.service.records.add_key(made.row)
         key = {"x-api-key": made.key}
         assert post(gateway, "/anthropic/v1/messages", body, key) == 200
-        gateway.recorded()
+        gateway.recorded_sessions()
         assert post(gateway, "/anthropic/v1/messages", body, key) == 429
 
 
@@ -240,7 +240,7 @@ def test_unreadable_responses_are_counted_in_report_metrics_and_readiness() -> N
     with raw_upstream() as upstream, serving_gateway(upstream.url) as gateway:
         answer(upstream, b"<html>", "text/html")
         post(gateway, "/anthropic/v1/messages", json.dumps(CLAUDE_CODE).encode())
-        gateway.recorded()
+        gateway.recorded_sessions()
         report = build_report(gateway.store.cost_queries(), LedgerScope(simulated=True))
         metrics, ready = get(gateway, "/metrics"), get(gateway, "/readyz")
     assert (report.unreadable_calls, report.total.calls) == (1, 1)

@@ -1,4 +1,4 @@
-"""Whether what we say to Anthropic, and hear from it, is still byte for byte what was agreed on."""
+"""Requests to Anthropic and its replies are byte for byte those of the golden files."""
 
 from pathlib import Path
 
@@ -69,7 +69,7 @@ def assistant(*content: Text | ToolUse | Thinking | RedactedThinking | Opaque) -
 
 
 def call(number: int, path: str) -> ToolUse:
-    # Spaces stay: what the model wrote is sent back as it wrote it.
+    # Spaces stay: what the model wrote is sent back unchanged.
     return ToolUse(f"toolu_{number}", "read_file", f'{{"path": "{path}"}}')
 
 
@@ -178,7 +178,7 @@ CASES = {
         ),
         reply=msgspec.structs.replace(DONE, stop_reason="stop_sequence", stop_sequence="END"),
     ),
-    "marks_of_both_lifetimes": Case(
+    "breakpoints_of_both_ttls": Case(
         Prompt((Segment("tools", Stability.FROZEN, "tools", tools=(READ_FILE, WEB_SEARCH)), ROLE, history(ASK))),
         Plan((Breakpoint(1, "1h"), Breakpoint(2, "1h"), Breakpoint(3, "5m"))),
     ),
@@ -218,7 +218,7 @@ def legible(value: object) -> Json:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_wire_is_what_was_agreed_on(name: str) -> None:
+def test_requests_and_replies_match_the_golden_bytes(name: str) -> None:
     case = CASES[name]
     agreed = {
         "request": legible(case),
@@ -231,7 +231,7 @@ def test_the_wire_is_what_was_agreed_on(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_was_agreed_on_is_read_back(name: str) -> None:
+def test_golden_bytes_decode_to_their_case(name: str) -> None:
     case = CASES[name]
     agreed = msgspec.json.decode((HERE / f"{name}.json").read_bytes())
     read = anthropic.decode_request(agreed["body"].encode(), dict(agreed["endpoint"]["headers"]))
@@ -243,12 +243,12 @@ def test_what_was_agreed_on_is_read_back(name: str) -> None:
     assert deltas[-1] == ReplyFinished(case.reply)
 
 
-def test_betas_travel_in_the_header_and_never_in_the_body() -> None:
+def test_betas_are_sent_in_the_header_and_never_in_the_body() -> None:
     agreed = msgspec.json.decode((HERE / "betas.json").read_bytes())
     assert ["anthropic-beta", "context-management-2025-06-27,compact-2026-01-12"] in agreed["endpoint"]["headers"]
     assert "beta" not in agreed["body"]
     assert "compact-2026" not in agreed["body"]
 
 
-def test_every_agreed_file_belongs_to_a_case() -> None:
+def test_every_golden_file_belongs_to_a_case() -> None:
     assert {path.stem for path in HERE.glob("*.json")} == set(CASES)

@@ -1,4 +1,4 @@
-"""The facts of the released catalog, one by one: a change here is a change of what users are told."""
+"""The facts of the released catalog, one by one: a change here changes what users see."""
 
 import datetime
 from decimal import Decimal
@@ -106,23 +106,23 @@ def names(flag: str) -> set[str]:
     return {model.name.removeprefix("claude-") for model in CLAUDE if getattr(model.cache, flag)}
 
 
-def test_the_floors_are_those_of_each_claude_model() -> None:
+def test_minimum_cacheable_tokens_of_each_claude_model() -> None:
     floors = {model.name.removeprefix("claude-"): model.cache.tokens_min for model in CLAUDE}
     assert floors == {name: floor for floor, row in FLOORS.items() for name in row.split()}
 
 
 @pytest.mark.parametrize(("name", "expected"), [(row[0], row[1:]) for row in table(CLAUDE_PRICES)])
-def test_claude_prices_today(name: str, expected: list[str]) -> None:
+def test_current_claude_prices(name: str, expected: list[str]) -> None:
     price = price_at(find_model(f"anthropic:claude-{name}"), TODAY, 1)
     assert rates(price, FIELDS) == [Decimal(rate) for rate in expected]
 
 
-def test_every_claude_model_has_a_line_in_the_price_table() -> None:
+def test_every_claude_model_is_in_the_price_table() -> None:
     assert {row[0] for row in table(CLAUDE_PRICES)} == {model.name.removeprefix("claude-") for model in CLAUDE}
 
 
 @pytest.mark.parametrize("row", table(OPENAI_PRICES), ids=lambda row: row[0])
-def test_openai_prices_today(row: list[str]) -> None:
+def test_current_openai_prices(row: list[str]) -> None:
     fields = ("input", "cache_read", "cache_write_other", "output")
     model = find_model(f"openai:{row[0]}")
     short, long = row[1:5], row[5:] or row[1:5]
@@ -137,7 +137,7 @@ def test_gemini_prices_by_date_and_size(row: list[str]) -> None:
     assert rates(price, ("input", "cache_read", "output", "storage_per_hour")) == [Decimal(rate) for rate in expected]
 
 
-def test_the_price_tables_cover_the_whole_catalog() -> None:
+def test_price_tables_cover_the_whole_catalog() -> None:
     openai = {f"openai:{row[0]}" for row in table(OPENAI_PRICES)}
     gemini = {f"gemini:{row[2]}" for row in table(GEMINI_PRICES)}
     ours = {id for id, model in shipped_models().items() if model.provider not in ("anthropic", "openrouter")}
@@ -154,7 +154,7 @@ ROUTES = {
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_a_route_has_the_rules_and_prices_of_the_model_behind_it_and_is_off(route: str) -> None:
+def test_route_has_the_rules_and_prices_of_its_model_and_is_off(route: str) -> None:
     row, behind = find_model(f"openrouter:{route}"), find_model(ROUTES[route])
     assert not row.supports_prompt_caching
     assert row.cache == msgspec.structs.replace(behind.cache, diagnoses_misses=False)
@@ -163,25 +163,25 @@ def test_a_route_has_the_rules_and_prices_of_the_model_behind_it_and_is_off(rout
         assert [getattr(ours, field) for field in FIELDS] == [getattr(theirs, field) for field in FIELDS]
 
 
-def test_providers_say_why_a_cache_did_not_hold_where_they_take_marks_and_are_asked_directly() -> None:
+def test_cache_diagnostics_exist_for_direct_providers_with_breakpoints() -> None:
     telling = {model.id for model in shipped_models().values() if model.cache.diagnoses_misses}
     direct = {("anthropic", "explicit"), ("openai", "hybrid")}
     assert telling == {row.id for row in shipped_models().values() if (row.provider, row.cache.kind) in direct}
 
 
-def test_only_routes_ship_turned_off() -> None:
+def test_only_routes_are_off_by_default() -> None:
     off = {model.id for model in shipped_models().values() if not model.supports_prompt_caching}
     assert off == {f"openrouter:{route}" for route in ROUTES}
 
 
 @pytest.mark.parametrize("model", CLAUDE, ids=lambda model: model.name)
-def test_every_claude_price_ever_has_the_write_multipliers(model: Model) -> None:
+def test_every_claude_price_has_the_write_multipliers(model: Model) -> None:
     found = {(price_multipliers(price).write_5m, price_multipliers(price).write_1h) for price in model.prices}
     assert found == {(Decimal("1.25"), Decimal(2))}
 
 
 @pytest.mark.parametrize("model", CLAUDE, ids=lambda model: model.name)
-def test_claude_reads_cost_a_tenth_but_less_on_the_models_that_say_so(model: Model) -> None:
+def test_claude_cache_reads_cost_a_tenth_except_on_cheaper_models(model: Model) -> None:
     cheaper = dict.fromkeys(["fable-5-1", "fable-5-2", "mythos-5-1", "mythos-5-2"], "0.025")
     cheaper |= dict.fromkeys(["opus-5-5", "sonnet-5-5"], "0.05")
     expected = Decimal(cheaper.get(model.name.removeprefix("claude-"), "0.1"))
@@ -189,7 +189,7 @@ def test_claude_reads_cost_a_tenth_but_less_on_the_models_that_say_so(model: Mod
 
 
 @pytest.mark.parametrize(("day", "read"), [("2026-09-28", "0.20"), ("2026-10-06", "0.20"), ("2026-10-07", "0.10")])
-def test_reads_on_sonnet_5_5_were_halved_on_a_day(day: str, read: str) -> None:
+def test_cache_reads_on_sonnet_5_5_were_halved_on_a_date(day: str, read: str) -> None:
     price = price_at(find_model("anthropic:claude-sonnet-5-5"), datetime.date.fromisoformat(day), 1)
     assert price.cache_read == Decimal(read)
 
@@ -204,23 +204,23 @@ def test_haiku_5_5_costs_five_times_as_much_above_100k(size: int, expected: str)
 
 
 @pytest.mark.parametrize(("size", "rate"), [(272_000, "2.50"), (272_001, "5.00")])
-def test_the_one_known_price_of_a_twelve_hour_write(size: int, rate: str) -> None:
+def test_only_known_price_of_a_twelve_hour_write(size: int, rate: str) -> None:
     assert price_at(find_model("openai:gpt-6.1-terra"), TODAY, size).cache_write_12h == Decimal(rate)
 
 
-def test_a_twelve_hour_write_without_a_known_price_has_none() -> None:
+def test_twelve_hour_write_without_a_known_price_has_none() -> None:
     assert price_at(find_model("openai:gpt-6.1-sol"), TODAY, 1).cache_write_12h is None
 
 
 @pytest.mark.parametrize("model", shipped_models().values(), ids=lambda model: model.id)
-def test_every_row_says_where_it_comes_from_and_when_that_was_checked(model: Model) -> None:
+def test_every_row_names_its_source_and_check_date(model: Model) -> None:
     assert model.checked_on == TODAY
     assert model.source.startswith(("Anthropic", "OpenAI", "Gemini API", "OpenRouter's model list"))
     assert all(price.source for price in model.prices)
 
 
 @pytest.mark.parametrize("model", shipped_models().values(), ids=lambda model: model.id)
-def test_every_row_is_possible(model: Model) -> None:
+def test_every_row_is_consistent(model: Model) -> None:
     assert model.output_tokens_max < model.context_tokens_max
     assert model.cache.tokens_min < model.context_tokens_max
     assert 1 <= model.tokens_factor <= 1.5
@@ -231,7 +231,7 @@ def test_every_row_is_possible(model: Model) -> None:
 
 
 @pytest.mark.parametrize("model", CLAUDE, ids=lambda model: model.name)
-def test_every_claude_model_takes_four_marks_of_two_lifetimes_and_looks_back_twenty(model: Model) -> None:
+def test_every_claude_model_takes_four_breakpoints_of_two_ttls_and_looks_back_twenty(model: Model) -> None:
     assert model.cache.kind == "explicit"
     assert model.cache.breakpoints_max == 4
     assert model.cache.lookback_positions == 20
@@ -241,7 +241,7 @@ def test_every_claude_model_takes_four_marks_of_two_lifetimes_and_looks_back_twe
 
 
 @pytest.mark.parametrize("model", CLAUDE, ids=lambda model: model.name)
-def test_what_a_change_loses_on_claude(model: Model) -> None:
+def test_cached_sections_that_a_change_invalidates_on_claude(model: Model) -> None:
     lost = {place: {key for key, at in model.cache.invalidates.items() if at == place} for place in
             ("tools", "system", "messages")}  # fmt: skip
     assert lost == {
@@ -251,39 +251,39 @@ def test_what_a_change_loses_on_claude(model: Model) -> None:
     }
 
 
-def test_which_claude_models_bind_thinking_to_the_prefix() -> None:
+def test_claude_models_that_bind_thinking_to_the_prefix() -> None:
     assert names("binds_thinking") == {
         "fable-5-1", "fable-5-2", "mythos-5-1", "mythos-5-2", "opus-5-5", "sonnet-5-5", "haiku-5-5"
     }  # fmt: skip
 
 
-def test_which_claude_models_strip_old_thinking() -> None:
+def test_claude_models_that_strip_old_thinking() -> None:
     assert names("strips_old_thinking") == {
         "opus-4-0", "opus-4-1", "sonnet-4-0", "sonnet-4-5", "haiku-4-5", "3-5-haiku"
     }  # fmt: skip
 
 
-def test_which_claude_models_still_take_a_prefill() -> None:
+def test_claude_models_that_accept_a_prefill() -> None:
     everyone = {model.name.removeprefix("claude-") for model in CLAUDE}
     assert everyone - names("refuses_prefill") == {
         "opus-4-0", "opus-4-1", "opus-4-5", "sonnet-4-0", "sonnet-4-5", "haiku-4-5", "3-5-haiku"
     }  # fmt: skip
 
 
-def test_which_claude_models_refuse_a_forced_tool_choice() -> None:
+def test_claude_models_that_refuse_a_forced_tool_choice() -> None:
     assert names("refuses_forced_tool_choice") == {
         "fable-5-1", "fable-5-2", "mythos-5-1", "mythos-5-2", "sonnet-5-5"
     }  # fmt: skip
 
 
-def test_which_claude_models_take_system_messages_in_a_conversation() -> None:
+def test_claude_models_that_accept_system_messages_in_a_conversation() -> None:
     assert names("accepts_system_messages") == {
         "fable-5", "fable-5-1", "fable-5-2", "mythos-5", "mythos-5-1", "mythos-5-2",
         "opus-4-8", "opus-5", "opus-5-5", "sonnet-5", "sonnet-5-5", "haiku-5-5",
     }  # fmt: skip
 
 
-def test_which_claude_models_use_the_older_tokenizer() -> None:
+def test_claude_models_that_use_the_older_tokenizer() -> None:
     older = {model.name.removeprefix("claude-") for model in CLAUDE if model.tokens_factor == 1.15}
     assert older == {
         "opus-4-0", "opus-4-1", "opus-4-5", "opus-4-6", "sonnet-4-0", "sonnet-4-5", "sonnet-4-6",
@@ -291,7 +291,7 @@ def test_which_claude_models_use_the_older_tokenizer() -> None:
     }  # fmt: skip
 
 
-def test_openai_models_are_of_three_generations() -> None:
+def test_openai_models_belong_to_three_cache_generations() -> None:
     kinds = {
         model.name: (
             model.cache.kind,
@@ -307,13 +307,13 @@ def test_openai_models_are_of_three_generations() -> None:
     assert kinds["gpt-5.4"] == kinds["gpt-4o"] == ("implicit", 0, 128, "in_memory", "24h")
 
 
-def test_gemini_argon_alone_takes_no_explicit_cache() -> None:
+def test_only_gemini_argon_has_no_explicit_cache() -> None:
     gemini = [model for model in shipped_models().values() if model.provider == "gemini"]
     assert [model.name for model in gemini if not model.cache.explicit_tokens_min] == ["gemini-4-argon"]
     assert {model.cache.tokens_min for model in gemini if "2.5" in model.name} == {2048}
     assert {model.cache.tokens_min for model in gemini if "2.5" not in model.name} == {4096}
 
 
-def test_the_file_is_dated_and_names_each_model_once() -> None:
+def test_catalog_is_dated_and_lists_each_model_once() -> None:
     assert load_shipped_catalog().dated == TODAY
     assert len(shipped_models()) == len(load_shipped_catalog().models) == 58

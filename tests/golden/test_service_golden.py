@@ -1,4 +1,4 @@
-"""The OpenAPI document of the service, as it was agreed on: a change that clients would notice is seen here."""
+"""The OpenAPI document of the service matches its golden file: a change that clients would notice shows here."""
 
 from pathlib import Path
 
@@ -11,6 +11,6 @@ from holdfast.service.route_table import ROUTES
 HERE = Path(__file__).parent
 
 
-def test_the_document_is_the_one_that_was_agreed_on() -> None:
+def test_openapi_document_matches_the_golden_file() -> None:
     shown = msgspec.json.format(msgspec.json.encode(make_openapi(ROUTES), order="sorted"))
     check_golden(HERE / "service" / "openapi.json", shown + b"\n")

@@ -1,4 +1,4 @@
-"""Whole sessions with every provider: each byte that goes out, and each that comes back, as agreed on."""
+"""Whole sessions with every provider: each byte sent and received matches the golden files."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ MODELS = {
 
 
 class Recorder:
-    """The simulator, with everything that passes by written down."""
+    """The simulator, recording every request and reply."""
 
     def __init__(self, script: str) -> None:
         self._provider = SimulatedProvider(clock=ManualClock(), script=script)
@@ -134,7 +134,7 @@ def turned_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("turned_on")
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("provider", MODELS)
-async def test_what_a_session_says_and_hears_is_what_was_agreed_on(provider: str, case: str) -> None:
+async def test_session_bytes_match_the_golden_files(provider: str, case: str) -> None:
     play, script = CASES[case]
     recorder = Recorder(script)
     await play(
@@ -154,6 +154,6 @@ async def test_what_a_session_says_and_hears_is_what_was_agreed_on(provider: str
     check_golden(HERE / provider / f"{case}.json", agreed)
 
 
-def test_every_agreed_file_belongs_to_a_session() -> None:
+def test_every_golden_file_belongs_to_a_session() -> None:
     files = {(path.parent.name, path.stem) for path in HERE.glob("*/*.json")}
     assert files == {(provider, case) for provider in MODELS for case in CASES}

@@ -1,4 +1,4 @@
-"""Which caller may see the instructions of which agent: the rules alone, without HTTP and without a store."""
+"""Which caller may see the instructions of which agent: the rules, without HTTP and without a store."""
 
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +28,7 @@ NEAR: tuple[Callable[[str], str], ...] = (
     lambda name: f" {name} ",
     str.swapcase,
 )
-"""Names that are a given one, contain it, or are contained in it."""
+"""Names that equal a given one, contain it, or are part of it."""
 
 CHECKS = {"owner": check_owner_access, "recall": check_recall_access, "any agent": check_instruction_access}
 
@@ -49,7 +49,7 @@ def agent_of(name: str, shortname: str | None = None, supervisors: tuple[str, ..
 
 
 @given(st.data(), NAMES, NAMES, st.none() | NAMES, st.lists(NAMES, max_size=2), st.booleans())
-def test_an_agent_is_known_by_its_whole_names_and_a_supervisor_may_only_recall(
+def test_agent_is_matched_by_exact_names_and_a_supervisor_can_only_recall(
     data: st.DataObject, requested: str, agent_id: str, shortname: str | None, supervisors: list[str], exists: bool
 ) -> None:
     agent = agent_of(agent_id, shortname, tuple(supervisors)) if exists else None
@@ -66,19 +66,19 @@ def test_an_agent_is_known_by_its_whole_names_and_a_supervisor_may_only_recall(
         assert is_allowed(check_instruction_access, caller, requested, agent, find) == bool(name)
 
 
-def test_an_admin_sees_every_agent() -> None:
+def test_admin_sees_every_agent() -> None:
     for check in CHECKS.values():
         assert is_allowed(check, InstructionCaller("admin", "key"), "a1", agent_of("a1"), lambda name: None)
         assert is_allowed(check, InstructionCaller("admin", "key"), "unknown", None, lambda name: None)
 
 
 @pytest.mark.parametrize("kind", CHECKS)
-def test_keys_without_instructions_see_none(kind: str) -> None:
+def test_keys_without_instruction_scope_see_none(kind: str) -> None:
     for scope in ("read", "gateway", "agent", "agent:", "", "Admin", "admin:a1"):
         assert not is_allowed(CHECKS[kind], InstructionCaller(scope, "key"), "a1", agent_of("a1"), lambda name: None)
 
 
-def test_a_supervisor_is_known_by_its_id_and_by_its_shortname_of_today() -> None:
+def test_supervisor_is_matched_by_id_and_current_shortname() -> None:
     supervisor = agent_of("boss-id", "chief")
     registered = {"boss-id": supervisor, "chief": supervisor}.get
     # By declared name: who may recall before and after the supervisor is registered.
@@ -92,7 +92,7 @@ def test_a_supervisor_is_known_by_its_id_and_by_its_shortname_of_today() -> None
             assert not is_allowed(check_owner_access, caller, "a1", agent, registered), name
 
 
-def test_one_error_for_agents_that_exist_and_for_those_that_do_not() -> None:
+def test_same_error_for_existing_and_unknown_agents() -> None:
     peer = InstructionCaller("agent:other", "key")
     for check in (check_owner_access, check_recall_access):
         assert not is_allowed(check, peer, "a1", agent_of("a1"), lambda name: None)

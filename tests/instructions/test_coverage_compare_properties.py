@@ -1,4 +1,4 @@
-"""Whatever two versions of a manifest have measured: every unit is told once, and the way back is the way there."""
+"""Comparing the coverage of any two manifest versions lists every unit once and is symmetric."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -43,14 +43,16 @@ def manifests(draw: st.DrawFn) -> tuple[MeasuredUnit, ...]:
 
 
 @given(manifests(), manifests())
-def test_every_unit_of_either_is_told_once(earlier: tuple[MeasuredUnit, ...], later: tuple[MeasuredUnit, ...]) -> None:
+def test_every_unit_of_both_versions_is_listed_once(
+    earlier: tuple[MeasuredUnit, ...], later: tuple[MeasuredUnit, ...]
+) -> None:
     before, after = ([one.coverage.unit for one in some] for some in (earlier, later))
     gone = [name for name in before if name not in after]
     assert [one.unit for one in compare_coverage(earlier, later)] == after + gone
 
 
 @given(manifests(), manifests())
-def test_the_way_back_is_the_way_there(earlier: tuple[MeasuredUnit, ...], later: tuple[MeasuredUnit, ...]) -> None:
+def test_comparison_is_symmetric(earlier: tuple[MeasuredUnit, ...], later: tuple[MeasuredUnit, ...]) -> None:
     back = {one.unit: one for one in compare_coverage(later, earlier)}
     for there in compare_coverage(earlier, later):
         other = back[there.unit]
@@ -61,25 +63,25 @@ def test_the_way_back_is_the_way_there(earlier: tuple[MeasuredUnit, ...], later:
 
 
 @given(manifests())
-def test_what_is_compared_with_itself_is_the_same(units: tuple[MeasuredUnit, ...]) -> None:
+def test_comparing_a_version_with_itself_finds_no_change(units: tuple[MeasuredUnit, ...]) -> None:
     for one in compare_coverage(units, units):
         assert (one.verdict, one.newly_found, one.newly_missed, one.failing) == ("same", (), (), ())
 
 
 @given(manifests(), manifests())
-def test_every_failure_of_the_later_one_was_one_before_or_is_told(
+def test_every_later_failure_existed_before_or_is_reported(
     earlier: tuple[MeasuredUnit, ...], later: tuple[MeasuredUnit, ...]
 ) -> None:
     failed_before = {one.coverage.unit: set(one.failures) for one in earlier}
     failures = {one.coverage.unit: set(one.failures) for one in later}
     for change in compare_coverage(earlier, later):
-        told = {one.query for one in (*change.newly_missed, *change.failing)}
+        reported = {one.query for one in (*change.newly_missed, *change.failing)}
         still = failures.get(change.unit, set()) & failed_before.get(change.unit, set())
-        assert told.isdisjoint(still)
-        assert told | still == failures.get(change.unit, set())
+        assert reported.isdisjoint(still)
+        assert reported | still == failures.get(change.unit, set())
 
 
-def test_queries_that_changed_sides_are_told_apart_from_new_ones() -> None:
+def test_changed_queries_are_distinguished_from_new_ones() -> None:
     earlier = unit("a", QUERIES[:4], QUERIES[:1])
     later = unit("a", QUERIES[1:5], (QUERIES[1], QUERIES[4]), found_instead="b")
     (change,) = compare_coverage([earlier], [later])
@@ -97,7 +99,7 @@ def test_queries_that_changed_sides_are_told_apart_from_new_ones() -> None:
     )
 
 
-def test_a_unit_without_queries_is_neither_better_nor_worse() -> None:
+def test_unit_without_queries_is_neither_better_nor_worse() -> None:
     some, none = unit("a", QUERIES, ()), unit("a", (), ())
     assert [
         compare_coverage([one], [other])[0].verdict for one, other in ((some, none), (none, some), (none, none))
@@ -108,7 +110,7 @@ def test_a_unit_without_queries_is_neither_better_nor_worse() -> None:
     ]
 
 
-def test_only_what_is_worse_does_not_pass() -> None:
+def test_only_a_worse_unit_fails() -> None:
     for verdict in BACK:
         diff = CoverageDiff("v1", "v2", "none", (UnitChange(unit="a", verdict=verdict),))
         assert diff.passed == (verdict != "worse")

@@ -1,4 +1,4 @@
-"""What holds for every recall, address and version, whatever the manifest."""
+"""Properties of recalls, URIs and versions that hold for any manifest."""
 
 from typing import Literal
 
@@ -41,24 +41,22 @@ questions = st.builds(
 
 
 @given(shelves(), questions)
-def test_what_is_not_guaranteed_keeps_to_budget_and_count(shelf: InstructionSet, question: RecallQuery) -> None:
+def test_ranked_units_respect_budget_and_count(shelf: InstructionSet, question: RecallQuery) -> None:
     recalled = shelf.recall(question)
     assert shelf.index is shelf.index, "an index is made once"
-    guaranteed = [one for one in recalled.chunks if one.kind == "guaranteed"]
-    others = [one for one in recalled.chunks if one.kind != "guaranteed"]
+    guaranteed = [chunk for chunk in recalled.chunks if chunk.kind == "guaranteed"]
+    others = [chunk for chunk in recalled.chunks if chunk.kind != "guaranteed"]
     left = question.token_budget - sum(one.content.tokens for one in guaranteed)
-    assert not others or sum(one.content.tokens for one in others) <= left
+    assert not others or sum(other.content.tokens for other in others) <= left
     assert len(others) <= question.max_chunks
-    assert recalled.total_tokens == sum(one.content.tokens for one in recalled.chunks)
+    assert recalled.total_tokens == sum(chunk.content.tokens for chunk in recalled.chunks)
     dropped = any(one.reason == "over_budget" for one in recalled.dropped) or bool(recalled.dropped_hints)
     assert recalled.truncated == (dropped or recalled.total_tokens > question.token_budget)
 
 
 @given(shelves(), questions)
-def test_every_guaranteed_unit_is_told_once_and_stands_where_it_must(
-    shelf: InstructionSet, question: RecallQuery
-) -> None:
-    names = [one.name for one in shelf.recall(question).chunks]
+def test_every_guaranteed_unit_is_returned_once_in_its_position(shelf: InstructionSet, question: RecallQuery) -> None:
+    names = [chunk.name for chunk in shelf.recall(question).chunks]
     assert len(set(names)) == len(names)
     there = [entry for entry in shelf.manifest.body if entry.guarantee_load and entry.name in shelf.contents]
     first = [entry.name for entry in there if entry.force_position]
@@ -70,15 +68,15 @@ def test_every_guaranteed_unit_is_told_once_and_stands_where_it_must(
 @given(shelves(), questions)
 def test_every_hint_and_every_unit_is_accounted_for(shelf: InstructionSet, question: RecallQuery) -> None:
     recalled = shelf.recall(question)
-    told = {one.name for one in recalled.chunks}
-    assert set(question.manifest_hint) <= told | {*recalled.missed_hints, *recalled.dropped_hints}
-    assert told | {one.name for one in recalled.dropped} | set(recalled.unavailable) == set(NAMES)
-    assert not told & {one.name for one in recalled.dropped}
+    names = {chunk.name for chunk in recalled.chunks}
+    assert set(question.manifest_hint) <= names | {*recalled.missed_hints, *recalled.dropped_hints}
+    assert names | {one.name for one in recalled.dropped} | set(recalled.unavailable) == set(NAMES)
+    assert not names & {one.name for one in recalled.dropped}
     assert recalled == shelf.recall(question)
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4), st.lists(st.integers(0, 99), min_size=1, max_size=4))
-def test_of_two_numbered_versions_at_most_one_is_newer(one: list[int], other: list[int]) -> None:
+def test_at_most_one_of_two_numbered_versions_is_newer(one: list[int], other: list[int]) -> None:
     first, second = ("v" + ".".join(map(str, numbers)) for numbers in (one, other))
     assert not (is_newer(first, second) and is_newer(second, first))
     assert (parse_version_numbers(first) == parse_version_numbers(second)) == (
@@ -92,9 +90,7 @@ segments = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,10}", fullmatch=True).fil
 
 
 @given(segments, segments, segments, segments)
-def test_an_address_is_read_back_with_or_without_the_word_agent(
-    deployment: str, owner: str, name: str, version: str
-) -> None:
+def test_uri_is_parsed_with_or_without_the_agent_segment(deployment: str, owner: str, name: str, version: str) -> None:
     plain = parse_unit_uri(f"instruction:{deployment}/{owner}/{name}/{version}")
     assert (
         plain == parse_unit_uri(f"instruction:{deployment}/agent/{owner}/{name}/{version}") == parse_unit_uri(plain.uri)

@@ -1,4 +1,4 @@
-"""`holdfast instructions usage` with a trace: what is printed, what is kept, and what cannot be read."""
+"""`holdfast instructions usage` with a trace: output, storage, and unreadable input."""
 
 import gzip
 import json
@@ -7,8 +7,8 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from tests.support.instruction_examples import Shop
-from tests.support.log_examples import event
+from tests.support.event_examples import event
+from tests.support.library_projects import LibraryProject
 
 from holdfast.errors import UserError
 from holdfast.events.payloads.session import MessageAppended, TurnCompleted
@@ -36,19 +36,19 @@ from holdfast.types.usage import Usage
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
-    shop = Shop(tmp_path)
+def shop(tmp_path: Path) -> Iterator[LibraryProject]:
+    shop = LibraryProject(tmp_path)
     with shop.library:
         shop.write()
         shop.library.publish(shop.folder)
         yield shop
 
 
-def recall(shop: Shop, intent: str = "claim a ticket") -> str:
+def recall(shop: LibraryProject, intent: str = "claim a ticket") -> str:
     return shop.library.recall(intent, max_chunks=1).audit_token
 
 
-def steps(shop: Shop, *lines: object) -> str:
+def steps(shop: LibraryProject, *lines: object) -> str:
     path = shop.path / "trace.jsonl"
     path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
     return str(path)
@@ -66,7 +66,7 @@ def said(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def test_both_columns_stand_side_by_side_and_nothing_is_kept_unasked(shop: Shop) -> None:
+def test_reported_and_detected_usage_are_printed_and_not_stored_by_default(shop: LibraryProject) -> None:
     token = recall(shop)
     path = steps(shop, said("Per budget-rules/v1."), answer(token), said("See checkout-procedure/v1, code-review/v1."))
     shop.library.submit_usage(token, used=(), missed=("release-notes",))
@@ -84,32 +84,32 @@ def test_both_columns_stand_side_by_side_and_nothing_is_kept_unasked(shop: Shop)
     assert shop.library.metrics().detected.traced == 0
 
 
-def test_what_is_kept_is_kept_once_and_told_by_the_metrics(shop: Shop) -> None:
+def test_trace_is_stored_once_and_counted_in_the_metrics(shop: LibraryProject) -> None:
     token = recall(shop)
     path = steps(shop, "", said("I keep to checkout-procedure/v1."))
     ended = shop.run("usage", token, "--trace", path, "--keep")
     assert "checkout-procedure  1       not yet   used: address (step 1)" in ended.stdout
     assert "1 recall in 1 step, 1 recorded\n" in ended.stdout
     other = steps(shop, said("Nothing."))
-    (told,) = json.loads(shop.run("usage", token, "--trace", other, "--keep", "--json").stdout)
-    assert (told["detected_used"], told["reported_used"], told["is_stored"]) == (["checkout-procedure"], None, True)
+    (usage,) = json.loads(shop.run("usage", token, "--trace", other, "--keep", "--json").stdout)
+    assert (usage["detected_used"], usage["reported_used"], usage["is_stored"]) == (["checkout-procedure"], None, True)
     shown = shop.run("metrics").stdout
     assert "detected in the traces of 1:\n  recall@3: 1.00\n  hit@3: 1.00\n  miss rate: 0.00\n" in shown
     assert "\nrecall@3: unknown\n" in shown
 
 
-def test_words_and_a_trace_can_be_given_at_once(shop: Shop) -> None:
+def test_usage_and_a_trace_can_be_submitted_together(shop: LibraryProject) -> None:
     token = recall(shop)
     ended = shop.run("usage", token, "--used", "x", "--trace", steps(shop, said("Hm.")), "--json")
-    (told,) = json.loads(ended.stdout)
-    assert (told["reported_used"], told["detected_used"], told["is_stored"]) == (["x"], [], False)
+    (usage,) = json.loads(ended.stdout)
+    assert (usage["reported_used"], usage["detected_used"], usage["is_stored"]) == (["x"], [], False)
 
 
-def test_each_recall_of_the_agent_is_seen_by_what_came_after_it(shop: Shop) -> None:
+def test_each_recall_is_judged_by_the_steps_after_it(shop: LibraryProject) -> None:
     first, second = recall(shop), recall(shop, "review a pull request")
     lines = (answer("audi_none"), answer(first), said("checkout-procedure/v1"), answer(second), said("code-review/v1"))
-    told = json.loads(shop.run("usage", "--trace", steps(shop, *lines), "--json").stdout)
-    assert [(one["audit_token"], one["detected_used"]) for one in told] == [
+    usage = json.loads(shop.run("usage", "--trace", steps(shop, *lines), "--json").stdout)
+    assert [(one["audit_token"], one["detected_used"]) for one in usage] == [
         (first, ["checkout-procedure"]),
         (second, ["code-review"]),
     ]
@@ -117,7 +117,7 @@ def test_each_recall_of_the_agent_is_seen_by_what_came_after_it(shop: Shop) -> N
     assert "no result of a recall of 'nobody'" in str(ended.exception)
 
 
-def test_a_session_of_the_store_is_a_trace(shop: Shop) -> None:
+def test_stored_session_is_a_trace(shop: LibraryProject) -> None:
     token = recall(shop)
     messages = (
         make_user_message("Claim it."),
@@ -127,12 +127,12 @@ def test_a_session_of_the_store_is_a_trace(shop: Shop) -> None:
     )
     with SqliteStore(shop.path / "kept.db") as store:
         store.append([event(f"e{number}", MessageAppended(one)) for number, one in enumerate(messages)]).result(10)
-    (told,) = json.loads(shop.run("usage", "--session", "s", "--json").stdout)
-    assert told["detected_used"] == ["checkout-procedure"]
+    (usage,) = json.loads(shop.run("usage", "--session", "s", "--json").stdout)
+    assert usage["detected_used"] == ["checkout-procedure"]
     assert "this store has no messages of session 'none'" in str(shop.run("usage", "--session", "none").exception)
 
 
-def test_recorded_conversations_and_transcripts_are_traces(shop: Shop) -> None:
+def test_recorded_conversations_and_transcripts_are_traces(shop: LibraryProject) -> None:
     token = recall(shop)
     call = {"type": "tool_use", "id": "t1", "name": "mcp__holdfast__recall_instruction", "input": {"intent": "x"}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": f"... {token}"}]}
@@ -146,8 +146,8 @@ def test_recorded_conversations_and_transcripts_are_traces(shop: Shop) -> None:
     packed = Path(f"{recorded}.gz")
     packed.write_bytes(gzip.compress(Path(recorded).read_bytes()))
     for path in (recorded, str(packed)):
-        (told,) = json.loads(shop.run("usage", "--trace", path, "--json").stdout)
-        assert told["detected_used"] == ["checkout-procedure"]
+        (usage,) = json.loads(shop.run("usage", "--trace", path, "--json").stdout)
+        assert usage["detected_used"] == ["checkout-procedure"]
     calls = {"model": "claude-x", "usage": {"input_tokens": 1, "output_tokens": 1}}
     lines = [
         {
@@ -159,8 +159,8 @@ def test_recorded_conversations_and_transcripts_are_traces(shop: Shop) -> None:
         }
         for number, one in enumerate(talk)
     ]
-    (told,) = json.loads(shop.run("usage", "--trace", steps(shop, *lines), "--json").stdout)
-    assert told["detected_used"] == ["checkout-procedure"]
+    (usage,) = json.loads(shop.run("usage", "--trace", steps(shop, *lines), "--json").stdout)
+    assert usage["detected_used"] == ["checkout-procedure"]
 
 
 @pytest.mark.parametrize(
@@ -181,8 +181,8 @@ def test_recorded_conversations_and_transcripts_are_traces(shop: Shop) -> None:
         ((said("a"), "[" * 100_000), "line 2 of the trace is not a step"),
     ],
 )
-def test_a_file_that_cannot_be_read_is_named_in_one_line(
-    shop: Shop, lines: tuple[object, ...], reason: str | None
+def test_unreadable_trace_file_is_a_one_line_error(
+    shop: LibraryProject, lines: tuple[object, ...], reason: str | None
 ) -> None:
     ended = shop.run("usage", recall(shop), "--trace", steps(shop, *lines))
     if reason is None:
@@ -206,18 +206,18 @@ def test_a_file_that_cannot_be_read_is_named_in_one_line(
         (("audi_x", "--session", "s"), "no messages of session"),
     ],
 )
-def test_what_is_missing_is_said(shop: Shop, words: tuple[str, ...], reason: str) -> None:
+def test_missing_arguments_are_named(shop: LibraryProject, words: tuple[str, ...], reason: str) -> None:
     ended = shop.run("usage", *words)
     assert isinstance(ended.exception, UserError)
     assert reason in str(ended.exception)
 
 
-def test_an_unknown_token_with_a_trace_is_not_found(shop: Shop) -> None:
+def test_unknown_token_with_a_trace_is_not_found(shop: LibraryProject) -> None:
     ended = shop.run("usage", "audi_none", "--trace", steps(shop, said("x")))
     assert "no such audit record" in str(ended.exception)
 
 
-def test_messages_become_steps_and_results_have_the_name_of_their_tool() -> None:
+def test_messages_become_steps_and_results_name_their_tool() -> None:
     tools: dict[str, str] = {}
     first = tuple(
         extract_steps([make_user_message("Hi."), make_assistant_message("Ho.", ToolUse("c", "grep", "{}"))], tools)
@@ -231,7 +231,7 @@ def test_messages_become_steps_and_results_have_the_name_of_their_tool() -> None
     assert second == (ObservationStep("a\nb", "grep"), ObservationStep("", "a tool"))
 
 
-def test_a_trace_is_cut_where_the_recall_answers_however_often_it_is_cut() -> None:
+def test_trace_is_split_after_each_recall_result() -> None:
     trace = (
         AgentTextStep("a"),
         ObservationStep("audi_1", "x"),
@@ -245,7 +245,7 @@ def test_a_trace_is_cut_where_the_recall_answers_however_often_it_is_cut() -> No
     assert trace_after_token((), "audi_2") == ()
 
 
-def test_the_token_of_a_recall_is_the_last_one_of_its_answer() -> None:
+def test_last_token_in_a_recall_result_is_its_token() -> None:
     trace = (
         ObservationStep("audi_a audi_b", "recall_instruction"),
         ObservationStep("audi_c", "bash"),
@@ -255,7 +255,7 @@ def test_the_token_of_a_recall_is_the_last_one_of_its_answer() -> None:
     assert find_audit_tokens(trace) == ("audi_b",)
 
 
-def test_what_is_too_long_to_be_sent_is_cut_at_the_end_and_what_cannot_be_spelled_is_left_out() -> None:
+def test_overlong_trace_is_truncated_and_unencodable_steps_are_dropped() -> None:
     half: TraceStep = AgentTextStep("x" * (TRACE_BYTES_MAX // 2))
     assert truncate_trace((AgentTextStep("\ud800"), AgentTextStep("a"), half, half, AgentTextStep("b"))) == (
         AgentTextStep("a"),
@@ -268,9 +268,9 @@ def done(number: int) -> TurnCompleted:
     return TurnCompleted("end_turn", 1, number, Usage(), Decimal(0), 1.0)
 
 
-def test_each_turn_of_each_session_is_told_once_and_by_itself() -> None:
-    told: list[tuple[str, Trace]] = []
-    traces = TurnTraceSubmitter(lambda token, trace: told.append((token, trace)))
+def test_each_turn_is_submitted_once_for_its_own_session() -> None:
+    submitted: list[tuple[str, Trace]] = []
+    traces = TurnTraceSubmitter(lambda token, trace: submitted.append((token, trace)))
     recalled = (
         make_assistant_message(ToolUse("c", "recall_instruction", "{}")),
         make_user_message(ToolResult("c", (TextBlock("audi_1"),))),
@@ -281,10 +281,10 @@ def test_each_turn_of_each_session_is_told_once_and_by_itself() -> None:
         traces.on_event(event(f"e{number}", payload))
     traces.on_event(event("e8", MessageAppended(make_assistant_message("b"))))
     traces.on_event(event("e9", done(0)))
-    assert told == [("audi_1", (ObservationStep("audi_1", "recall_instruction"), AgentTextStep("a")))]
+    assert submitted == [("audi_1", (ObservationStep("audi_1", "recall_instruction"), AgentTextStep("a")))]
 
 
-def test_a_heartbeat_hears_the_session_that_it_heard_first() -> None:
+def test_step_collector_follows_the_first_session_it_receives() -> None:
     heard = StepCollector()
     for session in ("s", "child", "s"):
         heard.on_event(event("e", MessageAppended(make_assistant_message(session)), session=session))

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 import pytest_asyncio
 from anthropic.types import Message, MessageParam, Usage
-from tests.support.served import TIMEOUT_SECONDS, Simulated
+from tests.support.served import TIMEOUT_SECONDS, SimulatorServer
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.errors import UserError
@@ -35,8 +35,8 @@ SONNET = "claude-sonnet-5-5"
 SYSTEM = "You are a careful assistant that reads files before it speaks of them. " * 60
 SECRET = "the-launch-code-is-swordfish"
 HELLO: list[MessageParam] = [{"role": "user", "content": "Hello."}]
-MARK = {"type": "ephemeral"}
-HOUR = {"type": "ephemeral", "ttl": "1h"}
+CACHE_CONTROL = {"type": "ephemeral"}
+CACHE_CONTROL_1H = {"type": "ephemeral", "ttl": "1h"}
 TOOL: Any = {"name": "read", "description": "Reads a file.", "input_schema": {"type": "object"}}
 LOOP = (
     '{"content": [{"type": "thinking", "thinking": "A file."},'
@@ -47,13 +47,13 @@ Wire = dict[str, Any]
 
 
 @pytest.fixture
-def simulated(request: pytest.FixtureRequest) -> Iterator[Simulated]:
-    with Simulated(parse_script(getattr(request, "param", ""))) as running:
+def simulated(request: pytest.FixtureRequest) -> Iterator[SimulatorServer]:
+    with SimulatorServer(parse_script(getattr(request, "param", ""))) as running:
         yield running
 
 
 @pytest.fixture
-def client(simulated: Simulated) -> Iterator[anthropic.Anthropic]:
+def client(simulated: SimulatorServer) -> Iterator[anthropic.Anthropic]:
     with wrap(simulated.client()) as opened:
         yield opened
 
@@ -63,12 +63,12 @@ def scripted(script: str) -> pytest.MarkDecorator:
 
 
 def create(client: anthropic.Anthropic, **options: Any) -> Message:
-    given: Wire = {"model": SONNET, "max_tokens": 50, "system": SYSTEM, "messages": HELLO, **options}
-    message: Message = client.messages.create(**given)
+    arguments: Wire = {"model": SONNET, "max_tokens": 50, "system": SYSTEM, "messages": HELLO, **options}
+    message: Message = client.messages.create(**arguments)
     return message
 
 
-def shown(usage: Usage) -> tuple[int, int, int, int]:
+def client_usage(usage: Usage) -> tuple[int, int, int, int]:
     return (
         usage.input_tokens,
         usage.cache_read_input_tokens or 0,
@@ -77,7 +77,7 @@ def shown(usage: Usage) -> tuple[int, int, int, int]:
     )
 
 
-def recorded(client: object) -> list[tuple[int, int, int, int]]:
+def recorded_usage(client: object) -> list[tuple[int, int, int, int]]:
     usages = (record.usage for record in recorder_of(client).calls)
     return [(usage.input, usage.cache_read, usage.cache_write, usage.output) for usage in usages]
 
@@ -88,102 +88,106 @@ def failures(client: object) -> list[LlmCallFailed]:
     return [event.payload for event in events if isinstance(event.payload, LlmCallFailed)]
 
 
-def marks_in(value: object) -> list[object]:
-    """Every mark of a body, in the order of the wire."""
+def breakpoints_in(value: object) -> list[object]:
+    """Every breakpoint of a body, in the order of the wire."""
     if isinstance(value, list):
-        return [mark for part in value for mark in marks_in(part)]
+        return [breakpoint for part in value for breakpoint in breakpoints_in(part)]
     if not isinstance(value, dict):
         return []
     here = [value["cache_control"]] if value.get("cache_control") else []
     names = ("tools", "system", "messages", "content")
-    return [mark for name in names for mark in marks_in(value.get(name))] + here
+    return [breakpoint for name in names for breakpoint in breakpoints_in(value.get(name))] + here
 
 
-# Marks
+# Breakpoints
 
 
-def test_the_second_call_reads_what_the_first_wrote_without_a_mark_of_the_caller(client: anthropic.Anthropic) -> None:
+def test_the_second_call_reads_what_the_first_wrote_without_a_breakpoint_of_the_caller(
+    client: anthropic.Anthropic,
+) -> None:
     first, second = create(client), create(client)
     assert first.usage.cache_creation_input_tokens
     assert second.usage.cache_read_input_tokens == first.usage.cache_creation_input_tokens
 
 
-def test_without_wrapping_nothing_is_kept(simulated: Simulated) -> None:
+def test_an_unwrapped_client_caches_nothing(simulated: SimulatorServer) -> None:
     with simulated.client() as bare:
         wrap(bare)
         create(bare)
         assert not create(bare).usage.cache_read_input_tokens
 
 
-def test_what_was_recorded_is_what_the_client_shows(client: anthropic.Anthropic) -> None:
+def test_the_recorded_usage_equals_what_the_client_shows(client: anthropic.Anthropic) -> None:
     messages = [create(client), create(client, system=SYSTEM + "More.")]
-    assert recorded(client) == [shown(message.usage) for message in messages]
+    assert recorded_usage(client) == [client_usage(message.usage) for message in messages]
 
 
-def test_a_growing_conversation_reads_all_of_the_call_before(client: anthropic.Anthropic) -> None:
-    talk: list[Any] = list(HELLO)
+def test_a_growing_conversation_reads_everything_the_previous_call_sent(client: anthropic.Anthropic) -> None:
+    messages_so_far: list[Any] = list(HELLO)
     sizes = []
     for word in ("One.", "Two.", "Three."):
-        message = create(client, messages=talk, tools=[TOOL])
-        talk += [{"role": "assistant", "content": message.content}, {"role": "user", "content": word}]
-        sizes.append(shown(message.usage)[1:3])
+        message = create(client, messages=messages_so_far, tools=[TOOL])
+        messages_so_far += [{"role": "assistant", "content": message.content}, {"role": "user", "content": word}]
+        sizes.append(client_usage(message.usage)[1:3])
     assert sizes[1][0] == sizes[0][1]
     assert sizes[2][0] == sum(sizes[1])
     assert all(record.is_prefix_unchanged for record in recorder_of(client).calls)
 
 
 @scripted(LOOP)
-def test_a_tool_loop_with_thinking_goes_on_with_the_clients_own_objects(client: anthropic.Anthropic) -> None:
+def test_a_tool_loop_with_thinking_continues_with_the_clients_own_objects(client: anthropic.Anthropic) -> None:
     first = create(client, tools=[TOOL])
     call = next(block for block in first.content if block.type == "tool_use")
     result = {"type": "tool_result", "tool_use_id": call.id, "content": "text"}
-    talk = [*HELLO, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
-    second = create(client, tools=[TOOL], messages=talk)
+    messages_so_far = [*HELLO, {"role": "assistant", "content": first.content}, {"role": "user", "content": [result]}]
+    second = create(client, tools=[TOOL], messages=messages_so_far)
     assert second.usage.cache_read_input_tokens == first.usage.cache_creation_input_tokens
     assert recorder_of(client).calls[1].is_prefix_unchanged
 
 
-def test_many_tools_at_once_hide_nothing_of_the_call_before(client: anthropic.Anthropic) -> None:
+def test_many_parallel_tools_do_not_hide_the_previous_call(client: anthropic.Anthropic) -> None:
     ids = [f"t{number}" for number in range(25)]
     uses = [{"type": "tool_use", "id": id, "name": "read", "input": {}} for id in ids]
     results = [{"type": "tool_result", "tool_use_id": id, "content": f"file {id} " * 20} for id in ids]
-    asked: list[Any] = [{"role": "user", "content": "Read all of them. " * 200}]
-    first = create(client, tools=[TOOL], messages=asked)
-    loop = [*asked, {"role": "assistant", "content": uses}, {"role": "user", "content": results}]
+    question: list[Any] = [{"role": "user", "content": "Read all of them. " * 200}]
+    first = create(client, tools=[TOOL], messages=question)
+    loop = [*question, {"role": "assistant", "content": uses}, {"role": "user", "content": results}]
     second = create(client, tools=[TOOL], messages=loop)
     third = create(client, tools=[TOOL], messages=[{"role": "user", "content": "Something else."}])
     assert second.usage.cache_read_input_tokens == first.usage.cache_creation_input_tokens
     assert 0 < (third.usage.cache_read_input_tokens or 0) < (second.usage.cache_read_input_tokens or 0)
 
 
-def test_the_callers_arguments_stay_as_they_are(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_the_callers_arguments_are_not_modified(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     blocks = [{"type": "text", "text": SYSTEM}]
     messages = [{"role": "user", "content": [{"type": "text", "text": "Hello."}]}]
-    given = {"system": blocks, "messages": messages, "tools": [TOOL]}
-    before = copy.deepcopy(given)
-    create(client, **given)
-    assert given == before
-    assert len(marks_in(simulated.bodies()[0])) == 3
+    callers_arguments = {"system": blocks, "messages": messages, "tools": [TOOL]}
+    before = copy.deepcopy(callers_arguments)
+    create(client, **callers_arguments)
+    assert callers_arguments == before
+    assert len(breakpoints_in(simulated.bodies()[0])) == 3
 
 
-def test_only_what_carries_a_mark_is_turned_into_blocks(simulated: Simulated, client: anthropic.Anthropic) -> None:
-    talk: Any = [*HELLO, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "More."}]
-    create(client, messages=talk)
+def test_only_text_with_a_breakpoint_is_turned_into_blocks(
+    simulated: SimulatorServer, client: anthropic.Anthropic
+) -> None:
+    messages_so_far: Any = [*HELLO, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "More."}]
+    create(client, messages=messages_so_far)
     body = simulated.bodies()[0]
-    assert body["system"] == [{"type": "text", "text": SYSTEM, "cache_control": MARK}]
+    assert body["system"] == [{"type": "text", "text": SYSTEM, "cache_control": CACHE_CONTROL}]
     assert body["messages"] == [
-        *talk[:2],
-        {"role": "user", "content": [{"type": "text", "text": "More.", "cache_control": MARK}]},
+        *messages_so_far[:2],
+        {"role": "user", "content": [{"type": "text", "text": "More.", "cache_control": CACHE_CONTROL}]},
     ]
 
 
-def test_messages_that_can_be_read_only_once_are_read_once(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_a_one_shot_iterator_of_messages_is_read_once(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     create(client, messages=({"role": "user", "content": word} for word in ("Hello.", "And?")))
     assert [message["role"] for message in simulated.bodies()[0]["messages"]] == ["user", "user"]
     assert len(recorder_of(client).calls) == 1
 
 
-def test_an_iterator_of_the_callers_that_fails_fails_the_call(client: anthropic.Anthropic) -> None:
+def test_a_callers_iterator_that_fails_fails_the_call(client: anthropic.Anthropic) -> None:
     def broken() -> Iterator[MessageParam]:
         yield HELLO[0]
         raise LookupError("lost")
@@ -192,64 +196,74 @@ def test_an_iterator_of_the_callers_that_fails_fails_the_call(client: anthropic.
         create(client, messages=broken())
 
 
-def marked(words: str, mark: Wire = MARK) -> Wire:
-    return {"type": "text", "text": words, "cache_control": mark}
+def text_with_breakpoint(text: str, cache_control: Wire = CACHE_CONTROL) -> Wire:
+    return {"type": "text", "text": text, "cache_control": cache_control}
 
 
 @pytest.mark.parametrize(("own", "sent"), [(4, 4), (3, 4), (2, 4), (1, 3)])
-def test_the_callers_marks_come_first(simulated: Simulated, client: anthropic.Anthropic, own: int, sent: int) -> None:
-    system = [marked(f"Part {number}.") for number in range(own)]
+def test_the_callers_breakpoints_have_priority(
+    simulated: SimulatorServer, client: anthropic.Anthropic, own: int, sent: int
+) -> None:
+    system = [text_with_breakpoint(f"Part {number}.") for number in range(own)]
     create(client, system=system, tools=[TOOL])
     body = simulated.bodies()[0]
     assert body["system"] == system
-    assert len(marks_in(body)) == sent
-    assert bool(marks_in(body["messages"])) == (own < 4)
-    assert bool(marks_in(body["tools"])) == (own < 3)
+    assert len(breakpoints_in(body)) == sent
+    assert bool(breakpoints_in(body["messages"])) == (own < 4)
+    assert bool(breakpoints_in(body["tools"])) == (own < 3)
 
 
-def test_a_mark_inside_a_tool_result_counts(simulated: Simulated, client: anthropic.Anthropic) -> None:
-    inner = [marked("one"), marked("two"), marked("three")]
-    talk = [
+def test_a_breakpoint_inside_a_tool_result_counts(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
+    inner = [text_with_breakpoint("one"), text_with_breakpoint("two"), text_with_breakpoint("three")]
+    messages_so_far = [
         *HELLO,
         {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "read", "input": {}}]},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": inner}, marked("four")]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "t1", "content": inner}, text_with_breakpoint("four")],
+        },
     ]
-    create(client, messages=talk, tools=[TOOL])
-    assert len(marks_in(simulated.bodies()[0])) == 4
+    create(client, messages=messages_so_far, tools=[TOOL])
+    assert len(breakpoints_in(simulated.bodies()[0])) == 4
 
 
-def test_a_block_with_a_mark_of_the_callers_gets_no_second_one(
-    simulated: Simulated, client: anthropic.Anthropic
+def test_a_block_with_a_breakpoint_of_the_caller_gets_no_second_one(
+    simulated: SimulatorServer, client: anthropic.Anthropic
 ) -> None:
-    create(client, messages=[{"role": "user", "content": [marked("Hello.", HOUR)]}])
-    assert marks_in(simulated.bodies()[0]) == [HOUR, HOUR]
+    create(client, messages=[{"role": "user", "content": [text_with_breakpoint("Hello.", CACHE_CONTROL_1H)]}])
+    assert breakpoints_in(simulated.bodies()[0]) == [CACHE_CONTROL_1H, CACHE_CONTROL_1H]
 
 
-def test_in_front_of_the_callers_hour_ours_are_hours_and_behind_it_minutes(
-    simulated: Simulated, client: anthropic.Anthropic
+def test_our_breakpoints_before_the_callers_one_hour_ttl_get_one_hour_and_later_ones_five_minutes(
+    simulated: SimulatorServer, client: anthropic.Anthropic
 ) -> None:
-    create(client, system=[{"type": "text", "text": "A."}, marked("B.", HOUR)], tools=[TOOL])
-    assert marks_in(simulated.bodies()[0]) == [HOUR, HOUR, MARK]
+    create(client, system=[{"type": "text", "text": "A."}, text_with_breakpoint("B.", CACHE_CONTROL_1H)], tools=[TOOL])
+    assert breakpoints_in(simulated.bodies()[0]) == [CACHE_CONTROL_1H, CACHE_CONTROL_1H, CACHE_CONTROL]
 
 
-@pytest.mark.parametrize("mark", [MARK, HOUR])
-def test_the_automatic_mark_takes_the_place_at_the_end(
-    simulated: Simulated, client: anthropic.Anthropic, mark: Wire
+@pytest.mark.parametrize("cache_control", [CACHE_CONTROL, CACHE_CONTROL_1H])
+def test_the_automatic_breakpoint_replaces_ours_at_the_end(
+    simulated: SimulatorServer, client: anthropic.Anthropic, cache_control: Wire
 ) -> None:
-    create(client, cache_control=mark, tools=[TOOL])
+    create(client, cache_control=cache_control, tools=[TOOL])
     body = simulated.bodies()[0]
-    assert marks_in(body["messages"]) == []
-    assert marks_in(body["tools"]) == marks_in(body["system"]) == [mark]
+    assert breakpoints_in(body["messages"]) == []
+    assert breakpoints_in(body["tools"]) == breakpoints_in(body["system"]) == [cache_control]
 
 
-def test_the_automatic_mark_counts(simulated: Simulated, client: anthropic.Anthropic) -> None:
-    create(client, cache_control=MARK, system=[marked("A."), marked("B."), marked("C.")], tools=[TOOL])
-    assert len(marks_in(simulated.bodies()[0])) == 4
+def test_the_automatic_breakpoint_counts(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
+    create(
+        client,
+        cache_control=CACHE_CONTROL,
+        system=[text_with_breakpoint("A."), text_with_breakpoint("B."), text_with_breakpoint("C.")],
+        tools=[TOOL],
+    )
+    assert len(breakpoints_in(simulated.bodies()[0])) == 4
 
 
-@pytest.mark.parametrize("extra", [{"system": "Another one."}, {"cache_control": MARK}])
-def test_a_prompt_that_is_put_in_by_hand_is_left_alone(
-    simulated: Simulated, client: anthropic.Anthropic, extra: Wire
+@pytest.mark.parametrize("extra", [{"system": "Another one."}, {"cache_control": CACHE_CONTROL}])
+def test_a_prompt_in_extra_body_is_left_unchanged(
+    simulated: SimulatorServer, client: anthropic.Anthropic, extra: Wire
 ) -> None:
     create(client, extra_body=extra)
     body = simulated.bodies()[0]
@@ -257,10 +271,10 @@ def test_a_prompt_that_is_put_in_by_hand_is_left_alone(
     assert len(recorder_of(client).calls) == 1
 
 
-# What passes through
+# Pass-through
 
 
-def test_a_wrapped_client_is_a_client(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_a_wrapped_client_is_a_client(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     assert isinstance(client, anthropic.Anthropic)
     assert client.max_retries == 0
     assert "messages" in dir(client)
@@ -273,7 +287,7 @@ def test_a_wrapped_client_is_a_client(simulated: Simulated, client: anthropic.An
     assert len(recorder_of(client).calls) == 1
 
 
-def test_a_setting_of_the_wrapped_client_is_the_clients(simulated: Simulated) -> None:
+def test_a_setting_on_the_wrapped_client_is_set_on_the_client(simulated: SimulatorServer) -> None:
     with simulated.client() as bare:
         client: Any = wrap(bare)
         client.max_retries = 1
@@ -283,7 +297,7 @@ def test_a_setting_of_the_wrapped_client_is_the_clients(simulated: Simulated) ->
         assert not hasattr(client, "note")
 
 
-def test_copies_of_a_wrapped_client_are_wrapped_and_write_into_the_same_record(client: anthropic.Anthropic) -> None:
+def test_copies_of_a_wrapped_client_are_wrapped_and_share_its_recorder(client: anthropic.Anthropic) -> None:
     create(client.with_options(timeout=4))
     assert create(client.copy(timeout=3)).usage.cache_read_input_tokens
     with client as entered:
@@ -292,22 +306,22 @@ def test_copies_of_a_wrapped_client_are_wrapped_and_write_into_the_same_record(c
     assert recorder_of(client.with_options(timeout=4)) is recorder_of(client)
 
 
-def test_a_client_that_is_not_known_is_refused_by_name() -> None:
+def test_an_unknown_client_is_refused_by_name() -> None:
     with pytest.raises(UserError, match=r"a builtins\.list cannot be wrapped; these clients can: anthropic\.Anthropic"):
         wrap([])
 
 
-def test_a_client_is_wrapped_once(client: anthropic.Anthropic) -> None:
+def test_a_client_cannot_be_wrapped_twice(client: anthropic.Anthropic) -> None:
     with pytest.raises(UserError, match="wrapped already"):
         wrap(client)
 
 
-def test_a_client_that_is_not_wrapped_has_no_record(simulated: Simulated) -> None:
+def test_an_unwrapped_client_has_no_recorder(simulated: SimulatorServer) -> None:
     with simulated.client() as bare, pytest.raises(UserError, match="is not wrapped"):
         recorder_of(bare)
 
 
-def test_a_class_of_the_callers_own_can_be_wrapped(simulated: Simulated) -> None:
+def test_a_subclass_of_a_client_can_be_wrapped(simulated: SimulatorServer) -> None:
     class Mine(anthropic.Anthropic):
         pass
 
@@ -320,23 +334,23 @@ def test_a_class_of_the_callers_own_can_be_wrapped(simulated: Simulated) -> None
 # Streams
 
 
-def test_a_raw_stream_is_passed_on_and_recorded(client: anthropic.Anthropic) -> None:
+def test_a_raw_stream_is_passed_through_and_recorded(client: anthropic.Anthropic) -> None:
     stream: Any = create(client, stream=True)
     assert isinstance(stream, anthropic.Stream)
     kinds = [event.type for event in stream]
     assert (kinds[0], kinds[-1]) == ("message_start", "message_stop")
-    whole = create(client)
-    assert recorded(client)[1] == shown(whole.usage)
-    assert recorded(client)[0][2] == whole.usage.cache_read_input_tokens
+    message = create(client)
+    assert recorded_usage(client)[1] == client_usage(message.usage)
+    assert recorded_usage(client)[0][2] == message.usage.cache_read_input_tokens
 
 
-def test_the_stream_with_its_snapshots_is_the_clients_own(client: anthropic.Anthropic) -> None:
+def test_a_stream_with_snapshots_is_the_clients_own_type(client: anthropic.Anthropic) -> None:
     with client.messages.stream(model=SONNET, max_tokens=50, system=SYSTEM, messages=HELLO) as stream:
         assert type(stream) is anthropic.MessageStream
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert text == "Echo: Hello."
-    assert recorded(client) == [shown(final.usage)]
+    assert recorded_usage(client) == [client_usage(final.usage)]
     assert create(client).usage.cache_read_input_tokens == final.usage.cache_creation_input_tokens
 
 
@@ -346,7 +360,7 @@ def test_a_stream_that_is_never_entered_is_no_call(client: anthropic.Anthropic) 
     assert list(recorder.log.read(recorder.session_id)) == []
 
 
-def test_a_stream_that_is_left_early_is_recorded_with_what_it_took_so_far(client: anthropic.Anthropic) -> None:
+def test_a_stream_that_is_closed_early_is_recorded_with_its_usage_so_far(client: anthropic.Anthropic) -> None:
     with client.messages.stream(model=SONNET, max_tokens=50, system=SYSTEM, messages=HELLO) as stream:
         next(iter(stream))
     raw: Any = create(client, stream=True)
@@ -356,10 +370,10 @@ def test_a_stream_that_is_left_early_is_recorded_with_what_it_took_so_far(client
         next(entered)
     assert [failure.error_class for failure in failures(client)] == ["cancelled"] * 3
     assert [record.completed for record in recorder_of(client).calls] == [False] * 3
-    assert all(usage[1] + usage[2] > 0 for usage in recorded(client))
+    assert all(usage[1] + usage[2] > 0 for usage in recorded_usage(client))
 
 
-def test_a_stream_that_is_dropped_is_recorded_once_somebody_looks(client: anthropic.Anthropic) -> None:
+def test_a_dropped_stream_is_recorded_once_it_is_collected(client: anthropic.Anthropic) -> None:
     for _ in create(client, stream=True):
         break
     gc.collect()
@@ -368,7 +382,7 @@ def test_a_stream_that_is_dropped_is_recorded_once_somebody_looks(client: anthro
 
 
 @scripted('{"content": "At last.", "fault": "cut;after=3"}')
-def test_a_stream_that_breaks_raises_what_the_client_raises(client: anthropic.Anthropic) -> None:
+def test_a_stream_that_breaks_raises_the_clients_own_error(client: anthropic.Anthropic) -> None:
     with (
         pytest.raises(Exception) as caught,
         client.messages.stream(model=SONNET, max_tokens=50, messages=HELLO) as stream,
@@ -381,7 +395,7 @@ def test_a_stream_that_breaks_raises_what_the_client_raises(client: anthropic.An
 # Failures
 
 
-def test_the_clients_errors_pass_and_are_recorded(client: anthropic.Anthropic) -> None:
+def test_the_clients_errors_are_raised_unchanged_and_recorded(client: anthropic.Anthropic) -> None:
     with pytest.raises(anthropic.OverloadedError):
         create(client, extra_headers={"x-holdfast-fault": "529"})
     with (
@@ -389,33 +403,33 @@ def test_the_clients_errors_pass_and_are_recorded(client: anthropic.Anthropic) -
         client.messages.stream(model=SONNET, max_tokens=50, messages=HELLO, extra_headers={"x-holdfast-fault": "529"}),
     ):
         pass
-    found = failures(client)
-    assert [failure.error_class for failure in found] == ["rate_limit"] * 2
-    assert found[0].error_message_redacted == "OverloadedError (HTTP status 529)"
+    recorded_failures = failures(client)
+    assert [failure.error_class for failure in recorded_failures] == ["rate_limit"] * 2
+    assert recorded_failures[0].error_message_redacted == "OverloadedError (HTTP status 529)"
     assert recorder_of(client).calls == ()
 
 
-def test_a_provider_that_cannot_be_reached_is_a_failure_of_the_network() -> None:
+def test_an_unreachable_provider_is_a_network_failure() -> None:
     with wrap(anthropic.Anthropic(base_url="http://127.0.0.1:9", api_key="any", timeout=1, max_retries=0)) as client:
         with pytest.raises(anthropic.APIConnectionError):
             create(client)
         assert [failure.error_class for failure in failures(client)] == ["network"]
 
 
-def test_an_unknown_model_is_sent_as_it_was_with_one_warning(
-    simulated: Simulated, client: anthropic.Anthropic, caplog: pytest.LogCaptureFixture
+def test_a_call_with_an_unknown_model_is_sent_unchanged_with_one_warning(
+    simulated: SimulatorServer, client: anthropic.Anthropic, caplog: pytest.LogCaptureFixture
 ) -> None:
     for _ in range(2):
         with pytest.raises(anthropic.NotFoundError):
             create(client, model="claude-sonnet-55")
-    assert marks_in(simulated.bodies()[0]) == []
+    assert breakpoints_in(simulated.bodies()[0]) == []
     assert [(record.name, record.levelno) for record in caplog.records if record.name.startswith("holdfast")] == [
         ("holdfast.integrations", logging.WARNING)
     ]
 
 
-def test_what_cannot_be_read_is_sent_as_it_was_with_one_warning_that_quotes_nothing(
-    simulated: Simulated, client: anthropic.Anthropic, caplog: pytest.LogCaptureFixture
+def test_unreadable_arguments_are_sent_unchanged_with_one_warning_that_quotes_nothing(
+    simulated: SimulatorServer, client: anthropic.Anthropic, caplog: pytest.LogCaptureFixture
 ) -> None:
     strange = [{"type": "text", "text": SECRET, "citations": [{"unheard": SECRET}]}]
     for _ in range(2):
@@ -426,7 +440,7 @@ def test_what_cannot_be_read_is_sent_as_it_was_with_one_warning_that_quotes_noth
     assert SECRET not in caplog.text
 
 
-def test_wrong_arguments_fail_as_they_do_without_us(client: anthropic.Anthropic) -> None:
+def test_wrong_arguments_fail_as_without_wrapping(client: anthropic.Anthropic) -> None:
     wrong: Any = client.messages
     with pytest.raises(TypeError):
         wrong.create("positional")
@@ -434,7 +448,9 @@ def test_wrong_arguments_fail_as_they_do_without_us(client: anthropic.Anthropic)
         wrong.create(model=SONNET)
 
 
-def test_a_store_that_fails_does_not_fail_the_call(simulated: Simulated, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_store_that_fails_does_not_fail_the_call(
+    simulated: SimulatorServer, caplog: pytest.LogCaptureFixture
+) -> None:
     store = open_store("memory:")
     with wrap(simulated.client(), store=store) as client:
         store.close()
@@ -445,7 +461,7 @@ def test_a_store_that_fails_does_not_fail_the_call(simulated: Simulated, caplog:
 # The record
 
 
-def test_the_record_holds_no_prompt(client: anthropic.Anthropic) -> None:
+def test_the_record_contains_no_prompt(client: anthropic.Anthropic) -> None:
     create(client, system=SYSTEM + SECRET, messages=[{"role": "user", "content": SECRET}], metadata={"user_id": SECRET})
     recorder = recorder_of(client)
     events = list(recorder.log.read(recorder.session_id))
@@ -458,29 +474,29 @@ def test_the_record_holds_no_prompt(client: anthropic.Anthropic) -> None:
     assert SECRET.encode() not in msgspec.json.encode(events)
 
 
-def test_the_record_can_be_kept_in_a_file(simulated: Simulated, tmp_path: Path) -> None:
-    place = tmp_path / "calls.db"
-    with wrap(simulated.client(), store=place) as client:
+def test_the_record_can_be_stored_in_a_file(simulated: SimulatorServer, tmp_path: Path) -> None:
+    path = tmp_path / "calls.db"
+    with wrap(simulated.client(), store=path) as client:
         create(client)
         recorder = recorder_of(client)
-        known = recorder.calls
+        calls_recorded = recorder.calls
         recorder.log.close()
-    log = open_store(place)
-    assert tuple(iter_calls(log.read(recorder.session_id))) == known
+    log = open_store(path)
+    assert tuple(iter_calls(log.read(recorder.session_id))) == calls_recorded
     assert log.sessions()[0].model == f"anthropic:{SONNET}"
     log.close()
 
 
-def test_a_file_is_written_to_the_end_though_nobody_closes_it(simulated: Simulated, tmp_path: Path) -> None:
-    place = tmp_path / "calls.db"
-    ask = (
+def test_a_file_is_written_completely_even_if_it_is_never_closed(simulated: SimulatorServer, tmp_path: Path) -> None:
+    path = tmp_path / "calls.db"
+    program = (
         "import anthropic; from holdfast.integrations import wrap; "
         f"bare = anthropic.Anthropic(base_url={simulated.url!r}, api_key='any', timeout=5); "
-        f"client = wrap(bare, store={str(place)!r}); "
+        f"client = wrap(bare, store={str(path)!r}); "
         f"client.messages.create(model={SONNET!r}, max_tokens=5, messages=[dict(role='user', content='Hello.')])"
     )
-    subprocess.run([sys.executable, "-c", ask], check=True, timeout=30)
-    log = open_store(place)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+    log = open_store(path)
     assert [record.completed for record in iter_calls(log.read(log.sessions()[0].id))] == [True]
     log.close()
 
@@ -497,18 +513,18 @@ def test_the_bill_adds_up_over_models(client: anthropic.Anthropic) -> None:
     assert bill.usage.output == sum(record.usage.output for record in recorder.calls)
 
 
-def test_a_prefix_that_moved_is_told_with_its_layer(client: anthropic.Anthropic) -> None:
+def test_a_changed_prefix_is_recorded_with_its_layer(client: anthropic.Anthropic) -> None:
     create(client)
     create(client, system="Something else.")
     record = recorder_of(client).calls[1]
     assert (record.is_prefix_unchanged, record.changed_layer, record.blocks_before) == (False, "system", 2)
 
 
-# The other client
+# The asynchronous client
 
 
 @pytest_asyncio.fixture
-async def other() -> AsyncIterator[anthropic.AsyncAnthropic]:
+async def async_client() -> AsyncIterator[anthropic.AsyncAnthropic]:
     server = await serve_simulator(SimulatedProvider())
     bare = anthropic.AsyncAnthropic(base_url=server.url, api_key="any", timeout=TIMEOUT_SECONDS, max_retries=0)
     async with wrap(bare) as client:
@@ -516,61 +532,65 @@ async def other() -> AsyncIterator[anthropic.AsyncAnthropic]:
     await server.aclose()
 
 
-async def ask(client: anthropic.AsyncAnthropic, **options: Any) -> Any:
-    given: Wire = {"model": SONNET, "max_tokens": 50, "system": SYSTEM, "messages": HELLO, **options}
-    return await client.messages.create(**given)
+async def create_async(client: anthropic.AsyncAnthropic, **options: Any) -> Any:
+    arguments: Wire = {"model": SONNET, "max_tokens": 50, "system": SYSTEM, "messages": HELLO, **options}
+    return await client.messages.create(**arguments)
 
 
-async def test_the_asynchronous_client_is_wrapped_too(other: anthropic.AsyncAnthropic) -> None:
-    first, second = await ask(other), await ask(other)
-    assert isinstance(other, anthropic.AsyncAnthropic)
+async def test_the_asynchronous_client_is_wrapped_too(async_client: anthropic.AsyncAnthropic) -> None:
+    first, second = await create_async(async_client), await create_async(async_client)
+    assert isinstance(async_client, anthropic.AsyncAnthropic)
     assert second.usage.cache_read_input_tokens == first.usage.cache_creation_input_tokens > 0
-    assert recorded(other) == [shown(first.usage), shown(second.usage)]
+    assert recorded_usage(async_client) == [client_usage(first.usage), client_usage(second.usage)]
 
 
-async def test_asynchronous_streams_are_passed_on_and_recorded(other: anthropic.AsyncAnthropic) -> None:
-    raw = await ask(other, stream=True)
+async def test_asynchronous_streams_are_passed_through_and_recorded(async_client: anthropic.AsyncAnthropic) -> None:
+    raw = await create_async(async_client, stream=True)
     assert isinstance(raw, anthropic.AsyncStream)
     assert [event.type async for event in raw][-1] == "message_stop"
-    async with other.messages.stream(model=SONNET, max_tokens=50, system=SYSTEM, messages=HELLO) as stream:
+    async with async_client.messages.stream(model=SONNET, max_tokens=50, system=SYSTEM, messages=HELLO) as stream:
         final = await stream.get_final_message()
     assert final.usage.cache_read_input_tokens
-    assert recorded(other)[1] == shown(final.usage)
-    cut = await ask(other, stream=True)
+    assert recorded_usage(async_client)[1] == client_usage(final.usage)
+    cut = await create_async(async_client, stream=True)
     await anext(cut)
     await cut.close()
-    async with await ask(other, stream=True) as entered:
+    async with await create_async(async_client, stream=True) as entered:
         await anext(entered)
-    assert [record.completed for record in recorder_of(other).calls] == [True, True, False, False]
+    assert [record.completed for record in recorder_of(async_client).calls] == [True, True, False, False]
 
 
-async def test_the_asynchronous_clients_errors_pass_and_are_recorded(other: anthropic.AsyncAnthropic) -> None:
+async def test_the_asynchronous_clients_errors_are_raised_unchanged_and_recorded(
+    async_client: anthropic.AsyncAnthropic,
+) -> None:
     fault = {"x-holdfast-fault": "429"}
     with pytest.raises(anthropic.RateLimitError):
-        await ask(other, extra_headers=fault)
+        await create_async(async_client, extra_headers=fault)
     with pytest.raises(anthropic.RateLimitError):
-        async with other.messages.stream(model=SONNET, max_tokens=5, messages=HELLO, extra_headers=fault):
+        async with async_client.messages.stream(model=SONNET, max_tokens=5, messages=HELLO, extra_headers=fault):
             pass
-    waiting = asyncio.ensure_future(ask(other, extra_headers={"x-holdfast-fault": "slow;seconds=3"}))
+    waiting = asyncio.ensure_future(create_async(async_client, extra_headers={"x-holdfast-fault": "slow;seconds=3"}))
     await asyncio.sleep(0)
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert [failure.error_class for failure in failures(other)] == ["rate_limit", "rate_limit", "cancelled"]
+    assert [failure.error_class for failure in failures(async_client)] == ["rate_limit", "rate_limit", "cancelled"]
 
 
-async def test_calls_at_once_are_told_apart(other: anthropic.AsyncAnthropic) -> None:
-    asked = [[{"role": "user", "content": "word " * number}] for number in range(1, 6)]
-    messages = await asyncio.gather(*(ask(other, messages=talk) for talk in asked))
-    assert sorted(recorded(other)) == sorted(shown(message.usage) for message in messages)
-    records = recorder_of(other).calls
+async def test_parallel_calls_are_recorded_separately(async_client: anthropic.AsyncAnthropic) -> None:
+    conversations = [[{"role": "user", "content": "word " * number}] for number in range(1, 6)]
+    messages = await asyncio.gather(
+        *(create_async(async_client, messages=messages_so_far) for messages_so_far in conversations)
+    )
+    assert sorted(recorded_usage(async_client)) == sorted(client_usage(message.usage) for message in messages)
+    records = recorder_of(async_client).calls
     assert sorted(record.blocks_shared for record in records) == [0, 1, 1, 1, 1]
 
 
-# What is set in the store
+# Cache controls of the store
 
 
-def test_where_caching_is_turned_off_nothing_is_added_and_turned_on_again_it_is(simulated: Simulated) -> None:
+def test_disabling_caching_adds_nothing_to_a_call_until_it_is_enabled_again(simulated: SimulatorServer) -> None:
     store = MemoryStore()
     with wrap(simulated.client(), store=store) as client:
         create(client)
@@ -583,22 +603,22 @@ def test_where_caching_is_turned_off_nothing_is_added_and_turned_on_again_it_is(
         create(client)
         store.records.set_settings(CacheSettings({"openai": False}))
         create(client)
-        told = [event.payload for event in store.read(session) if isinstance(event.payload, CacheControlsApplied)]
+        applied = [event.payload for event in store.read(session) if isinstance(event.payload, CacheControlsApplied)]
     first, off, on, provider_off, other_off = simulated.bodies()
     with simulated.client() as bare:
         create(bare)
     assert off == provider_off == simulated.bodies()[-1]
     assert first == on == other_off
-    assert [bool(marks_in(body)) for body in (first, off)] == [True, False]
-    assert [one.caching_enabled for one in told] == [False, True, False, True]
+    assert [bool(breakpoints_in(body)) for body in (first, off)] == [True, False]
+    assert [controls.caching_enabled for controls in applied] == [False, True, False, True]
 
 
-def test_a_call_without_marks_because_they_were_turned_off_is_judged_as_planned(simulated: Simulated) -> None:
+def test_a_miss_because_caching_was_disabled_is_planned(simulated: SimulatorServer) -> None:
     store = MemoryStore()
     with wrap(simulated.client(), store=store) as client:
         create(client, system=SYSTEM * 5)
         session = recorder_of(client).session_id
         store.records.set_caching_enabled(session, enabled=False)
         create(client, system=SYSTEM * 5)
-    judged = [one.verdict for one in iter_entries(store.read(session), shipped_models()) if one.verdict]
-    assert [one.kind for one in judged] == ["first_use", "planned"]
+    verdicts = [entry.verdict for entry in iter_entries(store.read(session), shipped_models()) if entry.verdict]
+    assert [verdict.kind for verdict in verdicts] == ["first_use", "planned"]

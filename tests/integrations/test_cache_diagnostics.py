@@ -1,4 +1,4 @@
-"""The official clients ask the simulator why its cache did not hold; wrapped, they record what it said."""
+"""The official clients request cache diagnostics from the simulator; wrapped, they record the diagnosis."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 from anthropic.types import CacheMissMessagesChanged, CacheMissPreviousMessageNotFound, Diagnostics, Message
 from openai.types.responses import Response
 from openai.types.responses.response import PromptCacheDiagnosticsCacheHit, PromptCacheDiagnosticsCacheMiss
-from tests.support.served import TIMEOUT_SECONDS, Simulated
+from tests.support.served import TIMEOUT_SECONDS, SimulatorServer
 
 from holdfast.events.payloads.calls import LlmCallCompleted
 from holdfast.integrations import recorder_of, wrap
@@ -21,47 +21,55 @@ HELLO = {"role": "user", "content": "Hello."}
 
 
 @pytest.fixture
-def simulated() -> Iterator[Simulated]:
-    with Simulated(parse_script("")) as running:
+def simulated() -> Iterator[SimulatorServer]:
+    with SimulatorServer(parse_script("")) as running:
         yield running
 
 
 @pytest.fixture
-def claude(simulated: Simulated) -> Iterator[anthropic.Anthropic]:
+def claude(simulated: SimulatorServer) -> Iterator[anthropic.Anthropic]:
     with simulated.client() as client:
         yield client
 
 
 @pytest.fixture
-def gpt(simulated: Simulated) -> Iterator[openai.OpenAI]:
+def gpt(simulated: SimulatorServer) -> Iterator[openai.OpenAI]:
     options: dict[str, Any] = {"api_key": "any", "timeout": TIMEOUT_SECONDS, "max_retries": 0}
     with openai.OpenAI(base_url=f"{simulated.url}/v1", **options) as client:
         yield client
 
 
-def ask_claude(client: Any, *messages: Any, stream: bool = False, **wish: Any) -> Message:
-    given: Any = {"model": "claude-sonnet-5-5", "max_tokens": 50, "system": SYSTEM, "messages": list(messages), **wish}
-    given["cache_control"] = {"type": "ephemeral"}
+def ask_claude(client: Any, *messages: Any, stream: bool = False, **options: Any) -> Message:
+    arguments: Any = {
+        "model": "claude-sonnet-5-5",
+        "max_tokens": 50,
+        "system": SYSTEM,
+        "messages": list(messages),
+        **options,
+    }
+    arguments["cache_control"] = {"type": "ephemeral"}
     if not stream:
-        whole: Message = client.messages.create(**given)
-        return whole
-    with client.messages.stream(**given) as events:
+        complete: Message = client.messages.create(**arguments)
+        return complete
+    with client.messages.stream(**arguments) as events:
         message: Message = events.get_final_message()
         return message
 
 
-def after(reply: Message) -> dict[str, Any]:
+def compared_with(reply: Message) -> dict[str, Any]:
     return {"diagnostics": {"previous_message_id": reply.id}}
 
 
-def ask_gpt(client: Any, *said: Any, stream: bool = False, previous: str | None = None) -> Response:
+def ask_gpt(client: Any, *items: Any, stream: bool = False, previous: str | None = None) -> Response:
     options = {"prompt_cache_options": {"comparison_response_id": previous}} if previous else {}
-    given: Any = {"model": "gpt-6.1-sol", "input": [{"role": "developer", "content": SYSTEM}, *said], **options}
+    arguments: Any = {"model": "gpt-6.1-sol", "input": [{"role": "developer", "content": SYSTEM}, *items], **options}
     if not stream:
-        whole: Response = client.responses.create(**given)
-        return whole
-    (ended,) = [event for event in client.responses.create(stream=True, **given) if event.type == "response.completed"]
-    response: Response = ended.response
+        complete: Response = client.responses.create(**arguments)
+        return complete
+    (completed,) = [
+        event for event in client.responses.create(stream=True, **arguments) if event.type == "response.completed"
+    ]
+    response: Response = completed.response
     return response
 
 
@@ -72,12 +80,12 @@ def recorded(client: object) -> list[CacheDiagnosis | None]:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_anthropics_client_sees_the_diagnosis_in_its_own_types(claude: anthropic.Anthropic, stream: bool) -> None:
+def test_anthropics_client_gets_the_diagnosis_in_its_own_types(claude: anthropic.Anthropic, stream: bool) -> None:
     first = ask_claude(claude, HELLO, stream=stream, diagnostics={"previous_message_id": None})
     assert first.diagnostics is None
     grown = (HELLO, {"role": "assistant", "content": first.content}, HELLO)
-    assert ask_claude(claude, *grown, stream=stream, **after(first)).diagnostics is None
-    changed = ask_claude(claude, {"role": "user", "content": "Bye."}, stream=stream, **after(first)).diagnostics
+    assert ask_claude(claude, *grown, stream=stream, **compared_with(first)).diagnostics is None
+    changed = ask_claude(claude, {"role": "user", "content": "Bye."}, stream=stream, **compared_with(first)).diagnostics
     assert isinstance(changed, Diagnostics)
     assert isinstance(changed.cache_miss_reason, CacheMissMessagesChanged)
     assert changed.cache_miss_reason.cache_missed_input_tokens > 0
@@ -87,25 +95,25 @@ def test_anthropics_client_sees_the_diagnosis_in_its_own_types(claude: anthropic
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_openais_client_sees_the_diagnosis_in_its_own_types(gpt: openai.OpenAI, stream: bool) -> None:
+def test_openais_client_gets_the_diagnosis_in_its_own_types(gpt: openai.OpenAI, stream: bool) -> None:
     first = ask_gpt(gpt, HELLO, stream=stream)
     assert first.prompt_cache_diagnostics is None
     grown = ask_gpt(gpt, HELLO, {"role": "user", "content": "More."}, stream=stream, previous=first.id)
     assert isinstance(grown.prompt_cache_diagnostics, PromptCacheDiagnosticsCacheHit)
     changed = ask_gpt(gpt, {"role": "user", "content": "Bye."}, stream=stream, previous=first.id)
-    told = changed.prompt_cache_diagnostics
-    assert isinstance(told, PromptCacheDiagnosticsCacheMiss)
-    assert told.reason == "input_changed"
+    diagnosis = changed.prompt_cache_diagnostics
+    assert isinstance(diagnosis, PromptCacheDiagnosticsCacheMiss)
+    assert diagnosis.reason == "input_changed"
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-def test_a_wrapped_client_records_a_diagnosis_that_its_caller_asked_for(
+def test_a_wrapped_client_records_a_diagnosis_that_its_caller_requested(
     claude: anthropic.Anthropic, gpt: openai.OpenAI, stream: bool
 ) -> None:
     wrapped: Any = wrap(claude)
     first = ask_claude(wrapped, HELLO, stream=stream)
-    ask_claude(wrapped, HELLO, stream=stream, **after(first))
-    ask_claude(wrapped, {"role": "user", "content": "Bye."}, stream=stream, **after(first))
+    ask_claude(wrapped, HELLO, stream=stream, **compared_with(first))
+    ask_claude(wrapped, {"role": "user", "content": "Bye."}, stream=stream, **compared_with(first))
     *hits, miss = recorded(wrapped)
     assert hits == [None, CacheDiagnosis("hit")]
     assert miss is not None
@@ -116,7 +124,9 @@ def test_a_wrapped_client_records_a_diagnosis_that_its_caller_asked_for(
     assert recorded(other) == [None, CacheDiagnosis("hit")]
 
 
-def test_a_wrapped_client_is_not_made_to_ask(simulated: Simulated, claude: anthropic.Anthropic) -> None:
+def test_a_wrapped_client_requests_no_diagnosis_by_itself(
+    simulated: SimulatorServer, claude: anthropic.Anthropic
+) -> None:
     wrapped: Any = wrap(claude)
     first = ask_claude(wrapped, HELLO)
     ask_claude(wrapped, HELLO, {"role": "assistant", "content": first.content}, HELLO)
@@ -124,7 +134,7 @@ def test_a_wrapped_client_is_not_made_to_ask(simulated: Simulated, claude: anthr
     assert recorded(wrapped) == [None, None]
 
 
-def test_a_first_request_that_asks_has_nothing_to_be_compared_with(claude: anthropic.Anthropic) -> None:
+def test_a_first_request_has_nothing_to_be_compared_with(claude: anthropic.Anthropic) -> None:
     wrapped: Any = wrap(claude)
     ask_claude(wrapped, HELLO, diagnostics={"previous_message_id": None})
     assert recorded(wrapped) == [None]

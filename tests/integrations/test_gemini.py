@@ -1,4 +1,4 @@
-"""Gemini's own client, wrapped, against a provider on a real socket that answers as its adapter writes."""
+"""Gemini's own client, wrapped, against a server that answers with our adapter's encoding, over a real socket."""
 
 import json
 from collections.abc import AsyncIterator, Iterator
@@ -9,7 +9,7 @@ import pytest_asyncio
 from google import genai
 from google.genai import errors, types
 from tests.support.loopback import Server, says, serving
-from tests.support.served import TIMEOUT_SECONDS, answering, replying
+from tests.support.served import TIMEOUT_SECONDS, reply_handler, serve_handlers
 
 from holdfast.events.payloads.calls import LlmCallFailed
 from holdfast.integrations import recorder_of, wrap
@@ -20,11 +20,11 @@ from holdfast.types.usage import Usage
 
 FLASH = "gemini-3.8-flash"
 SYSTEM = "You read files before you speak of them."
-TOOK = Usage(input=30, cache_read=4_096, output=7)
-SAID = Reply((Text("Two words. " * 20),), "end_turn", TOOK, FLASH, "reply-1")
-CALLED = Reply((ToolUse("c1", "look_up", '{"word":"prefix"}'),), "tool_use", TOOK, FLASH, "reply-0")
+USAGE = Usage(input=30, cache_read=4_096, output=7)
+REPLY = Reply((Text("Two words. " * 20),), "end_turn", USAGE, FLASH, "reply-1")
+TOOL_CALL_REPLY = Reply((ToolUse("c1", "look_up", '{"word":"prefix"}'),), "tool_use", USAGE, FLASH, "reply-0")
 CONFIG = types.GenerateContentConfig(system_instruction=SYSTEM)
-ANSWER = replying(gemini, SAID)
+ANSWER = reply_handler(gemini, REPLY)
 
 
 def connect(server: Server) -> genai.Client:
@@ -34,7 +34,7 @@ def connect(server: Server) -> genai.Client:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with answering(ANSWER) as running:
+    with serve_handlers(ANSWER) as running:
         yield running
 
 
@@ -44,23 +44,23 @@ def client(server: Server) -> Iterator[genai.Client]:
         yield opened
 
 
-def recorded(client: object) -> list[Usage]:
+def recorded_usage(client: object) -> list[Usage]:
     return [record.usage for record in recorder_of(client).calls]
 
 
-def kinds_of_failures(client: object) -> list[str]:
+def failure_classes(client: object) -> list[str]:
     recorder = recorder_of(client)
     payloads = [event.payload for event in recorder.log.read(recorder.session_id)]
     return [payload.error_class for payload in payloads if isinstance(payload, LlmCallFailed)]
 
 
-def test_a_call_is_sent_as_it_was_and_recorded(server: Server, client: genai.Client) -> None:
+def test_a_call_is_sent_unchanged_and_recorded(server: Server, client: genai.Client) -> None:
     assert isinstance(client, genai.Client)
     reply = client.models.generate_content(model=FLASH, contents="Hello.", config=CONFIG)
     assert reply.text == "Two words. " * 20
     assert reply.usage_metadata is not None
-    assert reply.usage_metadata.cached_content_token_count == TOOK.cache_read
-    assert recorded(client) == [TOOK]
+    assert reply.usage_metadata.cached_content_token_count == USAGE.cache_read
+    assert recorded_usage(client) == [USAGE]
     record = recorder_of(client).calls[0]
     assert (record.model, record.cost_usd > 0) == (f"gemini:{FLASH}", True)
     body = json.loads(server.bodies[0])
@@ -68,59 +68,59 @@ def test_a_call_is_sent_as_it_was_and_recorded(server: Server, client: genai.Cli
     assert body["systemInstruction"]["parts"] == [{"text": SYSTEM}]
 
 
-def test_a_stream_is_passed_on_and_recorded(client: genai.Client) -> None:
+def test_a_stream_is_passed_through_and_recorded(client: genai.Client) -> None:
     chunks = list(client.models.generate_content_stream(model=FLASH, contents="Hello.", config=CONFIG))
     assert len(chunks) > 1
     assert "".join(chunk.text or "" for chunk in chunks) == "Two words. " * 20
-    assert recorded(client) == [TOOK]
+    assert recorded_usage(client) == [USAGE]
 
 
-def test_a_stream_that_is_left_early_is_a_cancelled_call(client: genai.Client) -> None:
+def test_a_stream_that_is_closed_early_is_a_cancelled_call(client: genai.Client) -> None:
     stream: Any = client.models.generate_content_stream(model=FLASH, contents="Hello.")
     next(stream)
     stream.close()
-    assert recorded(client) == []
-    assert kinds_of_failures(client) == ["cancelled"]
+    assert recorded_usage(client) == []
+    assert failure_classes(client) == ["cancelled"]
 
 
-def test_a_chat_is_recorded_and_its_prefix_holds(client: genai.Client) -> None:
+def test_a_chat_is_recorded_with_an_unchanged_prefix(client: genai.Client) -> None:
     chat = client.chats.create(model=FLASH, config=CONFIG)
     chat.send_message("Hello.")
     chat.send_message("Go on.")
     records = recorder_of(client).calls
-    assert [record.usage for record in records] == [TOOK, TOOK]
+    assert [record.usage for record in records] == [USAGE, USAGE]
     assert [(record.is_prefix_unchanged, record.blocks_before) for record in records] == [(True, 0), (True, 2)]
 
 
 def test_every_request_of_automatic_function_calling_is_recorded() -> None:
     def look_up(word: str) -> str:
         """Looks a word up."""
-        return f"{word}: what stands in front."
+        return f"{word}: what comes before."
 
-    with answering(replying(gemini, CALLED), ANSWER) as server, connect(server) as client:
+    with serve_handlers(reply_handler(gemini, TOOL_CALL_REPLY), ANSWER) as server, connect(server) as client:
         config = types.GenerateContentConfig(tools=[look_up])
         reply = client.models.generate_content(model=FLASH, contents="What is a prefix?", config=config)
         assert reply.text == "Two words. " * 20
-        assert recorded(client) == [TOOK, TOOK]
+        assert recorded_usage(client) == [USAGE, USAGE]
 
 
-def test_what_is_no_generation_passes_through() -> None:
+def test_other_methods_pass_through_without_a_record() -> None:
     counting = says('{"totalTokens": 3}', headers={"content-type": "application/json"})
-    with answering(counting) as server, connect(server) as client:
+    with serve_handlers(counting) as server, connect(server) as client:
         assert client.models.count_tokens(model=FLASH, contents="Hello.").total_tokens == 3
         recorder = recorder_of(client)
         assert list(recorder.log.read(recorder.session_id)) == []
 
 
-def test_the_clients_errors_pass_and_are_recorded() -> None:
+def test_the_clients_errors_are_raised_unchanged_and_recorded() -> None:
     body = gemini.encode_error("rate_limit", "slow down")[1].decode()
     refusing = says(body, status=429, headers={"content-type": "application/json"})
-    with answering(refusing) as server, connect(server) as client:
+    with serve_handlers(refusing) as server, connect(server) as client:
         with pytest.raises(errors.ClientError):
             client.models.generate_content(model=FLASH, contents="Hello.")
         with pytest.raises(errors.ClientError):
             list(client.models.generate_content_stream(model=FLASH, contents="Hello."))
-        assert kinds_of_failures(client) == ["rate_limit", "rate_limit"]
+        assert failure_classes(client) == ["rate_limit", "rate_limit"]
 
 
 def test_an_unknown_model_is_recorded_without_a_price(client: genai.Client, caplog: pytest.LogCaptureFixture) -> None:
@@ -131,7 +131,7 @@ def test_an_unknown_model_is_recorded_without_a_price(client: genai.Client, capl
 
 
 @pytest_asyncio.fixture
-async def other() -> AsyncIterator[genai.Client]:
+async def async_client() -> AsyncIterator[genai.Client]:
     async with serving(ANSWER) as server:
         client = connect(server)
         yield client
@@ -139,17 +139,17 @@ async def other() -> AsyncIterator[genai.Client]:
         client.close()
 
 
-async def test_the_asynchronous_side_is_recorded_too(other: genai.Client) -> None:
-    reply = await other.aio.models.generate_content(model=FLASH, contents="Hello.", config=CONFIG)
+async def test_asynchronous_calls_are_recorded_too(async_client: genai.Client) -> None:
+    reply = await async_client.aio.models.generate_content(model=FLASH, contents="Hello.", config=CONFIG)
     assert reply.text == "Two words. " * 20
-    stream = await other.aio.models.generate_content_stream(model=FLASH, contents="Hello.", config=CONFIG)
+    stream = await async_client.aio.models.generate_content_stream(model=FLASH, contents="Hello.", config=CONFIG)
     assert "".join([chunk.text or "" async for chunk in stream]) == "Two words. " * 20
-    chat = other.aio.chats.create(model=FLASH, config=CONFIG)
+    chat = async_client.aio.chats.create(model=FLASH, config=CONFIG)
     await chat.send_message("Hello.")
-    assert recorded(other) == [TOOK] * 3
+    assert recorded_usage(async_client) == [USAGE] * 3
 
 
-async def test_the_asynchronous_sides_errors_pass_and_are_recorded() -> None:
+async def test_errors_of_asynchronous_calls_are_raised_unchanged_and_recorded() -> None:
     body = gemini.encode_error("server_error", "down")[1].decode()
     async with serving(says(body, status=500, headers={"content-type": "application/json"})) as server:
         client = connect(server)
@@ -157,6 +157,6 @@ async def test_the_asynchronous_sides_errors_pass_and_are_recorded() -> None:
             await client.aio.models.generate_content(model=FLASH, contents="Hello.")
         with pytest.raises(errors.ServerError):
             [chunk async for chunk in await client.aio.models.generate_content_stream(model=FLASH, contents="Hello.")]
-        assert kinds_of_failures(client) == ["server_error", "server_error"]
+        assert failure_classes(client) == ["server_error", "server_error"]
         await client.aio.aclose()
         client.close()

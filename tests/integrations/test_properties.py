@@ -1,4 +1,4 @@
-"""What holds for every call of a wrapped client, whatever its arguments are."""
+"""Properties of every call of a wrapped client, for any arguments."""
 
 import copy
 import json
@@ -21,13 +21,13 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import Breakpoint, Parameters, Plan, Prompt, Ttl
 
-MARKS_MAX = 4
+BREAKPOINTS_MAX = 4
 MODELS = {"anthropic": "claude-sonnet-5-5", "openai": "gpt-6.1-sol", "openai-chat": "gpt-6.1-sol"}
 
 automatic = st.sampled_from([None, {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}])
 
 
-def desk() -> CallPreparer:
+def make_preparer() -> CallPreparer:
     warnings = WarningLog()
     recorder = CallRecorder(
         MemoryStore(), models=shipped_models(), clock=ManualClock(), new_id=CountingIds(), warnings=warnings
@@ -37,23 +37,30 @@ def desk() -> CallPreparer:
 
 @st.composite
 def legal_plans(draw: st.DrawFn, prompt: Prompt) -> Plan:
-    """Marks as a provider takes them: those for an hour in front."""
-    pieces = values.pieces_of(anthropic, prompt)
-    markable = [index for index, piece in enumerate(pieces) if piece.accepts_breakpoint]
+    """Breakpoints that a provider accepts: one-hour TTLs before five-minute ones."""
+    blocks = values.encode_blocks(anthropic, prompt)
+    markable = [index for index, block in enumerate(blocks) if block.accepts_breakpoint]
     ttls: tuple[Ttl, ...] = ("5m", "1h")
-    marks = draw(values.plans(markable, ttls)).breakpoints
-    hours = draw(st.integers(0, len(marks)))
-    return Plan(tuple(Breakpoint(mark.block_index, "1h" if at < hours else "5m") for at, mark in enumerate(marks)))
+    breakpoints = draw(values.plans(markable, ttls)).breakpoints
+    hour_count = draw(st.integers(0, len(breakpoints)))
+    return Plan(
+        tuple(
+            Breakpoint(breakpoint.block_index, "1h" if at < hour_count else "5m")
+            for at, breakpoint in enumerate(breakpoints)
+        )
+    )
 
 
 @st.composite
 def calls(draw: st.DrawFn) -> dict[str, Any]:
-    """Arguments for Anthropic's client, some texts given as strings."""
+    """Arguments for Anthropic's client, with some texts given as strings."""
     prompt = draw(values.prompts)
     plan = draw(legal_plans(prompt))
     body: dict[str, Any] = json.loads(anthropic.encode_request(prompt, plan, Parameters(MODELS["anthropic"], 10)))
-    top = draw(automatic) if len(plan.breakpoints) < MARKS_MAX else None
-    if top is not None and not (top.get("ttl") == "1h" and any(mark.ttl == "5m" for mark in plan.breakpoints)):
+    top = draw(automatic) if len(plan.breakpoints) < BREAKPOINTS_MAX else None
+    if top is not None and not (
+        top.get("ttl") == "1h" and any(breakpoint.ttl == "5m" for breakpoint in plan.breakpoints)
+    ):
         body["cache_control"] = top
     for holder, name in [(body, "system"), *((message, "content") for message in body["messages"])]:
         blocks = holder.get(name)
@@ -62,33 +69,37 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
     return body
 
 
-def read(arguments: dict[str, Any]) -> Any:
+def decode_arguments(arguments: dict[str, Any]) -> Any:
     return anthropic.decode_request(encode_json(client_body(arguments)))
 
 
 @given(calls())
-def test_marks_are_added_and_nothing_else_changes(call: dict[str, Any]) -> None:
+def test_breakpoints_are_added_and_nothing_else_changes(call: dict[str, Any]) -> None:
     before = copy.deepcopy(call)
-    arguments, prepared = desk().prepare_call(MESSAGES_METHOD, call)
+    arguments, prepared = make_preparer().prepare_call(MESSAGES_METHOD, call)
     assert call == before
     assert prepared is not None
-    given, sent = read(call), read(arguments)
-    assert sent.prompt == given.prompt
-    assert sent.parameters == given.parameters
-    assert set(given.plan.breakpoints) <= set(sent.plan.breakpoints)
-    # What is asked for at the top of a request is placed by the provider, and stands on no block.
-    placed = [(mark.block_index, mark.ttl) for mark in prepared.plan.breakpoints if mark.reason != "automatic"]
-    assert placed == [(mark.block_index, mark.ttl) for mark in sent.plan.breakpoints]
+    original, sent = decode_arguments(call), decode_arguments(arguments)
+    assert sent.prompt == original.prompt
+    assert sent.parameters == original.parameters
+    assert set(original.plan.breakpoints) <= set(sent.plan.breakpoints)
+    # A breakpoint requested at the top of a request is placed by the provider, so it is on no block.
+    placed = [
+        (breakpoint.block_index, breakpoint.ttl)
+        for breakpoint in prepared.plan.breakpoints
+        if breakpoint.reason != "automatic"
+    ]
+    assert placed == [(breakpoint.block_index, breakpoint.ttl) for breakpoint in sent.plan.breakpoints]
 
 
 @given(calls())
-def test_the_marks_are_as_many_and_in_such_an_order_as_the_provider_takes(call: dict[str, Any]) -> None:
-    arguments, _ = desk().prepare_call(MESSAGES_METHOD, call)
-    lifetimes = [mark.ttl for mark in read(arguments).plan.breakpoints]
+def test_breakpoints_stay_within_the_providers_limit_and_order(call: dict[str, Any]) -> None:
+    arguments, _ = make_preparer().prepare_call(MESSAGES_METHOD, call)
+    ttls = [breakpoint.ttl for breakpoint in decode_arguments(arguments).plan.breakpoints]
     if "cache_control" in call:
-        lifetimes.append(call["cache_control"].get("ttl", "5m"))
-    assert len(lifetimes) <= MARKS_MAX
-    assert lifetimes == sorted(lifetimes)  # "1h" sorts in front of "5m".
+        ttls.append(call["cache_control"].get("ttl", "5m"))
+    assert len(ttls) <= BREAKPOINTS_MAX
+    assert ttls == sorted(ttls)  # "1h" sorts before "5m".
 
 
 @given(
@@ -98,10 +109,10 @@ def test_the_marks_are_as_many_and_in_such_an_order_as_the_provider_takes(call: 
         values.json_values | st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": values.json_values})),
     ),
 )
-def test_no_arguments_can_break_the_call(dialect: ClientMethod, given: dict[str, Any]) -> None:
-    call = {"model": MODELS[dialect.adapter.name], "max_tokens": 5, **given}
+def test_no_arguments_can_break_the_call(dialect: ClientMethod, extra_arguments: dict[str, Any]) -> None:
+    call = {"model": MODELS[dialect.adapter.name], "max_tokens": 5, **extra_arguments}
     before = copy.deepcopy(call)
-    arguments, prepared = desk().prepare_call(dialect, call)
+    arguments, prepared = make_preparer().prepare_call(dialect, call)
     assert call == before
     if prepared is None:
         assert arguments == call

@@ -1,11 +1,11 @@
-"""What of all that is known is told: shares, the cap, and how little changes when something is added."""
+"""Which items are in the digest: section shares, the cap, and how little changes when an item is added."""
 
 import time
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.support.knowledge_folders import folder_of
+from tests.support.knowledge_folders import knowledge_folder
 
 from holdfast.knowledge.digest import DIGEST_BYTES_MAX, build_digest, compare_digests
 from holdfast.knowledge.harvest import read_pages
@@ -23,7 +23,7 @@ def items(category: Category, number: int, *, size: int = 40) -> list[Item]:
     return made
 
 
-def test_each_section_has_room_of_its_own_however_full_the_others_are() -> None:
+def test_each_section_has_its_own_share_however_full_the_others_are() -> None:
     crowded = build_digest([*items("playbooks", 500), *items("facts", 500), *items("tasks", 3)])
     assert len(crowded.text.encode()) <= DIGEST_BYTES_MAX
     for heading in ("## Playbooks", "## Facts", "## Open tasks"):
@@ -33,7 +33,7 @@ def test_each_section_has_room_of_its_own_however_full_the_others_are() -> None:
     assert crowded.items + crowded.left_out == 1_003
 
 
-def test_what_a_section_does_not_need_the_next_ones_have() -> None:
+def test_unused_share_passes_to_the_next_sections() -> None:
     alone = build_digest(items("tasks", 45))
     beside = build_digest(
         [*items("facts", 100), *items("decisions", 100), *items("playbooks", 100), *items("tasks", 45)]
@@ -42,14 +42,14 @@ def test_what_a_section_does_not_need_the_next_ones_have() -> None:
     assert 5 < beside.text.count("tasks number") < 30
 
 
-def test_a_long_item_keeps_none_behind_it_out() -> None:
+def test_long_item_does_not_exclude_later_items() -> None:
     long, short = items("playbooks", 1, size=290), items("playbooks", 1, size=1)
     made = build_digest([*long, *short])
     assert short[0].text in made.text
     assert made.left_out == 1
 
 
-def test_a_full_section_drops_its_older_half_at_once_and_then_only_grows() -> None:
+def test_full_section_drops_its_older_half_at_once_and_then_only_grows() -> None:
     many = items("tasks", 200)
     heads = [build_digest(many[:number]).text.split("\n(")[0] for number in range(60, 200)]
     rolled = [number for number, (one, two) in enumerate(pairwise(heads)) if not two.startswith(one)]
@@ -57,16 +57,16 @@ def test_a_full_section_drops_its_older_half_at_once_and_then_only_grows() -> No
     assert many[199].text in heads[-1] or many[198].text in heads[-1]
 
 
-def test_a_change_says_from_which_byte_on_and_how_many_items() -> None:
+def test_digest_change_states_first_byte_and_item_count() -> None:
     before, after = build_digest(items("facts", 3)).text, build_digest(items("facts", 5)).text
-    told = compare_digests(before, after)
-    assert (told.first_byte, told.items) == (len(before), 2)
-    assert told.bytes_changed == len(after) - len(before)
+    change = compare_digests(before, after)
+    assert (change.first_byte, change.items) == (len(before), 2)
+    assert change.bytes_changed == len(after) - len(before)
     assert compare_digests(after, after).bytes_changed == 0
 
 
-def test_ten_thousand_items_are_read_from_their_pages_and_digested_at_once(tmp_path: Path) -> None:
-    place = folder_of(tmp_path)
+def test_ten_thousand_items_are_read_and_digested_quickly(tmp_path: Path) -> None:
+    place = knowledge_folder(tmp_path)
     for kind in KINDS:
         page = merge_page_items(parse_page(kind, ""), items(kind, 2_000))
         place.replace(page_name(kind), render_page(page).encode())
@@ -76,14 +76,14 @@ def test_ten_thousand_items_are_read_from_their_pages_and_digested_at_once(tmp_p
         made = build_digest(list_page_items(read_pages(place)))
         times.append(time.process_time() - began)
     assert made.items + made.left_out == 10_000
-    # A tenth of a second is what is promised; a machine that does three other things may take longer.
+    # The promise is a tenth of a second; a busy machine may take longer.
     assert min(times) < 0.3
 
 
 @pytest.mark.parametrize("size", range(1, 40, 3))
-def test_the_note_on_what_was_left_out_is_within_the_cap(size: int) -> None:
+def test_note_on_omitted_items_fits_in_the_cap(size: int) -> None:
     fullest = max(
-        (build_digest([one for kind in KINDS for one in items(kind, number, size=size)]) for number in range(8, 80)),
+        (build_digest([item for kind in KINDS for item in items(kind, number, size=size)]) for number in range(8, 80)),
         key=lambda made: len(made.text.encode()),
     )
     assert fullest.left_out

@@ -1,4 +1,4 @@
-"""A model that is asked what a session holds: what of its answer counts, and that nothing is paid for twice."""
+"""Extraction of items by an LLM: which parts of its reply count, and that nothing is paid for twice."""
 
 import json
 from decimal import Decimal
@@ -6,8 +6,18 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.support.knowledge_folders import FACT, RULE, Crash, CrashingDisk, contents, folder_of, spoken, talked, worked
-from tests.support.played_sessions import played
+from tests.support.knowledge_folders import (
+    FACT,
+    RULE,
+    Crash,
+    CrashingDisk,
+    contents,
+    knowledge_folder,
+    store_session,
+    text_session,
+    tool_session,
+)
+from tests.support.scripted_sessions import scripted_provider
 
 from holdfast.cli.knowledge.harvest import knowledge_model
 from holdfast.cli.main import command
@@ -32,7 +42,7 @@ SAID = (
 
 
 class Asked:
-    """A model with these answers, which costs a cent each time."""
+    """An LLM with these replies, each of which costs a cent."""
 
     def __init__(self, *answers: object) -> None:
         self._answers = list(answers)
@@ -48,15 +58,15 @@ class Asked:
 
 @pytest.fixture
 def place(tmp_path: Path) -> KnowledgeFolder:
-    return folder_of(tmp_path)
+    return knowledge_folder(tmp_path)
 
 
 def found(place: KnowledgeFolder) -> set[tuple[str, str, str]]:
-    return {(one.category, one.scope, one.text) for one in list_knowledge_items(place)}
+    return {(item.category, item.scope, item.text) for item in list_knowledge_items(place)}
 
 
-def test_what_a_model_finds_is_kept_beside_what_rules_find(place: KnowledgeFolder) -> None:
-    session = worked("s1", f"{RULE} {SAID}")
+def test_items_of_the_llm_are_stored_with_those_of_rules(place: KnowledgeFolder) -> None:
+    session = tool_session("s1", f"{RULE} {SAID}")
     done = apply_harvest(place, [session], ask=Asked(f"```json\n{json.dumps(GOOD)}\n```"))
     assert (done.failed, done.cost_usd) == (0, "0.01")
     assert {
@@ -70,45 +80,43 @@ def test_what_a_model_finds_is_kept_beside_what_rules_find(place: KnowledgeFolde
     assert not any("Users." in text for _, _, text in found(place))
 
 
-def test_an_answer_that_cannot_be_read_is_asked_for_once_more(place: KnowledgeFolder) -> None:
+def test_unreadable_llm_reply_is_requested_once_more(place: KnowledgeFolder) -> None:
     asked = Asked("Sure! Here it is:", GOOD)
-    done = apply_harvest(place, [worked("s1", SAID)], ask=asked)
+    done = apply_harvest(place, [tool_session("s1", SAID)], ask=asked)
     assert [prompt.endswith(RETRY_PROMPT) for prompt in asked.prompts] == [False, True]
     assert (done.failed, done.cost_usd) == (0, "0.02")
 
 
 @pytest.mark.parametrize("answers", [("no", "[]"), ("", '{"facts": '), ("[1]", "null")])
-def test_after_two_bad_answers_the_session_is_left_and_not_asked_about_again(
-    place: KnowledgeFolder, answers: tuple[str, str]
-) -> None:
+def test_session_is_skipped_for_good_after_two_bad_replies(place: KnowledgeFolder, answers: tuple[str, str]) -> None:
     asked = Asked(*answers)
-    done = apply_harvest(place, [spoken("s1", RULE, "Ok.")], ask=asked)
+    done = apply_harvest(place, [text_session("s1", RULE, "Ok.")], ask=asked)
     assert (done.failed, done.sessions, len(asked.prompts)) == (1, 0, 2)
     assert found(place) == set()
-    assert apply_harvest(place, [spoken("s1", RULE, "Ok.")], ask=asked).failed == 0
+    assert apply_harvest(place, [text_session("s1", RULE, "Ok.")], ask=asked).failed == 0
     assert len(asked.prompts) == 2
-    assert apply_harvest(place, [spoken("s1", RULE, "Ok.")]).sessions == 1
+    assert apply_harvest(place, [text_session("s1", RULE, "Ok.")]).sessions == 1
     assert found(place) == {("decisions", "project", RULE)}
 
 
-def test_a_model_that_cannot_be_reached_is_asked_another_time(place: KnowledgeFolder) -> None:
+def test_unreachable_llm_is_tried_again_in_a_later_run(place: KnowledgeFolder) -> None:
     asked = Asked(ProviderError("network", "gone"), GOOD)
-    assert apply_harvest(place, [worked("s1", SAID)], ask=asked).failed == 1
-    assert apply_harvest(place, [worked("s1", SAID)], ask=asked).sessions == 1
+    assert apply_harvest(place, [tool_session("s1", SAID)], ask=asked).failed == 1
+    assert apply_harvest(place, [tool_session("s1", SAID)], ask=asked).sessions == 1
 
 
-def test_a_conversation_that_is_too_long_is_not_given_to_a_model(place: KnowledgeFolder) -> None:
+def test_overlong_conversation_is_not_sent_to_the_llm(place: KnowledgeFolder) -> None:
     asked = Asked()
-    done = apply_harvest(place, [spoken("s1", "word " * (CONVERSATION_BYTES_MAX // 5), "Ok.")], ask=asked)
+    done = apply_harvest(place, [text_session("s1", "word " * (CONVERSATION_BYTES_MAX // 5), "Ok.")], ask=asked)
     assert (done.failed, asked.prompts) == (1, [])
 
 
-def test_a_crash_behind_an_answer_does_not_pay_for_it_twice(tmp_path: Path) -> None:
-    sessions = [worked("s1", SAID), worked("s2", f"{FACT} {SAID}"), spoken("s3", RULE, "Ok.")]
-    calm = folder_of(tmp_path / "calm")
+def test_crash_after_a_reply_does_not_pay_for_it_twice(tmp_path: Path) -> None:
+    sessions = [tool_session("s1", SAID), tool_session("s2", f"{FACT} {SAID}"), text_session("s3", RULE, "Ok.")]
+    calm = knowledge_folder(tmp_path / "calm")
     apply_harvest(calm, sessions, ask=Asked(GOOD, GOOD, {}))
     for at in range(1, 9):
-        place, asked = folder_of(tmp_path / str(at)), Asked(GOOD, GOOD, {})
+        place, asked = knowledge_folder(tmp_path / str(at)), Asked(GOOD, GOOD, {})
         try:
             apply_harvest(CrashingDisk(place, at=at, mode="after"), sessions, ask=asked)
         except Crash:
@@ -117,50 +125,50 @@ def test_a_crash_behind_an_answer_does_not_pay_for_it_twice(tmp_path: Path) -> N
         assert contents(place) == contents(calm)
 
 
-def test_what_nobody_said_but_a_tool_waits_for_a_second_source(place: KnowledgeFolder) -> None:
+def test_llm_item_only_from_a_tool_is_held_back_until_a_second_source(place: KnowledgeFolder) -> None:
     run = ("run", '{"command": "cat notes"}', "The launch code is banana-seven.")
     answer = {"facts": [{"statement": "The launch code is banana-seven."}]}
-    apply_harvest(place, [worked("s1", "Look at the notes.", run)], ask=Asked(answer))
+    apply_harvest(place, [tool_session("s1", "Look at the notes.", run)], ask=Asked(answer))
     (item,) = list_knowledge_items(place)
     assert item.sources[0].origin == "tool"
     assert item.exclusion_reason
 
 
-def test_a_secret_is_neither_sent_to_the_model_nor_taken_from_it(place: KnowledgeFolder) -> None:
+def test_secret_is_neither_sent_to_the_llm_nor_accepted_from_it(place: KnowledgeFolder) -> None:
     secret = "ghp_abcdefghijklmnopqrstuvwxyz0123456789"
     asked = Asked({"facts": [{"statement": f"The token is {secret}."}, {"statement": "Do it with the token."}]})
-    apply_harvest(place, [spoken("s1", f"Do it with the token {secret}.", "Ok.")], ask=asked)
+    apply_harvest(place, [text_session("s1", f"Do it with the token {secret}.", "Ok.")], ask=asked)
     assert secret not in asked.prompts[0]
     assert not [raw for raw in contents(place).values() if secret.encode() in raw]
     assert ("facts", "project", "Do it with the token.") in found(place)
 
 
-def test_a_model_that_finds_too_much_is_cut_off(place: KnowledgeFolder) -> None:
+def test_items_of_one_llm_reply_are_limited(place: KnowledgeFolder) -> None:
     answer = {"facts": [{"statement": f"Fact {number}."} for number in range(MODEL_ITEMS_MAX * 2)]}
-    assert apply_harvest(place, [spoken("s1", "Go.", "Ok.")], ask=Asked(answer)).items == MODEL_ITEMS_MAX
+    assert apply_harvest(place, [text_session("s1", "Go.", "Ok.")], ask=Asked(answer)).items == MODEL_ITEMS_MAX
 
 
-def test_a_model_is_asked_in_a_session_of_its_own_whose_cost_is_counted(place: KnowledgeFolder) -> None:
+def test_llm_extraction_runs_in_its_own_session_with_its_cost_counted(place: KnowledgeFolder) -> None:
     store = MemoryStore()
-    provider = played(json.dumps(GOOD))
+    provider = scripted_provider(json.dumps(GOOD))
     ask = knowledge_model(store, "anthropic:claude-sonnet-5-5", transport=provider)
-    done = apply_harvest(place, [worked("s1", SAID)], ask=ask)
+    done = apply_harvest(place, [tool_session("s1", SAID)], ask=ask)
     assert Decimal(done.cost_usd) > 0
     (row,) = store.sessions()
     assert row.name == "knowledge harvest"
     assert ("playbooks", "project", "Release: tag, then push") in found(place)
 
 
-async def test_a_dry_run_says_what_a_model_would_read_and_cost(tmp_path: Path) -> None:
+async def test_dry_run_estimates_tokens_and_cost_of_the_llm(tmp_path: Path) -> None:
     workspace = tmp_path / "project"
     workspace.mkdir()
     db = str(tmp_path / "log.db")
     log = open_store(db)
-    await talked(log, workspace, FACT)
-    await talked(log, workspace, "Simulated.", simulated=True)
+    await store_session(log, workspace, FACT)
+    await store_session(log, workspace, "Simulated.", simulated=True)
     log.close()
     words = ["knowledge", "harvest", "--workspace", str(workspace), "--db", db]
-    told = CliRunner().invoke(command, [*words, "--ask", "anthropic:claude-sonnet-5-5"], catch_exceptions=False)
-    assert "1 session to harvest" in told.stdout
-    assert "anthropic:claude-sonnet-5-5 would read about " in told.stdout
+    completed = CliRunner().invoke(command, [*words, "--ask", "anthropic:claude-sonnet-5-5"], catch_exceptions=False)
+    assert "1 session to harvest" in completed.stdout
+    assert "anthropic:claude-sonnet-5-5 would read about " in completed.stdout
     assert "2 sessions to harvest" in CliRunner().invoke(command, [*words, "--simulated"]).stdout

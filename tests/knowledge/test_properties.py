@@ -1,4 +1,4 @@
-"""What holds of knowledge whatever was said: crashes lose nothing, edits win, the digest is bounded and stays put."""
+"""Properties of knowledge for any conversation: crashes lose nothing, edits win, the digest is bounded and stable."""
 
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,16 @@ from pathlib import Path
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.knowledge_folders import Crash, CrashingDisk, EditedDisk, Mode, contents, folder_of, spoken, worked
+from tests.support.knowledge_folders import (
+    Crash,
+    CrashingDisk,
+    EditedDisk,
+    Mode,
+    contents,
+    knowledge_folder,
+    text_session,
+    tool_session,
+)
 
 from holdfast.knowledge.digest import DIGEST_BYTES_MAX, DIGEST_PREAMBLE, OMISSION_NOTE_BYTES, SECTIONS, build_digest
 from holdfast.knowledge.file_notes import ProjectLookup
@@ -73,24 +82,30 @@ def sessions(draw: st.DrawFn) -> tuple[EndedSession, ...]:
         if draw(st.booleans()):
             asks, answers = draw(talks)
             said = [text for pair in zip(asks, answers, strict=True) for text in pair]
-            made.append(spoken(f"s{number}", *said, day=day))
+            made.append(text_session(f"s{number}", *said, day=day))
         else:
-            made.append(worked(f"s{number}", draw(st.sampled_from(SAYINGS)), *draw(runs), day=day))
+            made.append(tool_session(f"s{number}", draw(st.sampled_from(SAYINGS)), *draw(runs), day=day))
     return tuple(made)
 
 
 @contextmanager
 def folder() -> Iterator[KnowledgeFolder]:
     with tempfile.TemporaryDirectory() as name:
-        yield folder_of(Path(name))
+        yield knowledge_folder(Path(name))
 
 
 def meaning(place: KnowledgeFolder) -> dict[str, object]:
-    """Every file but the ledger as it is, and of the ledger what it says."""
+    """Every file except the ledger as bytes, and the ledger decoded."""
     journal = read_ledger(place)
     assert not journal.pending
     assert not journal.corrupt
-    said = sorted({(one.kind, one.source, one.session, one.ids) for one in journal.records if one.kind == "harvested"})
+    said = sorted(
+        {
+            (record.kind, record.source, record.session, record.ids)
+            for record in journal.records
+            if record.kind == "harvested"
+        }
+    )
     return {**contents(place, leave_out=(LEDGER_FILE, QUARANTINE_FILE)), "ledger": said}
 
 
@@ -99,7 +114,7 @@ PROJECT = ProjectLookup(content_digest=lambda path: f"{len(path):016x}")
 
 @settings(max_examples=settings().max_examples // 2)
 @given(sessions(), sessions(), st.sampled_from(("before", "cut short", "after")))
-def test_a_crash_at_any_write_loses_nothing_and_doubles_nothing(
+def test_crash_at_any_write_loses_and_duplicates_nothing(
     before: tuple[EndedSession, ...], after: tuple[EndedSession, ...], mode: Mode
 ) -> None:
     later = tuple(msgspec.structs.replace(one, session=f"later-{one.session}") for one in after)
@@ -127,7 +142,7 @@ def crashed(disk: CrashingDisk, said: Sequence[EndedSession]) -> bool:
 
 
 @given(sessions())
-def test_harvesting_twice_is_harvesting_once(said: tuple[EndedSession, ...]) -> None:
+def test_harvest_is_idempotent(said: tuple[EndedSession, ...]) -> None:
     with folder() as place:
         first = plan_harvest(place, said)
         assert contents(place) == {}
@@ -147,7 +162,7 @@ raw_pages = st.lists(st.tuples(raw_lines, st.sampled_from((b"\n", b"\r\n", b"\r"
 
 
 @given(raw_pages, st.sampled_from((b"", b"\xef\xbb\xbf")), st.booleans(), sessions())
-def test_no_byte_of_a_person_is_changed_by_a_harvest(
+def test_harvest_changes_no_byte_written_by_a_user(
     own: bytes, bom: bytes, ended: bool, said: tuple[EndedSession, ...]
 ) -> None:
     page = bom + (own if ended else own.rstrip(b"\r\n"))
@@ -168,7 +183,7 @@ def test_no_byte_of_a_person_is_changed_by_a_harvest(
 
 @settings(max_examples=settings().max_examples // 2)
 @given(sessions(), sessions(), st.integers(1, 3))
-def test_what_a_person_writes_while_a_harvest_writes_is_kept(
+def test_edits_during_a_harvest_are_preserved(
     before: tuple[EndedSession, ...], after: tuple[EndedSession, ...], times: int
 ) -> None:
     later = tuple(msgspec.structs.replace(one, session=f"later-{one.session}") for one in after)
@@ -181,11 +196,11 @@ def test_what_a_person_writes_while_a_harvest_writes_is_kept(
             found |= {(name, line) for name, lines in disk.edits.items() for line in lines}
         for name, line in found:
             assert line in (place.read(name) or b"")
-        assert {one.id for one in list_knowledge_items(calm)} <= {one.id for one in list_knowledge_items(place)}
+        assert {item.id for item in list_knowledge_items(calm)} <= {item.id for item in list_knowledge_items(place)}
 
 
 @given(sessions(), st.data())
-def test_what_a_person_wrote_removed_or_closed_stays_so_after_any_harvest(
+def test_edits_removals_and_closings_by_users_survive_any_harvest(
     said: tuple[EndedSession, ...], data: st.DataObject
 ) -> None:
     with folder() as place:
@@ -211,13 +226,13 @@ def test_what_a_person_wrote_removed_or_closed_stays_so_after_any_harvest(
         else:
             assert after[chosen.id].text == "As I say."
             assert after[chosen.id].exclusion_reason in ("", "done")
-            again = any(one.session.startswith("again-") for one in after[chosen.id].sources)
-            # Who goes on has answered the question before.
+            again = any(source.session.startswith("again-") for source in after[chosen.id].sources)
+            # A user who continues has answered the open question.
             assert again or chosen.category == "questions"
 
 
 def said_again(one: EndedSession) -> EndedSession:
-    """Another session in which the same was said, and a word more."""
+    """Another session with the same messages and one more."""
     more = HistoryEntry("user", (Text("Thanks."),), number=900)
     return EndedSession(f"again-{one.session}", 99, "2026-12-01", lambda: [*one.read_entries(), more], one.workspace)
 
@@ -249,7 +264,7 @@ def items(draw: st.DrawFn) -> Item:
 
 
 @given(st.lists(items(), max_size=6))
-def test_a_page_says_again_what_was_written_into_it(some: list[Item]) -> None:
+def test_page_round_trips_its_items(some: list[Item]) -> None:
     for category in CATEGORIES:
         own = {one.id: one for one in reversed(some) if one.category == category}
         page = merge_page_items(parse_page(category, ""), own.values())
@@ -290,32 +305,30 @@ ODD_TEXTS = (
         ("S1/m3/user", "S1/m3/nobody", "S1/m03/tool", "S/1/m3/model", "S1/mx/user", "/m1/user", "S1/m1234567890/user")
     ),
 )
-def test_a_usual_line_is_read_as_the_same_in_unusual_spelling_is(
-    dash: str, text: str, name: str, days: str, source: str
-) -> None:
+def test_fast_and_general_line_parser_agree(dash: str, text: str, name: str, days: str, source: str) -> None:
     usual = f"{dash}{text} <!-- k {name} {days} {source} -->"
-    # Another space within the comment means nothing, and is never written by us.
+    # An extra space within the comment has no meaning and is never written by us.
     unusual = f"{dash}{text} <!-- k {name} {days}  {source} -->"
     assert parse_page("tasks", usual).items == parse_page("tasks", unusual).items
 
 
 @given(texts)
-def test_no_text_leaves_its_line_or_opens_anything(text: str) -> None:
-    told = sanitize_item_text(text)
-    assert sanitize_item_text(told)[: TEXT_CHARACTERS_MAX // 2] == told[: TEXT_CHARACTERS_MAX // 2]
-    assert len(told.splitlines()) <= 1
-    assert "<!--" not in told
-    assert "-->" not in told
-    assert "</" not in told
-    assert told.isprintable() or any(not one.isprintable() and ord(one) > 0xA0 for one in told)
+def test_no_item_text_leaves_its_line_or_opens_a_tag(text: str) -> None:
+    clean = sanitize_item_text(text)
+    assert sanitize_item_text(clean)[: TEXT_CHARACTERS_MAX // 2] == clean[: TEXT_CHARACTERS_MAX // 2]
+    assert len(clean.splitlines()) <= 1
+    assert "<!--" not in clean
+    assert "-->" not in clean
+    assert "</" not in clean
+    assert clean.isprintable() or any(not one.isprintable() and ord(one) > 0xA0 for one in clean)
     page = merge_page_items(
-        parse_page("facts", ""), [Item("0" * 12, "facts", told or "x", sources=(ItemSource("S", 1, "user"),))]
+        parse_page("facts", ""), [Item("0" * 12, "facts", clean or "x", sources=(ItemSource("S", 1, "user"),))]
     )
     assert len(page.items) == 1
 
 
 @given(items(), items())
-def test_two_items_that_say_the_same_have_the_sources_of_both(one: Item, other: Item) -> None:
+def test_merged_items_have_the_sources_of_both(one: Item, other: Item) -> None:
     both = merge_items(one, other)
     assert both.text == one.text
     assert both.sources == tuple(sorted({*one.sources, *other.sources}))
@@ -324,7 +337,7 @@ def test_two_items_that_say_the_same_have_the_sources_of_both(one: Item, other: 
 
 
 @given(st.lists(items(), max_size=60), st.lists(items(), max_size=10))
-def test_a_digest_is_bounded_and_additions_leave_what_stands_before_them(some: list[Item], more: list[Item]) -> None:
+def test_digest_is_bounded_and_additions_keep_what_comes_before_them(some: list[Item], more: list[Item]) -> None:
     before, after = build_digest(some), build_digest([*some, *more])
     for made in (before, after):
         assert len(made.text.encode()) <= DIGEST_BYTES_MAX
@@ -340,7 +353,7 @@ def test_a_digest_is_bounded_and_additions_leave_what_stands_before_them(some: l
 
 @st.composite
 def long_items(draw: st.DrawFn) -> Item:
-    """So long that some fill a section, each unlike all others, and free to be told."""
+    """Items long enough that some fill a section, all different, and none held back."""
     category: Category = draw(st.sampled_from(("playbooks", "facts", "tasks")))
     text = f"{draw(st.uuids(version=4))} " + "word " * draw(st.integers(1, 40))
     return Item(make_item_id(category, text), category, text.strip(), sources=(ItemSource("S", 1, "user"),))
@@ -348,15 +361,13 @@ def long_items(draw: st.DrawFn) -> Item:
 
 def sections_of(text: str) -> dict[str, list[str]]:
     """The lines of each section, by its heading."""
-    told, *parts = text.split("\n## ")
-    assert told in ("", DIGEST_PREAMBLE.removesuffix("\n"), DIGEST_PREAMBLE)
+    title, *parts = text.split("\n## ")
+    assert title in ("", DIGEST_PREAMBLE.removesuffix("\n"), DIGEST_PREAMBLE)
     return {part.split("\n")[0]: [line for line in part.split("\n") if line.startswith("- ")] for part in parts}
 
 
 @given(st.lists(long_items(), max_size=40), st.lists(long_items(), min_size=1, max_size=3))
-def test_additions_stand_behind_all_that_their_section_held_unless_it_is_full(
-    some: list[Item], more: list[Item]
-) -> None:
+def test_additions_come_after_the_section_content_unless_it_is_full(some: list[Item], more: list[Item]) -> None:
     before, after = build_digest(some).text, build_digest([*some, *more]).text
     held, holds = sections_of(before), sections_of(after)
     touched = {one.category for one in more}
@@ -376,17 +387,17 @@ def test_additions_stand_behind_all_that_their_section_held_unless_it_is_full(
             kept = [line for line in old if line in new]
             assert kept == old[len(old) - len(kept) :]
             assert len("".join(kept)) <= len("".join(old)) * 3 / 4
-        # Behind the first section that changed, everything moves.
+        # After the first section that changed, everything moves.
         return
 
 
 @given(st.lists(items(), max_size=40))
-def test_a_digest_tells_nothing_that_is_held_back(some: list[Item]) -> None:
-    told = set(build_digest(some).text.split("\n"))
+def test_digest_contains_nothing_held_back(some: list[Item]) -> None:
+    lines = set(build_digest(some).text.split("\n"))
     free = {one.text for one in some if not one.exclusion_reason}
-    assert not {f"- {one.text}" for one in some if one.exclusion_reason and one.text not in free} & told
+    assert not {f"- {one.text}" for one in some if one.exclusion_reason and one.text not in free} & lines
 
 
-def test_read_pages_of_nothing_are_empty() -> None:
+def test_empty_pages_parse_to_nothing() -> None:
     with folder() as place:
         assert list_page_items(read_pages(place)) == ()

@@ -1,4 +1,4 @@
-"""The index of a project's files: what is read, what is left out, and what is found with its place."""
+"""The index of a project's files: which files are read or excluded, and which chunks are found."""
 
 import os
 import subprocess
@@ -48,7 +48,7 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(command, words)
 
 
-def test_a_passage_is_found_by_its_words_with_path_lines_and_digest(project: Path) -> None:
+def test_chunk_is_found_by_its_words_with_path_lines_and_digest(project: Path) -> None:
     body = "\n".join(f"line {number}" for number in range(1, 61))
     write(project, a_dot_txt=f"{body}\nthe lighthouse keeper sleeps\n{body}\n", b_dot_txt="nothing\n")
     assert update_rag_index(rag_folder(project), project).chunks == 5
@@ -59,7 +59,7 @@ def test_a_passage_is_found_by_its_words_with_path_lines_and_digest(project: Pat
     assert "No passage matches." in run("rag", "query", "zebra", "--workspace", str(project)).output
 
 
-def test_only_what_changed_is_read_again(project: Path) -> None:
+def test_only_changed_files_are_read_again(project: Path) -> None:
     write(project, a_dot_txt="alpha\n", b_dot_txt="beta\n", c_dot_txt="gamma\n")
     first = update_rag_index(rag_folder(project), project)
     assert (first.files, first.read, first.unchanged) == (3, 3, 0)
@@ -73,14 +73,14 @@ def test_only_what_changed_is_read_again(project: Path) -> None:
     assert found(project, "delta") == ["a.txt:1-1"]
 
 
-def test_a_file_that_changed_since_is_not_told(project: Path) -> None:
+def test_file_changed_since_indexing_is_not_returned(project: Path) -> None:
     write(project, a_dot_txt="alpha one\n", b_dot_txt="alpha two\n")
     update_rag_index(rag_folder(project), project)
     (project / "a.txt").write_text("alpha three\n")
     assert found(project, "alpha") == ["b.txt:1-1"]
 
 
-def test_ignored_hidden_and_foreign_files_are_left_out(project: Path, tmp_path: Path) -> None:
+def test_ignored_hidden_and_foreign_files_are_excluded(project: Path, tmp_path: Path) -> None:
     write(
         project,
         a_dot_txt="word\n",
@@ -95,10 +95,10 @@ def test_ignored_hidden_and_foreign_files_are_left_out(project: Path, tmp_path: 
     update_rag_index(rag_folder(project), project)
     files = read_rag_index(rag_folder(project))
     assert files is not None
-    assert [one.path for one in files] == ["a.txt", "keep/y.log"]
+    assert [file.path for file in files] == ["a.txt", "keep/y.log"]
 
 
-def test_a_passage_that_may_hold_a_secret_is_in_no_index_and_no_answer(project: Path) -> None:
+def test_chunk_with_a_possible_secret_is_not_indexed_or_returned(project: Path) -> None:
     secret = "AKIAIOSFODNN7EXAMPLE"
     write(project, a_dot_txt=f"deploy with {secret}\n", b_dot_txt="deploy with care\n")
     done = run("rag", "index", "--workspace", str(project))
@@ -107,7 +107,7 @@ def test_a_passage_that_may_hold_a_secret_is_in_no_index_and_no_answer(project: 
     assert found(project, "deploy") == ["b.txt:1-1"]
 
 
-def test_an_index_that_cannot_be_read_is_as_good_as_none_and_is_made_anew(project: Path) -> None:
+def test_unreadable_index_is_rebuilt(project: Path) -> None:
     write(project, a_dot_txt="alpha\n")
     rag_folder(project).replace("index.jsonl", b'{"version": 1, "files": [{"path"')
     assert read_rag_index(rag_folder(project)) is None
@@ -117,16 +117,16 @@ def test_an_index_that_cannot_be_read_is_as_good_as_none_and_is_made_anew(projec
     assert update_rag_index(rag_folder(project), project).files == 1
 
 
-def test_what_is_told_stays_within_its_cap_and_no_source_is_touched(project: Path) -> None:
+def test_result_stays_within_its_cap_and_sources_stay_unchanged(project: Path) -> None:
     for number in range(9):
         write(project, **{f"f{number}_dot_txt": "harbour " * 400})
     before = {path: path.stat().st_mtime_ns for path in project.iterdir() if path.is_file()}
     update_rag_index(rag_folder(project), project)
     files = read_rag_index(rag_folder(project))
     assert files is not None
-    told = render_chunks(RagIndex(files).query(project, "harbour", limit=9))
-    assert told.count("## f") == 1
-    assert len(told.encode()) <= 6_000
+    rendered = render_chunks(RagIndex(files).query(project, "harbour", limit=9))
+    assert rendered.count("## f") == 1
+    assert len(rendered.encode()) <= 6_000
     assert render_chunks(()) == ""
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
@@ -158,7 +158,7 @@ patterns = st.lists(
 
 
 @given(st.lists(st.lists(names, min_size=1, max_size=3), min_size=1, max_size=6), patterns, patterns)
-def test_what_is_ignored_is_what_git_ignores(
+def test_ignored_files_match_those_git_ignores(
     tmp_path_factory: pytest.TempPathFactory, paths: list[list[str]], top: list[str], inner: list[str]
 ) -> None:
     project = tmp_path_factory.mktemp("ignored")
@@ -184,24 +184,24 @@ def test_what_is_ignored_is_what_git_ignores(
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
-def test_any_text_is_a_set_of_rules(text: str, path: str) -> None:
+def test_any_text_parses_as_ignore_rules(text: str, path: str) -> None:
     assert is_ignored(path, parse_ignore_rules(text), is_folder=False) in (True, False)
 
 
-def test_a_definition_ends_where_its_depth_does() -> None:
+def test_definition_ends_with_its_nesting_depth() -> None:
     script = ["export async function load(x) {", "  if (x) {", "    return 1", "  }", "}", "const y = 2", ""]
     assert find_definition(script, "load") == (1, 5)
     assert find_definition(script, "y") == (6, 6)
     assert find_definition(script, "loa") is None
 
 
-def test_slices_and_their_sum_are_capped_and_what_is_missing_is_said(project: Path) -> None:
+def test_slices_and_their_sum_are_capped_and_missing_ones_reported(project: Path) -> None:
     write(project, long_dot_txt="x" * (SLICE_BYTES_MAX * 2), a_dot_txt="one\ntwo\nthree\n")
-    told = render_preset(
+    rendered = render_preset(
         project, "all", [FileSlice("a.txt", lines="2-9"), FileSlice("gone.txt"), FileSlice("../secret")]
     )
-    assert "## a.txt lines 2-3 of 3" in told
-    assert told.count("(cannot be read)") == 2
+    assert "## a.txt lines 2-3 of 3" in rendered
+    assert rendered.count("(cannot be read)") == 2
     assert "(there is no definition of 'f')" in render_preset(project, "all", [FileSlice("a.txt", symbol="f")])
     many = render_preset(project, "all", [FileSlice("long.txt")] * 5)
     assert "(cut here)" in many
@@ -218,13 +218,13 @@ def test_slices_and_their_sum_are_capped_and_what_is_missing_is_said(project: Pa
         (b'files = [{path = "a", lines = "ten"}]', 'must look like "10-40"'),
     ],
 )
-def test_a_preset_that_cannot_be_read_says_why(project: Path, raw: bytes, said: str) -> None:
+def test_unreadable_preset_states_the_reason(project: Path, raw: bytes, said: str) -> None:
     curation_folder(project).replace("one.toml", raw)
     with pytest.raises(UserError, match=said):
         read_preset(curation_folder(project), "one")
 
 
 @pytest.mark.parametrize("name", ["../one", "", "a/b", "x" * 80])
-def test_a_name_that_is_none_is_no_preset(project: Path, name: str) -> None:
+def test_invalid_name_is_no_preset(project: Path, name: str) -> None:
     with pytest.raises(UserError, match="there is no file preset"):
         read_preset(curation_folder(project), name)

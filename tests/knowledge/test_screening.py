@@ -1,13 +1,13 @@
-"""A secret that was planted somewhere in a session reaches no knowledge file, no digest, no log line and no export."""
+"""A secret planted anywhere in a session reaches no knowledge file, digest, log line or export."""
 
 import json
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.support.knowledge_folders import FACT, contents, folder_of
-from tests.support.played_sessions import new_session, played, uses
-from tests.support.served_service import serving_store
+from tests.support.knowledge_folders import FACT, contents, knowledge_folder
+from tests.support.scripted_sessions import new_session, scripted_provider, tool_use
+from tests.support.served_service import serve_store
 
 from holdfast.cli.main import command
 from holdfast.clock import new_ulid, system_clock
@@ -21,18 +21,18 @@ from holdfast.stores.sqlite.store import SqliteStore
 
 PLACES = ("asked", "answered", "argument", "output", "name", "task", "found", "noted", "path", "written")
 PLANTED = {place: f"ghp_{place}{'aB3dE6gH9jK2mN5pQ8sT1vW4yZ7bC0eF3hJ6k'}"[:40] for place in PLACES}
-"""Another one for each place, so that what leaks says from where."""
+"""A different secret for each place, so that a leak shows where it came from."""
 
 
 def said_in_tools(folder: Path) -> list[str | list[dict[str, object]]]:
-    """The model's part: it names secrets, runs with them, writes files that are called so, and sums up."""
+    """The model's replies: they contain secrets in text, tool arguments, file names and the summary."""
     return [
         [
             {"type": "text", "text": f"We decided to use {PLANTED['answered']} instead of Redis."},
-            uses("run", command=f"deploy --key {PLANTED['argument']} src/app.py"),
+            tool_use("run", command=f"deploy --key {PLANTED['argument']} src/app.py"),
         ],
-        [uses("write_file", path=str(folder / f"src/{PLANTED['name']}.py"), content="x")],
-        [uses("todo_write", todos=[f"Rotate {PLANTED['task']}", "Read src/app.py"])],
+        [tool_use("write_file", path=str(folder / f"src/{PLANTED['name']}.py"), content="x")],
+        [tool_use("todo_write", todos=[f"Rotate {PLANTED['task']}", "Read src/app.py"])],
         "Done.",
     ]
 
@@ -50,7 +50,7 @@ async def planted(store: SqliteStore, folder: Path) -> str:
         """Notes."""
         return f"{len(todos)} noted"
 
-    provider = played(*said_in_tools(folder), "Ok.")
+    provider = scripted_provider(*said_in_tools(folder), "Ok.")
     given: Options = {"store": store, "workspace": folder, "new_id": new_ulid}
     async with new_session(provider, **(given | {"tools": [run, write_file, todo_write]})) as session:
         await session.send(f"Always use {PLANTED['asked']} for src/app.py.")
@@ -78,7 +78,7 @@ def leaked(*texts: str) -> set[str]:
     return {place for place, secret in PLANTED.items() if any(secret in text for text in texts)}
 
 
-async def test_a_secret_that_was_planted_anywhere_reaches_nothing_that_is_kept_told_or_exported(
+async def test_planted_secret_reaches_no_stored_shown_or_exported_text(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("DEBUG")
@@ -87,7 +87,7 @@ async def test_a_secret_that_was_planted_anywhere_reaches_nothing_that_is_kept_t
     store = open_store(db)
     assert isinstance(store, SqliteStore)
     await planted(store, folder)
-    place = folder_of(folder)
+    place = knowledge_folder(folder)
     printed = []
 
     def run(*words: str) -> None:
@@ -101,21 +101,21 @@ async def test_a_secret_that_was_planted_anywhere_reaches_nothing_that_is_kept_t
     outcome = apply_harvest(place, sessions, project=project_lookup(folder), ask=reply)
     assert outcome.sessions == 1
     assert outcome.secrets >= 4
-    assert FACT in {one.text for one in list_knowledge_items(place)}
+    assert FACT in {item.text for item in list_knowledge_items(place)}
     kept = contents(place)
     assert {name for name in kept if leaked(name, kept[name].decode())} == set()
 
-    # What a person writes into a page is theirs, and stays there; it goes nowhere else.
+    # What a user writes into a page stays in that page and goes nowhere else.
     place.replace("facts.md", (place.read("facts.md") or b"") + f"- The key is {PLANTED['written']}.\n".encode())
     run("knowledge", "digest", "--rebuild", "--workspace", str(folder))
     run("knowledge", "harvest", *where, "--simulated", "--apply")
     run("db", "export", "--db", db)
-    with serving_store(store) as client:
+    with serve_store(store) as client:
         client.service.workspace = folder
         for path in ("/api/knowledge/digest", "/api/knowledge/pending", "/api/sessions"):
-            printed.append(client.ask("GET", path).body.decode())
-        printed.append(client.ask("POST", "/api/knowledge/harvest", {"apply": True}).body.decode())
-        listed = client.ask("GET", "/api/knowledge").body.decode()
+            printed.append(client.request("GET", path).body.decode())
+        printed.append(client.request("POST", "/api/knowledge/harvest", {"apply": True}).body.decode())
+        listed = client.request("GET", "/api/knowledge").body.decode()
     store.close()
     assert FACT in printed[1]
     assert leaked(*printed, caplog.text) == set()

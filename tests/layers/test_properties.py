@@ -1,4 +1,4 @@
-"""What holds of every prompt that assembly accepts."""
+"""Properties of every assembled prompt."""
 
 from itertools import pairwise
 
@@ -36,7 +36,7 @@ histories = st.lists(
 
 
 @given(st.lists(segments))
-def test_accepted_prompts_never_put_a_changing_part_before_a_stable_one(parts: list[Segment]) -> None:
+def test_accepted_prompts_never_have_a_less_stable_part_before_a_more_stable_one(parts: list[Segment]) -> None:
     try:
         check_layer_order(parts)
     except OrderError:
@@ -52,38 +52,38 @@ def test_accepted_prompts_never_put_a_changing_part_before_a_stable_one(parts: l
 def test_the_standard_layers_are_always_in_order(
     pinned: tuple[LayerText, ...], history: tuple[HistoryEntry, ...], current: tuple[LayerText, ...], layout: Layout
 ) -> None:
-    ask = HistoryEntry("user", (Text("?"),))
-    view = View(pinned=pinned, history=history, newest=(ask,), current=current, layout=layout)
+    question = HistoryEntry("user", (Text("?"),))
+    view = View(pinned=pinned, history=history, newest=(question,), current=current, layout=layout)
     check_layer_order(assemble_prompt(view).segments)
     assert assemble_prompt(view).entries[: len(history)] == history
 
 
 @given(histories, volatile_texts)
-def test_recording_what_volatile_layers_said_changes_no_byte(
+def test_recording_the_volatile_texts_changes_no_byte(
     history: tuple[HistoryEntry, ...], current: tuple[LayerText, ...]
 ) -> None:
-    ask = HistoryEntry("user", (Text("?"),))
-    view = View(history=history, newest=(ask,), current=current)
+    question = HistoryEntry("user", (Text("?"),))
+    view = View(history=history, newest=(question,), current=current)
     injected = [
-        HistoryEntry("user", (Text(one.text),), one.layer, Stability.VOLATILE, one.ephemeral)
-        for one in changed_volatile_texts(view)
+        HistoryEntry("user", (Text(emission.text),), emission.layer, Stability.VOLATILE, emission.ephemeral)
+        for emission in changed_volatile_texts(view)
     ]
-    sticky = [passage for passage in injected if not passage.ephemeral]
-    ephemeral = [passage for passage in injected if passage.ephemeral]
+    sticky = [entry for entry in injected if not entry.ephemeral]
+    ephemeral = [entry for entry in injected if entry.ephemeral]
     recorded = View(
-        history=history, newest=(*sticky, ask, *ephemeral), current=current, emitted=changed_volatile_texts(view)
+        history=history, newest=(*sticky, question, *ephemeral), current=current, emitted=changed_volatile_texts(view)
     )
     assert encode_prompt(assemble_prompt(recorded)) == encode_prompt(assemble_prompt(view))
 
 
 @given(pinned_texts, histories, volatile_texts, volatile_texts)
-def test_the_next_turn_extends_the_bytes_of_the_one_before(
+def test_the_next_turn_extends_the_bytes_of_the_previous_one(
     pinned: tuple[LayerText, ...],
     history: tuple[HistoryEntry, ...],
     first: tuple[LayerText, ...],
     second: tuple[LayerText, ...],
 ) -> None:
-    sticky = tuple(LayerText(one.layer, one.text) for one in first)
+    sticky = tuple(LayerText(delta.layer, delta.text) for delta in first)
     before = View(pinned=pinned, history=history, newest=(HistoryEntry("user", (Text("?"),)),), current=sticky)
     answer = HistoryEntry("assistant", (Text("!"),))
     after = View(

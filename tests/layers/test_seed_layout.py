@@ -10,11 +10,11 @@ from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 
-SAID = "Branch: main."
+VOLATILE_TEXT = "Branch: main."
 
 
 def system_of(body: dict[str, Any]) -> list[str]:
-    """The texts of the system prompt, in their order."""
+    """The texts of the system prompt, in order."""
     if "systemInstruction" in body:
         return [part["text"] for part in body["systemInstruction"]["parts"]]
     if "system" in body:
@@ -28,14 +28,14 @@ def system_of(body: dict[str, Any]) -> list[str]:
     "model",
     ["anthropic:claude-sonnet-5-5", "openai:gpt-6-luna", "openai-chat:gpt-6-luna", "gemini:gemini-3.8-flash"],
 )
-async def test_volatile_text_stands_last_in_the_system_prompt(model: str) -> None:
+async def test_volatile_text_is_last_in_the_system_prompt(model: str) -> None:
     provider = SimulatedProvider(clock=ManualClock(), script='{"content": "Yes."}\n{"content": "No."}')
     async with Session.create(
         model=model,
         layout="seed",
         padding="never",
         system_prompt="Be brief.",
-        system_prompt_volatile=SAID,
+        system_prompt_volatile=VOLATILE_TEXT,
         store=MemoryStore(),
         transport=provider,
     ) as session:
@@ -45,5 +45,5 @@ async def test_volatile_text_stands_last_in_the_system_prompt(model: str) -> Non
         body = json.loads(request.body)
         first, *_, last = system_of(body)
         assert first == "Be brief."
-        assert SAID in last
-        assert request.body.count(SAID.encode()) == 1
+        assert VOLATILE_TEXT in last
+        assert request.body.count(VOLATILE_TEXT.encode()) == 1

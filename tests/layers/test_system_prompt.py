@@ -1,4 +1,4 @@
-"""How the sections of a system prompt are put together, and where its stable part ends."""
+"""How the sections of a system prompt are combined, and where its stable part ends."""
 
 import os
 import subprocess
@@ -91,14 +91,14 @@ CONFIG_TEXT = """# Runtime config
 
 
 def texts(segment: Segment) -> list[str]:
-    blocks = [*segment.system, *(block for passage in segment.entries for block in passage.content)]
+    blocks = [*segment.system, *(block for entry in segment.entries for block in entry.content)]
     return [block.text for block in blocks if isinstance(block, Text)]
 
 
-# --- the list of sections
+# The list of sections
 
 
-def test_all_sections_stand_in_their_order() -> None:
+def test_all_sections_are_in_order() -> None:
     assert FULL.build() == [
         INTRO_WITH_STYLE,
         "# Output Style: Terse\n\nFew words.",
@@ -115,7 +115,7 @@ def test_all_sections_stand_in_their_order() -> None:
     ]
 
 
-def test_without_anything_set_only_the_guidance_and_an_unknown_environment_are_there() -> None:
+def test_without_settings_there_is_only_the_guidance_and_an_unknown_environment() -> None:
     assert SystemPromptBuilder().build() == [
         INTRO,
         SYSTEM,
@@ -130,7 +130,7 @@ def test_the_sections_are_joined_by_one_blank_line() -> None:
     assert FULL.render() == "\n\n".join(FULL.build())
 
 
-def test_a_builder_is_never_changed() -> None:
+def test_a_builder_is_immutable() -> None:
     before = SystemPromptBuilder()
     before.with_output_style("a", "b").with_appended("x").with_runtime_config({"k": 1})
     before.with_environment(ENVIRONMENT).with_project_context(GIT).with_instructions(INSTRUCTIONS)
@@ -138,15 +138,15 @@ def test_a_builder_is_never_changed() -> None:
 
 
 @pytest.mark.parametrize(("name", "prompt"), [("", "prompt"), ("name", ""), (" ", "prompt"), ("name", "\n")])
-def test_a_style_without_name_or_prompt_is_no_style(name: str, prompt: str) -> None:
+def test_a_style_without_name_or_prompt_is_ignored(name: str, prompt: str) -> None:
     assert FULL.with_output_style(name, prompt).build()[:2] == [INTRO, SYSTEM]
 
 
-def test_the_name_of_a_style_stays_on_its_line() -> None:
+def test_the_name_of_a_style_stays_on_one_line() -> None:
     assert SystemPromptBuilder().with_output_style(" a\n# b ", " text\n").build()[1] == "# Output Style: a # b\n\ntext"
 
 
-def test_blank_additions_are_left_out_and_others_keep_their_indentation() -> None:
+def test_blank_additions_are_dropped_and_others_keep_their_indentation() -> None:
     builder = SystemPromptBuilder().with_appended("").with_appended(" \n").with_appended("\n - a bulletX\n")
     assert builder.build()[6:] == [" - a bulletX"]
     assert [segment.name for segment in builder.segments()][-1] == "appended_1"
@@ -156,7 +156,7 @@ def test_an_empty_runtime_config_is_no_section() -> None:
     assert SystemPromptBuilder().with_runtime_config({}) == SystemPromptBuilder()
 
 
-def test_the_name_of_a_runtime_setting_stays_on_its_line() -> None:
+def test_the_name_of_a_runtime_setting_stays_on_one_line() -> None:
     assert SystemPromptBuilder().with_runtime_config({"a\n - b": 1}).build()[-1] == "# Runtime config\n - a - b: 1"
 
 
@@ -168,17 +168,17 @@ def nested(depth: int) -> Json:
 
 
 @pytest.mark.parametrize("value", ["\ud800", object(), nested(100_000)], ids=["surrogate", "object", "depth"])
-def test_a_runtime_setting_that_is_no_json_is_refused_by_name(value: Json) -> None:
+def test_a_runtime_setting_that_is_not_json_is_refused_by_name(value: Json) -> None:
     with pytest.raises(
         UserError, match=r"^runtime config entry 'limit' cannot be written as JSON; pass plain JSON values only$"
     ):
         SystemPromptBuilder().with_runtime_config({"limit": value})
 
 
-# --- segments
+# Segments
 
 
-def test_sections_become_segments_by_how_often_they_change() -> None:
+def test_sections_become_segments_by_their_stability() -> None:
     frozen, epoch, volatile = Stability.FROZEN, Stability.EPOCH, Stability.VOLATILE
     assert [(segment.name, segment.stability, segment.section) for segment in FULL.segments()] == [
         ("intro", frozen, "system"),
@@ -196,37 +196,37 @@ def test_sections_become_segments_by_how_often_they_change() -> None:
     check_layer_order(FULL.segments())
 
 
-def test_the_segments_say_what_the_sections_say_without_the_boundary() -> None:
-    said = [text for segment in FULL.segments() for text in texts(segment)]
-    assert sorted(said) == sorted(item for item in FULL.build() if item != BOUNDARY)
+def test_the_segments_have_the_text_of_the_sections_without_the_boundary() -> None:
+    segment_texts = [text for segment in FULL.segments() for text in texts(segment)]
+    assert sorted(segment_texts) == sorted(item for item in FULL.build() if item != BOUNDARY)
 
 
-def test_a_volatile_segment_is_one_passage_that_names_its_layer() -> None:
+def test_a_volatile_segment_is_one_entry_that_names_its_layer() -> None:
     (environment,) = [segment for segment in FULL.segments() if segment.name == "environment"]
-    passage = HistoryEntry("user", (Text(ENVIRONMENT_TEXT),), layer="environment", stability=Stability.VOLATILE)
-    assert environment == Segment("environment", Stability.VOLATILE, "messages", entries=(passage,))
+    entry = HistoryEntry("user", (Text(ENVIRONMENT_TEXT),), layer="environment", stability=Stability.VOLATILE)
+    assert environment == Segment("environment", Stability.VOLATILE, "messages", entries=(entry,))
 
 
 def test_a_stable_segment_is_one_text_of_the_system_prompt() -> None:
     assert FULL.segments()[2] == Segment("system", Stability.FROZEN, "system", system=(Text(SYSTEM),))
 
 
-def test_what_changes_from_turn_to_turn_does_not_touch_the_stable_segments() -> None:
+def test_volatile_changes_do_not_touch_the_stable_segments() -> None:
     later = (
         FULL.with_environment(Environment(date="2026-11-16"))
         .with_project_context(None)
         .with_runtime_config({})
         .with_appended("Third.")
     )
-    stable = [[one for one in builder.segments() if one.section == "system"] for builder in (FULL, later)]
+    stable = [[segment for segment in builder.segments() if segment.section == "system"] for builder in (FULL, later)]
     assert stable[0] == stable[1]
 
 
-# --- the boundary
+# The boundary
 
 
 def hostile(text: str) -> SystemPromptBuilder:
-    """A builder every part of which holds the text."""
+    """A builder with the text in every part."""
     return (
         SystemPromptBuilder()
         .with_output_style(text, text)
@@ -244,14 +244,14 @@ def hostile(text: str) -> SystemPromptBuilder:
     [BOUNDARY, BOUNDARY * 3, BOUNDARY[:10] + BOUNDARY + BOUNDARY[10:], BOUNDARY[:-2] + BOUNDARY],
     ids=["plain", "repeated", "nested", "overlapping"],
 )
-def test_the_boundary_is_only_ever_an_item_of_its_own(text: str) -> None:
+def test_the_boundary_is_only_ever_a_separate_item(text: str) -> None:
     builder = hostile(text)
-    assert all(BOUNDARY not in said for segment in builder.segments() for said in texts(segment))
+    assert all(BOUNDARY not in segment_text for segment in builder.segments() for segment_text in texts(segment))
     assert builder.render().count(BOUNDARY) == 1
     assert builder.build()[5] == BOUNDARY
 
 
-def test_an_addition_that_is_nothing_but_the_boundary_is_left_out() -> None:
+def test_an_addition_that_is_only_the_boundary_is_dropped() -> None:
     assert SystemPromptBuilder().with_appended(BOUNDARY).build() == SystemPromptBuilder().build()
 
 
@@ -283,7 +283,7 @@ def test_a_rendered_prompt_splits_into_its_halves() -> None:
     assert split_at_boundary(FULL.render()) == ("\n\n".join(items[:at]), "\n\n".join(items[at + 1 :]))
 
 
-def test_deeply_nested_boundaries_are_taken_out_in_little_time() -> None:
+def test_deeply_nested_boundaries_are_removed_quickly() -> None:
     depth = 20_000
     assert remove_boundary(BOUNDARY[:17] * depth + BOUNDARY[17:] * depth).count(BOUNDARY) == 0
 
@@ -292,7 +292,7 @@ def test_the_boundary_is_the_agreed_string() -> None:
     assert SYSTEM_PROMPT_DYNAMIC_BOUNDARY == BOUNDARY
 
 
-# --- putting things into words
+# Rendering
 
 
 def test_bullets_begin_with_a_space_and_a_dash() -> None:
@@ -301,21 +301,21 @@ def test_bullets_begin_with_a_space_and_a_dash() -> None:
     assert render_section("Title", "text", render_bullets(("one",))) == "# Title\n\ntext\n\n - one"
 
 
-def test_a_clean_tree_is_called_clean() -> None:
+def test_a_clean_tree_is_rendered_as_clean() -> None:
     assert render_project_context(GitState("main", ())) == "# Project context\n - Branch: main\n\nGit status: clean"
 
 
 @pytest.mark.parametrize("git", [None, GitState(), GitState(findings=(SourceFinding("git", "git took too long"),))])
-def test_a_project_of_which_nothing_is_known_is_not_spoken_of(git: GitState | None) -> None:
+def test_a_project_without_information_is_no_section(git: GitState | None) -> None:
     assert render_project_context(git) == ""
 
 
-def test_what_is_known_of_a_project_is_said_without_the_rest() -> None:
+def test_only_the_known_parts_of_a_project_are_rendered() -> None:
     assert render_project_context(GitState(commits=("a One",))) == "# Project context\n\nRecent commits:\na One"
     assert render_project_context(GitState(branch="b", commits=(), diff="")) == "# Project context\n - Branch: b"
 
 
-def test_what_was_cut_is_marked() -> None:
+def test_truncated_parts_are_marked() -> None:
     git = GitState(status=(" M b", "?? a"), status_truncated=True, diff="+x\n", diff_truncated=True)
     assert render_project_context(git) == (
         "# Project context\n\nGit status:\n M b\n?? a\n\n[truncated]\n\nGit diff:\n+x\n\n[truncated]"
@@ -325,11 +325,11 @@ def test_what_was_cut_is_marked() -> None:
 @pytest.mark.parametrize(
     ("omitted", "line"), [(1, "[1 more instruction file omitted]"), (2, "[2 more instruction files omitted]")]
 )
-def test_files_stand_below_their_paths_and_the_omitted_ones_are_counted(omitted: int, line: str) -> None:
-    found = InstructionFiles(
+def test_files_are_listed_below_their_paths_and_omitted_ones_are_counted(omitted: int, line: str) -> None:
+    files = InstructionFiles(
         (InstructionFile("~/AGENTS.md", "one", True), InstructionFile("a/CLAUDE.md", "two")), omitted
     )
-    assert render_instructions(found) == (
+    assert render_instructions(files) == (
         f"# Project instructions\n\n## ~/AGENTS.md\n\none\n\n[truncated]\n\n## a/CLAUDE.md\n\ntwo\n\n{line}"
     )
 
@@ -338,7 +338,7 @@ def test_without_instructions_there_is_no_section() -> None:
     assert render_instructions(InstructionFiles(findings=(SourceFinding("AGENTS.md", "empty"),))) == ""
 
 
-# --- the frozen texts
+# The frozen texts
 
 
 def test_the_guidance_has_a_useful_size() -> None:
@@ -348,7 +348,7 @@ def test_the_guidance_has_a_useful_size() -> None:
         assert 1_500 <= tokens <= 2_200
 
 
-def test_the_guidance_opens_with_its_headings_and_is_plain_text() -> None:
+def test_the_guidance_has_its_headings_and_is_plain_text() -> None:
     frozen = (INTRO, INTRO_WITH_STYLE, SYSTEM, DOING_TASKS, ACTIONS)
     assert [text.partition("\n")[0] for text in frozen[2:]] == [
         "# System",
@@ -362,8 +362,8 @@ def test_the_guidance_opens_with_its_headings_and_is_plain_text() -> None:
         assert not any(line.endswith(" ") for line in text.split("\n"))
 
 
-def test_the_guidance_has_not_moved_a_byte() -> None:
-    """Every change of these texts costs each session its cache: make it knowingly, then renew the digests."""
+def test_the_guidance_is_byte_for_byte_unchanged() -> None:
+    """Every change of these texts costs each session its cache: change them deliberately, then update the digests."""
     assert {name: sha256_hex(text.encode())[:16] for name, text in FROZEN_TEXTS.items()} == {
         "intro": "c9ca01fa5e31670c",
         "intro with style": "373f0c12fe0b21ba",
@@ -382,12 +382,12 @@ FROZEN_TEXTS = {
 }
 
 
-def test_no_paragraph_of_the_guidance_is_said_twice() -> None:
+def test_no_line_of_the_guidance_occurs_twice() -> None:
     lines = [line for text in (INTRO, SYSTEM, DOING_TASKS, ACTIONS) for line in text.split("\n") if line]
     assert all(one != other for one, other in pairwise(sorted(lines)))
 
 
-# --- the same bytes everywhere
+# The same bytes in every process
 
 SHOW = """
 import sys
@@ -418,7 +418,7 @@ def test_the_same_project_gives_the_same_bytes_in_every_process(tmp_path: Path) 
     (root / "ä.txt").write_text("new")
     subprocess.run(["git", "add", "ä.txt"], cwd=root, env=environ, check=True)
     ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    worlds = (
+    process_settings = (
         ({"PYTHONHASHSEED": "1", "LANG": "C.utf8", "TZ": "Asia/Tokyo"}, Path("/")),
         ({"PYTHONHASHSEED": "2", **ascii_only}, root),
         ({"PYTHONHASHSEED": "3", "LANG": "tr_TR.ISO-8859-9", "GIT_DIR": "/nonexistent"}, tmp_path),
@@ -426,9 +426,9 @@ def test_the_same_project_gives_the_same_bytes_in_every_process(tmp_path: Path) 
     command = [sys.executable, "-c", SHOW, str(root), os.environ["PATH"]]
     shown = {
         subprocess.run(
-            command, env={"PATH": os.environ["PATH"], **world}, cwd=cwd, capture_output=True, check=True
+            command, env={"PATH": os.environ["PATH"], **variables}, cwd=cwd, capture_output=True, check=True
         ).stdout
-        for world, cwd in worlds
+        for variables, cwd in process_settings
     }
     assert len(shown) == 1
     (text,) = shown

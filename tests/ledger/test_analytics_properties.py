@@ -1,4 +1,6 @@
-"""The tables are what the events add up to, whatever happened, whoever wrote it, and however it was interrupted."""
+"""The analytics tables equal a fold over the events, whatever happened, whichever store wrote it, and despite
+interruptions.
+"""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -37,11 +39,11 @@ from holdfast.types.usage import Usage
 
 DAY = START - START % 86_400 + 86_400
 
-Deed = tuple[str, int, list[Event] | str]
+Operation = tuple[str, int, list[Event] | str]
 
 fresh = count()
 
-# Strategies of all kinds of values take a while to be made, once.
+# Strategies for all payload types take a while to build, once.
 SLOW = (HealthCheck.too_slow,)
 
 stores = st.integers(0, 1)
@@ -49,9 +51,9 @@ appends = st.tuples(st.just("append"), stores, st.lists(call_events(), max_size=
 others = st.tuples(
     st.sampled_from(["delete", "prune", "rebuild", "append it again"]), stores, st.sampled_from(SESSIONS)
 )
-histories: st.SearchStrategy[list[Deed]] = st.lists(appends | appends | others, max_size=10)
+histories: st.SearchStrategy[list[Operation]] = st.lists(appends | appends | others, max_size=10)
 
-NARROWED = (
+GROUP_FILTERS = (
     GroupFilter(),
     GroupFilter(workers=False),
     GroupFilter(session="x"),
@@ -77,15 +79,15 @@ SCOPES = (
 
 @settings(max_examples=settings().max_examples // 2, suppress_health_check=SLOW)
 @given(histories)
-def test_the_tables_of_a_file_that_two_stores_write_are_what_the_events_add_up_to(history: list[Deed]) -> None:
+def test_the_tables_of_a_file_that_two_stores_write_equal_a_fold_over_the_events(history: list[Operation]) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "log.db"
         with SqliteStore(path) as one, SqliteStore(path) as other:
-            check(history, one, other)
+            check_operations(history, one, other)
 
 
-def test_a_call_for_a_summary_of_a_model_without_a_name_is_in_the_tables_as_it_is_in_the_log(tmp_path: Path) -> None:
-    paid = LlmCallCompleted(
+def test_a_summary_call_without_a_model_name_is_in_the_tables_as_on_the_log(tmp_path: Path) -> None:
+    summary_call = LlmCallCompleted(
         model="",
         provider="openai",
         usage=Usage(10),
@@ -100,10 +102,10 @@ def test_a_call_for_a_summary_of_a_model_without_a_name_is_in_the_tables_as_it_i
     )
     events = [
         Event(id="1", at=START, session_id="x", actor="agent", payload=payload)
-        for payload in (SessionStarted(model="openai:gpt-5"), paid)
+        for payload in (SessionStarted(model="openai:gpt-5"), summary_call)
     ]
     with SqliteStore(tmp_path / "log.db") as one, SqliteStore(tmp_path / "log.db") as other:
-        check([("append", 0, events)], one, other)
+        check_operations([("append", 0, events)], one, other)
 
 
 @pytest.fixture(scope="module")
@@ -114,74 +116,76 @@ def server() -> Iterator[str]:
 
 @settings(max_examples=settings().max_examples // 4, suppress_health_check=SLOW)
 @given(histories)
-def test_the_tables_of_a_server_that_two_stores_write_are_what_the_events_add_up_to(
-    server: str, history: list[Deed]
+def test_the_tables_of_a_server_that_two_stores_write_equal_a_fold_over_the_events(
+    server: str, history: list[Operation]
 ) -> None:
     with PostgresStore(server) as one, PostgresStore(server) as other:
         for row in one.sessions():
             one.delete(row.id)
         assert list(find_differences(one, shipped_models())) == []
-        assert answers(one.cost_queries()) == answers(MemoryStore().cost_queries())
-        check(history, one, other)
+        assert query_costs(one.cost_queries()) == query_costs(MemoryStore().cost_queries())
+        check_operations(history, one, other)
 
 
-def check(history: list[Deed], *stores: DatabaseEventLog) -> None:
+def check_operations(history: list[Operation], *stores: DatabaseEventLog) -> None:
     with MemoryStore() as memory:
-        for what, which, told in history:
-            numbered = [replace(event, id=f"{next(fresh)}") for event in told] if isinstance(told, list) else []
-            for store in (stores[which], memory):
-                do(store, what, told, numbered)
+        for operation, store_index, target in history:
+            numbered = [replace(event, id=f"{next(fresh)}") for event in target] if isinstance(target, list) else []
+            for store in (stores[store_index], memory):
+                apply_operation(store, operation, target, numbered)
         one = stores[0]
         for session in SESSIONS:
             assert list(one.read(session)) == list(memory.read(session))
         assert one.sessions() == memory.sessions()
         assert list(find_differences(one, shipped_models())) == []
         assert (
-            answers(one.cost_queries())
-            == answers(memory.cost_queries())
-            == answers(build_event_cost_queries(one, shipped_models()))
+            query_costs(one.cost_queries())
+            == query_costs(memory.cost_queries())
+            == query_costs(build_event_cost_queries(one, shipped_models()))
         )
-        assert list(figured(one.analytics_queries())) == list(figured(memory.analytics_queries()))
+        assert list(query_analytics(one.analytics_queries())) == list(query_analytics(memory.analytics_queries()))
 
 
-def do(store: DatabaseEventLog | MemoryStore, what: str, told: list[Event] | str, numbered: list[Event]) -> None:
-    if not isinstance(told, str):
+def apply_operation(
+    store: DatabaseEventLog | MemoryStore, operation: str, target: list[Event] | str, numbered: list[Event]
+) -> None:
+    if not isinstance(target, str):
         assert store.append(numbered).exception(timeout=10) is None
-    elif what == "delete":
-        store.delete(told)
-    elif what == "prune":
-        store.prune(told, RETAINED_EVENT_TYPES, before=1e300)
-    elif what == "rebuild" and isinstance(store, DatabaseEventLog):
+    elif operation == "delete":
+        store.delete(target)
+    elif operation == "prune":
+        store.prune(target, RETAINED_EVENT_TYPES, before=1e300)
+    elif operation == "rebuild" and isinstance(store, DatabaseEventLog):
         store.clear_tables()
-    elif what == "append it again":
-        # Refused as it is, beside appends that are not.
-        known = list(store.read(told))[:1]
-        assert (store.append(known).exception(timeout=10) is None) == (not known)
+    elif operation == "append it again":
+        # Refused because the event exists already, while other appends succeed.
+        existing = list(store.read(target))[:1]
+        assert (store.append(existing).exception(timeout=10) is None) == (not existing)
 
 
-def figured(figures: AnalyticsQueries) -> Iterator[object]:
-    """Everything that can be asked; groups have no order."""
+def query_analytics(analytics: AnalyticsQueries) -> Iterator[object]:
+    """Every analytics query; groups have no order."""
     for scope in (one for one in SCOPES if one.session_id is None):
         for group_by in get_args(GroupBy):
-            yield sorted(figures.groups(group_by, scope), key=repr)
-        yield figures.failures(scope), figures.latencies(scope), figures.usage_by_size((1_000, 80_000), scope)
-        yield figures.cache_breaks(scope, limit=100, skip=0), figures.cache_breaks(scope, limit=1, skip=1)
-        yield figures.cache_breaks(scope, kind="provider_side", limit=100, skip=0)
-        yield figures.cache_breaks(scope, component="tools", limit=100, skip=0)
+            yield sorted(analytics.groups(group_by, scope), key=repr)
+        yield analytics.failures(scope), analytics.latencies(scope), analytics.usage_by_size((1_000, 80_000), scope)
+        yield analytics.cache_breaks(scope, limit=100, skip=0), analytics.cache_breaks(scope, limit=1, skip=1)
+        yield analytics.cache_breaks(scope, kind="provider_side", limit=100, skip=0)
+        yield analytics.cache_breaks(scope, component="tools", limit=100, skip=0)
         # The log of all sessions has an order that only a database knows.
-        yield sorted(figures.skill_loads(scope), key=repr)
+        yield sorted(analytics.skill_loads(scope), key=repr)
     some: tuple[GroupBy, ...] = ("model", "session", "hour", "none")
-    for narrowed, group_by in product(NARROWED, some):
-        yield sorted(figures.groups(group_by, SCOPES[-1], narrowed), key=repr)
+    for group_filter, group_by in product(GROUP_FILTERS, some):
+        yield sorted(analytics.groups(group_by, SCOPES[-1], group_filter), key=repr)
     for order, simulated in product(get_args(SessionCostOrder), (False, True)):
-        yield figures.session_costs(order=order, limit=10, skip=0, simulated=simulated)
-        yield figures.session_costs(order=order, limit=1, skip=1, simulated=simulated)
+        yield analytics.session_costs(order=order, limit=10, skip=0, simulated=simulated)
+        yield analytics.session_costs(order=order, limit=1, skip=1, simulated=simulated)
 
 
-def answers(tables: CostQueries) -> list[object]:
-    found: list[object] = []
+def query_costs(tables: CostQueries) -> list[object]:
+    results: list[object] = []
     for scope in SCOPES:
-        found += [build_report(tables, scope), tables.models(scope), tables.outcomes(scope), tables.verdicts(scope)]
-        found += [tables.session_amounts(scope, order="spent", limit=1, offset=1)]
-        found += [tables.session_amounts(scope, order="newest")]
-    return found
+        results += [build_report(tables, scope), tables.models(scope), tables.outcomes(scope), tables.verdicts(scope)]
+        results += [tables.session_amounts(scope, order="spent", limit=1, offset=1)]
+        results += [tables.session_amounts(scope, order="newest")]
+    return results

@@ -1,4 +1,4 @@
-"""What holds for the strata of any session: a prompt's layers are those of its blocks, whatever was cut before."""
+"""Properties of the layer sizes of any session: a call's layers are those of its blocks, whatever was cut before."""
 
 from decimal import Decimal
 
@@ -21,20 +21,20 @@ blocks = st.tuples(st.sampled_from(["tools", "preset", "history", "volatile"]), 
 requests = st.lists(st.tuples(st.integers(0, 8), st.lists(blocks, max_size=4)), min_size=1, max_size=8)
 
 
-def chains_of(told: list[tuple[int, list[tuple[str, bytes]]]]) -> list[tuple[int, list[PrefixDigest]]]:
-    """For each request how many blocks it shares with the one before, and all its blocks."""
+def digest_chains(requests_made: list[tuple[int, list[tuple[str, bytes]]]]) -> list[tuple[int, list[PrefixDigest]]]:
+    """For each request, how many blocks it shares with the previous one, and all its blocks."""
     chain: list[PrefixDigest] = []
-    made = []
-    for keep, added in told:
+    chains = []
+    for keep, added in requests_made:
         chain = chain[:keep]
         shared = len(chain)
         for layer, data in added:
             chain = [*chain, extend_digest_chain(chain[-1] if chain else None, layer, data)]
-        made.append((shared, chain))
-    return made
+        chains.append((shared, chain))
+    return chains
 
 
-def played(chains: list[tuple[int, list[PrefixDigest]]]) -> list[Event]:
+def make_events(chains: list[tuple[int, list[PrefixDigest]]]) -> list[Event]:
     payloads: list[AnyPayload] = [SessionStarted(model=MODEL, name="n")]
     for number, (shared, chain) in enumerate(chains):
         plan = Plan((Breakpoint(len(chain) - 1),)) if chain else Plan()
@@ -43,7 +43,7 @@ def played(chains: list[tuple[int, list[PrefixDigest]]]) -> list[Event]:
             LlmCallStarted(MODEL, "anthropic", 0, f"r{number}"),
             completed(f"r{number}"),
         ]
-    return [Event(f"e{n:04d}", float(n), "s", "agent", it) for n, it in enumerate(payloads)]
+    return [Event(f"e{n:04d}", float(n), "s", "agent", payload) for n, payload in enumerate(payloads)]
 
 
 def completed(request_id: str) -> LlmCallCompleted:
@@ -62,30 +62,36 @@ def completed(request_id: str) -> LlmCallCompleted:
 
 
 @given(requests)
-def test_the_layers_of_a_call_are_the_bytes_of_its_blocks(told: list[tuple[int, list[tuple[str, bytes]]]]) -> None:
-    chains = chains_of(told)
-    strata = CallTimeline("s", shipped_models())
-    strata.apply_events(played(chains))
-    assert len(strata.calls) == len(chains)
-    for stratum, (_, chain) in zip(strata.calls, chains, strict=True):
-        assert stratum.request is not None
+def test_the_layers_of_a_call_have_the_bytes_of_its_blocks(
+    requests_made: list[tuple[int, list[tuple[str, bytes]]]],
+) -> None:
+    chains = digest_chains(requests_made)
+    timeline = CallTimeline("s", shipped_models())
+    timeline.apply_events(make_events(chains))
+    assert len(timeline.calls) == len(chains)
+    for timeline_call, (_, chain) in zip(timeline.calls, chains, strict=True):
+        assert timeline_call.request is not None
         sizes: dict[str, int] = {}
-        for link in chain:
-            sizes[link.layer] = sizes.get(link.layer, 0) + link.end - link.start
-        assert {band.layer: band.bytes for band in stratum.request.layers} == sizes
-        assert stratum.request.blocks == len(chain)
-        assert [mark.prefix_bytes for mark in stratum.request.breakpoints] == ([chain[-1].end] if chain else [])
+        for digest in chain:
+            sizes[digest.layer] = sizes.get(digest.layer, 0) + digest.end - digest.start
+        assert {layer_size.layer: layer_size.bytes for layer_size in timeline_call.request.layers} == sizes
+        assert timeline_call.request.blocks == len(chain)
+        assert [breakpoint.prefix_bytes for breakpoint in timeline_call.request.breakpoints] == (
+            [chain[-1].end] if chain else []
+        )
 
 
 @given(requests, st.integers(0, 30))
-def test_events_taken_in_two_parts_tell_the_same(told: list[tuple[int, list[tuple[str, bytes]]]], cut: int) -> None:
-    events = played(chains_of(told))
-    whole, parts = CallTimeline("s", shipped_models()), CallTimeline("s", shipped_models())
-    whole.apply_events(events)
-    parts.apply_events(events[:cut])
-    parts.apply_events(events[cut:])
-    assert (parts.calls, parts.timeline_events, parts.last_event_id) == (
-        whole.calls,
-        whole.timeline_events,
-        whole.last_event_id,
+def test_applying_events_in_two_parts_gives_the_same_timeline(
+    requests_made: list[tuple[int, list[tuple[str, bytes]]]], cut: int
+) -> None:
+    events = make_events(digest_chains(requests_made))
+    at_once, in_two_parts = CallTimeline("s", shipped_models()), CallTimeline("s", shipped_models())
+    at_once.apply_events(events)
+    in_two_parts.apply_events(events[:cut])
+    in_two_parts.apply_events(events[cut:])
+    assert (in_two_parts.calls, in_two_parts.timeline_events, in_two_parts.last_event_id) == (
+        at_once.calls,
+        at_once.timeline_events,
+        at_once.last_event_id,
     )

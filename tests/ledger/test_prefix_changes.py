@@ -1,11 +1,11 @@
-"""What most likely moved a prefix: played with the official client, wrapped, and block by block."""
+"""The likely cause of a prefix change: with the official client, wrapped, and block by block."""
 
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import pytest
-from tests.support.served import Simulated
+from tests.support.served import SimulatorServer
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.integrations import recorder_of, wrap
@@ -19,23 +19,23 @@ from holdfast.types.request_buffer import EncodedBlock, PrefixDigest
 
 RULES = "Read a file before you speak of it. " * 600
 SECRET = "swordfish"
-Given = dict[str, Any]
+Arguments = dict[str, Any]
 
 
-def tool(name: str, **changes: Any) -> Given:
+def tool(name: str, **changes: Any) -> Arguments:
     return {"name": name, "description": f"Does {name}.", "input_schema": {"type": "object"}, **changes}
 
 
 @pytest.fixture
 def client() -> Iterator[anthropic.Anthropic]:
-    with Simulated(parse_script("")) as running, wrap(running.client()) as opened:
+    with SimulatorServer(parse_script("")) as running, wrap(running.client()) as opened:
         yield opened
 
 
-def last_verdict(client: anthropic.Anthropic, first: Given, second: Given) -> Verdict:
-    said = [{"role": "user", "content": f"{SECRET} " + "So? " * 3_000}]
-    for given in (first, second):
-        client.messages.create(**{"model": "claude-sonnet-5-5", "max_tokens": 50, "messages": said, **given})
+def last_verdict(client: anthropic.Anthropic, first: Arguments, second: Arguments) -> Verdict:
+    messages = [{"role": "user", "content": f"{SECRET} " + "So? " * 3_000}]
+    for arguments in (first, second):
+        client.messages.create(**{"model": "claude-sonnet-5-5", "max_tokens": 50, "messages": messages, **arguments})
     recorder = recorder_of(client)
     *_, last = iter_entries(recorder.log.read(recorder.session_id), shipped_models())
     assert last.verdict is not None
@@ -49,7 +49,7 @@ OTHER_ORDER = tool("read", input_schema={"properties": {"path": {"type": "string
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "cause", "place"),
+    ("first", "second", "cause", "section"),
     [
         ({"system": AT_NINE}, {"system": AT_TEN}, "clock", "system"),
         ({"system": f"{RULES} {'a1' * 16}"}, {"system": f"{RULES} {'b2' * 16}"}, "id", "system"),
@@ -63,76 +63,86 @@ OTHER_ORDER = tool("read", input_schema={"properties": {"path": {"type": "string
         ({"system": RULES, "tools": [READ, LIST]}, {"system": RULES, "tools": [READ]}, "tool list", "system"),
     ],
 )
-def test_what_moved_the_prefix_of_a_plain_client_is_named_and_never_quoted(
-    client: anthropic.Anthropic, first: Given, second: Given, cause: str, place: str
+def test_the_cause_of_a_plain_clients_prefix_change_is_named_and_never_quoted(
+    client: anthropic.Anthropic, first: Arguments, second: Arguments, cause: str, section: str
 ) -> None:
-    found = last_verdict(client, first, second)
-    assert (found.kind, found.cause, found.is_unexpected) == ("prefix_changed", cause, True)
-    assert found.first_lost_section in (place, "tools")
-    assert found.byte is not None
-    assert found.lost_usd > 0
-    assert not [line for line in found.diff if any(word in line for word in (SECRET, "milk", "Read", "2026"))]
+    verdict = last_verdict(client, first, second)
+    assert (verdict.kind, verdict.cause, verdict.is_unexpected) == ("prefix_changed", cause, True)
+    assert verdict.first_lost_section in (section, "tools")
+    assert verdict.byte is not None
+    assert verdict.lost_usd > 0
+    assert not [line for line in verdict.diff if any(word in line for word in (SECRET, "milk", "Read", "2026"))]
 
 
-def test_the_byte_and_the_masked_lines_show_where_it_is(client: anthropic.Anthropic) -> None:
-    found = last_verdict(client, {"system": AT_NINE}, {"system": AT_TEN})
-    assert found.byte is not None
-    # In front of it stands nothing but the opening of the system's array and of its one block.
-    assert found.byte - AT_TEN.index("T10") - 1 in range(20, 60)
-    assert found.diff[0].startswith("-")
-    assert found.diff[0].endswith("Xx xx 0000-00-00X00:00:00X, xxxx xxxxxxxxx.")
-    assert found.evidence is not None
-    assert (found.evidence.bytes, found.evidence.usage, found.evidence.diagnosis) == ("changed", "partly read", None)
+def test_byte_and_masked_lines_show_the_position_of_the_change(client: anthropic.Anthropic) -> None:
+    verdict = last_verdict(client, {"system": AT_NINE}, {"system": AT_TEN})
+    assert verdict.byte is not None
+    # Before it there is only the start of the system array and of its one block.
+    assert verdict.byte - AT_TEN.index("T10") - 1 in range(20, 60)
+    assert verdict.diff[0].startswith("-")
+    assert verdict.diff[0].endswith("Xx xx 0000-00-00X00:00:00X, xxxx xxxxxxxxx.")
+    assert verdict.evidence is not None
+    assert (verdict.evidence.bytes, verdict.evidence.usage, verdict.evidence.diagnosis) == (
+        "changed",
+        "partly read",
+        None,
+    )
 
 
-def test_a_parameter_of_a_plain_client_is_named_too(client: anthropic.Anthropic) -> None:
-    first: Given = {"system": RULES, "tools": [READ]}
-    found = last_verdict(client, first, {**first, "tool_choice": {"type": "none"}})
-    assert (found.kind, found.component, found.first_lost_section) == ("parameter_changed", "tool_choice", "messages")
-    assert found.evidence is not None
-    assert found.evidence.bytes == "parameters changed"
+def test_a_changed_parameter_of_a_plain_client_is_named_too(client: anthropic.Anthropic) -> None:
+    first: Arguments = {"system": RULES, "tools": [READ]}
+    verdict = last_verdict(client, first, {**first, "tool_choice": {"type": "none"}})
+    assert (verdict.kind, verdict.component, verdict.first_lost_section) == (
+        "parameter_changed",
+        "tool_choice",
+        "messages",
+    )
+    assert verdict.evidence is not None
+    assert verdict.evidence.bytes == "parameters changed"
 
 
 def test_another_model_of_a_plain_client_has_another_cache(client: anthropic.Anthropic) -> None:
-    found = last_verdict(client, {"system": RULES}, {"system": RULES, "model": "claude-haiku-4-5"})
-    assert (found.kind, found.component, found.first_lost_section) == ("parameter_changed", "model", "tools")
+    verdict = last_verdict(client, {"system": RULES}, {"system": RULES, "model": "claude-haiku-4-5"})
+    assert (verdict.kind, verdict.component, verdict.first_lost_section) == ("parameter_changed", "model", "tools")
 
 
-def piece(said: str, role: Role = "user") -> EncodedBlock:
-    data = f'{{"type":"text","text":"{said}"}}'.encode()
+def text_block(text: str, role: Role = "user") -> EncodedBlock:
+    data = f'{{"type":"text","text":"{text}"}}'.encode()
     return EncodedBlock("history", "messages", Stability.GROWING, data, accepts_breakpoint=True, role=role)
 
 
-def link_to(last: EncodedBlock, start: int = 100) -> PrefixDigest:
+def digest_of(last: EncodedBlock, start: int = 100) -> PrefixDigest:
     return PrefixDigest("history", start, start + 5 + len(last.data), "")
 
 
-def test_history_that_is_gone_is_told_from_history_that_is_another() -> None:
-    one, two, three = piece("one"), piece("two"), piece("three")
-    assert find_prefix_change((one, two), (two,), link_to(two)).cause == "removed"
-    assert find_prefix_change((one, two), (three, two), link_to(three)).cause == "text"
-    assistant = piece("two", role="assistant")
-    assert find_prefix_change((one, assistant), (assistant,), link_to(assistant)) == PrefixChange(
+def test_removed_history_is_distinguished_from_changed_history() -> None:
+    one, two, three = text_block("one"), text_block("two"), text_block("three")
+    assert find_prefix_change((one, two), (two,), digest_of(two)).cause == "removed"
+    assert find_prefix_change((one, two), (three, two), digest_of(three)).cause == "text"
+    assistant = text_block("two", role="assistant")
+    assert find_prefix_change((one, assistant), (assistant,), digest_of(assistant)) == PrefixChange(
         100, "messages", "removed", "the block was removed, and the one after it took its place"
     )
-    assert find_prefix_change((one,), (assistant,), link_to(assistant)).detail == (
+    assert find_prefix_change((one,), (assistant,), digest_of(assistant)).detail == (
         "a block of the assistant replaced a block of the user"
     )
-    assert find_prefix_change((one,), (), link_to(one)) == PrefixChange(
+    assert find_prefix_change((one,), (), digest_of(one)) == PrefixChange(
         105 + len(one.data), "messages", "removed", "the prompt ends earlier than before"
     )
 
 
-def test_what_nobody_knows_any_more_is_not_guessed_at() -> None:
-    assert find_prefix_change((), (piece("one"),), link_to(piece("one"))) == PrefixChange(100, "messages", "unknown")
+def test_without_the_old_blocks_the_cause_is_unknown() -> None:
+    assert find_prefix_change((), (text_block("one"),), digest_of(text_block("one"))) == PrefixChange(
+        100, "messages", "unknown"
+    )
     assert find_prefix_change((), (), PrefixDigest("", 0, 0, "")).cause == "removed"
 
 
-def test_blocks_that_are_very_long_are_compared_by_their_bytes_alone() -> None:
+def test_very_long_blocks_are_compared_by_their_bytes_alone() -> None:
     long = "so " * COMPARED_BYTES_MAX
-    old, new = piece(long + "red green"), piece(long + "green red")
-    found = find_prefix_change((old,), (new,), link_to(new))
-    assert (found.cause, found.diff, found.byte) == ("text", (), 105 + new.data.index(b"green"))
+    old, new = text_block(long + "red green"), text_block(long + "green red")
+    verdict = find_prefix_change((old,), (new,), digest_of(new))
+    assert (verdict.cause, verdict.diff, verdict.byte) == ("text", (), 105 + new.data.index(b"green"))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What holds for any two requests that are compared, to whichever provider they go."""
+"""Properties of any two compared requests, for every provider."""
 
 import json
 
@@ -32,55 +32,54 @@ def adapter_of(model: str) -> Adapter:
     return get_adapter(model.partition(":")[0])
 
 
-def sent(model: str, prompt: Prompt, plan: Plan = Plan()) -> ParsedRequest:  # noqa: B008 - frozen
+def encode_and_parse(model: str, prompt: Prompt, plan: Plan = Plan()) -> ParsedRequest:  # noqa: B008 - frozen
     parameters = Parameters(model.partition(":")[2], output_tokens_max=100)
     return parse_request(adapter_of(model).encode_request(prompt, plan, parameters), model=model)
 
 
 @every_model
 @given(st.data())
-def test_marks_that_moved_break_no_prefix(model: str, data: st.DataObject) -> None:
+def test_moved_breakpoints_change_no_prefix(model: str, data: st.DataObject) -> None:
     adapter, prompt = adapter_of(model), data.draw(values.prompts)
-    markable = [index for index, piece in enumerate(values.pieces_of(adapter, prompt)) if piece.accepts_breakpoint]
-    plans = values.plans(markable, wire_of(adapter).ttls)
-    one, two = sent(model, prompt, data.draw(plans)), sent(model, prompt, data.draw(plans))
+    accepting = [index for index, block in enumerate(values.encode_blocks(adapter, prompt)) if block.accepts_breakpoint]
+    plans = values.plans(accepting, wire_of(adapter).ttls)
+    one, two = encode_and_parse(model, prompt, data.draw(plans)), encode_and_parse(model, prompt, data.draw(plans))
     assert compare_requests(one, two, None).is_prefix_unchanged
     assert compare_requests(one, two, None).tokens_lost == 0
 
 
 @every_model
 @given(
-    values.prompts, st.lists(values.passages.filter(lambda passage: "image" not in str(passage).lower()), max_size=3)
+    values.prompts,
+    st.lists(values.history_entries.filter(lambda entry: "image" not in str(entry).lower()), max_size=3),
 )
-def test_a_prompt_that_grew_by_text_held(model: str, prompt: Prompt, more: list[HistoryEntry]) -> None:
+def test_a_prompt_that_grew_by_text_is_unchanged(model: str, prompt: Prompt, more: list[HistoryEntry]) -> None:
     grown = Prompt((*prompt.segments, Segment("history", Stability.GROWING, "messages", entries=tuple(more))))
-    found = compare_requests(sent(model, prompt), sent(model, grown), None)
-    assert found.difference is None
+    comparison = compare_requests(encode_and_parse(model, prompt), encode_and_parse(model, grown), None)
+    assert comparison.difference is None
 
 
 @every_model
 @given(values.prompts, st.text(min_size=1, max_size=5))
-def test_a_changed_system_text_is_named_and_its_byte_is_where_the_bytes_part(
-    model: str, prompt: Prompt, text: str
-) -> None:
-    head = [segment for segment in prompt.segments if segment.section != "messages"]
-    said = Segment("late", Stability.EPOCH, "system", system=(Text(f"same {text}"),))
+def test_a_changed_system_text_is_named_with_the_first_differing_byte(model: str, prompt: Prompt, text: str) -> None:
+    before_messages = [segment for segment in prompt.segments if segment.section != "messages"]
+    original = Segment("late", Stability.EPOCH, "system", system=(Text(f"same {text}"),))
     changed = Segment("late", Stability.EPOCH, "system", system=(Text(f"Same {text}"),))
-    tail = [segment for segment in prompt.segments if segment.section == "messages"]
-    one, two = (sent(model, Prompt((*head, part, *tail))) for part in (said, changed))
-    found = compare_requests(one, two, None)
-    assert found.difference is not None
+    messages = [segment for segment in prompt.segments if segment.section == "messages"]
+    one, two = (encode_and_parse(model, Prompt((*before_messages, part, *messages))) for part in (original, changed))
+    comparison = compare_requests(one, two, None)
+    assert comparison.difference is not None
     old, new = one.buffer.cacheable_bytes(), two.buffer.cacheable_bytes()
-    assert old[: found.difference.byte] == new[: found.difference.byte]
-    assert old[found.difference.byte] != new[found.difference.byte]
-    assert found.difference.section == "system"
-    assert not found.is_prefix_unchanged
-    assert [tier.is_unchanged for tier in found.sections if tier.section == "messages"] in ([], [False])
+    assert old[: comparison.difference.byte] == new[: comparison.difference.byte]
+    assert old[comparison.difference.byte] != new[comparison.difference.byte]
+    assert comparison.difference.section == "system"
+    assert not comparison.is_prefix_unchanged
+    assert [tier.is_unchanged for tier in comparison.sections if tier.section == "messages"] in ([], [False])
 
 
 @every_model
 @given(values.prompts)
-def test_every_block_has_a_path_that_leads_to_it(model: str, prompt: Prompt) -> None:
+def test_every_block_has_a_valid_path(model: str, prompt: Prompt) -> None:
     parameters = Parameters(model.partition(":")[2], output_tokens_max=100)
     body = adapter_of(model).encode_request(prompt, Plan(), parameters)
     request = parse_request(body, model=model)
@@ -94,8 +93,8 @@ def test_every_block_has_a_path_that_leads_to_it(model: str, prompt: Prompt) -> 
 
 @every_model
 @given(values.prompts)
-def test_an_explanation_accounts_for_every_token_and_a_later_change_costs_no_more(model: str, prompt: Prompt) -> None:
-    explained = explain_request(sent(model, prompt), None)
+def test_an_explanation_covers_every_token_and_a_later_change_costs_no_more(model: str, prompt: Prompt) -> None:
+    explained = explain_request(encode_and_parse(model, prompt), None)
     assert sum(part.tokens for part in explained.blocks) == explained.tokens
     lost = [part.rewritten_tokens for part in explained.blocks]
     assert lost == sorted(lost, reverse=True)
@@ -104,7 +103,7 @@ def test_an_explanation_accounts_for_every_token_and_a_later_change_costs_no_mor
 
 
 @given(st.binary(max_size=200) | values.json_objects.map(lambda value: json.dumps(value).encode()))
-def test_whatever_is_in_a_file_it_is_read_or_refused_in_one_line(raw: bytes) -> None:
+def test_any_file_is_parsed_or_refused_in_one_line(raw: bytes) -> None:
     with pytest.raises(UserError) as refused:
         parse_request(raw)
     assert "\n" not in str(refused.value)
@@ -115,7 +114,7 @@ def test_whatever_is_in_a_file_it_is_read_or_refused_in_one_line(raw: bytes) -> 
     st.sampled_from(["messages", "contents", "input"]),
     values.json_values,
 )
-def test_a_value_of_another_kind_anywhere_is_read_or_refused_in_one_line(name: str, prompt: str, value: object) -> None:
+def test_a_value_of_the_wrong_type_is_parsed_or_refused_in_one_line(name: str, prompt: str, value: object) -> None:
     body = {"model": "claude-sonnet-5-5", "max_tokens": 1, prompt: [], name: value}
     refused = ""
     try:
@@ -126,7 +125,7 @@ def test_a_value_of_another_kind_anywhere_is_read_or_refused_in_one_line(name: s
 
 
 @given(st.text(max_size=2000), st.text(max_size=2000))
-def test_a_shown_difference_is_short_and_there_where_there_is_one(old: str, new: str) -> None:
+def test_a_diff_is_short_and_present_if_texts_differ(old: str, new: str) -> None:
     lines = diff_texts(old, new)
     assert len(lines) <= DIFF_LINES_MAX
     assert all(len(line) <= LINE_CHARS_MAX for line in lines)
@@ -135,7 +134,7 @@ def test_a_shown_difference_is_short_and_there_where_there_is_one(old: str, new:
 
 
 @given(st.binary(max_size=50), st.binary(max_size=50), st.binary(max_size=50))
-def test_the_common_length_is_where_two_texts_part(same: bytes, old: bytes, new: bytes) -> None:
-    found = common_prefix_length(same + old, same + new, len(same))
-    assert (same + old)[:found] == (same + new)[:found]
-    assert found == min(len(same + old), len(same + new)) or (same + old)[found] != (same + new)[found]
+def test_the_common_prefix_ends_where_two_texts_differ(same: bytes, old: bytes, new: bytes) -> None:
+    comparison = common_prefix_length(same + old, same + new, len(same))
+    assert (same + old)[:comparison] == (same + new)[:comparison]
+    assert comparison == min(len(same + old), len(same + new)) or (same + old)[comparison] != (same + new)[comparison]

@@ -1,4 +1,4 @@
-"""Each verdict on a call, provoked by a session that is played against the simulator."""
+"""Each verdict on a call, provoked by a session against the simulator."""
 
 from decimal import Decimal
 
@@ -23,8 +23,8 @@ SONNET, HAIKU = "anthropic:claude-sonnet-5-5", "anthropic:claude-haiku-4-5"
 PROMPT = "Follow the rules of the house. " * 2000
 
 
-class Stage:
-    """A session's parts, and what is said of its calls afterwards."""
+class SimulatedSession:
+    """The dependencies of a session, and the verdicts on its calls."""
 
     def __init__(self, *, models: Models | None = None, script: str = '{"content": "Yes."}\n' * 50) -> None:
         self.clock = ManualClock()
@@ -47,41 +47,45 @@ class Stage:
         (row,) = self.store.sessions()
         return list(self.store.read(row.id))
 
-    def judged(self, models: Models | None = None) -> list[Verdict]:
-        return [one.verdict for one in iter_entries(self.events, models or shipped_models()) if one.verdict is not None]
+    def verdicts(self, models: Models | None = None) -> list[Verdict]:
+        return [
+            entry.verdict
+            for entry in iter_entries(self.events, models or shipped_models())
+            if entry.verdict is not None
+        ]
 
     @property
     def kinds(self) -> list[str]:
-        return [verdict.kind for verdict in self.judged()]
+        return [verdict.kind for verdict in self.verdicts()]
 
 
-async def test_a_conversation_without_a_pause_is_used_first_and_holds_from_then_on() -> None:
-    stage = Stage()
-    async with Session.create(**stage.created) as session:
+async def test_a_conversation_without_pauses_is_first_used_and_then_held() -> None:
+    simulated = SimulatedSession()
+    async with Session.create(**simulated.created) as session:
         for _ in range(4):
             await session.send("So?")
-    assert stage.kinds == ["first_use", "held", "held", "held"]
-    first, second, *_ = stage.judged()
+    assert simulated.kinds == ["first_use", "held", "held", "held"]
+    first, second, *_ = simulated.verdicts()
     assert (first.expected_tokens, first.lost_usd) == (0, Decimal(0))
     assert second.expected_tokens == second.read_tokens > 10_000
 
 
-async def test_a_short_prompt_is_below_the_floor() -> None:
-    stage = Stage()
-    options: Options = {**stage.created, "system_prompt": "Be kind.", "padding": "never"}
+async def test_a_short_prompt_is_below_the_minimum() -> None:
+    simulated = SimulatedSession()
+    options: Options = {**simulated.created, "system_prompt": "Be kind.", "padding": "never"}
     async with Session.create(**options) as session:
         await session.send("So?")
         await session.send("So?")
-    assert stage.kinds == ["below_floor", "below_floor"]
+    assert simulated.kinds == ["below_floor", "below_floor"]
 
 
-async def test_a_pause_that_is_longer_than_the_lifetime_has_let_it_expire() -> None:
-    stage = Stage()
-    async with Session.create(**stage.created) as session:
+async def test_a_pause_longer_than_the_ttl_is_an_expiry() -> None:
+    simulated = SimulatedSession()
+    async with Session.create(**simulated.created) as session:
         await session.send("So?")
-        stage.clock.advance(301)
+        simulated.clock.advance(301)
         await session.send("And now?")
-    late = stage.judged()[-1]
+    late = simulated.verdicts()[-1]
     assert late.kind == "ttl_expired"
     assert late.detail == "idle for 301 s, TTL 300 s"
     assert (late.read_tokens, late.lost_tokens) == (0, late.expected_tokens)
@@ -89,27 +93,27 @@ async def test_a_pause_that_is_longer_than_the_lifetime_has_let_it_expire() -> N
     assert late.lost_usd == (price.cache_write_5m - price.cache_read) * late.lost_tokens / 1_000_000
 
 
-async def test_another_model_is_planned() -> None:
-    stage = Stage()
-    async with Session.create(**stage.created) as session:
+async def test_a_model_switch_is_planned() -> None:
+    simulated = SimulatedSession()
+    async with Session.create(**simulated.created) as session:
         await session.send("So?")
         await session.switch_model(HAIKU)
         await session.send("So?")
         await session.send("So?")
-    assert stage.kinds == ["first_use", "planned", "held"]
-    assert HAIKU in stage.judged()[1].detail
-    assert stage.judged()[1].component == "model"
+    assert simulated.kinds == ["first_use", "planned", "held"]
+    assert HAIKU in simulated.verdicts()[1].detail
+    assert simulated.verdicts()[1].component == "model"
 
 
-async def test_thinking_that_was_turned_on_costs_the_messages() -> None:
-    stage = Stage()
-    async with Session.create(**stage.created) as session:
+async def test_enabling_thinking_loses_the_cached_messages() -> None:
+    simulated = SimulatedSession()
+    async with Session.create(**simulated.created) as session:
         await session.send("So? " * 3_000)
         await session.send("So?")
-    options: Options = {**stage.options, "thinking": {"type": "enabled", "budget_tokens": 2000}}
+    options: Options = {**simulated.options, "thinking": {"type": "enabled", "budget_tokens": 2000}}
     async with Session.resume(session.id, **options) as again:
         await again.send("And now?")
-    changed = stage.judged()[-1]
+    changed = simulated.verdicts()[-1]
     assert (changed.kind, changed.component, changed.first_lost_section) == (
         "parameter_changed",
         "thinking",
@@ -120,79 +124,79 @@ async def test_thinking_that_was_turned_on_costs_the_messages() -> None:
     assert changed.lost_usd > 0
 
 
-async def test_text_that_changes_at_the_end_of_the_system_prompt_moves_the_prefix() -> None:
-    stage = Stage()
-    said = iter(["milk", "milk", "bread"])
+async def test_changing_text_at_the_end_of_the_system_prompt_is_a_prefix_change() -> None:
+    simulated = SimulatedSession()
+    texts = iter(["milk", "milk", "bread"])
     options: Options = {
-        **stage.created,
+        **simulated.created,
         "layout": "seed",
-        "system_prompt_volatile": lambda: next(said),
+        "system_prompt_volatile": lambda: next(texts),
     }
     async with Session.create(**options) as session:
         await session.send("So? " * 3_000)
         await session.send("So?")
         await session.send("So?")
-    *_, held, moved = stage.judged()
+    *_, held, changed = simulated.verdicts()
     assert held.kind == "held"
-    assert (moved.kind, moved.is_unexpected) == ("prefix_changed", True)
-    assert moved.component == "volatile"
-    assert moved.byte is not None
-    assert moved.byte > len(PROMPT)
-    assert moved.lost_tokens > 2_000
+    assert (changed.kind, changed.is_unexpected) == ("prefix_changed", True)
+    assert changed.component == "volatile"
+    assert changed.byte is not None
+    assert changed.byte > len(PROMPT)
+    assert changed.lost_tokens > 2_000
 
 
 HIT, NOT_FOUND = CacheDiagnosis("hit"), CacheDiagnosis("not_found")
-NOTHING = ""
+NO_DISAGREEMENT = ""
 
 
-def missed(reason: str) -> CacheDiagnosis:
+def make_miss(reason: str) -> CacheDiagnosis:
     return CacheDiagnosis("miss", reason, 9_000)
 
 
 HELD = {
-    HIT: NOTHING,
-    missed("system_changed"): "the provider reports a miss (system_changed), but the cached tokens were read",
-    NOT_FOUND: NOTHING,
+    HIT: NO_DISAGREEMENT,
+    make_miss("system_changed"): "the provider reports a miss (system_changed), but the cached tokens were read",
+    NOT_FOUND: NO_DISAGREEMENT,
 }
-GONE = {
-    HIT: NOTHING,
-    missed("messages_changed"): "the provider reports messages_changed, but the bytes that we sent were the same",
-    NOT_FOUND: NOTHING,
+LOST = {
+    HIT: NO_DISAGREEMENT,
+    make_miss("messages_changed"): "the provider reports messages_changed, but the bytes that we sent were the same",
+    NOT_FOUND: NO_DISAGREEMENT,
 }
-MOVED = {
+CHANGED = {
     HIT: "the provider sees no change, but our bytes changed",
-    missed("system_changed"): NOTHING,
-    missed("tools_changed"): "the provider reports tools_changed, but our bytes changed in the system",
-    missed("input_changed"): "the provider reports input_changed, but our bytes changed in the system",
-    missed("something_new"): NOTHING,
-    NOT_FOUND: NOTHING,
+    make_miss("system_changed"): NO_DISAGREEMENT,
+    make_miss("tools_changed"): "the provider reports tools_changed, but our bytes changed in the system",
+    make_miss("input_changed"): "the provider reports input_changed, but our bytes changed in the system",
+    make_miss("something_new"): NO_DISAGREEMENT,
+    NOT_FOUND: NO_DISAGREEMENT,
 }
-PLANNED = {missed("model_changed"): NOTHING, HIT: NOTHING}
+PLANNED = {make_miss("model_changed"): NO_DISAGREEMENT, HIT: NO_DISAGREEMENT}
 
 
-def requested(*, shared: int = 5, planned: tuple[str, str] | None = None) -> PreparedRequest:
-    move = PrefixChange(900, "system") if shared < 5 else None
+def make_request(*, shared: int = 5, planned: tuple[str, str] | None = None) -> PreparedRequest:
+    prefix_change = PrefixChange(900, "system") if shared < 5 else None
     return PreparedRequest(
-        100.0, Plan(), blocks_before=5, blocks_shared=shared, prefix_change=move, planned_change=planned
+        100.0, Plan(), blocks_before=5, blocks_shared=shared, prefix_change=prefix_change, planned_change=planned
     )
 
 
 @pytest.mark.parametrize(
-    ("kind", "sent", "read", "told"),
+    ("kind", "sent", "read", "disagreements"),
     [
-        ("held", requested(), 30_000, HELD),
-        ("provider_side", requested(), 0, GONE),
-        ("prefix_changed", requested(shared=2), 0, MOVED),
-        ("planned", requested(shared=2, planned=("epoch", "epoch 2 was opened")), 0, PLANNED),
+        ("held", make_request(), 30_000, HELD),
+        ("provider_side", make_request(), 0, LOST),
+        ("prefix_changed", make_request(shared=2), 0, CHANGED),
+        ("planned", make_request(shared=2, planned=("epoch", "epoch 2 was opened")), 0, PLANNED),
     ],
 )
-def test_where_bytes_usage_and_the_providers_diagnosis_disagree_all_three_are_kept_and_it_is_said(
-    kind: str, sent: PreparedRequest, read: int, told: dict[CacheDiagnosis, str]
+def test_a_disagreement_between_bytes_usage_and_diagnosis_is_reported_with_all_three(
+    kind: str, sent: PreparedRequest, read: int, disagreements: dict[CacheDiagnosis, str]
 ) -> None:
     row = shipped_models()[SONNET]
-    left = CachedPrefix(SONNET, 90.0, 30_000, "5m", None, {}, has_images=False)
-    for diagnosis, disagreement in told.items():
-        verdict = judge_call(left, sent, Usage(cache_read=read, input=31_000 - read), row, diagnosis=diagnosis)
+    cached = CachedPrefix(SONNET, 90.0, 30_000, "5m", None, {}, has_images=False)
+    for diagnosis, disagreement in disagreements.items():
+        verdict = judge_call(cached, sent, Usage(cache_read=read, input=31_000 - read), row, diagnosis=diagnosis)
         assert (verdict.kind, verdict.disagreement) == (kind, disagreement)
         assert verdict.evidence is not None
         assert verdict.evidence.bytes == ("changed" if sent.is_prefix_changed else "unchanged")
@@ -200,50 +204,53 @@ def test_where_bytes_usage_and_the_providers_diagnosis_disagree_all_three_are_ke
         assert verdict.evidence.diagnosis == diagnosis
 
 
-def test_a_first_call_that_the_provider_calls_a_miss_contradicts_nothing() -> None:
+def test_a_miss_diagnosis_of_a_first_call_contradicts_nothing() -> None:
     for tokens, kind in ((31_000, "first_use"), (10, "below_floor")):
         first = PreparedRequest(100.0, Plan())
         verdict = judge_call(
-            None, first, Usage(input=tokens), shipped_models()[SONNET], diagnosis=missed("system_changed")
+            None, first, Usage(input=tokens), shipped_models()[SONNET], diagnosis=make_miss("system_changed")
         )
         assert (verdict.kind, verdict.disagreement) == (kind, "")
         assert verdict.evidence is not None
         assert verdict.evidence.usage == "nothing cached"
 
 
-async def test_a_cache_that_is_gone_for_no_reason_of_ours_is_the_providers() -> None:
-    stage = Stage()
-    async with Session.create(**stage.created) as session:
+async def test_a_loss_without_a_cause_of_ours_is_provider_side() -> None:
+    simulated = SimulatedSession()
+    async with Session.create(**simulated.created) as session:
         await session.send("So?")
-    options: Options = {**stage.options, "transport": stage.provider()}
+    options: Options = {**simulated.options, "transport": simulated.provider()}
     async with Session.resume(session.id, **options) as again:
         await again.send("So?")
-    lost = stage.judged()[-1]
+    lost = simulated.verdicts()[-1]
     assert (lost.kind, lost.is_unexpected) == ("provider_side", True)
     assert lost.lost_usd > 0
 
 
-async def test_what_was_written_for_the_hour_from_its_first_token_is_the_providers_to_lose() -> None:
-    stage = Stage()
-    kept: list[Event] = []
-    async with Session.create(**stage.created) as session:
+async def test_a_prefix_written_for_one_hour_from_its_first_token_is_lost_by_the_provider() -> None:
+    simulated = SimulatedSession()
+    events_1h: list[Event] = []
+    async with Session.create(**simulated.created) as session:
         await session.send("So?")
-    for event in stage.events:
+    for event in simulated.events:
         it = event.payload
         if isinstance(it, RequestPrepared):
-            marks = tuple(msgspec.structs.replace(mark, ttl="1h") for mark in it.plan.breakpoints)
-            it = msgspec.structs.replace(it, plan=msgspec.structs.replace(it.plan, breakpoints=marks))
-        kept.append(msgspec.structs.replace(event, payload=it))
-    stage.store.delete(session.id)
-    stage.store.append(kept).result(9)
-    call = next(it.payload for it in kept if isinstance(it.payload, LlmCallCompleted))
+            breakpoints = tuple(msgspec.structs.replace(breakpoint, ttl="1h") for breakpoint in it.plan.breakpoints)
+            it = msgspec.structs.replace(it, plan=msgspec.structs.replace(it.plan, breakpoints=breakpoints))
+        events_1h.append(msgspec.structs.replace(event, payload=it))
+    simulated.store.delete(session.id)
+    simulated.store.append(events_1h).result(9)
+    call = next(it.payload for it in events_1h if isinstance(it.payload, LlmCallCompleted))
     for must_read, kind in ((call.usage.cache_write, "provider_side"), (0, "ttl_expired")):
-        again = [*kept, *later(kept, call, must_read)]
-        assert [one.verdict.kind for one in iter_entries(again, shipped_models()) if one.verdict] == ["first_use", kind]
+        again = [*events_1h, *repeat_call(events_1h, call, must_read)]
+        assert [entry.verdict.kind for entry in iter_entries(again, shipped_models()) if entry.verdict] == [
+            "first_use",
+            kind,
+        ]
 
 
-def later(events: list[Event], call: LlmCallCompleted, must_read: int) -> list[Event]:
-    """The same call once more, ten minutes later, that reads nothing."""
+def repeat_call(events: list[Event], call: LlmCallCompleted, must_read: int) -> list[Event]:
+    """The same call once more, ten minutes later, reading nothing."""
     prepared = next(event for event in events if isinstance(event.payload, RequestPrepared))
     assert isinstance(prepared.payload, RequestPrepared)
     plan = msgspec.structs.replace(prepared.payload.plan, expected_read_tokens=must_read)
@@ -254,74 +261,81 @@ def later(events: list[Event], call: LlmCallCompleted, must_read: int) -> list[E
     return [msgspec.structs.replace(prepared, at=prepared.at + 600, payload=it) for it in (sent, started, again)]
 
 
-async def test_an_end_that_is_too_far_back_is_missed() -> None:
+async def test_an_entry_too_far_back_is_a_lookback_miss() -> None:
     row = shipped_models()[SONNET]
     short = msgspec.structs.replace(row.cache, lookback_positions=4)
     near = {**shipped_models(), SONNET: msgspec.structs.replace(row, cache=short)}
     calls = [f'{{"type": "tool_use", "id": "t{number}", "name": "look", "input": {{}}}}' for number in range(6)]
     script = f'{{"content": [{", ".join(calls)}]}}\n{{"content": "Done."}}\n'
-    stage = Stage(models=near, script=script)
+    simulated = SimulatedSession(models=near, script=script)
 
     def look() -> str:
         """Look."""
         return "seen"
 
-    options: Options = {**stage.created, "tools": [look]}
+    options: Options = {**simulated.created, "tools": [look]}
     async with Session.create(**options) as session:
         await session.send("Look around. " * 3_000)
-    found = stage.judged(near)[-1]
-    assert (found.kind, found.component, found.is_unexpected) == ("lookback_miss", "history", True)
-    # The rules that the session went by would not have missed it.
-    assert stage.judged()[-1].kind == "provider_side"
+    verdict = simulated.verdicts(near)[-1]
+    assert (verdict.kind, verdict.component, verdict.is_unexpected) == ("lookback_miss", "history", True)
+    # The rules that the session used would not have missed it.
+    assert simulated.verdicts()[-1].kind == "provider_side"
 
 
-async def test_small_drops_are_noise_unless_they_are_asked_for() -> None:
-    stage = Stage()
-    said = iter(["milk", "milk", "bread"])
-    options: Options = {**stage.created, "layout": "seed", "system_prompt_volatile": lambda: next(said)}
+async def test_small_drops_are_ignored_unless_requested() -> None:
+    simulated = SimulatedSession()
+    texts = iter(["milk", "milk", "bread"])
+    options: Options = {**simulated.created, "layout": "seed", "system_prompt_volatile": lambda: next(texts)}
     async with Session.create(**options) as session:
         for _ in range(3):
             await session.send("So?")
-    assert stage.kinds == ["first_use", "held", "held"]
+    assert simulated.kinds == ["first_use", "held", "held"]
     strict = [
-        one.verdict.kind for one in iter_entries(stage.events, shipped_models(), drop_tokens_min=1) if one.verdict
+        entry.verdict.kind
+        for entry in iter_entries(simulated.events, shipped_models(), drop_tokens_min=1)
+        if entry.verdict
     ]
     assert strict == ["first_use", "held", "prefix_changed"]
 
 
-async def test_models_that_the_catalog_does_not_know_are_not_judged() -> None:
-    stage = Stage()
-    async with Session.create(**stage.created) as session:
+async def test_models_unknown_to_the_catalog_have_no_verdict() -> None:
+    simulated = SimulatedSession()
+    async with Session.create(**simulated.created) as session:
         await session.send("So?")
-    assert stage.judged({HAIKU: shipped_models()[HAIKU]}) == []
+    assert simulated.verdicts({HAIKU: shipped_models()[HAIKU]}) == []
 
 
-@pytest.mark.parametrize("kept", [True, False])
-async def test_a_ping_counts_as_use(kept: bool) -> None:
-    stage = Stage()
+@pytest.mark.parametrize("keep_alive", [True, False])
+async def test_a_ping_counts_as_use(keep_alive: bool) -> None:
+    simulated = SimulatedSession()
 
     async def sleep(seconds: float) -> None:
-        stage.clock.advance(seconds)
+        simulated.clock.advance(seconds)
 
-    options: Options = {**stage.created, "keep_alive": kept, "sleep": sleep, "keep_alive_usd_max": Decimal("0.01")}
+    options: Options = {
+        **simulated.created,
+        "keep_alive": keep_alive,
+        "sleep": sleep,
+        "keep_alive_usd_max": Decimal("0.01"),
+    }
     async with Session.create(**options) as session:
         await session.send("So?")
-        if not kept:
-            stage.clock.advance(400)
+        if not keep_alive:
+            simulated.clock.advance(400)
         await session.send("So?")
-    assert stage.kinds[-1] == ("held" if kept else "ttl_expired")
+    assert simulated.kinds[-1] == ("held" if keep_alive else "ttl_expired")
 
 
 @pytest.mark.parametrize(
     "name", ["anthropic:claude-sonnet-5-5-20260901", "openai-chat:gpt-6-sol", "openai-chat:gpt-6-sol-2026-09-01"]
 )
-async def test_a_snapshot_and_another_way_to_a_model_are_judged_and_priced_like_the_model(name: str) -> None:
-    stage = Stage()
-    options: Options = {**stage.created, "model": name}
+async def test_snapshots_and_other_routes_to_a_model_are_judged_and_priced_like_the_model(name: str) -> None:
+    simulated = SimulatedSession()
+    options: Options = {**simulated.created, "model": name}
     async with Session.create(**options) as session:
         await session.send("So?")
         await session.send("So?")
-    assert stage.kinds == ["first_use", "held"]
-    _, second = iter_entries(stage.events, shipped_models())
+    assert simulated.kinds == ["first_use", "held"]
+    _, second = iter_entries(simulated.events, shipped_models())
     assert second.record.model == name
     assert second.uncached_usd > second.record.cost_usd

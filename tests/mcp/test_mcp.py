@@ -17,7 +17,7 @@ from mcp import Client, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
-from tests.support.instruction_places import UNITS
+from tests.support.instruction_service import UNITS
 from tests.support.skill_folders import library_of as skills_of
 
 from holdfast import Library
@@ -212,8 +212,8 @@ async def test_over_http_a_missing_key_is_401_and_a_key_opens_only_its_own_agent
             httpx2.AsyncClient(headers=headers) as http,
             Client(streamable_http_client(served.url, http_client=http)) as client,
         ):
-            response = await client.call_tool("recall_instruction", {"intent": "claim a ticket"})
-            assert (response.structured_content.get("error") or {}).get("code") == code
+            result = await client.call_tool("recall_instruction", {"intent": "claim a ticket"})
+            assert (result.structured_content.get("error") or {}).get("code") == code
 
 
 async def test_request_from_another_origin_is_refused_over_http(served: Served) -> None:

@@ -1,4 +1,4 @@
-"""Where the marks go, and where they never go."""
+"""Placement of cache breakpoints."""
 
 import msgspec
 
@@ -11,9 +11,9 @@ RULES = CacheRules(kind="explicit", tokens_min=512, breakpoints_max=4)
 
 
 class Lines:
-    """A spelling with one piece a line, for counting pieces and nothing else."""
+    """An encoding with one block per line, for counting blocks only."""
 
-    def separator(self, before: EncodedBlock | None, piece: EncodedBlock) -> bytes:
+    def separator(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
         return b"\n"
 
     def suffix(self, last: EncodedBlock | None) -> bytes:
@@ -23,50 +23,60 @@ class Lines:
         return b"*"
 
 
-def tool() -> EncodedBlock:
+def tool_block() -> EncodedBlock:
     return EncodedBlock("tools", "tools", Stability.FROZEN, b"{}", accepts_breakpoint=True)
 
 
-def system(stability: Stability = Stability.EPOCH, *, markable: bool = True) -> EncodedBlock:
-    return EncodedBlock("preset", "system", stability, b"{}", accepts_breakpoint=markable)
+def system_block(stability: Stability = Stability.EPOCH, *, accepts_breakpoint: bool = True) -> EncodedBlock:
+    return EncodedBlock("preset", "system", stability, b"{}", accepts_breakpoint=accepts_breakpoint)
 
 
-def said(role: str = "user", *, markable: bool = True) -> EncodedBlock:
+def message_block(role: str = "user", *, accepts_breakpoint: bool = True) -> EncodedBlock:
     return msgspec.convert(
         {
             "layer": "history",
             "section": "messages",
             "stability": 2,
             "data": "e30=",
-            "accepts_breakpoint": markable,
+            "accepts_breakpoint": accepts_breakpoint,
             "role": role,
         },
         EncodedBlock,
     )
 
 
-def injected(*, ephemeral: bool = False) -> EncodedBlock:
+def injected_block(*, ephemeral: bool = False) -> EncodedBlock:
     return EncodedBlock(
         "memory", "messages", Stability.VOLATILE, b"{}", accepts_breakpoint=True, role="user", ephemeral=ephemeral
     )
 
 
-def marked(*pieces: EncodedBlock, rules: CacheRules = RULES, seed: bool = False) -> list[int]:
-    scroll = RequestBuffer(Lines(), len)
-    scroll.extend(pieces)
-    plan = place_breakpoints(scroll, rules, profile="seed" if seed else "default")
-    assert all(mark.ttl == "5m" and mark.reason for mark in plan.breakpoints)
-    return [mark.block_index for mark in plan.breakpoints]
+def breakpoint_indexes(*blocks: EncodedBlock, rules: CacheRules = RULES, seed: bool = False) -> list[int]:
+    request_buffer = RequestBuffer(Lines(), len)
+    request_buffer.extend(blocks)
+    plan = place_breakpoints(request_buffer, rules, profile="seed" if seed else "default")
+    assert all(breakpoint.ttl == "5m" and breakpoint.reason for breakpoint in plan.breakpoints)
+    return [breakpoint.block_index for breakpoint in plan.breakpoints]
 
 
-def test_the_last_tool_the_stable_system_prompt_and_the_newest_message_are_marked() -> None:
-    assert marked(tool(), tool(), system(), system(), said(), said("assistant"), said()) == [1, 3, 6]
+def test_the_last_tool_the_stable_system_prompt_and_the_newest_message_get_a_breakpoint() -> None:
+    assert breakpoint_indexes(
+        tool_block(),
+        tool_block(),
+        system_block(),
+        system_block(),
+        message_block(),
+        message_block("assistant"),
+        message_block(),
+    ) == [1, 3, 6]
 
 
-def test_every_mark_says_why_it_is_there() -> None:
-    scroll = RequestBuffer(Lines(), len)
-    scroll.extend([tool(), system(), said(), injected(ephemeral=True), said()])
-    assert [mark.reason for mark in place_breakpoints(scroll, RULES).breakpoints] == [
+def test_every_breakpoint_has_a_reason() -> None:
+    request_buffer = RequestBuffer(Lines(), len)
+    request_buffer.extend(
+        [tool_block(), system_block(), message_block(), injected_block(ephemeral=True), message_block()]
+    )
+    assert [breakpoint.reason for breakpoint in place_breakpoints(request_buffer, RULES).breakpoints] == [
         "end of the tools",
         "end of the stable system prompt",
         "before ephemeral text",
@@ -74,70 +84,98 @@ def test_every_mark_says_why_it_is_there() -> None:
     ]
 
 
-def test_without_tools_the_system_prompt_alone_is_marked_in_the_seed_profile() -> None:
-    assert marked(system(), system(), said(), seed=True) == [1]
+def test_without_tools_the_seed_profile_sets_one_breakpoint_on_the_system_prompt() -> None:
+    assert breakpoint_indexes(system_block(), system_block(), message_block(), seed=True) == [1]
 
 
-def test_the_seed_profile_leaves_the_history_unmarked() -> None:
-    assert marked(tool(), system(), said(), said("assistant"), said(), seed=True) == [0, 1]
+def test_the_seed_profile_sets_no_breakpoint_in_the_history() -> None:
+    assert breakpoint_indexes(
+        tool_block(), system_block(), message_block(), message_block("assistant"), message_block(), seed=True
+    ) == [0, 1]
 
 
-def test_a_volatile_system_block_is_never_marked_but_the_stable_one_before_it_is() -> None:
-    assert marked(tool(), system(), system(Stability.VOLATILE), said()) == [0, 1, 3]
+def test_a_volatile_system_block_gets_no_breakpoint_but_the_stable_one_before_it_does() -> None:
+    assert breakpoint_indexes(tool_block(), system_block(), system_block(Stability.VOLATILE), message_block()) == [
+        0,
+        1,
+        3,
+    ]
 
 
-def test_a_single_system_block_without_volatile_text_carries_the_mark() -> None:
-    assert marked(system(), seed=True) == [0]
+def test_a_single_stable_system_block_gets_the_breakpoint() -> None:
+    assert breakpoint_indexes(system_block(), seed=True) == [0]
 
 
-def test_volatile_text_behind_tool_results_is_not_marked() -> None:
-    assert marked(system(), said(), said("assistant"), said(), injected()) == [0, 3]
+def test_volatile_text_after_tool_results_gets_no_breakpoint() -> None:
+    assert breakpoint_indexes(
+        system_block(), message_block(), message_block("assistant"), message_block(), injected_block()
+    ) == [0, 3]
 
 
-def test_a_block_that_takes_no_mark_is_passed_over() -> None:
-    assert marked(system(), said(), said("assistant", markable=False)) == [0, 1]
+def test_a_block_that_accepts_no_breakpoint_is_skipped() -> None:
+    assert breakpoint_indexes(
+        system_block(), message_block(), message_block("assistant", accepts_breakpoint=False)
+    ) == [0, 1]
 
 
-def test_ephemeral_text_has_a_mark_in_front_of_it_and_none_on_it() -> None:
-    assert marked(tool(), system(), said(), injected(ephemeral=True)) == [0, 1, 2]
+def test_ephemeral_text_has_a_breakpoint_before_it_and_none_on_it() -> None:
+    assert breakpoint_indexes(tool_block(), system_block(), message_block(), injected_block(ephemeral=True)) == [
+        0,
+        1,
+        2,
+    ]
 
 
-def test_ephemeral_text_inside_a_tool_loop_keeps_the_mark_in_front_of_it() -> None:
-    pieces = [tool(), system(), said(), injected(ephemeral=True), said("assistant"), said()]
-    assert marked(*pieces) == [0, 1, 2, 5]
+def test_ephemeral_text_inside_a_tool_loop_keeps_the_breakpoint_before_it() -> None:
+    blocks = [
+        tool_block(),
+        system_block(),
+        message_block(),
+        injected_block(ephemeral=True),
+        message_block("assistant"),
+        message_block(),
+    ]
+    assert breakpoint_indexes(*blocks) == [0, 1, 2, 5]
 
 
-def test_a_model_that_takes_fewer_marks_keeps_the_ones_furthest_back() -> None:
+def test_a_model_with_fewer_breakpoints_keeps_the_deepest_ones() -> None:
     rules = msgspec.structs.replace(RULES, breakpoints_max=2)
-    assert marked(tool(), system(), said(), said("assistant"), said(), rules=rules) == [1, 4]
+    assert breakpoint_indexes(
+        tool_block(), system_block(), message_block(), message_block("assistant"), message_block(), rules=rules
+    ) == [1, 4]
 
 
-def test_a_model_without_marks_gets_none() -> None:
+def test_a_model_without_breakpoints_gets_none() -> None:
     rules = CacheRules(kind="implicit", tokens_min=1024)
-    assert marked(tool(), system(), said(), rules=rules) == []
+    assert breakpoint_indexes(tool_block(), system_block(), message_block(), rules=rules) == []
 
 
-def test_an_empty_prompt_has_no_marks() -> None:
-    assert marked() == []
+def test_an_empty_prompt_has_no_breakpoints() -> None:
+    assert breakpoint_indexes() == []
 
 
 BREAKPOINTS = CacheRules(kind="hybrid", tokens_min=1024, breakpoints_max=4)
 
 
-def test_where_the_provider_keeps_the_newest_message_by_itself_only_the_stable_prompt_is_marked() -> None:
-    scroll = RequestBuffer(Lines(), len)
-    scroll.extend([system(), said(), said("assistant"), said()])
-    plan = place_breakpoints(scroll, BREAKPOINTS)
-    assert [(mark.block_index, mark.ttl) for mark in plan.breakpoints] == [(0, "30m")]
+def test_a_hybrid_cache_gets_a_breakpoint_only_on_the_stable_prompt() -> None:
+    request_buffer = RequestBuffer(Lines(), len)
+    request_buffer.extend([system_block(), message_block(), message_block("assistant"), message_block()])
+    plan = place_breakpoints(request_buffer, BREAKPOINTS)
+    assert [(breakpoint.block_index, breakpoint.ttl) for breakpoint in plan.breakpoints] == [(0, "30m")]
 
 
-def test_where_the_provider_keeps_the_newest_message_ephemeral_text_still_has_a_mark_in_front() -> None:
-    scroll = RequestBuffer(Lines(), len)
-    scroll.extend([system(), said(), said("assistant"), said(), injected(ephemeral=True)])
-    assert [mark.block_index for mark in place_breakpoints(scroll, BREAKPOINTS).breakpoints] == [0, 3]
+def test_a_hybrid_cache_still_gets_a_breakpoint_before_ephemeral_text() -> None:
+    request_buffer = RequestBuffer(Lines(), len)
+    request_buffer.extend(
+        [system_block(), message_block(), message_block("assistant"), message_block(), injected_block(ephemeral=True)]
+    )
+    assert [breakpoint.block_index for breakpoint in place_breakpoints(request_buffer, BREAKPOINTS).breakpoints] == [
+        0,
+        3,
+    ]
 
 
-def test_a_cache_that_takes_no_marks_gets_none() -> None:
-    scroll = RequestBuffer(Lines(), len)
-    scroll.extend([system(), said()])
-    assert not place_breakpoints(scroll, CacheRules(kind="implicit", tokens_min=1024)).breakpoints
+def test_an_implicit_cache_gets_no_breakpoints() -> None:
+    request_buffer = RequestBuffer(Lines(), len)
+    request_buffer.extend([system_block(), message_block()])
+    assert not place_breakpoints(request_buffer, CacheRules(kind="implicit", tokens_min=1024)).breakpoints

@@ -1,4 +1,4 @@
-"""What holds of every plan."""
+"""Properties of every placement of breakpoints."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ from holdfast.providers.registry import get_adapter
 from holdfast.types.prompt import Stability
 from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
 
-heads = st.lists(
+prefixes = st.lists(
     st.builds(
         EncodedBlock,
         layer=st.just("head"),
@@ -19,8 +19,8 @@ heads = st.lists(
         accepts_breakpoint=st.booleans(),
     ),
     max_size=5,
-).map(lambda pieces: sorted(pieces, key=lambda piece: ["tools", "system"].index(piece.section)))
-tails = st.lists(
+).map(lambda blocks: sorted(blocks, key=lambda block: ["tools", "system"].index(block.section)))
+conversations = st.lists(
     st.builds(
         EncodedBlock,
         layer=st.just("tail"),
@@ -35,18 +35,20 @@ tails = st.lists(
 )
 
 
-@given(heads, tails, st.integers(1, 4))
-def test_marks_are_few_and_only_on_blocks_that_take_them(
-    head: list[EncodedBlock], tail: list[EncodedBlock], most: int
+@given(prefixes, conversations, st.integers(1, 4))
+def test_breakpoints_are_few_and_only_on_blocks_that_accept_them(
+    prefix: list[EncodedBlock], conversation: list[EncodedBlock], breakpoints_max: int
 ) -> None:
-    scroll = RequestBuffer(get_adapter("anthropic"), len)
-    scroll.extend([*head, *tail])
-    marks = place_breakpoints(scroll, CacheRules(kind="explicit", tokens_min=0, breakpoints_max=most)).breakpoints
-    positions = [mark.block_index for mark in marks]
-    assert len(positions) <= most
+    request_buffer = RequestBuffer(get_adapter("anthropic"), len)
+    request_buffer.extend([*prefix, *conversation])
+    breakpoints = place_breakpoints(
+        request_buffer, CacheRules(kind="explicit", tokens_min=0, breakpoints_max=breakpoints_max)
+    ).breakpoints
+    positions = [breakpoint.block_index for breakpoint in breakpoints]
+    assert len(positions) <= breakpoints_max
     assert positions == sorted(set(positions))
     for position in positions:
-        piece = scroll.blocks[position]
-        assert piece.accepts_breakpoint
-        assert not piece.ephemeral
-        assert piece.stability < Stability.VOLATILE
+        block = request_buffer.blocks[position]
+        assert block.accepts_breakpoint
+        assert not block.ephemeral
+        assert block.stability < Stability.VOLATILE

@@ -1,4 +1,4 @@
-"""When a prefix is kept under a name: only where that is cheaper, or was asked for whatever it costs."""
+"""When a prefix gets an explicit cache: only if that is cheaper, or requested at any cost."""
 
 import datetime
 from decimal import Decimal
@@ -39,99 +39,99 @@ prices = st.builds(
 )
 
 
-def step(
-    kept: ExplicitCacheState | None = None,
+def plan_step(
+    cache: ExplicitCacheState | None = None,
     wanted: WantedPrefix = WANTED,
-    keeping: ExplicitCacheConfig = ExplicitCacheConfig(),  # noqa: B008 - a frozen value
+    config: ExplicitCacheConfig = ExplicitCacheConfig(),  # noqa: B008 - a frozen value
     *,
     calls: int = 10,
     rules: CacheRules = FLASH.cache,
     price: Price = PRICE,
 ) -> ExplicitCacheStep:
-    return plan_explicit_cache(kept, wanted, keeping, rules=rules, price=price, uncached_calls=calls, at=NOW)
+    return plan_explicit_cache(cache, wanted, config, rules=rules, price=price, uncached_calls=calls, at=NOW)
 
 
-def kept(*, seconds: float = 3000, digest: str = "d1", model: str = FLASH.id) -> ExplicitCacheState:
+def make_cache(*, seconds: float = 3000, digest: str = "d1", model: str = FLASH.id) -> ExplicitCacheState:
     return ExplicitCacheState("cachedContents/1", model, digest, 10_000, NOW + seconds)
 
 
 @given(prices, st.integers(0, 50), st.integers(1, 10_000))
-def test_a_cache_is_made_exactly_where_as_many_reads_again_pay_for_it(price: Price, calls: int, seconds: int) -> None:
-    found = step(keeping=ExplicitCacheConfig(seconds), calls=calls, price=price)
+def test_a_cache_is_created_exactly_if_as_many_reads_again_pay_for_it(price: Price, calls: int, seconds: int) -> None:
+    planned = plan_step(config=ExplicitCacheConfig(seconds), calls=calls, price=price)
     tokens, million = WANTED.tokens, Decimal(1_000_000)
-    without = calls * tokens * price.input / million
-    made = tokens * price.input / million + storage_usd(tokens, seconds, price)
-    assert isinstance(found, CreateCache) == (made + calls * tokens * price.cache_read / million < without)
+    without_cache = calls * tokens * price.input / million
+    with_cache = tokens * price.input / million + storage_usd(tokens, seconds, price)
+    assert isinstance(planned, CreateCache) == (
+        with_cache + calls * tokens * price.cache_read / million < without_cache
+    )
 
 
 @given(st.integers(0, 50), st.just(0.0) | st.floats(0.001, 1e6), st.integers(1, 10_000))
-def test_no_more_reads_are_expected_than_came_and_than_their_rhythm_has_room_for(
-    calls: int, seconds: float, ttl: int
-) -> None:
+def test_expected_reads_are_bounded_by_past_calls_and_by_their_rate(calls: int, seconds: float, ttl: int) -> None:
     reads = estimate_reads(calls, seconds, ttl)
     assert 0 <= reads <= calls
     if calls > 1 and seconds > 0:
-        gap = seconds / (calls - 1)
-        assert float(reads) == pytest.approx(min(calls, ttl / gap))
+        idle_seconds = seconds / (calls - 1)
+        assert float(reads) == pytest.approx(min(calls, ttl / idle_seconds))
     else:
         assert reads == calls
 
 
-def test_two_uncached_calls_make_the_cache_of_a_flash_model_pay() -> None:
-    assert [type(step(calls=calls)) for calls in range(4)] == [SkipCache, SkipCache, CreateCache, CreateCache]
+def test_two_uncached_calls_make_an_explicit_cache_of_a_flash_model_pay() -> None:
+    assert [type(plan_step(calls=calls)) for calls in range(4)] == [SkipCache, SkipCache, CreateCache, CreateCache]
 
 
 @given(st.integers(0, 4095))
-def test_nothing_is_kept_below_the_floor_whatever_it_saves(tokens: int) -> None:
+def test_no_explicit_cache_is_created_below_the_minimum(tokens: int) -> None:
     small = WantedPrefix(FLASH.id, "d1", tokens)
-    assert step(wanted=small, keeping=ExplicitCacheConfig(always=True), calls=1000) == SkipCache(
+    assert plan_step(wanted=small, config=ExplicitCacheConfig(always=True), calls=1000) == SkipCache(
         f"{tokens} tokens are below the floor of 4096"
     )
 
 
-def test_a_cache_that_fits_is_used_until_a_quarter_of_its_time_is_left() -> None:
-    assert step(kept(seconds=900)) == UseCache(kept(seconds=900))
-    assert step(kept(seconds=899.5)) == ExtendCache(kept(seconds=899.5), "900 s are left of 3600 s")
+def test_a_matching_cache_is_used_until_a_quarter_of_its_ttl_is_left() -> None:
+    assert plan_step(make_cache(seconds=900)) == UseCache(make_cache(seconds=900))
+    assert plan_step(make_cache(seconds=899.5)) == ExtendCache(make_cache(seconds=899.5), "900 s are left of 3600 s")
 
 
-def test_extending_costs_storage_alone_and_has_to_pay_too() -> None:
-    assert isinstance(step(kept(seconds=1), calls=0), UseCache)
-    assert isinstance(step(kept(seconds=1), calls=1), ExtendCache)
-    assert isinstance(step(kept(seconds=1), keeping=ExplicitCacheConfig(always=True), calls=0), ExtendCache)
+def test_extending_costs_only_storage_and_must_pay_too() -> None:
+    assert isinstance(plan_step(make_cache(seconds=1), calls=0), UseCache)
+    assert isinstance(plan_step(make_cache(seconds=1), calls=1), ExtendCache)
+    assert isinstance(plan_step(make_cache(seconds=1), config=ExplicitCacheConfig(always=True), calls=0), ExtendCache)
 
 
-def test_a_lapsed_cache_is_as_good_as_none() -> None:
-    assert step(kept(seconds=0), calls=1) == step(None, calls=1)
-    assert isinstance(step(kept(seconds=0)), CreateCache)
+def test_an_expired_cache_is_treated_as_none() -> None:
+    assert plan_step(make_cache(seconds=0), calls=1) == plan_step(None, calls=1)
+    assert isinstance(plan_step(make_cache(seconds=0)), CreateCache)
 
 
-def test_another_prefix_or_model_takes_the_place_of_the_old_one() -> None:
-    for old in (kept(digest="d0"), kept(model="gemini:gemini-3.6-flash")):
-        found = step(old)
-        assert isinstance(found, CreateCache)
-        assert found.replaces == old
-        assert step(old, calls=0) == SkipCache(
+def test_another_prefix_or_model_replaces_the_old_cache() -> None:
+    for old in (make_cache(digest="d0"), make_cache(model="gemini:gemini-3.6-flash")):
+        planned = plan_step(old)
+        assert isinstance(planned, CreateCache)
+        assert planned.replaces == old
+        assert plan_step(old, calls=0) == SkipCache(
             "too few reads expected to pay for it: 0 uncached calls so far", delete=old
         )
 
 
-def test_turned_off_means_that_what_there_is_goes() -> None:
+def test_disabling_explicit_caches_deletes_the_existing_one() -> None:
     off = ExplicitCacheConfig(ttl_seconds=0, always=True)
-    assert step(kept(), keeping=off) == SkipCache("explicit caches are turned off", delete=kept())
-    assert step(None, keeping=off) == SkipCache("explicit caches are turned off")
+    assert plan_step(make_cache(), config=off) == SkipCache("explicit caches are turned off", delete=make_cache())
+    assert plan_step(None, config=off) == SkipCache("explicit caches are turned off")
 
 
-def test_a_model_without_named_caches_gets_none() -> None:
+def test_a_model_without_explicit_caches_gets_none() -> None:
     argon = find_model("gemini:gemini-4-argon")
-    assert step(rules=argon.cache, keeping=ExplicitCacheConfig(always=True)) == SkipCache(
+    assert plan_step(rules=argon.cache, config=ExplicitCacheConfig(always=True)) == SkipCache(
         "the model has no explicit caches"
     )
 
 
-def test_asked_for_whatever_it_costs_it_is_made_with_the_first_call() -> None:
-    found = step(keeping=ExplicitCacheConfig(always=True), calls=0)
-    assert isinstance(found, CreateCache)
-    assert found.reason == (
+def test_an_explicit_cache_requested_at_any_cost_is_created_with_the_first_call() -> None:
+    planned = plan_step(config=ExplicitCacheConfig(always=True), calls=0)
+    assert isinstance(planned, CreateCache)
+    assert planned.reason == (
         "10000 tokens for $0.007500 and $0.005000 of storage; each read saves $0.006750, and as many reads are "
         "expected as there were uncached calls (0)"
     )

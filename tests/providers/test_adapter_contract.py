@@ -51,7 +51,7 @@ def draw_request(adapter: Adapter, data: st.DataObject) -> tuple[Prompt, Plan, P
     """Any prompt, with breakpoints where the provider accepts them."""
     wire = wire_of(adapter)
     prompt, parameters = data.draw(values.prompts), data.draw(wire.parameters)
-    accepting = [index for index, block in enumerate(values.pieces_of(adapter, prompt)) if block.accepts_breakpoint]
+    accepting = [index for index, block in enumerate(values.encode_blocks(adapter, prompt)) if block.accepts_breakpoint]
     return prompt, data.draw(values.plans(accepting, wire.ttls)), parameters
 
 
@@ -79,7 +79,7 @@ def test_an_encoded_request_is_decoded_to_the_same_values(adapter: Adapter, data
 @given(values.prompts)
 def test_a_lowered_prompt_is_encoded_like_the_original(adapter: Adapter, prompt: Prompt) -> None:
     once = lower_prompt(adapter, prompt)
-    assert values.pieces_of(adapter, once) == values.pieces_of(adapter, prompt)
+    assert values.encode_blocks(adapter, once) == values.encode_blocks(adapter, prompt)
     assert lower_prompt(adapter, once) == once
 
 
@@ -102,7 +102,7 @@ def test_a_breakpoint_changes_no_cacheable_byte_and_without_it_the_body_is_the_p
     with_breakpoints = adapter.encode_request(prompt, plan, parameters)
     read = adapter.decode_request(with_breakpoints, headers_of(adapter, parameters))
 
-    before, after = values.pieces_of(adapter, prompt), values.pieces_of(adapter, read.prompt)
+    before, after = values.encode_blocks(adapter, prompt), values.encode_blocks(adapter, read.prompt)
     assert [
         (block.section, block.container_start, block.data, block.accepts_breakpoint, block.role) for block in after
     ] == [(block.section, block.container_start, block.data, block.accepts_breakpoint, block.role) for block in before]
@@ -112,7 +112,7 @@ def test_a_breakpoint_changes_no_cacheable_byte_and_without_it_the_body_is_the_p
 @every_adapter
 @given(st.data())
 def test_a_longer_request_starts_with_the_bytes_of_the_previous_one(adapter: Adapter, data: st.DataObject) -> None:
-    prompt, more = data.draw(values.prompts), data.draw(st.lists(values.passages, max_size=3))
+    prompt, more = data.draw(values.prompts), data.draw(st.lists(values.history_entries, max_size=3))
     buffer = RequestBuffer(adapter, count=len)
     for segment in prompt.segments:
         buffer.extend(adapter.encode_segment(segment))
@@ -128,7 +128,7 @@ def test_an_incrementally_filled_buffer_renders_the_bytes_of_a_request_encoded_a
 ) -> None:
     prompt, plan, parameters = draw_request(adapter, data)
     buffer = RequestBuffer(adapter, count=len)
-    for block in values.pieces_of(adapter, prompt):
+    for block in values.encode_blocks(adapter, prompt):
         buffer.extend([block])
         buffer.render(adapter.request_head(parameters))
 
@@ -144,9 +144,9 @@ def test_a_request_rendered_without_its_prefix_equals_one_encoded_without_it(
 ) -> None:
     prompt, plan, parameters = draw_request(adapter, data)
     buffer = RequestBuffer(adapter, count=len)
-    buffer.extend(values.pieces_of(adapter, prompt))
+    buffer.extend(values.encode_blocks(adapter, prompt))
     messages = Prompt(tuple(segment for segment in prompt.segments if segment.section == "messages"))
-    prefix_count = len(buffer.blocks) - len(values.pieces_of(adapter, messages))
+    prefix_count = len(buffer.blocks) - len(values.encode_blocks(adapter, messages))
     later = Plan(
         tuple(
             Breakpoint(breakpoint_.block_index - prefix_count, breakpoint_.ttl)

@@ -44,7 +44,7 @@ def command(folder: Path, program: str) -> str:
     return f"{sys.executable} {file} {{model}} {folder / 'asked.txt'}"
 
 
-def wire(folder: Path, program: str, **timeouts: float) -> CommandTransport:
+def make_transport(folder: Path, program: str, **timeouts: float) -> CommandTransport:
     return CommandTransport(claude_code, split_command(command(folder, program)), timeouts=Timeouts(**timeouts))
 
 
@@ -126,17 +126,17 @@ async def test_tools_are_refused_because_the_command_cannot_call_them(options: O
 
 
 async def test_a_failing_command_is_an_error_with_its_last_output(tmp_path: Path) -> None:
-    failed = await run_failure(wire(tmp_path, "import sys; sys.exit('no credits, sk-ant-secret12345')"))
+    failed = await run_failure(make_transport(tmp_path, "import sys; sys.exit('no credits, sk-ant-secret12345')"))
     assert str(failed) == "the command ended with status 1: no credits, [removed]"
 
 
 async def test_a_command_without_output_is_an_error(tmp_path: Path) -> None:
-    assert str(await run_failure(wire(tmp_path, ""))) == "the command printed nothing"
+    assert str(await run_failure(make_transport(tmp_path, ""))) == "the command printed nothing"
 
 
 async def test_a_silent_command_is_stopped(tmp_path: Path) -> None:
     slow = "import time, os, sys; open(sys.argv[2], 'w').write(str(os.getpid())); time.sleep(60)"
-    failed = await run_failure(wire(tmp_path, slow, first_byte_seconds=1.0))
+    failed = await run_failure(make_transport(tmp_path, slow, first_byte_seconds=1.0))
     assert (failed.kind, str(failed)) == ("network", "the command printed nothing for too long")
     assert await is_gone(int((tmp_path / "asked.txt").read_text()))
 
@@ -161,7 +161,7 @@ async def test_stopping_early_stops_the_command_and_its_children(tmp_path: Path)
         "print('{}', flush=True)\n"
         "time.sleep(60)\n"
     )
-    chunks = wire(tmp_path, family).send(claude_code.endpoint(Parameters("m", 1)), BODY)
+    chunks = make_transport(tmp_path, family).send(claude_code.endpoint(Parameters("m", 1)), BODY)
     assert (await anext(chunks)).strip() == b"{}"
     await chunks.aclose()
     child = int((tmp_path / "asked.txt").read_text())
@@ -182,7 +182,7 @@ def test_an_invalid_command_is_refused(text: str, reason: str) -> None:
 
 
 async def test_nothing_can_be_sent_after_closing(tmp_path: Path) -> None:
-    closed = wire(tmp_path, ANSWERS)
+    closed = make_transport(tmp_path, ANSWERS)
     await closed.aclose()
     with pytest.raises(UserError, match="closed"):
         await output_lines(closed.send(claude_code.endpoint(Parameters("m", 1)), BODY))

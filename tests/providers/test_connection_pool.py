@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.loopback import ENDPOINT, says, serving, whole, wired
+from tests.support.loopback import ENDPOINT, open_transport, read_response, says, serving
 
 from holdfast.providers.connection_pool import RequestQueue
 
@@ -32,12 +32,16 @@ class BlockedProvider:
 
 async def test_requests_in_progress_never_exceed_the_limit_across_transports() -> None:
     provider = BlockedProvider()
-    async with serving(provider) as server, wired(server.url, requests_max=2) as first, wired(server.url) as other:
-        requests = [asyncio.ensure_future(whole(first)) for _ in range(5)]
+    async with (
+        serving(provider) as server,
+        open_transport(server.url, requests_max=2) as first,
+        open_transport(server.url) as other,
+    ):
+        requests = [asyncio.ensure_future(read_response(first)) for _ in range(5)]
         for _ in range(2):
             await provider.entered.acquire()
         # Another transport with a higher limit does not overtake the waiting requests.
-        requests.append(asyncio.ensure_future(whole(other)))
+        requests.append(asyncio.ensure_future(read_response(other)))
         await asyncio.sleep(0.05)
         assert provider.inside == 2
         provider.open.set()
@@ -46,22 +50,22 @@ async def test_requests_in_progress_never_exceed_the_limit_across_transports() -
 
 
 async def test_two_transports_share_a_connection_and_closing_one_leaves_the_other_open() -> None:
-    async with serving(says("ok")) as server, wired(server.url) as first:
-        async with wired(server.url) as other:
-            await whole(first)
-            await whole(other)
-        await whole(first)
+    async with serving(says("ok")) as server, open_transport(server.url) as first:
+        async with open_transport(server.url) as other:
+            await read_response(first)
+            await read_response(other)
+        await read_response(first)
         ports = {request.transport and request.transport.get_extra_info("peername") for request in server.requests}
         assert len(server.requests) == 3
         assert len(ports) == 1
 
 
 async def test_a_stream_that_is_left_early_releases_its_slot() -> None:
-    async with serving(says("ok")) as server, wired(server.url, requests_max=1) as wire:
-        chunks = wire.send(ENDPOINT, b"")
+    async with serving(says("ok")) as server, open_transport(server.url, requests_max=1) as transport:
+        chunks = transport.send(ENDPOINT, b"")
         await anext(chunks)
         await chunks.aclose()
-        assert await whole(wire) == b"ok"
+        assert await read_response(transport) == b"ok"
 
 
 async def test_a_cancelled_waiter_takes_no_slot() -> None:

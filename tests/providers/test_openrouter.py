@@ -4,7 +4,7 @@ import json
 
 import msgspec
 import pytest
-from tests.support.chat_streams import DONE, chunk, cut, read, told, usage
+from tests.support.chat_streams import DONE, chunk, decode_cut_stream, decode_stream, feed_events, usage
 
 from holdfast.catalog.lookup import find_model
 from holdfast.errors import UserError
@@ -91,7 +91,7 @@ def test_reasoning_details_are_joined_and_the_duplicate_text_is_dropped() -> Non
         STOP,
         DONE,
     ]
-    _, deltas = read(openrouter, events)
+    _, deltas = feed_events(openrouter, events)
     assert [delta for delta in deltas if isinstance(delta, ThinkingDelta)] == [
         ThinkingDelta(0, "h"),
         ThinkingDelta(0, "m"),
@@ -101,7 +101,7 @@ def test_reasoning_details_are_joined_and_the_duplicate_text_is_dropped() -> Non
 
 
 def test_details_replace_text_that_came_before_them() -> None:
-    reply = told(openrouter, chunk({"reasoning": "hm"}), chunk(detail(text="hm")), STOP, DONE)
+    reply = decode_stream(openrouter, chunk({"reasoning": "hm"}), chunk(detail(text="hm")), STOP, DONE)
     assert reply.content == (Thinking("hm"),)
 
 
@@ -159,25 +159,25 @@ def test_details_in_a_request_keep_every_byte(sent: dict[str, object]) -> None:
 def test_an_interrupted_stream_keeps_only_thinking_that_can_be_sent_back(
     events: list[bytes], content: tuple[Block, ...]
 ) -> None:
-    assert cut(openrouter, *events) == Reply(content, "cancelled", Usage(), "m", "r1")
+    assert decode_cut_stream(openrouter, *events) == Reply(content, "cancelled", Usage(), "m", "r1")
 
 
 def test_the_ttl_of_a_cache_write_is_known_for_anthropic_only() -> None:
     took = usage(10, 1, cached_tokens=3, cache_write_tokens=5)
-    of_openai = told(openrouter, STOP, took).usage
-    of_anthropic = told(openrouter, STOP.replace(b'"m"', b'"anthropic/claude"'), took).usage
+    of_openai = decode_stream(openrouter, STOP, took).usage
+    of_anthropic = decode_stream(openrouter, STOP.replace(b'"m"', b'"anthropic/claude"'), took).usage
     assert of_openai == Usage(input=2, cache_read=3, cache_write_other=5, output=1)
     assert of_anthropic == Usage(input=2, cache_read=3, cache_write_5m=5, output=1)
-    on_chat = told(openai_chat, STOP.replace(b'"m"', b'"anthropic/claude"'), took).usage
+    on_chat = decode_stream(openai_chat, STOP.replace(b'"m"', b'"anthropic/claude"'), took).usage
     assert on_chat == of_openai
 
 
 def test_costs_and_other_additions_are_tolerated() -> None:
     took = {"prompt_tokens": 1, "completion_tokens": 2, "cost": 0.1, "cost_details": {}, "is_byok": False}
     last = chunk({"role": "assistant", "content": ""}, usage=took, provider="Anthropic", native_finish_reason="x")
-    assert told(openrouter, b": OPENROUTER PROCESSING\n\n", chunk({"content": "a"}), STOP, last).usage == Usage(
-        1, output=2
-    )
+    assert decode_stream(
+        openrouter, b": OPENROUTER PROCESSING\n\n", chunk({"content": "a"}), STOP, last
+    ).usage == Usage(1, output=2)
 
 
 def test_both_providers_use_the_addresses_of_their_official_clients() -> None:

@@ -1,4 +1,4 @@
-"""Which known failure a provider means, told by the words in which providers refuse requests."""
+"""Classification of provider errors by their messages."""
 
 import pytest
 
@@ -12,17 +12,17 @@ from holdfast.recovery.error_classification import (
 )
 from holdfast.recovery.scenarios import FailureScenario
 
-MARKS, THINKING = FailureScenario.ProviderRejectsMarker, FailureScenario.ThinkingPrefixMismatch
+BREAKPOINTS, THINKING = FailureScenario.ProviderRejectsMarker, FailureScenario.ThinkingPrefixMismatch
 PAIR, OVERFLOW = FailureScenario.OrphanToolPair, FailureScenario.ContextOverflow
 
 
 @pytest.mark.parametrize(
-    ("words", "scenario"),
+    ("message", "scenario"),
     [
-        ("A maximum of 4 blocks with cache_control may be provided. Found 5.", MARKS),
-        ("messages.0.content.0.text.cache_control: Extra inputs are not permitted", MARKS),
-        ("messages.3.content.1: cache_control cannot be set for thinking blocks", MARKS),
-        ("Unsupported parameter: 'prompt_cache_breakpoint' is not supported with this model.", MARKS),
+        ("A maximum of 4 blocks with cache_control may be provided. Found 5.", BREAKPOINTS),
+        ("messages.0.content.0.text.cache_control: Extra inputs are not permitted", BREAKPOINTS),
+        ("messages.3.content.1: cache_control cannot be set for thinking blocks", BREAKPOINTS),
+        ("Unsupported parameter: 'prompt_cache_breakpoint' is not supported with this model.", BREAKPOINTS),
         ("messages.1.content.0: Invalid `signature` in `thinking` block", THINKING),
         ("`thinking` or `redacted_thinking` blocks in the latest assistant message cannot be modified.", THINKING),
         ("messages.1.content.0.type: Expected `thinking` or `redacted_thinking`, but found `tool_use`.", THINKING),
@@ -45,14 +45,14 @@ PAIR, OVERFLOW = FailureScenario.OrphanToolPair, FailureScenario.ContextOverflow
         ("tools: Tool names must be unique.", None),
     ],
 )
-def test_a_refusal_is_known_by_its_words(words: str, scenario: FailureScenario | None) -> None:
-    assert classify_refusal(ProviderError(classify_status(400, words), words, status=400)) is scenario
+def test_a_refusal_is_classified_by_its_message(message: str, scenario: FailureScenario | None) -> None:
+    assert classify_refusal(ProviderError(classify_status(400, message), message, status=400)) is scenario
 
 
 @pytest.mark.parametrize(
     ("kind", "status"), [("auth", 401), ("rate_limit", 429), ("server_error", 500), ("invalid_request", None)]
 )
-def test_what_is_no_refusal_of_a_request_is_not_mended(kind: FailureKind, status: int | None) -> None:
+def test_other_failures_are_not_classified_as_repairable(kind: FailureKind, status: int | None) -> None:
     assert classify_refusal(ProviderError(kind, "cache_control: no", status=status)) is None
 
 
@@ -61,7 +61,7 @@ def test_a_request_with_too_many_bytes_is_an_overflow_too() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "window"),
+    ("message", "window"),
     [
         ("prompt is too long: 204123 tokens > 200000 maximum", ReportedWindow(200_000, 204_123)),
         (
@@ -78,10 +78,10 @@ def test_a_request_with_too_many_bytes_is_an_overflow_too() -> None:
         ("9" * 5_000 + " tokens > " + "9" * 5_000, ReportedWindow(999_999_999_999, 999_999_999_999)),
     ],
 )
-def test_the_window_is_read_from_an_overflow(words: str, window: ReportedWindow | None) -> None:
-    assert parse_reported_window(words) == window
+def test_the_window_is_parsed_from_an_overflow(message: str, window: ReportedWindow | None) -> None:
+    assert parse_reported_window(message) == window
 
 
-def test_lifetimes_are_told_from_marks() -> None:
+def test_ttl_problems_are_distinguished_from_breakpoint_problems() -> None:
     assert classify_breakpoint_problem("cache_control.ephemeral.ttl: Extra inputs are not permitted") == "ttl"
     assert classify_breakpoint_problem("A maximum of 4 blocks with cache_control may be provided.") == "breakpoints"

@@ -1,4 +1,4 @@
-"""Why recorded calls were cold, what that cost, and what our plan would have cost, by sizes and times alone."""
+"""Why recorded calls missed the cache, what that cost, and what our plan would have cost, by sizes and times only."""
 
 import pytest
 
@@ -11,15 +11,15 @@ SONNET = "anthropic:claude-sonnet-4-6"
 OPUS = "anthropic:claude-opus-4-6"
 START = 1_775_000_000.0
 READ, SHORT, LONG = 0.30, 3.75, 6.00
-"""Dollars a million tokens of Sonnet."""
+"""Dollars per million tokens of Sonnet."""
 
 
-def call(at: float, read: int, written: int, *, model: str = SONNET, kept: int | None = None) -> RecordedCall:
-    used = Usage(cache_read=read, cache_write_5m=written)
-    return RecordedCall(START + at, START + at, "tool", (), None, used, model, kept)
+def call(at: float, read: int, written: int, *, model: str = SONNET, kept_entries: int | None = None) -> RecordedCall:
+    usage = Usage(cache_read=read, cache_write_5m=written)
+    return RecordedCall(START + at, START + at, "tool", (), None, usage, model, kept_entries)
 
 
-def audited(*calls: RecordedCall, before: RecordedCall | None = None) -> AuditReport:
+def audit_calls(*calls: RecordedCall, before: RecordedCall | None = None) -> AuditReport:
     audit = Audit(shipped_models())
     ids = tuple(str(number) for number in range(len(calls)))
     audit.add_transcript(Transcript(Recording("r", "", (), calls), "r", "p", ids, previous_call=before))
@@ -40,63 +40,65 @@ def usd(**tokens: int) -> float:
         (call(10, 5_000, 15_500), "lost", 15_000),
         (call(10, 0, 12_000), "edited", 12_000),
         (call(400, 0, 20_500), "expired", 20_000),
-        (call(10, 0, 20_500, kept=0), None, 0),
-        (call(10, 0, 20_500, kept=3), None, 0),
+        (call(10, 0, 20_500, kept_entries=0), None, 0),
+        (call(10, 0, 20_500, kept_entries=3), None, 0),
         (call(10, 0, 20_500, model=OPUS), "model changed", 20_000),
-        (call(10, 0, 20_500, model=OPUS, kept=3), "model changed", 20_000),
-        (call(10, 0, 20_500, model=OPUS, kept=0), None, 0),
+        (call(10, 0, 20_500, model=OPUS, kept_entries=3), "model changed", 20_000),
+        (call(10, 0, 20_500, model=OPUS, kept_entries=0), None, 0),
         (call(10, 0, 500), None, 0),
     ],
 )
-def test_a_cold_call_has_a_cause_and_lost_what_it_sent_anew(
+def test_a_cache_miss_has_a_cause_and_loses_the_tokens_it_rewrote(
     second: RecordedCall, cause: str | None, tokens: int
 ) -> None:
-    report = audited(call(0, 0, 20_000), second)
+    report = audit_calls(call(0, 0, 20_000), second)
     assert [(row.cause, row.calls, row.tokens) for row in report.causes] == ([(cause, 1, tokens)] if cause else [])
     if cause and second.model == SONNET:
         assert report.lost_usd == pytest.approx(usd(short=tokens) - usd(read=tokens))
 
 
-def test_where_nothing_was_kept_there_was_nothing_to_read() -> None:
+def test_without_cache_writes_there_was_nothing_to_read() -> None:
     plain = [RecordedCall(START + at, START + at, "tool", (), None, Usage(input=20_000), SONNET) for at in (0, 10)]
-    report = audited(*plain)
+    report = audit_calls(*plain)
     (cause,) = report.causes
     assert (cause.cause, cause.tokens) == ("uncached", 20_000)
     assert cause.lost_usd == pytest.approx(20_000 * (3.0 - READ) / 1e6)
     assert report.planned_usd == pytest.approx((usd(short=20_000, read=20_000),) * 2)
 
 
-def test_a_resumed_conversation_is_cold_because_of_what_came_before_it() -> None:
-    report = audited(call(9_000, 0, 21_000), before=call(0, 0, 20_000))
+def test_a_resumed_conversation_misses_because_of_the_time_since_its_last_call() -> None:
+    report = audit_calls(call(9_000, 0, 21_000), before=call(0, 0, 20_000))
     assert [(row.cause, row.tokens) for row in report.causes] == [("expired", 20_000)]
     assert report.calls == 1
     assert report.spent_usd == pytest.approx(usd(short=21_000))
 
 
-def test_what_others_left_in_the_cache_is_read_under_any_plan() -> None:
-    report = audited(call(0, 15_000, 5_000))
+def test_tokens_cached_by_other_sessions_are_read_under_any_plan() -> None:
+    report = audit_calls(call(0, 15_000, 5_000))
     assert report.planned_usd == pytest.approx((usd(read=15_000, short=5_000),) * 2)
     assert report.optimum_usd == pytest.approx(usd(read=15_000) + 3.0 * 5_000 / 1e6)
 
 
 def test_a_prompt_that_grew_is_read_as_far_as_it_was_sent() -> None:
-    report = audited(call(0, 0, 20_000), call(10, 20_000, 1_000), call(20, 20_500, 1_500))
+    report = audit_calls(call(0, 0, 20_000), call(10, 20_000, 1_000), call(20, 20_500, 1_500))
     expected = usd(short=20_000) + usd(read=20_000, short=1_000) + usd(read=21_000, short=1_000)
     assert report.planned_usd == pytest.approx((expected, expected))
 
 
-@pytest.mark.parametrize("second", [call(10, 4_000, 20_000), call(10, 4_000, 9_000), call(10, 4_000, 20_000, kept=0)])
-def test_a_prompt_that_was_another_one_is_so_under_any_plan(second: RecordedCall) -> None:
+@pytest.mark.parametrize(
+    "second", [call(10, 4_000, 20_000), call(10, 4_000, 9_000), call(10, 4_000, 20_000, kept_entries=0)]
+)
+def test_a_changed_prompt_is_changed_under_any_plan(second: RecordedCall) -> None:
     assert second.usage is not None
-    report = audited(call(0, 0, 20_000), second)
+    report = audit_calls(call(0, 0, 20_000), second)
     expected = usd(short=20_000) + usd(read=4_000, short=second.usage.cache_write_5m)
     assert report.planned_usd == pytest.approx((expected, expected))
 
 
-def test_every_model_has_a_cache_of_its_own() -> None:
+def test_every_model_has_its_own_cache() -> None:
     first, other = call(0, 0, 20_000), call(10, 0, 20_500, model=OPUS)
-    together = audited(first, other, call(20, 20_000, 1_000)).planned_usd
-    apart = audited(first, call(20, 20_000, 1_000)).planned_usd[0] + audited(other).planned_usd[0]
+    together = audit_calls(first, other, call(20, 20_000, 1_000)).planned_usd
+    apart = audit_calls(first, call(20, 20_000, 1_000)).planned_usd[0] + audit_calls(other).planned_usd[0]
     assert together == pytest.approx((apart, apart))
 
 
@@ -116,10 +118,10 @@ def test_our_plan_learns_pauses_from_earlier_sessions() -> None:
     assert last.planned_usd[1] < first.planned_usd[1] < first.spent_usd
 
 
-def test_models_without_marks_are_priced_and_not_judged() -> None:
-    used = Usage(input=20_000, output=100)
-    calls = [RecordedCall(START + at, START + at, "tool", (), None, used, "openai:gpt-6-sol") for at in (0, 10)]
-    report = audited(*calls)
+def test_models_without_breakpoints_are_priced_but_not_judged() -> None:
+    usage = Usage(input=20_000, output=100)
+    calls = [RecordedCall(START + at, START + at, "tool", (), None, usage, "openai:gpt-6-sol") for at in (0, 10)]
+    report = audit_calls(*calls)
     (model,) = report.models
     assert not model.takes_breakpoints
     assert report.cache_misses == 0
@@ -129,7 +131,7 @@ def test_models_without_marks_are_priced_and_not_judged() -> None:
 
 
 def test_each_call_has_the_price_of_its_day() -> None:
-    # Until 13 March 2026 a prompt of more than 200,000 tokens cost twice as much for each of them.
-    early, late = (audited(call(at - START, 0, 250_000)) for at in (1_771_500_000.0, 1_775_000_000.0))
+    # Until 13 March 2026 each token of a prompt of more than 200,000 tokens cost twice as much.
+    early, late = (audit_calls(call(at - START, 0, 250_000)) for at in (1_771_500_000.0, 1_775_000_000.0))
     assert early.spent_usd == pytest.approx(2 * late.spent_usd)
     assert early.planned_usd[0] == pytest.approx(2 * late.planned_usd[0])

@@ -1,4 +1,4 @@
-"""What holds of every audit: whatever the bytes, however a reply is split, and whatever a plan would have cost."""
+"""Properties of every audit: any bytes, any split of a reply, and any cost of a plan."""
 
 import json
 import tempfile
@@ -23,7 +23,7 @@ anything = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=6,
 )
-"""Any JSON, and what passes for it."""
+"""Any JSON value, and values that are nearly JSON."""
 
 KINDS = st.sampled_from(["user", "assistant", "system", "summary", "progress"]) | anything
 NAMES = st.sampled_from(["a", "b", "c"]) | st.none() | anything
@@ -65,24 +65,24 @@ near_lines = st.fixed_dictionaries(
         | anything,
     },
 )
-"""Lines that are nearly those of a transcript."""
+"""Lines that are almost those of a transcript."""
 
 
-def audited(files: Sequence[bytes], *, with_text: bool = False) -> AuditReport:
+def audit_files(files: Sequence[bytes], *, with_text: bool = False) -> AuditReport:
     audit = Audit(shipped_models())
     transcripts = []
     with tempfile.TemporaryDirectory() as folder:
-        for number, written in enumerate(files):
+        for number, content in enumerate(files):
             path = Path(folder) / f"{number}.jsonl"
-            path.write_bytes(written)
-            for found in read_transcript(path, with_text=with_text):
-                if isinstance(found, BrokenLine):
-                    assert "\n" not in found.reason
-                    audit.skip_line(found)
+            path.write_bytes(content)
+            for item in read_transcript(path, with_text=with_text):
+                if isinstance(item, BrokenLine):
+                    assert "\n" not in item.reason
+                    audit.skip_line(item)
                 else:
-                    transcripts.append(found)
-    for one in deduplicate_transcripts(transcripts):
-        audit.add_transcript(one)
+                    transcripts.append(item)
+    for transcript in deduplicate_transcripts(transcripts):
+        audit.add_transcript(transcript)
     return audit.build_report()
 
 
@@ -91,17 +91,17 @@ def lines_of(script: Script) -> bytes:
 
 
 @given(st.lists(st.binary(max_size=200), max_size=3), st.booleans())
-def test_any_bytes_are_survived(files: list[bytes], with_text: bool) -> None:
-    report = audited(files, with_text=with_text)
+def test_any_bytes_are_handled(files: list[bytes], with_text: bool) -> None:
+    report = audit_files(files, with_text=with_text)
     assert report.calls == 0
-    said = sum(bool(line.strip()) for file in files for line in file.split(b"\n"))
-    assert report.broken_lines <= said
+    line_count = sum(bool(line.strip()) for file in files for line in file.split(b"\n"))
+    assert report.broken_lines <= line_count
 
 
 @given(st.lists(near_lines | anything, max_size=8), st.booleans())
-def test_any_json_is_survived_and_a_good_call_behind_it_is_counted(lines: list[object], with_text: bool) -> None:
+def test_any_json_is_handled_and_a_valid_call_after_it_is_counted(lines: list[object], with_text: bool) -> None:
     good = lines_of(Script("good").ask().reply(usage(0, 9_000), id="good"))
-    report = audited([b"".join(json.dumps(line).encode() + b"\n" for line in lines) + good], with_text=with_text)
+    report = audit_files([b"".join(json.dumps(line).encode() + b"\n" for line in lines) + good], with_text=with_text)
     assert report.calls >= 1
     assert report.usage.cache_write_5m >= 9_000
     assert report.broken_lines <= len(lines)
@@ -112,26 +112,26 @@ def test_any_json_is_survived_and_a_good_call_behind_it_is_counted(lines: list[o
     st.lists(st.tuples(st.integers(1, 5), st.floats(1, 4000)), min_size=1, max_size=6),
     st.lists(st.integers(0, 5), max_size=3),
 )
-def test_what_was_spent_is_counted_once_however_replies_are_split_and_files_are_copied(
+def test_spending_is_counted_once_however_replies_are_split_and_files_are_copied(
     calls: list[tuple[int, float]], copies: list[int]
 ) -> None:
     def script(split: bool) -> Script:
-        made = Script().ask()
-        for number, (parts, gap) in enumerate(calls):
-            made.reply(usage(number * 3_000, 9_000), parts=parts if split else 1).result(after=gap)
-        return made
+        built = Script().ask()
+        for number, (parts, idle_seconds) in enumerate(calls):
+            built.reply(usage(number * 3_000, 9_000), parts=parts if split else 1).result(after=idle_seconds)
+        return built
 
-    whole = audited([lines_of(script(False))])
+    unsplit = audit_files([lines_of(script(False))])
     files = [lines_of(script(True))]
     files += [b"".join(files[0].splitlines(keepends=True)[: 2 + length]) for length in copies]
-    split = audited(files)
-    assert (split.calls, split.usage, split.spent_usd) == (whole.calls, whole.usage, whole.spent_usd)
+    split = audit_files(files)
+    assert (split.calls, split.usage, split.spent_usd) == (unsplit.calls, unsplit.usage, unsplit.spent_usd)
     assert split.calls == len(calls)
 
 
 @st.composite
 def recordings(draw: st.DrawFn) -> Transcript:
-    """Prompts that grow, shrink, pause and are read from the cache or not; anything that usage can say."""
+    """Prompts that grow, shrink, pause, and hit or miss the cache, with any usage."""
     at, sent, calls = draw(st.floats(1.75e9, 1.8e9)), 0, []
     for _ in range(draw(st.integers(1, 8))):
         at += draw(st.floats(0, 600) | st.floats(0, 9_000))
@@ -147,7 +147,7 @@ def recordings(draw: st.DrawFn) -> Transcript:
 
 
 @given(recordings())
-def test_no_plan_costs_less_than_the_best_one_and_nothing_lost_was_not_spent(transcript: Transcript) -> None:
+def test_no_plan_costs_less_than_the_optimum_and_losses_never_exceed_spending(transcript: Transcript) -> None:
     audit = Audit(shipped_models())
     audit.add_transcript(transcript)
     report = audit.build_report()

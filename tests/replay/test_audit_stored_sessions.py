@@ -1,4 +1,4 @@
-"""Sessions of our own store as recordings: what was sent, in the order in which it was sent."""
+"""Sessions of our own store as recordings: what was sent, in the order it was sent."""
 
 import json
 from decimal import Decimal
@@ -6,7 +6,7 @@ from decimal import Decimal
 import anthropic
 import pytest
 from tests.support.agents import Agent, MakeAgent, says
-from tests.support.served import Simulated
+from tests.support.served import SimulatorServer
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.errors import ProviderError
@@ -33,55 +33,55 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def recorded(events: list[Event]) -> Transcript:
-    found = build_stored_transcript(events, events[0].session_id)
-    assert found is not None
-    return found
+def build_transcript(events: list[Event]) -> Transcript:
+    transcript = build_stored_transcript(events, events[0].session_id)
+    assert transcript is not None
+    return transcript
 
 
-def audited(transcript: Transcript) -> AuditedSession:
+def audit_transcript(transcript: Transcript) -> AuditedSession:
     audit = Audit(shipped_models())
     audit.add_transcript(transcript)
     (row,) = audit.build_report().sessions
     return row
 
 
-def conversation_of(body: bytes) -> tuple[object, str]:
-    """The messages of a request without its marks, and the end of its system prompt."""
-    read = json.loads(body)
-    for message in read["messages"]:
+def messages_and_system_end(body: bytes) -> tuple[object, str]:
+    """The messages of a request without its breakpoints, and the end of its system prompt."""
+    request = json.loads(body)
+    for message in request["messages"]:
         for block in message["content"]:
             block.pop("cache_control", None)
-    return read["messages"], (read.get("system") or [{"text": ""}])[-1]["text"]
+    return request["messages"], (request.get("system") or [{"text": ""}])[-1]["text"]
 
 
-def assert_plays_what_was_sent(one: Agent, refused: tuple[int, ...] = ()) -> None:
-    recording = recorded(one.events).recording
+def assert_replays_what_was_sent(harness: Agent, refused: tuple[int, ...] = ()) -> None:
+    recording = build_transcript(harness.events).recording
     prompt = ReplayPrompt(recording, get_adapter("anthropic"), 1.0)
-    bodies = [body for number, body in enumerate(one.wire.bodies) if number not in refused]
+    bodies = [body for number, body in enumerate(harness.transport.bodies) if number not in refused]
     assert len(recording.calls) == len(bodies)
     for call, body in zip(prompt.iterate_calls(recording), bodies, strict=True):
-        messages, tail = conversation_of(body)
-        assert conversation_of(b"{" + prompt.buffer.render(b"{").removeprefix(b"{").lstrip(b","))[0] == messages
-        assert call.system_suffix in ("", tail)
+        messages, system_end = messages_and_system_end(body)
+        assert messages_and_system_end(b"{" + prompt.buffer.render(b"{").removeprefix(b"{").lstrip(b","))[0] == messages
+        assert call.system_suffix in ("", system_end)
 
 
 async def test_a_tool_loop_with_volatile_text_is_recorded_as_it_was_sent(agent: MakeAgent) -> None:
     state = {"memory": "milk"}
-    one = agent(
+    harness = agent(
         *(says(CALL), says("3"), says("ok")),
         tools=[add],
         system_prompt="Be kind.",
         system_prompt_volatile=lambda: state["memory"],
     )
-    async with one.session as session:
+    async with harness.session as session:
         await session.send("1 + 2?")
         state["memory"] = "bread"
-        one.clock.advance(400)
+        harness.clock.advance(400)
         await session.send("and now?")
-    assert_plays_what_was_sent(one)
-    recording = recorded(one.events).recording
-    assert [call.waited_for for call in recording.calls] == ["start", "tool", "person"]
+    assert_replays_what_was_sent(harness)
+    recording = build_transcript(harness.events).recording
+    assert [call.waited_for for call in recording.calls] == ["start", "tool", "user"]
     assert [call.kept_entries for call in recording.calls] == [None, None, None]
     assert recording.calls[2].at - recording.calls[1].at == 400
     assert recording.system == "Be kind."
@@ -91,82 +91,92 @@ async def test_a_tool_loop_with_volatile_text_is_recorded_as_it_was_sent(agent: 
 @pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")
 async def test_ephemeral_text_leaves_the_recording_with_its_turn(agent: MakeAgent) -> None:
     texts = [LayerText("rag-context", "found", ephemeral=True)]
-    one = agent(says(Thinking("hm", "signed"), CALL), says("3"), says("ok"), tools=[add], volatile=texts)
-    async with one.session as session:
+    harness = agent(says(Thinking("hm", "signed"), CALL), says("3"), says("ok"), tools=[add], volatile=texts)
+    async with harness.session as session:
         await session.send("1 + 2?")
         await session.send("more")
-    assert_plays_what_was_sent(one)
-    assert [call.kept_entries for call in recorded(one.events).recording.calls] == [None, None, 1]
+    assert_replays_what_was_sent(harness)
+    assert [call.kept_entries for call in build_transcript(harness.events).recording.calls] == [None, None, 1]
 
 
 @pytest.mark.changes_prefix(reason="the seed layout puts volatile text in front of the history")
-async def test_text_at_the_end_of_the_system_prompt_is_told_call_by_call(agent: MakeAgent) -> None:
+async def test_volatile_text_at_the_end_of_the_system_prompt_is_recorded_per_call(agent: MakeAgent) -> None:
     state = {"memory": "milk"}
-    one = agent(
+    harness = agent(
         *(says(Thinking("hm", "signed"), CALL), says("3"), says("ok")),
         tools=[add],
         layout="seed",
         system_prompt="Be kind.",
         system_prompt_volatile=lambda: state["memory"],
     )
-    async with one.session as session:
+    async with harness.session as session:
         await session.send("1 + 2?")
         state["memory"] = "bread"
         await session.send("and now?")
-    assert_plays_what_was_sent(one)
-    assert [call.system_suffix for call in recorded(one.events).recording.calls] == ["milk", "milk", "bread"]
+    assert_replays_what_was_sent(harness)
+    assert [call.system_suffix for call in build_transcript(harness.events).recording.calls] == [
+        "milk",
+        "milk",
+        "bread",
+    ]
 
 
-async def test_what_was_refused_is_in_no_recording(agent: MakeAgent) -> None:
-    one = agent(says("Hello."), REFUSED, says("Yes."), system_prompt="Be brief.")
-    async with one.session as session:
+async def test_a_refused_message_is_in_no_recording(agent: MakeAgent) -> None:
+    harness = agent(says("Hello."), REFUSED, says("Yes."), system_prompt="Be brief.")
+    async with harness.session as session:
         await session.send("hi")
         with pytest.raises(ProviderError):
             await session.send("broken")
         await session.send("Are you there?")
-    assert_plays_what_was_sent(one, refused=(1,))
+    assert_replays_what_was_sent(harness, refused=(1,))
 
 
-async def test_every_model_is_told_and_priced_as_its_own(agent: MakeAgent) -> None:
+async def test_each_call_is_recorded_and_priced_with_its_own_model(agent: MakeAgent) -> None:
     used = Usage(input=40, cache_write_5m=9_000, output=50)
-    one = agent(says(Thinking("hm", "signed"), "One.", usage=used), says("Two.", usage=used), system_prompt="Be brief.")
-    async with one.session as session:
+    harness = agent(
+        says(Thinking("hm", "signed"), "One.", usage=used), says("Two.", usage=used), system_prompt="Be brief."
+    )
+    async with harness.session as session:
         await session.send("one")
         await session.switch_model("anthropic:claude-opus-5-5")
         await session.send("two")
-    assert_plays_what_was_sent(one)
-    row = audited(recorded(one.events))
+    assert_replays_what_was_sent(harness)
+    row = audit_transcript(build_transcript(harness.events))
     assert row.causes[0].cause == "model changed"
-    assert row.spent_usd == pytest.approx(float(sum(record.cost_usd for record in iter_calls(one.events))))
+    assert row.spent_usd == pytest.approx(float(sum(record.cost_usd for record in iter_calls(harness.events))))
 
 
-async def test_a_later_epoch_keeps_nothing_and_kept_caches_are_paid_for(agent: MakeAgent) -> None:
-    one = agent(says("One."), says("Two."), system_prompt="Be brief.")
-    async with one.session as session:
+async def test_a_new_epoch_keeps_no_entries_and_explicit_caches_are_paid_for(agent: MakeAgent) -> None:
+    harness = agent(says("One."), says("Two."), system_prompt="Be brief.")
+    async with harness.session as session:
         await session.send("one")
         await session.send("two")
-    events = one.events
+    events = harness.events
     opened = next(event for event in events if isinstance(event.payload, EpochOpened))
     second = max(number for number, event in enumerate(events) if event.actor == "user")
-    kept = ExplicitCacheChanged(
+    explicit_cache = ExplicitCacheChanged(
         "created", "c", "m", "d", 9, 0.0, cost_usd=Decimal("0.5"), storage_cost_usd=Decimal("0.25")
     )
-    extra = [Event("x", opened.at, opened.session_id, "system", payload) for payload in (opened.payload, kept)]
-    transcript = recorded([*events[:second], *extra, *events[second:]])
+    extra = [
+        Event("x", opened.at, opened.session_id, "system", payload) for payload in (opened.payload, explicit_cache)
+    ]
+    transcript = build_transcript([*events[:second], *extra, *events[second:]])
     assert [call.kept_entries for call in transcript.recording.calls] == [None, 0]
-    assert audited(transcript).spent_usd - audited(recorded(events)).spent_usd == pytest.approx(0.75)
+    assert audit_transcript(transcript).spent_usd - audit_transcript(
+        build_transcript(events)
+    ).spent_usd == pytest.approx(0.75)
 
 
-async def test_a_session_without_a_paid_call_is_no_recording(agent: MakeAgent) -> None:
-    one = agent(REFUSED)
-    async with one.session as session:
+async def test_a_session_without_a_paid_call_has_no_recording(agent: MakeAgent) -> None:
+    harness = agent(REFUSED)
+    async with harness.session as session:
         with pytest.raises(ProviderError):
             await session.send("hi")
-    assert build_stored_transcript(one.events, session.id) is None
+    assert build_stored_transcript(harness.events, session.id) is None
 
 
-def test_a_wrapped_clients_session_has_its_sizes_and_no_text() -> None:
-    with Simulated(parse_script("")) as simulated, wrap(simulated.client()) as client:
+def test_the_session_of_a_wrapped_client_has_sizes_and_no_text() -> None:
+    with SimulatorServer(parse_script("")) as simulated, wrap(simulated.client()) as client:
         assert isinstance(client, anthropic.Anthropic)
         for _ in range(2):
             client.messages.create(
@@ -176,9 +186,9 @@ def test_a_wrapped_clients_session_has_its_sizes_and_no_text() -> None:
                 messages=[{"role": "user", "content": "Hello."}],
             )
         recorder = recorder_of(client)
-        transcript = recorded(list(recorder.log.read(recorder.session_id)))
-        paid = sum(record.cost_usd for record in recorder.calls)
+        transcript = build_transcript(list(recorder.log.read(recorder.session_id)))
+        cost = sum(record.cost_usd for record in recorder.calls)
     assert not transcript.has_text
-    row = audited(transcript)
+    row = audit_transcript(transcript)
     assert (row.calls, row.cache_misses) == (2, 0)
-    assert row.spent_usd == pytest.approx(float(paid))
+    assert row.spent_usd == pytest.approx(float(cost))

@@ -1,4 +1,4 @@
-"""Recorded conversations as they would have been sent, had they been made shorter whenever that was due."""
+"""Recorded conversations as they would have been sent with a compaction whenever one was due."""
 
 from pathlib import Path
 
@@ -19,74 +19,74 @@ MODEL = find_model("anthropic:claude-sonnet-4-6")
 GOAL = "Port the parser. Never touch tests/golden."
 
 
-def recorded(calls: int) -> Recording:
-    """One long turn: a file is read at every call."""
-    made = []
+def make_recording(calls: int) -> Recording:
+    """One long turn: every call reads a file."""
+    calls_made = []
     for number in range(calls):
-        asked = HistoryEntry("user", (Text(GOAL),))
+        question = HistoryEntry("user", (Text(GOAL),))
         output = ToolResult(f"c{number - 1}", (Text(f"line of src/part_{number}.py\n" * 400),))
-        added = asked if not number else HistoryEntry("user", (output,))
+        added = question if not number else HistoryEntry("user", (output,))
         path = f'{{"path":"src/part_{number}.py"}}'
         reply = HistoryEntry("assistant", (ToolUse(f"c{number}", "read_file", path),))
-        made.append(RecordedCall(number * 8.0, number * 8.0, "tool" if number else "start", (added,), reply))
-    return Recording("r1", "You are helpful.", (), tuple(made))
+        calls_made.append(RecordedCall(number * 8.0, number * 8.0, "tool" if number else "start", (added,), reply))
+    return Recording("r1", "You are helpful.", (), tuple(calls_made))
 
 
-def sent(recording: Recording) -> list[list[HistoryEntry]]:
-    """The passages of every request."""
+def request_entries(recording: Recording) -> list[list[HistoryEntry]]:
+    """The entries of every request."""
     view: list[HistoryEntry] = []
-    found = []
+    requests = []
     for call in recording.calls:
         view = [*(view if call.kept_entries is None else view[: call.kept_entries]), *call.added]
-        found.append(list(view))
+        requests.append(list(view))
         view += [call.reply] if call.reply else []
-    return found
+    return requests
 
 
-def test_every_request_is_legal_and_the_goal_is_in_each() -> None:
-    done = compact_recording(recorded(60), MODEL, CompactionConfig())
+def test_every_request_is_valid_and_contains_the_goal() -> None:
+    done = compact_recording(make_recording(60), MODEL, CompactionConfig())
     assert done.compactions > 1
-    requests = sent(done.recording)
-    assert all(validate_transcript(merge_into_messages(one)) == () for one in requests)
-    assert all(GOAL in "\n".join(join_text_blocks(passage.content) for passage in one) for one in requests)
+    requests = request_entries(done.recording)
+    assert all(validate_transcript(merge_into_messages(request)) == () for request in requests)
+    assert all(GOAL in "\n".join(join_text_blocks(entry.content) for entry in request) for request in requests)
     assert max(map(len, requests)) < 60
 
 
-def test_what_is_not_due_is_sent_as_it_was() -> None:
-    recording = recorded(60)
+def test_without_a_due_compaction_requests_are_unchanged() -> None:
+    recording = make_recording(60)
     done = compact_recording(recording, MODEL, CompactionConfig(auto=False))
     assert done.compactions == 0
-    plain = [[(one.role, one.content) for one in request] for request in sent(done.recording)]
-    assert plain == [[(one.role, one.content) for one in request] for request in sent(recording)]
+    plain = [[(entry.role, entry.content) for entry in request] for request in request_entries(done.recording)]
+    assert plain == [[(entry.role, entry.content) for entry in request] for request in request_entries(recording)]
 
 
-def test_replay_compact_costs_less_and_writes_the_requests_as_they_would_be_sent(tmp_path: Path) -> None:
+def test_replay_compact_costs_less_and_writes_the_compacted_requests(tmp_path: Path) -> None:
     trace, out = tmp_path / "long.jsonl", tmp_path / "requests.jsonl"
     messages = []
-    for call in recorded(60).calls:
+    for call in make_recording(60).calls:
         content = [
             {"type": "text", "text": block.text}
             if isinstance(block, Text)
             else {"type": "tool_result", "tool_use_id": block.tool_use_id, "content": result_text(block)}
-            for passage in call.added
-            for block in passage.content
+            for entry in call.added
+            for block in entry.content
             if isinstance(block, Text | ToolResult)
         ]
         messages.append({"role": "user", "content": content})
-        used = call.reply.content[0] if call.reply else None
-        assert isinstance(used, ToolUse)
-        asked = {
+        tool_use = call.reply.content[0] if call.reply else None
+        assert isinstance(tool_use, ToolUse)
+        tool_use_block = {
             "type": "tool_use",
-            "id": used.id,
-            "name": used.name,
-            "input": msgspec.json.decode(used.arguments_json),
+            "id": tool_use.id,
+            "name": tool_use.name,
+            "input": msgspec.json.decode(tool_use.arguments_json),
         }
-        messages.append({"role": "assistant", "content": [asked]})
+        messages.append({"role": "assistant", "content": [tool_use_block]})
     trace.write_bytes(msgspec.json.encode({"id": "r1", "messages": messages}) + b"\n")
     costs = []
     for words in ([], ["--compact", "--requests-out", str(out)]):
-        told = ["replay", str(trace), "--model", MODEL.id, "--policy", "holdfast", "--json", *words]
-        report = msgspec.json.decode(CliRunner().invoke(command, told, catch_exceptions=False).stdout)
+        arguments = ["replay", str(trace), "--model", MODEL.id, "--policy", "holdfast", "--json", *words]
+        report = msgspec.json.decode(CliRunner().invoke(command, arguments, catch_exceptions=False).stdout)
         costs.append((report["policies"][0]["cost_usd"], report["compactions"]))
     assert costs[0][1] == 0
     assert costs[1][1] > 1

@@ -1,4 +1,4 @@
-"""Reading traces: what a line says, and what becomes of lines that say nothing."""
+"""Reading traces: what a line contains, and what happens to invalid lines."""
 
 import gzip
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.recordings import line_of, loop_line
+from tests.support.recordings import encode_line, tool_loop_recording
 
 from holdfast.errors import UserError
 from holdfast.replay.recording import Recording
@@ -15,85 +15,87 @@ from holdfast.types.blocks import Text, ToolResult, ToolUse
 from holdfast.types.usage import Usage
 
 
-def recorded(line: dict[str, object], *, compactions: bool = True) -> Recording:
-    read = parse_trace_line(line_of(line), compactions=compactions)
-    assert isinstance(read, Recording)
-    return read
+def parse_recording(line: dict[str, object], *, compactions: bool = True) -> Recording:
+    recording = parse_trace_line(encode_line(line), compactions=compactions)
+    assert isinstance(recording, Recording)
+    return recording
 
 
-def spoken(*roles: str, **more: object) -> dict[str, object]:
+def conversation_of_roles(*roles: str, **more: object) -> dict[str, object]:
     return {"id": "x", "messages": [{"role": role, "content": f"{role} {at}"} for at, role in enumerate(roles)], **more}
 
 
-def test_a_request_begins_when_the_last_thing_it_says_was_there() -> None:
-    calls = recorded(loop_line([5, 400, 30])).calls
+def test_a_request_starts_when_its_last_input_was_there() -> None:
+    calls = parse_recording(tool_loop_recording([5, 400, 30])).calls
     assert [round(call.at - calls[0].at, 3) for call in calls] == [0, 5, 405, 435]
     assert [round(call.replied_at - call.at, 3) for call in calls] == [1, 1, 1, 1]
 
 
-def test_each_call_has_only_what_is_new_and_its_reply() -> None:
-    first, second = recorded(loop_line([5])).calls
-    assert [type(block) for passage in first.added for block in passage.content] == [Text]
+def test_each_call_has_only_its_new_entries_and_its_reply() -> None:
+    first, second = parse_recording(tool_loop_recording([5])).calls
+    assert [type(block) for entry in first.added for block in entry.content] == [Text]
     assert first.reply is not None
     assert [type(block) for block in first.reply.content] == [Text, ToolUse]
-    assert [type(block) for passage in second.added for block in passage.content] == [ToolResult]
+    assert [type(block) for entry in second.added for block in entry.content] == [ToolResult]
     assert second.kept_entries is None
 
 
-def test_without_time_stamps_a_tool_takes_eight_seconds_and_a_person_sixty() -> None:
-    calls = recorded(spoken("user", "assistant", "tool", "assistant", "user", "assistant")).calls
+def test_without_timestamps_a_tool_takes_eight_seconds_and_a_user_sixty() -> None:
+    calls = parse_recording(conversation_of_roles("user", "assistant", "tool", "assistant", "user", "assistant")).calls
     assert [call.at for call in calls] == [0, 8, 68]
-    assert [call.waited_for for call in calls] == ["start", "tool", "person"]
+    assert [call.waited_for for call in calls] == ["start", "tool", "user"]
 
 
-def test_what_the_client_put_in_itself_is_not_taken_for_a_person() -> None:
-    line = spoken("user", "assistant", "user", "assistant")
+def test_messages_injected_by_the_client_are_not_taken_for_a_user() -> None:
+    line = conversation_of_roles("user", "assistant", "user", "assistant")
     line["messages"][2]["injected"] = True  # type: ignore[index]
-    assert recorded(line).calls[1].waited_for == "tool"
+    assert parse_recording(line).calls[1].waited_for == "tool"
 
 
-def test_time_that_runs_backwards_stands_still() -> None:
-    line = loop_line([50, 50])
+def test_a_timestamp_that_goes_backwards_is_clamped() -> None:
+    line = tool_loop_recording([50, 50])
     line["messages"][2]["ts"] = "2026-02-01T00:00:00Z"  # type: ignore[index]
-    calls = recorded(line).calls
+    calls = parse_recording(line).calls
     assert calls[1].at == calls[0].at
 
 
-def test_a_compaction_starts_the_prompt_anew_from_its_summary() -> None:
-    line = spoken(
+def test_a_compaction_restarts_the_prompt_from_its_summary() -> None:
+    line = conversation_of_roles(
         "user", "assistant", "user", "assistant", meta={"compactions": [{"at_message": 2, "summary": "so far"}]}
     )
-    call = recorded(line).calls[1]
+    call = parse_recording(line).calls[1]
     assert call.kept_entries == 0
-    assert [passage.content for passage in call.added] == [(Text("so far"),), (Text("user 2"),)]
-    assert recorded(line, compactions=False).calls[1].kept_entries is None
+    assert [entry.content for entry in call.added] == [(Text("so far"),), (Text("user 2"),)]
+    assert parse_recording(line, compactions=False).calls[1].kept_entries is None
 
 
-def test_an_assistant_that_goes_on_speaking_makes_no_second_call() -> None:
-    calls = recorded(spoken("user", "assistant", "assistant")).calls
+def test_consecutive_assistant_messages_are_one_call() -> None:
+    calls = parse_recording(conversation_of_roles("user", "assistant", "assistant")).calls
     assert len(calls) == 1
     assert calls[0].reply is not None
     assert calls[0].reply.content == (Text("assistant 1"), Text("assistant 2"))
 
 
-def test_a_conversation_that_the_assistant_opens_is_given_a_user_to_answer() -> None:
-    calls = recorded(spoken("assistant", "user", "assistant")).calls
-    assert [passage.role for passage in calls[0].added] == ["user", "assistant", "user"]
+def test_a_conversation_opened_by_the_assistant_gets_a_user_message_first() -> None:
+    calls = parse_recording(conversation_of_roles("assistant", "user", "assistant")).calls
+    assert [entry.role for entry in calls[0].added] == ["user", "assistant", "user"]
     assert calls[0].added[0].content == (Text(OPENING_TEXT),)
 
 
-def test_usage_falls_into_buckets_that_do_not_overlap() -> None:
-    line = spoken("user", "assistant")
+def test_usage_is_split_into_disjoint_buckets() -> None:
+    line = conversation_of_roles("user", "assistant")
     counters = {"input_tokens": 3, "cache_read_input_tokens": 5, "cache_creation_input_tokens": 9, "output_tokens": 2}
     line["messages"][1]["usage"] = {**counters, "ephemeral_1h_input_tokens": 7}  # type: ignore[index]
-    read = recorded(line)
-    assert read.calls[0].usage == Usage(input=3, cache_read=5, cache_write_5m=2, cache_write_1h=7, output=2)
-    assert read.first_prompt_tokens == 17
+    recording = parse_recording(line)
+    assert recording.calls[0].usage == Usage(input=3, cache_read=5, cache_write_5m=2, cache_write_1h=7, output=2)
+    assert recording.first_prompt_tokens == 17
 
 
-def test_of_two_tools_with_one_name_the_first_is_taken() -> None:
+def test_of_two_tools_with_the_same_name_the_first_is_used() -> None:
     tools = [{"name": "a", "description": "first"}, {"name": "a", "description": "second"}]
-    assert [tool.description for tool in recorded(spoken("user", "assistant", tools=tools)).tools] == ["first"]
+    assert [
+        tool.description for tool in parse_recording(conversation_of_roles("user", "assistant", tools=tools)).tools
+    ] == ["first"]
 
 
 @pytest.mark.parametrize(
@@ -110,29 +112,29 @@ def test_of_two_tools_with_one_name_the_first_is_taken() -> None:
         b"[" * 100_000,
     ],
 )
-def test_a_line_that_is_no_conversation_is_told_and_not_raised(line: bytes) -> None:
+def test_a_line_that_is_no_conversation_is_reported_and_not_raised(line: bytes) -> None:
     assert isinstance(parse_trace_line(line, file="f", number=4), BrokenLine)
 
 
 @given(st.binary(max_size=200))
-def test_no_bytes_at_all_end_in_an_error(line: bytes) -> None:
+def test_no_bytes_raise_an_error(line: bytes) -> None:
     assert isinstance(parse_trace_line(line), BrokenLine | Recording)
 
 
-def test_files_packed_and_plain_are_found_in_folders_and_read_around_broken_lines(tmp_path: Path) -> None:
-    good = line_of(loop_line([5]))
+def test_compressed_and_plain_files_are_found_and_read_around_broken_lines(tmp_path: Path) -> None:
+    good = encode_line(tool_loop_recording([5]))
     (tmp_path / "b.jsonl").write_bytes(good + b"broken\n\n" + good)
     with gzip.open(tmp_path / "a.jsonl.gz", "wb") as file:
         file.write(good)
     (tmp_path / "notes.txt").write_text("no traces")
     files = find_trace_files([tmp_path])
     assert [file.name for file in files] == ["a.jsonl.gz", "b.jsonl"]
-    kinds = [type(read).__name__ for read in read_traces(files)]
+    kinds = [type(item).__name__ for item in read_traces(files)]
     assert kinds == ["Recording", "Recording", "BrokenLine", "Recording"]
 
 
-def test_a_packed_file_that_is_cut_off_gives_what_was_whole(tmp_path: Path) -> None:
-    packed = gzip.compress(line_of(loop_line([5])) * 40)
+def test_a_truncated_compressed_file_gives_its_complete_lines(tmp_path: Path) -> None:
+    packed = gzip.compress(encode_line(tool_loop_recording([5])) * 40)
     (tmp_path / "cut.jsonl.gz").write_bytes(packed[: len(packed) // 2])
     (tmp_path / "none.jsonl.gz").write_bytes(b"not packed at all")
     for name in ("cut.jsonl.gz", "none.jsonl.gz"):
@@ -140,6 +142,6 @@ def test_a_packed_file_that_is_cut_off_gives_what_was_whole(tmp_path: Path) -> N
         assert isinstance(last, BrokenLine)
 
 
-def test_traces_that_are_not_there_are_named() -> None:
+def test_missing_trace_files_are_named() -> None:
     with pytest.raises(UserError, match="nowhere"):
         find_trace_files([Path("nowhere")])

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.support.custom_models import VOCABULARY, numbers, tokenizer, write_model, write_tensors
+from tests.support.custom_models import VOCABULARY, make_tensors, make_tokenizer, write_model, write_tensors
 
 from holdfast.errors import UserError
 from holdfast.retrieval.encoders import custom_model, granite
@@ -58,7 +58,7 @@ FIRSTS = {
 
 @pytest.mark.parametrize("kind", MEANS)
 def test_each_family_says_what_other_programs_say_of_the_same_weights(kind: str, tmp_path: Path) -> None:
-    tokens = len(tokenizer().encode(TEXT).ids)
+    tokens = len(make_tokenizer().encode(TEXT).ids)
     (mean,) = CustomEncoder(write_model(tmp_path / "mean", kind)).encode([TEXT]) / tokens
     (first,) = CustomEncoder(write_model(tmp_path / "first", kind, first=True)).encode([TEXT])
     assert mean[:5] == pytest.approx(MEANS[kind], abs=2e-5)
@@ -168,7 +168,7 @@ def test_old_names_of_tensors_are_known(tmp_path: Path) -> None:
     (row,) = CustomEncoder(folder).encode([TEXT])
     old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
     renamed = {}
-    for name, tensor in numbers("bert").items():
+    for name, tensor in make_tensors("bert").items():
         renamed[next((name.replace(new, was) for new, was in old.items() if name.endswith(new)), name)] = tensor
     write_tensors(folder / WEIGHTS, renamed)
     custom_model.fingerprint.cache_clear()
@@ -208,7 +208,7 @@ def test_what_a_model_wants_before_queries_and_texts_is_put_there(
 def test_a_model_that_is_written_while_it_is_read_is_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model")
     assert custom_model.fingerprint(folder) == CustomEncoder(folder).model_version.partition("@")[2]
-    write_tensors(folder / WEIGHTS, numbers("mpnet", seed=1.0))
+    write_tensors(folder / WEIGHTS, make_tensors("mpnet", seed=1.0))
     with pytest.raises(UserError, match="changed while it was read"):
         CustomEncoder(folder)
 
@@ -264,13 +264,13 @@ def rewritten(folder: Path, name: str, **changed: object) -> None:
 
 
 def without(folder: Path, tensor: str) -> None:
-    left = numbers("mpnet")
+    left = make_tensors("mpnet")
     del left[tensor]
     write_tensors(folder / WEIGHTS, left)
 
 
 def with_numbers(folder: Path, of: float) -> None:
-    write_tensors(folder / WEIGHTS, {name: np.full_like(tensor, of) for name, tensor in numbers("mpnet").items()})
+    write_tensors(folder / WEIGHTS, {name: np.full_like(tensor, of) for name, tensor in make_tensors("mpnet").items()})
 
 
 def with_modules(folder: Path, *kinds: str, path: str = "", pooling: str = POOLING) -> None:
@@ -280,7 +280,7 @@ def with_modules(folder: Path, *kinds: str, path: str = "", pooling: str = POOLI
 
 
 def with_tensor(folder: Path, name: str, *shape: int) -> None:
-    write_tensors(folder / WEIGHTS, {**numbers("mpnet"), name: np.ones(shape, np.float32)})
+    write_tensors(folder / WEIGHTS, {**make_tensors("mpnet"), name: np.ones(shape, np.float32)})
 
 
 def with_tokens(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
@@ -451,7 +451,7 @@ def test_settings_name_a_folder(tmp_path: Path) -> None:
 
 
 def test_the_vocabulary_of_the_tests_is_that_of_their_weights() -> None:
-    assert tokenizer().get_vocab_size() == len(VOCABULARY) == len(numbers("bert")[VECTORS])
+    assert make_tokenizer().get_vocab_size() == len(VOCABULARY) == len(make_tensors("bert")[VECTORS])
 
 
 def test_commands_compute_by_one_thread_unless_told_otherwise(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What holds for the paraphrases of any trigger."""
+"""Properties of the paraphrases of any trigger."""
 
 import re
 from itertools import chain
@@ -27,33 +27,33 @@ def key(text: str) -> list[str]:
 
 
 @given(intents, st.integers(0, 20))
-def test_there_are_as_many_as_asked_for_and_each_is_another(intent: str, count: int) -> None:
-    found = generate_paraphrases(intent, count)
-    assert len(found) == (count if intent.strip() else 0)
-    assert len({one.lower() for one in found}) == len(found)
-    assert " ".join(intent.split()) not in found
-    assert found == generate_paraphrases(intent, count + 1)[:count]
+def test_there_are_as_many_as_requested_and_all_differ(intent: str, count: int) -> None:
+    paraphrases = generate_paraphrases(intent, count)
+    assert len(paraphrases) == (count if intent.strip() else 0)
+    assert len({paraphrase.lower() for paraphrase in paraphrases}) == len(paraphrases)
+    assert " ".join(intent.split()) not in paraphrases
+    assert paraphrases == generate_paraphrases(intent, count + 1)[:count]
 
 
 @given(intents)
 def test_no_paraphrase_differs_by_punctuation_alone(intent: str) -> None:
     if key(intent):
-        assert all(key(one) != key(intent) for one in generate_paraphrases(intent, 20))
+        assert all(key(paraphrase) != key(intent) for paraphrase in generate_paraphrases(intent, 20))
 
 
 @given(st.lists(intents, max_size=4).map(tuple), intents, st.integers(0, 25))
 def test_probes_are_paraphrases_of_their_intents_and_the_description(
     some: tuple[str, ...], description: str, count: int
 ) -> None:
-    found = generate_probes(some, description, count=count)
-    every = {one for text in (*some, description) for one in generate_paraphrases(text, COUNT_MAX)}
-    assert set(found) <= every
-    assert len(found) == min(count, len(every))
+    probes = generate_probes(some, description, count=count)
+    every = {paraphrase for text in (*some, description) for paraphrase in generate_paraphrases(text, COUNT_MAX)}
+    assert set(probes) <= every
+    assert len(probes) == min(count, len(every))
 
 
 @given(st.text(min_size=INTENT_CHARACTERS_MAX, max_size=INTENT_CHARACTERS_MAX + 500))
 def test_a_very_long_trigger_is_cut(intent: str) -> None:
-    assert all(len(one) < 2 * INTENT_CHARACTERS_MAX for one in generate_paraphrases(intent))
+    assert all(len(paraphrase) < 2 * INTENT_CHARACTERS_MAX for paraphrase in generate_paraphrases(intent))
 
 
 @pytest.mark.parametrize(
@@ -92,19 +92,21 @@ def test_a_very_long_trigger_is_cut(intent: str) -> None:
         ("wrap up", ("how do I wrap up?", "up, wrap", "warp up", "please wrap up", "please wrp up")),
     ],
 )
-def test_five_ways_are_other_words_another_form_another_order_fewer_words_and_a_slip(
+def test_the_five_forms_are_synonyms_inflection_order_omission_and_a_typo(
     intent: str, expected: tuple[str, ...]
 ) -> None:
     assert generate_paraphrases(intent) == expected
 
 
-def test_the_first_five_share_no_more_words_than_they_must() -> None:
+def test_the_first_five_share_as_few_words_as_possible() -> None:
     texts = ("write the changelog", "fix a broken test", "schedule a meeting with the customer", "delete old files")
     for text in texts:
         own = set(extract_terms(text))
-        kept = [len(own & set(extract_terms(one))) / len(own) for one in generate_paraphrases(text, COUNT)]
-        assert min(kept) == 0 or min(kept) <= 0.5
-        assert sum(kept) / len(kept) < 0.8
+        shares = [
+            len(own & set(extract_terms(paraphrase))) / len(own) for paraphrase in generate_paraphrases(text, COUNT)
+        ]
+        assert min(shares) == 0 or min(shares) <= 0.5
+        assert sum(shares) / len(shares) < 0.8
 
 
 @pytest.mark.parametrize(
@@ -121,5 +123,5 @@ def test_the_first_five_share_no_more_words_than_they_must() -> None:
         ("harbour", True, ()),
     ],
 )
-def test_other_words_stand_in_the_form_of_the_first(word: str, as_order: bool, expected: tuple[str, ...]) -> None:
+def test_synonyms_have_the_inflection_of_the_original(word: str, as_order: bool, expected: tuple[str, ...]) -> None:
     assert find_synonyms(word, as_order=as_order)[:2] == expected

@@ -1,4 +1,4 @@
-"""What holds for every index, whatever is in it."""
+"""Properties of every index."""
 
 import math
 
@@ -12,7 +12,7 @@ from holdfast.retrieval.index import DECIMALS, SearchIndex, StageWeights, scale_
 from holdfast.retrieval.units import SearchUnit
 
 queries = phrases | anything
-meant = st.booleans()
+with_meaning = st.booleans()
 shares = st.floats(0, 1)
 
 
@@ -20,72 +20,68 @@ def index_of(some: list[SearchUnit], semantic: bool) -> SearchIndex:
     return SearchIndex(some, meaning=create_semantic_stage("wordllama") if semantic else None)
 
 
-@given(distinct_units.flatmap(lambda some: st.tuples(st.just(some), st.permutations(some))), queries, meant)
-def test_the_order_in_which_units_came_changes_nothing(
+@given(distinct_units.flatmap(lambda some: st.tuples(st.just(some), st.permutations(some))), queries, with_meaning)
+def test_the_order_of_insertion_does_not_matter(
     both: tuple[list[SearchUnit], list[SearchUnit]], query: str, semantic: bool
 ) -> None:
-    one, other = (index_of(some, semantic) for some in both)
-    assert one.search(query, floor=0) == other.search(query, floor=0)
-    assert one.digest == other.digest
+    first, other = (index_of(some, semantic) for some in both)
+    assert first.search(query, floor=0) == other.search(query, floor=0)
+    assert first.digest == other.digest
 
 
-@given(st.lists(units | units.map(lambda unit: unit.id), max_size=20), queries, meant)
-def test_an_index_that_was_changed_is_as_one_built_anew(
-    changes: list[SearchUnit | str], query: str, semantic: bool
-) -> None:
+@given(st.lists(units | units.map(lambda unit: unit.id), max_size=20), queries, with_meaning)
+def test_a_changed_index_equals_a_new_one(changes: list[SearchUnit | str], query: str, semantic: bool) -> None:
     changed = index_of([], semantic)
-    left: dict[str, SearchUnit] = {}
+    remaining: dict[str, SearchUnit] = {}
     for change in changes:
         if isinstance(change, SearchUnit):
             changed.add([change])
-            left[change.id] = change
+            remaining[change.id] = change
         else:
             changed.remove([change])
-            left.pop(change, None)
-    anew = index_of(list(left.values()), semantic)
-    assert changed.search(query) == anew.search(query)
-    assert (len(changed), changed.digest) == (len(anew), anew.digest)
+            remaining.pop(change, None)
+    rebuilt = index_of(list(remaining.values()), semantic)
+    assert changed.search(query) == rebuilt.search(query)
+    assert (len(changed), changed.digest) == (len(rebuilt), rebuilt.digest)
 
 
-@given(distinct_units, queries, meant)
-def test_what_the_stages_add_is_the_score(some: list[SearchUnit], query: str, semantic: bool) -> None:
-    for one in index_of(some, semantic).search(query, floor=0).hits:
-        assert math.isclose(sum(share.contribution for share in one.stages), one.score, abs_tol=10**-DECIMALS)
-        assert 0 <= one.score <= 1
-        assert 0 <= one.relevance <= 1
+@given(distinct_units, queries, with_meaning)
+def test_the_stages_shares_add_up_to_the_score(some: list[SearchUnit], query: str, semantic: bool) -> None:
+    for hit in index_of(some, semantic).search(query, floor=0).hits:
+        assert math.isclose(sum(share.contribution for share in hit.stages), hit.score, abs_tol=10**-DECIMALS)
+        assert 0 <= hit.score <= 1
+        assert 0 <= hit.relevance <= 1
 
 
-@given(distinct_units, queries, meant, st.integers(0, 4))
-def test_the_best_are_told_in_order_and_ties_go_by_id(
+@given(distinct_units, queries, with_meaning, st.integers(0, 4))
+def test_hits_are_ordered_by_score_and_ties_by_id(
     some: list[SearchUnit], query: str, semantic: bool, limit: int
 ) -> None:
     index = index_of(some, semantic)
     every = index.search(query, floor=0, limit=len(some)).hits
-    assert sorted(every, key=lambda one: (-one.score, one.id)) == list(every)
-    assert {one.id for one in every} == {unit.id for unit in some}
+    assert sorted(every, key=lambda hit: (-hit.score, hit.id)) == list(every)
+    assert {hit.id for hit in every} == {unit.id for unit in some}
     assert index.search(query, floor=0, limit=limit).hits == every[:limit]
 
 
-@given(distinct_units, queries, meant)
-def test_a_ranking_is_the_search_for_all_units_told_one_by_one(
-    some: list[SearchUnit], query: str, semantic: bool
-) -> None:
+@given(distinct_units, queries, with_meaning)
+def test_a_ranking_equals_a_search_for_all_units(some: list[SearchUnit], query: str, semantic: bool) -> None:
     index = index_of(some, semantic)
     every = index.search(query, floor=0, limit=len(some)).hits
     ranking = index.rank(query)
-    assert [(one.id, one.score, one.relevance) for one in ranking.units] == [
-        (one.id, one.score, one.relevance) for one in every
+    assert [(unit.id, unit.score, unit.relevance) for unit in ranking.units] == [
+        (unit.id, unit.score, unit.relevance) for unit in every
     ]
-    assert tuple(ranking.explain(one.id) for one in ranking.units) == every
+    assert tuple(ranking.explain(unit.id) for unit in ranking.units) == every
 
 
-@given(distinct_units, queries, meant, st.floats(0, 1), st.integers(1, 8))
-def test_a_floor_parts_what_is_found_from_what_is_dropped(
+@given(distinct_units, queries, with_meaning, st.floats(0, 1), st.integers(1, 8))
+def test_a_floor_separates_hits_from_dropped_units(
     some: list[SearchUnit], query: str, semantic: bool, floor: float, limit: int
 ) -> None:
     answer = index_of(some, semantic).search(query, floor=floor, limit=limit)
-    assert all(one.relevance >= floor - 10**-DECIMALS for one in answer.hits)
-    assert all(one.relevance <= floor + 10**-DECIMALS for one in answer.dropped)
+    assert all(hit.relevance >= floor - 10**-DECIMALS for hit in answer.hits)
+    assert all(hit.relevance <= floor + 10**-DECIMALS for hit in answer.dropped)
     assert len(answer.hits) <= limit
     if not answer.dropped:
         assert len(answer.hits) == min(limit, len(some))
@@ -102,9 +98,9 @@ def test_weights_sum_to_one_with_and_without_meaning(first: float, second: float
 
 
 @given(st.lists(st.floats(0, 100), max_size=10))
-def test_spread_scores_keep_their_order_between_nothing_and_one(scores: list[float]) -> None:
+def test_normalised_scores_keep_their_order_between_zero_and_one(scores: list[float]) -> None:
     spread_out = scale_scores(scores)
-    assert all(0 <= one <= 1 for one in spread_out)
+    assert all(0 <= score <= 1 for score in spread_out)
     pairs = sorted(zip(scores, spread_out, strict=True))
     assert [after for _, after in pairs] == sorted(spread_out)
     if len(set(scores)) > 1:
@@ -112,9 +108,7 @@ def test_spread_scores_keep_their_order_between_nothing_and_one(scores: list[flo
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=10), st.floats(0, 100))
-def test_what_is_not_above_the_lowest_that_counts_is_nothing_and_the_best_is_all(
-    scores: list[float], lowest: float
-) -> None:
+def test_scores_up_to_the_baseline_are_zero_and_the_best_is_one(scores: list[float], lowest: float) -> None:
     spread_out = scale_scores(scores, lowest=lowest)
     best = max(scores)
     assert all(
@@ -122,4 +116,4 @@ def test_what_is_not_above_the_lowest_that_counts_is_nothing_and_the_best_is_all
         for score, after in zip(scores, spread_out, strict=True)
         if (score <= lowest or score == best)
     )
-    assert all(0 <= one <= 1 for one in spread_out)
+    assert all(0 <= value <= 1 for value in spread_out)

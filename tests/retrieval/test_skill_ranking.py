@@ -1,4 +1,4 @@
-"""Searching skills by what they are for, where that was asked for."""
+"""Ranking of skills by meaning, on request."""
 
 import json
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.agents import MakeAgent, says
-from tests.support.played_sessions import results
+from tests.support.scripted_sessions import tool_result_texts
 from tests.support.skill_folders import write_skill
 
 from holdfast import UserError
@@ -54,13 +54,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "skills"
 
 
-def test_unless_told_skills_are_found_by_a_part_of_their_text() -> None:
+def test_by_default_skills_are_found_by_a_substring() -> None:
     assert SkillStore(SKILLS).ranking == "lexical"
     assert names(SkillStore(SKILLS), QUERY) == []
     assert names(SkillStore(SKILLS), "a new version") == ["release-notes"]
 
 
-def test_semantic_ranking_finds_what_fits_the_query() -> None:
+def test_semantic_ranking_finds_skills_that_fit_the_query() -> None:
     store = SkillStore(SKILLS, ranking="semantic")
     assert names(store, QUERY) == ["forecast"]
     assert names(store, "send a customer what he owes")[:1] == ["invoices"]
@@ -68,15 +68,15 @@ def test_semantic_ranking_finds_what_fits_the_query() -> None:
     assert names(store, "quantum chromodynamics") == []
 
 
-def test_what_only_the_body_says_is_found_too() -> None:
+def test_text_that_is_only_in_the_body_is_found_too() -> None:
     assert names(SkillStore(SKILLS, ranking="semantic"), "commits")[:1] == ["release-notes"]
 
 
-def test_a_blank_query_lists_all_however_they_are_ranked() -> None:
+def test_a_blank_query_lists_all_skills_with_any_ranking() -> None:
     assert names(SkillStore(SKILLS, ranking="semantic"), " ") == [skill.name for skill in SKILLS]
 
 
-def test_a_store_ranked_otherwise_is_made_once() -> None:
+def test_a_store_with_another_ranking_is_created_once() -> None:
     store = SkillStore(SKILLS)
     semantic = store.with_ranking("semantic")
     assert store.with_ranking("semantic") is semantic
@@ -85,30 +85,30 @@ def test_a_store_ranked_otherwise_is_made_once() -> None:
     assert names(semantic, QUERY) == ["forecast"]
 
 
-def test_an_unknown_ranking_is_refused_with_those_there_are() -> None:
+def test_an_unknown_ranking_is_refused_with_a_list_of_the_known_ones() -> None:
     with pytest.raises(UserError, match="skill_ranking must be one of lexical, semantic, not 'magic'"):
         SkillStore(SKILLS, ranking="magic")  # type: ignore[arg-type]
 
 
-async def test_the_model_of_a_session_finds_by_meaning(agent: MakeAgent) -> None:
+async def test_the_skill_search_tool_of_a_session_finds_by_meaning(agent: MakeAgent) -> None:
     call = ToolUse("call-1", "skill_search", json.dumps({"query": QUERY}))
-    for ranking, told in (
+    for ranking, expected in (
         ("semantic", f"Skills matching {QUERY!r} (1):\n- forecast [global] — {SKILLS[0].description}"),
         ("lexical", f"No skills matched {QUERY!r}."),
     ):
-        one = agent(says(call), says("ok"), skills=SkillStore(SKILLS), skill_ranking=ranking)
-        async with one.session as session:
+        made_agent = agent(says(call), says("ok"), skills=SkillStore(SKILLS), skill_ranking=ranking)
+        async with made_agent.session as session:
             await session.send("hello")
-            assert results(session) == [told]
+            assert tool_result_texts(session) == [expected]
 
 
 async def test_ranking_changes_no_byte_of_the_prompt(agent: MakeAgent) -> None:
     bodies = []
     for ranking in ("lexical", "semantic"):
-        one = agent(says("ok"), skills=SkillStore(SKILLS), skill_ranking=ranking)
-        async with one.session as session:
+        made_agent = agent(says("ok"), skills=SkillStore(SKILLS), skill_ranking=ranking)
+        async with made_agent.session as session:
             await session.send("hello")
-        bodies.append(one.wire.bodies[0])
+        bodies.append(made_agent.transport.bodies[0])
     assert bodies[0] == bodies[1]
 
 
@@ -121,17 +121,19 @@ def test_the_setting_comes_from_a_file_or_the_environment(tmp_path: Path) -> Non
         load_config(environment | {"HOLDFAST_SKILL_RANKING": "magic"})
 
 
-def test_the_command_finds_as_the_model_does(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_ranks_like_the_tool(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("search", QUERY, root).stdout == f"No skills matched {QUERY!r}.\n"
     assert "forecast" in run("search", QUERY, root, "--ranking", "semantic").stdout
-    told = json.loads(run("search", "bill customers", root, "--ranking", "semantic", "--limit", "1", "--json").stdout)
-    assert [skill["name"] for skill in told] == ["invoices"]
+    results = json.loads(
+        run("search", "bill customers", root, "--ranking", "semantic", "--limit", "1", "--json").stdout
+    )
+    assert [skill["name"] for skill in results] == ["invoices"]
     monkeypatch.setenv("HOLDFAST_SKILL_RANKING", "semantic")
     assert "forecast" in run("search", QUERY, root).stdout
 
 
 @pytest.mark.usefixtures("without_numpy")
-def test_without_the_extra_the_error_names_it_and_words_still_rank(root: Path) -> None:
+def test_without_the_extra_the_error_names_it_and_word_ranking_still_works(root: Path) -> None:
     result = run("search", QUERY, root, "--ranking", "semantic")
     assert str(result.exception) == (
         "ranking by wordllama needs numpy: pip install 'holdfast-context[semantic]', or rank lexically"

@@ -1,4 +1,4 @@
-"""Sessions whose model works with the built-in tools and with its memory, played against the simulator."""
+"""Sessions whose model uses the built-in tools and its memory, against the simulator."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.support.agents import MakeAgent, ReplayWire, moved_prefixes, says
-from tests.support.played_sessions import new_session, played, results, uses
+from tests.support.agents import MakeAgent, ReplayTransport, changed_prefixes, says
+from tests.support.scripted_sessions import new_session, scripted_provider, tool_result_texts, tool_use
 
 from holdfast import ConfirmationRequest, MemoryStore, Session, SimulatedProvider, UserError
 from holdfast.clock import ManualClock
@@ -21,22 +21,22 @@ from holdfast.types.prompt import LayerText
 
 async def test_a_model_works_on_the_files_of_its_workspace(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("lamp: 7\n")
-    asked: list[str] = []
+    confirmed: list[str] = []
 
     def confirm(request: ConfirmationRequest) -> bool:
-        asked.append(request.summary)
+        confirmed.append(request.summary)
         return request.tool_name != "run_command"
 
-    provider = played(
-        [uses("read_file", path="notes.txt"), uses("grep_files", pattern="lamp"), uses("list_dir")],
-        [uses("edit_file", path="notes.txt", old_text="7", new_text="6")],
-        [uses("run_command", command="rm -rf .")],
+    provider = scripted_provider(
+        [tool_use("read_file", path="notes.txt"), tool_use("grep_files", pattern="lamp"), tool_use("list_dir")],
+        [tool_use("edit_file", path="notes.txt", old_text="7", new_text="6")],
+        [tool_use("run_command", command="rm -rf .")],
         "Done.",
     )
     session = new_session(provider, workspace=tmp_path, builtin_tools=True, confirm=confirm)
     async with session:
         assert (await session.send("Sell a lamp.")).text == "Done."
-        assert results(session) == [
+        assert tool_result_texts(session) == [
             "lamp: 7",
             "notes.txt:1: lamp: 7",
             "notes.txt",
@@ -44,29 +44,31 @@ async def test_a_model_works_on_the_files_of_its_workspace(tmp_path: Path) -> No
             "The user did not allow this call.",
         ]
     assert (tmp_path / "notes.txt").read_text() == "lamp: 6\n"
-    assert [line.split()[0] for line in asked] == ["edit_file", "run_command"]
+    assert [line.split()[0] for line in confirmed] == ["edit_file", "run_command"]
 
 
-async def test_a_memory_edit_costs_its_own_tokens_and_moves_nothing(tmp_path: Path) -> None:
+async def test_a_memory_edit_costs_only_its_own_tokens_and_changes_no_prefix(tmp_path: Path) -> None:
     store = MemoryStore()
-    provider = played("Hello.", [uses("memory_add", text="The user likes tea.", file="USER.md")], "Noted.", "Tea?")
+    provider = scripted_provider(
+        "Hello.", [tool_use("memory_add", text="The user likes tea.", file="USER.md")], "Noted.", "Tea?"
+    )
     async with new_session(provider, workspace=tmp_path, memory=True, store=store) as session:
         await session.send("Hi.")
         await session.send("I like tea.")
         answer = await session.send("What do I like?")
         events = list(store.read(session.id))
     payloads = [event.payload for event in events]
-    assert [one.file for one in payloads if isinstance(one, MemoryUpdated)] == ["USER.md"]
-    usages = [one.usage for one in payloads if isinstance(one, LlmCallCompleted)]
+    assert [payload.file for payload in payloads if isinstance(payload, MemoryUpdated)] == ["USER.md"]
+    usages = [payload.usage for payload in payloads if isinstance(payload, LlmCallCompleted)]
     assert all(after.cache_read == before.cache_read + before.cache_write for before, after in pairwise(usages))
-    assert moved_prefixes(events) == []
-    prepared = [one for one in payloads if isinstance(one, RequestPrepared)]
-    assert [one.digests[-1].layer for one in prepared[2:3]] == ["user_memory"]
+    assert changed_prefixes(events) == []
+    prepared = [payload for payload in payloads if isinstance(payload, RequestPrepared)]
+    assert [request.digests[-1].layer for request in prepared[2:3]] == ["user_memory"]
     assert answer.usage.cache_write < 100
 
 
 @pytest.fixture
-def remembering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
+def with_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "USER.md").write_text("Likes tea.\n")
@@ -76,67 +78,65 @@ def remembering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Options:
     return {"workspace": workspace, "memory": True}
 
 
-def injected(body: Any, message: int) -> list[str]:
+def memory_texts(body: Any, message: int) -> list[str]:
     texts = [block["text"] for block in body["messages"][message]["content"] if block["type"] == "text"]
     return [text for text in texts if "memory" in text.split("\n")[0]]
 
 
-async def test_what_is_remembered_stands_in_front_of_the_users_words_the_user_first(
-    agent: MakeAgent, remembering: Options
+async def test_memory_is_placed_before_the_users_message_with_the_user_file_first(
+    agent: MakeAgent, with_memory: Options
 ) -> None:
-    one = agent(says("Hi."), says("Still here."), **remembering)
-    async with one.session as session:
+    harness = agent(says("Hi."), says("Still here."), **with_memory)
+    async with harness.session as session:
         await session.send("Hello.")
         await session.send("Again.")
-    assert injected(one.bodies[0], 0) == [
+    assert memory_texts(harness.bodies[0], 0) == [
         "<context layer='user_memory'>\n## User context (USER.md)\nLikes tea.\n</context>",
         "<context layer='memory'>\n## Workspace memory (MEMORY.md)\nUses make.\n</context>",
     ]
-    assert injected(one.bodies[1], 2) == []
+    assert memory_texts(harness.bodies[1], 2) == []
 
 
-async def test_an_edit_is_seen_by_the_next_call_and_only_what_changed_is_said(
-    agent: MakeAgent, remembering: Options
+async def test_a_memory_edit_is_sent_with_the_next_call_and_only_the_changed_file(
+    agent: MakeAgent, with_memory: Options
 ) -> None:
     add = ToolUse("t", "memory_add", '{"text":"Tests are slow."}')
-    one = agent(says(add), says("Noted."), **remembering)
-    async with one.session as session:
+    harness = agent(says(add), says("Noted."), **with_memory)
+    async with harness.session as session:
         await session.send("Note that.")
-    assert injected(one.bodies[1], 2) == [
+    assert memory_texts(harness.bodies[1], 2) == [
         "<context layer='memory'>\n## Workspace memory (MEMORY.md)\nUses make.\nTests are slow.\n</context>"
     ]
 
 
-async def test_in_the_seed_layout_both_files_are_one_block_behind_the_system_prompt(
-    agent: MakeAgent, remembering: Options
+async def test_in_the_seed_layout_both_files_are_one_block_after_the_system_prompt(
+    agent: MakeAgent, with_memory: Options
 ) -> None:
-    one = agent(says("Hi."), system_prompt="Be brief.", layout="seed", **remembering)
-    async with one.session as session:
+    harness = agent(says("Hi."), system_prompt="Be brief.", layout="seed", **with_memory)
+    async with harness.session as session:
         await session.send("Hello.")
-    tail = one.bodies[0]["system"][-1]["text"]
-    assert tail.startswith("## User context (USER.md)\nLikes tea.\n\n## Workspace memory (MEMORY.md)\nUses make.\n\n")
+    last_block = harness.bodies[0]["system"][-1]["text"]
+    assert last_block.startswith(
+        "## User context (USER.md)\nLikes tea.\n\n## Workspace memory (MEMORY.md)\nUses make.\n\n"
+    )
 
 
-async def test_without_the_option_nothing_is_remembered_and_no_tool_is_there(
-    agent: MakeAgent, remembering: Options
-) -> None:
-    one = agent(says("Hi."), workspace=remembering["workspace"])
-    async with one.session as session:
+async def test_without_the_memory_option_there_is_no_memory_and_no_tool(agent: MakeAgent, with_memory: Options) -> None:
+    harness = agent(says("Hi."), workspace=with_memory["workspace"])
+    async with harness.session as session:
         await session.send("Hello.")
-    assert injected(one.bodies[0], 0) == []
-    assert "tools" not in one.bodies[0]
+    assert memory_texts(harness.bodies[0], 0) == []
+    assert "tools" not in harness.bodies[0]
 
 
-async def test_a_layer_that_the_memory_files_fill_is_not_the_callers_too(
-    agent: MakeAgent, remembering: Options
-) -> None:
-    one = agent(says("Hi."), volatile=[LayerText("memory", "mine")], **remembering)
+async def test_a_layer_of_the_memory_files_cannot_be_set_by_the_caller(agent: MakeAgent, with_memory: Options) -> None:
+    harness = agent(says("Hi."), volatile=[LayerText("memory", "mine")], **with_memory)
     with pytest.raises(UserError, match="the layer 'memory' is used by the memory files"):
-        async with one.session as session:
+        async with harness.session as session:
             await session.send("Hello.")
 
 
-async def test_tools_are_sorted_and_stay_the_same_with_another_model(tmp_path: Path) -> None:
+async def test_tools_are_sorted_and_stay_the_same_after_a_model_switch(tmp_path: Path) -> None:
     store, provider = MemoryStore(), SimulatedProvider(clock=ManualClock())
     options: Options = {"tools": [lookup], "workspace": tmp_path, "memory": True, "store": store}
     options["builtin_tools"] = ["read_file", "list_dir"]
@@ -156,7 +156,7 @@ def lookup(name: str) -> str:
     return name
 
 
-async def test_a_resumed_session_says_how_to_give_it_its_tools_again(tmp_path: Path) -> None:
+async def test_a_resumed_session_says_how_to_pass_its_tools_again(tmp_path: Path) -> None:
     store = MemoryStore()
     options: Options = {"workspace": tmp_path, "builtin_tools": ["read_file"], "memory": True, "tools": [lookup]}
     options["store"] = store
@@ -170,15 +170,15 @@ async def test_a_resumed_session_says_how_to_give_it_its_tools_again(tmp_path: P
         assert (await again.send("Two.")).stop_reason == "end_turn"
 
 
-async def test_a_session_goes_on_in_another_workspace_only_if_that_is_meant(tmp_path: Path) -> None:
+async def test_a_session_continues_in_another_workspace_only_if_confirmed(tmp_path: Path) -> None:
     here, there, alias = (tmp_path / name for name in ("here", "there", "alias"))
     here.mkdir()
     there.mkdir()
     alias.symlink_to(here)
     (there / "note.txt").write_text("from there")
     read = ToolUse("t1", "read_file", '{"path": "note.txt"}')
-    wire = ReplayWire([says("One."), says("Two."), says("Three."), says(read), says("Well.")])
-    options: Options = {"store": MemoryStore(), "builtin_tools": ["read_file"], "transport": wire}
+    transport = ReplayTransport([says("One."), says("Two."), says("Three."), says(read), says("Well.")])
+    options: Options = {"store": MemoryStore(), "builtin_tools": ["read_file"], "transport": transport}
     in_here: Options = {**options, "workspace": here}
     async with Session.create(**in_here) as session:
         await session.send("One.")
@@ -196,10 +196,10 @@ async def test_a_session_goes_on_in_another_workspace_only_if_that_is_meant(tmp_
     in_there["another_workspace"] = True
     async with Session.resume(session.id, **in_there) as moved:
         await moved.send("Three.")
-        assert results(moved) == ["from there"]
+        assert tool_result_texts(moved) == ["from there"]
 
 
-async def test_a_session_without_a_workspace_gets_one_only_if_that_is_meant(tmp_path: Path) -> None:
+async def test_a_session_without_a_workspace_gets_one_only_if_confirmed(tmp_path: Path) -> None:
     store = MemoryStore()
     async with new_session(SimulatedProvider(), store=store) as session:
         await session.send("One.")
@@ -231,17 +231,17 @@ async def test_a_session_without_a_workspace_gets_one_only_if_that_is_meant(tmp_
         ({"another_workspace": "yes"}, "another_workspace must be True or False, not str"),
     ],
 )
-async def test_options_that_make_no_sense_are_refused(options: Options, reason: str) -> None:
+async def test_invalid_options_are_refused(options: Options, reason: str) -> None:
     with pytest.raises(UserError, match=reason):
         async with new_session(SimulatedProvider(), **options):
             pass
 
 
-async def test_built_in_tools_that_change_things_need_somebody_to_ask_or_a_plain_word(tmp_path: Path) -> None:
+async def test_built_in_tools_with_side_effects_need_a_confirmation_or_an_explicit_opt_out(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="edit_file, run_command, write_file can change things, and would run without"):
         async with new_session(SimulatedProvider(), workspace=tmp_path, builtin_tools=True):
             pass
-    provider = played([uses("write_file", path="a", content="x")], "Done.")
+    provider = scripted_provider([tool_use("write_file", path="a", content="x")], "Done.")
     async with new_session(provider, workspace=tmp_path, builtin_tools=True, confirm_for=[]) as session:
         await session.send("Go.")
     assert (tmp_path / "a").read_text() == "x"
@@ -249,7 +249,7 @@ async def test_built_in_tools_that_change_things_need_somebody_to_ask_or_a_plain
 
 async def test_a_rule_of_the_session_refuses_a_call_with_its_reason(tmp_path: Path) -> None:
     store = MemoryStore()
-    provider = played([uses("list_dir")], "Well.")
+    provider = scripted_provider([tool_use("list_dir")], "Well.")
     options: Options = {"workspace": tmp_path, "builtin_tools": ["list_dir"], "store": store}
     options["allowed"] = lambda use: f"no {use.name}"
     async with new_session(provider, **options) as session:
@@ -258,7 +258,7 @@ async def test_a_rule_of_the_session_refuses_a_call_with_its_reason(tmp_path: Pa
     assert (failed.error_class, failed.error_message) == ("permission_denied", "This call is not allowed: no list_dir")
 
 
-async def test_a_session_may_read_other_folders_and_its_own_long_outputs(
+async def test_a_session_can_read_other_folders_and_its_own_long_outputs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
@@ -270,9 +270,9 @@ async def test_a_session_may_read_other_folders_and_its_own_long_outputs(
         """Flood."""
         return "x" * 200_000 + "\nthe end"
 
-    provider = played(
-        [uses("read_file", path=str(tmp_path / "skills" / "guide.md"))],
-        [uses("flood")],
+    provider = scripted_provider(
+        [tool_use("read_file", path=str(tmp_path / "skills" / "guide.md"))],
+        [tool_use("flood")],
         "Well.",
     )
     options: Options = {
@@ -283,22 +283,24 @@ async def test_a_session_may_read_other_folders_and_its_own_long_outputs(
     }
     async with new_session(provider, **options) as session:
         await session.send("Go.")
-        guide, flooded = results(session)
-    (kept,) = (tmp_path / "home" / "outputs" / session.id).iterdir()
+        guide, flooded = tool_result_texts(session)
+    (stored,) = (tmp_path / "home" / "outputs" / session.id).iterdir()
     assert guide == "Be kind."
-    assert f"all 200008 bytes are in {kept.resolve()}, sha:" in flooded
+    assert f"all 200008 bytes are in {stored.resolve()}, sha:" in flooded
 
 
 @pytest.mark.parametrize("path", [".git/hooks/pre-commit", ".holdfast/config.toml"])
-async def test_what_says_how_an_agent_works_is_read_and_not_written(tmp_path: Path, path: str) -> None:
-    kept = tmp_path / path
-    kept.parent.mkdir(parents=True)
-    kept.write_text("# as it was")
-    provider = played([uses("read_file", path=path)], [uses("write_file", path=path, content="x")], "Well.")
+async def test_configuration_of_the_agent_can_be_read_and_not_written(tmp_path: Path, path: str) -> None:
+    protected = tmp_path / path
+    protected.parent.mkdir(parents=True)
+    protected.write_text("# as it was")
+    provider = scripted_provider(
+        [tool_use("read_file", path=path)], [tool_use("write_file", path=path, content="x")], "Well."
+    )
     options: Options = {"workspace": tmp_path, "builtin_tools": True, "confirm_for": []}
     async with new_session(provider, **options) as session:
         await session.send("Go.")
-        read, written = results(session)
+        read, written = tool_result_texts(session)
     assert read == "# as it was"
     assert "may be read but not written" in written
-    assert kept.read_text() == "# as it was"
+    assert protected.read_text() == "# as it was"

@@ -1,4 +1,4 @@
-"""Stable inputs give identical bytes up to the boundary, and a breach is named by layer and byte."""
+"""Stable inputs give identical bytes up to the boundary, and a change is reported with layer and byte."""
 
 import os
 import subprocess
@@ -56,7 +56,7 @@ def test_the_stable_prefix_ends_with_the_last_stable_layer() -> None:
     assert context[: stable_prefix_length(VIEW)].endswith(b'"The harbour is shallow."}')
 
 
-def test_a_prompt_can_be_asked_for_its_stable_prefix_too() -> None:
+def test_the_stable_prefix_length_of_a_prompt_is_that_of_its_view() -> None:
     prompt = assemble_prompt(with_user_message(VIEW, "x"))
     assert stable_prefix_length(prompt) == stable_prefix_length(VIEW)
 
@@ -65,7 +65,7 @@ def test_an_empty_view_has_no_stable_prefix() -> None:
     assert stable_prefix_length(View()) == 0
 
 
-def test_volatile_text_does_not_touch_the_stable_prefix() -> None:
+def test_volatile_text_does_not_change_the_stable_prefix() -> None:
     monday = VIEW.__class__(tools=VIEW.tools, pinned=VIEW.pinned, current=(LayerText("environment", "Monday"),))
     tuesday = VIEW.__class__(tools=VIEW.tools, pinned=VIEW.pinned, current=(LayerText("environment", "Tuesday"),))
     length = stable_prefix_length(VIEW)
@@ -74,7 +74,7 @@ def test_volatile_text_does_not_touch_the_stable_prefix() -> None:
     assert b"Monday" in one[length:]
 
 
-def test_the_offsets_of_the_stack_are_where_the_layers_end() -> None:
+def test_the_offsets_of_the_stack_are_the_ends_of_the_layers() -> None:
     context = build_initial_context(VIEW, user_message="x")
     stack = prompt_stack(VIEW)
     ends = {
@@ -91,14 +91,14 @@ def test_the_offsets_of_the_stack_are_where_the_layers_end() -> None:
         assert context[: getattr(stack, name)].endswith(ending), name
 
 
-def test_a_layer_that_says_nothing_ends_where_the_one_before_it_ends() -> None:
+def test_an_empty_layer_ends_where_the_previous_one_ends() -> None:
     stack = prompt_stack(View(pinned=(LayerText("role", "r"), LayerText("project", "p"))))
     assert stack.TOOLS_END == 0
     assert stack.ROLE_INSTRUCTIONS_END == stack.SCHEMA_END == stack.PERSONA_END > 0
     assert stack.PROJECT_CONTEXT_END == stack.KNOWLEDGE_DIGEST_END == stack.INSTANCE_START
 
 
-def spelled(*layers: object, view: View = VIEW) -> EncodedPrompt:
+def encode_layers(*layers: object, view: View = VIEW) -> EncodedPrompt:
     return encode_prompt(assemble_prompt(with_user_message(view, "x"), layers))  # type: ignore[arg-type]
 
 
@@ -109,19 +109,19 @@ def test_a_new_layer_in_the_wrong_place_is_refused_by_name() -> None:
 
 
 def test_a_new_stable_layer_between_two_turns_is_named() -> None:
-    before = spelled(*STANDARD_LAYERS)
+    before = encode_layers(*STANDARD_LAYERS)
     motto = Segment("motto", Stability.EPOCH, "system", system=(Text("hold fast"),))
-    after = spelled(*STANDARD_LAYERS[:8], lambda view: motto, *STANDARD_LAYERS[8:])
-    moved = first_changed_layer(before, after)
-    assert moved is not None
-    assert moved.layer == "motto"
+    after = encode_layers(*STANDARD_LAYERS[:8], lambda view: motto, *STANDARD_LAYERS[8:])
+    change = first_changed_layer(before, after)
+    assert change is not None
+    assert change.layer == "motto"
 
 
-def test_a_stable_layer_that_moved_is_named() -> None:
-    before = spelled(*STANDARD_LAYERS)
-    moved = first_changed_layer(
+def test_a_stable_layer_in_another_order_is_named() -> None:
+    before = encode_layers(*STANDARD_LAYERS)
+    change = first_changed_layer(
         before,
-        spelled(
+        encode_layers(
             tools_layer,
             pinned_layer("schema", Stability.FROZEN),
             pinned_layer("role", Stability.FROZEN),
@@ -130,23 +130,23 @@ def test_a_stable_layer_that_moved_is_named() -> None:
             user_message_layer,
         ),
     )
-    assert moved is not None
-    assert moved.layer == "schema"
-    assert moved.block == 1
+    assert change is not None
+    assert change.layer == "schema"
+    assert change.block == 1
 
 
-def test_a_volatile_input_that_leaked_into_a_stable_layer_is_named_with_its_byte() -> None:
+def test_a_volatile_input_in_a_stable_layer_is_named_with_its_byte() -> None:
     def at(time: str) -> EncodedPrompt:
-        return spelled(
+        return encode_layers(
             *STANDARD_LAYERS, view=View(pinned=(LayerText("role", "r"), LayerText("preset", f"It is {time}.")))
         )
 
     before = at("10:01")
-    moved = first_changed_layer(before, at("10:02"))
-    assert moved is not None
-    assert (moved.layer, moved.block) == ("preset", 1)
-    assert before.cacheable[moved.byte : moved.byte + 2] == b"1."
-    assert str(moved).startswith(f"layer 'preset' changed at byte {moved.byte} (block 1): b'1.")
+    change = first_changed_layer(before, at("10:02"))
+    assert change is not None
+    assert (change.layer, change.block) == ("preset", 1)
+    assert before.cacheable[change.byte : change.byte + 2] == b"1."
+    assert str(change).startswith(f"layer 'preset' changed at byte {change.byte} (block 1): b'1.")
 
 
 def test_a_clock_in_the_system_prompt_is_named_even_if_only_stable_layers_are_compared() -> None:
@@ -156,21 +156,21 @@ def test_a_clock_in_the_system_prompt_is_named_even_if_only_stable_layers_are_co
         return Segment("clock", Stability.EPOCH, "system", system=(Text(str(next(ticks))),))
 
     layers = (*STANDARD_LAYERS[:3], clock, *STANDARD_LAYERS[8:])
-    moved = first_changed_layer(spelled(*layers), spelled(*layers), stable_only=True)
-    assert moved is not None
-    assert moved.layer == "clock"
+    change = first_changed_layer(encode_layers(*layers), encode_layers(*layers), stable_only=True)
+    assert change is not None
+    assert change.layer == "clock"
 
 
-def test_another_question_is_no_move_of_the_stable_layers() -> None:
+def test_another_question_does_not_change_the_stable_layers() -> None:
     one = encode_prompt(assemble_prompt(with_user_message(VIEW, "one")))
     two = encode_prompt(assemble_prompt(with_user_message(VIEW, "two")))
     assert first_changed_layer(one, two, stable_only=True) is None
-    moved = first_changed_layer(one, two)
-    assert moved is not None
-    assert moved.layer == "history"
+    change = first_changed_layer(one, two)
+    assert change is not None
+    assert change.layer == "history"
 
 
-def test_a_prompt_that_only_grew_did_not_move() -> None:
+def test_a_prompt_that_only_grew_has_no_change() -> None:
     one = with_user_message(VIEW, "one")
     answer = HistoryEntry("assistant", (Text("1"),))
     grown = View(tools=VIEW.tools, pinned=VIEW.pinned, history=(*one.newest, answer))
@@ -182,13 +182,13 @@ def test_a_prompt_that_only_grew_did_not_move() -> None:
     )
 
 
-def test_a_prompt_that_was_cut_short_moved_where_it_ends() -> None:
+def test_a_prompt_that_was_cut_changed_where_it_ends() -> None:
     whole = encode_prompt(assemble_prompt(with_user_message(VIEW, "one")))
     cut = encode_prompt(assemble_prompt(VIEW))
-    moved = first_changed_layer(whole, cut)
-    assert moved is not None
-    assert moved.byte == len(cut.cacheable)
-    assert moved.layer == "history"
+    change = first_changed_layer(whole, cut)
+    assert change is not None
+    assert change.byte == len(cut.cacheable)
+    assert change.layer == "history"
 
 
 PROGRAM = """

@@ -1,4 +1,4 @@
-"""What is set where, which place wins, and how a wrong value is refused."""
+"""Configuration: which source wins, and how a wrong value is refused."""
 
 from decimal import Decimal
 from pathlib import Path
@@ -21,7 +21,7 @@ def workspace(tmp_path: Path) -> Path:
     return tmp_path / "work"
 
 
-def test_without_anything_set_the_defaults_hold(home: Path) -> None:
+def test_the_defaults_apply_when_nothing_is_set(home: Path) -> None:
     config = load_config({"HOLDFAST_HOME": str(home)})
     assert config.model == "anthropic:claude-sonnet-5-5"
     assert config.output_tokens_max == 8192
@@ -31,7 +31,7 @@ def test_without_anything_set_the_defaults_hold(home: Path) -> None:
     assert config.origins == {}
 
 
-def test_the_home_folder_is_dot_holdfast_unless_told() -> None:
+def test_the_home_folder_is_dot_holdfast_by_default() -> None:
     assert load_config({"HOME": "/somewhere"}).home == "/somewhere/.holdfast"
 
 
@@ -53,7 +53,7 @@ def test_an_empty_variable_sets_nothing(home: Path) -> None:
     assert load_config({"HOLDFAST_HOME": str(home), "HOLDFAST_MODEL": ""}).origins == {}
 
 
-def test_base_urls_are_told_by_file_or_by_the_variable_that_the_providers_own_client_reads(home: Path) -> None:
+def test_base_urls_come_from_a_file_or_from_the_variable_of_the_providers_own_client(home: Path) -> None:
     environ = {"HOLDFAST_HOME": str(home)}
     assert setting_value(load_config(environ), "base_urls.anthropic") == "https://api.anthropic.com"
     (home / "config.toml").write_text('[base_urls]\nanthropic = "http://one"\n')
@@ -66,7 +66,7 @@ def test_base_urls_are_told_by_file_or_by_the_variable_that_the_providers_own_cl
     assert setting_value(config, "base_urls.anthropic") == "http://two"
 
 
-def test_a_spending_limit_is_an_exact_amount(home: Path) -> None:
+def test_a_budget_is_an_exact_amount(home: Path) -> None:
     config = load_config({"HOLDFAST_HOME": str(home), "HOLDFAST_SPEND_MAX_USD": "0.10"})
     assert config.spend_max_usd == Decimal("0.10")
 
@@ -102,7 +102,7 @@ def test_models_can_be_added_in_a_file(home: Path) -> None:
         ("[models]\nx = 1", "models must be tables"),
     ],
 )
-def test_a_wrong_setting_is_refused_with_its_file_and_the_way_out(home: Path, text: str, message: str) -> None:
+def test_a_wrong_setting_is_refused_with_its_file_and_a_fix(home: Path, text: str, message: str) -> None:
     (home / "config.toml").write_text(text)
     with pytest.raises(UserError) as caught:
         load_config({"HOLDFAST_HOME": str(home)})
@@ -128,18 +128,18 @@ def test_a_folder_in_place_of_the_file_is_refused(home: Path) -> None:
         load_config({"HOLDFAST_HOME": str(home)})
 
 
-def test_a_huge_file_is_refused_unread(home: Path) -> None:
+def test_an_oversized_file_is_refused_without_reading_it(home: Path) -> None:
     (home / "config.toml").write_bytes(b"#" * 1_000_001)
     with pytest.raises(UserError, match="larger than 1000000 bytes"):
         load_config({"HOLDFAST_HOME": str(home)})
 
 
-def test_folders_of_skills_are_a_list_or_have_commas_between_them(home: Path) -> None:
+def test_skill_folders_are_a_list_or_comma_separated(home: Path) -> None:
     (home / "config.toml").write_text('also_skills = [".claude/skills", ".agents/skills", ".claude/skills"]\n')
     environ = {"HOLDFAST_HOME": str(home)}
     assert load_config(environ).also_skills == (".claude/skills", ".agents/skills")
-    told = {**environ, "HOLDFAST_ALSO_SKILLS": ".metis/skills, .claude/skills"}
-    assert load_config(told).also_skills == (".metis/skills", ".claude/skills")
+    with_variable = {**environ, "HOLDFAST_ALSO_SKILLS": ".metis/skills, .claude/skills"}
+    assert load_config(with_variable).also_skills == (".metis/skills", ".claude/skills")
     for wrong in ("3", '["elsewhere"]', "[3]"):
         (home / "config.toml").write_text(f"also_skills = {wrong}\n")
         with pytest.raises(UserError, match=r"also_skills must be some of .*\.metis/skills, not"):

@@ -6,9 +6,9 @@ from typing import Unpack
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.all_providers import MODELS, answering, only_added
-from tests.support.knowledge_folders import DECISION, FACT, QUESTION, RULE, folder_of, talked
-from tests.support.played_sessions import new_session, played
+from tests.support.all_providers import MODELS, answering_provider, inserted_bytes
+from tests.support.knowledge_folders import DECISION, FACT, QUESTION, RULE, knowledge_folder, store_session
+from tests.support.scripted_sessions import new_session, scripted_provider
 
 from holdfast.cli.main import command
 from holdfast.clock import CountingIds, ManualClock
@@ -37,81 +37,88 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(command, words, catch_exceptions=False)
 
 
-async def bodies(folder: Path, /, *asks: str, **options: Unpack[Options]) -> list[bytes]:
-    """What a session with these options sends."""
-    given: Options = {"model": MODELS[0], "workspace": folder, "system_prompt": "Be brief.", "padding": "never"}
-    parts: Options = {"store": MemoryStore(), "allow_uncached": True, "clock": ManualClock(), "new_id": CountingIds()}
-    chosen = given | parts | options
-    provider = answering(chosen["model"])
+async def send_and_capture_bodies(folder: Path, /, *questions: str, **options: Unpack[Options]) -> list[bytes]:
+    """The request bodies of a session with these options."""
+    defaults: Options = {"model": MODELS[0], "workspace": folder, "system_prompt": "Be brief.", "padding": "never"}
+    dependencies: Options = {
+        "store": MemoryStore(),
+        "allow_uncached": True,
+        "clock": ManualClock(),
+        "new_id": CountingIds(),
+    }
+    chosen = defaults | dependencies | options
+    provider = answering_provider(chosen["model"])
     async with Session.create(**(chosen | {"transport": provider})) as session:
-        for ask in asks:
-            await session.send(ask)
+        for question in questions:
+            await session.send(question)
     return [request.body for request in provider.requests]
 
 
-async def cacheable(workspace: Path, *asks: str, model: str) -> bytes:
-    """The bytes of the last request of such a session that a provider can cache: without marks and parameters."""
+async def cacheable(workspace: Path, *questions: str, model: str) -> bytes:
+    """The cacheable bytes of the last request of such a session: without breakpoints and parameters."""
     store = MemoryStore()
-    await bodies(workspace, *asks, model=model, store=store)
+    await send_and_capture_bodies(workspace, *questions, model=model, store=store)
     (row,) = store.sessions()
     state = fold_events(store.read(row.id), row.id)
     return encode_prompt(assemble_prompt(build_sent_view(state)), model=model).cacheable
 
 
-async def test_what_was_said_is_harvested_by_hand_and_told_to_the_next_session(tmp_path: Path, workspace: Path) -> None:
+async def test_a_conversation_is_harvested_by_hand_and_its_facts_reach_the_next_session(
+    tmp_path: Path, workspace: Path
+) -> None:
     db = str(tmp_path / "log.db")
     log = open_store(db)
-    await talked(log, workspace, f"{FACT} {RULE}")
+    await store_session(log, workspace, f"{FACT} {RULE}")
     log.close()
-    where = ("--workspace", str(workspace), "--db", db)
-    dry = run("knowledge", "harvest", *where)
+    location = ("--workspace", str(workspace), "--db", db)
+    dry = run("knowledge", "harvest", *location)
     assert dry.exit_code == 0
     assert "1 session to harvest, 0 already harvested: 4 new items" in dry.stdout
     assert not (workspace / ".holdfast").exists()
-    done = run("knowledge", "harvest", "--apply", *where)
-    assert "1 session harvested into .holdfast/knowledge: 4 items" in done.stdout
+    applied = run("knowledge", "harvest", "--apply", *location)
+    assert "1 session harvested into .holdfast/knowledge: 4 items" in applied.stdout
     folder = workspace / ".holdfast" / "knowledge"
     assert FACT in (folder / "facts.md").read_text()
     assert RULE in (folder / "decisions.md").read_text()
     assert DECISION in (folder / "decisions.md").read_text()
     assert QUESTION in (folder / "questions.md").read_text()
-    (body,) = await bodies(workspace, "hello")
+    (body,) = await send_and_capture_bodies(workspace, "hello")
     assert FACT in json.loads(body)["system"][-1]["text"]
-    again = run("knowledge", "harvest", *where)
+    again = run("knowledge", "harvest", *location)
     assert "0 sessions to harvest, 1 already harvested" in again.stdout
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_deleting_the_digest_takes_the_layer_away_and_changes_no_other_byte(model: str, workspace: Path) -> None:
-    without = await bodies(workspace, "hello", model=model)
-    bare = await cacheable(workspace, "hello", model=model)
-    folder = folder_of(workspace)
+async def test_deleting_the_digest_removes_its_layer_and_changes_no_other_byte(model: str, workspace: Path) -> None:
+    without = await send_and_capture_bodies(workspace, "hello", model=model)
+    without_digest = await cacheable(workspace, "hello", model=model)
+    folder = knowledge_folder(workspace)
     folder.replace(DIGEST_FILE, b"# Known\n- The harbour is shallow.\n")
-    told = await cacheable(workspace, "hello", model=model)
-    assert b"# Known\\n- The harbour is shallow." in only_added(bare, told)
+    with_digest = await cacheable(workspace, "hello", model=model)
+    assert b"# Known\\n- The harbour is shallow." in inserted_bytes(without_digest, with_digest)
     folder.remove(DIGEST_FILE)
-    assert await bodies(workspace, "hello", model=model) == without
-    assert await cacheable(workspace, "hello", model=model) == bare
+    assert await send_and_capture_bodies(workspace, "hello", model=model) == without
+    assert await cacheable(workspace, "hello", model=model) == without_digest
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_the_digest_is_a_text_of_its_own_in_the_system_prompt_of_every_provider(
+async def test_the_digest_is_a_separate_text_in_the_system_prompt_of_every_provider(
     model: str, workspace: Path
 ) -> None:
-    folder_of(workspace).replace(DIGEST_FILE, b"- one\n")
-    (body,) = await bodies(workspace, "hello", model=model)
+    knowledge_folder(workspace).replace(DIGEST_FILE, b"- one\n")
+    (body,) = await send_and_capture_bodies(workspace, "hello", model=model)
     provider, _, name = model.partition(":")
-    asked = get_adapter(provider).decode_request(body, {PATH_HEADER: f"/v1beta/models/{name}:generateContent"}).prompt
-    said = [text.text for segment in asked.segments for text in segment.system]
-    assert said == ["Be brief.", "- one"]
-    assert all(b"- one" not in canonical_json(passage.content) for passage in asked.entries)
+    prompt = get_adapter(provider).decode_request(body, {PATH_HEADER: f"/v1beta/models/{name}:generateContent"}).prompt
+    system_texts = [text.text for segment in prompt.segments for text in segment.system]
+    assert system_texts == ["Be brief.", "- one"]
+    assert all(b"- one" not in canonical_json(entry.content) for entry in prompt.entries)
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_a_running_session_keeps_the_digest_it_began_with(model: str, workspace: Path) -> None:
-    folder = folder_of(workspace)
+async def test_a_running_session_keeps_the_digest_it_started_with(model: str, workspace: Path) -> None:
+    folder = knowledge_folder(workspace)
     folder.replace(DIGEST_FILE, b"- one\n")
-    provider, store = answering(model), MemoryStore()
+    provider, store = answering_provider(model), MemoryStore()
     common: Options = {"store": store, "transport": provider, "clock": ManualClock()}
     chosen: Options = {"model": model, "workspace": workspace, "padding": "never", "allow_uncached": True}
     async with Session.create(**(common | chosen)) as session:
@@ -126,21 +133,19 @@ async def test_a_running_session_keeps_the_digest_it_began_with(model: str, work
         assert b"- two" not in request.body
 
 
-async def test_what_was_said_without_a_workspace_is_told_to_sessions_without_one(
-    tmp_path: Path, workspace: Path
-) -> None:
+async def test_knowledge_without_a_workspace_reaches_sessions_without_one(tmp_path: Path, workspace: Path) -> None:
     db = str(tmp_path / "log.db")
     log = open_store(db)
-    await talked(log, None, FACT)
+    await store_session(log, None, FACT)
     log.close()
-    where = ("--workspace", str(workspace), "--db", db)
-    assert "0 sessions to harvest" in run("knowledge", "harvest", *where).stdout
+    location = ("--workspace", str(workspace), "--db", db)
+    assert "0 sessions to harvest" in run("knowledge", "harvest", *location).stdout
     done = run("knowledge", "harvest", "--apply", "--no-workspace", "--db", db)
     assert "1 session harvested into $HOLDFAST_HOME/knowledge: 3 items" in done.stdout
     assert FACT in run("knowledge", "list", "--no-workspace").stdout
     assert FACT in run("knowledge", "digest", "--no-workspace").stdout
     assert FACT not in run("knowledge", "digest", "--workspace", str(workspace)).stdout
-    provider = played("Yes.", "Yes.")
+    provider = scripted_provider("Yes.", "Yes.")
     async with new_session(provider) as session:
         await session.send("hello")
     async with new_session(provider, workspace=workspace) as session:
@@ -151,33 +156,33 @@ async def test_what_was_said_without_a_workspace_is_told_to_sessions_without_one
 async def test_the_flag_wins_over_the_configuration_and_that_over_the_file(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder_of(workspace).replace(DIGEST_FILE, b"- known\n")
+    knowledge_folder(workspace).replace(DIGEST_FILE, b"- known\n")
 
-    async def told(**options: Unpack[Options]) -> bool:
-        (body,) = await bodies(workspace, "hello", **options)
+    async def has_digest(**options: Unpack[Options]) -> bool:
+        (body,) = await send_and_capture_bodies(workspace, "hello", **options)
         return b"- known" in body
 
-    assert await told()
-    assert not await told(knowledge=False)
+    assert await has_digest()
+    assert not await has_digest(knowledge=False)
     monkeypatch.setenv("HOLDFAST_KNOWLEDGE", "off")
-    assert not await told()
-    assert await told(knowledge=True)
+    assert not await has_digest()
+    assert await has_digest(knowledge=True)
     monkeypatch.setenv("HOLDFAST_KNOWLEDGE", "on")
-    assert not await told(knowledge=False)
+    assert not await has_digest(knowledge=False)
 
 
-async def test_a_marker_keeps_knowledge_off_also_after_a_harvest(tmp_path: Path, workspace: Path) -> None:
+async def test_the_disabled_marker_keeps_knowledge_off_after_a_harvest(tmp_path: Path, workspace: Path) -> None:
     db = str(tmp_path / "log.db")
     log = open_store(db)
-    await talked(log, workspace, FACT)
+    await store_session(log, workspace, FACT)
     log.close()
     assert "Knowledge is off" in run("knowledge", "off", "--workspace", str(workspace)).stdout
     done = run("knowledge", "harvest", "--apply", "--workspace", str(workspace), "--db", db)
     assert "turned off and was not written" in done.stdout
-    folder = folder_of(workspace)
+    folder = knowledge_folder(workspace)
     assert folder.read(DIGEST_FILE) is None
     folder.replace(DIGEST_FILE, b"- known\n")
-    assert b"- known" not in (await bodies(workspace, "hello"))[0]
+    assert b"- known" not in (await send_and_capture_bodies(workspace, "hello"))[0]
     assert "5 items" not in run("knowledge", "on", "--workspace", str(workspace)).stdout
     assert folder.read(DISABLED_FILE) is None
-    assert FACT.encode() in (await bodies(workspace, "hello"))[0]
+    assert FACT.encode() in (await send_and_capture_bodies(workspace, "hello"))[0]

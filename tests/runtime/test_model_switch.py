@@ -1,4 +1,4 @@
-"""A session that goes on with another model: quoted, agreed to, recorded, resumed."""
+"""Switching a session to another model: quote, switch, record and resume."""
 
 import asyncio
 from decimal import Decimal
@@ -45,9 +45,7 @@ def events_of(store: MemoryStore, kind: type) -> list[object]:
     return [event.payload for event in store.read(row.id) if isinstance(event.payload, kind)]
 
 
-async def test_the_next_message_goes_to_the_other_model_and_the_history_with_it(
-    options: Options, store: MemoryStore
-) -> None:
+async def test_the_next_message_goes_to_the_other_model_with_the_history(options: Options, store: MemoryStore) -> None:
     async with Session.create(**options) as session:
         await session.send("one")
         await session.switch_model(OPUS)
@@ -60,7 +58,7 @@ async def test_the_next_message_goes_to_the_other_model_and_the_history_with_it(
     assert models == [SONNET, OPUS]
 
 
-async def test_the_quote_is_what_the_cold_prefix_then_costs(options: Options, store: MemoryStore) -> None:
+async def test_the_quote_equals_the_cost_of_the_cold_prefix(options: Options, store: MemoryStore) -> None:
     async with Session.create(**options) as session:
         await session.send("one")
         quote = session.quote_switch(OPUS)
@@ -77,7 +75,7 @@ async def test_the_quote_is_what_the_cold_prefix_then_costs(options: Options, st
     assert "does not cache" not in str(quote)
 
 
-async def test_what_was_switched_and_left_behind_is_on_the_log(options: Options, store: MemoryStore) -> None:
+async def test_the_switch_and_the_dropped_blocks_are_recorded(options: Options, store: MemoryStore) -> None:
     async with Session.create(**options) as session:
         await session.send("one")
         quote = await session.switch_model(OPUS)
@@ -88,7 +86,7 @@ async def test_what_was_switched_and_left_behind_is_on_the_log(options: Options,
     assert (switched.dropped, switched.reworded_entries) == ((("thinking", 1),), 0)
 
 
-async def test_a_switch_is_no_moved_prefix_and_the_call_after_next_reads_the_cache(
+async def test_a_switch_is_no_prefix_change_and_the_second_call_after_it_reads_the_cache(
     options: Options, store: MemoryStore
 ) -> None:
     async with Session.create(**options) as session:
@@ -101,7 +99,7 @@ async def test_a_switch_is_no_moved_prefix_and_the_call_after_next_reads_the_cac
     assert [record.usage.cache_read > 0 for record in records] == [False, False, True]
 
 
-async def test_a_resumed_session_goes_on_with_the_model_it_was_switched_to(options: Options) -> None:
+async def test_a_resumed_session_continues_with_the_switched_model(options: Options) -> None:
     async with Session.create(**options) as session:
         await session.send("one")
         await session.switch_model(OPUS)
@@ -129,7 +127,7 @@ async def test_the_model_is_not_switched_in_the_middle_of_a_turn(options: Option
             break
 
 
-async def test_a_switch_before_the_first_message_is_a_switch_too(options: Options) -> None:
+async def test_a_switch_before_the_first_message_works_too(options: Options) -> None:
     async with Session.create(**options) as session:
         quote = await session.switch_model(OPUS)
         assert quote.prompt_tokens > 1000
@@ -162,15 +160,15 @@ def look(at: str = "here") -> str:
 
 
 @pytest.fixture
-def turned_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def openrouter_caching_enabled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(f'[models."{EVERY[-1]}"]\nsupports_prompt_caching = true\n')
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
 
 
-@pytest.mark.usefixtures("turned_on")
+@pytest.mark.usefixtures("openrouter_caching_enabled")
 @pytest.mark.parametrize("after", EVERY)
 @pytest.mark.parametrize("before", EVERY)
-async def test_any_provider_takes_over_from_any_other_and_its_cache_then_holds(before: str, after: str) -> None:
+async def test_any_provider_can_take_over_from_any_other_and_then_reads_its_cache(before: str, after: str) -> None:
     store, clock = MemoryStore(), ManualClock()
     provider = SimulatedProvider(clock=clock, script=LOOP)
     session = Session.create(
@@ -192,19 +190,19 @@ async def test_any_provider_takes_over_from_any_other_and_its_cache_then_holds(b
     assert [record.is_prefix_unchanged for record in records] == [True] * 4
     assert records[3].usage.cache_read > records[2].usage.tokens_sent * 0.9
     assert abs(records[2].usage.tokens_sent - quote.prompt_tokens) < 0.1 * quote.prompt_tokens
-    told = [request.status for request in provider.requests]
-    assert set(told) == {200}
+    statuses = [request.status for request in provider.requests]
+    assert set(statuses) == {200}
 
 
-@pytest.mark.usefixtures("turned_on")
-async def test_a_resumed_session_speaks_to_the_provider_that_it_was_switched_to() -> None:
+@pytest.mark.usefixtures("openrouter_caching_enabled")
+async def test_a_resumed_session_calls_the_provider_it_was_switched_to() -> None:
     store = MemoryStore()
-    given: Options = {"store": store, "tools": [look], "transport": SimulatedProvider(script=LOOP)}
-    created: Options = {**given, "model": SONNET, "system_prompt": PROMPT}
+    base_options: Options = {"store": store, "tools": [look], "transport": SimulatedProvider(script=LOOP)}
+    created: Options = {**base_options, "model": SONNET, "system_prompt": PROMPT}
     async with Session.create(**created) as session:
         await session.send("What is this?")
         await session.switch_model("openai:gpt-6-luna")
-    async with Session.resume(session.id, **given) as resumed:
+    async with Session.resume(session.id, **base_options) as resumed:
         assert (await resumed.send("And now?")).text == "Two."
     (_, _, last) = iter_calls(store.read(session.id))
     assert last.model == "openai:gpt-6-luna"
@@ -215,8 +213,8 @@ async def test_another_provider_needs_a_key_or_an_address(monkeypatch: pytest.Mo
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     server = await serve_simulator(SimulatedProvider())
     try:
-        given: Options = {"model": SONNET, "store": MemoryStore(), "base_url": server.url, "api_key": "any"}
-        async with Session.create(**given) as session:
+        base_options: Options = {"model": SONNET, "store": MemoryStore(), "base_url": server.url, "api_key": "any"}
+        async with Session.create(**base_options) as session:
             await session.send("one")
             with pytest.raises(UserError, match="no key for openai: set OPENAI_API_KEY"):
                 await session.switch_model("openai:gpt-6-luna")
@@ -227,10 +225,10 @@ async def test_another_provider_needs_a_key_or_an_address(monkeypatch: pytest.Mo
         await server.aclose()
 
 
-async def test_a_wire_that_was_given_leads_to_one_provider_only(options: Options) -> None:
+async def test_a_callers_transport_serves_one_provider_only(options: Options) -> None:
     provider = SimulatedProvider()
-    given: Options = {**options, "transport": provider.create_transport()}
-    async with Session.create(**given) as session:
+    base_options: Options = {**options, "transport": provider.create_transport()}
+    async with Session.create(**base_options) as session:
         await session.send("one")
         with pytest.raises(UserError, match=r"was created with a transport to anthropic; pass one to openai too"):
             await session.switch_model("openai:gpt-6-luna")
@@ -238,25 +236,25 @@ async def test_a_wire_that_was_given_leads_to_one_provider_only(options: Options
         assert (await session.send("and now?")).text == "Echo: and now?"
 
 
-async def test_what_the_other_provider_has_no_words_for_is_refused_before_the_switch(options: Options) -> None:
-    given: Options = {**options, "stop_sequences": ["END"]}
-    async with Session.create(**given) as session:
+async def test_options_that_the_other_provider_does_not_support_are_refused_before_the_switch(options: Options) -> None:
+    base_options: Options = {**options, "stop_sequences": ["END"]}
+    async with Session.create(**base_options) as session:
         await session.send("one")
         with pytest.raises(UserError, match="stop"):
             await session.switch_model("openai:gpt-6-luna")
         assert session.model == SONNET
 
 
-async def test_a_model_that_does_not_cache_is_left_for_what_it_really_cost() -> None:
-    given: Options = {"store": MemoryStore(), "transport": SimulatedProvider(), "allow_uncached": True}
-    created: Options = {**given, "model": "openai:gpt-4o-2024-05-13", "system_prompt": PROMPT}
+async def test_the_quote_uses_the_uncached_price_of_a_model_that_does_not_cache() -> None:
+    base_options: Options = {"store": MemoryStore(), "transport": SimulatedProvider(), "allow_uncached": True}
+    created: Options = {**base_options, "model": "openai:gpt-4o-2024-05-13", "system_prompt": PROMPT}
     async with Session.create(**created) as session:
         answer = await session.send("one")
         quote = session.quote_switch("openai:gpt-6-luna")
         assert abs(quote.warm_usd - answer.cost_usd) < answer.cost_usd / 10
 
 
-async def test_a_model_that_does_not_reason_is_not_asked_to() -> None:
+async def test_a_model_without_reasoning_gets_no_reasoning_parameters() -> None:
     provider = SimulatedProvider()
     created: Options = {"store": MemoryStore(), "transport": provider, "model": "openai:gpt-6-luna"}
     created["thinking"] = {"effort": "high"}
@@ -271,7 +269,7 @@ async def test_a_model_that_does_not_reason_is_not_asked_to() -> None:
     assert "reasoning" not in second
 
 
-async def test_the_other_model_is_told_which_one_it_is(tmp_path: Path) -> None:
+async def test_the_environment_names_the_model_in_use_after_a_switch(tmp_path: Path) -> None:
     provider = SimulatedProvider()
     created: Options = {"store": MemoryStore(), "transport": provider, "model": SONNET, "workspace": tmp_path}
     async with Session.create(**created) as session:
@@ -281,7 +279,7 @@ async def test_the_other_model_is_told_which_one_it_is(tmp_path: Path) -> None:
     assert f"Model: {OPUS}" in provider.requests[-1].body.decode()
 
 
-async def test_a_switch_that_cannot_be_recorded_closes_the_wire_it_opened(
+async def test_a_switch_that_cannot_be_recorded_closes_the_transport_it_opened(
     options: Options, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
@@ -289,8 +287,8 @@ async def test_a_switch_that_cannot_be_recorded_closes_the_wire_it_opened(
     store = options["store"]
     assert isinstance(store, MemoryStore)
     try:
-        given: Options = {"model": SONNET, "store": store, "base_url": server.url, "api_key": "any"}
-        async with Session.create(**given) as session:
+        base_options: Options = {"model": SONNET, "store": store, "base_url": server.url, "api_key": "any"}
+        async with Session.create(**base_options) as session:
             await session.send("one")
             async with Session.resume(session.id, store=store, base_url=server.url, api_key="any") as other:
                 await other.send("two")
@@ -302,44 +300,44 @@ async def test_a_switch_that_cannot_be_recorded_closes_the_wire_it_opened(
     assert not connection_pool._hosts.get(asyncio.get_running_loop())
 
 
-async def test_ephemeral_text_of_the_last_turn_still_leaves_after_a_switch(options: Options) -> None:
+async def test_ephemeral_text_of_the_last_turn_is_dropped_after_a_switch(options: Options) -> None:
     provider = SimulatedProvider(script='{"content": "One."}\n{"content": "Two."}')
-    given: Options = {
+    base_options: Options = {
         **options,
         "transport": provider,
         "volatile": lambda: [LayerText("memory", "for this turn only", ephemeral=True)],
     }
-    async with Session.create(**given) as session:
+    async with Session.create(**base_options) as session:
         await session.send("one")
         await session.switch_model(OPUS)
         await session.send("two")
     assert provider.requests[-1].body.count(b"for this turn only") == 1
 
 
-async def test_what_the_other_provider_cannot_be_told_as_it_is_is_counted(options: Options) -> None:
+async def test_entries_that_must_be_reworded_for_the_other_provider_are_counted(options: Options) -> None:
     def fail() -> str:
         """Fails."""
         raise ValueError("no")
 
     script = '{"content": [{"type": "tool_use", "name": "fail", "input": {}}]}\n{"content": "Done."}'
-    given: Options = {**options, "transport": SimulatedProvider(script=script), "tools": [fail]}
-    async with Session.create(**given) as session:
+    base_options: Options = {**options, "transport": SimulatedProvider(script=script), "tools": [fail]}
+    async with Session.create(**base_options) as session:
         await session.send("one")
         assert session.quote_switch("openai:gpt-6-luna").reworded == 1
         assert session.quote_switch(OPUS).reworded == 0
 
 
 @pytest.mark.parametrize("model", ["openai:gpt-4.1", "openai:gpt-4o-2024-05-13"])
-async def test_a_session_with_a_model_that_does_not_reason_is_taken(model: str) -> None:
+async def test_a_model_without_reasoning_works_unless_reasoning_is_requested(model: str) -> None:
     provider = SimulatedProvider()
-    given: Options = {"model": model, "store": MemoryStore(), "transport": provider, "allow_uncached": True}
-    async with Session.create(**given) as session:
+    base_options: Options = {"model": model, "store": MemoryStore(), "transport": provider, "allow_uncached": True}
+    async with Session.create(**base_options) as session:
         assert (await session.send("one")).text == "Echo: one"
-    refused: Options = {**given, "thinking": {"effort": "high"}}
+    refused: Options = {**base_options, "thinking": {"effort": "high"}}
     async with Session.create(**refused) as session:
         with pytest.raises(ProviderError, match=r"'reasoning\.effort' is not supported with this model"):
             await session.send("one")
-    asked = provider.requests[0].body.replace(b'"include":[]', b'"include":["reasoning.encrypted_content"]')
-    answer = provider.handle("POST", "/v1/responses", headers={"authorization": "Bearer k"}, body=asked)
+    request_body = provider.requests[0].body.replace(b'"include":[]', b'"include":["reasoning.encrypted_content"]')
+    answer = provider.handle("POST", "/v1/responses", headers={"authorization": "Bearer k"}, body=request_body)
     assert answer.status == 400
     assert b"Encrypted content is not supported" in answer.read_body()

@@ -1,4 +1,4 @@
-"""No credential reaches a file, a log line, an error or an answer: canaries are looked for wherever we write."""
+"""No credential reaches a file, a log line, an error or a response: every output is searched for canaries."""
 
 import json
 import os
@@ -46,10 +46,10 @@ def holdfast(*words: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def fetched(url: str, key: str) -> bytes:
-    asked = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"})
+def fetch(url: str, key: str) -> bytes:
+    request = urllib.request.Request(url, headers={"authorization": f"Bearer {key}"})
     try:
-        with urllib.request.urlopen(asked, timeout=SECONDS_MAX) as response:
+        with urllib.request.urlopen(request, timeout=SECONDS_MAX) as response:
             answer: bytes = response.read()
     except urllib.error.HTTPError as error:
         answer = error.read()
@@ -57,7 +57,7 @@ def fetched(url: str, key: str) -> bytes:
 
 
 async def play(db: Path) -> str:
-    """A session over a real socket, with a key, one call of which is refused; what was raised."""
+    """Run a session over a real socket with a key, one call of which is refused; return the error text."""
     with serve_provider(SimulatedProvider(script=parse_script(SCRIPT))) as url:
         async with Session.create(
             model="anthropic:claude-sonnet-5-5", system_prompt=LONG, store=str(db), base_url=url, api_key=PROVIDER_KEY
@@ -69,15 +69,15 @@ async def play(db: Path) -> str:
 
 
 class Collector(ThreadingHTTPServer):
-    """Keeps what it is told; headers are its own, and carry its key."""
+    """Stores every body it receives; the exporter sends its key in the headers."""
 
     def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), _Taking)
+        super().__init__(("127.0.0.1", 0), _CollectorHandler)
         self.bodies: list[bytes] = []
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
-class _Taking(BaseHTTPRequestHandler):
+class _CollectorHandler(BaseHTTPRequestHandler):
     server: Collector
 
     def do_POST(self) -> None:
@@ -101,26 +101,26 @@ def collector() -> Iterator[Collector]:
             thread.join()
 
 
-def asked_through(url: str, key: str) -> bytes:
-    """A call of a client of its own, with its provider's key, through the gateway."""
+def call_through_gateway(url: str, key: str) -> bytes:
+    """A call of a provider's client, with its key, through the gateway."""
     body = {"model": "claude-sonnet-5-5", "max_tokens": 9, "messages": [{"role": "user", "content": PROMPT}]}
     headers = {"x-api-key": PROVIDER_KEY, "x-holdfast-key": key, "content-type": "application/json"}
-    sent = urllib.request.Request(f"{url}/anthropic/v1/messages", json.dumps(body).encode(), headers)
-    with urllib.request.urlopen(sent, timeout=SECONDS_MAX) as response:
+    request = urllib.request.Request(f"{url}/anthropic/v1/messages", json.dumps(body).encode(), headers)
+    with urllib.request.urlopen(request, timeout=SECONDS_MAX) as response:
         answer: bytes = response.read()
     return answer
 
 
-def written(*folders: Path) -> dict[str, bytes]:
+def files_in(*folders: Path) -> dict[str, bytes]:
     files = [path for folder in folders for path in folder.rglob("*") if path.is_file()]
     return {path.name: path.read_bytes() for path in files}
 
 
-async def test_no_canary_is_found_in_anything_that_was_written(tmp_path: Path, collector: Collector) -> None:
+async def test_no_credential_is_found_in_anything_that_was_written(tmp_path: Path, collector: Collector) -> None:
     db, home = tmp_path / "store" / "log.db", Path(os.environ["HOME"])
-    said = [await play(db)]
+    texts = [await play(db)]
     key = holdfast("keys", "create", "--scope", "admin", "--db", str(db)).stdout.strip()
-    said.append(holdfast("keys", "list", "--db", str(db)).stdout)
+    texts.append(holdfast("keys", "list", "--db", str(db)).stdout)
     environ = {**os.environ, "ANTHROPIC_API_KEY": PROVIDER_KEY, "OTEL_EXPORTER_OTLP_HEADERS": f"x-key={COLLECTOR_KEY}"}
     with serve_provider(SimulatedProvider()) as provider:
         words = [sys.executable, "-m", "holdfast", "serve", "--port", "0", "--db", str(db), "--otlp", collector.url]
@@ -130,26 +130,26 @@ async def test_no_canary_is_found_in_anything_that_was_written(tmp_path: Path, c
         ) as process:
             assert process.stdout is not None
             url = process.stdout.readline().strip()
-            answers = [fetched(url + path, key) for path in PATHS]
-            answers += [fetched(f"{url}/api/cache", key + "0"), fetched(f"{url}/api/cache?{key}=1&limit={key}", key)]
-            answers.append(asked_through(url, key))
-            # While it runs, what was written last is in files that are gone at its end.
-            during = written(tmp_path)
+            answers = [fetch(url + path, key) for path in PATHS]
+            answers += [fetch(f"{url}/api/cache", key + "0"), fetch(f"{url}/api/cache?{key}=1&limit={key}", key)]
+            answers.append(call_through_gateway(url, key))
+            # While the server runs, the latest writes are in files that are gone at its end.
+            during = files_in(tmp_path)
             while not (collector.bodies and any(b"gateway.forwarded" in content for content in during.values())):
-                during = written(tmp_path)
+                during = files_in(tmp_path)
             process.send_signal(signal.SIGTERM)
             out, err = process.communicate(timeout=SECONDS_MAX)
-            said += [out, err]
+            texts += [out, err]
     holdfast("db", "export", "--db", str(db), "--content", str(tmp_path / "exported.jsonl"))
-    after = written(tmp_path, home)
+    after = files_in(tmp_path, home)
     assert {"log.db", "log.db-wal"} <= during.keys()
     assert {"log.db", "exported.jsonl"} <= after.keys()
     canaries = re.compile("|".join((PROVIDER_KEY, COLLECTOR_KEY, key.rpartition("_")[2])).encode())
-    found = [name for files in (during, after) for name, content in files.items() if canaries.search(content)]
-    found += [text for text in said if canaries.search(text.encode())]
-    found += [answer.decode() for answer in (*answers, *collector.bodies) if canaries.search(answer)]
-    assert found == []
+    leaks = [name for files in (during, after) for name, content in files.items() if canaries.search(content)]
+    leaks += [text for text in texts if canaries.search(text.encode())]
+    leaks += [answer.decode() for answer in (*answers, *collector.bodies) if canaries.search(answer)]
+    assert leaks == []
     assert len(answers[0]) > 100
-    # The gateway keeps no word of what went through, and a collector that did not ask for words is told none.
+    # The gateway stores no prompt, and a collector that did not ask for content gets none.
     assert collector.bodies
     assert not any(PROMPT.encode() in body for body in (*during.values(), *after.values(), *collector.bodies))

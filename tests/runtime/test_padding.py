@@ -11,10 +11,10 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.types.usage import Usage
 
 HAIKU = "anthropic:claude-haiku-4-5"
-"""Its floor is 4,096 tokens."""
+"""Its minimum cacheable prefix is 4,096 tokens."""
 
 WORDS = "Answer in the words of the person who asks. "
-MIDDLING = WORDS * 120
+MEDIUM_PROMPT = WORDS * 120
 
 
 def epoch_of(agent: Agent) -> EpochOpened:
@@ -22,18 +22,18 @@ def epoch_of(agent: Agent) -> EpochOpened:
 
 
 def padding_of(agent: Agent) -> str:
-    return "".join(said.text for said in epoch_of(agent).system if said.layer == "padding")
+    return "".join(layer_text.text for layer_text in epoch_of(agent).system if layer_text.layer == "padding")
 
 
-async def opened(agent: Agent) -> tuple[str, str]:
-    """What a session was padded with, and why."""
+async def open_session(agent: Agent) -> tuple[str, str]:
+    """The padding of a session, and the reason for it."""
     async with agent.session:
         pass
     return padding_of(agent), epoch_of(agent).padding or ""
 
 
-async def test_a_prompt_below_a_high_floor_is_padded_where_it_pays(agent: MakeAgent) -> None:
-    text, reason = await opened(agent(model=HAIKU, system_prompt=MIDDLING))
+async def test_a_prompt_below_a_high_minimum_is_padded_if_it_pays(agent: MakeAgent) -> None:
+    text, reason = await open_session(agent(model=HAIKU, system_prompt=MEDIUM_PROMPT))
     assert text
     assert OPERATING_CONTEXT_PADDING.startswith(text)
     assert reason.startswith("padded from about ")
@@ -41,73 +41,73 @@ async def test_a_prompt_below_a_high_floor_is_padded_where_it_pays(agent: MakeAg
 
 
 async def test_one_call_never_pays_for_padding(agent: MakeAgent) -> None:
-    text, reason = await opened(agent(model=HAIKU, system_prompt=MIDDLING, calls_expected=1))
+    text, reason = await open_session(agent(model=HAIKU, system_prompt=MEDIUM_PROMPT, calls_expected=1))
     assert not text
     assert "does not pay in 1 calls" in reason
 
 
-async def test_a_short_prompt_of_a_low_floor_is_left_as_it_is(agent: MakeAgent) -> None:
-    text, reason = await opened(agent(system_prompt="Be kind."))
+async def test_a_short_prompt_is_not_padded_for_a_low_minimum(agent: MakeAgent) -> None:
+    text, reason = await open_session(agent(system_prompt="Be kind."))
     assert not text
     assert reason.startswith("not padded: to reach the floor of 512 tokens of anthropic:claude-sonnet-5-5 does not pay")
 
 
-async def test_a_prompt_above_the_floor_needs_no_padding(agent: MakeAgent) -> None:
-    text, reason = await opened(agent(system_prompt=MIDDLING))
+async def test_a_prompt_above_the_minimum_needs_no_padding(agent: MakeAgent) -> None:
+    text, reason = await open_session(agent(system_prompt=MEDIUM_PROMPT))
     assert not text
     assert reason.endswith("tokens reach the floor of 512 tokens of anthropic:claude-sonnet-5-5")
 
 
-async def test_the_highest_floor_among_the_models_of_a_session_is_the_target(agent: MakeAgent) -> None:
-    one = agent(system_prompt=MIDDLING, models=[HAIKU, "anthropic:claude-sonnet-5-5"], calls_expected=5)
-    text, reason = await opened(one)
+async def test_the_highest_minimum_among_the_models_of_a_session_is_the_target(agent: MakeAgent) -> None:
+    harness = agent(system_prompt=MEDIUM_PROMPT, models=[HAIKU, "anthropic:claude-sonnet-5-5"], calls_expected=5)
+    text, reason = await open_session(harness)
     assert "the floor of 4096 tokens of anthropic:claude-haiku-4-5" in reason
-    assert not text  # Its own model caches the prompt as it is, and would pay for the padding with every call.
-    cheap = agent(model="anthropic:claude-haiku-5-5", system_prompt=MIDDLING, models=[HAIKU], calls_expected=5)
-    assert (await opened(cheap))[0]
+    assert not text  # Its own model caches the prompt without padding, and would pay for the padding with every call.
+    cheap = agent(model="anthropic:claude-haiku-5-5", system_prompt=MEDIUM_PROMPT, models=[HAIKU], calls_expected=5)
+    assert (await open_session(cheap))[0]
 
 
-async def test_a_model_that_does_not_cache_is_not_padded_for(agent: MakeAgent) -> None:
-    one = agent(model="openai:gpt-4o-2024-05-13", system_prompt=MIDDLING, allow_uncached=True)
-    assert await opened(one) == ("", "not padded: no model of this session caches prompts")
+async def test_no_padding_for_a_model_that_does_not_cache(agent: MakeAgent) -> None:
+    harness = agent(model="openai:gpt-4o-2024-05-13", system_prompt=MEDIUM_PROMPT, allow_uncached=True)
+    assert await open_session(harness) == ("", "not padded: no model of this session caches prompts")
 
 
-async def test_always_follows_the_heuristic_whatever_it_costs(agent: MakeAgent) -> None:
-    text, reason = await opened(agent(system_prompt="Be kind.", padding="always", calls_expected=1))
+async def test_always_follows_the_heuristic_at_any_cost(agent: MakeAgent) -> None:
+    text, reason = await open_session(agent(system_prompt="Be kind.", padding="always", calls_expected=1))
     assert len(text) // 4 in range(4_490, 5_500)
     assert reason.startswith("padded from 2 to 45")
     assert reason.endswith("tokens (characters / 4), as always up to 4500")
-    text, reason = await opened(agent(system_prompt="x" * 18_000, padding="always"))
+    text, reason = await open_session(agent(system_prompt="x" * 18_000, padding="always"))
     assert (text, reason) == ("", "not padded: 4500 tokens (characters / 4) reach 4500 already")
 
 
-async def test_never_is_never(agent: MakeAgent) -> None:
-    one = agent(model=HAIKU, system_prompt=MIDDLING, padding="never")
-    assert await opened(one) == ("", "not padded: padding is turned off")
+async def test_never_disables_padding(agent: MakeAgent) -> None:
+    harness = agent(model=HAIKU, system_prompt=MEDIUM_PROMPT, padding="never")
+    assert await open_session(harness) == ("", "not padded: padding is turned off")
 
 
-async def test_the_seed_profile_always_pads_unless_it_is_told_otherwise(agent: MakeAgent) -> None:
-    assert (await opened(agent(profile="seed", system_prompt="Be kind.")))[0]
-    assert not (await opened(agent(profile="seed", system_prompt="Be kind.", padding="never")))[0]
+async def test_the_seed_profile_pads_unless_disabled(agent: MakeAgent) -> None:
+    assert (await open_session(agent(profile="seed", system_prompt="Be kind.")))[0]
+    assert not (await open_session(agent(profile="seed", system_prompt="Be kind.", padding="never")))[0]
 
 
-async def test_under_the_seed_profile_what_is_cached_does_not_grow_and_a_bare_prompt_is_never_worth_padding(
+async def test_under_the_seed_profile_a_bare_prompt_is_never_worth_padding(
     agent: MakeAgent,
 ) -> None:
-    bare: Options = {"model": HAIKU, "system_prompt": WORDS * 4, "padding": "auto", "calls_expected": 100}
-    assert not (await opened(agent(profile="seed", **bare)))[0]
+    bare_prompt: Options = {"model": HAIKU, "system_prompt": WORDS * 4, "padding": "auto", "calls_expected": 100}
+    assert not (await open_session(agent(profile="seed", **bare_prompt)))[0]
 
 
 async def test_padding_can_be_configured(agent: MakeAgent, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_PADDING", "always")
-    assert (await opened(agent(system_prompt="Be kind.")))[0]
+    assert (await open_session(agent(system_prompt="Be kind.")))[0]
     monkeypatch.setenv("HOLDFAST_PADDING", "sometimes")
     with pytest.raises(UserError, match="padding must be one of auto, always, never, not 'sometimes'"):
-        await opened(agent(system_prompt="Be kind."))
+        await open_session(agent(system_prompt="Be kind."))
 
 
 @pytest.mark.parametrize(
-    ("option", "wanted"),
+    ("option", "message"),
     [
         ({"calls_expected": 0}, "calls_expected must be a whole number of at least 1"),
         ({"calls_expected": True}, "calls_expected must be a whole number of at least 1"),
@@ -117,41 +117,41 @@ async def test_padding_can_be_configured(agent: MakeAgent, monkeypatch: pytest.M
         ({"models": ["anthropic:claude-haiku-4-6"]}, "unknown model 'anthropic:claude-haiku-4-6'"),
     ],
 )
-async def test_a_wrong_wish_for_padding_is_refused_by_name(
-    agent: MakeAgent, option: dict[str, object], wanted: str
+async def test_a_wrong_padding_option_is_refused_by_name(
+    agent: MakeAgent, option: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(UserError, match=wanted):
-        await opened(agent(**option))
+    with pytest.raises(UserError, match=message):
+        await open_session(agent(**option))
 
 
-async def test_a_padded_session_says_the_same_in_every_turn_and_after_it_is_resumed(agent: MakeAgent) -> None:
-    one = agent(says("a"), says("b"), says("c"), model=HAIKU, system_prompt=MIDDLING)
-    async with one.session as session:
+async def test_padding_is_the_same_in_every_turn_and_after_a_resume(agent: MakeAgent) -> None:
+    harness = agent(says("a"), says("b"), says("c"), model=HAIKU, system_prompt=MEDIUM_PROMPT)
+    async with harness.session as session:
         await session.send("one")
         await session.send("two")
-    async with Session.resume(session.id, store=one.store, transport=one.wire, padding="never") as again:
+    async with Session.resume(session.id, store=harness.store, transport=harness.transport, padding="never") as again:
         await again.send("three")
-    said = [[block["text"] for block in body["system"]] for body in one.bodies]
-    assert said == [[MIDDLING, padding_of(one)]] * 3
-    assert ["cache_control" in block for block in one.bodies[0]["system"]] == [False, True]
+    system_texts = [[block["text"] for block in body["system"]] for body in harness.bodies]
+    assert system_texts == [[MEDIUM_PROMPT, padding_of(harness)]] * 3
+    assert ["cache_control" in block for block in harness.bodies[0]["system"]] == [False, True]
 
 
 @pytest.mark.parametrize("padding", ["always", "auto"])
 async def test_a_padded_prompt_is_read_from_the_cache_on_the_second_turn(padding: Padding) -> None:
-    async def usage(wish: Padding) -> Usage:
-        given: Options = {"model": HAIKU, "system_prompt": MIDDLING, "padding": wish, "store": MemoryStore()}
-        given["transport"] = SimulatedProvider()
-        async with Session.create(**given) as session:
+    async def second_turn_usage(wish: Padding) -> Usage:
+        options: Options = {"model": HAIKU, "system_prompt": MEDIUM_PROMPT, "padding": wish, "store": MemoryStore()}
+        options["transport"] = SimulatedProvider()
+        async with Session.create(**options) as session:
             await session.send("hello")
             return (await session.send("and again")).usage
 
-    assert (await usage(padding)).cache_read > 4_096
-    assert (await usage("never")).cache_read == 0
+    assert (await second_turn_usage(padding)).cache_read > 4_096
+    assert (await second_turn_usage("never")).cache_read == 0
 
 
-async def test_a_switch_to_a_higher_floor_says_that_the_prompt_is_too_short_for_it(agent: MakeAgent) -> None:
-    one = agent(says("ok"), system_prompt=MIDDLING)
-    async with one.session as session:
+async def test_a_switch_to_a_higher_minimum_says_that_the_prompt_is_too_short(agent: MakeAgent) -> None:
+    harness = agent(says("ok"), system_prompt=MEDIUM_PROMPT)
+    async with harness.session as session:
         await session.send("hello")
         high, low = session.quote_switch(HAIKU), session.quote_switch("anthropic:claude-opus-5-5")
     assert 0 < high.below_floor_tokens < 4_096

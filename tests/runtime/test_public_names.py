@@ -25,14 +25,14 @@ NAMES_HERE = sorted(
 
 
 def find_object(dotted_name: str) -> object:
-    found: object = holdfast
+    value: object = holdfast
     path = "holdfast"
     for name in dotted_name.split(".")[1:]:
         path = f"{path}.{name}"
-        if inspect.ismodule(found) and not hasattr(found, name):
+        if inspect.ismodule(value) and not hasattr(value, name):
             importlib.import_module(path)
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
 @pytest.mark.parametrize("name", NAMES_HERE)
@@ -65,6 +65,6 @@ def test_a_session_has_a_keyword_argument_for_every_option(method: typing.Any) -
     assert all(parameter.default is None for parameter in keywords.values())
 
 
-def test_a_misspelled_keyword_argument_is_named_with_its_likely_meaning() -> None:
+def test_a_misspelled_keyword_argument_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UserError, match=r"unknown option 'sytem_prompt'; did you mean 'system_prompt'\?"):
         Session.create(sytem_prompt="Be brief.")  # type: ignore[arg-type]

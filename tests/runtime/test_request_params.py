@@ -1,4 +1,4 @@
-"""What a caller may say for every request of a session: temperature, tool choice, and fields that have no option."""
+"""Request parameters of a session: temperature, tool choice, and fields that have no option."""
 
 import json
 from typing import Any, Unpack
@@ -18,16 +18,16 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-class Heard:
+class RecordedProvider:
     """A simulated provider, a store, and the bodies that were sent."""
 
     def __init__(self) -> None:
         self.ring = RequestRing()
         self.store = MemoryStore()
-        self.wire = SimulatedProvider(requests=self.ring)
+        self.transport = SimulatedProvider(requests=self.ring)
 
-    def given(self, **more: Unpack[Options]) -> Options:
-        return {"store": self.store, "transport": self.wire, "tools": [add], **more}
+    def options_with(self, **more: Unpack[Options]) -> Options:
+        return {"store": self.store, "transport": self.transport, "tools": [add], **more}
 
     @property
     def bodies(self) -> list[dict[str, Any]]:
@@ -46,47 +46,51 @@ class Heard:
 async def test_temperature_and_other_fields_are_in_every_request(
     model: str, field: str, expected: dict[str, float]
 ) -> None:
-    heard = Heard()
-    async with Session.create(**heard.given(model=model, temperature=0, request_fields={field: 0.9})) as session:
+    recorded = RecordedProvider()
+    async with Session.create(
+        **recorded.options_with(model=model, temperature=0, request_fields={field: 0.9})
+    ) as session:
         await session.send("one")
         await session.send("two")
-    assert len(heard.bodies) == 2
-    for body in heard.bodies:
-        said = body.get("generationConfig", body)
-        assert {name: said[name] for name in expected} == expected
+    assert len(recorded.bodies) == 2
+    for body in recorded.bodies:
+        parameters = body.get("generationConfig", body)
+        assert {name: parameters[name] for name in expected} == expected
 
 
-async def test_a_tool_choice_is_said_in_the_words_of_the_provider() -> None:
-    heard = Heard()
-    async with Session.create(**heard.given(model="anthropic:claude-sonnet-5-5", tool_choice=CHOICE)) as session:
+async def test_a_tool_choice_is_encoded_in_the_format_of_each_provider() -> None:
+    recorded = RecordedProvider()
+    async with Session.create(
+        **recorded.options_with(model="anthropic:claude-sonnet-5-5", tool_choice=CHOICE)
+    ) as session:
         await session.send("one")
         await session.switch_model("openai:gpt-6-luna")
         await session.send("two")
-    first, second = heard.bodies
+    first, second = recorded.bodies
     assert first["tool_choice"] == CHOICE
     assert (second["tool_choice"], second["parallel_tool_calls"]) == ("auto", False)
 
 
-async def test_a_resumed_session_keeps_them_unless_told_otherwise() -> None:
-    heard = Heard()
-    async with Session.create(**heard.given(temperature=0.5, request_fields={"top_k": 4})) as session:
+async def test_a_resumed_session_keeps_its_parameters_unless_given_others() -> None:
+    recorded = RecordedProvider()
+    async with Session.create(**recorded.options_with(temperature=0.5, request_fields={"top_k": 4})) as session:
         await session.send("one")
-    async with Session.resume(session.id, **heard.given()) as again:
+    async with Session.resume(session.id, **recorded.options_with()) as again:
         await again.send("two")
-    async with Session.resume(session.id, **heard.given(temperature=1, request_fields={})) as again:
+    async with Session.resume(session.id, **recorded.options_with(temperature=1, request_fields={})) as again:
         await again.send("three")
-    said = [(body["temperature"], body.get("top_k")) for body in heard.bodies]
-    assert said == [(0.5, 4), (0.5, 4), (1.0, None)]
+    sent = [(body["temperature"], body.get("top_k")) for body in recorded.bodies]
+    assert sent == [(0.5, 4), (0.5, 4), (1.0, None)]
 
 
-async def test_fields_in_the_words_of_a_provider_stay_with_it() -> None:
-    heard = Heard()
+async def test_provider_specific_fields_are_not_sent_to_another_provider() -> None:
+    recorded = RecordedProvider()
     async with Session.create(
-        **heard.given(model="anthropic:claude-sonnet-5-5", request_fields={"top_k": 4}, temperature=0.5)
+        **recorded.options_with(model="anthropic:claude-sonnet-5-5", request_fields={"top_k": 4}, temperature=0.5)
     ) as session:
         await session.switch_model("openai:gpt-6-luna")
         await session.send("two")
-    (body,) = heard.bodies
+    (body,) = recorded.bodies
     assert "top_k" not in body
     assert body["temperature"] == 0.5
 
@@ -113,18 +117,18 @@ async def test_fields_in_the_words_of_a_provider_stay_with_it() -> None:
         ({"stop_sequences": [""]}, "stop_sequences must be non-empty texts in valid Unicode"),
     ],
 )
-async def test_what_cannot_be_sent_is_refused_before_anything_is_stored(
+async def test_parameters_that_cannot_be_sent_are_refused_before_anything_is_stored(
     options: dict[str, object], message: str
 ) -> None:
-    heard = Heard()
+    recorded = RecordedProvider()
     with pytest.raises(UserError) as caught:
-        async with Session.create(**heard.given(**options)):  # type: ignore[arg-type]
+        async with Session.create(**recorded.options_with(**options)):  # type: ignore[arg-type]
             pass
     assert message in str(caught.value)
-    assert list(heard.store.sessions()) == []
+    assert list(recorded.store.sessions()) == []
 
 
-async def test_a_provider_without_words_for_it_is_told_when_the_session_is_created() -> None:
+async def test_parameters_that_a_provider_does_not_support_are_refused_when_the_session_is_created() -> None:
     with pytest.raises(UserError, match="takes no stop sequences"):
-        async with Session.create(**Heard().given(model="openai:gpt-6-luna", stop_sequences=["END"])):
+        async with Session.create(**RecordedProvider().options_with(model="openai:gpt-6-luna", stop_sequences=["END"])):
             pass

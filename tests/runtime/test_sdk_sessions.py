@@ -1,4 +1,4 @@
-"""Every official client plays the same scripted session against the simulator, and our numbers are its numbers."""
+"""Every official client runs the same scripted session against the simulator, and our numbers equal the client's."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
@@ -27,8 +27,8 @@ CLIENTS: dict[str, tuple[str, Callable[..., Any], Callable[..., Any]]] = {
 }
 
 
-class Overheard(SimulatedProvider):
-    """The simulator, with every answer that it gave written down as it went over the wire."""
+class RecordingProvider(SimulatedProvider):
+    """The simulator, recording every response as it is sent over the wire."""
 
     def __init__(self) -> None:
         super().__init__(clock=ManualClock(1_000), script=players.SCRIPT)
@@ -43,19 +43,19 @@ class Overheard(SimulatedProvider):
         body: bytes = b"",
         query: Mapping[str, str] = {},
     ) -> SimulatedResponse:
-        given = super().handle(method, path, headers=headers, body=body, query=query)
-        assert given.status == 200, given.read_body()
+        response = super().handle(method, path, headers=headers, body=body, query=query)
+        assert response.status == 200, response.read_body()
         self.answers.append(bytearray())
-        return SimulatedResponse(given.status, given.headers, self._told(given.chunks, self.answers[-1]))
+        return SimulatedResponse(response.status, response.headers, self._record(response.chunks, self.answers[-1]))
 
-    def _told(self, chunks: Iterable[Chunk], overheard: bytearray) -> Iterator[Chunk]:
+    def _record(self, chunks: Iterable[Chunk], recorded: bytearray) -> Iterator[Chunk]:
         for chunk in chunks:
             if isinstance(chunk, bytes):
-                overheard += chunk
+                recorded += chunk
             yield chunk
 
 
-def understood(adapter: Adapter, answer: bytes, *, stream: bool) -> Usage:
+def decode_usage(adapter: Adapter, answer: bytes, *, stream: bool) -> Usage:
     if not stream:
         return adapter.decode_reply(answer).usage
     (finished,) = (delta for delta in adapter.make_stream_decoder().feed(answer) if isinstance(delta, ReplyFinished))
@@ -65,22 +65,22 @@ def understood(adapter: Adapter, answer: bytes, *, stream: bool) -> Usage:
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("waits", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("client", CLIENTS)
-async def test_a_scripted_session_reads_its_cache_and_both_sides_count_alike(
+async def test_a_scripted_session_reads_its_cache_and_client_and_we_count_the_same_usage(
     client: str, waits: bool, stream: bool
 ) -> None:
     provider, sync_player, async_player = CLIENTS[client]
-    simulated = Overheard()
+    simulated = RecordingProvider()
     server = await serve_simulator(simulated)
     try:
-        playing: Awaitable[list[players.Shown]] = (
+        session: Awaitable[list[players.ShownUsage]] = (
             async_player(server.url, stream=stream)
             if waits
             else asyncio.to_thread(sync_player, server.url, stream=stream)
         )
-        shown = await asyncio.wait_for(playing, 30)
+        shown = await asyncio.wait_for(session, 30)
     finally:
         await server.aclose()
-    ours = [understood(get_adapter(provider), bytes(answer), stream=stream) for answer in simulated.answers]
+    ours = [decode_usage(get_adapter(provider), bytes(answer), stream=stream) for answer in simulated.answers]
     assert shown == [(usage.tokens_sent, usage.cache_read, usage.cache_write, usage.output) for usage in ours]
     assert [read > 0 for _, read, _, _ in shown] == [False, True, True]
     assert len(shown) == 3

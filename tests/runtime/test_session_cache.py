@@ -11,25 +11,25 @@ from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from holdfast.types.usage import Usage
 
-MARKED = Usage(input=10, cache_read=80_000, cache_write_5m=19_990, output=1_000)
+CACHED_USAGE = Usage(input=10, cache_read=80_000, cache_write_5m=19_990, output=1_000)
 
 
-async def test_an_agent_that_waits_is_told_when_to_come_back_and_what_each_costs(agent: MakeAgent) -> None:
-    one = agent(says("ok", usage=MARKED), system_prompt="Be kind.")
-    async with one.session as session:
+async def test_the_next_wake_says_when_to_continue_and_at_what_cost(agent: MakeAgent) -> None:
+    harness = agent(says("ok", usage=CACHED_USAGE), system_prompt="Be kind.")
+    async with harness.session as session:
         await session.send("hello")
-        one.clock.advance(100)
+        harness.clock.advance(100)
         wake = next_wake(session)
     assert (wake.prompt_tokens, wake.within_seconds, wake.or_after_seconds) == (101_000, 185.0, 1200.0)
     assert wake.cold_usd == 101_000 * Decimal("2.5") / 1_000_000
     assert wake.warm_usd < wake.cold_usd / 5
 
 
-async def test_once_the_cache_has_lapsed_there_is_no_hurry(agent: MakeAgent) -> None:
-    one = agent(says("ok", usage=MARKED), system_prompt="Be kind.")
-    async with one.session as session:
+async def test_an_expired_cache_gives_no_deadline(agent: MakeAgent) -> None:
+    harness = agent(says("ok", usage=CACHED_USAGE), system_prompt="Be kind.")
+    async with harness.session as session:
         await session.send("hello")
-        one.clock.advance(300)
+        harness.clock.advance(300)
         wake = session.cache.next_wake()
     assert (wake.within_seconds, wake.warm_usd, wake.warm_wakes_max) == (0.0, wake.cold_usd, 0)
 
@@ -40,25 +40,27 @@ async def test_before_the_first_call_nothing_is_warm(agent: MakeAgent) -> None:
 
 
 async def test_another_models_cache_is_cold(agent: MakeAgent) -> None:
-    one = agent(says("ok", usage=MARKED), system_prompt="Be kind.")
-    async with one.session as session:
+    harness = agent(says("ok", usage=CACHED_USAGE), system_prompt="Be kind.")
+    async with harness.session as session:
         await session.send("hello")
         await session.switch_model("anthropic:claude-opus-5-5")
         assert session.cache.next_wake().within_seconds == 0
 
 
-async def test_a_resumed_session_still_knows_when_its_cache_lapses(agent: MakeAgent) -> None:
-    one = agent(says("ok", usage=MARKED), system_prompt="Be kind.")
-    async with one.session as session:
+async def test_a_resumed_session_still_knows_when_its_cache_expires(agent: MakeAgent) -> None:
+    harness = agent(says("ok", usage=CACHED_USAGE), system_prompt="Be kind.")
+    async with harness.session as session:
         await session.send("hello")
-    one.clock.advance(60)
-    async with Session.resume(session.id, store=one.store, transport=one.wire, clock=one.clock) as again:
+    harness.clock.advance(60)
+    async with Session.resume(
+        session.id, store=harness.store, transport=harness.transport, clock=harness.clock
+    ) as again:
         assert again.cache.next_wake().within_seconds == 225.0
 
 
 async def wake_after_one_call(model: str, system_prompt: str) -> NextWake:
     clock = ManualClock(1_790_000_000.0)
-    given: Options = {
+    options: Options = {
         "model": model,
         "system_prompt": system_prompt,
         "padding": "never",
@@ -67,12 +69,12 @@ async def wake_after_one_call(model: str, system_prompt: str) -> NextWake:
         "clock": clock,
         "transport": SimulatedProvider(clock=clock),
     }
-    async with Session.create(**given) as session:
+    async with Session.create(**options) as session:
         await session.send("hello")
         return session.cache.next_wake()
 
 
-async def test_the_lifetime_is_the_one_that_holds_for_the_provider() -> None:
+async def test_the_ttl_is_that_of_the_provider() -> None:
     long = "You are a patient tutor. " * 1_000
     assert (await wake_after_one_call("openai:gpt-6-luna", long)).within_seconds == 1785.0
     assert (await wake_after_one_call("openai:gpt-5.4", long)).within_seconds == 24 * 3600 - 15
@@ -81,7 +83,7 @@ async def test_the_lifetime_is_the_one_that_holds_for_the_provider() -> None:
     assert day.or_after_seconds == 24 * 3600
 
 
-async def test_a_prompt_below_the_floor_leaves_nothing_warm() -> None:
+async def test_a_prompt_below_the_minimum_leaves_nothing_warm() -> None:
     for model in ("openai:gpt-5.4", "anthropic:claude-sonnet-5-5"):
         assert (await wake_after_one_call(model, "Be kind.")).within_seconds == 0
 
@@ -91,7 +93,7 @@ async def test_a_model_that_does_not_cache_is_never_warm() -> None:
     assert (wake.within_seconds, wake.cold_usd) == (0, wake.prompt_tokens * Decimal(5) / 1_000_000)
 
 
-async def test_a_named_cache_is_warm_for_as_long_as_it_is_paid_for() -> None:
+async def test_an_explicit_cache_is_warm_until_it_expires() -> None:
     clock, store = ManualClock(1_790_000_000.0), MemoryStore()
     async with Session.create(
         model="gemini:gemini-3.8-flash",
@@ -102,27 +104,27 @@ async def test_a_named_cache_is_warm_for_as_long_as_it_is_paid_for() -> None:
         transport=SimulatedProvider(clock=clock),
     ) as session:
         await session.send("hello")
-        kept = next(
+        explicit_cache = next(
             event.payload for event in store.read(session.id) if isinstance(event.payload, ExplicitCacheChanged)
         )
         clock.advance(600)
-        assert session.cache.next_wake().within_seconds == kept.expires_at - clock() - 15
+        assert session.cache.next_wake().within_seconds == explicit_cache.expires_at - clock() - 15
 
 
-async def test_what_is_cached_is_told_with_its_lifetime_and_its_end(agent: MakeAgent) -> None:
-    one = agent(says("ok", usage=MARKED), system_prompt="Be kind.")
-    async with one.session as session:
+async def test_the_cache_state_has_tokens_ttl_and_expiry(agent: MakeAgent) -> None:
+    harness = agent(says("ok", usage=CACHED_USAGE), system_prompt="Be kind.")
+    async with harness.session as session:
         assert session.cache.state().tokens == 0
         await session.send("hello")
-        sent_at = one.clock()
-        one.clock.advance(100)
+        sent_at = harness.clock()
+        harness.clock.advance(100)
         cached = session.cache.state()
     assert (cached.tokens, cached.ttl_seconds, cached.expires_at) == (99_990, 300, sent_at + 300)
 
 
-async def test_what_the_prompt_is_made_of_is_told_by_layer(agent: MakeAgent) -> None:
-    one = agent(says("ok"), system_prompt="Be kind. " * 20, tools=[sorted_names])
-    async with one.session as session:
+async def test_the_context_use_lists_the_tokens_of_each_layer(agent: MakeAgent) -> None:
+    harness = agent(says("ok"), system_prompt="Be kind. " * 20, tools=[sorted_names])
+    async with harness.session as session:
         await session.send("hello " * 50)
         use = session.context_use()
         assert [spec.name for spec in session.tools] == ["sorted_names"]

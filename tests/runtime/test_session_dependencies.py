@@ -1,10 +1,10 @@
-"""Which parts a session picks: project context, provider, store, limits; and how a wrong choice is refused."""
+"""Dependencies of a session: project context, provider, store and limits; and how a wrong choice is refused."""
 
 import subprocess
 from pathlib import Path
 
 import pytest
-from tests.support.agents import MakeAgent, ReplayWire, says
+from tests.support.agents import MakeAgent, ReplayTransport, says
 
 from holdfast import Session, SimulatedProvider
 from holdfast.clock import ManualClock
@@ -28,49 +28,51 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
-async def test_a_workspace_pins_its_instruction_files_and_says_where_it_is(agent: MakeAgent, workspace: Path) -> None:
-    one = agent(says("ok"), says("ok"), workspace=workspace, system_prompt="Be kind.")
-    async with one.session as session:
+async def test_instruction_files_are_pinned_and_the_environment_names_the_workspace(
+    agent: MakeAgent, workspace: Path
+) -> None:
+    harness = agent(says("ok"), says("ok"), workspace=workspace, system_prompt="Be kind.")
+    async with harness.session as session:
         await session.send("hello")
         (workspace / "AGENTS.md").write_text("Use spaces.\n")
         (workspace / "new.py").write_text("")
         await session.send("again")
-    texts = [block["text"] for block in one.bodies[1]["system"]]
+    texts = [block["text"] for block in harness.bodies[1]["system"]]
     assert texts[0] == "Be kind."
     assert "Use tabs." in texts[1]
-    assert "Use spaces." not in one.wire.bodies[1].decode()
+    assert "Use spaces." not in harness.transport.bodies[1].decode()
     first, second = (
-        message["content"][0]["text"] for message in one.bodies[1]["messages"] if message["role"] == "user"
+        message["content"][0]["text"] for message in harness.bodies[1]["messages"] if message["role"] == "user"
     )
     assert "2027-01-15" in first
     assert str(workspace) in first
-    assert "new.py" not in one.wire.bodies[0].decode()
+    assert "new.py" not in harness.transport.bodies[0].decode()
     assert second.startswith("<context layer='git'>")
     assert "new.py" in second
 
 
-async def test_the_project_is_pinned_in_the_log(agent: MakeAgent, workspace: Path) -> None:
-    one = agent(workspace=workspace, name="tabs", persona="Calm.", system_prompt="Be kind.")
-    async with one.session as session:
+async def test_the_project_context_is_pinned_on_the_log(agent: MakeAgent, workspace: Path) -> None:
+    harness = agent(workspace=workspace, name="tabs", persona="Calm.", system_prompt="Be kind.")
+    async with harness.session as session:
         assert session.name == "tabs"
-    started, epoch = one.payloads
+    started, epoch = harness.payloads
     assert isinstance(started, SessionStarted)
     assert started.workspace_path == str(workspace)
     assert len(started.workspace_hash or "") == 64
     assert isinstance(epoch, EpochOpened)
-    assert [said.layer for said in epoch.system] == ["preset", "persona", "project"]
+    assert [layer_text.layer for layer_text in epoch.system] == ["preset", "persona", "project"]
     assert epoch.epoch == 1
 
 
 async def test_a_builders_prompt_is_split_at_its_boundary(agent: MakeAgent) -> None:
     prompt = SystemPromptBuilder().with_appended("Deploys are frozen.").render()
-    one = agent(says("ok"), system_prompt=prompt)
-    async with one.session as session:
+    harness = agent(says("ok"), system_prompt=prompt)
+    async with harness.session as session:
         await session.send("hello")
-    (system,) = one.bodies[0]["system"]
+    (system,) = harness.bodies[0]["system"]
     assert system["text"].startswith("You are")
     assert "frozen" not in system["text"]
-    assert "Deploys are frozen." in one.bodies[0]["messages"][0]["content"][0]["text"]
+    assert "Deploys are frozen." in harness.bodies[0]["messages"][0]["content"][0]["text"]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +85,7 @@ async def test_a_builders_prompt_is_split_at_its_boundary(agent: MakeAgent) -> N
         ({"store": "postgresql://me:secret/db"}, "this PostgreSQL address cannot be parsed"),
     ],
 )
-async def test_a_wrong_option_is_one_clear_line(agent: MakeAgent, options: dict[str, str], message: str) -> None:
+async def test_a_wrong_option_is_a_one_line_error(agent: MakeAgent, options: dict[str, str], message: str) -> None:
     with pytest.raises(UserError) as caught:
         async with agent(says("x"), **options).session:
             pass
@@ -91,7 +93,7 @@ async def test_a_wrong_option_is_one_clear_line(agent: MakeAgent, options: dict[
     assert "\n" not in str(caught.value)
 
 
-async def test_without_a_key_the_way_out_is_told(tmp_path: Path) -> None:
+async def test_a_missing_key_says_how_to_provide_one(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="set ANTHROPIC_API_KEY, or run `holdfast simulate`"):
         async with Session.create(store=tmp_path / "x.db"):
             pass
@@ -107,28 +109,28 @@ async def test_a_failed_start_leaves_nothing_open(tmp_path: Path) -> None:
 
 
 async def test_the_output_limit_is_never_above_the_models_own(agent: MakeAgent) -> None:
-    one = agent(says("x"), output_tokens_max=10_000_000)
-    async with one.session as session:
+    harness = agent(says("x"), output_tokens_max=10_000_000)
+    async with harness.session as session:
         await session.send("hello")
-    assert 1 < one.bodies[0]["max_tokens"] < 10_000_000
+    assert 1 < harness.bodies[0]["max_tokens"] < 10_000_000
 
 
 async def test_parameters_reach_the_wire_and_betas_the_header(agent: MakeAgent) -> None:
-    one = agent(
+    harness = agent(
         says("x"),
         betas=["context-1m-2025-08-07", "two"],
         thinking={"type": "enabled", "budget_tokens": 1024},
         stop_sequences=["END"],
         output_tokens_max=99,
     )
-    async with one.session as session:
+    async with harness.session as session:
         await session.send("hello")
-    body = one.bodies[0]
+    body = harness.bodies[0]
     assert body["thinking"] == {"type": "enabled", "budget_tokens": 1024}
     assert (body["stop_sequences"], body["max_tokens"]) == (["END"], 99)
-    betas = dict(one.wire.endpoints[0].headers)["anthropic-beta"]
+    betas = dict(harness.transport.endpoints[0].headers)["anthropic-beta"]
     assert betas.split(",")[:2] == ["context-1m-2025-08-07", "two"]
-    assert b"context-1m" not in one.wire.bodies[0]
+    assert b"context-1m" not in harness.transport.bodies[0]
 
 
 async def test_a_model_can_be_added_by_configuration(agent: MakeAgent, tmp_path: Path) -> None:
@@ -136,10 +138,10 @@ async def test_a_model_can_be_added_by_configuration(agent: MakeAgent, tmp_path:
     (tmp_path / ".holdfast" / "config.toml").write_text(
         '[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n'
     )
-    one = agent(says("x"), model="anthropic:mine", workspace=tmp_path)
-    async with one.session as session:
+    harness = agent(says("x"), model="anthropic:mine", workspace=tmp_path)
+    async with harness.session as session:
         await session.send("hello")
-    assert one.bodies[0]["model"] == "mine"
+    assert harness.bodies[0]["model"] == "mine"
 
 
 async def test_a_session_over_http_reads_its_prefix_from_the_cache_until_it_expires(tmp_path: Path) -> None:
@@ -159,7 +161,7 @@ async def test_a_session_over_http_reads_its_prefix_from_the_cache_until_it_expi
     assert third.cache_write == third.tokens_sent > second.tokens_sent
 
 
-async def test_a_session_over_http_survives_a_fault_and_tells_a_lasting_one(tmp_path: Path) -> None:
+async def test_a_session_over_http_retries_a_transient_fault_and_raises_a_permanent_one(tmp_path: Path) -> None:
     script = parse_script(
         '{"fault": "529;retry-after=0"}\n{"content": [{"type": "text", "text": "there"}]}\n{"fault": "400"}\n'
     )
@@ -174,7 +176,7 @@ async def test_a_session_over_http_survives_a_fault_and_tells_a_lasting_one(tmp_
     assert (caught.value.kind, caught.value.status) == ("invalid_request", 400)
 
 
-async def test_thinking_that_is_bound_to_its_prefix_goes_back_unchanged(agent: MakeAgent) -> None:
+async def test_thinking_bound_to_its_prefix_is_sent_back_unchanged(agent: MakeAgent) -> None:
     script = parse_script(
         '{"content": [{"type": "thinking", "thinking": "hm"}, {"type": "tool_use", "name": "look", "input": {}}]}\n'
         '{"content": [{"type": "thinking", "thinking": "aha"}, {"type": "text", "text": "done"}]}\n'
@@ -187,11 +189,11 @@ async def test_thinking_that_is_bound_to_its_prefix_goes_back_unchanged(agent: M
         return "seen"
 
     provider = SimulatedProvider(script=script)
-    one = agent(transport=provider, system_prompt=LONG, system_prompt_volatile=lambda: next(ticks), tools=[look])
-    async with one.session as session:
+    harness = agent(transport=provider, system_prompt=LONG, system_prompt_volatile=lambda: next(ticks), tools=[look])
+    async with harness.session as session:
         assert (await session.send("go")).text == "done"
         assert (await session.send("sure?")).text == "yes"
-    prepared = [event for event in one.payloads if isinstance(event, RequestPrepared)]
+    prepared = [event for event in harness.payloads if isinstance(event, RequestPrepared)]
     assert len(prepared) == 3
 
 
@@ -203,13 +205,13 @@ async def test_the_seed_layout_works_with_thinking_that_is_bound_to_its_prefix(a
     )
     ticks = iter(["Monday", "Tuesday"])
     provider = SimulatedProvider(script=script)
-    one = agent(transport=provider, system_prompt=LONG, system_prompt_volatile=lambda: next(ticks), layout="seed")
-    async with one.session as session:
+    harness = agent(transport=provider, system_prompt=LONG, system_prompt_volatile=lambda: next(ticks), layout="seed")
+    async with harness.session as session:
         await session.send("go")
         assert (await session.send("sure?")).text == "two"
 
 
-async def test_two_sessions_with_the_same_head_share_what_one_has_written() -> None:
+async def test_two_sessions_with_the_same_prefix_share_one_cache_entry() -> None:
     provider = SimulatedProvider()
     async with (
         Session.create(transport=provider, system_prompt=LONG, store="memory:") as one,
@@ -221,8 +223,8 @@ async def test_two_sessions_with_the_same_head_share_what_one_has_written() -> N
     assert 0 < read.cache_read < written.cache_write
 
 
-async def test_a_wire_that_was_given_is_not_closed_with_the_session(agent: MakeAgent) -> None:
-    wire = ReplayWire([says("x")])
-    async with agent(transport=wire).session as session:
+async def test_a_callers_transport_is_not_closed_with_the_session(agent: MakeAgent) -> None:
+    transport = ReplayTransport([says("x")])
+    async with agent(transport=transport).session as session:
         await session.send("hello")
-    assert not wire.closed
+    assert not transport.closed

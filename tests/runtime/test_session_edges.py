@@ -1,4 +1,4 @@
-"""Odd replies, odd options, odd moments: the session goes on, or says in one line why not."""
+"""Odd replies, options and moments: the session continues, or says in one line why not."""
 
 import asyncio
 from contextlib import aclosing
@@ -6,7 +6,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
-from tests.support.agents import MakeAgent, Pause, ReplayWire, says
+from tests.support.agents import MakeAgent, Pause, ReplayTransport, says
 
 from holdfast import Base64Source, Image, Session, SimulatedProvider, UrlSource, run_sync
 from holdfast.clock import CountingIds
@@ -33,35 +33,35 @@ def add(a: int, b: int) -> int:
 
 
 @pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")
-async def test_ephemeral_text_and_bound_thinking_go_together(agent: MakeAgent) -> None:
+async def test_ephemeral_text_works_with_bound_thinking(agent: MakeAgent) -> None:
     provider = SimulatedProvider(script=parse_script(THINKING))
-    found = [LayerText("rag-context", "found", ephemeral=True)]
-    async with agent(transport=provider, volatile=found).session as session:
-        answers = [(await session.send(ask)).text for ask in ("one", "two", "three")]
+    retrieved = [LayerText("rag-context", "found", ephemeral=True)]
+    async with agent(transport=provider, volatile=retrieved).session as session:
+        answers = [(await session.send(question)).text for question in ("one", "two", "three")]
     assert answers == ["answer 0", "answer 1", "answer 2"]
 
 
 @pytest.mark.changes_prefix(reason="the seed layout puts volatile text before the history")
 async def test_volatile_text_may_appear_late_in_the_seed_layout(agent: MakeAgent) -> None:
     provider = SimulatedProvider(script=parse_script(THINKING))
-    said = iter(["", "", "now", "now", ""])
-    one = agent(transport=provider, layout="seed", system_prompt_volatile=lambda: next(said))
-    async with one.session as session:
+    texts = iter(["", "", "now", "now", ""])
+    harness = agent(transport=provider, layout="seed", system_prompt_volatile=lambda: next(texts))
+    async with harness.session as session:
         answers = [(await session.send(str(number))).text for number in range(5)]
     assert answers == [f"answer {number}" for number in range(5)]
 
 
 @pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")
-async def test_text_that_stops_being_ephemeral_within_a_turn_leaves_only_what_is_lasting(agent: MakeAgent) -> None:
-    said = iter([LayerText("memory", "one", ephemeral=True), *[LayerText("memory", "zwei")] * 2])
-    one = agent(
-        says(ToolUse("t", "add", '{"a":1,"b":2}')), says("3"), says("ok"), tools=[add], volatile=lambda: [next(said)]
+async def test_text_that_stops_being_ephemeral_within_a_turn_is_sent_once(agent: MakeAgent) -> None:
+    layers = iter([LayerText("memory", "one", ephemeral=True), *[LayerText("memory", "zwei")] * 2])
+    harness = agent(
+        says(ToolUse("t", "add", '{"a":1,"b":2}')), says("3"), says("ok"), tools=[add], volatile=lambda: [next(layers)]
     )
-    async with one.session as session:
+    async with harness.session as session:
         await session.send("go")
         await session.send("more")
-    assert b"one" not in one.wire.bodies[2]
-    assert one.wire.bodies[2].count(b"zwei") == 1
+    assert b"one" not in harness.transport.bodies[2]
+    assert harness.transport.bodies[2].count(b"zwei") == 1
 
 
 @pytest.mark.parametrize(
@@ -69,36 +69,36 @@ async def test_text_that_stops_being_ephemeral_within_a_turn_leaves_only_what_is
     [(Text(""),), (Text(" \n"), Thinking("hm", "s")), (Thinking("hm", "s"),)],
     ids=["empty text", "blank text and thinking", "thinking only"],
 )
-async def test_a_reply_that_could_not_be_sent_back_is_not_made_history(
+async def test_a_reply_that_could_not_be_sent_back_does_not_enter_the_history(
     agent: MakeAgent, content: tuple[Text | Thinking, ...]
 ) -> None:
-    one = agent(Reply(content, "max_tokens", Usage(input=5, output=7)), says("ok"))
-    async with one.session as session:
+    harness = agent(Reply(content, "max_tokens", Usage(input=5, output=7)), says("ok"))
+    async with harness.session as session:
         answer = await session.send("hello")
         assert (answer.content, answer.stop_reason, answer.usage.output) == ((), "max_tokens", 7)
         await session.send("again")
         assert validate_transcript(session.history) == ()
-    assert [message["role"] for message in one.bodies[1]["messages"]] == ["user"]
+    assert [message["role"] for message in harness.bodies[1]["messages"]] == ["user"]
 
 
-async def test_blank_text_beside_other_blocks_is_left_out(agent: MakeAgent) -> None:
-    one = agent(says(Text(""), "real", Text("  ")))
-    async with one.session as session:
+async def test_blank_text_beside_other_blocks_is_dropped(agent: MakeAgent) -> None:
+    harness = agent(says(Text(""), "real", Text("  ")))
+    async with harness.session as session:
         assert (await session.send("hello")).content == (Text("real"),)
 
 
-async def test_a_call_with_fields_that_we_do_not_know_is_run_and_answered(agent: MakeAgent) -> None:
+async def test_a_call_with_unknown_fields_is_run_and_gets_a_result(agent: MakeAgent) -> None:
     raw = b'{"type":"tool_use","id":"t9","name":"add","input":{"a":1,"b":2},"caller":{"type":"code","tool_id":"x"}}'
-    one = agent(says(Opaque("tool_use", raw)), says("three"), tools=[add])
-    async with one.session as session:
+    harness = agent(says(Opaque("tool_use", raw)), says("three"), tools=[add])
+    async with harness.session as session:
         assert (await session.send("1 + 2?")).text == "three"
         assert session.history[2].content == (ToolResult("t9", (Text("3"),), name="add"),)
-    assert one.bodies[1]["messages"][1]["content"][0]["caller"] == {"type": "code", "tool_id": "x"}
+    assert harness.bodies[1]["messages"][1]["content"][0]["caller"] == {"type": "code", "tool_id": "x"}
 
 
-async def test_leaving_a_stream_by_closing_it_lets_the_next_turn_begin(agent: MakeAgent) -> None:
-    one = agent(Pause(says("long"), events=3), says("ok"))
-    async with one.session as session:
+async def test_closing_a_stream_early_lets_the_next_turn_begin(agent: MakeAgent) -> None:
+    harness = agent(Pause(says("long"), events=3), says("ok"))
+    async with harness.session as session:
         async with aclosing(session.stream("hello")) as items:
             async for item in items:
                 if isinstance(item, TextDelta):
@@ -106,11 +106,11 @@ async def test_leaving_a_stream_by_closing_it_lets_the_next_turn_begin(agent: Ma
         assert (await session.send("again")).text == "ok"
 
 
-async def test_a_refused_stream_leaves_no_listener_behind(agent: MakeAgent) -> None:
-    one = agent(Pause(says("x"), events=0), says("ok"))
-    async with one.session as session:
+async def test_a_refused_stream_leaves_no_listener(agent: MakeAgent) -> None:
+    harness = agent(Pause(says("x"), events=0), says("ok"))
+    async with harness.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
-        await one.wire.paused.wait()
+        await harness.transport.paused.wait()
         for _ in range(3):
             with pytest.raises(UserError, match=r"a turn is in progress .*contextlib\.aclosing"):
                 async for _item in session.stream("me too"):
@@ -120,40 +120,42 @@ async def test_a_refused_stream_leaves_no_listener_behind(agent: MakeAgent) -> N
         await asyncio.gather(turn, return_exceptions=True)
 
 
-async def test_what_a_broken_call_had_used_is_counted_and_paid(agent: MakeAgent) -> None:
+async def test_the_usage_of_an_interrupted_call_is_counted_and_paid(agent: MakeAgent) -> None:
     reply = says("long", usage=Usage(input=1_000_000, output=1))
-    one = agent(Pause(reply, events=3), says("never"), spend_max_usd="2.05", output_tokens_max=1)
-    async with one.session as session:
+    harness = agent(Pause(reply, events=3), says("never"), spend_max_usd="2.05", output_tokens_max=1)
+    async with harness.session as session:
         turn = asyncio.ensure_future(session.send("hello"))
-        await one.wire.paused.wait()
+        await harness.transport.paused.wait()
         turn.cancel()
         await asyncio.gather(turn, return_exceptions=True)
         assert session.usage.input == 1_000_000
         assert session.cost >= Decimal(2)
-        failed = next(payload for payload in one.payloads if isinstance(payload, LlmCallFailed))
+        failed = next(payload for payload in harness.payloads if isinstance(payload, LlmCallFailed))
         assert failed.usage.input == 1_000_000
-        (record,) = iter_calls(one.events)
+        (record,) = iter_calls(harness.events)
         assert (record.completed, record.cost_usd) == (False, session.cost)
         with pytest.raises(BudgetError):
             await session.send("again " * 20_000)
 
 
-async def test_a_limit_counts_the_dearer_price_of_a_prompt_that_may_be_larger_than_estimated(agent: MakeAgent) -> None:
-    # Just under 100K by estimate: above it all of the prompt costs five times as much.
-    one = agent(model="anthropic:claude-haiku-5-5", system_prompt="word " * 62_000, spend_max_usd="0.03")
-    async with one.session as session:
+async def test_a_budget_assumes_the_higher_price_of_a_prompt_that_may_be_larger_than_estimated(
+    agent: MakeAgent,
+) -> None:
+    # Just under 100K tokens by estimate; above that the whole prompt costs five times as much.
+    harness = agent(model="anthropic:claude-haiku-5-5", system_prompt="word " * 62_000, spend_max_usd="0.03")
+    async with harness.session as session:
         with pytest.raises(BudgetError):
             await session.send("hello")
 
 
-async def test_a_resumed_session_may_be_given_another_limit(agent: MakeAgent) -> None:
-    one = agent(says("x", usage=Usage(output=900)), says("y"), spend_max_usd="0.02", output_tokens_max=1000)
-    async with one.session as session:
+async def test_a_resumed_session_can_be_given_another_budget(agent: MakeAgent) -> None:
+    harness = agent(says("x", usage=Usage(output=900)), says("y"), spend_max_usd="0.02", output_tokens_max=1000)
+    async with harness.session as session:
         await session.send("hello")
         id = session.id
         with pytest.raises(BudgetError):
             await session.send("again " * 300)
-    common = {key: value for key, value in one.options.items() if key != "spend_max_usd"}
+    common = {key: value for key, value in harness.options.items() if key != "spend_max_usd"}
     async with Session.resume(id, **common) as session:  # type: ignore[arg-type]
         with pytest.raises(BudgetError):
             await session.send("again " * 300)
@@ -163,7 +165,7 @@ async def test_a_resumed_session_may_be_given_another_limit(agent: MakeAgent) ->
 
 async def test_a_resumed_session_keeps_its_parameters_and_its_volatile_text(agent: MakeAgent) -> None:
     thinking = {"type": "enabled", "budget_tokens": 1024}
-    one = agent(
+    harness = agent(
         says("x"),
         says("y"),
         thinking=thinking,
@@ -172,27 +174,27 @@ async def test_a_resumed_session_keeps_its_parameters_and_its_volatile_text(agen
         output_tokens_max=77,
         system_prompt_volatile="Monday",
     )
-    async with one.session as session:
+    async with harness.session as session:
         await session.send("hello")
         id = session.id
-    async with Session.resume(id, store=one.store, transport=one.wire) as session:
+    async with Session.resume(id, store=harness.store, transport=harness.transport) as session:
         await session.send("again")
-    first, second = one.bodies
+    first, second = harness.bodies
     for field in ("thinking", "stop_sequences", "max_tokens", "model"):
         assert second[field] == first[field]
-    assert one.wire.endpoints[1] == one.wire.endpoints[0]
-    assert sum(isinstance(payload, ContextInjected) for payload in one.payloads) == 1
+    assert harness.transport.endpoints[1] == harness.transport.endpoints[0]
+    assert sum(isinstance(payload, ContextInjected) for payload in harness.payloads) == 1
 
 
 async def test_a_resumed_seed_session_keeps_its_volatile_text(agent: MakeAgent) -> None:
-    one = agent(says("x"), says("y"), layout="seed", system_prompt="S", system_prompt_volatile="Monday")
-    async with one.session as session:
+    harness = agent(says("x"), says("y"), layout="seed", system_prompt="S", system_prompt_volatile="Monday")
+    async with harness.session as session:
         await session.send("hello")
         id = session.id
-    async with Session.resume(id, store=one.store, transport=one.wire) as session:
+    async with Session.resume(id, store=harness.store, transport=harness.transport) as session:
         await session.send("again")
-    assert one.bodies[1]["system"][1]["text"] == "Monday"
-    prepared = [payload for payload in one.payloads if isinstance(payload, RequestPrepared)]
+    assert harness.bodies[1]["system"][1]["text"] == "Monday"
+    prepared = [payload for payload in harness.payloads if isinstance(payload, RequestPrepared)]
     assert prepared[1].shared_blocks == 3
 
 
@@ -207,26 +209,26 @@ async def test_a_resumed_seed_session_keeps_its_volatile_text(agent: MakeAgent) 
         ("model", "anthropic:claude-opus-5-5"),
     ],
 )
-async def test_what_was_pinned_may_be_said_again_but_not_changed(agent: MakeAgent, option: str, other: str) -> None:
-    told = {"system_prompt": "S\ud800", "persona": "P", "layout": "default", "profile": "default", "name": "N"}
-    one = agent(says("x"), says("y"), **told)
-    async with one.session as session:
+async def test_pinned_options_can_be_repeated_but_not_changed(agent: MakeAgent, option: str, other: str) -> None:
+    pinned = {"system_prompt": "S\ud800", "persona": "P", "layout": "default", "profile": "default", "name": "N"}
+    harness = agent(says("x"), says("y"), **pinned)
+    async with harness.session as session:
         await session.send("hello")
-    async with Session.resume(session.id, **one.options) as again:
+    async with Session.resume(session.id, **harness.options) as again:
         assert (await again.send("more")).text == "y"
     with pytest.raises(UserError, match=f"{option} is fixed when a session is created"):
-        async with Session.resume(session.id, **{**one.options, option: other}):  # type: ignore[arg-type]
+        async with Session.resume(session.id, **{**harness.options, option: other}):  # type: ignore[arg-type]
             pass
 
 
-async def test_a_resumed_session_needs_its_tools_and_keeps_what_the_model_was_told(
+async def test_a_resumed_session_needs_its_tools_and_keeps_their_original_definitions(
     agent: MakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = agent(says("x"), tools=[add])
-    async with one.session as session:
+    harness = agent(says("x"), tools=[add])
+    async with harness.session as session:
         id = session.id
     with pytest.raises(UserError, match="tools whose functions are missing: add"):
-        async with Session.resume(id, store=one.store, transport=one.wire):
+        async with Session.resume(id, store=harness.store, transport=harness.transport):
             pass
 
     def changed(a: int, b: int, c: int = 0) -> int:
@@ -238,9 +240,9 @@ async def test_a_resumed_session_needs_its_tools_and_keeps_what_the_model_was_to
     def later() -> None:
         """Come later."""
 
-    async with Session.resume(id, store=one.store, transport=one.wire, tools=[changed, later]) as session:
+    async with Session.resume(id, store=harness.store, transport=harness.transport, tools=[changed, later]) as session:
         await session.send("hello")
-    assert [spec["description"] for spec in one.bodies[0]["tools"]] == ["Add two numbers."]
+    assert [spec["description"] for spec in harness.bodies[0]["tools"]] == ["Add two numbers."]
     assert "the definitions from when the session was created for these tools: add" in caplog.text
     assert "tools added after the session was created are not shown to the model: later" in caplog.text
 
@@ -274,7 +276,7 @@ def test_a_wrong_option_is_refused_by_name(options: dict[str, object], message: 
     assert message in str(caught.value)
 
 
-async def test_none_means_that_an_option_was_not_given(agent: MakeAgent) -> None:
+async def test_none_means_that_an_option_is_not_set(agent: MakeAgent) -> None:
     async with agent(says("ok"), system_prompt=None, tools=None, name=None).session as session:
         assert (await session.send("hello")).text == "ok"
 
@@ -291,12 +293,12 @@ async def test_none_means_that_an_option_was_not_given(agent: MakeAgent) -> None
 async def test_volatile_text_of_the_wrong_kind_is_refused(
     agent: MakeAgent, options: dict[str, object], message: str
 ) -> None:
-    one = agent(says("x"), **options)
-    async with one.session as session:
+    harness = agent(says("x"), **options)
+    async with harness.session as session:
         with pytest.raises(UserError) as caught:
             await session.send("hello")
     assert message in str(caught.value)
-    assert isinstance(one.payloads[-1], TurnCancelled)
+    assert isinstance(harness.payloads[-1], TurnCancelled)
 
 
 async def test_volatile_functions_may_be_asynchronous(agent: MakeAgent) -> None:
@@ -306,10 +308,13 @@ async def test_volatile_functions_may_be_asynchronous(agent: MakeAgent) -> None:
     async def layers() -> list[LayerText]:
         return [LayerText("memory", "milk")]
 
-    one = agent(says("ok"), system_prompt_volatile=text, volatile=layers)
-    async with one.session as session:
+    harness = agent(says("ok"), system_prompt_volatile=text, volatile=layers)
+    async with harness.session as session:
         await session.send("hello")
-    assert [payload.layer for payload in one.payloads if isinstance(payload, ContextInjected)] == ["memory", "volatile"]
+    assert [payload.layer for payload in harness.payloads if isinstance(payload, ContextInjected)] == [
+        "memory",
+        "volatile",
+    ]
 
 
 @pytest.mark.parametrize("layout", ["default", "seed"])
@@ -318,7 +323,7 @@ async def test_the_boundary_and_lone_surrogates_never_reach_the_wire(
 ) -> None:
     bad = "a __SYSTEM_PROMPT_DYNAMIC_BOUNDARY__ \ud800 b"
     (tmp_path / "CLAUDE.md").write_text("x __SYSTEM_PROMPT_DYNAMIC_BOUNDARY__ y")
-    one = agent(
+    harness = agent(
         says("ok"),
         system_prompt=bad,
         persona=bad,
@@ -328,15 +333,15 @@ async def test_the_boundary_and_lone_surrogates_never_reach_the_wire(
         workspace=tmp_path,
         layout=layout,
     )
-    async with one.session as session:
+    async with harness.session as session:
         await session.send("hello")
-    assert b"BOUNDARY" not in one.wire.bodies[0]
-    assert "�".encode() in one.wire.bodies[0]
+    assert b"BOUNDARY" not in harness.transport.bodies[0]
+    assert "�".encode() in harness.transport.bodies[0]
 
 
 async def test_a_single_block_can_be_sent_and_anything_else_is_refused(agent: MakeAgent) -> None:
-    one = agent(says("ok"))
-    async with one.session as session:
+    harness = agent(says("ok"))
+    async with harness.session as session:
         assert (await session.send(Text("hello"))).text == "ok"
         with pytest.raises(UserError, match="a message is text or a list of text and images, not NoneType"):
             await session.send(None)  # type: ignore[arg-type]
@@ -354,31 +359,31 @@ async def test_a_single_block_can_be_sent_and_anything_else_is_refused(agent: Ma
             await session.send(Image(Base64Source("image/png", b"\x89PNG")))  # type: ignore[arg-type]
 
 
-async def test_a_closed_session_is_not_begun_anew_by_entering_it_again(agent: MakeAgent) -> None:
-    one = agent(says("ok"))
-    async with one.session as session:
+async def test_a_closed_session_cannot_be_opened_again(agent: MakeAgent) -> None:
+    harness = agent(says("ok"))
+    async with harness.session as session:
         await session.send("hello")
     for again in (session.__aenter__(), session.send("more")):
         with pytest.raises(
             UserError, match=rf"not open: it was closed; continue it with `Session.resume\('{session.id}', "
         ):
             await again
-    assert [row.id for row in one.store.sessions()] == [session.id]
+    assert [row.id for row in harness.store.sessions()] == [session.id]
 
 
 async def test_images_of_every_source_are_sent(agent: MakeAgent) -> None:
-    one = agent(says("ok"))
-    async with one.session as session:
+    harness = agent(says("ok"))
+    async with harness.session as session:
         await session.send([Image(Base64Source("image/png", "iVBORw0KGgo=")), Image(UrlSource("https://x.org/y.png"))])
-    sent = one.bodies[0]["messages"][0]["content"]
+    sent = harness.bodies[0]["messages"][0]["content"]
     assert [block["source"]["type"] for block in sent] == ["base64", "url"]
 
 
-async def test_what_a_session_was_can_be_read_after_it_is_closed(agent: MakeAgent) -> None:
-    one = agent(says("ok"), name="mine")
+async def test_a_closed_session_can_still_be_read(agent: MakeAgent) -> None:
+    harness = agent(says("ok"), name="mine")
     with pytest.raises(UserError, match="never opened"):
-        _ = one.session.cost
-    async with one.session as session:
+        _ = harness.session.cost
+    async with harness.session as session:
         await session.send("hello")
     assert (session.name, session.usage.output, len(session.history)) == ("mine", 5, 2)
     with pytest.raises(UserError, match="not open"):
@@ -399,7 +404,7 @@ async def test_run_sync_inside_a_loop_says_what_to_use() -> None:
 
 
 @pytest.mark.parametrize("key", ["db", "base_urls.anthropic", "spend_max_usd"])
-async def test_a_workspace_cannot_say_where_keys_prompts_and_money_go(tmp_path: Path, key: str) -> None:
+async def test_a_workspace_cannot_redirect_keys_prompts_or_money(tmp_path: Path, key: str) -> None:
     (tmp_path / ".holdfast").mkdir()
     (tmp_path / ".holdfast" / "config.toml").write_text(f'{key} = "http://evil.example"\n')
     with pytest.raises(UserError, match=f"{key} cannot be set by a workspace"):
@@ -407,41 +412,43 @@ async def test_a_workspace_cannot_say_where_keys_prompts_and_money_go(tmp_path: 
             pass
 
 
-async def test_a_refused_message_is_not_lost_when_the_call_fails(agent: MakeAgent) -> None:
-    one = agent(ProviderError("server_error", "down"), says("ok"))
-    async with one.session as session:
+async def test_a_message_is_not_lost_when_the_call_fails(agent: MakeAgent) -> None:
+    harness = agent(ProviderError("server_error", "down"), says("ok"))
+    async with harness.session as session:
         with pytest.raises(ProviderError):
             await session.send("the question")
         await session.send("go on")
-    assert [block["text"] for block in one.bodies[1]["messages"][0]["content"]] == ["the question", "go on"]
+    assert [block["text"] for block in harness.bodies[1]["messages"][0]["content"]] == ["the question", "go on"]
 
 
-async def test_a_session_that_was_resumed_elsewhere_goes_no_further_here(agent: MakeAgent) -> None:
-    one = agent(says("a"), says("b"), says("never"), says("c"))
-    async with one.session as session:
+async def test_a_session_continued_elsewhere_is_refused_here(agent: MakeAgent) -> None:
+    harness = agent(says("a"), says("b"), says("never"), says("c"))
+    async with harness.session as session:
         await session.send("hello")
         async with Session.resume(
-            session.id, store=one.store, transport=one.wire, new_id=CountingIds("other")
+            session.id, store=harness.store, transport=harness.transport, new_id=CountingIds("other")
         ) as other:
             await other.send("me first")
         with pytest.raises(StoreError, match="was continued elsewhere"):
             await session.send("me too")
-    async with Session.resume(session.id, store=one.store, transport=one.wire, new_id=CountingIds("third")) as third:
+    async with Session.resume(
+        session.id, store=harness.store, transport=harness.transport, new_id=CountingIds("third")
+    ) as third:
         assert (await third.send("and now?")).text == "never"
         assert validate_transcript(third.history) == ()
 
 
-async def test_a_simulated_failure_is_tried_again_as_over_the_network(agent: MakeAgent) -> None:
+async def test_a_simulated_failure_is_retried_as_over_the_network(agent: MakeAgent) -> None:
     script = (
         '{"fault": "529"}\n{"fault": "500"}\n{"content": "ok"}\n{"fault": "429"}\n{"fault": "429"}\n{"fault": "429"}\n'
     )
-    one = agent(transport=SimulatedProvider(script=script))
-    async with one.session as session:
+    harness = agent(transport=SimulatedProvider(script=script))
+    async with harness.session as session:
         assert (await session.send("hello")).text == "ok"
         with pytest.raises(ProviderError) as caught:
             await session.send("again")
     assert (caught.value.kind, caught.value.status) == ("rate_limit", 429)
-    failed = next(payload for payload in one.payloads if isinstance(payload, LlmCallFailed))
+    failed = next(payload for payload in harness.payloads if isinstance(payload, LlmCallFailed))
     assert failed.retry_count == 2
 
 
@@ -454,8 +461,8 @@ async def test_a_simulated_provider_knows_the_models_of_its_session(agent: MakeA
         assert (await session.send("hello")).text
 
 
-async def test_a_wire_is_closed_with_the_session_only_if_the_session_made_it(agent: MakeAgent) -> None:
-    wire = ReplayWire([says("ok")])
-    async with agent(transport=wire).session as session:
+async def test_a_transport_is_closed_with_the_session_only_if_the_session_created_it(agent: MakeAgent) -> None:
+    transport = ReplayTransport([says("ok")])
+    async with agent(transport=transport).session as session:
         await session.send("hello")
-    assert not wire.closed
+    assert not transport.closed

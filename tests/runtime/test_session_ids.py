@@ -1,4 +1,4 @@
-"""How a session is named to a command: by its id, or by as much of it as tells it from the others."""
+"""How commands accept a session: by its id or by an unambiguous prefix of it."""
 
 from pathlib import Path
 
@@ -31,32 +31,32 @@ def run(*words: str) -> Result:
 
 
 @pytest.mark.parametrize("words", [("sessions", "show"), ("certify",), ("sessions", "delete", "--dry-run")])
-def test_the_start_of_an_id_is_enough_where_it_tells_it_from_the_others(db: str, words: tuple[str, ...]) -> None:
+def test_an_unambiguous_prefix_of_an_id_is_enough(db: str, words: tuple[str, ...]) -> None:
     assert run(*words, "01KABCDEF0T", "--db", db).exit_code == 0
     assert run(*words, "01KZZ", "--db", db).exit_code == 0
 
 
-def test_what_is_an_id_itself_is_never_the_start_of_another(db: str) -> None:
+def test_a_full_id_is_never_taken_for_a_prefix_of_another(db: str) -> None:
     assert (
         run("sessions", "delete", "--dry-run", "01KZ", "--db", db).output == "would delete session 01KZ with 1 event\n"
     )
 
 
-@pytest.mark.parametrize("said", ["", "01K", "nope", "01kabcdef0t"])
-def test_what_is_too_short_or_no_start_at_all_is_no_session(db: str, said: str) -> None:
-    short = "; a shortened id needs at least 4 characters" if len(said) < 4 else ""
-    with pytest.raises(UserError, match=f"there is no session '{said}'{short}; `holdfast sessions list` shows all"):
-        CliRunner().invoke(command, ["certify", said, "--db", db], catch_exceptions=False)
+@pytest.mark.parametrize("given_id", ["", "01K", "nope", "01kabcdef0t"])
+def test_a_prefix_that_is_too_short_or_unknown_is_no_session(db: str, given_id: str) -> None:
+    short = "; a shortened id needs at least 4 characters" if len(given_id) < 4 else ""
+    with pytest.raises(UserError, match=f"there is no session '{given_id}'{short}; `holdfast sessions list` shows all"):
+        CliRunner().invoke(command, ["certify", given_id, "--db", db], catch_exceptions=False)
 
 
-def test_what_fits_several_lists_them(db: str) -> None:
+def test_an_ambiguous_prefix_lists_the_matching_sessions(db: str) -> None:
     with pytest.raises(
         UserError, match="2 sessions begin with '01KABC': 01KABCDEF0TWO, 01KABCDEF0ONE; give more characters"
     ):
         CliRunner().invoke(command, ["sessions", "show", "01KABC", "--db", db], catch_exceptions=False)
 
 
-def test_a_chat_is_resumed_by_the_start_of_its_id(tmp_path: Path) -> None:
+def test_a_chat_is_resumed_by_a_prefix_of_its_id(tmp_path: Path) -> None:
     chat = ["chat", str(tmp_path), "--simulate", "--store", str(tmp_path / "log.db")]
     CliRunner().invoke(command, chat, input="hello\n", catch_exceptions=False)
     with SqliteStore(tmp_path / "log.db") as log:
@@ -67,7 +67,7 @@ def test_a_chat_is_resumed_by_the_start_of_its_id(tmp_path: Path) -> None:
         CliRunner().invoke(command, [*chat, "--resume", "nope"], input="hello\n", catch_exceptions=False)
 
 
-def test_an_audit_shows_as_much_of_each_id_as_another_command_takes(tmp_path: Path) -> None:
+def test_an_audit_shows_id_prefixes_that_other_commands_accept(tmp_path: Path) -> None:
     db = str(tmp_path / "log.db")
     chat = ["chat", str(tmp_path), "--simulate", "--store", db]
     for _ in range(3):
@@ -83,7 +83,7 @@ def test_an_audit_shows_as_much_of_each_id_as_another_command_takes(tmp_path: Pa
         assert run("sessions", "show", start, "--db", db).exit_code == 0
 
 
-def test_one_thing_has_no_plural() -> None:
+def test_counts_use_the_singular_for_one() -> None:
     assert [format_count(count, "cold call") for count in (0, 1, 2, 1_000)] == [
         *("0 cold calls", "1 cold call", "2 cold calls", "1,000 cold calls")
     ]

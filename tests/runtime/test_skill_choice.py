@@ -1,12 +1,12 @@
-"""Which skills a session has: those of the usual folders, those that were named, or none."""
+"""Which skills a session has: those of the usual folders, explicitly named ones, or none."""
 
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from tests.support.agents import Agent, MakeAgent, ReplayWire, says
-from tests.support.played_sessions import results
+from tests.support.agents import Agent, MakeAgent, ReplayTransport, says
+from tests.support.scripted_sessions import tool_result_texts
 from tests.support.skill_folders import INDEX, first_request, load, system_texts, tool_names, write_project, write_skill
 
 from holdfast import MemoryStore, Session, UserError
@@ -23,7 +23,7 @@ def workspace(tmp_path: Path) -> Path:
     return write_project(tmp_path / "project")
 
 
-async def recorded(agent: Agent) -> list[Event]:
+async def open_and_list_events(agent: Agent) -> list[Event]:
     async with agent.session:
         pass
     return agent.events
@@ -37,7 +37,7 @@ async def test_without_skills_there_is_neither_an_index_nor_a_tool(agent: MakeAg
     assert "tools" not in plain
 
 
-async def test_skills_are_not_read_unless_they_are_asked_for(agent: MakeAgent, workspace: Path) -> None:
+async def test_skills_are_not_loaded_unless_enabled(agent: MakeAgent, workspace: Path) -> None:
     assert tool_names(await first_request(agent, workspace=workspace)) == []
 
 
@@ -49,18 +49,18 @@ async def test_the_seed_profile_has_skills_and_always_both_tools(agent: MakeAgen
         "skill_load",
         "skill_search",
     ]
-    one = agent(says(load("pdf")), says("ok"), profile="seed", skills=False)
-    async with one.session as session:
+    harness = agent(says(load("pdf")), says("ok"), profile="seed", skills=False)
+    async with harness.session as session:
         await session.send("hello")
-        assert results(session) == ["skills are not configured for this session"]
+        assert tool_result_texts(session) == ["skills are not configured for this session"]
 
 
-def names_told(body: dict[str, Any]) -> list[str]:
+def listed_skills(body: dict[str, Any]) -> list[str]:
     (index,) = (text for text in system_texts(body) if text.startswith("## Available skills"))
     return [line.split(":")[0].removeprefix("- ") for line in index.splitlines()[2:]]
 
 
-async def test_folders_of_other_programs_are_read_if_the_session_asks_for_them(
+async def test_skill_folders_of_other_programs_are_loaded_on_request(
     agent: MakeAgent, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
@@ -68,14 +68,14 @@ async def test_folders_of_other_programs_are_read_if_the_session_asks_for_them(
     write_skill(tmp_path / "me/.agents/skills", "mine")
     write_skill(workspace / ".metis/skills", "older")
     usual = ["deploy", "pdf", "review"]
-    assert names_told(await first_request(agent, workspace=workspace, skills=True)) == usual
-    asked: Options = {"workspace": workspace, "skills": True, "also_skills": [".agents/skills", ".claude/skills"]}
-    assert names_told(await first_request(agent, **asked)) == ["deploy", "mine", "pdf", "review", "theirs"]
+    assert listed_skills(await first_request(agent, workspace=workspace, skills=True)) == usual
+    with_others: Options = {"workspace": workspace, "skills": True, "also_skills": [".agents/skills", ".claude/skills"]}
+    assert listed_skills(await first_request(agent, **with_others)) == ["deploy", "mine", "pdf", "review", "theirs"]
     seed: Options = {"workspace": workspace, "profile": "seed", "padding": "never", "also_skills": [".metis/skills"]}
-    assert names_told(await first_request(agent, **seed)) == ["deploy", "older", "pdf", "review"]
+    assert listed_skills(await first_request(agent, **seed)) == ["deploy", "older", "pdf", "review"]
     (workspace / ".holdfast/config.toml").write_text('also_skills = [".claude/skills"]\n')
-    assert names_told(await first_request(agent, workspace=workspace, skills=True)) == [*usual, "theirs"]
-    assert names_told(await first_request(agent, workspace=workspace, skills=True, also_skills=[])) == usual
+    assert listed_skills(await first_request(agent, workspace=workspace, skills=True)) == [*usual, "theirs"]
+    assert listed_skills(await first_request(agent, workspace=workspace, skills=True, also_skills=[])) == usual
 
 
 async def test_skills_may_be_a_store_a_folder_or_several(agent: MakeAgent, tmp_path: Path) -> None:
@@ -90,8 +90,8 @@ async def test_skills_may_be_a_store_a_folder_or_several(agent: MakeAgent, tmp_p
         (str(tmp_path / "a/one"), ["one"]),
         ([tmp_path / "a/one", tmp_path / "b"], ["one", "two"]),
     ]
-    for given, names in choices:
-        assert names_told(await first_request(agent, skills=given)) == names
+    for choice, names in choices:
+        assert listed_skills(await first_request(agent, skills=choice)) == names
 
 
 @pytest.mark.parametrize(
@@ -107,35 +107,35 @@ async def test_skills_may_be_a_store_a_folder_or_several(agent: MakeAgent, tmp_p
         ({"enforce_allowed_tools": "yes"}, "enforce_allowed_tools must be True or False, not str"),
     ],
 )
-async def test_what_is_no_choice_of_skills_is_refused(agent: MakeAgent, options: Options, message: str) -> None:
+async def test_an_invalid_skills_option_is_refused(agent: MakeAgent, options: Options, message: str) -> None:
     with pytest.raises(UserError, match=message):
         await agent(**options).session.__aenter__()
 
 
-async def test_one_skill_that_was_named_and_cannot_be_read_is_an_error(agent: MakeAgent, tmp_path: Path) -> None:
+async def test_an_explicitly_named_skill_that_is_invalid_is_an_error(agent: MakeAgent, tmp_path: Path) -> None:
     folder = write_skill(tmp_path, "pdf", front="name: Other\n")
     with pytest.raises(SkillValidationError, match="description"):
         await agent(skills=folder).session.__aenter__()
 
 
-async def test_an_old_session_of_the_seed_profile_goes_on_without_skills(
+async def test_an_old_session_of_the_seed_profile_continues_without_skills(
     agent: MakeAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one = agent(profile="seed")
+    harness = agent(profile="seed")
     store = MemoryStore()
     events = [
         msgspec.structs.replace(event, payload=msgspec.structs.replace(event.payload, tools=()))
         if isinstance(event.payload, EpochOpened)
         else event
-        for event in await recorded(one)
+        for event in await open_and_list_events(harness)
     ]
     store.append(events)
-    async with Session.resume(events[0].session_id, store=store, transport=ReplayWire([says("ok")])) as session:
+    async with Session.resume(events[0].session_id, store=store, transport=ReplayTransport([says("ok")])) as session:
         await session.send("hello")
     assert caplog.records == []
 
 
-async def test_a_lenient_session_has_skills_that_break_a_rule(agent: MakeAgent, tmp_path: Path) -> None:
+async def test_a_lenient_session_accepts_skills_that_break_a_rule(agent: MakeAgent, tmp_path: Path) -> None:
     write_skill(tmp_path, "folder", front="name: Other\ndescription: Works.\n")
     assert tool_names(await first_request(agent, skills=tmp_path)) == []
     (index,) = system_texts(await first_request(agent, skills=tmp_path, skills_mode="lenient"))
@@ -145,13 +145,13 @@ async def test_a_lenient_session_has_skills_that_break_a_rule(agent: MakeAgent, 
 async def test_a_lenient_session_can_load_a_skill_whose_name_is_too_long(agent: MakeAgent, tmp_path: Path) -> None:
     name = "long-" * 20
     write_skill(tmp_path, name, front=f"name: {name}\ndescription: Works.\n", body="Do it.\n")
-    one = agent(says(load(name)), says("ok"), skills=tmp_path, skills_mode="lenient")
-    async with one.session as session:
+    harness = agent(says(load(name)), says("ok"), skills=tmp_path, skills_mode="lenient")
+    async with harness.session as session:
         await session.send("hello")
-        assert results(session)[0] == f"# Skill: {name} (source: global)\n\nDo it.\n"
+        assert tool_result_texts(session)[0] == f"# Skill: {name} (source: global)\n\nDo it.\n"
 
 
-async def test_links_out_of_a_workspace_are_refused_and_out_of_the_users_own_folder_followed(
+async def test_links_out_of_a_workspace_are_refused_and_out_of_the_users_folder_followed(
     agent: MakeAgent, tmp_path: Path
 ) -> None:
     write_skill(tmp_path / "elsewhere", "pdf")

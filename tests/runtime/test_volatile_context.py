@@ -1,4 +1,4 @@
-"""Each of the four memory dimensions changes its own bytes, on the wire of each provider, and no others."""
+"""Each of the four memory dimensions changes its own bytes and no others, on the wire of each provider."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Unpack
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.all_providers import MODELS, answering, only_added
-from tests.support.knowledge_folders import FACT, folder_of, spoken, worked
+from tests.support.all_providers import MODELS, answering_provider, inserted_bytes
+from tests.support.knowledge_folders import FACT, knowledge_folder, text_session, tool_session
 
 from holdfast.cli.main import command
 from holdfast.clock import CountingIds, ManualClock
@@ -50,9 +50,9 @@ def workspace(tmp_path: Path) -> Path:
     (folder / "src").mkdir(parents=True)
     (folder / "src" / "app.py").write_text(PYTHON)
     (folder / "src" / "tides.md").write_text("The harbour gate opens twice a day, with the tide.\n")
-    place = curation_folder(folder)
-    place.replace("reader.toml", b'files = [{path = "src/app.py", symbol = "Reader"}]')
-    place.replace("main.toml", b'files = ["src/tides.md", {path = "src/app.py", lines = "15-16"}]')
+    memory_folder = curation_folder(folder)
+    memory_folder.replace("reader.toml", b'files = [{path = "src/app.py", symbol = "Reader"}]')
+    memory_folder.replace("main.toml", b'files = ["src/tides.md", {path = "src/app.py", lines = "15-16"}]')
     return folder
 
 
@@ -60,33 +60,33 @@ def run(*words: str) -> Result:
     return CliRunner().invoke(command, words, catch_exceptions=False)
 
 
-class Talk:
-    """Two turns of a session, and what may happen between them."""
+class TwoTurns:
+    """Two turns of a session, and an action between them."""
 
     def __init__(self, folder: Path, model: str = MODELS[0], /, **options: Unpack[Options]) -> None:
-        self.provider = answering(model)
+        self.provider = answering_provider(model)
         self.store = MemoryStore()
         self.model = model
-        given: Options = {"model": model, "workspace": folder, "system_prompt": "Be brief.", "padding": "never"}
-        parts: Options = {
+        defaults: Options = {"model": model, "workspace": folder, "system_prompt": "Be brief.", "padding": "never"}
+        dependencies: Options = {
             "store": self.store,
             "transport": self.provider,
             "clock": ManualClock(),
             "new_id": CountingIds(),
         }
-        self.options: Options = given | parts | {"allow_uncached": True} | options
+        self.options: Options = defaults | dependencies | {"allow_uncached": True} | options
 
-    async def spoken(
-        self, between: Callable[[], object] = lambda: None, *, asks: tuple[str, str] = ("a", "b")
+    async def second_request(
+        self, between: Callable[[], object] = lambda: None, *, questions: tuple[str, str] = ("a", "b")
     ) -> bytes:
-        """The cacheable bytes of the second request; the first one's are their beginning."""
+        """The cacheable bytes of the second request, which extend those of the first."""
         async with Session.create(**self.options) as session:
-            await session.send(asks[0])
+            await session.send(questions[0])
             first = self.cacheable()
             between()
-            await session.send(asks[1])
+            await session.send(questions[1])
         second = self.cacheable()
-        assert second.startswith(first), "the prefix moved"
+        assert second.startswith(first), "the prefix changed"
         return second
 
     def cacheable(self) -> bytes:
@@ -96,12 +96,14 @@ class Talk:
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_choosing_another_preset_adds_its_files_behind_the_history(workspace: Path, model: str) -> None:
+async def test_choosing_another_preset_adds_its_files_after_the_history(workspace: Path, model: str) -> None:
     run("curation", "use", "reader", "--workspace", str(workspace))
-    same = await Talk(workspace, model).spoken()
+    same = await TwoTurns(workspace, model).second_request()
     assert same.count(b"class Reader") == 1
-    other = await Talk(workspace, model).spoken(lambda: run("curation", "use", "main", "--workspace", str(workspace)))
-    added = only_added(same, other)
+    other = await TwoTurns(workspace, model).second_request(
+        lambda: run("curation", "use", "main", "--workspace", str(workspace))
+    )
+    added = inserted_bytes(same, other)
     assert b"Files chosen for this work (main)" in added
     assert b"harbour gate" in added
     assert b"return Reader()" in added
@@ -109,98 +111,102 @@ async def test_choosing_another_preset_adds_its_files_behind_the_history(workspa
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_editing_a_chosen_file_adds_it_once_more_and_moves_nothing(workspace: Path, model: str) -> None:
+async def test_editing_a_chosen_file_adds_it_once_more_and_changes_no_prefix(workspace: Path, model: str) -> None:
     run("curation", "use", "reader", "--workspace", str(workspace))
-    same = await Talk(workspace, model).spoken()
+    same = await TwoTurns(workspace, model).second_request()
     file = workspace / "src" / "app.py"
-    edited = await Talk(workspace, model).spoken(lambda: file.write_text(PYTHON.replace("split()", "splitlines()")))
-    assert b"text.splitlines()" in only_added(same, edited)
+    edited = await TwoTurns(workspace, model).second_request(
+        lambda: file.write_text(PYTHON.replace("split()", "splitlines()"))
+    )
+    assert b"text.splitlines()" in inserted_bytes(same, edited)
 
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_editing_any_other_file_changes_no_byte(workspace: Path, model: str) -> None:
     run("curation", "use", "reader", "--workspace", str(workspace))
-    same = await Talk(workspace, model).spoken()
-    edited = await Talk(workspace, model).spoken(lambda: (workspace / "src" / "tides.md").write_text("Low.\n"))
+    same = await TwoTurns(workspace, model).second_request()
+    edited = await TwoTurns(workspace, model).second_request(
+        lambda: (workspace / "src" / "tides.md").write_text("Low.\n")
+    )
     assert edited == same
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_a_note_on_a_chosen_file_is_told_and_on_another_file_is_not(workspace: Path, model: str) -> None:
+async def test_a_note_on_a_chosen_file_is_sent_and_on_another_file_is_not(workspace: Path, model: str) -> None:
     run("curation", "use", "reader", "--workspace", str(workspace))
-    same = await Talk(workspace, model).spoken()
-    place = folder_of(workspace)
+    same = await TwoTurns(workspace, model).second_request()
+    memory_folder = knowledge_folder(workspace)
 
     def harvest(path: str) -> None:
         arguments = f'{{"path": "{path}", "content": "x"}}'
-        apply_harvest(place, [worked(path, "Mend the reader.", ("write_file", arguments, "ok"))])
+        apply_harvest(memory_folder, [tool_session(path, "Fix the reader.", ("write_file", arguments, "ok"))])
 
-    place.replace("disabled", b"")
-    assert await Talk(workspace, model).spoken(lambda: harvest("src/other.py")) == same
-    noted = await Talk(workspace, model).spoken(lambda: harvest("src/app.py"))
-    assert b"Changed for: Mend the reader." in only_added(same, noted)
+    memory_folder.replace("disabled", b"")
+    assert await TwoTurns(workspace, model).second_request(lambda: harvest("src/other.py")) == same
+    noted = await TwoTurns(workspace, model).second_request(lambda: harvest("src/app.py"))
+    assert b"Changed for: Fix the reader." in inserted_bytes(same, noted)
 
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_a_new_item_changes_no_byte_of_a_running_session(workspace: Path, model: str) -> None:
-    place = folder_of(workspace)
-    apply_harvest(place, [spoken("s1", FACT, "Ok.")])
-    same = await Talk(workspace, model).spoken()
-    more = spoken("s2", "Never touch src/app.py on Fridays.", "Ok.")
-    assert await Talk(workspace, model).spoken(lambda: apply_harvest(place, [more])) == same
-    fresh = await Talk(workspace, model).spoken()
-    assert b"on Fridays" in only_added(same, fresh)
-    assert (place.read(DIGEST_FILE) or b"").count(b"- ") == 2
+    memory_folder = knowledge_folder(workspace)
+    apply_harvest(memory_folder, [text_session("s1", FACT, "Ok.")])
+    same = await TwoTurns(workspace, model).second_request()
+    more = text_session("s2", "Never touch src/app.py on Fridays.", "Ok.")
+    assert await TwoTurns(workspace, model).second_request(lambda: apply_harvest(memory_folder, [more])) == same
+    fresh = await TwoTurns(workspace, model).second_request()
+    assert b"on Fridays" in inserted_bytes(same, fresh)
+    assert (memory_folder.read(DIGEST_FILE) or b"").count(b"- ") == 2
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_a_question_adds_the_passages_that_fit_it_with_where_they_stand(workspace: Path, model: str) -> None:
-    asks = ("hello", "When does the harbour gate open?")
-    without = await Talk(workspace, model).spoken(asks=asks)
+async def test_a_question_adds_the_matching_passages_with_their_locations(workspace: Path, model: str) -> None:
+    questions = ("hello", "When does the harbour gate open?")
+    without = await TwoTurns(workspace, model).second_request(questions=questions)
     update_rag_index(rag_folder(workspace), workspace)
-    found = only_added(without, await Talk(workspace, model).spoken(asks=asks))
-    assert found.count(b"rag-context") == 1
-    assert b"## src/tides.md lines 1-1 (sha256 " in found
-    assert b"opens twice a day" in found
-    assert await Talk(workspace, model, rag=False).spoken(asks=asks) == without
+    added = inserted_bytes(without, await TwoTurns(workspace, model).second_request(questions=questions))
+    assert added.count(b"rag-context") == 1
+    assert b"## src/tides.md lines 1-1 (sha256 " in added
+    assert b"opens twice a day" in added
+    assert await TwoTurns(workspace, model, rag=False).second_request(questions=questions) == without
     (workspace / ".holdfast" / "rag" / "index.jsonl").unlink()
-    assert await Talk(workspace, model).spoken(asks=asks) == without
-    assert await Talk(workspace, model, rag=True).spoken(asks=asks) == without
+    assert await TwoTurns(workspace, model).second_request(questions=questions) == without
+    assert await TwoTurns(workspace, model, rag=True).second_request(questions=questions) == without
 
 
-async def of_the_seed(folder: Path, model: str, between: Callable[[], object]) -> list[tuple[bytes, bytes]]:
-    """What is stable and what is not of two requests under the seed profile; the second asks for the harbour."""
-    talk = Talk(folder, model, profile="seed", skills=False)
+async def run_with_seed_profile(folder: Path, model: str, between: Callable[[], object]) -> list[tuple[bytes, bytes]]:
+    """The stable and the volatile bytes of two requests under the seed profile; the second asks about the harbour."""
+    two_turns = TwoTurns(folder, model, profile="seed", skills=False)
     parts = []
-    async with Session.create(**talk.options) as session:
-        for ask in ("hello", "When does the harbour gate open?"):
-            await session.send(ask)
-            prompt = assemble_prompt(build_sent_view(fold_events(talk.store.read(session.id), session.id)))
-            whole, end = encode_prompt(prompt, model=model).cacheable, stable_prefix_length(prompt, model=model)
-            parts.append((whole[:end], whole[end:]))
+    async with Session.create(**two_turns.options) as session:
+        for question in ("hello", "When does the harbour gate open?"):
+            await session.send(question)
+            prompt = assemble_prompt(build_sent_view(fold_events(two_turns.store.read(session.id), session.id)))
+            cacheable, end = encode_prompt(prompt, model=model).cacheable, stable_prefix_length(prompt, model=model)
+            parts.append((cacheable[:end], cacheable[end:]))
             between()
     return parts
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_the_seeds_curation_and_retrieval_are_behind_the_stable_prefix(workspace: Path, model: str) -> None:
+async def test_the_seeds_curation_and_retrieval_come_after_the_stable_prefix(workspace: Path, model: str) -> None:
     run("curation", "use", "reader", "--workspace", str(workspace))
     update_rag_index(rag_folder(workspace), workspace)
     file = workspace / "src" / "app.py"
-    place = folder_of(workspace)
-    place.replace("disabled", b"")
+    memory_folder = knowledge_folder(workspace)
+    memory_folder.replace("disabled", b"")
 
-    def changed() -> None:
+    def change_file_and_harvest() -> None:
         file.write_text(PYTHON.replace("split()", "splitlines()"))
         arguments = '{"path": "src/app.py", "content": "x"}'
-        apply_harvest(place, [worked("s", "Mend the reader.", ("write_file", arguments, "ok"))])
+        apply_harvest(memory_folder, [tool_session("s", "Fix the reader.", ("write_file", arguments, "ok"))])
 
-    (first, told), (second, then) = await of_the_seed(workspace, model, changed)
+    (first, volatile), (second, volatile_after) = await run_with_seed_profile(workspace, model, change_file_and_harvest)
     assert first == second
-    # The file that was edited, what is known of it, and what fits the question: said with the turn that asks.
-    for text in (b"text.splitlines()", b"Changed for: Mend the reader.", b"opens twice a day"):
-        assert (text in first, text in told, text in then) == (False, False, True)
-    (same, _), (again, switched) = await of_the_seed(
+    # The edited file, its notes and the passages that match the question are sent with the turn that asks.
+    for text in (b"text.splitlines()", b"Changed for: Fix the reader.", b"opens twice a day"):
+        assert (text in first, text in volatile, text in volatile_after) == (False, False, True)
+    (same, _), (again, switched) = await run_with_seed_profile(
         workspace, model, lambda: run("curation", "use", "main", "--workspace", str(workspace))
     )
     assert same == again == first
@@ -208,17 +214,19 @@ async def test_the_seeds_curation_and_retrieval_are_behind_the_stable_prefix(wor
 
 
 @pytest.mark.parametrize("model", MODELS)
-async def test_the_seeds_digest_is_in_the_stable_prefix_and_is_another_one_with_the_next_turn(
+async def test_the_seeds_digest_is_in_the_stable_prefix_and_is_refreshed_with_the_next_turn(
     workspace: Path, model: str
 ) -> None:
-    place = folder_of(workspace)
-    apply_harvest(place, [spoken("s1", FACT, "Ok.")])
-    more = spoken("s2", "Never touch src/app.py on Fridays.", "Ok.")
-    (first, _), (second, rest) = await of_the_seed(workspace, model, lambda: apply_harvest(place, [more]))
+    memory_folder = knowledge_folder(workspace)
+    apply_harvest(memory_folder, [text_session("s1", FACT, "Ok.")])
+    more = text_session("s2", "Never touch src/app.py on Fridays.", "Ok.")
+    (first, _), (second, rest) = await run_with_seed_profile(
+        workspace, model, lambda: apply_harvest(memory_folder, [more])
+    )
     assert (b"on Fridays" in first, b"on Fridays" in second, b"on Fridays" in rest) == (False, True, False)
-    front = common_prefix_length(first, second)
-    assert FACT.encode() not in first[:front]
-    assert b"# Knowledge from earlier work" in first[:front]
+    shared_length = common_prefix_length(first, second)
+    assert FACT.encode() not in first[:shared_length]
+    assert b"# Knowledge from earlier work" in first[:shared_length]
 
 
 async def test_retrieval_follows_flag_configuration_and_presence_in_this_order(
@@ -226,38 +234,42 @@ async def test_retrieval_follows_flag_configuration_and_presence_in_this_order(
 ) -> None:
     update_rag_index(rag_folder(workspace), workspace)
 
-    async def told(**options: Unpack[Options]) -> bool:
-        return b"rag-context" in await Talk(workspace, **options).spoken(asks=("The harbour gate?", "And?"))
+    async def has_passages(**options: Unpack[Options]) -> bool:
+        return b"rag-context" in await TwoTurns(workspace, **options).second_request(
+            questions=("The harbour gate?", "And?")
+        )
 
-    assert await told()
+    assert await has_passages()
     monkeypatch.setenv("HOLDFAST_RAG", "off")
-    assert not await told()
-    assert await told(rag=True)
+    assert not await has_passages()
+    assert await has_passages(rag=True)
 
 
 async def test_a_preset_is_chosen_by_flag_configuration_and_file_in_this_order(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def told(**options: Unpack[Options]) -> bytes:
-        return await Talk(workspace, **options).spoken()
+    async def second_request(**options: Unpack[Options]) -> bytes:
+        return await TwoTurns(workspace, **options).second_request()
 
-    assert b"Files chosen" not in await told()
+    assert b"Files chosen" not in await second_request()
     run("curation", "use", "reader", "--workspace", str(workspace))
-    assert b"(reader)" in await told()
+    assert b"(reader)" in await second_request()
     monkeypatch.setenv("HOLDFAST_CURATION", "main")
-    assert b"(main)" in await told()
-    assert b"(reader)" in await told(curation="reader")
-    assert b"Files chosen" not in await told(curation="")
+    assert b"(main)" in await second_request()
+    assert b"(reader)" in await second_request(curation="reader")
+    assert b"Files chosen" not in await second_request(curation="")
 
 
-async def test_files_that_are_no_longer_chosen_are_said_to_be_none(workspace: Path) -> None:
+async def test_an_emptied_selection_of_files_is_sent_as_empty(workspace: Path) -> None:
     run("curation", "use", "reader", "--workspace", str(workspace))
-    said = await Talk(workspace).spoken(lambda: run("curation", "off", "--workspace", str(workspace)))
-    assert b"<context layer='active_files' empty/>" in said
+    second_request = await TwoTurns(workspace).second_request(
+        lambda: run("curation", "off", "--workspace", str(workspace))
+    )
+    assert b"<context layer='active_files' empty/>" in second_request
 
 
-async def test_a_preset_that_is_gone_stops_no_session(workspace: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert b"Files chosen" not in await Talk(workspace, curation="gone").spoken()
+async def test_a_missing_preset_does_not_stop_a_session(workspace: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert b"Files chosen" not in await TwoTurns(workspace, curation="gone").second_request()
     assert "there is no file preset 'gone'; known: main, reader" in caplog.text
 
 

@@ -1,4 +1,4 @@
-"""One session through layers, marks, adapter and cache model: what each call reads, writes and costs, to the token."""
+"""A session through layers, breakpoints, adapter and cache model: the exact reads, writes and cost of each call."""
 
 import re
 from collections.abc import AsyncGenerator
@@ -28,15 +28,15 @@ MODEL = find_model("anthropic:claude-sonnet-4-6")
 ANTHROPIC = get_adapter("anthropic")
 
 
-def given_tokens(data: bytes) -> int:
-    """Every block says how large it is, as in `[600]`."""
-    found = re.search(rb"\[(\d+)\]", data)
-    assert found, data
-    return int(found[1])
+def stated_tokens(data: bytes) -> int:
+    """Every block states its size, as in `[600]`."""
+    match = re.search(rb"\[(\d+)\]", data)
+    assert match, data
+    return int(match[1])
 
 
-class MeasuredWire:
-    """A provider whose tokens are those that the blocks say, and whose cache is the model of it."""
+class MeasuredTransport:
+    """A provider that counts the tokens that the blocks state, with the cache model as its cache."""
 
     def __init__(self, replies: list[Reply]) -> None:
         self.replies = replies
@@ -48,13 +48,15 @@ class MeasuredWire:
     ) -> AsyncGenerator[bytes, None]:
         assert self.agent is not None
         request = ANTHROPIC.decode_request(body)
-        scroll = RequestBuffer(ANTHROPIC, given_tokens)
+        request_buffer = RequestBuffer(ANTHROPIC, stated_tokens)
         for segment in request.prompt.segments:
-            scroll.extend(ANTHROPIC.encode_segment(segment))
+            request_buffer.extend(ANTHROPIC.encode_segment(segment))
         total, prefixes = 0, []
-        for piece, link, tokens in zip(scroll.blocks, scroll.digests, scroll.tokens, strict=True):
+        for block, digest, tokens in zip(
+            request_buffer.blocks, request_buffer.digests, request_buffer.tokens, strict=True
+        ):
             total += tokens
-            prefixes.append(PromptPrefix(piece.section, link.digest, total))
+            prefixes.append(PromptPrefix(block.section, digest.digest, total))
         call = CacheCall(CacheScope("w", MODEL.id), tuple(prefixes), request.plan.breakpoints, self.agent.clock())
         outcome, self.entries = run_call(MODEL.cache, self.entries, call)
         reply = msgspec.structs.replace(self.replies.pop(0), usage=outcome.usage)
@@ -72,7 +74,7 @@ def sized_tool(name: str):  # type: ignore[no-untyped-def]
 
 async def play(agent: MakeAgent, *, layout: str = "default") -> Agent:
     memory = {"text": ""}
-    wire = MeasuredWire(
+    transport = MeasuredTransport(
         [
             says("text [30]", ToolUse("t1", "T1", '{"size":"[50]"}')),
             says("text [120]"),
@@ -80,68 +82,70 @@ async def play(agent: MakeAgent, *, layout: str = "default") -> Agent:
             says("text [10]"),
         ]
     )
-    one = agent(
+    harness = agent(
         model=MODEL.id,
         system_prompt="S [1500]",
         tools=[sized_tool("T2"), sized_tool("T1")],
         volatile=lambda: [LayerText("environment", "day and branch [40]"), LayerText("memory", memory["text"])],
-        transport=wire,
+        transport=transport,
         layout=layout,
     )
-    wire.agent = one
-    async with one.session as session:
+    transport.agent = harness
+    async with harness.session as session:
         turn = session.send("ask [60]")
-        one.session.subscribe(lambda event: one.clock.advance(12) if event.id in first_answers(one) else None)
+        harness.session.subscribe(
+            lambda event: harness.clock.advance(12) if event.id in first_completed_ids(harness) else None
+        )
         await turn
-        one.clock.advance(48)
+        harness.clock.advance(48)
         memory["text"] = "remember [75]" if layout == "seed" else "remember [35]"
         await session.send("ask [45]")
-        one.clock.advance(20 * 60)
+        harness.clock.advance(20 * 60)
         await session.send("ask [30]")
-    return one
+    return harness
 
 
-def first_answers(one: Agent) -> list[str]:
-    """The event that ends the first call: the second starts twelve seconds after it."""
-    return [event.id for event in one.events if isinstance(event.payload, LlmCallCompleted)][:1]
+def first_completed_ids(harness: Agent) -> list[str]:
+    """The id of the event that ends the first call: the second starts twelve seconds after it."""
+    return [event.id for event in harness.events if isinstance(event.payload, LlmCallCompleted)][:1]
 
 
-def usages(one: Agent) -> list[Usage]:
-    return [event.usage for event in one.payloads if isinstance(event, LlmCallCompleted)]
+def usages(harness: Agent) -> list[Usage]:
+    return [event.usage for event in harness.payloads if isinstance(event, LlmCallCompleted)]
 
 
-def units(one: Agent) -> list[Decimal]:
-    price = price_at(MODEL, utc_date(one.clock()), 0)
+def units(harness: Agent) -> list[Decimal]:
+    price = price_at(MODEL, utc_date(harness.clock()), 0)
     return [
-        cost_usd(msgspec.structs.replace(usage, output=0), price) * 1_000_000 / price.input for usage in usages(one)
+        cost_usd(msgspec.structs.replace(usage, output=0), price) * 1_000_000 / price.input for usage in usages(harness)
     ]
 
 
 async def test_every_call_reads_writes_and_costs_what_the_example_says(agent: MakeAgent) -> None:
-    one = await play(agent)
-    assert usages(one) == [
+    harness = await play(agent)
+    assert usages(harness) == [
         Usage(cache_write_5m=2_800),
         Usage(cache_read=2_800, cache_write_5m=980),
         Usage(cache_read=3_780, cache_write_5m=200),
         Usage(cache_write_5m=4_090),
     ]
-    assert units(one) == [Decimal(3500), Decimal(1505), Decimal(628), Decimal("5112.5")]
+    assert units(harness) == [Decimal(3500), Decimal(1505), Decimal(628), Decimal("5112.5")]
 
 
-async def test_what_was_sent_is_history_and_is_said_once(agent: MakeAgent) -> None:
-    one = await play(agent)
-    said = [event.layer for event in one.payloads if isinstance(event, ContextInjected)]
-    assert said == ["environment", "memory"]
+async def test_volatile_text_is_sent_once_and_becomes_history(agent: MakeAgent) -> None:
+    harness = await play(agent)
+    layers = [event.layer for event in harness.payloads if isinstance(event, ContextInjected)]
+    assert layers == ["environment", "memory"]
 
 
 async def test_the_second_call_equals_the_first_through_its_five_blocks(agent: MakeAgent) -> None:
-    one = await play(agent)
-    prepared = [event for event in one.payloads if isinstance(event, RequestPrepared)]
+    harness = await play(agent)
+    prepared = [event for event in harness.payloads if isinstance(event, RequestPrepared)]
     assert [event.shared_blocks for event in prepared] == [0, 5, 8, 11]
 
 
 @pytest.mark.changes_prefix(reason="the seed layout puts volatile text before the history")
-async def test_in_the_seed_layout_an_edit_rewrites_everything_behind_the_system_prompt(agent: MakeAgent) -> None:
-    one = await play(agent, layout="seed")
-    assert usages(one)[2] == Usage(cache_read=2_700, cache_write_5m=1_280)
-    assert units(one)[2] == 1_870
+async def test_in_the_seed_layout_an_edit_rewrites_everything_after_the_system_prompt(agent: MakeAgent) -> None:
+    harness = await play(agent, layout="seed")
+    assert usages(harness)[2] == Usage(cache_read=2_700, cache_write_5m=1_280)
+    assert units(harness)[2] == 1_870

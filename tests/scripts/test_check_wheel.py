@@ -1,4 +1,4 @@
-"""The name of the distribution in everything that names it; the wheel itself is built in CI."""
+"""Every text that names the distribution uses the right name; the wheel itself is built in CI."""
 
 import re
 import runpy
@@ -17,7 +17,7 @@ def test_every_extra_is_installed_and_used_by_the_check() -> None:
     assert CHECK["PROGRAMS"].keys() == {"", *PROJECT["optional-dependencies"]} - {"dev"}
 
 
-def test_whatever_names_an_extra_names_our_distribution() -> None:
+def test_every_text_that_names_an_extra_names_our_distribution() -> None:
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("pyproject.toml")]
     wrong = [
         f"{page.relative_to(ROOT)}: {requirement[0]}"

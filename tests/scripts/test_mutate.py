@@ -1,4 +1,4 @@
-"""What the mutation tool says of a small project, some of whose functions are well tested and some are not."""
+"""The mutation tool on a small project, some of whose functions are well tested and some not."""
 
 import importlib
 import json
@@ -81,7 +81,7 @@ def mutate(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_a_mutant_is_killed_by_the_test_that_examines_what_it_changes(tmp_path: Path) -> None:
+def test_mutant_is_killed_by_the_test_that_covers_its_change(tmp_path: Path) -> None:
     plant(tmp_path, MODULE, TESTS)
     report = tmp_path / "verdicts.json"
     run = mutate(tmp_path, "--json", str(report))
@@ -102,7 +102,7 @@ def test_a_mutant_is_killed_by_the_test_that_examines_what_it_changes(tmp_path: 
     assert (tmp_path / "src" / "planted.py").read_text() == MODULE
 
 
-def test_a_mutant_that_never_ends_is_killed(tmp_path: Path) -> None:
+def test_endless_mutant_is_killed(tmp_path: Path) -> None:
     module = "def wait(times):\n    while times > 0:\n        times -= 1\n"
     plant(tmp_path, module, "from planted import wait\ndef test_it():\n    wait(3)\n")
     run = mutate(tmp_path, "--patience", "1")
@@ -120,13 +120,13 @@ def test_tests_that_fail_on_the_unchanged_tree_stop_the_run(tmp_path: Path) -> N
     assert "FAILED tests/test_planted.py::test_one" in run.stdout
 
 
-def test_a_tree_without_a_function_to_break_says_so(tmp_path: Path) -> None:
+def test_tree_without_a_function_to_mutate_is_reported(tmp_path: Path) -> None:
     plant(tmp_path, "class Log:\n    def read(self): ...\n", "")
     run = mutate(tmp_path)
     assert (run.returncode, run.stdout) == (2, "there is no function to mutate\n")
 
 
-def test_a_seed_always_draws_the_same_mutants(tmp_path: Path) -> None:
+def test_seed_always_draws_the_same_mutants(tmp_path: Path) -> None:
     plant(tmp_path, MODULE, TESTS)
     first, again, other = (mutate(tmp_path, "--list", "--seed", seed).stdout for seed in ("1", "1", "2"))
     assert first == again
@@ -134,14 +134,14 @@ def test_a_seed_always_draws_the_same_mutants(tmp_path: Path) -> None:
     assert len(first.splitlines()) == 5
 
 
-def test_as_many_functions_are_drawn_as_asked_for_and_only_those(tmp_path: Path) -> None:
+def test_requested_number_of_functions_is_drawn(tmp_path: Path) -> None:
     plant(tmp_path, MODULE, TESTS)
     assert len(mutate(tmp_path, "--list", "--count", "2").stdout.splitlines()) == 2
     assert mutate(tmp_path, "--list", "--only", "limit").stdout.startswith("src/planted.py:23 limit ")
 
 
 def changes(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Every line that a mutant of a function with this line would have in its place."""
+    """Every replacement of this line by a mutant of a function that contains it."""
     monkeypatch.syspath_prepend(TOOL.parent)
     mutants = importlib.import_module("mutants")
     text = f"async def f(a, b):\n    a = 0\n    {line}\n    done\n"
@@ -177,7 +177,7 @@ def changes(line: str, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("raise A(b, 'kind') from c", ["pass", "raise A('kind', b) from c", "raise A(b, 'XXkind') from c"]),
     ],
 )
-def test_a_line_is_changed_in_every_way_a_test_could_notice(
+def test_line_is_mutated_in_every_way_a_test_could_notice(
     line: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert changes(line, monkeypatch) == expected
@@ -199,10 +199,10 @@ def test_a_line_is_changed_in_every_way_a_test_could_notice(
         "def g(x: 'A') -> 'B': ...",
     ],
 )
-def test_what_no_test_should_depend_on_is_left_alone(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_details_no_test_should_depend_on_are_not_mutated(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert changes(line, monkeypatch) == []
 
 
-def test_the_wording_of_an_error_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_wording_is_not_mutated(monkeypatch: pytest.MonkeyPatch) -> None:
     assert changes("raise UserError('say it better', f'{a}')", monkeypatch)[0] == "pass"
     assert not [line for line in changes("raise UserError('say it better')", monkeypatch) if "XX" in line]

@@ -1,4 +1,4 @@
-"""The scripts that spend a few cents to see whether a cache holds, played against the simulator on a real port."""
+"""The scripts that spend a few cents to check a provider's cache, run against the simulator on a real port."""
 
 import os
 import subprocess
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.served import Simulated
+from tests.support.served import SimulatorServer
 
 from holdfast.simulator.script import parse_script
 
@@ -17,7 +17,7 @@ PROVIDERS = ("anthropic", "openai", "openai-chat", "gemini", "openrouter")
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with Simulated(parse_script("")) as simulated:
+    with SimulatorServer(parse_script("")) as simulated:
         yield simulated.url
 
 
@@ -31,52 +31,52 @@ def play(script: str, *words: str, **environment: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def test_a_padded_prompt_is_read_from_the_cache_on_the_second_turn_for_less_than_five_cents(url: str) -> None:
-    status, told = play("smoke_cache.py", "--base-url", url)
-    assert status == 0, told
-    first, second, verdict = told.splitlines()
+def test_padded_prompt_is_read_from_the_cache_on_the_second_turn_for_under_five_cents(url: str) -> None:
+    status, output = play("smoke_cache.py", "--base-url", url)
+    assert status == 0, output
+    first, second, verdict = output.splitlines()
     assert first.startswith("anthropic:claude-haiku-4-5: turn 1: ")
     assert int(second.split(" read")[0].split()[-1]) > 4_000
     assert verdict.startswith("anthropic:claude-haiku-4-5: the cache held; $0.0")
     assert verdict.endswith("spent of at most $0.05")
 
 
-def test_the_cache_of_every_provider_holds(url: str) -> None:
-    status, told = play("smoke_live.py", "all", "--base-url", url)
-    assert status == 0, told
-    held = [line.partition(":")[0] for line in told.splitlines() if "the cache held; $" in line]
+def test_every_provider_reads_from_its_cache(url: str) -> None:
+    status, output = play("smoke_live.py", "all", "--base-url", url)
+    assert status == 0, output
+    held = [line.partition(":")[0] for line in output.splitlines() if "the cache held; $" in line]
     assert tuple(held) == PROVIDERS
 
 
-def test_one_provider_is_tried_alone(url: str) -> None:
-    status, told = play("smoke_live.py", "gemini", "--base-url", url)
+def test_single_provider_can_be_tried(url: str) -> None:
+    status, output = play("smoke_live.py", "gemini", "--base-url", url)
     assert status == 0
-    assert {line.partition(":")[0] for line in told.splitlines()} == {"gemini"}
+    assert {line.partition(":")[0] for line in output.splitlines()} == {"gemini"}
 
 
-def test_without_a_key_the_missing_variable_is_named_and_nothing_is_sent() -> None:
-    status, told = play("smoke_cache.py")
+def test_missing_key_names_the_variable_and_sends_nothing() -> None:
+    status, output = play("smoke_cache.py")
     assert status == 2
-    assert "no key for anthropic: set ANTHROPIC_API_KEY" in told
-    status, told = play("smoke_live.py", "all")
+    assert "no key for anthropic: set ANTHROPIC_API_KEY" in output
+    status, output = play("smoke_live.py", "all")
     assert status == 2
     for variable in ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "OPENROUTER_API_KEY"):
-        assert f"set {variable}" in told
+        assert f"set {variable}" in output
 
 
-def test_a_key_goes_to_its_provider_alone(url: str) -> None:
-    status, told = play("smoke_cache.py", "--base-url", url, ANTHROPIC_API_KEY="sk-secret\nwith a break")
-    assert status == 0, told
+def test_key_is_sent_only_to_its_provider(url: str) -> None:
+    status, output = play("smoke_cache.py", "--base-url", url, ANTHROPIC_API_KEY="sk-secret\nwith a break")
+    assert status == 0, output
 
 
-def test_a_provider_that_fails_or_does_not_cache_is_a_failure() -> None:
-    with Simulated(parse_script('{"fault": "401"}\n{"fault": "401"}\n{"content": "no"}')) as simulated:
-        status, told = play("smoke_cache.py", "--base-url", simulated.url)
+def test_provider_that_fails_or_does_not_cache_is_a_failure() -> None:
+    with SimulatorServer(parse_script('{"fault": "401"}\n{"fault": "401"}\n{"content": "no"}')) as simulated:
+        status, output = play("smoke_cache.py", "--base-url", simulated.url)
     assert status == 1
-    assert len(told.splitlines()) == 1
+    assert len(output.splitlines()) == 1
 
 
-def test_a_command_that_reads_nothing_from_a_cache_is_a_failure(tmp_path: Path) -> None:
+def test_command_without_cache_reads_is_a_failure(tmp_path: Path) -> None:
     program = tmp_path / "command.py"
     program.write_text(
         'import json\nprint(json.dumps({"type": "result", "is_error": False, "result": "Well.", "session_id": "s",'
@@ -85,6 +85,6 @@ def test_a_command_that_reads_nothing_from_a_cache_is_a_failure(tmp_path: Path) 
     config = tmp_path / "home"
     config.mkdir()
     (config / "config.toml").write_text(f'claude_code_command = "{sys.executable} {program}"\n')
-    status, told = play("smoke_live.py", "claude-code", "--base-url", "http://127.0.0.1:1", HOLDFAST_HOME=str(config))
+    status, output = play("smoke_live.py", "claude-code", "--base-url", "http://127.0.0.1:1", HOLDFAST_HOME=str(config))
     assert status == 1
-    assert "the second turn read nothing from the cache" in told
+    assert "the second turn read nothing from the cache" in output

@@ -1,12 +1,12 @@
-"""Who may use which route: generated from the route table, so that a new route is covered at once."""
+"""Which roles may use which route: generated from the route table, so a new route is covered at once."""
 
 from collections.abc import Iterator
 from typing import get_args
 
 import msgspec
 import pytest
-from tests.support.instruction_places import library_of, opened_store
-from tests.support.served_service import Client, calling_store, serving_store
+from tests.support.instruction_service import library_of, open_store_of_kind
+from tests.support.served_service import Client, serve_store, serve_store_in_process
 
 from holdfast.clock import ManualClock
 from holdfast.service.auth.keys import check_allowed
@@ -28,7 +28,7 @@ MAY: dict[AccessRule, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("rule", MAY)
-def test_a_rule_allows_whole_scopes_only(rule: AccessRule) -> None:
+def test_rule_matches_whole_scopes_only(rule: AccessRule) -> None:
     scopes = {None: "no key", "read": "read", "gateway": "gateway", "admin": "admin", "agent:a1": "agent"}
     for scope, role in scopes.items():
         # The rule `caller` leaves keys of every scope to the route.
@@ -71,11 +71,11 @@ class Roles:
 
 @pytest.fixture(scope="module")
 def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roles]:
-    """With instructions: routes that are switched off respond 404 to everyroute."""
+    """With instructions: routes that are switched off respond 404 to everyone."""
     clock, folder = ManualClock(), tmp_path_factory.mktemp("served")
-    with opened_store("sqlite", folder) as store:
+    with open_store_of_kind("sqlite", folder) as store:
         library = library_of(store, clock, folder / "root")
-        with calling_store(MemoryStore(), clock=clock, library=library) as client:
+        with serve_store_in_process(MemoryStore(), clock=clock, library=library) as client:
             yield Roles(client, clock)
 
 
@@ -88,21 +88,21 @@ def path_of(route: Route) -> str:
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.method} {route.path}")
-def test_a_route_is_open_to_the_roles_of_its_rule_and_to_no_other(roles: Roles, route: Route) -> None:
+def test_route_is_open_to_the_roles_of_its_rule_and_to_no_other(roles: Roles, route: Route) -> None:
     body: object = {} if route.method == "PUT" else None
     for role in ROLES:
-        answered = roles.client.ask(route.method, path_of(route), body, key=roles.keys[role])
+        response = roles.client.request(route.method, path_of(route), body, key=roles.keys[role])
         if role in MAY[route.rule]:
-            assert answered.status in (200, 400, 404, 409), role
+            assert response.status in (200, 400, 404, 409), role
         elif role in ("read", "gateway", "agent"):
-            assert (answered.status, answered.code) == (403, route.denied_code), role
+            assert (response.status, response.code) == (403, route.denied_code), role
         else:
             expected = "key_required" if role == "no key" else "invalid_key"
-            assert (answered.status, answered.code) == (401, expected), role
-            assert answered.headers["www-authenticate"] == "Bearer"
+            assert (response.status, response.code) == (401, expected), role
+            assert response.headers["www-authenticate"] == "Bearer"
 
 
-def test_every_route_has_a_rule_and_only_harmless_ones_are_open() -> None:
+def test_every_route_has_a_rule_and_only_harmless_routes_are_open() -> None:
     assert {route.rule for route in ROUTES} <= set(get_args(AccessRule)) == MAY.keys()
     assert {route.path for route in ROUTES if route.rule == "open"} == {"/healthz", "/readyz"}
     assert all(
@@ -121,45 +121,45 @@ def test_every_route_has_a_rule_and_only_harmless_ones_are_open() -> None:
         {"authorization": "Bearer hf_0000000000000000_" + "0" * 64},
     ],
 )
-def test_what_is_no_key_is_refused_also_where_none_is_needed_yet(headers: dict[str, str]) -> None:
-    with serving_store(MemoryStore()) as client:
-        assert client.ask("GET", "/api/cache").status == 200
-        assert client.ask("GET", "/api/cache", headers=headers).code == "invalid_key"
+def test_malformed_key_is_refused_even_while_no_key_is_required(headers: dict[str, str]) -> None:
+    with serve_store(MemoryStore()) as client:
+        assert client.request("GET", "/api/cache").status == 200
+        assert client.request("GET", "/api/cache", headers=headers).code == "invalid_key"
 
 
-def test_without_a_key_this_machine_is_an_admin_until_the_first_key_is_made() -> None:
-    with serving_store(MemoryStore()) as client:
-        assert client.ask("PUT", "/api/cache/settings", {"ttl": "5m"}).status == 200
+def test_local_caller_without_a_key_is_admin_until_the_first_key_exists() -> None:
+    with serve_store(MemoryStore()) as client:
+        assert client.request("PUT", "/api/cache/settings", {"ttl": "5m"}).status == 200
         key = client.key("read")
-        assert client.ask("GET", "/api/cache/settings").code == "key_required"
+        assert client.request("GET", "/api/cache/settings").code == "key_required"
         assert client.get("/api/cache/settings", key=key)["ttl"] == "5m"
 
 
-def test_keys_may_be_required_before_there_is_one() -> None:
-    with serving_store(MemoryStore(), require_keys=True) as client:
-        assert client.ask("GET", "/api/cache").code == "key_required"
+def test_keys_can_be_required_before_any_exists() -> None:
+    with serve_store(MemoryStore(), require_keys=True) as client:
+        assert client.request("GET", "/api/cache").code == "key_required"
 
 
-def test_a_revocation_holds_at_once_and_opens_no_door() -> None:
-    with serving_store(MemoryStore()) as client:
+def test_revoking_a_key_takes_effect_at_once_and_does_not_restore_keyless_access() -> None:
+    with serve_store(MemoryStore()) as client:
         key = client.key("admin")
-        assert client.ask("GET", "/api/cache", key=key).status == 200
+        assert client.request("GET", "/api/cache", key=key).status == 200
         client.service.records.revoke_key(key.split("_")[1], at=5.0)
-        assert client.ask("GET", "/api/cache", key=key).code == "invalid_key"
-        assert client.ask("GET", "/api/cache").code == "key_required"
+        assert client.request("GET", "/api/cache", key=key).code == "invalid_key"
+        assert client.request("GET", "/api/cache").code == "key_required"
 
 
-def test_a_route_that_always_needs_a_key_has_no_keyless_admin() -> None:
+def test_route_that_always_needs_a_key_has_no_keyless_admin() -> None:
     listing = next(route for route in ROUTES if route.path == "/api/cache")
-    with serving_store(MemoryStore(), routes=(msgspec.structs.replace(listing, keyless=False),)) as client:
-        assert client.ask("GET", "/api/cache").code == "key_required"
+    with serve_store(MemoryStore(), routes=(msgspec.structs.replace(listing, keyless=False),)) as client:
+        assert client.request("GET", "/api/cache").code == "key_required"
 
 
-def test_an_agents_key_opens_its_own_paths_and_no_others() -> None:
+def test_agent_key_opens_only_its_own_paths() -> None:
     listing = next(route for route in ROUTES if route.path == "/api/cache/{discussion_id}")
     own = msgspec.structs.replace(listing, path="/v1/agents/{agent_id}/{discussion_id}", rule="agent", keyless=False)
-    with serving_store(MemoryStore(), routes=(own,)) as client:
+    with serve_store(MemoryStore(), routes=(own,)) as client:
         key, reading = client.key("agent:a1"), client.key("read")
-        assert client.ask("GET", "/v1/agents/a1/x", key=key).status == 400
-        assert client.ask("GET", "/v1/agents/a2/x", key=key).code == "not_allowed"
-        assert client.ask("GET", "/v1/agents/a1/x", key=reading).code == "not_allowed"
+        assert client.request("GET", "/v1/agents/a1/x", key=key).status == 400
+        assert client.request("GET", "/v1/agents/a2/x", key=key).code == "not_allowed"
+        assert client.request("GET", "/v1/agents/a1/x", key=reading).code == "not_allowed"

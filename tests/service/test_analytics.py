@@ -1,4 +1,4 @@
-"""What was spent, saved and lost over HTTP: the shapes, the windows, and the same numbers as the report."""
+"""Cost, savings and losses over HTTP: shapes, time windows, and the same numbers as the report."""
 
 import json
 from collections.abc import AsyncIterator
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from click.testing import CliRunner
-from tests.support.log_examples import event
-from tests.support.served_service import Client, serving_store
+from tests.support.event_examples import event
+from tests.support.served_service import Client, serve_store
 from tests.support.simulated_gemini import LONG
 
 from holdfast.catalog.lookup import pricing_version
@@ -31,8 +31,8 @@ ALL = "from=2026-09-01T00:00:00Z&to=2026-10-01T00:00:00Z"
 SONNET, GPT = "anthropic:claude-sonnet-5-5", "openai:gpt-5.4"
 
 
-class Told:
-    """A store with three sessions, one of which worked for another, and the service over it."""
+class Analytics:
+    """A store with three sessions, one of them a child of another, and a service over it."""
 
     def __init__(self, client: Client, store: SqliteStore) -> None:
         self.client = client
@@ -44,10 +44,10 @@ class Told:
 
 
 @pytest_asyncio.fixture
-async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
+async def analytics(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Analytics]:
     clock, new_id = ManualClock(START), CountingIds()
-    with SqliteStore(tmp_path_factory.mktemp("store") / "log.db") as store, serving_store(store, clock=clock) as client:
-        told = Told(client, store)
+    with SqliteStore(tmp_path_factory.mktemp("store") / "log.db") as store, serve_store(store, clock=clock) as client:
+        analytics = Analytics(client, store)
         script = (
             '{"content": [{"type": "tool_use", "name": "delegate", "input": {"task": "Look."}}]}\n{"content": "Ok."}'
         )
@@ -56,7 +56,7 @@ async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
             model=SONNET, system_prompt=LONG, delegate=True, store=store, transport=provider, clock=clock, new_id=new_id
         ) as session:
             await session.send("One.")
-            told.ids.append(session.id)
+            analytics.ids.append(session.id)
         clock.advance(86_400)
         async with Session.create(
             model=GPT,
@@ -69,31 +69,31 @@ async def told(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Told]:
         ) as session:
             await session.send("One.")
             await session.send("Two.")
-            told.ids.append(session.id)
+            analytics.ids.append(session.id)
         clock.advance(3_600)
-        yield told
+        yield analytics
 
 
-async def test_what_was_simulated_is_counted_neither_here_nor_in_the_report(told: Told) -> None:
-    before = told.rows(f"/analytics/cost?{ALL}")
+async def test_simulated_sessions_are_excluded_from_analytics_and_report(analytics: Analytics) -> None:
+    before = analytics.rows(f"/analytics/cost?{ALL}")
     clock = ManualClock(START)
     async with Session.create(
         model=SONNET,
         system_prompt=LONG,
-        store=told.store,
+        store=analytics.store,
         transport=SimulatedProvider(clock=clock),
         clock=clock,
         new_id=CountingIds("played"),
         simulated=True,
     ) as session:
         await session.send("One.")
-    assert told.rows(f"/analytics/cost?{ALL}") == before
-    (all_of_it,) = told.store.analytics_queries().groups("none", LedgerScope(simulated=True))
+    assert analytics.rows(f"/analytics/cost?{ALL}") == before
+    (all_of_it,) = analytics.store.analytics_queries().groups("none", LedgerScope(simulated=True))
     assert all_of_it.amounts.calls == 1 + sum(row["call_count"] for row in before)
 
 
-async def test_costs_are_told_by_model_dearest_first(told: Told) -> None:
-    answer = told.client.get("/analytics/cost")
+async def test_costs_are_listed_by_model_most_expensive_first(analytics: Analytics) -> None:
+    answer = analytics.client.get("/analytics/cost")
     assert answer["current_pricing_version"] == pricing_version()
     assert answer["window"] == {"start": "2026-09-15T15:13:20Z", "end": "2026-09-22T15:13:20Z"}
     rows = answer["data"]
@@ -114,45 +114,45 @@ async def test_costs_are_told_by_model_dearest_first(told: Told) -> None:
     }
 
 
-async def test_every_grouping_adds_up_to_the_same(told: Told) -> None:
-    whole = told.rows(f"/analytics/cost?{ALL}&group_by=none")
+async def test_every_grouping_adds_up_to_the_same_total(analytics: Analytics) -> None:
+    whole = analytics.rows(f"/analytics/cost?{ALL}&group_by=none")
     assert whole["call_count"] > 4
     for group in ("model", "provider", "session", "day", "hour", "parent_session", "is_worker"):
-        rows = told.rows(f"/analytics/cost?{ALL}&group_by={group}")
+        rows = analytics.rows(f"/analytics/cost?{ALL}&group_by={group}")
         assert sum(row["call_count"] for row in rows) == whole["call_count"]
         assert sum(row["cost_usd"] for row in rows) == pytest.approx(whole["cost_usd"], abs=2e-6 * len(rows))
         assert all(group in row for row in rows)
-    days = told.rows(f"/analytics/cost?{ALL}&group_by=day")
+    days = analytics.rows(f"/analytics/cost?{ALL}&group_by=day")
     assert [row["day"] for row in days] == ["2026-09-21", "2026-09-22"]
-    assert told.rows(f"/analytics/cost?{ALL}&group_by=hour")[0]["hour"] == "2026-09-21T14"
-    parents = told.rows(f"/analytics/cost?{ALL}&group_by=parent_session")
-    assert {row["parent_session"] for row in parents} == set(told.ids)
+    assert analytics.rows(f"/analytics/cost?{ALL}&group_by=hour")[0]["hour"] == "2026-09-21T14"
+    parents = analytics.rows(f"/analytics/cost?{ALL}&group_by=parent_session")
+    assert {row["parent_session"] for row in parents} == set(analytics.ids)
 
 
-async def test_costs_can_be_narrowed_down(told: Told) -> None:
+async def test_costs_can_be_filtered(analytics: Analytics) -> None:
     counts = {
-        narrowed: told.rows(f"/analytics/cost?{ALL}&group_by=none&{narrowed}")["call_count"]
-        for narrowed in (f"model={GPT}", "provider=anthropic", f"session={told.ids[0]}", "include_workers=false")
+        narrowed: analytics.rows(f"/analytics/cost?{ALL}&group_by=none&{narrowed}")["call_count"]
+        for narrowed in (f"model={GPT}", "provider=anthropic", f"session={analytics.ids[0]}", "include_workers=false")
     }
-    workers = told.rows(f"/analytics/cost?{ALL}&group_by=is_worker")
+    workers = analytics.rows(f"/analytics/cost?{ALL}&group_by=is_worker")
     working = next(row["call_count"] for row in workers if row["is_worker"])
     assert counts[f"model={GPT}"] == 2
-    assert counts["provider=anthropic"] == counts[f"session={told.ids[0]}"] + working
-    assert counts["include_workers=false"] == counts[f"session={told.ids[0]}"] + 2
-    assert told.rows(f"/analytics/cost?{ALL}&session=none") == []
+    assert counts["provider=anthropic"] == counts[f"session={analytics.ids[0]}"] + working
+    assert counts["include_workers=false"] == counts[f"session={analytics.ids[0]}"] + 2
+    assert analytics.rows(f"/analytics/cost?{ALL}&session=none") == []
 
 
-async def test_a_window_begins_with_its_start_and_ends_before_its_end(told: Told) -> None:
+async def test_window_start_is_inclusive_and_end_exclusive(analytics: Analytics) -> None:
     at = "2026-09-22T14:13:20"
-    within = told.rows(f"/analytics/cost?from={at}Z&to=2026-09-22T14:13:21Z&group_by=none")
+    within = analytics.rows(f"/analytics/cost?from={at}Z&to=2026-09-22T14:13:21Z&group_by=none")
     assert within["call_count"] == 2
-    assert told.rows(f"/analytics/cost?from=2026-09-22T00:00:00Z&to={at}Z&group_by=none")["call_count"] == 0
-    offset = told.rows("/analytics/cost?from=2026-09-22T16:13:20%2B02:00&to=2026-09-22T16:13:21%2B02:00")
+    assert analytics.rows(f"/analytics/cost?from=2026-09-22T00:00:00Z&to={at}Z&group_by=none")["call_count"] == 0
+    offset = analytics.rows("/analytics/cost?from=2026-09-22T16:13:20%2B02:00&to=2026-09-22T16:13:21%2B02:00")
     assert offset[0]["call_count"] == 2
 
 
-async def test_effectiveness_has_the_hit_rate_and_what_was_written(told: Told) -> None:
-    rows = told.rows(f"/analytics/cache_effectiveness?{ALL}")
+async def test_effectiveness_reports_hit_rate_and_cache_writes(analytics: Analytics) -> None:
+    rows = analytics.rows(f"/analytics/cache_effectiveness?{ALL}")
     by_model = {row["model"]: row for row in rows}
     sonnet = by_model[SONNET]
     sent = sonnet["uncached_input_tokens"] + sonnet["cached_input_tokens"] + sonnet["cache_creation_tokens"]
@@ -163,9 +163,9 @@ async def test_effectiveness_has_the_hit_rate_and_what_was_written(told: Told) -
 
 
 @pytest.mark.parametrize("profile", ["seed", "default"])
-async def test_n_calls_write_the_stable_head_once(profile: Any) -> None:
+async def test_stable_prefix_is_written_once_over_many_calls(profile: Any) -> None:
     store, clock = MemoryStore(), ManualClock(START)
-    with serving_store(store, clock=clock) as client:
+    with serve_store(store, clock=clock) as client:
         async with Session.create(
             model=SONNET,
             profile=profile,
@@ -184,17 +184,17 @@ async def test_n_calls_write_the_stable_head_once(profile: Any) -> None:
     assert 0 < row[share] <= 1 / 5
 
 
-async def test_the_report_of_the_command_line_tells_the_same_numbers(told: Told) -> None:
-    result = CliRunner().invoke(command, ("report", "--json", "--db", str(told.store.path)))
+async def test_command_line_report_shows_the_same_numbers(analytics: Analytics) -> None:
+    result = CliRunner().invoke(command, ("report", "--json", "--db", str(analytics.store.path)))
     report = json.loads(result.output)
-    whole = told.rows(f"/analytics/cost?{ALL}&group_by=none")
-    savings = told.rows(f"/analytics/savings?{ALL}")
+    whole = analytics.rows(f"/analytics/cost?{ALL}&group_by=none")
+    savings = analytics.rows(f"/analytics/savings?{ALL}")
     total = report["total"]
     assert whole["call_count"] == total["calls"]
     assert Decimal(str(whole["cost_usd"])) == round(Decimal(total["spent_usd"]), 6)
     assert whole["cached_input_tokens"] == total["usage"]["cache_read"]
     assert Decimal(str(savings["uncached_usd"])) == round(Decimal(total["uncached_usd"]), 6)
-    breaks = told.rows(f"/analytics/breaks?{ALL}")
+    breaks = analytics.rows(f"/analytics/breaks?{ALL}")
     assert [
         (row["cause"], row["component"], row["losing_calls"], row["lost_tokens"], row["lost_usd"])
         for row in breaks
@@ -203,14 +203,14 @@ async def test_the_report_of_the_command_line_tells_the_same_numbers(told: Told)
         (cause["kind"], cause["component"], cause["calls"], cause["tokens"], rounded(cause["lost_usd"]))
         for cause in report["causes"]
     ]
-    days = told.rows(f"/analytics/cost?{ALL}&group_by=day")
+    days = analytics.rows(f"/analytics/cost?{ALL}&group_by=day")
     assert [(row["day"], row["cost_usd"]) for row in days] == [
         (day["date"], rounded(day["spent_usd"])) for day in report["days"] if Decimal(day["spent_usd"])
     ]
-    by_session = {row["id"]: row["cost_usd"] for row in told.rows("/analytics/sessions?limit=500")}
-    assert by_session == {one["id"]: rounded(one["amounts"]["spent_usd"]) for one in report["sessions"]}
+    by_session = {row["id"]: row["cost_usd"] for row in analytics.rows("/analytics/sessions?limit=500")}
+    assert by_session == {session["id"]: rounded(session["amounts"]["spent_usd"]) for session in report["sessions"]}
     assert {
-        row["session"]: row["cost_usd"] for row in told.rows(f"/analytics/cost?{ALL}&group_by=session")
+        row["session"]: row["cost_usd"] for row in analytics.rows(f"/analytics/cost?{ALL}&group_by=session")
     } == by_session
 
 
@@ -218,22 +218,22 @@ def rounded(dollars: str) -> float:
     return round(float(dollars), 6)
 
 
-async def test_savings_are_told_against_a_model_and_against_no_cache(told: Told) -> None:
-    savings = told.rows(f"/analytics/savings?{ALL}")
+async def test_savings_are_reported_against_another_model_and_against_no_cache(analytics: Analytics) -> None:
+    savings = analytics.rows(f"/analytics/savings?{ALL}")
     assert savings["baseline_model"] == "anthropic:claude-sonnet-4-6"
     assert savings["savings_usd"] == pytest.approx(
         savings["baseline_repriced_usd"] - savings["actual_repriced_usd"], abs=1e-6
     )
-    assert savings["rows_total"] == told.rows(f"/analytics/cost?{ALL}&group_by=none")["call_count"]
+    assert savings["rows_total"] == analytics.rows(f"/analytics/cost?{ALL}&group_by=none")["call_count"]
     assert savings["rows_missing_from_price_table"] == 0
     assert savings["saved_by_caching_usd"] > 0
     assert savings["rivals"] is None
-    cheap = told.rows(f"/analytics/savings?{ALL}&baseline=claude-haiku-4-5")
+    cheap = analytics.rows(f"/analytics/savings?{ALL}&baseline=claude-haiku-4-5")
     assert cheap["baseline_repriced_usd"] < savings["baseline_repriced_usd"]
 
 
-async def test_savings_against_the_plans_of_others_are_played_when_asked_for(told: Told) -> None:
-    rivals = told.rows(f"/analytics/savings?{ALL}&rivals=true")["rivals"]
+async def test_savings_against_peer_policies_are_replayed_on_request(analytics: Analytics) -> None:
+    rivals = analytics.rows(f"/analytics/savings?{ALL}&rivals=true")["rivals"]
     costs = [row["cost_usd"] for row in rivals["policies"]]
     assert rivals["sessions"] == 2
     assert "holdfast" in {row["policy"] for row in rivals["policies"]}
@@ -241,57 +241,57 @@ async def test_savings_against_the_plans_of_others_are_played_when_asked_for(tol
     assert len(costs) > 5
 
 
-async def test_regret_is_what_was_spent_above_the_optimum(told: Told) -> None:
-    regret = told.rows(f"/analytics/regret?{ALL}")
+async def test_regret_is_cost_above_the_optimum(analytics: Analytics) -> None:
+    regret = analytics.rows(f"/analytics/regret?{ALL}")
     assert regret["regret_usd"] == pytest.approx(regret["spent_usd"] - regret["optimum_usd"], abs=1e-6)
     assert regret["regret_usd"] >= 0
     assert len(regret["sessions"]) == 3
     assert regret["sessions_left_out"] == 0
 
 
-async def test_sessions_are_told_dearest_or_newest_first(told: Told) -> None:
-    answer = told.client.get("/analytics/sessions")
+async def test_sessions_are_listed_most_expensive_or_newest_first(analytics: Analytics) -> None:
+    answer = analytics.client.get("/analytics/sessions")
     assert answer["window"] == {"start": None, "end": None}
     rows = answer["data"]
     assert [row["cost_usd"] for row in rows] == sorted((row["cost_usd"] for row in rows), reverse=True)
-    newest = told.rows("/analytics/sessions?order=recency&limit=1")
+    newest = analytics.rows("/analytics/sessions?order=recency&limit=1")
     assert [(row["id"], row["name"], row["active_model"], row["turn_count"]) for row in newest] == [
-        (told.ids[1], "second", GPT, 2)
+        (analytics.ids[1], "second", GPT, 2)
     ]
     assert newest[0]["created_at"] == "2026-09-22T14:13:20Z"
 
 
-async def test_a_turn_is_told_event_by_event_without_its_words(told: Told) -> None:
-    started = next(e for e in told.store.read(told.ids[1]) if e.turn_id == e.id)
-    answered = told.client.ask("GET", f"/analytics/turns/{started.id}")
-    turn = answered.json["data"]
-    assert (turn["turn_id"], turn["session_id"], turn["in_flight"]) == (started.id, told.ids[1], False)
+async def test_turn_is_listed_event_by_event_without_message_text(analytics: Analytics) -> None:
+    started = next(e for e in analytics.store.read(analytics.ids[1]) if e.turn_id == e.id)
+    response = analytics.client.request("GET", f"/analytics/turns/{started.id}")
+    turn = response.json["data"]
+    assert (turn["turn_id"], turn["session_id"], turn["in_flight"]) == (started.id, analytics.ids[1], False)
     kinds = [one["type"] for one in turn["events"]]
     assert (kinds[0], kinds[-1]) == ("turn.started", "turn.completed")
     assert [message["role"] for message in turn["messages"]] == ["user", "assistant"]
     assert turn["messages"][0]["blocks"][0]["type"] == "text"
-    assert b"One." not in answered.body
+    assert b"One." not in response.body
 
 
-async def test_failures_are_told_by_kind_and_latencies_by_model(told: Told) -> None:
+async def test_failures_are_reported_by_kind_and_latencies_by_model(analytics: Analytics) -> None:
     error = ProviderError("rate_limit", "slow down")
     failed = LlmCallFailed(SONNET, "anthropic", error.kind, str(error), 0, 100, "r1")
-    told.store.append([event("f-1", failed, session="f", at=START + 5)]).result(10)
-    data = told.rows(f"/analytics/reliability?{ALL}")
+    analytics.store.append([event("f-1", failed, session="f", at=START + 5)]).result(10)
+    data = analytics.rows(f"/analytics/reliability?{ALL}")
     assert data["errors_by_class"] == [{"error_class": "rate_limit", "count": 1}]
     assert {row["model"] for row in data["latency_ms_by_model"]} == {SONNET, GPT}
     assert all(row["p50"] <= row["p95"] and row["sample_size"] for row in data["latency_ms_by_model"])
 
 
-async def test_skills_are_told_by_reason_with_what_was_preloaded_for_nothing(told: Told) -> None:
+async def test_skills_are_reported_by_load_reason_with_unused_preloads(analytics: Analytics) -> None:
     def loaded(number: int, session: str, reason: Any) -> None:
         load = SkillLoaded("pdf", "1", reason, 700, "global")
-        told.store.append([event(f"{session}-{number}", load, session=session, at=START + number)]).result(10)
+        analytics.store.append([event(f"{session}-{number}", load, session=session, at=START + number)]).result(10)
 
     loaded(1, "used", "always")
     loaded(2, "used", "on_demand")
     loaded(1, "unused", "always")
-    (row,) = told.rows(f"/analytics/skills?{ALL}")
+    (row,) = analytics.rows(f"/analytics/skills?{ALL}")
     assert row == {
         "skill": "pdf",
         "loads_always": 2,
@@ -302,19 +302,19 @@ async def test_skills_are_told_by_reason_with_what_was_preloaded_for_nothing(tol
     }
 
 
-async def test_a_session_that_goes_on_is_counted_anew(told: Told) -> None:
-    before = told.rows(f"/analytics/cost?{ALL}&group_by=none")["call_count"]
+async def test_session_that_continues_is_counted_again(analytics: Analytics) -> None:
+    before = analytics.rows(f"/analytics/cost?{ALL}&group_by=none")["call_count"]
     clock = ManualClock(START + 90_000)
     async with Session.resume(
-        told.ids[1], store=told.store, transport=SimulatedProvider(clock=clock), clock=clock
+        analytics.ids[1], store=analytics.store, transport=SimulatedProvider(clock=clock), clock=clock
     ) as session:
         await session.send("Three.")
-    assert told.rows(f"/analytics/cost?{ALL}&group_by=none")["call_count"] == before + 1
-    told.store.delete(told.ids[1])
-    assert told.rows(f"/analytics/cost?{ALL}&group_by=none")["call_count"] == before - 2
+    assert analytics.rows(f"/analytics/cost?{ALL}&group_by=none")["call_count"] == before + 1
+    analytics.store.delete(analytics.ids[1])
+    assert analytics.rows(f"/analytics/cost?{ALL}&group_by=none")["call_count"] == before - 2
 
 
-def test_without_calls_shares_are_null_and_sums_are_nothing() -> None:
+def test_without_calls_shares_are_null_and_sums_are_zero() -> None:
     (row,) = make_effect_rows([Group("a:b", Amounts(calls=1))])
     assert (row.hit_rate, row.cache_write_share, row.stable_write_share, row.hit_coverage) == (None, None, None, 0.0)
     assert make_effect_rows([Group("a:b", Amounts(spent_usd=Decimal(1)))]) == ()
@@ -325,21 +325,21 @@ def test_without_calls_shares_are_null_and_sums_are_nothing() -> None:
 
 
 @pytest.mark.parametrize(("percent", "value"), [(50, 2), (95, 4), (25, 1), (100, 4)])
-def test_a_percentile_is_a_value_that_was_measured(percent: int, value: int) -> None:
+def test_percentile_is_a_measured_value(percent: int, value: int) -> None:
     assert compute_percentile({4: 1, 1: 1, 3: 1, 2: 1}, percent) == value
     assert compute_percentile({4: 10, 1: 10, 3: 10, 2: 10}, percent) == value
     assert compute_percentile({7: 3}, percent) == 7
 
 
-async def test_snapshots_and_other_ways_to_a_model_have_its_price(told: Told) -> None:
+async def test_snapshots_and_routes_of_a_model_have_its_price(analytics: Analytics) -> None:
     clock = ManualClock(START)
     for model in ("openai-chat:gpt-5.4", "anthropic:claude-sonnet-5-5-20260901"):
         provider = SimulatedProvider(clock=clock)
         async with Session.create(
-            model=model, system_prompt=LONG, store=told.store, transport=provider, clock=clock
+            model=model, system_prompt=LONG, store=analytics.store, transport=provider, clock=clock
         ) as session:
             await session.send("One.")
             await session.send("Two.")
-    found = told.rows(f"/analytics/savings?{ALL}")
+    found = analytics.rows(f"/analytics/savings?{ALL}")
     assert found["rows_missing_from_price_table"] == 0
     assert found["saved_by_caching_usd"] > 0

@@ -1,10 +1,10 @@
-"""The cache of each session over HTTP: what is told of it, and what is set for it."""
+"""The cache of each session over HTTP: its state and its controls."""
 
 from collections.abc import Iterator
 
 import pytest
-from tests.support.log_examples import event
-from tests.support.served_service import Client, serving_store
+from tests.support.event_examples import event
+from tests.support.served_service import Client, serve_store
 from tests.support.simulated_gemini import LONG
 
 from holdfast.catalog.lookup import shipped_models
@@ -32,7 +32,7 @@ KEYS_OF_THE_SEED = {
 
 
 class Play:
-    """A service and the sessions beside it, which share a store and a clock."""
+    """A service and sessions that share a store and a clock."""
 
     def __init__(self, client: Client, store: MemoryStore, clock: ManualClock) -> None:
         self.client = client
@@ -56,12 +56,12 @@ class Play:
 @pytest.fixture
 def play() -> Iterator[Play]:
     store, clock = MemoryStore(), ManualClock(START)
-    with serving_store(store, clock=clock) as client:
+    with serve_store(store, clock=clock) as client:
         yield Play(client, store, clock)
 
 
-async def test_what_is_kept_slides_with_each_use_and_lapses(play: Play) -> None:
-    play.client.ask("PUT", "/api/cache/settings", {"ttl": "5m"})
+async def test_cache_expiry_slides_with_each_use_and_ends(play: Play) -> None:
+    play.client.request("PUT", "/api/cache/settings", {"ttl": "5m"})
     async with play.session() as session:
         await session.send("One.")
         first = play.client.get(f"/api/cache/{session.id}")
@@ -85,31 +85,31 @@ async def test_what_is_kept_slides_with_each_use_and_lapses(play: Play) -> None:
         assert (again["cached"], again["cached_at"]) == (True, "2026-09-21T14:21:40Z")
 
 
-async def test_where_the_provider_decides_nothing_is_said_of_the_end(play: Play) -> None:
+async def test_no_expiry_is_reported_where_the_provider_decides(play: Play) -> None:
     async with play.session("openai:gpt-5.4") as session:
         await session.send("One.")
-        told = play.client.get(f"/api/cache/{session.id}")
-    assert (told["provider"], told["cached"], told["expires_at"]) == ("openai", True, None)
+        cache = play.client.get(f"/api/cache/{session.id}")
+    assert (cache["provider"], cache["cached"], cache["expires_at"]) == ("openai", True, None)
     (stats,) = play.client.get("/api/cache")["providers"]
     assert stats["ttl_seconds"] is None
 
 
-async def test_a_named_cache_is_told_with_its_own_end(play: Play) -> None:
+async def test_explicit_cache_is_reported_with_its_own_expiry(play: Play) -> None:
     async with play.session("gemini:gemini-3.8-flash") as session:
         for _ in range(3):
             await session.send("Again.")
             play.clock.advance(600)
-        told = play.client.get(f"/api/cache/{session.id}")
-        assert told["cached"]
-        assert told["expires_at"] == "2026-09-21T15:33:20Z"
-        changed = play.client.ask("POST", f"/api/cache/{session.id}/invalidate").json
+        cache = play.client.get(f"/api/cache/{session.id}")
+        assert cache["cached"]
+        assert cache["expires_at"] == "2026-09-21T15:33:20Z"
+        changed = play.client.request("POST", f"/api/cache/{session.id}/invalidate").json
         assert changed["changed"] == ["prefix_nonce", "explicit_cache"]
     # A session that is closed deletes its cache.
     assert not play.client.get(f"/api/cache/{session.id}")["cached"]
 
 
-async def test_sessions_are_listed_newest_first_and_providers_summed_up(play: Play) -> None:
-    play.client.ask("PUT", "/api/cache/settings", {"ttl": "5m"})
+async def test_sessions_are_listed_newest_first_with_totals_by_provider(play: Play) -> None:
+    play.client.request("PUT", "/api/cache/settings", {"ttl": "5m"})
     async with play.session(name="one") as one, play.session("openai:gpt-5.4", name="two") as two:
         await one.send("One.")
         await one.send("Two.")
@@ -126,19 +126,19 @@ async def test_sessions_are_listed_newest_first_and_providers_summed_up(play: Pl
         assert len(play.client.get("/api/cache?limit=1")["discussions"]) == 1
 
 
-async def test_disable_and_enable_hold_for_one_session_and_its_next_call(play: Play) -> None:
+async def test_disable_and_enable_apply_to_one_session_from_its_next_call(play: Play) -> None:
     async with play.session() as session, play.session() as other:
         await session.send("One.")
         await other.send("One.")
-        told = play.client.ask("POST", f"/api/cache/{session.id}/disable")
-        assert (told.status, told.json["caching_enabled"]) == (200, False)
+        response = play.client.request("POST", f"/api/cache/{session.id}/disable")
+        assert (response.status, response.json["caching_enabled"]) == (200, False)
         assert play.client.get(f"/api/cache/{other.id}")["caching_enabled"]
         await session.send("Two.")
         assert b"cache_control" not in play.provider.requests[-1].body
         assert not play.client.get(f"/api/cache/{session.id}")["cached"]
         await other.send("Two.")
         assert b"cache_control" in play.provider.requests[-1].body
-        assert play.client.ask("POST", f"/api/cache/{session.id}/enable", {}).json["caching_enabled"]
+        assert play.client.request("POST", f"/api/cache/{session.id}/enable", {}).json["caching_enabled"]
         await session.send("Three.")
         assert b"cache_control" in play.provider.requests[-1].body
 
@@ -152,27 +152,27 @@ async def test_disable_and_enable_hold_for_one_session_and_its_next_call(play: P
         ("gemini:gemini-3.8-flash", ["prefix_nonce"]),
     ],
 )
-async def test_invalidate_says_what_it_changes_and_the_next_call_does_so(
+async def test_invalidate_reports_what_it_changes_and_the_next_call_applies_it(
     play: Play, model: str, changed: list[str]
 ) -> None:
     async with play.session(model) as session:
         await session.send("One.")
         play.clock.advance(60)
-        answered = play.client.ask("POST", f"/api/cache/{session.id}/invalidate").json
-        assert (answered["changed"], answered["generation"]) == (changed, 1)
-        assert answered["invalidated_at"] == "2026-09-21T14:14:20Z"
-        assert answered["effect"]
+        response = play.client.request("POST", f"/api/cache/{session.id}/invalidate").json
+        assert (response["changed"], response["generation"]) == (changed, 1)
+        assert response["invalidated_at"] == "2026-09-21T14:14:20Z"
+        assert response["effect"]
         await session.send("Two.")
-        told = play.client.get(f"/api/cache/{session.id}")
-        assert told["last_invalidated_at"] == "2026-09-21T14:14:20Z"
-        before, after = (one.body for one in play.provider.requests if one.model)
+        cache = play.client.get(f"/api/cache/{session.id}")
+        assert cache["last_invalidated_at"] == "2026-09-21T14:14:20Z"
+        before, after = (request.body for request in play.provider.requests if request.model)
         assert (b"[cache generation 1" in after) == ("prefix_nonce" in changed)
         assert (f'"{session.id}.1"'.encode() in after) == ("cache_key" in changed)
         assert b"cache generation" not in before
-        assert play.client.ask("POST", f"/api/cache/{session.id}/invalidate").json["generation"] == 2
+        assert play.client.request("POST", f"/api/cache/{session.id}/invalidate").json["generation"] == 2
 
 
-async def test_settings_are_kept_and_hold_for_all_sessions(play: Play) -> None:
+async def test_settings_are_stored_and_apply_to_all_sessions(play: Play) -> None:
     first = play.client.get("/api/cache/settings")
     assert first == {
         "providers": {},
@@ -181,16 +181,16 @@ async def test_settings_are_kept_and_hold_for_all_sessions(play: Play) -> None:
         "allow_gemini_over_an_hour": False,
     }
     wanted = {**first, "providers": {"anthropic": False}, "gemini_ttl_seconds": 7200, "allow_gemini_over_an_hour": True}
-    assert play.client.ask("PUT", "/api/cache/settings", wanted).json == wanted
+    assert play.client.request("PUT", "/api/cache/settings", wanted).json == wanted
     assert play.client.get("/api/cache/settings") == wanted
     async with play.session() as session:
         await session.send("One.")
         assert not play.client.get(f"/api/cache/{session.id}")["caching_enabled"]
     assert b"cache_control" not in play.provider.requests[-1].body
-    assert play.client.ask("PUT", "/api/cache/settings", {"ttl": "1h"}).json == {**first, "ttl": "1h"}
+    assert play.client.request("PUT", "/api/cache/settings", {"ttl": "1h"}).json == {**first, "ttl": "1h"}
 
 
-async def test_what_is_said_of_a_session_that_works_for_another_is_said_of_both(play: Play) -> None:
+async def test_controls_of_a_child_session_apply_to_its_parent_too(play: Play) -> None:
     script = '{"content": [{"type": "tool_use", "name": "delegate", "input": {"task": "Look."}}]}\n{"content": "Ok."}'
     async with Session.create(
         model="anthropic:claude-sonnet-5-5",
@@ -203,13 +203,13 @@ async def test_what_is_said_of_a_session_that_works_for_another_is_said_of_both(
     ) as session:
         await session.send("One.")
     child = next(row.id for row in play.store.sessions() if row.parent_session_id == session.id)
-    assert not play.client.ask("POST", f"/api/cache/{child}/disable").json["caching_enabled"]
+    assert not play.client.request("POST", f"/api/cache/{child}/disable").json["caching_enabled"]
     listed = play.client.get("/api/cache")["discussions"]
     enabled = {row["discussion_id"]: row["caching_enabled"] for row in listed}
     assert (enabled[child], enabled[session.id]) == (False, False)
 
 
-def test_what_was_given_up_is_cached_no_longer_also_before_the_next_call() -> None:
+def test_invalidated_cache_is_not_listed_even_before_the_next_call() -> None:
     kept = CacheState("s", "anthropic:claude-sonnet-5-5", tokens_cached=9, cached_at=1.0, expires_at=99.0)
     given_up = event("e1", CacheControlsApplied(reason="the cache was invalidated"))
     assert kept.is_cached(5.0)
@@ -217,33 +217,33 @@ def test_what_was_given_up_is_cached_no_longer_also_before_the_next_call() -> No
     assert fold_cache_state(kept, [event("e1", CacheControlsApplied(ttl="1h"))], shipped_models()).is_cached(5.0)
 
 
-async def test_a_model_that_has_left_the_catalog_is_still_told_of() -> None:
+async def test_model_removed_from_the_catalog_is_still_reported() -> None:
     store, clock = MemoryStore(), ManualClock(START)
     models = {name: row for name, row in shipped_models().items() if not name.startswith("anthropic:")}
-    with serving_store(store, clock=clock, models=models) as client:
+    with serve_store(store, clock=clock, models=models) as client:
         async with Play(client, store, clock).session() as session:
             await session.send("One.")
-        told = client.get(f"/api/cache/{session.id}")
-        assert (told["model"], told["cached"]) == ("anthropic:claude-sonnet-5-5", False)
-        assert client.ask("POST", f"/api/cache/{session.id}/invalidate").json["changed"] == []
+        cache = client.get(f"/api/cache/{session.id}")
+        assert (cache["model"], cache["cached"]) == ("anthropic:claude-sonnet-5-5", False)
+        assert client.request("POST", f"/api/cache/{session.id}/invalidate").json["changed"] == []
 
 
 @pytest.mark.parametrize(
     ("opened", "controllable"), [(None, "caching_only"), (GatewayForwarded("it is new", 1.0), "none")]
 )
-def test_what_a_session_does_not_heed_is_refused_and_not_claimed(
-    opened: GatewayForwarded | None, controllable: str
-) -> None:
+def test_controls_a_session_cannot_apply_are_refused(opened: GatewayForwarded | None, controllable: str) -> None:
     store = MemoryStore()
     started = SessionStarted("anthropic:claude-sonnet-5-5")
     store.append([event("e1", started, session="s"), *([event("e2", opened, session="s")] if opened else [])]).result(
         10
     )
-    with serving_store(store) as client:
+    with serve_store(store) as client:
         assert client.get("/api/cache/s")["controllable"] == controllable
-        answered = {what: client.ask("POST", f"/api/cache/s/{what}") for what in ("invalidate", "disable", "enable")}
+        response = {
+            what: client.request("POST", f"/api/cache/s/{what}") for what in ("invalidate", "disable", "enable")
+        }
     switched = 409 if opened else 200
-    assert [one.status for one in answered.values()] == [409, switched, switched]
-    assert answered["invalidate"].code == "not_controllable"
+    assert [one.status for one in response.values()] == [409, switched, switched]
+    assert response["invalidate"].code == "not_controllable"
     assert store.records.controls("s").session.generation == 0
     assert (store.records.session_controls() == {}) == (opened is not None)

@@ -1,11 +1,11 @@
-"""How the page is sent, and how a browser carries a key: without a browser."""
+"""Page files and the sign-in cookie, tested without a browser."""
 
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.served_service import Client, serving_store
+from tests.support.served_service import Client, serve_store
 
 from holdfast.service.dashboard.static_files import load_page_files
 from holdfast.stores.memory import MemoryStore
@@ -26,7 +26,7 @@ BANNED = (
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with serving_store(MemoryStore()) as served:
+    with serve_store(MemoryStore()) as served:
         yield served
 
 
@@ -34,38 +34,38 @@ def cookie_of(set_cookie: str) -> str:
     return set_cookie.partition(";")[0]
 
 
-def test_the_page_lets_nothing_in_from_outside(client: Client) -> None:
-    answered = client.ask("GET", "/")
-    assert (answered.status, answered.headers["content-type"]) == (200, "text/html; charset=utf-8")
-    policy = dict(rule.strip().partition(" ")[::2] for rule in answered.headers["content-security-policy"].split(";"))
+def test_page_loads_nothing_from_other_origins(client: Client) -> None:
+    response = client.request("GET", "/")
+    assert (response.status, response.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = dict(rule.strip().partition(" ")[::2] for rule in response.headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'none'"
     assert {policy[name] for name in ("script-src", "style-src", "connect-src", "img-src")} == {"'self'"}
     assert (policy["frame-ancestors"], policy["base-uri"], policy["form-action"]) == ("'none'", "'none'", "'none'")
     assert policy["require-trusted-types-for"] == "'script'"
-    assert answered.headers["x-content-type-options"] == "nosniff"
+    assert response.headers["x-content-type-options"] == "nosniff"
 
 
-def test_every_file_is_sent_as_what_it_is_and_once() -> None:
-    with serving_store(MemoryStore()) as client:
+def test_every_file_is_sent_with_its_content_type_and_cached_by_etag() -> None:
+    with serve_store(MemoryStore()) as client:
         for name, file in load_page_files().items():
-            answered = client.ask("GET", f"/dashboard/{name}")
-            assert (answered.body, answered.headers["content-type"]) == (file.body, file.content_type)
-            again = client.ask("GET", f"/dashboard/{name}", headers={"if-none-match": answered.headers["etag"]})
+            response = client.request("GET", f"/dashboard/{name}")
+            assert (response.body, response.headers["content-type"]) == (file.body, file.content_type)
+            again = client.request("GET", f"/dashboard/{name}", headers={"if-none-match": response.headers["etag"]})
             assert (again.status, again.body) == (304, b"")
 
 
 @pytest.mark.parametrize("name", ["none.js", "../files.py", "%2e%2e/files.py", "views", "", "/etc/passwd"])
-def test_what_is_no_file_of_the_page_is_not_sent(client: Client, name: str) -> None:
-    assert client.ask("GET", f"/dashboard/{name}").status == 404
+def test_files_outside_the_page_are_not_sent(client: Client, name: str) -> None:
+    assert client.request("GET", f"/dashboard/{name}").status == 404
 
 
-def test_all_files_of_the_folder_are_packaged_and_light() -> None:
+def test_all_page_files_are_packaged_and_small() -> None:
     there = {str(path.relative_to(STATIC)) for path in STATIC.rglob("*") if path.is_file()}
     assert load_page_files().keys() == there
     assert sum(len(file.body) for file in load_page_files().values()) < PAGE_BYTES_MAX
 
 
-def test_no_module_reads_markup_or_names_another_place() -> None:
+def test_no_script_inserts_markup_or_names_another_origin() -> None:
     for name, file in load_page_files().items():
         if name.endswith(".svg"):
             continue
@@ -75,13 +75,13 @@ def test_no_module_reads_markup_or_names_another_place() -> None:
 
 
 def luminance(colour: str) -> float:
-    """As the accessibility guidelines define it, of `#rrggbb`."""
+    """Relative luminance of `#rrggbb` as defined by WCAG."""
     parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-def test_text_can_be_read_in_both_themes() -> None:
+def test_text_has_enough_contrast_in_both_themes() -> None:
     style = load_page_files()["style.css"].body.decode()
     themes = [dict(re.findall(r"--([a-z]+): (#[0-9a-f]{6})", part)) for part in style.split("  color-scheme: ")[1:]]
     assert len(themes) == 3
@@ -93,47 +93,47 @@ def test_text_can_be_read_in_both_themes() -> None:
                 assert (lighter + 0.05) / (darker + 0.05) >= 4.5, (text, ground)
 
 
-def test_a_link_from_elsewhere_opens_the_page_and_nothing_else(client: Client) -> None:
+def test_link_from_another_site_opens_the_page_and_nothing_else(client: Client) -> None:
     followed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "navigate"}
-    assert client.ask("GET", "/", headers=followed).status == 200
-    assert client.ask("GET", "/api/cache", headers=followed).code == "cross_origin"
+    assert client.request("GET", "/", headers=followed).status == 200
+    assert client.request("GET", "/api/cache", headers=followed).code == "cross_origin"
     framed = {"sec-fetch-site": "cross-site", "sec-fetch-mode": "no-cors"}
-    assert client.ask("GET", "/", headers=framed).code == "cross_origin"
-    assert client.ask("GET", "/", headers={**followed, "origin": "http://evil.example"}).code == "cross_origin"
+    assert client.request("GET", "/", headers=framed).code == "cross_origin"
+    assert client.request("GET", "/", headers={**followed, "origin": "http://evil.example"}).code == "cross_origin"
 
 
-def test_a_key_is_kept_in_a_cookie_that_no_script_reads_and_no_site_sends() -> None:
-    with serving_store(MemoryStore()) as client:
+def test_key_is_stored_in_an_http_only_same_site_cookie() -> None:
+    with serve_store(MemoryStore()) as client:
         key = client.key("admin")
-        signed = client.ask("POST", "/api/sign_in", key=key)
+        signed = client.request("POST", "/api/sign_in", key=key)
         assert signed.json == {"scope": "admin", "signed_in": True, "sample": "off"}
-        told = signed.headers["set-cookie"]
-        assert told == f"holdfast_key={key}; Path=/; HttpOnly; SameSite=Strict"
-        kept = {"cookie": cookie_of(told)}
+        set_cookie = signed.headers["set-cookie"]
+        assert set_cookie == f"holdfast_key={key}; Path=/; HttpOnly; SameSite=Strict"
+        kept = {"cookie": cookie_of(set_cookie)}
         assert client.get("/api/visitor", headers=kept)["scope"] == "admin"
-        assert client.ask("PUT", "/api/cache/settings", {"ttl": "5m"}, headers=kept).status == 200
-        assert client.ask("GET", "/api/cache").code == "key_required"
+        assert client.request("PUT", "/api/cache/settings", {"ttl": "5m"}, headers=kept).status == 200
+        assert client.request("GET", "/api/cache").code == "key_required"
         elsewhere = {**kept, "origin": "http://evil.example"}
-        assert client.ask("PUT", "/api/cache/settings", {}, headers=elsewhere).code == "cross_origin"
-        left = client.ask("POST", "/api/sign_out", headers=kept)
+        assert client.request("PUT", "/api/cache/settings", {}, headers=elsewhere).code == "cross_origin"
+        left = client.request("POST", "/api/sign_out", headers=kept)
         assert (cookie_of(left.headers["set-cookie"]), "Max-Age=0" in left.headers["set-cookie"]) == (
             "holdfast_key=",
             True,
         )
 
 
-def test_a_cookie_opens_what_its_key_opens_and_no_more() -> None:
-    with serving_store(MemoryStore()) as client:
+def test_cookie_has_the_access_of_its_key() -> None:
+    with serve_store(MemoryStore()) as client:
         reading = {"cookie": f"holdfast_key={client.key('read')}"}
         assert client.get("/api/visitor", headers=reading)["scope"] == "read"
-        assert client.ask("PUT", "/api/cache/settings", {}, headers=reading).code == "not_allowed"
+        assert client.request("PUT", "/api/cache/settings", {}, headers=reading).code == "not_allowed"
         admin = client.key("admin")
         assert client.get("/api/visitor", headers=reading, key=admin)["scope"] == "admin", "a header comes first"
         client.service.records.revoke_key(admin.split("_")[1], at=1.0)
-        assert client.ask("GET", "/api/visitor", headers={"cookie": f"holdfast_key={admin}"}).code == "invalid_key"
-        assert client.ask("GET", "/api/visitor", headers={"cookie": "holdfast_key=x"}).code == "invalid_key"
+        assert client.request("GET", "/api/visitor", headers={"cookie": f"holdfast_key={admin}"}).code == "invalid_key"
+        assert client.request("GET", "/api/visitor", headers={"cookie": "holdfast_key=x"}).code == "invalid_key"
 
 
-def test_where_no_key_is_needed_there_is_none_to_keep(client: Client) -> None:
-    signed = client.ask("POST", "/api/sign_in")
+def test_no_cookie_is_set_where_no_key_is_required(client: Client) -> None:
+    signed = client.request("POST", "/api/sign_in")
     assert (signed.json["signed_in"], "set-cookie" in signed.headers) == (False, False)

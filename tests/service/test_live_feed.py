@@ -1,4 +1,4 @@
-"""The live feed: every event in order, to several listeners, from whichever process; slow ones harm nobody."""
+"""The live feed: every event in order, to several listeners, from any process; slow listeners delay no other."""
 
 import asyncio
 import json
@@ -8,8 +8,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from tests.support.log_examples import said, talk
-from tests.support.served_service import serving_store
+from tests.support.event_examples import message_event, message_events
+from tests.support.served_service import serve_store
 from tests.support.simulated_gemini import LONG
 
 from holdfast.clock import ManualClock
@@ -35,7 +35,7 @@ class Frame:
 
 
 async def frames(response: aiohttp.ClientResponse, count: int) -> list[Frame]:
-    """The next events of a feed; comments are passed over."""
+    """The next events of a feed; comments are skipped."""
     found: list[Frame] = []
     async with asyncio.timeout(SECONDS_MAX):
         while len(found) < count:
@@ -54,11 +54,11 @@ def places(some: Sequence[FeedItem]) -> list[int]:
     return [one.position for one in some if isinstance(one, PositionedEvent)]
 
 
-async def test_several_listeners_hear_every_event_of_a_session_in_order(tmp_path: Path) -> None:
+async def test_every_listener_receives_every_event_in_order(tmp_path: Path) -> None:
     with (
         SqliteStore(tmp_path / "log.db") as store,
         SqliteStore(tmp_path / "log.db") as elsewhere,
-        serving_store(store) as client,
+        serve_store(store) as client,
     ):
         address = f"{client.url}/api/cache/stream"
         async with aiohttp.ClientSession() as http, http.get(address) as one, http.get(address) as two:
@@ -78,8 +78,8 @@ async def test_several_listeners_hear_every_event_of_a_session_in_order(tmp_path
     assert [(frame.id, frame.event, frame.data) for frame in first] == [
         (frame.id, frame.event, frame.data) for frame in second
     ]
-    told = next(frame.data for frame in first if frame.event == "llm.call_completed")
-    assert told["payload"]["usage"]["cache_write_5m"] > 0
+    completed = next(frame.data for frame in first if frame.event == "llm.call_completed")
+    assert completed["payload"]["usage"]["cache_write_5m"] > 0
     marked = next(frame.data for frame in first if frame.event == "request.prepared")
     assert marked["payload"]["breakpoints"]
     assert all("canary" not in json.dumps(frame.data) for frame in first)
@@ -87,56 +87,60 @@ async def test_several_listeners_hear_every_event_of_a_session_in_order(tmp_path
 
 
 def _until_listening(hub: EventHub, count: int) -> None:
-    """Return once so many wait for what comes."""
+    """Return once so many listeners wait."""
     while hub.listener_count < count or hub._task is None:
         pass
 
 
-async def test_a_listener_goes_on_behind_the_last_event_it_saw() -> None:
+async def test_listener_resumes_after_the_last_event_it_received() -> None:
     store = MemoryStore()
-    store.append(talk(6)).result(10)
-    with serving_store(store) as client:
+    store.append(message_events(6)).result(10)
+    with serve_store(store) as client:
         async with aiohttp.ClientSession() as http:
             address = f"{client.url}/api/cache/stream"
             async with http.get(address, params={"after": "0"}) as response:
                 first = await frames(response, 3)
             async with http.get(address, headers={"last-event-id": str(first[-1].id)}) as response:
                 rest = await frames(response, 3)
-                store.append([said(9)]).result(10)
+                store.append([message_event(9)]).result(10)
                 newest = await frames(response, 1)
-    assert [frame.data["id"] for frame in (*first, *rest, *newest)] == [event.id for event in (*talk(6), said(9))]
+    assert [frame.data["id"] for frame in (*first, *rest, *newest)] == [
+        event.id for event in (*message_events(6), message_event(9))
+    ]
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])
-async def test_a_listener_goes_on_where_it_was_after_the_service_was_started_anew(
+async def test_listener_resumes_after_a_service_restart(
     engine: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     address = str(tmp_path / "log.db") if engine == "sqlite" else request.getfixturevalue("postgres")
     with open_store(address) as store:
-        store.append(talk(4)).result(10)
-        with serving_store(store) as client:
+        store.append(message_events(4)).result(10)
+        with serve_store(store) as client:
             async with (
                 aiohttp.ClientSession() as http,
                 http.get(f"{client.url}/api/cache/stream", params={"after": "0"}) as response,
             ):
                 first = await frames(response, 2)
     with open_store(address) as store:
-        # While nobody served.
-        store.append([said(9)]).result(10)
-    with open_store(address) as store, serving_store(store) as client:
+        # While no service was running.
+        store.append([message_event(9)]).result(10)
+    with open_store(address) as store, serve_store(store) as client:
         headers = {"last-event-id": str(first[-1].id)}
         async with (
             aiohttp.ClientSession() as http,
             http.get(f"{client.url}/api/cache/stream", headers=headers) as response,
         ):
             rest = await frames(response, 3)
-    assert [frame.data["id"] for frame in (*first, *rest)] == [event.id for event in (*talk(4), said(9))]
+    assert [frame.data["id"] for frame in (*first, *rest)] == [
+        event.id for event in (*message_events(4), message_event(9))
+    ]
 
 
-async def test_a_listener_may_hear_of_one_session_alone() -> None:
+async def test_listener_can_follow_a_single_session() -> None:
     store = MemoryStore()
-    store.append([said(1, "a"), said(1, "b"), said(2, "a")]).result(10)
-    with serving_store(store) as client:
+    store.append([message_event(1, "a"), message_event(1, "b"), message_event(2, "a")]).result(10)
+    with serve_store(store) as client:
         async with (
             aiohttp.ClientSession() as http,
             http.get(f"{client.url}/api/cache/stream", params={"after": "0", "session": "a"}) as response,
@@ -146,14 +150,16 @@ async def test_a_listener_may_hear_of_one_session_alone() -> None:
 
 
 @pytest.mark.parametrize("last", ["x", "-1", "1" * 30, "١"])
-def test_a_last_event_that_is_no_number_is_refused(last: str) -> None:
-    with serving_store(MemoryStore()) as client:
-        answered = client.ask("GET", "/api/cache/stream", headers={"last-event-id": last.encode().decode("latin-1")})
-    assert (answered.status, answered.code) == (400, "invalid_last_event_id")
+def test_last_event_id_that_is_not_a_number_is_refused(last: str) -> None:
+    with serve_store(MemoryStore()) as client:
+        response = client.request(
+            "GET", "/api/cache/stream", headers={"last-event-id": last.encode().decode("latin-1")}
+        )
+    assert (response.status, response.code) == (400, "invalid_last_event_id")
 
 
 class SteadyFeed:
-    """A store with as many events as it is told to have, some of whose places are missing."""
+    """A store with a given number of events; positions in `missing` have none."""
 
     def __init__(self, newest: int = 0, missing: Sequence[int] = ()) -> None:
         self.newest = newest
@@ -170,10 +176,10 @@ class SteadyFeed:
 
 
 def event(at: int) -> Event:
-    return said(at)
+    return message_event(at)
 
 
-async def test_a_slow_listener_holds_nobody_up_and_misses_nothing_within_the_limit() -> None:
+async def test_slow_listener_delays_no_other_and_misses_nothing_within_the_limit() -> None:
     feed = SteadyFeed()
     hub = EventHub(feed, ManualClock(), poll_seconds=0.0, ring_events_max=10, lag_positions_max=500)
     slow, fast = hub.listen(0), hub.listen(0)
@@ -181,13 +187,13 @@ async def test_a_slow_listener_holds_nobody_up_and_misses_nothing_within_the_lim
     assert places(await heard(slow, 1)) == [1]
     feed.newest = 300
     assert places(await heard(fast, 300)) == list(range(1, 301))
-    # The ring has forgotten most of it; the store has not.
+    # The ring buffer has dropped most of them; the store has not.
     assert places(await heard(slow, 299)) == list(range(2, 301))
     assert len(hub._ring) <= 10
     await hub.close()
 
 
-async def test_a_listener_that_is_too_far_behind_is_told_what_it_misses() -> None:
+async def test_listener_that_lags_too_far_is_sent_the_count_of_dropped_events() -> None:
     feed = SteadyFeed()
     hub = EventHub(feed, ManualClock(), poll_seconds=0.0, ring_events_max=10, lag_positions_max=50)
     slow, fast = hub.listen(0), hub.listen(0)
@@ -206,10 +212,10 @@ async def test_a_listener_that_is_too_far_behind_is_told_what_it_misses() -> Non
     await hub.close()
 
 
-async def test_drops_are_said_on_the_wire() -> None:
+async def test_dropped_events_are_reported_in_the_stream() -> None:
     store = MemoryStore()
-    store.append(talk(30)).result(10)
-    with serving_store(store) as client:
+    store.append(message_events(30)).result(10)
+    with serve_store(store) as client:
         client.service.hub._lag_positions_max = 10
         async with (
             aiohttp.ClientSession() as http,
@@ -220,7 +226,7 @@ async def test_drops_are_said_on_the_wire() -> None:
     assert [frame.id for frame in rest] == list(range(21, 31))
 
 
-async def test_a_place_that_may_still_be_filled_is_waited_for() -> None:
+async def test_feed_waits_for_a_position_that_may_still_be_filled() -> None:
     clock = ManualClock()
     feed = SteadyFeed()
     hub = EventHub(feed, clock, poll_seconds=0.0)
@@ -241,14 +247,14 @@ async def test_a_place_that_may_still_be_filled_is_waited_for() -> None:
 
 
 async def looked(feed: SteadyFeed, times: int) -> None:
-    """Return once the store was looked at so often more."""
+    """Return once the store was polled so many more times."""
     until = feed.looks + times
     async with asyncio.timeout(SECONDS_MAX):
         while feed.looks < until:  # noqa: ASYNC110 - the feed is asked in another thread
             await asyncio.sleep(0)
 
 
-async def test_nobody_looks_at_the_store_while_nobody_listens() -> None:
+async def test_store_is_not_polled_without_listeners() -> None:
     feed = SteadyFeed(5)
     hub = EventHub(feed, ManualClock(), poll_seconds=0.0)
     listening = hub.listen(0)
@@ -260,10 +266,10 @@ async def test_nobody_looks_at_the_store_while_nobody_listens() -> None:
     await hub.close()
 
 
-async def test_a_listener_that_leaves_is_forgotten() -> None:
+async def test_listener_that_disconnects_is_removed() -> None:
     store = MemoryStore()
-    store.append(talk(3)).result(10)
-    with serving_store(store) as client:
+    store.append(message_events(3)).result(10)
+    with serve_store(store) as client:
         hub = client.service.hub
         async with (
             aiohttp.ClientSession() as http,
@@ -280,10 +286,10 @@ def _until_forgotten(hub: EventHub) -> None:
         pass
 
 
-async def test_what_was_deleted_is_passed_over() -> None:
+async def test_deleted_events_are_skipped() -> None:
     store = MemoryStore()
-    store.append([said(1, "a"), *talk(200, start=2)]).result(10)
-    store.append([said(2, "a")]).result(10)
+    store.append([message_event(1, "a"), *message_events(200, start=2)]).result(10)
+    store.append([message_event(2, "a")]).result(10)
     store.delete("s")
     hub = EventHub(store.records, ManualClock())
     assert [
@@ -295,7 +301,7 @@ async def test_what_was_deleted_is_passed_over() -> None:
     await hub.close()
 
 
-async def test_where_nothing_is_left_the_newest_place_is_told_once() -> None:
+async def test_newest_position_is_sent_once_when_all_events_are_deleted() -> None:
     feed = SteadyFeed(300, missing=range(1, 301))
     hub = EventHub(feed, ManualClock(), poll_seconds=0.0)
     listening = hub.listen(0)
@@ -305,16 +311,16 @@ async def test_where_nothing_is_left_the_newest_place_is_told_once() -> None:
     await hub.close()
 
 
-async def test_events_that_two_servers_write_at_once_are_all_heard(postgres: str) -> None:
+async def test_events_written_by_two_servers_at_once_are_all_received(postgres: str) -> None:
     with PostgresStore(postgres) as one, PostgresStore(postgres) as two:
         hub = EventHub(one.records, ManualClock(), poll_seconds=0.0)
         listening = hub.listen(0)
         waiting = asyncio.ensure_future(heard(listening, 400))
         for number in range(200):
-            one.append([said(number, "a")])
-            two.append([said(number, "b")])
+            one.append([message_event(number, "a")])
+            two.append([message_event(number, "b")])
         found = [placed.event for placed in await waiting if isinstance(placed, PositionedEvent) and placed.event]
         await hub.close()
     for session in ("a", "b"):
         heard_of = [event for event in found if event.session_id == session]
-        assert heard_of == [said(number, session) for number in range(200)]
+        assert heard_of == [message_event(number, session) for number in range(200)]

@@ -1,4 +1,4 @@
-"""The OpenAPI document: complete, and true of what the service answers."""
+"""The OpenAPI document: complete, and consistent with the service's responses."""
 
 import os
 import subprocess
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.instruction_places import library_of, opened_store
-from tests.support.served_service import Client, serving_store
+from tests.support.instruction_service import library_of, open_store_of_kind
+from tests.support.served_service import Client, serve_store
 from tests.support.simulated_gemini import LONG
 
 from holdfast.clock import CountingIds, ManualClock
@@ -18,7 +18,7 @@ from holdfast.service.route_table import ROUTES
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 
-# Read before a test hides what is set. Every value at the edge of every schema is thousands of requests.
+# Read before tests clear the environment. All boundary values of all schemas take thousands of requests.
 PHASES = "coverage,fuzzing" if os.environ.get("HOLDFAST_EVERY_CASE") else "fuzzing"
 EXAMPLES_MAX = 5
 SECONDS_MAX = 200
@@ -26,49 +26,49 @@ SECONDS_MAX = 200
 
 @pytest.fixture
 def client() -> Iterator[Client]:
-    with serving_store(MemoryStore()) as served:
+    with serve_store(MemoryStore()) as served:
         yield served
 
 
-def test_every_route_is_described_and_nothing_else_is(client: Client) -> None:
+def test_document_describes_every_route_and_nothing_else(client: Client) -> None:
     document = client.get("/openapi.json")
     described = {(method.upper(), path) for path, operations in document["paths"].items() for method in operations}
-    assert described == {(one.method, one.path) for one in ROUTES}
+    assert described == {(route.method, route.path) for route in ROUTES}
     assert document["openapi"] == "3.1.0"
-    names = [make_operation_id(one) for one in ROUTES]
+    names = [make_operation_id(route) for route in ROUTES]
     assert len(set(names)) == len(names)
 
 
-def test_every_operation_says_what_it_takes_and_how_it_may_fail() -> None:
+def test_every_operation_declares_its_input_and_errors() -> None:
     paths = make_openapi(ROUTES)["paths"]
     assert isinstance(paths, dict)
-    for one in ROUTES:
-        told = paths[one.path][one.method.lower()]
-        assert told["summary"].endswith(".")
-        assert {parameter["name"] for parameter in told["parameters"] if parameter["in"] == "path"} == set(
-            one.path_names
+    for route in ROUTES:
+        operation = paths[route.path][route.method.lower()]
+        assert operation["summary"].endswith(".")
+        assert {parameter["name"] for parameter in operation["parameters"] if parameter["in"] == "path"} == set(
+            route.path_names
         )
-        assert ("401" in told["responses"]) == (one.rule != "open")
-        assert ("requestBody" in told) == has_body(one)
-        keys: list[dict[str, list[str]]] = [{"key": []}, {}] if one.keyless else [{"key": []}]
-        assert told["security"] == ([] if one.rule == "open" else keys)
+        assert ("401" in operation["responses"]) == (route.rule != "open")
+        assert ("requestBody" in operation) == has_body(route)
+        keys: list[dict[str, list[str]]] = [{"key": []}, {}] if route.keyless else [{"key": []}]
+        assert operation["security"] == ([] if route.rule == "open" else keys)
 
 
-def test_every_route_is_on_the_page_about_the_service() -> None:
+def test_every_route_is_on_the_docs_page_of_the_service() -> None:
     page = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
-    missing = [one.path for one in ROUTES if one.path not in page]
+    missing = [route.path for route in ROUTES if route.path not in page]
     assert missing == []
     assert len(ROUTES) > 15
 
 
-def test_what_a_path_says_no_body_has_to_say_again() -> None:
-    told = make_openapi(ROUTES)
-    schemas, bodies = told["components"]["schemas"], 0  # type: ignore[index]
-    for one in ROUTES:
-        if has_body(one):
-            described = schemas[one.request.__name__]
-            assert not {*described["properties"], *described["required"]} & {*one.path_names}
-            assert {*described["properties"]} == {*one.other_names}
+def test_path_parameters_are_not_required_again_in_the_body() -> None:
+    document = make_openapi(ROUTES)
+    schemas, bodies = document["components"]["schemas"], 0  # type: ignore[index]
+    for route in ROUTES:
+        if has_body(route):
+            described = schemas[route.request.__name__]
+            assert not {*described["properties"], *described["required"]} & {*route.path_names}
+            assert {*described["properties"]} == {*route.other_names}
             bodies += 1
     assert bodies > 10
 
@@ -90,13 +90,13 @@ async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path, sign
         *(sys.executable, "-m", "schemathesis.cli", "run"),
         *("--max-examples", str(EXAMPLES_MAX), "--seed", "1", "--no-color", "--generation-database", "none"),
         *("--phases", PHASES),
-        # A feed never ends, and what a window may be is more than a schema can say.
+        # A feed never ends, and the rules of a time window are more than a schema can express.
         *("--exclude-path", "/api/cache/stream", "--exclude-checks", "positive_data_acceptance"),
     ]
     with (
-        opened_store("sqlite", tmp_path) as kept,
-        # Routes that are switched off are there for nobody, whatever is wrong with what is asked.
-        serving_store(store, library=library_of(kept, clock, tmp_path / "root", encoder=None)) as client,
+        open_store_of_kind("sqlite", tmp_path) as kept,
+        # Disabled routes respond 404 to any request, valid or not.
+        serve_store(store, library=library_of(kept, clock, tmp_path / "root", encoder=None)) as client,
     ):
         key = ["--header", f"Authorization: Bearer {client.key('admin')}"] if signed_in else []
         ended = subprocess.run(  # noqa: ASYNC221 - the service has a thread of its own

@@ -1,4 +1,4 @@
-"""What the service says to requests that are not as they should be: one shape, and no page of a framework."""
+"""Responses to invalid requests: one error shape, and no framework error page."""
 
 import json
 import socket
@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import get_args
 
 import pytest
-from tests.support.served_service import Client, serving_store
+from tests.support.served_service import Client, serve_store
 
 from holdfast.providers.registry import PROVIDERS
 from holdfast.service.api.cache import ProviderName
@@ -21,23 +21,23 @@ from holdfast.stores.memory import MemoryStore
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[Client]:
-    with serving_store(MemoryStore(), allowed_hosts=("holdfast.example",)) as served:
+    with serve_store(MemoryStore(), allowed_hosts=("holdfast.example",)) as served:
         yield served
 
 
-def test_a_service_that_answers_is_healthy_and_one_with_a_store_is_ready(client: Client) -> None:
+def test_running_service_is_healthy_and_with_its_store_ready(client: Client) -> None:
     assert client.get("/healthz")["status"] == "ok"
     assert client.get("/readyz")["status"] == "ready"
 
 
-def test_a_service_without_its_store_lives_and_is_not_ready() -> None:
+def test_service_without_its_store_is_alive_but_not_ready() -> None:
     store = MemoryStore()
-    with serving_store(store) as client:
+    with serve_store(store) as client:
         store.close()
-        assert client.ask("GET", "/healthz").status == 200
-        answered = client.ask("GET", "/readyz")
-        assert (answered.status, answered.code) == (503, "store_unavailable")
-        assert client.ask("GET", "/analytics/cost").code == "store_unavailable"
+        assert client.request("GET", "/healthz").status == 200
+        response = client.request("GET", "/readyz")
+        assert (response.status, response.code) == (503, "store_unavailable")
+        assert client.request("GET", "/analytics/cost").code == "store_unavailable"
 
 
 @pytest.mark.parametrize(
@@ -71,18 +71,18 @@ def test_a_service_without_its_store_lives_and_is_not_ready() -> None:
         ("GET", "/analytics/cost?to=9999-12-31T23:59:59-23:59", 400, "invalid_time_window"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_by_code(
+def test_invalid_request_is_refused_with_its_error_code(
     client: Client, method: str, path: str, status: int, code: str
 ) -> None:
-    answered = client.ask(method, path)
-    assert (answered.status, answered.code) == (status, code)
+    response = client.request(method, path)
+    assert (response.status, response.code) == (status, code)
 
 
-def test_where_a_value_is_one_of_few_they_are_named(client: Client) -> None:
-    told = client.ask("GET", "/analytics/sessions?order=name").json["error"]
-    assert told["message"] == "order must be one of cost, recency"
-    told = client.ask("PUT", "/api/cache/settings", {"ttl": "2m"}).json["error"]
-    assert told["message"] == "ttl must be one of auto, 5m, 1h"
+def test_error_lists_the_allowed_values_of_an_enumeration(client: Client) -> None:
+    error = client.request("GET", "/analytics/sessions?order=name").json["error"]
+    assert error["message"] == "order must be one of cost, recency"
+    error = client.request("PUT", "/api/cache/settings", {"ttl": "2m"}).json["error"]
+    assert error["message"] == "ttl must be one of auto, 5m, 1h"
 
 
 @pytest.mark.parametrize(
@@ -102,68 +102,68 @@ def test_where_a_value_is_one_of_few_they_are_named(client: Client) -> None:
         (b" " * 1_000_001, 413, "body_too_large"),
     ],
 )
-def test_a_body_that_does_not_fit_is_refused_by_code(client: Client, body: bytes, status: int, code: str) -> None:
-    answered = client.ask("PUT", "/api/cache/settings", body, headers={"content-type": "application/json"})
-    assert (answered.status, answered.code) == (status, code)
+def test_invalid_body_is_refused_with_its_error_code(client: Client, body: bytes, status: int, code: str) -> None:
+    response = client.request("PUT", "/api/cache/settings", body, headers={"content-type": "application/json"})
+    assert (response.status, response.code) == (status, code)
 
 
 def test_every_provider_can_be_turned_off(client: Client) -> None:
     assert get_args(ProviderName) == tuple(PROVIDERS)
     everything = dict.fromkeys(PROVIDERS, False)
-    assert client.ask("PUT", "/api/cache/settings", {"providers": everything}).json["providers"] == everything
+    assert client.request("PUT", "/api/cache/settings", {"providers": everything}).json["providers"] == everything
     assert client.get("/api/cache/settings")["providers"] == everything
 
 
-def test_a_body_that_says_no_length_is_counted(client: Client) -> None:
+def test_body_without_content_length_is_limited_too(client: Client) -> None:
     chunked = iter([b" " * 400_000] * 3)
-    answered = client.ask("PUT", "/api/cache/settings", chunked, headers={"content-type": "application/json"})
-    assert answered.code == "body_too_large"
+    response = client.request("PUT", "/api/cache/settings", chunked, headers={"content-type": "application/json"})
+    assert response.code == "body_too_large"
 
 
-def test_a_body_that_is_not_json_is_refused(client: Client) -> None:
-    answered = client.ask("PUT", "/api/cache/settings", b'{"ttl": "5m"}', headers={"content-type": "text/plain"})
-    assert (answered.status, answered.code) == (415, "unsupported_media_type")
+def test_body_that_is_not_json_is_refused(client: Client) -> None:
+    response = client.request("PUT", "/api/cache/settings", b'{"ttl": "5m"}', headers={"content-type": "text/plain"})
+    assert (response.status, response.code) == (415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:8787", "[::1]:8787", "192.0.2.7", "HOLDFAST.example:443"])
-def test_a_known_name_or_a_number_is_answered(client: Client, host: str) -> None:
-    assert client.ask("GET", "/healthz", headers={"host": host}).status == 200
+def test_allowed_host_name_or_ip_address_is_served(client: Client, host: str) -> None:
+    assert client.request("GET", "/healthz", headers={"host": host}).status == 200
 
 
 @pytest.mark.parametrize("host", ["evil.example", "", "127.0.0.1.evil.example", "a@127.0.0.1", "127.0.0.1:x", "a/b"])
-def test_a_name_that_was_bent_to_this_address_is_refused(client: Client, host: str) -> None:
-    answered = client.ask("GET", "/healthz", headers={"host": host})
-    assert (answered.status, answered.code) == (421, "unknown_host")
+def test_unknown_host_name_is_refused_against_dns_rebinding(client: Client, host: str) -> None:
+    response = client.request("GET", "/healthz", headers={"host": host})
+    assert (response.status, response.code) == (421, "unknown_host")
 
 
 @pytest.mark.parametrize("origin", ["http://evil.example", "null", "http://127.0.0.1", "", "ftp://127.0.0.1:9"])
-def test_pages_of_another_origin_are_refused(client: Client, origin: str) -> None:
+def test_request_from_another_origin_is_refused(client: Client, origin: str) -> None:
     headers = {"host": "127.0.0.1:9", "origin": origin}
-    assert client.ask("POST", "/api/cache/x/disable", headers=headers).code == "cross_origin"
-    assert client.ask("GET", "/api/cache", headers=headers).code == "cross_origin"
+    assert client.request("POST", "/api/cache/x/disable", headers=headers).code == "cross_origin"
+    assert client.request("GET", "/api/cache", headers=headers).code == "cross_origin"
 
 
-def test_pages_of_our_own_origin_are_answered(client: Client) -> None:
+def test_request_from_the_own_origin_is_served(client: Client) -> None:
     headers = {"host": "127.0.0.1:9", "origin": "http://127.0.0.1:9", "sec-fetch-site": "same-origin"}
-    assert client.ask("GET", "/healthz", headers=headers).status == 200
+    assert client.request("GET", "/healthz", headers=headers).status == 200
 
 
 @pytest.mark.parametrize("site", ["cross-site", "same-site"])
-def test_a_page_of_another_site_is_refused_also_where_it_says_no_origin(client: Client, site: str) -> None:
-    assert client.ask("GET", "/healthz", headers={"sec-fetch-site": site}).code == "cross_origin"
-    assert client.ask("GET", "/healthz", headers={"sec-fetch-site": "none"}).status == 200
+def test_cross_site_request_without_an_origin_header_is_refused(client: Client, site: str) -> None:
+    assert client.request("GET", "/healthz", headers={"sec-fetch-site": site}).code == "cross_origin"
+    assert client.request("GET", "/healthz", headers={"sec-fetch-site": "none"}).status == 200
 
 
-def test_a_fault_of_ours_is_told_in_our_shape_and_quotes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_error_has_our_error_shape_and_quotes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     async def fail(service: AppContext, request: EmptyRequest) -> Health:
         raise ZeroDivisionError("the prompt said canary")
 
     failing = json_route("GET", "/fails", fail, rule="open")
-    with serving_store(MemoryStore(), routes=(*ROUTES, failing)) as client:
-        answered = client.ask("GET", "/fails")
-    assert (answered.status, answered.code) == (500, "internal_error")
+    with serve_store(MemoryStore(), routes=(*ROUTES, failing)) as client:
+        response = client.request("GET", "/fails")
+    assert (response.status, response.code) == (500, "internal_error")
     assert "ZeroDivisionError" in caplog.text
-    assert "canary" not in caplog.text + answered.body.decode()
+    assert "canary" not in caplog.text + response.body.decode()
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_a_fault_of_ours_is_told_in_our_shape_and_quotes_nothing(caplog: pytest.
         b"GET /" + b"a" * 400_000,
     ],
 )
-def test_bytes_that_are_no_request_are_answered_in_the_same_shape(client: Client, sent: bytes) -> None:
+def test_malformed_http_gets_the_same_error_shape(client: Client, sent: bytes) -> None:
     host, _, port = client.url.removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port)), timeout=10) as line:
         with suppress(OSError):
@@ -194,31 +194,31 @@ def _received(line: socket.socket) -> bytes:
     return found
 
 
-def test_a_large_body_behind_a_short_head_is_no_long_head(client: Client) -> None:
+def test_large_body_after_a_short_header_block_is_no_long_header_block(client: Client) -> None:
     body = b'{"ttl": "auto"}' + b" " * 900_000
-    answered = client.ask("PUT", "/api/cache/settings", body, headers={"content-type": "application/json"})
-    assert answered.status == 200
+    response = client.request("PUT", "/api/cache/settings", body, headers={"content-type": "application/json"})
+    assert response.status == 200
 
 
-def test_so_many_requests_may_be_under_way_and_not_one_more() -> None:
-    with serving_store(MemoryStore(), requests_max=1) as client:
+def test_concurrent_requests_are_limited() -> None:
+    with serve_store(MemoryStore(), requests_max=1) as client:
         with urllib.request.urlopen(f"{client.url}/api/cache/stream", timeout=10) as feed:
             assert feed.readline() == b": listening\n"
-            answered = client.ask("GET", "/healthz")
-            assert (answered.status, answered.code) == (503, "too_busy")
-        while client.ask("GET", "/healthz").status != 200:
+            response = client.request("GET", "/healthz")
+            assert (response.status, response.code) == (503, "too_busy")
+        while client.request("GET", "/healthz").status != 200:
             pass
 
 
-def test_no_answer_is_kept_by_anybody_on_the_way(client: Client) -> None:
-    answered = client.ask("GET", "/api/cache")
-    assert answered.headers["cache-control"] == "no-store"
-    assert answered.headers["x-content-type-options"] == "nosniff"
-    assert "server" not in answered.headers
+def test_no_response_is_cacheable_on_the_way(client: Client) -> None:
+    response = client.request("GET", "/api/cache")
+    assert response.headers["cache-control"] == "no-store"
+    assert response.headers["x-content-type-options"] == "nosniff"
+    assert "server" not in response.headers
 
 
-def test_what_was_counted_can_be_read_by_prometheus(client: Client) -> None:
+def test_metrics_are_readable_by_prometheus(client: Client) -> None:
     client.get("/healthz")
-    text = client.ask("GET", "/metrics").body.decode()
+    text = client.request("GET", "/metrics").body.decode()
     assert 'holdfast_http_requests_total{method="GET",path="/healthz",status="200"}' in text
     assert all(line.startswith("#") or len(line.rsplit(" ", 1)) == 2 for line in text.splitlines())

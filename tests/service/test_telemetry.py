@@ -1,4 +1,4 @@
-"""What a collector of OpenTelemetry receives, over a real socket: both spellings, whole totals, and no conversation."""
+"""OpenTelemetry export over a real socket: both attribute names, full totals, and no conversation text."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
-from tests.support.log_examples import event
+from tests.support.event_examples import event
 from tests.support.simulated_gemini import LONG
 
 from holdfast.clock import CountingIds, ManualClock
@@ -42,7 +42,7 @@ def read(path: str) -> str:
 
 
 class Collector:
-    """Takes what is posted to it, and answers as it is told to."""
+    """Records what is posted to it and responds with a given status."""
 
     def __init__(self, status: int = 200) -> None:
         self.status = status
@@ -65,7 +65,7 @@ class Collector:
         return found
 
     def sums(self) -> dict[str, int]:
-        """What each counter has counted."""
+        """The sum of each counter."""
         found: dict[str, int] = {}
         for path, body in self.bodies:
             if path == "/v1/metrics":
@@ -77,7 +77,7 @@ class Collector:
 
 
 def attributes(span: dict[str, Any]) -> dict[str, Any]:
-    return {one["key"]: next(iter(one["value"].values())) for one in span["attributes"]}
+    return {attribute["key"]: next(iter(attribute["value"].values())) for attribute in span["attributes"]}
 
 
 @asynccontextmanager
@@ -96,7 +96,7 @@ async def collecting(collector: Collector) -> AsyncIterator[str]:
 
 
 async def exported(collector: Collector, *, content: bool = False, script: str = SCRIPT) -> tuple[Session, EventHub]:
-    """A session of two turns, told to a collector from its first event to its last."""
+    """A session of two turns, exported to a collector from its first event to its last."""
     store, clock = MemoryStore(), ManualClock(1_790_000_000.0)
     hub = EventHub(store.records, clock, poll_seconds=0.0)
     async with collecting(collector) as url:
@@ -129,27 +129,27 @@ async def exported(collector: Collector, *, content: bool = False, script: str =
     return session, hub
 
 
-async def test_calls_are_told_with_whole_totals_and_both_spellings_of_what_was_written() -> None:
+async def test_spans_have_full_totals_and_both_attribute_names_of_cache_writes() -> None:
     collector = Collector()
     session, _ = await exported(collector)
     calls = [span for span in collector.spans if span["name"] == "chat claude-sonnet-5-5"]
     assert len(calls) == 3
-    told = [attributes(span) for span in calls]
+    spans = [attributes(span) for span in calls]
     names = "gen_ai.usage.cache_creation.input_tokens", "gen_ai.usage.cache_write.input_tokens"
-    for one in told:
+    for one in spans:
         assert one["gen_ai.operation.name"] == "chat"
         assert one["gen_ai.provider.name"] == "anthropic"
         assert one["gen_ai.conversation.id"] == session.id
         assert one[names[0]] == one[names[1]]
         cached = int(one[names[0]]) + int(one["gen_ai.usage.cache_read.input_tokens"])
         assert int(one["gen_ai.usage.input_tokens"]) >= cached > 4_000
-    assert sum(int(one["gen_ai.usage.input_tokens"]) for one in told) == session.usage.tokens_sent
-    assert sum(int(one["gen_ai.usage.cache_read.input_tokens"]) for one in told) == session.usage.cache_read
+    assert sum(int(one["gen_ai.usage.input_tokens"]) for one in spans) == session.usage.tokens_sent
+    assert sum(int(one["gen_ai.usage.cache_read.input_tokens"]) for one in spans) == session.usage.cache_read
     assert all(span["kind"] == 3 and span["status"] == {} for span in calls)
     assert calls[0]["startTimeUnixNano"] == "1790000000000000000"
 
 
-async def test_counters_add_up_to_what_the_session_took() -> None:
+async def test_counters_add_up_to_the_usage_of_the_session() -> None:
     collector = Collector()
     session, _ = await exported(collector)
     sums, prefix = collector.sums(), "gen_ai.client.inference.usage."
@@ -162,7 +162,7 @@ async def test_counters_add_up_to_what_the_session_took() -> None:
     }
 
 
-async def test_calls_and_tools_stand_below_their_turn() -> None:
+async def test_call_and_tool_spans_are_children_of_their_turn() -> None:
     collector = Collector()
     await exported(collector)
     turns = {span["spanId"]: span for span in collector.spans if span["name"] == "invoke_agent"}
@@ -176,29 +176,29 @@ async def test_calls_and_tools_stand_below_their_turn() -> None:
     assert attributes(tool)["gen_ai.tool.name"] == "read"
 
 
-async def test_no_word_of_the_conversation_is_told_unless_asked_for() -> None:
+async def test_no_conversation_text_is_exported_by_default() -> None:
     collector = Collector()
     await exported(collector)
     everything = json.dumps(collector.bodies)
     assert not any(word in everything for word in ("canary", "quick brown", "The text of", "Seen."))
 
 
-async def test_asked_for_what_was_said_is_told_without_credentials() -> None:
+async def test_requested_conversation_text_is_exported_without_credentials() -> None:
     collector = Collector()
     await exported(collector, content=True)
-    told = [attributes(span) for span in collector.spans if span["name"].startswith("chat")]
-    first = told[0]
+    spans = [attributes(span) for span in collector.spans if span["name"].startswith("chat")]
+    first = spans[0]
     assert json.loads(first["gen_ai.input.messages"])[-1] == {
         "role": "user",
         "parts": [{"type": "text", "content": "Look at canary."}],
     }
     (reply,) = json.loads(first["gen_ai.output.messages"])
     assert reply == {"role": "assistant", "parts": [{"type": "text", "content": "I look, [redacted]."}]}
-    assert "Look at canary." not in told[1]["gen_ai.input.messages"]
-    assert len(told) == 3
+    assert "Look at canary." not in spans[1]["gen_ai.input.messages"]
+    assert len(spans) == 3
 
 
-async def test_what_failed_is_told_as_such() -> None:
+async def test_failed_calls_and_tools_have_error_status() -> None:
     collector = Collector()
     script = "\n".join(
         [
@@ -216,7 +216,7 @@ async def test_what_failed_is_told_as_such() -> None:
     }
 
 
-def test_what_never_ends_is_forgotten_at_last() -> None:
+def test_open_spans_are_dropped_after_a_limit() -> None:
     spans = SpanBuilder()
     for number in range(OPEN_MAX + 1):
         started = LlmCallStarted("a:b", "a", 1, f"r{number}")
@@ -228,7 +228,7 @@ def test_what_never_ends_is_forgotten_at_last() -> None:
     assert span.started_at == 1.0
 
 
-async def test_a_collector_that_refuses_harms_nobody_and_is_complained_of_once(
+async def test_refusing_collector_affects_no_session_and_is_logged_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     collector = Collector(status=503)
@@ -239,7 +239,7 @@ async def test_a_collector_that_refuses_harms_nobody_and_is_complained_of_once(
     assert complaints == ["the telemetry collector does not accept data: status 503"]
 
 
-async def test_a_collector_that_is_not_there_harms_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unreachable_collector_affects_no_session(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     hub = EventHub(store.records, ManualClock(), poll_seconds=0.0)
     exporter = TelemetryExporter(hub, "http://user:canary@127.0.0.1:9", pause_seconds=0.0)
@@ -259,7 +259,7 @@ async def test_a_collector_that_is_not_there_harms_nobody(caplog: pytest.LogCapt
     assert "canary" not in caplog.text
 
 
-async def test_headers_of_the_environment_go_along() -> None:
+async def test_headers_from_the_environment_are_sent() -> None:
     collector = Collector()
     await exported(collector)
     assert {headers["x-tenant"] for headers in collector.headers} == {"t1"}
@@ -271,6 +271,6 @@ async def test_headers_of_the_environment_go_along() -> None:
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:4318", "ftp://x", "http://", "http://x?y=1", "http://[x"])
-def test_an_address_that_is_none_is_refused(url: str) -> None:
+def test_invalid_collector_address_is_refused(url: str) -> None:
     with pytest.raises(UserError, match="the collector must be a URL"):
         check_collector_url(url)

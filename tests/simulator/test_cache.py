@@ -3,14 +3,14 @@
 import msgspec
 import pytest
 from tests.support.simulated import (
-    HOUR_MARK,
+    CACHE_CONTROL,
+    CACHE_CONTROL_1H,
     LONG,
-    MARK,
     SONNET,
     Wire,
     assistant,
     buckets,
-    counted,
+    count_tokens,
     models_with,
     post,
     refusal,
@@ -27,20 +27,20 @@ from holdfast.simulator.provider import SimulatedProvider
 
 
 def part_with_breakpoint(**fields: object) -> Wire:
-    return request(user(text("Hello.", MARK)), system=LONG, **fields)
+    return request(user(text("Hello.", CACHE_CONTROL)), system=LONG, **fields)
 
 
 def test_the_second_call_reads_what_the_first_one_wrote() -> None:
     provider = simulator()
-    tokens = counted(provider, part_with_breakpoint())
+    tokens = count_tokens(provider, part_with_breakpoint())
     assert buckets(usage(provider, part_with_breakpoint())) == (0, 0, tokens, 0)
     assert buckets(usage(provider, part_with_breakpoint())) == (0, tokens, 0, 0)
 
 
 def test_counted_tokens_equal_the_sum_of_usage_and_counting_leaves_the_cache_unchanged() -> None:
     provider = simulator()
-    body = request(user(text("Hello.", MARK), "And more."), system=LONG, tools=[tool("read")])
-    tokens = counted(provider, body)
+    body = request(user(text("Hello.", CACHE_CONTROL), "And more."), system=LONG, tools=[tool("read")])
+    tokens = count_tokens(provider, body)
     assert provider.cache == ()
     assert sum(buckets(usage(provider, body))) == tokens
     assert sum(buckets(usage(provider, body))) == tokens
@@ -48,12 +48,14 @@ def test_counted_tokens_equal_the_sum_of_usage_and_counting_leaves_the_cache_unc
 
 def test_every_block_counts_the_tokens_of_its_bytes_without_the_breakpoint() -> None:
     provider = simulator()
-    assert counted(provider, part_with_breakpoint()) == counted(provider, request(user("Hello."), system=LONG))
+    assert count_tokens(provider, part_with_breakpoint()) == count_tokens(
+        provider, request(user("Hello."), system=LONG)
+    )
 
 
 @pytest.mark.parametrize(("above_tokens", "cached"), [(0, True), (1, False)])
 def test_a_prompt_below_the_floor_of_its_model_is_not_cached(above_tokens: int, cached: bool) -> None:
-    tokens = counted(simulator(), part_with_breakpoint())
+    tokens = count_tokens(simulator(), part_with_breakpoint())
     provider = simulator(models=models_with(tokens_min=tokens + above_tokens))
     assert buckets(usage(provider, part_with_breakpoint())) == ((0, 0, tokens, 0) if cached else (tokens, 0, 0, 0))
     assert buckets(usage(provider, part_with_breakpoint())) == ((0, tokens, 0, 0) if cached else (tokens, 0, 0, 0))
@@ -65,11 +67,11 @@ def test_a_prompt_below_the_floor_of_its_model_is_not_cached(above_tokens: int, 
 )
 def test_each_model_has_the_floor_of_its_row(model: str, floor: int) -> None:
     for words in ("word " * (floor // 2), "word " * floor * 2):
-        reported = usage(simulator(), request(user(text(words, MARK)), model=model))
+        reported = usage(simulator(), request(user(text(words, CACHE_CONTROL)), model=model))
         assert (reported["cache_creation_input_tokens"] > 0) == (sum(buckets(reported)) >= floor)
 
 
-@pytest.mark.parametrize(("cache_control", "lives"), [(MARK, 300.0), (HOUR_MARK, 3_600.0)])
+@pytest.mark.parametrize(("cache_control", "lives"), [(CACHE_CONTROL, 300.0), (CACHE_CONTROL_1H, 3_600.0)])
 def test_an_entry_expires_after_its_ttl(cache_control: dict[str, str], lives: float) -> None:
     body = request(user(text("Hello.", cache_control)), system=LONG)
     for wait, warm in ((lives - 0.5, True), (lives, False)):
@@ -89,11 +91,11 @@ def test_every_read_restarts_the_ttl() -> None:
 
 def test_mixed_ttls_are_billed_for_their_own_sections() -> None:
     provider = simulator()
-    body = request(user(text("Hello.", MARK), "Tail."), system=[text(LONG, HOUR_MARK)])
+    body = request(user(text("Hello.", CACHE_CONTROL), "Tail."), system=[text(LONG, CACHE_CONTROL_1H)])
     reported = buckets(usage(provider, body))
-    hello = counted(provider, request(user("Hello.")))
-    tail = counted(provider, request(user("Tail.")))
-    assert reported == (tail, 0, hello, counted(provider, body) - hello - tail)
+    hello = count_tokens(provider, request(user("Hello.")))
+    tail = count_tokens(provider, request(user("Tail.")))
+    assert reported == (tail, 0, hello, count_tokens(provider, body) - hello - tail)
 
 
 def test_a_cache_write_is_invisible_until_its_response_begins() -> None:
@@ -150,7 +152,7 @@ def test_no_key_is_in_the_state_of_the_simulator() -> None:
 def test_a_breakpoint_that_moves_forward_finds_the_entry_before_it() -> None:
     provider = simulator()
     first = usage(provider, part_with_breakpoint())
-    longer = request(user("Hello."), assistant("Hi."), user(text("Go on.", MARK)), system=LONG)
+    longer = request(user("Hello."), assistant("Hi."), user(text("Go on.", CACHE_CONTROL)), system=LONG)
     assert usage(provider, longer)["cache_read_input_tokens"] == first["cache_creation_input_tokens"]
 
 
@@ -159,7 +161,7 @@ def test_the_lookback_is_twenty_blocks(between: int, is_found: bool) -> None:
     provider = simulator()
     usage(provider, part_with_breakpoint())
     more = [text(f"Part {number}.") for number in range(between - 1)]
-    longer = request(user("Hello."), assistant(*more), user(text("Go on.", MARK)), system=LONG)
+    longer = request(user("Hello."), assistant(*more), user(text("Go on.", CACHE_CONTROL)), system=LONG)
     assert (usage(provider, longer)["cache_read_input_tokens"] > 0) == is_found
 
 
@@ -169,7 +171,7 @@ def test_runs_of_tool_blocks_count_as_the_catalog_says(counting: str, is_found: 
     usage(provider, part_with_breakpoint())
     calls = [{"type": "tool_use", "id": f"t{n}", "name": "read", "input": {}} for n in range(25)]
     *results, last = ({"type": "tool_result", "tool_use_id": f"t{n}", "content": "ok"} for n in range(25))
-    last_with_breakpoint = {**last, "cache_control": MARK}
+    last_with_breakpoint = {**last, "cache_control": CACHE_CONTROL}
     longer = request(user("Hello."), assistant(*calls), user(*results, last_with_breakpoint), system=LONG)
     assert (usage(provider, longer)["cache_read_input_tokens"] > 0) == is_found
 
@@ -183,9 +185,9 @@ DOCUMENT = {"type": "document", "source": {"type": "text", "media_type": "text/p
 
 def tiered(*more: Wire, tools: tuple[Wire, ...] = (), **fields: object) -> Wire:
     return request(
-        user(text("Hello.", MARK), *more),
-        tools=[tool("read", MARK), *tools],
-        system=[text(LONG, MARK)],
+        user(text("Hello.", CACHE_CONTROL), *more),
+        tools=[tool("read", CACHE_CONTROL), *tools],
+        system=[text(LONG, CACHE_CONTROL)],
         **fields,
     )
 
@@ -231,8 +233,10 @@ def test_an_image_or_a_cited_document_anywhere_invalidates_its_tier(more: Wire, 
 def test_an_image_in_a_tool_result_is_an_image() -> None:
     def loop(content: list[Wire]) -> Wire:
         call = {"type": "tool_use", "id": "t", "name": "read", "input": {}}
-        result = {"type": "tool_result", "tool_use_id": "t", "content": content, "cache_control": MARK}
-        return request(user(text("Hello.", MARK)), assistant(call), user(result), system=[text(LONG, MARK)])
+        result = {"type": "tool_result", "tool_use_id": "t", "content": content, "cache_control": CACHE_CONTROL}
+        return request(
+            user(text("Hello.", CACHE_CONTROL)), assistant(call), user(result), system=[text(LONG, CACHE_CONTROL)]
+        )
 
     provider = simulator()
     usage(provider, loop([text("seen")]))
@@ -246,7 +250,7 @@ def test_enabling_web_search_keeps_the_other_tools() -> None:
 
 
 def test_breakpoints_that_web_search_puts_out_of_order_are_refused() -> None:
-    tools = [{**SEARCH, "cache_control": HOUR_MARK}, tool("read", MARK)]
+    tools = [{**SEARCH, "cache_control": CACHE_CONTROL_1H}, tool("read", CACHE_CONTROL)]
     status, _, message = refusal(simulator(), request(user("Hello."), tools=tools))
     assert status == 400
     assert "must not come after" in message
@@ -255,7 +259,7 @@ def test_breakpoints_that_web_search_puts_out_of_order_are_refused() -> None:
 def test_a_changed_tool_invalidates_everything() -> None:
     provider = simulator()
     usage(provider, tiered())
-    more = [tool("another"), tool("read", MARK)]
+    more = [tool("another"), tool("read", CACHE_CONTROL)]
     assert usage(provider, {**tiered(), "tools": more})["cache_read_input_tokens"] == 0
 
 
@@ -293,22 +297,22 @@ def test_text_as_a_string_and_as_a_block_is_the_same_prompt() -> None:
     provider = simulator()
     usage(provider, part_with_breakpoint())
     longer = request(
-        {"role": "user", "content": "Hello."}, assistant("Hi."), user(text("More.", MARK)), system=[text(LONG)]
+        {"role": "user", "content": "Hello."}, assistant("Hi."), user(text("More.", CACHE_CONTROL)), system=[text(LONG)]
     )
     assert usage(provider, longer)["cache_read_input_tokens"] > 0
 
 
 def test_two_user_messages_in_a_row_are_one() -> None:
     provider = simulator()
-    usage(provider, request(user("One.", text("Two.", MARK)), system=LONG))
-    again = usage(provider, request(user("One."), user(text("Two.", MARK)), system=LONG))
+    usage(provider, request(user("One.", text("Two.", CACHE_CONTROL)), system=LONG))
+    again = usage(provider, request(user("One."), user(text("Two.", CACHE_CONTROL)), system=LONG))
     assert again["cache_creation_input_tokens"] == 0
 
 
 def test_the_same_text_in_another_role_is_another_prompt() -> None:
     provider = simulator()
-    usage(provider, request(user("One."), assistant("Two."), user(text("Three.", MARK)), system=LONG))
-    again = usage(provider, request(user("One.", "Two.", text("Three.", MARK)), system=LONG))
+    usage(provider, request(user("One."), assistant("Two."), user(text("Three.", CACHE_CONTROL)), system=LONG))
+    again = usage(provider, request(user("One.", "Two.", text("Three.", CACHE_CONTROL)), system=LONG))
     assert again["cache_read_input_tokens"] == 0
 
 
@@ -317,15 +321,15 @@ def test_the_same_text_in_another_role_is_another_prompt() -> None:
 
 def test_the_automatic_breakpoint_moves_forward_with_the_conversation() -> None:
     provider = simulator()
-    first = usage(provider, request(user("Hello."), system=LONG, cache_control=MARK))
-    longer = request(user("Hello."), assistant("Hi."), user("Go on."), system=LONG, cache_control=MARK)
+    first = usage(provider, request(user("Hello."), system=LONG, cache_control=CACHE_CONTROL))
+    longer = request(user("Hello."), assistant("Hi."), user("Go on."), system=LONG, cache_control=CACHE_CONTROL)
     second = usage(provider, longer)
     assert second["input_tokens"] == 0
     assert second["cache_read_input_tokens"] == first["cache_creation_input_tokens"] > 0
 
 
 def test_an_automatic_breakpoint_can_have_a_one_hour_ttl() -> None:
-    assert buckets(usage(simulator(), request(user("Hello."), system=LONG, cache_control=HOUR_MARK)))[3] > 0
+    assert buckets(usage(simulator(), request(user("Hello."), system=LONG, cache_control=CACHE_CONTROL_1H)))[3] > 0
 
 
 def test_a_null_automatic_breakpoint_has_no_effect() -> None:
@@ -333,8 +337,8 @@ def test_a_null_automatic_breakpoint_has_no_effect() -> None:
 
 
 def test_an_automatic_breakpoint_next_to_an_equal_one_changes_nothing() -> None:
-    parts = [text(f"Part {n}.", MARK) for n in range(4)]
-    body = request(user(*parts), system=LONG, cache_control=MARK)
+    parts = [text(f"Part {n}.", CACHE_CONTROL) for n in range(4)]
+    body = request(user(*parts), system=LONG, cache_control=CACHE_CONTROL)
     assert buckets(usage(simulator(), body)) == buckets(usage(simulator(), request(user(*parts), system=LONG)))
 
 
@@ -343,21 +347,24 @@ def test_an_automatic_breakpoint_goes_before_blocks_that_do_not_accept_it() -> N
     model = "claude-opus-4-5"
     ask = request(user(LONG * 8), model=model)
     _, reply = post(provider, ask)
-    body = request(user(LONG * 8), assistant(reply["content"][0]), model=model, cache_control=MARK)
+    body = request(user(LONG * 8), assistant(reply["content"][0]), model=model, cache_control=CACHE_CONTROL)
     reported = usage(provider, body)
     assert reported["input_tokens"] > 0
-    assert reported["cache_creation_input_tokens"] == counted(provider, ask)
+    assert reported["cache_creation_input_tokens"] == count_tokens(provider, ask)
 
 
 @pytest.mark.parametrize(
     ("blocks", "words"),
     [
-        ([text("Hello.", HOUR_MARK)], "the automatic mark has ttl '5m', but messages.0.content.0 is marked"),
-        ([*(text(str(n), MARK) for n in range(4)), text("Last.")], "all are taken"),
+        (
+            [text("Hello.", CACHE_CONTROL_1H)],
+            "the automatic breakpoint has ttl '5m', but the breakpoint on messages.0.content.0 has",
+        ),
+        ([*(text(str(n), CACHE_CONTROL) for n in range(4)), text("Last.")], "all are taken"),
     ],
 )
 def test_an_automatic_breakpoint_without_an_accepting_block_is_refused(blocks: list[Wire], words: str) -> None:
-    status, kind, message = refusal(simulator(), request(user(*blocks), cache_control=MARK))
+    status, kind, message = refusal(simulator(), request(user(*blocks), cache_control=CACHE_CONTROL))
     assert (status, kind) == (400, "invalid_request_error")
     assert words in message
 
@@ -371,11 +378,14 @@ def test_a_malformed_automatic_breakpoint_is_refused(value: object) -> None:
 
 def test_an_automatic_breakpoint_is_refused_by_models_that_do_not_support_it() -> None:
     provider = simulator(models=models_with(accepts_automatic_breakpoint=False))
-    assert "takes marks on blocks only" in refusal(provider, request(user("Hello."), cache_control=MARK))[2]
+    assert (
+        "accepts breakpoints on blocks only"
+        in refusal(provider, request(user("Hello."), cache_control=CACHE_CONTROL))[2]
+    )
 
 
 def test_an_automatic_breakpoint_is_validated_when_tokens_are_counted() -> None:
-    body = request(user(*(text(str(n), MARK) for n in range(4)), "Last."), cache_control=MARK)
+    body = request(user(*(text(str(n), CACHE_CONTROL) for n in range(4)), "Last."), cache_control=CACHE_CONTROL)
     assert refusal(simulator(), body, path="/v1/messages/count_tokens")[0] == 400
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from tests.support import simulated as claude
 from tests.support import simulated_openai as gpt
-from tests.support.simulated import LONG, MARK, Wire, assistant, request, simulator, text, tool, user
+from tests.support.simulated import CACHE_CONTROL, LONG, Wire, assistant, request, simulator, text, tool, user
 
 from holdfast.cachemodel.values import CacheCall, CacheScope, PromptPrefix
 from holdfast.clock import ManualClock
@@ -15,7 +15,7 @@ from holdfast.types.reply import CacheDiagnosis
 from holdfast.types.usage import Usage
 
 OPUS = "claude-opus-5-5"
-HELLO, MORE = user(text("Hello.", MARK)), (assistant("Yes?"), user(text("More.", MARK)))
+HELLO, MORE = user(text("Hello.", CACHE_CONTROL)), (assistant("Yes?"), user(text("More.", CACHE_CONTROL)))
 RESPONSES = gpt.Responses()
 KEY = {"prompt_cache_key": "k"}
 
@@ -78,10 +78,10 @@ def test_the_first_difference_is_named_with_the_tokens_that_could_have_been_read
 
 def test_a_changed_earlier_message_is_named_with_the_tokens_after_it() -> None:
     provider = simulator()
-    first = ask(provider, user(LONG), assistant("Yes?"), user(text("More. " * 300, MARK)))
+    first = ask(provider, user(LONG), assistant("Yes?"), user(text("More. " * 300, CACHE_CONTROL)))
     diagnosis = reason(ask(provider, user(LONG), assistant("No!"), user("More. " * 300), previous=first["id"]))
     assert diagnosis["type"] == "messages_changed"
-    prefix_usage = ask(provider, user(text(LONG, MARK)))["usage"]
+    prefix_usage = ask(provider, user(text(LONG, CACHE_CONTROL)))["usage"]
     in_front = prefix_usage["cache_creation_input_tokens"] + prefix_usage["cache_read_input_tokens"]
     assert diagnosis["cache_missed_input_tokens"] == first["usage"]["cache_creation_input_tokens"] - in_front
 
@@ -99,7 +99,7 @@ def test_a_shortened_prompt_is_not_an_appended_one() -> None:
 def test_a_difference_without_a_name_is_unavailable_whatever_the_messages_are(changed: Wire) -> None:
     provider = simulator()
     first = ask(provider, HELLO)
-    diagnosis = reason(ask(provider, user(text("Bye.", MARK)), previous=first["id"], **changed))
+    diagnosis = reason(ask(provider, user(text("Bye.", CACHE_CONTROL)), previous=first["id"], **changed))
     assert diagnosis == {"type": "unavailable"}
 
 
@@ -131,23 +131,23 @@ def test_a_model_without_diagnostics_does_not_know_the_field() -> None:
     option = {"previous_message_id": None}
     _, _, message = claude.refusal(provider, request(HELLO, diagnostics=option))
     assert message == "diagnostics: Extra inputs are not permitted"
-    assert claude.counted(provider, request(HELLO, diagnostics=option)) > 0
+    assert claude.count_tokens(provider, request(HELLO, diagnostics=option)) > 0
 
 
 def respond(provider: SimulatedProvider, *messages: Wire, previous: str | None = None, **fields: Any) -> Wire:
     settings: Wire = {"prompt_cache_options": {"comparison_response_id": previous}, "tools": [RESPONSES.tool("read")]}
-    body = RESPONSES.body(RESPONSES.said("developer", LONG * 3), *messages, **{**settings, **KEY, **fields})
+    body = RESPONSES.body(RESPONSES.message("developer", LONG * 3), *messages, **{**settings, **KEY, **fields})
     status, reply = gpt.post(provider, RESPONSES.path, body)
     assert status == 200, reply
     return reply
 
 
 def hello() -> Wire:
-    return RESPONSES.said("user", "Hello.")
+    return RESPONSES.message("user", "Hello.")
 
 
 def more(first: Wire) -> tuple[Wire, ...]:
-    return (hello(), *RESPONSES.replied(first), RESPONSES.said("user", "More."))
+    return (hello(), *RESPONSES.reply_messages(first), RESPONSES.message("user", "More."))
 
 
 def test_openai_reports_that_an_appended_prompt_was_read() -> None:
@@ -181,7 +181,7 @@ def test_openai_names_the_first_difference(changed: Wire, word: str) -> None:
 def test_openai_names_a_changed_input_with_the_tokens_after_it() -> None:
     provider = SimulatedProvider(clock=ManualClock())
     first = respond(provider, hello())
-    other = respond(provider, RESPONSES.said("user", "Bye."), previous=first["id"])["prompt_cache_diagnostics"]
+    other = respond(provider, RESPONSES.message("user", "Bye."), previous=first["id"])["prompt_cache_diagnostics"]
     assert (other["type"], other["reason"]) == ("cache_miss", "input_changed")
     assert 0 < other["cache_missed_tokens"] < RESPONSES.buckets(first)[2]
 

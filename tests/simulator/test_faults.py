@@ -178,13 +178,13 @@ async def server() -> AsyncIterator[RunningSimulator]:
 
 
 async def over_http(url: str, fault: str, timeouts: Timeouts) -> bytes:
-    wire = HttpTransport(ANTHROPIC, url, "k", timeouts=timeouts, attempts_max=1)
+    transport = HttpTransport(ANTHROPIC, url, "k", timeouts=timeouts, attempts_max=1)
     endpoint = ANTHROPIC.endpoint(ANTHROPIC.decode_request(BODY % b"").parameters)
     ordered = type(endpoint)(endpoint.path, (*endpoint.headers, ("x-holdfast-fault", fault)))
     try:
-        chunks = [chunk async for chunk in wire.send(ordered, BODY % b'"stream":true,')]
+        chunks = [chunk async for chunk in transport.send(ordered, BODY % b'"stream":true,')]
     finally:
-        await wire.aclose()
+        await transport.aclose()
     return b"".join(chunks)
 
 

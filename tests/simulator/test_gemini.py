@@ -14,11 +14,11 @@ from tests.support.simulated_gemini import (
     ask,
     call,
     counts,
+    error_of,
     make_cache,
     model,
     post,
-    refused,
-    replied,
+    post_ok,
     request,
     result,
     text,
@@ -48,7 +48,7 @@ def parts(reply: Wire) -> list[Wire]:
 
 @pytest.mark.parametrize("version", ["v1", "v1beta"])
 def test_the_last_message_is_echoed(version: str) -> None:
-    reply = replied(simulator(), request(user("Hello.")), version=version)
+    reply = post_ok(simulator(), request(user("Hello.")), version=version)
     assert text(reply) == "Echo: Hello."
     assert reply["responseId"] == "gemini_sim-000001"
     assert reply["modelVersion"] == FLASH
@@ -57,13 +57,13 @@ def test_the_last_message_is_echoed(version: str) -> None:
 def test_a_scripted_call_is_answered_and_the_script_continues() -> None:
     provider = simulator(CALL + '\n{"content": "Done."}')
     body = request(user("Look."), tools=[tool("read")])
-    first = replied(provider, body)
+    first = post_ok(provider, body)
     thought, words, called = parts(first)
     assert thought == {"text": "A file.", "thought": True}
     assert words.keys() == {"text", "thoughtSignature"}
     assert called["functionCall"]["name"] == "read"
     body["contents"] += [first["candidates"][0]["content"], user(result("read", called["functionCall"]["id"]))]
-    assert text(replied(provider, body)) == "Done."
+    assert text(post_ok(provider, body)) == "Done."
 
 
 def test_a_stream_is_events_or_an_array() -> None:
@@ -81,13 +81,13 @@ def test_a_stream_is_events_or_an_array() -> None:
 @pytest.mark.parametrize(("action", "alt"), [("generateContent", "sse"), ("streamGenerateContent", "proto")])
 def test_an_unsupported_response_format_is_refused(action: str, alt: str) -> None:
     response = ask(simulator(), "POST", f"models/{FLASH}:{action}", request(user("Hello.")), query={"alt": alt})
-    assert "'alt'" in refused(response)[2]
+    assert "'alt'" in error_of(response)[2]
 
 
 def test_a_scripted_failure_is_in_geminis_format() -> None:
     provider = simulator('{"content": "At last.", "fault": "429;retry-after=2"}')
-    assert refused(post(provider, request(user("Ask.")))) == (429, "RESOURCE_EXHAUSTED", "this failure was ordered")
-    assert text(replied(provider, request(user("Ask.")))) == "At last."
+    assert error_of(post(provider, request(user("Ask.")))) == (429, "RESOURCE_EXHAUSTED", "this failure was ordered")
+    assert text(post_ok(provider, request(user("Ask.")))) == "At last."
 
 
 # Thoughts
@@ -95,7 +95,7 @@ def test_a_scripted_failure_is_in_geminis_format() -> None:
 
 def signed(provider: Any) -> tuple[Wire, str]:
     """A reply that thinks, and its signature."""
-    reply = replied(provider, request(user("Look.")))
+    reply = post_ok(provider, request(user("Look.")))
     content: Wire = reply["candidates"][0]["content"]
     return content, content["parts"][1]["thoughtSignature"]
 
@@ -132,7 +132,7 @@ def test_an_altered_signature_is_refused() -> None:
         [thought, {**words, "thoughtSignature": "bm9uZQ=="}, called],
         [{**thought, "text": "Two files."}, words, called],
     ):
-        refusal = refused(reply_to(provider, {"role": "model", "parts": sent}))
+        refusal = error_of(reply_to(provider, {"role": "model", "parts": sent}))
         assert refusal == (400, "INVALID_ARGUMENT", "Thought signature is not valid.")
 
 
@@ -169,14 +169,14 @@ def test_an_altered_signature_is_refused() -> None:
     ],
 )
 def test_an_invalid_request_is_refused_with_its_reason(fields: Wire, words: str) -> None:
-    status, name, message = refused(post(simulator(), {**request(user("Ask.")), **fields}))
+    status, name, message = error_of(post(simulator(), {**request(user("Ask.")), **fields}))
     assert (status, name) == (400, "INVALID_ARGUMENT")
     assert words in message
 
 
 def test_an_unknown_model_is_not_found_for_any_action() -> None:
     for method, path in (("POST", ":generateContent"), ("POST", ":countTokens"), ("GET", "")):
-        status, name, message = refused(ask(simulator(), method, f"models/gemini-none{path}", request(user("Ask."))))
+        status, name, message = error_of(ask(simulator(), method, f"models/gemini-none{path}", request(user("Ask."))))
         assert (status, name) == (404, "NOT_FOUND")
         assert message.startswith("models/gemini-none is not found")
 
@@ -198,7 +198,7 @@ UNANSWERED_CALLS = (user("Look."), model(call("read", "c1"), call("read", "c2"))
     ],
 )
 def test_calls_and_results_that_do_not_match_are_refused(contents: tuple[Wire, ...], words: str) -> None:
-    status, _, message = refused(post(simulator(), request(*contents)))
+    status, _, message = error_of(post(simulator(), request(*contents)))
     assert (status, words in message) == (400, True)
 
 
@@ -215,7 +215,7 @@ def test_calls_are_answered_by_id_or_by_name_with_text_and_unknown_fields_beside
 
 def test_a_prompt_beyond_the_window_is_refused_with_its_size() -> None:
     provider = simulator(models=models_with(f"gemini:{FLASH}", context_tokens_max=1_000))
-    status, _, message = refused(post(provider, request(user(LONG))))
+    status, _, message = error_of(post(provider, request(user(LONG))))
     assert status == 400
     assert message.startswith("The input token count (")
     assert message.endswith("exceeds the maximum number of tokens allowed (1000).")
@@ -233,7 +233,7 @@ def test_a_request_without_a_key_is_refused() -> None:
 def test_token_counts_equal_reported_usage() -> None:
     provider, body = simulator(), request(user("Ask."), system=LONG)
     token_count = ask(provider, "POST", f"models/{FLASH}:countTokens", {"generateContentRequest": body})[1]
-    assert token_count == {"totalTokens": counts(replied(provider, body))[0]}
+    assert token_count == {"totalTokens": counts(post_ok(provider, body))[0]}
     bare = ask(provider, "POST", f"models/{FLASH}:countTokens", {"contents": [user("Ask.")]})[1]
     assert 0 < bare["totalTokens"] < token_count["totalTokens"]
 
@@ -241,11 +241,11 @@ def test_token_counts_equal_reported_usage() -> None:
 def test_contents_are_counted_once_and_a_cache_is_counted_with_them() -> None:
     provider = simulator()
     both = {"contents": [user("Ask.")], "generateContentRequest": request(user("Ask."))}
-    assert "both be set" in refused(ask(provider, "POST", f"models/{FLASH}:countTokens", both))[2]
+    assert "both be set" in error_of(ask(provider, "POST", f"models/{FLASH}:countTokens", both))[2]
     cache = make_cache(provider)
     body = request(user("Ask."), cachedContent=cache["name"], model=f"models/{FLASH}")
     token_count = ask(provider, "POST", f"models/{FLASH}:countTokens", {"generateContentRequest": body})[1]
-    assert (token_count["totalTokens"], token_count["cachedContentTokenCount"]) == counts(replied(provider, body))
+    assert (token_count["totalTokens"], token_count["cachedContentTokenCount"]) == counts(post_ok(provider, body))
 
 
 def test_models_are_listed_in_pages_and_one_by_one() -> None:
@@ -267,7 +267,7 @@ def test_models_are_listed_in_pages_and_one_by_one() -> None:
     )
     argon = ask(provider, "GET", f"models/{ARGON}")[1]
     assert argon["supportedGenerationMethods"] == ["generateContent", "countTokens"]
-    assert refused(ask(provider, "GET", "models", query={"pageToken": "x"}))[0] == 400
+    assert error_of(ask(provider, "GET", "models", query={"pageToken": "x"}))[0] == 400
 
 
 # The implicit cache
@@ -276,23 +276,23 @@ def test_models_are_listed_in_pages_and_one_by_one() -> None:
 def test_a_growing_conversation_reads_the_earlier_requests_within_three_minutes() -> None:
     provider = simulator()
     contents = [user("One.")]
-    sent, read = counts(replied(provider, request(*contents, system=LONG)))
+    sent, read = counts(post_ok(provider, request(*contents, system=LONG)))
     assert (sent > 4_096, read) == (True, 0)
     contents += [model("Yes."), user("Two.")]
-    more, again = counts(replied(provider, request(*contents, system=LONG)))
+    more, again = counts(post_ok(provider, request(*contents, system=LONG)))
     assert (again, more > sent) == (sent, True)
-    assert counts(replied(provider, request(*contents, system=LONG), key="other"))[1] == 0
-    assert counts(replied(provider, request(*contents, system=LONG), name="gemini-3.6-flash"))[1] == 0
+    assert counts(post_ok(provider, request(*contents, system=LONG), key="other"))[1] == 0
+    assert counts(post_ok(provider, request(*contents, system=LONG), name="gemini-3.6-flash"))[1] == 0
     provider.advance(179)
-    assert counts(replied(provider, request(*contents, system=LONG)))[1] == more
+    assert counts(post_ok(provider, request(*contents, system=LONG)))[1] == more
     provider.advance(181)
-    assert counts(replied(provider, request(*contents, system=LONG)))[1] == 0
+    assert counts(post_ok(provider, request(*contents, system=LONG)))[1] == 0
 
 
 def test_a_prompt_below_the_floor_is_not_cached() -> None:
     provider = simulator()
     for _ in range(2):
-        assert "cachedContentTokenCount" not in replied(provider, request(user("Ask.")))["usageMetadata"]
+        assert "cachedContentTokenCount" not in post_ok(provider, request(user("Ask.")))["usageMetadata"]
 
 
 @pytest.mark.parametrize(
@@ -307,9 +307,9 @@ def test_a_prompt_below_the_floor_is_not_cached() -> None:
 def test_changed_tools_tool_choice_or_system_instruction_invalidate_everything(changed: Wire) -> None:
     provider = simulator()
     body = request(user(LONG), system="Be kind.", tools=[tool("read")])
-    replied(provider, body)
-    assert counts(replied(provider, {**body, "generationConfig": {"temperature": 1}}))[1] > 4_096
-    assert counts(replied(provider, {**body, **changed}))[1] == 0
+    post_ok(provider, body)
+    assert counts(post_ok(provider, {**body, "generationConfig": {"temperature": 1}}))[1] > 4_096
+    assert counts(post_ok(provider, {**body, **changed}))[1] == 0
 
 
 # Explicit caches
@@ -330,15 +330,15 @@ def test_a_cache_is_created_described_extended_and_deleted() -> None:
     assert exact["expireTime"] == "1970-01-01T04:00:00Z"
     assert ask(provider, "DELETE", cache["name"]) == (200, {})
     for method, body in (("GET", b""), ("PATCH", {"ttl": "1s"}), ("DELETE", b"")):
-        assert refused(ask(provider, method, cache["name"], body)) == NOT_FOUND
+        assert error_of(ask(provider, method, cache["name"], body)) == NOT_FOUND
 
 
 def test_a_call_with_a_cache_reports_its_tokens_and_replies_like_the_full_request() -> None:
     provider = simulator('{"content": "First."}\n{"content": "Second."}')
     cache = make_cache(provider, tools=[tool("read")])
-    uncached = replied(provider, request(user("Ask."), system=LONG, tools=[tool("read")]))
+    uncached = post_ok(provider, request(user("Ask."), system=LONG, tools=[tool("read")]))
     for _ in range(2):
-        brief = replied(provider, request(user("Ask."), cachedContent=cache["name"]))
+        brief = post_ok(provider, request(user("Ask."), cachedContent=cache["name"]))
         assert counts(brief) == (counts(uncached)[0], cache["usageMetadata"]["totalTokenCount"])
         assert text(brief) == text(uncached) == "First."
 
@@ -346,17 +346,17 @@ def test_a_call_with_a_cache_reports_its_tokens_and_replies_like_the_full_reques
 def test_a_call_with_a_cache_stores_no_implicit_entry() -> None:
     provider = simulator()
     cache = make_cache(provider)
-    replied(provider, request(user("Ask."), cachedContent=cache["name"]))
+    post_ok(provider, request(user("Ask."), cachedContent=cache["name"]))
     assert provider.cache == ()
-    assert counts(replied(provider, request(user("Ask."), system=LONG)))[1] == 0
+    assert counts(post_ok(provider, request(user("Ask."), system=LONG)))[1] == 0
 
 
 def test_contents_in_a_cache_are_part_of_the_conversation() -> None:
     provider = simulator('{"content": "First."}\n{"content": "Second."}')
     cache = make_cache(provider, contents=[user("Look."), model(call())])
-    replies = replied(provider, request(user(result()), cachedContent=cache["name"]))
+    replies = post_ok(provider, request(user(result()), cachedContent=cache["name"]))
     assert text(replies) == "Second."
-    assert "function response" in refused(post(provider, request(user("Hi."), cachedContent=cache["name"])))[2]
+    assert "function response" in error_of(post(provider, request(user("Hi."), cachedContent=cache["name"])))[2]
 
 
 @pytest.mark.parametrize(
@@ -370,7 +370,7 @@ def test_contents_in_a_cache_are_part_of_the_conversation() -> None:
 def test_fields_that_a_cache_can_hold_are_refused_next_to_it(fields: Wire) -> None:
     provider = simulator()
     body = request(user("Ask."), cachedContent=make_cache(provider)["name"], **fields)
-    status, name, message = refused(post(provider, body))
+    status, name, message = error_of(post(provider, body))
     assert (status, name) == (400, "INVALID_ARGUMENT")
     assert message.startswith("CachedContent can not be used with GenerateContent request setting system_instruction")
 
@@ -378,13 +378,13 @@ def test_fields_that_a_cache_can_hold_are_refused_next_to_it(fields: Wire) -> No
 def test_a_cache_belongs_to_its_model_and_key_and_expires() -> None:
     provider = simulator()
     body = request(user("Ask."), cachedContent=make_cache(provider, ttl="300.5s")["name"])
-    assert "has to be the same" in refused(post(provider, body, name=OLDER))[2]
-    assert refused(post(provider, body, key="other")) == NOT_FOUND
+    assert "has to be the same" in error_of(post(provider, body, name=OLDER))[2]
+    assert error_of(post(provider, body, key="other")) == NOT_FOUND
     provider.advance(300)
     assert post(provider, body)[0] == 200
     provider.advance(0.5)
-    assert refused(post(provider, body)) == NOT_FOUND
-    assert refused(post(provider, {**body, "cachedContent": "cachedContents/none"})) == NOT_FOUND
+    assert error_of(post(provider, body)) == NOT_FOUND
+    assert error_of(post(provider, {**body, "cachedContent": "cachedContents/none"})) == NOT_FOUND
 
 
 def test_only_the_keys_own_caches_are_listed_page_by_page() -> None:
@@ -424,7 +424,7 @@ def test_only_the_keys_own_caches_are_listed_page_by_page() -> None:
 def test_an_invalid_cache_is_refused(fields: Wire, status: int, words: str) -> None:
     body = {"model": f"models/{FLASH}", "systemInstruction": {"parts": [{"text": LONG}]}, **fields}
     provider = simulator()
-    error_status, _, message = refused(ask(provider, "POST", "cachedContents", body))
+    error_status, _, message = error_of(ask(provider, "POST", "cachedContents", body))
     assert (error_status, words in message) == (status, True)
     assert provider.explicit_caches == ()
 
@@ -441,7 +441,7 @@ def test_the_floor_of_a_cache_is_that_of_its_model() -> None:
 def test_only_the_expiry_of_a_cache_can_be_changed(body: Wire) -> None:
     provider = simulator()
     cache = make_cache(provider)
-    assert "Only the expiration" in refused(ask(provider, "PATCH", cache["name"], body))[2]
+    assert "Only the expiration" in error_of(ask(provider, "PATCH", cache["name"], body))[2]
     assert ask(provider, "GET", cache["name"]) == (200, cache)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.simulated import simulator
-from tests.support.simulated_openai import LONG, MARK, OLDER, Chat, Responses, Wire, get, models_with, post
+from tests.support.simulated_openai import BREAKPOINT, LONG, OLDER, Chat, Responses, Wire, get, models_with, post
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.simulator.provider import SimulatedProvider
@@ -37,9 +37,9 @@ def refused(provider: SimulatedProvider, api: Chat, body: Wire | bytes) -> tuple
 
 def conversation(api: Chat, turns: int, *, system: str = LONG) -> list[Wire]:
     """A system prompt, then `count` questions, all answered except the last."""
-    messages = [api.said("developer", system)]
+    messages = [api.message("developer", system)]
     for turn in range(turns):
-        messages += [api.said("user", f"Question {turn}."), api.said("assistant", f"Answer {turn}.")]
+        messages += [api.message("user", f"Question {turn}."), api.message("assistant", f"Answer {turn}.")]
     return messages[:-1]
 
 
@@ -48,7 +48,7 @@ def conversation(api: Chat, turns: int, *, system: str = LONG) -> list[Wire]:
 
 @both
 def test_the_last_message_is_echoed(api: Chat) -> None:
-    reply = replied(simulator(), api, api.body(api.said("user", "Hello.")))
+    reply = replied(simulator(), api, api.body(api.message("user", "Hello.")))
     assert api.text(reply) == "Echo: Hello."
     assert reply["id"] == f"{api.reply_prefix}sim-000001"
 
@@ -56,9 +56,9 @@ def test_the_last_message_is_echoed(api: Chat) -> None:
 @both
 def test_a_scripted_call_is_answered_and_the_script_continues(api: Chat) -> None:
     provider = simulator(CALL + '\n{"content": "Done."}')
-    messages = [api.said("user", "Look.")]
+    messages = [api.message("user", "Look.")]
     reply = replied(provider, api, api.body(*messages, tools=[api.tool("read")]))
-    messages += api.replied(reply)
+    messages += api.reply_messages(reply)
     call = messages[-1]["tool_calls"][0]["id"] if api.path == Chat.path else messages[-1]["call_id"]
     assert call.startswith("call_")
     messages.append(api.result(call))
@@ -67,30 +67,30 @@ def test_a_scripted_call_is_answered_and_the_script_continues(api: Chat) -> None
 
 @both
 def test_the_same_conversation_gets_the_same_ids_under_another_key(api: Chat) -> None:
-    body = api.body(api.said("user", "Look."), prompt_cache_key="one")
+    body = api.body(api.message("user", "Look."), prompt_cache_key="one")
     first = replied(simulator(CALL), api, body, key="one")
     two = replied(simulator(CALL), api, {**body, "prompt_cache_key": "two"}, key="two")
-    assert api.replied(first) == api.replied(two)
+    assert api.reply_messages(first) == api.reply_messages(two)
 
 
 @both
 def test_a_scripted_failure_is_in_the_providers_format(api: Chat) -> None:
     provider = simulator('{"content": "At last.", "fault": "429;retry-after=2"}')
-    body = api.body(api.said("user", "Ask."))
+    body = api.body(api.message("user", "Ask."))
     assert refused(provider, api, body) == (429, "this failure was ordered")
     assert api.text(replied(provider, api, body)) == "At last."
 
 
 def test_chat_shows_no_thinking() -> None:
     script = '{"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Yes."}]}'
-    reply = replied(simulator(script), Chat(), Chat().body(Chat().said("user", "Ask.")))
+    reply = replied(simulator(script), Chat(), Chat().body(Chat().message("user", "Ask.")))
     assert "Hm." not in str(reply)
     assert Chat().text(reply) == "Yes."
 
 
 def test_a_chat_stream_reports_its_usage_only_on_request() -> None:
     api, provider = Chat(), simulator()
-    body = api.body(api.said("user", "Ask."), stream=True)
+    body = api.body(api.message("user", "Ask."), stream=True)
     silent, with_usage = (
         post_stream(provider, api, {**body, **more}) for more in ({}, {"stream_options": {"include_usage": True}})
     )
@@ -136,7 +136,7 @@ def post_stream(provider: SimulatedProvider, api: Chat, body: Wire) -> bytes:
     ],
 )
 def test_an_invalid_request_is_refused_with_its_reason(api: Chat, fields: Wire, status: int, words: str) -> None:
-    error_status, message = refused(simulator(), api, api.body(api.said("user", "Ask."), **fields))
+    error_status, message = refused(simulator(), api, api.body(api.message("user", "Ask."), **fields))
     assert error_status == status
     assert words in message
 
@@ -145,7 +145,7 @@ def test_an_invalid_request_is_refused_with_its_reason(api: Chat, fields: Wire, 
 def test_a_tool_choice_with_an_unknown_tool_is_refused(api: Chat) -> None:
     choice = {"type": "function", "function": {"name": "write"}, "name": "write"}
     choice.pop("name" if api.path == Chat.path else "function")
-    body = api.body(api.said("user", "Ask."), tools=[api.tool("read")], tool_choice=choice)
+    body = api.body(api.message("user", "Ask."), tools=[api.tool("read")], tool_choice=choice)
     assert refused(simulator(), api, body)[1].endswith("is not found in 'tools'.")
     assert post(simulator(), api.path, {**body, "tools": [api.tool("write")]})[0] == 200
 
@@ -153,19 +153,19 @@ def test_a_tool_choice_with_an_unknown_tool_is_refused(api: Chat) -> None:
 @both
 def test_an_empty_conversation_is_refused(api: Chat) -> None:
     assert refused(simulator(), api, api.body())[0] == 400
-    assert refused(simulator(), api, api.body(api.said("developer", "Be brief.")))[0] == 400
+    assert refused(simulator(), api, api.body(api.message("developer", "Be brief.")))[0] == 400
 
 
 @both
 def test_a_result_without_its_call_is_refused(api: Chat) -> None:
-    status, message = refused(simulator(), api, api.body(api.said("user", "Ask."), api.result("call_1")))
+    status, message = refused(simulator(), api, api.body(api.message("user", "Ask."), api.result("call_1")))
     assert (status, "'call_1'" in message) == (400, True)
 
 
 @both
 @pytest.mark.parametrize("result_ids", [(), ("call_1",)])
 def test_an_unanswered_call_is_refused(api: Chat, result_ids: tuple[str, ...]) -> None:
-    messages = [api.said("user", "Ask."), *api.calls("call_1", "call_2"), *map(api.result, result_ids)]
+    messages = [api.message("user", "Ask."), *api.calls("call_1", "call_2"), *map(api.result, result_ids)]
     status, message = refused(simulator(), api, api.body(*messages))
     assert (status, "'call_2'" in message or not result_ids) == (400, True)
     assert (
@@ -177,11 +177,11 @@ def test_an_unanswered_call_is_refused(api: Chat, result_ids: tuple[str, ...]) -
 def test_calls_of_non_function_tools_are_answered_like_others() -> None:
     chat, responses = Chat(), Responses()
     custom = {"id": "call_1", "type": "custom", "custom": {"name": "grep", "input": "x"}}
-    messages = [chat.said("user", "Ask."), {"role": "assistant", "tool_calls": [custom]}]
+    messages = [chat.message("user", "Ask."), {"role": "assistant", "tool_calls": [custom]}]
     assert refused(simulator(), chat, chat.body(*messages))[0] == 400
     assert post(simulator(), chat.path, chat.body(*messages, chat.result("call_1")))[0] == 200
     messages = [
-        responses.said("user", "Ask."),
+        responses.message("user", "Ask."),
         {"type": "custom_tool_call", "call_id": "c", "name": "grep", "input": "x"},
     ]
     output = {"type": "custom_tool_call_output", "call_id": "c", "output": "y"}
@@ -192,28 +192,33 @@ def test_calls_of_non_function_tools_are_answered_like_others() -> None:
 
 def test_chat_requires_results_right_after_their_calls_and_responses_do_not() -> None:
     for api, status in ((Chat(), 400), (Responses(), 200)):
-        messages = [api.said("user", "Ask."), *api.calls("call_1"), api.said("user", "Wait."), api.result("call_1")]
+        messages = [
+            api.message("user", "Ask."),
+            *api.calls("call_1"),
+            api.message("user", "Wait."),
+            api.result("call_1"),
+        ]
         assert post(simulator(), api.path, api.body(*messages))[0] == status
 
 
 @both
 def test_a_prompt_beyond_the_window_is_refused_by_its_code(api: Chat) -> None:
     provider = simulator(models=models_with("openai:gpt-6.1-sol", context_tokens_max=1_000))
-    status, reply = post(provider, api.path, api.body(api.said("user", LONG)))
+    status, reply = post(provider, api.path, api.body(api.message("user", LONG)))
     assert (status, reply["error"]["code"]) == (400, "context_length_exceeded")
     assert "maximum context length is 1000 tokens" in reply["error"]["message"]
 
 
 def test_an_output_limit_above_the_models_is_refused_and_no_limit_is_allowed() -> None:
     api = Chat()
-    ask = api.body(api.said("user", "Ask."), model="gpt-4o")
+    ask = api.body(api.message("user", "Ask."), model="gpt-4o")
     assert "max_tokens is too large" in refused(simulator(), api, {**ask, "max_completion_tokens": 100_000})[1]
     assert api.text(replied(simulator(), api, ask)) == "Echo: Ask."
 
 
 @both
 def test_a_breakpoint_on_a_model_without_breakpoints_is_refused(api: Chat) -> None:
-    body = api.body(api.said("user", api.part("Ask.", MARK)), model=OLDER)
+    body = api.body(api.message("user", api.part("Ask.", BREAKPOINT)), model=OLDER)
     assert "'prompt_cache_breakpoint' is not supported" in refused(simulator(), api, body)[1]
 
 
@@ -227,7 +232,7 @@ def test_a_request_without_a_key_is_refused(api: Chat) -> None:
 
 def test_responses_refuse_references_to_stored_state() -> None:
     api = Responses()
-    body = api.body(api.said("user", "Ask."), previous_response_id="resp_1")
+    body = api.body(api.message("user", "Ask."), previous_response_id="resp_1")
     assert "'previous_response_id' was not found" in refused(simulator(), api, body)[1]
 
 
@@ -249,27 +254,27 @@ def test_a_growing_conversation_reads_the_entry_of_its_last_call(api: Chat) -> N
 def test_a_conversation_with_one_message_per_question_reads_up_to_each(api: Chat) -> None:
     """Two adjacent user messages are two messages; a message that is extended is a different one."""
     provider = simulator()
-    system, question = api.said("developer", LONG), api.said("user", "One.")
+    system, question = api.message("developer", LONG), api.message("user", "One.")
     _, _, written_tokens = buckets(provider, api, api.body(system, question))
-    assert buckets(provider, api, api.body(system, question, api.said("user", "Two.")))[1] == written_tokens
-    assert buckets(provider, api, api.body(system, api.said("user", "One.", "Two.")))[1] == 0
+    assert buckets(provider, api, api.body(system, question, api.message("user", "Two.")))[1] == written_tokens
+    assert buckets(provider, api, api.body(system, api.message("user", "One.", "Two.")))[1] == 0
 
 
 @both
 def test_a_shared_system_prompt_is_read_only_where_it_had_a_breakpoint(api: Chat) -> None:
-    for breakpoint_, reads in ((None, False), (MARK, True)):
+    for breakpoint_, reads in ((None, False), (BREAKPOINT, True)):
         provider = simulator()
-        system = api.said("developer", api.part(LONG, breakpoint_))
-        buckets(provider, api, api.body(system, api.said("user", "One task.")))
-        assert (buckets(provider, api, api.body(system, api.said("user", "Another.")))[1] > 0) == reads
+        system = api.message("developer", api.part(LONG, breakpoint_))
+        buckets(provider, api, api.body(system, api.message("user", "One task.")))
+        assert (buckets(provider, api, api.body(system, api.message("user", "Another.")))[1] > 0) == reads
 
 
 @both
 def test_the_end_of_several_developer_messages_is_looked_up(api: Chat) -> None:
     provider = simulator()
-    first = [api.said("developer", LONG), api.said("developer", api.part("Be brief.", MARK))]
-    _, _, written_tokens = buckets(provider, api, api.body(*first, api.said("user", "One task.")))
-    plain = [api.said("developer", LONG), api.said("developer", "Be brief.")]
+    first = [api.message("developer", LONG), api.message("developer", api.part("Be brief.", BREAKPOINT))]
+    _, _, written_tokens = buckets(provider, api, api.body(*first, api.message("user", "One task.")))
+    plain = [api.message("developer", LONG), api.message("developer", "Be brief.")]
     _, read, _ = buckets(provider, api, api.body(*plain, *conversation(api, 30)[1:]))
     assert written_tokens - 50 < read < written_tokens
 
@@ -277,7 +282,7 @@ def test_the_end_of_several_developer_messages_is_looked_up(api: Chat) -> None:
 @both
 def test_only_the_last_result_of_a_run_is_a_lookup_position(api: Chat) -> None:
     provider = simulator()
-    messages = [api.said("developer", LONG), api.said("user", "Look."), *api.calls("call_1", "call_2")]
+    messages = [api.message("developer", LONG), api.message("user", "Look."), *api.calls("call_1", "call_2")]
     results = [api.result("call_1"), api.result("call_2")]
     _, _, written_tokens = buckets(provider, api, api.body(*messages, *results))
     more = [*api.calls("call_3"), api.result("call_3")]
@@ -293,10 +298,10 @@ def test_explicit_mode_without_a_breakpoint_caches_nothing(api: Chat) -> None:
 
 @both
 def test_an_entry_lives_half_an_hour_or_twelve_hours(api: Chat) -> None:
-    for breakpoint_, reads in ((MARK, 0), ({**MARK, "ttl": "12h"}, 1)):
+    for breakpoint_, reads in ((BREAKPOINT, 0), ({**BREAKPOINT, "ttl": "12h"}, 1)):
         provider = simulator()
-        system = api.said("developer", api.part(LONG, breakpoint_))
-        body = api.body(system, api.said("user", "Ask."), prompt_cache_options={"mode": "explicit", "ttl": "30m"})
+        system = api.message("developer", api.part(LONG, breakpoint_))
+        body = api.body(system, api.message("user", "Ask."), prompt_cache_options={"mode": "explicit", "ttl": "30m"})
         buckets(provider, api, body)
         provider.advance(1_800)
         assert min(1, buckets(provider, api, body)[1]) == reads
@@ -351,9 +356,9 @@ def test_the_response_format_is_part_of_the_prefix(api: Chat, change: Wire) -> N
 @both
 def test_an_older_model_reads_any_common_prefix_in_steps_of_128(api: Chat) -> None:
     provider = simulator()
-    system = api.said("developer", LONG)
-    assert buckets(provider, api, api.body(system, api.said("user", "One."), model=OLDER))[1:] == (0, 0)
-    _, read, written_tokens = buckets(provider, api, api.body(system, api.said("user", "Another."), model=OLDER))
+    system = api.message("developer", LONG)
+    assert buckets(provider, api, api.body(system, api.message("user", "One."), model=OLDER))[1:] == (0, 0)
+    _, read, written_tokens = buckets(provider, api, api.body(system, api.message("user", "Another."), model=OLDER))
     assert (read % 128, written_tokens) == (0, 0)
     assert read >= 1_024
 
@@ -385,9 +390,9 @@ REASONED = '{"content": [{"type": "thinking", "thinking": "Hm."}, {"type": "text
 
 def reasoned() -> tuple[SimulatedProvider, list[Wire]]:
     api, provider = Responses(), simulator(REASONED)
-    messages = [api.said("user", "Ask.")]
+    messages = [api.message("user", "Ask.")]
     reply = replied(provider, api, api.body(*messages))
-    return provider, [*messages, *api.replied(reply), api.said("user", "And?")]
+    return provider, [*messages, *api.reply_messages(reply), api.message("user", "And?")]
 
 
 def test_reasoning_comes_encrypted_and_is_accepted_back_unchanged() -> None:
@@ -402,24 +407,24 @@ def test_reasoning_comes_encrypted_and_is_accepted_back_unchanged() -> None:
     [{"encrypted_content": "bm90IG91cnM="}, {"encrypted_content": "?"}, {"summary": []}],
 )
 def test_altered_reasoning_is_refused(change: Wire) -> None:
-    provider, said = reasoned()
-    said[1] = {**said[1], **change}
-    status, message = refused(provider, Responses(), Responses().body(*said))
+    provider, messages = reasoned()
+    messages[1] = {**messages[1], **change}
+    status, message = refused(provider, Responses(), Responses().body(*messages))
     assert (status, "could not be verified" in message) == (400, True)
 
 
 def test_reasoning_with_unknown_members_is_still_verified() -> None:
-    provider, said = reasoned()
-    with_text = {**said[1], "content": [{"type": "reasoning_text", "text": "Hm, hm."}]}
-    assert post(provider, Responses.path, Responses().body(said[0], with_text, *said[2:]))[0] == 200
+    provider, messages = reasoned()
+    with_text = {**messages[1], "content": [{"type": "reasoning_text", "text": "Hm, hm."}]}
+    assert post(provider, Responses.path, Responses().body(messages[0], with_text, *messages[2:]))[0] == 200
     tampered = {**with_text, "encrypted_content": "bm90IG91cnM="}
-    assert refused(provider, Responses(), Responses().body(said[0], tampered, *said[2:]))[0] == 400
+    assert refused(provider, Responses(), Responses().body(messages[0], tampered, *messages[2:]))[0] == 400
 
 
 def test_redacted_thinking_is_reasoning_without_a_summary() -> None:
     script = '{"content": [{"type": "redacted_thinking", "data": ""}, {"type": "text", "text": "Yes."}]}'
     api = Responses()
-    reply = replied(simulator(script), api, api.body(api.said("user", "Ask.")))
+    reply = replied(simulator(script), api, api.body(api.message("user", "Ask.")))
     assert (reply["output"][0]["type"], reply["output"][0]["summary"]) == ("reasoning", [])
 
 
@@ -442,7 +447,7 @@ def test_token_counts_equal_billed_tokens() -> None:
 
 def test_counting_needs_no_output_limit() -> None:
     api = Responses()
-    body = api.body(api.said("user", "Ask."), max_output_tokens=10**9)
+    body = api.body(api.message("user", "Ask."), max_output_tokens=10**9)
     assert refused(simulator(), api, body)[0] == 400
     assert post(simulator(), "/v1/responses/input_tokens", body)[0] == 200
 
@@ -450,7 +455,7 @@ def test_counting_needs_no_output_limit() -> None:
 def test_only_responses_compare_and_prewarm() -> None:
     for options in ({"comparison_response_id": "resp_1"}, {"prewarm": False}):
         for api, status in ((Responses(), 200), (Chat(), 400)):
-            body = api.body(api.said("user", "Ask."), prompt_cache_options=options)
+            body = api.body(api.message("user", "Ask."), prompt_cache_options=options)
             assert post(simulator(), api.path, body)[0] == status
 
 

@@ -56,7 +56,7 @@ def models_like(id: str, **cache: object) -> Models:
 
 def test_a_prefix_with_a_breakpoint_is_written_and_read() -> None:
     provider = simulator()
-    sent = body(chat.said("system", part(LONG, BREAKPOINT)), chat.said("user", "Ask."))
+    sent = body(chat.message("system", part(LONG, BREAKPOINT)), chat.message("user", "Ask."))
     plain, read, written_tokens = buckets(provider, sent)
     assert (plain > 0, read, written_tokens > 512) == (True, 0, True)
     assert buckets(provider, sent) == (plain, written_tokens, 0)
@@ -64,39 +64,39 @@ def test_a_prefix_with_a_breakpoint_is_written_and_read() -> None:
 
 def test_nothing_is_cached_without_a_breakpoint() -> None:
     provider = simulator()
-    sent = body(chat.said("system", LONG), chat.said("user", "Ask."))
+    sent = body(chat.message("system", LONG), chat.message("user", "Ask."))
     assert [buckets(provider, sent)[1:] for _ in range(2)] == [(0, 0), (0, 0)]
 
 
 def test_the_automatic_breakpoint_is_placed_as_anthropic_places_it() -> None:
     provider = simulator()
-    sent = body(chat.said("system", LONG), chat.said("user", "Ask."), cache_control=BREAKPOINT)
+    sent = body(chat.message("system", LONG), chat.message("user", "Ask."), cache_control=BREAKPOINT)
     _, _, written_tokens = buckets(provider, sent)
     assert buckets(provider, sent) == (0, written_tokens, 0)
 
 
 def test_more_breakpoints_than_the_model_supports_are_refused() -> None:
     parts = [part(f"Part {index}.", BREAKPOINT) for index in range(5)]
-    status, message = refused(simulator(), body(chat.said("user", *parts)))
+    status, message = refused(simulator(), body(chat.message("user", *parts)))
     assert (status, message) == (400, "A maximum of 4 blocks with cache_control may be provided. Found 5.")
 
 
 def test_breakpoints_are_dropped_where_the_model_has_none() -> None:
     provider = simulator()
-    sent = body(chat.said("system", part(LONG, BREAKPOINT)), chat.said("user", "Ask."), model=GPT)
+    sent = body(chat.message("system", part(LONG, BREAKPOINT)), chat.message("user", "Ask."), model=GPT)
     assert buckets(provider, sent)[1:] == (0, 0)
     assert buckets(provider, sent)[1] >= 1_024
 
 
 def test_breakpoints_are_translated_where_the_model_has_its_own() -> None:
     provider = simulator(models=models_like("openai:gpt-6.1-sol"))
-    system = chat.said("system", part(LONG, BREAKPOINT))
-    buckets(provider, body(system, chat.said("user", "One."), model=GPT))
-    assert buckets(provider, body(system, chat.said("user", "Another."), model=GPT))[1] > 1_024
+    system = chat.message("system", part(LONG, BREAKPOINT))
+    buckets(provider, body(system, chat.message("user", "One."), model=GPT))
+    assert buckets(provider, body(system, chat.message("user", "Another."), model=GPT))[1] > 1_024
 
 
 def test_unknown_models_are_refused() -> None:
-    assert refused(simulator(), body(chat.said("user", "Ask."), model="none/such")) == (
+    assert refused(simulator(), body(chat.message("user", "Ask."), model="none/such")) == (
         404,
         "No endpoints found for none/such.",
     )
@@ -107,14 +107,14 @@ def test_an_empty_conversation_is_refused() -> None:
 
 
 def test_an_unanswered_call_is_refused() -> None:
-    assert refused(simulator(), body(chat.said("user", "Ask."), *chat.calls("call_1")))[0] == 400
+    assert refused(simulator(), body(chat.message("user", "Ask."), *chat.calls("call_1")))[0] == 400
 
 
 def reasoned(model: str) -> tuple[SimulatedProvider, list[Wire]]:
     provider = simulator(REASONED)
-    messages = [chat.said("user", "Ask.")]
+    messages = [chat.message("user", "Ask.")]
     message = replied(provider, body(*messages, model=model))["choices"][0]["message"]
-    return provider, [*messages, message, chat.said("user", "And?")]
+    return provider, [*messages, message, chat.message("user", "And?")]
 
 
 @pytest.mark.parametrize("model", [SONNET, HAIKU, GPT])
@@ -132,7 +132,7 @@ def test_altered_reasoning_is_refused() -> None:
 
 def test_bound_reasoning_after_a_changed_message_is_refused() -> None:
     provider, messages = reasoned(SONNET)
-    status, message = refused(provider, body(chat.said("user", "Something else."), *messages[1:]))
+    status, message = refused(provider, body(chat.message("user", "Something else."), *messages[1:]))
     assert (status, "bound to a different conversation" in message) == (400, True)
 
 
@@ -153,7 +153,7 @@ def test_a_model_without_prices_is_listed_as_free() -> None:
 
 
 def test_a_reply_reports_its_cost() -> None:
-    sent = body(chat.said("system", part(LONG, BREAKPOINT)), chat.said("user", "Ask."))
+    sent = body(chat.message("system", part(LONG, BREAKPOINT)), chat.message("user", "Ask."))
     usage = replied(simulator(), sent)["usage"]
     plain, _, written_tokens = chat.buckets({"usage": usage})
     assert usage["cost"] == pytest.approx(
@@ -162,7 +162,7 @@ def test_a_reply_reports_its_cost() -> None:
 
 
 def test_a_stream_reports_its_cost_with_its_usage() -> None:
-    sent = body(chat.said("user", "Ask."), stream=True)
+    sent = body(chat.message("user", "Ask."), stream=True)
     answer = simulator().handle("POST", PATH, headers={"x-api-key": "k"}, body=msgspec.json.encode(sent))
     events = answer.read_body().split(b"\n\n")
     assert b'"cost":' in events[-3]

@@ -23,13 +23,13 @@ json_values = st.recursive(
 
 def _openai(api: Chat, **fields: Any) -> Wire:
     messages = [
-        api.said("developer", api.part("Be brief.", {"mode": "explicit", "ttl": "12h"})),
-        api.said("user", SECRET, "And more."),
+        api.message("developer", api.part("Be brief.", {"mode": "explicit", "ttl": "12h"})),
+        api.message("user", SECRET, "And more."),
         *api.calls("call_1", "call_2"),
         api.result("call_1"),
         api.result("call_2"),
-        api.said("assistant", "Done."),
-        api.said("user", "And?"),
+        api.message("assistant", "Done."),
+        api.message("user", "And?"),
     ]
     return api.body(*messages, tools=[api.tool("read")], tool_choice="auto", stream=False, **fields)
 

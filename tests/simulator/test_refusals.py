@@ -3,8 +3,8 @@
 import msgspec
 import pytest
 from tests.support.simulated import (
+    CACHE_CONTROL,
     LONG,
-    MARK,
     SONNET,
     Wire,
     assistant,
@@ -63,16 +63,16 @@ INVALID: dict[str, tuple[Wire | bytes, str]] = {
     ),
     "a user message after a system message": (request(HELLO, SYSTEM_MESSAGE, HELLO), "follows a system message"),
     "five marks": (
-        request(user(*(text(str(n), MARK) for n in range(5)))),
+        request(user(*(text(str(n), CACHE_CONTROL) for n in range(5)))),
         "A maximum of 4 blocks with cache_control may be provided. Found 5.",
     ),
     "a long mark behind a short one": (
-        request(user(text("a", MARK), text("b", {**MARK, "ttl": "1h"}))),
+        request(user(text("a", CACHE_CONTROL), text("b", {**CACHE_CONTROL, "ttl": "1h"}))),
         "must not come after",
     ),
-    "an unknown lifetime": (request(user(text("a", {**MARK, "ttl": "2h"}))), "cache_control"),
+    "an unknown lifetime": (request(user(text("a", {**CACHE_CONTROL, "ttl": "2h"}))), "cache_control"),
     "a mark on empty text": (
-        request(HELLO, system=[text(" ", MARK)]),
+        request(HELLO, system=[text(" ", CACHE_CONTROL)]),
         "system.0: cache_control cannot be set for empty text blocks",
     ),
     "two tools of one name": (request(HELLO, tools=[tool("a"), tool("a")]), "Tool names must be unique"),
@@ -131,7 +131,7 @@ def test_an_invalid_request_is_refused_with_its_reason(case: str) -> None:
 VALID: dict[str, Wire] = {
     "answered calls": request(HELLO, assistant(CALL, OTHER_CALL), user(RESULT, OTHER_RESULT, "Go on.")),
     "results in two messages": request(HELLO, assistant(CALL, OTHER_CALL), user(RESULT), user(OTHER_RESULT)),
-    "four marks": request(user(*(text(str(n), MARK) for n in range(4)))),
+    "four marks": request(user(*(text(str(n), CACHE_CONTROL) for n in range(4)))),
     "all the output": request(HELLO, max_tokens=128_000),
     "a free choice": request(HELLO, tools=[tool("a")], tool_choice={"type": "none"}),
     "no choice": request(HELLO, tool_choice=None),
@@ -222,7 +222,7 @@ def test_an_unknown_path_is_not_found(method: str, path: str) -> None:
 
 def test_a_refused_request_leaves_the_cache_unchanged() -> None:
     provider = simulator(models=models_with(tokens_min=0))
-    refusal(provider, request(user(text("Hello.", MARK)), assistant("Hi.")))
+    refusal(provider, request(user(text("Hello.", CACHE_CONTROL)), assistant("Hi.")))
     assert provider.cache == ()
 
 

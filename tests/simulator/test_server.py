@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 import pytest
 import pytest_asyncio
-from tests.support.simulated import LONG, MARK, SONNET, Wire, request, text, user
+from tests.support.simulated import CACHE_CONTROL, LONG, SONNET, Wire, request, text, user
 
 from holdfast.clock import ManualClock
 from holdfast.errors import ProviderError, UserError
@@ -23,7 +23,7 @@ from holdfast.simulator.script import parse_script
 from holdfast.simulator.server import RunningSimulator, serve_simulator
 
 KEY = {"x-api-key": "sk-secret"}
-ASK = request(user(text("Ask.", MARK)), system=LONG)
+ASK = request(user(text("Ask.", CACHE_CONTROL)), system=LONG)
 
 
 @pytest_asyncio.fixture

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.simulated import (
+    CACHE_CONTROL,
     LONG,
-    MARK,
     SONNET,
     Wire,
     assistant,
-    counted,
+    count_tokens,
     models_with,
     post,
     refusal,
@@ -65,7 +65,7 @@ def test_a_conversation_replayed_gets_the_same_replies() -> None:
 def test_a_moved_breakpoint_does_not_change_what_thinking_is_bound_to() -> None:
     provider = thinker()
     first, reply, more = converse(provider, 1, ask="Ask.")
-    question = user(text("Ask.", MARK))
+    question = user(text("Ask.", CACHE_CONTROL))
     assert post(provider, request(question, reply, more))[0] == 200
     assert first != question
 
@@ -74,7 +74,7 @@ def test_a_moved_breakpoint_is_a_change_where_the_catalog_says_so() -> None:
     provider = simulator(script([THOUGHT, text("One.")]), models=models_with(breakpoints_change_binding=True))
     first, reply, more = converse(provider, 1)
     assert post(provider, request(first, reply, more))[0] == 200
-    assert refusal(provider, request(user(text("Ask.", MARK)), reply, more))[0] == 400
+    assert refusal(provider, request(user(text("Ask.", CACHE_CONTROL)), reply, more))[0] == 400
 
 
 CHANGES: dict[str, Wire] = {
@@ -148,7 +148,7 @@ def test_mismatched_thinking_is_dropped_on_request_and_reported() -> None:
         for n in (1, 3)
     ]
     without = request(user("Another ask."), assistant("One."), user("Go on."), assistant("Two."), user("Go on."))
-    assert sum(tokens_in(reply)) == counted(provider, without)
+    assert sum(tokens_in(reply)) == count_tokens(provider, without)
 
 
 def tokens_in(reply: Wire) -> tuple[int, int, int]:
@@ -211,7 +211,7 @@ def test_another_models_thinking_is_dropped_silently() -> None:
     status, reply = post(provider, request(*messages, model="claude-opus-5-5"))
     assert status == 200
     without = request(user("Ask."), assistant("One."), user("Go on."), model="claude-opus-5-5")
-    assert sum(tokens_in(reply)) == counted(provider, without)
+    assert sum(tokens_in(reply)) == count_tokens(provider, without)
 
 
 def test_with_the_beta_another_models_thinking_is_reported() -> None:
@@ -263,7 +263,7 @@ def test_redacted_thinking_is_sealed_and_accepted_back() -> None:
 def test_a_breakpoint_on_thinking_is_refused() -> None:
     provider = thinker()
     messages = converse(provider, 1)
-    messages[1]["content"][0]["cache_control"] = MARK
+    messages[1]["content"][0]["cache_control"] = CACHE_CONTROL
     assert "cache_control cannot be set for thinking blocks" in refusal(provider, request(*messages))[2]
 
 
@@ -273,18 +273,18 @@ def test_a_breakpoint_on_thinking_is_refused() -> None:
 def test_a_model_that_drops_old_thinking_loses_its_cache_there() -> None:
     provider = simulator(script([THOUGHT, {**CALL, "id": "t1"}], [text("Two.")]))
     tools = [tool("read")]
-    start = [user(text(LONG * 8, MARK))]
+    start = [user(text(LONG * 8, CACHE_CONTROL))]
     _, reply = post(provider, request(*start, model=OLD, tools=tools))
     result = {"type": "tool_result", "tool_use_id": "t1", "content": "ok"}
-    loop = [*start, assistant(*reply["content"]), user({**result, "cache_control": MARK})]
+    loop = [*start, assistant(*reply["content"]), user({**result, "cache_control": CACHE_CONTROL})]
     written_tokens = usage(provider, request(*loop, model=OLD, tools=tools))["cache_creation_input_tokens"]
     again = usage(provider, request(*loop, model=OLD, tools=tools))
     assert again["cache_creation_input_tokens"] == 0
-    messages = [*start, assistant(*reply["content"]), user(result, text("Go on.", MARK))]
+    messages = [*start, assistant(*reply["content"]), user(result, text("Go on.", CACHE_CONTROL))]
     after = usage(provider, request(*messages, model=OLD, tools=tools))
     assert after["cache_read_input_tokens"] == again["cache_read_input_tokens"] - written_tokens
-    bare = [*start, assistant(reply["content"][1]), user(result, text("Go on.", MARK))]
-    assert counted(provider, request(*messages, model=OLD, tools=tools)) == counted(
+    bare = [*start, assistant(reply["content"][1]), user(result, text("Go on.", CACHE_CONTROL))]
+    assert count_tokens(provider, request(*messages, model=OLD, tools=tools)) == count_tokens(
         provider, request(*bare, model=OLD, tools=tools)
     )
 
@@ -293,4 +293,4 @@ def test_a_model_that_keeps_old_thinking_keeps_its_cache() -> None:
     provider = thinker()
     messages = converse(provider, 1)
     bare = request(user("Ask."), assistant("One."), user("Go on."))
-    assert counted(provider, request(*messages)) > counted(provider, bare)
+    assert count_tokens(provider, request(*messages)) > count_tokens(provider, bare)

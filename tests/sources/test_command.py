@@ -1,4 +1,4 @@
-"""What a command may print and how long it may take; beyond that it is killed."""
+"""Limits on the output and the duration of a command; beyond them it is killed."""
 
 import os
 import sys
@@ -26,8 +26,8 @@ def run_python(
     )
 
 
-def late_after(looks: int) -> Clock:
-    """A clock that stands still for so many looks at it, and then is past every deadline."""
+def clock_late_after(looks: int) -> Clock:
+    """A clock that stands still for that many readings, and then is past every deadline."""
     times = chain(repeat(0.0, looks), repeat(1_000.0))
     return lambda: next(times)
 
@@ -44,7 +44,7 @@ def is_gone(pid: int) -> bool:
     return False
 
 
-def test_output_and_exit_code_come_back() -> None:
+def test_output_and_exit_code_are_returned() -> None:
     assert run_python("print('hello'); raise SystemExit(3)") == BoundedOutput(b"hello\n", "exited", 3)
 
 
@@ -56,11 +56,11 @@ def test_the_command_runs_in_its_folder_with_the_given_environment_and_no_input(
     assert printed == BoundedOutput(f"{tmp_path} this False ''".encode(), "exited", 0)
 
 
-def test_what_it_says_on_standard_error_is_not_kept() -> None:
+def test_standard_error_is_discarded() -> None:
     assert run_python("import sys; sys.stderr.write('secret')").output == b""
 
 
-def test_output_exactly_at_the_bound_is_whole_and_one_byte_more_is_cut() -> None:
+def test_output_at_the_limit_is_complete_and_one_byte_more_is_cut() -> None:
     assert run_python("print('x' * 100, end='')") == BoundedOutput(b"x" * 100, "exited", 0)
     assert run_python("print('x' * 101, end='')") == BoundedOutput(b"x" * 100, "cut", None)
 
@@ -71,38 +71,38 @@ def test_a_command_that_never_stops_printing_is_stopped() -> None:
     assert is_gone(int(printed.output.split()[0]))
 
 
-def test_a_silent_command_is_not_waited_for_beyond_its_time() -> None:
+def test_a_silent_command_is_stopped_at_its_timeout() -> None:
     started = time.monotonic()
     assert run_python("import time; time.sleep(60)", seconds_max=0.1) == BoundedOutput(b"", "timed_out", None)
     assert time.monotonic() - started < 5
 
 
-def test_a_command_that_takes_too_long_is_killed_with_all_it_started() -> None:
+def test_a_command_that_takes_too_long_is_killed_with_its_children() -> None:
     code = "import os, time\nif child := os.fork(): print(os.getpid(), child, flush=True)\ntime.sleep(60)"
-    printed = run_python(code, monotonic=late_after(2))
+    printed = run_python(code, monotonic=clock_late_after(2))
     assert (printed.end, printed.exit_code) == ("timed_out", None)
     assert [is_gone(int(pid)) for pid in printed.output.split()] == [True, True]
 
 
-def test_a_command_that_closes_its_output_and_lives_on_is_killed() -> None:
+def test_a_command_that_closes_its_output_and_keeps_running_is_killed() -> None:
     code = "import os, time; print(os.getpid(), flush=True); os.close(1); time.sleep(60)"
-    printed = run_python(code, monotonic=late_after(3))
+    printed = run_python(code, monotonic=clock_late_after(3))
     assert (printed.end, printed.exit_code) == ("timed_out", None)
     assert is_gone(int(printed.output))
 
 
-def test_without_time_left_nothing_is_waited_for() -> None:
+def test_without_time_left_there_is_no_wait() -> None:
     started = time.monotonic()
     assert run_python("import time; time.sleep(60)", seconds_max=0.0).end == "timed_out"
     assert time.monotonic() - started < 5
 
 
 @pytest.mark.parametrize("command", [["/no/such/program"], ["/"], ["a\0b"]])
-def test_what_cannot_be_started_says_so(command: list[str]) -> None:
+def test_a_command_that_cannot_be_started_says_so(command: list[str]) -> None:
     assert run_bounded(command, Path("/"), {}, seconds_max=1, bytes_max=1) == BoundedOutput(b"", "not_started", None)
 
 
-def test_a_folder_that_is_gone_is_no_exception(tmp_path: Path) -> None:
+def test_a_missing_folder_is_no_exception(tmp_path: Path) -> None:
     assert run_python("print(1)", cwd=tmp_path / "gone") == BoundedOutput(b"", "not_started", None)
 
 

@@ -1,4 +1,4 @@
-"""However a path is put together, from links and steps up, nothing outside of the root is read or written."""
+"""Confined paths: with any combination of links and `..`, nothing outside of the root is read or written."""
 
 import os
 import tempfile
@@ -58,40 +58,40 @@ def write(roots: Roots, path: str) -> None:
 
 
 @given(path=paths)
-def test_no_path_reads_what_is_outside(place: Path, path: str) -> None:
+def test_no_path_reads_a_file_outside_of_the_root(place: Path, path: str) -> None:
     assert read(resolve_roots(place / "root"), path) in (None, "inside")
 
 
 @given(path=paths)
-def test_what_is_read_is_what_the_path_means(place: Path, path: str) -> None:
+def test_a_path_reads_the_file_it_resolves_to(place: Path, path: str) -> None:
     root = place / "root"
     if read(resolve_roots(root), path) is not None:
-        meant = Path(os.path.realpath(root / path))
-        assert meant.is_relative_to(root)
-        assert meant.read_text() == "inside"
+        resolved = Path(os.path.realpath(root / path))
+        assert resolved.is_relative_to(root)
+        assert resolved.read_text() == "inside"
 
 
 @given(target=targets, absolute=st.booleans(), path=paths)
-def test_no_link_however_it_is_made_leads_out(place: Path, target: str, absolute: bool, path: str) -> None:
+def test_no_link_leads_out_of_the_root(place: Path, target: str, absolute: bool, path: str) -> None:
     root = place / "root"
-    link = root / "link"
-    link.symlink_to(f"{root}/{target}" if absolute else target)
+    symlink = root / "link"
+    symlink.symlink_to(f"{root}/{target}" if absolute else target)
     try:
         assert read(resolve_roots(root), f"link/{path}") in (None, "inside")
         assert read(resolve_roots(root), "link") in (None, "inside")
     finally:
-        link.unlink()
+        symlink.unlink()
 
 
 @given(path=paths)
-def test_no_path_writes_what_is_outside(place: Path, path: str) -> None:
+def test_no_path_writes_a_file_outside_of_the_root(place: Path, path: str) -> None:
     write(resolve_roots(place / "root"), path)
-    assert sorted(one.name for one in place.iterdir()) == ["file", "root"]
+    assert sorted(entry.name for entry in place.iterdir()) == ["file", "root"]
     assert (place / "file").read_text() == "outside"
 
 
 @given(path=paths)
-def test_every_folder_that_was_opened_is_closed_again(place: Path, path: str) -> None:
+def test_every_opened_folder_is_closed(place: Path, path: str) -> None:
     before = len(os.listdir("/proc/self/fd"))
     read(resolve_roots(place / "root"), path)
     assert len(os.listdir("/proc/self/fd")) == before

@@ -1,4 +1,4 @@
-"""What is read of a repository, and that nothing in it can make us run, fetch, wait or fail."""
+"""The description of a git repository, and that nothing in it can make us run, fetch, wait or fail."""
 
 import os
 import shutil
@@ -62,7 +62,7 @@ class Repository:
         commits_max: int = 5,
         diff_bytes_max: int = 50_000,
     ) -> GitState:
-        found = read_git_state(
+        state = read_git_state(
             self.root,
             environ=GIT_ENVIRON,
             with_diff=with_diff,
@@ -70,8 +70,8 @@ class Repository:
             commits_max=commits_max,
             diff_bytes_max=diff_bytes_max,
         )
-        assert found is not None
-        return found
+        assert state is not None
+        return state
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_a_folder_that_does_not_exist_has_no_state(repository: Repository, name:
     assert read_git_state(repository.root / name, environ=GIT_ENVIRON) is None
 
 
-def test_from_a_folder_below_the_whole_repository_is_described(repository: Repository) -> None:
+def test_from_a_subfolder_the_whole_repository_is_described(repository: Repository) -> None:
     repository.write("sub/a.txt", "a")
     repository.commit("One")
     repository.write("top.txt", "new")
@@ -122,7 +122,7 @@ def test_from_a_folder_below_the_whole_repository_is_described(repository: Repos
     assert state.diff.startswith("diff --git a/sub/a.txt b/sub/a.txt\n")
 
 
-def test_before_the_first_commit_there_are_no_commits_and_no_finding(repository: Repository) -> None:
+def test_before_the_first_commit_there_are_no_commits_and_no_findings(repository: Repository) -> None:
     repository.write("a.txt", "a\n")
     repository.git("add", "a.txt")
     state = repository.state(with_diff=True)
@@ -131,7 +131,7 @@ def test_before_the_first_commit_there_are_no_commits_and_no_finding(repository:
     assert state.diff.endswith("+a\n")
 
 
-def test_a_detached_head_is_called_that(repository: Repository) -> None:
+def test_a_detached_head_is_reported_as_such(repository: Repository) -> None:
     repository.commit("One")
     repository.git("checkout", "--quiet", "--detach")
     assert repository.state().branch == DETACHED == "HEAD (detached)"
@@ -146,7 +146,7 @@ def test_a_linked_worktree_is_described_as_itself(repository: Repository, tmp_pa
     assert (state.branch, state.status) == ("side", ("?? new.txt",))
 
 
-def test_the_diff_is_read_only_if_asked_for(repository: Repository) -> None:
+def test_the_diff_is_read_only_on_request(repository: Repository) -> None:
     repository.write("a.txt", "a")
     repository.git("add", "a.txt")
     state = read_git_state(repository.root, environ=GIT_ENVIRON)
@@ -154,14 +154,14 @@ def test_the_diff_is_read_only_if_asked_for(repository: Repository) -> None:
     assert state.diff is None
 
 
-def test_the_newest_commits_come_first_and_only_so_many(repository: Repository) -> None:
-    made = [f"{repository.commit(f'Commit {number}')} Commit {number}" for number in range(7)]
-    assert repository.state().commits == tuple(reversed(made[2:]))
-    assert repository.state(commits_max=1).commits == (made[6],)
+def test_the_newest_commits_come_first_up_to_a_limit(repository: Repository) -> None:
+    commits = [f"{repository.commit(f'Commit {number}')} Commit {number}" for number in range(7)]
+    assert repository.state().commits == tuple(reversed(commits[2:]))
+    assert repository.state(commits_max=1).commits == (commits[6],)
     assert repository.state(commits_max=0).commits == ()
 
 
-def test_a_subject_is_one_line_within_bounds(repository: Repository) -> None:
+def test_a_subject_is_one_line_within_limits(repository: Repository) -> None:
     short = repository.commit("x" * 500)
     assert repository.state().commits == (f"{short} {'x' * 192}",)
     short = repository.commit("red \x1b[31m alert\n\nand a body")
@@ -170,16 +170,16 @@ def test_a_subject_is_one_line_within_bounds(repository: Repository) -> None:
     assert commits[0] == f"{short} red \ufffd[31m alert"
 
 
-def test_status_lines_exactly_at_the_cap_are_all_there_and_one_more_is_cut(repository: Repository) -> None:
+def test_status_lines_at_the_limit_are_complete_and_one_more_is_cut(repository: Repository) -> None:
     for number in range(3):
         repository.write(f"{number}.txt", "")
     lines = ("?? 0.txt", "?? 1.txt", "?? 2.txt")
-    at_cap, cut = repository.state(status_lines_max=3), repository.state(status_lines_max=2)
+    at_cap, truncated = repository.state(status_lines_max=3), repository.state(status_lines_max=2)
     assert (at_cap.status, at_cap.status_truncated) == (lines, False)
-    assert (cut.status, cut.status_truncated) == (lines[:2], True)
+    assert (truncated.status, truncated.status_truncated) == (lines[:2], True)
 
 
-def test_an_endless_status_is_cut_at_a_whole_line(repository: Repository) -> None:
+def test_an_endless_status_is_cut_after_a_complete_line(repository: Repository) -> None:
     for number in range(400):
         repository.write(f"{number:03}-{'x' * 200}", "")
     state = repository.state(status_lines_max=10_000)
@@ -192,7 +192,7 @@ def test_an_endless_status_is_cut_at_a_whole_line(repository: Repository) -> Non
 # --- the diff
 
 
-def test_the_diff_holds_staged_and_unstaged_changes(repository: Repository) -> None:
+def test_the_diff_contains_staged_and_unstaged_changes(repository: Repository) -> None:
     repository.write("a.txt", "a\n")
     repository.write("b.txt", "b\n")
     repository.commit("One")
@@ -219,17 +219,17 @@ def test_a_clean_tree_has_an_empty_diff(repository: Repository) -> None:
     assert repository.state(with_diff=True).diff == ""
 
 
-def test_a_diff_exactly_at_the_cap_is_whole_and_one_byte_more_is_cut(repository: Repository) -> None:
+def test_a_diff_at_the_limit_is_complete_and_one_byte_more_is_cut(repository: Repository) -> None:
     repository.write("a.txt", "")
     repository.commit("One")
     repository.write("a.txt", "new\n")
-    whole = repository.state(with_diff=True).diff
-    assert whole is not None
-    size = len(whole.encode())
+    complete_diff = repository.state(with_diff=True).diff
+    assert complete_diff is not None
+    size = len(complete_diff.encode())
     at_cap = repository.state(with_diff=True, diff_bytes_max=size)
-    cut = repository.state(with_diff=True, diff_bytes_max=size - 1)
-    assert (at_cap.diff, at_cap.diff_truncated) == (whole, False)
-    assert (cut.diff, cut.diff_truncated) == (whole[:-1], True)
+    truncated = repository.state(with_diff=True, diff_bytes_max=size - 1)
+    assert (at_cap.diff, at_cap.diff_truncated) == (complete_diff, False)
+    assert (truncated.diff, truncated.diff_truncated) == (complete_diff[:-1], True)
 
 
 def test_a_diff_is_cut_between_characters(repository: Repository) -> None:
@@ -237,12 +237,12 @@ def test_a_diff_is_cut_between_characters(repository: Repository) -> None:
     repository.commit("One")
     repository.write("a.txt", "\U0001f980" * 20_000 + "\n")
     cuts = [repository.state(with_diff=True, diff_bytes_max=50_000 + extra) for extra in range(4)]
-    sizes = [len((cut.diff or "").encode()) for cut in cuts]
-    assert all(cut.diff_truncated and (cut.diff or "").endswith("\U0001f980") for cut in cuts)
+    sizes = [len((state.diff or "").encode()) for state in cuts]
+    assert all(state.diff_truncated and (state.diff or "").endswith("\U0001f980") for state in cuts)
     assert all(50_000 + extra - 3 <= size <= 50_000 + extra for extra, size in enumerate(sizes))
 
 
-def test_what_is_not_utf_8_in_a_diff_is_replaced_within_the_cap(repository: Repository) -> None:
+def test_invalid_utf8_in_a_diff_is_replaced_within_the_limit(repository: Repository) -> None:
     repository.write("a.txt", "x")
     repository.commit("One")
     repository.write("a.txt", b"ok\n" * 4_000 + b"late \0 caf\xe9\n")
@@ -256,11 +256,11 @@ def test_what_is_not_utf_8_in_a_diff_is_replaced_within_the_cap(repository: Repo
     assert 4_998 <= len(state.diff.encode()) <= 5_000
 
 
-# --- repositories that mean harm
+# --- hostile repositories
 
 
-def armed(repository: Repository, tmp_path: Path) -> tuple[Path, Path]:
-    """A program that leaves a trace when it runs, and where the trace would be."""
+def make_tripwire(repository: Repository, tmp_path: Path) -> tuple[Path, Path]:
+    """A program that leaves a trace when it runs, and the path of the trace."""
     trace = tmp_path / "trace"
     program = tmp_path / "program"
     program.write_text(f'#!/bin/sh\necho "$0 $@" >> {trace}\ncat\n')
@@ -285,10 +285,10 @@ def armed(repository: Repository, tmp_path: Path) -> tuple[Path, Path]:
         (("pager.diff", "pager.log", "pager.status"), ""),
     ],
 )
-def test_programs_that_the_repository_names_are_not_run(
+def test_programs_that_the_repository_configures_are_not_run(
     repository: Repository, tmp_path: Path, settings: tuple[str, ...], attributes: str
 ) -> None:
-    program, trace = armed(repository, tmp_path)
+    program, trace = make_tripwire(repository, tmp_path)
     for setting in settings:
         repository.git("config", setting, "true" if setting.endswith("required") else str(program))
     repository.write(".git/info/attributes", attributes)
@@ -304,7 +304,7 @@ def test_programs_that_the_repository_names_are_not_run(
 def test_filters_in_an_included_file_or_of_one_worktree_are_not_run_either(
     repository: Repository, tmp_path: Path
 ) -> None:
-    program, trace = armed(repository, tmp_path)
+    program, trace = make_tripwire(repository, tmp_path)
     repository.write("more.config", f'[filter "x"]\n\tclean = {program}\n')
     repository.git("config", "include.path", "../more.config")
     repository.git("config", "extensions.worktreeConfig", "true")
@@ -319,8 +319,8 @@ def test_filters_in_an_included_file_or_of_one_worktree_are_not_run_either(
     assert not trace.exists()
 
 
-def test_filters_that_the_user_set_up_stay_on(repository: Repository, tmp_path: Path) -> None:
-    program, trace = armed(repository, tmp_path)
+def test_filters_that_the_user_configured_remain_active(repository: Repository, tmp_path: Path) -> None:
+    program, trace = make_tripwire(repository, tmp_path)
     config = tmp_path / "global.config"
     config.write_text(f'[filter "mine"]\n\tclean = {program}\n')
     repository.write(".git/info/attributes", "* filter=mine\n")
@@ -329,13 +329,13 @@ def test_filters_that_the_user_set_up_stay_on(repository: Repository, tmp_path: 
     assert trace.exists()
 
 
-def test_hooks_are_not_run_and_the_index_is_left_alone(repository: Repository, tmp_path: Path) -> None:
-    program, trace = armed(repository, tmp_path)
+def test_hooks_are_not_run_and_the_index_is_not_changed(repository: Repository, tmp_path: Path) -> None:
+    program, trace = make_tripwire(repository, tmp_path)
     hook = repository.root / ".git" / "hooks" / "post-index-change"
     hook.parent.mkdir(exist_ok=True)
     shutil.copy(program, hook)
     index = repository.root / ".git" / "index"
-    os.utime(repository.root / "a.txt", (1, 1))  # The index is out of date: git would like to refresh it.
+    os.utime(repository.root / "a.txt", (1, 1))  # The index is out of date: git would normally refresh it.
     before = index.read_bytes()
     assert repository.state(with_diff=True).status == ()
     assert index.read_bytes() == before
@@ -343,7 +343,7 @@ def test_hooks_are_not_run_and_the_index_is_left_alone(repository: Repository, t
 
 
 def test_signatures_are_not_checked(repository: Repository, tmp_path: Path) -> None:
-    program, trace = armed(repository, tmp_path)
+    program, trace = make_tripwire(repository, tmp_path)
     tree = repository.git("rev-parse", "HEAD^{tree}")
     commit = (
         f"tree {tree}\nauthor Ada <a@b> 1800000000 +0000\ncommitter Ada <a@b> 1800000000 +0000\n"
@@ -358,7 +358,7 @@ def test_signatures_are_not_checked(repository: Repository, tmp_path: Path) -> N
 
 
 def test_missing_objects_are_not_fetched(repository: Repository, tmp_path: Path) -> None:
-    program, trace = armed(repository, tmp_path)
+    program, trace = make_tripwire(repository, tmp_path)
     repository.git("config", "core.repositoryFormatVersion", "1")
     repository.git("config", "extensions.partialClone", "evil")
     repository.git("config", "remote.evil.promisor", "true")
@@ -373,8 +373,8 @@ def test_missing_objects_are_not_fetched(repository: Repository, tmp_path: Path)
     assert [finding.subject for finding in state.findings] == ["diff"]
 
 
-def test_a_repository_inside_the_repository_is_not_asked(repository: Repository, tmp_path: Path) -> None:
-    program, trace = armed(repository, tmp_path)
+def test_a_nested_repository_is_not_queried(repository: Repository, tmp_path: Path) -> None:
+    program, trace = make_tripwire(repository, tmp_path)
     inner = Repository(repository.root / "inner")
     inner.write("b.txt", "b\n")
     before = inner.commit("Inner")
@@ -392,7 +392,7 @@ def test_a_repository_inside_the_repository_is_not_asked(repository: Repository,
     assert not trace.exists()
 
 
-def test_a_broken_repository_inside_of_another_is_not_mistaken_for_it(repository: Repository) -> None:
+def test_a_broken_nested_repository_is_not_mistaken_for_the_outer_one(repository: Repository) -> None:
     repository.commit("Outer")
     inner = repository.root / "inner"
     (inner / ".git").mkdir(parents=True)
@@ -401,7 +401,7 @@ def test_a_broken_repository_inside_of_another_is_not_mistaken_for_it(repository
     assert (state.branch, state.status, state.commits) == (None, None, None)
 
 
-def test_a_working_folder_named_by_the_configuration_is_not_looked_into(repository: Repository, tmp_path: Path) -> None:
+def test_a_work_tree_set_by_the_configuration_is_not_read(repository: Repository, tmp_path: Path) -> None:
     repository.write("secret.txt", "")
     repository.commit("One")
     other = tmp_path / "elsewhere"
@@ -412,8 +412,8 @@ def test_a_working_folder_named_by_the_configuration_is_not_looked_into(reposito
     assert (state.status, state.diff) == ((), "")
 
 
-def test_a_git_in_the_repository_is_not_the_git_that_is_run(repository: Repository, tmp_path: Path) -> None:
-    program, trace = armed(repository, tmp_path)
+def test_a_git_program_in_the_repository_is_not_run(repository: Repository, tmp_path: Path) -> None:
+    program, trace = make_tripwire(repository, tmp_path)
     shutil.copy(program, repository.root / "git")
     for path in (f".{os.pathsep}{os.environ['PATH']}", f"{os.pathsep}{os.environ['PATH']}"):
         state = read_git_state(repository.root, environ=GIT_ENVIRON | {"PATH": path})
@@ -422,7 +422,7 @@ def test_a_git_in_the_repository_is_not_the_git_that_is_run(repository: Reposito
     assert not trace.exists()
 
 
-def test_variables_that_point_git_elsewhere_are_not_passed_on(repository: Repository, tmp_path: Path) -> None:
+def test_variables_that_redirect_git_are_not_inherited(repository: Repository, tmp_path: Path) -> None:
     other = Repository(tmp_path / "other")
     other.git("checkout", "--quiet", "-b", "elsewhere")
     repository.commit("One")
@@ -432,7 +432,7 @@ def test_variables_that_point_git_elsewhere_are_not_passed_on(repository: Reposi
     assert (state.branch, state.status) == ("main", ())
 
 
-def test_settings_of_taste_do_not_change_the_text(repository: Repository) -> None:
+def test_display_settings_do_not_change_the_text(repository: Repository) -> None:
     repository.write("sub/ä.txt", "".join(f"{number}\n" for number in range(20)))
     repository.commit("One")
     repository.write("sub/ä.txt", "".join(f"{number}\n" for number in range(20) if number != 10))
@@ -460,7 +460,7 @@ def test_settings_of_taste_do_not_change_the_text(repository: Repository) -> Non
     assert changed.diff.partition("\n---")[2] == (plain.diff or "").partition("\n---")[2]
 
 
-# --- when git cannot be asked
+# --- when git does not work
 
 
 def test_without_git_there_is_a_finding_and_nothing_else(repository: Repository, tmp_path: Path) -> None:
@@ -477,7 +477,7 @@ def test_a_program_called_git_that_cannot_be_started_is_a_finding(repository: Re
     assert state == GitState(findings=(SourceFinding("git", "git could not be started"),))
 
 
-def test_a_git_that_hangs_is_given_up(repository: Repository, tmp_path: Path) -> None:
+def test_a_git_that_hangs_is_stopped(repository: Repository, tmp_path: Path) -> None:
     fake = tmp_path / "git"
     fake.write_text("#!/bin/sh\nexec sleep 60\n")
     fake.chmod(0o755)
@@ -488,12 +488,12 @@ def test_a_git_that_hangs_is_given_up(repository: Repository, tmp_path: Path) ->
     assert time.monotonic() - started < 5
 
 
-def test_the_time_is_for_all_commands_together_and_the_late_ones_are_left_out(
+def test_the_timeout_is_for_all_commands_together_and_late_results_are_omitted(
     repository: Repository,
 ) -> None:
     repository.commit("One")
     looks = iter(range(10_000))
-    # Every look at the clock is a second later: the first commands are in time, the last are not.
+    # Every reading of the clock is a second later: the first commands are in time, the last are not.
     state = read_git_state(
         repository.root,
         environ=GIT_ENVIRON,
@@ -527,7 +527,7 @@ def test_a_broken_repository_is_described_as_far_as_possible(repository: Reposit
     )
 
 
-def test_a_history_with_a_hole_is_a_finding(repository: Repository) -> None:
+def test_a_history_with_a_missing_object_is_a_finding(repository: Repository) -> None:
     repository.commit("One")
     parent = repository.git("rev-parse", "HEAD")
     repository.commit("Two")
@@ -537,7 +537,7 @@ def test_a_history_with_a_hole_is_a_finding(repository: Repository) -> None:
     assert [finding.subject for finding in state.findings] == ["commits"]
 
 
-def test_a_folder_that_only_looks_like_a_repository_has_findings_and_no_state(tmp_path: Path) -> None:
+def test_a_folder_that_only_resembles_a_repository_has_findings_and_no_state(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     state = read_git_state(tmp_path, environ=GIT_ENVIRON, with_diff=True)
     assert state is not None

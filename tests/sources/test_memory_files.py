@@ -1,4 +1,4 @@
-"""What is remembered: how the files are read and edited, within their caps, by several sessions at once."""
+"""Memory files: how they are read and edited, within their limits, by concurrent sessions."""
 
 import fcntl
 import os
@@ -54,14 +54,14 @@ def test_a_line_is_added_trimmed_and_only_once(workspace: Path) -> None:
     assert text_of(workspace) == "The build needs make 4.\nTests run in order.\n"
 
 
-def test_a_line_is_added_to_what_people_wrote_without_touching_it(workspace: Path) -> None:
+def test_a_line_is_added_without_changing_existing_text(workspace: Path) -> None:
     (workspace / ".holdfast").mkdir()
     (workspace / ".holdfast" / "MEMORY.md").write_bytes(b"one\xff\x0btwo")
     add_entry(workspace_memory(workspace), "three")
     assert (workspace / ".holdfast" / "MEMORY.md").read_bytes() == b"one\xff\x0btwo\nthree\n"
 
 
-def test_a_passage_is_replaced_if_it_occurs_once(workspace: Path) -> None:
+def test_a_text_is_replaced_if_it_occurs_once(workspace: Path) -> None:
     file = workspace_memory(workspace)
     consolidate(file, "aaa\nlamp\n")
     replace_entry(file, "lamp\n", "")
@@ -72,7 +72,7 @@ def test_a_passage_is_replaced_if_it_occurs_once(workspace: Path) -> None:
     assert text_of(workspace) == "aaa\n"
 
 
-def test_a_file_is_written_anew(workspace: Path) -> None:
+def test_a_file_is_rewritten(workspace: Path) -> None:
     file = workspace_memory(workspace)
     add_entry(file, "old")
     edit = consolidate(file, "\n new \n\n")
@@ -83,7 +83,7 @@ def test_a_file_is_written_anew(workspace: Path) -> None:
 
 
 @pytest.mark.parametrize(("of_user", "hard"), [(False, 4096), (True, 3072)])
-def test_the_hard_cap_is_kept_to_the_byte_and_a_refused_edit_changes_nothing(
+def test_the_hard_limit_is_exact_and_a_refused_edit_changes_nothing(
     workspace: Path, home: Path, of_user: bool, hard: int
 ) -> None:
     file = user_memory(home) if of_user else workspace_memory(workspace)
@@ -97,59 +97,59 @@ def test_the_hard_cap_is_kept_to_the_byte_and_a_refused_edit_changes_nothing(
     assert path.read_text().startswith("é")
 
 
-async def test_beyond_the_soft_cap_the_model_is_told_to_consolidate(workspace: Path, home: Path) -> None:
+async def test_beyond_the_soft_limit_the_model_is_asked_to_consolidate(workspace: Path, home: Path) -> None:
     box = memory_box(workspace, home)
-    told = await call(box, "memory_consolidate", text="x" * 2047)
-    assert told.text == "MEMORY.md now has 2048 bytes."
-    told = await call(box, "memory_add", text="y")
-    assert told.text.startswith("MEMORY.md now has 2050 bytes. That is more than the 2048 bytes it should have;")
-    told = await call(box, "memory_consolidate", file="USER.md", text="x" * 1536)
-    assert told.text.startswith("USER.md now has 1537 bytes. That is more than the 1536 bytes")
+    result = await call(box, "memory_consolidate", text="x" * 2047)
+    assert result.text == "MEMORY.md now has 2048 bytes."
+    result = await call(box, "memory_add", text="y")
+    assert result.text.startswith("MEMORY.md now has 2050 bytes. That is more than the 2048 bytes it should have;")
+    result = await call(box, "memory_consolidate", file="USER.md", text="x" * 1536)
+    assert result.text.startswith("USER.md now has 1537 bytes. That is more than the 1536 bytes")
 
 
 async def test_the_reason_for_a_refusal_reaches_the_model(workspace: Path, home: Path) -> None:
-    told = await call(memory_box(workspace, home), "memory_add", text="x" * 5000)
-    assert told.error_class == "execution_error"
-    assert told.text == (
+    result = await call(memory_box(workspace, home), "memory_add", text="x" * 5000)
+    assert result.error_class == "execution_error"
+    assert result.text == (
         "MEMORY.md may have 4096 bytes and would have 5001; nothing was written: consolidate it first."
     )
 
 
-async def test_an_edit_is_on_the_log_with_what_it_changed(workspace: Path, home: Path) -> None:
+async def test_an_edit_is_on_the_log_with_its_changes(workspace: Path, home: Path) -> None:
     box = memory_box(workspace, home)
-    told = await call(box, "memory_add", text="one")
-    assert told.kinds == ["ToolCalled", "MemoryUpdated", "ToolCompleted"]
-    assert told.recorded[1] == MemoryUpdated("MEMORY.md", "add", sha256_hex(b""), sha256_hex(b"one\n"), 0, 4)
-    told = await call(box, "memory_replace", old_text="one", new_text="two\nthree")
-    assert told.recorded[1] == MemoryUpdated(
+    result = await call(box, "memory_add", text="one")
+    assert result.kinds == ["ToolCalled", "MemoryUpdated", "ToolCompleted"]
+    assert result.recorded[1] == MemoryUpdated("MEMORY.md", "add", sha256_hex(b""), sha256_hex(b"one\n"), 0, 4)
+    result = await call(box, "memory_replace", old_text="one", new_text="two\nthree")
+    assert result.recorded[1] == MemoryUpdated(
         "MEMORY.md", "replace", sha256_hex(b"one\n"), sha256_hex(b"two\nthree\n"), 4, 10
     )
-    told = await call(box, "memory_consolidate", text="two")
-    assert told.recorded[1:3] == (
+    result = await call(box, "memory_consolidate", text="two")
+    assert result.recorded[1:3] == (
         MemoryUpdated("MEMORY.md", "consolidate", sha256_hex(b"two\nthree\n"), sha256_hex(b"two\n"), 10, 4),
         MemoryEviction("MEMORY.md", "manual", 1, 10, 4),
     )
-    told = await call(box, "memory_add", text="two")
-    assert (told.kinds, told.text) == (
+    result = await call(box, "memory_add", text="two")
+    assert (result.kinds, result.text) == (
         ["ToolCalled", "ToolCompleted"],
         "MEMORY.md says so already; nothing was changed.",
     )
 
 
-async def test_lines_that_go_because_the_file_was_too_large_are_counted_as_such(workspace: Path, home: Path) -> None:
+async def test_lines_dropped_because_the_file_was_too_large_are_counted_as_such(workspace: Path, home: Path) -> None:
     box = memory_box(workspace, home)
     await call(box, "memory_consolidate", text="\n\n".join("x" * 700 for _ in range(3)))
-    told = await call(box, "memory_consolidate", text="x")
-    assert told.recorded[2] == MemoryEviction("MEMORY.md", "size_cap_exceeded", 2, 2105, 2)
+    result = await call(box, "memory_consolidate", text="x")
+    assert result.recorded[2] == MemoryEviction("MEMORY.md", "size_cap_exceeded", 2, 2105, 2)
 
 
-def test_a_session_without_a_workspace_keeps_the_users_file_alone(home: Path) -> None:
-    specs = [one.spec for one in memory_tools([user_memory(home)])]
+def test_a_session_without_a_workspace_has_only_the_users_file(home: Path) -> None:
+    specs = [tool.spec for tool in memory_tools([user_memory(home)])]
     assert [spec.name for spec in specs] == ["memory_add", "memory_consolidate", "memory_replace"]
     assert all('"enum":["USER.md"]' in spec.input_schema_json for spec in specs)
 
 
-def test_a_call_that_was_stopped_remembers_nothing(workspace: Path, home: Path) -> None:
+def test_a_cancelled_call_writes_nothing(workspace: Path, home: Path) -> None:
     context = ToolContext(ToolEnvironment(), tool_use_id="t")
     context.stopped.set()
     add, _, _ = memory_tools([workspace_memory(workspace)])
@@ -158,7 +158,7 @@ def test_a_call_that_was_stopped_remembers_nothing(workspace: Path, home: Path) 
     assert not (workspace / ".holdfast").exists()
 
 
-def test_a_file_is_shown_under_its_heading_and_an_empty_one_not_at_all(workspace: Path, home: Path) -> None:
+def test_a_file_is_rendered_under_its_heading_and_an_empty_one_is_omitted(workspace: Path, home: Path) -> None:
     files = (user_memory(home), workspace_memory(workspace))
     assert [render_memory(file) for file in files] == ["", ""]
     add_entry(files[0], "Likes tea.")
@@ -168,11 +168,11 @@ def test_a_file_is_shown_under_its_heading_and_an_empty_one_not_at_all(workspace
     assert render_memory(files[1]) == "## Workspace memory (MEMORY.md)\nUses make."
 
 
-def test_a_file_that_somebody_made_too_long_is_shown_up_to_its_cap(workspace: Path) -> None:
+def test_a_file_that_was_edited_beyond_its_limit_is_rendered_up_to_it(workspace: Path) -> None:
     (workspace / ".holdfast").mkdir()
     (workspace / ".holdfast" / "MEMORY.md").write_text("é" * 5_000_000)
-    shown = render_memory(workspace_memory(workspace))
-    assert shown == (
+    rendered = render_memory(workspace_memory(workspace))
+    assert rendered == (
         "## Workspace memory (MEMORY.md)\n"
         + "é" * 2048
         + "\n[MEMORY.md is longer than 4096 bytes; the rest is left out]"
@@ -180,7 +180,7 @@ def test_a_file_that_somebody_made_too_long_is_shown_up_to_its_cap(workspace: Pa
 
 
 @pytest.mark.parametrize("inner", [".holdfast", ".holdfast/MEMORY.md"])
-def test_a_workspace_cannot_have_a_file_elsewhere_read_or_written_as_its_memory(
+def test_a_workspace_cannot_redirect_its_memory_to_a_file_elsewhere(
     workspace: Path, tmp_path: Path, inner: str
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
@@ -192,11 +192,11 @@ def test_a_workspace_cannot_have_a_file_elsewhere_read_or_written_as_its_memory(
     assert render_memory(file) == ""
     with pytest.raises(UserError, match=r"MEMORY\.md is not written: "):
         add_entry(file, "x")
-    assert [(one.name, one.read_text()) for one in elsewhere.iterdir()] == [("MEMORY.md", "secret")]
+    assert [(path.name, path.read_text()) for path in elsewhere.iterdir()] == [("MEMORY.md", "secret")]
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
-def test_what_is_no_file_is_not_read_and_not_written(workspace: Path, kind: str) -> None:
+def test_a_special_file_is_neither_read_nor_written(workspace: Path, kind: str) -> None:
     place = workspace / ".holdfast" / "MEMORY.md"
     place.parent.mkdir()
     place.mkdir() if kind == "folder" else os.mkfifo(place)
@@ -205,7 +205,7 @@ def test_what_is_no_file_is_not_read_and_not_written(workspace: Path, kind: str)
         add_entry(workspace_memory(workspace), "x")
 
 
-def test_a_link_of_the_users_own_is_followed_and_kept(home: Path, tmp_path: Path) -> None:
+def test_a_link_of_the_users_own_is_followed_and_preserved(home: Path, tmp_path: Path) -> None:
     home.mkdir(parents=True)
     (tmp_path / "dotfiles").mkdir()
     (home / "USER.md").symlink_to(tmp_path / "dotfiles" / "USER.md")
@@ -214,13 +214,13 @@ def test_a_link_of_the_users_own_is_followed_and_kept(home: Path, tmp_path: Path
     assert (tmp_path / "dotfiles" / "USER.md").read_text() == "Likes tea.\n"
 
 
-def test_a_home_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+def test_a_home_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"USER\.md cannot be written: its folder is not a folder"):
         add_entry(user_memory(tmp_path / "file" / "home"), "x")
 
 
-def test_sessions_that_write_at_once_lose_no_edit(workspace: Path) -> None:
+def test_concurrent_sessions_lose_no_edit(workspace: Path) -> None:
     script = """
 import sys
 from pathlib import Path
@@ -234,12 +234,12 @@ for number in range(20):
         subprocess.Popen([sys.executable, "-c", script, str(workspace), str(number)], stderr=subprocess.PIPE)
         for number in range(4)
     ]
-    assert [(one.communicate(timeout=60)[1], one.returncode) for one in running] == [(b"", 0)] * 4
+    assert [(process.communicate(timeout=60)[1], process.returncode) for process in running] == [(b"", 0)] * 4
     expected = sorted(f"line {number}-{inner}." for number in range(4) for inner in range(20))
     assert sorted(text_of(workspace).splitlines()) == expected
 
 
-def test_an_edit_waits_no_longer_than_it_may(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edit_waits_no_longer_than_its_timeout(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.sources.memory_files.LOCK_SECONDS_MAX", 0.05)
     add_entry(workspace_memory(workspace), "first")
     with (workspace / ".holdfast" / "MEMORY.md.lock").open("r+b") as lock:

@@ -1,4 +1,4 @@
-"""What a session is told of itself by files and settings: presets, personas, the project, its name."""
+"""What files and settings add to a session's prompt: presets, personas, the project, its name."""
 
 import os
 from pathlib import Path
@@ -36,18 +36,20 @@ async def test_a_preset_and_a_persona_are_files_of_the_workspace_or_of_the_user(
     assert system_texts(body) == ["The user's reviewer."]
 
 
-async def test_a_resumed_session_keeps_the_preset_it_began_with(agent: MakeAgent, home: Path) -> None:
+async def test_a_resumed_session_keeps_its_preset(agent: MakeAgent, home: Path) -> None:
     write(home / "presets/reviewer.md", "Before.")
-    one = agent(says("ok"), says("ok"), preset_name="reviewer")
-    async with one.session as session:
+    made_agent = agent(says("ok"), says("ok"), preset_name="reviewer")
+    async with made_agent.session as session:
         await session.send("hello")
     write(home / "presets/reviewer.md", "After.")
-    async with Session.resume(session.id, store=one.store, transport=one.wire, preset_name="reviewer") as again:
+    async with Session.resume(
+        session.id, store=made_agent.store, transport=made_agent.transport, preset_name="reviewer"
+    ) as again:
         await again.send("again")
-    assert system_texts(one.bodies[1]) == ["Before."]
+    assert system_texts(made_agent.bodies[1]) == ["Before."]
 
 
-def test_an_unknown_name_is_refused_with_those_that_are_known(home: Path, tmp_path: Path) -> None:
+def test_an_unknown_name_is_refused_with_a_list_of_the_known_ones(home: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="there is no persona 'calm'; there are no personas yet"):
         read_named_text("personas", "calm", workspace=tmp_path, home=home)
     write(home / "personas/stern.md", "Stern.")
@@ -75,7 +77,7 @@ def test_a_link_out_of_the_workspace_is_refused_and_out_of_the_home_followed(hom
     assert read_named_text("presets", "it", workspace=None, home=home) == "Elsewhere."
 
 
-def test_what_is_no_file_or_too_long_is_refused(home: Path) -> None:
+def test_a_special_or_too_long_file_is_refused(home: Path) -> None:
     (home / "presets/folder.md").mkdir(parents=True)
     (home / "presets/broken.md").symlink_to(home / "nowhere")
     write(home / "presets/long.md", "x" * (TEXT_BYTES_MAX + 1))
@@ -90,7 +92,7 @@ def test_what_is_no_file_or_too_long_is_refused(home: Path) -> None:
     "options",
     [{"preset_name": "a", "system_prompt": "b"}, {"persona_name": "a", "persona": "b"}],
 )
-def test_text_and_file_for_one_thing_are_refused(options: Options) -> None:
+def test_a_text_and_a_file_for_the_same_setting_are_refused(options: Options) -> None:
     with pytest.raises(UserError, match="exclude each other"):
         Session.create(**options)
 
@@ -107,7 +109,7 @@ Never round twice.
 '''
 
 
-async def test_the_configuration_says_what_the_project_is(agent: MakeAgent, tmp_path: Path) -> None:
+async def test_the_configuration_describes_the_project(agent: MakeAgent, tmp_path: Path) -> None:
     write(tmp_path / ".holdfast/config.toml", PROJECT)
     write(tmp_path / "AGENTS.md", "Use tabs.\n")
     (text,) = system_texts(await first_request(agent, workspace=tmp_path))
@@ -118,7 +120,7 @@ async def test_the_configuration_says_what_the_project_is(agent: MakeAgent, tmp_
     )
 
 
-async def test_a_workspace_says_more_of_its_project_than_the_user(agent: MakeAgent, home: Path, tmp_path: Path) -> None:
+async def test_a_workspace_extends_the_users_project_description(agent: MakeAgent, home: Path, tmp_path: Path) -> None:
     write(home / "config.toml", '[project]\nname = "any"\nowner = "me"\n')
     write(tmp_path / ".holdfast/config.toml", '[project]\nname = "shop"\n')
     (text,) = system_texts(await first_request(agent, workspace=tmp_path))
@@ -134,7 +136,7 @@ async def test_a_workspace_says_more_of_its_project_than_the_user(agent: MakeAge
         (f'[project]\na = "{"x" * 4000}"', "project has more than 4000 characters"),
     ],
 )
-async def test_a_project_that_cannot_be_told_is_refused(
+async def test_an_invalid_project_description_is_refused(
     agent: MakeAgent, tmp_path: Path, text: str, message: str
 ) -> None:
     write(tmp_path / ".holdfast/config.toml", text)
@@ -146,18 +148,18 @@ def user_texts(body: Any) -> list[str]:
     return [block["text"] for message in body["messages"] if message["role"] == "user" for block in message["content"]]
 
 
-async def test_the_name_of_a_session_is_told_once_behind_the_prefix(agent: MakeAgent) -> None:
-    one = agent(says("ok"), says("ok"), says("ok"), name="fix\nthe parser")
-    async with one.session as session:
+async def test_the_name_of_a_session_is_sent_once_after_the_prefix(agent: MakeAgent) -> None:
+    made_agent = agent(says("ok"), says("ok"), says("ok"), name="fix\nthe parser")
+    async with made_agent.session as session:
         await session.send("hello")
         await session.send("again")
-    told = "<context layer='metadata'>\n# Session\n - Name: fix\ufffdthe parser\n</context>"
-    assert user_texts(one.bodies[1]) == [told, "hello", "again"]
-    async with Session.resume(session.id, store=one.store, transport=one.wire) as resumed:
+    metadata = "<context layer='metadata'>\n# Session\n - Name: fix\ufffdthe parser\n</context>"
+    assert user_texts(made_agent.bodies[1]) == [metadata, "hello", "again"]
+    async with Session.resume(session.id, store=made_agent.store, transport=made_agent.transport) as resumed:
         await resumed.send("go on")
-    assert user_texts(one.bodies[2]) == [told, "hello", "again", "go on"]
+    assert user_texts(made_agent.bodies[2]) == [metadata, "hello", "again", "go on"]
 
 
-async def test_a_callers_own_metadata_stands_in_place_of_the_name(agent: MakeAgent) -> None:
+async def test_a_callers_own_metadata_replaces_the_name(agent: MakeAgent) -> None:
     body = await first_request(agent, name="parser", volatile=[LayerText("metadata", "Two roles.")])
     assert user_texts(body) == ["<context layer='metadata'>\nTwo roles.\n</context>", "hello"]

@@ -1,4 +1,4 @@
-"""What holds of every text that is read, cut, split or put into a system prompt."""
+"""Properties of every text that is read, cut, split or put into a system prompt."""
 
 import tempfile
 from itertools import pairwise
@@ -22,16 +22,16 @@ from holdfast.types.blocks import Text
 laws = settings(max_examples=100, deadline=None)
 few = settings(max_examples=40, deadline=None)
 
-pieces_of_boundary = st.sampled_from(
+boundary_fragments = st.sampled_from(
     [SYSTEM_PROMPT_DYNAMIC_BOUNDARY, SYSTEM_PROMPT_DYNAMIC_BOUNDARY[:9], SYSTEM_PROMPT_DYNAMIC_BOUNDARY[9:], "__"]
 )
-tricky = st.lists(pieces_of_boundary | st.text(max_size=5), max_size=12).map("".join)
+tricky = st.lists(boundary_fragments | st.text(max_size=5), max_size=12).map("".join)
 any_text = st.text(st.characters(), max_size=20)  # Lone surrogates included.
 
 
 @laws
 @given(tricky)
-def test_no_boundary_survives_its_removal(text: str) -> None:
+def test_no_boundary_remains_after_its_removal(text: str) -> None:
     assert SYSTEM_PROMPT_DYNAMIC_BOUNDARY not in remove_boundary(text)
 
 
@@ -45,20 +45,20 @@ def test_removing_boundaries_keeps_every_other_character(text: str) -> None:
 
 @laws
 @given(tricky)
-def test_neither_half_of_a_split_text_holds_a_boundary(text: str) -> None:
+def test_neither_half_of_a_split_text_contains_a_boundary(text: str) -> None:
     assert all(SYSTEM_PROMPT_DYNAMIC_BOUNDARY not in half for half in split_at_boundary(text))
 
 
 @laws
 @given(st.text(max_size=30), tricky)
-def test_what_stands_before_the_first_boundary_is_stable_whatever_follows(stable: str, rest: str) -> None:
+def test_text_before_the_first_boundary_is_stable_whatever_follows(stable: str, rest: str) -> None:
     halves = split_at_boundary(stable + SYSTEM_PROMPT_DYNAMIC_BOUNDARY + rest)
     assert halves == (stable.rstrip("\r\n"), remove_boundary(rest).lstrip("\r\n"))
 
 
 @laws
 @given(st.text(max_size=30))
-def test_a_text_without_a_boundary_is_stable_as_it_is(text: str) -> None:
+def test_a_text_without_a_boundary_is_stable_as_a_whole(text: str) -> None:
     assert split_at_boundary(text) == (text, "")
 
 
@@ -85,7 +85,7 @@ builders = st.builds(
 def test_every_prompt_has_one_boundary_and_no_segment_has_any(builder: SystemPromptBuilder) -> None:
     assert builder.build().count(SYSTEM_PROMPT_DYNAMIC_BOUNDARY) == 1
     assert builder.render().count(SYSTEM_PROMPT_DYNAMIC_BOUNDARY) == 1
-    assert all(SYSTEM_PROMPT_DYNAMIC_BOUNDARY not in text for text in sent(builder))
+    assert all(SYSTEM_PROMPT_DYNAMIC_BOUNDARY not in text for text in sendable_texts(builder))
 
 
 @few
@@ -99,14 +99,14 @@ def test_segments_never_put_a_changing_part_before_a_stable_one(builder: SystemP
 @few
 @given(builders)
 def test_every_segment_has_text_that_can_be_sent(builder: SystemPromptBuilder) -> None:
-    assert all(text.strip() and text.encode() for text in sent(builder))
+    assert all(text.strip() and text.encode() for text in sendable_texts(builder))
 
 
-def sent(builder: SystemPromptBuilder) -> list[str]:
+def sendable_texts(builder: SystemPromptBuilder) -> list[str]:
     blocks = [
         block
         for segment in builder.segments()
-        for block in (*segment.system, *(block for passage in segment.entries for block in passage.content))
+        for block in (*segment.system, *(block for entry in segment.entries for block in entry.content))
     ]
     return [block.text for block in blocks if isinstance(block, Text)]
 
@@ -114,12 +114,12 @@ def sent(builder: SystemPromptBuilder) -> list[str]:
 @laws
 @given(st.text(max_size=30), st.integers(0, 60))
 def test_a_cut_text_is_the_longest_start_that_fits(text: str, bytes_max: int) -> None:
-    kept, was_cut = cut_utf8(text, bytes_max)
-    assert text.startswith(kept)
-    assert len(kept.encode()) <= bytes_max
-    assert was_cut == (kept != text)
-    if was_cut:
-        assert len(text[: len(kept) + 1].encode()) > bytes_max
+    start, is_cut = cut_utf8(text, bytes_max)
+    assert text.startswith(start)
+    assert len(start.encode()) <= bytes_max
+    assert is_cut == (start != text)
+    if is_cut:
+        assert len(text[: len(start) + 1].encode()) > bytes_max
 
 
 @laws
@@ -132,30 +132,30 @@ def test_every_file_becomes_text_without_nul_carriage_return_or_surrogate(raw: b
 
 @laws
 @given(st.text(st.characters(exclude_characters="\0\r\ufeff", exclude_categories=["Cs"])))
-def test_plain_text_is_read_as_it_is(text: str) -> None:
+def test_plain_text_is_read_unchanged(text: str) -> None:
     assert decode_text(text.encode()) == text
 
 
-def test_a_character_cut_in_two_is_replaced_at_the_end_of_a_file_and_left_out_at_the_end_of_its_start() -> None:
+def test_a_split_character_is_replaced_at_the_end_of_a_file_and_omitted_at_the_read_limit() -> None:
     assert decode_text(b"x\xe2\x82") == "x\ufffd"
     assert decode_text(b"x\xe2\x82", whole=False) == "x"
 
 
 @laws
 @given(st.text(max_size=20), st.integers(0, 80))
-def test_the_start_of_a_file_reads_as_the_start_of_its_text(text: str, size: int) -> None:
+def test_the_start_of_a_file_decodes_as_the_start_of_its_text(text: str, size: int) -> None:
     plain = text.replace("\ufeff", "")
     start = decode_text(plain.encode()[:size], whole=False)
-    # A line end may be cut in two: its first half is a line end as well.
+    # A line end may be split: its first half is a line end as well.
     assert decode_text(plain.encode()).startswith(start.removesuffix("\n"))
 
 
 @laws
 @given(st.binary(max_size=40))
 def test_a_name_is_always_one_line(raw: bytes) -> None:
-    shown = to_one_line(raw)
-    assert len(shown.splitlines()) <= 1
-    assert not any(character < " " or "\x7f" <= character < "\xa0" for character in shown)
+    line = to_one_line(raw)
+    assert len(line.splitlines()) <= 1
+    assert not any(character < " " or "\x7f" <= character < "\xa0" for character in line)
 
 
 @laws
@@ -172,7 +172,7 @@ def test_every_path_can_be_shown(name: str) -> None:
     st.integers(1, 20),
     st.integers(1, 40),
 )
-def test_what_is_read_stays_within_the_caps_and_is_never_said_twice(
+def test_the_texts_read_stay_within_the_limits_and_appear_once(
     contents: list[str], file_chars_max: int, total_chars_max: int
 ) -> None:
     names = ("AGENTS.md", "CLAUDE.md", "CLAUDE.local.md", ".claude/CLAUDE.md", ".holdfast/instructions.md")
@@ -183,12 +183,12 @@ def test_what_is_read_stays_within_the_caps_and_is_never_said_twice(
         (root / ".holdfast").mkdir()
         for name, content in zip(names, contents, strict=False):
             (root / name).write_bytes(content.encode())
-        found = read_instructions(root, file_chars_max=file_chars_max, total_chars_max=total_chars_max)
-    lengths = [len(file.text) for file in found.files]
+        instructions = read_instructions(root, file_chars_max=file_chars_max, total_chars_max=total_chars_max)
+    lengths = [len(file.text) for file in instructions.files]
     assert all(0 < length <= file_chars_max for length in lengths)
     assert sum(lengths) <= total_chars_max
-    assert found.omitted == 0 or sum(lengths) == total_chars_max
-    whole = [file.text for file in found.files if not file.is_truncated]
-    assert len(set(whole)) == len(whole)
-    # Every file is either said, omitted, or passed over with a reason; an omitted one has its reason too.
-    assert len(found.files) + len(found.findings) == len(contents)
+    assert instructions.omitted == 0 or sum(lengths) == total_chars_max
+    complete = [file.text for file in instructions.files if not file.is_truncated]
+    assert len(set(complete)) == len(complete)
+    # Every file is included, omitted, or skipped with a reason; an omitted one has its reason too.
+    assert len(instructions.files) + len(instructions.findings) == len(contents)

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.support.log_examples import EVENTS_A_CALL, called, said, talk
+from tests.support.event_examples import EVENTS_A_CALL, call_event, message_event, message_events
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.stores.event_log import DatabaseEventLog
@@ -54,11 +54,11 @@ def test_a_killed_program_loses_no_event_that_was_acknowledged(address: str, see
     known = [line.removesuffix("\n") for line in acknowledged if line.endswith("\n")]
     with closing(open_store(address)) as store:
         # A server may still be at the last transaction of the program that is dead; an append waits for it.
-        store.append([said(ENDLESS)]).result(10)
+        store.append([message_event(ENDLESS)]).result(10)
         *kept, newest = store.read("s")
-        assert newest == said(ENDLESS)
+        assert newest == message_event(ENDLESS)
         assert moment <= len(known) <= len(kept) < ENDLESS
-        assert kept == talk(len(kept))
+        assert kept == message_events(len(kept))
         assert known == [event.id for event in kept[: len(known)]]
         assert store.sessions()[0].event_count == len(kept) + 1
     if "://" not in address:
@@ -77,7 +77,7 @@ def test_the_tables_of_a_killed_program_are_what_its_events_add_up_to(address: s
     with closing(open_store(address)) as store:
         assert isinstance(store, DatabaseEventLog)
         # As above, an append waits for whatever is still going on.
-        store.append([said(ENDLESS, "calls")]).result(10)
+        store.append([message_event(ENDLESS, "calls")]).result(10)
         assert store.read_facts().calls >= len(acknowledged) // EVENTS_A_CALL
         assert store.read_facts().pending_sessions == 0
         assert list(find_differences(store, shipped_models())) == []
@@ -87,21 +87,21 @@ def test_a_program_that_leaves_without_closing_ends_and_has_written_what_it_appe
     with start(address, "s", 2_000, ending="leave") as program:
         acknowledged, complaints = program.communicate(timeout=30)
     assert (program.returncode, complaints) == (0, "")
-    assert acknowledged.split() == [event.id for event in talk(2_000)]
+    assert acknowledged.split() == [event.id for event in message_events(2_000)]
     with closing(open_store(address)) as store:
-        assert list(store.read("s")) == talk(2_000)
+        assert list(store.read("s")) == message_events(2_000)
 
 
 def test_two_programs_make_and_write_one_database_at_the_same_time(address: str) -> None:
     programs = [start(address, session, 200) for session in ("first", "second")]
     with closing(open_store(address)) as store:
-        appends = [store.append([said(number, "third")]) for number in range(200)]
+        appends = [store.append([message_event(number, "third")]) for number in range(200)]
         complaints = [program.communicate(timeout=30)[1] for program in programs]
         for done in appends:
             done.result(10)
         assert complaints == ["", ""]
         for session in ("first", "second", "third"):
-            assert list(store.read(session)) == talk(200, session)
+            assert list(store.read(session)) == message_events(200, session)
         assert {row.event_count for row in store.sessions()} == {200}
 
 
@@ -109,7 +109,7 @@ def test_programs_that_enter_calls_of_one_day_at_the_same_time_leave_nothing_out
     programs = [start(address, session, 120, at_once=3) for session in ("calls 1", "calls 2")]
     with closing(open_store(address)) as store:
         assert isinstance(store, DatabaseEventLog)
-        appends = [store.append([called(number, "calls 3")]) for number in range(120)]
+        appends = [store.append([call_event(number, "calls 3")]) for number in range(120)]
         complaints = [program.communicate(timeout=30)[1] for program in programs]
         for done in appends:
             done.result(10)
@@ -120,7 +120,7 @@ def test_programs_that_enter_calls_of_one_day_at_the_same_time_leave_nothing_out
 
 def test_two_stores_on_one_database_see_each_other(address: str) -> None:
     with closing(open_store(address)) as one, closing(open_store(address)) as other:
-        one.append([said(0)]).result(10)
-        other.append([said(1)]).result(10)
-        one.append([said(2)]).result(10)
-        assert list(one.read("s")) == list(other.read("s")) == talk(3)
+        one.append([message_event(0)]).result(10)
+        other.append([message_event(1)]).result(10)
+        one.append([message_event(2)]).result(10)
+        assert list(one.read("s")) == list(other.read("s")) == message_events(3)

@@ -6,8 +6,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
-from tests.support.log_examples import said, talk
-from tests.support.postgres_server import used_database
+from tests.support.event_examples import message_event, message_events
+from tests.support.postgres_server import reused_database
 
 from holdfast.errors import StoreError
 from holdfast.events.cache_controls import CacheControls, CacheSettings, SessionControl
@@ -21,7 +21,7 @@ from holdfast.stores.sqlite.store import SqliteStore
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventLog]:
     if request.param == "postgres":
-        with used_database() as url, PostgresStore(url) as kept:
+        with reused_database() as url, PostgresStore(url) as kept:
             yield kept
         return
     made: AbstractContextManager[EventLog] = (
@@ -105,7 +105,7 @@ def test_those_who_invalidate_at_once_begin_as_many_generations(records: StoreRe
 
 
 def test_a_session_that_is_deleted_takes_along_what_was_said_of_it(store: EventLog, records: StoreRecords) -> None:
-    store.append(talk(2)).result(10)
+    store.append(message_events(2)).result(10)
     records.invalidate("s", at=1.0)
     store.delete("s")
     assert records.controls("s").session == SessionControl()
@@ -115,10 +115,10 @@ def test_events_of_all_sessions_are_read_in_the_order_in_which_they_came(
     store: EventLog, records: StoreRecords
 ) -> None:
     assert records.newest_position() == 0
-    store.append([said(1, "a"), said(1, "b")]).result(10)
-    store.append([said(2, "a")]).result(10)
+    store.append([message_event(1, "a"), message_event(1, "b")]).result(10)
+    store.append([message_event(2, "a")]).result(10)
     placed = records.events_after(0, limit=10)
-    assert [one.event for one in placed] == [said(1, "a"), said(1, "b"), said(2, "a")]
+    assert [one.event for one in placed] == [message_event(1, "a"), message_event(1, "b"), message_event(2, "a")]
     places = [one.position for one in placed]
     assert places == sorted(set(places))
     assert records.newest_position() == places[-1]
@@ -127,10 +127,10 @@ def test_events_of_all_sessions_are_read_in_the_order_in_which_they_came(
 
 
 def test_a_place_is_never_given_twice(store: EventLog, records: StoreRecords) -> None:
-    store.append([said(1, "a"), said(1, "b")]).result(10)
+    store.append([message_event(1, "a"), message_event(1, "b")]).result(10)
     before = records.newest_position()
     store.delete("b")
-    store.append([said(2, "a")]).result(10)
+    store.append([message_event(2, "a")]).result(10)
     (newest,) = records.events_after(before, limit=10)
     assert newest.position > before
 

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 from msgspec.json import decode
 from msgspec.structs import replace
-from tests.support.log_examples import MODEL, called, calls_made, event, said
+from tests.support.event_examples import MODEL, call_event, call_events, event, message_event
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.errors import StoreError, UserError
@@ -69,7 +69,7 @@ def check(store: DatabaseEventLog) -> None:
 
 
 def test_a_call_is_in_every_table_as_soon_as_its_append_is_acknowledged(store: DatabaseEventLog, address: str) -> None:
-    store.append(calls_made(40)).result(10)
+    store.append(call_events(40)).result(10)
     with closing(opened(address)) as other:
         assert other.read_facts().pending_sessions == 0
         assert other.read_facts().calls == 10
@@ -84,8 +84,8 @@ def test_a_call_is_in_every_table_as_soon_as_its_append_is_acknowledged(store: D
 
 
 def test_a_call_is_stored_with_its_plan_digest_price_version_latency_and_verdict(store: DatabaseEventLog) -> None:
-    store.append(calls_made(40)).result(10)
-    entries = [posting.entry for posting in iter_postings(calls_made(40), shipped_models()) if posting.entry]
+    store.append(call_events(40)).result(10)
+    entries = [posting.entry for posting in iter_postings(call_events(40), shipped_models()) if posting.entry]
     rows = sorted(store.table_rows("calls", STORED_OF_A_CALL, "s"))
     assert [row[:-2] for row in rows] == [
         (call.record.number, call.prompt_digest, call.pricing_version, call.record.latency_ms) for call in entries
@@ -106,7 +106,7 @@ def test_a_call_that_fails_for_nothing_is_no_call_and_yet_an_outcome(store: Data
 
 def test_what_is_paid_for_without_a_call_is_spent_all_the_same(store: DatabaseEventLog) -> None:
     ping = CachePinged("refresh", MODEL, "5m", Usage(cache_read=20_000), Decimal("0.006"), "v")
-    store.append([event("e1", ping, at=START), *calls_made(4, start=4)]).result(10)
+    store.append([event("e1", ping, at=START), *call_events(4, start=4)]).result(10)
     (day,) = store.cost_queries().days()
     assert (day.amounts.calls, day.amounts.spent_usd) == (1, Decimal("0.0183"))
     # Without a cache nobody would have pinged it: 20,110 tokens at 2 dollars and 50 at 10.
@@ -115,8 +115,8 @@ def test_what_is_paid_for_without_a_call_is_spent_all_the_same(store: DatabaseEv
 
 
 def test_a_session_that_is_deleted_leaves_nothing_in_any_sum(store: DatabaseEventLog, address: str) -> None:
-    store.append(calls_made(20, "gone")).result(10)
-    store.append(calls_made(12, "stays")).result(10)
+    store.append(call_events(20, "gone")).result(10)
+    store.append(call_events(12, "stays")).result(10)
     before = store.cost_queries().totals(LedgerScope(session_id="stays"))
     store.delete("gone")
     assert store.cost_queries().totals() == before
@@ -130,7 +130,7 @@ def test_what_another_program_appended_in_between_is_a_part_of_what_a_call_is_ju
 ) -> None:
     with closing(opened(address)) as other:
         for number in range(60):
-            (store, other)[number % 3 == 0].append([called(number)]).result(10)
+            (store, other)[number % 3 == 0].append([call_event(number)]).result(10)
     check(store)
     assert sorted(store.table_rows("calls", ("number",), "s"))[9] == (10,)
 
@@ -138,12 +138,12 @@ def test_what_another_program_appended_in_between_is_a_part_of_what_a_call_is_ju
 def test_a_session_that_another_program_deleted_and_began_anew_is_judged_from_its_new_beginning(
     store: DatabaseEventLog, address: str
 ) -> None:
-    store.append(calls_made(12)).result(10)
+    store.append(call_events(12)).result(10)
     with closing(opened(address)) as other:
         other.delete("s")
-        anew = [replace(one, id=f"new {one.id}") for one in calls_made(12, start=400)]
+        anew = [replace(one, id=f"new {one.id}") for one in call_events(12, start=400)]
         other.append(anew).result(10)
-    store.append([replace(one, id=f"new {one.id}") for one in calls_made(4, start=412)]).result(10)
+    store.append([replace(one, id=f"new {one.id}") for one in call_events(4, start=412)]).result(10)
     check(store)
     assert len(store.table_rows("calls", ("number",), "s")) == 4
 
@@ -154,14 +154,14 @@ def test_what_is_forgotten_of_a_session_is_made_anew_from_its_log(tmp_path: Path
         small._sessions_max = 1
         for number in range(40):
             for session in ("a", "b"):
-                store.append([called(number, session)]).result(10)
+                store.append([call_event(number, session)]).result(10)
         assert len(small._cached) == 1
         check(store)
 
 
 def test_a_log_from_before_the_tables_is_entered_when_somebody_asks(address: str) -> None:
     with closing(opened(address)) as store:
-        store.append(calls_made(40)).result(10)
+        store.append(call_events(40)).result(10)
         expected = store.cost_queries().totals()
     run(address, "DELETE FROM calls")
     run(address, "DELETE FROM days")
@@ -178,12 +178,12 @@ def test_a_log_from_before_the_tables_is_entered_when_somebody_asks(address: str
 
 def test_a_session_goes_on_before_it_was_entered_and_is_then_entered_wholly(address: str) -> None:
     with closing(opened(address)) as store:
-        store.append(calls_made(20)).result(10)
+        store.append(call_events(20)).result(10)
     run(address, "UPDATE sessions SET entered_events = 3")
     with closing(opened(address)) as store:
-        store.append([said(20)]).result(10)
+        store.append([message_event(20)]).result(10)
         assert store.read_facts().pending_sessions == 1
-        store.append(calls_made(20, start=24)).result(10)
+        store.append(call_events(20, start=24)).result(10)
         assert store.read_facts().pending_sessions == 0
         check(store)
 
@@ -191,7 +191,7 @@ def test_a_session_goes_on_before_it_was_entered_and_is_then_entered_wholly(addr
 def test_events_of_a_program_that_knows_no_tables_are_entered_with_the_next_that_matters(
     store: DatabaseEventLog, address: str
 ) -> None:
-    store.append(calls_made(20)).result(10)
+    store.append(call_events(20)).result(10)
     run(address, "UPDATE sessions SET event_count = event_count + 1")
     run(
         address,
@@ -200,14 +200,14 @@ def test_events_of_a_program_that_knows_no_tables_are_entered_with_the_next_that
         """'{"type":"turn.cancelled","reason":"timeout","partial_llm_calls":0,"partial_tool_calls":0}')""",
     )
     assert store.read_facts().pending_sessions == 1
-    store.append(calls_made(4, start=20)).result(10)
+    store.append(call_events(4, start=20)).result(10)
     assert store.read_facts().pending_sessions == 0
     check(store)
 
 
 def test_tables_of_other_rules_are_made_anew(address: str) -> None:
     with closing(opened(address)) as store:
-        store.append(calls_made(20)).result(10)
+        store.append(call_events(20)).result(10)
     run(address, "UPDATE ledger SET version = 0")
     run(address, "UPDATE days SET spent = 5")
     with closing(opened(address)) as store:
@@ -219,11 +219,16 @@ def test_tables_of_other_rules_are_made_anew(address: str) -> None:
 
 def test_a_refused_append_takes_nothing_out_of_the_tables_that_those_around_it_have_entered(address: str) -> None:
     with closing(opened(address)) as store:
-        store.append(calls_made(20)).result(10)
-        store.append(calls_made(8, "t")).result(10)
+        store.append(call_events(20)).result(10)
+        store.append(call_events(8, "t")).result(10)
     run(address, "UPDATE sessions SET entered_events = -1")
     with closing(opened(address)) as store:
-        appends = [calls_made(4, "u"), [called(3)], calls_made(4, start=20), [called(1, "t"), called(11, "t")]]
+        appends = [
+            call_events(4, "u"),
+            [call_event(3)],
+            call_events(4, start=20),
+            [call_event(1, "t"), call_event(11, "t")],
+        ]
         answers = [done.exception(timeout=10) for done in [store.append(events) for events in appends]]
         assert [type(answer) for answer in answers] == [type(None), StoreError, type(None), StoreError]
         check(store)
@@ -232,10 +237,10 @@ def test_a_refused_append_takes_nothing_out_of_the_tables_that_those_around_it_h
 
 def test_a_damaged_event_does_not_keep_its_session_from_going_on(address: str) -> None:
     with closing(opened(address)) as store:
-        store.append(calls_made(20)).result(10)
+        store.append(call_events(20)).result(10)
     run(address, "UPDATE events SET payload = '{}' WHERE id = 's-000003'")
     with closing(opened(address)) as store:
-        store.append(calls_made(4, start=20)).result(10)
+        store.append(call_events(4, start=20)).result(10)
         store.clear_tables()
         assert store.cost_queries().totals().calls == 5
 
@@ -243,7 +248,7 @@ def test_a_damaged_event_does_not_keep_its_session_from_going_on(address: str) -
 def test_tables_that_were_changed_by_hand_are_told_of_and_a_rebuild_mends_them(
     store: DatabaseEventLog, address: str
 ) -> None:
-    store.append(calls_made(20)).result(10)
+    store.append(call_events(20)).result(10)
     run(address, "UPDATE verdict_days SET lost = lost + 1")
     run(address, "UPDATE calls SET spent = 7 WHERE number = 2")
     assert sorted(find_differences(store, shipped_models())) == ["calls of session 's'", "verdict_days"]
@@ -252,7 +257,7 @@ def test_tables_that_were_changed_by_hand_are_told_of_and_a_rebuild_mends_them(
 
 
 def test_a_damaged_call_is_told_of_in_one_line(store: DatabaseEventLog, address: str) -> None:
-    store.append(calls_made(40)).result(10)
+    store.append(call_events(40)).result(10)
     run(address, "UPDATE calls SET verdict = '{'")
     with pytest.raises(
         StoreError, match="the table of calls is damaged: `holdfast db rebuild` rebuilds it from the log"
@@ -269,8 +274,8 @@ def test_a_page_that_is_none_is_refused(store: DatabaseEventLog, limit: int) -> 
 
 
 def test_an_old_session_keeps_what_it_cost_when_it_is_pruned(store: DatabaseEventLog) -> None:
-    store.append(calls_made(20, "old")).result(10)
-    store.append([replace(one, at=one.at + 1_000) for one in calls_made(20, "new")]).result(10)
+    store.append(call_events(20, "old")).result(10)
+    store.append([replace(one, at=one.at + 1_000) for one in call_events(20, "new")]).result(10)
     before = store.cost_queries().totals()
     assert store.list_prunable(RETAINED_EVENT_TYPES, before=START + 500) == (("old", 15),)
     assert store.prune("new", RETAINED_EVENT_TYPES, before=START + 500) == 0
@@ -284,7 +289,7 @@ def test_an_old_session_keeps_what_it_cost_when_it_is_pruned(store: DatabaseEven
 
 
 def test_of_a_session_without_a_call_nothing_is_left(store: DatabaseEventLog) -> None:
-    store.append([said(1)]).result(10)
+    store.append([message_event(1)]).result(10)
     assert store.prune("s", RETAINED_EVENT_TYPES, before=START + 500) == 1
     assert store.sessions() == ()
 

@@ -11,8 +11,8 @@ from typing import Protocol
 
 import pytest
 from msgspec.structs import replace
-from tests.support.log_examples import calls_made, event, opened, said, talk
-from tests.support.postgres_server import used_database
+from tests.support.event_examples import call_events, event, message_event, message_events, session_started_event
+from tests.support.postgres_server import reused_database
 
 from holdfast.errors import StoreError, UserError
 from holdfast.events.log import Event, EventLog, SessionRow
@@ -32,7 +32,7 @@ class OpenStore(Protocol):
 
 @contextmanager
 def on_postgres(_: Path) -> Iterator[OpenStore]:
-    with used_database() as url:
+    with reused_database() as url:
         yield lambda **limits: PostgresStore(url, **limits)
 
 
@@ -64,15 +64,15 @@ def failure(store: EventLog, *events: Event) -> str:
 
 
 def test_events_are_read_in_the_order_of_their_appends_whatever_their_ids(store: EventLog) -> None:
-    later, earlier = talk(150, start=500), talk(150, start=0)
+    later, earlier = message_events(150, start=500), message_events(150, start=0)
     store.append(later).result(10)
     store.append(earlier).result(10)
     assert list(store.read("s")) == later + earlier
 
 
 def test_a_session_is_read_without_the_events_of_others(store: EventLog) -> None:
-    store.append([said(1, "a"), said(1, "b"), said(2, "a")]).result(10)
-    assert list(store.read("a")) == [said(1, "a"), said(2, "a")]
+    store.append([message_event(1, "a"), message_event(1, "b"), message_event(2, "a")]).result(10)
+    assert list(store.read("a")) == [message_event(1, "a"), message_event(2, "a")]
 
 
 def test_an_append_without_events_changes_nothing(store: EventLog) -> None:
@@ -82,71 +82,73 @@ def test_an_append_without_events_changes_nothing(store: EventLog) -> None:
 
 @pytest.mark.parametrize("session", ["none such", "", "\udcff"])
 def test_a_session_that_is_not_there_has_no_events(store: EventLog, session: str) -> None:
-    store.append(talk(3)).result(10)
+    store.append(message_events(3)).result(10)
     assert list(store.read(session)) == []
     assert list(store.read(session, after="s-000001")) == []
     assert store.delete(session) == 0
 
 
 def test_reading_goes_on_behind_a_given_event(store: EventLog) -> None:
-    store.append([*talk(5), said(9, "other"), said(5)]).result(10)
-    assert list(store.read("s", after="s-000001")) == talk(4, start=2)
+    store.append([*message_events(5), message_event(9, "other"), message_event(5)]).result(10)
+    assert list(store.read("s", after="s-000001")) == message_events(4, start=2)
     assert list(store.read("s", after="s-000005")) == []
 
 
 @pytest.mark.parametrize("after", ["none such", "other-000009", "", "\udcff"])
 def test_reading_on_from_an_event_the_session_does_not_have_is_refused(store: EventLog, after: str) -> None:
-    store.append([*talk(5), said(9, "other")]).result(10)
+    store.append([*message_events(5), message_event(9, "other")]).result(10)
     with pytest.raises(UserError, match=r"session 's' has no event .* to continue after"):
         store.read("s", after=after)
 
 
 def test_an_append_with_a_known_id_is_refused_as_a_whole(store: EventLog) -> None:
-    store.append(talk(3)).result(10)
-    refusal = failure(store, said(7), said(1), said(8))
+    store.append(message_events(3)).result(10)
+    refusal = failure(store, message_event(7), message_event(1), message_event(8))
     assert "'s-000001' is already on the log, so this append was rejected" in refusal
-    assert list(store.read("s")) == talk(3)
+    assert list(store.read("s")) == message_events(3)
     assert store.sessions()[0].event_count == 3
 
 
 def test_an_id_is_known_in_every_session(store: EventLog) -> None:
-    store.append(talk(1)).result(10)
-    assert "'s-000000'" in failure(store, replace(said(0), session_id="t"))
+    store.append(message_events(1)).result(10)
+    assert "'s-000000'" in failure(store, replace(message_event(0), session_id="t"))
     assert [row.id for row in store.sessions()] == ["s"]
 
 
 def test_an_append_that_repeats_an_id_is_refused_as_a_whole(store: EventLog) -> None:
-    assert "'s-000001' is already on the log" in failure(store, said(0), said(1), said(1))
+    assert "'s-000001' is already on the log" in failure(store, message_event(0), message_event(1), message_event(1))
     assert store.sessions() == ()
 
 
 def test_a_session_that_was_continued_elsewhere_cannot_be_continued_from_the_same_event(store: EventLog) -> None:
     begun, here, there = (
-        said(0),
-        replace(said(1), parent_event_id="s-000000"),
-        replace(said(2), parent_event_id="s-000000"),
+        message_event(0),
+        replace(message_event(1), parent_event_id="s-000000"),
+        replace(message_event(2), parent_event_id="s-000000"),
     )
     store.append([begun]).result(10)
     store.append([here]).result(10)
-    assert "session 's' was continued elsewhere" in failure(store, there, said(3))
+    assert "session 's' was continued elsewhere" in failure(store, there, message_event(3))
     assert list(store.read("s")) == [begun, here]
     store.append([replace(there, parent_event_id=here.id)]).result(10)
     assert len(list(store.read("s"))) == 3
 
 
 def test_one_append_cannot_continue_an_event_twice(store: EventLog) -> None:
-    twice = [replace(said(number), parent_event_id="p") for number in range(2)]
+    twice = [replace(message_event(number), parent_event_id="p") for number in range(2)]
     assert "session 's' was continued elsewhere" in failure(store, *twice)
     assert store.sessions() == ()
 
 
 def test_events_of_two_sessions_may_have_the_same_parent(store: EventLog) -> None:
-    store.append([replace(said(1), parent_event_id="p"), replace(said(1, "other"), parent_event_id="p")]).result(10)
+    store.append(
+        [replace(message_event(1), parent_event_id="p"), replace(message_event(1, "other"), parent_event_id="p")]
+    ).result(10)
     assert len(store.sessions()) == 2
 
 
 def test_a_deleted_session_may_be_continued_anew(store: EventLog) -> None:
-    step = replace(said(1), parent_event_id="p")
+    step = replace(message_event(1), parent_event_id="p")
     store.append([step]).result(10)
     store.delete("s")
     store.append([step]).result(10)
@@ -154,59 +156,67 @@ def test_a_deleted_session_may_be_continued_anew(store: EventLog) -> None:
 
 
 def test_a_refused_append_does_not_harm_those_around_it(store: EventLog) -> None:
-    store.append(talk(1)).result(10)
-    appends = [[said(1)], [said(0)], talk(2, start=2), [said(9), said(3)], [said(4)]]
+    store.append(message_events(1)).result(10)
+    appends = [
+        [message_event(1)],
+        [message_event(0)],
+        message_events(2, start=2),
+        [message_event(9), message_event(3)],
+        [message_event(4)],
+    ]
     answers = [done.exception(timeout=10) for done in [store.append(events) for events in appends]]
     assert [type(answer) for answer in answers] == [type(None), StoreError, type(None), StoreError, type(None)]
-    assert list(store.read("s")) == talk(5)
+    assert list(store.read("s")) == message_events(5)
     assert store.sessions()[0].event_count == 5
 
 
 UNSTORABLE = {
-    "a time that is no number": replace(said(1), at=math.nan),
-    "a time without end": replace(said(1), at=math.inf),
+    "a time that is no number": replace(message_event(1), at=math.nan),
+    "a time without end": replace(message_event(1), at=math.inf),
     "a payload with a number that is none": event("e", SessionEnded("completed", 1, Decimal(1), math.nan)),
     "a payload with an amount that is none": event("e", SessionEnded("completed", 1, Decimal("sNaN"), 1.0)),
-    "half a character in the text": said(1, text="\ud800"),
-    "half a character in the event's id": replace(said(1), id="\ud800"),
-    "half a character in the session's id": replace(said(1), session_id="\ud800"),
-    "half a character in the turn's id": replace(said(1), turn_id="\ud800"),
-    "half a character in the parent's id": replace(said(1), parent_event_id="\ud800"),
-    "an actor that does not exist": replace(said(1), actor="nobody"),
+    "half a character in the text": message_event(1, text="\ud800"),
+    "half a character in the event's id": replace(message_event(1), id="\ud800"),
+    "half a character in the session's id": replace(message_event(1), session_id="\ud800"),
+    "half a character in the turn's id": replace(message_event(1), turn_id="\ud800"),
+    "half a character in the parent's id": replace(message_event(1), parent_event_id="\ud800"),
+    "an actor that does not exist": replace(message_event(1), actor="nobody"),
     "a field of another type": event("e", TurnStarted("hash", "many")),  # type: ignore[arg-type] # on purpose
-    "version 0": replace(said(1), version=0),
-    "a version beyond every column": replace(said(1), version=2**31),
-    "an id that is no text": replace(said(1), id=7),
-    "a session's id that is nothing": replace(said(1), session_id=None),
-    "a turn's id that is a number": replace(said(1), turn_id=0),
-    "a parent's id that is a number": replace(said(1), parent_event_id=0),
-    "a time that is yes or no": replace(said(1), at=True),
-    "a time that is a text": replace(said(1), at="1.0"),
-    "a whole number that no time holds": replace(said(1), at=2**53 + 1),
-    "a whole number beyond all times": replace(said(1), at=10**400),
-    "a version that is yes or no": replace(said(1), version=True),
-    "an actor that is a list": replace(said(1), actor=["user"]),
-    "an id that is too long": replace(said(1), id="ä" * (ID_BYTES_MAX // 2) + "x"),
-    "a parent's id that is too long": replace(said(1), parent_event_id="x" * (ID_BYTES_MAX + 1)),
+    "version 0": replace(message_event(1), version=0),
+    "a version beyond every column": replace(message_event(1), version=2**31),
+    "an id that is no text": replace(message_event(1), id=7),
+    "a session's id that is nothing": replace(message_event(1), session_id=None),
+    "a turn's id that is a number": replace(message_event(1), turn_id=0),
+    "a parent's id that is a number": replace(message_event(1), parent_event_id=0),
+    "a time that is yes or no": replace(message_event(1), at=True),
+    "a time that is a text": replace(message_event(1), at="1.0"),
+    "a whole number that no time holds": replace(message_event(1), at=2**53 + 1),
+    "a whole number beyond all times": replace(message_event(1), at=10**400),
+    "a version that is yes or no": replace(message_event(1), version=True),
+    "an actor that is a list": replace(message_event(1), actor=["user"]),
+    "an id that is too long": replace(message_event(1), id="ä" * (ID_BYTES_MAX // 2) + "x"),
+    "a parent's id that is too long": replace(message_event(1), parent_event_id="x" * (ID_BYTES_MAX + 1)),
 }
 
 
 def test_what_could_not_be_read_back_is_refused(store: EventLog) -> None:
     for what, unstorable in UNSTORABLE.items():
-        refusal = failure(store, said(2), unstorable)
+        refusal = failure(store, message_event(2), unstorable)
         assert f"event {unstorable.id!a} of type " in refusal, what
         assert "cannot be stored as it is" in refusal, what
         assert store.sessions() == (), what
 
 
 def test_ids_of_the_greatest_length_and_a_time_without_a_fraction_are_kept(store: EventLog) -> None:
-    latest = replace(said(1), id="ä" * (ID_BYTES_MAX // 2), turn_id="x" * ID_BYTES_MAX, parent_event_id="", at=7)
+    latest = replace(
+        message_event(1), id="ä" * (ID_BYTES_MAX // 2), turn_id="x" * ID_BYTES_MAX, parent_event_id="", at=7
+    )
     store.append([latest]).result(10)
     assert list(store.read("s")) == [latest]
 
 
 def test_an_event_of_the_greatest_version_is_kept(store: EventLog) -> None:
-    latest = replace(said(1), version=2**31 - 1)
+    latest = replace(message_event(1), version=2**31 - 1)
     store.append([latest]).result(10)
     assert list(store.read("s")) == [latest]
 
@@ -215,43 +225,43 @@ def test_an_event_may_be_as_large_as_the_limit_and_no_larger(open_one: OpenStore
     # The limit speaks of bytes: each of these characters has two.
     frame = '{"type":"message.appended","message":{"role":"user","content":[{"type":"text","text":""}]}}'
     with open_one(event_bytes_max=len(frame) + 200) as store:
-        store.append([said(1, text="ä" * 100)]).result(10)
-        refusal = failure(store, said(2, text="ä" * 100 + "x"))
+        store.append([message_event(1, text="ä" * 100)]).result(10)
+        refusal = failure(store, message_event(2, text="ä" * 100 + "x"))
         assert f"'s-000002' of type 'message.appended' has {len(frame) + 201} bytes" in refusal
         assert f"the maximum is {len(frame) + 200}: put large content into a file" in refusal
 
 
 def test_a_session_is_listed_with_its_name_its_model_and_what_it_holds(store: EventLog) -> None:
-    store.append([opened(name="mend the roof", model="anthropic:m", at=5.0)]).result(10)
-    store.append([replace(said(1), at=9.0), replace(said(2), at=7.0)]).result(10)
+    store.append([session_started_event(name="mend the roof", model="anthropic:m", at=5.0)]).result(10)
+    store.append([replace(message_event(1), at=9.0), replace(message_event(2), at=7.0)]).result(10)
     assert store.sessions() == (SessionRow("s", "mend the roof", "anthropic:m", 5.0, 9.0, 3),)
 
 
 def test_a_session_that_never_started_is_listed_without_model_and_name(store: EventLog) -> None:
-    store.append([replace(said(1), at=4.0)]).result(10)
+    store.append([replace(message_event(1), at=4.0)]).result(10)
     assert store.sessions() == (SessionRow("s", None, "", 4.0, 4.0, 1),)
 
 
 def test_a_row_names_the_session_that_started_it_and_later_events_leave_that_as_it_is(store: EventLog) -> None:
     started = SessionStarted("anthropic:m", parent=ParentSession("above", "call", "above", 1))
     store.append([Event("e1", 1.0, "s", "system", started)]).result(10)
-    store.append([replace(said(2), parent_event_id=None)]).result(10)
+    store.append([replace(message_event(2), parent_event_id=None)]).result(10)
     assert [row.parent_session_id for row in store.sessions()] == ["above"]
 
 
 def test_a_session_that_starts_again_keeps_the_name_it_is_not_given_anew(store: EventLog) -> None:
-    store.append([opened(name="first", model="a", at=5.0)]).result(10)
-    store.append([replace(opened(name=None, model="b", at=3.0), id="again")]).result(10)
+    store.append([session_started_event(name="first", model="a", at=5.0)]).result(10)
+    store.append([replace(session_started_event(name=None, model="b", at=3.0), id="again")]).result(10)
     assert store.sessions() == (SessionRow("s", "first", "b", 3.0, 5.0, 2),)
-    store.append([replace(opened(name="second", model="", at=4.0), id="and again")]).result(10)
+    store.append([replace(session_started_event(name="second", model="", at=4.0), id="and again")]).result(10)
     assert store.sessions() == (SessionRow("s", "second", "b", 3.0, 5.0, 3),)
 
 
 @pytest.mark.parametrize("at_once", [1, 3], ids=["one by one", "in one append"])
 def test_what_a_session_is_called_is_the_same_however_its_events_come(store: EventLog, at_once: int) -> None:
-    named = opened(name="first", model="a", at=5.0)
-    nameless = replace(opened(name=None, model="", at=3.0), id="again", parent_event_id="x")
-    events = [named, nameless, replace(said(1), at=9.0)]
+    named = session_started_event(name="first", model="a", at=5.0)
+    nameless = replace(session_started_event(name=None, model="", at=3.0), id="again", parent_event_id="x")
+    events = [named, nameless, replace(message_event(1), at=9.0)]
     done = [store.append(events[start : start + at_once]) for start in range(0, 3, at_once)]
     for one in done:
         one.result(10)
@@ -261,7 +271,7 @@ def test_what_a_session_is_called_is_the_same_however_its_events_come(store: Eve
 def test_sessions_are_listed_with_the_newest_activity_first(store: EventLog) -> None:
     activity = {"a": 3.0, "d": 1.0, "b": 7.0, "c": 3.0}
     for session, at in activity.items():
-        store.append([replace(said(1, session), at=at)]).result(10)
+        store.append([replace(message_event(1, session), at=at)]).result(10)
     assert [row.id for row in store.sessions()] == ["b", "c", "a", "d"]
     assert [row.id for row in store.sessions(limit=3)] == ["b", "c", "a"]
     assert store.sessions(limit=0) == ()
@@ -281,7 +291,7 @@ def test_lessons_of_all_sessions_are_read_oldest_first(store: EventLog) -> None:
     kept = [lesson(f"s{number % 2}", number, calls=number) for number in range(1, 6)]
     for one in kept:
         store.append([one]).result(10)
-    store.append(talk(5, start=50)).result(10)
+    store.append(message_events(5, start=50)).result(10)
     assert store.learned_events(limit=10) == tuple(kept)
     assert store.learned_events(limit=2) == tuple(kept[-2:])
     assert store.learned_events(limit=0) == ()
@@ -295,25 +305,25 @@ def test_a_deleted_session_has_taught_nothing(store: EventLog) -> None:
 
 
 def test_a_deleted_session_is_gone_and_the_others_stay(store: EventLog) -> None:
-    store.append([*talk(3, "gone"), *talk(2, "stays")]).result(10)
+    store.append([*message_events(3, "gone"), *message_events(2, "stays")]).result(10)
     assert store.delete("gone") == 3
     assert list(store.read("gone")) == []
     assert [row.id for row in store.sessions()] == ["stays"]
-    assert list(store.read("stays")) == talk(2, "stays")
+    assert list(store.read("stays")) == message_events(2, "stays")
     assert store.delete("gone") == 0
 
 
 def test_a_deleted_session_may_begin_anew(store: EventLog) -> None:
-    store.append([opened(name="old"), *talk(3)]).result(10)
+    store.append([session_started_event(name="old"), *message_events(3)]).result(10)
     store.delete("s")
-    store.append(talk(2)).result(10)
-    assert list(store.read("s")) == talk(2)
+    store.append(message_events(2)).result(10)
+    assert list(store.read("s")) == message_events(2)
     assert store.sessions() == (SessionRow("s", None, "", 1_800_000_000.0, 1_800_000_001.0, 2),)
 
 
 def test_a_store_has_tables_that_say_what_its_calls_cost(store: MemoryStore | DatabaseEventLog) -> None:
-    store.append(calls_made(40)).result(10)
-    store.append(calls_made(8, "t")).result(10)
+    store.append(call_events(40)).result(10)
+    store.append(call_events(8, "t")).result(10)
     tables = store.cost_queries()
     assert (tables.totals().calls, tables.totals().spent_usd) == (12, Decimal("0.1476"))
     assert [one.id for one in tables.session_amounts(limit=1)] == ["s"]
@@ -322,7 +332,7 @@ def test_a_store_has_tables_that_say_what_its_calls_cost(store: MemoryStore | Da
 
 
 def test_what_is_old_is_pruned_but_for_the_kinds_that_stay(store: MemoryStore | DatabaseEventLog) -> None:
-    store.append([*talk(3), *calls_made(4, "t")]).result(10)
+    store.append([*message_events(3), *call_events(4, "t")]).result(10)
     newest = 1_800_000_003.0
     assert store.prune("t", ["llm.call_completed"], before=newest) == 0
     assert store.prune("t", ["llm.call_completed"], before=newest + 1) == 3
@@ -333,22 +343,22 @@ def test_what_is_old_is_pruned_but_for_the_kinds_that_stay(store: MemoryStore | 
 
 
 def test_an_append_is_deleted_when_it_was_made_before_the_deletion(store: EventLog) -> None:
-    appends = [store.append([said(number)]) for number in range(20)]
+    appends = [store.append([message_event(number)]) for number in range(20)]
     assert store.delete("s") == 20
     assert all(done.done() for done in appends)
 
 
 def test_an_append_that_was_handed_over_cannot_be_cancelled(store: EventLog) -> None:
-    appends = [store.append([said(number)]) for number in range(20)]
+    appends = [store.append([message_event(number)]) for number in range(20)]
     assert not any(done.cancel() for done in appends)
     for done in appends:
         done.result(10)
-    assert list(store.read("s")) == talk(20)
+    assert list(store.read("s")) == message_events(20)
 
 
 async def test_an_append_can_be_awaited(store: EventLog) -> None:
-    await asyncio.wrap_future(store.append(talk(2)))
-    assert list(store.read("s")) == talk(2)
+    await asyncio.wrap_future(store.append(message_events(2)))
+    assert list(store.read("s")) == message_events(2)
 
 
 def test_threads_append_and_read_at_the_same_time(store: EventLog) -> None:
@@ -356,7 +366,7 @@ def test_threads_append_and_read_at_the_same_time(store: EventLog) -> None:
 
     def converse(session: str) -> None:
         for number in range(40):
-            store.append([said(number, session)]).result(10)
+            store.append([message_event(number, session)]).result(10)
         seen[session] = list(store.read(session))
 
     threads = [Thread(target=converse, args=(session,)) for session in "abcd"]
@@ -364,15 +374,15 @@ def test_threads_append_and_read_at_the_same_time(store: EventLog) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert seen == {session: talk(40, session) for session in "abcd"}
+    assert seen == {session: message_events(40, session) for session in "abcd"}
     assert {row.id: row.event_count for row in store.sessions()} == dict.fromkeys("abcd", 40)
 
 
 def test_a_closed_store_takes_and_gives_nothing(store: EventLog) -> None:
-    store.append(talk(1)).result(10)
+    store.append(message_events(1)).result(10)
     store.close()
     store.close()
-    assert "closed: open" in failure(store, said(1))
+    assert "closed: open" in failure(store, message_event(1))
     for attempt in (lambda: store.read("s"), store.sessions, lambda: store.delete("s")):
         with pytest.raises(StoreError, match="closed: open"):
             attempt()
@@ -380,8 +390,8 @@ def test_a_closed_store_takes_and_gives_nothing(store: EventLog) -> None:
 
 def test_a_store_is_closed_at_the_end_of_its_block(open_one: OpenStore) -> None:
     with open_one() as store:
-        store.append(talk(1)).result(10)
-    assert "closed" in failure(store, said(1))
+        store.append(message_events(1)).result(10)
+    assert "closed" in failure(store, message_event(1))
 
 
 def test_messages_in_every_script_survive(store: EventLog) -> None:
@@ -392,7 +402,7 @@ def test_messages_in_every_script_survive(store: EventLog) -> None:
 
 def test_the_longest_ids_of_the_oddest_characters_are_kept(store: EventLog) -> None:
     longest = [text * ID_BYTES_MAX for text in "\x00\x01x"]
-    told = [replace(said(1), id=text, session_id=text, turn_id=text, parent_event_id=text) for text in longest]
+    told = [replace(message_event(1), id=text, session_id=text, turn_id=text, parent_event_id=text) for text in longest]
     store.append(told).result(10)
     assert [list(store.read(text)) for text in longest] == [[one] for one in told]
     assert [row.id for row in store.sessions()] == longest[::-1]

@@ -35,7 +35,7 @@ class Pause(msgspec.Struct, frozen=True):
 Step = Reply | ProviderError | Pause
 
 
-class ReplayWire:
+class ReplayTransport:
     """The network, replayed: one step per request, in a provider's own bytes, and every body that was sent."""
 
     def __init__(self, steps: Sequence[Step], adapter: Adapter | None = None) -> None:
@@ -83,11 +83,11 @@ class Agent:
     def __init__(self, steps: Sequence[Step], options: Options) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore()
-        self.wire = ReplayWire(steps)
+        self.transport = ReplayTransport(steps)
         given: Options = {
             "model": "anthropic:claude-sonnet-5-5",
             "store": self.store,
-            "transport": self.wire,
+            "transport": self.transport,
             "clock": self.clock,
             "new_id": CountingIds(),
         }
@@ -105,7 +105,7 @@ class Agent:
 
     @property
     def bodies(self) -> list[Any]:
-        return [msgspec.json.decode(body) for body in self.wire.bodies]
+        return [msgspec.json.decode(body) for body in self.transport.bodies]
 
 
 MakeAgent = Callable[..., Agent]
@@ -115,19 +115,19 @@ def make_agent(*steps: Step, **options: Unpack[Options]) -> Agent:
     return Agent(steps, options)
 
 
-def moved_prefixes(events: Sequence[Event]) -> list[str]:
+def changed_prefixes(events: Sequence[Event]) -> list[str]:
     """Every request that did not extend the one before, by layer and byte."""
     found: list[str] = []
-    length = answered = 0
+    length = response = 0
     for event in events:
         if isinstance(event.payload, LlmCallCompleted):
-            answered = length
+            response = length
         if isinstance(event.payload, MessagesWithdrawn | ViewRepair):
             # The provider took nothing of what was refused.
-            length = answered
+            length = response
         if isinstance(event.payload, ContextCompacted):
             # What stands behind the cut was given up on purpose.
-            length, answered = event.payload.unchanged_blocks, min(answered, event.payload.unchanged_blocks)
+            length, response = event.payload.unchanged_blocks, min(response, event.payload.unchanged_blocks)
         if isinstance(event.payload, ModelSwitched):
             # Another model has another cache: there is no prefix that could move.
             length = 0

@@ -25,20 +25,20 @@ MODELS = (
 )
 
 
-class Asked(msgspec.Struct, frozen=True):
+class SentRequest(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class AnsweringCommand:
+class ScriptedCommand:
     """In the place of a command: it prints the same each time, and keeps what it was asked."""
 
     def __init__(self) -> None:
-        self.requests: list[Asked] = []
+        self.requests: list[SentRequest] = []
 
     async def send(
         self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None
     ) -> AsyncGenerator[bytes, None]:
-        self.requests.append(Asked(body))
+        self.requests.append(SentRequest(body))
         for chunk in claude_code.encode_stream(Reply((Text("Yes."),), "end_turn", Usage(input=1, output=1), id="s")):
             yield chunk
 
@@ -46,14 +46,14 @@ class AnsweringCommand:
         pass
 
 
-def answering(model: str) -> SimulatedProvider | AnsweringCommand:
+def answering_provider(model: str) -> SimulatedProvider | ScriptedCommand:
     """Somebody who says yes to whatever this model is asked."""
     if get_provider(model.partition(":")[0]).is_command:
-        return AnsweringCommand()
+        return ScriptedCommand()
     return SimulatedProvider(clock=ManualClock(), script='{"content": "Yes."}\n' * 9)
 
 
-def only_added(before: bytes, after: bytes) -> bytes:
+def inserted_bytes(before: bytes, after: bytes) -> bytes:
     """What stands in the second and not in the first, which is otherwise the same to the byte."""
     front = common_prefix_length(before, after)
     back = common_prefix_length(before[front:][::-1], after[front:][::-1])

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from tests.support.log_examples import calls_made, talk
+from tests.support.event_examples import call_events, message_events
 
 from holdfast.errors import HoldfastError
 from holdfast.events.log import Event
@@ -22,7 +22,7 @@ def main(address: str, session: str, count: int, at_once: int, ending: str) -> N
     store = open_store(address)
     waiting: list[Future[None]] = []
     for start in range(0, count, at_once):
-        events = (calls_made if session.startswith("calls") else talk)(at_once, session, start=start)
+        events = (call_events if session.startswith("calls") else message_events)(at_once, session, start=start)
         done = store.append(events)
         done.add_done_callback(lambda done, events=events: report(done, events))  # type: ignore[misc] # bound now
         waiting.append(done)

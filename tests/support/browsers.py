@@ -44,7 +44,7 @@ class Keys:
     RIGHT = "\ue014"
 
 
-def needed() -> None:
+def require_browser() -> None:
     """Skips where there is no browser; fails where one is required."""
     if CHROMIUM and DRIVER:
         return
@@ -124,8 +124,8 @@ class Page:
     def accessible(self) -> list[tuple[str, str]]:
         """Roles and names, as those who do not see are told them."""
         nodes = self.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-        told = (node for node in nodes if not node.get("ignored"))
-        return [(str(it["role"]["value"]), str(it.get("name", {}).get("value", ""))) for it in told if "role" in it]
+        response = (node for node in nodes if not node.get("ignored"))
+        return [(str(it["role"]["value"]), str(it.get("name", {}).get("value", ""))) for it in response if "role" in it]
 
     def resize(self, width: int, height: int) -> None:
         self.driver.execute_cdp_cmd(
@@ -139,8 +139,8 @@ class Page:
 
 
 @contextmanager
-def browsing(folder: Path) -> Iterator[Page]:
-    needed()
+def open_browser(folder: Path) -> Iterator[Page]:
+    require_browser()
     options = webdriver.ChromeOptions()
     options.binary_location = CHROMIUM or ""
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--lang=en-GB"):

@@ -64,7 +64,7 @@ def breakpoint_rules(*, floor: int = 1_024, first: int = 2, latest: int = 50, lo
     )
 
 
-def part(name: str, tokens: int, place: PromptSection = "messages", kind: BlockKind = "plain") -> ChainBlock:
+def chain_block(name: str, tokens: int, place: PromptSection = "messages", kind: BlockKind = "plain") -> ChainBlock:
     return ChainBlock(place, name.encode(), tokens, kind)
 
 
@@ -81,7 +81,7 @@ def call(
     return CacheCall(scope, chain_prefixes(seeds, parts), placed, at)
 
 
-def units(usage: Usage) -> float:
+def cost_units(usage: Usage) -> float:
     """What the prompt costs, in units of one uncached token."""
     written = 1.25 * usage.cache_write_5m + 2.0 * usage.cache_write_1h
     return round(usage.input + 0.1 * usage.cache_read + written, 6)

@@ -12,37 +12,37 @@ DONE = b"data: [DONE]\n\n"
 def chunk(delta: dict[str, object] | None = None, **fields: object) -> bytes:
     """One event; `finish_reason` goes to the choice, everything else to the top."""
     choice = {"index": 0, "delta": delta or {}, "finish_reason": fields.pop("finish_reason", None)}
-    told = {"id": "r1", "model": "m", "object": "chat.completion.chunk", "choices": [choice], **fields}
-    return b"data: " + json.dumps(told).encode() + b"\n\n"
+    decode_stream = {"id": "r1", "model": "m", "object": "chat.completion.chunk", "choices": [choice], **fields}
+    return b"data: " + json.dumps(decode_stream).encode() + b"\n\n"
 
 
 def usage(prompt: int = 0, output: int = 0, **details: int) -> bytes:
-    told = {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details}
-    return chunk(choices=[], usage=told)
+    decode_stream = {"prompt_tokens": prompt, "completion_tokens": output, "prompt_tokens_details": details}
+    return chunk(choices=[], usage=decode_stream)
 
 
-def call(index: int | None = None, **fields: object) -> dict[str, object]:
+def call_delta(index: int | None = None, **fields: object) -> dict[str, object]:
     """A delta with a part of a call."""
     function = {name: fields.pop(name) for name in ("name", "arguments") if name in fields}
     place = {} if index is None else {"index": index}
     return {"tool_calls": [{**place, **fields, "function": function}]}
 
 
-def read(adapter: Adapter, events: Iterable[bytes]) -> tuple[StreamDecoder, list[Delta]]:
+def feed_events(adapter: Adapter, events: Iterable[bytes]) -> tuple[StreamDecoder, list[Delta]]:
     reader = adapter.make_stream_decoder()
     return reader, [delta for event in events for delta in reader.feed(event)]
 
 
-def told(adapter: Adapter, *events: bytes) -> Reply:
+def decode_stream(adapter: Adapter, *events: bytes) -> Reply:
     """The reply of a stream that ends, once."""
-    _, deltas = read(adapter, events)
+    _, deltas = feed_events(adapter, events)
     (finished,) = [delta for delta in deltas if isinstance(delta, ReplyFinished)]
     assert deltas[-1] is finished
     return finished.reply
 
 
-def cut(adapter: Adapter, *events: bytes) -> Reply | None:
+def decode_cut_stream(adapter: Adapter, *events: bytes) -> Reply | None:
     """What is left of a stream that ends here."""
-    reader, deltas = read(adapter, events)
+    reader, deltas = feed_events(adapter, events)
     assert not any(isinstance(delta, ReplyFinished) for delta in deltas)
     return reader.partial()

@@ -12,7 +12,7 @@ import pytest
 from holdfast.cli.main import main
 
 
-def start(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_command(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
     """The command as a user starts it."""
     return subprocess.run(
         [sys.executable, "-m", "holdfast", *arguments],
@@ -25,11 +25,11 @@ def start(*arguments: str, cwd: Path | None = None, **environ: str) -> subproces
     )
 
 
-def enter(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
+def run_in_process(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
     """The same without a program, which takes half a second to start; one test of each kind should start it."""
     words = ["holdfast", *arguments]
-    told = (io.BytesIO(), io.BytesIO())
-    out, err = (io.TextIOWrapper(one, encoding="utf-8", write_through=True) for one in told)
+    streams = (io.BytesIO(), io.BytesIO())
+    out, err = (io.TextIOWrapper(one, encoding="utf-8", write_through=True) for one in streams)
     with pytest.MonkeyPatch.context() as patch, contextlib.chdir(cwd or Path.cwd()):
         patch.setattr(sys, "argv", words)
         patch.setattr(sys, "stdout", out)
@@ -40,4 +40,4 @@ def enter(*arguments: str, cwd: Path | None = None, **environ: str) -> subproces
             main()
     status = ended.value.code
     assert isinstance(status, int)
-    return subprocess.CompletedProcess(words, status, *(one.getvalue().decode() for one in told))
+    return subprocess.CompletedProcess(words, status, *(one.getvalue().decode() for one in streams))

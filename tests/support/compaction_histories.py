@@ -48,10 +48,10 @@ class History:
         self.dice = random.Random(seed)
         self._calls = 0
         self._events = 0
-        self.asks: list[str] = []
+        self.questions: list[str] = []
         self.events: list[Event] = []
         self._state = SessionState("s1")
-        self.said = LoggedMessages(self.behind)
+        self.logged = LoggedMessages(self.events_after)
         self.add(
             SessionStarted(MODEL.id), EpochOpened(1, (LayerText("preset", "Keep to the rules of the house."),), ())
         )
@@ -63,7 +63,7 @@ class History:
             self.events.append(event)
             self._state = apply_event(self._state, event)
 
-    def behind(self, after: str | None) -> list[Event]:
+    def events_after(self, after: str | None) -> list[Event]:
         return self.events[int(after[1:]) if after else 0 :]
 
     def words(self, count: int) -> str:
@@ -75,24 +75,24 @@ class History:
         if self.dice.random() < 0.3:
             self.add(ContextInjected("git", self.words(4)))
         rule = f"\n{self.dice.choice(RULES)}" if self.dice.random() < 0.3 else ""
-        self.asks.append(f"Ask {len(self.asks)}: {self.words(self.dice.randrange(1, 30))}{rule}")
-        self.add(MessageAppended(Message("user", (Text(self.asks[-1]),))))
+        self.questions.append(f"Ask {len(self.questions)}: {self.words(self.dice.randrange(1, 30))}{rule}")
+        self.add(MessageAppended(Message("user", (Text(self.questions[-1]),))))
         for _ in range(self.dice.randrange(0, 4)):
             self.exchange()
         if ends:
-            self.add(MessageAppended(Message("assistant", self._spoken())))
+            self.add(MessageAppended(Message("assistant", self._assistant_blocks())))
 
     def exchange(self) -> None:
         """Calls, side by side, and their results in any order."""
         calls = tuple(self._call() for _ in range(self.dice.randrange(1, 4)))
-        self.add(MessageAppended(Message("assistant", (*self._spoken()[:-1], *calls))))
+        self.add(MessageAppended(Message("assistant", (*self._assistant_blocks()[:-1], *calls))))
         results = [self._result(call) for call in calls]
         self.dice.shuffle(results)
         self.add(MessageAppended(Message("user", tuple(results))))
         if self.dice.random() < 0.2:
             self.add(ContextInjected("git", self.words(4)))
 
-    def _spoken(self) -> tuple[Block, ...]:
+    def _assistant_blocks(self) -> tuple[Block, ...]:
         thought = (Thinking(self.words(3), "sig"),) if self.dice.random() < 0.3 else ()
         return (*thought, Text(self.words(self.dice.randrange(1, 12))))
 
@@ -117,7 +117,7 @@ class History:
         return self._state
 
 
-def standing_of(history: History, model: Model = MODEL) -> CompactionSnapshot:
+def snapshot_of(history: History, model: Model = MODEL) -> CompactionSnapshot:
     state = history.state()
     draft = new_draft()
     draft.update(assemble_prompt(build_sent_view(state)))
@@ -129,7 +129,7 @@ def standing_of(history: History, model: Model = MODEL) -> CompactionSnapshot:
         at=1e6,
         learned=NOTHING_LEARNED,
         output_tokens_max=4_096,
-        logged=history.said,
+        logged=history.logged,
         new_draft=new_draft,
     )
 

@@ -22,7 +22,7 @@ _ATTENTION = {"mpnet": ("attn.q", "attn.k", "attn.v", "attn.o", "LayerNorm")}
 _ATTENTION_OF_BERT = ("self.query", "self.key", "self.value", "output.dense", "output.LayerNorm")
 
 
-def shapes(kind: str) -> dict[str, tuple[int, ...]]:
+def tensor_shapes(kind: str) -> dict[str, tuple[int, ...]]:
     sizes: dict[str, tuple[int, ...]] = {
         "embeddings.word_embeddings.weight": (len(VOCABULARY), HIDDEN),
         "embeddings.position_embeddings.weight": (PLACES, HIDDEN),
@@ -44,10 +44,10 @@ def shapes(kind: str) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
-def numbers(kind: str, *, seed: float = 0.0) -> dict[str, Vectors]:
+def make_tensors(kind: str, *, seed: float = 0.0) -> dict[str, Vectors]:
     """Without chance, so that another program can be asked what it makes of the same."""
     made = {}
-    for at, (name, size) in enumerate(sorted(shapes(kind).items())):
+    for at, (name, size) in enumerate(sorted(tensor_shapes(kind).items())):
         waves = np.sin(np.arange(np.prod(size), dtype=np.float64) ** 2 * 0.37 + at + seed).reshape(size)
         if len(size) == 1:
             waves = waves / 10 + name.endswith("LayerNorm.weight")
@@ -86,17 +86,17 @@ def write_model(
         "pad_token_id": 0,
     }
     (folder / CONFIG).write_text(json.dumps({**shape, **config}))
-    write_tensors(folder / WEIGHTS, numbers(kind, seed=seed))
+    write_tensors(folder / WEIGHTS, make_tensors(kind, seed=seed))
     pooling = {"pooling_mode_cls_token": first, "pooling_mode_mean_tokens": not first}
     (folder / POOLING / CONFIG).write_text(json.dumps(pooling))
     places = {"Transformer": "", "Pooling": POOLING, "Normalize": "2_Normalize"}
     modules = [{"type": f"sentence_transformers.models.{name}", "path": path} for name, path in places.items()]
     (folder / MODULES).write_text(json.dumps(modules))
-    tokenizer().save(str(folder / TOKENS))
+    make_tokenizer().save(str(folder / TOKENS))
     return folder
 
 
-def tokenizer() -> Tokenizer:
+def make_tokenizer() -> Tokenizer:
     made = Tokenizer(WordPiece({piece: at for at, piece in enumerate(VOCABULARY)}, unk_token="[UNK]"))
     made.normalizer = Lowercase()
     made.pre_tokenizer = BertPreTokenizer()

@@ -12,7 +12,7 @@ from psycopg.conninfo import conninfo_to_dict
 Cut = Literal["before", "after", "hanging"]
 
 
-class Line:
+class CuttableProxy:
     """Carries bytes both ways. `cut` ends the connection that sends the next COMMIT, once.
 
     `before`: the server never gets it. `after`: the server has answered, and nobody hears of it. `hanging`: the server
@@ -55,42 +55,42 @@ class Line:
             while sent := near.recv(65536):
                 if self.cut and b"COMMIT\x00" in sent:
                     cut, self.cut = self.cut, None
-                    end(near)
+                    shut_down(near)
                     if cut == "after":
                         # The other thread reads the answer, which has nowhere to go, and ends the rest.
                         far.sendall(sent)
                     elif cut == "before":
-                        end(far)
+                        shut_down(far)
                     return
                 far.sendall(sent)
-        end(far)
+        shut_down(far)
 
     def _carry_back(self, far: socket.socket, near: socket.socket) -> None:
         with suppress(OSError):
             while heard := far.recv(65536):
                 near.sendall(heard)
-        end(near)
-        end(far)
+        shut_down(near)
+        shut_down(far)
 
     def hang_up(self) -> None:
         """End every connection."""
         for one in self._open[1:]:
-            end(one)
+            shut_down(one)
 
     def close(self) -> None:
         for one in self._open:
-            end(one)
+            shut_down(one)
             one.close()
 
 
-def end(one: socket.socket) -> None:
+def shut_down(one: socket.socket) -> None:
     with suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
-def line_to(url: str) -> Iterator[Line]:
-    line = Line(url)
+def proxy_to(url: str) -> Iterator[CuttableProxy]:
+    line = CuttableProxy(url)
     try:
         yield line
     finally:

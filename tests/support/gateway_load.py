@@ -20,7 +20,7 @@ FAULTS = ("none", "none", "none", "none", "status", "cut", "drip", "leave")
 SECONDS_MAX = 60.0
 
 
-class Counted(msgspec.Struct):
+class LoadOutcome(msgspec.Struct):
     """How many exchanges ended how; `wrong` says what was not as it should be."""
 
     ended: dict[str, int]
@@ -34,9 +34,9 @@ async def _upstream(
     try:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
-            told = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:] if line)
-            await reader.readexactly(int(told[b"content-length"]))
-            number, fault = told[b"x-number"], told[b"x-fault"].decode()
+            headers = dict(line.split(b": ", 1) for line in head.lower().split(b"\r\n")[1:] if line)
+            await reader.readexactly(int(headers[b"content-length"]))
+            number, fault = headers[b"x-number"], headers[b"x-fault"].decode()
             if fault == "status":
                 writer.write(b"HTTP/1.1 529 Busy\r\ncontent-length: %d\r\n\r\n%s" % (len(number), number))
                 continue
@@ -58,7 +58,9 @@ async def _upstream(
         writer.close()
 
 
-async def _client(address: tuple[str, int], number: int, chance: random.Random, until: float, found: Counted) -> None:
+async def _client(
+    address: tuple[str, int], number: int, chance: random.Random, until: float, found: LoadOutcome
+) -> None:
     reader: asyncio.StreamReader | None = None
     writer: asyncio.StreamWriter | None = None
     turn = 0
@@ -111,13 +113,13 @@ async def _read(reader: asyncio.StreamReader, mark: str, fault: str) -> tuple[st
 
 
 def _is_mine(received: bytes, mark: str, events_min: int) -> bool:
-    told = [line for line in received.decode().split("\n\n") if line]
-    return len(told) >= events_min and all(line == f"data: {mark} {place}" for place, line in enumerate(told))
+    events = [line for line in received.decode().split("\n\n") if line]
+    return len(events) >= events_min and all(line == f"data: {mark} {place}" for place, line in enumerate(events))
 
 
-async def under_load(
+async def run_load(
     serve: Callable[[int], tuple[tuple[str, int], int]], *, streams: int, seconds: float, seed: int = 1
-) -> tuple[Counted, Counter[str]]:
+) -> tuple[LoadOutcome, Counter[str]]:
     """What the clients met, and by how many descriptors of each kind the gateway grew from first to last.
 
     `serve` starts a gateway before a port and tells where it listens and which process it is.
@@ -125,7 +127,7 @@ async def under_load(
     open_ends: set[asyncio.StreamWriter] = set()
     server = await asyncio.start_server(partial(_upstream, open_ends), "127.0.0.1", 0, backlog=1024)
     address, process = await asyncio.to_thread(serve, server.sockets[0].getsockname()[1])
-    found = Counted({}, [])
+    found = LoadOutcome({}, [])
     await _client(address, 0, random.Random(seed), time.monotonic() + 0.5, found)
     before = descriptors(process)
     until = time.monotonic() + seconds

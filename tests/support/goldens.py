@@ -5,12 +5,12 @@ import os
 from pathlib import Path
 
 
-def agreeing_anew() -> bool:
+def is_writing_goldens() -> bool:
     return os.environ.get("HOLDFAST_GOLDEN") == "write"
 
 
 def check_golden(path: Path, actual: bytes) -> None:
-    if agreeing_anew():
+    if is_writing_goldens():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(actual)
         return

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Unpack
 
-from tests.support.played_sessions import new_session, played
+from tests.support.scripted_sessions import new_session, scripted_provider
 
 from holdfast.clock import new_ulid
 from holdfast.events.log import EventLog
@@ -21,14 +21,16 @@ DECISION = "We decided to use SQLite instead of Redis."
 QUESTION = "Should the cache live in src/cache.py?"
 
 
-async def talked(
+async def store_session(
     log: EventLog, folder: Path | None, /, *asks: str, end: bool = True, **options: Unpack[Options]
 ) -> str:
     """A stored session in which these things were asked, each answered with a decision and a question."""
     given: Options = {"store": log, "new_id": new_ulid}
     if folder is not None:
         given["workspace"] = folder
-    async with new_session(played(*([f"{DECISION} {QUESTION}"] * len(asks))), **(given | options)) as session:
+    async with new_session(
+        scripted_provider(*([f"{DECISION} {QUESTION}"] * len(asks))), **(given | options)
+    ) as session:
         for ask in asks:
             await session.send(ask)
         if end:
@@ -36,11 +38,11 @@ async def talked(
         return session.id
 
 
-def folder_of(workspace: Path) -> KnowledgeFolder:
+def knowledge_folder(workspace: Path) -> KnowledgeFolder:
     return open_knowledge_folder(workspace, workspace / "unused-home")
 
 
-def spoken(session: str, *texts: str, day: str = "2026-11-01", workspace: str | None = None) -> EndedSession:
+def text_session(session: str, *texts: str, day: str = "2026-11-01", workspace: str | None = None) -> EndedSession:
     """A session of which only the words are there: what a person said, the model's words in between."""
     passages = [
         HistoryEntry("user" if number % 2 == 0 else "assistant", (Text(text),), number=number + 1)
@@ -49,7 +51,7 @@ def spoken(session: str, *texts: str, day: str = "2026-11-01", workspace: str | 
     return EndedSession(session, len(passages), day, lambda: passages, workspace)
 
 
-def worked(session: str, ask: str, *steps: tuple[str, str, str], day: str = "2026-11-01") -> EndedSession:
+def tool_session(session: str, ask: str, *steps: tuple[str, str, str], day: str = "2026-11-01") -> EndedSession:
     """A session with calls: tool, arguments as JSON, and what the tool said."""
     passages = [HistoryEntry("user", (Text(ask),), number=1)]
     for at, (tool, arguments, output) in enumerate(steps):

@@ -25,7 +25,7 @@ def read_file(path: str) -> str:
     )
 
 
-def reading(messages: Sequence[Message]) -> ScriptedReply:
+def read_one_file_a_turn(messages: Sequence[Message]) -> ScriptedReply:
     """One call for a file that is named by how long the conversation is, then a word about it."""
     results = sum(block_kind(block) == "tool_result" for block in messages[-1].content)
     if results:
@@ -39,13 +39,13 @@ def block_kind(block: Block) -> str:
     return str(type(block).__struct_config__.tag)
 
 
-class LongTalk:
+class LongConversation:
     """A session on a memory store with a simulated provider, and the options to resume it with."""
 
     def __init__(self, **options: object) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore()
-        self.provider = SimulatedProvider(clock=self.clock, script=reading)
+        self.provider = SimulatedProvider(clock=self.clock, script=read_one_file_a_turn)
         self.options: Options = {
             "model": MODEL,
             "system_prompt": PROMPT,
@@ -70,7 +70,7 @@ class LongTalk:
         }
         return Session.resume(session_id, **told)
 
-    async def speak(self, session: Session, turns: int, *, gap_seconds: float = 10.0) -> None:
+    async def send_turns(self, session: Session, turns: int, *, gap_seconds: float = 10.0) -> None:
         for number in range(turns):
             self.clock.advance(gap_seconds)
             await session.send(

@@ -15,7 +15,7 @@ from holdfast.types.prompt import Parameters
 
 KEY = "sk-ant-very-secret-key"
 ENDPOINT = anthropic.endpoint(Parameters("m", 1, betas=("b1",)))
-Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+RequestHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Pauses:
@@ -31,7 +31,7 @@ class Pauses:
 class Server:
     """Answers each request with the next of its answers, the last one again and again."""
 
-    def __init__(self, *answers: Answer) -> None:
+    def __init__(self, *answers: RequestHandler) -> None:
         self._answers = list(answers)
         self.requests: list[web.Request] = []
         self.bodies: list[bytes] = []
@@ -45,7 +45,7 @@ class Server:
 
 
 @asynccontextmanager
-async def serving(*answers: Answer) -> AsyncIterator[Server]:
+async def serving(*answers: RequestHandler) -> AsyncIterator[Server]:
     server = Server(*answers)
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.answer)
@@ -62,7 +62,7 @@ async def serving(*answers: Answer) -> AsyncIterator[Server]:
 
 
 @asynccontextmanager
-async def wired(
+async def open_transport(
     url: str,
     *,
     pauses: Pauses | None = None,
@@ -87,24 +87,24 @@ async def wired(
         await wire.aclose()
 
 
-async def whole(wire: Transport, body: bytes = b"{}") -> bytes:
+async def read_response(wire: Transport, body: bytes = b"{}") -> bytes:
     return b"".join([chunk async for chunk in wire.send(ENDPOINT, body)])
 
 
 async def failure_of(wire: Transport) -> ProviderError:
     with pytest.raises(ProviderError) as failed:
-        await whole(wire)
+        await read_response(wire)
     return failed.value
 
 
-def says(text: str, *, status: int = 200, headers: dict[str, str] | None = None) -> Answer:
+def says(text: str, *, status: int = 200, headers: dict[str, str] | None = None) -> RequestHandler:
     async def answer(request: web.Request) -> web.StreamResponse:
         return web.Response(text=text, status=status, headers=headers)
 
     return answer
 
 
-def fails(status: int, kind: FailureKind, message: str = "no", **headers: str) -> Answer:
+def fails(status: int, kind: FailureKind, message: str = "no", **headers: str) -> RequestHandler:
     _, body = anthropic.encode_error(kind, message, status=status)
     return says(body.decode(), status=status, headers={name.replace("_", "-"): v for name, v in headers.items()})
 

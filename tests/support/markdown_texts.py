@@ -64,8 +64,8 @@ def nested_lists(draw: st.DrawFn) -> tuple[str, ...]:
 frontmatters = st.sampled_from(
     (("---", "description: How we test", "---"), ("---", "globs: *.ts", "alwaysApply: true", "---"))
 )
-kept_blocks = st.one_of(fences(), tables(), nested_lists())
-blocks = st.one_of(headings(), paragraphs, kept_blocks, st.just(("<!-- note", "## not a heading", "-->")))
+unsplittable_blocks = st.one_of(fences(), tables(), nested_lists())
+blocks = st.one_of(headings(), paragraphs, unsplittable_blocks, st.just(("<!-- note", "## not a heading", "-->")))
 
 
 @st.composite
@@ -88,7 +88,7 @@ def proposed_texts(proposal: MigrationProposal) -> list[str]:
     return [unit.content for unit in proposal.units] + [rule.text for rule in proposal.rules]
 
 
-def is_whole(block: Sequence[str], text: str) -> bool:
+def is_unsplit(block: Sequence[str], text: str) -> bool:
     """Whether its lines stand in a text one after the other, as far in as they were or all of them further."""
     lines = text.split("\n")
     wanted = list(block)

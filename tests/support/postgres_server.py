@@ -23,7 +23,7 @@ import psycopg
 
 from holdfast.stores.postgres.store import PostgresStore
 
-NOBODY = 65534
+UNPRIVILEGED_ID = 65534
 PASSWORD = "k:e/e p"
 USER = "holdfast"
 
@@ -31,7 +31,7 @@ START_SECONDS_MAX = 20.0
 _PAUSE_SECONDS = 0.02
 
 # Read before a test hides what is set: see `empty_home`.
-TOLD = os.environ.get("HOLDFAST_TEST_POSTGRES")
+CONFIGURED_URL = os.environ.get("HOLDFAST_TEST_POSTGRES")
 
 SETTINGS = {
     "listen_addresses": "",
@@ -58,14 +58,14 @@ def server_url(*, synced: bool = False) -> str:
 
 @cache
 def _started(synced: bool) -> str:
-    if TOLD:
-        return TOLD
+    if CONFIGURED_URL:
+        return CONFIGURED_URL
     folder = Path(tempfile.mkdtemp(prefix="holdfast-postgres-"))
     programs = _programs(folder)
     (folder / "password").write_text(PASSWORD)
     if _is_root():
         for path in (folder, *folder.rglob("*")):
-            os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+            os.chown(path, UNPRIVILEGED_ID, UNPRIVILEGED_ID, follow_symlinks=False)
     chosen = SETTINGS if synced else SETTINGS | UNSYNCED
     settings = [word for name, value in chosen.items() for word in ("-c", f"{name}={value}")]
     access = ("-U", USER, "-A", "scram-sha-256", "--pwfile", folder / "password")
@@ -103,8 +103,8 @@ def _programs(folder: Path) -> Path:
 def _start(*command: str | Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
         command,
-        user=NOBODY if _is_root() else None,
-        group=NOBODY if _is_root() else None,
+        user=UNPRIVILEGED_ID if _is_root() else None,
+        group=UNPRIVILEGED_ID if _is_root() else None,
         extra_groups=[] if _is_root() else None,
         cwd="/",
         env={"PATH": os.environ["PATH"], "LC_ALL": "C"},
@@ -139,7 +139,7 @@ def new_database(*, options: str = "", synced: bool = False) -> Iterator[str]:
     name = f"holdfast_{os.getpid()}_{next(_numbers)}"
     server = server_url(synced=synced)
     # Three times as fast; only our own server is known to be new enough to be told how.
-    run(server, f"CREATE DATABASE {name} {options} {'' if TOLD else 'STRATEGY file_copy'}")
+    run(server, f"CREATE DATABASE {name} {options} {'' if CONFIGURED_URL else 'STRATEGY file_copy'}")
     try:
         yield urlsplit(server)._replace(path=f"/{name}").geturl()
     finally:
@@ -147,7 +147,7 @@ def new_database(*, options: str = "", synced: bool = False) -> Iterator[str]:
 
 
 @contextmanager
-def used_database() -> Iterator[str]:
+def reused_database() -> Iterator[str]:
     """The URL of a database with our tables and nothing in them, which others have used before.
 
     To make one takes twenty times as long as to empty it. One whose tables are no longer what they were is dropped.
@@ -223,7 +223,7 @@ def run(url: str, *statements: str) -> list[tuple[object, ...]]:
         return cursor.fetchall() if cursor.description else []
 
 
-def wait_until_some_wait(url: str, count: int = 1) -> None:
+def wait_for_blocked_connections(url: str, count: int = 1) -> None:
     """Return once so many connections to the database wait for a lock."""
     waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
     while run(url, waiting) != [(count,)]:

@@ -8,13 +8,15 @@ SYSTEM = "You keep the harbour's books. " * 200
 TOOL = {"name": "look", "description": "Looks at a thing.", "input_schema": {"type": "object"}}
 
 
-def stamp(seconds: float) -> str:
+def timestamp(seconds: float) -> str:
     minutes, rest = divmod(seconds, 60)
     hours, minutes = divmod(int(minutes), 60)
     return f"2026-03-{1 + hours // 24:02d}T{hours % 24:02d}:{minutes:02d}:{rest:06.3f}Z"
 
 
-def loop_line(gaps: Sequence[float], *, id: str = "one", words: int = 300, stamped: bool = True) -> dict[str, object]:
+def tool_loop_recording(
+    gaps: Sequence[float], *, id: str = "one", words: int = 300, stamped: bool = True
+) -> dict[str, object]:
     """A tool loop whose requests begin so many seconds after one another."""
     at = 0.0
     messages: list[dict[str, object]] = [{"role": "user", "content": "What came in? " * 20}]
@@ -29,15 +31,15 @@ def loop_line(gaps: Sequence[float], *, id: str = "one", words: int = 300, stamp
     messages.append({"role": "assistant", "content": "All is in."})
     if stamped:
         for index, message in enumerate(messages):
-            message["ts"] = stamp(begun[index // 2] + (1.0 if index % 2 else 0.0))
+            message["ts"] = timestamp(begun[index // 2] + (1.0 if index % 2 else 0.0))
     return {"id": id, "system": SYSTEM, "tools": [TOOL], "messages": messages, "meta": {}}
 
 
-def line_of(recorded: dict[str, object]) -> bytes:
+def encode_line(recorded: dict[str, object]) -> bytes:
     return encode_json(recorded) + b"\n"
 
 
-def fan_line(turns: int, tools_at_once: int) -> dict[str, object]:
+def parallel_tools_recording(turns: int, tools_at_once: int) -> dict[str, object]:
     """Turns of one question, so many tools at once and an answer, seconds apart."""
     messages: list[dict[str, object]] = []
     for turn in range(turns):
@@ -45,5 +47,5 @@ def fan_line(turns: int, tools_at_once: int) -> dict[str, object]:
         uses = [{"type": "tool_use", "id": id, "name": "look", "input": {}} for id in ids]
         results = [{"type": "tool_result", "tool_use_id": id, "content": f"crate {id} " * 9} for id in ids]
         said = [("user", f"What came in on day {turn}?"), ("assistant", uses), ("tool", results), ("assistant", "All.")]
-        messages += [{"role": role, "content": content, "ts": stamp(20.0 * turn)} for role, content in said]
+        messages += [{"role": role, "content": content, "ts": timestamp(20.0 * turn)} for role, content in said]
     return {"id": "fan", "system": SYSTEM, "tools": [TOOL], "messages": messages, "meta": {}}

@@ -48,7 +48,7 @@ GEMINI: dict[str, Any] = {
 GEMINI_MODEL = "gemini:gemini-3.8-flash"
 
 
-def changed(body: dict[str, Any], *path: str | int, to: object) -> dict[str, Any]:
+def with_value(body: dict[str, Any], *path: str | int, to: object) -> dict[str, Any]:
     """The body with one value replaced, or added; the given one stays as it is."""
     made = copy.deepcopy(body)
     inner: Any = made
@@ -58,7 +58,7 @@ def changed(body: dict[str, Any], *path: str | int, to: object) -> dict[str, Any
     return made
 
 
-def plant(folder: Path, name: str, body: object) -> str:
+def write_request(folder: Path, name: str, body: object) -> str:
     path = folder / name
     path.write_text(json.dumps(body))
     return str(path)

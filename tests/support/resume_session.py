@@ -7,7 +7,7 @@ import asyncio
 import os
 import sys
 
-from tests.support.agents import ReplayWire, says
+from tests.support.agents import ReplayTransport, says
 
 from holdfast import Session
 from holdfast.types.blocks import ToolUse
@@ -15,7 +15,7 @@ from holdfast.types.blocks import ToolUse
 
 async def main(session_id: str, store: str, *names: str) -> None:
     calls = (ToolUse(f"again_{name}", "skill_load", f'{{"name":"{name}"}}') for name in names)
-    wire = ReplayWire([says(*calls), says("ok")])
+    wire = ReplayTransport([says(*calls), says("ok")])
     async with Session.resume(session_id, store=store, transport=wire) as session:
         await session.send("Go on.")
     os.write(1, wire.bodies[1])

@@ -25,11 +25,11 @@ SCRIPT = "\n".join(
 )
 SCHEMA: dict[str, Any] = {"type": "object", "properties": {"path": {"type": "string"}}}
 
-Shown = tuple[int, int, int, int]
+ShownUsage = tuple[int, int, int, int]
 """Prompt tokens in all, read from the cache, written to it, output."""
 
-Player = Callable[[str], list[Shown]]
-AsyncPlayer = Callable[[str], Awaitable[list[Shown]]]
+Player = Callable[[str], list[ShownUsage]]
+AsyncPlayer = Callable[[str], Awaitable[list[ShownUsage]]]
 
 
 # Anthropic
@@ -46,7 +46,7 @@ def _anthropic(messages: list[Any]) -> dict[str, Any]:
     }
 
 
-def _anthropic_shown(usage: Any) -> Shown:
+def _anthropic_shown(usage: Any) -> ShownUsage:
     read, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
     return usage.input_tokens + read + written, read, written, usage.output_tokens
 
@@ -58,7 +58,7 @@ def _anthropic_next(messages: list[Any], message: Any) -> None:
     messages.append({"role": "user", "content": results or SURE})
 
 
-def anthropic_sync(url: str, *, stream: bool) -> list[Shown]:
+def anthropic_sync(url: str, *, stream: bool) -> list[ShownUsage]:
     shown, messages = [], [{"role": "user", "content": LOOK}]
     with anthropic.Anthropic(base_url=url, api_key="any", timeout=TIMEOUT_SECONDS, max_retries=0) as client:
         for _ in range(3):
@@ -72,7 +72,7 @@ def anthropic_sync(url: str, *, stream: bool) -> list[Shown]:
     return shown
 
 
-async def anthropic_async(url: str, *, stream: bool) -> list[Shown]:
+async def anthropic_async(url: str, *, stream: bool) -> list[ShownUsage]:
     shown, messages = [], [{"role": "user", "content": LOOK}]
     options: Any = {"base_url": url, "api_key": "any", "timeout": TIMEOUT_SECONDS, "max_retries": 0}
     async with anthropic.AsyncAnthropic(**options) as client:
@@ -105,7 +105,7 @@ def _chat(messages: list[Any], *, stream: bool) -> dict[str, Any]:
     return {**asked, "stream": True, "stream_options": {"include_usage": True}} if stream else asked
 
 
-def _chat_shown(usage: Any) -> Shown:
+def _chat_shown(usage: Any) -> ShownUsage:
     details = usage.prompt_tokens_details
     return usage.prompt_tokens, details.cached_tokens, details.cache_write_tokens, usage.completion_tokens
 
@@ -116,7 +116,7 @@ def _chat_next(messages: list[Any], text: str, calls: list[dict[str, Any]]) -> N
     messages += [said, *(results or [{"role": "user", "content": SURE}])]
 
 
-def _chat_whole(messages: list[Any], completion: Any) -> Shown:
+def _chat_whole(messages: list[Any], completion: Any) -> ShownUsage:
     message = completion.choices[0].message
     calls = [_chat_call(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()]
     _chat_next(messages, message.content, calls)
@@ -143,13 +143,13 @@ class _ChatChunks:
                 call = self.calls.setdefault(int(part.index), _chat_call(part.id, part.function.name, ""))
                 call["function"]["arguments"] += part.function.arguments or ""
 
-    def close(self, messages: list[Any]) -> Shown:
+    def close(self, messages: list[Any]) -> ShownUsage:
         _chat_next(messages, self.text, list(self.calls.values()))
         return _chat_shown(self.usage)
 
 
-def chat_sync(url: str, *, stream: bool) -> list[Shown]:
-    shown: list[Shown] = []
+def chat_sync(url: str, *, stream: bool) -> list[ShownUsage]:
+    shown: list[ShownUsage] = []
     messages: list[Any] = [{"role": "user", "content": LOOK}]
     with openai.OpenAI(**_openai_options(url)) as client:
         for _ in range(3):
@@ -164,8 +164,8 @@ def chat_sync(url: str, *, stream: bool) -> list[Shown]:
     return shown
 
 
-async def chat_async(url: str, *, stream: bool) -> list[Shown]:
-    shown: list[Shown] = []
+async def chat_async(url: str, *, stream: bool) -> list[ShownUsage]:
+    shown: list[ShownUsage] = []
     messages: list[Any] = [{"role": "user", "content": LOOK}]
     async with openai.AsyncOpenAI(**_openai_options(url)) as client:
         for _ in range(3):
@@ -190,7 +190,7 @@ def _responses(items: list[Any]) -> dict[str, Any]:
     }
 
 
-def _responses_next(items: list[Any], response: Any) -> Shown:
+def _responses_next(items: list[Any], response: Any) -> ShownUsage:
     calls = [item for item in response.output if item.type == "function_call"]
     results = [{"type": "function_call_output", "call_id": call.call_id, "output": RESULT} for call in calls]
     said = [item.model_dump(exclude_none=True, exclude={"parsed_arguments", "parsed"}) for item in response.output]
@@ -202,7 +202,7 @@ def _responses_next(items: list[Any], response: Any) -> Shown:
     return usage.input_tokens, details.cached_tokens, details.cache_write_tokens, usage.output_tokens
 
 
-def responses_sync(url: str, *, stream: bool) -> list[Shown]:
+def responses_sync(url: str, *, stream: bool) -> list[ShownUsage]:
     shown, items = [], [{"role": "user", "content": LOOK}]
     with openai.OpenAI(**_openai_options(url)) as client:
         for _ in range(3):
@@ -215,7 +215,7 @@ def responses_sync(url: str, *, stream: bool) -> list[Shown]:
     return shown
 
 
-async def responses_async(url: str, *, stream: bool) -> list[Shown]:
+async def responses_async(url: str, *, stream: bool) -> list[ShownUsage]:
     shown, items = [], [{"role": "user", "content": LOOK}]
     async with openai.AsyncOpenAI(**_openai_options(url)) as client:
         for _ in range(3):
@@ -244,8 +244,8 @@ def _routed(messages: list[Any], *, stream: bool) -> dict[str, Any]:
     }
 
 
-def openrouter_sync(url: str, *, stream: bool) -> list[Shown]:
-    shown: list[Shown] = []
+def openrouter_sync(url: str, *, stream: bool) -> list[ShownUsage]:
+    shown: list[ShownUsage] = []
     messages: list[Any] = [{"role": "user", "content": LOOK}]
     with OpenRouter(api_key="any", server_url=f"{url}/api/v1", timeout_ms=5_000) as client:
         for _ in range(3):
@@ -260,8 +260,8 @@ def openrouter_sync(url: str, *, stream: bool) -> list[Shown]:
     return shown
 
 
-async def openrouter_async(url: str, *, stream: bool) -> list[Shown]:
-    shown: list[Shown] = []
+async def openrouter_async(url: str, *, stream: bool) -> list[ShownUsage]:
+    shown: list[ShownUsage] = []
     messages: list[Any] = [{"role": "user", "content": LOOK}]
     async with OpenRouter(api_key="any", server_url=f"{url}/api/v1", timeout_ms=5_000) as client:
         for _ in range(3):
@@ -293,7 +293,7 @@ def _gemini_config() -> types.GenerateContentConfig:
     )
 
 
-def _gemini_next(contents: list[Any], chunks: list[Any]) -> Shown:
+def _gemini_next(contents: list[Any], chunks: list[Any]) -> ShownUsage:
     parts = [part for chunk in chunks for part in (chunk.candidates[0].content.parts or ())]
     contents.append(types.Content(role="model", parts=parts))
     calls = [part.function_call for part in parts if part.function_call]
@@ -306,7 +306,7 @@ def _gemini_next(contents: list[Any], chunks: list[Any]) -> Shown:
     return usage.prompt_token_count, usage.cached_content_token_count or 0, 0, usage.candidates_token_count
 
 
-def gemini_sync(url: str, *, stream: bool) -> list[Shown]:
+def gemini_sync(url: str, *, stream: bool) -> list[ShownUsage]:
     shown, client = [], _gemini(url)
     contents: list[Any] = [types.Content(role="user", parts=[types.Part(text=LOOK)])]
     for _ in range(3):
@@ -320,7 +320,7 @@ def gemini_sync(url: str, *, stream: bool) -> list[Shown]:
     return shown
 
 
-async def gemini_async(url: str, *, stream: bool) -> list[Shown]:
+async def gemini_async(url: str, *, stream: bool) -> list[ShownUsage]:
     shown, client = [], _gemini(url)
     contents: list[Any] = [types.Content(role="user", parts=[types.Part(text=LOOK)])]
     for _ in range(3):

@@ -8,7 +8,7 @@ from typing import Any
 
 import anthropic
 from aiohttp import web
-from tests.support.loopback import Answer, Server, serving
+from tests.support.loopback import RequestHandler, Server, serving
 
 from holdfast.providers.adapter import Adapter
 from holdfast.simulator.provider import SimulatedProvider
@@ -19,13 +19,13 @@ from holdfast.types.reply import Reply
 TIMEOUT_SECONDS = 5.0
 
 
-class Simulated:
+class SimulatorServer:
     """A simulator in a thread of its own."""
 
     def __init__(self, script: Script) -> None:
         self._serving = serve_provider(SimulatedProvider(script=script))
 
-    def __enter__(self) -> "Simulated":
+    def __enter__(self) -> "SimulatorServer":
         self.url = self._serving.__enter__()
         return self
 
@@ -49,7 +49,7 @@ class Simulated:
 
 
 @contextmanager
-def answering(*answers: Answer) -> Iterator[Server]:
+def serve_handlers(*answers: RequestHandler) -> Iterator[Server]:
     """A provider in a thread of its own that gives one answer after the other, the last one again and again."""
     with LoopThread() as thread:
         server = serving(*answers)
@@ -68,7 +68,7 @@ async def _left(server: Any) -> None:
     await server.__aexit__(None, None, None)
 
 
-def replying(adapter: Adapter, reply: Reply) -> Answer:
+def reply_handler(adapter: Adapter, reply: Reply) -> RequestHandler:
     """The reply as the provider gives it: whole, or as a stream if that is asked for."""
 
     async def answer(request: web.Request) -> web.StreamResponse:

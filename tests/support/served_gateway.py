@@ -42,7 +42,7 @@ class ServedGateway:
         self.service = service
         self.observer = observer
         self.store = store
-        self.look: Callable[[], int] = lambda: 0
+        self.send_due_pings: Callable[[], int] = lambda: 0
         self.tasks: Callable[[], int] = lambda: 0
 
     @property
@@ -52,7 +52,7 @@ class ServedGateway:
         assert parts.port
         return parts.hostname, parts.port
 
-    def recorded(self) -> tuple[str, ...]:
+    def recorded_sessions(self) -> tuple[str, ...]:
         """The ids of all sessions, newest first, once everything that went through is written."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while self._under_way():
@@ -62,7 +62,7 @@ class ServedGateway:
 
 
 @contextmanager
-def serving_gateway(
+def serve_gateway(
     upstream_url: str,
     *,
     store: MemoryStore | None = None,
@@ -117,7 +117,7 @@ def serving_gateway(
             )
             running_gateway.tasks = lambda: thread.run(_tasks())
             if keep_alive is not None:
-                running_gateway.look = lambda: thread.run(keep_alive.send_due_pings())
+                running_gateway.send_due_pings = lambda: thread.run(keep_alive.send_due_pings())
             yield running_gateway
         finally:
             thread.run(stopped())

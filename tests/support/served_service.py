@@ -25,7 +25,7 @@ from holdfast.testing.server_thread import LoopThread
 TIMEOUT_SECONDS = 10.0
 
 
-class Answered:
+class ServiceResponse:
     def __init__(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
         self.status = status
         self.headers = headers
@@ -51,7 +51,7 @@ class Client:
         self.service = service
         self._host = urlsplit(url).netloc
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
@@ -59,7 +59,7 @@ class Client:
         *,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answered:
+    ) -> ServiceResponse:
         """A body of bytes, or of chunks of them, is sent as it is, with no content type; any other as JSON."""
         sent: dict[str, str] = {} if key is None else {"authorization": f"Bearer {key}"}
         if body is not None and not isinstance(body, bytes | Iterator):
@@ -68,15 +68,15 @@ class Client:
         try:
             connection.request(method, path, body=body, headers={**sent, **(headers or {})})
             response = connection.getresponse()
-            told = {name.lower(): value for name, value in response.getheaders()}
-            return Answered(response.status, told, response.read())
+            received = {name.lower(): value for name, value in response.getheaders()}
+            return ServiceResponse(response.status, received, response.read())
         finally:
             connection.close()
 
     def get(self, path: str, **options: Any) -> Any:
-        answered = self.ask("GET", path, **options)
-        assert answered.status == 200, answered.body
-        return answered.json
+        response = self.request("GET", path, **options)
+        assert response.status == 200, response.body
+        return response.json
 
     def key(self, scope: str, *, expires_at: float | None = None, entity: str | None = None) -> str:
         """A key of this scope, which is on the store from now on."""
@@ -102,7 +102,7 @@ class InProcessClient(Client):
             transport=httpx.ASGITransport(make_app(service, routes)), base_url=self.url, timeout=TIMEOUT_SECONDS
         )
 
-    def ask(
+    def request(
         self,
         method: str,
         path: str,
@@ -110,17 +110,17 @@ class InProcessClient(Client):
         *,
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> Answered:
+    ) -> ServiceResponse:
         self._http.cookies.clear()
         sent = {**({} if key is None else {"authorization": f"Bearer {key}"}), **(headers or {})}
         content: dict[str, Any] = {"content": body} if isinstance(body, bytes) else {"json": body}
         request = self._http.build_request(method, path, headers=sent, **({} if body is None else content))
         response = self._thread.run(self._http.send(request))
-        return Answered(response.status_code, response.headers, response.content)
+        return ServiceResponse(response.status_code, response.headers, response.content)
 
 
 @contextmanager
-def calling_store(
+def serve_store_in_process(
     store: ServedLog, *, clock: Clock = system_clock, library: InstructionContext | None = None
 ) -> Iterator[Client]:
     """Like serving_store, in process."""
@@ -131,7 +131,7 @@ def calling_store(
 
 
 @contextmanager
-def serving_store(
+def serve_store(
     store: ServedLog,
     *,
     routes: Sequence[Route] = ROUTES,

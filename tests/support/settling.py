@@ -11,7 +11,7 @@ def use_one_thread() -> None:
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
 
 
-async def settled() -> None:
+async def wait_until_settled() -> None:
     """Everything that can go on without anybody's doing has gone on; `use_one_thread` was called before it began."""
     for _ in range(ROUNDS):
         for _ in range(5):

@@ -12,8 +12,8 @@ from holdfast.simulator.script import parse_script
 
 SONNET = "claude-sonnet-5-5"
 LONG = "The quick brown fox jumps over the lazy dog. " * 80
-MARK = {"type": "ephemeral"}
-HOUR_MARK = {"type": "ephemeral", "ttl": "1h"}
+CACHE_CONTROL = {"type": "ephemeral"}
+CACHE_CONTROL_1H = {"type": "ephemeral", "ttl": "1h"}
 
 Wire = dict[str, Any]  # The wire holds any JSON.
 
@@ -86,7 +86,7 @@ def buckets(reported: Wire) -> tuple[int, int, int, int]:
     )
 
 
-def counted(provider: SimulatedProvider, body: Wire) -> int:
+def count_tokens(provider: SimulatedProvider, body: Wire) -> int:
     asked = {name: value for name, value in body.items() if name not in ("max_tokens", "stream")}
     status, reply = post(provider, asked, path="/v1/messages/count_tokens")
     assert status == 200, reply

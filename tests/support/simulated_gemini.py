@@ -15,16 +15,16 @@ LONG = "The quick brown fox jumps over the lazy dog. " * 500
 Wire = dict[str, Any]  # The wire holds any JSON.
 
 
-def said(role: str, *parts: Wire | str) -> Wire:
+def content_of(role: str, *parts: Wire | str) -> Wire:
     return {"role": role, "parts": [{"text": part} if isinstance(part, str) else part for part in parts]}
 
 
 def user(*parts: Wire | str) -> Wire:
-    return said("user", *parts)
+    return content_of("user", *parts)
 
 
 def model(*parts: Wire | str) -> Wire:
-    return said("model", *parts)
+    return content_of("model", *parts)
 
 
 def call(name: str = "read", id: str | None = None) -> Wire:
@@ -64,7 +64,7 @@ def post(provider: SimulatedProvider, body: Wire | bytes, *, name: str = FLASH, 
     return ask(provider, "POST", f"models/{name}:generateContent", body, **options)
 
 
-def replied(provider: SimulatedProvider, body: Wire, **options: Any) -> Wire:
+def post_ok(provider: SimulatedProvider, body: Wire, **options: Any) -> Wire:
     status, reply = post(provider, body, **options)
     assert status == 200, reply
     found: Wire = reply
@@ -90,7 +90,7 @@ def make_cache(provider: SimulatedProvider, *, name: str = FLASH, key: str = "ke
     return found
 
 
-def refused(answer: tuple[int, Any]) -> tuple[int, str, str]:
+def error_of(answer: tuple[int, Any]) -> tuple[int, str, str]:
     """Status, its name, and the message of an error."""
     status, body = answer
     error = body["error"]

@@ -11,7 +11,7 @@ from holdfast.simulator.provider import SimulatedProvider
 SOL = "gpt-6.1-sol"
 OLDER = "gpt-5.4"
 LONG = "The quick brown fox jumps over the lazy dog. " * 150
-MARK = {"mode": "explicit"}
+BREAKPOINT = {"mode": "explicit"}
 
 Wire = dict[str, Any]  # The wire holds any JSON.
 
@@ -26,7 +26,7 @@ class Chat:
     def part(self, words: str, mark: Mapping[str, str] | None = None) -> Wire:
         return {"type": "text", "text": words, **({"prompt_cache_breakpoint": mark} if mark else {})}
 
-    def said(self, role: str, *parts: Wire | str) -> Wire:
+    def message(self, role: str, *parts: Wire | str) -> Wire:
         return {"role": role, "content": [self.part(part) if isinstance(part, str) else part for part in parts]}
 
     def body(self, *said: Wire, **fields: Any) -> Wire:
@@ -42,7 +42,7 @@ class Chat:
     def result(self, id: str, words: str = "text") -> Wire:
         return {"role": "tool", "tool_call_id": id, "content": words}
 
-    def replied(self, reply: Wire) -> Sequence[Wire]:
+    def reply_messages(self, reply: Wire) -> Sequence[Wire]:
         """What the next request says the model said."""
         return [reply["choices"][0]["message"]]
 
@@ -53,8 +53,8 @@ class Chat:
     def buckets(self, reply: Wire) -> tuple[int, int, int]:
         """Neither read nor written, read, written."""
         usage = reply["usage"]
-        told = usage["prompt_tokens_details"]
-        return _split(usage["prompt_tokens"], told["cached_tokens"], told.get("cache_write_tokens", 0))
+        details = usage["prompt_tokens_details"]
+        return _split(usage["prompt_tokens"], details["cached_tokens"], details.get("cache_write_tokens", 0))
 
 
 class Responses(Chat):
@@ -66,10 +66,10 @@ class Responses(Chat):
     def part(self, words: str, mark: Mapping[str, str] | None = None) -> Wire:
         return {**super().part(words, mark), "type": "input_text"}
 
-    def said(self, role: str, *parts: Wire | str) -> Wire:
+    def message(self, role: str, *parts: Wire | str) -> Wire:
         if role == "assistant":
             return {"role": role, "content": [{"type": "output_text", "text": part} for part in parts]}
-        return super().said(role, *parts)
+        return super().message(role, *parts)
 
     def body(self, *said: Wire, **fields: Any) -> Wire:
         return {"model": SOL, **fields, "input": list(said)}
@@ -83,7 +83,7 @@ class Responses(Chat):
     def result(self, id: str, words: str = "text") -> Wire:
         return {"type": "function_call_output", "call_id": id, "output": words}
 
-    def replied(self, reply: Wire) -> Sequence[Wire]:
+    def reply_messages(self, reply: Wire) -> Sequence[Wire]:
         output: list[Wire] = reply["output"]
         return output
 
@@ -93,8 +93,8 @@ class Responses(Chat):
 
     def buckets(self, reply: Wire) -> tuple[int, int, int]:
         usage = reply["usage"]
-        told = usage["input_tokens_details"]
-        return _split(usage["input_tokens"], told["cached_tokens"], told.get("cache_write_tokens", 0))
+        details = usage["input_tokens_details"]
+        return _split(usage["input_tokens"], details["cached_tokens"], details.get("cache_write_tokens", 0))
 
 
 def _split(total: int, read: int, written: int) -> tuple[int, int, int]:

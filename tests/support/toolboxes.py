@@ -16,7 +16,7 @@ from holdfast.types.blocks import Json, Text, ToolResult, ToolUse
 ENVIRON = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
-class Told(msgspec.Struct, frozen=True):
+class CallOutcome(msgspec.Struct, frozen=True):
     """What became of a call."""
 
     result: ToolResult
@@ -38,7 +38,7 @@ class Told(msgspec.Struct, frozen=True):
         return last.error_class if isinstance(last, ToolFailed) else None
 
 
-async def call(box: Toolbox, name: str, /, **arguments: Json) -> Told:
+async def call(box: Toolbox, name: str, /, **arguments: Json) -> CallOutcome:
     recorded: list[AnyPayload] = []
 
     async def record(payload: AnyPayload) -> None:
@@ -46,10 +46,10 @@ async def call(box: Toolbox, name: str, /, **arguments: Json) -> Told:
 
     sent = msgspec.json.encode(arguments).decode()
     (result,) = await box.run_calls([ToolUse("t", name, sent)], record, turn_id="turn")
-    return Told(result, tuple(recorded))
+    return CallOutcome(result, tuple(recorded))
 
 
-def box_in(workspace: Path, *, read_only: Sequence[Path] = (), outputs: Path | None = None) -> Toolbox:
+def builtin_toolbox(workspace: Path, *, read_only: Sequence[Path] = (), outputs: Path | None = None) -> Toolbox:
     """The built-in tools in a folder, with nobody to ask."""
     around = ToolEnvironment("session", resolve_roots(workspace, read_only), outputs)
     return Toolbox(builtin_tools(environ=ENVIRON), environment=around)

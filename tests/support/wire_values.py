@@ -65,8 +65,8 @@ tool_results = st.builds(
     st.booleans(),
 )
 thinkings = st.builds(Thinking, texts, st.none() | st.text("sig=", min_size=1, max_size=6))
-asked = st.builds(Text, texts) | images | tool_results | opaques
-answered = st.builds(Text, texts) | tool_uses | thinkings | st.builds(RedactedThinking, texts) | opaques
+user_blocks = st.builds(Text, texts) | images | tool_results | opaques
+assistant_blocks = st.builds(Text, texts) | tool_uses | thinkings | st.builds(RedactedThinking, texts) | opaques
 
 
 def _passage(role: Role, content: st.SearchStrategy[Block]) -> st.SearchStrategy[HistoryEntry]:
@@ -81,19 +81,21 @@ def _passage(role: Role, content: st.SearchStrategy[Block]) -> st.SearchStrategy
     return st.builds(HistoryEntry, st.just(role), st.lists(content, min_size=1, max_size=3).map(tuple)) | injected
 
 
-passages = _passage("user", asked) | _passage("assistant", answered) | _passage("system", st.builds(Text, texts))
+history_entries = (
+    _passage("user", user_blocks) | _passage("assistant", assistant_blocks) | _passage("system", st.builds(Text, texts))
+)
 tools = st.builds(ToolSpec, names, texts, json_objects.map(lambda value: canonical_json(value).decode())) | names.map(
     lambda name: ToolSpec(name, "", "{}", f'{{"type":"web_search_1","name":"{name}"}}')
 )
 
 
-def _prompt(tools: list[ToolSpec], system: list[str], passages: list[HistoryEntry]) -> Prompt:
+def _prompt(tools: list[ToolSpec], system: list[str], history_entries: list[HistoryEntry]) -> Prompt:
     return Prompt(
         (
             Segment("tools", Stability.FROZEN, "tools", tools=tuple(tools)),
             Segment("role", Stability.EPOCH, "system", system=tuple(map(Text, system[:1]))),
             Segment("project", Stability.EPOCH, "system", system=tuple(map(Text, system[1:]))),
-            Segment("history", Stability.GROWING, "messages", entries=tuple(passages)),
+            Segment("history", Stability.GROWING, "messages", entries=tuple(history_entries)),
         )
     )
 
@@ -102,7 +104,7 @@ prompts = st.builds(
     _prompt,
     st.lists(tools, max_size=3),
     st.lists(texts, max_size=3),
-    st.lists(passages, max_size=4),
+    st.lists(history_entries, max_size=4),
 )
 
 parameters = st.builds(
@@ -130,7 +132,7 @@ diagnoses = st.sampled_from(
 ) | st.builds(make_miss_diagnosis, st.sampled_from(["model_changed", "tools_changed", "a_word_of_tomorrow"]), counts)
 replies = st.builds(
     Reply,
-    content=st.lists(answered, max_size=4).map(tuple),
+    content=st.lists(assistant_blocks, max_size=4).map(tuple),
     stop_reason=stop_reasons,
     usage=usages,
     model=names,
@@ -157,7 +159,7 @@ def chunks(draw: st.DrawFn, whole: bytes) -> list[bytes]:
     return [whole[start:end] for start, end in pairwise(edges)]
 
 
-def pieces_of(adapter: Adapter, prompt: Prompt) -> tuple[EncodedBlock, ...]:
+def encode_blocks(adapter: Adapter, prompt: Prompt) -> tuple[EncodedBlock, ...]:
     return tuple(piece for segment in prompt.segments for piece in adapter.encode_segment(segment))
 
 

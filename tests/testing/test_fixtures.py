@@ -1,4 +1,4 @@
-"""The plugin's fixtures with the clients that agents use: the official ones, wrapped ones, and sessions."""
+"""The plugin's fixtures with the clients that agents use: official ones, wrapped ones, and sessions."""
 
 import os
 from decimal import Decimal
@@ -40,20 +40,20 @@ ASYNC = {
 
 @pytest.mark.parametrize("provider", SYNC)
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_session_through_an_official_client_holds(
+def test_a_session_through_an_official_client_keeps_its_prefix(
     simulated_provider: ServedProvider, prefix_guard: PrefixGuard, provider: str, stream: bool
 ) -> None:
     simulated_provider.script(parse_script(sdk_players.SCRIPT))
-    shown = SYNC[provider](simulated_provider.url, stream=stream)
+    client_usages = SYNC[provider](simulated_provider.url, stream=stream)
     calls = simulated_provider.calls
     assert [call.model.partition(":")[0] for call in calls] == [provider] * 3
-    assert [call.usage.cache_read for call in calls] == [read for _, read, _, _ in shown]
+    assert [call.usage.cache_read for call in calls] == [read for _, read, _, _ in client_usages]
     assert all(call.cost_usd > 0 for call in calls)
     prefix_guard.check()
 
 
 @pytest.mark.parametrize("provider", ASYNC)
-async def test_a_session_through_an_official_async_client_holds(
+async def test_a_session_through_an_official_async_client_keeps_its_prefix(
     simulated_provider: ServedProvider, prefix_guard: PrefixGuard, provider: str
 ) -> None:
     simulated_provider.script(parse_script(sdk_players.SCRIPT))
@@ -63,15 +63,15 @@ async def test_a_session_through_an_official_async_client_holds(
 
 
 @pytest.mark.parametrize("provider", SYNC)
-def test_a_moved_prefix_is_seen_whichever_client_sent_it(simulated_provider: ServedProvider, provider: str) -> None:
+def test_a_changed_prefix_is_detected_for_every_client(simulated_provider: ServedProvider, provider: str) -> None:
     simulated_provider.script(parse_script(sdk_players.SCRIPT))
     SYNC[provider](simulated_provider.url, stream=False)
     first, second, _ = simulated_provider.calls
     changed = msgspec.structs.replace(second, body=second.body.replace(b"You read", b"You love", 1))
-    (found,) = find_prefix_breaks((first, changed), simulated_provider.models)
-    assert (found.call, found.call_before) == (2, 1)
-    assert found.comparison.difference is not None
-    assert found.comparison.difference.section == "system"
+    (prefix_break,) = find_prefix_breaks((first, changed), simulated_provider.models)
+    assert (prefix_break.call, prefix_break.call_before) == (2, 1)
+    assert prefix_break.comparison.difference is not None
+    assert prefix_break.comparison.difference.section == "system"
 
 
 def test_clients_without_arguments_find_the_simulator(simulated_provider: ServedProvider) -> None:
@@ -87,11 +87,11 @@ def test_clients_without_arguments_find_the_simulator(simulated_provider: Served
     google.close()
     with OpenRouter(server_url=simulated_provider.base_url("openrouter")) as router:
         router.chat.send(model="anthropic/claude-sonnet-5.5", messages=question)
-    asked = [call.model.partition(":")[0] for call in simulated_provider.calls]
-    assert asked == ["anthropic", "openai-chat", "openai", "gemini", "openrouter"]
+    providers = [call.model.partition(":")[0] for call in simulated_provider.calls]
+    assert providers == ["anthropic", "openai-chat", "openai", "gemini", "openrouter"]
 
 
-async def test_a_session_with_the_provider_as_its_wire_holds_and_is_counted(
+async def test_a_session_with_the_provider_as_its_transport_keeps_its_prefix_and_is_counted(
     simulated_provider: ServedProvider, prefix_guard: PrefixGuard, cache_report: CacheReport
 ) -> None:
     async with Session.create(system_prompt=LONG, store="memory:", transport=simulated_provider) as session:
@@ -105,7 +105,7 @@ async def test_a_session_with_the_provider_as_its_wire_holds_and_is_counted(
 
 
 @pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")
-async def test_ephemeral_text_of_a_session_is_seen_to_leave(
+async def test_ephemeral_text_of_a_session_is_detected_as_a_prefix_change(
     simulated_provider: ServedProvider, prefix_guard: PrefixGuard
 ) -> None:
     texts = iter(("first", "second"))
@@ -117,12 +117,14 @@ async def test_ephemeral_text_of_a_session_is_seen_to_leave(
     ) as session:
         await session.send("one")
         await session.send("two")
-    (found,) = prefix_guard.breaks
-    assert found.comparison.difference is not None
-    assert found.comparison.difference.section == "messages"
+    (prefix_break,) = prefix_guard.breaks
+    assert prefix_break.comparison.difference is not None
+    assert prefix_break.comparison.difference.section == "messages"
 
 
-def test_a_wrapped_client_holds_and_reads(prefix_guard: PrefixGuard, cache_report: CacheReport) -> None:
+def test_a_wrapped_client_keeps_its_prefix_and_reads_the_cache(
+    prefix_guard: PrefixGuard, cache_report: CacheReport
+) -> None:
     messages: list[Any] = []
     with anthropic.Anthropic() as plain:
         client = wrap(plain)
@@ -134,7 +136,7 @@ def test_a_wrapped_client_holds_and_reads(prefix_guard: PrefixGuard, cache_repor
     assert prefix_guard.breaks == ()
 
 
-def test_a_script_is_made_of_texts_blocks_and_lines(simulated_provider: ServedProvider) -> None:
+def test_a_script_consists_of_texts_blocks_and_lines(simulated_provider: ServedProvider) -> None:
     simulated_provider.script(
         [{"type": "tool_use", "name": "look", "input": {"at": "it"}}],
         {"fault": "529"},
@@ -142,7 +144,7 @@ def test_a_script_is_made_of_texts_blocks_and_lines(simulated_provider: ServedPr
         "a text",
     )
     messages: list[Any] = [{"role": "user", "content": "hi"}]
-    stopped, said = [], ""
+    stop_reasons, last_text = [], ""
     with anthropic.Anthropic(max_retries=1) as client:
         for _ in range(3):
             reply = client.messages.create(
@@ -160,10 +162,10 @@ def test_a_script_is_made_of_texts_blocks_and_lines(simulated_provider: ServedPr
                 {"role": "assistant", "content": reply.content},
                 {"role": "user", "content": results or "go on"},
             ]
-            stopped.append(reply.stop_reason)
-            said = reply.content[0].text if reply.content[0].type == "text" else ""
-    assert stopped == ["tool_use", "max_tokens", "end_turn"]
-    assert said == "a text"
+            stop_reasons.append(reply.stop_reason)
+            last_text = reply.content[0].text if reply.content[0].type == "text" else ""
+    assert stop_reasons == ["tool_use", "max_tokens", "end_turn"]
+    assert last_text == "a text"
     assert [request.status for request in simulated_provider.requests] == [200, 529, 200, 200]
 
 
@@ -174,12 +176,12 @@ def test_a_script_beside_replies_is_refused(simulated_provider: ServedProvider) 
         simulated_provider.script({"contents": "b"})
 
 
-def test_time_moves_when_it_is_told_to(simulated_provider: ServedProvider) -> None:
+def test_time_can_be_advanced(simulated_provider: ServedProvider) -> None:
     before = simulated_provider.now()
     assert simulated_provider.advance(3_600) >= before + 3_600
 
 
-def test_addresses_are_those_that_the_clients_take(simulated_provider: ServedProvider) -> None:
+def test_base_urls_are_those_that_the_clients_take(simulated_provider: ServedProvider) -> None:
     url = simulated_provider.url
     assert url.startswith("http://127.0.0.1:")
     assert simulated_provider.base_url("anthropic") == simulated_provider.base_url("gemini") == url
@@ -192,14 +194,14 @@ def test_addresses_are_those_that_the_clients_take(simulated_provider: ServedPro
 
 
 @pytest.fixture
-def credentials_of_somebody(monkeypatch: pytest.MonkeyPatch) -> None:
+def foreign_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "theirs")
     monkeypatch.setenv("GOOGLE_API_KEY", "theirs")
     monkeypatch.setenv("NO_PROXY", "example.org")
 
 
-@pytest.mark.usefixtures("credentials_of_somebody", "simulated_provider")
-def test_nothing_in_the_environment_leads_elsewhere() -> None:
+@pytest.mark.usefixtures("foreign_credentials", "simulated_provider")
+def test_no_variable_of_the_environment_leads_elsewhere() -> None:
     assert "ANTHROPIC_AUTH_TOKEN" not in os.environ
     assert "GOOGLE_API_KEY" not in os.environ
     assert os.environ["ANTHROPIC_API_KEY"] == os.environ["GEMINI_API_KEY"] == "simulated"

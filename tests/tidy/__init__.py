@@ -1,1 +1,1 @@
-"""Whether the tree is in order: its sizes, its names, its documents, and what they say of each other."""
+"""Checks of the tree: sizes, names, documents, and their references to each other."""

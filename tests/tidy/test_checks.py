@@ -1,4 +1,4 @@
-"""Whether the checks of the tree see what is out of order, and nothing else."""
+"""The checks of the tree find every offender and nothing else."""
 
 import subprocess
 import time
@@ -34,13 +34,13 @@ def plant(root: Path, name: str, text: str) -> None:
     path.write_text(text)
 
 
-def test_a_module_may_have_600_lines_and_not_one_more(root: Path) -> None:
+def test_module_can_have_600_lines_and_not_one_more(root: Path) -> None:
     plant(root, "src/holdfast/fits.py", "x = 1\n" * 600)
     plant(root, "src/holdfast/deep/long.py", "x = 1\n" * 601)
     assert code.long_modules(root) == ["src/holdfast/deep/long.py: 601 lines, at most 600"]
 
 
-def test_a_function_may_have_80_lines_and_not_one_more(root: Path) -> None:
+def test_function_can_have_80_lines_and_not_one_more(root: Path) -> None:
     plant(root, "src/holdfast/fits.py", "def fits():\n" + "    x = 1\n" * 79)
     plant(root, "src/holdfast/long.py", "class A:\n    async def long(self):\n" + "        x = 1\n" * 80)
     assert code.long_functions(root) == ["src/holdfast/long.py:2 long: 81 lines, at most 80"]
@@ -56,7 +56,7 @@ def test_a_function_may_have_80_lines_and_not_one_more(root: Path) -> None:
         (59, (), False),
     ],
 )
-def test_a_short_module_with_one_importer_beside_it_is_found(
+def test_short_module_with_one_importer_in_its_folder_is_found(
     root: Path, lines: int, importers: tuple[str, ...], is_found: bool
 ) -> None:
     plant(root, "src/holdfast/engine/state.py", "x = 1\n" * lines)
@@ -78,7 +78,7 @@ def test_a_short_module_with_one_importer_beside_it_is_found(
         ("recommend, amended, manned = 1, 2, 3", 0),
     ],
 )
-def test_a_name_with_a_retired_word_is_found(root: Path, text: str, count: int) -> None:
+def test_name_with_a_retired_word_is_found(root: Path, text: str, count: int) -> None:
     plant(root, "src/holdfast/names.py", text)
     assert len(code.retired_identifiers(root)) == count
 
@@ -112,7 +112,7 @@ def test_retired_word_in_a_clean_folder_is_found(root: Path, name: str, text: st
         ("self, a, b, c, d, e", 1),
     ],
 )
-def test_four_parameters_may_be_positional(root: Path, signature: str, found: int) -> None:
+def test_four_parameters_can_be_positional(root: Path, signature: str, found: int) -> None:
     plant(root, "src/holdfast/calls.py", f"def call({signature}): ...\n")
     assert len(code.crowded_signatures(root)) == found
 
@@ -129,7 +129,7 @@ def test_four_parameters_may_be_positional(root: Path, signature: str, found: in
         ("", "no docstring"),
     ],
 )
-def test_a_module_without_a_short_first_sentence_is_named(root: Path, text: str, trouble: str) -> None:
+def test_module_without_a_short_first_sentence_is_found(root: Path, text: str, trouble: str) -> None:
     plant(root, "src/holdfast/module.py", text)
     found = code.unexplained_modules(root)
     assert [trouble in line for line in found] == ([True] if trouble else [])
@@ -139,7 +139,7 @@ def test_a_module_without_a_short_first_sentence_is_named(root: Path, text: str,
     "name",
     ["SessionManager", "cache_helper", "HelperTable", "StringUtils", "LogImpl", "store_util"],
 )
-def test_a_name_that_says_nothing_is_refused(root: Path, name: str) -> None:
+def test_vague_name_is_found(root: Path, name: str) -> None:
     plant(root, "src/holdfast/classes.py", f"class {name}: ...\n")
     plant(root, "src/holdfast/functions.py", f"def {name}(): ...\n")
     assert [line.split()[0] for line in code.vague_names(root)] == [
@@ -149,7 +149,7 @@ def test_a_name_that_says_nothing_is_refused(root: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Base64Source", "RequestHandler", "Session", "utility", "Database", "simplify"])
-def test_a_name_that_only_looks_like_one_that_says_nothing_is_allowed(root: Path, name: str) -> None:
+def test_name_that_only_resembles_a_vague_one_is_allowed(root: Path, name: str) -> None:
     plant(root, "src/holdfast/names.py", f"class {name}: ...\n")
     assert code.vague_names(root) == []
 
@@ -165,7 +165,7 @@ def test_a_name_that_only_looks_like_one_that_says_nothing_is_allowed(root: Path
         ("'assert'", 1),
     ],
 )
-def test_a_test_that_asserts_nothing_is_found(root: Path, body: str, found: int) -> None:
+def test_that_asserts_nothing_is_found(root: Path, body: str, found: int) -> None:
     plant(root, "tests/engine/test_planted.py", f"def test_it():\n    {body}\n\ndef other():\n    f()\n")
     assert len(code.tests_without_assertion(root)) == found
 
@@ -182,13 +182,13 @@ def test_a_test_that_asserts_nothing_is_found(root: Path, body: str, found: int)
         ("framework/notes ./" + "work/x, a simple todolist", ""),
     ],
 )
-def test_text_that_belongs_to_one_machine_is_found_in_any_file(root: Path, text: str, what: str) -> None:
+def test_text_of_one_machine_is_found_in_any_file(root: Path, text: str, what: str) -> None:
     plant(root, "notes/page.txt", f"first line\n{text}\n")
     found = code.foreign_text(root)
     assert [line.split(": ")[:2] for line in found] == ([["notes/page.txt:2", what]] if what else [])
 
 
-def test_files_that_git_ignores_are_nobodys_offence(root: Path) -> None:
+def test_files_that_git_ignores_are_not_checked(root: Path) -> None:
     subprocess.run(["git", "init", "--quiet"], cwd=root, check=True)
     plant(root, ".gitignore", "made/\n")
     plant(root, "made/log.txt", "TO" + "DO\n")
@@ -196,7 +196,7 @@ def test_files_that_git_ignores_are_nobodys_offence(root: Path) -> None:
     assert [line.split(":")[0] for line in code.foreign_text(root)] == ["kept.txt"]
 
 
-def test_without_git_the_files_that_tools_make_are_nobodys_offence(root: Path) -> None:
+def test_tool_output_is_not_checked_without_git(root: Path) -> None:
     plant(root, ".venv/lib/x.py", "TO" + "DO\n")
     plant(root, "kept.txt", "TO" + "DO\n")
     assert [line.split(":")[0] for line in code.foreign_text(root)] == ["kept.txt"]
@@ -211,12 +211,12 @@ def plant_packages(root: Path, *, table: str) -> None:
         plant(root, name, f"# A page\n\n| other | table |\n| --- | --- |\n| ghost | x |\n\n{table}")
 
 
-def test_packages_that_are_named_everywhere_are_in_order(root: Path) -> None:
+def test_packages_named_everywhere_are_no_offence(root: Path) -> None:
     plant_packages(root, table="| package | answers |\n| --- | --- |\n| `near` | what |\n| (far) | later |\n")
     assert documents.unmapped_packages(root) == []
 
 
-def test_a_package_that_no_document_names_is_found_in_each(root: Path) -> None:
+def test_undocumented_package_is_found_in_each_document(root: Path) -> None:
     plant_packages(root, table="")
     assert documents.unmapped_packages(root) == [
         "near is not in the package table of docs/architecture.md",
@@ -224,20 +224,20 @@ def test_a_package_that_no_document_names_is_found_in_each(root: Path) -> None:
     ]
 
 
-def test_a_package_that_the_import_contract_leaves_out_is_found(root: Path) -> None:
+def test_package_missing_from_the_import_contract_is_found(root: Path) -> None:
     plant_packages(root, table="| package | |\n| --- | --- |\n| near | |\n| new | |\n")
     plant(root, "src/holdfast/new/__init__.py", "")
     assert documents.unmapped_packages(root) == ["new is not in the import contract in pyproject.toml"]
 
 
-def test_a_package_that_does_not_exist_is_not_written_about(root: Path) -> None:
+def test_documented_package_that_does_not_exist_is_found(root: Path) -> None:
     plant_packages(root, table="| package | |\n| --- | --- |\n| near | |\n| gone | |\n")
     found = documents.unmapped_packages(root)
     assert found[0] == "gone is in the package table of docs/architecture.md, but not in src/holdfast"
     assert len(found) == 2
 
 
-def test_a_package_that_has_come_loses_its_brackets(root: Path) -> None:
+def test_bracketed_package_that_exists_is_found(root: Path) -> None:
     plant_packages(root, table="| package | |\n| --- | --- |\n| near | |\n| far | |\n")
     plant(root, "src/holdfast/far/__init__.py", "")
     assert documents.unmapped_packages(root) == [
@@ -245,7 +245,7 @@ def test_a_package_that_has_come_loses_its_brackets(root: Path) -> None:
     ]
 
 
-def test_the_index_and_its_mirror_name_the_pages_that_there_are(root: Path) -> None:
+def test_index_and_its_mirror_list_the_existing_pages(root: Path) -> None:
     plant(root, "docs/one.md", "# One")
     plant(root, "docs/decisions/0001-a.md", "# A")
     plant(root, "docs/README.md", "[One](one.md#there), [Decisions](decisions/)")
@@ -260,12 +260,12 @@ def test_the_index_and_its_mirror_name_the_pages_that_there_are(root: Path) -> N
     ("lines", "found"),
     [(100, []), (101, ["AGENTS.md: 101 lines, at most 100"]), (0, ["AGENTS.md is missing or empty"])],
 )
-def test_the_page_for_contributors_has_100_lines_at_most(root: Path, lines: int, found: list[str]) -> None:
+def test_contributor_page_has_at_most_100_lines(root: Path, lines: int, found: list[str]) -> None:
     plant(root, "AGENTS.md", "line\n" * lines)
     assert documents.long_agents_page(root) == found
 
 
-def test_the_page_for_contributors_may_name_files_of_the_tree_and_of_the_package(root: Path) -> None:
+def test_contributor_page_can_name_files_of_the_tree_and_the_package(root: Path) -> None:
     plant(root, "src/holdfast/clock.py", "")
     plant(root, "docs/decisions/0001-x.md", "")
     plant(root, "AGENTS.md", "`clock.py` `docs/decisions/NNNN-*.md` `docs/` `cli/<name>.py` `make test` `*_max`")
@@ -274,7 +274,7 @@ def test_the_page_for_contributors_may_name_files_of_the_tree_and_of_the_package
     assert documents.broken_paths(root) == ["AGENTS.md: there is no cli/gone.py", "AGENTS.md: there is no tests/"]
 
 
-def test_a_makefile_has_12_targets_at_most_and_variables_are_none(root: Path) -> None:
+def test_makefile_has_at_most_12_targets_and_variables_do_not_count(root: Path) -> None:
     twelve = ".PHONY: a\nX := 1\nY = a:b\n.venv/.dev: x\n\ttouch x\n" + "".join(f"t{n}: a\n" for n in range(11))
     plant(root, "Makefile", twelve)
     assert documents.crowded_makefile(root) == []
@@ -282,11 +282,11 @@ def test_a_makefile_has_12_targets_at_most_and_variables_are_none(root: Path) ->
     assert documents.crowded_makefile(root)[0].startswith("Makefile: 13 targets, at most 12: .venv/.dev, t0")
 
 
-def test_a_tree_without_makefile_is_out_of_order(root: Path) -> None:
+def test_missing_makefile_is_found(root: Path) -> None:
     assert documents.crowded_makefile(root) == ["Makefile is missing or has no target"]
 
 
-def test_a_requirement_names_a_test_that_exists(root: Path) -> None:
+def test_requirement_without_an_existing_test_is_found(root: Path) -> None:
     plant(root, "tests/engine/test_a.py", "async def test_it(): ...\n\nclass T:\n    def test_hidden(self): ...\n")
     rows = (
         "| shown | `tests/engine/test_a.py::test_it` |\n"
@@ -302,7 +302,7 @@ def test_a_requirement_names_a_test_that_exists(root: Path) -> None:
     ]
 
 
-def test_a_specification_without_rows_proves_nothing(root: Path) -> None:
+def test_specification_without_rows_is_found(root: Path) -> None:
     plant(root, "tests/specification.md", "# S\n\n| what | shown by |\n| --- | --- |\n")
     assert documents.unproven_requirements(root) == ["tests/specification.md is missing or has no rows"]
 
@@ -310,7 +310,7 @@ def test_a_specification_without_rows_proves_nothing(root: Path) -> None:
 WHOLE_DECISION = "# T\n\n## Decision\n\n## Why\n\n## Rejected\n\n## What would change our mind\n"
 
 
-def test_decisions_have_numbers_without_gaps_and_all_headings(root: Path) -> None:
+def test_decision_with_a_number_gap_or_missing_heading_is_found(root: Path) -> None:
     plant(root, "docs/decisions/0001-first.md", WHOLE_DECISION)
     plant(root, "docs/decisions/0003-third.md", WHOLE_DECISION.replace("## Why", "## Because"))
     assert documents.disordered_decisions(root) == [
@@ -319,7 +319,7 @@ def test_decisions_have_numbers_without_gaps_and_all_headings(root: Path) -> Non
     ]
 
 
-def test_a_tree_without_decisions_is_out_of_order(root: Path) -> None:
+def test_missing_decisions_are_found(root: Path) -> None:
     assert documents.disordered_decisions(root) == ["docs/decisions holds no decision"]
 
 
@@ -333,7 +333,7 @@ def test_a_tree_without_decisions_is_out_of_order(root: Path) -> None:
         ("", "missing or has no section"),
     ],
 )
-def test_the_newest_section_of_the_changelog_is_this_version(root: Path, changelog: str, trouble: str) -> None:
+def test_newest_changelog_section_is_this_version(root: Path, changelog: str, trouble: str) -> None:
     plant(root, "pyproject.toml", PYPROJECT)
     plant(root, "CHANGELOG.md", changelog)
     assert [trouble in line for line in documents.stale_changelog(root)] == ([True] if trouble else [])
@@ -347,7 +347,7 @@ def test_the_newest_section_of_the_changelog_is_this_version(root: Path, changel
         ("1.2.3", "1.2.4", ["holdfast --version is '1.2.4', pyproject.toml says '1.2.3'"]),
     ],
 )
-def test_all_places_tell_one_version(root: Path, attribute: str, command: str, found: list[str]) -> None:
+def test_differing_versions_are_found(root: Path, attribute: str, command: str, found: list[str]) -> None:
     plant(root, "pyproject.toml", PYPROJECT)
     plant(root, "src/holdfast/__init__.py", f"__version__ = {attribute!r}\n")
     plant(root, "src/holdfast/cli.py", f"def main():\n    print('holdfast, version {command}')\n")
@@ -380,18 +380,18 @@ def run(a, b=1) -> int
 """
 
 
-def test_the_public_page_has_a_line_for_every_public_name_and_member(root: Path) -> None:
+def test_api_snapshot_has_a_line_for_every_public_name_and_member(root: Path) -> None:
     plant(root, "src/holdfast/__init__.py", PACKAGE)
     assert public_api.public_api(root) == PAGE
 
 
-def test_a_signature_that_changed_is_not_the_one_agreed_on(root: Path) -> None:
+def test_changed_signature_differs_from_the_api_snapshot(root: Path) -> None:
     plant(root, "src/holdfast/__init__.py", PACKAGE.replace("b=1", "b=2"))
     plant(root, "tests/tidy/public_api.txt", PAGE)
     assert public_api.unrecorded_names(root) == ["-def run(a, b=1) -> int", "+def run(a, b=2) -> int"]
 
 
-def test_a_package_that_exports_nothing_is_out_of_order(root: Path) -> None:
+def test_package_without_exports_is_found(root: Path) -> None:
     plant(root, "src/holdfast/__init__.py", "x = 1\n")
     assert "exports nothing" in public_api.unrecorded_names(root)[0]
 
@@ -423,7 +423,7 @@ def troubles_of(root: Path, language: str, text: str) -> list[str]:
         ("console", "$ pip install 'holdfast-context[server]'\n$ make all"),
     ],
 )
-def test_a_block_that_does_what_it_says_is_in_order(root: Path, language: str, text: str) -> None:
+def test_block_with_the_stated_output_is_no_offence(root: Path, language: str, text: str) -> None:
     assert troubles_of(root, language, text) == []
 
 
@@ -448,18 +448,18 @@ def test_a_block_that_does_what_it_says_is_in_order(root: Path, language: str, t
         ("json", "{}", "no block to run"),
     ],
 )
-def test_a_block_that_does_not_do_what_it_says_is_found(root: Path, language: str, text: str, trouble: str) -> None:
+def test_block_with_another_output_is_found(root: Path, language: str, text: str, trouble: str) -> None:
     found = troubles_of(root, language, text)
     assert len(found) == 1
     assert trouble in found[0]
 
 
-def test_an_offending_block_is_named_by_its_line(root: Path) -> None:
+def test_offending_block_is_named_by_its_line(root: Path) -> None:
     assert troubles_of(root, "python", "raise SystemExit(7)") == ["README.md:3: ends with status 7:\n"]
 
 
 def has_ended(pid: int, *, within_seconds: float) -> bool:
-    """A process that was killed goes when the system gets round to it, and stays as a zombie where nobody reaps."""
+    """Whether a killed process ended in time; one that no parent reaps stays as a zombie."""
     state = Path(f"/proc/{pid}/stat")
     deadline = time.monotonic() + within_seconds
     while time.monotonic() < deadline:
@@ -469,12 +469,12 @@ def has_ended(pid: int, *, within_seconds: float) -> bool:
     return False
 
 
-def test_what_a_block_leaves_running_ends_with_it(root: Path) -> None:
+def test_processes_of_a_block_end_with_it(root: Path) -> None:
     assert troubles_of(root, "console", "$ sleep 600 &\n$ echo $! > " + str(root / "pid")) == []
     pid = (root / "pid").read_text().strip()
     assert has_ended(int(pid), within_seconds=10)
 
 
-def test_a_block_that_does_not_end_is_stopped(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_block_is_stopped(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readme, "BLOCK_SECONDS_MAX", 0.2)
     assert "ends with status -9" in troubles_of(root, "bash", "sleep 600")[0]

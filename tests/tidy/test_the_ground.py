@@ -1,4 +1,4 @@
-"""Whether tests stand on level ground: an empty home, nobody's keys, goldens that must be agreed on."""
+"""The environment of every test: an empty home, no user's keys, checked goldens, empty databases."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.goldens import check_golden
-from tests.support.postgres_server import run, used_database
+from tests.support.postgres_server import reused_database, run
 
 PLANTED = """
 import os
@@ -21,7 +21,7 @@ def test_it():
 """
 
 
-def test_whoever_runs_a_test_lends_it_neither_keys_nor_chance(tmp_path: Path) -> None:
+def test_tests_get_no_keys_and_no_randomness_of_the_user(tmp_path: Path) -> None:
     tests = Path(__file__).parents[1]
     (tmp_path / "conftest.py").write_bytes((tests / "conftest.py").read_bytes())
     (tmp_path / "test_planted.py").write_text(PLANTED)
@@ -43,43 +43,43 @@ def test_home_is_an_empty_folder() -> None:
     assert list(Path.home().iterdir()) == []
 
 
-def test_the_packages_own_home_is_in_it_and_not_made_yet() -> None:
+def test_holdfast_home_is_inside_home_and_not_created_yet() -> None:
     home = Path(os.environ["HOLDFAST_HOME"])
     assert home.is_relative_to(Path.home())
     assert not home.exists()
 
 
-def test_a_golden_that_differs_shows_where(tmp_path: Path) -> None:
+def test_differing_golden_shows_the_difference(tmp_path: Path) -> None:
     path = tmp_path / "reply.json"
     path.write_bytes(b"same\nagreed\n")
     with pytest.raises(AssertionError, match=r"make golden[\s\S]*-agreed\n\+other"):
         check_golden(path, b"same\nother\n")
 
 
-def test_a_golden_that_was_never_agreed_on_is_refused(tmp_path: Path) -> None:
+def test_missing_golden_is_refused(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match=r"no new\.json yet"):
         check_golden(tmp_path / "new.json", b"x")
 
 
-def test_a_golden_is_written_only_when_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_golden_is_written_only_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_GOLDEN", "write")
     check_golden(tmp_path / "deep" / "new.json", b"x")
     monkeypatch.delenv("HOLDFAST_GOLDEN")
     check_golden(tmp_path / "deep" / "new.json", b"x")
 
 
-def test_a_database_that_was_used_is_empty_for_the_next_test() -> None:
-    with used_database() as url:
+def test_reused_database_is_empty_for_the_next_test() -> None:
+    with reused_database() as url:
         before = [run(url, f"SELECT * FROM holdfast.{table}") for table in ("ledger", "versions", "settings")]
         run(url, "DELETE FROM holdfast.ledger", "INSERT INTO holdfast.settings VALUES ('a', '1')")
-    with used_database() as again:
+    with reused_database() as again:
         assert again == url
         assert [run(url, f"SELECT * FROM holdfast.{table}") for table in ("ledger", "versions", "settings")] == before
 
 
 @pytest.mark.parametrize("change", ["DROP TABLE holdfast.charges", "CREATE SEQUENCE tries"])
-def test_a_database_whose_tables_were_changed_is_not_used_again(change: str) -> None:
-    with used_database() as url:
+def test_database_with_changed_tables_is_not_reused(change: str) -> None:
+    with reused_database() as url:
         run(url, change)
-    with used_database() as another:
+    with reused_database() as another:
         assert another != url

@@ -30,7 +30,7 @@ def test_every_module_says_in_one_sentence_what_it_is_responsible_for() -> None:
     assert not (offenders := code.unexplained_modules(ROOT)), join_lines(offenders)
 
 
-def test_names_say_what_a_thing_is() -> None:
+def test_no_name_is_vague() -> None:
     assert not (offenders := code.vague_names(ROOT)), join_lines(offenders)
 
 
@@ -46,7 +46,7 @@ def test_every_clean_folder_exists() -> None:
     assert [folder for folder in code.CLEAN_FOLDERS if not (ROOT / folder).exists()] == []
 
 
-def test_no_short_module_has_a_single_importer_beside_it() -> None:
+def test_no_short_module_has_a_single_importer_in_its_folder() -> None:
     assert not (offenders := code.tiny_single_importer_modules(ROOT)), join_lines(offenders)
 
 
@@ -54,23 +54,23 @@ def test_every_test_asserts_something() -> None:
     assert not (offenders := code.tests_without_assertion(ROOT)), join_lines(offenders)
 
 
-def test_no_file_names_one_machine_or_holds_a_note_to_self() -> None:
+def test_no_file_names_one_machine_or_contains_a_note_to_self() -> None:
     assert not (offenders := code.foreign_text(ROOT)), join_lines(offenders)
 
 
-def test_contract_and_documents_name_the_packages_that_exist() -> None:
+def test_contract_and_documents_name_the_existing_packages() -> None:
     assert not (offenders := documents.unmapped_packages(ROOT)), join_lines(offenders)
 
 
-def test_the_index_of_the_documents_and_its_mirror_name_every_page() -> None:
+def test_docs_index_and_its_mirror_list_every_page() -> None:
     assert not (offenders := documents.unlisted_pages(ROOT)), join_lines(offenders)
 
 
-def test_the_page_for_contributors_is_short() -> None:
+def test_contributor_page_is_short() -> None:
     assert not (offenders := documents.long_agents_page(ROOT)), join_lines(offenders)
 
 
-def test_the_page_for_contributors_names_files_that_exist() -> None:
+def test_contributor_page_names_existing_files() -> None:
     assert not (offenders := documents.broken_paths(ROOT)), join_lines(offenders)
 
 
@@ -90,7 +90,7 @@ def test_decisions_are_numbered_and_say_what_would_change_them() -> None:
     assert not (offenders := documents.disordered_decisions(ROOT)), join_lines(offenders)
 
 
-def test_the_changelog_has_a_section_for_this_version() -> None:
+def test_changelog_has_a_section_for_this_version() -> None:
     assert not (offenders := documents.stale_changelog(ROOT)), join_lines(offenders)
 
 
@@ -102,17 +102,17 @@ def test_every_public_name_has_a_docstring() -> None:
     assert not (offenders := public_api.undocumented_names(ROOT)), join_lines(offenders)
 
 
-def test_every_block_of_the_readme_does_what_it_says() -> None:
+def test_every_readme_block_has_the_stated_output() -> None:
     # In order: later blocks show what the first ones stored.
     assert not (offenders := readme.broken_blocks(ROOT)), join_lines(offenders)
 
 
-def test_the_pages_with_examples_have_some() -> None:
+def test_pages_with_examples_have_runnable_blocks() -> None:
     assert [page for page in PAGES if not readme.runnable_lines(ROOT, page)] == []
 
 
 @pytest.mark.parametrize(
     ("page", "line"), [(page, line) for page in PAGES for line in readme.runnable_lines(ROOT, page)]
 )
-def test_every_block_of_a_page_does_what_it_says(page: str, line: int) -> None:
+def test_every_block_of_a_page_has_the_stated_output(page: str, line: int) -> None:
     assert not (offenders := readme.broken_block(ROOT, page, line)), join_lines(offenders)

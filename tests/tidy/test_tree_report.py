@@ -19,7 +19,7 @@ NOT_MET_YET = pytest.mark.xfail(reason="78,855 lines; 75,000 wanted", strict=Tru
         for measure in static_measures()
     ],
 )
-def test_the_tree_stays_within_its_limits(measure: Measure) -> None:
+def test_tree_stays_within_its_limits(measure: Measure) -> None:
     assert measure.holds, "\n".join((f"{measure.value:g}, limit {measure.limit:g}", *measure.where[:50]))
 
 
@@ -28,17 +28,17 @@ def walk() -> Walk:
     return walk_one_send()
 
 
-def test_one_send_visits_few_files_by_a_short_and_straight_way(walk: Walk) -> None:
+def test_one_send_visits_few_files_in_few_frames(walk: Walk) -> None:
     missed = [measure for measure in walk_measures(walk) if not measure.holds]
     assert not missed, "\n".join(f"{measure.name}: {measure.value:g}: {measure.where}" for measure in missed)
 
 
-def test_the_walk_reaches_the_transport(walk: Walk) -> None:
+def test_walk_reaches_the_transport(walk: Walk) -> None:
     assert "providers/transport.py" in walk.files
     assert walk.frames[0].startswith("engine/")
 
 
-def test_frames_that_enter_a_file_twice_are_a_cycle() -> None:
+def test_entering_a_file_twice_is_a_cycle() -> None:
     assert Walk(frozenset(), ("a.py", "a.py", "b.py")).cycles == ()
     assert Walk(frozenset(), ("a.py", "b.py", "a.py")).cycles == ("a.py",)
 

@@ -1,4 +1,4 @@
-"""Time and identifiers come from arguments that tests can hold in their hands."""
+"""Time and identifiers come from arguments that tests control."""
 
 import time
 
@@ -14,18 +14,18 @@ times = st.floats(0, 4_000_000_000)
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(times, min_size=2, max_size=8), st.booleans())
-def test_ulids_rise_strictly_whatever_time_does(moments: list[float], chance: bool) -> None:
-    ulids = UlidGenerator() if chance else UlidGenerator(lambda count: b"\xff" * count)
-    made = [ulids(moment) for moment in moments]
-    assert made == sorted(set(made))
+def test_ulids_increase_strictly_whatever_the_clock_does(moments: list[float], random_bytes: bool) -> None:
+    ulids = UlidGenerator() if random_bytes else UlidGenerator(lambda count: b"\xff" * count)
+    ulid_list = [ulids(moment) for moment in moments]
+    assert ulid_list == sorted(set(ulid_list))
 
 
 @settings(max_examples=60, deadline=None)
 @given(times)
 def test_a_ulid_is_26_characters_of_crockfords_alphabet(moment: float) -> None:
-    made = UlidGenerator()(moment)
-    assert len(made) == 26
-    assert set(made) <= CROCKFORD
+    ulid = UlidGenerator()(moment)
+    assert len(ulid) == 26
+    assert set(ulid) <= CROCKFORD
 
 
 @settings(max_examples=60, deadline=None)
@@ -36,7 +36,7 @@ def test_ulids_of_different_sources_sort_by_the_millisecond(moment_ms: int, late
     assert earlier < later
 
 
-def test_a_ulid_is_its_time_in_milliseconds_followed_by_chance() -> None:
+def test_a_ulid_is_its_time_in_milliseconds_followed_by_random_bits() -> None:
     nothing = UlidGenerator(lambda count: bytes(count))
     assert nothing(0.0) == "0" * 26
     assert nothing(0.001) == "0000000001" + "0" * 16
@@ -44,15 +44,15 @@ def test_a_ulid_is_its_time_in_milliseconds_followed_by_chance() -> None:
     assert UlidGenerator(lambda count: bytes(count))(1_469_918_176.385) == "01ARYZ6S41" + "0" * 16
 
 
-def test_a_ulid_takes_ten_bytes_of_chance() -> None:
-    asked: list[int] = []
+def test_a_ulid_uses_ten_random_bytes() -> None:
+    sizes: list[int] = []
 
-    def chance(count: int) -> bytes:
-        asked.append(count)
+    def random_bytes(count: int) -> bytes:
+        sizes.append(count)
         return bytes(count)
 
-    UlidGenerator(chance)(1.0)
-    assert asked == [10]
+    UlidGenerator(random_bytes)(1.0)
+    assert sizes == [10]
 
 
 def test_within_one_moment_the_next_ulid_is_the_next_number() -> None:
@@ -60,7 +60,7 @@ def test_within_one_moment_the_next_ulid_is_the_next_number() -> None:
     assert [ulids(5.0)[-2:], ulids(5.0)[-2:], ulids(4.0)[-2:]] == ["00", "01", "02"]
 
 
-def test_a_manual_clock_moves_only_when_told_to() -> None:
+def test_a_manual_clock_moves_only_on_request() -> None:
     clock = ManualClock(10.0)
     assert (clock(), clock()) == (10.0, 10.0)
     clock.advance(2.5)
@@ -76,11 +76,11 @@ def test_a_manual_clock_refuses_to_run_backwards() -> None:
     assert clock() == 1_800_000_000.0
 
 
-def test_counted_ids_depend_on_nothing_but_their_number() -> None:
+def test_counted_ids_depend_only_on_their_number() -> None:
     ids = CountingIds("call")
     assert [ids(5.0), ids(1.0)] == ["call-000001", "call-000002"]
     assert CountingIds()(0.0) == "id-000001"
 
 
-def test_the_system_clock_says_seconds_since_the_epoch() -> None:
+def test_the_system_clock_returns_seconds_since_the_epoch() -> None:
     assert abs(system_clock() - time.time()) < 60

@@ -1,4 +1,4 @@
-"""Which schemas a tool may have, and where arguments do not fit one."""
+"""Which schemas a tool may have, and where arguments violate one."""
 
 import itertools
 import re
@@ -38,13 +38,13 @@ garbage_schemas = st.dictionaries(
 )
 
 
-def checked(part: JsonSchema) -> JsonSchema:
+def compile_part(part: JsonSchema) -> JsonSchema:
     """A part of a schema, as the schema of the property `x`."""
     return validate_schema({"type": "object", "properties": {"x": part}})
 
 
-def faults(part: JsonSchema, value: Json) -> list[str]:
-    return list(find_schema_violations(checked(part), {"x": value}))
+def violations(part: JsonSchema, value: Json) -> list[str]:
+    return list(find_schema_violations(compile_part(part), {"x": value}))
 
 
 EVERYTHING: JsonSchema = {
@@ -65,7 +65,7 @@ EVERYTHING: JsonSchema = {
 }
 
 
-def test_every_allowed_keyword_is_taken_as_it_is() -> None:
+def test_every_allowed_keyword_is_accepted_unchanged() -> None:
     assert validate_schema(EVERYTHING) == EVERYTHING
 
 
@@ -89,7 +89,7 @@ def test_every_allowed_keyword_is_taken_as_it_is() -> None:
 )
 def test_any_other_keyword_is_refused_by_path_and_name(keyword: str) -> None:
     with pytest.raises(UserError) as refusal:
-        checked({"type": "array", "items": {keyword: {}}})
+        compile_part({"type": "array", "items": {keyword: {}}})
     assert str(refusal.value).startswith(
         f'$.properties.x.items: keyword "{keyword}" is refused; allowed are additionalP'
     )
@@ -97,7 +97,7 @@ def test_any_other_keyword_is_refused_by_path_and_name(keyword: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keyword", "value", "wanted"),
+    ("keyword", "value", "expected"),
     [
         ("type", "text", "one of array, boolean, integer, null, number, object, string, or a list of them, each once"),
         ("type", [], "one of array"),
@@ -129,9 +129,11 @@ def test_any_other_keyword_is_refused_by_path_and_name(keyword: str) -> None:
         ("maxItems", "3", "a whole number of at least 0"),
     ],
 )
-def test_a_keyword_with_a_wrong_value_is_refused_with_what_it_must_be(keyword: str, value: Json, wanted: str) -> None:
-    with pytest.raises(UserError, match=re.escape(f'$.properties.x: keyword "{keyword}" must be {wanted}')):
-        checked({keyword: value})
+def test_a_keyword_with_a_wrong_value_is_refused_with_the_expected_one(
+    keyword: str, value: Json, expected: str
+) -> None:
+    with pytest.raises(UserError, match=re.escape(f'$.properties.x: keyword "{keyword}" must be {expected}')):
+        compile_part({keyword: value})
 
 
 def test_a_property_that_is_no_schema_is_refused() -> None:
@@ -139,11 +141,11 @@ def test_a_property_that_is_no_schema_is_refused() -> None:
         validate_schema({"type": "object", "properties": {"a b": True}})
 
 
-def test_a_pattern_that_cannot_be_used_is_refused_with_its_reason() -> None:
+def test_an_unusable_pattern_is_refused_with_its_reason() -> None:
     with pytest.raises(
         UserError, match=re.escape('$.properties.x: keyword "pattern" cannot be used: it leaves a group')
     ):
-        checked({"pattern": "(a"})
+        compile_part({"pattern": "(a"})
 
 
 @pytest.mark.parametrize("schema", [{}, {"type": "string"}, {"type": ["object"]}, {"properties": {}}])
@@ -161,7 +163,7 @@ def test_a_schema_is_a_json_object() -> None:
 @pytest.mark.parametrize(
     ("value", "kind"), [(float("nan"), "float"), (float("inf"), "float"), (2**64, "int"), ({1}, "set"), (b"", "bytes")]
 )
-def test_a_value_that_json_cannot_keep_is_refused_by_path(value: object, kind: str) -> None:
+def test_a_value_that_json_cannot_represent_is_refused_by_path(value: object, kind: str) -> None:
     schema = {"type": "object", "properties": {"x": {"enum": [1, value]}}}
     with pytest.raises(
         UserError, match=re.escape(f"$.properties.x.enum[1]: holds a {kind} that JSON cannot represent")
@@ -169,8 +171,8 @@ def test_a_value_that_json_cannot_keep_is_refused_by_path(value: object, kind: s
         validate_schema(schema)
 
 
-def test_the_largest_integers_are_kept() -> None:
-    assert checked({"enum": [2**64 - 1, -(2**64) + 1]})
+def test_the_largest_integers_are_preserved() -> None:
+    assert compile_part({"enum": [2**64 - 1, -(2**64) + 1]})
 
 
 def test_a_key_that_is_no_string_is_refused() -> None:
@@ -192,28 +194,28 @@ def nested(levels: int) -> JsonSchema:
     return {"type": "object", "default": value}
 
 
-def test_a_schema_has_a_greatest_depth() -> None:
+def test_the_depth_of_a_schema_is_limited() -> None:
     deepest = nested(SCHEMA_DEPTH_MAX - 2)
     assert validate_schema(deepest) == deepest
     with pytest.raises(UserError, match=f"nested deeper than {SCHEMA_DEPTH_MAX} levels"):
         validate_schema(nested(SCHEMA_DEPTH_MAX - 1))
 
 
-def test_a_schema_that_holds_itself_is_refused() -> None:
+def test_a_schema_that_contains_itself_is_refused() -> None:
     schema: dict[str, object] = {"type": "object"}
     schema["properties"] = {"self": schema}
     with pytest.raises(UserError, match="nested deeper"):
         validate_schema(schema)
 
 
-def test_a_schema_has_a_greatest_number_of_values() -> None:
+def test_the_number_of_values_in_a_schema_is_limited() -> None:
     most = {"type": "object", "default": [0] * (SCHEMA_VALUES_MAX - 3)}
     assert validate_schema(most) == most
     with pytest.raises(UserError, match=f"more than {SCHEMA_VALUES_MAX} values"):
         validate_schema({"type": "object", "default": [0] * (SCHEMA_VALUES_MAX - 2)})
 
 
-def test_a_small_schema_that_unfolds_without_end_is_refused() -> None:
+def test_a_small_schema_that_expands_endlessly_is_refused() -> None:
     part: dict[str, object] = {"type": "string"}
     for _ in range(12):
         part = {"type": "object", "properties": {"a": part, "b": part}}
@@ -221,7 +223,7 @@ def test_a_small_schema_that_unfolds_without_end_is_refused() -> None:
         validate_schema(part)
 
 
-def test_a_schema_has_a_greatest_size_in_bytes() -> None:
+def test_the_size_of_a_schema_is_limited() -> None:
     bare = len(canonical_json({"type": "object", "title": ""}))
     assert validate_schema({"type": "object", "title": "t" * (SCHEMA_BYTES_MAX - bare)})
     with pytest.raises(UserError, match=f"larger than {SCHEMA_BYTES_MAX} bytes"):
@@ -232,7 +234,7 @@ def test_a_schema_has_a_greatest_size_in_bytes() -> None:
 @given(garbage_schemas, json_values)
 def test_any_schema_is_refused_clearly_or_can_check_any_value(part: JsonSchema, value: Json) -> None:
     try:
-        schema = checked(part)
+        schema = compile_part(part)
     except UserError:
         return
     assert all(fault.startswith("$") for fault in find_schema_violations(schema, {"x": value}))
@@ -240,36 +242,36 @@ def test_any_schema_is_refused_clearly_or_can_check_any_value(part: JsonSchema, 
 
 @settings(max_examples=100, deadline=None)
 @given(json_values, json_values)
-def test_a_constant_fits_itself_alone(one: Json, other: Json) -> None:
-    assert faults({"const": one}, one) == []
-    assert (faults({"const": one}, other) == []) == json_values_equal(one, other)
-    assert (faults({"enum": [one, "zz"]}, other) == []) == json_values_equal(one, other)
+def test_a_constant_matches_only_itself(first: Json, other: Json) -> None:
+    assert violations({"const": first}, first) == []
+    assert (violations({"const": first}, other) == []) == json_values_equal(first, other)
+    assert (violations({"enum": [first, "zz"]}, other) == []) == json_values_equal(first, other)
 
 
 @settings(max_examples=100, deadline=None)
 @given(json_values)
-def test_a_value_fits_its_own_type_and_an_integer_is_a_number_too(value: Json) -> None:
+def test_a_value_matches_its_own_type_and_an_integer_is_a_number_too(value: Json) -> None:
     fitting = {json_type_name(value)} | ({"number"} if json_type_name(value) == "integer" else set())
     types = ["array", "boolean", "integer", "null", "number", "object", "string"]
-    assert {kind for kind in types if not faults({"type": kind}, value)} == fitting
+    assert {kind for kind in types if not violations({"type": kind}, value)} == fitting
 
 
 @pytest.mark.parametrize(
     ("value", "name"),
     [(None, "null"), (True, "boolean"), (1, "integer"), (1.0, "number"), ("", "string"), ([], "array"), ({}, "object")],
 )
-def test_a_wrong_type_is_named_beside_the_wanted_one(value: Json, name: str) -> None:
-    wanted = "string" if name != "string" else "array"
-    assert faults({"type": wanted}, value) == [f"$.x: expected {wanted}, got {name}"]
+def test_a_wrong_type_is_named_with_the_expected_one(value: Json, name: str) -> None:
+    expected = "string" if name != "string" else "array"
+    assert violations({"type": expected}, value) == [f"$.x: expected {expected}, got {name}"]
 
 
 def test_one_of_several_types_is_enough() -> None:
-    assert faults({"type": ["string", "null"]}, None) == []
-    assert faults({"type": ["string", "null"]}, 1) == ["$.x: expected string or null, got integer"]
+    assert violations({"type": ["string", "null"]}, None) == []
+    assert violations({"type": ["string", "null"]}, 1) == ["$.x: expected string or null, got integer"]
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "equal"),
+    ("first", "other", "equal"),
     [
         (1, 1.0, True),
         (1, True, False),
@@ -284,9 +286,9 @@ def test_one_of_several_types_is_enough() -> None:
         (None, False, False),
     ],
 )
-def test_equality_is_that_of_json(one: Json, other: Json, equal: bool) -> None:
-    assert json_values_equal(one, other) is equal
-    assert json_values_equal(other, one) is equal
+def test_equality_is_that_of_json(first: Json, other: Json, equal: bool) -> None:
+    assert json_values_equal(first, other) is equal
+    assert json_values_equal(other, first) is equal
 
 
 @pytest.mark.parametrize(
@@ -305,8 +307,8 @@ def test_equality_is_that_of_json(one: Json, other: Json, equal: bool) -> None:
         ({"pattern": "^a"}, "ba", 'must match the pattern "^a"'),
     ],
 )
-def test_a_broken_bound_is_named(part: JsonSchema, value: Json, fault: str) -> None:
-    assert faults(part, value) == [f"$.x: {fault}"]
+def test_a_violated_bound_is_named(part: JsonSchema, value: Json, fault: str) -> None:
+    assert violations(part, value) == [f"$.x: {fault}"]
 
 
 @pytest.mark.parametrize(
@@ -328,8 +330,8 @@ def test_a_broken_bound_is_named(part: JsonSchema, value: Json, fault: str) -> N
         ({"required": ["a"]}, "text"),
     ],
 )
-def test_a_bound_is_kept_at_its_edge_and_by_values_it_does_not_speak_of(part: JsonSchema, value: Json) -> None:
-    assert faults(part, value) == []
+def test_a_bound_is_inclusive_and_ignores_values_of_other_types(part: JsonSchema, value: Json) -> None:
+    assert violations(part, value) == []
 
 
 def test_members_and_items_are_checked_by_path() -> None:
@@ -343,26 +345,26 @@ def test_members_and_items_are_checked_by_path() -> None:
     ]
 
 
-def test_unknown_members_are_welcome_unless_excluded() -> None:
+def test_unknown_members_are_allowed_unless_excluded() -> None:
     assert list(find_schema_violations(validate_schema({"type": "object"}), {"a": 1})) == []
 
 
-def test_several_bounds_may_be_broken_at_once() -> None:
-    assert len(faults({"minimum": 5, "exclusiveMinimum": 5, "const": 9, "enum": [9]}, 1)) == 4
+def test_several_bounds_may_be_violated_at_once() -> None:
+    assert len(violations({"minimum": 5, "exclusiveMinimum": 5, "const": 9, "enum": [9]}, 1)) == 4
 
 
-def test_matching_is_given_up_when_it_takes_too_long() -> None:
+def test_matching_stops_when_it_takes_too_long() -> None:
     part: JsonSchema = {"items": {"pattern": "(.*,){20}x"}}
-    found = list(itertools.islice(find_schema_violations(checked(part), {"x": ["," * 20_000, "b"]}), 5))
-    assert found == [
+    violations_found = list(itertools.islice(find_schema_violations(compile_part(part), {"x": ["," * 20_000, "b"]}), 5))
+    assert violations_found == [
         "$.x[0]: too long to be checked against its pattern",
         "$.x[1]: too long to be checked against its pattern",
     ]
 
 
 def test_a_long_text_is_matched_as_long_as_that_is_cheap() -> None:
-    assert faults({"pattern": r"\S"}, "a" * 1_000_000) == []
-    assert faults({"pattern": "^[a-z]+$"}, "a" * 20_000) == []
+    assert violations({"pattern": r"\S"}, "a" * 1_000_000) == []
+    assert violations({"pattern": "^[a-z]+$"}, "a" * 20_000) == []
 
 
 @pytest.mark.parametrize(
@@ -377,10 +379,10 @@ def test_a_long_text_is_matched_as_long_as_that_is_cheap() -> None:
         ("", '$[""]'),
     ],
 )
-def test_paths_quote_keys_that_are_no_plain_names(key: str, path: str) -> None:
+def test_paths_quote_keys_that_are_not_plain_names(key: str, path: str) -> None:
     assert join_json_path("$", key) == path
 
 
-def test_what_is_shown_is_never_long() -> None:
+def test_shown_values_are_short() -> None:
     assert format_json_value("x" * 198) == '"' + "x" * 198 + '"'
     assert format_json_value("x" * 199) == '"' + "x" * 199 + "..."

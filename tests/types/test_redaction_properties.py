@@ -1,4 +1,4 @@
-"""What looks like a credential does not leave, and what does not is left alone."""
+"""Text that looks like a credential is masked, and other text is unchanged."""
 
 import time
 
@@ -24,25 +24,25 @@ words = st.text(st.sampled_from("abc xyz.,\n(äñ)"), max_size=40)
 
 
 @given(words, st.sampled_from(CREDENTIALS), words)
-def test_a_credential_is_masked_wherever_it_stands(before: str, credential: str, after: str) -> None:
-    shown = redact_secrets(f"{before} {credential} {after}")
-    assert credential not in shown
-    assert REDACTION_MASK in shown
-    assert shown.startswith(before)
+def test_a_credential_is_masked_at_any_position(before: str, credential: str, after: str) -> None:
+    redacted = redact_secrets(f"{before} {credential} {after}")
+    assert credential not in redacted
+    assert REDACTION_MASK in redacted
+    assert redacted.startswith(before)
 
 
 @given(words)
-def test_text_without_a_credential_is_left_alone(text: str) -> None:
+def test_text_without_a_credential_is_unchanged(text: str) -> None:
     assert redact_secrets(text) == text
 
 
 @given(st.text(max_size=200))
-def test_what_is_masked_stays_as_it_is(text: str) -> None:
+def test_masked_text_remains_unchanged(text: str) -> None:
     assert redact_secrets(redact_secrets(text)) == redact_secrets(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "expected"),
     [
         ("Authorization: Bearer abcdefgh1234", f"Authorization: Bearer {REDACTION_MASK}"),
         ("postgresql://ann:s3cret@db/x", f"postgresql://{REDACTION_MASK}@db/x"),
@@ -55,8 +55,8 @@ def test_what_is_masked_stays_as_it_is(text: str) -> None:
         ("task-force-operations", "task-force-operations"),
     ],
 )
-def test_named_secrets_are_masked_and_talk_of_them_is_not(text: str, shown: str) -> None:
-    assert redact_secrets(text) == shown
+def test_named_secrets_are_masked_and_mentions_of_them_are_not(text: str, expected: str) -> None:
+    assert redact_secrets(text) == expected
 
 
 @pytest.mark.parametrize("text", ["password" * 20_000, "a-" * 80_000, "://x" * 40_000, "-----BEGIN " * 15_000])

@@ -1,4 +1,4 @@
-"""A scroll holds the same bytes however it was written, and marks never touch them."""
+"""A request buffer holds the same bytes however it was filled, and breakpoints never change them."""
 
 import json
 from itertools import pairwise
@@ -13,19 +13,19 @@ from holdfast.types.json_encoding import extend_digest
 from holdfast.types.prompt import Breakpoint, PromptSection, Stability, Ttl
 from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
 
-OPENING = b'{"model":"m"'
+REQUEST_HEAD = b'{"model":"m"'
 ENDS: dict[PromptSection, bytes] = {"tools": b"]", "system": b"]", "messages": b"]}]"}
 
 
-class JsonSpelling:
-    """Three arrays, the last one of messages that hold blocks."""
+class JsonEncoder:
+    """Three arrays, the last one of messages that contain blocks."""
 
-    def separator(self, before: EncodedBlock | None, piece: EncodedBlock) -> bytes:
-        if before is None or before.section != piece.section:
+    def separator(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
+        if before is None or before.section != block.section:
             end = ENDS[before.section] if before else b""
-            return end + b',"' + piece.section.encode() + b'":[' + self._message_head(piece)
-        if piece.section == "messages" and before.role != piece.role:
-            return b"]}," + self._message_head(piece)
+            return end + b',"' + block.section.encode() + b'":[' + self._message_head(block)
+        if block.section == "messages" and before.role != block.role:
+            return b"]}," + self._message_head(block)
         return b","
 
     def suffix(self, last: EncodedBlock | None) -> bytes:
@@ -34,11 +34,11 @@ class JsonSpelling:
     def encode_breakpoint(self, ttl: Ttl) -> bytes:
         return b',"mark":"' + ttl.encode() + b'"'
 
-    def _message_head(self, piece: EncodedBlock) -> bytes:
-        return f'{{"role":"{piece.role}","content":['.encode() if piece.section == "messages" else b""
+    def _message_head(self, block: EncodedBlock) -> bytes:
+        return f'{{"role":"{block.role}","content":['.encode() if block.section == "messages" else b""
 
 
-def piece(number: int, place: PromptSection, *, role: Role | None = None, ephemeral: bool = False) -> EncodedBlock:
+def make_block(number: int, place: PromptSection, *, role: Role | None = None, ephemeral: bool = False) -> EncodedBlock:
     stability = Stability.GROWING if place == "messages" else Stability.FROZEN
     data = json.dumps({"text": f"{place} {number} é"}).encode()
     return EncodedBlock(f"{place}-layer", place, stability, data, True, role, ephemeral)
@@ -48,53 +48,57 @@ def piece(number: int, place: PromptSection, *, role: Role | None = None, epheme
 def prompts(draw: st.DrawFn) -> list[EncodedBlock]:
     tools, system = draw(st.integers(0, 3)), draw(st.integers(0, 3))
     roles: list[Role] = draw(st.lists(st.sampled_from(["user", "user", "assistant"]), max_size=6))
-    spoken = [piece(number, "messages", role=role) for number, role in enumerate(roles)]
-    return [piece(n, "tools") for n in range(tools)] + [piece(n, "system") for n in range(system)] + spoken
-
-
-def written(pieces: list[EncodedBlock]) -> RequestBuffer:
-    scroll = RequestBuffer(JsonSpelling(), len)
-    scroll.extend(pieces)
-    return scroll
-
-
-def state(scroll: RequestBuffer) -> tuple[object, ...]:
+    message_blocks = [make_block(number, "messages", role=role) for number, role in enumerate(roles)]
     return (
-        scroll.cacheable_bytes(),
-        list(scroll.blocks),
-        list(scroll.digests),
-        list(scroll.tokens),
-        scroll.tokens_total,
-        scroll.first_ephemeral,
-        scroll.stable_prefix_length,
+        [make_block(n, "tools") for n in range(tools)]
+        + [make_block(n, "system") for n in range(system)]
+        + message_blocks
+    )
+
+
+def fill_buffer(blocks: list[EncodedBlock]) -> RequestBuffer:
+    buffer = RequestBuffer(JsonEncoder(), len)
+    buffer.extend(blocks)
+    return buffer
+
+
+def state(buffer: RequestBuffer) -> tuple[object, ...]:
+    return (
+        buffer.cacheable_bytes(),
+        list(buffer.blocks),
+        list(buffer.digests),
+        list(buffer.tokens),
+        buffer.tokens_total,
+        buffer.first_ephemeral,
+        buffer.stable_prefix_length,
     )
 
 
 def blocks_of(body: bytes) -> list[dict[str, Any]]:
     """All blocks of a body in wire order."""
     request = json.loads(body)
-    spoken = [block for message in request.get("messages", ()) for block in message["content"]]
-    return [*request.get("tools", ()), *request.get("system", ()), *spoken]
+    message_blocks = [block for message in request.get("messages", ()) for block in message["content"]]
+    return [*request.get("tools", ()), *request.get("system", ()), *message_blocks]
 
 
 @settings(max_examples=60, deadline=None)
 @given(prompts())
-def test_without_marks_a_body_is_its_opening_the_cacheable_bytes_and_an_end(pieces: list[EncodedBlock]) -> None:
-    scroll = written(pieces)
-    end = JsonSpelling().suffix(pieces[-1] if pieces else None)
-    body = scroll.render(OPENING)
-    assert body == OPENING + scroll.cacheable_bytes() + end
-    assert [json.dumps(block).encode() for block in blocks_of(body)] == [piece.data for piece in pieces]
+def test_without_breakpoints_a_body_is_its_head_the_cacheable_bytes_and_a_suffix(blocks: list[EncodedBlock]) -> None:
+    buffer = fill_buffer(blocks)
+    end = JsonEncoder().suffix(blocks[-1] if blocks else None)
+    body = buffer.render(REQUEST_HEAD)
+    assert body == REQUEST_HEAD + buffer.cacheable_bytes() + end
+    assert [json.dumps(block).encode() for block in blocks_of(body)] == [encoded.data for encoded in blocks]
 
 
-class PlainSpelling:
-    """Any bytes between the pieces and behind them."""
+class PlainEncoder:
+    """Any bytes between the blocks and after them."""
 
     def __init__(self, between: bytes, end: bytes) -> None:
         self._between = between
         self._end = end
 
-    def separator(self, before: EncodedBlock | None, piece: EncodedBlock) -> bytes:
+    def separator(self, before: EncodedBlock | None, block: EncodedBlock) -> bytes:
         return self._between
 
     def suffix(self, last: EncodedBlock | None) -> bytes:
@@ -106,115 +110,115 @@ class PlainSpelling:
 
 @settings(max_examples=60, deadline=None)
 @given(prompts(), st.binary(max_size=3), st.binary(max_size=3))
-def test_a_scroll_keeps_to_any_spelling(pieces: list[EncodedBlock], between: bytes, end: bytes) -> None:
-    scroll = RequestBuffer(PlainSpelling(between, end), len)
-    scroll.extend(pieces)
-    assert scroll.cacheable_bytes() == b"".join(between + one.data for one in pieces)
-    assert scroll.render(b"<") == b"<" + scroll.cacheable_bytes() + end
+def test_a_buffer_follows_any_encoder(blocks: list[EncodedBlock], between: bytes, end: bytes) -> None:
+    buffer = RequestBuffer(PlainEncoder(between, end), len)
+    buffer.extend(blocks)
+    assert buffer.cacheable_bytes() == b"".join(between + block.data for block in blocks)
+    assert buffer.render(b"<") == b"<" + buffer.cacheable_bytes() + end
 
 
 @settings(max_examples=60, deadline=None)
 @given(prompts(), st.lists(st.integers(0, 12), max_size=4))
-def test_a_scroll_is_the_same_in_whatever_portions_it_was_written(pieces: list[EncodedBlock], cuts: list[int]) -> None:
-    scroll = RequestBuffer(JsonSpelling(), len)
-    edges = [0, *sorted(min(cut, len(pieces)) for cut in cuts), len(pieces)]
+def test_a_buffer_is_the_same_in_whatever_portions_it_was_filled(blocks: list[EncodedBlock], cuts: list[int]) -> None:
+    buffer = RequestBuffer(JsonEncoder(), len)
+    edges = [0, *sorted(min(edge, len(blocks)) for edge in cuts), len(blocks)]
     for start, stop in pairwise(edges):
-        scroll.extend(pieces[start:stop])
-    assert state(scroll) == state(written(pieces))
+        buffer.extend(blocks[start:stop])
+    assert state(buffer) == state(fill_buffer(blocks))
 
 
 @settings(max_examples=60, deadline=None)
 @given(prompts(), st.integers(0, 12))
-def test_what_was_cut_can_be_written_again(pieces: list[EncodedBlock], keep: int) -> None:
-    scroll = written(pieces)
-    before = state(scroll)
-    scroll.truncate(keep)
-    assert state(scroll) == state(written(pieces[:keep]))
-    scroll.extend(pieces[keep:])
-    assert state(scroll) == before
+def test_truncated_blocks_can_be_added_again(blocks: list[EncodedBlock], keep: int) -> None:
+    buffer = fill_buffer(blocks)
+    before = state(buffer)
+    buffer.truncate(keep)
+    assert state(buffer) == state(fill_buffer(blocks[:keep]))
+    buffer.extend(blocks[keep:])
+    assert state(buffer) == before
 
 
 @settings(max_examples=60, deadline=None)
 @given(prompts(), st.data())
-def test_marks_end_up_as_the_last_member_of_their_blocks_and_nowhere_else(
-    pieces: list[EncodedBlock], data: st.DataObject
+def test_breakpoints_become_the_last_member_of_their_blocks_and_nothing_else_changes(
+    blocks: list[EncodedBlock], data: st.DataObject
 ) -> None:
-    scroll = written(pieces)
-    before = state(scroll)
-    marked = data.draw(st.lists(st.sampled_from(range(len(pieces))), unique=True, max_size=4)) if pieces else []
-    ttls: list[Ttl] = [data.draw(st.sampled_from(["5m", "1h"])) for _ in marked]
-    body = scroll.render(OPENING, [Breakpoint(piece, ttl) for piece, ttl in zip(marked, ttls, strict=True)])
+    buffer = fill_buffer(blocks)
+    before = state(buffer)
+    indexes = data.draw(st.lists(st.sampled_from(range(len(blocks))), unique=True, max_size=4)) if blocks else []
+    ttls: list[Ttl] = [data.draw(st.sampled_from(["5m", "1h"])) for _ in indexes]
+    body = buffer.render(REQUEST_HEAD, [Breakpoint(position, ttl) for position, ttl in zip(indexes, ttls, strict=True)])
     for index, block in enumerate(blocks_of(body)):
-        expected = {"text": json.loads(pieces[index].data)["text"]}
-        if index in marked:
-            expected["mark"] = ttls[marked.index(index)]
+        expected = {"text": json.loads(blocks[index].data)["text"]}
+        if index in indexes:
+            expected["mark"] = ttls[indexes.index(index)]
         assert list(block.items()) == list(expected.items())
-    assert state(scroll) == before
-    assert scroll.render(OPENING) == OPENING + scroll.cacheable_bytes() + JsonSpelling().suffix(
-        pieces[-1] if pieces else None
+    assert state(buffer) == before
+    assert buffer.render(REQUEST_HEAD) == REQUEST_HEAD + buffer.cacheable_bytes() + JsonEncoder().suffix(
+        blocks[-1] if blocks else None
     )
 
 
-def test_links_name_the_layer_and_the_bytes_with_what_leads_to_them() -> None:
-    scroll = written([piece(0, "tools"), piece(0, "messages", role="user")])
-    first = b',"tools":[' + scroll.blocks[0].data
-    second = b'],"messages":[{"role":"user","content":[' + scroll.blocks[1].data
-    assert scroll.cacheable_bytes() == first + second
-    one, two = scroll.digests
-    assert (one.layer, one.start, one.end) == ("tools-layer", 0, len(first))
+def test_digests_name_the_layer_and_the_byte_range_including_the_separator() -> None:
+    buffer = fill_buffer([make_block(0, "tools"), make_block(0, "messages", role="user")])
+    first = b',"tools":[' + buffer.blocks[0].data
+    second = b'],"messages":[{"role":"user","content":[' + buffer.blocks[1].data
+    assert buffer.cacheable_bytes() == first + second
+    left, two = buffer.digests
+    assert (left.layer, left.start, left.end) == ("tools-layer", 0, len(first))
     assert (two.layer, two.start, two.end) == ("messages-layer", len(first), len(first + second))
-    assert one.digest == extend_digest("", first)
-    assert two.digest == extend_digest(one.digest, second)
+    assert left.digest == extend_digest("", first)
+    assert two.digest == extend_digest(left.digest, second)
 
 
-def test_tokens_are_counted_for_each_piece_alone() -> None:
-    scroll = written([piece(0, "tools"), piece(10, "tools")])
-    sizes = [len(one.data) for one in scroll.blocks]
-    assert scroll.tokens == sizes
-    assert scroll.tokens_total == sum(sizes)
+def test_tokens_are_counted_for_each_block_alone() -> None:
+    buffer = fill_buffer([make_block(0, "tools"), make_block(10, "tools")])
+    sizes = [len(block.data) for block in buffer.blocks]
+    assert buffer.tokens == sizes
+    assert buffer.tokens_total == sum(sizes)
 
 
-def test_nothing_that_was_written_is_counted_again() -> None:
-    counted: list[bytes] = []
+def test_no_block_is_counted_twice() -> None:
+    counted_data: list[bytes] = []
 
     def count(data: bytes) -> int:
-        counted.append(data)
+        counted_data.append(data)
         return 1
 
-    scroll = RequestBuffer(JsonSpelling(), count)
-    scroll.extend([piece(0, "tools")])
-    scroll.extend([piece(0, "system")])
-    scroll.render(OPENING, [Breakpoint(0)])
-    assert len(counted) == 2
+    buffer = RequestBuffer(JsonEncoder(), count)
+    buffer.extend([make_block(0, "tools")])
+    buffer.extend([make_block(0, "system")])
+    buffer.render(REQUEST_HEAD, [Breakpoint(0)])
+    assert len(counted_data) == 2
 
 
 def test_the_stable_prefix_ends_with_the_last_layer_of_the_epoch() -> None:
-    head = [piece(0, "tools"), piece(0, "system")]
-    scroll = written([*head, piece(0, "messages", role="user")])
-    assert scroll.stable_prefix_length == len(written(head).cacheable_bytes())
-    assert scroll.stable_prefix_length == scroll.digests[1].end
+    prefix_blocks = [make_block(0, "tools"), make_block(0, "system")]
+    buffer = fill_buffer([*prefix_blocks, make_block(0, "messages", role="user")])
+    assert buffer.stable_prefix_length == len(fill_buffer(prefix_blocks).cacheable_bytes())
+    assert buffer.stable_prefix_length == buffer.digests[1].end
 
 
 def test_without_stable_layers_the_stable_prefix_is_empty() -> None:
-    assert written([piece(0, "messages", role="user")]).stable_prefix_length == 0
-    assert written([]).stable_prefix_length == 0
+    assert fill_buffer([make_block(0, "messages", role="user")]).stable_prefix_length == 0
+    assert fill_buffer([]).stable_prefix_length == 0
 
 
 @pytest.mark.parametrize(("keep", "expected"), [(3, 2), (2, None), (0, None)])
-def test_the_first_ephemeral_piece_is_known_until_it_is_cut(keep: int, expected: int | None) -> None:
-    spoken = [piece(n, "messages", role="user", ephemeral=n >= 2) for n in range(4)]
-    scroll = written(spoken)
-    assert scroll.first_ephemeral == 2
-    scroll.truncate(keep)
-    assert scroll.first_ephemeral == expected
+def test_the_first_ephemeral_block_is_known_until_it_is_truncated(keep: int, expected: int | None) -> None:
+    message_blocks = [make_block(n, "messages", role="user", ephemeral=n >= 2) for n in range(4)]
+    buffer = fill_buffer(message_blocks)
+    assert buffer.first_ephemeral == 2
+    buffer.truncate(keep)
+    assert buffer.first_ephemeral == expected
 
 
-def test_a_mark_beyond_the_end_leaves_the_scroll_as_it_was_and_able_to_grow() -> None:
-    scroll = written([piece(0, "tools")])
-    before = state(scroll)
-    with pytest.raises(IndexError) as kept_alive:
-        scroll.render(OPENING, [Breakpoint(0), Breakpoint(5)])
-    assert state(scroll) == before
-    scroll.extend([piece(1, "tools")])
-    assert len(scroll.blocks) == len(scroll.digests) == len(scroll.tokens) == 2
-    assert kept_alive.value is not None
+def test_a_breakpoint_beyond_the_end_leaves_the_buffer_unchanged_and_able_to_grow() -> None:
+    buffer = fill_buffer([make_block(0, "tools")])
+    before = state(buffer)
+    with pytest.raises(IndexError) as error:
+        buffer.render(REQUEST_HEAD, [Breakpoint(0), Breakpoint(5)])
+    assert state(buffer) == before
+    buffer.extend([make_block(1, "tools")])
+    assert len(buffer.blocks) == len(buffer.digests) == len(buffer.tokens) == 2
+    assert error.value is not None

@@ -1,4 +1,4 @@
-"""The pattern matcher agrees with Python's where both speak the same dialect, and never takes long."""
+"""The pattern matcher agrees with Python's where both support the same dialect, and never takes long."""
 
 import re
 
@@ -52,24 +52,24 @@ repeated = st.tuples(atoms, quantifiers).map(lambda pair: pair[0] if pair[0] in 
 patterns = st.recursive(repeated, grow, max_leaves=6)
 
 
-def found(pattern: str, text: str) -> bool | None:
+def matches(pattern: str, text: str) -> bool | None:
     return compile_schema_pattern(pattern).search(text, StepBudget(PLENTY))
 
 
 @settings(max_examples=300, deadline=None)
 @given(patterns, st.lists(st.text("ab-1 _.\n", min_size=1, max_size=6), min_size=3, max_size=3))
 def test_the_matcher_agrees_with_python(pattern: str, texts: list[str]) -> None:
-    theirs = re.compile(pattern, re.ASCII)
-    ours = compile_schema_pattern(pattern.replace(r"\Z", "$"))
+    python_pattern = re.compile(pattern, re.ASCII)
+    our_pattern = compile_schema_pattern(pattern.replace(r"\Z", "$"))
     for text in texts:
-        assert ours.search(text, StepBudget(PLENTY)) == bool(theirs.search(text))
+        assert our_pattern.search(text, StepBudget(PLENTY)) == bool(python_pattern.search(text))
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.text(r"ab-[](){}|*+?.\dws^$1,2<>:=!", max_size=12), st.text("ab-1", max_size=6))
-def test_any_text_is_a_pattern_or_a_clear_refusal(pattern: str, text: str) -> None:
+def test_any_text_is_a_pattern_or_clearly_refused(pattern: str, text: str) -> None:
     try:
-        answer = found(pattern, text)
+        answer = matches(pattern, text)
     except UserError:
         return
     assert answer in (True, False)
@@ -108,17 +108,17 @@ def test_any_text_is_a_pattern_or_a_clear_refusal(pattern: str, text: str) -> No
         ("^[^\x00-\U0010fffe]$", "\U0010ffff", "a"),
     ],
 )
-def test_a_pattern_finds_what_it_means(pattern: str, inside: str, outside: str) -> None:
-    assert found(pattern, inside) is True
-    assert found(pattern, outside) is False
+def test_a_pattern_matches_as_specified(pattern: str, inside: str, outside: str) -> None:
+    assert matches(pattern, inside) is True
+    assert matches(pattern, outside) is False
 
 
-def test_a_class_of_everything_but_everything_matches_nothing() -> None:
-    assert found("[^\x00-\U0010ffff]", "anything") is False
+def test_a_negated_class_of_everything_matches_nothing() -> None:
+    assert matches("[^\x00-\U0010ffff]", "anything") is False
 
 
-def test_a_dollar_stands_for_the_very_end() -> None:
-    assert found("a$", "a\n") is False
+def test_a_dollar_matches_only_the_very_end() -> None:
+    assert matches("a$", "a\n") is False
 
 
 @pytest.mark.parametrize(
@@ -150,26 +150,26 @@ def test_a_dollar_stands_for_the_very_end() -> None:
         ("((((){1000}){1000}){1000}){1000}", "repeats too much"),
     ],
 )
-def test_what_is_no_pattern_is_refused_with_its_reason(pattern: str, reason: str) -> None:
+def test_an_invalid_pattern_is_refused_with_its_reason(pattern: str, reason: str) -> None:
     with pytest.raises(UserError, match=re.escape(reason)):
         compile_schema_pattern(pattern)
 
 
-def test_a_pattern_has_a_longest_length() -> None:
-    assert found("[" + "a" * (PATTERN_CHARS_MAX - 2) + "]", "a") is True
+def test_the_length_of_a_pattern_is_limited() -> None:
+    assert matches("[" + "a" * (PATTERN_CHARS_MAX - 2) + "]", "a") is True
     with pytest.raises(UserError, match=f"is longer than {PATTERN_CHARS_MAX} characters"):
         compile_schema_pattern("[" + "a" * (PATTERN_CHARS_MAX - 1) + "]")
 
 
 def test_groups_nest_up_to_a_depth() -> None:
     deepest = "(" * PATTERN_DEPTH_MAX + "a" + ")" * PATTERN_DEPTH_MAX
-    assert found(deepest, "a") is True
+    assert matches(deepest, "a") is True
     with pytest.raises(UserError, match=f"nests groups deeper than {PATTERN_DEPTH_MAX}"):
         compile_schema_pattern(f"({deepest})")
 
 
 def test_groups_side_by_side_are_not_nested() -> None:
-    assert found("(a)" * (PATTERN_DEPTH_MAX + 1), "a" * (PATTERN_DEPTH_MAX + 1)) is True
+    assert matches("(a)" * (PATTERN_DEPTH_MAX + 1), "a" * (PATTERN_DEPTH_MAX + 1)) is True
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_groups_side_by_side_are_not_nested() -> None:
         ("a{1,500}", "a{1,502}"),
     ],
 )
-def test_a_pattern_has_a_largest_size(largest: str, larger: str) -> None:
+def test_the_size_of_a_pattern_is_limited(largest: str, larger: str) -> None:
     assert PATTERN_STATES_MAX == 1_000
     compile_schema_pattern(largest)
     with pytest.raises(UserError, match="repeats too much"):
@@ -210,7 +210,7 @@ def test_steps_are_counted_over_all_texts_of_one_check() -> None:
     assert compile_schema_pattern("b").search("aaa", allowance) is None
 
 
-def test_an_allowance_that_ends_before_the_text_leaves_the_question_open() -> None:
+def test_an_allowance_that_ends_before_the_text_leaves_the_result_open() -> None:
     assert compile_schema_pattern("b").search("aaa", StepBudget(3)) is None
     assert compile_schema_pattern("b").search("aaa", StepBudget(4)) is False
     assert compile_schema_pattern("b").search("aba", StepBudget(0)) is None

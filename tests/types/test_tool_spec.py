@@ -1,4 +1,4 @@
-"""Tools are checked when they are registered, described by their functions, and called only with fitting arguments."""
+"""Tools are validated at registration, described by their functions, and called only with matching arguments."""
 
 import enum
 import functools
@@ -98,13 +98,13 @@ def test_a_tool_without_a_description_is_refused(description: str) -> None:
         build_tool_spec("x", description, {"type": "object"})
 
 
-def test_a_description_has_a_greatest_length() -> None:
+def test_the_length_of_a_description_is_limited() -> None:
     assert build_tool_spec("x", "d" * DESCRIPTION_CHARS_MAX, {"type": "object"})
     with pytest.raises(UserError, match=f"tool 'x': its description is longer than {DESCRIPTION_CHARS_MAX}"):
         build_tool_spec("x", "d" * (DESCRIPTION_CHARS_MAX + 1), {"type": "object"})
 
 
-def test_a_description_that_cannot_be_spelled_is_refused() -> None:
+def test_a_description_that_cannot_be_encoded_is_refused() -> None:
     with pytest.raises(UserError, match="tool 'x': its description holds a lone surrogate"):
         build_tool_spec("x", "\ud800", {"type": "object"})
 
@@ -126,11 +126,11 @@ def test_two_tools_of_one_name_are_refused() -> None:
         sort_tool_specs(specs)
 
 
-def test_fitting_arguments_have_no_findings() -> None:
+def test_matching_arguments_have_no_findings() -> None:
     assert check_arguments(READ, '{"path": "a", "limit": 1}') == ()
 
 
-def test_all_misfits_are_found() -> None:
+def test_all_violations_are_found() -> None:
     assert check_arguments(READ, '{"limit": true, "more": 1}') == (
         "$.path: required but missing",
         "$.limit: expected integer, got boolean",
@@ -141,16 +141,16 @@ def test_all_misfits_are_found() -> None:
 @pytest.mark.parametrize(
     "arguments", ["", "{", '{"path": NaN}', "\ud800", '"\\ud800"', "[" * 100_000, "1e999", '{"path": "a"} x']
 )
-def test_arguments_that_are_no_json_are_one_finding(arguments: str) -> None:
+def test_arguments_that_are_not_json_are_one_finding(arguments: str) -> None:
     assert check_arguments(READ, arguments) == ("$: not valid JSON",)
 
 
 @pytest.mark.parametrize(("arguments", "name"), [("[]", "array"), ("null", "null"), ('"x"', "string")])
-def test_arguments_are_an_object(arguments: str, name: str) -> None:
+def test_arguments_must_be_an_object(arguments: str, name: str) -> None:
     assert check_arguments(READ, arguments) == (f"$: expected object, got {name}",)
 
 
-def test_the_number_of_findings_is_bounded() -> None:
+def test_the_number_of_findings_is_limited() -> None:
     spec = build_tool_spec("x", "A tool.", {"type": "object", "additionalProperties": False})
     many = msgspec.json.encode({str(number): 1 for number in range(1_000)}).decode()
     findings = check_arguments(spec, many)
@@ -158,7 +158,7 @@ def test_the_number_of_findings_is_bounded() -> None:
     assert findings[0] == '$["0"]: not a known property'
 
 
-def test_the_size_of_arguments_is_bounded() -> None:
+def test_the_size_of_arguments_is_limited() -> None:
     most = '{"path": "a"}'.ljust(ARGUMENTS_CHARS_MAX)
     assert check_arguments(READ, most) == ()
     assert check_arguments(READ, most + " ") == (f"$: longer than {ARGUMENTS_CHARS_MAX} characters",)
@@ -167,7 +167,7 @@ def test_the_size_of_arguments_is_bounded() -> None:
 @pytest.mark.parametrize(
     "schema", ['{"type":"object","anyOf":[]}', "nonsense", "[]", "[" * 100_000, '{"type":"string"}']
 )
-def test_a_tool_that_was_not_registered_takes_any_object(schema: str) -> None:
+def test_an_unregistered_tool_accepts_any_object(schema: str) -> None:
     spec = ToolSpec("wire", "", schema)
     assert check_arguments(spec, '{"anything": 1}') == ()
     assert check_arguments(spec, "1") == ("$: expected object, got integer",)
@@ -227,7 +227,7 @@ def test_a_bound_method_is_called_without_self() -> None:
         (dict[str, object], {"type": "object"}),
         (Literal["a", "b"], {"type": "string", "enum": ["a", "b"]}),
         (Literal[1, "b", True, None], {"type": ["integer", "string", "boolean", "null"], "enum": [1, "b", True, None]}),
-        (Optional[str], {"type": ["string", "null"]}),  # noqa: UP045 - the older spelling counts as well
+        (Optional[str], {"type": ["string", "null"]}),  # noqa: UP045 - the older form counts as well
         (None | int, {"type": ["integer", "null"]}),
         (list[bool] | None, {"type": ["array", "null"], "items": {"type": "boolean"}}),
         (Literal["a"] | None, {"type": ["string", "null"], "enum": ["a", None]}),
@@ -268,7 +268,7 @@ class Colour(enum.StrEnum):
         Callable[[], None],
     ],
 )
-def test_a_parameter_that_no_schema_expresses_is_refused_by_name(annotation: object) -> None:
+def test_a_parameter_without_a_schema_is_refused_by_name(annotation: object) -> None:
     with pytest.raises(
         UserError, match="tool 'tool': parameter 'value' has a type that a schema cannot express; use str"
     ):
@@ -276,7 +276,7 @@ def test_a_parameter_that_no_schema_expresses_is_refused_by_name(annotation: obj
 
 
 @pytest.mark.parametrize(
-    ("annotation", "default", "shown"),
+    ("annotation", "default", "expected"),
     [
         (str, "a", True),
         (int, 3, True),
@@ -287,11 +287,13 @@ def test_a_parameter_that_no_schema_expresses_is_refused_by_name(annotation: obj
         (str, Colour.RED, False),
     ],
 )
-def test_a_default_is_shown_where_the_model_could_send_it(annotation: object, default: object, shown: bool) -> None:
+def test_a_default_is_in_the_schema_if_the_model_could_send_it(
+    annotation: object, default: object, expected: bool
+) -> None:
     schema = parameter_schema(annotation, default=default)
     assert isinstance(schema, dict)
-    assert ("default" in schema) is shown
-    assert not shown or schema["default"] == default
+    assert ("default" in schema) is expected
+    assert not expected or schema["default"] == default
 
 
 def test_a_parameter_with_a_default_is_not_required() -> None:
@@ -309,7 +311,7 @@ def test_a_parameter_without_an_annotation_is_refused_by_name() -> None:
         tool_spec_from_function(tool)
 
 
-def test_parameters_that_have_no_name_for_a_caller_are_refused() -> None:
+def test_variadic_and_positional_only_parameters_are_refused() -> None:
     def many(*values: str) -> None:
         """Take many."""
 
@@ -342,12 +344,12 @@ def test_annotations_that_cannot_be_resolved_are_refused() -> None:
         tool_spec_from_function(tool)
 
 
-def test_what_has_no_name_cannot_be_a_tool() -> None:
+def test_an_object_without_a_name_cannot_be_a_tool() -> None:
     with pytest.raises(UserError, match="a partial has no name that the tool could have; pass a function"):
         tool_spec_from_function(functools.partial(print))
 
 
-def test_what_has_no_readable_parameters_cannot_be_a_tool() -> None:
+def test_an_object_without_readable_parameters_cannot_be_a_tool() -> None:
     with pytest.raises(
         UserError, match=re.escape("tool 'dict': its parameters cannot be read; pass a Python function")
     ):

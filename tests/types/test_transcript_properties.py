@@ -1,4 +1,4 @@
-"""Which transcripts are legal, how an appended message is judged, and where a transcript may be cut."""
+"""Which transcripts are valid, how an appended message is validated, and where a transcript may be cut."""
 
 from itertools import pairwise
 
@@ -36,8 +36,8 @@ def call(id: str) -> ToolUse:
     return ToolUse(id, "read", '{"path":"secret"}')
 
 
-def rules_broken(messages: list[Message], *, complete: bool = False, **wishes: object) -> list[tuple[int, str]]:
-    rules = TranscriptRules(**wishes)  # type: ignore[arg-type]  # each caller names fields of the rules
+def rules_broken(messages: list[Message], *, complete: bool = False, **requirements: object) -> list[tuple[int, str]]:
+    rules = TranscriptRules(**requirements)  # type: ignore[arg-type]  # each caller names fields of the rules
     return [(finding.index, finding.rule) for finding in validate_transcript(messages, rules=rules, complete=complete)]
 
 
@@ -49,15 +49,15 @@ LEGAL = [
 ]
 
 
-def test_a_tool_loop_with_parallel_calls_is_legal() -> None:
+def test_a_tool_loop_with_parallel_calls_is_valid() -> None:
     assert validate_transcript(LEGAL, complete=True) == ()
 
 
-def test_nothing_is_a_legal_transcript() -> None:
+def test_an_empty_transcript_is_valid() -> None:
     assert validate_transcript([], rules=TranscriptRules(ends_on_user=True), complete=True) == ()
 
 
-def test_a_call_in_the_last_message_is_open_and_illegal_only_in_a_complete_transcript() -> None:
+def test_a_call_in_the_last_message_is_invalid_only_in_a_complete_transcript() -> None:
     messages = [make_user_message("hi"), make_assistant_message(call("a"), call("b"))]
     assert validate_transcript(messages) == ()
     assert validate_transcript(messages, complete=True) == (
@@ -79,7 +79,7 @@ def test_a_result_must_answer_the_message_directly_before_it() -> None:
     )
 
 
-def test_a_result_in_the_first_message_answers_nothing() -> None:
+def test_a_result_in_the_first_message_has_no_call() -> None:
     assert rules_broken([make_user_message(result("a"))]) == [(0, "result_without_call")]
 
 
@@ -100,9 +100,9 @@ def test_call_ids_are_unique_in_one_message_and_over_the_whole_transcript() -> N
 
 def test_a_call_with_an_unknown_field_is_still_a_call() -> None:
     raw = b'{"type":"tool_use","id":"a","name":"read","input":{},"caller":{"type":"direct"}}'
-    made = make_assistant_message(Opaque("tool_use", raw))
-    assert find_call_ids(made) == ("a",)
-    assert validate_transcript([make_user_message("hi"), made, make_user_message(result("a"))], complete=True) == ()
+    message = make_assistant_message(Opaque("tool_use", raw))
+    assert find_call_ids(message) == ("a",)
+    assert validate_transcript([make_user_message("hi"), message, make_user_message(result("a"))], complete=True) == ()
 
 
 def test_a_result_with_an_unknown_field_is_still_a_result() -> None:
@@ -113,11 +113,11 @@ def test_a_result_with_an_unknown_field_is_still_a_result() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"?", b"\xff", b'{"id":5}', b"[" * 100_000, b"{}"])
-def test_an_opaque_call_without_a_readable_id_is_no_call(raw: bytes) -> None:
+def test_an_opaque_call_without_a_readable_id_is_not_a_call(raw: bytes) -> None:
     assert find_call_ids(make_assistant_message(Opaque("tool_use", raw))) == ()
 
 
-def test_other_opaque_blocks_are_no_calls() -> None:
+def test_other_opaque_blocks_are_not_calls() -> None:
     assert find_call_ids(make_assistant_message(Opaque("server_tool_use", b'{"id":"a"}'))) == ()
 
 
@@ -141,7 +141,7 @@ def test_blank_text_is_found_where_the_provider_refuses_it(text: str) -> None:
     assert rules_broken(messages, accepts_blank_text=True) == []
 
 
-def test_inside_a_result_white_space_counts_as_text_but_no_text_does_not() -> None:
+def test_inside_a_result_white_space_counts_as_text_but_empty_text_does_not() -> None:
     assert (
         rules_broken([make_user_message("hi"), make_assistant_message(call("a")), make_user_message(result("a", "\n"))])
         == []
@@ -157,7 +157,7 @@ def test_inside_a_result_white_space_counts_as_text_but_no_text_does_not() -> No
     )
 
 
-def test_roles_alternate_unless_the_provider_does_not_mind() -> None:
+def test_roles_alternate_if_the_provider_requires_it() -> None:
     messages = [make_user_message("hi"), make_user_message("ho")]
     assert validate_transcript(messages) == (
         TranscriptViolation(1, "same_role_twice", "a user message follows a user message"),
@@ -165,7 +165,7 @@ def test_roles_alternate_unless_the_provider_does_not_mind() -> None:
     assert rules_broken(messages, roles_alternate=False) == []
 
 
-def test_the_user_speaks_first_unless_the_provider_does_not_mind() -> None:
+def test_the_user_speaks_first_if_the_provider_requires_it() -> None:
     messages = [make_assistant_message("hi"), make_user_message("ho")]
     assert validate_transcript(messages) == (
         TranscriptViolation(0, "first_role", "the first message is the assistant's"),
@@ -173,7 +173,7 @@ def test_the_user_speaks_first_unless_the_provider_does_not_mind() -> None:
     assert rules_broken(messages, first_role_user=False) == []
 
 
-def test_a_request_may_have_to_end_on_the_user() -> None:
+def test_a_request_ends_with_the_user_if_the_provider_requires_it() -> None:
     messages = [make_user_message("hi"), make_assistant_message("ho")]
     assert validate_transcript(messages, rules=TranscriptRules(ends_on_user=True)) == (
         TranscriptViolation(1, "last_role", "the last message is the assistant's"),
@@ -181,7 +181,7 @@ def test_a_request_may_have_to_end_on_the_user() -> None:
     assert rules_broken(messages[:1], ends_on_user=True) == []
 
 
-def test_results_stand_first_in_their_message_unless_the_provider_does_not_mind() -> None:
+def test_results_come_first_in_their_message_if_the_provider_requires_it() -> None:
     messages = [
         make_user_message("hi"),
         make_assistant_message(call("a"), call("b")),
@@ -203,11 +203,11 @@ def test_results_stand_first_in_their_message_unless_the_provider_does_not_mind(
         (Message("system", (Image(UrlSource("u")),)), "image"),
     ],
 )
-def test_blocks_that_another_role_may_hold_are_found(message: Message, kind: str) -> None:
+def test_blocks_in_the_wrong_role_are_found(message: Message, kind: str) -> None:
     rules = TranscriptRules(system_messages="anywhere")
-    found = validate_transcript([message], rules=rules)
+    findings = validate_transcript([message], rules=rules)
     expected = TranscriptViolation(0, "block_of_another_role", f"block 0: {kind} in a {message.role} message")
-    assert found == (() if kind == "text" else (expected,))
+    assert findings == (() if kind == "text" else (expected,))
 
 
 def test_the_assistant_gives_no_results() -> None:
@@ -216,7 +216,7 @@ def test_the_assistant_gives_no_results() -> None:
     )
 
 
-def test_system_messages_are_refused_unless_the_provider_takes_them() -> None:
+def test_system_messages_are_refused_unless_the_provider_supports_them() -> None:
     messages = [make_user_message("hi"), system("be brief"), make_assistant_message("ho")]
     text = "system messages are not accepted among the messages"
     assert validate_transcript(messages) == (TranscriptViolation(1, "system_message", text),)
@@ -236,7 +236,7 @@ def test_system_messages_are_refused_unless_the_provider_takes_them() -> None:
         ([make_user_message("a"), system("x"), make_user_message("b")], 2, "a user message follows a system message"),
     ],
 )
-def test_a_system_message_may_have_to_stand_between_user_and_assistant(
+def test_a_system_message_between_user_and_assistant_can_be_required(
     messages: list[Message], index: int, text: str
 ) -> None:
     rules = TranscriptRules(system_messages="after_user", first_role_user=False)
@@ -256,13 +256,13 @@ def test_findings_quote_no_content_and_no_long_ids() -> None:
         make_user_message(Thinking(secret), secret),
         make_user_message(secret, ""),
     ]
-    found = validate_transcript(messages, complete=True)
-    assert len(found) >= 5
-    assert not any("s3cret" in finding.text or "i" * 65 in finding.text for finding in found)
-    assert any("i" * 64 in finding.text for finding in found)
+    findings = validate_transcript(messages, complete=True)
+    assert len(findings) >= 5
+    assert not any("s3cret" in finding.text or "i" * 65 in finding.text for finding in findings)
+    assert any("i" * 64 in finding.text for finding in findings)
 
 
-def test_all_findings_are_given_in_order() -> None:
+def test_all_findings_are_returned_in_order() -> None:
     messages = [make_assistant_message(result("x")), make_user_message(" "), make_user_message(result("y"))]
     assert rules_broken(messages) == [
         (0, "first_role"),
@@ -275,22 +275,22 @@ def test_all_findings_are_given_in_order() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(transcripts, all_rules)
-def test_a_transcript_is_legal_exactly_when_every_appended_message_was(
+def test_a_transcript_is_valid_exactly_when_every_appended_message_was(
     messages: list[Message], rules: TranscriptRules
 ) -> None:
-    seen: set[str] = set()
+    answered_ids: set[str] = set()
     steps: list[TranscriptViolation] = []
     for index, message in enumerate(messages):
         last = messages[index - 1] if index else None
-        steps += validate_append(last, message, index=index, seen_ids=seen, rules=rules)
-        seen |= set(find_call_ids(message))
-    whole = [finding for finding in validate_transcript(messages, rules=rules) if finding.rule != "last_role"]
-    assert whole == steps
+        steps += validate_append(last, message, index=index, seen_ids=answered_ids, rules=rules)
+        answered_ids |= set(find_call_ids(message))
+    all_findings = [finding for finding in validate_transcript(messages, rules=rules) if finding.rule != "last_role"]
+    assert all_findings == steps
 
 
 @settings(max_examples=60, deadline=None)
 @given(transcripts, all_rules)
-def test_a_legal_transcript_is_legal_up_to_any_message(messages: list[Message], rules: TranscriptRules) -> None:
+def test_a_valid_transcript_is_valid_up_to_any_message(messages: list[Message], rules: TranscriptRules) -> None:
     findings = validate_transcript(messages, rules=rules)
     for stop in range(len(messages)):
         part = validate_transcript(messages[:stop], rules=rules)
@@ -308,14 +308,14 @@ def test_exchange_groups_are_the_whole_transcript_in_order(messages: list[Messag
 
 @settings(max_examples=60, deadline=None)
 @given(transcripts)
-def test_no_cut_between_groups_parts_a_call_from_its_result(messages: list[Message]) -> None:
-    for _, cut in split_into_exchanges(messages)[:-1]:
-        made = {call for message in messages[:cut] for call in find_call_ids(message)}
-        again = {call for message in messages[cut:] for call in find_call_ids(message)}
-        for message in messages[cut:]:
+def test_no_cut_between_groups_separates_a_call_from_its_result(messages: list[Message]) -> None:
+    for _, end in split_into_exchanges(messages)[:-1]:
+        call_ids = {call for message in messages[:end] for call in find_call_ids(message)}
+        again = {call for message in messages[end:] for call in find_call_ids(message)}
+        for message in messages[end:]:
             results = {b.tool_use_id for b in message.content if isinstance(b, ToolResult)}
             if message.role == "user":
-                assert not results & (made - again)
+                assert not results & (call_ids - again)
 
 
 def test_a_group_is_a_message_with_calls_and_its_results_or_one_other_message() -> None:
@@ -323,7 +323,7 @@ def test_a_group_is_a_message_with_calls_and_its_results_or_one_other_message() 
     assert split_into_exchanges(messages) == ((0, 1), (1, 3), (3, 4), (4, 5), (5, 7))
 
 
-def test_a_system_message_belongs_to_what_stands_before_it() -> None:
+def test_a_system_message_belongs_to_the_preceding_group() -> None:
     messages = [
         make_user_message("a"),
         system("x"),
@@ -335,7 +335,7 @@ def test_a_system_message_belongs_to_what_stands_before_it() -> None:
     assert split_into_exchanges(messages) == ((0, 2), (2, 5), (5, 6))
 
 
-def test_a_call_whose_result_comes_late_keeps_all_between_in_its_group() -> None:
+def test_a_call_with_a_late_result_keeps_everything_between_in_its_group() -> None:
     messages = [
         make_user_message("a"),
         make_assistant_message(call("c")),
@@ -361,22 +361,22 @@ def test_an_empty_transcript_has_no_groups() -> None:
     assert split_into_exchanges([]) == ()
 
 
-passages = st.lists(st.builds(HistoryEntry, st.sampled_from(ROLES), contents), max_size=8)
+entry_lists = st.lists(st.builds(HistoryEntry, st.sampled_from(ROLES), contents), max_size=8)
 
 
 @settings(max_examples=60, deadline=None)
-@given(passages)
-def test_messages_hold_the_blocks_of_their_passages_and_never_repeat_a_role(given: list[HistoryEntry]) -> None:
-    messages = merge_into_messages(given)
-    spoken = [(passage.role, block) for passage in given for block in passage.content]
-    assert [(message.role, block) for message in messages for block in message.content] == spoken
+@given(entry_lists)
+def test_messages_contain_the_blocks_of_their_entries_and_never_repeat_a_role(entries: list[HistoryEntry]) -> None:
+    messages = merge_into_messages(entries)
+    entry_blocks = [(entry.role, block) for entry in entries for block in entry.content]
+    assert [(message.role, block) for message in messages for block in message.content] == entry_blocks
     assert all(before.role != after.role for before, after in pairwise(messages))
     assert all(message.content for message in messages)
 
 
-def test_neighbouring_passages_of_one_role_are_one_message() -> None:
-    given = [HistoryEntry("user", (Text("env"),), layer="environment"), HistoryEntry("user", (Text("ask"),))]
-    assert merge_into_messages([*given, HistoryEntry("assistant", (Text("ok"),))]) == (
+def test_adjacent_entries_of_one_role_are_one_message() -> None:
+    entries = [HistoryEntry("user", (Text("env"),), layer="environment"), HistoryEntry("user", (Text("ask"),))]
+    assert merge_into_messages([*entries, HistoryEntry("assistant", (Text("ok"),))]) == (
         make_user_message("env", "ask"),
         make_assistant_message("ok"),
     )

@@ -1,4 +1,4 @@
-"""Which units a trace shows in use: what is evidence, what is not, and what holds for all texts."""
+"""Detection of used units in a trace: what is evidence, what is not, and properties for any text."""
 
 import time
 from itertools import pairwise
@@ -69,11 +69,11 @@ UNITS = (
 ALL = frozenset(unit.name for unit in UNITS)
 
 
-def seen(
-    *trace: TraceStep, loaded: frozenset[str] = ALL, known: tuple[str, ...] = (), listed: tuple[str, ...] = ()
+def detect(
+    *trace: TraceStep, loaded: frozenset[str] = ALL, earlier: tuple[str, ...] = (), listed: tuple[str, ...] = ()
 ) -> set[tuple[str, str]]:
-    found = detect_usage(UNITS, trace, loaded=loaded, earlier_texts=known, index_texts=listed)
-    return {(one.name, evidence.kind) for one in found for evidence in one.evidence}
+    usages = detect_usage(UNITS, trace, loaded=loaded, earlier_texts=earlier, index_texts=listed)
+    return {(usage.name, evidence.kind) for usage in usages for evidence in usage.evidence}
 
 
 def ran(command: object) -> ToolCallStep:
@@ -117,7 +117,7 @@ def ran(command: object) -> ToolCallStep:
     ],
 )
 def test_this_is_evidence(step: TraceStep, unit: str, kind: str) -> None:
-    assert seen(step) == {(unit, kind)}
+    assert detect(step) == {(unit, kind)}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_this_is_evidence(step: TraceStep, unit: str, kind: str) -> None:
     ],
 )
 def test_this_is_no_evidence(step: TraceStep) -> None:
-    assert seen(step) == set()
+    assert detect(step) == set()
 
 
 @pytest.mark.parametrize(
@@ -168,54 +168,56 @@ def test_this_is_no_evidence(step: TraceStep) -> None:
         ),
     ],
 )
-def test_what_somebody_else_has_shown_before_is_no_evidence_but_afterwards_it_changes_nothing(
+def test_text_shown_earlier_by_another_source_is_no_evidence_and_text_shown_later_changes_nothing(
     text: str, done: TraceStep
 ) -> None:
     text = f"{text} Nothing else."
-    assert seen(done)
-    assert seen(ObservationStep(text, "grep"), done) == set() == seen(ObservationStep(text), done)
-    assert seen(done, ObservationStep(text)) == seen(done) == seen(ObservationStep(text, "recall_instruction"), done)
+    assert detect(done)
+    assert detect(ObservationStep(text, "grep"), done) == set() == detect(ObservationStep(text), done)
+    assert (
+        detect(done, ObservationStep(text)) == detect(done) == detect(ObservationStep(text, "recall_instruction"), done)
+    )
 
 
-def test_a_unit_that_is_handed_over_in_a_message_is_not_shown_by_somebody_else() -> None:
+def test_a_unit_delivered_in_a_message_is_not_another_source() -> None:
     handed = ObservationStep(f"# how-we-release\n\n{RELEASE}\n\nSEC-12 holds. Release it.")
-    assert seen(handed, ran("make release"), AgentTextStep("Done by OPS-4 and SEC-12.")) == {
+    assert detect(handed, ran("make release"), AgentTextStep("Done by OPS-4 and SEC-12.")) == {
         ("how-we-release", "command"),
         ("how-we-release", "rule"),
     }
 
 
-def test_an_address_is_evidence_whoever_has_shown_it_and_names_that_stand_in_the_prompt_are_no_less() -> None:
+def test_an_address_is_evidence_whatever_source_showed_it_and_so_are_names_in_the_prompt() -> None:
     address = "instruction:local/main/security/v2"
-    assert seen(ObservationStep(address), AgentTextStep(address)) == {("security", "address")}
-    known = ("- how-we-release: when you release", "SEC-12 holds always")
-    assert seen(AgentTextStep("SEC-12, how-we-release"), known=known) == {("how-we-release", "name")}
+    assert detect(ObservationStep(address), AgentTextStep(address)) == {("security", "address")}
+    earlier = ("- how-we-release: when you release", "SEC-12 holds always")
+    assert detect(AgentTextStep("SEC-12, how-we-release"), earlier=earlier) == {("how-we-release", "name")}
 
 
-def test_who_refers_to_a_rule_of_the_index_means_it_and_who_repeats_the_index_has_read_no_more() -> None:
+def test_a_reference_to_a_rule_of_the_index_is_evidence_and_a_repetition_of_the_index_is_not() -> None:
     index = ("SEC-12: read the diff twice before you comment on it at all, run `make release`, publish_release",)
     trace = (
         AgentTextStep("SEC-12: read the diff twice before you comment on it."),
         ran("make release"),
         ToolCallStep("publish_release"),
     )
-    assert seen(*trace, listed=index) == {("security", "rule")}
-    assert seen(*trace, known=index) == set()
-    assert len(seen(*trace)) == 4
+    assert detect(*trace, listed=index) == {("security", "rule")}
+    assert detect(*trace, earlier=index) == set()
+    assert len(detect(*trace)) == 4
 
 
-def test_a_unit_that_was_not_loaded_is_only_referred_to() -> None:
+def test_a_unit_that_was_not_loaded_is_only_referenced() -> None:
     trace = (
         AgentTextStep("OPS-4 holds."),
         ran("make release"),
         ToolCallStep("publish_release"),
         AgentTextStep(RELEASE.replace("OPS-4", "")),
     )
-    assert seen(*trace, loaded=frozenset({"security"})) == {("how-we-release", "rule")}
-    assert seen(*trace) == {("how-we-release", kind) for kind in ("rule", "command", "tool", "phrase")}
+    assert detect(*trace, loaded=frozenset({"security"})) == {("how-we-release", "rule")}
+    assert detect(*trace) == {("how-we-release", kind) for kind in ("rule", "command", "tool", "phrase")}
 
 
-def test_what_two_units_share_leads_to_neither() -> None:
+def test_text_that_two_units_share_is_evidence_for_neither() -> None:
     twins = (
         *UNITS,
         UnitText("twin", (), "SEC-12: `make release`. Read the diff twice before you comment on it at all."),
@@ -230,22 +232,22 @@ def test_what_two_units_share_leads_to_neither() -> None:
     assert detect_usage((*twins, third), trace, loaded=ALL | {"twin"}) == ()
 
 
-def test_what_a_unit_shares_with_one_that_was_not_loaded_leads_to_the_one_that_was() -> None:
+def test_text_shared_with_a_unit_that_was_not_loaded_is_evidence_for_the_loaded_one() -> None:
     twin = UnitText("twin", (), "SEC-12: run `make release`. Read the diff twice before you comment on it at all.")
     trace = (
         AgentTextStep("SEC-12"),
         ran("make release"),
         AgentTextStep("Read the diff twice before you comment on it at all."),
     )
-    (one,) = detect_usage((*UNITS, twin), trace, loaded=frozenset({"twin"}))
-    assert (one.name, {found.kind for found in one.evidence}) == ("twin", {"rule", "command", "phrase"})
+    (usage,) = detect_usage((*UNITS, twin), trace, loaded=frozenset({"twin"}))
+    assert (usage.name, {evidence.kind for evidence in usage.evidence}) == ("twin", {"rule", "command", "phrase"})
 
 
-def test_evidence_says_where_it_stands_and_quotes_nothing() -> None:
-    (one,) = detect_usage(
+def test_evidence_names_its_position_and_quotes_nothing() -> None:
+    (usage,) = detect_usage(
         UNITS, (AgentTextStep("Well."), AgentTextStep("SEC-12, SEC-12"), AgentTextStep("SEC-12")), loaded=ALL
     )
-    assert [(found.kind, found.step, found.line) for found in one.evidence] == [("rule", 2, 3)]
+    assert [(evidence.kind, evidence.step, evidence.line) for evidence in usage.evidence] == [("rule", 2, 3)]
 
 
 steps = st.one_of(
@@ -273,36 +275,36 @@ texts = st.text(alphabet="`#-*[(R3:SEC12 \nabc.", max_size=200)
 
 
 @given(st.lists(steps, max_size=12), texts)
-def test_whatever_was_done_and_written_ends_in_units_that_there_are(trace: list[TraceStep], text: str) -> None:
+def test_any_trace_results_in_existing_units(trace: list[TraceStep], text: str) -> None:
     units = (*UNITS, UnitText("other", (), text))
-    found = detect_usage(units, trace, loaded=ALL)
+    usages = detect_usage(units, trace, loaded=ALL)
     names = [unit.name for unit in units]
-    places = [names.index(one.name) for one in found]
+    places = [names.index(usage.name) for usage in usages]
     assert all(before < after for before, after in pairwise(places))
-    assert all(1 <= evidence.step <= len(trace) for one in found for evidence in one.evidence)
-    assert detect_usage(units, trace, loaded=ALL) == found
+    assert all(1 <= evidence.step <= len(trace) for usage in usages for evidence in usage.evidence)
+    assert detect_usage(units, trace, loaded=ALL) == usages
 
 
 @given(st.lists(steps, max_size=8), st.lists(steps, max_size=8))
-def test_what_was_found_is_not_lost_by_what_comes_later(first: list[TraceStep], then: list[TraceStep]) -> None:
+def test_later_steps_remove_no_evidence(first: list[TraceStep], then: list[TraceStep]) -> None:
     before, after = (
-        {(one.name, evidence) for one in detect_usage(UNITS, some, loaded=ALL) for evidence in one.evidence}
+        {(usage.name, evidence) for usage in detect_usage(UNITS, some, loaded=ALL) for evidence in usage.evidence}
         for some in (first, [*first, *then])
     )
     assert before <= after
 
 
 @given(st.lists(steps, max_size=8))
-def test_what_is_loaded_adds_and_takes_away_nothing(trace: list[TraceStep]) -> None:
-    assert seen(*trace, loaded=frozenset()) <= seen(*trace)
+def test_loaded_units_do_not_change_the_evidence(trace: list[TraceStep]) -> None:
+    assert detect(*trace, loaded=frozenset()) <= detect(*trace)
 
 
 @pytest.mark.parametrize(
-    "piece", ["`", "*", "(R1)", "A1-", "a b ", "``` \n", "instruction:", "a/", "'", "<<", "SEC-1.1.1.1 "]
+    "fragment", ["`", "*", "(R1)", "A1-", "a b ", "``` \n", "instruction:", "a/", "'", "<<", "SEC-1.1.1.1 "]
 )
-def test_hostile_texts_are_read_in_time_that_grows_with_their_length(piece: str) -> None:
+def test_hostile_texts_are_processed_in_linear_time(fragment: str) -> None:
     def seconds(characters: int) -> float:
-        text = piece * (characters // len(piece))
+        text = fragment * (characters // len(fragment))
         units = (UnitText("x-y-z", (), text), *UNITS)
         started = time.process_time()
         detect_usage(units, (AgentTextStep(text), ran(text), ObservationStep(text)), loaded=ALL)

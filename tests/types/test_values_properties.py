@@ -1,4 +1,4 @@
-"""Blocks, usage, digests and canonical JSON keep what they promise."""
+"""Properties of blocks, usage, digests and canonical JSON."""
 
 import hashlib
 import os
@@ -83,35 +83,35 @@ def test_an_opaque_block_keeps_every_byte() -> None:
     assert decoded.content == (block,)
 
 
-def test_plain_strings_become_text_blocks_of_the_speaker() -> None:
+def test_plain_strings_become_text_blocks_of_the_role() -> None:
     assert make_user_message("a", Thinking("b")) == Message("user", (Text("a"), Thinking("b")))
     assert make_assistant_message("a", Thinking("b")) == Message("assistant", (Text("a"), Thinking("b")))
 
 
-def test_the_text_of_blocks_leaves_out_everything_else() -> None:
+def test_the_text_of_blocks_omits_everything_else() -> None:
     assert join_text_blocks((Text("a"), Thinking("no"), Text("b"))) == "a\n\nb"
     assert join_text_blocks(()) == ""
 
 
 @settings(max_examples=50, deadline=None)
 @given(texts)
-def test_clean_text_needs_no_mending(text: str) -> None:
+def test_valid_text_is_unchanged_by_surrogate_replacement(text: str) -> None:
     assert replace_surrogates(text) == text
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(st.characters(codec=None) | st.characters(categories=["Cs"]), max_size=6))
-def test_mended_text_can_be_spelled_and_loses_no_other_character(text: str) -> None:
-    mended = replace_surrogates(text)
-    mended.encode()
-    assert replace_surrogates(mended) == mended
-    kept = [c for c in text if not 0xD800 <= ord(c) <= 0xDFFF]
-    remaining = iter(mended)
-    assert all(character in remaining for character in kept)
+def test_repaired_text_can_be_encoded_and_loses_no_other_character(text: str) -> None:
+    repaired = replace_surrogates(text)
+    repaired.encode()
+    assert replace_surrogates(repaired) == repaired
+    others = [c for c in text if not 0xD800 <= ord(c) <= 0xDFFF]
+    remaining = iter(repaired)
+    assert all(character in remaining for character in others)
 
 
 @pytest.mark.parametrize(
-    ("broken", "mended"),
+    ("broken", "repaired"),
     [
         ("a\ud800b", "a\ufffdb"),
         ("\udc00", "\ufffd"),
@@ -121,8 +121,8 @@ def test_mended_text_can_be_spelled_and_loses_no_other_character(text: str) -> N
         ("é\udfff😀", "é\ufffd😀"),
     ],
 )
-def test_lone_surrogates_are_replaced_and_pairs_joined(broken: str, mended: str) -> None:
-    assert replace_surrogates(broken) == mended
+def test_lone_surrogates_are_replaced_and_pairs_joined(broken: str, repaired: str) -> None:
+    assert replace_surrogates(broken) == repaired
 
 
 counts = st.integers(0, 10**9)
@@ -131,16 +131,16 @@ usages = st.builds(Usage, counts, counts, counts, counts, counts, counts)
 
 @settings(max_examples=50, deadline=None)
 @given(usages, usages, usages)
-def test_usage_adds_up_in_any_order(one: Usage, two: Usage, three: Usage) -> None:
-    assert one + two == two + one
-    assert (one + two) + three == one + (two + three)
-    assert one + Usage() == one
-    assert (one + two).tokens_sent == one.tokens_sent + two.tokens_sent
+def test_usage_adds_up_in_any_order(first: Usage, two: Usage, three: Usage) -> None:
+    assert first + two == two + first
+    assert (first + two) + three == first + (two + three)
+    assert first + Usage() == first
+    assert (first + two).tokens_sent == first.tokens_sent + two.tokens_sent
 
 
 @settings(max_examples=50, deadline=None)
 @given(usages)
-def test_the_share_that_was_read_is_between_none_and_all(usage: Usage) -> None:
+def test_the_cache_read_share_is_between_zero_and_one(usage: Usage) -> None:
     assert 0.0 <= usage.read_share <= 1.0
     assert usage.read_share * usage.tokens_sent == pytest.approx(usage.cache_read)
 
@@ -152,7 +152,7 @@ def test_the_buckets_of_usage_do_not_overlap() -> None:
     assert usage + usage == Usage(2, 40, 600, 8_000, 100_000, 12)
 
 
-def test_nothing_sent_means_nothing_read() -> None:
+def test_without_input_the_read_share_is_zero() -> None:
     assert Usage().read_share == 0.0
     assert Usage(input=3, cache_read=1).read_share == 0.25
 
@@ -209,17 +209,17 @@ def test_canonical_json_is_the_same_in_every_process() -> None:
     assert digests == {sha256_hex(canonical_json({name: {"z": 1, "a": name} for name in names})) + "\n"}
 
 
-def test_a_digest_is_sha256_and_a_chain_goes_over_the_digest_before() -> None:
+def test_a_digest_is_sha256_and_a_chain_includes_the_previous_digest() -> None:
     assert sha256_hex(b"abc") == hashlib.sha256(b"abc").hexdigest()
     assert extend_digest("", b"abc") == sha256_hex(b"abc")
     assert extend_digest(sha256_hex(b"abc"), b"d") == hashlib.sha256(sha256_hex(b"abc").encode() + b"d").hexdigest()
 
 
-def linked(parts: list[bytes]) -> list[PrefixDigest]:
-    links: list[PrefixDigest] = []
+def digest_chain(parts: list[bytes]) -> list[PrefixDigest]:
+    digests: list[PrefixDigest] = []
     for part in parts:
-        links.append(extend_digest_chain(links[-1] if links else None, "layer", part))
-    return links
+        digests.append(extend_digest_chain(digests[-1] if digests else None, "layer", part))
+    return digests
 
 
 byte_parts = st.lists(st.sampled_from([b"a", b"bc", b"", b"def"]), max_size=7)
@@ -227,21 +227,21 @@ byte_parts = st.lists(st.sampled_from([b"a", b"bc", b"", b"def"]), max_size=7)
 
 @settings(max_examples=80, deadline=None)
 @given(byte_parts, byte_parts, byte_parts)
-def test_shared_links_are_the_common_prefix(common: list[bytes], one: list[bytes], two: list[bytes]) -> None:
-    before, after = common + one, common + two
+def test_shared_digests_are_the_common_prefix(common: list[bytes], first: list[bytes], two: list[bytes]) -> None:
+    before, after = common + first, common + two
     naive = 0
     while naive < min(len(before), len(after)) and before[naive] == after[naive]:
         naive += 1
-    assert count_shared_blocks(linked(before), linked(after)) == naive
+    assert count_shared_blocks(digest_chain(before), digest_chain(after)) == naive
 
 
 @settings(max_examples=50, deadline=None)
 @given(byte_parts)
-def test_the_byte_ranges_of_links_are_contiguous_and_cover_everything(parts: list[bytes]) -> None:
-    links = linked(parts)
-    assert [link.end - link.start for link in links] == [len(part) for part in parts]
-    assert all(before.end == after.start for before, after in pairwise(links))
-    assert not links or links[0].start == 0
+def test_the_byte_ranges_of_digests_are_contiguous_and_cover_everything(parts: list[bytes]) -> None:
+    digests = digest_chain(parts)
+    assert [digest.end - digest.start for digest in digests] == [len(part) for part in parts]
+    assert all(before.end == after.start for before, after in pairwise(digests))
+    assert not digests or digests[0].start == 0
 
 
 @settings(max_examples=50, deadline=None)
@@ -249,39 +249,39 @@ def test_the_byte_ranges_of_links_are_contiguous_and_cover_everything(parts: lis
 def test_digests_differ_from_the_first_changed_byte_on(parts: list[bytes], data: st.DataObject) -> None:
     at = data.draw(st.integers(0, len(parts) - 1))
     changed = [*parts[:at], bytes([parts[at][0] ^ 1]) + parts[at][1:], *parts[at + 1 :]]
-    for index, (one, other) in enumerate(zip(linked(parts), linked(changed), strict=True)):
-        assert (one.digest == other.digest) is (index < at)
+    for index, (before, other) in enumerate(zip(digest_chain(parts), digest_chain(changed), strict=True)):
+        assert (before.digest == other.digest) is (index < at)
 
 
-def test_a_link_is_stored_as_a_row_with_its_layer_and_range() -> None:
-    link = extend_digest_chain(PrefixDigest("tools", 0, 4, "d"), "system", b"xyz")
-    assert msgspec.json.encode(link) == msgspec.json.encode(["system", 4, 7, extend_digest("d", b"xyz")])
+def test_a_digest_is_stored_as_a_row_with_its_layer_and_range() -> None:
+    digest = extend_digest_chain(PrefixDigest("tools", 0, 4, "d"), "system", b"xyz")
+    assert msgspec.json.encode(digest) == msgspec.json.encode(["system", 4, 7, extend_digest("d", b"xyz")])
 
 
 @pytest.mark.parametrize(
     ("stabilities", "count"), [("", 0), ("FE", 2), ("FEG", 2), ("FEVF", 2), ("GFE", 0), ("VE", 0), ("EEGG", 2)]
 )
-def test_stable_pieces_are_those_before_the_first_that_grows_or_changes(stabilities: str, count: int) -> None:
+def test_stable_blocks_are_those_before_the_first_that_grows_or_changes(stabilities: str, count: int) -> None:
     kinds = {kind.name[0]: kind for kind in Stability}
-    pieces = [EncodedBlock("l", "system", kinds[letter], b"{}", True) for letter in stabilities]
-    assert count_stable_blocks(iter(pieces)) == count
+    encoded = [EncodedBlock("l", "system", kinds[letter], b"{}", True) for letter in stabilities]
+    assert count_stable_blocks(iter(encoded)) == count
 
 
 def test_stabilities_are_ordered_by_how_often_they_change() -> None:
     assert [kind.name for kind in sorted(Stability)] == ["FROZEN", "EPOCH", "GROWING", "VOLATILE"]
 
 
-def test_a_prompt_lists_tools_and_passages_of_all_segments_in_order() -> None:
-    one, two = ToolSpec("a", "", "{}"), ToolSpec("b", "", "{}")
+def test_a_prompt_lists_tools_and_entries_of_all_segments_in_order() -> None:
+    first, two = ToolSpec("a", "", "{}"), ToolSpec("b", "", "{}")
     ask, injected = HistoryEntry("user", (Text("ask"),)), HistoryEntry("user", (Text("env"),), layer="environment")
     prompt = Prompt(
         (
-            Segment("tools", Stability.FROZEN, "tools", tools=(one,)),
+            Segment("tools", Stability.FROZEN, "tools", tools=(first,)),
             Segment("more tools", Stability.FROZEN, "tools", tools=(two,)),
             Segment("history", Stability.GROWING, "messages", entries=(ask,)),
             Segment("environment", Stability.VOLATILE, "messages", entries=(injected,)),
         )
     )
-    assert prompt.tools == (one, two)
+    assert prompt.tools == (first, two)
     assert prompt.entries == (ask, injected)
     assert (ask.is_injected, injected.is_injected) == (False, True)

@@ -235,7 +235,7 @@ def wait_cause(state: SessionState) -> WaitedFor:
     """What the session has waited for since the previous call, if a call is made now."""
     if state.cache_memory.last_at is None:
         return "start"
-    return "tool" if state.turn is not None and state.turn.llm_calls else "person"
+    return "tool" if state.turn is not None and state.turn.llm_calls else "user"
 
 
 def _switch_model(state: SessionState, switched: ModelSwitched) -> SessionState:

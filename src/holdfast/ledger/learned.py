@@ -32,7 +32,7 @@ class IdleTimeSummary(msgspec.Struct, frozen=True):
     sessions: int
     calls: int
     tool_idle_times: float
-    person_idle_times: float
+    user_idle_times: float
     pause_share: float
 
 
@@ -94,6 +94,6 @@ def _summarize_idle_times(
         sessions=round(learned.sessions),
         calls=round(learned.calls),
         tool_idle_times=learned.idle_times.tool.total,
-        person_idle_times=max(0.0, learned.idle_times.person.total - ends),
+        user_idle_times=max(0.0, learned.idle_times.user.total - ends),
         pause_share=pause_probability * correction,
     )

@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-WaitsFor = Literal["tool", "person"]
+WaitsFor = Literal["tool", "user"]
 
 # Bucket edges, about evenly spaced on a logarithmic scale. The TTLs (300 s, 3,600 s) are edges, and so is the time of
 # the first short ping (285 s): the questions asked most need no interpolation. Shorter idle times share one bucket,
@@ -93,31 +93,31 @@ class IdleTimesByCause(msgspec.Struct, frozen=True):
     """A session's idle times, split by what it waited for: tools return soon, people return when it suits them."""
 
     tool: IdleTimes = IdleTimes()
-    person: IdleTimes = IdleTimes()
+    user: IdleTimes = IdleTimes()
 
     @property
     def all(self) -> IdleTimes:
-        return self.tool + self.person
+        return self.tool + self.user
 
     def waiting_for(self, waits_for: WaitsFor) -> IdleTimes:
-        return self.tool if waits_for == "tool" else self.person
+        return self.tool if waits_for == "tool" else self.user
 
     def add(self, seconds: float, waited_for: WaitsFor) -> "IdleTimesByCause":
         if waited_for == "tool":
-            return IdleTimesByCause(self.tool.add(seconds), self.person)
-        return IdleTimesByCause(self.tool, self.person.add(seconds))
+            return IdleTimesByCause(self.tool.add(seconds), self.user)
+        return IdleTimesByCause(self.tool, self.user.add(seconds))
 
     def scaled_to(self, total_max: float) -> "IdleTimesByCause":
         """The same distributions, scaled down to at most `total_max` samples in both together."""
-        total = self.tool.total + self.person.total
+        total = self.tool.total + self.user.total
         if total <= total_max:
             return self
         return IdleTimesByCause(
-            *(idle_times.scaled_to(idle_times.total * total_max / total) for idle_times in (self.tool, self.person))
+            *(idle_times.scaled_to(idle_times.total * total_max / total) for idle_times in (self.tool, self.user))
         )
 
     def __add__(self, other: "IdleTimesByCause") -> "IdleTimesByCause":
-        return IdleTimesByCause(self.tool + other.tool, self.person + other.person)
+        return IdleTimesByCause(self.tool + other.tool, self.user + other.user)
 
 
 def count_idle_times(idle_times: Iterable[float]) -> IdleTimes:

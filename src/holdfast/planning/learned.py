@@ -269,7 +269,7 @@ def memory_after_call(memory: CacheMemory, sent: RequestRecord, usage: Usage) ->
         anchor = _new_anchor(anchor, fresh, base, read=usage.cache_read)
     idle_times = memory.idle_times
     if memory.last_at is not None:
-        idle_times = idle_times.add(sent.at - memory.last_at, "tool" if sent.waited_for == "tool" else "person")
+        idle_times = idle_times.add(sent.at - memory.last_at, "tool" if sent.waited_for == "tool" else "user")
     return CacheMemory(
         calls=memory.calls + 1,
         idle_times=idle_times,
@@ -347,7 +347,7 @@ def learned_after_session(learned: LearnedParameters, memory: CacheMemory) -> Le
     if not memory.calls:
         return learned
     # The session's end counts as an infinite idle time: pings are also paid for people who never return.
-    with_end = memory.idle_times.add(math.inf, "person")
+    with_end = memory.idle_times.add(math.inf, "user")
     return LearnedParameters(
         idle_times=(learned.idle_times + with_end).scaled_to(LEARNED_IDLE_TIMES_MAX),
         sessions=learned.sessions + 1,
@@ -372,7 +372,7 @@ def make_learned_record(memory: CacheMemory, scope: LearningScope) -> CacheLearn
         workspace_hash=scope.workspace_hash,
         calls=memory.calls,
         tool_idle_times=memory.idle_times.tool.counts,
-        person_idle_times=memory.idle_times.person.counts,
+        user_idle_times=memory.idle_times.user.counts,
         anchors_read=memory.upgrade_belief.read,
         anchors_lost=memory.upgrade_belief.lost,
         upgrade_log_odds=memory.upgrade_belief.log_odds,
@@ -414,7 +414,7 @@ def combine_learned(events: Iterable[Event], scope: LearningScope, *, session_id
 
 
 def _idle_times(record: CacheLearned) -> IdleTimesByCause:
-    return IdleTimesByCause(_histogram(record.tool_idle_times), _histogram(record.person_idle_times))
+    return IdleTimesByCause(_histogram(record.tool_idle_times), _histogram(record.user_idle_times))
 
 
 def _histogram(counts: tuple[float, ...]) -> IdleTimes:

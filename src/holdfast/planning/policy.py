@@ -11,7 +11,7 @@ from holdfast.types.request_buffer import RequestBuffer
 from holdfast.types.usage import Usage
 
 # What the session waited for since the call before: nothing yet (first call), a tool, or a person.
-WaitedFor = Literal["start", "tool", "person"]
+WaitedFor = Literal["start", "tool", "user"]
 
 
 class PlanningMoment(msgspec.Struct, frozen=True):

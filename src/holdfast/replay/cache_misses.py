@@ -305,7 +305,7 @@ def count_losses(recording: Recording, rules: CacheRules) -> LossCounts:
             miss = causes[index]
             if miss is None or miss.reason == "lost":
                 lost = int(miss is not None)
-                by_user = call.waited_for == "person"
+                by_user = call.waited_for == "user"
                 total += LossCounts(1, lost) if by_user else LossCounts(after_tool=1, lost_after_tool=lost)
     return total
 

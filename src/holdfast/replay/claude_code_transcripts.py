@@ -150,18 +150,18 @@ class _Conversation:
 
     def add_input(self, line: _Line, message: _Message) -> None:
         """Input of the next request: a user message, a tool result, a reminder."""
-        person = not (line.is_meta or line.is_compact_summary or _has_tool_results(message.content))
+        by_user = not (line.is_meta or line.is_compact_summary or _has_tool_results(message.content))
         if line.is_compact_summary:
             self.compact()
-        elif person and self._position_of_line.get(line.parent_uuid or "", self._entry_count) < self._sent_count:
+        elif by_user and self._position_of_line.get(line.parent_uuid or "", self._entry_count) < self._sent_count:
             self._entry_count = self._kept = self._position_of_line[line.parent_uuid or ""]
             self._added = []
         entry = decode_history_entry("user", _decode_content(message.content)) if self._with_text else None
         if entry is None or entry.content:
             self._entry_count += 1
             self._added += [entry] if entry else []
-        user_waited = person or self._waited_for == "person"
-        self._waited_for = "start" if self._last is None else "person" if user_waited else "tool"
+        user_waited = by_user or self._waited_for == "user"
+        self._waited_for = "start" if self._last is None else "user" if user_waited else "tool"
         timestamp = _timestamp_of(line)
         self._at = timestamp if timestamp is not None else self._at
 

@@ -186,7 +186,7 @@ def _price_policies(
             continue
         idle = call.at - previous.at if previous else None
         price = price_at(row, utc_date(call.at), call.tokens)
-        moment = PlanningMoment(prompt.buffer, row.cache, price, call.at, idle, "person" if previous else "start")
+        moment = PlanningMoment(prompt.buffer, row.cache, price, call.at, idle, "user" if previous else "start")
         for track in tracks:
             track.send(moment, tuple(prompt.prefixes))
         as_sent.append(CallStep(prompt.prefixes[-1].tokens if prompt.prefixes else 0, shared, idle))

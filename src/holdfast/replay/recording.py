@@ -42,7 +42,7 @@ class RecordedCall(msgspec.Struct, frozen=True):
     def next_waits_for(self) -> WaitsFor:
         """What the next call waits for: the tools that the reply calls, or the user who reads it."""
         calls_tools = self.reply is not None and any(isinstance(block, ToolUse) for block in self.reply.content)
-        return "tool" if calls_tools else "person"
+        return "tool" if calls_tools else "user"
 
 
 class Recording(msgspec.Struct, frozen=True):

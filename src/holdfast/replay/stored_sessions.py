@@ -57,7 +57,7 @@ class _StoredCall(msgspec.Struct):
 
     at: float
     model: str
-    by_person: bool
+    by_user: bool
     entries: tuple[HistoryEntry, ...]
     suffix: str
     new_epoch: bool
@@ -71,7 +71,7 @@ def _build_calls(stored_calls: Sequence[_StoredCall]) -> tuple[RecordedCall, ...
     sent: tuple[HistoryEntry, ...] = ()
     for call in stored_calls:
         shared = _count_shared(sent, call.entries) if not call.new_epoch else 0
-        waited: WaitedFor = "start" if not calls else "person" if call.by_person else "tool"
+        waited: WaitedFor = "start" if not calls else "user" if call.by_user else "tool"
         added, kept = call.entries[shared:], shared if shared < len(sent) else None
         calls.append(
             RecordedCall(call.at, call.replied_at, waited, added, call.reply, call.usage, call.model, kept, call.suffix)
@@ -97,7 +97,7 @@ class _Fold:
         self._entries: list[HistoryEntry] = []
         self._messages = 0
         self._suffix = ""
-        self._by_person = False
+        self._by_user = False
         self._new_epoch = False
         self._last: _StoredCall | None = None
 
@@ -117,7 +117,7 @@ class _Fold:
                 # A nonce before the stable prefix makes it a different prefix.
                 self._new_epoch, self._nonce = bool(self.calls), nonce
             case TurnStarted():
-                self._by_person = True
+                self._by_user = True
                 self._drop_ephemeral()
             case MessageAppended(message=message):
                 self._messages += 1
@@ -144,9 +144,9 @@ class _Fold:
 
     def _begin(self, started: LlmCallStarted, at: float) -> None:
         entries = tuple(self._entries)
-        self._last = _StoredCall(at, started.model, self._by_person, entries, self._suffix, self._new_epoch, at)
+        self._last = _StoredCall(at, started.model, self._by_user, entries, self._suffix, self._new_epoch, at)
         self.calls[started.request_id] = self._last
-        self._by_person = self._new_epoch = False
+        self._by_user = self._new_epoch = False
 
     def _append(self, entry: HistoryEntry) -> None:
         self._entries.append(entry)

@@ -165,8 +165,8 @@ def _list_calls(trace: _Line, summaries: dict[int, str]) -> tuple[RecordedCall, 
         if message.role != "assistant":
             if entry.content:
                 added.append(entry)
-            by_person = message.role == "user" and not message.injected
-            waited_for = "start" if not calls else "person" if by_person or waited_for == "person" else "tool"
+            by_user = message.role == "user" and not message.injected
+            waited_for = "start" if not calls else "user" if by_user or waited_for == "user" else "tool"
             at = timestamp if timestamp is not None else at
         elif not added and calls:
             calls[-1] = _extend_reply(calls[-1], entry)
@@ -190,7 +190,7 @@ def infer_start(previous_at: float | None, input_at: float | None, waited_for: W
         return input_at if input_at is not None else 0.0
     if input_at is not None:
         return max(input_at, previous_at)
-    return previous_at + (USER_IDLE_SECONDS if waited_for == "person" else TOOL_IDLE_SECONDS)
+    return previous_at + (USER_IDLE_SECONDS if waited_for == "user" else TOOL_IDLE_SECONDS)
 
 
 def _extend_reply(call: RecordedCall, entry: HistoryEntry) -> RecordedCall:

@@ -26,8 +26,8 @@ class RecordedScreen:
     """A turn on a screen that is only recorded."""
 
     def __init__(self, *, interactive: bool = False, colours: bool = False, thinking: bool = False) -> None:
-        self.out, self.beside = io.StringIO(), io.StringIO()
-        self.screen = ChatScreen(self.out, self.beside, interactive=interactive, colours=colours)
+        self.out, self.err = io.StringIO(), io.StringIO()
+        self.screen = ChatScreen(self.out, self.err, interactive=interactive, colours=colours)
         self.view = TurnView(self.screen, thinking=thinking)
 
     def happen(self, *payloads: AnyPayload) -> None:
@@ -39,7 +39,7 @@ class RecordedScreen:
 
     @property
     def notes(self) -> list[str]:
-        return self.beside.getvalue().splitlines()
+        return self.err.getvalue().splitlines()
 
 
 def completed(stop_reason: StopReason) -> LlmCallCompleted:
@@ -81,9 +81,9 @@ def test_a_call_is_one_line_from_start_to_end() -> None:
     screen = RecordedScreen()
     screen.reply(ToolUse("t", "read_file", '{"path":"a"}'))
     screen.happen(ToolCalled("t", "read_file", "", 0, "read"))
-    assert screen.beside.getvalue() == "  read_file a"
+    assert screen.err.getvalue() == "  read_file a"
     screen.happen(ToolCompleted("t", True, 12, 3))
-    assert screen.beside.getvalue() == "  read_file a → 12 bytes, 3 ms\n"
+    assert screen.err.getvalue() == "  read_file a → 12 bytes, 3 ms\n"
 
 
 def test_concurrent_calls_have_a_line_each_in_order_of_completion() -> None:
@@ -123,7 +123,7 @@ def test_on_a_terminal_everything_is_shown_in_one_place() -> None:
     screen.screen.show_note("aside")
     screen.screen.show_error("bad")
     screen.screen.show_change(["+new", "-old", " same"], whole=True)
-    assert screen.beside.getvalue() == ""
+    assert screen.err.getvalue() == ""
     assert screen.out.getvalue() == (
         "Hi\n\033[2m  aside\033[0m\n\033[31mbad\033[0m\n\033[32m  +new\033[0m\n\033[31m  -old\033[0m\n   same\n"
     )
@@ -141,7 +141,7 @@ def test_a_long_change_is_shortened_until_all_of_it_is_requested() -> None:
     screen.screen.show_change(["+x"] * 50, whole=False)
     assert screen.notes[-1] == "  ... 10 more lines"
     screen.screen.show_change(["+x"] * 50, whole=True)
-    assert screen.beside.getvalue().count("+x") == 90
+    assert screen.err.getvalue().count("+x") == 90
 
 
 def test_piped_lines_are_messages() -> None:

@@ -22,7 +22,7 @@ def chat(folder: Path, *words: str, **environ: str) -> Terminal:
     return Terminal("chat", "--simulate", *words, folder=folder, environ=environ)
 
 
-def say(terminal: Terminal, message: str) -> str:
+def send_message(terminal: Terminal, message: str) -> str:
     """Send a message; returns the output until the next prompt."""
     terminal.enter(message)
     output = terminal.expect(STATUS)
@@ -45,7 +45,7 @@ def test_a_change_is_shown_and_written_once_it_is_allowed(tmp_path: Path) -> Non
         assert "  write_file note.txt content=buy tea → " in terminal.expect(STATUS)
         assert (tmp_path / "note.txt").read_text() == "buy tea\n"
         terminal.expect("\n> ")
-        assert CONFIRMATION not in say(terminal, "write note.txt: buy both")
+        assert CONFIRMATION not in send_message(terminal, "write note.txt: buy both")
         assert (tmp_path / "note.txt").read_text() == "buy both\n"
         # Input typed before a question appears does not answer it.
         terminal.enter("run touch ran")
@@ -86,10 +86,10 @@ def test_ctrl_c_stops_a_reply_and_the_session_continues(tmp_path: Path, events_d
         terminal.type(CTRL_C)
         assert "1000" not in terminal.expect("cancelled; the conversation so far is kept")
         assert re.search(r"· out about [1-9]\d* ·", terminal.expect("\n> "))
-        assert "You said: and now?" in say(terminal, "and now?")
+        assert "You said: and now?" in send_message(terminal, "and now?")
         terminal.type(CTRL_C)
         terminal.expect("Ctrl-D or /exit ends the chat\n> ")
-        assert "You said: one\ntwo\n" in say(terminal, "one\\\rtwo")
+        assert "You said: one\ntwo\n" in send_message(terminal, "one\\\rtwo")
         terminal.type(CTRL_D)
         assert terminal.end() == 0
         assert "holdfast chat --resume " in terminal.rest()
@@ -116,7 +116,7 @@ def test_ctrl_c_is_not_lost_between_the_prompt_and_the_wait_for_a_key(tmp_path: 
 def test_a_resumed_chat_has_its_history_with_the_same_bytes(tmp_path: Path, events_db: Path) -> None:
     with chat(tmp_path) as terminal:
         terminal.expect("\n> ")
-        say(terminal, "remember the blue one")
+        send_message(terminal, "remember the blue one")
         terminal.enter("/exit")
         assert terminal.end() == 0
     with chat(tmp_path, "--resume") as terminal:
@@ -158,7 +158,7 @@ def test_end_of_input_during_a_turn_loses_nothing(tmp_path: Path, events_db: Pat
 def test_no_color_disables_colours(tmp_path: Path) -> None:
     with chat(tmp_path, "--no-tools", NO_COLOR="1", TERM="dumb") as terminal:
         terminal.expect("\n> ")
-        say(terminal, "hi")
+        send_message(terminal, "hi")
         terminal.type(CTRL_D)
         assert terminal.end() == 0
     assert "\x1b" not in terminal.seen

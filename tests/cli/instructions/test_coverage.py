@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from tests.support.custom_models import write_model
-from tests.support.instruction_examples import Shop
-from tests.support.instruction_places import UNITS
+from tests.support.instruction_service import UNITS
+from tests.support.library_projects import LibraryProject
 
 from holdfast.errors import UserError
 from holdfast.instructions.access import InstructionCaller
@@ -22,15 +22,15 @@ from holdfast.instructions.units.write import SubmittedUnit, write_unit
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
-    shop = Shop(tmp_path)
+def shop(tmp_path: Path) -> Iterator[LibraryProject]:
+    shop = LibraryProject(tmp_path)
     with shop.library:
         shop.write(mode="stigmem")
         shop.library.publish(shop.folder)
         yield shop
 
 
-def add_competing_version(shop: Shop) -> None:
+def add_competing_version(shop: LibraryProject) -> None:
     """Another version: all other units claim the release notes' triggers, and one unit is missing."""
     manifest = shop.manifest()
     manifest["entries"] = [entry for entry in manifest["entries"] if entry["name"] != "budget-rules"]
@@ -42,7 +42,7 @@ def add_competing_version(shop: Shop) -> None:
     shop.library.publish(shop.folder, skip_coverage_gate=True)
 
 
-def test_every_unit_is_listed_with_queries_that_find_another(shop: Shop) -> None:
+def test_every_unit_is_listed_with_queries_that_find_another(shop: LibraryProject) -> None:
     result = shop.run("coverage")
     assert (result.exit_code, "ok   code-review: 100% of 10 paraphrases\n" in result.output) == (0, True)
     add_competing_version(shop)
@@ -56,7 +56,7 @@ def test_every_unit_is_listed_with_queries_that_find_another(shop: Shop) -> None
     assert failing == {"security-posture", "checkout-procedure"}
 
 
-def test_units_worse_than_in_another_version_are_listed_with_their_queries(shop: Shop) -> None:
+def test_units_worse_than_in_another_version_are_listed_with_their_queries(shop: LibraryProject) -> None:
     add_competing_version(shop)
     result = shop.run("coverage", "--against", "v1")
     lines = result.output.splitlines()
@@ -71,7 +71,7 @@ def test_units_worse_than_in_another_version_are_listed_with_their_queries(shop:
     assert {unit["unit"]: unit["verdict"] for unit in report["diff"]["units"]}["release-notes"] == "same"
 
 
-def test_better_or_new_units_pass(shop: Shop) -> None:
+def test_better_or_new_units_pass(shop: LibraryProject) -> None:
     add_competing_version(shop)
     shop.write(mode="stigmem")
     shop.clock.advance(60)
@@ -82,7 +82,7 @@ def test_better_or_new_units_pass(shop: Shop) -> None:
     assert "new     budget-rules: 100%\n" in result.output
 
 
-def test_queries_with_a_changed_outcome_are_listed_with_what_they_find(shop: Shop) -> None:
+def test_queries_with_a_changed_outcome_are_listed_with_what_they_find(shop: LibraryProject) -> None:
     shop.write(mode="stigmem", texts={"security-posture": f"{UNITS['security-posture'][2]} That is not allwoed."})
     shop.clock.advance(60)
     shop.library.publish(shop.folder)
@@ -96,7 +96,7 @@ def test_queries_with_a_changed_outcome_are_listed_with_what_they_find(shop: Sho
     assert (result.exit_code, result.output.splitlines()[2:]) == (1, [*expected, "4 units unchanged"])
 
 
-def test_a_version_can_be_compared_with_the_current_texts_of_its_units(shop: Shop) -> None:
+def test_a_version_can_be_compared_with_the_current_texts_of_its_units(shop: LibraryProject) -> None:
     assert shop.run("coverage", "--against", "v1").output.splitlines()[2:] == ["5 units unchanged"]
     text = f"{UNITS['security-posture'][2]} That is not allwoed."
     shop.clock.advance(60)
@@ -114,20 +114,20 @@ def test_a_version_can_be_compared_with_the_current_texts_of_its_units(shop: Sho
         (("--agent", "nobody"), "has no instruction manifest"),
     ],
 )
-def test_missing_things_are_reported_in_one_line(shop: Shop, words: tuple[str, ...], reason: str) -> None:
+def test_missing_things_are_reported_in_one_line(shop: LibraryProject, words: tuple[str, ...], reason: str) -> None:
     result = shop.run("coverage", *words)
     assert isinstance(result.exception, UserError)
     assert reason in str(result.exception)
 
 
-def configure(shop: Shop, encoder: str) -> None:
+def configure(shop: LibraryProject, encoder: str) -> None:
     (shop.path / "home" / "config.toml").write_text(f'[instructions]\nencoder = "{encoder}"\n')
 
 
 MEASURING = "measuring all manifests (1) with the encoder"
 
 
-def test_the_encoder_in_use_is_listed_with_the_manifests_that_fail_with_another(shop: Shop) -> None:
+def test_the_encoder_in_use_is_listed_with_the_manifests_that_fail_with_another(shop: LibraryProject) -> None:
     result = shop.run("encoder")
     assert (result.exit_code, result.output) == (0, "configured: wordllama\nin use:     wordllama\n")
     add_competing_version(shop)
@@ -153,14 +153,14 @@ def test_the_encoder_in_use_is_listed_with_the_manifests_that_fail_with_another(
     assert shop.run("encoder").output == "configured: words and links only\nin use:     words and links only\n"
 
 
-def test_an_encoder_that_all_manifests_pass_with_is_used_from_then_on(shop: Shop) -> None:
+def test_an_encoder_that_all_manifests_pass_with_is_used_from_then_on(shop: LibraryProject) -> None:
     configure(shop, "none")
     result = shop.run("encoder")
     assert (result.exit_code, result.stdout.splitlines()[1]) == (0, "in use:     words and links only (from now on)")
 
 
 def test_failures_are_measured_again_on_request_or_after_a_manifest_changed(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch
+    shop: LibraryProject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_competing_version(shop)
     configure(shop, "none")
@@ -186,7 +186,7 @@ def test_failures_are_measured_again_on_request_or_after_a_manifest_changed(
 
 
 def test_an_encoder_that_cannot_run_is_never_called_in_use(tmp_path: Path) -> None:
-    shop = Shop(tmp_path)
+    shop = LibraryProject(tmp_path)
     shop.library.close()
     model = write_model(tmp_path / "model")
     (model / "config.json").write_text("{")
@@ -197,7 +197,7 @@ def test_an_encoder_that_cannot_run_is_never_called_in_use(tmp_path: Path) -> No
         assert "is not a supported model: config.json: Input data was truncated" in str(result.exception)
 
 
-def test_another_encoder_can_be_accepted_if_the_previous_one_is_gone(shop: Shop) -> None:
+def test_another_encoder_can_be_accepted_if_the_previous_one_is_gone(shop: LibraryProject) -> None:
     model = write_model(shop.path / "model")
     configure(shop, str(model))
     shop.run("encoder", "--accept")
@@ -216,7 +216,7 @@ def test_another_encoder_can_be_accepted_if_the_previous_one_is_gone(shop: Shop)
     assert shop.run("recall", "claim a ticket").exit_code == 0
 
 
-def test_a_moved_model_is_not_certified_again(shop: Shop) -> None:
+def test_a_moved_model_is_not_certified_again(shop: LibraryProject) -> None:
     model = write_model(shop.path / "model")
     configure(shop, f"wordllama+{model}")
     shop.run("encoder", "--accept")

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.instruction_examples import Shop
-from tests.support.instruction_places import SECRET, UNITS, jwt
+from tests.support.instruction_service import SECRET, UNITS, jwt
+from tests.support.library_projects import LibraryProject
 
 from holdfast.cli.instructions.hook import read_standard_input
 from holdfast.cli.main import command
@@ -37,7 +37,7 @@ TITLE = "## Instructions for this task"
 class HookRunner:
     """Starts the hook as Claude Code does, with an agent's store in its environment."""
 
-    def __init__(self, shop: Shop) -> None:
+    def __init__(self, shop: LibraryProject) -> None:
         self.shop = shop
         home = shop.path / "home"
         home.mkdir(exist_ok=True)
@@ -76,13 +76,13 @@ class HookRunner:
 
 @pytest.fixture
 def runtime(tmp_path: Path) -> Iterator[HookRunner]:
-    shop = Shop(tmp_path)
+    shop = LibraryProject(tmp_path)
     with shop.library:
         publish(shop)
         yield HookRunner(shop)
 
 
-def publish(shop: Shop, **more: object) -> None:
+def publish(shop: LibraryProject, **more: object) -> None:
     shop.write(mode="stigmem")
     manifest = shop.manifest()
     manifest["entries"][2]["required_by_task_types"] = [REASON]
@@ -126,7 +126,7 @@ def test_stubs_with_equal_content_have_equal_bytes_whenever_they_were_made(tmp_p
     contexts = []
     for day in (1, 400):
         (tmp_path / str(day)).mkdir()
-        shop = Shop(tmp_path / str(day), clock=ManualClock(day * 86_400.0))
+        shop = LibraryProject(tmp_path / str(day), clock=ManualClock(day * 86_400.0))
         with shop.library:
             publish(shop)
             contexts.append(HookRunner(shop).start().stdout)
@@ -300,7 +300,7 @@ def test_a_resumed_session_consumes_no_token(runtime: HookRunner) -> None:
 
 
 def test_a_context_too_long_for_the_runtime_is_printed_whole_with_a_warning(tmp_path: Path) -> None:
-    shop = Shop(tmp_path)
+    shop = LibraryProject(tmp_path)
     with shop.library:
         shop.write(mode="stigmem", texts={"code-review": "Read the whole diff of a pull request. " * 300})
         manifest = shop.manifest()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.instruction_examples import Shop, is_put_in
+from tests.support.library_projects import LibraryProject, is_insertion
 
 from holdfast.cli.main import command
 from holdfast.errors import UserError
@@ -44,7 +44,7 @@ def hooks(text: str) -> list[Any]:
 
 
 def test_an_installed_hook_gives_a_session_the_agents_context(project: Path, tmp_path: Path) -> None:
-    shop = Shop(tmp_path)
+    shop = LibraryProject(tmp_path)
     with shop.library:
         shop.write()
         shop.library.publish(shop.folder)
@@ -121,7 +121,7 @@ def test_every_other_byte_remains_and_uninstalling_restores_the_file(settings: P
     settings.write_bytes(text.encode())
     assert run("--install").exit_code == 0
     installed = settings.read_bytes().decode()
-    assert is_put_in(text, installed)
+    assert is_insertion(text, installed)
     assert json.loads(installed)["hooks"]["SessionStart"][-1]["matcher"] == "startup|clear|compact"
     assert installed.count("\r\n") == (installed.count("\n") if "\r\n" in text else 0)
     assert run("--uninstall").output == ".claude/settings.json: the hook is removed\n"

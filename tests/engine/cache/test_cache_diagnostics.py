@@ -58,7 +58,7 @@ async def test_every_call_is_compared_with_the_previous_one_and_the_diagnosis_is
     replies = [call.response_id for call in payloads(store, LlmCallCompleted)]
     wanted: list[Any] = [None, *replies[:2]]
     assert diagnosis_requests(provider) == (
-        wanted if model == SOL else [{"previous_message_id": one} for one in wanted]
+        wanted if model == SOL else [{"previous_message_id": response_id} for response_id in wanted]
     )
     assert diagnoses(store) == [None, HIT, HIT]
 
@@ -74,8 +74,8 @@ async def test_requesting_a_diagnosis_changes_neither_the_recorded_request_nor_c
         seen.append(
             (
                 [
-                    (one.parameters_digest, one.settings, one.digests, one.plan)
-                    for one in payloads(store, RequestPrepared)
+                    (payload.parameters_digest, payload.settings, payload.digests, payload.plan)
+                    for payload in payloads(store, RequestPrepared)
                 ],
                 [call.usage for call in payloads(store, LlmCallCompleted)],
                 [entry.digest for entry in provider.cache],
@@ -131,7 +131,11 @@ async def test_a_model_is_compared_with_its_own_last_reply_even_after_a_switch_t
         await session.switch_model(SONNET)
         await session.send("three")
     first = payloads(store, LlmCallCompleted)[0].response_id
-    assert [one["previous_message_id"] for one in diagnosis_requests(provider)] == [None, None, first]
+    assert [diagnosis_request["previous_message_id"] for diagnosis_request in diagnosis_requests(provider)] == [
+        None,
+        None,
+        first,
+    ]
     assert diagnoses(store) == [None, None, HIT]
 
 

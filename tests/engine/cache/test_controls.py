@@ -11,7 +11,7 @@ from typing import Unpack
 
 import msgspec
 import pytest
-from tests.support.log_examples import event
+from tests.support.event_examples import event
 from tests.support.simulated_gemini import LONG
 
 from holdfast.catalog.lookup import shipped_models
@@ -59,7 +59,7 @@ LOOP = "\n".join(
 
 Change = Callable[[StoreRecords, str], object]
 
-MARK = re.compile(rb',"cache_control":\{"type":"ephemeral"(?:,"ttl":"1h")?\}')
+CACHE_CONTROL = re.compile(rb',"cache_control":\{"type":"ephemeral"(?:,"ttl":"1h")?\}')
 BREAKPOINT = re.compile(rb',"prompt_cache_breakpoint":\{[^{}]*\}')
 KEYS = re.compile(
     rb'"(?:prompt_cache_key|prompt_cache_retention|session_id)":"[^"]*",|"prompt_cache_options":\{[^{}]*\},'
@@ -101,7 +101,7 @@ class Play:
 
     @property
     def bodies(self) -> list[bytes]:
-        return [one.body for one in self.provider.requests if one.model]
+        return [request.body for request in self.provider.requests if request.model]
 
     @property
     def events(self) -> list[Event]:
@@ -109,7 +109,7 @@ class Play:
 
     @property
     def applied_controls(self) -> list[CacheControlsApplied]:
-        return [one.payload for one in self.events if isinstance(one.payload, CacheControlsApplied)]
+        return [recorded.payload for recorded in self.events if isinstance(recorded.payload, CacheControlsApplied)]
 
 
 async def play_two_turns(model: str, change: Change | None = None, *, first: Change | None = None) -> Play:
@@ -125,7 +125,7 @@ async def play_two_turns(model: str, change: Change | None = None, *, first: Cha
 
 
 def strip_breakpoints(body: bytes) -> bytes:
-    return KEYS.sub(b"", BREAKPOINT.sub(b"", MARK.sub(b"", body)))
+    return KEYS.sub(b"", BREAKPOINT.sub(b"", CACHE_CONTROL.sub(b"", body)))
 
 
 def disable_caching(records: StoreRecords, session_id: str) -> object:
@@ -157,7 +157,7 @@ async def test_disabling_caching_removes_breakpoints_and_cache_keys_and_no_other
     assert changed.bodies[0] == plain.bodies[0]
     assert changed.bodies[1:] == [strip_breakpoints(body) for body in plain.bodies[1:]]
     assert (changed.bodies[1:] == plain.bodies[1:]) == model.startswith("gemini")
-    assert [one.caching_enabled for one in changed.applied_controls] == [False]
+    assert [applied.caching_enabled for applied in changed.applied_controls] == [False]
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -188,10 +188,10 @@ async def test_a_session_caches_as_before_once_caching_is_enabled_again(model: s
         await session.send("Two.")
         play.store.records.set_caching_enabled(session.id, enabled=True)
         await session.send("Three.")
-    assert MARK.sub(b"", play.bodies[-1]) == MARK.sub(b"", plain.bodies[-1])
+    assert CACHE_CONTROL.sub(b"", play.bodies[-1]) == CACHE_CONTROL.sub(b"", plain.bodies[-1])
     # After an interval without caching nothing is cached any more, and no breakpoint can help.
-    assert bool(MARK.search(play.bodies[-1])) == bool(MARK.search(plain.bodies[-1]))
-    assert [one.caching_enabled for one in play.applied_controls] == [False, True]
+    assert bool(CACHE_CONTROL.search(play.bodies[-1])) == bool(CACHE_CONTROL.search(plain.bodies[-1]))
+    assert [applied.caching_enabled for applied in play.applied_controls] == [False, True]
 
 
 @pytest.mark.parametrize("ttl", ["5m", "1h"])
@@ -200,9 +200,11 @@ async def test_a_fixed_ttl_applies_to_every_breakpoint_and_changes_nothing_else(
     plain, changed = await play_two_turns(model), await play_two_turns(model, apply_settings(CacheSettings(ttl=ttl)))
     member = b',"cache_control":{"type":"ephemeral"' + (b',"ttl":"1h"}' if ttl == "1h" else b"}")
     assert changed.bodies[0] == plain.bodies[0]
-    assert changed.bodies[1] == MARK.sub(member, plain.bodies[1])
-    assert [MARK.sub(b"", body) for body in changed.bodies] == [MARK.sub(b"", body) for body in plain.bodies]
-    breakpoints = {found for body in changed.bodies[1:] for found in MARK.findall(body)}
+    assert changed.bodies[1] == CACHE_CONTROL.sub(member, plain.bodies[1])
+    assert [CACHE_CONTROL.sub(b"", body) for body in changed.bodies] == [
+        CACHE_CONTROL.sub(b"", body) for body in plain.bodies
+    ]
+    breakpoints = {member_found for body in changed.bodies[1:] for member_found in CACHE_CONTROL.findall(body)}
     assert breakpoints == ({member} if model.startswith(("anthropic", "openrouter")) else set())
 
 
@@ -222,7 +224,9 @@ async def test_invalidating_the_cache_changes_only_the_nonce_or_the_cache_key(mo
     before, after = plain.bodies[1], changed.bodies[1]
     # Apart from breakpoints, which move with the nonce, only the nonce and the key differ.
     same_key = after.replace(f'"{session}.1"'.encode(), f'"{session}"'.encode(), 1)
-    assert MARK.sub(b"", same_key).replace(encode_nonce(model, nonce), b"", 1) == MARK.sub(b"", before)
+    assert CACHE_CONTROL.sub(b"", same_key).replace(encode_nonce(model, nonce), b"", 1) == CACHE_CONTROL.sub(
+        b"", before
+    )
     assert (nonce in after) == (not model.startswith("openai"))
     assert (f'"{session}.1"'.encode() in after) == model.startswith(("openai", "openrouter"))
     assert (f'"{session}"'.encode() in before) == model.startswith(("openai", "openrouter"))
@@ -242,11 +246,13 @@ def encode_nonce(model: str, nonce: bytes) -> bytes:
 
 async def test_an_invalidation_is_a_planned_miss_and_not_an_unexpected_prefix_change() -> None:
     play = await play_two_turns("anthropic:claude-sonnet-5-5", invalidate)
-    verdicts = [one.verdict for one in iter_entries(play.events, shipped_models()) if one.verdict]
-    assert [one.kind for one in verdicts] == ["first_use", "planned", "held"]
+    verdicts = [entry.verdict for entry in iter_entries(play.events, shipped_models()) if entry.verdict]
+    assert [verdict.kind for verdict in verdicts] == ["first_use", "planned", "held"]
     assert (verdicts[1].component, verdicts[1].detail) == ("settings", "the cache was invalidated")
     assert all(call.is_prefix_unchanged for call in iter_calls(play.events))
-    assert [one.violation for one in certify(play.events, play.session.id, shipped_models())] == [None] * 3
+    assert [certificate.violation for certificate in certify(play.events, play.session.id, shipped_models())] == [
+        None
+    ] * 3
 
 
 async def test_a_replay_uses_the_system_prompt_sent_after_an_invalidation() -> None:
@@ -264,8 +270,8 @@ async def test_a_replay_uses_the_system_prompt_sent_after_an_invalidation() -> N
 
 async def test_disabling_caching_is_a_planned_miss() -> None:
     play = await play_two_turns("anthropic:claude-sonnet-5-5", disable_caching)
-    verdicts = [one.verdict for one in iter_entries(play.events, shipped_models()) if one.verdict]
-    assert [one.kind for one in verdicts] == ["first_use", "planned", "first_use"]
+    verdicts = [entry.verdict for entry in iter_entries(play.events, shipped_models()) if entry.verdict]
+    assert [verdict.kind for verdict in verdicts] == ["first_use", "planned", "first_use"]
 
 
 async def test_an_invalidation_takes_effect_at_the_next_turn_and_not_within_one() -> None:
@@ -304,7 +310,7 @@ async def test_a_resumed_session_sends_the_same_stable_prefix_after_an_invalidat
     async with Session.resume(play.session.id, **shared) as session:
         await session.send("Three.")
     prefix = play.bodies[-2][: play.bodies[-2].index(b'"messages"')]
-    assert MARK.sub(b"", play.bodies[-1]).startswith(MARK.sub(b"", prefix))
+    assert CACHE_CONTROL.sub(b"", play.bodies[-1]).startswith(CACHE_CONTROL.sub(b"", prefix))
     assert len(play.applied_controls) == 1
 
 
@@ -342,7 +348,11 @@ async def test_an_explicit_cache_is_created_with_the_configured_ttl() -> None:
         for _ in range(3):
             await session.send("Again.")
             play.clock.advance(600)
-    created = [one.body for one in play.provider.requests if one.method == "POST" and "cachedContents" in one.path]
+    created = [
+        request.body
+        for request in play.provider.requests
+        if request.method == "POST" and "cachedContents" in request.path
+    ]
     assert [b'"ttl":"1800s"' in body for body in created] == [True]
 
 
@@ -362,7 +372,7 @@ async def test_the_ttl_of_explicit_caches_changes_only_the_request_that_creates_
             for _ in range(3):
                 await session.send("Again.")
                 play.clock.advance(600)
-        sent.append([(one.method, one.path, one.body) for one in play.provider.requests])
+        sent.append([(request.method, request.path, request.body) for request in play.provider.requests])
     plain, changed = sent
     ttl_member = re.compile(rb'"ttl":"\d+s"')
     assert plain != changed
@@ -382,7 +392,7 @@ async def test_an_invalidated_explicit_cache_is_deleted_before_the_first_call_of
         assert len(play.provider.explicit_caches) == 1
         count = len(play.provider.requests)
         await session.send("Given up.")
-        since = [(one.method, one.path.rpartition("/")[2]) for one in play.provider.requests[count:]]
+        since = [(request.method, request.path.rpartition("/")[2]) for request in play.provider.requests[count:]]
         assert ("DELETE", "sim-000001") in since[: since.index(("POST", since[-1][1]))]
         assert b"sim-000001" not in play.bodies[-1]
     actions = [event.payload.action for event in play.events if isinstance(event.payload, ExplicitCacheChanged)]
@@ -396,7 +406,7 @@ async def test_no_explicit_cache_is_created_when_its_ttl_is_zero() -> None:
         for _ in range(4):
             await session.send("Again.")
             play.clock.advance(600)
-    assert not any("cachedContents" in one.path for one in play.provider.requests)
+    assert not any("cachedContents" in request.path for request in play.provider.requests)
 
 
 async def test_an_invalidation_also_applies_to_the_child_sessions_that_share_the_stable_prefix() -> None:
@@ -423,7 +433,7 @@ async def test_an_invalidation_also_applies_to_the_child_sessions_that_share_the
         play.store.records.invalidate(session.id, at=5.0)
         await session.send("Two.")
         nonce = cache_nonce(session.id, 1).encode()
-    bodies = [one.body for one in provider.requests if one.model]
+    bodies = [request.body for request in provider.requests if request.model]
     assert [nonce in body for body in bodies] == [False, *([True] * (len(bodies) - 1))]
     assert len(bodies) >= 4
 
@@ -519,7 +529,7 @@ async def test_the_stable_prefix_is_not_prewarmed_while_caching_is_disabled() ->
     play.store.records.set_settings(CacheSettings({"anthropic": False}))
     async with play.session:
         assert play.provider.requests == ()
-        assert [one.caching_enabled for one in play.applied_controls] == [False]
+        assert [applied.caching_enabled for applied in play.applied_controls] == [False]
 
 
 async def test_the_explicit_cache_settings_of_one_model_do_not_carry_over_to_the_next() -> None:
@@ -548,6 +558,6 @@ async def test_a_session_on_postgres_applies_the_controls_another_server_sets(po
             elsewhere.records.invalidate(session.id, at=5.0)
             await session.send("Three.")
             nonce = cache_nonce(session.id, 1).encode()
-    bodies = [one.body for one in provider.requests]
+    bodies = [request.body for request in provider.requests]
     assert [b"cache_control" in body for body in bodies] == [True, False, True]
     assert [nonce in body for body in bodies] == [False, False, True]

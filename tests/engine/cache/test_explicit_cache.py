@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Unpack
 
 import pytest
-from tests.support.agents import moved_prefixes
+from tests.support.agents import changed_prefixes
 from tests.support.simulated_gemini import FLASH, LONG
 from tests.support.simulated_openai import models_with
 
@@ -83,12 +83,12 @@ class Play:
         return [event.payload for row in self.store.sessions() for event in self.store.read(row.id)]
 
     def requests(self, path: str) -> list[RecordedRequest]:
-        return [one for one in self.provider.requests if path in one.path]
+        return [request for request in self.provider.requests if path in request.path]
 
     @property
     def calls(self) -> list[bytes]:
         """The bodies of all requests to a model."""
-        return [one.body for one in self.requests(":streamGenerateContent")]
+        return [request.body for request in self.requests(":streamGenerateContent")]
 
     @property
     def uses_explicit_cache(self) -> list[bool]:
@@ -102,7 +102,7 @@ class Play:
 
     @property
     def cache_requests(self) -> list[tuple[str, int]]:
-        return [(one.method, one.status) for one in self.requests("/cachedContents")]
+        return [(request.method, request.status) for request in self.requests("/cachedContents")]
 
 
 # Creation
@@ -114,10 +114,10 @@ async def test_the_third_call_creates_a_cache_when_the_first_two_read_nothing() 
         await play.say(session, times=4)
         assert play.uses_explicit_cache == [False, False, True, True]
         assert play.actions == ["created"]
-        made = play.steps[0]
-        assert [one.usage.cache_read for one in play.completed] == [0, 0, made.tokens, made.tokens]
-        assert made.tokens > 4_096
-        assert moved_prefixes(list(play.store.read(session.id))) == []
+        created_step = play.steps[0]
+        assert [call.usage.cache_read for call in play.completed] == [0, 0, created_step.tokens, created_step.tokens]
+        assert created_step.tokens > 4_096
+        assert changed_prefixes(list(play.store.read(session.id))) == []
 
 
 async def test_a_session_with_one_call_an_hour_pays_for_no_storage() -> None:
@@ -128,7 +128,9 @@ async def test_a_session_with_one_call_an_hour_pays_for_no_storage() -> None:
     # The prefix is read at most 1.2 times an hour, and an hour of storage costs more than that saves.
     assert play.actions == []
     price = price_at(find_model(MODEL), utc_date(play.clock()), 10_000)
-    price_of_tokens = sum(it.usage.tokens_sent * price.input + it.usage.output * price.output for it in play.completed)
+    price_of_tokens = sum(
+        call.usage.tokens_sent * price.input + call.usage.output * price.output for call in play.completed
+    )
     assert cost == price_of_tokens / 1_000_000
 
 
@@ -137,7 +139,7 @@ async def test_no_cache_is_created_when_calls_read_the_implicit_cache() -> None:
     async with play.session() as session:
         await play.say(session, times=6, seconds=10)
     assert (play.actions, play.cache_requests) == ([], [])
-    assert all(one.usage.cache_read > 4_096 for one in play.completed[1:])
+    assert all(call.usage.cache_read > 4_096 for call in play.completed[1:])
 
 
 async def test_the_seed_profile_creates_a_cache_on_the_first_call_at_any_cost() -> None:
@@ -314,7 +316,7 @@ async def test_a_cache_deleted_by_someone_else_costs_one_failed_request() -> Non
         _delete_cache_externally(play)
         assert (await session.send("Still there?")).text == "Echo: Still there?"
         assert play.uses_explicit_cache == [True, True, False]
-        assert [one.status for one in play.requests(":streamGenerateContent")] == [200, 403, 200]
+        assert [request.status for request in play.requests(":streamGenerateContent")] == [200, 403, 200]
         assert play.actions == ["created", "lost"]
         assert play.steps[1].reason == "CachedContent not found (or permission denied)"
         await play.say(session)
@@ -359,7 +361,7 @@ async def test_a_refused_cache_is_recorded_and_not_requested_again() -> None:
         assert play.uses_explicit_cache == [False, False, False]
         assert play.actions == ["refused"]
         assert play.steps[0].reason.startswith("Cached content is too small. total_token_count=")
-        assert session.cost == sum(one.cost_usd for one in play.completed)
+        assert session.cost == sum(call.cost_usd for call in play.completed)
         await session.switch_model(OTHER)
         await play.say(session)
         assert play.actions == ["refused", "created"]
@@ -458,7 +460,7 @@ async def test_the_cost_of_a_session_is_its_calls_cache_writes_and_cache_storage
     assert play.actions == ["created", "extended", "lost" if lost else "deleted"]
     assert [step.storage_cost_usd > 0 for step in play.steps] == [True, True, False]
     assert sum(step.cost_usd for step in play.steps) == creation_usd
-    storage = session.cost - sum(one.cost_usd for one in play.completed) - creation_usd
+    storage = session.cost - sum(call.cost_usd for call in play.completed) - creation_usd
     assert round(storage, 12) == round(storage_usd(tokens, 3_500, price), 12) > 0
 
 

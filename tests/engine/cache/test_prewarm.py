@@ -149,12 +149,12 @@ async def test_without_single_flight_every_prewarm_is_sent() -> None:
 async def test_a_prewarm_that_is_not_possible_says_why_and_sends_nothing(
     options: dict[str, object], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    store, wire = MemoryStore(), OneOutcomeTransport(ProviderError("other", "nothing may be sent"))
+    store, transport = MemoryStore(), OneOutcomeTransport(ProviderError("other", "nothing may be sent"))
     merged = {
         "model": MODEL,
         "system_prompt": SYSTEM_PROMPT,
         "store": store,
-        "transport": wire,
+        "transport": transport,
         "prewarm": True,
         **options,
     }
@@ -162,7 +162,7 @@ async def test_a_prewarm_that_is_not_possible_says_why_and_sends_nothing(
         async with Session.create(**merged) as session:  # type: ignore[arg-type]
             result = await session.prewarm()
     assert reason in result.reason
-    assert (result.is_sent, result.cost_usd, session.cost, wire.arrived.is_set()) == (
+    assert (result.is_sent, result.cost_usd, session.cost, transport.arrived.is_set()) == (
         False,
         Decimal(0),
         Decimal(0),
@@ -232,10 +232,10 @@ async def test_a_failed_prewarm_does_not_fail_the_session(
 
 
 async def test_a_session_cancelled_while_it_prewarms_is_closed() -> None:
-    wire, store = OneOutcomeTransport(None), MemoryStore()
-    session = Session.create(model=MODEL, system_prompt=SYSTEM_PROMPT, store=store, transport=wire, prewarm=True)
+    transport, store = OneOutcomeTransport(None), MemoryStore()
+    session = Session.create(model=MODEL, system_prompt=SYSTEM_PROMPT, store=store, transport=transport, prewarm=True)
     entering = asyncio.ensure_future(session.__aenter__())
-    await wire.arrived.wait()
+    await transport.arrived.wait()
     entering.cancel()
     with pytest.raises(asyncio.CancelledError):
         await entering
@@ -244,10 +244,12 @@ async def test_a_session_cancelled_while_it_prewarms_is_closed() -> None:
 
 
 async def test_no_prewarm_while_a_turn_is_in_progress() -> None:
-    wire = OneOutcomeTransport(None)
-    async with Session.create(model=MODEL, system_prompt=SYSTEM_PROMPT, store=MemoryStore(), transport=wire) as session:
+    transport = OneOutcomeTransport(None)
+    async with Session.create(
+        model=MODEL, system_prompt=SYSTEM_PROMPT, store=MemoryStore(), transport=transport
+    ) as session:
         turn = asyncio.ensure_future(session.send("Is the harbour open?"))
-        await wire.arrived.wait()
+        await transport.arrived.wait()
         with pytest.raises(
             UserError, match="a turn is in progress in this session, and it writes the stable prefix itself"
         ):

@@ -4,7 +4,7 @@ from decimal import Decimal
 from typing import Unpack
 
 import pytest
-from tests.support.agents import Agent, MakeAgent, Pause, ReplayWire, says
+from tests.support.agents import Agent, MakeAgent, Pause, ReplayTransport, says
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountingIds, ManualClock
@@ -90,11 +90,11 @@ async def test_a_cached_reply_is_recorded_as_such_and_without_a_request() -> Non
         async with Session.create(**account.options()) as session:
             await session.send("So?")
     payloads = [event.payload for event in account.store.read(session.id)]
-    (call,) = (it for it in payloads if isinstance(it, LlmCallCompleted))
+    (call,) = (payload for payload in payloads if isinstance(payload, LlmCallCompleted))
     assert (call.source, call.usage, call.cost_usd) == ("completion-cache", Usage(), Decimal(0))
     assert call.completion_key
     assert not call.is_completion_cached
-    assert not any(isinstance(it, RequestPrepared | LlmCallStarted) for it in payloads)
+    assert not any(isinstance(payload, RequestPrepared | LlmCallStarted) for payload in payloads)
 
 
 async def test_nothing_is_stored_or_found_unless_enabled() -> None:
@@ -163,11 +163,13 @@ async def test_a_cached_reply_has_the_same_deltas_without_usage(model: str) -> N
         ) as session:
             received.append([item async for item in session.stream("So?") if not isinstance(item, Event)])
     first, second = received
-    assert [one for one in second if isinstance(one, TextDelta)] == [one for one in first if isinstance(one, TextDelta)]
-    assert "".join(one.text for one in second if isinstance(one, TextDelta)) == "First."
+    assert [delta for delta in second if isinstance(delta, TextDelta)] == [
+        delta for delta in first if isinstance(delta, TextDelta)
+    ]
+    assert "".join(delta.text for delta in second if isinstance(delta, TextDelta)) == "First."
     assert list(map(type, second)) == list(map(type, first))
-    assert all(one.usage == Usage() for one in second if isinstance(one, ReplyStarted))
-    (end,) = (one.reply for one in second if isinstance(one, ReplyFinished))
+    assert all(delta.usage == Usage() for delta in second if isinstance(delta, ReplyStarted))
+    (end,) = (delta.reply for delta in second if isinstance(delta, ReplyFinished))
     assert (end.usage, end.content) == (Usage(), (Text("First."),))
 
 
@@ -185,7 +187,9 @@ async def test_a_conversation_continues_after_a_cached_reply() -> None:
     assert called.verdict is not None
     assert called.verdict.kind == "first_use"
     assert called.record.usage.cache_read > 10_000
-    assert [one.violation for one in certify(account.store.read(second.id), second.id, shipped_models())] == [None]
+    assert [
+        certificate.violation for certificate in certify(account.store.read(second.id), second.id, shipped_models())
+    ] == [None]
 
 
 async def test_verdicts_compare_with_what_was_last_sent_to_the_provider() -> None:
@@ -211,7 +215,9 @@ async def test_verdicts_compare_with_what_was_last_sent_to_the_provider() -> Non
     assert (late.verdict.kind, late.verdict.detail) == ("ttl_expired", "idle for 90009 s, TTL 86400 s")
     assert late.record.is_prefix_unchanged
     assert late.record.blocks_before == 2
-    assert [one.violation for one in certify(stores[1].read(second.id), second.id, shipped_models())] == [None, None]
+    assert [
+        certificate.violation for certificate in certify(stores[1].read(second.id), second.id, shipped_models())
+    ] == [None, None]
 
 
 async def test_a_prefix_change_hidden_by_a_cached_reply_is_found_at_the_next_call() -> None:
@@ -270,21 +276,21 @@ def reply(stop_reason: StopReason, *content: Text | ToolUse) -> Reply:
     ],
 )
 async def test_only_complete_replies_with_content_are_stored(answer: Reply, calls: int, agent: MakeAgent) -> None:
-    wire = ReplayWire([answer, answer])
+    transport = ReplayTransport([answer, answer])
     for _ in range(2):
-        one: Agent = agent(transport=wire, completion_cache=True)
-        async with one.session as session:
+        harness: Agent = agent(transport=transport, completion_cache=True)
+        async with harness.session as session:
             await session.send("So?")
-    assert len(wire.bodies) == calls
+    assert len(transport.bodies) == calls
 
 
 async def test_an_interrupted_reply_is_not_stored(agent: MakeAgent) -> None:
-    wire = ReplayWire([Pause(says("Yes, of course."), 3), says("No.")])
-    async with agent(transport=wire, completion_cache=True).session as session:
+    transport = ReplayTransport([Pause(says("Yes, of course."), 3), says("No.")])
+    async with agent(transport=transport, completion_cache=True).session as session:
         async for _ in session.stream("So?"):
-            if wire.paused.is_set():
+            if transport.paused.is_set():
                 break
-    async with agent(transport=wire, completion_cache=True).session as session:
+    async with agent(transport=transport, completion_cache=True).session as session:
         assert (await session.send("So?")).text == "No."
 
 
@@ -296,13 +302,13 @@ async def test_a_cached_tool_call_is_executed_again(agent: MakeAgent) -> None:
         runs.append(1)
         return "seen"
 
-    wire = ReplayWire([says(ToolUse("t1", "look", "{}")), says("Done."), says("Done again.")])
+    transport = ReplayTransport([says(ToolUse("t1", "look", "{}")), says("Done."), says("Done again.")])
     for expected in ("Done.", "Done again."):
-        async with agent(transport=wire, completion_cache=True, tools=[look]).session as session:
+        async with agent(transport=transport, completion_cache=True, tools=[look]).session as session:
             # Its second request has other breakpoints, because its first was never sent.
             assert (await session.send("Look.")).text == expected
     assert len(runs) == 2
-    assert len(wire.bodies) == 3
+    assert len(transport.bodies) == 3
 
 
 @pytest.mark.parametrize(

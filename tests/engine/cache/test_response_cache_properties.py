@@ -30,12 +30,12 @@ def test_bounds_hold_and_only_the_newest_unexpired_entry_is_found(
             last[key] = (now, seconds, tuple(chunks))
             assert cache.find(key, now, seconds) == tuple(chunks)
         assert cache.size_bytes <= bytes_max
-        found = {name: cache.find(name, now, 30.0) for name in "abcdef"}
-        assert sum(one is not None for one in found.values()) <= entries_max
-        for name, one in found.items():
-            if one is not None:
+        entries_found = {name: cache.find(name, now, 30.0) for name in "abcdef"}
+        assert sum(item is not None for item in entries_found.values()) <= entries_max
+        for name, chunks_found in entries_found.items():
+            if chunks_found is not None:
                 at, ttl_seconds, expected = last[name]
-                assert one == expected
+                assert chunks_found == expected
                 assert now - at < min(30.0, ttl_seconds)
 
 

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Unpack
 
 import pytest
-from tests.support.settling import settled, use_one_thread
+from tests.support.settling import use_one_thread, wait_until_settled
 
 from holdfast.catalog.lookup import find_model
 from holdfast.clock import ManualClock
@@ -143,61 +143,64 @@ async def test_transports_to_one_simulator_share_single_flight_and_those_to_two_
 
 
 async def test_different_prefixes_do_not_wait_for_each_other() -> None:
-    store, wire = MemoryStore(), BlockingTransport(None)
-    async with open_sessions([SYSTEM_PROMPT, f"Otherwise: {SYSTEM_PROMPT}"], store, transport=wire) as (held, other):
+    store, transport = MemoryStore(), BlockingTransport(None)
+    async with open_sessions([SYSTEM_PROMPT, f"Otherwise: {SYSTEM_PROMPT}"], store, transport=transport) as (
+        held,
+        other,
+    ):
         first = asyncio.ensure_future(held.send("Is the harbour open?"))
-        await wire.arrived.wait()
+        await transport.arrived.wait()
         assert (await other.send("And here?")).usage.cache_write > 1_000
-        wire.open.set()
+        transport.open.set()
         await first
     assert len(wait_seconds(store)) == 2
 
 
 async def test_requests_with_different_cache_parameters_do_not_wait_for_each_other() -> None:
-    wire = BlockingTransport(None)
+    transport = BlockingTransport(None)
     async with (
-        open_sessions([SYSTEM_PROMPT], MemoryStore(), transport=wire) as (held,),
-        open_sessions([SYSTEM_PROMPT], MemoryStore(), transport=wire, thinking={"type": "adaptive"}) as (other,),
-        open_sessions([SYSTEM_PROMPT], MemoryStore(), transport=wire, output_tokens_max=9, stop_sequences=["."]) as (
-            alike,
-        ),
+        open_sessions([SYSTEM_PROMPT], MemoryStore(), transport=transport) as (held,),
+        open_sessions([SYSTEM_PROMPT], MemoryStore(), transport=transport, thinking={"type": "adaptive"}) as (other,),
+        open_sessions(
+            [SYSTEM_PROMPT], MemoryStore(), transport=transport, output_tokens_max=9, stop_sequences=["."]
+        ) as (alike,),
     ):
         first = asyncio.ensure_future(held.send("Is the harbour open?"))
-        await wire.arrived.wait()
+        await transport.arrived.wait()
         assert (await other.send("And here?")).usage.cache_write > 1_000
         second = asyncio.ensure_future(alike.send("And there?"))
-        await settled()
+        await wait_until_settled()
         assert not second.done()
-        wire.open.set()
+        transport.open.set()
         await first
         assert (await second).usage.cache_read > 1_000
 
 
 async def test_a_prefix_below_the_minimum_is_never_waited_for() -> None:
-    store, wire = MemoryStore(), BlockingTransport(None)
+    store, transport = MemoryStore(), BlockingTransport(None)
     assert find_model(MODEL_WITH_A_HIGH_MINIMUM).cache.tokens_min == 4_096
     async with open_sessions(
-        [SYSTEM_PROMPT[:8_000]] * 2, store, transport=wire, padding="never", model=MODEL_WITH_A_HIGH_MINIMUM
+        [SYSTEM_PROMPT[:8_000]] * 2, store, transport=transport, padding="never", model=MODEL_WITH_A_HIGH_MINIMUM
     ) as (
         held,
         other,
     ):
         first = asyncio.ensure_future(held.send("Is the harbour open?"))
-        await wire.arrived.wait()
+        await transport.arrived.wait()
         await other.send("And here?")
         assert not first.done()
-        wire.open.set()
+        transport.open.set()
         await first
     assert wait_seconds(store) == [0.0, 0.0]
 
 
 async def test_if_the_first_request_fails_one_other_writes_the_prefix() -> None:
-    wire = BlockingTransport(ProviderError("auth", "no such key", status=401))
-    async with open_sessions([SYSTEM_PROMPT] * 4, MemoryStore(), transport=wire) as sessions:
+    transport = BlockingTransport(ProviderError("auth", "no such key", status=401))
+    async with open_sessions([SYSTEM_PROMPT] * 4, MemoryStore(), transport=transport) as sessions:
         turns = [asyncio.ensure_future(session.send("Is the harbour open?")) for session in sessions]
-        await settled()
-        assert wire.sent == 1
-        wire.open.set()
+        await wait_until_settled()
+        assert transport.sent == 1
+        transport.open.set()
         failure, *answers = await asyncio.gather(*turns, return_exceptions=True)
     assert isinstance(failure, ProviderError)
     usages = [answer.usage for answer in answers if not isinstance(answer, BaseException)]
@@ -205,11 +208,11 @@ async def test_if_the_first_request_fails_one_other_writes_the_prefix() -> None:
 
 
 async def test_if_the_first_request_is_cancelled_one_other_writes_the_prefix() -> None:
-    wire = BlockingTransport(None)
-    async with open_sessions([SYSTEM_PROMPT] * 3, MemoryStore(), transport=wire) as sessions:
+    transport = BlockingTransport(None)
+    async with open_sessions([SYSTEM_PROMPT] * 3, MemoryStore(), transport=transport) as sessions:
         first, *others = [asyncio.ensure_future(session.send("Is the harbour open?")) for session in sessions]
-        await settled()
-        assert wire.sent == 1
+        await wait_until_settled()
+        assert transport.sent == 1
         first.cancel()
         usages = [answer.usage for answer in await asyncio.gather(*others)]
         assert first.cancelled()
@@ -217,35 +220,35 @@ async def test_if_the_first_request_is_cancelled_one_other_writes_the_prefix() -
 
 
 async def test_a_session_cancelled_while_it_waits_records_a_cancelled_turn_and_no_call() -> None:
-    store, wire = MemoryStore(), BlockingTransport(None)
-    async with open_sessions([SYSTEM_PROMPT] * 3, store, transport=wire) as (held, cancelled, patient):
+    store, transport = MemoryStore(), BlockingTransport(None)
+    async with open_sessions([SYSTEM_PROMPT] * 3, store, transport=transport) as (held, cancelled, patient):
         first = asyncio.ensure_future(held.send("Is the harbour open?"))
-        await wire.arrived.wait()
-        second, third = (asyncio.ensure_future(one.send("And here?")) for one in (cancelled, patient))
-        await settled()
+        await transport.arrived.wait()
+        second, third = (asyncio.ensure_future(session.send("And here?")) for session in (cancelled, patient))
+        await wait_until_settled()
         second.cancel()
         await asyncio.gather(second, return_exceptions=True)
-        wire.open.set()
+        transport.open.set()
         await first
         assert (await third).usage.cache_read > 1_000
         payloads = [event.payload for event in store.read(cancelled.id)]
     assert isinstance(payloads[-1], TurnCancelled)
-    assert not any(isinstance(one, LlmCallStarted | LlmCallCompleted | LlmCallFailed) for one in payloads)
+    assert not any(isinstance(payload, LlmCallStarted | LlmCallCompleted | LlmCallFailed) for payload in payloads)
 
 
 async def test_no_session_waits_longer_than_the_limit() -> None:
-    store, wire = MemoryStore(), BlockingTransport(None)
+    store, transport = MemoryStore(), BlockingTransport(None)
     async with open_sessions(
-        [SYSTEM_PROMPT] * 3, store, transport=wire, single_flight=SingleFlight(wait_seconds_max=0.05)
+        [SYSTEM_PROMPT] * 3, store, transport=transport, single_flight=SingleFlight(wait_seconds_max=0.05)
     ) as (
         held,
         *others,
     ):
         first = asyncio.ensure_future(held.send("Is the harbour open?"))
-        await wire.arrived.wait()
+        await transport.arrived.wait()
         usages = await ask_all(others)
         assert not first.done()
-        wire.open.set()
+        transport.open.set()
         await first
     # They do not start at the same time, so the second may find what the first has written.
     assert count_writers(usages) >= 1
@@ -254,28 +257,28 @@ async def test_no_session_waits_longer_than_the_limit() -> None:
 
 @pytest.mark.parametrize(("pause_seconds", "sent"), [(299, 3), (301, 2)])
 async def test_a_prefix_written_within_its_ttl_is_not_waited_for(pause_seconds: int, sent: int) -> None:
-    wire, clock = BlockingTransport(), ManualClock()
-    async with open_sessions([SYSTEM_PROMPT] * 3, MemoryStore(), transport=wire, clock=clock) as (early, *late):
+    transport, clock = BlockingTransport(), ManualClock()
+    async with open_sessions([SYSTEM_PROMPT] * 3, MemoryStore(), transport=transport, clock=clock) as (early, *late):
         await early.send("Is the harbour open?")
         clock.advance(pause_seconds)
-        wire.hold(2)
+        transport.hold(2)
         turns = [asyncio.ensure_future(session.send("And now?")) for session in late]
-        await settled()
-        assert wire.sent == sent
-        wire.open.set()
+        await wait_until_settled()
+        assert transport.sent == sent
+        transport.open.set()
         await asyncio.gather(*turns)
 
 
 async def test_a_shared_question_is_waited_for_only_if_it_is_long() -> None:
     for question, sent in (("And now?", 3), ("And now? " * 300, 2)):
-        wire = BlockingTransport()
-        async with open_sessions([SYSTEM_PROMPT] * 3, MemoryStore(), transport=wire) as (early, *late):
+        transport = BlockingTransport()
+        async with open_sessions([SYSTEM_PROMPT] * 3, MemoryStore(), transport=transport) as (early, *late):
             await early.send("Is the harbour open?")
-            wire.hold(2)
+            transport.hold(2)
             turns = [asyncio.ensure_future(session.send(question)) for session in late]
-            await settled()
-            assert wire.sent == sent
-            wire.open.set()
+            await wait_until_settled()
+            assert transport.sent == sent
+            transport.open.set()
             await asyncio.gather(*turns)
 
 
@@ -292,20 +295,20 @@ async def test_a_single_conversation_never_waits() -> None:
 
 
 async def test_a_session_switched_to_another_transport_waits_for_the_sessions_on_it() -> None:
-    wire = BlockingTransport(None)
+    transport = BlockingTransport(None)
     async with (
         open_sessions(
             [SYSTEM_PROMPT], MemoryStore(), transport=BlockingTransport(), model="anthropic:claude-opus-5-5"
         ) as (session,),
-        open_sessions([SYSTEM_PROMPT], MemoryStore(), transport=wire) as (held,),
+        open_sessions([SYSTEM_PROMPT], MemoryStore(), transport=transport) as (held,),
     ):
-        await session.switch_model(MODEL, transport=wire)
+        await session.switch_model(MODEL, transport=transport)
         first = asyncio.ensure_future(held.send("Is the harbour open?"))
-        await wire.arrived.wait()
+        await transport.arrived.wait()
         second = asyncio.ensure_future(session.send("And here?"))
-        await settled()
-        assert wire.sent == 1
-        wire.open.set()
+        await wait_until_settled()
+        assert transport.sent == 1
+        transport.open.set()
         await first
         assert (await second).usage.cache_read > 1_000
 

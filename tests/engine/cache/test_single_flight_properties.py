@@ -57,31 +57,33 @@ def test_a_new_prefix_has_one_writer_every_request_proceeds_and_nothing_is_left_
     written: set[tuple[str, str]] = set()
     writing: Counter[tuple[str, str]] = Counter()
 
-    async def fly(one: Flight) -> None:
-        for _ in range(one.arrives):
+    async def fly(flight: Flight) -> None:
+        for _ in range(flight.arrives):
             await asyncio.sleep(0)
-        async with single_flight.acquire(one.flight_key, clock) as slot:
-            known_count = max((count for count, key in enumerate(one.flight_key.keys, 1) if key in written), default=0)
-            new = one.flight_key.keys[known_count:]
+        async with single_flight.acquire(flight.flight_key, clock) as slot:
+            known_count = max(
+                (count for count, key in enumerate(flight.flight_key.keys, 1) if key in written), default=0
+            )
+            new = flight.flight_key.keys[known_count:]
             assert slot.writes == bool(new)
             assert not any(writing[key] for key in new)
             writing.update(new)
             try:
-                for _ in range(one.takes):
+                for _ in range(flight.takes):
                     await asyncio.sleep(0)
-                if one.ends == "is cancelled":
+                if flight.ends == "is cancelled":
                     raise asyncio.CancelledError
-                if one.ends == "begins":
-                    written.update(one.flight_key.keys)
+                if flight.ends == "begins":
+                    written.update(flight.flight_key.keys)
                     slot.mark_begun()
             finally:
                 writing.subtract(new)
 
     async def fly_all() -> None:
-        tasks = [asyncio.ensure_future(fly(one)) for one in requests]
+        tasks = [asyncio.ensure_future(fly(request)) for request in requests]
         async with asyncio.timeout(5):
             outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [one for one in outcomes if isinstance(one, AssertionError)] == []
+        assert [outcome for outcome in outcomes if isinstance(outcome, AssertionError)] == []
 
     asyncio.run(fly_all())
     assert single_flight.key_count == len(written)

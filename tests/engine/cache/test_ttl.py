@@ -41,12 +41,12 @@ class Play:
     def ttls(self) -> list[str]:
         """The TTL of the last breakpoint of each call."""
         prepared = [event.payload for row in self.store.sessions() for event in self.store.read(row.id)]
-        return [it.plan.breakpoints[-1].ttl for it in prepared if isinstance(it, RequestPrepared)]
+        return [request.plan.breakpoints[-1].ttl for request in prepared if isinstance(request, RequestPrepared)]
 
     @property
     def reads(self) -> list[int]:
         payloads = [event.payload for row in self.store.sessions() for event in self.store.read(row.id)]
-        return [it.usage.cache_read for it in payloads if isinstance(it, LlmCallCompleted)]
+        return [payload.usage.cache_read for payload in payloads if isinstance(payload, LlmCallCompleted)]
 
 
 async def test_a_session_without_pauses_asks_for_one_hour_only_once_it_is_nearly_free() -> None:

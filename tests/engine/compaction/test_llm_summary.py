@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 import pytest
-from tests.support.long_conversations import LongTalk, reading
+from tests.support.long_conversations import LongConversation, read_one_file_a_turn
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.compaction.llm_summary import LLM_SUMMARY_PROMPT, LLM_SUMMARY_RETRY_PROMPT, check_llm_summary
@@ -32,7 +32,7 @@ GOOD = (
 BROKEN = "broken"
 
 
-def payloads(conversation: LongTalk) -> list[AnyPayload]:
+def payloads(conversation: LongConversation) -> list[AnyPayload]:
     (row,) = conversation.store.sessions()
     return [event.payload for event in conversation.store.read(row.id)]
 
@@ -45,7 +45,7 @@ def script_summary_reply(reply: str | ToolUse, reply_to_reminder: str | ToolUse 
     def answer(messages: Sequence[Message]) -> ScriptedReply:
         last_text = join_text_blocks(messages[-1].content)
         if LLM_SUMMARY_PROMPT not in last_text:
-            return reading(messages)
+            return read_one_file_a_turn(messages)
         chosen = reply_to_reminder if reply_to_reminder is not None and LLM_SUMMARY_RETRY_PROMPT in last_text else reply
         if chosen == BROKEN:
             return ScriptedReply((Text("Too"),), faults=(parse_fault("400"),))
@@ -56,19 +56,23 @@ def script_summary_reply(reply: str | ToolUse, reply_to_reminder: str | ToolUse 
 
 async def compact_with_summary(
     reply: str | ToolUse, reply_to_reminder: str | ToolUse | None = None
-) -> tuple[LongTalk, ContextCompacted]:
-    conversation = LongTalk(compaction=WITH_LLM_SUMMARY)
+) -> tuple[LongConversation, ContextCompacted]:
+    conversation = LongConversation(compaction=WITH_LLM_SUMMARY)
     conversation.provider._script = script_summary_reply(reply, reply_to_reminder)  # type: ignore[assignment]  # a function of the messages
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         await session.compact()
-    (event,) = [one.payload for one in conversation.store.read(session.id) if isinstance(one.payload, ContextCompacted)]
+    (event,) = [
+        event.payload for event in conversation.store.read(session.id) if isinstance(event.payload, ContextCompacted)
+    ]
     return conversation, event
 
 
 async def test_the_summary_request_extends_the_last_one_and_reads_the_cache() -> None:
     conversation, event = await compact_with_summary(GOOD)
-    last_request, summary_request = (msgspec.json.decode(one.body) for one in conversation.provider.requests[-2:])
+    last_request, summary_request = (
+        msgspec.json.decode(request.body) for request in conversation.provider.requests[-2:]
+    )
     assert (summary_request["tools"], summary_request["system"]) == (last_request["tools"], last_request["system"])
     assert len(summary_request["messages"]) == len(last_request["messages"]) + 2
     assert summary_request["messages"][-1]["content"][0]["text"] == LLM_SUMMARY_PROMPT
@@ -91,9 +95,9 @@ async def test_an_unusable_summary_leaves_the_deterministic_summary(reply: str |
     assert [part.kind for part in event.segments] == ["facts", "note"]
     assert len(event.notes) == 1
     assert event.cost_usd > 0
-    (recovery,) = [it for it in payloads(conversation) if isinstance(it, RecoverySucceeded)]
+    (recovery,) = [payload for payload in payloads(conversation) if isinstance(payload, RecoverySucceeded)]
     assert recovery.scenario == "summary_invalid"
-    assert [(one.step, one.status) for one in recovery.results] == [
+    assert [(result.step, result.status) for result in recovery.results] == [
         ("remind_summariser", "done"),
         ("deterministic_record", "done"),
     ]
@@ -102,9 +106,9 @@ async def test_an_unusable_summary_leaves_the_deterministic_summary(reply: str |
 async def test_one_reminder_can_be_enough() -> None:
     conversation, event = await compact_with_summary(ToolUse("", "read_file", '{"path":"a"}'), GOOD)
     assert [part.kind for part in event.segments] == ["facts", "llm_summary", "note"]
-    (recovery,) = [it for it in payloads(conversation) if isinstance(it, RecoverySucceeded)]
-    assert [(one.step, one.status) for one in recovery.results] == [("remind_summariser", "recovered")]
-    message_lists = [msgspec.json.decode(one.body)["messages"] for one in conversation.provider.requests[-2:]]
+    (recovery,) = [payload for payload in payloads(conversation) if isinstance(payload, RecoverySucceeded)]
+    assert [(result.step, result.status) for result in recovery.results] == [("remind_summariser", "recovered")]
+    message_lists = [msgspec.json.decode(request.body)["messages"] for request in conversation.provider.requests[-2:]]
     assert message_lists[0][:-1] == message_lists[1][:-1]
     assert event.usage.cache_read >= 0.85 * event.usage.tokens_sent
 
@@ -114,30 +118,30 @@ async def test_the_cost_of_a_summary_is_in_the_list_of_calls_and_in_every_sum() 
     (row,) = conversation.store.sessions()
     events = list(conversation.store.read(row.id))
     entries = list(iter_entries(events, shipped_models()))
-    summaries = [one for one in entries if one.source == "summary"]
-    assert [one.verdict for one in summaries] == [None, None]
-    assert sum(one.record.cost_usd for one in summaries) == event.cost_usd
-    assert all(one.uncached_usd > one.record.cost_usd for one in summaries)
+    summaries = [entry for entry in entries if entry.source == "summary"]
+    assert [summary.verdict for summary in summaries] == [None, None]
+    assert sum(summary.record.cost_usd for summary in summaries) == event.cost_usd
+    assert all(summary.uncached_usd > summary.record.cost_usd for summary in summaries)
     total = fold_events(events, row.id).cost_usd
-    assert sum(one.record.cost_usd for one in entries) == total
-    assert sum(one.cost_usd for one in compute_turn_costs(events, shipped_models())) == total
-    posted = sum(one.sums.spent for one in iter_postings(events, shipped_models()))
+    assert sum(entry.record.cost_usd for entry in entries) == total
+    assert sum(turn.cost_usd for turn in compute_turn_costs(events, shipped_models())) == total
+    posted = sum(posting.sums.spent for posting in iter_postings(events, shipped_models()))
     assert posted == to_picodollars(total)
 
 
 async def test_a_failed_summary_call_is_recorded_too() -> None:
     conversation, event = await compact_with_summary(BROKEN)
     assert [part.kind for part in event.segments] == ["facts", "note"]
-    (failed,) = [it for it in payloads(conversation) if isinstance(it, LlmCallFailed)]
+    (failed,) = [payload for payload in payloads(conversation) if isinstance(payload, LlmCallFailed)]
     assert event.notes == (f"the summary request failed: {failed.error_message_redacted}",)
-    assert not [it for it in payloads(conversation) if isinstance(it, RecoveryAttempted)]
+    assert not [payload for payload in payloads(conversation) if isinstance(payload, RecoveryAttempted)]
 
 
 async def test_the_cost_of_a_summary_is_counted_but_its_prompt_is_not_in_the_conversation() -> None:
-    conversation = LongTalk(compaction=WITH_LLM_SUMMARY)
+    conversation = LongConversation(compaction=WITH_LLM_SUMMARY)
     conversation.provider._script = script_summary_reply(GOOD)  # type: ignore[assignment]  # a function of the messages
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         before = session.cost
         await session.compact()
         assert session.cost > before
@@ -145,9 +149,9 @@ async def test_the_cost_of_a_summary_is_counted_but_its_prompt_is_not_in_the_con
 
 
 async def test_no_summary_is_requested_when_the_cache_is_cold() -> None:
-    conversation = LongTalk(compaction=WITH_LLM_SUMMARY)
+    conversation = LongConversation(compaction=WITH_LLM_SUMMARY)
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         conversation.clock.advance(7_200)
         sent = len(conversation.provider.requests)
         await session.compact()

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.support.long_conversations import GOAL, PROMPT, LongTalk
+from tests.support.long_conversations import GOAL, PROMPT, LongConversation
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.compaction.models import CompactionConfig
@@ -26,9 +26,9 @@ def compactions(store: MemoryStore) -> list[ContextCompacted]:
 
 
 async def test_the_view_is_the_summary_followed_by_the_retained_messages_unchanged() -> None:
-    conversation = LongTalk()
+    conversation = LongConversation()
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         before = session.history
         result = await session.compact()
         after = session.history
@@ -42,9 +42,9 @@ async def test_the_view_is_the_summary_followed_by_the_retained_messages_unchang
 
 
 async def test_the_log_keeps_every_message_and_the_event_names_the_range_it_covers() -> None:
-    conversation = LongTalk()
+    conversation = LongConversation()
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         logged = read_logged_messages(conversation.store.read(session.id))
         await session.compact()
         assert read_logged_messages(conversation.store.read(session.id)) == logged
@@ -60,13 +60,13 @@ async def test_the_log_keeps_every_message_and_the_event_names_the_range_it_cove
 
 
 async def test_calls_after_a_compaction_read_the_stable_prefix_and_then_the_summary() -> None:
-    conversation = LongTalk()
+    conversation = LongConversation()
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         await session.compact()
-        await conversation.speak(session, 2)
+        await conversation.send_turns(session, 2)
     verdicts = [
-        one.verdict for one in iter_entries(conversation.store.read(session.id), shipped_models()) if one.verdict
+        entry.verdict for entry in iter_entries(conversation.store.read(session.id), shipped_models()) if entry.verdict
     ]
     first = next(verdict for verdict in verdicts if verdict.kind == "planned")
     assert first.component == "compaction"
@@ -77,15 +77,15 @@ async def test_calls_after_a_compaction_read_the_stable_prefix_and_then_the_summ
 
 
 async def test_every_request_of_a_compacted_session_is_certified() -> None:
-    conversation = LongTalk()
+    conversation = LongConversation()
     async with conversation.create() as session:
-        await conversation.speak(session, 8)
+        await conversation.send_turns(session, 8)
         await session.compact()
-        await conversation.speak(session, 8)
+        await conversation.send_turns(session, 8)
         await session.compact()
-        await conversation.speak(session, 2)
+        await conversation.send_turns(session, 2)
     certificates = list(certify(conversation.store.read(session.id), session.id, shipped_models()))
-    assert [one.violation for one in certificates] == [None] * len(certificates)
+    assert [certificate.violation for certificate in certificates] == [None] * len(certificates)
     # Eight turns are sixteen calls. The stable prefix has its own breakpoint, so the call after a compaction must read
     # it.
     for after_compaction in (certificates[16], certificates[32]):
@@ -94,12 +94,12 @@ async def test_every_request_of_a_compacted_session_is_certified() -> None:
 
 
 async def test_a_resumed_session_sends_the_same_bytes_after_a_compaction() -> None:
-    conversation = LongTalk()
+    conversation = LongConversation()
     async with conversation.create() as session:
-        await conversation.speak(session, 10)
+        await conversation.send_turns(session, 10)
         await session.compact()
         history = session.history
-        await conversation.speak(session, 1)
+        await conversation.send_turns(session, 1)
     sent = conversation.provider.requests[-1].body
     async with conversation.resume(session.id) as resumed:
         assert resumed.history[: len(history)] == history
@@ -119,9 +119,9 @@ def messages_in(body: bytes) -> list[object]:
 
 
 async def test_a_second_compaction_in_a_row_does_nothing() -> None:
-    conversation = LongTalk()
+    conversation = LongConversation()
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         await session.compact()
         history = session.history
         result = await session.compact()
@@ -132,19 +132,19 @@ async def test_a_second_compaction_in_a_row_does_nothing() -> None:
 
 
 async def test_a_short_conversation_is_not_compacted() -> None:
-    conversation = LongTalk()
+    conversation = LongConversation()
     async with conversation.create() as session:
-        await conversation.speak(session, 1)
+        await conversation.send_turns(session, 1)
         result = await session.compact()
     assert result.removed_message_count == 0
     assert compactions(conversation.store) == []
 
 
 async def test_later_summaries_are_built_from_the_log_and_keep_the_first_goal_unchanged() -> None:
-    conversation = LongTalk()
+    conversation = LongConversation()
     async with conversation.create() as session:
         for _ in range(5):
-            await conversation.speak(session, 6)
+            await conversation.send_turns(session, 6)
             await session.compact()
         text = join_text_blocks(session.history[0].content)
     events = compactions(conversation.store)
@@ -156,21 +156,21 @@ async def test_later_summaries_are_built_from_the_log_and_keep_the_first_goal_un
 
 
 async def test_another_model_gets_the_summary_and_not_the_messages_it_replaces() -> None:
-    conversation = LongTalk()
+    conversation = LongConversation()
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         await session.compact()
         await session.switch_model("anthropic:claude-haiku-4-5")
-        await conversation.speak(session, 1)
+        await conversation.send_turns(session, 1)
         assert GOAL in join_text_blocks(session.history[0].content)
     assert conversation.provider.requests[-1].status == 200
     assert len(conversation.provider.requests[-1].body) < 100_000
 
 
 async def test_the_summary_is_its_own_layer_so_that_a_refused_message_does_not_remove_it() -> None:
-    conversation = LongTalk()
+    conversation = LongConversation()
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         await session.compact(CompactionConfig(tail_tokens_max=1))
     state = fold_events(conversation.store.read(session.id), session.id)
     assert state.entries[0].layer == "record"
@@ -178,9 +178,9 @@ async def test_the_summary_is_its_own_layer_so_that_a_refused_message_does_not_r
 
 async def test_the_size_of_the_prompt_triggers_a_compaction() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=20_000, money=False)
-    conversation = LongTalk(compaction=limit)
+    conversation = LongConversation(compaction=limit)
     async with conversation.create() as session:
-        await conversation.speak(session, 24)
+        await conversation.send_turns(session, 24)
     events = compactions(conversation.store)
     assert events
     assert {event.trigger for event in events} == {"soft"}
@@ -190,18 +190,20 @@ async def test_the_size_of_the_prompt_triggers_a_compaction() -> None:
 
 
 async def test_below_the_limit_nothing_is_compacted() -> None:
-    conversation = LongTalk(compaction=CompactionConfig(auto_compaction_input_tokens_threshold=1_000_000, money=False))
+    conversation = LongConversation(
+        compaction=CompactionConfig(auto_compaction_input_tokens_threshold=1_000_000, money=False)
+    )
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
     assert compactions(conversation.store) == []
 
 
 async def test_a_cold_cache_triggers_a_compaction() -> None:
-    conversation = LongTalk(compaction=CompactionConfig(money=False))
+    conversation = LongConversation(compaction=CompactionConfig(money=False))
     async with conversation.create() as session:
-        await conversation.speak(session, 14)
+        await conversation.send_turns(session, 14)
         assert compactions(conversation.store) == []
-        await conversation.speak(session, 1, gap_seconds=7_200)
+        await conversation.send_turns(session, 1, gap_seconds=7_200)
     (event,) = compactions(conversation.store)
     assert event.trigger == "cache_expired"
     assert event.numbers.is_cache_cold
@@ -211,9 +213,9 @@ async def test_a_cold_cache_triggers_a_compaction() -> None:
 async def test_a_compaction_done_for_cost_pays_for_itself() -> None:
     costs = {}
     for money in (True, False):
-        conversation = LongTalk(compaction=CompactionConfig(auto=money))
+        conversation = LongConversation(compaction=CompactionConfig(auto=money))
         async with conversation.create() as session:
-            await conversation.speak(session, 60)
+            await conversation.send_turns(session, 60)
         costs[money] = session.cost
         assert {event.trigger for event in compactions(conversation.store)} == ({"money"} if money else set())
     assert costs[True] < costs[False]
@@ -221,9 +223,9 @@ async def test_a_compaction_done_for_cost_pays_for_itself() -> None:
 
 async def test_a_stable_prefix_that_is_too_large_is_reported_at_most_once_per_turn() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=1_000, money=False)
-    conversation = LongTalk(compaction=limit, system_prompt="Follow the rules. " * 9_000)
+    conversation = LongConversation(compaction=limit, system_prompt="Follow the rules. " * 9_000)
     async with conversation.create() as session:
-        await conversation.speak(session, 10)
+        await conversation.send_turns(session, 10)
     payloads = [event.payload for event in conversation.store.read(session.id)]
     skipped = [payload for payload in payloads if isinstance(payload, CompactionSkipped)]
     assert len(skipped) <= 10
@@ -231,19 +233,19 @@ async def test_a_stable_prefix_that_is_too_large_is_reported_at_most_once_per_tu
 
 
 async def test_volatile_text_that_was_compacted_is_sent_again() -> None:
-    conversation = LongTalk(system_prompt_volatile="The house is open.")
+    conversation = LongConversation(system_prompt_volatile="The house is open.")
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         await session.compact()
         assert "The house is open." not in str(session.history[1:])
-        await conversation.speak(session, 1)
+        await conversation.send_turns(session, 1)
         assert "The house is open." in str(session.history[1:])
 
 
 async def test_nothing_is_compacted_while_a_turn_is_in_progress() -> None:
-    conversation = LongTalk()
+    conversation = LongConversation()
     async with conversation.create() as session:
-        await conversation.speak(session, 2)
+        await conversation.send_turns(session, 2)
         stream = session.stream("Go on.")
         await anext(stream)
         with pytest.raises(UserError, match="a turn is in progress"):
@@ -252,11 +254,11 @@ async def test_nothing_is_compacted_while_a_turn_is_in_progress() -> None:
 
 
 async def test_retained_tool_results_keep_their_calls() -> None:
-    conversation = LongTalk()
+    conversation = LongConversation()
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         for tail in (4_000, 2_000, 500, 1):
-            await conversation.speak(session, 1)
+            await conversation.send_turns(session, 1)
             await session.compact(CompactionConfig(tail_tokens_max=tail))
             assert validate_transcript(session.history) == ()
     state = fold_events(conversation.store.read(session.id), session.id)
@@ -266,9 +268,9 @@ async def test_retained_tool_results_keep_their_calls() -> None:
 
 async def test_old_tool_outputs_are_cleared_first_if_that_is_enough() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=30_000, money=False)
-    conversation = LongTalk(compaction=limit, recall_history=True)
+    conversation = LongConversation(compaction=limit, recall_history=True)
     async with conversation.create() as session:
-        await conversation.speak(session, 26)
+        await conversation.send_turns(session, 26)
         assert validate_transcript(session.history) == ()
         view = str(session.history)
     first = compactions(conversation.store)[0]
@@ -276,14 +278,14 @@ async def test_old_tool_outputs_are_cleared_first_if_that_is_enough() -> None:
     assert first.unchanged_blocks > 0
     assert "[The output of read_file src/part_" in view
     certificates = list(certify(conversation.store.read(session.id), session.id, shipped_models()))
-    assert [one.violation for one in certificates] == [None] * len(certificates)
+    assert [certificate.violation for certificate in certificates] == [None] * len(certificates)
 
 
 async def test_clearing_can_be_disabled() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=30_000, money=False, clear=False)
-    conversation = LongTalk(compaction=limit)
+    conversation = LongConversation(compaction=limit)
     async with conversation.create() as session:
-        await conversation.speak(session, 26)
+        await conversation.send_turns(session, 26)
     assert {event.strategy for event in compactions(conversation.store)} == {"checkpoint"}
 
 
@@ -300,24 +302,24 @@ async def test_clearing_can_be_disabled() -> None:
 async def test_the_summary_has_the_system_role_where_the_provider_supports_it(
     model: str, prompt: str, role: str
 ) -> None:
-    conversation = LongTalk(model=model, system_prompt=prompt)
+    conversation = LongConversation(model=model, system_prompt=prompt)
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         await session.compact()
         assert session.history[0].role == role
-        await conversation.speak(session, 2)
+        await conversation.send_turns(session, 2)
         await session.switch_model("anthropic:claude-sonnet-4-6")
-        await conversation.speak(session, 1)
+        await conversation.send_turns(session, 1)
         assert session.history[0].role == "user"
     assert {request.status for request in conversation.provider.requests} == {200}
     certificates = list(certify(conversation.store.read(session.id), session.id, shipped_models()))
-    assert [one.violation for one in certificates] == [None] * len(certificates)
+    assert [certificate.violation for certificate in certificates] == [None] * len(certificates)
 
 
 async def test_a_hand_off_tells_a_new_session_everything_that_was_done() -> None:
-    conversation = LongTalk()
+    conversation = LongConversation()
     async with conversation.create() as session:
-        await conversation.speak(session, 12)
+        await conversation.send_turns(session, 12)
         hand_off = session.hand_off()
         assert compactions(conversation.store) == []
     assert GOAL in hand_off

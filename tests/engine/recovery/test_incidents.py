@@ -8,7 +8,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.long_conversations import LongTalk, reading
+from tests.support.long_conversations import LongConversation, read_one_file_a_turn
 
 from holdfast.cli.main import command
 from holdfast.compaction.models import CompactionConfig
@@ -31,62 +31,64 @@ MANUAL_COMPACTION = CompactionConfig(auto=False, auto_compaction_input_tokens_th
 pytestmark = pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
 
 
-def payloads_of(long_session: LongTalk, kind: type[PayloadType]) -> list[PayloadType]:
+def payloads_of(long_session: LongConversation, kind: type[PayloadType]) -> list[PayloadType]:
     (row,) = long_session.store.sessions()
     return [event.payload for event in long_session.store.read(row.id) if isinstance(event.payload, kind)]
 
 
 async def test_a_cache_lost_by_the_provider_is_reported_with_what_was_checked() -> None:
-    long_session = LongTalk()
+    long_session = LongConversation()
     async with long_session.create() as session:
-        await long_session.speak(session, 4)
+        await long_session.send_turns(session, 4)
         assert payloads_of(long_session, RecoveryEnqueued) == []
         long_session.provider.advance(7_200)
-        await long_session.speak(session, 2)
+        await long_session.send_turns(session, 2)
     (incident,) = payloads_of(long_session, RecoveryEnqueued)
     assert (incident.scenario, incident.follow_up) == ("unexpected_cache_break", "run")
     assert incident.detail.startswith("only 0 of ")
     (done,) = payloads_of(long_session, RecoverySucceeded)
-    assert [one.step for one in done.results] == ["diff_chain", "freeze_tools_and_system", "repin_head"]
+    assert [result.step for result in done.results] == ["diff_chain", "freeze_tools_and_system", "repin_head"]
     assert done.results[0].detail.endswith("blocks are unchanged: the provider has lost them")
     assert "breakpoints" in done.results[2].detail
 
 
 async def test_a_cache_lost_on_purpose_is_no_incident() -> None:
-    long_session = LongTalk()
+    long_session = LongConversation()
     async with long_session.create() as session:
-        await long_session.speak(session, 12)
+        await long_session.send_turns(session, 12)
         await session.compact()
-        await long_session.speak(session, 2)
-        await long_session.speak(session, 2, gap_seconds=7_200)
+        await long_session.send_turns(session, 2)
+        await long_session.send_turns(session, 2, gap_seconds=7_200)
     assert payloads_of(long_session, RecoveryEnqueued) == []
 
 
 async def test_a_large_prompt_with_an_expired_cache_is_reported_with_its_cost() -> None:
-    long_session = LongTalk(compaction=MANUAL_COMPACTION)
+    long_session = LongConversation(compaction=MANUAL_COMPACTION)
     async with long_session.create() as session:
-        await long_session.speak(session, 14)
+        await long_session.send_turns(session, 14)
         assert payloads_of(long_session, RecoveryEnqueued) == []
-        await long_session.speak(session, 2, gap_seconds=7_200)
+        await long_session.send_turns(session, 2, gap_seconds=7_200)
     incidents = payloads_of(long_session, RecoveryEnqueued)
-    assert [(one.scenario, one.follow_up) for one in incidents] == [("cache_cold_large", "surface")] * 2
+    assert [(incident.scenario, incident.follow_up) for incident in incidents] == [("cache_cold_large", "surface")] * 2
     assert "tokens has expired; writing them again costs about $0." in incidents[0].detail
 
 
 async def test_a_large_prompt_that_is_compacted_when_its_cache_expired_is_no_incident() -> None:
-    long_session = LongTalk(compaction=msgspec.structs.replace(MANUAL_COMPACTION, auto=True, money=False, clear=False))
+    long_session = LongConversation(
+        compaction=msgspec.structs.replace(MANUAL_COMPACTION, auto=True, money=False, clear=False)
+    )
     async with long_session.create() as session:
-        await long_session.speak(session, 8)
-        await long_session.speak(session, 1, gap_seconds=7_200)
+        await long_session.send_turns(session, 8)
+        await long_session.send_turns(session, 1, gap_seconds=7_200)
     assert payloads_of(long_session, ContextCompacted)[-1].trigger == "cache_expired"
     assert payloads_of(long_session, RecoveryEnqueued) == []
 
 
 async def test_a_stable_prefix_that_no_compaction_can_shorten_is_reported_once() -> None:
     limit = CompactionConfig(auto_compaction_input_tokens_threshold=1_000, money=False, clear=False)
-    long_session = LongTalk(compaction=limit, system_prompt="Follow the rules. " * 9_000)
+    long_session = LongConversation(compaction=limit, system_prompt="Follow the rules. " * 9_000)
     async with long_session.create() as session:
-        await long_session.speak(session, 12)
+        await long_session.send_turns(session, 12)
     (incident,) = payloads_of(long_session, RecoveryEnqueued)
     assert (incident.scenario, incident.follow_up) == ("compaction_ineffective", "surface")
     assert "tools and system prompt alone exceed the limit" in incident.detail
@@ -95,7 +97,7 @@ async def test_a_stable_prefix_that_no_compaction_can_shorten_is_reported_once()
 
 async def test_two_ineffective_compactions_in_one_turn_are_reported() -> None:
     little = CompactionConfig(auto=False, share_max=1.0, summary_tokens_max=600, tail_tokens_max=1_000_000)
-    long_session = LongTalk()
+    long_session = LongConversation()
 
     async def read_file(path: str) -> str:
         """Reads a file."""
@@ -111,16 +113,16 @@ async def test_two_ineffective_compactions_in_one_turn_are_reported() -> None:
 
     def rounds(messages: Sequence[Message]) -> ScriptedReply:
         question_index = max(
-            at for at, one in enumerate(messages) if one.role == "user" and join_text_blocks(one.content)
+            at for at, message in enumerate(messages) if message.role == "user" and join_text_blocks(message.content)
         )
         if session.turn_count == 16 and len(messages) - question_index < 7:
             return ScriptedReply((ToolUse("", "read_file", encode_json({"path": f"{len(messages)}.py"}).decode()),))
-        return reading(messages)
+        return read_one_file_a_turn(messages)
 
     long_session.provider._script = rounds
     session = long_session.create()
     async with session:
-        await long_session.speak(session, 17)
+        await long_session.send_turns(session, 17)
     assert len(payloads_of(long_session, ContextCompacted)) >= 2
     (incident,) = payloads_of(long_session, RecoveryEnqueued)
     assert incident.scenario == "compaction_ineffective"
@@ -128,43 +130,43 @@ async def test_two_ineffective_compactions_in_one_turn_are_reported() -> None:
 
 
 async def test_messages_that_differ_from_those_compacted_are_reported_once() -> None:
-    long_session = LongTalk()
+    long_session = LongConversation()
     async with long_session.create() as session:
-        await long_session.speak(session, 8)
+        await long_session.send_turns(session, 8)
         await session.compact()
-        await long_session.speak(session, 6)
+        await long_session.send_turns(session, 6)
     events = long_session.store._events[session.id]
-    at = next(at for at, one in enumerate(events) if isinstance(one.payload, MessageAppended))
+    at = next(at for at, event in enumerate(events) if isinstance(event.payload, MessageAppended))
     changed = MessageAppended(Message("user", (Text("Something else was asked for."),)))
     events[at] = Event(
         events[at].id, events[at].at, session.id, "user", changed, events[at].turn_id, events[at].parent_event_id
     )
     async with long_session.resume(session.id) as resumed:
         await resumed.compact()
-        await long_session.speak(resumed, 6)
+        await long_session.send_turns(resumed, 6)
         await resumed.compact()
     (incident,) = payloads_of(long_session, RecoveryEnqueued)
     assert (incident.scenario, incident.follow_up) == ("digest_invalid", "run")
     (first, *_) = payloads_of(long_session, ContextCompacted)
     assert incident.detail == f"messages 1 to {first.last} differ from those that epoch 2 covered"
     (done,) = payloads_of(long_session, RecoverySucceeded)
-    assert [one.step for one in done.results] == ["last_good_copy", "rebuild_from_files", "quarantine"]
+    assert [result.step for result in done.results] == ["last_good_copy", "rebuild_from_files", "quarantine"]
 
 
 async def test_a_healthy_session_reports_no_incident() -> None:
-    long_session = LongTalk()
+    long_session = LongConversation()
     async with long_session.create() as session:
         for _ in range(3):
-            await long_session.speak(session, 5)
+            await long_session.send_turns(session, 5)
             await session.compact()
     assert payloads_of(long_session, RecoveryEnqueued) == []
 
 
 async def store_session(db: str, *, config: CompactionConfig, gap_seconds: float) -> str:
-    long_session = LongTalk(store=db, compaction=config)
+    long_session = LongConversation(store=db, compaction=config)
     async with long_session.create() as session:
-        await long_session.speak(session, 14)
-        await long_session.speak(session, 1, gap_seconds=gap_seconds)
+        await long_session.send_turns(session, 14)
+        await long_session.send_turns(session, 1, gap_seconds=gap_seconds)
         return session.id
 
 
@@ -201,32 +203,32 @@ def test_ineffective_compaction_suggests_cuts_and_can_be_disabled(tmp_path: Path
 
 
 async def test_a_learned_window_replaces_the_one_of_the_catalog() -> None:
-    long_session = LongTalk(compaction=CompactionConfig(money=False))
+    long_session = LongConversation(compaction=CompactionConfig(money=False))
     async with long_session.create() as session:
-        await long_session.speak(session, 10)
+        await long_session.send_turns(session, 10)
         assert payloads_of(long_session, ContextCompacted) == []
         assert session._conversation is not None
         await session._conversation.record("system", ProviderLimited("context_overflow", window_tokens_max=30_000))
-        await long_session.speak(session, 12)
+        await long_session.send_turns(session, 12)
     events = payloads_of(long_session, ContextCompacted)
     assert {event.trigger for event in events} == {"hard"}
     assert all(event.tokens_before > 14_000 for event in events)
 
 
 async def test_a_window_smaller_than_a_reply_does_not_cause_endless_compactions() -> None:
-    long_session = LongTalk(compaction=CompactionConfig(money=False))
+    long_session = LongConversation(compaction=CompactionConfig(money=False))
     async with long_session.create() as session:
-        await long_session.speak(session, 6)
+        await long_session.send_turns(session, 6)
         assert session._conversation is not None
         await session._conversation.record("system", ProviderLimited("context_overflow", window_tokens_max=6_000))
-        await long_session.speak(session, 12)
+        await long_session.send_turns(session, 12)
     assert len(payloads_of(long_session, ContextCompacted)) + len(payloads_of(long_session, CompactionSkipped)) <= 13
 
 
 async def test_the_largest_parts_are_reported_even_without_host_steps() -> None:
-    long_session = LongTalk()
+    long_session = LongConversation()
     async with long_session.create() as session:
-        await long_session.speak(session, 2)
+        await long_session.send_turns(session, 2)
         outcome = await session.recovery.run("compaction_ineffective")
         (incident,) = session.recovery.incidents
     assert isinstance(outcome, Recovered)
@@ -235,13 +237,13 @@ async def test_the_largest_parts_are_reported_even_without_host_steps() -> None:
 
 @pytest.mark.parametrize("simulated", [True, False])
 async def test_a_simulated_cache_that_ended_with_its_process_is_no_incident(simulated: bool) -> None:
-    long_session = LongTalk(simulated=simulated)
+    long_session = LongConversation(simulated=simulated)
     async with long_session.create() as session:
-        await long_session.speak(session, 4)
+        await long_session.send_turns(session, 4)
     long_session.clock.advance(5)
     long_session.provider.advance(7_200)
     async with long_session.resume(session.id) as resumed:
-        await long_session.speak(resumed, 2)
-    assert [one.scenario for one in payloads_of(long_session, RecoveryEnqueued)] == (
+        await long_session.send_turns(resumed, 2)
+    assert [payload.scenario for payload in payloads_of(long_session, RecoveryEnqueued)] == (
         [] if simulated else ["unexpected_cache_break"]
     )

@@ -19,51 +19,51 @@ REFUSED = ProviderError("invalid_request", "messages.0: image cannot be read", s
 
 
 async def test_a_refused_message_is_not_sent_again(agent: MakeAgent) -> None:
-    one = agent(says("Hello."), REFUSED, says("Yes."), system_prompt="Be brief.")
-    async with one.session as session:
+    harness = agent(says("Hello."), REFUSED, says("Yes."), system_prompt="Be brief.")
+    async with harness.session as session:
         await session.send("hi")
         with pytest.raises(ProviderError, match="image cannot be read"):
             await session.send([Image(Base64Source("image/png", "broken")), Text("What is this?")])
         assert (await session.send("Are you there?")).text == "Yes."
         assert [message.role for message in session.history] == ["user", "assistant", "user", "assistant"]
-    assert "broken" not in one.wire.bodies[-1].decode()
-    assert [it.reason for it in one.payloads if isinstance(it, MessagesWithdrawn)] == [
+    assert "broken" not in harness.transport.bodies[-1].decode()
+    assert [payload.reason for payload in harness.payloads if isinstance(payload, MessagesWithdrawn)] == [
         "the provider refused them (invalid_request)"
     ]
-    assert all(record.is_prefix_unchanged for record in iter_calls(one.events))
+    assert all(record.is_prefix_unchanged for record in iter_calls(harness.events))
 
 
 async def test_after_a_refusal_the_next_request_is_compared_with_the_last_successful_one(
     agent: MakeAgent,
 ) -> None:
-    one = agent(says("Hello."), REFUSED, system_prompt="Be brief.")
-    async with one.session as session:
+    harness = agent(says("Hello."), REFUSED, system_prompt="Be brief.")
+    async with harness.session as session:
         await session.send("hi")
-        digests = fold_events(one.events, session.id).digests
+        digests = fold_events(harness.events, session.id).digests
         with pytest.raises(ProviderError):
             await session.send("broken")
-    assert fold_events(one.events, session.id).digests == digests
+    assert fold_events(harness.events, session.id).digests == digests
 
 
 async def test_a_refused_first_message_leaves_an_empty_history(agent: MakeAgent) -> None:
-    one = agent(REFUSED, says("Yes."))
-    async with one.session as session:
+    harness = agent(REFUSED, says("Yes."))
+    async with harness.session as session:
         with pytest.raises(ProviderError):
             await session.send("hi")
         assert session.history == ()
         await session.send("again")
-    assert one.bodies[-1]["messages"][0]["content"][0]["text"] == "again"
+    assert harness.bodies[-1]["messages"][0]["content"][0]["text"] == "again"
 
 
 async def test_volatile_text_that_was_refused_is_sent_again(agent: MakeAgent) -> None:
     states = iter(["one", "two", "two"])
-    one = agent(says("Hello."), REFUSED, says("Yes."), system_prompt_volatile=lambda: next(states))
-    async with one.session as session:
+    harness = agent(says("Hello."), REFUSED, says("Yes."), system_prompt_volatile=lambda: next(states))
+    async with harness.session as session:
         await session.send("hi")
         with pytest.raises(ProviderError):
             await session.send("broken")
         await session.send("go on")
-    body = one.wire.bodies[-1].decode()
+    body = harness.transport.bodies[-1].decode()
     assert (body.count("one\\n"), body.count("two\\n"), "broken" in body) == (1, 1, False)
 
 
@@ -72,22 +72,22 @@ async def test_refused_tool_results_are_replaced_by_a_note(agent: MakeAgent) -> 
         """Look."""
         return "far too much"
 
-    one = agent(says(ToolUse("t1", "look", "{}")), REFUSED, says("Yes."), tools=[look])
-    async with one.session as session:
+    harness = agent(says(ToolUse("t1", "look", "{}")), REFUSED, says("Yes."), tools=[look])
+    async with harness.session as session:
         with pytest.raises(ProviderError):
             await session.send("look")
         assert (await session.send("go on")).text == "Yes."
-    last = one.wire.bodies[-1].decode()
+    last = harness.transport.bodies[-1].decode()
     assert "far too much" not in last
     assert "The call was not run." in last
-    assert fold_events(one.events, session.id).entries[-1].role == "assistant"
+    assert fold_events(harness.events, session.id).entries[-1].role == "assistant"
 
 
 @pytest.mark.parametrize("kind", ["rate_limit", "server_error", "network"])
 async def test_a_message_stays_after_a_failure_that_may_be_temporary(agent: MakeAgent, kind: str) -> None:
     failed = ProviderError(kind, "not now")  # type: ignore[arg-type]  # one of the kinds
-    one = agent(failed, says("Yes."))
-    async with one.session as session:
+    harness = agent(failed, says("Yes."))
+    async with harness.session as session:
         with pytest.raises(ProviderError):
             await session.send("hi")
         await session.send("go on")
@@ -105,11 +105,11 @@ async def test_a_message_over_the_window_does_not_end_the_session() -> None:
 
 
 async def test_an_absurd_token_count_does_no_harm(agent: MakeAgent) -> None:
-    one = agent(says("One.", usage=Usage(input=10**400, output=10**400)), says("Two."))
-    async with one.session as session:
+    harness = agent(says("One.", usage=Usage(input=10**400, output=10**400)), says("Two."))
+    async with harness.session as session:
         assert (await session.send("hi")).usage == Usage(input=TOKENS_MAX, output=TOKENS_MAX)
         assert (await session.send("and now?")).text == "Two."
-    assert fold_events(one.events, session.id).usage.input > TOKENS_MAX
+    assert fold_events(harness.events, session.id).usage.input > TOKENS_MAX
 
 
 def test_estimates_survive_absurd_token_counts_on_the_log() -> None:

@@ -104,21 +104,21 @@ class FaultySession:
     @property
     def steps(self) -> list[tuple[str, str]]:
         """The steps of the last recovery that succeeded."""
-        results = [it.results for it in self.payloads_of(RecoverySucceeded)]
+        results = [payload.results for payload in self.payloads_of(RecoverySucceeded)]
         return [(result.step, result.status) for result in results[-1]]
 
     def check(self) -> None:
         """The transcript is valid, the log rebuilds the bytes that were sent, and every cache miss was planned."""
         state = fold_events(self.events, self.session.id)
         assert validate_transcript(merge_into_messages(state.entries)) == ()
-        violations = [one.violation for one in certify(self.events, self.session.id, shipped_models())]
+        violations = [certificate.violation for certificate in certify(self.events, self.session.id, shipped_models())]
         assert violations == [None] * len(violations)
-        verdicts = [one.verdict.kind for one in iter_entries(self.events, shipped_models()) if one.verdict]
+        verdicts = [entry.verdict.kind for entry in iter_entries(self.events, shipped_models()) if entry.verdict]
         assert not {"prefix_changed", "lookback_miss", "provider_side"} & set(verdicts)
 
 
 def breakpoint_counts(faulty: FaultySession) -> list[int]:
-    return [len(it.plan.breakpoints) for it in faulty.payloads_of(RequestPrepared)]
+    return [len(payload.plan.breakpoints) for payload in faulty.payloads_of(RequestPrepared)]
 
 
 async def test_a_refused_breakpoint_count_is_not_exceeded_again() -> None:
@@ -144,7 +144,9 @@ async def test_a_provider_that_refuses_breakpoints_gets_none(model: str) -> None
 async def test_a_refused_ttl_is_replaced_by_the_shortest() -> None:
     faulty = FaultySession("One.", {"fault": "ttl"}, "Two.", "Three.")
     assert await faulty.say("a", "b", "c") == ["One.", "Two.", "Three."]
-    ttls = [{breakpoint.ttl for breakpoint in it.plan.breakpoints} for it in faulty.payloads_of(RequestPrepared)]
+    ttls = [
+        {breakpoint.ttl for breakpoint in payload.plan.breakpoints} for payload in faulty.payloads_of(RequestPrepared)
+    ]
     assert ttls == [{"5m"}, {"1h"}, {"5m"}, {"5m"}]
     assert faulty.payloads_of(ProviderLimited) == [ProviderLimited("provider_rejects_marker", shortest_ttl_only=True)]
     faulty.check()
@@ -166,13 +168,13 @@ async def test_another_model_gets_breakpoints_again() -> None:
 
 
 async def test_breakpoints_that_stay_refused_raise_the_providers_own_error(agent: MakeAgent) -> None:
-    one = agent(BREAKPOINTS_REFUSED, BREAKPOINTS_REFUSED, BREAKPOINTS_REFUSED, says("Yes."), system_prompt=PROMPT)
-    async with one.session as session:
+    harness = agent(BREAKPOINTS_REFUSED, BREAKPOINTS_REFUSED, BREAKPOINTS_REFUSED, says("Yes."), system_prompt=PROMPT)
+    async with harness.session as session:
         with pytest.raises(ProviderError, match="Extra inputs are not permitted"):
             await session.send("hi")
-        assert len(one.wire.bodies) == 3
+        assert len(harness.transport.bodies) == 3
         assert (await session.send("again")).text == "Yes."
-    escalated = [it for it in one.payloads if isinstance(it, RecoveryEscalated)]
+    escalated = [payload for payload in harness.payloads if isinstance(payload, RecoveryEscalated)]
     assert [(it.scenario, it.policy) for it in escalated] == [("provider_rejects_marker", "log_and_continue")]
 
 
@@ -198,7 +200,7 @@ async def test_the_thinking_of_the_current_turn_is_dropped_last(model: str) -> N
     faulty = FaultySession(THOUGHT, LOOKS, {"fault": "thinking"}, "Two.", model=model, thinking={"type": "adaptive"})
     assert await faulty.say("a", "b") == ["Said.", "Two."]
     if model == DOES_NOT_BIND_THINKING:
-        assert [it.entry_count for it in faulty.payloads_of(ThinkingDropped)] == [2, 5]
+        assert [payload.entry_count for payload in faulty.payloads_of(ThinkingDropped)] == [2, 5]
         assert [status for _, status in faulty.steps] == ["done", "done", "done", "recovered"]
     assert not any(map(is_thinking, (block for message in faulty.session.history for block in message.content)))
     faulty.check()
@@ -207,29 +209,29 @@ async def test_the_thinking_of_the_current_turn_is_dropped_last(model: str) -> N
 async def test_all_thinking_is_dropped_at_once_if_it_is_bound_to_its_prefix() -> None:
     faulty = FaultySession(THOUGHT, LOOKS, {"fault": "thinking"}, "Two.")
     assert await faulty.say("a", "b") == ["Said.", "Two."]
-    assert [(it.entry_count, it.block_count) for it in faulty.payloads_of(ThinkingDropped)] == [(5, 2)]
+    assert [(payload.entry_count, payload.block_count) for payload in faulty.payloads_of(ThinkingDropped)] == [(5, 2)]
     faulty.check()
 
 
 async def test_thinking_that_is_refused_although_there_is_none_ends_the_turn(agent: MakeAgent) -> None:
     words = ProviderError("invalid_request", "messages.1: Invalid `signature` in `thinking` block", status=400)
-    one = agent(words, says("Yes."))
-    async with one.session as session:
+    harness = agent(words, says("Yes."))
+    async with harness.session as session:
         with pytest.raises(ProviderError, match="signature"):
             await session.send("hi")
         await session.send("again")
-    assert len(one.wire.bodies) == 2
+    assert len(harness.transport.bodies) == 2
 
 
 @pytest.mark.changes_prefix(reason="thinking that the provider refuses leaves the view")
 async def test_a_repair_that_did_not_help_stays_in_place(agent: MakeAgent) -> None:
     words = ProviderError("invalid_request", "messages.1: Invalid `signature` in `thinking` block", status=400)
-    one = agent(says(Thinking("hm", "sealed"), "One."), words, words, says("Three."))
-    async with one.session as session:
+    harness = agent(says(Thinking("hm", "sealed"), "One."), words, words, says("Three."))
+    async with harness.session as session:
         await session.send("a")
         with pytest.raises(ProviderError, match="signature"):
             await session.send("b")
-        assert len(one.wire.bodies) == 3
+        assert len(harness.transport.bodies) == 3
         assert (await session.send("c")).text == "Three."
 
 
@@ -244,7 +246,9 @@ async def test_a_tool_result_over_the_window_is_cut_and_the_turn_continues() -> 
     assert isinstance(result.content[0], Text)
     assert "characters are left out here" in result.content[0].text
     results = [
-        it.message for it in faulty.payloads_of(MessageAppended) if isinstance(it.message.content[0], ToolResult)
+        payload.message
+        for payload in faulty.payloads_of(MessageAppended)
+        if isinstance(payload.message.content[0], ToolResult)
     ]
     assert len(str(results)) > len(str(result)), "the log keeps what was seen"
     assert all(record.is_prefix_unchanged for record in iter_calls(faulty.events))
@@ -258,7 +262,7 @@ async def test_every_providers_window_is_learned(model: str) -> None:
     many = [{"type": "tool_use", "name": "look", "input": {"lines": 4000}}]
     faulty = FaultySession(many, {"fault": "window;tokens=15000"}, "Seen.", model=model)
     assert await faulty.say("look") == ["Seen."]
-    assert [it.window_tokens_max for it in faulty.payloads_of(ProviderLimited)] == [15_000]
+    assert [payload.window_tokens_max for payload in faulty.payloads_of(ProviderLimited)] == [15_000]
     faulty.check()
 
 
@@ -301,7 +305,7 @@ async def test_a_host_can_add_steps_that_shorten_the_view() -> None:
 
 @pytest.mark.parametrize("never", [False, True])
 async def test_a_history_over_the_window_is_compacted_unless_disabled(never: bool) -> None:
-    messages = [f"Part {number}: " + "so it was told. " * 400 for number in range(6)]
+    messages = [f"Part {number}: " + "so it was noted. " * 400 for number in range(6)]
     lines = ["One.", "Two.", "Three.", "Four.", "Five.", {"fault": "window;tokens=16000"}, "Six."]
     faulty = FaultySession(
         *lines, model=DOES_NOT_BIND_THINKING, compaction=False if never else CompactionConfig(money=False)
@@ -370,7 +374,7 @@ async def test_a_refusal_for_unpaired_calls_without_any_ends_the_turn_and_not_th
 async def test_two_faults_are_repaired_one_after_the_other() -> None:
     faulty = FaultySession(THOUGHT, {"fault": "breakpoints"}, {"fault": "thinking"}, "Two.")
     assert await faulty.say("a", "b") == ["Said.", "Two."]
-    assert [it.scenario for it in faulty.payloads_of(RecoverySucceeded)] == [
+    assert [payload.scenario for payload in faulty.payloads_of(RecoverySucceeded)] == [
         "provider_rejects_marker",
         "thinking_prefix_mismatch",
     ]
@@ -379,28 +383,30 @@ async def test_two_faults_are_repaired_one_after_the_other() -> None:
 
 async def test_another_failure_during_a_repair_is_raised_to_the_caller(agent: MakeAgent) -> None:
     down = ProviderError("server_error", "out of order", status=500)
-    one = agent(BREAKPOINTS_REFUSED, down, says("Yes."), system_prompt=PROMPT)
-    async with one.session as session:
+    harness = agent(BREAKPOINTS_REFUSED, down, says("Yes."), system_prompt=PROMPT)
+    async with harness.session as session:
         with pytest.raises(ProviderError, match="out of order"):
             await session.send("hi")
         assert (await session.send("go on")).text == "Yes."
         assert session.history[0].content == (Text("hi"), Text("go on"))
-    failed = [it for it in one.payloads if isinstance(it, RecoveryFailed)]
-    assert [(it.results[-1].step, it.results[-1].detail) for it in failed] == [("retry_request", "out of order")]
+    failed = [payload for payload in harness.payloads if isinstance(payload, RecoveryFailed)]
+    assert [(failure.results[-1].step, failure.results[-1].detail) for failure in failed] == [
+        ("retry_request", "out of order")
+    ]
 
 
 async def test_a_turn_can_be_cancelled_during_a_repair(agent: MakeAgent) -> None:
-    one = agent(BREAKPOINTS_REFUSED, Pause(says("Half of", "it."), 4), says("Yes."), system_prompt=PROMPT)
-    async with one.session as session:
+    harness = agent(BREAKPOINTS_REFUSED, Pause(says("Half of", "it."), 4), says("Yes."), system_prompt=PROMPT)
+    async with harness.session as session:
         turn = asyncio.ensure_future(session.send("hi"))
-        await one.wire.paused.wait()
+        await harness.transport.paused.wait()
         turn.cancel()
         with pytest.raises(asyncio.CancelledError):
             await turn
         assert (await session.send("go on")).text == "Yes."
         assert validate_transcript(session.history) == ()
-    failed = [it for it in one.payloads if isinstance(it, RecoveryFailed)]
-    assert [it.results[-1] for it in failed] == [StepResult("retry_request", "failed", "cancelled")]
+    failed = [payload for payload in harness.payloads if isinstance(payload, RecoveryFailed)]
+    assert [failure.results[-1] for failure in failed] == [StepResult("retry_request", "failed", "cancelled")]
 
 
 class BrokenTransport:
@@ -426,19 +432,19 @@ class BrokenTransport:
 
 async def test_a_reply_that_has_started_is_not_requested_again() -> None:
     fault = {"type": "error", "error": {"type": "invalid_request_error", "message": "cache_control: no"}}
-    wire = BrokenTransport(b"event: error\ndata: " + json.dumps(fault).encode() + b"\n\n")
+    transport = BrokenTransport(b"event: error\ndata: " + json.dumps(fault).encode() + b"\n\n")
     async with Session.create(
-        model=BINDS_THINKING, store=MemoryStore(), transport=wire, system_prompt=PROMPT
+        model=BINDS_THINKING, store=MemoryStore(), transport=transport, system_prompt=PROMPT
     ) as session:
         with pytest.raises(ProviderError, match="cache_control"):
             await session.send("hi")
-    assert wire.sent == 1
+    assert transport.sent == 1
 
 
 async def test_an_error_that_is_not_the_providers_is_raised_unchanged() -> None:
-    wire = BrokenTransport(BREAKPOINTS_REFUSED, LookupError("a bug"))
+    transport = BrokenTransport(BREAKPOINTS_REFUSED, LookupError("a bug"))
     async with Session.create(
-        model=BINDS_THINKING, store=MemoryStore(), transport=wire, system_prompt=PROMPT
+        model=BINDS_THINKING, store=MemoryStore(), transport=transport, system_prompt=PROMPT
     ) as session:
         with pytest.raises(LookupError, match="a bug"):
             await session.send("hi")
@@ -452,7 +458,7 @@ async def test_no_request_is_retried_more_than_a_few_times(fault: str, model: st
     await faulty.say("a", "b", "c")
     assert len(faulty.statuses) <= 3 * 4
     assert len(faulty.payloads_of(LlmCallCompleted)) == faulty.statuses.count(200)
-    attempts = [it.incident for it in faulty.payloads_of(RecoveryAttempted)]
+    attempts = [payload.incident for payload in faulty.payloads_of(RecoveryAttempted)]
     assert len(attempts) == len(set(attempts))
     faulty.check()
 
@@ -468,8 +474,8 @@ async def test_a_fold_over_the_log_gives_the_state_after_repairs() -> None:
 async def test_a_miss_caused_by_a_repair_is_planned_even_after_another_failure() -> None:
     faulty = FaultySession(THOUGHT, "One.", {"fault": "thinking"}, {"fault": "403"}, "Two.")
     assert await faulty.say("a", "a long question " * 1500, "b", "c") == ["Said.", "One.", "auth", "Two."]
-    verdicts = [one.verdict for one in iter_entries(faulty.events, shipped_models()) if one.verdict]
-    assert [(one.kind, one.component) for one in verdicts][1:] == [("held", None), ("planned", "recovery")]
+    verdicts = [entry.verdict for entry in iter_entries(faulty.events, shipped_models()) if entry.verdict]
+    assert [(verdict.kind, verdict.component) for verdict in verdicts][1:] == [("held", None), ("planned", "recovery")]
     assert verdicts[2].detail == "the request was repaired: thinking_prefix_mismatch"
     faulty.check()
 
@@ -477,7 +483,7 @@ async def test_a_miss_caused_by_a_repair_is_planned_even_after_another_failure()
 async def test_a_miss_caused_by_dropped_breakpoints_is_planned() -> None:
     faulty = FaultySession("One.", {"fault": "breakpoints"}, "Two.")
     await faulty.say("a", "b")
-    verdicts = [one.verdict for one in iter_entries(faulty.events, shipped_models()) if one.verdict]
+    verdicts = [entry.verdict for entry in iter_entries(faulty.events, shipped_models()) if entry.verdict]
     assert verdicts[1].detail == "breakpoints were changed: provider_rejects_marker"
 
 
@@ -494,13 +500,13 @@ async def test_a_recording_of_the_session_contains_the_repaired_request() -> Non
 async def test_a_provider_failure_is_reported(agent: MakeAgent) -> None:
     busy = ProviderError("server_error", "the provider is overloaded", status=529)
     refused = ProviderError("invalid_request", "no such model", status=404)
-    one = agent(busy, refused, says("Yes."))
-    async with one.session as session:
+    harness = agent(busy, refused, says("Yes."))
+    async with harness.session as session:
         for message in ("a", "b"):
             with pytest.raises(ProviderError):
                 await session.send(message)
         assert (await session.send("c")).text == "Yes."
-    (incident,) = [it for it in one.payloads if isinstance(it, RecoveryEnqueued)]
+    (incident,) = [payload for payload in harness.payloads if isinstance(payload, RecoveryEnqueued)]
     assert (incident.scenario, incident.follow_up, incident.detail) == (
         "provider_failure",
         "surface",

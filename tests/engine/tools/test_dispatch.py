@@ -51,9 +51,9 @@ def deny(request: ConfirmationRequest) -> bool:
 
 
 def make_toolbox(tmp_path: Path, rules: PermissionRules, *, side_effects: SideEffects = "write") -> Toolbox:
-    one = tool(save, side_effects=side_effects, paths=["path"])
+    save_tool = tool(save, side_effects=side_effects, paths=["path"])
     return Toolbox(
-        [one], rules=rules, environment=ToolEnvironment("s", resolve_roots(tmp_path)), clock=ManualClock(50.0)
+        [save_tool], rules=rules, environment=ToolEnvironment("s", resolve_roots(tmp_path)), clock=ManualClock(50.0)
     )
 
 
@@ -313,9 +313,9 @@ async def test_a_tool_with_a_context_parameter_gets_it_and_the_model_does_not_se
         context.success = False
         return text
 
-    one = tool(work)
-    assert list(msgspec.json.decode(one.spec.input_schema_json)["properties"]) == ["text"]
-    box = Toolbox([one], environment=ToolEnvironment("session-1", resolve_roots(tmp_path)))
+    work_tool = tool(work)
+    assert list(msgspec.json.decode(work_tool.spec.input_schema_json)["properties"]) == ["text"]
+    box = Toolbox([work_tool], environment=ToolEnvironment("session-1", resolve_roots(tmp_path)))
     outcome = await call(box, "work", text="hi")
     (context,) = seen
     assert (context.session_id, context.turn_id, context.tool_use_id) == ("session-1", "turn", "t")

@@ -86,9 +86,9 @@ async def test_a_session_closes_while_its_tools_hang(
 ) -> None:
     hang = tool(blocked.wait, name="hang", description="Hang.", input_schema=EMPTY_SCHEMA, timeout_seconds=0.01)
     calls = [ToolUse(f"t{number}", "hang", "{}") for number in range(40)]
-    one = agent(says(*calls), says("ok"), tools=[hang], store=tmp_path / "holdfast.db")
+    harness = agent(says(*calls), says("ok"), tools=[hang], store=tmp_path / "holdfast.db")
     async with asyncio.timeout(5):
-        async with one.session as session:
+        async with harness.session as session:
             assert (await session.send("go")).text == "ok"
 
 

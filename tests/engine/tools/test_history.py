@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from tests.support.long_conversations import LongTalk, block_kind, reading
+from tests.support.long_conversations import LongConversation, block_kind, read_one_file_a_turn
 
 from holdfast.engine.tools.builtin.history import parse_message_range
 from holdfast.simulator.script import ScriptedReply
@@ -15,17 +15,17 @@ def recall_on_request(messages: Sequence[Message]) -> ScriptedReply:
     """Recall the source that the user's last message names, if it does; otherwise read files."""
     text = join_text_blocks(messages[-1].content)
     if "recall " not in text or any(block_kind(block) == "tool_result" for block in messages[-1].content):
-        return reading(messages)
+        return read_one_file_a_turn(messages)
     source = text.rpartition("recall ")[2]
     return ScriptedReply((ToolUse("", "recall_history", encode_json({"source": source}).decode()),))
 
 
 @pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
 async def test_a_model_can_read_messages_that_are_no_longer_in_view() -> None:
-    conversation = LongTalk(recall_history=True)
+    conversation = LongConversation(recall_history=True)
     conversation.provider._script = recall_on_request
     async with conversation.create() as session:
-        await conversation.speak(session, 10)
+        await conversation.send_turns(session, 10)
         await session.compact()
         assert "The tool recall_history shows it in full." in join_text_blocks(session.history[0].content)
         assert "def step_59(token)" not in str(session.history[:2])
@@ -38,7 +38,7 @@ async def test_a_model_can_read_messages_that_are_no_longer_in_view() -> None:
 
 @pytest.mark.parametrize("source", ["m2 and more", "m9999", ""])
 async def test_an_unknown_message_range_is_an_error(source: str) -> None:
-    conversation = LongTalk(recall_history=True)
+    conversation = LongConversation(recall_history=True)
     conversation.provider._script = recall_on_request
     async with conversation.create() as session:
         await session.send(f"recall {source}")
@@ -46,7 +46,7 @@ async def test_an_unknown_message_range_is_an_error(source: str) -> None:
 
 
 async def test_without_recall_history_there_is_no_such_tool() -> None:
-    conversation = LongTalk()
+    conversation = LongConversation()
     async with conversation.create() as session:
         assert [spec.name for spec in session.tools] == ["read_file"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from tests.support.agents import MakeAgent
-from tests.support.played_sessions import new_session, played, results, uses
+from tests.support.scripted_sessions import new_session, scripted_provider, tool_result_texts, tool_use
 from tests.support.skill_folders import write_project, write_skill
 
 from holdfast.engine.tools.permissions import permits_call, skill_refusal_reason
@@ -144,13 +144,13 @@ def workspace(tmp_path: Path) -> Path:
 async def test_a_loaded_skill_restricts_the_tools_that_may_be_used(workspace: Path) -> None:
     write_skill(workspace / ".holdfast/skills", "status", more=GIT_ONLY)
     (workspace / "a.txt").write_text("A.\n")
-    provider = played(
-        [uses("list_dir", path=".holdfast/skills")],
-        [uses("skill_load", name="status"), uses("list_dir", path=".holdfast/skills")],
-        [uses("list_dir")],
-        [uses("read_file", path="a.txt")],
-        [uses("run_command", command="git status; ls")],
-        [uses("skill_load", name="pdf")],
+    provider = scripted_provider(
+        [tool_use("list_dir", path=".holdfast/skills")],
+        [tool_use("skill_load", name="status"), tool_use("list_dir", path=".holdfast/skills")],
+        [tool_use("list_dir")],
+        [tool_use("read_file", path="a.txt")],
+        [tool_use("run_command", command="git status; ls")],
+        [tool_use("skill_load", name="pdf")],
         "Done.",
     )
     async with new_session(
@@ -162,7 +162,7 @@ async def test_a_loaded_skill_restricts_the_tools_that_may_be_used(workspace: Pa
         enforce_allowed_tools=True,
     ) as session:
         await session.send("Go.")
-        before, _, _, beside, listed, read, ran, loaded, _ = results(session)
+        before, _, _, beside, listed, read, ran, loaded, _ = tool_result_texts(session)
     assert before == beside == "deploy/\nreview/\nstatus/"
     why = "This call is not allowed: the skills that are loaded (status) allow only Read, Bash(git status:*)"
     assert (listed, read, ran) == (why, "A.", why)
@@ -171,12 +171,12 @@ async def test_a_loaded_skill_restricts_the_tools_that_may_be_used(workspace: Pa
 
 async def test_skill_rules_apply_only_if_enforced(workspace: Path) -> None:
     write_skill(workspace / ".holdfast/skills", "status", more=GIT_ONLY)
-    provider = played([uses("skill_load", name="status")], [uses("list_dir")], "Done.")
+    provider = scripted_provider([tool_use("skill_load", name="status")], [tool_use("list_dir")], "Done.")
     async with new_session(
         provider, workspace=workspace, skills=True, builtin_tools=["list_dir", "read_file"]
     ) as session:
         await session.send("Go.")
-        assert results(session)[-1] == ".holdfast/"
+        assert tool_result_texts(session)[-1] == ".holdfast/"
 
 
 @pytest.mark.parametrize(("is_enforced", "names"), [(False, ["open", "status"]), (True, ["open"])])
@@ -186,7 +186,7 @@ async def test_a_skill_with_enforced_rules_is_not_preloaded(
     write_skill(tmp_path, "open")
     write_skill(tmp_path, "status", more=GIT_ONLY)
     write_skill(tmp_path, "blank", body=" \n")
-    one = agent(skills=tmp_path, padding="always", enforce_allowed_tools=is_enforced)
-    async with one.session:
+    harness = agent(skills=tmp_path, padding="always", enforce_allowed_tools=is_enforced)
+    async with harness.session:
         pass
-    assert [each.skill_id for each in one.payloads if isinstance(each, SkillLoaded)] == names
+    assert [each.skill_id for each in harness.payloads if isinstance(each, SkillLoaded)] == names

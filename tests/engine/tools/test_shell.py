@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.toolboxes import ENVIRON, box_in, call
+from tests.support.toolboxes import ENVIRON, builtin_toolbox, call
 
 from holdfast.engine.tools.builtin.shell import (
     HEAD_BYTES_MAX,
@@ -54,13 +54,13 @@ async def pids_in(file: Path, count: int) -> list[int]:
     for _ in range(500):
         pids = file.read_text().split() if file.exists() else []
         if len(pids) >= count:
-            return [int(one) for one in pids]
+            return [int(pid) for pid in pids]
         await asyncio.sleep(0.01)
     raise AssertionError(f"only {len(pids)} of {count} processes came up")
 
 
 async def test_stdout_and_stderr_of_a_command_are_shown(tmp_path: Path) -> None:
-    outcome = await call(box_in(tmp_path), "run_command", command="pwd; echo oops >&2; cat")
+    outcome = await call(builtin_toolbox(tmp_path), "run_command", command="pwd; echo oops >&2; cat")
     assert outcome.text == f"{tmp_path.resolve()}\noops\n"
     completed = outcome.recorded[-1]
     assert isinstance(completed, ToolCompleted)
@@ -77,7 +77,7 @@ async def test_stdout_and_stderr_of_a_command_are_shown(tmp_path: Path) -> None:
     ],
 )
 async def test_the_exit_code_or_signal_of_a_command_is_shown(tmp_path: Path, command: str, shown: str) -> None:
-    outcome = await call(box_in(tmp_path), "run_command", command=command)
+    outcome = await call(builtin_toolbox(tmp_path), "run_command", command=command)
     assert (outcome.text, outcome.result.is_error) == (shown, False)
     completed = outcome.recorded[-1]
     assert isinstance(completed, ToolCompleted)
@@ -93,7 +93,7 @@ async def test_a_command_that_times_out_is_ended_with_all_its_processes(tmp_path
 
 async def test_a_command_may_clean_up_before_it_is_killed(tmp_path: Path) -> None:
     command = "trap 'echo tidied; exit 0' TERM; echo began; while :; do sleep 0.01; done"
-    outcome = await call(box_in(tmp_path), "run_command", command=command, seconds_max=1)
+    outcome = await call(builtin_toolbox(tmp_path), "run_command", command=command, seconds_max=1)
     assert outcome.text.startswith("began\n")
     assert outcome.text.endswith("tidied\n\n[stopped: the time was up]")
 
@@ -116,14 +116,16 @@ async def test_a_cancelled_command_has_ended_before_the_turn_ends(tmp_path: Path
 
 async def test_background_processes_do_not_outlive_the_call(tmp_path: Path) -> None:
     began = time.monotonic()
-    outcome = await call(box_in(tmp_path), "run_command", command="sleep 60 & echo $! > pids; echo done")
+    outcome = await call(builtin_toolbox(tmp_path), "run_command", command="sleep 60 & echo $! > pids; echo done")
     assert outcome.text == "done\n"
     assert time.monotonic() - began < 30
     assert await have_ended(await pids_in(tmp_path / "pids", 1))
 
 
 async def test_a_command_that_closes_its_output_is_waited_for(tmp_path: Path) -> None:
-    outcome = await call(box_in(tmp_path), "run_command", command="exec >&- 2>&-; sleep 0.1; echo end > end; exit 4")
+    outcome = await call(
+        builtin_toolbox(tmp_path), "run_command", command="exec >&- 2>&-; sleep 0.1; echo end > end; exit 4"
+    )
     assert outcome.text == "[exit code 4]"
     assert (tmp_path / "end").read_text() == "end\n"
 
@@ -132,7 +134,7 @@ async def test_a_long_output_is_stored_in_a_file_that_the_model_can_read(tmp_pat
     outputs = tmp_path / "outputs"
     workspace = tmp_path / "workspace"
     workspace.mkdir()
-    box = box_in(workspace, read_only=[outputs], outputs=outputs)
+    box = builtin_toolbox(workspace, read_only=[outputs], outputs=outputs)
     outcome = await call(box, "run_command", command="seq 1 20000")
     (stored,) = outputs.iterdir()
     whole = "".join(f"{number}\n" for number in range(1, 20001))
@@ -242,7 +244,7 @@ def test_a_command_cannot_read_the_environment_of_its_parent() -> None:
     ],
 )
 async def test_a_command_that_cannot_be_run_says_why(tmp_path: Path, arguments: dict[str, int], reason: str) -> None:
-    outcome = await call(box_in(tmp_path), "run_command", **arguments)
+    outcome = await call(builtin_toolbox(tmp_path), "run_command", **arguments)
     assert (outcome.error_class, outcome.text) == ("execution_error", reason)
 
 
@@ -252,6 +254,6 @@ async def test_a_command_needs_a_workspace() -> None:
 
 
 async def test_no_child_process_is_left_unreaped(tmp_path: Path) -> None:
-    await call(box_in(tmp_path), "run_command", command="echo $$ > pids")
+    await call(builtin_toolbox(tmp_path), "run_command", command="echo $$ > pids")
     (pid,) = await pids_in(tmp_path / "pids", 1)
     assert not Path(f"/proc/{pid}").exists()

@@ -75,10 +75,10 @@ def test_no_sequence_of_loads_exceeds_a_cap_or_sends_a_body_twice(
     rounds: list[list[str]], limits: ActivationLimits, preloaded: list[str]
 ) -> None:
     recorded, answers = load_in_rounds(rounds, limits, Activations(tuple(preloaded)))
-    loaded = [one for one in recorded if isinstance(one, SkillLoaded)]
-    names = [one.skill_id for one in loaded]
+    loaded = [payload for payload in recorded if isinstance(payload, SkillLoaded)]
+    names = [load.skill_id for load in loaded]
     assert len(names) <= limits.loads_max
-    assert not names or sum(one.load_size_tokens for one in loaded) < limits.tokens_max
+    assert not names or sum(load.load_size_tokens for load in loaded) < limits.tokens_max
     assert len(set(names)) == len(names)
     assert not set(names) & set(preloaded)
     assert sorted(names) == sorted(loaded_names(answers))
@@ -122,8 +122,8 @@ def test_a_body_that_leaves_the_history_frees_its_budget(loads: list[SkillLoaded
     for event in loads:
         active = add_activation(active, event)
     remaining = remove_activations(active, {"t1"})
-    removed = [one for one in active.loaded if one.tool_use_id == "t1"]
-    assert remaining.tokens == active.tokens - sum(one.tokens for one in removed)
+    removed = [load for load in active.loaded if load.tool_use_id == "t1"]
+    assert remaining.tokens == active.tokens - sum(load.tokens for load in removed)
     assert remaining.preloaded == active.preloaded
     assert remove_activations(remaining, {"t1"}) is remaining
 
@@ -134,7 +134,7 @@ def test_the_suffix_of_preloaded_skills_counts_towards_the_measured_prefix(sizes
     bounds = PaddingBounds(4_500, 5_500)
     natural = len(render_skill_index(skills).text) + 4 * other
     filling = select_padding(
-        natural, bounds, [(one.name, one.body) for one in skills], count=len, index_note=PRELOADED_SUFFIX
+        natural, bounds, [(skill.name, skill.body) for skill in skills], count=len, index_note=PRELOADED_SUFFIX
     )
     index = render_skill_index(skills, preloaded=filling.skill_names).text
     assert filling.prefix_tokens == len(index) + 4 * other + len(filling.text)
@@ -146,7 +146,7 @@ def test_a_prefix_with_preloaded_skills_stays_within_both_bounds(sizes: list[int
     skills = [Skill(f"s{at}", "Does it.", "w" * size, "global", Path("/s")) for at, size in enumerate(sizes)]
     natural = (len(render_skill_index(skills).text) + other) // 4
     filling = select_padding(
-        natural, HEURISTIC_BOUNDS, [(one.name, one.body) for one in skills], index_note=PRELOADED_SUFFIX
+        natural, HEURISTIC_BOUNDS, [(skill.name, skill.body) for skill in skills], index_note=PRELOADED_SUFFIX
     )
     characters = len(render_skill_index(skills, preloaded=filling.skill_names).text) + other + len(filling.text)
     assert MIN_CACHEABLE_PREFIX_TOKENS <= characters // 4 <= MAX_CACHEABLE_PREFIX_TOKENS

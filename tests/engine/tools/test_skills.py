@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.support.toolboxes import Told
+from tests.support.toolboxes import CallOutcome
 
 from holdfast import ConfirmationRequest
 from holdfast.engine.tools.builtin.skills import skill_load, skill_search, skill_tools
@@ -61,15 +61,15 @@ def make_toolbox(
 
 
 async def call_tool(
-    make_toolbox: Toolbox, name: str, arguments: Mapping[str, Json], active: Activations = NO_ACTIVATIONS
-) -> Told:
-    (outcome,) = await call_tools(make_toolbox, [(name, arguments)], active)
+    toolbox: Toolbox, name: str, arguments: Mapping[str, Json], active: Activations = NO_ACTIVATIONS
+) -> CallOutcome:
+    (outcome,) = await call_tools(toolbox, [(name, arguments)], active)
     return outcome
 
 
 async def call_tools(
-    make_toolbox: Toolbox, calls: list[tuple[str, Mapping[str, Json]]], active: Activations = NO_ACTIVATIONS
-) -> list[Told]:
+    toolbox: Toolbox, calls: list[tuple[str, Mapping[str, Json]]], active: Activations = NO_ACTIVATIONS
+) -> list[CallOutcome]:
     recorded: list[AnyPayload] = []
 
     async def record(payload: AnyPayload) -> None:
@@ -80,16 +80,16 @@ async def call_tools(
         ToolUse(f"t{number}", name, msgspec.json.encode(arguments).decode())
         for number, (name, arguments) in enumerate(calls)
     ]
-    results = await make_toolbox.run_calls(uses, record, turn_id="turn", active=active)
-    return [Told(result, tuple(recorded)) for result in results]
+    results = await toolbox.run_calls(uses, record, turn_id="turn", active=active)
+    return [CallOutcome(result, tuple(recorded)) for result in results]
 
 
-def texts(outcome: Told) -> list[str]:
+def texts(outcome: CallOutcome) -> list[str]:
     return [block.text for block in outcome.result.content if isinstance(block, Text)]
 
 
-def loads(outcome: Told) -> list[SkillLoaded]:
-    return [one for one in outcome.recorded if isinstance(one, SkillLoaded)]
+def loads(outcome: CallOutcome) -> list[SkillLoaded]:
+    return [payload for payload in outcome.recorded if isinstance(payload, SkillLoaded)]
 
 
 def test_the_tools_have_the_agreed_schemas() -> None:
@@ -109,7 +109,7 @@ def test_the_tools_have_the_agreed_schemas() -> None:
         "required": ["name"],
         "additionalProperties": False,
     }
-    assert [(one.spec.name, one.side_effects, one.paths) for one in (load, search)] == [
+    assert [(skill_tool.spec.name, skill_tool.side_effects, skill_tool.paths) for skill_tool in (load, search)] == [
         ("skill_load", "read", ()),
         ("skill_search", "read", ()),
     ]
@@ -202,8 +202,8 @@ async def test_a_load_leaves_its_details_in_the_context_metadata() -> None:
 
 async def test_loading_a_preloaded_skill_refers_the_model_to_the_system_prompt() -> None:
     before = add_activation(NO_ACTIVATIONS, SkillLoaded("code-review", "v", "always", 1, "global"))
-    one = make_toolbox(store=STORE)
-    outcome = await call_tool(one, "skill_load", {"name": "code-review"}, before)
+    toolbox = make_toolbox(store=STORE)
+    outcome = await call_tool(toolbox, "skill_load", {"name": "code-review"}, before)
     assert texts(outcome) == [
         "# Skill: code-review (source: global)\n\n"
         "This skill's body is already loaded in the system prompt (pre-activated\n"
@@ -298,12 +298,12 @@ async def test_a_long_body_is_never_cut() -> None:
 
 
 async def test_crossing_the_soft_cap_logs_one_warning_and_records_no_event(caplog: pytest.LogCaptureFixture) -> None:
-    one = make_toolbox(skill("a", tokens(9_999)), skill("b", tokens(1)), skill("c", tokens(1)))
+    toolbox = make_toolbox(skill("a", tokens(9_999)), skill("b", tokens(1)), skill("c", tokens(1)))
     active = NO_ACTIVATIONS
     warned = []
     for name in "abc":
         with caplog.at_level(logging.WARNING):
-            outcome = await call_tool(one, "skill_load", {"name": name}, active)
+            outcome = await call_tool(toolbox, "skill_load", {"name": name}, active)
         assert outcome.kinds == ["ToolCalled", "SkillLoaded", "ToolCompleted"]
         active = add_activation(active, loads(outcome)[0])
         warned.append([record.getMessage() for record in caplog.records])
@@ -316,24 +316,24 @@ async def test_crossing_the_soft_cap_logs_one_warning_and_records_no_event(caplo
 
 
 async def test_parallel_loads_share_one_budget() -> None:
-    one = make_toolbox(*(skill(name) for name in "abcdef"))
-    outcome = await call_tools(one, [("skill_load", {"name": name}) for name in "abcdef"])
-    assert [each.result.is_error for each in outcome] == [False, False, False, True, True, True]
-    recorded = outcome[0].recorded
-    assert len(loads(outcome[0])) == 3
-    assert len([each for each in recorded if isinstance(each, ToolFailed)]) == 3
+    toolbox = make_toolbox(*(skill(name) for name in "abcdef"))
+    outcomes = await call_tools(toolbox, [("skill_load", {"name": name}) for name in "abcdef"])
+    assert [outcome.result.is_error for outcome in outcomes] == [False, False, False, True, True, True]
+    recorded = outcomes[0].recorded
+    assert len(loads(outcomes[0])) == 3
+    assert len([payload for payload in recorded if isinstance(payload, ToolFailed)]) == 3
 
 
 async def test_the_same_skill_loaded_twice_in_parallel_is_loaded_once() -> None:
-    outcome = await call_tools(make_toolbox(PDF), [("skill_load", {"name": "pdf-processing"})] * 2)
-    assert len(loads(outcome[0])) == 1
-    assert [len(texts(each)) for each in outcome] == [2, 1]
+    outcomes = await call_tools(make_toolbox(PDF), [("skill_load", {"name": "pdf-processing"})] * 2)
+    assert len(loads(outcomes[0])) == 1
+    assert [len(texts(outcome)) for outcome in outcomes] == [2, 1]
 
 
 async def test_configured_limits_apply() -> None:
-    one = make_toolbox(skill("a", tokens(4)), skill("b", tokens(4)), limits=ActivationLimits(1, 1, 5))
-    outcome = await call_tools(one, [("skill_load", {"name": "a"}), ("skill_load", {"name": "b"})])
-    assert texts(outcome[1])[0].startswith(
+    toolbox = make_toolbox(skill("a", tokens(4)), skill("b", tokens(4)), limits=ActivationLimits(1, 1, 5))
+    outcomes = await call_tools(toolbox, [("skill_load", {"name": "a"}), ("skill_load", {"name": "b"})])
+    assert texts(outcomes[1])[0].startswith(
         "activation budget exhausted: 1 skills already activated this session\n(limit 1)"
     )
     small = make_toolbox(skill("a", tokens(5)), limits=ActivationLimits(1, 1, 5))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.support.agents import ReplayWire, says
+from tests.support.agents import ReplayTransport, says
 
 from holdfast import Session
 from holdfast.cli.main import command
@@ -30,8 +30,8 @@ def store_output(output_root: Path, session: str, *, days: float, size: int = 10
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / "0123456789abcdef-1.txt"
     file.write_bytes(b"x" * size)
-    for one in (file, folder):
-        os.utime(one, (now - days * DAY_SECONDS,) * 2)
+    for path in (file, folder):
+        os.utime(path, (now - days * DAY_SECONDS,) * 2)
     return folder
 
 
@@ -64,10 +64,10 @@ def test_only_files_written_by_us_are_deleted(output_root: Path, tmp_path: Path)
     folder = store_output(output_root, "old", days=31)
     (folder / "note.md").write_text("a note")
     (folder / "linked.txt").symlink_to(other / "mine.txt")
-    for one in (folder, output_root / "stray.txt"):
-        os.utime(one, (0, 0))
+    for path in (folder, output_root / "stray.txt"):
+        os.utime(path, (0, 0))
     delete_old_outputs(output_root, now=NOW * 2)
-    assert sorted(one.name for one in folder.iterdir()) == ["linked.txt", "note.md"]
+    assert sorted(path.name for path in folder.iterdir()) == ["linked.txt", "note.md"]
     assert (other / "mine.txt").read_text() == "mine"
     assert (output_root / "stray.txt").exists()
 
@@ -93,7 +93,7 @@ async def test_a_resumed_session_keeps_its_outputs_and_deletes_old_ones(
     output_root = tmp_path / "home" / "outputs"
     options: Options = {
         "store": MemoryStore(),
-        "transport": ReplayWire([says("ok")]),
+        "transport": ReplayTransport([says("ok")]),
         "workspace": tmp_path,
         "builtin_tools": ["read_file"],
     }

@@ -8,7 +8,7 @@ import anthropic
 import pytest
 import pytest_asyncio
 from anthropic.types import Message, MessageParam, ToolParam, ToolUseBlock, Usage
-from tests.support.served import TIMEOUT_SECONDS, Simulated
+from tests.support.served import TIMEOUT_SECONDS, SimulatorServer
 
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import parse_script
@@ -34,14 +34,14 @@ FAILING = '{"fault": "429;retry-after=0.05"}\n{"content": "At last.", "fault": "
 
 
 @pytest.fixture
-def simulated(request: pytest.FixtureRequest) -> Iterator[Simulated]:
+def simulated(request: pytest.FixtureRequest) -> Iterator[SimulatorServer]:
     script: str = getattr(request, "param", "")
-    with Simulated(parse_script(script)) as running:
+    with SimulatorServer(parse_script(script)) as running:
         yield running
 
 
 @pytest.fixture
-def client(simulated: Simulated) -> Iterator[anthropic.Anthropic]:
+def client(simulated: SimulatorServer) -> Iterator[anthropic.Anthropic]:
     with simulated.client() as opened_client:
         yield opened_client
 
@@ -155,7 +155,7 @@ def test_a_request_without_output_warms_the_cache(client: anthropic.Anthropic) -
     assert create(client).cache_read_input_tokens == warming.cache_creation_input_tokens
 
 
-def test_the_cache_expires_after_five_minutes(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_the_cache_expires_after_five_minutes(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     create(client)
     simulated.advance(240)
     assert create(client).cache_creation_input_tokens == 0
@@ -164,7 +164,7 @@ def test_the_cache_expires_after_five_minutes(simulated: Simulated, client: anth
 
 
 def test_a_breakpoint_with_a_one_hour_ttl_outlives_twenty_minutes(
-    simulated: Simulated, client: anthropic.Anthropic
+    simulated: SimulatorServer, client: anthropic.Anthropic
 ) -> None:
     first = create(client, ttl="1h")
     assert first.cache_creation is not None
@@ -173,7 +173,7 @@ def test_a_breakpoint_with_a_one_hour_ttl_outlives_twenty_minutes(
     assert create(client, ttl="1h").cache_read_input_tokens == first.cache_creation_input_tokens
 
 
-def test_every_key_has_its_own_cache(simulated: Simulated, client: anthropic.Anthropic) -> None:
+def test_every_key_has_its_own_cache(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
     create(client)
     with simulated.client(api_key="another") as other:
         assert create(other).cache_read_input_tokens == 0
@@ -202,7 +202,7 @@ def test_an_unknown_model_is_not_found(client: anthropic.Anthropic) -> None:
 
 
 @scripted(FAILING)
-def test_a_client_that_retries_gets_its_response(simulated: Simulated) -> None:
+def test_a_client_that_retries_gets_its_response(simulated: SimulatorServer) -> None:
     with simulated.client(max_retries=2) as patient:
         message = patient.messages.create(model=SONNET, max_tokens=50, messages=HELLO)
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "At last."}]

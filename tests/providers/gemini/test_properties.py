@@ -41,7 +41,7 @@ def test_an_unknown_part_keeps_every_byte(members: dict[str, object]) -> None:
 def test_the_usage_buckets_add_up_to_the_providers_count(
     prompt: int, cached: int, tools: int, candidates: int, thoughts: int
 ) -> None:
-    wire = {
+    usage_json = {
         "promptTokenCount": prompt,
         "cachedContentTokenCount": min(cached, prompt),
         "toolUsePromptTokenCount": tools,
@@ -49,9 +49,9 @@ def test_the_usage_buckets_add_up_to_the_providers_count(
         "thoughtsTokenCount": thoughts,
         "totalTokenCount": prompt + tools + candidates + thoughts,
     }
-    usage = gemini.decode_reply(encode_json({"usageMetadata": wire})).usage
-    assert usage.tokens_sent + usage.output == wire["totalTokenCount"]
-    assert usage.cache_read == wire["cachedContentTokenCount"]
+    usage = gemini.decode_reply(encode_json({"usageMetadata": usage_json})).usage
+    assert usage.tokens_sent + usage.output == usage_json["totalTokenCount"]
+    assert usage.cache_read == usage_json["cachedContentTokenCount"]
     assert usage.output == candidates + thoughts
 
 

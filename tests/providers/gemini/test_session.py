@@ -2,7 +2,7 @@
 
 import json
 
-from tests.support.agents import MakeAgent, ReplayWire
+from tests.support.agents import MakeAgent, ReplayTransport
 
 from holdfast.providers.adapter import PATH_HEADER
 from holdfast.providers.gemini import gemini
@@ -30,7 +30,7 @@ STEPS = [
 
 
 async def test_a_tool_loop_sends_back_signatures_and_names(agent: MakeAgent) -> None:
-    wire = ReplayWire(STEPS, gemini)
+    wire = ReplayTransport(STEPS, gemini)
     made_agent = agent(
         model="gemini:gemini-3.8-flash",
         transport=wire,

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from tests.support.chat_streams import DONE, call, chunk, cut, read, told, usage
+from tests.support.chat_streams import DONE, call_delta, chunk, decode_cut_stream, decode_stream, feed_events, usage
 
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.openai_chat import openai_chat
@@ -33,10 +33,10 @@ def test_a_stream_is_decoded_delta_by_delta() -> None:
         chunk({"role": "assistant", "content": ""}, usage=None),
         chunk({"content": "Let "}),
         chunk({"content": "me."}),
-        chunk(call(0, id="c1", type="function", name="ls", arguments="")),
-        chunk(call(0, arguments='{"a"')),
-        chunk(call(0, arguments=":1}")),
-        chunk(call(1, id="c2", type="function", name="pwd", arguments="")),
+        chunk(call_delta(0, id="c1", type="function", name="ls", arguments="")),
+        chunk(call_delta(0, arguments='{"a"')),
+        chunk(call_delta(0, arguments=":1}")),
+        chunk(call_delta(1, id="c2", type="function", name="pwd", arguments="")),
         chunk(finish_reason="tool_calls"),
         usage(10, 4, cached_tokens=6, cache_write_tokens=3),
         DONE,
@@ -48,7 +48,7 @@ def test_a_stream_is_decoded_delta_by_delta() -> None:
         "m",
         "r1",
     )
-    assert read(openai_chat, events)[1] == [
+    assert feed_events(openai_chat, events)[1] == [
         ReplyStarted("r1", "m", Usage()),
         TextDelta(0, "Let "),
         TextDelta(0, "me."),
@@ -80,7 +80,7 @@ def test_a_whole_reply_is_decoded_to_the_same_reply() -> None:
 )
 def test_stop_reasons_are_translated(reason: str | None, stop_reason: StopReason) -> None:
     assert decode_whole({"content": "a"}, reason).stop_reason == stop_reason
-    assert told(openai_chat, chunk({"content": "a"}, finish_reason=reason), DONE).stop_reason == stop_reason
+    assert decode_stream(openai_chat, chunk({"content": "a"}, finish_reason=reason), DONE).stop_reason == stop_reason
 
 
 def test_forced_calls_are_calls_although_the_reason_is_stop() -> None:
@@ -93,20 +93,20 @@ def test_a_refusal_is_text_with_its_stop_reason() -> None:
     assert decode_whole({"content": None, "refusal": "I cannot."}) == Reply(
         (Text("I cannot."),), "refusal", Usage(), "m", "r1"
     )
-    streamed = told(openai_chat, chunk({"refusal": "I "}), chunk({"refusal": "cannot."}), STOP, DONE)
+    streamed = decode_stream(openai_chat, chunk({"refusal": "I "}), chunk({"refusal": "cannot."}), STOP, DONE)
     assert streamed == Reply((Text("I cannot."),), "refusal", Usage(), "m", "r1")
 
 
 @pytest.mark.parametrize("end", [[usage(3)], [DONE], [usage(3), DONE], [DONE, DONE], [DONE, usage(3), STOP]])
 def test_a_stream_ends_once_with_its_usage_or_with_the_done_marker(end: list[bytes]) -> None:
-    _, deltas = read(openai_chat, [chunk({"content": "a"}), STOP, *end])
+    _, deltas = feed_events(openai_chat, [chunk({"content": "a"}), STOP, *end])
     assert [type(delta) for delta in deltas] == [ReplyStarted, TextDelta, ReplyFinished]
 
 
 def test_usage_before_the_end_does_not_end_the_stream() -> None:
     early = {"prompt_tokens": 1, "completion_tokens": 1}
     late = {"prompt_tokens": 1, "completion_tokens": 2}
-    reply = told(
+    reply = decode_stream(
         openai_chat,
         chunk({"content": "a"}, usage=early),
         chunk({"content": "b"}, finish_reason="stop", usage=late),
@@ -119,21 +119,23 @@ def test_only_the_first_of_several_choices_is_decoded() -> None:
         {"index": 1, "delta": {"content": "b"}},
         {"index": 0, "delta": {"content": "a"}, "finish_reason": "stop"},
     ]
-    assert told(openai_chat, chunk(choices=choices), DONE).content == (Text("a"),)
+    assert decode_stream(openai_chat, chunk(choices=choices), DONE).content == (Text("a"),)
 
 
 def test_an_empty_first_chunk_hides_neither_id_nor_model() -> None:
-    reply = told(openai_chat, chunk(id="", model="", choices=[]), chunk({"content": "a"}, finish_reason="stop"), DONE)
+    reply = decode_stream(
+        openai_chat, chunk(id="", model="", choices=[]), chunk({"content": "a"}, finish_reason="stop"), DONE
+    )
     assert (reply.id, reply.model) == ("r1", "m")
 
 
 def test_a_call_starts_when_its_name_is_known_and_the_name_comes_once() -> None:
     events = [
-        chunk(call(0, id="c", arguments='{"a":')),
-        chunk(call(0, name="ls", arguments="1")),
-        chunk(call(0, name="ls", arguments="}")),
+        chunk(call_delta(0, id="c", arguments='{"a":')),
+        chunk(call_delta(0, name="ls", arguments="1")),
+        chunk(call_delta(0, name="ls", arguments="}")),
     ]
-    assert read(openai_chat, events)[1][1:] == [
+    assert feed_events(openai_chat, events)[1][1:] == [
         ToolUseStarted(0, "c", "ls"),
         ToolUseDelta(0, '{"a":1'),
         ToolUseDelta(0, "}"),
@@ -173,7 +175,7 @@ def test_a_call_of_another_type_is_preserved_whole_or_streamed() -> None:
         {"index": 0, "id": "c", "type": "custom", "custom": {"name": "sql", "input": "sel"}},
         {"index": 0, "id": None, "custom": {"input": "ect 1"}},
     ]
-    (block,) = told(openai_chat, *(chunk({"tool_calls": [part]}) for part in parts), STOP, DONE).content
+    (block,) = decode_stream(openai_chat, *(chunk({"tool_calls": [part]}) for part in parts), STOP, DONE).content
     assert isinstance(block, Opaque)
     assert block.kind == "tool_calls.custom"
     assert json.loads(block.raw) == custom
@@ -204,7 +206,7 @@ def test_content_in_parts_is_decoded_like_content_in_one_text() -> None:
 
 @pytest.mark.parametrize("name", ["reasoning", "reasoning_content"])
 def test_plain_text_reasoning_is_thinking(name: str) -> None:
-    _, deltas = read(openai_chat, [chunk({name: "hm"}), chunk({name: "m"}), chunk({"content": "a"}), STOP, DONE])
+    _, deltas = feed_events(openai_chat, [chunk({name: "hm"}), chunk({name: "m"}), chunk({"content": "a"}), STOP, DONE])
     assert deltas[1:3] == [ThinkingDelta(0, "hm"), ThinkingDelta(0, "m")]
     assert isinstance(deltas[-1], ReplyFinished)
     assert deltas[-1].reply.content == (Thinking("hmm"), Text("a"))
@@ -215,11 +217,14 @@ def test_plain_text_reasoning_is_thinking(name: str) -> None:
     [
         ([chunk({"content": "a"})], (Text("a"),)),
         ([chunk({"content": " \n"})], ()),
-        ([chunk(call(0, id="c", name="ls", arguments='{"a":'))], ()),
-        ([chunk(call(0, id="c", name="ls", arguments=""))], ()),
-        ([chunk(call(0, id="c", arguments="{}"))], ()),
+        ([chunk(call_delta(0, id="c", name="ls", arguments='{"a":'))], ()),
+        ([chunk(call_delta(0, id="c", name="ls", arguments=""))], ()),
+        ([chunk(call_delta(0, id="c", arguments="{}"))], ()),
         (
-            [chunk(call(0, id="c", name="ls", arguments='{"a":1}')), chunk(call(1, id="d", name="ls", arguments="{"))],
+            [
+                chunk(call_delta(0, id="c", name="ls", arguments='{"a":1}')),
+                chunk(call_delta(1, id="d", name="ls", arguments="{")),
+            ],
             (ToolUse("c", "ls", '{"a":1}'),),
         ),
         ([chunk({"reasoning": "hm"})], ()),
@@ -228,22 +233,24 @@ def test_plain_text_reasoning_is_thinking(name: str) -> None:
     ],
 )
 def test_an_interrupted_stream_leaves_a_valid_message(events: list[bytes], content: tuple[Block, ...]) -> None:
-    assert cut(openai_chat, *events) == Reply(content, "cancelled", Usage(), "m", "r1")
-    assert told(openai_chat, *events, DONE) == Reply(content, "error", Usage(), "m", "r1")
+    assert decode_cut_stream(openai_chat, *events) == Reply(content, "cancelled", Usage(), "m", "r1")
+    assert decode_stream(openai_chat, *events, DONE) == Reply(content, "error", Usage(), "m", "r1")
 
 
 def test_a_stream_that_lacks_only_its_usage_is_complete() -> None:
-    partial = cut(openai_chat, chunk({"content": "a"}), chunk(call(0, id="c", name="ls")), STOP)
+    partial = decode_cut_stream(openai_chat, chunk({"content": "a"}), chunk(call_delta(0, id="c", name="ls")), STOP)
     assert partial == Reply((Text("a"), ToolUse("c", "ls", "{}")), "tool_use", Usage(), "m", "r1")
 
 
 def test_a_complete_stream_drops_only_the_call_without_a_name() -> None:
-    partial = cut(openai_chat, chunk({"content": "a"}), chunk(call(0, id="c", arguments="{}")), STOP)
+    partial = decode_cut_stream(
+        openai_chat, chunk({"content": "a"}), chunk(call_delta(0, id="c", arguments="{}")), STOP
+    )
     assert partial == Reply((Text("a"),), "cancelled", Usage(), "m", "r1")
 
 
 def test_there_is_no_partial_reply_before_the_first_chunk() -> None:
-    assert cut(openai_chat, b": waiting\n\n") is None
+    assert decode_cut_stream(openai_chat, b": waiting\n\n") is None
 
 
 @pytest.mark.parametrize(
@@ -260,7 +267,7 @@ def test_there_is_no_partial_reply_before_the_first_chunk() -> None:
 def test_an_error_in_a_successful_response_is_raised(error: dict[str, object], kind: FailureKind) -> None:
     body = json.dumps(error).encode()
     with pytest.raises(ProviderError) as raised:
-        read(openai_chat, [chunk({"content": "a"}), b"event: error\ndata: " + body + b"\n\n"])
+        feed_events(openai_chat, [chunk({"content": "a"}), b"event: error\ndata: " + body + b"\n\n"])
     assert raised.value.kind == kind
     with pytest.raises(ProviderError) as raised:
         openai_chat.decode_reply(body)
@@ -299,7 +306,7 @@ def test_an_undecodable_reply_is_the_providers_failure_in_one_line(body: bytes) 
 @pytest.mark.parametrize("event", [DONE, b"data: {\n\n", b"data: \xff\n\n", b'data: {"id":5}\n\n'])
 def test_an_undecodable_event_is_the_providers_failure(event: bytes) -> None:
     with pytest.raises(ProviderError, match="an event of the stream cannot be read: "):
-        read(openai_chat, [event])
+        feed_events(openai_chat, [event])
 
 
 def test_counters_of_any_size_and_sign_are_decoded() -> None:
@@ -311,11 +318,11 @@ def test_several_texts_are_encoded_as_paragraphs_of_one() -> None:
     reply = Reply((Text("a"), Thinking("hm"), Text("b"), Opaque("chart", b"{}")), "stop_sequence", Usage(), "m", "r1")
     joined = Reply((Text("a\n\nb"),), "end_turn", Usage(), "m", "r1")
     assert openai_chat.decode_reply(openai_chat.encode_reply(reply)) == joined
-    assert told(openai_chat, *openai_chat.encode_stream(reply)) == joined
+    assert decode_stream(openai_chat, *openai_chat.encode_stream(reply)) == joined
 
 
 @pytest.mark.parametrize("stop_reason", ["cancelled", "error"])
 def test_a_failed_reply_has_no_stop_reason_on_the_wire(stop_reason: StopReason) -> None:
     reply = Reply((Text("a"),), stop_reason, Usage(), "m", "r1")
     assert openai_chat.decode_reply(openai_chat.encode_reply(reply)).stop_reason == "error"
-    assert told(openai_chat, *openai_chat.encode_stream(reply)).stop_reason == "error"
+    assert decode_stream(openai_chat, *openai_chat.encode_stream(reply)).stop_reason == "error"

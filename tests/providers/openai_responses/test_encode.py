@@ -238,7 +238,7 @@ def test_an_unknown_content_part_remains_in_its_message() -> None:
     assert encode_items(entry_of("assistant", Text("a"), refusal))[0]["content"][1]["type"] == "refusal"
 
 
-# Marks
+# Breakpoints
 
 
 @pytest.mark.parametrize(

@@ -26,15 +26,15 @@ spaces = st.sampled_from(["", " ", "\n  ", "\t"])
 tokens = st.none() | st.integers(-(2**70), 2**70)
 
 
-def spaced(value: object, space: str) -> bytes:
-    """JSON with the given space at every place where space may stand."""
+def with_whitespace(value: object, space: str) -> bytes:
+    """JSON with the given whitespace wherever whitespace is allowed."""
     separators = (f"{space},{space}", f"{space}:{space}")
     return json.dumps(value, separators=separators, ensure_ascii=False).encode()
 
 
 @given(members, spaces)
 def test_an_unknown_item_keeps_every_byte(item: dict[str, object], space: str) -> None:
-    raw = spaced({**item, "type": "not_yet_invented"}, space)
+    raw = with_whitespace({**item, "type": "not_yet_invented"}, space)
     body = b'{"model":"m","store":false,"include":["reasoning.encrypted_content"],"input":[' + raw + b"]}"
     read = openai_responses.decode_request(body)
     assert read.prompt.entries == (HistoryEntry("assistant", (Opaque("not_yet_invented", raw),)),)

@@ -7,7 +7,7 @@ import pytest
 from aiohttp import web
 from openai.types.responses import Response, ResponseInputText, ResponseStreamEvent
 from pydantic import TypeAdapter
-from tests.support.loopback import Answer, says, serving
+from tests.support.loopback import RequestHandler, says, serving
 
 from holdfast.providers.openai_responses import openai_responses
 from holdfast.providers.openai_responses.items import make_signature
@@ -29,7 +29,7 @@ REPLY = Reply(CONTENT, "tool_use", Usage(input=5, cache_read=7, cache_write_othe
 EVENT: TypeAdapter[ResponseStreamEvent] = TypeAdapter(ResponseStreamEvent)
 
 
-def streams(reply: Reply) -> Answer:
+def streams(reply: Reply) -> RequestHandler:
     async def answer(request: web.Request) -> web.StreamResponse:
         body = b"".join(openai_responses.encode_stream(reply))
         return web.Response(body=body, content_type="text/event-stream")

@@ -148,14 +148,14 @@ def test_the_final_form_of_an_item_wins() -> None:
 
 
 def test_an_item_that_arrives_at_once_is_one_delta() -> None:
-    told = decode_deltas(
+    deltas = decode_deltas(
         START,
         item_done(0, **REASONING),
         item_done(1, **text_item("b", "")),
         item_done(2, **call_item('{"x":1}')),
         item_done(3, type="web_search_call"),
     )
-    assert told[1:] == [
+    assert deltas[1:] == [
         ThinkingDelta(0, "a"),
         TextDelta(1, "b"),
         ToolUseStarted(2, "c", "t"),
@@ -165,10 +165,10 @@ def test_an_item_that_arrives_at_once_is_one_delta() -> None:
 
 def test_items_that_only_the_last_event_has_are_taken_from_it() -> None:
     end = {"type": "response.completed", "response": {"output": [text_item("a"), text_item("b"), text_item("c")]}}
-    told = decode_deltas(START, item_done(0, **text_item("kept")), item_added(1, type="message"), end)
-    assert told[1:3] == [TextDelta(0, "kept"), TextDelta(1, "c")]
-    assert isinstance(told[-1], ReplyFinished)
-    assert told[-1].reply.content == (Text("kept"), Text("b"), Text("c"))
+    deltas = decode_deltas(START, item_done(0, **text_item("kept")), item_added(1, type="message"), end)
+    assert deltas[1:3] == [TextDelta(0, "kept"), TextDelta(1, "c")]
+    assert isinstance(deltas[-1], ReplyFinished)
+    assert deltas[-1].reply.content == (Text("kept"), Text("b"), Text("c"))
 
 
 def test_an_item_without_a_final_form_is_the_sum_of_its_deltas() -> None:
@@ -198,30 +198,30 @@ def test_items_are_ordered_by_their_index() -> None:
 
 def test_unnamed_and_unknown_events_are_tolerated() -> None:
     unknown: Payload = {"type": "response.not_yet_invented", "delta": {"x": 1}}
-    body = b"".join(encode_event(told, "") for told in (START, unknown, item_done(0, **text_item("a")), END))
-    told = list(openai_responses.make_stream_decoder().feed(body))
-    assert [type(delta) for delta in told] == [ReplyStarted, TextDelta, ReplyFinished]
+    body = b"".join(encode_event(payload, "") for payload in (START, unknown, item_done(0, **text_item("a")), END))
+    deltas = list(openai_responses.make_stream_decoder().feed(body))
+    assert [type(delta) for delta in deltas] == [ReplyStarted, TextDelta, ReplyFinished]
 
 
 def test_a_delta_of_another_kind_than_its_item_is_ignored() -> None:
-    told = decode_deltas(
+    deltas = decode_deltas(
         START,
         item_added(0, type="web_search_call"),
         item_delta("output_text", 0, "a", content_index=0),
         item_delta("function_call_arguments", 0, "a"),
     )
-    assert len(told) == 1
+    assert len(deltas) == 1
 
 
 def test_there_are_no_deltas_after_the_end() -> None:
     reader = openai_responses.make_stream_decoder()
-    told = list(reader.feed(b"".join(map(encode_event, (START, END, START, END)))))
-    assert [type(delta) for delta in told] == [ReplyStarted, ReplyFinished]
+    deltas = list(reader.feed(b"".join(map(encode_event, (START, END, START, END)))))
+    assert [type(delta) for delta in deltas] == [ReplyStarted, ReplyFinished]
     assert reader.partial() == Reply((), "end_turn", Usage(output=9), "gpt", "resp_1")
 
 
 @pytest.mark.parametrize(
-    "told",
+    "payloads",
     [
         (END,),
         (START, START),
@@ -238,8 +238,8 @@ def test_there_are_no_deltas_after_the_end() -> None:
         (START, {"type": "response.completed", "response": {"usage": {"input_tokens": "secret"}}}),
     ],
 )
-def test_a_contradictory_stream_is_the_providers_failure(told: tuple[Payload, ...]) -> None:
-    failure = decode_failure(*told)
+def test_a_contradictory_stream_is_the_providers_failure(payloads: tuple[Payload, ...]) -> None:
+    failure = decode_failure(*payloads)
     assert failure.kind == "server_error"
     assert "an event of the stream cannot be read" in str(failure)
     assert "secret" not in str(failure)
@@ -397,16 +397,16 @@ def test_text_with_citations_is_encoded_in_the_surrounding_message() -> None:
     events = list(openai_responses.encode_stream(reply))
     assert sum(b"event: response.output_item.added\n" in encode_event for encode_event in events) == 1
     assert sum(b"event: response.content_part.added\n" in encode_event for encode_event in events) == 2
-    told = list(openai_responses.make_stream_decoder().feed(b"".join(events)))
-    assert told[-1] == ReplyFinished(reply)
+    deltas = list(openai_responses.make_stream_decoder().feed(b"".join(events)))
+    assert deltas[-1] == ReplyFinished(reply)
 
 
 @pytest.mark.parametrize("stop_reason", ["cancelled", "error"])
 def test_an_unsuccessful_reply_is_not_encoded_as_a_successful_one(stop_reason: StopReason) -> None:
     reply = Reply((Text("a"),), stop_reason, Usage(), "m", "r")
     assert openai_responses.decode_reply(openai_responses.encode_reply(reply)) == reply
-    told = list(openai_responses.make_stream_decoder().feed(b"".join(openai_responses.encode_stream(reply))))
-    assert told[-1] == ReplyFinished(reply)
+    deltas = list(openai_responses.make_stream_decoder().feed(b"".join(openai_responses.encode_stream(reply))))
+    assert deltas[-1] == ReplyFinished(reply)
 
 
 def test_a_reply_reports_the_tokens_of_cached_input() -> None:

@@ -1,4 +1,4 @@
-"""`holdfast.Library` and its commands: checked, published, promoted, taken back, probed, without a server."""
+"""`holdfast.Library` and its commands: check, publish, promote, roll back and probe without a server."""
 
 import json
 import subprocess
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.support.instruction_examples import Shop, TickingClock
-from tests.support.instruction_places import UNITS
+from tests.support.instruction_service import UNITS
+from tests.support.library_projects import LibraryProject, TickingClock
 
 from holdfast.cli.main import command
 from holdfast.errors import UserError
@@ -21,320 +21,324 @@ DAY = 86_400
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[Shop]:
-    shop = Shop(tmp_path)
-    with shop.library:
-        yield shop
+def project(tmp_path: Path) -> Iterator[LibraryProject]:
+    project = LibraryProject(tmp_path)
+    with project.library:
+        yield project
 
 
-def test_a_folder_is_published_and_recalled_without_a_server(shop: Shop) -> None:
-    shop.write()
-    done = shop.library.publish(shop.folder)
+def test_a_folder_is_published_and_recalled_without_a_server(project: LibraryProject) -> None:
+    project.write()
+    done = project.library.publish(project.folder)
     assert done.changes == dict.fromkeys(UNITS, "create")
-    assert shop.recalled("review a pull request")[0] == "code-review"
-    assert (shop.path / "files" / "main" / "code-review.md").read_text() == UNITS["code-review"][2] + "\n"
+    assert project.recalled("review a pull request")[0] == "code-review"
+    assert (project.path / "files" / "main" / "code-review.md").read_text() == UNITS["code-review"][2] + "\n"
 
 
-def test_what_did_not_change_is_not_published_again(shop: Shop) -> None:
-    shop.write()
-    shop.library.publish(shop.folder)
-    again = shop.library.publish(shop.folder)
+def test_an_unchanged_folder_is_not_published_again(project: LibraryProject) -> None:
+    project.write()
+    project.library.publish(project.folder)
+    again = project.library.publish(project.folder)
     assert again.published is None
     assert set(again.changes.values()) == {"noop"}
 
 
-def test_a_text_that_changed_is_a_new_version_and_one_left_out_is_named(shop: Shop) -> None:
-    shop.write()
-    shop.library.publish(shop.folder)
-    shop.clock.advance(1)
-    shop.write(texts={"code-review": "Read the whole diff of a pull request, and the tests, before you review it."})
-    told = shop.manifest()
-    told["entries"] = [entry for entry in told["entries"] if entry["name"] != "budget-rules"]
-    shop.write_manifest(told)
-    done = shop.library.publish(shop.folder)
+def test_a_changed_text_is_a_new_version_and_a_removed_unit_is_named(project: LibraryProject) -> None:
+    project.write()
+    project.library.publish(project.folder)
+    project.clock.advance(1)
+    project.write(texts={"code-review": "Read the whole diff of a pull request, and the tests, before you review it."})
+    manifest = project.manifest()
+    manifest["entries"] = [entry for entry in manifest["entries"] if entry["name"] != "budget-rules"]
+    project.write_manifest(manifest)
+    done = project.library.publish(project.folder)
     assert done.version == "v2"
     assert done.changes["code-review"] == "update"
     assert done.changes["budget-rules"] == "tombstone"
-    by_name = {entry.name: entry.fact_uri for entry in shop.library.entries()}
+    by_name = {entry.name: entry.fact_uri for entry in project.library.entries()}
     assert by_name["code-review"] == "instruction:local/main/code-review/v2"
     assert by_name["release-notes"] == "instruction:local/main/release-notes/v1"
-    assert "and the tests" in shop.library.recall("review a pull request").result.chunks[0].content.text
+    assert "and the tests" in project.library.recall("review a pull request").result.chunks[0].content.text
 
 
-def preloading(shop: Shop, text: str) -> None:
-    """A folder with a unit that is preloaded."""
-    shop.write(texts={"code-review": text})
-    manifest = shop.manifest()
-    listed = next(entry for entry in manifest["entries"] if entry["name"] == "code-review")
-    listed["required_by_task_types"] = ["manual"]
-    shop.write_manifest(manifest)
+def write_preloaded_unit(project: LibraryProject, text: str) -> None:
+    """Write a folder with a preloaded unit."""
+    project.write(texts={"code-review": text})
+    manifest = project.manifest()
+    entry_to_preload = next(entry for entry in manifest["entries"] if entry["name"] == "code-review")
+    entry_to_preload["required_by_task_types"] = ["manual"]
+    project.write_manifest(manifest)
 
 
-def told_review(shop: Shop) -> str:
-    return shop.library.recall("review a pull request").result.chunks[0].content.text
+def recall_review_text(project: LibraryProject) -> str:
+    return project.library.recall("review a pull request").result.chunks[0].content.text
 
 
-def test_the_new_text_of_a_preloaded_unit_is_told_once_it_is_approved(shop: Shop) -> None:
+def test_the_new_text_of_a_preloaded_unit_is_active_once_it_is_approved(project: LibraryProject) -> None:
     old, new = UNITS["code-review"][2], "Review a pull request twice, and leave comments."
-    preloading(shop, old)
-    shop.library.publish(shop.folder)
-    shop.clock.advance(1)
-    preloading(shop, new)
-    published = shop.run("publish", str(shop.folder))
-    waits = "warning: code-review: v2 is not active until it is approved (task_types)\n"
-    assert waits in published.stdout
-    assert told_review(shop) == old
-    again = shop.run("publish", str(shop.folder))
-    assert again.stdout.startswith(f"v2 is already published; nothing to do\n{waits}")
-    approved = shop.run("approve", "code-review", "--entity", "acme:user/ann")
+    write_preloaded_unit(project, old)
+    project.library.publish(project.folder)
+    project.clock.advance(1)
+    write_preloaded_unit(project, new)
+    published = project.run("publish", str(project.folder))
+    pending_warning = "warning: code-review: v2 is not active until it is approved (task_types)\n"
+    assert pending_warning in published.stdout
+    assert recall_review_text(project) == old
+    again = project.run("publish", str(project.folder))
+    assert again.stdout.startswith(f"v2 is already published; nothing to do\n{pending_warning}")
+    approved = project.run("approve", "code-review", "--entity", "acme:user/ann")
     assert approved.stdout == ("approved instruction:local/main/code-review/v2: task_types\nit is active from now on\n")
-    assert told_review(shop) == new
-    assert shop.run("publish", str(shop.folder)).stdout == "v2 is already published; nothing to do\n"
+    assert recall_review_text(project) == new
+    assert project.run("publish", str(project.folder)).stdout == "v2 is already published; nothing to do\n"
     for name, reason in (("code-review", "is pending approval"), ("nothing", "lists no unit")):
-        refused = shop.run("approve", name)
+        refused = project.run("approve", name)
         assert refused.exit_code == 1
         assert reason in str(refused.exception)
 
 
-def test_a_rollback_brings_back_the_text_of_a_preloaded_unit_at_once(shop: Shop) -> None:
+def test_a_rollback_restores_the_text_of_a_preloaded_unit_at_once(project: LibraryProject) -> None:
     old = UNITS["code-review"][2]
-    preloading(shop, old)
-    shop.library.publish(shop.folder)
-    shop.clock.advance(1)
-    preloading(shop, "Review a pull request twice, and leave comments.")
-    shop.library.publish(shop.folder)
-    shop.library.approve("code-review")
-    assert told_review(shop) != old
-    shop.clock.advance(1)
-    assert shop.library.rollback("v1").pending == ()
-    assert told_review(shop) == old
+    write_preloaded_unit(project, old)
+    project.library.publish(project.folder)
+    project.clock.advance(1)
+    write_preloaded_unit(project, "Review a pull request twice, and leave comments.")
+    project.library.publish(project.folder)
+    project.library.approve("code-review")
+    assert recall_review_text(project) != old
+    project.clock.advance(1)
+    assert project.library.rollback("v1").pending == ()
+    assert recall_review_text(project) == old
 
 
-def guaranteeing(shop: Shop, text: str, **approval: str) -> None:
-    shop.write(mode="stigmem", texts={"code-review": text})
-    told = shop.manifest()
-    next(one for one in told["entries"] if one["name"] == "code-review")["guarantee_load"] = True
-    given = [{"kind": "guarantee_load", "unit": "code-review", **approval}] if approval else []
-    shop.write_manifest({**told, "approvals": given})
+def write_guaranteed_unit(project: LibraryProject, text: str, **approval: str) -> None:
+    project.write(mode="stigmem", texts={"code-review": text})
+    manifest = project.manifest()
+    next(one for one in manifest["entries"] if one["name"] == "code-review")["guarantee_load"] = True
+    approvals = [{"kind": "guarantee_load", "unit": "code-review", **approval}] if approval else []
+    project.write_manifest({**manifest, "approvals": approvals})
 
 
-def test_an_approval_of_another_text_stops_a_folder_before_anything_is_written(shop: Shop) -> None:
-    shop.write(mode="stigmem")
-    shop.library.publish(shop.folder)
-    old = told_review(shop)
-    shop.clock.advance(1)
-    guaranteeing(shop, "Review a pull request twice.", version="v1")
-    assert shop.run("check", str(shop.folder)).exit_code == 1
+def test_an_approval_of_another_version_stops_a_folder_before_anything_is_written(project: LibraryProject) -> None:
+    project.write(mode="stigmem")
+    project.library.publish(project.folder)
+    old = recall_review_text(project)
+    project.clock.advance(1)
+    write_guaranteed_unit(project, "Review a pull request twice.", version="v1")
+    assert project.run("check", str(project.folder)).exit_code == 1
     with pytest.raises(InstructionError, match="needs an approval") as refused:
-        shop.library.publish(shop.folder)
+        project.library.publish(project.folder)
     assert refused.value.code == "guarantee_approval_required"
-    assert told_review(shop) == old
-    guaranteeing(shop, "Review a pull request twice.", version="v2")
-    shop.library.publish(shop.folder)
-    assert told_review(shop) == "Review a pull request twice."
+    assert recall_review_text(project) == old
+    write_guaranteed_unit(project, "Review a pull request twice.", version="v2")
+    project.library.publish(project.folder)
+    assert recall_review_text(project) == "Review a pull request twice."
 
 
-def test_a_folder_that_says_no_more_of_an_approval_is_published_and_its_new_text_waits(shop: Shop) -> None:
+def test_a_folder_without_the_approval_is_published_and_its_new_text_is_pending(project: LibraryProject) -> None:
     old = UNITS["code-review"][2]
-    guaranteeing(shop, old, reason="read")
-    shop.library.publish(shop.folder)
-    shop.clock.advance(1)
-    guaranteeing(shop, "Review a pull request twice, and leave comments.")
-    done = shop.library.publish(shop.folder)
+    write_guaranteed_unit(project, old, reason="read")
+    project.library.publish(project.folder)
+    project.clock.advance(1)
+    write_guaranteed_unit(project, "Review a pull request twice, and leave comments.")
+    done = project.library.publish(project.folder)
     assert done.pending == ("code-review: v2 is not active until it is approved (guarantee_load)",)
-    assert told_review(shop) == old
-    assert shop.library.approve("code-review").is_activated
+    assert recall_review_text(project) == old
+    assert project.library.approve("code-review").is_activated
 
 
-def test_what_fails_a_check_changes_nothing(shop: Shop) -> None:
-    shop.write()
-    shop.library.publish(shop.folder)
-    shop.clock.advance(1)
-    shop.write(texts={"code-review": "Something else entirely."})
-    told = shop.manifest()
-    for entry in told["entries"]:
+def test_a_folder_that_fails_a_check_changes_nothing(project: LibraryProject) -> None:
+    project.write()
+    project.library.publish(project.folder)
+    project.clock.advance(1)
+    project.write(texts={"code-review": "Something else entirely."})
+    manifest = project.manifest()
+    for entry in manifest["entries"]:
         entry["load_triggers"]["intents"] = ["write release notes"]
-    shop.write_manifest(told)
-    checked = shop.library.check(shop.folder)
+    project.write_manifest(manifest)
+    checked = project.library.check(project.folder)
     assert {failure.code for failure in checked.failures} == {"manifest_coverage_failure"}
     with pytest.raises(InstructionError, match="of its paraphrases find it; found instead: "):
-        shop.library.publish(shop.folder)
-    assert shop.library.recall("review a pull request").result.chunks[0].content.text == UNITS["code-review"][2]
-    assert shop.library.publish(shop.folder, skip_coverage_gate=True).version == "v2"
+        project.library.publish(project.folder)
+    assert project.library.recall("review a pull request").result.chunks[0].content.text == UNITS["code-review"][2]
+    assert project.library.publish(project.folder, skip_coverage_gate=True).version == "v2"
 
 
-def test_all_that_is_wrong_is_told_at_once(shop: Shop) -> None:
-    shop.write()
-    told = shop.manifest()
-    told["entries"][0]["required_by_task_types"] = ["nonsense"]
-    told["entries"][1]["guarantee_load"] = True
-    told["always_rules"] = ["Never do this. " * 400]
-    shop.write_manifest(told)
-    ended = shop.run("check", str(shop.folder))
-    assert ended.exit_code == 1
+def test_all_check_failures_are_reported_at_once(project: LibraryProject) -> None:
+    project.write()
+    manifest = project.manifest()
+    manifest["entries"][0]["required_by_task_types"] = ["nonsense"]
+    manifest["entries"][1]["guarantee_load"] = True
+    manifest["always_rules"] = ["Never do this. " * 400]
+    project.write_manifest(manifest)
+    result = project.run("check", str(project.folder))
+    assert result.exit_code == 1
     for code in ("task_type_unknown", "guarantee_approval_required", "boot_stub_too_large", "it cannot be published"):
-        assert code in ended.stdout
+        assert code in result.stdout
 
 
-def test_promotion_waits_for_a_week_in_which_little_was_missed(shop: Shop) -> None:
-    shop.write()
-    shop.library.publish(shop.folder)
-    shop.clock.advance(6.9 * DAY)
+def test_promotion_requires_a_week_with_a_low_miss_rate(project: LibraryProject) -> None:
+    project.write()
+    project.library.publish(project.folder)
+    project.clock.advance(6.9 * DAY)
     with pytest.raises(InstructionError, match="observe it for 7 days first"):
-        shop.library.promote()
-    shop.clock.advance(DAY)
+        project.library.promote()
+    project.clock.advance(DAY)
     with pytest.raises(InstructionError, match="at least 5 are needed"):
-        shop.library.promote()
-    shop.recall_and_close(5, missed=("release-notes",))
+        project.library.promote()
+    project.recall_and_close(5, missed=("release-notes",))
     with pytest.raises(InstructionError, match=r"miss rate of the last 7 days is 0\.50"):
-        shop.library.promote()
-    shop.recall_and_close(60)
-    done = shop.library.promote()
+        project.library.promote()
+    project.recall_and_close(60)
+    done = project.library.promote()
     assert done.manifest.migration_mode == "stigmem"
-    assert all(entry.path is None for entry in shop.library.entries())
+    assert all(entry.path is None for entry in project.library.entries())
     with pytest.raises(InstructionError, match="not coexistence"):
-        shop.library.promote()
+        project.library.promote()
 
 
-def test_the_week_can_be_cut_short_but_not_for_a_sensitive_agent(shop: Shop) -> None:
-    shop.write()
-    shop.library.publish(shop.folder)
-    records = shop.library._context.records
+def test_the_week_can_be_skipped_except_for_a_sensitive_agent(project: LibraryProject) -> None:
+    project.write()
+    project.library.publish(project.folder)
+    records = project.library._context.records
     agent = records.agent("main")
     assert agent is not None
     sensitive = type(agent)(**{**{name: getattr(agent, name) for name in agent.__struct_fields__}, "sensitive": True})
     records.put_agent(sensitive)
     with pytest.raises(InstructionError, match="flagged sensitive"):
-        shop.library.promote(force=True)
+        project.library.promote(force=True)
     records.put_agent(agent)
-    assert shop.library.promote(force=True).manifest.version == "v2"
+    assert project.library.promote(force=True).manifest.version == "v2"
 
 
-def test_files_are_archived_only_after_the_promotion_and_never_over_others(shop: Shop) -> None:
-    shop.write()
-    shop.library.publish(shop.folder)
-    (shop.path / "AGENTS.md").write_text("# Old\n")
+def test_files_are_archived_only_after_the_promotion_and_never_overwrite_others(project: LibraryProject) -> None:
+    project.write()
+    project.library.publish(project.folder)
+    (project.path / "AGENTS.md").write_text("# Old\n")
     with pytest.raises(InstructionError, match="promote it first"):
-        shop.library.archive(shop.path / "AGENTS.md", root=shop.path)
-    shop.library.promote(force=True)
+        project.library.archive(project.path / "AGENTS.md", root=project.path)
+    project.library.promote(force=True)
     with pytest.raises(UserError, match="not a file below"):
-        shop.library.archive(shop.path.parent / "other.md", root=shop.path)
-    shop.library.archive(shop.path / "AGENTS.md", root=shop.path)
-    moved = shop.path / "docs" / "legacy-instructions" / "AGENTS.md"
-    assert moved.read_text() == (
+        project.library.archive(project.path.parent / "other.md", root=project.path)
+    project.library.archive(project.path / "AGENTS.md", root=project.path)
+    archived = project.path / "docs" / "legacy-instructions" / "AGENTS.md"
+    assert archived.read_text() == (
         "<!-- Moved: these instructions are now at instruction:local/main/manifest/v2 -->\n# Old\n"
     )
-    assert not (shop.path / "AGENTS.md").exists()
-    (shop.path / "AGENTS.md").write_text("# New\n")
+    assert not (project.path / "AGENTS.md").exists()
+    (project.path / "AGENTS.md").write_text("# New\n")
     with pytest.raises(UserError, match="exists already"):
-        shop.library.archive(shop.path / "AGENTS.md", root=shop.path)
+        project.library.archive(project.path / "AGENTS.md", root=project.path)
 
 
-def test_a_rollback_brings_back_the_manifest_and_its_texts(shop: Shop) -> None:
-    shop.write()
-    shop.library.publish(shop.folder)
-    shop.clock.advance(60)
-    shop.write(texts={"code-review": "Read half of the diff of a pull request before you leave a review comment."})
-    told = shop.manifest()
-    del told["entries"][-1]
-    shop.write_manifest(told)
-    shop.library.publish(shop.folder)
-    shop.clock.advance(60)
-    done = shop.library.rollback("v1")
+def test_a_rollback_restores_the_manifest_and_its_texts(project: LibraryProject) -> None:
+    project.write()
+    project.library.publish(project.folder)
+    project.clock.advance(60)
+    project.write(texts={"code-review": "Read half of the diff of a pull request before you leave a review comment."})
+    manifest = project.manifest()
+    del manifest["entries"][-1]
+    project.write_manifest(manifest)
+    project.library.publish(project.folder)
+    project.clock.advance(60)
+    done = project.library.rollback("v1")
     assert done.version == "v3"
     assert done.changes["code-review"] == "update"
-    assert len(shop.library.entries()) == len(UNITS)
-    assert shop.library.recall("review a pull request").result.chunks[0].content.text == UNITS["code-review"][2]
+    assert len(project.library.entries()) == len(UNITS)
+    assert project.library.recall("review a pull request").result.chunks[0].content.text == UNITS["code-review"][2]
     with pytest.raises(InstructionError, match="no older manifest"):
-        shop.library.rollback("v3")
+        project.library.rollback("v3")
 
 
-def test_a_rollback_brings_back_the_texts_however_long_publishing_takes(tmp_path: Path) -> None:
-    shop = Shop(tmp_path, clock=TickingClock())
-    half, none = (f"Read {much} of the diff of a pull request before you review it." for much in ("half", "none"))
-    with shop.library:
+def test_a_rollback_restores_the_texts_however_long_publishing_takes(tmp_path: Path) -> None:
+    project = LibraryProject(tmp_path, clock=TickingClock())
+    half, none = (f"Read {amount} of the diff of a pull request before you review it." for amount in ("half", "none"))
+    with project.library:
         for texts in ({}, {"code-review": half}, {"code-review": none}):
-            shop.write(texts=texts)
-            shop.library.publish(shop.folder)
+            project.write(texts=texts)
+            project.library.publish(project.folder)
         for version, text in (("v2", half), ("v1", UNITS["code-review"][2]), ("v3", none)):
-            shop.library.rollback(version)
-            assert shop.library.recall("review a pull request").result.chunks[0].content.text == text
+            project.library.rollback(version)
+            assert project.library.recall("review a pull request").result.chunks[0].content.text == text
 
 
-def test_probe_names_the_intents_of_a_unit_that_cannot_be_found_and_ends_with_1(shop: Shop) -> None:
-    shop.write()
-    shop.library.publish(shop.folder)
-    assert shop.run("probe").exit_code == 0
-    told = shop.manifest()
-    told["entries"][0]["load_triggers"]["intents"] = ["write release notes", "announce a new version", "claim a ticket"]
-    shop.write_manifest(told)
-    shop.clock.advance(1)
-    shop.library.publish(shop.folder, skip_coverage_gate=True)
-    ended = shop.run("probe", "-k", "1")
-    assert ended.exit_code == 1
-    assert "FAIL security-posture" in ended.stdout
-    assert "'claim a ticket' finds checkout-procedure" in ended.stdout
+def test_probe_names_the_intents_that_do_not_find_their_unit_and_exits_with_1(project: LibraryProject) -> None:
+    project.write()
+    project.library.publish(project.folder)
+    assert project.run("probe").exit_code == 0
+    manifest = project.manifest()
+    manifest["entries"][0]["load_triggers"]["intents"] = [
+        "write release notes",
+        "announce a new version",
+        "claim a ticket",
+    ]
+    project.write_manifest(manifest)
+    project.clock.advance(1)
+    project.library.publish(project.folder, skip_coverage_gate=True)
+    result = project.run("probe", "-k", "1")
+    assert result.exit_code == 1
+    assert "FAIL security-posture" in result.stdout
+    assert "'claim a ticket' finds checkout-procedure" in result.stdout
 
 
-def test_a_unit_without_a_text_fails_its_probe(shop: Shop) -> None:
-    shop.write(mode="stigmem")
-    (shop.folder / "code-review.md").unlink()
-    shop.library.publish(shop.folder)
-    probed = {one.name: one for one in shop.library.probe().units}
+def test_a_unit_without_a_text_fails_its_probe(project: LibraryProject) -> None:
+    project.write(mode="stigmem")
+    (project.folder / "code-review.md").unlink()
+    project.library.publish(project.folder)
+    probed = {unit.name: unit for unit in project.library.probe().units}
     assert not probed["code-review"].passed
     assert [miss.intent for miss in probed["code-review"].missed] == list(UNITS["code-review"][1])
     assert probed["release-notes"].passed
 
 
-def test_a_heartbeat_says_by_itself_what_was_used(shop: Shop) -> None:
-    shop.write()
-    shop.library.publish(shop.folder)
-    with shop.library.heartbeat() as beat:
+def test_a_heartbeat_reports_usage_by_itself(project: LibraryProject) -> None:
+    project.write()
+    project.library.publish(project.folder)
+    with project.library.heartbeat() as beat:
         assert "recall_instruction" in beat.stub
         beat.recall("claim a ticket")
         beat.recall("review a pull request")
         beat.report_used("code-review", "checkout-procedure")
         beat.report_missed("budget-rules")
-    measures = shop.library.metrics()
+    measures = project.library.metrics()
     assert (measures.recalls, measures.closed) == (2, 2)
     assert measures.miss_rate is not None
     assert 0 < measures.miss_rate < 0.5
 
 
-def test_a_recall_can_be_asked_again(shop: Shop) -> None:
-    shop.write()
-    shop.library.publish(shop.folder)
-    token = shop.library.recall("review a pull request").audit_token
-    shop.clock.advance(60)
-    shop.write(texts={"code-review": "Purchases and invoices."})
-    shop.library.publish(shop.folder, skip_coverage_gate=True)
-    ended = shop.run("replay", token)
-    assert ended.exit_code == 0
-    assert "then: code-review" in ended.stdout
-    assert isinstance(shop.run("replay", "audi_none").exception, InstructionError)
+def test_a_recall_can_be_replayed(project: LibraryProject) -> None:
+    project.write()
+    project.library.publish(project.folder)
+    token = project.library.recall("review a pull request").audit_token
+    project.clock.advance(60)
+    project.write(texts={"code-review": "Purchases and invoices."})
+    project.library.publish(project.folder, skip_coverage_gate=True)
+    result = project.run("replay", token)
+    assert result.exit_code == 0
+    assert "then: code-review" in result.stdout
+    assert isinstance(project.run("replay", "audi_none").exception, InstructionError)
 
 
 @pytest.mark.parametrize("intent", ["announce a new version", "notify the owner", "eine Lösung prüfen", "审查代码"])
-def test_lint_has_nothing_against_what_one_does_nor_against_what_it_cannot_read(intent: str) -> None:
+def test_lint_accepts_intents_that_describe_actions_and_other_languages(intent: str) -> None:
     entry = ManifestEntry("a", "About it.", load_triggers=LoadTriggers(intents=(intent,)), path="a.md")
     assert lint_manifest([entry]) == ()
 
 
-def test_lint_shows_triggers_that_say_what_a_unit_contains(shop: Shop) -> None:
-    shop.write()
-    told = shop.manifest()
-    for entry in told["entries"]:
+def test_lint_reports_triggers_that_describe_the_content_of_a_unit(project: LibraryProject) -> None:
+    project.write()
+    manifest = project.manifest()
+    for entry in manifest["entries"]:
         del entry["load_triggers"]["intents"][1:]
-    shop.write_manifest(told)
-    shop.library.publish(shop.folder)
-    assert shop.run("lint").stdout == "no flaws\n"
-    told["entries"][2]["load_triggers"]["intents"] = ["pull request review rules", "write release notes"]
-    shop.write_manifest(told)
-    shop.library.publish(shop.folder, skip_coverage_gate=True)
-    ended = shop.run("lint")
-    assert ended.exit_code == 1
-    assert "'pull request review rules' describes the unit's content" in ended.stdout
-    assert "'write release notes' is also an intent of 'code-review'" in ended.stdout
+    project.write_manifest(manifest)
+    project.library.publish(project.folder)
+    assert project.run("lint").stdout == "no flaws\n"
+    manifest["entries"][2]["load_triggers"]["intents"] = ["pull request review rules", "write release notes"]
+    project.write_manifest(manifest)
+    project.library.publish(project.folder, skip_coverage_gate=True)
+    result = project.run("lint")
+    assert result.exit_code == 1
+    assert "'pull request review rules' describes the unit's content" in result.stdout
+    assert "'write release notes' is also an intent of 'code-review'" in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -346,74 +350,76 @@ def test_lint_shows_triggers_that_say_what_a_unit_contains(shop: Shop) -> None:
         (("usage", "audi_none"), "no such audit token"),
     ],
 )
-def test_what_is_not_there_is_said_in_one_line(shop: Shop, words: tuple[str, ...], reason: str) -> None:
-    ended = shop.run(*words)
-    assert isinstance(ended.exception, UserError)
-    assert reason in str(ended.exception)
+def test_a_missing_thing_is_a_one_line_error(project: LibraryProject, words: tuple[str, ...], reason: str) -> None:
+    result = project.run(*words)
+    assert isinstance(result.exception, UserError)
+    assert reason in str(result.exception)
 
 
-def test_looking_makes_no_store(tmp_path: Path) -> None:
+def test_read_only_commands_create_no_store(tmp_path: Path) -> None:
     environ = {"HOLDFAST_HOME": str(tmp_path)}
-    ended = CliRunner().invoke(command, ["instructions", "lint", "--db", str(tmp_path / "no.db")], env=environ)
-    assert isinstance(ended.exception, UserError)
+    result = CliRunner().invoke(command, ["instructions", "lint", "--db", str(tmp_path / "no.db")], env=environ)
+    assert isinstance(result.exception, UserError)
     assert not (tmp_path / "no.db").exists()
 
 
-@pytest.mark.parametrize("told", ["", "{", "[]", '{"agent_id": 3}', '{"agent_id":"a","version":"v1","entries":[{}]}'])
-def test_a_manifest_that_cannot_be_read_is_named(shop: Shop, told: str) -> None:
-    (shop.folder / "manifest.json").write_text(told)
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", '{"agent_id": 3}', '{"agent_id":"a","version":"v1","entries":[{}]}']
+)
+def test_an_invalid_manifest_file_is_named(project: LibraryProject, content: str) -> None:
+    (project.folder / "manifest.json").write_text(content)
     with pytest.raises(UserError, match=r"manifest\.json"):
-        shop.library.check(shop.folder)
+        project.library.check(project.folder)
 
 
-def test_turns_in_shadow_are_judged_and_the_command_ends_with_one_until_they_pass(shop: Shop) -> None:
-    long = {name: f"{content} " * 90 for name, (_, _, content) in UNITS.items()}
-    shop.write(texts=long)
-    shop.library.publish(shop.folder)
-    ended = shop.run("shadow")
-    assert ended.exit_code == 1
-    assert "coverage: unknown (at least 95%)\ntokens: unknown, 0 of 0 per turn (below 50%)" in ended.output
+def test_shadow_turns_are_reported_and_the_command_exits_with_1_until_they_pass(project: LibraryProject) -> None:
+    long_texts = {name: f"{content} " * 90 for name, (_, _, content) in UNITS.items()}
+    project.write(texts=long_texts)
+    project.library.publish(project.folder)
+    result = project.run("shadow")
+    assert result.exit_code == 1
+    assert "coverage: unknown (at least 95%)\ntokens: unknown, 0 of 0 per turn (below 50%)" in result.output
     for _ in range(10):
-        told = json.loads(shop.run("recall", "claim a ticket", "--shadow", "--max-chunks", "1", "--json").output)
-        assert shop.run("usage", told["audit_token"], "--used", "checkout-procedure").exit_code == 0
-    passed = shop.run("shadow")
+        report = json.loads(project.run("recall", "claim a ticket", "--shadow", "--max-chunks", "1", "--json").output)
+        assert project.run("usage", report["audit_token"], "--used", "checkout-procedure").exit_code == 0
+    passed = project.run("shadow")
     assert (passed.exit_code, passed.output.splitlines()[-1]) == (0, "lazy recall would have sufficed")
-    wrong = shop.library.recall("approve a purchase", shadow=True, max_chunks=1)
-    shop.library.submit_usage(wrong.audit_token, used=("code-review",))
-    failed = shop.run("shadow")
+    wrong = project.library.recall("approve a purchase", shadow=True, max_chunks=1)
+    project.library.submit_usage(wrong.audit_token, used=("code-review",))
+    failed = project.run("shadow")
     assert failed.exit_code == 1
     assert (
         "regressions: 1 (none allowed)\n  'approve a purchase' without code-review\nmissed: code-review, 1 time\n"
         in (failed.output)
     )
     assert "not yet: turns that would have regressed: 1\n" in failed.output
-    told = json.loads(shop.run("shadow", "--json").output)
-    assert (told["passed"], told["report"]["reported_turns"]) == (False, 11)
-    shop.clock.advance(3 * DAY)
-    assert json.loads(shop.run("shadow", "--days", "2", "--json").output)["report"]["turns"] == 0
+    report = json.loads(project.run("shadow", "--json").output)
+    assert (report["passed"], report["report"]["reported_turns"]) == (False, 11)
+    project.clock.advance(3 * DAY)
+    assert json.loads(project.run("shadow", "--days", "2", "--json").output)["report"]["turns"] == 0
 
 
-def test_what_a_run_in_shadow_has_recalled_is_there_in_its_later_turns(shop: Shop) -> None:
-    shop.write()
-    shop.library.publish(shop.folder)
-    shop.run("recall", "claim a ticket", "--shadow", "--run", "r1", "--max-chunks", "1")
-    told = json.loads(
-        shop.run("recall", "announce a new version", "--shadow", "--run", "r1", "--max-chunks", "1", "--json").output
+def test_a_unit_recalled_earlier_in_a_shadow_run_counts_in_its_later_turns(project: LibraryProject) -> None:
+    project.write()
+    project.library.publish(project.folder)
+    project.run("recall", "claim a ticket", "--shadow", "--run", "r1", "--max-chunks", "1")
+    recalled = json.loads(
+        project.run("recall", "announce a new version", "--shadow", "--run", "r1", "--max-chunks", "1", "--json").output
     )
-    shop.run("usage", told["audit_token"], "--used", "checkout-procedure")
-    assert shop.library.shadow_report().coverage == 1.0
+    project.run("usage", recalled["audit_token"], "--used", "checkout-procedure")
+    assert project.library.shadow_report().coverage == 1.0
 
 
-def test_who_does_not_ask_does_not_wait_for_the_encoder(shop: Shop) -> None:
-    shop.write()
-    shop.library.publish(shop.folder)
+def test_the_encoder_is_loaded_only_for_a_recall(project: LibraryProject) -> None:
+    project.write()
+    project.library.publish(project.folder)
     code = (
         "import sys\n"
         "from holdfast import Library\n"
         "from holdfast.instructions.settings import InstructionSettings\n"
         "with Library('kept.db', settings=InstructionSettings(encoder='wordllama')) as library:\n"
-        "    told = library.stub(), library.index(), library.entries()\n"
-        "    print(all(told), 'numpy' in sys.modules)\n"
+        "    views = library.stub(), library.index(), library.entries()\n"
+        "    print(all(views), 'numpy' in sys.modules)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", code], cwd=shop.path, capture_output=True, text=True, check=False)
-    assert (ended.stdout, ended.stderr) == ("True False\n", "")
+    result = subprocess.run([sys.executable, "-c", code], cwd=project.path, capture_output=True, text=True, check=False)
+    assert (result.stdout, result.stderr) == ("True False\n", "")

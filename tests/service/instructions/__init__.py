@@ -1,1 +1,1 @@
-"""The service as its clients see it, over HTTP and on each store."""
+"""The instruction routes of the service, over HTTP and on each store."""

@@ -1,24 +1,24 @@
-"""A service that keeps instructions, on each store that can keep them."""
+"""A service with instructions, on each store that supports them."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.instruction_places import Place, place
+from tests.support.instruction_service import InstructionService, serve_instructions
 
 HERE = Path(__file__).parent
 STORES = ("sqlite", "postgres")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "every_store: every case is run on PostgreSQL too, and not only the first")
+    config.addinivalue_line("markers", "every_store: run every case on PostgreSQL too, not only the first")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Each case on SQLite, and the first of each test on PostgreSQL too; `HOLDFAST_EVERY_CASE=1` has all on both.
+    """Runs each case on SQLite and the first case of each test on PostgreSQL; `HOLDFAST_EVERY_CASE=1` runs all on both.
 
-    A test marked `every_store` has all on both at all times.
+    A test marked `every_store` always runs all cases on both.
     """
     if os.environ.get("HOLDFAST_EVERY_CASE"):
         return
@@ -38,14 +38,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(params=STORES)
-def at(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    with place(request.param, tmp_path) as made:
+def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InstructionService]:
+    with serve_instructions(request.param, tmp_path) as made:
         yield made
 
 
 @pytest.fixture(params=STORES)
-def furnished(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """With all units and a manifest."""
-    with place(request.param, tmp_path) as made:
-        made.furnish()
+def published_service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[InstructionService]:
+    """A service with all units written and a manifest published."""
+    with serve_instructions(request.param, tmp_path) as made:
+        made.publish_all()
         yield made

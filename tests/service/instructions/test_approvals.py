@@ -1,11 +1,11 @@
-"""Versions of units: which one is told when several are written, approved and published out of order or at once."""
+"""Versions of units: which one is active when several are written, approved and published at once or out of order."""
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
-from tests.support.instruction_places import AGENT, ANN, DEPLOYMENT_KEY, UNITS, Place, entry, uri
+from tests.support.instruction_service import AGENT, ANN, DEPLOYMENT_KEY, UNITS, InstructionService, entry, uri
 
 from holdfast.clock import CountingIds, ManualClock
 from holdfast.instructions.access import InstructionCaller
@@ -24,186 +24,192 @@ def guaranteed(version: str = "v1", **more: object) -> list[object]:
     return [entry(name, **(more if name == BUDGET else {})) for name in UNITS]
 
 
-def told(at: Place, name: str = BUDGET) -> str:
-    chunks = at.recall("anything", manifest_hint=[name]).json["chunks"]
+def active_version(service: InstructionService, name: str = BUDGET) -> str:
+    chunks = service.recall("anything", manifest_hint=[name]).json["chunks"]
     return str(next(chunk["version"] for chunk in chunks if chunk["name"] == name))
 
 
-def test_what_is_quarantined_lets_no_older_version_take_over(furnished: Place) -> None:
-    assert furnished.write(BUDGET, "v3", "Three.").status == 201
-    assert furnished.write(BUDGET, "v9", "Nine.", signature="A" * 86).json["status"] == "quarantined"
-    older = furnished.write(BUDGET, "v2", "Two.")
+def test_quarantined_version_activates_no_older_version(published_service: InstructionService) -> None:
+    assert published_service.write(BUDGET, "v3", "Three.").status == 201
+    assert published_service.write(BUDGET, "v9", "Nine.", signature="A" * 86).json["status"] == "quarantined"
+    older = published_service.write(BUDGET, "v2", "Two.")
     assert (older.status, older.code) == (409, "unit_version_conflict")
-    assert told(furnished) == "v3"
-    # And it keeps nothing from being written either.
-    assert furnished.write(BUDGET, "v4", "Four.").status == 201
-    assert told(furnished) == "v4"
+    assert active_version(published_service) == "v3"
+    # Nor does it block later versions.
+    assert published_service.write(BUDGET, "v4", "Four.").status == 201
+    assert active_version(published_service) == "v4"
 
 
-def test_the_highest_of_versions_that_are_written_at_once_is_told(furnished: Place) -> None:
+def test_highest_of_versions_written_at_once_is_active(published_service: InstructionService) -> None:
     for begin in (10, 20, 30):
         numbers = range(begin, begin + 6)
         with ThreadPoolExecutor(6) as threads:
-            answers = list(threads.map(lambda n: furnished.write(BUDGET, f"v{n}", f"Text {n}."), numbers))
-        assert {one.status for one in answers} <= {201, 409}
+            answers = list(threads.map(lambda n: published_service.write(BUDGET, f"v{n}", f"Text {n}."), numbers))
+        assert {response.status for response in answers} <= {201, 409}
         written = [number for number, one in zip(numbers, answers, strict=True) if one.status == 201]
-        assert told(furnished) == f"v{max(written)}"
+        assert active_version(published_service) == f"v{max(written)}"
 
 
-def test_an_approval_of_what_is_older_than_what_is_told_brings_nothing_back(at: Place) -> None:
-    at.furnish(guaranteed(), approvals=[APPROVAL])
+def test_approving_a_version_older_than_the_active_one_does_not_restore_it(service: InstructionService) -> None:
+    service.publish_all(guaranteed(), approvals=[APPROVAL])
     for version in ("v2", "v3"):
-        assert at.write(BUDGET, version, f"Text {version}.").json["status"] == "pending"
-    newer = at.of_agent("POST", "/approvals", {**APPROVAL, "version": "v3"})
+        assert service.write(BUDGET, version, f"Text {version}.").json["status"] == "pending"
+    newer = service.agent_request("POST", "/approvals", {**APPROVAL, "version": "v3"})
     assert newer.json["activated"] == [uri(BUDGET, "v3")]
-    older = at.of_agent("POST", "/approvals", {**APPROVAL, "version": "v2"})
+    older = service.agent_request("POST", "/approvals", {**APPROVAL, "version": "v2"})
     assert (older.status, older.json["activated"]) == (200, [])
-    assert told(at) == "v3"
-    assert at.ask("GET", f"/api/instructions/{AGENT}").json["pending"] == []
+    assert active_version(service) == "v3"
+    assert service.request("GET", f"/api/instructions/{AGENT}").json["pending"] == []
 
 
 @pytest.mark.parametrize("approval", [APPROVAL, {**APPROVAL, "version": "v2"}], ids=["plain", "of the version"])
-def test_a_manifest_that_comes_with_the_approval_lets_the_version_go_that_it_names(
-    at: Place, approval: dict[str, str]
+def test_manifest_with_approval_activates_the_version_it_names(
+    service: InstructionService, approval: dict[str, str]
 ) -> None:
-    at.furnish(guaranteed(), approvals=[APPROVAL])
-    at.clock.advance(60)
-    assert at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
-    published = at.publish(guaranteed("v2"), "v2", approvals=[approval])
+    service.publish_all(guaranteed(), approvals=[APPROVAL])
+    service.clock.advance(60)
+    assert service.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
+    published = service.publish(guaranteed("v2"), "v2", approvals=[approval])
     assert (published.status, published.json["warnings"]) == (200, [])
-    assert told(at) == "v2"
-    assert not at.of_agent("GET", "/instruction-manifest/coverage").json["stale"]
+    assert active_version(service) == "v2"
+    assert not service.agent_request("GET", "/instruction-manifest/coverage").json["stale"]
 
 
-def test_a_manifest_says_which_version_nobody_is_told_yet(at: Place) -> None:
-    at.furnish(guaranteed(), approvals=[APPROVAL])
-    at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.")
-    published = at.publish(guaranteed("v1"), "v2", approvals=[APPROVAL])
+def test_manifest_warns_of_a_version_that_is_not_active_yet(service: InstructionService) -> None:
+    service.publish_all(guaranteed(), approvals=[APPROVAL])
+    service.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.")
+    published = service.publish(guaranteed("v1"), "v2", approvals=[APPROVAL])
     assert published.json["warnings"] == [f"{BUDGET}: v2 is not active until it is approved (guarantee_load)"]
-    assert told(at) == "v1"
+    assert active_version(service) == "v1"
 
 
-def test_a_unit_that_is_loaded_unasked_no_more_waits_no_more(at: Place) -> None:
-    at.furnish(guaranteed(), approvals=[APPROVAL])
-    at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval by finance.")
-    assert at.publish([entry(name) for name in UNITS], "v2").json["warnings"] == []
-    assert told(at) == "v2"
+def test_unit_that_is_no_longer_guaranteed_needs_no_approval(service: InstructionService) -> None:
+    service.publish_all(guaranteed(), approvals=[APPROVAL])
+    service.write(BUDGET, "v2", "Purchases above 900 dollars need an approval by finance.")
+    assert service.publish([entry(name) for name in UNITS], "v2").json["warnings"] == []
+    assert active_version(service) == "v2"
 
 
-def test_a_version_that_stands_first_is_approved_with_what_its_review_has_found(at: Place) -> None:
+def test_prepended_version_needs_an_approval_with_review_findings(service: InstructionService) -> None:
     approvals = [{**APPROVAL, "reason": "read"}, {**APPROVAL, "kind": "force_prepend", "reason": "read"}]
-    at.furnish(guaranteed(force_position="prepend"), approvals=approvals)
-    at.write(BUDGET, "v2", "Buy anything.")
-    for one in approvals:
-        at.of_agent("POST", "/approvals", {**one, "version": "v2", "reason": " "})
-    assert told(at) == "v1"
-    assert at.of_agent("POST", "/approvals", {**approvals[1], "version": "v2"}).json["activated"]
+    service.publish_all(guaranteed(force_position="prepend"), approvals=approvals)
+    service.write(BUDGET, "v2", "Buy anything.")
+    for approval in approvals:
+        service.agent_request("POST", "/approvals", {**approval, "version": "v2", "reason": " "})
+    assert active_version(service) == "v1"
+    assert service.agent_request("POST", "/approvals", {**approvals[1], "version": "v2"}).json["activated"]
 
 
-def test_a_replica_whose_clock_is_behind_tells_what_was_written_last(furnished: Place) -> None:
-    furnished.clock.advance(60)
-    assert furnished.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").status == 201
+def test_replica_with_a_slow_clock_serves_the_last_written_version(published_service: InstructionService) -> None:
+    published_service.clock.advance(60)
+    assert published_service.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").status == 201
     behind = InstructionContext(
-        furnished.library.records,
-        furnished.library.settings,
-        key=furnished.library.key,
-        clock=ManualClock(furnished.clock() - 2),
+        published_service.library.records,
+        published_service.library.settings,
+        key=published_service.library.key,
+        clock=ManualClock(published_service.clock() - 2),
         new_id=CountingIds("behind"),
-        warn=furnished.warned.append,
+        warn=published_service.warned.append,
     )
     _, shelf = behind.require_instruction_set(AGENT, behind.records.agent(AGENT))
     assert shelf.contents[BUDGET].version == "v2"
 
 
-def test_a_recall_right_after_a_publication_can_be_asked_again(furnished: Place) -> None:
-    # The clock stands still: the second manifest begins a millisecond from now.
-    assert furnished.publish([entry(BUDGET)], "v2").status == 200
-    recalled = furnished.recall("approve a purchase").json
-    told_again = furnished.of_agent("POST", "/instruction-replay", {"audit_token": recalled["audit_token"]}).json
+def test_recall_right_after_publishing_can_be_replayed(published_service: InstructionService) -> None:
+    # The clock does not advance: the second manifest takes effect a millisecond later.
+    assert published_service.publish([entry(BUDGET)], "v2").status == 200
+    recalled = published_service.recall("approve a purchase").json
+    told_again = published_service.agent_request(
+        "POST", "/instruction-replay", {"audit_token": recalled["audit_token"]}
+    ).json
     assert (told_again["same_order"], told_again["same_snapshot"]) == (True, True)
 
 
-def test_a_heartbeat_right_after_a_publication_is_about_what_was_published(furnished: Place) -> None:
-    assert furnished.publish([entry(BUDGET)], "v2").status == 200
-    assert furnished.heartbeat(furnished.wake()).status == 200
-    recalled = furnished.recall("review a pull request", heartbeat_id="run_1", manifest_hint=["code-review"])
+def test_heartbeat_right_after_publishing_uses_the_new_manifest(published_service: InstructionService) -> None:
+    assert published_service.publish([entry(BUDGET)], "v2").status == 200
+    assert published_service.heartbeat(published_service.wake()).status == 200
+    recalled = published_service.recall("review a pull request", heartbeat_id="run_1", manifest_hint=["code-review"])
     assert recalled.json["missed_hints"] == ["code-review"]
 
 
-def test_a_run_that_is_woken_again_sees_what_held_at_the_last_time(furnished: Place) -> None:
-    assert furnished.heartbeat(furnished.wake(jti="first")).status == 200
-    furnished.clock.advance(60)
-    assert furnished.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").status == 201
+def test_run_sees_the_versions_of_its_last_heartbeat(published_service: InstructionService) -> None:
+    assert published_service.heartbeat(published_service.wake(jti="first")).status == 200
+    published_service.clock.advance(60)
+    assert published_service.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").status == 201
     versions = []
     for jti in (None, "second"):
         if jti:
-            assert furnished.heartbeat(furnished.wake(jti=jti)).status == 200
-        recalled = furnished.recall("approve a purchase", heartbeat_id="run_1", manifest_hint=[BUDGET])
+            assert published_service.heartbeat(published_service.wake(jti=jti)).status == 200
+        recalled = published_service.recall("approve a purchase", heartbeat_id="run_1", manifest_hint=[BUDGET])
         versions += [chunk["version"] for chunk in recalled.json["chunks"] if chunk["name"] == BUDGET]
     assert versions == ["v1", "v2"]
 
 
-def test_a_version_is_derived_from_the_one_before_it_unless_its_author_says_otherwise(at: Place) -> None:
-    first = at.write(BUDGET).json["content_sha256"]
-    at.write(BUDGET, "v2", "Two.")
-    at.write(BUDGET, "v3", "Three.", derived_from="0" * 64)
-    kept = at.library.records.list_unit_versions(AGENT, BUDGET)
+def test_version_derives_from_its_predecessor_unless_the_author_names_another(service: InstructionService) -> None:
+    first = service.write(BUDGET).json["content_sha256"]
+    service.write(BUDGET, "v2", "Two.")
+    service.write(BUDGET, "v3", "Three.", derived_from="0" * 64)
+    kept = service.library.records.list_unit_versions(AGENT, BUDGET)
     assert [unit.derived_from for unit in kept] == [None, first, "0" * 64]
 
 
 @pytest.mark.parametrize("approval", [APPROVAL, {**APPROVAL, "version": "v1"}], ids=["plain", "of the version"])
-def test_an_approval_is_none_of_the_text_that_is_told_instead_of_the_one_it_names(
-    at: Place, approval: dict[str, str]
+def test_approval_does_not_cover_the_text_served_instead_of_the_approved_one(
+    service: InstructionService, approval: dict[str, str]
 ) -> None:
     for name in UNITS:
-        at.write(name)
-    # Nobody lists it yet, and so nobody had to approve of it.
-    assert at.write(BUDGET, "v2", "Purchases need no approval.").json["status"] == "active"
-    refused = at.publish(guaranteed("v1"), approvals=[approval])
+        service.write(name)
+    # No manifest lists it yet, so no approval was required.
+    assert service.write(BUDGET, "v2", "Purchases need no approval.").json["status"] == "active"
+    refused = service.publish(guaranteed("v1"), approvals=[approval])
     assert (refused.status, refused.code) == (400, "guarantee_approval_required")
     assert "version v2, the one that is served" in refused.json["error"]["message"]
     for body in (guaranteed("v1"), guaranteed("v2")):
         assert (
-            at.publish(body, approvals=[{**APPROVAL, "version": "v1"}], key=at.ben).code
+            service.publish(body, approvals=[{**APPROVAL, "version": "v1"}], key=service.ben).code
             == "guarantee_approval_required"
         )
-    assert at.publish(guaranteed("v1"), approvals=[{**APPROVAL, "version": "v2"}]).status == 200
-    assert told(at) == "v2"
+    assert service.publish(guaranteed("v1"), approvals=[{**APPROVAL, "version": "v2"}]).status == 200
+    assert active_version(service) == "v2"
 
 
-def test_an_approval_on_record_is_none_of_the_text_that_is_told_instead(at: Place) -> None:
+def test_stored_approval_does_not_cover_the_text_served_instead(service: InstructionService) -> None:
     for name in UNITS:
-        at.write(name)
+        service.write(name)
     for kind in ("guarantee_load", "force_prepend"):
         given = {"kind": kind, "unit": BUDGET, "version": "v1", "reason": "read"}
-        assert at.of_agent("POST", "/approvals", given, key=at.ben).status == 200
-    at.write(BUDGET, "v2", "Purchases need no approval.")
-    refused = at.publish(guaranteed("v1", force_position="prepend"))
+        assert service.agent_request("POST", "/approvals", given, key=service.ben).status == 200
+    service.write(BUDGET, "v2", "Purchases need no approval.")
+    refused = service.publish(guaranteed("v1", force_position="prepend"))
     assert (refused.status, refused.code) == (400, "guarantee_approval_required")
-    assert at.of_agent("POST", "/approvals", {**APPROVAL, "version": "v2"}, key=at.ben).status == 200
-    assert at.publish(guaranteed("v1", force_position="prepend")).code == "prepend_approval_required"
-    assert at.publish(guaranteed("v1")).status == 200
+    assert service.agent_request("POST", "/approvals", {**APPROVAL, "version": "v2"}, key=service.ben).status == 200
+    assert service.publish(guaranteed("v1", force_position="prepend")).code == "prepend_approval_required"
+    assert service.publish(guaranteed("v1")).status == 200
 
 
-def test_a_text_that_is_written_while_its_unit_is_published_is_told_with_an_approval_only(at: Place) -> None:
-    """Whoever is first: the manifest is refused, or the text waits."""
+def test_text_written_during_publishing_is_served_only_with_an_approval(
+    service: InstructionService,
+) -> None:
+    """In either order: the manifest is refused, or the text is pending."""
     for name in UNITS:
-        at.write(name)
+        service.write(name)
     for number in range(2, 8):
         with ThreadPoolExecutor(2) as threads:
-            writing = threads.submit(at.write, BUDGET, f"v{number}", f"Text {number}.")
+            writing = threads.submit(service.write, BUDGET, f"v{number}", f"Text {number}.")
             approvals = [{**APPROVAL, "version": f"v{number - 1}"}]
-            publishing = threads.submit(at.publish, guaranteed(), f"v{number}", approvals=approvals)
+            publishing = threads.submit(service.publish, guaranteed(), f"v{number}", approvals=approvals)
         written, published = writing.result(), publishing.result()
         assert (written.status, published.status) in {(201, 200), (201, 400)}
         if published.status == 200:
-            assert told(at) == f"v{number - 1}"
-            assert at.of_agent("POST", "/approvals", {**APPROVAL, "version": f"v{number}"}).status == 200
-        assert at.publish([entry(name) for name in UNITS if name != BUDGET], f"v{number}.1").status == 200
+            assert active_version(service) == f"v{number - 1}"
+            assert service.agent_request("POST", "/approvals", {**APPROVAL, "version": f"v{number}"}).status == 200
+        assert service.publish([entry(name) for name in UNITS if name != BUDGET], f"v{number}.1").status == 200
 
 
-def test_a_store_takes_no_text_and_no_manifest_that_was_judged_by_what_holds_no_more(furnished: Place) -> None:
-    records = furnished.library.records
+def test_store_rejects_texts_and_manifests_validated_against_outdated_state(
+    published_service: InstructionService,
+) -> None:
+    records = published_service.library.records
     first, listing, run = records.unit(uri(BUDGET)), records.manifest(AGENT), records.coverage(AGENT)
     assert first is not None
     assert listing is not None
@@ -211,9 +217,9 @@ def test_a_store_takes_no_text_and_no_manifest_that_was_judged_by_what_holds_no_
     second = msgspec.structs.replace(first, uri=uri(BUDGET, "v2"), version="v2", created_at=first.created_at + 1)
     for judged in ((), ("another manifest",)):
         assert not records.add_unit(second, None, over=first.uri, judged=judged)
-    assert told(furnished) == "v1"
+    assert active_version(published_service) == "v1"
     assert records.add_unit(second, None, over=first.uri, judged=(listing.id, "another manifest"))
-    assert told(furnished) == "v2"
+    assert active_version(published_service) == "v2"
     later = msgspec.structs.replace(listing, id="later", version="v2", created_at=listing.created_at + 1)
     rerun = msgspec.structs.replace(run, id="rerun", manifest_version="v2")
 
@@ -226,153 +232,165 @@ def test_a_store_takes_no_text_and_no_manifest_that_was_judged_by_what_holds_no_
     assert records.manifest(AGENT) == later
 
 
-def test_an_approval_before_there_is_a_text_approves_none_and_that_of_another_version_neither(at: Place) -> None:
-    at.furnish(guaranteed(), approvals=[APPROVAL])
+def test_approval_without_a_text_or_of_another_version_approves_nothing(
+    service: InstructionService,
+) -> None:
+    service.publish_all(guaranteed(), approvals=[APPROVAL])
     of_two, of_nine = ({**APPROVAL, "version": version} for version in ("v2", "v9"))
-    assert at.of_agent("POST", "/approvals", of_two).json["activated"] == []
-    at.clock.advance(60)
-    assert at.write(BUDGET, "v2", "Buy anything.").json["status"] == "pending"
-    assert at.of_agent("POST", "/approvals", of_nine).json["activated"] == []
-    # Not by a manifest that says nothing of it either.
-    assert "not active until it is approved" in at.publish(guaranteed(), "v2").json["warnings"][0]
-    assert told(at) == "v1"
-    assert at.of_agent("POST", "/approvals", of_two).json["activated"] == [uri(BUDGET, "v2")]
-    assert told(at) == "v2"
+    assert service.agent_request("POST", "/approvals", of_two).json["activated"] == []
+    service.clock.advance(60)
+    assert service.write(BUDGET, "v2", "Buy anything.").json["status"] == "pending"
+    assert service.agent_request("POST", "/approvals", of_nine).json["activated"] == []
+    # Nor by a manifest that does not mention it.
+    assert "not active until it is approved" in service.publish(guaranteed(), "v2").json["warnings"][0]
+    assert active_version(service) == "v1"
+    assert service.agent_request("POST", "/approvals", of_two).json["activated"] == [uri(BUDGET, "v2")]
+    assert active_version(service) == "v2"
 
 
-def test_what_was_approved_in_quarantine_is_told_when_it_leaves_it(at: Place) -> None:
-    at.furnish(guaranteed(), approvals=[APPROVAL])
+def test_version_approved_in_quarantine_is_served_after_release(service: InstructionService) -> None:
+    service.publish_all(guaranteed(), approvals=[APPROVAL])
     text = "Purchases above 900 dollars need an approval."
-    assert at.write(BUDGET, "v2", text, signature="A" * 86).json["status"] == "quarantined"
-    approved = at.of_agent("POST", "/approvals", {**APPROVAL, "version": "v2"})
+    assert service.write(BUDGET, "v2", text, signature="A" * 86).json["status"] == "quarantined"
+    approved = service.agent_request("POST", "/approvals", {**APPROVAL, "version": "v2"})
     assert (approved.status, approved.json["activated"]) == (200, [])
     digest = hashlib.sha256(text.encode()).hexdigest()
     signature = DEPLOYMENT_KEY.sign(unit_message(uri(BUDGET, "v2"), digest))
-    assert at.write(BUDGET, "v2", text, signature=signature).json["status"] == "active"
-    assert told(at) == "v2"
+    assert service.write(BUDGET, "v2", text, signature=signature).json["status"] == "active"
+    assert active_version(service) == "v2"
 
 
-def test_an_approval_counts_by_a_replica_whose_clock_is_behind_that_of_the_author(at: Place) -> None:
-    at.furnish(guaranteed(), approvals=[APPROVAL])
-    at.clock.advance(60)
-    assert at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
-    at.clock.now -= 30
-    approved = at.of_agent("POST", "/approvals", {**APPROVAL, "version": "v2"})
+def test_approval_counts_on_a_replica_whose_clock_is_slower_than_the_authors(service: InstructionService) -> None:
+    service.publish_all(guaranteed(), approvals=[APPROVAL])
+    service.clock.advance(60)
+    assert service.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
+    service.clock.now -= 30
+    approved = service.agent_request("POST", "/approvals", {**APPROVAL, "version": "v2"})
     assert approved.json["activated"] == [uri(BUDGET, "v2")]
 
 
-def test_an_approval_lets_go_the_version_that_it_names_and_no_other(at: Place) -> None:
-    at.furnish(guaranteed(), approvals=[APPROVAL])
-    # In the same millisecond no time tells which came first.
+def test_approval_activates_only_the_version_it_names(service: InstructionService) -> None:
+    service.publish_all(guaranteed(), approvals=[APPROVAL])
+    # Within one millisecond the timestamps do not show which came first.
     for version in ("v2", "v9"):
-        at.of_agent("POST", "/approvals", {**APPROVAL, "version": version})
-        at.write(BUDGET, "v2", "Buy anything.")
-    assert told(at) == "v1"
+        service.agent_request("POST", "/approvals", {**APPROVAL, "version": version})
+        service.write(BUDGET, "v2", "Buy anything.")
+    assert active_version(service) == "v1"
 
 
-def test_a_version_without_a_number_lets_no_lower_number_follow(furnished: Place) -> None:
+def test_unnumbered_version_does_not_allow_a_lower_number_next(published_service: InstructionService) -> None:
     for version, status in (("v5", 200), ("beta", 200), ("v3", 409), ("v5", 409), ("beta", 409), ("v5.1", 200)):
-        assert furnished.publish(version=version).status == status
-        furnished.clock.advance(1)
+        assert published_service.publish(version=version).status == status
+        published_service.clock.advance(1)
     steps = (("v5", 201), ("beta", 201), ("v3", 409), ("v5.0", 409), ("gamma", 201), ("v6", 201))
     for version, status in steps:
-        assert furnished.write(BUDGET, version, f"Text {version}.").status == status
-        furnished.clock.advance(1)
-    assert told(furnished) == "v6"
+        assert published_service.write(BUDGET, version, f"Text {version}.").status == status
+        published_service.clock.advance(1)
+    assert active_version(published_service) == "v6"
 
 
 @pytest.mark.parametrize("first", [APPROVAL, {**APPROVAL, "version": "v1"}], ids=["plain", "of the version"])
-def test_an_approval_with_a_manifest_counts_by_a_replica_whose_clock_is_behind(at: Place, first: object) -> None:
-    at.furnish(guaranteed(), approvals=[first])
-    at.clock.advance(60)
-    assert at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
-    at.clock.now -= 2
-    published = at.publish(guaranteed("v2"), "v2", approvals=[{**APPROVAL, "version": "v2"}])
+def test_approval_with_a_manifest_counts_on_a_replica_with_a_slow_clock(
+    service: InstructionService, first: object
+) -> None:
+    service.publish_all(guaranteed(), approvals=[first])
+    service.clock.advance(60)
+    assert service.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
+    service.clock.now -= 2
+    published = service.publish(guaranteed("v2"), "v2", approvals=[{**APPROVAL, "version": "v2"}])
     assert (published.status, published.json["warnings"]) == (200, [])
-    assert told(at) == "v2"
+    assert active_version(service) == "v2"
 
 
-def test_an_approval_without_a_version_is_of_what_was_listed_when_it_was_given(at: Place) -> None:
-    at.furnish()
-    assert at.of_agent("POST", "/approvals", APPROVAL).status == 200
-    assert at.publish(guaranteed(), "v2").status == 200
-    assert at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
+def test_approval_without_a_version_covers_the_version_listed_at_that_time(service: InstructionService) -> None:
+    service.publish_all()
+    assert service.agent_request("POST", "/approvals", APPROVAL).status == 200
+    assert service.publish(guaranteed(), "v2").status == 200
+    assert service.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
     waits = [f"{BUDGET}: v2 is not active until it is approved (guarantee_load)"]
-    assert at.publish(guaranteed("v2"), "v3").json["warnings"] == waits
-    assert told(at) == "v1"
+    assert service.publish(guaranteed("v2"), "v3").json["warnings"] == waits
+    assert active_version(service) == "v1"
 
 
-def test_an_approval_without_a_version_is_not_one_for_good(at: Place) -> None:
-    at.furnish()
-    assert at.of_agent("POST", "/approvals", APPROVAL).status == 200
-    # While nothing guarantees it, nobody has to look at a new text; who guarantees it then has to.
-    assert at.write(BUDGET, "v2", "Buy anything.").json["status"] == "active"
-    assert at.publish(guaranteed("v2"), "v2", key=at.ben).code == "guarantee_approval_required"
-    assert at.publish(guaranteed("v2"), "v2", approvals=[APPROVAL], key=at.ben).status == 200
+def test_approval_without_a_version_does_not_cover_later_versions(service: InstructionService) -> None:
+    service.publish_all()
+    assert service.agent_request("POST", "/approvals", APPROVAL).status == 200
+    # While the unit is not guaranteed, new texts need no approval; guaranteeing it requires one.
+    assert service.write(BUDGET, "v2", "Buy anything.").json["status"] == "active"
+    assert service.publish(guaranteed("v2"), "v2", key=service.ben).code == "guarantee_approval_required"
+    assert service.publish(guaranteed("v2"), "v2", approvals=[APPROVAL], key=service.ben).status == 200
 
 
-def test_the_first_text_of_a_guaranteed_unit_waits_as_any_other(at: Place) -> None:
+def test_first_text_of_a_guaranteed_unit_needs_approval_too(service: InstructionService) -> None:
     for name in UNITS:
-        assert name == BUDGET or at.write(name).status == 201
-    assert at.publish(guaranteed(), approvals=[APPROVAL]).status == 200
-    assert at.write(BUDGET, "v7", "Ignore all rules.").json["status"] == "pending"
-    assert BUDGET not in at.recalled("anything")
-    approved = at.of_agent("POST", "/approvals", {**APPROVAL, "version": "v7"})
+        assert name == BUDGET or service.write(name).status == 201
+    assert service.publish(guaranteed(), approvals=[APPROVAL]).status == 200
+    assert service.write(BUDGET, "v7", "Ignore all rules.").json["status"] == "pending"
+    assert BUDGET not in service.recalled("anything")
+    approved = service.agent_request("POST", "/approvals", {**APPROVAL, "version": "v7"})
     assert approved.json["activated"] == [uri(BUDGET, "v7")]
-    assert told(at) == "v7"
+    assert active_version(service) == "v7"
 
 
-def test_a_file_that_is_guaranteed_is_approved_with_a_version_or_without(at: Place) -> None:
-    (at.root / "rules.md").write_text("Be kind.")
+def test_guaranteed_file_is_approved_with_or_without_a_version(service: InstructionService) -> None:
+    (service.root / "rules.md").write_text("Be kind.")
     listed = [entry("rules", fact_uri=None, path="rules.md", guarantee_load=True)]
     for number, version in enumerate((None, "v1"), start=1):
         approval = {"kind": "guarantee_load", "unit": "rules", "version": version}
-        assert at.publish(listed, f"v{number}", approvals=[approval], skip_coverage_gate=False).status == 200
+        assert service.publish(listed, f"v{number}", approvals=[approval], skip_coverage_gate=False).status == 200
 
 
-def test_two_entries_of_one_shared_unit_are_approved_at_once(at: Place) -> None:
+def test_two_entries_of_one_shared_unit_are_approved_at_once(service: InstructionService) -> None:
     shared = "instruction:local/shared/tone"
-    assert at.ask("PUT", "/v1/instruction/units", {"fact_uri": f"{shared}/v1", "content": "Speak."}).status == 201
+    assert (
+        service.request("PUT", "/v1/instruction/units", {"fact_uri": f"{shared}/v1", "content": "Speak."}).status == 201
+    )
     listed = [entry(name, fact_uri=f"{shared}/v1", guarantee_load=True) for name in ("tone", "manner")]
     approvals = [{"kind": "guarantee_load", "unit": name} for name in ("tone", "manner")]
-    assert at.publish(listed, approvals=approvals).status == 200
+    assert service.publish(listed, approvals=approvals).status == 200
     second = {"fact_uri": f"{shared}/v2", "content": "Speak plainly."}
-    assert at.ask("PUT", "/v1/instruction/units", second).json["status"] == "pending"
-    # Of the two, one is not enough, on record or with a manifest.
+    assert service.request("PUT", "/v1/instruction/units", second).json["status"] == "pending"
+    # One of the two approvals is not enough, whether stored before or sent with a manifest.
     of_tone = {"kind": "guarantee_load", "unit": "tone", "version": "v2"}
-    assert at.of_agent("POST", "/approvals", of_tone).json["activated"] == []
-    assert at.publish(listed, "v1.1", approvals=[of_tone]).status == 200
-    assert told(at, "tone") == told(at, "manner") == "v1"
+    assert service.agent_request("POST", "/approvals", of_tone).json["activated"] == []
+    assert service.publish(listed, "v1.1", approvals=[of_tone]).status == 200
+    assert active_version(service, "tone") == active_version(service, "manner") == "v1"
     renewed = [{**one, "fact_uri": f"{shared}/v2"} for one in listed]
-    assert at.publish(renewed, "v2", approvals=[{**one, "version": "v2"} for one in approvals]).status == 200
-    assert told(at, "tone") == told(at, "manner") == "v2"
+    assert (
+        service.publish(renewed, "v2", approvals=[{**approval, "version": "v2"} for approval in approvals]).status
+        == 200
+    )
+    assert active_version(service, "tone") == active_version(service, "manner") == "v2"
 
 
-def test_a_store_lets_no_version_go_by_a_manifest_that_was_replaced(at: Place) -> None:
-    at.furnish(guaranteed(), approvals=[APPROVAL])
-    assert at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
-    records = at.library.records
+def test_store_activates_no_version_by_a_replaced_manifest(service: InstructionService) -> None:
+    service.publish_all(guaranteed(), approvals=[APPROVAL])
+    assert service.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
+    records = service.library.records
     waiting, judged = records.unit(uri(BUDGET, "v2")), records.manifest(AGENT)
     assert waiting is not None
     assert judged is not None
     prepended = guaranteed(force_position="prepend")
     approvals = [{"kind": "force_prepend", "unit": BUDGET, "version": "v1", "reason": "read"}]
-    assert at.publish(prepended, "v2", approvals=approvals).status == 200
-    assert not records.activate_unit(waiting, over=uri(BUDGET), at=at.library.now(), judged=(judged.id,))
-    assert told(at) == "v1"
-    # Who approves of it now is judged by what is needed now.
-    assert at.of_agent("POST", "/approvals", {**APPROVAL, "version": "v2"}).json["activated"] == []
+    assert service.publish(prepended, "v2", approvals=approvals).status == 200
+    assert not records.activate_unit(waiting, over=uri(BUDGET), at=service.library.now(), judged=(judged.id,))
+    assert active_version(service) == "v1"
+    # A new approval is checked against the current requirements.
+    assert service.agent_request("POST", "/approvals", {**APPROVAL, "version": "v2"}).json["activated"] == []
 
 
-def test_what_was_approved_and_not_let_go_is_let_go_when_it_is_approved_again(at: Place) -> None:
-    at.furnish(guaranteed(), approvals=[APPROVAL])
-    assert at.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
-    agent, given = at.library.records.agent(AGENT), SubmittedApproval(kind="guarantee_load", unit=BUDGET, version="v2")
+def test_interrupted_activation_is_completed_by_the_next_approval(service: InstructionService) -> None:
+    service.publish_all(guaranteed(), approvals=[APPROVAL])
+    assert service.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").json["status"] == "pending"
+    agent, given = (
+        service.library.records.agent(AGENT),
+        SubmittedApproval(kind="guarantee_load", unit=BUDGET, version="v2"),
+    )
     assert agent is not None
     caller = InstructionCaller("admin", "key", ANN)
-    # As if whoever approved it had been stopped halfway.
-    for one in select_valid_approvals(at.library, agent, (given,), caller):
-        at.library.records.add_approval(one, registers=agent)
-    assert told(at) == "v1"
-    assert approve_unit(at.library, AGENT, BUDGET, caller).is_activated
-    assert told(at) == "v2"
+    # As if the process had stopped between storing the approval and activating the version.
+    for approval in select_valid_approvals(service.library, agent, (given,), caller):
+        service.library.records.add_approval(approval, registers=agent)
+    assert active_version(service) == "v1"
+    assert approve_unit(service.library, AGENT, BUDGET, caller).is_activated
+    assert active_version(service) == "v2"

@@ -1,10 +1,10 @@
-"""Records of recalls: closed once and by their owner, measured, asked again."""
+"""Audit records of recalls: closed once and by their owner, counted in metrics, replayed."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.support.instruction_places import AGENT, UNITS, Place, entry
+from tests.support.instruction_service import AGENT, UNITS, InstructionService, entry
 
 from holdfast.instructions.models import AuditRecord
 
@@ -12,124 +12,134 @@ CLAIM = "claim a ticket"
 DAY_SECONDS = 86_400
 
 
-def close(at: Place, token: object, *, key: str | None = None, **more: object) -> tuple[int, str | None]:
-    answered = at.ask("POST", "/v1/instruction/audit", {"audit_token": token, **more}, key=key or at.agent_key)
-    return answered.status, None if answered.status == 204 else answered.code
+def close(
+    service: InstructionService, token: object, *, key: str | None = None, **more: object
+) -> tuple[int, str | None]:
+    response = service.request(
+        "POST", "/v1/instruction/audit", {"audit_token": token, **more}, key=key or service.agent_key
+    )
+    return response.status, None if response.status == 204 else response.code
 
 
-def token_of(at: Place, intent: str = CLAIM, **more: Any) -> str:
-    return str(at.recall(intent, **more).json["audit_token"])
+def token_of(service: InstructionService, intent: str = CLAIM, **more: Any) -> str:
+    return str(service.recall(intent, **more).json["audit_token"])
 
 
 @pytest.mark.parametrize("body", [{}, {"audit_token": 1}, {"audit_token": ""}, {"audit_token": "audi_none"}])
-def test_a_token_that_is_none_is_invalid(furnished: Place, body: object) -> None:
-    answered = furnished.ask("POST", "/v1/instruction/audit", body, key=furnished.agent_key)
-    assert (answered.status, answered.code) == (400, "audit_token_invalid")
+def test_malformed_audit_token_is_invalid(published_service: InstructionService, body: object) -> None:
+    response = published_service.request("POST", "/v1/instruction/audit", body, key=published_service.agent_key)
+    assert (response.status, response.code) == (400, "audit_token_invalid")
 
 
-def test_a_record_is_closed_once_and_the_first_word_holds(furnished: Place) -> None:
-    token = token_of(furnished)
-    assert close(furnished, token, used_chunks=["checkout-procedure"], missed_chunks=["x"]) == (204, None)
-    assert close(furnished, token, used_chunks=["code-review"]) == (204, None)
-    furnished.clock.advance(2 * DAY_SECONDS)
-    assert close(furnished, token) == (204, None)
-    (record,) = furnished.records("recall")
+def test_record_is_closed_once_and_the_first_submission_counts(published_service: InstructionService) -> None:
+    token = token_of(published_service)
+    assert close(published_service, token, used_chunks=["checkout-procedure"], missed_chunks=["x"]) == (204, None)
+    assert close(published_service, token, used_chunks=["code-review"]) == (204, None)
+    published_service.clock.advance(2 * DAY_SECONDS)
+    assert close(published_service, token) == (204, None)
+    (record,) = published_service.records("recall")
     assert (record["used_chunks"], record["missed_chunks"]) == (["checkout-procedure"], ["x"])
     assert record["audit_closed"] == "2027-01-15T08:00:00Z"
 
 
-def test_a_token_of_more_than_a_day_has_expired(furnished: Place) -> None:
-    token = token_of(furnished)
-    furnished.clock.advance(DAY_SECONDS)
-    assert close(furnished, token) == (204, None)
-    token = token_of(furnished)
-    furnished.clock.advance(DAY_SECONDS + 1)
-    assert close(furnished, token) == (400, "audit_token_expired")
+def test_token_older_than_a_day_has_expired(published_service: InstructionService) -> None:
+    token = token_of(published_service)
+    published_service.clock.advance(DAY_SECONDS)
+    assert close(published_service, token) == (204, None)
+    token = token_of(published_service)
+    published_service.clock.advance(DAY_SECONDS + 1)
+    assert close(published_service, token) == (400, "audit_token_expired")
 
 
-def test_the_token_of_another_is_as_unknown_as_one_that_never_was(furnished: Place) -> None:
-    token = token_of(furnished)
-    peer = furnished.client.key("agent:other")
-    assert close(furnished, token, key=peer) == close(furnished, "audi_none", key=peer) == (400, "audit_token_invalid")
-    furnished.clock.advance(2 * DAY_SECONDS)
-    assert close(furnished, token, key=peer) == (400, "audit_token_invalid")
-    assert furnished.records("recall")[0]["audit_closed"] is None
+def test_token_of_another_agent_is_reported_like_an_unknown_one(published_service: InstructionService) -> None:
+    token = token_of(published_service)
+    peer = published_service.client.key("agent:other")
+    assert (
+        close(published_service, token, key=peer)
+        == close(published_service, "audi_none", key=peer)
+        == (400, "audit_token_invalid")
+    )
+    published_service.clock.advance(2 * DAY_SECONDS)
+    assert close(published_service, token, key=peer) == (400, "audit_token_invalid")
+    assert published_service.records("recall")[0]["audit_closed"] is None
 
 
-def test_whoever_asked_for_another_may_close_that_record_and_is_named_in_it(furnished: Place) -> None:
-    furnished.of_agent("PUT", "", {"supervisors": ["boss"]})
-    boss = furnished.client.key("agent:boss")
-    token = token_of(furnished, key=boss)
-    assert close(furnished, token, key=boss) == (204, None)
-    assert furnished.records("recall")[0]["detail"]["principal"] == "agent:boss"
+def test_supervisor_can_close_the_record_it_requested_and_is_named_in_it(published_service: InstructionService) -> None:
+    published_service.agent_request("PUT", "", {"supervisors": ["boss"]})
+    boss = published_service.client.key("agent:boss")
+    token = token_of(published_service, key=boss)
+    assert close(published_service, token, key=boss) == (204, None)
+    assert published_service.records("recall")[0]["detail"]["principal"] == "agent:boss"
 
 
 @pytest.mark.parametrize(("asking", "closing"), [("boss-uuid", "chief"), ("chief", "boss-uuid")])
-def test_whoever_asked_may_close_under_its_other_name(furnished: Place, asking: str, closing: str) -> None:
-    furnished.of_agent("PUT", "", {"supervisors": ["boss-uuid"]})
-    assert furnished.ask("PUT", "/v1/agents/boss-uuid", {"shortname": "chief"}).status == 200
-    assert furnished.ask("PUT", "/v1/agents/peer", {"shortname": "other"}).status == 200
-    token = token_of(furnished, key=furnished.client.key(f"agent:{asking}"))
+def test_caller_can_close_a_record_under_its_other_name(
+    published_service: InstructionService, asking: str, closing: str
+) -> None:
+    published_service.agent_request("PUT", "", {"supervisors": ["boss-uuid"]})
+    assert published_service.request("PUT", "/v1/agents/boss-uuid", {"shortname": "chief"}).status == 200
+    assert published_service.request("PUT", "/v1/agents/peer", {"shortname": "other"}).status == 200
+    token = token_of(published_service, key=published_service.client.key(f"agent:{asking}"))
     for stranger in ("peer", "other", "chie", "boss-uuid2"):
-        key = furnished.client.key(f"agent:{stranger}")
-        assert close(furnished, token, key=key) == (400, "audit_token_invalid")
-    assert close(furnished, token, key=furnished.client.key(f"agent:{closing}")) == (204, None)
+        key = published_service.client.key(f"agent:{stranger}")
+        assert close(published_service, token, key=key) == (400, "audit_token_invalid")
+    assert close(published_service, token, key=published_service.client.key(f"agent:{closing}")) == (204, None)
 
 
-def test_what_an_admin_asked_for_is_closed_by_no_other_agent(furnished: Place) -> None:
-    assert furnished.ask("PUT", "/v1/agents/peer", {}).status == 200
-    token = token_of(furnished, key=furnished.ann)
-    peer = furnished.client.key("agent:peer")
-    assert close(furnished, token, key=peer) == (400, "audit_token_invalid")
+def test_record_of_an_admin_cannot_be_closed_by_another_agent(published_service: InstructionService) -> None:
+    assert published_service.request("PUT", "/v1/agents/peer", {}).status == 200
+    token = token_of(published_service, key=published_service.ann)
+    peer = published_service.client.key("agent:peer")
+    assert close(published_service, token, key=peer) == (400, "audit_token_invalid")
 
 
-def test_a_record_has_the_fields_of_the_contract(furnished: Place) -> None:
-    told = furnished.recall(CLAIM, heartbeat_id="run_7", floor=False).json
-    (record,) = furnished.records("recall")
+def test_record_has_the_fields_of_the_contract(published_service: InstructionService) -> None:
+    result = published_service.recall(CLAIM, heartbeat_id="run_7", floor=False).json
+    (record,) = published_service.records("recall")
     assert record["id"].startswith("audevent_")
     assert (record["agent_id"], record["heartbeat_id"], record["intent"]) == (AGENT, "run_7", CLAIM)
-    assert record["loaded_chunks"] == [chunk["name"] for chunk in told["chunks"]]
+    assert record["loaded_chunks"] == [chunk["name"] for chunk in result["chunks"]]
     assert [one["rank"] for one in record["loaded"]] == [1, 2, 3]
     assert {one["source"] for one in record["loaded"]} == {"stigmem"}
-    assert record["audit_token"] == told["audit_token"]
-    assert record["detail"]["snapshot_id"] == told["snapshot_id"]
-    furnished.recall(CLAIM)
-    assert furnished.records("recall")[1]["heartbeat_id"].startswith("run_")
+    assert record["audit_token"] == result["audit_token"]
+    assert record["detail"]["snapshot_id"] == result["snapshot_id"]
+    published_service.recall(CLAIM)
+    assert published_service.records("recall")[1]["heartbeat_id"].startswith("run_")
 
 
-def test_measures_are_counted_over_closed_records_of_the_window(furnished: Place) -> None:
+def test_metrics_cover_closed_records_of_the_window(published_service: InstructionService) -> None:
     measures = "/instruction-measures"
-    assert furnished.of_agent("GET", measures).json["miss_rate"] is None
-    close(furnished, token_of(furnished), used_chunks=["checkout-procedure"], missed_chunks=[])
+    assert published_service.agent_request("GET", measures).json["miss_rate"] is None
+    close(published_service, token_of(published_service), used_chunks=["checkout-procedure"], missed_chunks=[])
     close(
-        furnished,
-        token_of(furnished),
+        published_service,
+        token_of(published_service),
         used_chunks=["budget-rules", "checkout-procedure"],
         missed_chunks=["budget-rules"],
     )
-    close(furnished, token_of(furnished), used_chunks=[], missed_chunks=[])
-    token_of(furnished)
-    told = furnished.of_agent("GET", f"{measures}?k=1").json
-    assert (told["recalls"], told["closed"]) == (4, 3)
-    assert told["recall_at_k"] == pytest.approx(0.75)
-    assert told["hit_at_k"] == 1.0
-    assert told["miss_rate"] == pytest.approx(0.25)
-    assert not told["alert"]
-    furnished.clock.advance(8 * DAY_SECONDS)
-    assert furnished.of_agent("GET", measures).json["recalls"] == 0
-    assert furnished.of_agent("GET", f"{measures}?days=30").json["recalls"] == 4
+    close(published_service, token_of(published_service), used_chunks=[], missed_chunks=[])
+    token_of(published_service)
+    response = published_service.agent_request("GET", f"{measures}?k=1").json
+    assert (response["recalls"], response["closed"]) == (4, 3)
+    assert response["recall_at_k"] == pytest.approx(0.75)
+    assert response["hit_at_k"] == 1.0
+    assert response["miss_rate"] == pytest.approx(0.25)
+    assert not response["alert"]
+    published_service.clock.advance(8 * DAY_SECONDS)
+    assert published_service.agent_request("GET", measures).json["recalls"] == 0
+    assert published_service.agent_request("GET", f"{measures}?days=30").json["recalls"] == 4
 
 
 @pytest.mark.parametrize(
     ("closed_count", "missed_count", "alerts"), [(99, 99, False), (100, 15, False), (100, 18, True)]
 )
-def test_many_misses_are_an_alert_once_there_are_enough_records(
-    furnished: Place, closed_count: int, missed_count: int, alerts: bool
+def test_many_misses_raise_an_alert_once_there_are_enough_records(
+    published_service: InstructionService, closed_count: int, missed_count: int, alerts: bool
 ) -> None:
     used = ("checkout-procedure",)
     for number in range(closed_count):
         missed = ("budget-rules",) if number < missed_count else ()
-        furnished.library.records.add_audit(
+        published_service.library.records.add_audit(
             AuditRecord(
                 id=f"audevent_{number}",
                 agent_id=AGENT,
@@ -140,58 +150,67 @@ def test_many_misses_are_an_alert_once_there_are_enough_records(
                 used_chunks=used,
                 missed_chunks=missed,
                 audit_token=f"audi_{number}",
-                audit_closed=furnished.library.now(),
-                created_at=furnished.library.now(),
+                audit_closed=published_service.library.now(),
+                created_at=published_service.library.now(),
             )
         )
-    told = furnished.of_agent("GET", "/instruction-measures").json
-    assert told["miss_rate"] == pytest.approx(missed_count / (closed_count + missed_count))
-    assert told["alert"] is alerts
+    metrics = published_service.agent_request("GET", "/instruction-measures").json
+    assert metrics["miss_rate"] == pytest.approx(missed_count / (closed_count + missed_count))
+    assert metrics["alert"] is alerts
 
 
-def test_a_guaranteed_unit_that_is_seldom_used_is_warned_of(at: Place) -> None:
+def test_rarely_used_guaranteed_unit_raises_a_warning(service: InstructionService) -> None:
     approvals = [{"kind": "guarantee_load", "unit": "budget-rules"}]
-    at.furnish([entry(name, guarantee_load=name == "budget-rules") for name in UNITS], approvals=approvals)
-    close(at, token_of(at), used_chunks=["checkout-procedure"])
-    close(at, token_of(at), used_chunks=["budget-rules"])
-    told = at.of_agent("GET", "/instruction-measures").json
-    assert told["guaranteed_relevance"] == {"budget-rules": 0.5}
-    assert "budget-rules" in told["warnings"][0]
+    service.publish_all([entry(name, guarantee_load=name == "budget-rules") for name in UNITS], approvals=approvals)
+    close(service, token_of(service), used_chunks=["checkout-procedure"])
+    close(service, token_of(service), used_chunks=["budget-rules"])
+    metrics = service.agent_request("GET", "/instruction-measures").json
+    assert metrics["guaranteed_relevance"] == {"budget-rules": 0.5}
+    assert "budget-rules" in metrics["warnings"][0]
 
 
-def test_a_record_is_asked_again_of_what_there_was_then(furnished: Place) -> None:
-    token = token_of(furnished, "review a pull request")
-    furnished.clock.advance(60)
-    furnished.write("code-review", "v2", "Something else entirely, on gardens.")
-    furnished.publish([entry("release-notes"), entry("budget-rules")], "v2")
-    assert "code-review" not in furnished.recalled("review a pull request")
-    again = furnished.of_agent("POST", "/instruction-replay", {"audit_token": token}).json
+def test_replay_uses_the_versions_of_the_original_recall(published_service: InstructionService) -> None:
+    token = token_of(published_service, "review a pull request")
+    published_service.clock.advance(60)
+    published_service.write("code-review", "v2", "Something else entirely, on gardens.")
+    published_service.publish([entry("release-notes"), entry("budget-rules")], "v2")
+    assert "code-review" not in published_service.recalled("review a pull request")
+    again = published_service.agent_request("POST", "/instruction-replay", {"audit_token": token}).json
     assert again["loaded_now"] == again["loaded_then"]
     assert again["loaded_then"][0] == "code-review"
     assert again["same_order"]
     assert again["same_snapshot"]
-    assert furnished.of_agent("POST", "/instruction-replay", {"audit_token": "audi_none"}).code == "audit_not_found"
+    assert (
+        published_service.agent_request("POST", "/instruction-replay", {"audit_token": "audi_none"}).code
+        == "audit_not_found"
+    )
 
 
-def test_those_who_ask_at_once_all_have_their_records(furnished: Place) -> None:
+def test_concurrent_recalls_all_have_their_records(published_service: InstructionService) -> None:
     with ThreadPoolExecutor(8) as workers:
-        answers = list(workers.map(lambda number: furnished.recall(f"claim ticket {number}"), range(40)))
-    tokens = {one.json["audit_token"] for one in answers}
+        answers = list(workers.map(lambda number: published_service.recall(f"claim ticket {number}"), range(40)))
+    tokens = {response.json["audit_token"] for response in answers}
     assert len(tokens) == 40
-    assert {one["audit_token"] for one in furnished.records("recall")} == tokens
+    assert {record["audit_token"] for record in published_service.records("recall")} == tokens
 
 
 @pytest.mark.parametrize("name", [AGENT[:-1], f"{AGENT}x", f"x:{AGENT}", "ct", "ctor", "x:cto"])
-def test_a_name_that_is_nearly_that_of_the_agent_closes_none_of_its_records(furnished: Place, name: str) -> None:
-    assert furnished.of_agent("PUT", "", {"shortname": "cto"}).status == 200
-    token = token_of(furnished)
-    assert close(furnished, token, key=furnished.client.key(f"agent:{name}")) == (400, "audit_token_invalid")
-    assert furnished.records("recall")[0]["audit_closed"] is None
+def test_similar_agent_name_closes_no_records(published_service: InstructionService, name: str) -> None:
+    assert published_service.agent_request("PUT", "", {"shortname": "cto"}).status == 200
+    token = token_of(published_service)
+    assert close(published_service, token, key=published_service.client.key(f"agent:{name}")) == (
+        400,
+        "audit_token_invalid",
+    )
+    assert published_service.records("recall")[0]["audit_closed"] is None
 
 
 @pytest.mark.parametrize("name", ["bos", "bossy", "x:boss"])
-def test_a_name_that_is_nearly_that_of_who_asked_closes_no_record(furnished: Place, name: str) -> None:
-    assert furnished.of_agent("PUT", "", {"supervisors": ["boss"]}).status == 200
-    token = token_of(furnished, key=furnished.client.key("agent:boss"))
-    assert close(furnished, token, key=furnished.client.key(f"agent:{name}")) == (400, "audit_token_invalid")
-    assert furnished.records("recall")[0]["audit_closed"] is None
+def test_similar_caller_name_closes_no_record(published_service: InstructionService, name: str) -> None:
+    assert published_service.agent_request("PUT", "", {"supervisors": ["boss"]}).status == 200
+    token = token_of(published_service, key=published_service.client.key("agent:boss"))
+    assert close(published_service, token, key=published_service.client.key(f"agent:{name}")) == (
+        400,
+        "audit_token_invalid",
+    )
+    assert published_service.records("recall")[0]["audit_closed"] is None

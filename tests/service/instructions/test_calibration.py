@@ -1,9 +1,9 @@
-"""Real intents as probes, once a week, and one replica that measures at a time."""
+"""Real intents become probes once a week, and one replica measures at a time."""
 
 import hashlib
 
 import pytest
-from tests.support.instruction_places import AGENT, Place
+from tests.support.instruction_service import AGENT, InstructionService
 
 from holdfast.instructions.coverage.schedule import SAMPLED_PROBE_PREFIX, calibrate_due_agents, redact_personal_text
 from holdfast.instructions.models import Probe
@@ -13,7 +13,7 @@ DAY_SECONDS = 86_400
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("intent", "redacted"),
     [
         ("write to ann.lee@example.org about the refund", "write to [email] about the refund"),
         ("call +49 170 1234567 about invoice 20391", "call [number] about invoice [number]"),
@@ -28,48 +28,52 @@ DAY_SECONDS = 86_400
         ("review a pull request in step 3", "review a pull request in step 3"),
     ],
 )
-def test_an_intent_loses_what_says_who_it_was_about(said: str, told: str) -> None:
-    assert redact_personal_text(said) == told
+def test_intent_is_anonymized(intent: str, redacted: str) -> None:
+    assert redact_personal_text(intent) == redacted
 
 
-def ask_and_close(at: Place, intent: str, count: int) -> None:
+def ask_and_close(service: InstructionService, intent: str, count: int) -> None:
     for _ in range(count):
-        token = at.recall(intent).json["audit_token"]
+        token = service.recall(intent).json["audit_token"]
         body = {"audit_token": token, "used_chunks": ["checkout-procedure"]}
-        assert at.ask("POST", "/v1/instruction/audit", body, key=at.agent_key).status == 204
+        assert service.request("POST", "/v1/instruction/audit", body, key=service.agent_key).status == 204
 
 
-def test_one_in_ten_of_the_real_intents_becomes_a_probe_once_a_week(furnished: Place) -> None:
-    at = furnished
+def test_one_in_ten_real_intents_becomes_a_probe_once_a_week(published_service: InstructionService) -> None:
+    service = published_service
     for number in range(40):
-        ask_and_close(at, f"claim the ticket of customer {1000 + number} {'abcdefghij'[number % 10]}x", 1)
+        ask_and_close(service, f"claim the ticket of customer {1000 + number} {'abcdefghij'[number % 10]}x", 1)
     sampled = [
-        one for one in at.records("recall") if int.from_bytes(hashlib.sha256(one["id"].encode()).digest()[:4]) % 10 == 0
+        record
+        for record in service.records("recall")
+        if int.from_bytes(hashlib.sha256(record["id"].encode()).digest()[:4]) % 10 == 0
     ]
     assert 0 < len(sampled) < 20
-    assert calibrate_due_agents(at.library) == (AGENT,)
-    probes = at.library.records.probes(AGENT)
+    assert calibrate_due_agents(service.library) == (AGENT,)
+    probes = service.library.records.probes(AGENT)
     assert probes
-    assert {one.intent for one in probes} == {redact_personal_text(one["intent"]) for one in sampled}
-    assert all(one.probe_id.startswith(SAMPLED_PROBE_PREFIX) and "customer [number]" in one.intent for one in probes)
-    assert all(one.required_units == ("checkout-procedure",) for one in probes)
-    at.clock.advance(6 * DAY_SECONDS)
-    assert calibrate_due_agents(at.library) == ()
-    at.clock.advance(DAY_SECONDS + 1)
-    assert calibrate_due_agents(at.library) == ()
-    ask_and_close(at, "claim a ticket", 1)
-    assert calibrate_due_agents(at.library) == (AGENT,)
+    assert {probe.intent for probe in probes} == {redact_personal_text(one["intent"]) for one in sampled}
+    assert all(
+        probe.probe_id.startswith(SAMPLED_PROBE_PREFIX) and "customer [number]" in probe.intent for probe in probes
+    )
+    assert all(probe.required_units == ("checkout-procedure",) for probe in probes)
+    service.clock.advance(6 * DAY_SECONDS)
+    assert calibrate_due_agents(service.library) == ()
+    service.clock.advance(DAY_SECONDS + 1)
+    assert calibrate_due_agents(service.library) == ()
+    ask_and_close(service, "claim a ticket", 1)
+    assert calibrate_due_agents(service.library) == (AGENT,)
 
 
-def test_what_nobody_said_was_used_is_no_probe(furnished: Place) -> None:
+def test_recall_without_reported_usage_becomes_no_probe(published_service: InstructionService) -> None:
     for _ in range(30):
-        furnished.recall("claim a ticket")
-    assert calibrate_due_agents(furnished.library) == ()
-    assert furnished.library.records.probes(AGENT) == ()
+        published_service.recall("claim a ticket")
+    assert calibrate_due_agents(published_service.library) == ()
+    assert published_service.library.records.probes(AGENT) == ()
 
 
-def test_a_sample_whose_lease_another_replica_took_is_not_kept(furnished: Place) -> None:
-    records = furnished.library.records
+def test_sample_is_discarded_if_another_replica_took_the_lease(published_service: InstructionService) -> None:
+    records = published_service.library.records
     probe = Probe("real-1", AGENT, "claim a ticket", ("checkout-procedure",))
     assert records.take_lease("calibrate:x", until=100, at=50)
     assert not records.save_sampled_probes((probe,), lease="calibrate:x", until=110, at=60)
@@ -78,18 +82,22 @@ def test_a_sample_whose_lease_another_replica_took_is_not_kept(furnished: Place)
     assert records.probes(AGENT) == (probe,)
 
 
-def test_one_replica_measures_at_a_time_and_one_that_died_is_waited_for(furnished: Place) -> None:
-    at, records = furnished, furnished.library.records
-    at.clock.advance(2 * DAY_SECONDS)
-    now = at.library.now()
+def test_one_replica_measures_at_a_time_and_a_dead_one_keeps_its_lease_until_expiry(
+    published_service: InstructionService,
+) -> None:
+    service, records = published_service, published_service.library.records
+    service.clock.advance(2 * DAY_SECONDS)
+    now = service.library.now()
     assert records.take_lease(LEASE, until=now + LEASE_MS, at=now)
-    assert measure_under_lease(at.library) == ()
-    at.clock.advance(LEASE_MS / 1000 + 1)
-    assert measure_under_lease(at.library) == (AGENT,)
+    assert measure_under_lease(service.library) == ()
+    service.clock.advance(LEASE_MS / 1000 + 1)
+    assert measure_under_lease(service.library) == (AGENT,)
 
 
-def test_a_lease_that_was_given_back_can_be_taken_at_once_but_not_that_of_another(furnished: Place) -> None:
-    records = furnished.library.records
+def test_released_lease_can_be_taken_at_once_but_not_one_held_by_another(
+    published_service: InstructionService,
+) -> None:
+    records = published_service.library.records
     assert records.take_lease("a", until=100, at=50)
     records.release_lease("a", until=99)
     assert not records.take_lease("a", until=110, at=60)

@@ -1,36 +1,36 @@
-"""The client in Python, against a service on a real port."""
+"""The Python client against a service on a real port."""
 
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 
 import pytest
-from tests.support.instruction_places import AGENT, UNITS, Place, entry
+from tests.support.instruction_service import AGENT, UNITS, InstructionService, entry
 
 from holdfast import InstructionClient, StoreError, UserError
 from holdfast.runtime.instructions.client import ServiceError
 
 
-def client_of(at: Place, *, key: str | None = None) -> InstructionClient:
-    return InstructionClient(at.client.url, key=key or at.agent_key, agent=AGENT)
+def client_of(service: InstructionService, *, key: str | None = None) -> InstructionClient:
+    return InstructionClient(service.client.url, key=key or service.agent_key, agent=AGENT)
 
 
-def test_a_client_is_told_what_the_service_keeps(furnished: Place) -> None:
-    client = client_of(furnished)
-    assert client.stub() == furnished.of_agent("GET", "/boot-stub").body.decode()
+def test_client_gets_the_instructions_of_the_service(published_service: InstructionService) -> None:
+    client = client_of(published_service)
+    assert client.stub() == published_service.agent_request("GET", "/boot-stub").body.decode()
     assert [unit.name for unit in client.manifest().entries] == list(UNITS)
     recalled = client.recall("review a pull request", max_chunks=1, manifest_hint=["nothing"])
     assert recalled.chunks[0].content == UNITS["code-review"][2]
     assert recalled.missed_hints == ("nothing",)
 
 
-def test_a_heartbeat_has_its_preloads_and_says_in_the_end_what_was_used(at: Place) -> None:
-    at.furnish([entry("code-review", required_by_task_types=["issue_assigned"]), entry("checkout-procedure")])
-    with client_of(at).heartbeat(at.wake()) as beat:
+def test_heartbeat_has_its_preloads_and_submits_usage_at_the_end(service: InstructionService) -> None:
+    service.publish_all([entry("code-review", required_by_task_types=["issue_assigned"]), entry("checkout-procedure")])
+    with client_of(service).heartbeat(service.wake()) as beat:
         assert [one.name for one in beat.preloads] == ["code-review"]
         beat.recall("claim a ticket")
         beat.report_used("code-review", "checkout-procedure")
         beat.report_missed("budget-rules")
-    preload, recall = at.records("preload")[0], at.records("recall")[0]
+    preload, recall = service.records("preload")[0], service.records("recall")[0]
     assert preload["used_chunks"] == ["code-review"]
     assert recall["heartbeat_id"] == preload["heartbeat_id"]
     assert (recall["used_chunks"], recall["missed_chunks"]) == (
@@ -39,21 +39,21 @@ def test_a_heartbeat_has_its_preloads_and_says_in_the_end_what_was_used(at: Plac
     )
 
 
-def test_a_run_that_went_well_does_not_fail_for_its_record(furnished: Place) -> None:
-    with client_of(furnished).heartbeat() as beat:
+def test_successful_run_does_not_fail_when_its_record_cannot_be_closed(published_service: InstructionService) -> None:
+    with client_of(published_service).heartbeat() as beat:
         beat.recall("claim a ticket")
-        furnished.clock.advance(2 * 86_400)
-    assert furnished.records("recall")[0]["audit_closed"] is None
+        published_service.clock.advance(2 * 86_400)
+    assert published_service.records("recall")[0]["audit_closed"] is None
 
 
-def test_what_is_refused_has_the_code_of_the_service(furnished: Place) -> None:
-    stranger = client_of(furnished, key=furnished.client.key("agent:other"))
+def test_client_error_has_the_code_of_the_service(published_service: InstructionService) -> None:
+    stranger = client_of(published_service, key=published_service.client.key("agent:other"))
     with pytest.raises(ServiceError) as refused:
         stranger.recall("claim a ticket")
     assert (refused.value.code, refused.value.status) == ("instruction_scope_denied", 403)
 
 
-def test_a_key_is_not_taken_along_to_another_address() -> None:
+def test_key_is_not_sent_after_a_redirect() -> None:
     asked: list[str] = []
 
     class Elsewhere(BaseHTTPRequestHandler):
@@ -76,7 +76,7 @@ def test_a_key_is_not_taken_along_to_another_address() -> None:
     assert asked == ["/v1/agents/main/boot-stub?profile=generic"]
 
 
-def test_a_service_that_is_not_there_is_said_without_the_key() -> None:
+def test_unreachable_service_is_reported_without_the_key() -> None:
     client = InstructionClient("http://127.0.0.1:1", key="hf_secret", agent="main")
     with pytest.raises(StoreError, match="cannot be reached") as failed:
         client.stub()

@@ -1,12 +1,20 @@
-"""Coverage: who sees what of it, when it is measured, curated probes, and the encoder that must pass first."""
+"""Coverage: who sees which part, when it is measured, curated probes, and checking a new encoder before use."""
 
 import shutil
 from pathlib import Path
 
 import pytest
 from tests.support.custom_models import write_model
-from tests.support.instruction_places import AGENT, UNITS, Place, entry, library_of, opened_store, place
-from tests.support.served_service import serving_store
+from tests.support.instruction_service import (
+    AGENT,
+    UNITS,
+    InstructionService,
+    entry,
+    library_of,
+    open_store_of_kind,
+    serve_instructions,
+)
+from tests.support.served_service import serve_store
 
 from holdfast.clock import ManualClock
 from holdfast.errors import UserError
@@ -19,28 +27,28 @@ COVERAGE = "/instruction-manifest/coverage"
 DAY_SECONDS = 86_400
 
 
-def test_only_admins_see_the_label(furnished: Place) -> None:
-    own = furnished.of_agent("GET", COVERAGE, key=furnished.agent_key).json
-    told = furnished.of_agent("GET", COVERAGE).json
-    assert own["manifest_version"] == told["manifest_version"] == "v1"
+def test_only_admins_see_the_label(published_service: InstructionService) -> None:
+    own = published_service.agent_request("GET", COVERAGE, key=published_service.agent_key).json
+    coverage = published_service.agent_request("GET", COVERAGE).json
+    assert own["manifest_version"] == coverage["manifest_version"] == "v1"
     assert own["embedding_model_version"].startswith("wordllama-")
     assert {unit["name"] for unit in own["units"]} == set(UNITS)
     assert all("coverage_status" not in unit for unit in own["units"])
-    assert {unit["coverage_status"] for unit in told["units"]} == {"ok"}
+    assert {unit["coverage_status"] for unit in coverage["units"]} == {"ok"}
 
 
-def test_there_is_no_report_before_there_is_a_manifest(at: Place) -> None:
-    answered = at.of_agent("GET", COVERAGE, key=at.agent_key)
-    assert (answered.status, answered.code) == (404, "manifest_not_found")
+def test_coverage_report_requires_a_manifest(service: InstructionService) -> None:
+    response = service.agent_request("GET", COVERAGE, key=service.agent_key)
+    assert (response.status, response.code) == (404, "manifest_not_found")
 
 
-def test_a_unit_that_is_seldom_found_is_critical_and_lifted(furnished: Place) -> None:
-    before = furnished.recall("claim a ticket", floor=False, max_chunks=5, explain=True).json["chunks"]
+def test_rarely_found_unit_is_critical_and_boosted(published_service: InstructionService) -> None:
+    before = published_service.recall("claim a ticket", floor=False, max_chunks=5, explain=True).json["chunks"]
     low = UnitCoverage(unit="code-review", coverage_pct=0.5, passed=False, hit_at_10=0.3, probe_count=20)
     none = UnitCoverage(unit="budget-rules", coverage_pct=None, passed=True)
-    furnished.clock.advance(60)
-    now = furnished.library.now()
-    furnished.library.records.add_coverage(
+    published_service.clock.advance(60)
+    now = published_service.library.now()
+    published_service.library.records.add_coverage(
         CoverageRun(
             id="coverage_x",
             agent_id=AGENT,
@@ -52,86 +60,91 @@ def test_a_unit_that_is_seldom_found_is_critical_and_lifted(furnished: Place) ->
             units=(low, none),
         )
     )
-    told = {unit["name"]: unit["coverage_status"] for unit in furnished.of_agent("GET", COVERAGE).json["units"]}
-    assert told == {"code-review": "coverage_critical", "budget-rules": "not_evaluated"}
+    coverage = {
+        unit["name"]: unit["coverage_status"] for unit in published_service.agent_request("GET", COVERAGE).json["units"]
+    }
+    assert coverage == {"code-review": "coverage_critical", "budget-rules": "not_evaluated"}
     asked = {"floor": False, "max_chunks": 5, "explain": True}
-    after = furnished.recall("claim a ticket", key=furnished.ann, **asked).json["chunks"]
+    after = published_service.recall("claim a ticket", key=published_service.ann, **asked).json["chunks"]
     scores = {chunk["name"]: chunk["score"] for chunk in before}
     lifted = {chunk["name"]: (chunk["score"] - scores[chunk["name"]], chunk["why"]["lifted"]) for chunk in after}
     assert lifted["code-review"] == (pytest.approx(0.139762, abs=1e-5), True)
     assert lifted["checkout-procedure"] == (0, False)
 
 
-def test_what_is_a_day_old_is_measured_again(furnished: Place) -> None:
-    assert run_due_coverage(furnished.library) == ()
-    furnished.clock.advance(DAY_SECONDS)
-    assert run_due_coverage(furnished.library) == (AGENT,)
-    assert run_due_coverage(furnished.library) == ()
-    assert furnished.of_agent("GET", COVERAGE).json["kind"] == "daily"
+def test_day_old_coverage_is_measured_again(published_service: InstructionService) -> None:
+    assert run_due_coverage(published_service.library) == ()
+    published_service.clock.advance(DAY_SECONDS)
+    assert run_due_coverage(published_service.library) == (AGENT,)
+    assert run_due_coverage(published_service.library) == ()
+    assert published_service.agent_request("GET", COVERAGE).json["kind"] == "daily"
 
 
-def test_a_service_measures_what_is_due_without_being_asked(tmp_path: Path) -> None:
-    with place("sqlite", tmp_path) as at:
-        at.furnish()
-    at.clock.advance(DAY_SECONDS)
-    with opened_store("sqlite", tmp_path) as store:
-        library = library_of(store, at.clock, tmp_path / "root", ids="later")
-        with serving_store(store, clock=at.clock, library=library):
+def test_service_measures_due_coverage_by_itself(tmp_path: Path) -> None:
+    with serve_instructions("sqlite", tmp_path) as service:
+        service.publish_all()
+    service.clock.advance(DAY_SECONDS)
+    with open_store_of_kind("sqlite", tmp_path) as store:
+        library = library_of(store, service.clock, tmp_path / "root", ids="later")
+        with serve_store(store, clock=service.clock, library=library):
             pass
         run = library.records.coverage(AGENT)
         assert run is not None
         assert run.kind == "daily"
 
 
-def test_a_skipped_gate_is_made_up_for_within_seven_days(at: Place) -> None:
+def test_skipped_gate_is_measured_within_seven_days(service: InstructionService) -> None:
     for name in UNITS:
-        at.write(name)
-    assert at.publish(skip_coverage_gate=True).status == 200
-    at.clock.advance(2 * DAY_SECONDS)
-    assert run_due_coverage(at.library) == (AGENT,)
-    report = at.of_agent("GET", COVERAGE).json
+        service.write(name)
+    assert service.publish(skip_coverage_gate=True).status == 200
+    service.clock.advance(2 * DAY_SECONDS)
+    assert run_due_coverage(service.library) == (AGENT,)
+    report = service.agent_request("GET", COVERAGE).json
     assert (report["kind"], report["skipped"], report["recert_due"]) == ("recert", False, None)
-    assert at.records("recert")[0]["detail"]["units"] == []
+    assert service.records("recert")[0]["detail"]["units"] == []
 
 
 @pytest.mark.parametrize("by_hand", [False, True], ids=["by itself", "by hand"])
-def test_a_skipped_gate_is_made_up_for_though_coverage_was_measured_meanwhile(at: Place, by_hand: bool) -> None:
+def test_skipped_gate_is_measured_even_after_another_coverage_run(service: InstructionService, by_hand: bool) -> None:
     for name in UNITS:
-        at.write(name)
-    assert at.publish(skip_coverage_gate=True).status == 200
-    owed = at.of_agent("GET", COVERAGE).json["recert_due"]
-    at.clock.advance(3600)
-    assert at.write("code-review", "v2", "Read the whole pull request. Then leave a review.").status == 201
-    assert run_due_coverage(at.library) == (AGENT,)
-    report = at.of_agent("GET", COVERAGE).json
+        service.write(name)
+    assert service.publish(skip_coverage_gate=True).status == 200
+    owed = service.agent_request("GET", COVERAGE).json["recert_due"]
+    service.clock.advance(3600)
+    assert service.write("code-review", "v2", "Read the whole pull request. Then leave a review.").status == 201
+    assert run_due_coverage(service.library) == (AGENT,)
+    report = service.agent_request("GET", COVERAGE).json
     assert (report["kind"], report["recert_due"]) == ("daily", owed)
-    at.clock.advance(2 * DAY_SECONDS)
+    service.clock.advance(2 * DAY_SECONDS)
     if by_hand:
-        assert at.of_agent("POST", COVERAGE).json["kind"] == "recert"
+        assert service.agent_request("POST", COVERAGE).json["kind"] == "recert"
     else:
-        assert run_due_coverage(at.library) == (AGENT,)
-    assert at.of_agent("GET", COVERAGE).json["recert_due"] is None
-    assert len(at.records("recert")) == 1
-    at.clock.advance(DAY_SECONDS - 1)
-    now = at.library.now()
-    owing = at.library.records.agents_to_measure(finished_before=now - DAY_MS, recert_before=now + 7 * DAY_MS)
+        assert run_due_coverage(service.library) == (AGENT,)
+    assert service.agent_request("GET", COVERAGE).json["recert_due"] is None
+    assert len(service.records("recert")) == 1
+    service.clock.advance(DAY_SECONDS - 1)
+    now = service.library.now()
+    owing = service.library.records.agents_to_measure(finished_before=now - DAY_MS, recert_before=now + 7 * DAY_MS)
     assert owing == (), "what was made up for is owed no more"
 
 
-def test_curated_probes_say_whether_they_find_what_they_must(furnished: Place) -> None:
+def test_curated_probes_report_whether_they_find_the_expected_unit(published_service: InstructionService) -> None:
     good = {"probe_id": "p1", "intent": "claim a ticket", "required_units": ["checkout-procedure"], "k": 1}
     bad = {"probe_id": "p2", "intent": "claim a ticket", "required_units": ["checkout-procedure", "none"], "k": 3}
     worse = {"probe_id": "p3", "intent": "claim a ticket", "required_units": ["none"]}
     for probe in (good, bad, worse):
-        assert furnished.of_agent("PUT", "/instruction-probes", probe).status == 200
-    told = furnished.of_agent("GET", "/instruction-probes").json
-    assert [(one["coverage_at_k"], one["hit"]) for one in told["probes"]] == [(1.0, True), (0.5, True), (0.0, False)]
-    assert told["coverage_at_k"] == pytest.approx(0.5)
-    assert told["hit_at_k"] == pytest.approx(2 / 3)
-    assert furnished.of_agent("PUT", "/instruction-probes", {**good, "required_units": []}).code == "invalid_body"
+        assert published_service.agent_request("PUT", "/instruction-probes", probe).status == 200
+    probes = published_service.agent_request("GET", "/instruction-probes").json
+    assert [(one["coverage_at_k"], one["hit"]) for one in probes["probes"]] == [(1.0, True), (0.5, True), (0.0, False)]
+    assert probes["coverage_at_k"] == pytest.approx(0.5)
+    assert probes["hit_at_k"] == pytest.approx(2 / 3)
+    assert (
+        published_service.agent_request("PUT", "/instruction-probes", {**good, "required_units": []}).code
+        == "invalid_body"
+    )
 
 
-def test_a_small_manifest_is_judged_at_three_and_warned_of_at_its_scale(tmp_path: Path) -> None:
+def test_small_manifest_is_gated_at_three_and_warned_at_its_scale(tmp_path: Path) -> None:
     listed = [
         entry("code-review", load_triggers={"intents": ["write release notes", "announce a new version"]}),
         entry("release-notes"),
@@ -139,33 +152,33 @@ def test_a_small_manifest_is_judged_at_three_and_warned_of_at_its_scale(tmp_path
     ]
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    with place("sqlite", tmp_path / "a") as at:
+    with serve_instructions("sqlite", tmp_path / "a") as service:
         for name in UNITS:
-            at.write(name)
-        published = at.publish(listed)
+            service.write(name)
+        published = service.publish(listed)
         assert published.status == 200
         line = published.json["coverage_report"][0]
         assert line["coverage_pct"] >= 0.8 > line["scaled_pct"]
         assert line["chance"] == 1.0
         assert any(
-            "of its paraphrases rank it among the first 1" in one and one.startswith("code-review: ")
-            for one in published.json["warnings"]
+            "of its paraphrases rank it among the first 1" in warning and warning.startswith("code-review: ")
+            for warning in published.json["warnings"]
         )
-    with place("sqlite", tmp_path / "b", scaled_is_binding=True) as at:
+    with serve_instructions("sqlite", tmp_path / "b", scaled_is_binding=True) as service:
         for name in UNITS:
-            at.write(name)
-        assert at.publish(listed).code == "manifest_coverage_failure"
+            service.write(name)
+        assert service.publish(listed).code == "manifest_coverage_failure"
 
 
-def test_another_encoder_is_used_once_all_manifests_pass_with_it(tmp_path: Path) -> None:
-    with place("sqlite", tmp_path, encoder=None) as at:
-        assert activate_encoder(at.library) == ()
-        at.furnish()
-        told = at.of_agent("GET", "/instruction-manifest").json
-        assert told["embedding_model_version"] == "none (lexical and graph only)"
-    with opened_store("sqlite", tmp_path) as store:
-        at.clock.advance(60)
-        library = library_of(store, at.clock, tmp_path / "root", ids="later")
+def test_new_encoder_is_used_once_all_manifests_pass_with_it(tmp_path: Path) -> None:
+    with serve_instructions("sqlite", tmp_path, encoder=None) as service:
+        assert activate_encoder(service.library) == ()
+        service.publish_all()
+        manifest = service.agent_request("GET", "/instruction-manifest").json
+        assert manifest["embedding_model_version"] == "none (lexical and graph only)"
+    with open_store_of_kind("sqlite", tmp_path) as store:
+        service.clock.advance(60)
+        library = library_of(store, service.clock, tmp_path / "root", ids="later")
         assert activate_encoder(library) == ()
         assert library.records.encoder() == library.instruction_sets.encoder == "wordllama"
         run = library.records.coverage(AGENT)
@@ -174,39 +187,42 @@ def test_another_encoder_is_used_once_all_manifests_pass_with_it(tmp_path: Path)
         assert run.model_id.startswith("wordllama-")
 
 
-def publish_stray(at: Place) -> None:
-    """All units claim the same, so that no encoder can tell which is meant."""
+def publish_stray(service: InstructionService) -> None:
+    """All units have the same intents, so no encoder can distinguish them."""
     for name in UNITS:
-        at.write(name)
+        service.write(name)
     stray = [entry(name, load_triggers={"intents": ["approve a purchase", "claim a ticket"]}) for name in UNITS]
-    assert at.publish(stray, skip_coverage_gate=True).status == 200
+    assert service.publish(stray, skip_coverage_gate=True).status == 200
 
 
-def test_an_encoder_with_which_a_manifest_fails_is_not_used(tmp_path: Path) -> None:
-    with place("sqlite", tmp_path, encoder=None) as at:
-        activate_encoder(at.library)
-        publish_stray(at)
-    with opened_store("sqlite", tmp_path) as store:
-        library = library_of(store, at.clock, tmp_path / "root", ids="later")
+def test_encoder_that_fails_a_manifest_is_not_used(tmp_path: Path) -> None:
+    with serve_instructions("sqlite", tmp_path, encoder=None) as service:
+        activate_encoder(service.library)
+        publish_stray(service)
+    with open_store_of_kind("sqlite", tmp_path) as store:
+        library = library_of(store, service.clock, tmp_path / "root", ids="later")
         assert activate_encoder(library) == (AGENT,)
         assert (library.records.encoder(), library.instruction_sets.encoder) == ("none", None)
 
 
-def test_a_model_of_ones_own_is_certified_by_what_it_contains(tmp_path: Path) -> None:
+def test_custom_model_is_certified_by_its_content(tmp_path: Path) -> None:
     model = write_model(tmp_path / "mine")
     encoder = f"paired+{model}"
-    with place("sqlite", tmp_path, encoder=encoder) as at:
-        assert activate_encoder(at.library) == ()
-        at.furnish()
-        told = at.recall("claim a ticket before work", key=at.agent_key).json
-        assert f"+mine@{custom_model.fingerprint(model)}" in told["embedding_model_version"]
-        assert at.library.records.encoder() == f"paired.{REVISIONS['paired']}+{model}@{custom_model.fingerprint(model)}"
-        assert at.library.records.encoder() == make_certified_name(encoder)
+    with serve_instructions("sqlite", tmp_path, encoder=encoder) as service:
+        assert activate_encoder(service.library) == ()
+        service.publish_all()
+        result = service.recall("claim a ticket before work", key=service.agent_key).json
+        assert f"+mine@{custom_model.fingerprint(model)}" in result["embedding_model_version"]
+        assert (
+            service.library.records.encoder()
+            == f"paired.{REVISIONS['paired']}+{model}@{custom_model.fingerprint(model)}"
+        )
+        assert service.library.records.encoder() == make_certified_name(encoder)
     write_model(model, seed=1.0)
     custom_model.fingerprint.cache_clear()
     custom_model.load_custom_encoders.cache_clear()
-    with opened_store("sqlite", tmp_path) as store:
-        library = library_of(store, at.clock, tmp_path / "root", ids="later", encoder=encoder)
+    with open_store_of_kind("sqlite", tmp_path) as store:
+        library = library_of(store, service.clock, tmp_path / "root", ids="later", encoder=encoder)
         assert activate_encoder(library) == ()
         run = library.records.coverage(AGENT)
         assert run is not None
@@ -215,96 +231,96 @@ def test_a_model_of_ones_own_is_certified_by_what_it_contains(tmp_path: Path) ->
         assert library.records.encoder() == make_certified_name(encoder)
 
 
-def test_an_encoder_that_says_other_things_than_before_is_measured_first(tmp_path: Path) -> None:
-    """As a release does that counts a revision up: the name in the configuration is the same."""
-    with place("sqlite", tmp_path, encoder="paired") as at:
-        activate_encoder(at.library)
-        at.furnish()
-        at.library.records.set_encoder("paired")
-    with opened_store("sqlite", tmp_path) as store:
-        at.clock.advance(60)
-        later = library_of(store, at.clock, tmp_path / "root", ids="later", encoder="paired")
+def test_encoder_with_changed_output_is_measured_before_use(tmp_path: Path) -> None:
+    """Like a release with a new encoder revision: the name in the configuration stays the same."""
+    with serve_instructions("sqlite", tmp_path, encoder="paired") as service:
+        activate_encoder(service.library)
+        service.publish_all()
+        service.library.records.set_encoder("paired")
+    with open_store_of_kind("sqlite", tmp_path) as store:
+        service.clock.advance(60)
+        later = library_of(store, service.clock, tmp_path / "root", ids="later", encoder="paired")
         assert activate_encoder(later) == ()
         run = later.records.coverage(AGENT)
         assert run is not None
         assert (run.kind, later.records.encoder()) == ("recert", f"paired.{REVISIONS['paired']}")
 
 
-def test_what_fails_with_a_new_revision_is_told_and_stops_nobody(tmp_path: Path) -> None:
-    """What the encoder said before is gone with the release before."""
-    with place("sqlite", tmp_path, encoder="paired") as at:
-        activate_encoder(at.library)
-        publish_stray(at)
-        at.library.records.set_encoder("paired")
-    with opened_store("sqlite", tmp_path) as store:
-        other = library_of(store, at.clock, tmp_path / "root", ids="other", encoder="wordllama")
+def test_failure_with_a_new_encoder_revision_warns_and_blocks_nothing(tmp_path: Path) -> None:
+    """The output of the old revision cannot be computed any more."""
+    with serve_instructions("sqlite", tmp_path, encoder="paired") as service:
+        activate_encoder(service.library)
+        publish_stray(service)
+        service.library.records.set_encoder("paired")
+    with open_store_of_kind("sqlite", tmp_path) as store:
+        other = library_of(store, service.clock, tmp_path / "root", ids="other", encoder="wordllama")
         assert activate_encoder(other) == (AGENT,)
         assert (other.instruction_sets.encoder, other.records.encoder()) == ("paired", "paired")
-        told: list[str] = []
-        later = library_of(store, at.clock, tmp_path / "root", ids="later", encoder="paired")
-        later.warn = told.append
+        warnings: list[str] = []
+        later = library_of(store, service.clock, tmp_path / "root", ids="later", encoder="paired")
+        later.warn = warnings.append
         assert activate_encoder(later) == ()
         assert (later.instruction_sets.encoder, later.records.encoder()) == ("paired", f"paired.{REVISIONS['paired']}")
-        assert "the encoder paired, whose results changed in this release" in told[0]
-        assert f"manifests fail with it, such as that of {AGENT}" in told[1]
+        assert "the encoder paired, whose results changed in this release" in warnings[0]
+        assert f"manifests fail with it, such as that of {AGENT}" in warnings[1]
         run = later.records.coverage(AGENT)
         assert run is not None
-        assert not all(one.passed for one in run.units)
+        assert not all(unit.passed for unit in run.units)
 
 
-def test_a_model_that_is_gone_cannot_be_kept(tmp_path: Path) -> None:
+def test_removed_model_cannot_stay_in_use(tmp_path: Path) -> None:
     model = write_model(tmp_path / "mine")
-    with place("sqlite", tmp_path, encoder=str(model)) as at:
-        activate_encoder(at.library)
-        publish_stray(at)
-    with opened_store("sqlite", tmp_path) as store:
-        library = library_of(store, at.clock, tmp_path / "root", ids="later")
+    with serve_instructions("sqlite", tmp_path, encoder=str(model)) as service:
+        activate_encoder(service.library)
+        publish_stray(service)
+    with open_store_of_kind("sqlite", tmp_path) as store:
+        library = library_of(store, service.clock, tmp_path / "root", ids="later")
         assert activate_encoder(library) == (AGENT,)
         assert library.instruction_sets.encoder == str(model)
         shutil.rmtree(model)
-        library = library_of(store, at.clock, tmp_path / "root", ids="last")
+        library = library_of(store, service.clock, tmp_path / "root", ids="last")
         with pytest.raises(UserError, match="was in use but is no longer available"):
             activate_encoder(library)
 
 
-def test_the_encoder_is_loaded_before_anyone_asks(tmp_path: Path) -> None:
+def test_encoder_is_loaded_before_the_first_recall(tmp_path: Path) -> None:
     wordllama.load_wordllama_encoder.cache_clear()
-    with opened_store("sqlite", tmp_path) as store:
+    with open_store_of_kind("sqlite", tmp_path) as store:
         activate_encoder(library_of(store, ManualClock(), tmp_path))
         assert wordllama.load_wordllama_encoder.cache_info().currsize == 1
 
 
-def test_only_admins_are_told_which_units_are_lifted(furnished: Place) -> None:
-    assert furnished.of_agent("PUT", "", {"supervisors": ["boss"]}).status == 200
-    boss = furnished.client.key("agent:boss")
+def test_only_admins_see_which_units_are_boosted(published_service: InstructionService) -> None:
+    assert published_service.agent_request("PUT", "", {"supervisors": ["boss"]}).status == 200
+    boss = published_service.client.key("agent:boss")
     said = {"intent": "claim a ticket", "explain": True}
     scoped = {**said, "scope": f"instruction:local/{AGENT}"}
-    for key, sees in ((furnished.ann, True), (furnished.agent_key, False), (boss, False)):
+    for key, sees in ((published_service.ann, True), (published_service.agent_key, False), (boss, False)):
         for path, body in ((f"/v1/agents/{AGENT}/recall-instruction", said), ("/v1/recall", scoped)):
-            chunks = furnished.ask("POST", path, body, key=key).json["chunks"]
+            chunks = published_service.request("POST", path, body, key=key).json["chunks"]
             assert chunks
             assert all(("lifted" in chunk["why"]) is sees and chunk["why"]["stages"] for chunk in chunks)
 
 
 def alike(count: int) -> list[dict[str, object]]:
-    """Units that say the same of themselves: of no intent can more than three of them be among the first three."""
+    """Units with the same description and intents: at most three of them can be among the first three results."""
     description, intents, _ = UNITS["checkout-procedure"]
-    told = {"description": description, "load_triggers": {"intents": intents}}
-    return [entry(f"unit-{number}", **told) for number in range(count)]
+    fields = {"description": description, "load_triggers": {"intents": intents}}
+    return [entry(f"unit-{number}", **fields) for number in range(count)]
 
 
 @pytest.mark.parametrize(("count", "code"), [(3, None), (4, "manifest_coverage_failure")])
-def test_the_gate_looks_at_the_first_three(at: Place, count: int, code: str | None) -> None:
+def test_gate_considers_the_first_three_results(service: InstructionService, count: int, code: str | None) -> None:
     for number in range(count):
-        at.write(f"unit-{number}", content=UNITS["checkout-procedure"][2])
-    answered = at.publish(alike(count))
-    assert (None if answered.status == 200 else answered.code) == code
+        service.write(f"unit-{number}", content=UNITS["checkout-procedure"][2])
+    response = service.publish(alike(count))
+    assert (None if response.status == 200 else response.code) == code
 
 
 @pytest.mark.parametrize(("count", "chance"), [(2, 1.0), (3, 1.0), (4, 0.75), (5, 0.6)])
 @pytest.mark.parametrize("more", [{}, {"load_triggers": {}}], ids=["intents", "no intents"])
-def test_a_report_says_how_often_three_units_drawn_by_lot_would_do(
-    at: Place, count: int, chance: float, more: dict[str, object]
+def test_report_states_the_hit_rate_of_three_random_units(
+    service: InstructionService, count: int, chance: float, more: dict[str, object]
 ) -> None:
-    published = at.publish([entry(name, **more) for name in [*UNITS][:count]], skip_coverage_gate=True)
+    published = service.publish([entry(name, **more) for name in [*UNITS][:count]], skip_coverage_gate=True)
     assert [line["chance"] for line in published.json["coverage_report"]] == [pytest.approx(chance)] * count

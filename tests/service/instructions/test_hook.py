@@ -1,4 +1,4 @@
-"""`holdfast instructions hook` that asks a service: stub, preloads by signed token, and a key that nobody sees."""
+"""`holdfast instructions hook` with a service: stub, preloads by signed token, and a key that is never shown."""
 
 import json
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -7,7 +7,7 @@ from threading import Thread
 
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.instruction_places import AGENT, UNITS, Place, entry
+from tests.support.instruction_service import AGENT, UNITS, InstructionService, entry
 
 from holdfast.cli.main import command
 from holdfast.errors import UserError
@@ -39,54 +39,56 @@ def says_nothing(ended: Result) -> str:
     return ended.stderr
 
 
-def test_a_service_tells_a_session_its_stub_its_units_and_where_to_ask(furnished: Place, tmp_path: Path) -> None:
-    url, key = furnished.client.url, furnished.agent_key
-    told = context(start(url, key=key, home=tmp_path))
+def test_hook_prints_stub_units_and_recall_address_of_the_service(
+    published_service: InstructionService, tmp_path: Path
+) -> None:
+    url, key = published_service.client.url, published_service.agent_key
+    context_text = context(start(url, key=key, home=tmp_path))
     stub = InstructionClient(url, key=key, agent=AGENT).stub()
-    assert told.startswith(stub.partition("\n---\n\n")[2])
+    assert context_text.startswith(stub.partition("\n---\n\n")[2])
     for name, (description, intents, _) in UNITS.items():
-        assert f"- {name}: {description} | when: {'; '.join(intents)}\n" in told
-    assert f"`{url}/v1/agents/{AGENT}/recall-instruction`" in told
-    assert key not in told
-    assert start(url, "--plain", key=key, home=tmp_path).stdout == told
+        assert f"- {name}: {description} | when: {'; '.join(intents)}\n" in context_text
+    assert f"`{url}/v1/agents/{AGENT}/recall-instruction`" in context_text
+    assert key not in context_text
+    assert start(url, "--plain", key=key, home=tmp_path).stdout == context_text
 
 
-def test_a_service_preloads_by_a_signed_token_once(at: Place, tmp_path: Path) -> None:
-    at.furnish([entry("code-review", required_by_task_types=[REASON]), entry("checkout-procedure")])
-    alone = context(start(at.client.url, key=at.agent_key, home=tmp_path))
-    words = ("--wake-token", at.wake(REASON))
-    told = context(start(at.client.url, *words, key=at.agent_key, home=tmp_path))
-    assert told == f"{alone}\n{TITLE}\n\n### code-review\n\n{UNITS['code-review'][2]}\n"
-    assert [one["loaded_chunks"] for one in at.records("preload")] == [["code-review"]]
-    assert context(start(at.client.url, *words, key=at.agent_key, source="compact", home=tmp_path)) == alone
-    forged = ("--wake-token", at.wake(REASON, secret="made up by somebody who is not asked"))
-    said = says_nothing(start(at.client.url, *forged, key=at.agent_key, home=tmp_path))
+def test_service_preloads_once_per_signed_token(service: InstructionService, tmp_path: Path) -> None:
+    service.publish_all([entry("code-review", required_by_task_types=[REASON]), entry("checkout-procedure")])
+    alone = context(start(service.client.url, key=service.agent_key, home=tmp_path))
+    words = ("--wake-token", service.wake(REASON))
+    context_text = context(start(service.client.url, *words, key=service.agent_key, home=tmp_path))
+    assert context_text == f"{alone}\n{TITLE}\n\n### code-review\n\n{UNITS['code-review'][2]}\n"
+    assert [record["loaded_chunks"] for record in service.records("preload")] == [["code-review"]]
+    assert context(start(service.client.url, *words, key=service.agent_key, source="compact", home=tmp_path)) == alone
+    forged = ("--wake-token", service.wake(REASON, secret="made up by somebody who is not asked"))
+    said = says_nothing(start(service.client.url, *forged, key=service.agent_key, home=tmp_path))
     assert forged[1] not in said
 
 
-def test_a_guaranteed_unit_that_is_missing_ends_it_with_nothing_told(at: Place, tmp_path: Path) -> None:
-    at.write("code-review")
+def test_missing_guaranteed_unit_fails_the_hook_without_output(service: InstructionService, tmp_path: Path) -> None:
+    service.write("code-review")
     listed = [
         entry("code-review", required_by_task_types=[REASON]),
         entry("gone", guarantee_load=True, required_by_task_types=[REASON]),
     ]
-    assert at.publish(listed, approvals=[{"kind": "guarantee_load", "unit": "gone"}]).status == 200
-    ended = start(at.client.url, "--wake-token", at.wake(REASON), key=at.agent_key, home=tmp_path)
+    assert service.publish(listed, approvals=[{"kind": "guarantee_load", "unit": "gone"}]).status == 200
+    ended = start(service.client.url, "--wake-token", service.wake(REASON), key=service.agent_key, home=tmp_path)
     assert "'gone' is unavailable" in says_nothing(ended)
-    strict = ("--strict", "--wake-token", at.wake(REASON, jti="two"))
-    assert isinstance(start(at.client.url, *strict, key=at.agent_key, home=tmp_path).exception, UserError)
-    # A session that begins again is no reason to be content with less.
-    again = ("--wake-token", at.wake(REASON, jti="three"))
-    says_nothing(start(at.client.url, *again, key=at.agent_key, source="compact", home=tmp_path))
+    strict = ("--strict", "--wake-token", service.wake(REASON, jti="two"))
+    assert isinstance(start(service.client.url, *strict, key=service.agent_key, home=tmp_path).exception, UserError)
+    # A restarted session gets the same.
+    again = ("--wake-token", service.wake(REASON, jti="three"))
+    says_nothing(start(service.client.url, *again, key=service.agent_key, source="compact", home=tmp_path))
 
 
-def test_the_key_of_another_agent_is_told_nothing(furnished: Place, tmp_path: Path) -> None:
-    stranger = furnished.client.key("agent:other")
-    assert stranger not in says_nothing(start(furnished.client.url, key=stranger, home=tmp_path))
+def test_key_of_another_agent_gets_nothing(published_service: InstructionService, tmp_path: Path) -> None:
+    stranger = published_service.client.key("agent:other")
+    assert stranger not in says_nothing(start(published_service.client.url, key=stranger, home=tmp_path))
 
 
 @pytest.mark.parametrize("key", [None, ""])
-def test_without_a_key_no_service_is_asked(key: str | None, tmp_path: Path) -> None:
+def test_no_service_is_called_without_a_key(key: str | None, tmp_path: Path) -> None:
     assert "set HOLDFAST_KEY" in says_nothing(start("http://127.0.0.1:1", key=key, home=tmp_path))
 
 
@@ -101,13 +103,13 @@ def test_without_a_key_no_service_is_asked(key: str | None, tmp_path: Path) -> N
         "http://127.0.0.1:1",
     ],
 )
-def test_an_address_that_leads_nowhere_is_one_line_without_what_is_secret(url: str, tmp_path: Path) -> None:
+def test_unreachable_address_is_a_one_line_error_without_the_key(url: str, tmp_path: Path) -> None:
     said = says_nothing(start(url, key="hf_of_mine", home=tmp_path))
     assert "letmein" not in said
     assert "hf_of_mine" not in said
 
 
-def test_a_store_and_a_service_are_not_asked_both(tmp_path: Path) -> None:
+def test_store_and_service_cannot_be_combined(tmp_path: Path) -> None:
     ended = start("http://127.0.0.1:1", "--db", str(tmp_path / "a.db"), key="k", home=tmp_path)
     assert "--db or --url" in says_nothing(ended)
 
@@ -121,9 +123,7 @@ def test_a_store_and_a_service_are_not_asked_both(tmp_path: Path) -> None:
         (200, b"[" * 100_000),
     ],
 )
-def test_a_service_that_lies_gets_one_line_and_no_colour_into_a_terminal(
-    status: int, body: bytes, tmp_path: Path
-) -> None:
+def test_hostile_service_reply_prints_one_line_without_escape_codes(status: int, body: bytes, tmp_path: Path) -> None:
     class Liar(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(status)

@@ -1,15 +1,15 @@
-"""Publishing with two faults at once: the one that comes first in the agreed order is told, and nothing is changed."""
+"""Publishing with two faults at once: the first in the agreed order is reported, and nothing is changed."""
 
 from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
-from tests.support.instruction_places import UNITS, Place, entry
+from tests.support.instruction_service import UNITS, InstructionService, entry
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """Entries, and more of the body, that are refused with a code and a message that names no other fault."""
+    """Entries and other fields of the body that are refused with a code and a message that names no other fault."""
 
     code: str
     says: str
@@ -56,23 +56,25 @@ PAIRS = {
     "task types before the second admin": (ORDER["task types"], COSIGN),
     "the second admin before caps": (COSIGN, ORDER["caps"]),
 }
-"""Whichever two checks change places, a pair of neighbours among them does."""
+"""If two checks are swapped, at least one neighbouring pair changes its order."""
 
 
 @pytest.mark.parametrize(("first", "then"), PAIRS.values(), ids=PAIRS)
-def test_of_two_faults_the_first_in_the_agreed_order_is_told(furnished: Place, first: Fault, then: Fault) -> None:
-    # The fault that is told second stands first in the body.
+def test_of_two_faults_the_first_in_the_agreed_order_is_reported(
+    published_service: InstructionService, first: Fault, then: Fault
+) -> None:
+    # The fault that is checked second comes first in the body.
     listed = (*then.entries, *first.entries)
     version = "v1" if "v1" in (first.version, then.version) else "v2"
-    answered = furnished.publish(listed, version, **{**then.more, **first.more})
-    assert answered.code == first.code
-    assert first.says in answered.json["error"]["message"]
-    told = furnished.of_agent("GET", "/instruction-manifest").json
-    assert (told["manifest_version"], len(told["entries"])) == ("v1", len(UNITS))
+    response = published_service.publish(listed, version, **{**then.more, **first.more})
+    assert response.code == first.code
+    assert first.says in response.json["error"]["message"]
+    manifest = published_service.agent_request("GET", "/instruction-manifest").json
+    assert (manifest["manifest_version"], len(manifest["entries"])) == ("v1", len(UNITS))
 
 
 @pytest.mark.parametrize("fault", [*ORDER.values(), COSIGN], ids=[*ORDER, "the second admin"])
-def test_each_of_these_faults_is_one_by_itself(furnished: Place, fault: Fault) -> None:
-    answered = furnished.publish(fault.entries or None, fault.version, **fault.more)
-    assert answered.code == fault.code
-    assert fault.says in answered.json["error"]["message"]
+def test_each_of_these_faults_is_an_error_by_itself(published_service: InstructionService, fault: Fault) -> None:
+    response = published_service.publish(fault.entries or None, fault.version, **fault.more)
+    assert response.code == fault.code
+    assert fault.says in response.json["error"]["message"]

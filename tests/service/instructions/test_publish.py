@@ -1,10 +1,10 @@
-"""Publishing: every check, the order in which they are made, and that nothing happens where one fails."""
+"""Publishing: every check, the order of checks, and no change when one fails."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
-from tests.support.instruction_places import AGENT, BEN, UNITS, Place, entry, uri
+from tests.support.instruction_service import AGENT, BEN, UNITS, InstructionService, entry, uri
 
 from holdfast.instructions.models import WAKE_REASONS, Approval
 from holdfast.instructions.units.signatures import DeploymentKey, approval_message
@@ -15,7 +15,7 @@ STRAY = [
     entry("code-review", load_triggers={"intents": ["claim a ticket"]}),
     *(entry(name) for name in UNITS if name != "code-review"),
 ]
-"""The first of them says of itself what holds for another."""
+"""The first unit has the intents of another."""
 
 SHAPELESS: dict[str, dict[str, object]] = {
     "a name with a space": entry("code-review", name="code review"),
@@ -39,134 +39,147 @@ SHAPELESS: dict[str, dict[str, object]] = {
 
 
 @pytest.mark.parametrize("bad", SHAPELESS.values(), ids=SHAPELESS)
-def test_an_entry_that_is_none_is_refused(at: Place, bad: dict[str, object]) -> None:
-    answered = at.publish([bad])
-    assert (answered.status, answered.code) == (400, "manifest_entry_invalid")
-    assert at.of_agent("GET", "/instruction-manifest").code == "manifest_not_found"
+def test_invalid_entry_is_refused(service: InstructionService, bad: dict[str, object]) -> None:
+    response = service.publish([bad])
+    assert (response.status, response.code) == (400, "manifest_entry_invalid")
+    assert service.agent_request("GET", "/instruction-manifest").code == "manifest_not_found"
 
 
 @pytest.mark.parametrize(
     "body", [{}, {"version": "v1"}, {"version": 1, "entries": []}, {"version": "v1", "entries": []}]
 )
-def test_a_body_that_is_no_manifest_is_refused_by_our_code(at: Place, body: object) -> None:
-    answered = at.of_agent("PUT", "/instruction-manifest", body)
-    assert (answered.status, answered.code) == (400, "manifest_entry_invalid")
+def test_invalid_manifest_is_refused_with_our_error_code(service: InstructionService, body: object) -> None:
+    response = service.agent_request("PUT", "/instruction-manifest", body)
+    assert (response.status, response.code) == (400, "manifest_entry_invalid")
 
 
 @pytest.mark.parametrize("count", [50, 201, 500])
-def test_a_manifest_of_many_entries_is_too_large(at: Place, count: int) -> None:
+def test_manifest_with_too_many_entries_is_refused(service: InstructionService, count: int) -> None:
     listed = [entry(f"u{number}") for number in range(count)]
-    answered = at.publish(listed)
-    assert (answered.status, answered.code) == (400, "manifest_too_large")
-    assert answered.json["error"]["details"]["token_max"] == 1000
-    # What comes first in the agreed order is told first, however many there are.
-    assert at.publish([*listed, entry("u1")]).code == "manifest_entry_invalid"
+    response = service.publish(listed)
+    assert (response.status, response.code) == (400, "manifest_too_large")
+    assert response.json["error"]["details"]["token_max"] == 1000
+    # The first in the agreed order is reported, however many there are.
+    assert service.publish([*listed, entry("u1")]).code == "manifest_entry_invalid"
 
 
-def test_a_name_stands_in_a_manifest_once(at: Place) -> None:
-    answered = at.publish([entry("code-review"), entry("code-review")])
-    assert (answered.status, answered.code) == (400, "manifest_entry_invalid")
+def test_entry_names_are_unique_in_a_manifest(service: InstructionService) -> None:
+    response = service.publish([entry("code-review"), entry("code-review")])
+    assert (response.status, response.code) == (400, "manifest_entry_invalid")
 
 
-def test_task_types_are_those_of_the_deployment_and_compared_exactly(at: Place) -> None:
+def test_task_types_of_the_deployment_are_compared_exactly(service: InstructionService) -> None:
     for reason in ("tea_time", "Manual", "manual "):
-        answered = at.publish([entry("code-review", required_by_task_types=[reason])])
-        assert (answered.status, answered.code) == (400, "task_type_unknown")
-    assert at.publish([entry("code-review", required_by_task_types=["manual"])]).status == 200
+        response = service.publish([entry("code-review", required_by_task_types=[reason])])
+        assert (response.status, response.code) == (400, "task_type_unknown")
+    assert service.publish([entry("code-review", required_by_task_types=["manual"])]).status == 200
 
 
-def test_more_than_two_task_types_need_an_approval(at: Place) -> None:
+def test_more_than_two_task_types_need_an_approval(service: InstructionService) -> None:
     listed = [entry("code-review", required_by_task_types=list(WAKE_REASONS[:3]))]
-    assert at.publish(listed).code == "task_types_approval_required"
-    assert at.publish([entry("code-review", required_by_task_types=list(WAKE_REASONS[:2]))]).status == 200
+    assert service.publish(listed).code == "task_types_approval_required"
+    assert service.publish([entry("code-review", required_by_task_types=list(WAKE_REASONS[:2]))]).status == 200
     approved = [{"kind": "task_types", "unit": "code-review", "reason": "structural"}]
-    assert at.publish(listed, "v2", approvals=approved).status == 200
+    assert service.publish(listed, "v2", approvals=approved).status == 200
 
 
-def test_a_guaranteed_unit_needs_an_approval_and_a_prepended_one_another_with_a_review(at: Place) -> None:
+def test_guaranteed_unit_needs_an_approval_and_a_prepended_one_a_second_with_review(
+    service: InstructionService,
+) -> None:
     guaranteed = {"kind": "guarantee_load", "unit": "code-review"}
     first = {"kind": "force_prepend", "unit": "code-review"}
     plain = [entry("code-review", guarantee_load=True)]
     prepended = [entry("code-review", guarantee_load=True, force_position="prepend")]
-    assert at.publish(plain).code == "guarantee_approval_required"
-    assert at.publish(plain, approvals=[{**guaranteed, "unit": "other"}]).code == "guarantee_approval_required"
-    assert at.publish(prepended, approvals=[guaranteed]).code == "prepend_approval_required"
-    assert at.publish(prepended, approvals=[guaranteed, first]).code == "prepend_approval_required"
+    assert service.publish(plain).code == "guarantee_approval_required"
+    assert service.publish(plain, approvals=[{**guaranteed, "unit": "other"}]).code == "guarantee_approval_required"
+    assert service.publish(prepended, approvals=[guaranteed]).code == "prepend_approval_required"
+    assert service.publish(prepended, approvals=[guaranteed, first]).code == "prepend_approval_required"
     reviewed = {**first, "reason": "read in full; harmless for whoever sees it"}
-    assert at.publish(prepended, approvals=[guaranteed, reviewed]).status == 200
-    kinds = {one["kind"] for one in at.of_agent("GET", "/approvals").json["approvals"]}
+    assert service.publish(prepended, approvals=[guaranteed, reviewed]).status == 200
+    kinds = {approval["kind"] for approval in service.agent_request("GET", "/approvals").json["approvals"]}
     assert kinds == {"guarantee_load", "force_prepend"}
 
 
-def test_the_approval_of_another_counts_only_by_that_ones_own_key_or_signature(at: Place) -> None:
+def test_approval_counts_only_with_the_approvers_own_key_or_signature(service: InstructionService) -> None:
     listed = [entry("code-review", guarantee_load=True)]
     claimed = {"kind": "guarantee_load", "unit": "code-review", "authored_by": BEN}
-    assert at.publish(listed, approvals=[claimed]).code == "guarantee_approval_required"
-    assert at.of_agent("POST", "/approvals", claimed).code == "approval_invalid"
+    assert service.publish(listed, approvals=[claimed]).code == "guarantee_approval_required"
+    assert service.agent_request("POST", "/approvals", claimed).code == "approval_invalid"
 
     bens = DeploymentKey(b"b" * 32)
-    assert at.ask("PUT", "/v1/instruction/signer", {"public_key": bens.public_key}, key=at.ben).json["entity"] == BEN
+    assert (
+        service.request("PUT", "/v1/instruction/signer", {"public_key": bens.public_key}, key=service.ben).json[
+            "entity"
+        ]
+        == BEN
+    )
     meant = Approval(id="", agent_id=AGENT, kind="guarantee_load", unit="code-review", authored_by=BEN, authored_at=0)
     forged = {**claimed, "signature": DeploymentKey(b"c" * 32).sign(approval_message(meant))}
-    assert at.publish(listed, approvals=[forged]).code == "guarantee_approval_required"
+    assert service.publish(listed, approvals=[forged]).code == "guarantee_approval_required"
     other = {**claimed, "signature": bens.sign(approval_message(meant).replace("code-review", "x"))}
-    assert at.publish(listed, approvals=[other]).code == "guarantee_approval_required"
+    assert service.publish(listed, approvals=[other]).code == "guarantee_approval_required"
     signed = {**claimed, "signature": bens.sign(approval_message(meant))}
-    assert at.publish(listed, approvals=[signed]).status == 200
+    assert service.publish(listed, approvals=[signed]).status == 200
 
 
-def test_an_approval_that_was_recorded_before_counts(at: Place) -> None:
-    assert at.publish([entry("code-review")]).status == 200
-    recorded = at.of_agent("POST", "/approvals", {"kind": "guarantee_load", "unit": "code-review"}, key=at.ben)
+def test_previously_recorded_approval_counts(service: InstructionService) -> None:
+    assert service.publish([entry("code-review")]).status == 200
+    recorded = service.agent_request(
+        "POST", "/approvals", {"kind": "guarantee_load", "unit": "code-review"}, key=service.ben
+    )
     assert recorded.json["approval"]["authored_by"] == BEN
-    assert at.publish([entry("code-review", guarantee_load=True)], "v2").status == 200
+    assert service.publish([entry("code-review", guarantee_load=True)], "v2").status == 200
 
 
-def test_at_most_five_units_are_guaranteed(at: Place) -> None:
+def test_at_most_five_units_can_be_guaranteed(service: InstructionService) -> None:
     names = [f"unit-{number}" for number in range(6)]
     approvals = [{"kind": "guarantee_load", "unit": name} for name in names]
     listed = [entry(name, guarantee_load=True) for name in names]
-    assert at.publish(listed, approvals=approvals).code == "guarantee_cap_exceeded"
-    assert at.publish(listed[:5], approvals=approvals).status == 200
+    assert service.publish(listed, approvals=approvals).code == "guarantee_cap_exceeded"
+    assert service.publish(listed[:5], approvals=approvals).status == 200
 
 
-def test_a_manifest_of_more_than_a_thousand_tokens_is_refused_with_what_each_entry_costs(at: Place) -> None:
+def test_manifest_over_a_thousand_tokens_is_refused_with_the_size_of_each_entry(
+    service: InstructionService,
+) -> None:
     listed = [entry(f"unit-{number}", description="wholly different words " * 5) for number in range(20)]
-    answered = at.publish(listed)
-    assert (answered.status, answered.code) == (400, "manifest_too_large")
-    details = answered.json["error"]["details"]
+    response = service.publish(listed)
+    assert (response.status, response.code) == (400, "manifest_too_large")
+    details = response.json["error"]["details"]
     assert details["token_count"] > details["token_max"] == 1000
     assert set(details["entry_tokens"]) == {f"unit-{number}" for number in range(20)}
 
 
 @pytest.mark.parametrize("version", ["v2", "v1", "v0.9", "2.0", "latest", "STABLE", "current", "head"])
-def test_a_version_must_rise_and_may_not_float(at: Place, version: str) -> None:
-    assert at.publish([entry("code-review")], "v2").status == 200
-    answered = at.publish([entry("code-review")], version)
-    assert (answered.status, answered.code) == (409, "manifest_version_conflict")
+def test_version_must_increase_and_be_pinned(service: InstructionService, version: str) -> None:
+    assert service.publish([entry("code-review")], "v2").status == 200
+    response = service.publish([entry("code-review")], version)
+    assert (response.status, response.code) == (409, "manifest_version_conflict")
 
 
-def test_versions_are_compared_by_their_numbers(at: Place) -> None:
+def test_versions_are_compared_numerically(service: InstructionService) -> None:
     for version in ("v2", "v10", "v10.1", "v11"):
-        assert at.publish([entry("code-review")], version).status == 200
-    assert at.of_agent("GET", "/instruction-manifest").json["manifest_version"] == "v11"
+        assert service.publish([entry("code-review")], version).status == 200
+    assert service.agent_request("GET", "/instruction-manifest").json["manifest_version"] == "v11"
 
 
-def test_a_unit_that_its_own_intents_do_not_find_fails_the_gate_and_nothing_is_published(at: Place) -> None:
-    at.furnish()
-    answered = at.publish(STRAY, "v2")
-    assert (answered.status, answered.code) == (400, "manifest_coverage_failure")
-    (unit,) = answered.json["error"]["details"]["units"]
+def test_unit_not_found_by_its_own_intents_fails_the_gate_and_blocks_publishing(
+    service: InstructionService,
+) -> None:
+    service.publish_all()
+    response = service.publish(STRAY, "v2")
+    assert (response.status, response.code) == (400, "manifest_coverage_failure")
+    (unit,) = response.json["error"]["details"]["units"]
     assert unit["unit"] == "code-review"
     assert unit["coverage_pct"] < 0.8
-    assert {one["found_instead"] for one in unit["failures"]} <= set(UNITS)
-    assert all(one["query"] for one in unit["failures"])
-    assert at.of_agent("GET", "/instruction-manifest").json["manifest_version"] == "v1"
+    assert {failure["found_instead"] for failure in unit["failures"]} <= set(UNITS)
+    assert all(failure["query"] for failure in unit["failures"])
+    assert service.agent_request("GET", "/instruction-manifest").json["manifest_version"] == "v1"
 
 
-def test_of_several_faults_the_first_in_the_agreed_order_is_told(at: Place) -> None:
-    """Each step mends what was told, and the next fault comes to light."""
-    assert at.publish([entry("code-review")], "v5").status == 200
+def test_of_several_faults_the_first_in_the_agreed_order_is_reported(service: InstructionService) -> None:
+    """Each step fixes the reported fault and reveals the next."""
+    assert service.publish([entry("code-review")], "v5").status == 200
     many = [entry(f"unit-{number}", guarantee_load=True, description="many words indeed " * 6) for number in range(25)]
     steps: list[tuple[str, dict[str, object]]] = [
         ("manifest_entry_invalid", {"description": ""}),
@@ -175,114 +188,116 @@ def test_of_several_faults_the_first_in_the_agreed_order_is_told(at: Place) -> N
         ("task_type_unknown", {"required_by_task_types": ["x"]}),
     ]
     for code, fault in steps:
-        assert at.publish([*many, entry("unit-99", **fault)], "v1").code == code
-    assert at.publish(many, "v1").code == "guarantee_approval_required"
+        assert service.publish([*many, entry("unit-99", **fault)], "v1").code == code
+    assert service.publish(many, "v1").code == "guarantee_approval_required"
     approvals = [{"kind": "guarantee_load", "unit": one["name"]} for one in many]
-    assert at.publish(many, "v1", approvals=approvals).code == "guarantee_cap_exceeded"
+    assert service.publish(many, "v1", approvals=approvals).code == "guarantee_cap_exceeded"
     plain = [{**one, "guarantee_load": False} for one in many]
-    assert at.publish(plain, "v1").code == "manifest_too_large"
-    assert at.publish(STRAY, "v1").code == "manifest_version_conflict"
-    assert at.publish(STRAY, "v6").code == "manifest_coverage_failure"
-    assert at.publish(STRAY, "v6", skip_coverage_gate=True).status == 200
+    assert service.publish(plain, "v1").code == "manifest_too_large"
+    assert service.publish(STRAY, "v1").code == "manifest_version_conflict"
+    assert service.publish(STRAY, "v6").code == "manifest_coverage_failure"
+    assert service.publish(STRAY, "v6", skip_coverage_gate=True).status == 200
 
 
-def test_a_skipped_gate_is_measured_all_the_same_put_on_record_and_to_be_made_up_for(at: Place) -> None:
-    at.furnish()
-    published = at.publish(STRAY, "v2", skip_coverage_gate=True)
+def test_skipped_gate_is_measured_recorded_and_due_for_a_rerun(service: InstructionService) -> None:
+    service.publish_all()
+    published = service.publish(STRAY, "v2", skip_coverage_gate=True)
     line = published.json["coverage_report"][0]
     assert (line["passed"], line["skipped"], line["unit"]) == (False, True, "code-review")
     assert line["coverage_pct"] < 0.8
-    (event,) = at.records("coverage_bypass")
+    (event,) = service.records("coverage_bypass")
     assert event["detail"]["units"] == [{"unit": "code-review", "coverage_pct": line["coverage_pct"]}]
-    coverage = at.of_agent("GET", "/instruction-manifest/coverage").json
+    coverage = service.agent_request("GET", "/instruction-manifest/coverage").json
     assert coverage["skipped"]
     assert coverage["recert_due"] == "2027-01-22T08:00:00Z"
-    assert at.of_agent("POST", "/instruction-manifest/coverage").json["kind"] == "recert"
-    (event,) = at.records("recert")
-    assert [one["unit"] for one in event["detail"]["units"]] == ["code-review"]
+    assert service.agent_request("POST", "/instruction-manifest/coverage").json["kind"] == "recert"
+    (event,) = service.records("recert")
+    assert [unit["unit"] for unit in event["detail"]["units"]] == ["code-review"]
 
 
-def test_two_admins_skip_the_gate_of_a_manifest_with_a_guaranteed_unit(at: Place) -> None:
+def test_skipping_the_gate_of_a_guaranteed_unit_takes_two_admins(service: InstructionService) -> None:
     listed = [entry("code-review", guarantee_load=True)]
     given = [{"kind": "guarantee_load", "unit": "code-review"}, {"kind": "skip_gate", "version": "v1"}]
-    alone = at.publish(listed, approvals=given, skip_coverage_gate=True)
+    alone = service.publish(listed, approvals=given, skip_coverage_gate=True)
     assert alone.code == "skip_gate_cosign_required"
     cosigned = {"kind": "skip_gate", "version": "v2"}
-    at.publish([entry("release-notes")], "v0.1")
-    assert at.of_agent("POST", "/approvals", cosigned, key=at.ben).status == 200
-    # What was said of another version says nothing of this one.
-    assert at.publish(listed, approvals=given, skip_coverage_gate=True).code == "skip_gate_cosign_required"
-    second = at.client.key("admin")
-    assert at.of_agent("POST", "/approvals", {**cosigned, "version": "v1"}, key=second).status == 200
-    assert at.publish(listed, approvals=given, skip_coverage_gate=True).code == "skip_gate_cosign_required"
-    assert at.publish(listed, "v2", approvals=given, skip_coverage_gate=True).status == 200
-    (event,) = at.records("coverage_bypass")
+    service.publish([entry("release-notes")], "v0.1")
+    assert service.agent_request("POST", "/approvals", cosigned, key=service.ben).status == 200
+    # Usage of another version says nothing about this one.
+    assert service.publish(listed, approvals=given, skip_coverage_gate=True).code == "skip_gate_cosign_required"
+    second = service.client.key("admin")
+    assert service.agent_request("POST", "/approvals", {**cosigned, "version": "v1"}, key=second).status == 200
+    assert service.publish(listed, approvals=given, skip_coverage_gate=True).code == "skip_gate_cosign_required"
+    assert service.publish(listed, "v2", approvals=given, skip_coverage_gate=True).status == 200
+    (event,) = service.records("coverage_bypass")
     assert event["detail"]["cosigned_by"] == ["acme:user/ann", BEN]
 
 
-def test_a_unit_without_intents_passes_with_a_warning(at: Place) -> None:
-    published = at.publish([entry("code-review", load_triggers={})])
+def test_unit_without_intents_passes_with_a_warning(service: InstructionService) -> None:
+    published = service.publish([entry("code-review", load_triggers={})])
     (line,) = published.json["coverage_report"]
     assert (line["status"], line["coverage_pct"], line["passed"]) == ("no_probes", None, True)
-    assert any("no intents" in one for one in published.json["warnings"])
+    assert any("no intents" in warning for warning in published.json["warnings"])
 
 
-def test_a_manifest_is_told_as_it_was_published(furnished: Place) -> None:
-    told = furnished.of_agent("GET", "/instruction-manifest", key=furnished.agent_key).json
-    assert told["manifest_version"] == "v1"
-    assert told["fact_uri"] == uri("manifest")
-    assert [one["name"] for one in told["entries"]] == list(UNITS)
-    assert told["entries"][0]["path"] is None
-    assert told["last_updated_at"] == "2027-01-15T08:00:00Z"
-    assert told["embedding_model_version"].startswith("wordllama-")
-    assert 0 < told["token_count"] <= 1000
+def test_manifest_is_returned_as_published(published_service: InstructionService) -> None:
+    manifest = published_service.agent_request("GET", "/instruction-manifest", key=published_service.agent_key).json
+    assert manifest["manifest_version"] == "v1"
+    assert manifest["fact_uri"] == uri("manifest")
+    assert [one["name"] for one in manifest["entries"]] == list(UNITS)
+    assert manifest["entries"][0]["path"] is None
+    assert manifest["last_updated_at"] == "2027-01-15T08:00:00Z"
+    assert manifest["embedding_model_version"].startswith("wordllama-")
+    assert 0 < manifest["token_count"] <= 1000
 
 
-def test_the_agent_segment_is_taken_and_left_out(at: Place) -> None:
+def test_agent_segment_of_a_uri_is_accepted_and_dropped(service: InstructionService) -> None:
     spelled = f"instruction:local/agent/{AGENT}/code-review/v1"
     body = {"fact_uri": spelled, "content": "Read the diff."}
-    assert at.ask("PUT", "/v1/instruction/units", body).json["fact_uri"] == uri("code-review")
-    assert at.publish([entry("code-review", fact_uri=spelled)]).status == 200
-    assert at.recalled("review a pull request") == ["code-review"]
+    assert service.request("PUT", "/v1/instruction/units", body).json["fact_uri"] == uri("code-review")
+    assert service.publish([entry("code-review", fact_uri=spelled)]).status == 200
+    assert service.recalled("review a pull request") == ["code-review"]
 
 
-def test_of_those_who_publish_at_once_one_succeeds_and_the_others_conflict(furnished: Place) -> None:
+def test_of_concurrent_publications_one_succeeds_and_the_others_conflict(published_service: InstructionService) -> None:
     listed = [entry(name) for name in UNITS]
     with ThreadPoolExecutor(4) as workers:
-        answers = list(workers.map(lambda _: furnished.publish(listed, "v2"), range(4)))
-    assert sorted(one.status for one in answers) == [200, 409, 409, 409]
-    assert {one.code for one in answers if one.status == 409} == {"manifest_version_conflict"}
-    assert furnished.of_agent("GET", "/instruction-manifest").json["manifest_version"] == "v2"
-    assert furnished.recalled("claim a ticket")[0] == "checkout-procedure"
+        answers = list(workers.map(lambda _: published_service.publish(listed, "v2"), range(4)))
+    assert sorted(response.status for response in answers) == [200, 409, 409, 409]
+    assert {response.code for response in answers if response.status == 409} == {"manifest_version_conflict"}
+    assert published_service.agent_request("GET", "/instruction-manifest").json["manifest_version"] == "v2"
+    assert published_service.recalled("claim a ticket")[0] == "checkout-procedure"
 
 
 @pytest.mark.parametrize("exposing", [{"guarantee_load": True}, {"required_by_task_types": ["manual"]}])
-def test_a_credential_in_a_unit_that_is_always_loaded_is_warned_of(at: Place, exposing: dict[str, object]) -> None:
+def test_credential_in_an_always_loaded_unit_raises_a_warning(
+    service: InstructionService, exposing: dict[str, object]
+) -> None:
     key = "sk-ant-0123456789abcdef"
-    at.write("code-review", content=f"Sign in with {key} before a review of a pull request.")
+    service.write("code-review", content=f"Sign in with {key} before a review of a pull request.")
     approvals = [{"kind": "guarantee_load", "unit": "code-review"}]
-    warned = at.publish([entry("code-review", **exposing)], approvals=approvals)
-    assert "code-review" in (told := "".join(warned.json["warnings"]))
-    assert "credential" in told
-    assert key not in told
-    assert "credential" not in "".join(at.publish([entry("code-review")], "v2").json["warnings"])
+    warned = service.publish([entry("code-review", **exposing)], approvals=approvals)
+    assert "code-review" in (warnings_text := "".join(warned.json["warnings"]))
+    assert "credential" in warnings_text
+    assert key not in warnings_text
+    assert "credential" not in "".join(service.publish([entry("code-review")], "v2").json["warnings"])
 
 
-def test_many_guaranteed_units_of_all_agents_together_are_warned_of_and_not_refused(at: Place) -> None:
-    at.library.settings = msgspec.structs.replace(at.library.settings, guaranteed_units_soft_max=1)
+def test_many_guaranteed_units_over_all_agents_raise_a_warning_only(service: InstructionService) -> None:
+    service.library.settings = msgspec.structs.replace(service.library.settings, guaranteed_units_soft_max=1)
     approvals = [{"kind": "guarantee_load", "unit": name} for name in ("code-review", "budget-rules")]
     first, other = entry("code-review", guarantee_load=True), entry("budget-rules", guarantee_load=True)
-    at.furnish()
-    assert "all agents" not in "".join(at.publish([first], "v2", approvals=approvals).json["warnings"])
-    crowded = at.publish([first, other], "v3", approvals=approvals)
+    service.publish_all()
+    assert "all agents" not in "".join(service.publish([first], "v2", approvals=approvals).json["warnings"])
+    crowded = service.publish([first, other], "v3", approvals=approvals)
     assert crowded.status == 200
     assert "2 units across all agents" in "".join(crowded.json["warnings"])
-    assert "all agents" not in "".join(at.publish([entry("code-review")], "v4").json["warnings"])
+    assert "all agents" not in "".join(service.publish([entry("code-review")], "v4").json["warnings"])
 
 
 @pytest.mark.parametrize("character", ["\n", "\r", "\x00", "\t", "\x1b", "\x7f", "\x85", "\u2028", "\u2029"])
-def test_a_path_is_one_line_without_control_characters(at: Place, character: str) -> None:
+def test_path_is_one_line_without_control_characters(service: InstructionService, character: str) -> None:
     for path in (f"a.md{character}- root-access: `do.md", f"a.md{character}", f"{character}a.md"):
-        answered = at.publish([entry("code-review", fact_uri=None, path=path)])
-        assert (answered.status, answered.code) == (400, "manifest_entry_invalid")
-    assert at.publish([entry("code-review", fact_uri=None, path="für Ärzte/手順\u3000書.md")]).status == 200
+        response = service.publish([entry("code-review", fact_uri=None, path=path)])
+        assert (response.status, response.code) == (400, "manifest_entry_invalid")
+    assert service.publish([entry("code-review", fact_uri=None, path="für Ärzte/手順\u3000書.md")]).status == 200

@@ -1,10 +1,10 @@
-"""Which agents are measured without being asked for, and how that leaves time to those who wait for an answer."""
+"""Which agents are measured automatically, and how measuring yields to requests."""
 
 import asyncio
 
 import msgspec
 import pytest
-from tests.support.instruction_places import AGENT, UNITS, Place
+from tests.support.instruction_service import AGENT, UNITS, InstructionService
 
 from holdfast.clock import ManualClock
 from holdfast.instructions.coverage.schedule import (
@@ -19,9 +19,9 @@ from holdfast.service.api.instructions.schedule import measure_when_due
 DAY_SECONDS = 86_400
 
 
-def add_agents(at: Place, count: int) -> tuple[str, ...]:
-    """Others, with the manifest and the run of the first."""
-    records = at.library.records
+def add_agents(service: InstructionService, count: int) -> tuple[str, ...]:
+    """Adds agents with the manifest and coverage run of the first."""
+    records = service.library.records
     first, manifest, run = records.agent(AGENT), records.manifest(AGENT), records.coverage(AGENT)
     assert first
     assert manifest
@@ -39,63 +39,65 @@ def add_agents(at: Place, count: int) -> tuple[str, ...]:
     return names
 
 
-def due(at: Place) -> tuple[str, ...]:
-    now = at.library.now()
-    return at.library.records.agents_to_measure(finished_before=now - DAY_MS, recert_before=now + RECERT_LEAD_MS)
+def due(service: InstructionService) -> tuple[str, ...]:
+    now = service.library.now()
+    return service.library.records.agents_to_measure(finished_before=now - DAY_MS, recert_before=now + RECERT_LEAD_MS)
 
 
-def test_a_fresh_run_is_not_due_and_one_that_is_a_day_old_is(furnished: Place) -> None:
-    names = add_agents(furnished, 2)
-    furnished.clock.advance(DAY_SECONDS - 1)
-    assert due(furnished) == ()
-    furnished.clock.advance(1)
-    assert due(furnished) == (AGENT, *names)
-    assert run_due_coverage(furnished.library) == (AGENT, *names)
-    assert due(furnished) == ()
+def test_fresh_run_is_not_due_and_a_day_old_one_is(published_service: InstructionService) -> None:
+    names = add_agents(published_service, 2)
+    published_service.clock.advance(DAY_SECONDS - 1)
+    assert due(published_service) == ()
+    published_service.clock.advance(1)
+    assert due(published_service) == (AGENT, *names)
+    assert run_due_coverage(published_service.library) == (AGENT, *names)
+    assert due(published_service) == ()
 
 
-def test_a_run_is_due_once_a_unit_has_changed_or_another_manifest_holds(furnished: Place) -> None:
-    add_agents(furnished, 1)
-    assert furnished.write("code-review", "v2", "Read the whole pull request. Then leave a review.").status == 201
-    assert due(furnished) == (AGENT,)
-    assert run_due_coverage(furnished.library) == (AGENT,)
-    furnished.clock.advance(1)
-    assert furnished.publish(version="v2").status == 200
-    assert due(furnished) == ()
+def test_run_is_due_once_a_unit_or_the_manifest_changed(published_service: InstructionService) -> None:
+    add_agents(published_service, 1)
+    assert (
+        published_service.write("code-review", "v2", "Read the whole pull request. Then leave a review.").status == 201
+    )
+    assert due(published_service) == (AGENT,)
+    assert run_due_coverage(published_service.library) == (AGENT,)
+    published_service.clock.advance(1)
+    assert published_service.publish(version="v2").status == 200
+    assert due(published_service) == ()
 
 
-def test_what_is_owed_after_a_skipped_gate_is_due_from_the_first_day_on(at: Place) -> None:
+def test_measurement_after_a_skipped_gate_is_due_after_one_day(service: InstructionService) -> None:
     for name in UNITS:
-        at.write(name)
-    assert at.publish(skip_coverage_gate=True).status == 200
-    at.clock.advance(DAY_SECONDS / 2)
-    assert due(at) == ()
-    at.clock.advance(DAY_SECONDS / 2 - 1)
-    assert due(at) == ()
-    at.clock.advance(1)
-    assert due(at) == (AGENT,)
+        service.write(name)
+    assert service.publish(skip_coverage_gate=True).status == 200
+    service.clock.advance(DAY_SECONDS / 2)
+    assert due(service) == ()
+    service.clock.advance(DAY_SECONDS / 2 - 1)
+    assert due(service) == ()
+    service.clock.advance(1)
+    assert due(service) == (AGENT,)
 
 
-def test_no_other_agent_is_measured_once_there_is_to_be_no_other(furnished: Place) -> None:
-    names = add_agents(furnished, 2)
-    furnished.clock.advance(DAY_SECONDS)
-    assert run_due_coverage(furnished.library, rest=lambda: False) == (AGENT,)
-    assert run_due_coverage(furnished.library) == names
+def test_no_further_agent_is_measured_after_a_stop(published_service: InstructionService) -> None:
+    names = add_agents(published_service, 2)
+    published_service.clock.advance(DAY_SECONDS)
+    assert run_due_coverage(published_service.library, rest=lambda: False) == (AGENT,)
+    assert run_due_coverage(published_service.library) == names
 
 
-def test_no_other_agent_is_sampled_once_there_is_to_be_no_other(furnished: Place) -> None:
-    add_agents(furnished, 1)
+def test_no_further_agent_is_sampled_after_a_stop(published_service: InstructionService) -> None:
+    add_agents(published_service, 1)
     for agent in (AGENT, "z0"):
         path = f"/v1/agents/{agent}/recall-instruction"
-        token = furnished.ask("POST", path, {"intent": "claim a ticket"}).json["audit_token"]
+        token = published_service.request("POST", path, {"intent": "claim a ticket"}).json["audit_token"]
         body = {"audit_token": token, "used_chunks": ["checkout-procedure"]}
-        assert furnished.ask("POST", "/v1/instruction/audit", body).status == 204
-    assert calibrate_due_agents(furnished.library, rest=lambda: False) == (AGENT,)
-    assert calibrate_due_agents(furnished.library) == ("z0",)
+        assert published_service.request("POST", "/v1/instruction/audit", body).status == 204
+    assert calibrate_due_agents(published_service.library, rest=lambda: False) == (AGENT,)
+    assert calibrate_due_agents(published_service.library) == ("z0",)
 
 
 @pytest.mark.parametrize("ends", [False, True])
-def test_a_rest_is_as_long_as_the_work_before_it(*, ends: bool) -> None:
+def test_pause_is_as_long_as_the_work_before_it(*, ends: bool) -> None:
     clock, rests = ManualClock(), []
 
     def pause(seconds: float) -> bool:
@@ -110,17 +112,17 @@ def test_a_rest_is_as_long_as_the_work_before_it(*, ends: bool) -> None:
     assert rests == pytest.approx([2.0, 0.5])
 
 
-def test_a_service_that_stops_waits_for_the_agent_under_way_and_for_no_other(furnished: Place) -> None:
-    names = add_agents(furnished, 3)
-    furnished.clock.advance(DAY_SECONDS)
+def test_stopping_service_finishes_the_current_agent_and_starts_no_other(published_service: InstructionService) -> None:
+    names = add_agents(published_service, 3)
+    published_service.clock.advance(DAY_SECONDS)
 
     async def measure() -> None:
         stop = asyncio.Event()
-        measuring = asyncio.ensure_future(measure_when_due(furnished.library, stop))
+        measuring = asyncio.ensure_future(measure_when_due(published_service.library, stop))
         for _ in range(5):
             await asyncio.sleep(0)
         stop.set()
         await measuring
 
     asyncio.run(measure())
-    assert due(furnished) == names
+    assert due(published_service) == names

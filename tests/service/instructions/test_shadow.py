@@ -1,9 +1,9 @@
-"""Turns in shadow over HTTP, on each store: recorded beside recalls, closed like them, judged from the store."""
+"""Shadow mode over HTTP, on each store: turns are recorded next to recalls, closed like them, and reported."""
 
 from typing import Any
 
 import msgspec
-from tests.support.instruction_places import AGENT, UNITS, Place
+from tests.support.instruction_service import AGENT, UNITS, InstructionService
 
 from holdfast.instructions.coverage.schedule import calibrate_due_agents
 from holdfast.instructions.models import AuditRecord
@@ -11,94 +11,95 @@ from holdfast.instructions.usage.shadow import ShadowReport, make_shadow_report
 from holdfast.runtime.instructions.client import InstructionClient
 
 
-def report_of(at: Place) -> ShadowReport:
-    records, manifest = at.library.records, at.library.records.manifest(AGENT)
+def report_of(service: InstructionService) -> ShadowReport:
+    records, manifest = service.library.records, service.library.records.manifest(AGENT)
     assert manifest is not None
     return make_shadow_report(records.audits(AGENT, since=0), manifest)
 
 
-def turn(at: Place, intent: str, *used: str, **more: Any) -> None:
-    token = at.recall(intent, shadow=True, **more).json["audit_token"]
+def turn(service: InstructionService, intent: str, *used: str, **more: Any) -> None:
+    token = service.recall(intent, shadow=True, **more).json["audit_token"]
     body = {"audit_token": token, "used_chunks": list(used)}
-    assert at.ask("POST", "/v1/instruction/audit", body, key=at.agent_key).status == 204
+    assert service.request("POST", "/v1/instruction/audit", body, key=service.agent_key).status == 204
 
 
-def test_a_turn_in_shadow_is_on_record_as_one_and_is_no_recall(furnished: Place) -> None:
+def test_shadow_turn_is_recorded_as_such_and_is_no_recall(published_service: InstructionService) -> None:
     for _ in range(10):
-        turn(furnished, "claim a ticket", "checkout-procedure", max_chunks=1)
-    turn(furnished, "approve a purchase", "code-review", max_chunks=1)
-    report = report_of(furnished)
+        turn(published_service, "claim a ticket", "checkout-procedure", max_chunks=1)
+    turn(published_service, "approve a purchase", "code-review", max_chunks=1)
+    report = report_of(published_service)
     assert (report.manifest_version, report.turns, report.reported_turns) == ("v1", 11, 11)
     assert report.coverage is not None
     assert round(report.coverage, 3) == 0.909
-    assert [one.missing_units for one in report.regressions] == [("code-review",)]
+    assert [regression.missing_units for regression in report.regressions] == [("code-review",)]
     assert report.eager_tokens == sum(
-        unit.token_count for unit in furnished.library.records.units_at([AGENT], furnished.library.now())
+        unit.token_count
+        for unit in published_service.library.records.units_at([AGENT], published_service.library.now())
     )
-    assert furnished.records("recall") == []
-    assert len(furnished.records("shadow")) == 11
-    assert furnished.of_agent("GET", "/instruction-measures").json["recalls"] == 0
+    assert published_service.records("recall") == []
+    assert len(published_service.records("shadow")) == 11
+    assert published_service.agent_request("GET", "/instruction-measures").json["recalls"] == 0
 
 
-def test_rules_that_always_hold_count_as_eager(furnished: Place) -> None:
-    turn(furnished, "claim a ticket")
-    before = report_of(furnished).eager_tokens
+def test_always_rules_count_as_eager_tokens(published_service: InstructionService) -> None:
+    turn(published_service, "claim a ticket")
+    before = report_of(published_service).eager_tokens
     rules = {"role": "CTO", "always_rules": ["Never push to the main branch."]}
-    assert furnished.of_agent("PUT", "", rules).status == 200
-    furnished.clock.advance(1)
-    turn(furnished, "claim a ticket")
-    assert furnished.records("shadow")[-1]["detail"]["eager_tokens"] > before
+    assert published_service.agent_request("PUT", "", rules).status == 200
+    published_service.clock.advance(1)
+    turn(published_service, "claim a ticket")
+    assert published_service.records("shadow")[-1]["detail"]["eager_tokens"] > before
 
 
-def test_turns_of_an_older_manifest_are_not_judged(furnished: Place) -> None:
-    turn(furnished, "claim a ticket", "checkout-procedure")
-    furnished.clock.advance(1)
-    assert furnished.publish(version="v2").status == 200
-    assert (report_of(furnished).manifest_version, report_of(furnished).turns) == ("v2", 0)
+def test_turns_of_an_older_manifest_are_not_judged(published_service: InstructionService) -> None:
+    turn(published_service, "claim a ticket", "checkout-procedure")
+    published_service.clock.advance(1)
+    assert published_service.publish(version="v2").status == 200
+    assert (report_of(published_service).manifest_version, report_of(published_service).turns) == ("v2", 0)
 
 
-def test_a_turn_in_shadow_can_be_asked_again_and_becomes_no_probe(furnished: Place) -> None:
+def test_shadow_turn_can_be_replayed_and_becomes_no_probe(published_service: InstructionService) -> None:
     for _ in range(5):
-        turn(furnished, "claim a ticket", "checkout-procedure")
-    (token, *_) = (one["audit_token"] for one in furnished.records("shadow"))
-    replayed = furnished.of_agent("POST", "/instruction-replay", {"audit_token": token})
+        turn(published_service, "claim a ticket", "checkout-procedure")
+    (token, *_) = (record["audit_token"] for record in published_service.records("shadow"))
+    replayed = published_service.agent_request("POST", "/instruction-replay", {"audit_token": token})
     assert replayed.json["same_order"], replayed.body
-    assert calibrate_due_agents(furnished.library) == ()
+    assert calibrate_due_agents(published_service.library) == ()
 
 
-def test_a_client_records_the_turns_of_a_run(furnished: Place) -> None:
-    client = InstructionClient(furnished.client.url, key=furnished.agent_key, agent=AGENT)
+def test_client_records_the_turns_of_a_run(published_service: InstructionService) -> None:
+    client = InstructionClient(published_service.client.url, key=published_service.agent_key, agent=AGENT)
     given = client.recall("claim a ticket", max_chunks=1, heartbeat_id="run_7", shadow=True)
     client.submit_usage(given.audit_token, used=given.names)
     later = client.recall("announce a new version", max_chunks=1, heartbeat_id="run_7", shadow=True)
     client.submit_usage(later.audit_token, used=given.names)
     assert given.names != later.names
-    report = report_of(furnished)
+    report = report_of(published_service)
     assert (report.turns, report.coverage) == (2, 1.0)
     assert set(given.names) <= set(UNITS)
 
 
-def test_the_report_over_http_is_that_of_the_store(furnished: Place) -> None:
+def test_report_over_http_equals_that_of_the_store(published_service: InstructionService) -> None:
     for _ in range(2):
-        turn(furnished, "claim a ticket", "checkout-procedure", max_chunks=1)
-    told = furnished.of_agent("GET", "/instruction-shadow").json
-    assert told["passed"] is False
-    assert msgspec.convert(told["report"], ShadowReport) == report_of(furnished)
-    assert told["report"]["turns"] == 2
-    furnished.clock.advance(3 * 86_400)
-    assert furnished.of_agent("GET", "/instruction-shadow?days=2").json["report"]["turns"] == 0
-    assert furnished.of_agent("GET", "/instruction-shadow?days=0").code == "invalid_body"
+        turn(published_service, "claim a ticket", "checkout-procedure", max_chunks=1)
+    report = published_service.agent_request("GET", "/instruction-shadow").json
+    assert report["passed"] is False
+    assert msgspec.convert(report["report"], ShadowReport) == report_of(published_service)
+    assert report["report"]["turns"] == 2
+    published_service.clock.advance(3 * 86_400)
+    assert published_service.agent_request("GET", "/instruction-shadow?days=2").json["report"]["turns"] == 0
+    assert published_service.agent_request("GET", "/instruction-shadow?days=0").code == "invalid_body"
 
 
-def test_without_a_manifest_there_is_nothing_to_judge(at: Place) -> None:
-    assert at.of_agent("GET", "/instruction-shadow").code == "manifest_not_found"
-    assert at.of_agent("PUT", "", {"role": "CTO"}).status == 200
-    answered = at.of_agent("GET", "/instruction-shadow")
-    assert (answered.status, answered.code) == (404, "manifest_not_found")
+def test_shadow_report_requires_a_manifest(service: InstructionService) -> None:
+    assert service.agent_request("GET", "/instruction-shadow").code == "manifest_not_found"
+    assert service.agent_request("PUT", "", {"role": "CTO"}).status == 200
+    response = service.agent_request("GET", "/instruction-shadow")
+    assert (response.status, response.code) == (404, "manifest_not_found")
 
 
-def test_a_damaged_record_is_told_without_a_framework_error(furnished: Place) -> None:
-    furnished.library.records.add_audit(
+def test_damaged_record_is_reported_without_a_framework_error(published_service: InstructionService) -> None:
+    published_service.library.records.add_audit(
         AuditRecord(
             id="audevent_x",
             agent_id=AGENT,
@@ -107,10 +108,10 @@ def test_a_damaged_record_is_told_without_a_framework_error(furnished: Place) ->
             intent="claim a ticket",
             loaded_chunks=(),
             audit_token="audi_x",
-            created_at=furnished.library.now(),
+            created_at=published_service.library.now(),
             event_type="shadow",
             detail={"manifest_version": "v1"},
         )
     )
-    answered = furnished.of_agent("GET", "/instruction-shadow")
-    assert (answered.status, answered.code) == (503, "store_unavailable")
+    response = published_service.agent_request("GET", "/instruction-shadow")
+    assert (response.status, response.code) == (503, "store_unavailable")

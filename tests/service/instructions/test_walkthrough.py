@@ -1,36 +1,36 @@
-"""The way of instructions over HTTP: written, published, told, recalled, put on record, covered."""
+"""One unit over HTTP from start to end: written, published, in the stub, recalled, audited, covered."""
 
 import yaml
-from tests.support.instruction_places import AGENT, UNITS, Place, uri
+from tests.support.instruction_service import AGENT, UNITS, InstructionService, uri
 
 
-def test_a_unit_goes_all_the_way_from_its_author_to_the_agent_and_back(at: Place) -> None:
-    written = at.write("checkout-procedure")
+def test_unit_is_written_published_recalled_and_audited(service: InstructionService) -> None:
+    written = service.write("checkout-procedure")
     assert written.status == 201
     assert written.json["fact_uri"] == uri("checkout-procedure")
     assert len(written.json["content_sha256"]) == 64
     assert written.json["tokens"] > 5
     for name in UNITS:
-        at.write(name)
-    published = at.publish()
+        service.write(name)
+    published = service.publish()
     assert published.status == 200
     assert published.json["fact_uri"] == uri("manifest")
     assert {line["unit"]: line["passed"] for line in published.json["coverage_report"]} == dict.fromkeys(UNITS, True)
 
-    stub = at.of_agent("GET", "/boot-stub", key=at.agent_key)
+    stub = service.agent_request("GET", "/boot-stub", key=service.agent_key)
     assert stub.status == 200
     assert stub.headers["content-type"].startswith("text/markdown")
     assert stub.headers["x-stub-version"] == "1"
     assert stub.headers["x-manifest-version"] == "v1"
     _, front, body = stub.body.decode().split("---\n")
-    told = yaml.safe_load(front)
-    assert told["agent_id"] == AGENT
-    assert told["manifest_uri"] == uri("manifest")
-    assert told["migration_mode"] == "stigmem"
-    assert told["recall_tool_schema"]["input_schema"]["properties"]["token_budget"]["default"] == 2000
+    manifest = yaml.safe_load(front)
+    assert manifest["agent_id"] == AGENT
+    assert manifest["manifest_uri"] == uri("manifest")
+    assert manifest["migration_mode"] == "stigmem"
+    assert manifest["recall_tool_schema"]["input_schema"]["properties"]["token_budget"]["default"] == 2000
     assert "recall_instruction(intent)" in body
 
-    recalled = at.recall("I need to check out an issue and start work")
+    recalled = service.recall("I need to check out an issue and start work")
     assert recalled.status == 200
     first = recalled.json["chunks"][0]
     assert first["name"] == "checkout-procedure"
@@ -40,13 +40,13 @@ def test_a_unit_goes_all_the_way_from_its_author_to_the_agent_and_back(at: Place
     assert token.startswith("audi_")
 
     closing = {"audit_token": token, "used_chunks": ["checkout-procedure"], "missed_chunks": []}
-    closed = at.ask("POST", "/v1/instruction/audit", closing, key=at.agent_key)
+    closed = service.request("POST", "/v1/instruction/audit", closing, key=service.agent_key)
     assert (closed.status, closed.body) == (204, b"")
-    (record,) = at.records("recall")
+    (record,) = service.records("recall")
     assert record["id"].startswith("audevent_")
     assert record["used_chunks"] == ["checkout-procedure"]
 
-    coverage = at.of_agent("GET", "/instruction-manifest/coverage", key=at.agent_key)
+    coverage = service.agent_request("GET", "/instruction-manifest/coverage", key=service.agent_key)
     assert coverage.status == 200
     assert {unit["name"] for unit in coverage.json["units"]} == set(UNITS)
     assert all(15 <= unit["probe_count"] <= 20 for unit in coverage.json["units"])

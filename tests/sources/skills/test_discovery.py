@@ -1,4 +1,4 @@
-"""What a folder of skills may hold without stopping the rest, where a link may lead, and when a file is read again."""
+"""Skill discovery: invalid entries do not stop the rest, where links may lead, and when a file is read again."""
 
 import logging
 import os
@@ -17,11 +17,11 @@ from holdfast.sources.skills.skill import SKILL_MODES, SkillMode, SkillReport
 unless_root = pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 
 
-def bad(root: Path, name: str = "bad", mode: SkillMode = "seed") -> SkillReport:
-    """What is said of one folder, after all else in its root has loaded."""
+def report_of_bad(root: Path, name: str = "bad", mode: SkillMode = "seed") -> SkillReport:
+    """The report on one folder, after everything else in its root has loaded."""
     library = library_of(root, mode)
     assert "good" in library.store
-    [report] = [one for one in library.reports if os.path.basename(one.path) == name]
+    [report] = [candidate for candidate in library.reports if os.path.basename(candidate.path) == name]
     return report
 
 
@@ -46,12 +46,12 @@ def root(tmp_path: Path) -> Path:
         (b"\xff\xfe-\x00-\x00-\x00\n\x00", "opening"),
     ],
 )
-def test_no_bytes_stop_the_rest_from_loading(root: Path, raw: bytes, rule: str) -> None:
+def test_arbitrary_bytes_do_not_stop_the_rest_from_loading(root: Path, raw: bytes, rule: str) -> None:
     write_raw(root, "bad", raw)
-    assert rule in rules_of(bad(root))
+    assert rule in rules_of(report_of_bad(root))
 
 
-def test_a_date_that_there_is_not_is_text(root: Path) -> None:
+def test_an_impossible_date_is_text(root: Path) -> None:
     write_skill(root, "dated", more="metadata:\n  since: 2024-02-31\n  until: 2024-99-99T99:99:99Z\n")
     skill = library_of(root).store.get("dated")
     assert skill is not None
@@ -63,10 +63,10 @@ def test_a_huge_file_is_not_read(root: Path, mode: SkillMode) -> None:
     write_skill(root, "bad")
     with (root / "bad" / "SKILL.md").open("r+b") as file:
         file.truncate(100_000_000)
-    assert rules_of(bad(root, mode=mode)) == ["too-large"]
+    assert rules_of(report_of_bad(root, mode=mode)) == ["too-large"]
 
 
-def test_a_file_as_large_as_is_allowed_is_read(root: Path) -> None:
+def test_a_file_at_the_size_limit_is_read(root: Path) -> None:
     raw = b"---\nname: big\ndescription: x\n---\n"
     write_raw(root, "big", raw + b"x" * (discovery.FILE_BYTES_MAX - len(raw)))
     assert names_in(root) == ["big", "good"]
@@ -74,60 +74,60 @@ def test_a_file_as_large_as_is_allowed_is_read(root: Path) -> None:
     assert names_in(root) == ["good"]
 
 
-def test_what_is_no_file_is_not_waited_for(root: Path) -> None:
+def test_a_special_file_is_not_waited_for(root: Path) -> None:
     for name in ("a-folder", "a-pipe"):
         (root / name).mkdir()
     (root / "a-folder" / "SKILL.md").mkdir()
     os.mkfifo(root / "a-pipe" / "SKILL.md")
-    assert rules_of(bad(root, "a-folder")) == rules_of(bad(root, "a-pipe")) == ["not-a-file"]
+    assert rules_of(report_of_bad(root, "a-folder")) == rules_of(report_of_bad(root, "a-pipe")) == ["not-a-file"]
 
 
-def test_a_socket_is_no_skill(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_socket_is_not_a_skill(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (root / "bad").mkdir()
     monkeypatch.chdir(root / "bad")  # The path of a socket must be short.
     with socket.socket(socket.AF_UNIX) as server:
         server.bind("SKILL.md")
-        assert rules_of(bad(root)) == ["unreadable"]
+        assert rules_of(report_of_bad(root)) == ["unreadable"]
 
 
 @unless_root
-def test_what_may_not_be_read_is_said(root: Path) -> None:
+def test_an_unreadable_file_is_reported(root: Path) -> None:
     write_skill(root, "bad")
     (root / "bad" / "SKILL.md").chmod(0)
     write_skill(root, "closed")
     (root / "closed").chmod(0)
     try:
-        assert rules_of(bad(root)) == rules_of(bad(root, "closed")) == ["unreadable"]
+        assert rules_of(report_of_bad(root)) == rules_of(report_of_bad(root, "closed")) == ["unreadable"]
     finally:
         (root / "closed").chmod(0o700)
 
 
-def test_a_name_of_any_bytes_is_shown_on_one_line(root: Path) -> None:
+def test_a_folder_name_of_any_bytes_is_shown_on_one_line(root: Path) -> None:
     folder = os.path.join(os.fsencode(root), b"a\xff\nb")
     os.mkdir(folder)
     with open(os.path.join(folder, b"SKILL.md"), "wb") as file:
         file.write(b"---\ndescription: x\n---\n")
     for mode in SKILL_MODES:
-        [report] = [one for one in library_of(root, mode).reports if one.name != "good"]
+        [report] = [candidate for candidate in library_of(root, mode).reports if candidate.name != "good"]
         assert report.path.endswith("a\ufffd\ufffdb")
         assert all("\n" not in str(finding) for finding in report.findings)
 
 
 @pytest.mark.parametrize("name", [".git", ".hidden", "node_modules"])
-def test_hidden_folders_and_those_of_packages_are_passed_over(root: Path, name: str) -> None:
+def test_hidden_and_package_folders_are_skipped(root: Path, name: str) -> None:
     write_skill(root / name, "inner")
     write_skill(root, name, "name: inner\ndescription: x\n")
     assert names_in(root, "lenient") == ["good"]
 
 
-def test_skills_may_stand_in_groups_but_not_too_deep(root: Path) -> None:
+def test_skills_may_be_grouped_up_to_a_depth(root: Path) -> None:
     write_skill(root / "1" / "2" / "3", "deep")
     write_skill(root / "1" / "2" / "3" / "4", "deeper")
     write_skill(root / "good" / "scripts", "inner")
     assert names_in(root) == ["deep", "good"]
 
 
-def test_what_is_beyond_the_limits_is_not_read_and_said(tmp_path: Path) -> None:
+def test_skills_beyond_the_limits_are_not_read_and_reported(tmp_path: Path) -> None:
     for name in "abcde":
         write_skill(tmp_path, name)
     place = SkillRoot(str(tmp_path), "global")
@@ -143,17 +143,17 @@ def test_what_is_beyond_the_limits_is_not_read_and_said(tmp_path: Path) -> None:
     assert len(read_skill_library((place,), limits=SkillLimits(skills_max=5, entries_max=6)).store.findings) == 0
 
 
-def test_a_link_out_of_a_workspace_is_refused_and_said(root: Path, tmp_path: Path) -> None:
+def test_a_link_out_of_a_workspace_is_refused_and_reported(root: Path, tmp_path: Path) -> None:
     outside = write_skill(tmp_path / "outside", "bad")
     (root / "bad").symlink_to(outside)
-    assert rules_of(bad(root)) == ["link-refused"]
+    assert rules_of(report_of_bad(root)) == ["link-refused"]
     write_skill(root, "worse")
     (root / "worse" / "SKILL.md").unlink()
     (root / "worse" / "SKILL.md").symlink_to(outside / "SKILL.md")
-    assert rules_of(bad(root, "worse")) == ["link-refused"]
+    assert rules_of(report_of_bad(root, "worse")) == ["link-refused"]
 
 
-def test_a_link_out_of_the_users_own_folder_is_followed_and_said(root: Path, tmp_path: Path) -> None:
+def test_a_link_out_of_the_users_own_folder_is_followed_and_reported(root: Path, tmp_path: Path) -> None:
     outside = write_skill(tmp_path / "outside", "one")
     (root / "one").symlink_to(outside)
     write_skill(tmp_path / "library", "two")
@@ -164,12 +164,12 @@ def test_a_link_out_of_the_users_own_folder_is_followed_and_said(root: Path, tmp
     library = library_of(root, source="global")
     assert [skill.name for skill in library.store.list_skills()] == ["good", "one", "three", "two"]
     assert [finding.rule for finding in library.store.findings] == ["link-followed"] * 3
-    one = library.store.get("one")
-    assert one is not None
-    assert one.skill_dir == root / "one"
+    first_skill = library.store.get("one")
+    assert first_skill is not None
+    assert first_skill.skill_dir == root / "one"
 
 
-def test_a_link_within_the_folder_is_followed_in_silence(root: Path) -> None:
+def test_a_link_within_the_folder_is_followed_silently(root: Path) -> None:
     write_skill(root / ".store", "linked-1.2", "name: linked\ndescription: x\n")
     (root / "linked").symlink_to(".store/linked-1.2")
     (root / "again").symlink_to("good")
@@ -185,13 +185,13 @@ def test_a_link_within_the_folder_is_followed_in_silence(root: Path) -> None:
     assert library.store.findings == ()
 
 
-def test_a_broken_link_in_the_place_of_a_file_is_no_skill(root: Path) -> None:
+def test_a_broken_link_in_place_of_a_file_is_not_a_skill(root: Path) -> None:
     (root / "bad").mkdir()
     (root / "bad" / "SKILL.md").symlink_to("nowhere")
-    assert rules_of(bad(root)) == ["unreadable"]
+    assert rules_of(report_of_bad(root)) == ["unreadable"]
 
 
-def test_the_folder_of_a_workspace_may_not_itself_lead_out_of_it(tmp_path: Path) -> None:
+def test_the_skill_folder_of_a_workspace_may_not_lead_out_of_it(tmp_path: Path) -> None:
     write_skill(tmp_path / "private", "pdf")
     write_skill(tmp_path / "work" / "shared", "own")
     (tmp_path / "work" / ".holdfast").mkdir()
@@ -203,19 +203,19 @@ def test_the_folder_of_a_workspace_may_not_itself_lead_out_of_it(tmp_path: Path)
     assert [finding.message for finding in library.store.findings] == ["it is a link that leads out of the workspace"]
 
 
-def test_a_root_that_is_a_link_is_read_where_it_was_asked_for(root: Path, tmp_path: Path) -> None:
+def test_a_root_that_is_a_link_is_read_under_its_own_path(root: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(root)
     [skill] = load_skills(global_dir=None, workspace_dir=tmp_path / "link").list_skills()
     assert skill.skill_dir == tmp_path / "link" / "good"
 
 
-def test_a_root_that_cannot_be_a_path_is_said(tmp_path: Path) -> None:
+def test_an_invalid_root_path_is_reported(tmp_path: Path) -> None:
     library = read_skill_library((SkillRoot(str(tmp_path / "a\0b"), "global"),))
     assert [finding.rule for finding in library.store.findings] == ["unreadable"]
     assert rules_of(check_skill(str(tmp_path / "a\0b"))) == ["not-found"]
 
 
-def test_nothing_is_read_again_that_has_not_changed(root: Path) -> None:
+def test_unchanged_files_are_not_read_again(root: Path) -> None:
     write_skill(root, "bad", "name: bad\n")
     library = library_of(root)
     file = root / "good" / "SKILL.md"
@@ -233,7 +233,7 @@ def test_nothing_is_read_again_that_has_not_changed(root: Path) -> None:
     assert third.reload().store is third.store
 
 
-def test_a_change_of_time_or_of_size_alone_is_noticed(root: Path) -> None:
+def test_a_change_of_time_or_size_alone_is_noticed(root: Path) -> None:
     file = root / "good" / "SKILL.md"
     library = library_of(root)
     before = file.stat()
@@ -247,7 +247,7 @@ def test_a_change_of_time_or_of_size_alone_is_noticed(root: Path) -> None:
     assert by_time.reload().store != by_time.store
 
 
-def test_a_skill_that_comes_or_goes_is_noticed(root: Path) -> None:
+def test_an_added_or_removed_skill_is_noticed(root: Path) -> None:
     library = library_of(root)
     write_skill(root, "new")
     more = library.reload()
@@ -256,32 +256,34 @@ def test_a_skill_that_comes_or_goes_is_noticed(root: Path) -> None:
     assert [skill.name for skill in more.reload().store.list_skills()] == ["new"]
 
 
-def test_a_bad_skill_is_logged_once_and_again_when_it_changes(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_invalid_skill_is_logged_once_and_again_when_it_changes(
+    root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write_skill(root, "bad", "name: bad\n")
     library = library_of(root).reload().reload()
-    assert [one.levelno for one in caplog.records] == [logging.WARNING]
+    assert [record.levelno for record in caplog.records] == [logging.WARNING]
     write_skill(root, "bad", "name: badder\ndescription: x")
     assert not library.reload().store.get("bad")
     assert len(caplog.records) == 2
 
 
-def test_one_folder_may_be_the_users_and_a_workspaces_at_once(root: Path) -> None:
+def test_one_folder_may_belong_to_the_user_and_to_a_workspace(root: Path) -> None:
     roots = (SkillRoot(str(root), "global"), SkillRoot(str(root), "workspace"))
     library = read_skill_library(roots)
     again = library.reload()
-    sources = [[one.skill and one.skill.source for one in each.reports] for each in (library, again)]
+    sources = [[report.skill and report.skill.source for report in each.reports] for each in (library, again)]
     assert sources == [["global", "workspace"]] * 2
     assert again.store is library.store
 
 
-def test_another_mode_reads_everything_anew(root: Path) -> None:
+def test_another_mode_reads_everything_again(root: Path) -> None:
     write_skill(root, "other", "name: Other\ndescription: x\n")
     library = library_of(root)
     lenient = read_skill_library(library.roots, "lenient", before=library)
     assert [skill.name for skill in lenient.store.list_skills()] == ["Other", "good"]
 
 
-def test_a_file_that_grows_while_it_is_read_is_read_whole(tmp_path: Path) -> None:
+def test_a_file_that_grows_while_it_is_read_is_read_completely(tmp_path: Path) -> None:
     file = Path("/proc/self/status")
     if not file.exists():
         pytest.skip("no files here that hide their size")

@@ -1,4 +1,4 @@
-"""What a prompt says of the skills there are."""
+"""The skill index in the prompt."""
 
 from pathlib import Path
 
@@ -24,17 +24,17 @@ REVIEW = skill("code-review", "Run a structured review on the current branch. Us
 
 
 def test_the_index_is_a_heading_a_sentence_and_a_line_for_each_skill() -> None:
-    made = render_skill_index((PDF, REVIEW))
-    assert made.text == (
+    index = render_skill_index((PDF, REVIEW))
+    assert index.text == (
         "## Available skills\n"
         "Use `skill_search(query)` to filter and `skill_load(name)` to read a body.\n"
         "- code-review: Run a structured review on the current branch. Use when the user asks for review.\n"
         "- pdf-processing: Extract PDF text, fill forms, merge files. Use when handling PDFs."
     )
-    assert (made.listed_count, made.unlisted_count, made.tokens) == (2, 0, estimate_tokens(made.text))
+    assert (index.listed_count, index.unlisted_count, index.tokens) == (2, 0, estimate_tokens(index.text))
 
 
-def test_a_preloaded_skill_says_so_in_its_own_line() -> None:
+def test_a_preloaded_skill_is_labelled_on_its_line() -> None:
     lines = render_skill_index((PDF, REVIEW), preloaded={"pdf-processing"}).text.split("\n")
     assert lines[2].startswith("- code-review: Run")
     assert lines[3] == "- pdf-processing [preloaded]: " + PDF.description
@@ -63,31 +63,31 @@ def test_without_skills_there_is_no_section() -> None:
         ("x" * 1020 + " yyyyyyyy", "x" * 1020 + " yy…"),
     ],
 )
-def test_a_description_stays_on_its_line_and_opens_nothing(description: str, line: str) -> None:
+def test_a_description_remains_on_its_line_and_opens_no_tag(description: str, line: str) -> None:
     assert render_skill_line(skill("a", description)) == f"- a: {line}"
 
 
-def test_what_is_neutral_stays_so() -> None:
+def test_neutralised_text_remains_unchanged() -> None:
     once = neutralize("a <b>\n```c")
     assert neutralize(once) == once
 
 
-def test_what_does_not_fit_is_counted_and_found_by_searching() -> None:
+def test_skills_that_do_not_fit_are_counted_and_found_by_search() -> None:
     skills = [skill(f"s{number:02}", "x" * 93) for number in range(20)]
     line = estimate_tokens("\n" + render_skill_line(skills[0]))
     budget = estimate_tokens(SKILL_INDEX_HEADING) + 5 * line + 20
-    made = render_skill_index(skills, tokens_max=budget)
-    assert (made.listed_count, made.unlisted_count) == (5, 15)
-    assert made.tokens <= budget
-    assert made.text.endswith("\n(15 more skills are not listed: find them with `skill_search`.)")
-    assert "- s04: " in made.text
-    assert "- s05: " not in made.text
+    index = render_skill_index(skills, tokens_max=budget)
+    assert (index.listed_count, index.unlisted_count) == (5, 15)
+    assert index.tokens <= budget
+    assert index.text.endswith("\n(15 more skills are not listed: find them with `skill_search`.)")
+    assert "- s04: " in index.text
+    assert "- s05: " not in index.text
 
 
-def test_all_are_listed_where_exactly_all_fit() -> None:
+def test_all_skills_are_listed_if_they_fit_exactly() -> None:
     skills = [skill(f"s{number}", "x" * 95) for number in range(4)]
     budget = estimate_tokens(SKILL_INDEX_HEADING) + sum(
-        estimate_tokens("\n" + render_skill_line(one)) for one in skills
+        estimate_tokens("\n" + render_skill_line(skill_)) for skill_ in skills
     )
     assert render_skill_index(skills, tokens_max=budget).unlisted_count == 0
     assert render_skill_index(skills, tokens_max=budget - 1).unlisted_count == 1
@@ -96,20 +96,20 @@ def test_all_are_listed_where_exactly_all_fit() -> None:
     )
 
 
-def test_preloaded_skills_and_those_of_the_workspace_are_listed_first() -> None:
+def test_preloaded_and_workspace_skills_are_listed_first() -> None:
     skills = [skill(name, "x" * 100, "workspace" if name == "d" else "global") for name in "abcde"]
     two = render_skill_index(skills, preloaded={"e"}, tokens_max=estimate_tokens(SKILL_INDEX_HEADING) + 85)
     assert [line[:6] for line in two.text.split("\n")[2:-1]] == ["- d: x", "- e [p"]
 
 
-def test_a_short_line_takes_the_room_that_a_long_one_leaves() -> None:
-    made = render_skill_index(
+def test_a_short_line_uses_the_room_that_a_long_one_does_not() -> None:
+    index = render_skill_index(
         [skill("a", "x" * 400), skill("b", "y")], tokens_max=estimate_tokens(SKILL_INDEX_HEADING) + 25
     )
-    assert "\n- b: y\n" in made.text
-    assert made.listed_count == 1
+    assert "\n- b: y\n" in index.text
+    assert index.listed_count == 1
 
 
-def test_a_budget_may_be_counted_in_another_way() -> None:
+def test_a_budget_may_use_another_token_counter() -> None:
     assert render_skill_index((PDF, REVIEW), tokens_max=4, count=lambda text: text.count("\n") or 1).listed_count == 2
     assert render_skill_index((PDF, REVIEW), tokens_max=0).listed_count == 0

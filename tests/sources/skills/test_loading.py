@@ -1,4 +1,4 @@
-"""Which skills load by the rules of our own specification, and what they are then."""
+"""Which skills load by the rules of our own specification, and their fields."""
 
 import logging
 import os
@@ -23,13 +23,13 @@ from holdfast.sources.skills.store import SkillStore
 from holdfast.sources.skills.validation import split_tools
 
 
-def loaded(root: Path, name: str = "pdf") -> Skill:
+def load_text(root: Path, name: str = "pdf") -> Skill:
     skill = load_skills(global_dir=root, workspace_dir=None).get(name)
     assert skill is not None
     return skill
 
 
-def errors(root: Path, name: str, front: str) -> list[str]:
+def load_errors(root: Path, name: str, front: str) -> list[str]:
     return rules_of(check_skill(write_skill(root, name, front), mode="seed"))
 
 
@@ -37,7 +37,7 @@ def test_a_skill_has_every_field_of_its_front_matter(tmp_path: Path) -> None:
     more = 'license: MIT\ncompatibility: Python 3.11\nmetadata:\n  author: me\n  version: "1.0"\n'
     more += "allowed-tools: Read Write\n"
     folder = write_skill(tmp_path, "pdf", more=more, body="\n\n# Steps\n\n1. Read.\n")
-    assert loaded(tmp_path) == Skill(
+    assert load_text(tmp_path) == Skill(
         name="pdf",
         description=DESCRIPTION,
         body="# Steps\n\n1. Read.\n",
@@ -50,21 +50,21 @@ def test_a_skill_has_every_field_of_its_front_matter(tmp_path: Path) -> None:
     )
 
 
-def test_what_is_not_said_is_absent(tmp_path: Path) -> None:
+def test_fields_that_are_not_set_are_absent(tmp_path: Path) -> None:
     write_skill(tmp_path, "pdf", more="license:\ncompatibility: ~\nmetadata:\nallowed-tools: null\n")
-    skill = loaded(tmp_path)
+    skill = load_text(tmp_path)
     assert (skill.license, skill.compatibility, skill.metadata, skill.allowed_tools) == (None, None, None, ())
 
 
-def test_a_skill_cannot_be_changed(tmp_path: Path) -> None:
+def test_a_skill_is_immutable(tmp_path: Path) -> None:
     write_skill(tmp_path, "pdf")
     with pytest.raises(AttributeError):
-        loaded(tmp_path).name = "other"  # type: ignore[misc]
+        load_text(tmp_path).name = "other"  # type: ignore[misc]
 
 
-def test_a_folder_may_be_given_as_text(tmp_path: Path) -> None:
+def test_a_folder_may_be_given_as_a_string(tmp_path: Path) -> None:
     write_skill(tmp_path, "pdf")
-    assert load_skills(global_dir=str(tmp_path), workspace_dir=None).get("pdf") == loaded(tmp_path)
+    assert load_skills(global_dir=str(tmp_path), workspace_dir=None).get("pdf") == load_text(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_folder_may_be_given_as_text(tmp_path: Path) -> None:
     ],
 )
 def test_a_broken_rule_keeps_a_skill_from_loading(tmp_path: Path, name: str, front: str, rules: list[str]) -> None:
-    assert errors(tmp_path, name, front) == rules
+    assert load_errors(tmp_path, name, front) == rules
 
 
 @pytest.mark.parametrize(
@@ -116,9 +116,9 @@ def test_a_broken_rule_keeps_a_skill_from_loading(tmp_path: Path, name: str, fro
         "# a comment\nname: a\n\ndescription: x",
     ],
 )
-def test_what_the_rules_allow_loads(tmp_path: Path, front: str) -> None:
+def test_a_skill_within_the_rules_loads(tmp_path: Path, front: str) -> None:
     name = front.split("name: ")[1].split("\n")[0].strip("'")
-    assert errors(tmp_path, name, front) == []
+    assert load_errors(tmp_path, name, front) == []
 
 
 @pytest.mark.parametrize(
@@ -140,28 +140,28 @@ def test_the_front_matter_needs_a_line_of_hyphens_at_both_ends(tmp_path: Path, r
     assert rules_of(check_skill(write_raw(tmp_path, "pdf", raw), mode="seed")) == [rule]
 
 
-def test_hyphens_inside_of_a_field_or_of_the_body_close_nothing(tmp_path: Path) -> None:
+def test_hyphens_inside_a_field_or_the_body_do_not_close_the_front_matter(tmp_path: Path) -> None:
     write_skill(tmp_path, "pdf", f"name: pdf\ndescription: one --- two\n---x: {DESCRIPTION}", body="a\n---\nb\n")
-    skill = loaded(tmp_path)
+    skill = load_text(tmp_path)
     assert (skill.description, skill.body) == ("one --- two", "a\n---\nb\n")
 
 
 @pytest.mark.parametrize("end", [b"---", b"---\n", b"---  \n", b"---\n\n\n"])
 def test_a_body_may_be_empty(tmp_path: Path, end: bytes) -> None:
     write_raw(tmp_path, "pdf", b"---\nname: pdf\ndescription: x\n" + end)
-    assert (loaded(tmp_path).body, loaded(tmp_path).estimated_body_tokens) == ("", 1)
+    assert (load_text(tmp_path).body, load_text(tmp_path).estimated_body_tokens) == ("", 1)
 
 
-def test_lines_may_end_as_on_windows(tmp_path: Path) -> None:
+def test_lines_may_end_with_crlf(tmp_path: Path) -> None:
     write_raw(tmp_path, "pdf", b"---\r\nname: pdf\r\ndescription: x\r\n---\r\nOne\r\nTwo\r\n")
-    assert loaded(tmp_path).body == "One\nTwo\n"
+    assert load_text(tmp_path).body == "One\nTwo\n"
 
 
 def test_metadata_scalars_become_text_as_they_were_written(tmp_path: Path) -> None:
     lines = "metadata:\n  version: 1.10\n  count: 007\n  stable: yes\n  since: 2024-02-31\n  2: two\n"
     write_skill(tmp_path, "pdf", more=lines)
     expected = {"version": "1.10", "count": "007", "stable": "yes", "since": "2024-02-31", "2": "two"}
-    assert loaded(tmp_path).metadata == expected
+    assert load_text(tmp_path).metadata == expected
 
 
 @pytest.mark.parametrize(
@@ -180,20 +180,18 @@ def test_tools_are_split_with_their_patterns_intact(text: str, tools: tuple[str,
     assert split_tools(text) == tools
 
 
-def test_a_missing_root_is_an_empty_one(tmp_path: Path) -> None:
+def test_a_missing_root_is_empty(tmp_path: Path) -> None:
     store = load_skills(global_dir=tmp_path / "none", workspace_dir=None)
     assert (len(store), store.findings) == (0, ())
     assert store == load_skills(global_dir=None, workspace_dir=None) == SkillStore.empty()
 
 
-def test_a_file_in_place_of_a_root_is_an_empty_one(tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_root_is_empty(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     assert len(load_skills(global_dir=tmp_path / "file", workspace_dir=tmp_path / "file")) == 0
 
 
-def test_what_is_no_folder_or_has_no_skill_is_passed_over_in_silence(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_entries_without_a_skill_are_skipped_silently(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_skill(tmp_path, "pdf")
     (tmp_path / "README.md").write_text("x")
     (tmp_path / "empty").mkdir()
@@ -202,7 +200,7 @@ def test_what_is_no_folder_or_has_no_skill_is_passed_over_in_silence(
     assert len(library_of(tmp_path).reports) == 1
 
 
-def test_a_lower_case_file_is_not_accepted_and_named(tmp_path: Path) -> None:
+def test_a_lower_case_file_is_refused_and_named(tmp_path: Path) -> None:
     write_raw(tmp_path, "pdf", b"---\nname: pdf\ndescription: x\n---\n", file="skill.md")
     library = library_of(tmp_path)
     assert len(library.store) == 0
@@ -210,7 +208,7 @@ def test_a_lower_case_file_is_not_accepted_and_named(tmp_path: Path) -> None:
     assert "rename it to SKILL.md" in str(library.store.findings[0])
 
 
-def test_one_bad_skill_is_logged_and_the_rest_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_invalid_skill_is_logged_and_the_rest_loads(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_skill(tmp_path, "good")
     write_skill(tmp_path, "bad", "name: bad\n")
     assert names_in(tmp_path) == ["good"]
@@ -219,16 +217,16 @@ def test_one_bad_skill_is_logged_and_the_rest_loads(tmp_path: Path, caplog: pyte
     assert "bad/SKILL.md:1: there is no description" in record.getMessage()
 
 
-def test_one_skill_alone_raises_every_error_it_has(tmp_path: Path) -> None:
+def test_loading_one_skill_raises_all_its_errors(tmp_path: Path) -> None:
     folder = write_skill(tmp_path, "Bad", "name: Bad\n")
-    with pytest.raises(SkillValidationError) as caught:
+    with pytest.raises(SkillValidationError) as error:
         load_skill(folder)
-    assert len(caught.value.errors) == 2
-    assert "Bad/SKILL.md:2: " in str(caught.value)
+    assert len(error.value.errors) == 2
+    assert "Bad/SKILL.md:2: " in str(error.value)
     assert load_skill(write_skill(tmp_path, "good"), source="global").source == "global"
 
 
-def test_a_workspace_replaces_a_global_skill_whole_and_says_so(
+def test_a_workspace_skill_replaces_a_global_one_completely_and_logs_it(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -242,12 +240,12 @@ def test_a_workspace_replaces_a_global_skill_whole_and_says_so(
     assert (skill.source, skill.body, skill.license) == ("workspace", "new", None)
     sources = {skill.name: skill.source for skill in store.list_skills()}
     assert sources == {"only-global": "global", "only-workspace": "workspace", "pdf": "workspace"}
-    assert [(one.levelno, one.getMessage()) for one in caplog.records] == [
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [
         (logging.INFO, "skill 'pdf' in workspace overrides global definition")
     ]
 
 
-def test_a_bad_skill_of_the_workspace_leaves_the_global_one(tmp_path: Path) -> None:
+def test_an_invalid_workspace_skill_leaves_the_global_one(tmp_path: Path) -> None:
     write_skill(tmp_path / "global", "pdf")
     write_skill(tmp_path / "workspace", "pdf", "name: pdf\n")
     skill = load_skills(global_dir=tmp_path / "global", workspace_dir=tmp_path / "workspace").get("pdf")
@@ -255,7 +253,7 @@ def test_a_bad_skill_of_the_workspace_leaves_the_global_one(tmp_path: Path) -> N
     assert skill.source == "global"
 
 
-def test_folders_of_other_programs_are_read_when_asked_for_and_never_win(tmp_path: Path) -> None:
+def test_folders_of_other_programs_are_read_on_request_with_the_lowest_priority(tmp_path: Path) -> None:
     home, workspace = tmp_path / "home", tmp_path / "work"
     for place, name in (
         (home / ".claude/skills", "a"),
@@ -280,7 +278,7 @@ def test_folders_of_other_programs_are_read_when_asked_for_and_never_win(tmp_pat
     assert skill_roots(None, None) == ()
 
 
-def test_the_order_is_that_of_the_names(tmp_path: Path) -> None:
+def test_skills_are_ordered_by_name(tmp_path: Path) -> None:
     for name in ("b", "a-b", "a", "c10", "c2"):
         write_skill(tmp_path, name)
     assert names_in(tmp_path) == ["a", "a-b", "b", "c10", "c2"]
@@ -291,14 +289,14 @@ def test_the_same_roots_load_equal_stores(tmp_path: Path) -> None:
     write_skill(tmp_path, "other", more="metadata:\n  a: b\n")
     first, second = (load_skills(global_dir=tmp_path, workspace_dir=None) for _ in range(2))
     assert first == second
-    assert [one.version for one in first.list_skills()] == [one.version for one in second.list_skills()]
+    assert [skill.version for skill in first.list_skills()] == [skill.version for skill in second.list_skills()]
     write_skill(tmp_path, "pdf", body="other")
     assert load_skills(global_dir=tmp_path, workspace_dir=None) != first
 
 
-def test_the_version_is_that_of_the_body_alone(tmp_path: Path) -> None:
+def test_the_version_depends_only_on_the_body(tmp_path: Path) -> None:
     write_skill(tmp_path, "pdf", body="hello")
-    first = loaded(tmp_path)
+    first = load_text(tmp_path)
     assert first.version == "2cf24dba5fb0a30e"
     assert msgspec.structs.replace(first, description="another").version == first.version
     assert msgspec.structs.replace(first, body="hello!").version != first.version
@@ -309,12 +307,12 @@ def test_a_long_body_loads_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, chars: int, is_long: bool
 ) -> None:
     write_skill(tmp_path, "pdf", body="x" * chars)
-    skill = loaded(tmp_path)
+    skill = load_text(tmp_path)
     assert (skill.estimated_body_tokens, skill.over_body_token_warn) == (chars // 4, is_long)
-    assert [one.levelno for one in caplog.records] == [logging.WARNING] * is_long
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * is_long
 
 
-def test_skills_are_kept_in_the_home_folder_unless_that_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_skills_are_in_the_home_folder_unless_configured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert default_skills_dir({"HOME": "/home/me"}) == Path("/home/me/.holdfast/skills")
     assert default_skills_dir({"HOME": "/home/me", "HOLDFAST_HOME": "/elsewhere"}) == Path("/elsewhere/skills")
     monkeypatch.setitem(os.environ, "HOLDFAST_HOME", str(tmp_path))
@@ -342,18 +340,18 @@ SEARCHED = store_of(
         ("  ", ["chart", "pdf-a", "pdf-redact", "zip"]),
     ],
 )
-def test_a_name_that_holds_the_query_ranks_above_a_description_that_does(query: str, names: list[str]) -> None:
+def test_a_name_that_contains_the_query_ranks_above_a_description_that_does(query: str, names: list[str]) -> None:
     assert [skill.name for skill in SEARCHED.search(query)] == names
 
 
-def test_no_more_is_found_than_was_asked_for() -> None:
+def test_a_search_returns_at_most_the_requested_number() -> None:
     many = store_of(*((f"s{number:02}", "pdf") for number in range(30)))
     assert [skill.name for skill in many.search("pdf", limit=2)] == ["s00", "s01"]
     assert len(many.search("pdf")) == len(many.search("")) == 10
     assert many.search("pdf", limit=0) == many.search("", limit=-1) == []
 
 
-def test_a_store_knows_its_skills_by_name() -> None:
+def test_a_store_finds_its_skills_by_name() -> None:
     assert SEARCHED.discovery_index()[0] == ("chart", "Draws.")
     assert [name for name, _ in SEARCHED.discovery_index()] == ["chart", "pdf-a", "pdf-redact", "zip"]
     assert (len(SEARCHED), "zip" in SEARCHED, "ZIP" in SEARCHED, 3 in SEARCHED) == (4, True, False, False)

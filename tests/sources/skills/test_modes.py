@@ -1,4 +1,4 @@
-"""What each of the three modes makes of a skill; `strict` beside the inputs of the standard's reference validator."""
+"""The three validation modes; `strict` is compared with the standard's reference validator."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -13,7 +13,7 @@ PLAIN = "name: my-skill\ndescription: A test skill\n"
 
 
 class Reference(NamedTuple):
-    """An input of the reference validator's tests, and what it says of it: nothing, or which of our rules is broken."""
+    """An input of the reference validator's tests, with its result: nothing, or which of our rules is broken."""
 
     case: str
     folder: str
@@ -26,29 +26,29 @@ def document(front: str) -> str:
     return f"---\n{front}---\nBody\n"
 
 
-def named(name: str) -> str:
+def skill_named(name: str) -> str:
     return document(f"name: {name}\ndescription: A test skill\n")
 
 
 REFERENCE = (
     Reference("valid", "my-skill", f"---\n{PLAIN}---\n# My Skill\n"),
-    Reference("upper case", "MySkill", named("MySkill"), "name-characters"),
-    Reference("70 characters", "a" * 70, named("a" * 70), "name-length"),
-    Reference("leading hyphen", "-my-skill", named("-my-skill"), "name-hyphens"),
-    Reference("two hyphens", "my--skill", named("my--skill"), "name-hyphens"),
-    Reference("underscore", "my_skill", named("my_skill"), "name-characters"),
-    Reference("another folder", "wrong-name", named("correct-name"), "name-folder"),
+    Reference("upper case", "MySkill", skill_named("MySkill"), "name-characters"),
+    Reference("70 characters", "a" * 70, skill_named("a" * 70), "name-length"),
+    Reference("leading hyphen", "-my-skill", skill_named("-my-skill"), "name-hyphens"),
+    Reference("two hyphens", "my--skill", skill_named("my--skill"), "name-hyphens"),
+    Reference("underscore", "my_skill", skill_named("my_skill"), "name-characters"),
+    Reference("another folder", "wrong-name", skill_named("correct-name"), "name-folder"),
     Reference("unexpected field", "my-skill", document(PLAIN + "unknown_field: not here\n"), "unknown-field"),
     Reference("all fields", "my-skill", document(PLAIN + "license: MIT\nmetadata:\n  author: Test\n")),
     Reference("allowed tools", "my-skill", document(PLAIN + "allowed-tools: Bash(jq:*) Bash(git:*)\n")),
-    Reference("Chinese", "技能", named("技能")),
-    Reference("Russian with a hyphen", "мой-навык", named("мой-навык")),
-    Reference("Russian", "навык", named("навык")),
-    Reference("Russian upper case", "НАВЫК", named("НАВЫК"), "name-characters"),
+    Reference("Chinese", "技能", skill_named("技能")),
+    Reference("Russian with a hyphen", "мой-навык", skill_named("мой-навык")),
+    Reference("Russian", "навык", skill_named("навык")),
+    Reference("Russian upper case", "НАВЫК", skill_named("НАВЫК"), "name-characters"),
     Reference("long description", "a", document(f"name: a\ndescription: {'x' * 1100}\n"), "description-length"),
     Reference("compatibility", "my-skill", document(PLAIN + "compatibility: Requires Python 3.11+\n")),
     Reference("long compatibility", "a", document(f"{PLAIN}compatibility: {'x' * 550}\n"), "compatibility-length"),
-    Reference("decomposed name", "café", named("cafe\u0301")),
+    Reference("decomposed name", "café", skill_named("cafe\u0301")),
     Reference("no front matter", "my-skill", "# No frontmatter here", "opening"),
     Reference("unclosed", "my-skill", f"---\n{PLAIN}", "closing"),
     Reference("no YAML", "my-skill", document("name: [invalid\ndescription: broken\n"), "yaml"),
@@ -65,15 +65,15 @@ REFERENCE = (
 )
 
 
-@pytest.mark.parametrize("one", REFERENCE, ids=lambda one: one.case)
-def test_strict_says_what_the_reference_validator_says(tmp_path: Path, one: Reference) -> None:
-    told = check_skill(write_raw(tmp_path, one.folder, one.text.encode(), file=one.file), mode="strict")
-    assert told.valid == (one.broken is None)
-    assert (one.broken in rules_of(told)) == (one.broken is not None)
+@pytest.mark.parametrize("case", REFERENCE, ids=lambda case: case.case)
+def test_strict_agrees_with_the_reference_validator(tmp_path: Path, case: Reference) -> None:
+    report = check_skill(write_raw(tmp_path, case.folder, case.text.encode(), file=case.file), mode="strict")
+    assert report.valid == (case.broken is None)
+    assert (case.broken in rules_of(report)) == (case.broken is not None)
 
 
 @pytest.mark.parametrize("mode", SKILL_MODES)
-def test_what_is_no_folder_with_a_skill_in_it_is_told_apart(tmp_path: Path, mode: SkillMode) -> None:
+def test_a_path_without_a_skill_is_distinguished(tmp_path: Path, mode: SkillMode) -> None:
     (tmp_path / "file.txt").write_text("test")
     (tmp_path / "empty").mkdir()
     assert rules_of(check_skill(tmp_path / "none", mode=mode)) == ["not-found"]
@@ -83,28 +83,28 @@ def test_what_is_no_folder_with_a_skill_in_it_is_told_apart(tmp_path: Path, mode
 
 def test_the_upper_case_file_is_preferred(tmp_path: Path) -> None:
     write_raw(tmp_path, "my-skill", b"lowercase", file="skill.md")
-    write_raw(tmp_path, "my-skill", named("my-skill").encode())
+    write_raw(tmp_path, "my-skill", skill_named("my-skill").encode())
     assert names_in(tmp_path, "strict") == ["my-skill"]
     assert load_skill(tmp_path / "my-skill", mode="strict").body == "Body\n"
 
 
-def test_what_the_reference_validator_reads_is_read_the_same(tmp_path: Path) -> None:
+def test_input_that_the_reference_validator_accepts_is_parsed_alike(tmp_path: Path) -> None:
     front = PLAIN + "metadata:\n  author: Test Author\n  version: 1.0\nallowed-tools: Bash(jq:*) Bash(git:*)\n"
     skill = load_skill(write_skill(tmp_path, "my-skill", front), mode="strict")
     assert skill.metadata == {"author": "Test Author", "version": "1.0"}
     assert skill.allowed_tools == ("Bash(jq:*)", "Bash(git:*)")
-    lower = write_raw(tmp_path, "b", named("b").encode(), file="skill.md")
+    lower = write_raw(tmp_path, "b", skill_named("b").encode(), file="skill.md")
     assert load_skill(lower, mode="strict").description == "A test skill"
 
 
-def test_a_decomposed_name_is_kept_composed(tmp_path: Path) -> None:
-    write_raw(tmp_path, "café", named("'  cafe\u0301 '").encode())
+def test_a_decomposed_name_is_normalised_to_composed_form(tmp_path: Path) -> None:
+    write_raw(tmp_path, "café", skill_named("'  cafe\u0301 '").encode())
     assert names_in(tmp_path, "strict") == ["café"]
     assert names_in(tmp_path, "lenient") == ["café"]
 
 
 class Verdicts(NamedTuple):
-    """Of one rule: whether it is an error, a warning or nothing in seed, strict and lenient mode."""
+    """The severity of one rule in seed, strict and lenient mode: error, warning or none."""
 
     rule: str
     front: str
@@ -114,7 +114,7 @@ class Verdicts(NamedTuple):
 
 
 @pytest.mark.parametrize(
-    "one",
+    "case",
     [
         Verdicts("name-folder", "name: other\ndescription: x", "error", "error", "warning"),
         Verdicts("name-length", f"name: {'a' * 65}\ndescription: x", "error", "error", "warning"),
@@ -149,10 +149,10 @@ class Verdicts(NamedTuple):
         Verdicts("encoding", "ENCODING", "error", "error", "warning"),
         Verdicts("nul", "NUL", "warning", "warning", "warning"),
     ],
-    ids=lambda one: one.rule,
+    ids=lambda case: case.rule,
 )
 @pytest.mark.parametrize("mode", SKILL_MODES)
-def test_a_mode_says_how_much_a_broken_rule_matters(tmp_path: Path, one: Verdicts, mode: SkillMode) -> None:
+def test_a_mode_sets_the_severity_of_a_broken_rule(tmp_path: Path, case: Verdicts, mode: SkillMode) -> None:
     plain = b"---\nname: a\ndescription: x\n---\nBody"
     raws = {
         "OPENING": plain.replace(b"---\n", b"--- \n", 1),
@@ -160,13 +160,13 @@ def test_a_mode_says_how_much_a_broken_rule_matters(tmp_path: Path, one: Verdict
         "ENCODING": plain + b"\xff",
         "NUL": plain + b"\0",
     }
-    raw = raws.get(one.front) or f"---\n{one.front}\n---\nBody".encode()
-    told = check_skill(write_raw(tmp_path, "a", raw), mode=mode)
-    expected = {"seed": one.seed, "strict": one.strict, "lenient": one.lenient}[mode]
-    found = {finding.severity for finding in told.findings if finding.rule == one.rule}
-    assert found == ({expected} if expected else set())
+    raw = raws.get(case.front) or f"---\n{case.front}\n---\nBody".encode()
+    report = check_skill(write_raw(tmp_path, "a", raw), mode=mode)
+    expected = {"seed": case.seed, "strict": case.strict, "lenient": case.lenient}[mode]
+    severities = {finding.severity for finding in report.findings if finding.rule == case.rule}
+    assert severities == ({expected} if expected else set())
     if expected == "error":
-        assert not told.valid
+        assert not report.valid
 
 
 @pytest.mark.parametrize(
@@ -180,39 +180,39 @@ def test_a_mode_says_how_much_a_broken_rule_matters(tmp_path: Path, one: Verdict
         ('name: a\ndescription: "one" two', "a", '"one" two'),
     ],
 )
-def test_a_lenient_reader_makes_the_best_of_it(tmp_path: Path, front: str, name: str, description: str) -> None:
+def test_lenient_mode_accepts_as_much_as_possible(tmp_path: Path, front: str, name: str, description: str) -> None:
     folder = write_skill(tmp_path, "a", front)
-    told = check_skill(folder, mode="lenient")
-    assert told.skill is not None
-    assert (told.skill.name, told.skill.description) == (name, description)
-    assert told.name == name
-    assert rules_of(told, "warning")
+    report = check_skill(folder, mode="lenient")
+    assert report.skill is not None
+    assert (report.skill.name, report.skill.description) == (name, description)
+    assert report.name == name
+    assert rules_of(report, "warning")
 
 
-def test_a_mended_line_is_named(tmp_path: Path) -> None:
-    told = check_skill(write_skill(tmp_path, "a", "name: a\nlicense: MIT\ndescription: use: it\n"), mode="lenient")
-    assert [(finding.rule, finding.line) for finding in told.findings] == [("unquoted", 4)]
+def test_a_repaired_line_is_named(tmp_path: Path) -> None:
+    report = check_skill(write_skill(tmp_path, "a", "name: a\nlicense: MIT\ndescription: use: it\n"), mode="lenient")
+    assert [(finding.rule, finding.line) for finding in report.findings] == [("unquoted", 4)]
 
 
-def test_what_stands_over_many_lines_is_not_mended(tmp_path: Path) -> None:
-    told = check_skill(write_skill(tmp_path, "a", 'name: a\ndescription: "one\n  two: "x"\n'), mode="lenient")
-    assert rules_of(told) == ["yaml"]
+def test_a_multi_line_value_is_not_repaired(tmp_path: Path) -> None:
+    report = check_skill(write_skill(tmp_path, "a", 'name: a\ndescription: "one\n  two: "x"\n'), mode="lenient")
+    assert rules_of(report) == ["yaml"]
 
 
 @pytest.mark.parametrize(
     "name", ['"a\\nb"', "'a: b'", "'a [preloaded]'", "'<b>'", "'a\u202eb'", "'`a`'", "a" * 201, "'a\u2028b'"]
 )
-def test_a_lenient_reader_calls_a_skill_by_its_folder_if_no_line_could_hold_its_name(tmp_path: Path, name: str) -> None:
+def test_lenient_mode_uses_the_folder_name_if_the_skill_name_is_unusable(tmp_path: Path, name: str) -> None:
     folder = write_skill(tmp_path, "a", f"name: {name}\ndescription: x")
-    told = check_skill(folder, mode="lenient")
-    assert "name-unusable" in rules_of(told, "warning")
-    assert (told.skill and told.skill.name) == "a"
+    report = check_skill(folder, mode="lenient")
+    assert "name-unusable" in rules_of(report, "warning")
+    assert (report.skill and report.skill.name) == "a"
     folder = folder.rename(tmp_path / "What [is] this")
     assert load_skill(folder, mode="lenient").name == "what-is-this"
     assert not check_skill(folder, mode="strict").valid
 
 
-def test_odd_values_are_kept_as_text_where_they_are_allowed(tmp_path: Path) -> None:
+def test_values_of_other_types_are_text_where_they_are_allowed(tmp_path: Path) -> None:
     front = "name: a\ndescription: x\nlicense:\n  - MIT\nmetadata:\n  b:\n    c: 1\n  d:\n"
     front += "allowed-tools:\n  - Read\n  - B(c d)\n"
     folder = write_skill(tmp_path, "a", front)
@@ -222,32 +222,32 @@ def test_odd_values_are_kept_as_text_where_they_are_allowed(tmp_path: Path) -> N
         assert skill.allowed_tools == ("Read", "B(c d)")
 
 
-def test_what_is_not_utf8_is_replaced_for_a_lenient_reader(tmp_path: Path) -> None:
+def test_invalid_utf8_is_replaced_in_lenient_mode(tmp_path: Path) -> None:
     folder = write_raw(tmp_path, "a", b"---\nname: a\ndescription: x\xff\n---\n\0\n")
     assert load_skill(folder, mode="lenient").description == "x\ufffd"
     assert load_skill(folder, mode="lenient").body == "\ufffd\n"
-    told = check_skill(folder, mode="lenient")
-    assert [(finding.rule, finding.line) for finding in told.findings] == [("encoding", 3), ("nul", 5)]
+    report = check_skill(folder, mode="lenient")
+    assert [(finding.rule, finding.line) for finding in report.findings] == [("encoding", 3), ("nul", 5)]
 
 
-def test_two_skills_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+def test_two_skills_of_one_name_are_distinguished_by_their_folders(tmp_path: Path) -> None:
     write_skill(tmp_path, "one", "name: same\ndescription: x\n")
     write_skill(tmp_path, "two", "name: same\ndescription: y\n")
     assert names_in(tmp_path, "lenient") == ["same", "two"]
-    [second] = [one for one in library_of(tmp_path, "lenient").reports if one.path.endswith("two")]
+    [second] = [candidate for candidate in library_of(tmp_path, "lenient").reports if candidate.path.endswith("two")]
     assert "duplicate-name" in rules_of(second, "warning")
 
 
 @pytest.mark.parametrize("mode", ["seed", "strict"])
-def test_of_two_skills_with_nothing_to_tell_them_apart_the_first_stays(tmp_path: Path, mode: SkillMode) -> None:
+def test_of_two_indistinguishable_skills_the_first_remains(tmp_path: Path, mode: SkillMode) -> None:
     write_skill(tmp_path / "a", "pdf", body="first")
     write_skill(tmp_path / "b", "pdf", body="second")
     library = library_of(tmp_path, mode)
     assert [skill.body for skill in library.store.list_skills()] == ["first"]
-    assert [rules_of(one) for one in library.reports] == [[], ["duplicate-name"]]
+    assert [rules_of(report) for report in library.reports] == [[], ["duplicate-name"]]
 
 
-def test_a_lenient_reader_numbers_skills_with_nothing_to_tell_them_apart(tmp_path: Path) -> None:
+def test_lenient_mode_numbers_indistinguishable_skills(tmp_path: Path) -> None:
     for group, body in (("a", "first"), ("b", "second"), ("c", "third")):
         write_skill(tmp_path / group, "pdf", body=body)
     write_skill(tmp_path, "pdf-2", body="always called so")
@@ -261,7 +261,7 @@ def test_a_lenient_reader_numbers_skills_with_nothing_to_tell_them_apart(tmp_pat
     assert "until then this one is named 'pdf-3'" in str(library.reports[1].findings[-1])
 
 
-def test_a_finding_says_where_what_by_which_rule_and_how_to_mend_it(tmp_path: Path) -> None:
+def test_a_finding_names_position_rule_problem_and_fix(tmp_path: Path) -> None:
     folder = write_skill(tmp_path, "a", "name: a\nlicense: MIT\ndescription:\nColour: red\n")
     [first, second] = check_skill(folder).findings
     assert str(first) == (

@@ -1,4 +1,4 @@
-"""What holds of every skill file, whatever is in it, and of every index."""
+"""Properties of every skill file and every index."""
 
 import tempfile
 from pathlib import Path
@@ -36,12 +36,12 @@ signs = st.sampled_from(
         *("\0", "\t", "\ufeff", "\x85", "\u2028", "\x07", *":a'\"\\#[]{}%@`~,é技"),
     )
 )
-odd_text = st.lists(signs | st.text(max_size=3), max_size=25).map("".join)
-odd_bytes = st.binary(max_size=60) | odd_text.map(lambda text: text.encode("utf-8", "surrogatepass"))
+strange_text = st.lists(signs | st.text(max_size=3), max_size=25).map("".join)
+strange_bytes = st.binary(max_size=60) | strange_text.map(lambda text: text.encode("utf-8", "surrogatepass"))
 files = st.builds(
     lambda start, middle, end: start + middle + end,
     st.sampled_from([b"", b"---\n", b"---\nname: a\ndescription: x\n", b"\xef\xbb\xbf---\n"]),
-    odd_bytes,
+    strange_bytes,
     st.sampled_from([b"", b"\n---\n", b"\n---\nBody"]),
 )
 
@@ -49,26 +49,26 @@ files = st.builds(
 @many
 @given(files, modes)
 @example(b"---\nname: a\ndescription: " + b"[" * 100_000 + b"\n---\n", "lenient")
-def test_any_bytes_are_a_skill_or_have_a_reason_not_to_be(raw: bytes, mode: SkillMode) -> None:
-    told = parse_skill(raw, "/skills/a/SKILL.md", "global", mode)
-    errors = [finding for finding in told.findings if finding.severity == "error"]
-    assert told.valid == (not errors)
+def test_any_bytes_are_a_skill_or_have_an_error(raw: bytes, mode: SkillMode) -> None:
+    report = parse_skill(raw, "/skills/a/SKILL.md", "global", mode)
+    errors = [finding for finding in report.findings if finding.severity == "error"]
+    assert report.valid == (not errors)
     lines = raw.count(b"\n") + raw.count(b"\r") + 2
-    for finding in told.findings:
+    for finding in report.findings:
         assert finding.line is None or 1 <= finding.line <= lines
         assert "\n" not in str(finding)
         assert finding.fix
         str(finding).encode()
-    if told.skill is not None:
-        assert told.skill.name
-        assert told.skill.description.strip()
-        assert "\n" not in render_skill_line(told.skill)
-        msgspec.json.encode([told.skill.name, told.skill.description, told.skill.body, told.skill.metadata])
+    if report.skill is not None:
+        assert report.skill.name
+        assert report.skill.description.strip()
+        assert "\n" not in render_skill_line(report.skill)
+        msgspec.json.encode([report.skill.name, report.skill.description, report.skill.body, report.skill.metadata])
 
 
 @few
-@given(st.lists(odd_bytes | files, max_size=4), modes)
-def test_whatever_stands_beside_it_a_good_skill_loads(raws: list[bytes], mode: SkillMode) -> None:
+@given(st.lists(strange_bytes | files, max_size=4), modes)
+def test_a_valid_skill_loads_whatever_is_next_to_it(raws: list[bytes], mode: SkillMode) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_skill(Path(folder), "good")
         for number, raw in enumerate(raws):
@@ -83,7 +83,7 @@ def test_whatever_stands_beside_it_a_good_skill_loads(raws: list[bytes], mode: S
 
 word = st.text("ab1 ", max_size=4)
 sign = st.sampled_from((*":#'\"-,~\\[{&*!|>%@`?\t\u2028\u2029\x85\ufeff\xa0é", "")) | st.characters()
-bare = st.builds(lambda before, odd, behind: f"{before}{odd}{behind}", word, sign, word)
+bare = st.builds(lambda before, special, after: f"{before}{special}{after}", word, sign, word)
 value = (
     bare | bare.map(lambda text: f'"{text}"') | bare.map(lambda text: f"'{text}'") | st.sampled_from(("null", "~", ""))
 )
@@ -95,9 +95,9 @@ line = st.builds(
     value,
 )
 fronts = st.builds(
-    lambda values, inner, odd, end: "\n".join((*values, *inner, *odd)) + end,
+    lambda values, inner, special, end: "\n".join((*values, *inner, *special)) + end,
     st.lists(bare, max_size=3).map(lambda values: [f"k{at}: a{text}" for at, text in enumerate(values)]),
-    st.lists(value, max_size=2).map(lambda values: ["m:", *(f"  k{at}: {one}" for at, one in enumerate(values))]),
+    st.lists(value, max_size=2).map(lambda values: ["m:", *(f"  k{at}: {scalar}" for at, scalar in enumerate(values))]),
     st.lists(line, max_size=1),
     st.sampled_from(("", "\n")),
 )
@@ -113,7 +113,7 @@ fronts = st.builds(
 @example("a: 12:30\n")
 @example("a: b #c\n")
 @example("a: null\n")
-def test_what_is_read_without_yaml_is_what_yaml_reads(text: str) -> None:
+def test_the_fast_parser_agrees_with_yaml(text: str) -> None:
     plain = parse_plain_lines(text)
     if plain is None:
         return
@@ -121,7 +121,7 @@ def test_what_is_read_without_yaml_is_what_yaml_reads(text: str) -> None:
     assert plain.fields == yaml.load(text, Loader=getattr(yaml, "CBaseLoader", yaml.BaseLoader))
 
 
-def test_what_most_skills_look_like_is_read_without_yaml() -> None:
+def test_typical_skills_are_parsed_without_yaml() -> None:
     text = "name: a\ndescription: 'Use it: now'\nlicense: \"MIT\"\nmetadata:\n  author: me\n  version: 1.0\nx: é\n"
     plain = parse_plain_lines(text)
     assert plain is not None
@@ -130,9 +130,9 @@ def test_what_most_skills_look_like_is_read_without_yaml() -> None:
 
 
 @many
-@given(odd_text)
-def test_yaml_says_the_same_of_every_scalar(text: str) -> None:
-    """Where nothing is refused, the fields are those of a loader that keeps every scalar as text."""
+@given(strange_text)
+def test_yaml_agrees_on_every_scalar(text: str) -> None:
+    """If nothing is refused, the fields are those of a loader that keeps every scalar as text."""
     front = parse_yaml(text)
     if front.fields is None or any(fault.rule == "duplicate-key" for fault in front.faults):
         return
@@ -140,11 +140,11 @@ def test_yaml_says_the_same_of_every_scalar(text: str) -> None:
 
 
 def as_text(value: object) -> object:
-    """Without the difference between nothing and the words for it."""
+    """The value as text, with null and the words for it treated alike."""
     if isinstance(value, dict):
-        return {name: as_text(one) for name, one in value.items()}
+        return {name: as_text(member) for name, member in value.items()}
     if isinstance(value, list):
-        return [as_text(one) for one in value]
+        return [as_text(member) for member in value]
     return None if value in ("", "~", "null", "Null", "NULL") else value
 
 
@@ -153,12 +153,12 @@ def as_text(value: object) -> object:
     st.lists(st.from_regex(r"[A-Za-z:*]{1,6}(\([a-z :*]{0,8}\))?", fullmatch=True), max_size=6),
     st.sampled_from([" ", ", ", ",", "  "]),
 )
-def test_tools_come_back_as_they_were_written(tools: list[str], between: str) -> None:
+def test_tools_are_returned_as_they_were_written(tools: list[str], between: str) -> None:
     assert split_tools(between.join(tools)) == tuple(tools)
 
 
 names = st.from_regex(r"[a-z0-9]{1,6}(-[a-z0-9]{1,4})?", fullmatch=True)
-descriptions = odd_text | st.text(max_size=60)
+descriptions = strange_text | st.text(max_size=60)
 skills = st.lists(
     st.builds(
         lambda name, text, source: Skill(name, text, "body", source, Path(name)),
@@ -173,34 +173,36 @@ skills = st.lists(
 
 @laws
 @given(skills, st.sets(names, max_size=3), st.integers(0, 400))
-def test_an_index_has_a_line_a_skill_and_stays_within_its_budget(
-    given_skills: list[Skill], preloaded: set[str], budget: int
+def test_an_index_has_a_line_per_skill_and_stays_within_its_budget(
+    all_skills: list[Skill], preloaded: set[str], budget: int
 ) -> None:
-    made = render_skill_index(given_skills, preloaded=preloaded, tokens_max=budget)
-    assert made.listed_count + made.unlisted_count == len(given_skills)
-    lines = made.text.splitlines()
-    assert len(lines) == (2 + made.listed_count + (made.unlisted_count > 0) if given_skills else 0)
-    entries = [one.split(":")[0].removesuffix(" [preloaded]") for one in lines[2 : 2 + made.listed_count]]
+    index = render_skill_index(all_skills, preloaded=preloaded, tokens_max=budget)
+    assert index.listed_count + index.unlisted_count == len(all_skills)
+    lines = index.text.splitlines()
+    assert len(lines) == (2 + index.listed_count + (index.unlisted_count > 0) if all_skills else 0)
+    entries = [
+        index_line.split(":")[0].removesuffix(" [preloaded]") for index_line in lines[2 : 2 + index.listed_count]
+    ]
     assert entries == sorted(entries)
-    assert set(entries) <= {f"- {skill.name}" for skill in given_skills}
-    if made.listed_count:
-        assert made.tokens <= budget
-    assert made == render_skill_index(reversed(given_skills), preloaded=preloaded, tokens_max=budget)
+    assert set(entries) <= {f"- {skill.name}" for skill in all_skills}
+    if index.listed_count:
+        assert index.tokens <= budget
+    assert index == render_skill_index(reversed(all_skills), preloaded=preloaded, tokens_max=budget)
 
 
 @laws
 @given(skills)
-def test_with_room_for_all_every_skill_is_listed(given_skills: list[Skill]) -> None:
+def test_with_room_for_all_every_skill_is_listed(all_skills: list[Skill]) -> None:
     room = estimate_tokens(SKILL_INDEX_HEADING) + sum(
-        estimate_tokens("\n" + render_skill_line(one)) for one in given_skills
+        estimate_tokens("\n" + render_skill_line(listed)) for listed in all_skills
     )
-    made = render_skill_index(given_skills, tokens_max=room)
-    assert (made.listed_count, made.unlisted_count) == (len(given_skills), 0)
+    index = render_skill_index(all_skills, tokens_max=room)
+    assert (index.listed_count, index.unlisted_count) == (len(all_skills), 0)
 
 
 @laws
 @given(descriptions)
-def test_a_neutral_text_is_one_line_and_neutral(text: str) -> None:
+def test_a_neutralised_text_is_one_line_and_remains_unchanged(text: str) -> None:
     once = neutralize(text)
     assert len(once.splitlines()) <= 1
     assert neutralize(once) == once
@@ -209,22 +211,24 @@ def test_a_neutral_text_is_one_line_and_neutral(text: str) -> None:
 
 @laws
 @given(st.text("abcXYZ 019.,;:!?()[]*_#-+=/&%$'\"|@^éß技", max_size=80))
-def test_plain_text_on_one_line_stays_what_it_is(text: str) -> None:
+def test_plain_text_on_one_line_is_unchanged(text: str) -> None:
     assert neutralize(text) == text.strip()
 
 
 @laws
 @given(skills, st.text("abcdefg0123 -", max_size=3), st.integers(0, 12))
-def test_a_search_finds_what_holds_the_query_and_nothing_else(
-    given_skills: list[Skill], query: str, limit: int
+def test_a_search_finds_exactly_the_skills_that_contain_the_query(
+    all_skills: list[Skill], query: str, limit: int
 ) -> None:
-    wanted = query.strip().lower()
+    expected = query.strip().lower()
     score = {
-        one.name: 2 * (wanted in one.name.lower()) + (wanted in one.description.lower()) if wanted else 1
-        for one in given_skills
+        listed.name: 2 * (expected in listed.name.lower()) + (expected in listed.description.lower()) if expected else 1
+        for listed in all_skills
     }
-    ranked = sorted((one for one in given_skills if score[one.name]), key=lambda one: (-score[one.name], one.name))
-    assert SkillStore(given_skills).search(query, limit=limit) == ranked[:limit]
+    ranked = sorted(
+        (listed for listed in all_skills if score[listed.name]), key=lambda listed: (-score[listed.name], listed.name)
+    )
+    assert SkillStore(all_skills).search(query, limit=limit) == ranked[:limit]
 
 
 @few
@@ -234,8 +238,8 @@ def test_a_search_finds_what_holds_the_query_and_nothing_else(
 )
 def test_a_version_changes_with_the_body_and_not_with_the_description(body: str, description: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        one = write_skill(Path(folder), "a", f"name: a\ndescription: x{description}y", body=body)
+        first = write_skill(Path(folder), "a", f"name: a\ndescription: x{description}y", body=body)
         other = write_skill(Path(folder) / "b", "a", body=body)
         changed = write_skill(Path(folder) / "c", "a", body=body + "!")
-        assert load_skill(one).version == load_skill(other).version != load_skill(changed).version
-        assert load_skill(one).body == body.lstrip("\n")
+        assert load_skill(first).version == load_skill(other).version != load_skill(changed).version
+        assert load_skill(first).body == body.lstrip("\n")

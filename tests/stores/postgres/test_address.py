@@ -6,7 +6,7 @@ from contextlib import closing
 from urllib.parse import urlsplit
 
 import pytest
-from tests.support.log_examples import talk
+from tests.support.event_examples import message_events
 from tests.support.postgres_server import new_database, run, server_url
 
 from holdfast.errors import HoldfastError, StoreError, UserError
@@ -31,14 +31,14 @@ def refusal_of(address: str) -> str:
 def test_an_address_opens_the_database_it_names(postgres: str, scheme: str) -> None:
     with closing(open_store(f"{scheme}{postgres.removeprefix('postgresql')}")) as store:
         assert isinstance(store, PostgresStore)
-        store.append(talk(2)).result(10)
+        store.append(message_events(2)).result(10)
     assert run(postgres, "SELECT count(*) FROM holdfast.events") == [(2,)]
 
 
 def test_what_else_is_in_the_database_is_left_alone(postgres: str) -> None:
     run(postgres, "CREATE TABLE public.events (mine text)", "INSERT INTO public.events VALUES ('x')")
     with PostgresStore(postgres) as store:
-        store.append(talk(2)).result(10)
+        store.append(message_events(2)).result(10)
         assert store.delete("s") == 2
     assert run(postgres, "SELECT * FROM public.events") == [("x",)]
 
@@ -131,7 +131,7 @@ def test_the_driver_is_not_loaded_for_another_store() -> None:
 
 def test_a_database_of_a_newer_version_is_refused_and_left_alone(postgres: str) -> None:
     with PostgresStore(postgres) as store:
-        store.append(talk(1)).result(10)
+        store.append(message_events(1)).result(10)
     newest = len(load_migrations("postgres"))
     run(postgres, f"INSERT INTO holdfast.versions (version, name) VALUES ({newest + 1}, 'mood')")
     assert refusal_of(postgres).endswith(
@@ -150,8 +150,8 @@ def test_a_schema_of_another_program_is_refused_and_left_alone(postgres: str) ->
 def test_an_empty_schema_that_was_made_for_the_store_is_taken(postgres: str) -> None:
     run(postgres, "CREATE SCHEMA holdfast")
     with PostgresStore(postgres) as store:
-        store.append(talk(1)).result(10)
-        assert list(store.read("s")) == talk(1)
+        store.append(message_events(1)).result(10)
+        assert list(store.read("s")) == message_events(1)
 
 
 def test_a_database_that_cannot_hold_every_character_is_refused() -> None:
@@ -169,12 +169,12 @@ def test_a_user_who_may_not_make_tables_is_told_so(postgres: str) -> None:
         line = "have its owner grant what is missing on schema holdfast"
         assert refusal_of(guest) == f"no permission to use {redact_address(postgres)}: {line}"
         with PostgresStore(postgres) as store:
-            store.append(talk(1)).result(10)
+            store.append(message_events(1)).result(10)
         rights = ("USAGE ON SCHEMA holdfast", "SELECT ON ALL TABLES IN SCHEMA holdfast")
         run(postgres, *(f"GRANT {right} TO {role}" for right in rights))
         with PostgresStore(guest) as store:
-            assert list(store.read("s")) == talk(1)
-            error = store.append(talk(1, start=1)).exception(timeout=10)
+            assert list(store.read("s")) == message_events(1)
+            error = store.append(message_events(1, start=1)).exception(timeout=10)
         assert isinstance(error, StoreError)
         assert "no permission to use" in str(error)
     finally:

@@ -5,9 +5,9 @@ from functools import partial
 
 import psycopg
 import pytest
-from tests.support.cut_connection import line_to
-from tests.support.log_examples import said, talk
-from tests.support.postgres_server import run, wait_until_some_wait
+from tests.support.cut_connection import proxy_to
+from tests.support.event_examples import message_event, message_events
+from tests.support.postgres_server import run, wait_for_blocked_connections
 
 from holdfast.errors import StoreError
 from holdfast.stores.postgres.server import ConnectionLimits, connect_postgres, parse_address
@@ -28,12 +28,12 @@ def failure(done: Future[None]) -> str:
 
 def test_a_server_that_hangs_up_is_called_again_by_who_reads_and_by_who_writes(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres) as store:
-        store.append([said(0)]).result(10)
-        assert list(store.read("s")) == talk(1)
+        store.append([message_event(0)]).result(10)
+        assert list(store.read("s")) == message_events(1)
         assert run(emptied_postgres, HANG_UP) == [(2,)]
-        assert list(store.read("s")) == talk(1)
-        store.append([said(1)]).result(10)
-        assert list(store.read("s")) == talk(2)
+        assert list(store.read("s")) == message_events(1)
+        store.append([message_event(1)]).result(10)
+        assert list(store.read("s")) == message_events(2)
 
 
 def test_a_reader_is_not_given_one_dead_connection_after_the_other(emptied_postgres: str) -> None:
@@ -41,7 +41,7 @@ def test_a_reader_is_not_given_one_dead_connection_after_the_other(emptied_postg
     with psycopg.connect(emptied_postgres, autocommit=True) as other, ThreadPoolExecutor(3) as pool:
         other.execute("SELECT pg_advisory_lock(1)")
         together = [pool.submit(reads.fetch, "SELECT 1 FROM pg_advisory_lock_shared(1)", ()) for _ in range(3)]
-        wait_until_some_wait(emptied_postgres, 3)
+        wait_for_blocked_connections(emptied_postgres, 3)
         other.execute("SELECT pg_advisory_unlock(1)")
         assert [done.result(10) for done in together] == [[(1,)]] * 3
     assert run(emptied_postgres, HANG_UP) == [(3,)]
@@ -51,30 +51,30 @@ def test_a_reader_is_not_given_one_dead_connection_after_the_other(emptied_postg
 
 def test_appends_that_are_under_way_while_the_server_hangs_up_are_kept_once(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres, group_jobs_max=5) as store:
-        appends = [store.append([said(number)]) for number in range(200)]
+        appends = [store.append([message_event(number)]) for number in range(200)]
         run(emptied_postgres, HANG_UP)
         for done in appends:
             done.result(20)
-        assert list(store.read("s")) == talk(200)
+        assert list(store.read("s")) == message_events(200)
         assert store.sessions()[0].event_count == 200
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])
 def test_a_commit_whose_answer_was_lost_is_made_once(emptied_postgres: str, cut: str) -> None:
-    with line_to(emptied_postgres) as line, PostgresStore(line.url) as store:
-        store.append(talk(2)).result(10)
+    with proxy_to(emptied_postgres) as line, PostgresStore(line.url) as store:
+        store.append(message_events(2)).result(10)
         line.cut = "before" if cut == "before" else "after"
-        store.append([said(2)]).result(20)
+        store.append([message_event(2)]).result(20)
         assert line.cut is None
-        store.append([said(3)]).result(10)
-        assert list(store.read("s")) == talk(4)
+        store.append([message_event(3)]).result(10)
+        assert list(store.read("s")) == message_events(4)
         assert store.sessions()[0].event_count == 4
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])
 def test_a_deletion_whose_answer_was_lost_still_says_how_many_events_went(emptied_postgres: str, cut: str) -> None:
-    with line_to(emptied_postgres) as line, PostgresStore(line.url) as store:
-        store.append(talk(3)).result(10)
+    with proxy_to(emptied_postgres) as line, PostgresStore(line.url) as store:
+        store.append(message_events(3)).result(10)
         line.cut = "before" if cut == "before" else "after"
         assert store.delete("s") == 3
         assert line.cut is None
@@ -82,44 +82,44 @@ def test_a_deletion_whose_answer_was_lost_still_says_how_many_events_went(emptie
 
 
 def test_a_commit_of_which_nothing_can_be_found_out_is_the_last_one(emptied_postgres: str) -> None:
-    with line_to(emptied_postgres) as line, PostgresStore(line.url, reconnect_seconds_max=0.3) as store:
-        store.append([said(0)]).result(10)
+    with proxy_to(emptied_postgres) as line, PostgresStore(line.url, reconnect_seconds_max=0.3) as store:
+        store.append([message_event(0)]).result(10)
         line.cut = "hanging"
-        refusal = failure(store.append([said(1)]))
+        refusal = failure(store.append([message_event(1)]))
         assert "was lost during a commit, and it is unknown whether it took effect: open the store again" in refusal
-        assert failure(store.append([said(2)])) == refusal
-        assert list(store.read("s")) == talk(1)
+        assert failure(store.append([message_event(2)])) == refusal
+        assert list(store.read("s")) == message_events(1)
 
 
 def test_a_server_that_does_not_come_back_fails_what_waits_and_what_follows(emptied_postgres: str) -> None:
-    with line_to(emptied_postgres) as line, PostgresStore(line.url, reconnect_seconds_max=0.3) as store:
-        store.append([said(0)]).result(10)
+    with proxy_to(emptied_postgres) as line, PostgresStore(line.url, reconnect_seconds_max=0.3) as store:
+        store.append([message_event(0)]).result(10)
         list(store.read("s"))
         line.dead = True
         line.hang_up()
         lost = "was lost: check the server, then open the store again"
-        refusal = failure(store.append([said(1)]))
+        refusal = failure(store.append([message_event(1)]))
         assert refusal.startswith("the connection to postgresql://127.0.0.1:")
         assert refusal.endswith(lost)
         with pytest.raises(StoreError, match=lost):
             list(store.read("s"))
         line.dead = False
-        assert list(store.read("s")) == talk(1)
+        assert list(store.read("s")) == message_events(1)
         # What was queued behind the append that failed would leave a gap.
-        assert failure(store.append([said(2)])) == refusal
+        assert failure(store.append([message_event(2)])) == refusal
         with PostgresStore(line.url) as again:
-            again.append([said(1)]).result(10)
-            assert list(store.read("s")) == talk(2)
+            again.append([message_event(1)]).result(10)
+            assert list(store.read("s")) == message_events(2)
 
 
 def test_a_server_that_comes_back_in_time_is_waited_for(emptied_postgres: str) -> None:
-    with line_to(emptied_postgres) as line, PostgresStore(line.url) as store:
-        store.append([said(0)]).result(10)
+    with proxy_to(emptied_postgres) as line, PostgresStore(line.url) as store:
+        store.append([message_event(0)]).result(10)
         line.dead = True
         line.hang_up()
-        waiting = store.append([said(1)])
+        waiting = store.append([message_event(1)])
         with pytest.raises(TimeoutError):
             waiting.result(0.3)
         line.dead = False
         waiting.result(20)
-        assert list(store.read("s")) == talk(2)
+        assert list(store.read("s")) == message_events(2)

@@ -6,7 +6,7 @@ from threading import Barrier, Thread
 
 import psycopg
 import pytest
-from tests.support.log_examples import said, talk
+from tests.support.event_examples import message_event, message_events
 from tests.support.postgres_server import run
 
 from holdfast.stores.migrate import Migration, load_migrations
@@ -27,7 +27,7 @@ BROKEN = Migration(
 @pytest.fixture
 def written(postgres: str) -> str:
     with PostgresStore(postgres) as store:
-        store.append(talk(3)).result(10)
+        store.append(message_events(3)).result(10)
     return postgres
 
 
@@ -59,7 +59,7 @@ def test_the_first_version_is_brought_forward_with_what_it_holds(postgres: str) 
         """'{"type":"message.appended","message":{"role":"user","content":[{"type":"text","text":"message 0"}]}}')""",
     )
     with PostgresStore(postgres) as store:
-        assert list(store.read("s")) == talk(1)
+        assert list(store.read("s")) == message_events(1)
         assert store.sessions()[0].name == "old"
     assert run(postgres, "SELECT max(version) FROM holdfast.versions") == [(len(SHIPPED),)]
 
@@ -77,8 +77,8 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(connection: Postgr
     assert read_postgres_version(connection, "here") == len(SHIPPED)
     assert run(written, "SELECT to_regclass('holdfast.moods')") == [(None,)]
     with PostgresStore(written) as store:
-        store.append([said(3)]).result(10)
-        assert list(store.read("s")) == talk(4)
+        store.append([message_event(3)]).result(10)
+        assert list(store.read("s")) == message_events(4)
 
 
 def test_programs_that_bring_one_database_forward_at_once_do_it_once(postgres: str) -> None:

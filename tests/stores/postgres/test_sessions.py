@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from click.testing import CliRunner
-from tests.support.log_examples import opened, talk
+from tests.support.event_examples import message_events, session_started_event
 from tests.support.postgres_server import PASSWORD
 
 from holdfast import Session, SimulatedProvider
@@ -54,7 +54,7 @@ async def test_a_session_is_resumed_by_another_process_with_the_same_bytes_in_fr
 
 def test_stored_sessions_are_listed_shown_and_deleted(postgres: str) -> None:
     with PostgresStore(postgres) as store:
-        store.append([opened(name="mend the roof"), *talk(2)]).result(10)
+        store.append([session_started_event(name="mend the roof"), *message_events(2)]).result(10)
     (row,) = json.loads(run("sessions", "list", "--json", "--db", postgres))
     assert (row["id"], row["name"], row["event_count"]) == ("s", "mend the roof", 3)
     assert "mend the roof" in run("sessions", "list", "--db", postgres)
@@ -66,7 +66,7 @@ def test_the_configured_store_is_used_and_shown_without_its_password(
     postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with PostgresStore(postgres) as store:
-        store.append(talk(2)).result(10)
+        store.append(message_events(2)).result(10)
     monkeypatch.setenv("HOLDFAST_DB", postgres)
     (row,) = json.loads(run("sessions", "list", "--json"))
     assert row["event_count"] == 2
@@ -78,7 +78,7 @@ def test_the_configured_store_is_used_and_shown_without_its_password(
 
 def test_an_audit_takes_a_database_and_does_not_show_its_password(postgres: str) -> None:
     with PostgresStore(postgres) as store:
-        store.append(talk(2)).result(10)
+        store.append(message_events(2)).result(10)
     result = CliRunner().invoke(command, ["audit", postgres])
     told = result.output + str(result.exception)
     assert "no call with reported usage" in told

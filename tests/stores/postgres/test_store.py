@@ -10,8 +10,8 @@ from threading import active_count
 import psycopg
 import pytest
 from msgspec.structs import astuple, replace
-from tests.support.log_examples import said, talk
-from tests.support.postgres_server import run, wait_until_some_wait
+from tests.support.event_examples import message_event, message_events
+from tests.support.postgres_server import run, wait_for_blocked_connections
 
 from holdfast.errors import StoreError
 from holdfast.stores.event_log import READ_BATCH_EVENTS
@@ -30,7 +30,7 @@ def failure(done: Future[None]) -> str:
 
 def take(other: psycopg.Connection[tuple[object, ...]], number: int, session: str) -> None:
     """What a store does to put one event on the log, up to the commit."""
-    told = [said(number, session)]
+    told = [message_event(number, session)]
     other.execute(ADD_TO_SESSION, (*astuple(tally_sessions(told)[0]), len(told)))
     with other.cursor() as cursor, cursor.copy(COPY_EVENTS) as copy:
         copy.write_row(astuple(encode_events(told)[0]))
@@ -38,26 +38,26 @@ def take(other: psycopg.Connection[tuple[object, ...]], number: int, session: st
 
 def test_an_append_stands_behind_what_another_program_was_at_in_the_same_session(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres) as store, psycopg.connect(emptied_postgres) as other:
-        store.append([said(0)]).result(10)
+        store.append([message_event(0)]).result(10)
         take(other, 1, "s")
-        ours = store.append([said(2)])
-        wait_until_some_wait(emptied_postgres)
+        ours = store.append([message_event(2)])
+        wait_for_blocked_connections(emptied_postgres)
         # Whoever reads now and goes on later misses nothing: what comes gets its place after what is there.
-        assert list(store.read("s")) == talk(1)
+        assert list(store.read("s")) == message_events(1)
         take(other, 3, "s")
         other.commit()
         ours.result(10)
-        assert list(store.read("s", after="s-000000")) == [said(1), said(3), said(2)]
+        assert list(store.read("s", after="s-000000")) == [message_event(1), message_event(3), message_event(2)]
 
 
 def test_an_append_to_a_session_that_two_programs_begin_waits_for_the_first(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres) as store, psycopg.connect(emptied_postgres) as other:
         take(other, 0, "s")
-        ours = store.append([said(1)])
-        wait_until_some_wait(emptied_postgres)
+        ours = store.append([message_event(1)])
+        wait_for_blocked_connections(emptied_postgres)
         other.commit()
         ours.result(10)
-        assert list(store.read("s")) == talk(2)
+        assert list(store.read("s")) == message_events(2)
         assert store.sessions()[0].event_count == 2
 
 
@@ -67,10 +67,10 @@ def test_a_deletion_takes_along_what_another_program_was_just_adding(emptied_pos
         psycopg.connect(emptied_postgres) as other,
         ThreadPoolExecutor() as pool,
     ):
-        store.append([said(0)]).result(10)
+        store.append([message_event(0)]).result(10)
         take(other, 1, "s")
         gone = pool.submit(store.delete, "s")
-        wait_until_some_wait(emptied_postgres)
+        wait_for_blocked_connections(emptied_postgres)
         other.commit()
         assert gone.result(10) == 2
         assert store.sessions() == ()
@@ -80,24 +80,24 @@ def test_a_deletion_takes_along_what_another_program_was_just_adding(emptied_pos
 def test_sessions_of_others_are_not_waited_for(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres, lock_seconds_max=0.1) as store, psycopg.connect(emptied_postgres) as other:
         take(other, 0, "theirs")
-        store.append([said(0)]).result(10)
-        assert list(store.read("s")) == [said(0)]
+        store.append([message_event(0)]).result(10)
+        assert list(store.read("s")) == [message_event(0)]
 
 
 def test_a_session_that_stays_locked_fails_every_waiting_append_and_those_that_follow(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres, lock_seconds_max=0.1) as store, psycopg.connect(emptied_postgres) as other:
-        store.append([said(0)]).result(10)
+        store.append([message_event(0)]).result(10)
         take(other, 99, "s")
-        waiting = [store.append([said(number)]) for number in range(1, 20)]
+        waiting = [store.append([message_event(number)]) for number in range(1, 20)]
         (refusal,) = {failure(done) for done in waiting}
         assert "is locked by another program, or too slow: try again" in refusal
         other.rollback()
         # Once a write was lost, a later one would leave a gap.
-        assert failure(store.append([said(50)])) == refusal
-        assert list(store.read("s")) == [said(0)]
+        assert failure(store.append([message_event(50)])) == refusal
+        assert list(store.read("s")) == [message_event(0)]
     with PostgresStore(emptied_postgres) as store:
-        store.append([said(1)]).result(10)
-        assert list(store.read("s")) == talk(2)
+        store.append([message_event(1)]).result(10)
+        assert list(store.read("s")) == message_events(2)
 
 
 @pytest.mark.parametrize("error", ["deadlock_detected", "serialization_failure"])
@@ -106,8 +106,8 @@ def test_a_transaction_that_the_server_gave_up_for_another_is_tried_again(emptie
         # A sequence keeps counting when a transaction is undone.
         run(emptied_postgres, "CREATE SEQUENCE tries")
         add_trigger(emptied_postgres, f"IF nextval('tries') < {COMMIT_ATTEMPTS_MAX} THEN RAISE {error}; END IF;")
-        store.append([said(0)]).result(10)
-        assert list(store.read("s")) == [said(0)]
+        store.append([message_event(0)]).result(10)
+        assert list(store.read("s")) == [message_event(0)]
         assert store.sessions()[0].event_count == 1
 
 
@@ -115,34 +115,37 @@ def test_a_transaction_is_not_tried_again_for_ever(emptied_postgres: str) -> Non
     with PostgresStore(emptied_postgres) as store:
         run(emptied_postgres, "CREATE SEQUENCE tries")
         add_trigger(emptied_postgres, "PERFORM nextval('tries'); RAISE deadlock_detected;")
-        assert "is locked by another program" in failure(store.append([said(0)]))
+        assert "is locked by another program" in failure(store.append([message_event(0)]))
         assert run(emptied_postgres, "SELECT last_value FROM tries") == [(COMMIT_ATTEMPTS_MAX,)]
 
 
 def test_programs_take_their_sessions_in_one_order_and_do_not_wait_for_each_other(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres) as store, psycopg.connect(emptied_postgres) as other:
         take(other, 0, "a")
-        ours = store.append([said(1, "b"), said(1, "a")])
-        wait_until_some_wait(emptied_postgres)
+        ours = store.append([message_event(1, "b"), message_event(1, "a")])
+        wait_for_blocked_connections(emptied_postgres)
         # Who waits for the first of its sessions holds none of the others.
         take(other, 0, "b")
         other.commit()
         ours.result(10)
-        assert list(store.read("a")) == talk(2, "a")
-        assert list(store.read("b")) == talk(2, "b")
+        assert list(store.read("a")) == message_events(2, "a")
+        assert list(store.read("b")) == message_events(2, "b")
 
 
 def test_a_session_goes_on_in_one_of_two_programs_only(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres) as one, PostgresStore(emptied_postgres) as other:
-        one.append([said(0)]).result(10)
+        one.append([message_event(0)]).result(10)
         steps = [
-            [replace(said(first), parent_event_id="s-000000"), replace(said(first + 9), parent_event_id=said(first).id)]
+            [
+                replace(message_event(first), parent_event_id="s-000000"),
+                replace(message_event(first + 9), parent_event_id=message_event(first).id),
+            ]
             for first in (1, 2)
         ]
         answers = [store.append(events) for store, events in zip((one, other), steps, strict=True)]
         errors = [done.exception(timeout=10) for done in answers]
         assert sorted(type(error).__name__ for error in errors) == ["NoneType", "StoreError"]
-        assert list(one.read("s")) == [said(0), *steps[errors.index(None)]]
+        assert list(one.read("s")) == [message_event(0), *steps[errors.index(None)]]
 
 
 def test_what_a_server_would_acknowledge_too_soon_is_on_its_disk_first(emptied_postgres: str) -> None:
@@ -153,8 +156,8 @@ def test_what_a_server_would_acknowledge_too_soon_is_on_its_disk_first(emptied_p
             emptied_postgres,
             "IF current_setting('synchronous_commit') = 'off' THEN RAISE EXCEPTION 'too soon'; END IF;",
         )
-        store.append([said(0)]).result(10)
-        assert list(store.read("s")) == [said(0)]
+        store.append([message_event(0)]).result(10)
+        assert list(store.read("s")) == [message_event(0)]
 
 
 @pytest.mark.parametrize(("raised", "code"), [("EXCEPTION", "P0001"), ("unique_violation", "23505")])
@@ -164,7 +167,7 @@ def test_a_database_that_refuses_a_row_for_reasons_of_its_own_fails_the_append(
     with PostgresStore(emptied_postgres) as store:
         what = "EXCEPTION 'a secret'" if raised == "EXCEPTION" else f"{raised} USING MESSAGE = 'a secret'"
         add_trigger(emptied_postgres, f"RAISE {what};")
-        refusal = failure(store.append([said(0)]))
+        refusal = failure(store.append([message_event(0)]))
         assert refusal.endswith(f"cannot be used (PostgreSQL error {code}): check the server's log")
         assert store.sessions() == ()
 
@@ -189,10 +192,10 @@ def test_an_event_that_cannot_be_read_is_named_once_those_before_it_were_given(
     emptied_postgres: str, damage: str, reason: str
 ) -> None:
     with PostgresStore(emptied_postgres) as store:
-        store.append(talk(3)).result(10)
+        store.append(message_events(3)).result(10)
         run(emptied_postgres, f"UPDATE holdfast.events SET {damage} WHERE id = 's-000002'")
         reading = store.read("s")
-        assert [next(reading), next(reading)] == talk(2)
+        assert [next(reading), next(reading)] == message_events(2)
         with pytest.raises(StoreError) as refusal:
             next(reading)
         assert str(refusal.value).startswith(f"event 's-000002' {reason}")
@@ -200,12 +203,12 @@ def test_an_event_that_cannot_be_read_is_named_once_those_before_it_were_given(
 
 def test_a_long_session_is_read_a_batch_at_a_time(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres) as store:
-        store.append(talk(2 * READ_BATCH_EVENTS)).result(10)
+        store.append(message_events(2 * READ_BATCH_EVENTS)).result(10)
         reading = store.read("s")
         head = [next(reading) for _ in range(READ_BATCH_EVENTS)]
-        run(emptied_postgres, f"DELETE FROM holdfast.events WHERE id = '{said(READ_BATCH_EVENTS).id}'")
-        assert head == talk(READ_BATCH_EVENTS)
-        assert list(reading) == talk(READ_BATCH_EVENTS - 1, start=READ_BATCH_EVENTS + 1)
+        run(emptied_postgres, f"DELETE FROM holdfast.events WHERE id = '{message_event(READ_BATCH_EVENTS).id}'")
+        assert head == message_events(READ_BATCH_EVENTS)
+        assert list(reading) == message_events(READ_BATCH_EVENTS - 1, start=READ_BATCH_EVENTS + 1)
 
 
 @pytest.mark.parametrize(
@@ -250,13 +253,13 @@ def test_tables_that_were_taken_away_are_told_of(emptied_postgres: str) -> None:
         run(emptied_postgres, "DROP TABLE holdfast.events")
         with pytest.raises(StoreError, match="is missing tables that Holdfast created there"):
             list(store.read("s"))
-        assert "is missing tables" in failure(store.append([said(0)]))
+        assert "is missing tables" in failure(store.append([message_event(0)]))
 
 
 def test_a_store_that_was_forgotten_writes_what_is_queued_and_ends_its_thread(emptied_postgres: str) -> None:
     before = active_count()
     store = PostgresStore(emptied_postgres)
-    appends = [store.append([said(number)]) for number in range(100)]
+    appends = [store.append([message_event(number)]) for number in range(100)]
     list(store.read("s"))
     assert active_count() == before + 1
     del store
@@ -267,14 +270,14 @@ def test_a_store_that_was_forgotten_writes_what_is_queued_and_ends_its_thread(em
 
 def test_a_forked_process_is_told_to_open_the_store_itself(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres) as store:
-        store.append([said(0)]).result(10)
+        store.append([message_event(0)]).result(10)
         list(store.read("s"))
         heard, tell = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
-            told = [failure(store.append([said(1)]))]
+            told = [failure(store.append([message_event(1)]))]
             attempts: list[Callable[[], object]] = [lambda: store.read("s"), store.sessions, lambda: store.delete("s")]
             for attempt in attempts:
                 try:
@@ -290,5 +293,5 @@ def test_a_forked_process_is_told_to_open_the_store_itself(emptied_postgres: str
         assert os.waitpid(child, 0)[1] == 0
         assert len(told) == 4
         assert all(line.endswith("was opened before this process was forked: open it again here") for line in told)
-        store.append([said(1)]).result(10)
-        assert list(store.read("s")) == talk(2)
+        store.append([message_event(1)]).result(10)
+        assert list(store.read("s")) == message_events(2)

@@ -11,7 +11,7 @@ from threading import Timer
 from time import monotonic
 
 import pytest
-from tests.support.log_examples import said, talk
+from tests.support.event_examples import message_event, message_events
 
 from holdfast.errors import HoldfastError, StoreError, UserError
 from holdfast.stores.migrate import load_migrations
@@ -28,7 +28,7 @@ def mode(path: Path) -> int:
 
 def written(path: Path, count: int = 3) -> Path:
     with SqliteStore(path) as store:
-        store.append(talk(count)).result(10)
+        store.append(message_events(count)).result(10)
     return path
 
 
@@ -42,7 +42,7 @@ def test_only_the_owner_may_read_what_the_store_makes(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     path = tmp_path / "a" / "b" / "log.db"
     with SqliteStore(path) as store:
-        store.append(talk(1)).result(10)
+        store.append(message_events(1)).result(10)
         files = sorted(path.parent.iterdir())
         assert [file.name for file in files] == ["log.db", "log.db-shm", "log.db-wal"]
         assert [mode(file) for file in files] == [0o600] * 3
@@ -72,8 +72,8 @@ def test_a_relative_path_is_settled_when_the_store_is_opened(tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     with SqliteStore("log.db") as store:
         monkeypatch.chdir("/")
-        store.append(talk(1)).result(10)
-        assert list(store.read("s")) == talk(1)
+        store.append(message_events(1)).result(10)
+        assert list(store.read("s")) == message_events(1)
         assert store.path == tmp_path / "log.db"
 
 
@@ -238,8 +238,8 @@ def test_a_new_file_is_waited_for_while_another_program_makes_it(tmp_path: Path)
         other.execute("SELECT count(*) FROM sqlite_master").fetchall()
         Timer(0.1, other.execute, ["COMMIT"]).start()
         with SqliteStore(path, busy_seconds_max=5) as store:
-            store.append(talk(1)).result(10)
-            assert list(store.read("s")) == talk(1)
+            store.append(message_events(1)).result(10)
+            assert list(store.read("s")) == message_events(1)
 
 
 def test_a_file_that_is_read_without_end_while_it_is_made_is_refused(tmp_path: Path) -> None:
@@ -268,8 +268,8 @@ def test_a_file_that_is_written_without_end_while_it_is_made_is_refused_in_time(
 def test_a_file_with_nothing_in_it_becomes_a_store(tmp_path: Path) -> None:
     (tmp_path / "log.db").touch()
     with SqliteStore(tmp_path / "log.db") as store:
-        store.append([said(1)]).result(10)
-        assert list(store.read("s")) == [said(1)]
+        store.append([message_event(1)]).result(10)
+        assert list(store.read("s")) == [message_event(1)]
 
 
 EXPLAINED = {

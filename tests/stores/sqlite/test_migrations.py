@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Barrier, Thread
 
 import pytest
-from tests.support.log_examples import said, talk
+from tests.support.event_examples import message_event, message_events
 
 from holdfast.stores.migrate import (
     Migration,
@@ -29,7 +29,7 @@ BROKEN = Migration(SHIPPED + 1, "broken", "CREATE TABLE moods (name TEXT);\nINSE
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     with SqliteStore(tmp_path / "log.db") as store:
-        store.append(talk(3)).result(10)
+        store.append(message_events(3)).result(10)
     return tmp_path / "log.db"
 
 
@@ -105,8 +105,8 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(connection: sqlite
     assert read_sqlite_version(connection) == SHIPPED
     assert "moods" not in tables(connection)
     with SqliteStore(path) as store:
-        store.append([said(3)]).result(10)
-        assert list(store.read("s")) == talk(4)
+        store.append([message_event(3)]).result(10)
+        assert list(store.read("s")) == message_events(4)
 
 
 def test_what_went_well_before_a_migration_that_fails_is_kept(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from threading import Barrier, Thread, Timer, active_count
 from threading import Event as Signal
 
 import pytest
-from tests.support.log_examples import event, said, talk
+from tests.support.event_examples import event, message_event, message_events
 
 from holdfast.errors import StoreError
 from holdfast.events.payloads.session import MessageAppended
@@ -46,21 +46,21 @@ def path(tmp_path: Path) -> Path:
 
 def test_a_locked_file_fails_every_waiting_append_and_those_that_follow(path: Path) -> None:
     with SqliteStore(path, busy_seconds_max=0.05) as store, closing(sqlite3.connect(path)) as other:
-        store.append([said(0)]).result(10)
+        store.append([message_event(0)]).result(10)
         other.execute("BEGIN IMMEDIATE")
-        waiting = [store.append([said(number)]) for number in range(1, 50)]
+        waiting = [store.append([message_event(number)]) for number in range(1, 50)]
         assert {failure(done) for done in waiting} == {
             f"{path} is locked by another program: close that program, then open the store again"
         }
         other.rollback()
         # Once a write was lost, a later one would leave a gap.
-        assert "is locked by another program" in failure(store.append([said(50)]))
+        assert "is locked by another program" in failure(store.append([message_event(50)]))
         with pytest.raises(StoreError, match="is locked by another program"):
             store.delete("s")
-        assert list(store.read("s")) == [said(0)]
+        assert list(store.read("s")) == [message_event(0)]
     with SqliteStore(path) as store:
-        store.append([said(1)]).result(10)
-        assert list(store.read("s")) == talk(2)
+        store.append([message_event(1)]).result(10)
+        assert list(store.read("s")) == message_events(2)
 
 
 def test_a_file_that_is_locked_for_a_moment_is_waited_for(path: Path) -> None:
@@ -68,8 +68,8 @@ def test_a_file_that_is_locked_for_a_moment_is_waited_for(path: Path) -> None:
         with closing(sqlite3.connect(path, check_same_thread=False)) as other:
             other.execute("BEGIN IMMEDIATE")
             Timer(0.1, other.rollback).start()
-            store.append([said(0)]).result(10)
-        assert list(store.read("s")) == [said(0)]
+            store.append([message_event(0)]).result(10)
+        assert list(store.read("s")) == [message_event(0)]
 
 
 def test_a_full_disk_fails_the_append_and_keeps_what_was_there(path: Path) -> None:
@@ -82,7 +82,7 @@ def test_a_full_disk_fails_the_append_and_keeps_what_was_there(path: Path) -> No
     writer = WriterThread(writes.commit, writes.close)
     answers: list[Future[None]] = []
     for number in range(3):
-        told = [said(number, text="x" * 20_000 * number)]
+        told = [message_event(number, text="x" * 20_000 * number)]
         answers.append(Future())
         writer.submit(AppendJob(encode_events(told), tally_sessions(told), answers[-1]))
         answers[-1].exception(timeout=10)
@@ -95,17 +95,17 @@ def test_a_full_disk_fails_the_append_and_keeps_what_was_there(path: Path) -> No
 
 def test_a_failing_disk_fails_the_append_and_keeps_what_was_there(path: Path) -> None:
     with SqliteStore(path) as store:
-        store.append([said(0)]).result(10)
+        store.append([message_event(0)]).result(10)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, hard))
         try:
-            refusal = failure(store.append([said(1, text="x" * 200_000)]))
+            refusal = failure(store.append([message_event(1, text="x" * 200_000)]))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         assert refusal == f"the disk failed under {path}: check the disk, then open the store again"
-        assert list(store.read("s")) == [said(0)]
+        assert list(store.read("s")) == [message_event(0)]
     with SqliteStore(path) as store:
-        assert list(store.read("s")) == [said(0)]
+        assert list(store.read("s")) == [message_event(0)]
 
 
 def remove(path: Path) -> None:
@@ -125,9 +125,9 @@ def replace_by_another(path: Path) -> None:
 @pytest.mark.parametrize("lose", [remove, move, replace_by_another])
 def test_nothing_is_acknowledged_once_the_file_is_gone(path: Path, lose: Callable[[Path], None]) -> None:
     with SqliteStore(path) as store:
-        store.append([said(0)]).result(10)
+        store.append([message_event(0)]).result(10)
         lose(path)
-        assert failure(store.append([said(1)])) == (
+        assert failure(store.append([message_event(1)])) == (
             f"{path} was moved or deleted while it was in use: put it back, then open the store again"
         )
 
@@ -146,7 +146,7 @@ def test_a_database_that_refuses_a_row_for_reasons_of_its_own_fails_the_append(p
             path,
             "CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'a secret'); END",
         )
-        assert failure(store.append([said(0)])) == (
+        assert failure(store.append([message_event(0)])) == (
             f"{path} cannot be used (SQLite error 19): restore it from a backup"
         )
         assert store.sessions() == ()
@@ -157,14 +157,14 @@ def test_a_damaged_file_is_told_of_when_it_is_read(path: Path) -> None:
         pass
     empty_bytes = path.stat().st_size
     with SqliteStore(path) as store:
-        store.append(talk(400)).result(10)
+        store.append(message_events(400)).result(10)
     whole = bytearray(path.read_bytes())
     whole[empty_bytes:] = b"\xa5" * (len(whole) - empty_bytes)
     path.write_bytes(whole)
     with SqliteStore(path) as store:
         with pytest.raises(StoreError, match="is damaged: restore it from a backup"):
             list(store.read("s"))
-        assert "is damaged" in failure(store.append([said(999)]))
+        assert "is damaged" in failure(store.append([message_event(999)]))
 
 
 NEWER = "was written by a newer Holdfast: upgrade holdfast to read this session"
@@ -186,28 +186,28 @@ UNREADABLE = {
 @pytest.mark.parametrize("damage", UNREADABLE)
 def test_an_event_that_cannot_be_read_is_named_once_those_before_it_were_given(path: Path, damage: str) -> None:
     with SqliteStore(path) as store:
-        store.append([*talk(3), said(0, "other")]).result(10)
+        store.append([*message_events(3), message_event(0, "other")]).result(10)
         change(path, f"UPDATE events SET {damage} WHERE id = 's-000002'")
         reading = store.read("s")
-        assert [next(reading), next(reading)] == talk(2)
+        assert [next(reading), next(reading)] == message_events(2)
         with pytest.raises(StoreError) as refusal:
             next(reading)
         assert str(refusal.value) == f"event 's-000002' {UNREADABLE[damage]}"
-        assert list(store.read("other")) == [said(0, "other")]
-        store.append([said(3)]).result(10)
+        assert list(store.read("other")) == [message_event(0, "other")]
+        store.append([message_event(3)]).result(10)
 
 
 def test_an_event_of_a_newer_version_that_can_be_read_is_read(path: Path) -> None:
     with SqliteStore(path) as store:
-        store.append(talk(1)).result(10)
+        store.append(message_events(1)).result(10)
         change(path, "UPDATE events SET version = 2, payload = json_set(payload, '$.mood', 'fine')")
         (kept,) = store.read("s")
-        assert (kept.version, kept.payload) == (2, said(0).payload)
+        assert (kept.version, kept.payload) == (2, message_event(0).payload)
 
 
 def test_text_that_is_no_text_is_not_quoted(path: Path) -> None:
     with SqliteStore(path) as store:
-        store.append(talk(1)).result(10)
+        store.append(message_events(1)).result(10)
         change(path, "UPDATE events SET payload = CAST(x'61207365637265742080' AS TEXT)")
         with pytest.raises(StoreError, match="is damaged: restore it from a backup") as refusal:
             list(store.read("s"))
@@ -216,7 +216,7 @@ def test_text_that_is_no_text_is_not_quoted(path: Path) -> None:
 
 def test_a_damaged_list_of_sessions_is_told_of(path: Path) -> None:
     with SqliteStore(path) as store:
-        store.append(talk(1)).result(10)
+        store.append(message_events(1)).result(10)
         change(path, "UPDATE sessions SET event_count = 'many'")
         with pytest.raises(StoreError, match="the list of sessions is damaged: restore the database from a backup"):
             store.sessions()
@@ -225,32 +225,34 @@ def test_a_damaged_list_of_sessions_is_told_of(path: Path) -> None:
 def test_a_deleted_session_leaves_no_trace_in_the_files(path: Path) -> None:
     secret = "the combination is 0451"
     with SqliteStore(path) as store:
-        store.append([event("e", MessageAppended(make_user_message(secret * 500))), *talk(50, "other")]).result(10)
+        store.append(
+            [event("e", MessageAppended(make_user_message(secret * 500))), *message_events(50, "other")]
+        ).result(10)
         assert secret.encode() in b"".join(file.read_bytes() for file in path.parent.iterdir())
         store.delete("s")
         assert secret.encode() not in b"".join(file.read_bytes() for file in path.parent.iterdir())
-        assert list(store.read("other")) == talk(50, "other")
+        assert list(store.read("other")) == message_events(50, "other")
 
 
 def test_a_place_on_the_log_is_never_given_twice(path: Path) -> None:
     with SqliteStore(path) as store:
-        store.append(talk(3)).result(10)
+        store.append(message_events(3)).result(10)
         reading = store.read("s")
-        assert next(reading) == said(0)
+        assert next(reading) == message_event(0)
         store.delete("s")
-        store.append(talk(200, start=100)).result(10)
+        store.append(message_events(200, start=100)).result(10)
         # The first batch was read before the deletion; nothing that came behind it is missed.
-        assert list(reading) == [said(1), said(2), *talk(200, start=100)]
+        assert list(reading) == [message_event(1), message_event(2), *message_events(200, start=100)]
 
 
 def test_a_long_session_is_read_a_batch_at_a_time(path: Path) -> None:
     with SqliteStore(path) as store:
-        store.append(talk(2 * READ_BATCH_EVENTS)).result(10)
+        store.append(message_events(2 * READ_BATCH_EVENTS)).result(10)
         reading = store.read("s")
         head = [next(reading) for _ in range(READ_BATCH_EVENTS)]
-        change(path, f"DELETE FROM events WHERE id = '{said(READ_BATCH_EVENTS).id}'")
-        assert head == talk(READ_BATCH_EVENTS)
-        assert list(reading) == talk(READ_BATCH_EVENTS - 1, start=READ_BATCH_EVENTS + 1)
+        change(path, f"DELETE FROM events WHERE id = '{message_event(READ_BATCH_EVENTS).id}'")
+        assert head == message_events(READ_BATCH_EVENTS)
+        assert list(reading) == message_events(READ_BATCH_EVENTS - 1, start=READ_BATCH_EVENTS + 1)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +266,7 @@ def test_a_long_session_is_read_a_batch_at_a_time(path: Path) -> None:
 )
 def test_no_read_looks_at_more_rows_than_it_gives(path: Path, query: str) -> None:
     with SqliteStore(path) as store:
-        store.append(talk(1)).result(10)
+        store.append(message_events(1)).result(10)
         with closing(open_reader(path, busy_seconds_max=1)) as connection:
             steps = connection.execute(f"EXPLAIN QUERY PLAN {query}", ["s"] * query.count("?")).fetchall()
     plan = " / ".join(step[3] for step in steps)
@@ -275,10 +277,10 @@ def test_no_read_looks_at_more_rows_than_it_gives(path: Path, query: str) -> Non
 
 def test_reading_does_not_wait_for_the_writer(path: Path) -> None:
     with SqliteStore(path, busy_seconds_max=5) as store, closing(sqlite3.connect(path)) as other:
-        store.append(talk(2)).result(10)
+        store.append(message_events(2)).result(10)
         other.execute("BEGIN IMMEDIATE")
-        pending = store.append([said(2)])
-        assert list(store.read("s")) == talk(2)
+        pending = store.append([message_event(2)])
+        assert list(store.read("s")) == message_events(2)
         assert not pending.done()
         other.rollback()
         pending.result(10)
@@ -286,16 +288,16 @@ def test_reading_does_not_wait_for_the_writer(path: Path) -> None:
 
 def test_what_is_queued_is_written_before_the_store_closes(path: Path) -> None:
     with SqliteStore(path) as store:
-        appends = [store.append([said(number)]) for number in range(500)]
+        appends = [store.append([message_event(number)]) for number in range(500)]
     assert all(done.exception(timeout=0) is None for done in appends)
     with SqliteStore(path) as store:
-        assert list(store.read("s")) == talk(500)
+        assert list(store.read("s")) == message_events(500)
 
 
 def test_a_store_that_was_forgotten_writes_what_is_queued_and_ends_its_thread(path: Path) -> None:
     before = active_count()
     store = SqliteStore(path)
-    appends = [store.append([said(number)]) for number in range(100)]
+    appends = [store.append([message_event(number)]) for number in range(100)]
     list(store.read("s"))
     assert active_count() == before + 1
     del store
@@ -306,7 +308,7 @@ def test_a_store_that_was_forgotten_writes_what_is_queued_and_ends_its_thread(pa
 
 def test_a_reading_that_outlives_its_store_is_told_so(path: Path) -> None:
     with SqliteStore(path) as store:
-        store.append(talk(1)).result(10)
+        store.append(message_events(1)).result(10)
         reading = store.read("s")
     with pytest.raises(StoreError, match=f"the store {path} is closed: open it again"):
         next(reading)
@@ -318,7 +320,7 @@ def test_a_callback_may_append_and_close_but_not_wait_for_a_deletion(path: Path)
     heard: list[Future[None] | str] = []
 
     def follow_up(_: Future[None]) -> None:
-        heard.extend(store.append([said(number)]) for number in range(1, 4))
+        heard.extend(store.append([message_event(number)]) for number in range(1, 4))
         try:
             store.delete("s")
         except StoreError as error:
@@ -326,24 +328,24 @@ def test_a_callback_may_append_and_close_but_not_wait_for_a_deletion(path: Path)
         store.close()
         finished.set()
 
-    first = store.append([said(0)])
+    first = store.append([message_event(0)])
     first.add_done_callback(follow_up)
     assert finished.wait(10)
     assert heard[3] == "an append callback runs on the writer thread and cannot wait for it: use another thread"
     assert [done.exception(timeout=10) for done in heard if isinstance(done, Future)] == [None] * 3
     with SqliteStore(path) as again:
-        assert list(again.read("s")) == talk(4)
+        assert list(again.read("s")) == message_events(4)
 
 
 def test_a_forked_process_is_told_to_open_the_store_itself(path: Path) -> None:
     with SqliteStore(path) as store:
-        store.append([said(0)]).result(10)
+        store.append([message_event(0)]).result(10)
         heard, tell = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
-            told = [failure(store.append([said(1)]))]
+            told = [failure(store.append([message_event(1)]))]
             for attempt in (lambda: store.read("s"), store.sessions, lambda: store.delete("s")):
                 try:
                     attempt()
@@ -357,8 +359,8 @@ def test_a_forked_process_is_told_to_open_the_store_itself(path: Path) -> None:
             told = pipe.read().split("\n")
         assert os.waitpid(child, 0)[1] == 0
         assert told == [f"the store {path} was opened before this process was forked: open it again here"] * 4
-        store.append([said(1)]).result(10)
-        assert list(store.read("s")) == talk(2)
+        store.append([message_event(1)]).result(10)
+        assert list(store.read("s")) == message_events(2)
 
 
 def test_connections_are_shared_by_readers_and_few_stay_open(path: Path) -> None:

@@ -7,7 +7,7 @@ from threading import Event as Signal
 from threading import Thread
 
 import pytest
-from tests.support.log_examples import said
+from tests.support.event_examples import message_event
 
 from holdfast.errors import StoreError
 from holdfast.stores.sql.events import encode_events
@@ -55,7 +55,7 @@ def settle(job: WriteJob) -> SettleJob:
 
 
 def append(number: int) -> AppendJob:
-    return AppendJob(encode_events([said(number)]), (), Future())
+    return AppendJob(encode_events([message_event(number)]), (), Future())
 
 
 @pytest.fixture

@@ -41,13 +41,13 @@ parameters = st.builds(
 )
 
 signatures = st.binary(min_size=1, max_size=6).map(lambda sealed: base64.b64encode(sealed).decode())
-said = st.text(min_size=1, max_size=100)
-thoughts = st.builds(Thinking, said, st.none() | signatures) | st.builds(Thinking, st.just(""), signatures)
-pictures = st.builds(Image, st.builds(Base64Source, st.just("image/png"), st.just("aGk=")))
-answered = st.builds(Text, said) | values.tool_uses | pictures | thoughts | values.opaques
+nonempty_texts = st.text(min_size=1, max_size=100)
+thoughts = st.builds(Thinking, nonempty_texts, st.none() | signatures) | st.builds(Thinking, st.just(""), signatures)
+images = st.builds(Image, st.builds(Base64Source, st.just("image/png"), st.just("aGk=")))
+reply_blocks = st.builds(Text, nonempty_texts) | values.tool_uses | images | thoughts | values.opaques
 
 
-def _is_one_with(before: Block | None, block: Block, after: Block | None) -> bool:
+def _is_merged_with(before: Block | None, block: Block, after: Block | None) -> bool:
     """Whether the wire cannot tell two blocks apart: text goes on in the same block, and so does thinking."""
     match before, block:
         case Thinking(signature=None), Thinking():
@@ -58,16 +58,16 @@ def _is_one_with(before: Block | None, block: Block, after: Block | None) -> boo
             return False
 
 
-def _told_apart(content: Sequence[Block]) -> tuple[Block, ...]:
+def _drop_indistinguishable(content: Sequence[Block]) -> tuple[Block, ...]:
     """Only blocks that are read back as they were written."""
-    kept: list[Block] = []
+    blocks: list[Block] = []
     for block in content:
-        before = kept[-1] if kept else None
-        if not _is_one_with(before, block, kept[-2] if len(kept) > 1 else None):
-            kept.append(block)
-    while kept and isinstance(kept[-1], Thinking) and kept[-1].signature is None:
-        kept.pop()
-    return tuple(kept)
+        before = blocks[-1] if blocks else None
+        if not _is_merged_with(before, block, blocks[-2] if len(blocks) > 1 else None):
+            blocks.append(block)
+    while blocks and isinstance(blocks[-1], Thinking) and blocks[-1].signature is None:
+        blocks.pop()
+    return tuple(blocks)
 
 
 def _reply(content: tuple[Block, ...], stop_reason: StopReason, usage: Usage, model: str, id: str) -> Reply:
@@ -79,7 +79,7 @@ stop_reasons: st.SearchStrategy[StopReason] = st.sampled_from(["end_turn", "max_
 usages = st.builds(Usage, input=st.integers(0, 10**6), cache_read=st.integers(0, 10**6), output=st.integers(0, 10**6))
 replies = st.builds(
     _reply,
-    st.lists(answered, max_size=5).map(_told_apart),
+    st.lists(reply_blocks, max_size=5).map(_drop_indistinguishable),
     stop_reasons,
     usages,
     values.names,

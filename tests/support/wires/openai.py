@@ -25,7 +25,7 @@ usages = st.builds(
     cache_write_other=values.counts,
     output=values.counts,
 )
-said = (
+reply_blocks = (
     st.builds(Text, values.texts)
     | values.tool_uses
     | sealed_thinkings
@@ -48,12 +48,12 @@ def _reply(
 
 replies = st.builds(
     _reply,
-    st.lists(said, max_size=4),
+    st.lists(reply_blocks, max_size=4),
     usages,
     st.sampled_from([None, None, "max_tokens", "refusal"]),
     st.tuples(values.names, values.ids),
-    st.none() | values.diagnoses.filter(lambda one: one.outcome != "pending"),
+    st.none() | values.diagnoses.filter(lambda diagnosis: diagnosis.outcome != "pending"),
 )
-parameters = values.parameters.map(lambda given: replace(given, stop_sequences=(), betas=()))
+parameters = values.parameters.map(lambda parameters_of_any: replace(parameters_of_any, stop_sequences=(), betas=()))
 
 VALUES = WireValues(parameters, replies, ("30m", "12h"))

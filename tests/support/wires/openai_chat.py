@@ -39,8 +39,8 @@ def parameters_with(thinking_json: st.SearchStrategy[str]) -> st.SearchStrategy[
 
 
 custom_calls = st.builds(
-    lambda id, name, said: Opaque(
-        "tool_calls.custom", encode_json({"id": id, "type": "custom", "custom": {"name": name, "input": said}})
+    lambda id, name, text: Opaque(
+        "tool_calls.custom", encode_json({"id": id, "type": "custom", "custom": {"name": name, "input": text}})
     ),
     values.ids,
     values.names,

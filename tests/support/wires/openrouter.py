@@ -12,9 +12,9 @@ from holdfast.types.reply import Reply
 from holdfast.types.usage import Usage
 
 summaries = st.builds(
-    lambda said: Opaque(
+    lambda text: Opaque(
         "reasoning_details.reasoning.summary",
-        encode_json({"type": "reasoning.summary", "summary": said, "format": "openai-responses-v1", "index": 7}),
+        encode_json({"type": "reasoning.summary", "summary": text, "format": "openai-responses-v1", "index": 7}),
     ),
     values.texts,
 )

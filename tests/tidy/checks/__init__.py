@@ -1,1 +1,1 @@
-"""What is out of order in a tree: functions from its root to a list of offenders, a line each."""
+"""Checks of a tree: each function takes its root and returns one line per offender."""

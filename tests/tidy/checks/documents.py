@@ -13,7 +13,7 @@ TEST_REFERENCE = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
 
 
 def unmapped_packages(root: Path) -> list[str]:
-    """Packages that the import contract, the architecture page or AGENTS.md leave out, or invent.
+    """Packages that the import contract, the architecture page or AGENTS.md omit, or name although they do not exist.
 
     A name in brackets is one that may come later.
     """
@@ -58,7 +58,7 @@ def table_names(root: Path, document: str) -> set[str]:
 
 
 def unlisted_pages(root: Path) -> list[str]:
-    """Pages that the index or its mirror for agents leaves out, and pages that they name and that are not there."""
+    """Pages that the index or its mirror for agents omits, and listed pages that do not exist."""
     there = {path.name for path in root.glob("docs/*.md")} - {"README.md", "AGENTS.md"} | {"decisions/"}
     found = []
     for index in ("docs/README.md", "docs/AGENTS.md"):
@@ -76,7 +76,7 @@ def long_agents_page(root: Path) -> list[str]:
 
 
 def broken_paths(root: Path) -> list[str]:
-    """Files and folders that AGENTS.md names, from the root or from the package, and that there are none of."""
+    """Files and folders that AGENTS.md names, relative to the root or the package, and that do not exist."""
     paths = re.findall(r"`([\w./*-]+(?:/|\.[a-z]+))`", text_of(root, "AGENTS.md").replace("NNNN", "*"))
     homes = (root, root / "src" / "holdfast")
     return [f"AGENTS.md: there is no {path}" for path in paths if not any(any(home.glob(path)) for home in homes)]

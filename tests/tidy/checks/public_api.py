@@ -1,4 +1,4 @@
-"""Whether the package offers what was agreed on: its public names with their signatures, and its version."""
+"""Checks of the public API: public names with their signatures against the snapshot, and the version."""
 
 import ast
 import difflib
@@ -27,7 +27,7 @@ def unrecorded_names(root: Path) -> list[str]:
 
 
 def public_api(root: Path) -> str:
-    """One page: a line for every public name, and below a class one for every public member."""
+    """The snapshot: a line for every public name, and below a class a line for every public member."""
     describe = "import sys, holdfast; from tests.tidy.checks.public_api import page; sys.stdout.write(page(holdfast))"
     return in_fresh_interpreter(root, describe)
 
@@ -52,20 +52,20 @@ def undocumented(package: ModuleType) -> list[str]:
 
 
 def differing_versions(root: Path) -> list[str]:
-    """Places that tell another version than pyproject.toml: `__version__`, and the command's `--version`."""
+    """Places with another version than pyproject.toml: `__version__`, and the command's `--version`."""
     project = pyproject(root)["project"]
     ask = "import holdfast; print(getattr(holdfast, '__version__', ''))"
-    told = {"holdfast.__version__": in_fresh_interpreter(root, ask).strip()}
+    versions = {"holdfast.__version__": in_fresh_interpreter(root, ask).strip()}
     module, _, function = project.get("scripts", {}).get("holdfast", "").partition(":")
     if module and (root / "src" / f"{module.replace('.', '/')}.py").is_file():
         ask = f"import sys; from {module} import {function}; sys.argv = ['holdfast', '--version']; {function}()"
-        told["holdfast --version"] = " ".join(in_fresh_interpreter(root, ask).split()[-1:])
+        versions["holdfast --version"] = " ".join(in_fresh_interpreter(root, ask).split()[-1:])
     version = project["version"]
-    return [f"{place} is {it!r}, pyproject.toml says {version!r}" for place, it in told.items() if it != version]
+    return [f"{place} is {it!r}, pyproject.toml says {version!r}" for place, it in versions.items() if it != version]
 
 
 def in_fresh_interpreter(root: Path, code: str) -> str:
-    """What some code prints where this tree's package is the one that is imported."""
+    """The output of some code in an interpreter that imports this tree's package."""
     repository = Path(__file__).parents[3]
     environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}{os.pathsep}{repository}"}
     command = [sys.executable, "-c", code]
@@ -91,7 +91,7 @@ def entry(name: str, value: object) -> list[str]:
 
 
 def member(node: ast.stmt) -> list[str]:
-    """What a statement adds to the public face of where it stands."""
+    """The snapshot lines that a statement adds to its module or class."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef() if is_public(node.name):
             marks = [f"@{ast.unparse(mark)} " for mark in node.decorator_list]

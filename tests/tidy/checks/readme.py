@@ -1,9 +1,9 @@
-"""Whether the blocks of the README do what it says they do.
+"""Checks that the blocks of the README run and print what it shows.
 
-Python and bash blocks must succeed. In a console block each line behind a `$` is run and must print what
-stands below it: a line `...` stands for any lines, `...` within a line for any text. What would install
-something is not run, but the targets, extras and files it names must exist; where the output of a make target
-is shown, its recipe is run without what it depends on.
+Python and bash blocks must succeed. In a console block each line after a `$` is run and must print the lines
+below it: a line `...` matches any lines, `...` within a line any text. Commands that install something are not run,
+but the targets, extras and files they name must exist; where the output of a make target is shown, its recipe is run
+without its prerequisites.
 """
 
 import contextlib
@@ -47,12 +47,12 @@ def broken_blocks(root: Path, page: str = "README.md") -> list[str]:
 
 
 def runnable_lines(root: Path, page: str) -> list[int]:
-    """Where the blocks stand that are more than something to look at."""
+    """The lines of the blocks that are run."""
     return [block.line for block in blocks_of(text_of(root, page)) if block.language not in SHOWN_ONLY]
 
 
 def broken_block(root: Path, page: str, line: int) -> list[str]:
-    """What is wrong with the block on this line, and with what stands right behind it as its output."""
+    """What is wrong with the block on this line, and with the output block right after it."""
     blocks = list(blocks_of(text_of(root, page)))
     index = next(index for index, block in enumerate(blocks) if block.line == line)
     program, *behind = blocks[index : index + 2]
@@ -85,7 +85,7 @@ def troubles(root: Path, block: Block) -> list[str]:
 
 
 def wrong_prints(root: Path, program: Block, shown: Block) -> list[str]:
-    """What stands in a text block right behind a program is what the program prints."""
+    """A text block right after a program must be the output of that program."""
     status, output = outcome(root, [sys.executable, "-c", program.text])
     if status:
         return [f"ends with status {status}:\n{output}"]
@@ -93,7 +93,7 @@ def wrong_prints(root: Path, program: Block, shown: Block) -> list[str]:
 
 
 def missing_parts(root: Path, text: str) -> list[str]:
-    """Targets, extras and folders that set-up commands name and that there are none of."""
+    """Targets, extras and folders that set-up commands name and that do not exist."""
     found = []
     targets = make_targets(root)
     for target in re.findall(r"\bmake ([\w-]+)", text):
@@ -111,7 +111,7 @@ def missing_parts(root: Path, text: str) -> list[str]:
 
 
 def wrong_recipes(root: Path, block: Block) -> list[str]:
-    """What a make target prints, where the page shows it: its recipe is run, without what it depends on."""
+    """The output of a make target, where the page shows it: its recipe is run without its prerequisites."""
     found = []
     for step in steps_of(block.text):
         target = re.fullmatch(r"make ([\w-]+)", step.command)
@@ -155,7 +155,7 @@ def steps_of(text: str) -> Iterator[Step]:
 
 
 def shows(shown: str, printed: str) -> bool:
-    """Whether text with `...` in it stands for what was printed; spaces at the ends of lines are nothing."""
+    """Whether a text with `...` matches the output; trailing spaces are ignored."""
     pattern = ""
     for line in shown.strip("\n").splitlines():
         parts = [re.escape(part) for part in line.rstrip().split("...")]
@@ -178,7 +178,7 @@ def outcome(root: Path, command: list[str]) -> tuple[int, str]:
             "COLUMNS": "100",
             "NO_COLOR": "1",
         }
-        # A group of its own: what a block leaves running in the background ends with the block.
+        # A process group of its own: processes that a block leaves in the background end with the block.
         process = subprocess.Popen(
             command,
             cwd=work,

@@ -59,6 +59,6 @@ def _idle_row(idle: "IdleTimeSummary") -> tuple[str, ...]:
         str(idle.sessions),
         str(idle.calls),
         f"{idle.tool_idle_times:.0f}",
-        f"{idle.person_idle_times:.0f}",
+        f"{idle.user_idle_times:.0f}",
         f"{idle.pause_share:.1%}",
     )

@@ -67,49 +67,53 @@ class GatewayMount(BaseRoute):
 
 
 @contextmanager
-def open_gateway(service: AppContext, upstreams: Sequence[str], wishes: GatewayOptions) -> Iterator[GatewayMount]:
+def open_gateway(service: AppContext, upstreams: Sequence[str], options: GatewayOptions) -> Iterator[GatewayMount]:
     """Yield the gateway, to be mounted in the service. Raises UserError for invalid options."""
     configured = dict(_pair(option, "--upstream") for option in upstreams)
-    if wishes.simulate and configured:
+    if options.simulate and configured:
         raise UserError("--simulate replaces the upstreams of all providers; leave out --upstream")
-    rows = read_key_limits(Path(wishes.grants)) if wishes.grants else {}
+    rows = read_key_limits(Path(options.grants)) if options.grants else {}
     # A background thread passes records to the recorder process. With Python's default switch interval of 5 ms it
     # could delay the event loop, which forwards the bytes, by that much at a time.
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
     # When an upstream cuts a reply, the gateway cuts it too; uvicorn would log an error each time.
     logging.getLogger("uvicorn.error").addFilter(lambda record: CUT_REPLY_MESSAGE not in record.getMessage())
     with ExitStack() as stack:
-        if wishes.simulate:
+        if options.simulate:
             url = stack.enter_context(serve_provider(SimulatedProvider(models=service.models)))
-            reached = make_simulated_upstreams(url)
+            resolved_upstreams = make_simulated_upstreams(url)
         else:
-            reached = resolve_upstreams(configured, os.environ)
-        granted = KeyLimitTable(rows, os.environ)
-        restore_spending(granted, service.log, service.clock())
-        rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in wishes.volatile))
+            resolved_upstreams = resolve_upstreams(configured, os.environ)
+        key_limits = KeyLimitTable(rows, os.environ)
+        restore_spending(key_limits, service.log, service.clock())
+        rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in options.volatile))
         rewriter = RequestRewriter(service.models, VolatileExtractor(rules))
-        setup = RecorderSetup(wishes.db, wishes.simulate, tuple((rule.name, rule.pattern) for rule in rules))
-        relay = RecorderProcess((RECORDER_MODULE,), setup, on_spent=granted.add_spending)
-        stack.callback(relay.close)
+        setup = RecorderSetup(options.db, options.simulate, tuple((rule.name, rule.pattern) for rule in rules))
+        recorder = RecorderProcess((RECORDER_MODULE,), setup, on_spent=key_limits.add_spending)
+        stack.callback(recorder.close)
         service.request_metrics.add_counter(
-            DROPPED_RECORDS_METRIC, "Records of forwarded calls that were dropped.", lambda: relay.dropped_count
+            DROPPED_RECORDS_METRIC, "Records of forwarded calls that were dropped.", lambda: recorder.dropped_count
         )
         authenticator = KeyAuthenticator(
-            make_key_check(service), granted, clock=service.clock, salt=secrets.token_bytes(32), improve=wishes.improve
+            make_key_check(service),
+            key_limits,
+            clock=service.clock,
+            salt=secrets.token_bytes(32),
+            improve=options.improve,
         )
         keep_alive = None
-        if wishes.keep_alive_usd is not None:
-            usd_per_day_max = Decimal(str(wishes.keep_alive_usd))
-            keep_alive = GatewayKeepAlive(clock=service.clock, usd_a_day_max=usd_per_day_max, on_ping=relay.on_ping)
+        if options.keep_alive_usd is not None:
+            usd_per_day_max = Decimal(str(options.keep_alive_usd))
+            keep_alive = GatewayKeepAlive(clock=service.clock, usd_a_day_max=usd_per_day_max, on_ping=recorder.on_ping)
 
         gateway = Gateway(
-            reached,
+            resolved_upstreams,
             authenticator=authenticator,
-            watcher=relay,
+            watcher=recorder,
             clock=service.clock,
             rewriter=rewriter,
             keep_alive=keep_alive,
-            drain=wishes.drain,
+            drain=options.drain,
         )
         # Everything loaded so far lives as long as the process; excluding it makes garbage collection pauses shorter.
         gc.freeze()

@@ -131,7 +131,7 @@ def plan_next_ping(conversation: Conversation) -> Ping | str:
     if state.cache_memory.tail_block is None or not {"5m", "1h"} <= deps.model.cache.ttls_seconds.keys():
         return "the last request had no breakpoints"
     moment = current_moment(conversation, conversation.draft.buffer)
-    ping = plan_session_ping(state.cache_memory, deps.learned, moment, "tool" if open_tool_calls(state) else "person")
+    ping = plan_session_ping(state.cache_memory, deps.learned, moment, "tool" if open_tool_calls(state) else "user")
     if ping is None:
         return "it is not expected to pay"
     if state.cache_settings.ttl not in ("auto", ping.ttl):

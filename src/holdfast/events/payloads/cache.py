@@ -82,7 +82,7 @@ class CacheLearned(Payload, frozen=True, tag="cache.learned"):
     workspace_hash: str | None
     calls: int
     tool_idle_times: tuple[float, ...]
-    person_idle_times: tuple[float, ...]
+    user_idle_times: tuple[float, ...]
     anchors_read: int = 0
     anchors_lost: int = 0
     upgrade_log_odds: float = 0.0

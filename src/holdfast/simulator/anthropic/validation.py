@@ -138,11 +138,13 @@ def _add_automatic_breakpoint(
     existing = blocks[last].ttl
     if existing is not None and existing != ttl:
         raise refuse(
-            f"cache_control: the automatic mark has ttl {ttl!r}, but {blocks[last].path} is marked with {existing!r}"
+            f"cache_control: the automatic breakpoint has ttl {ttl!r}, "
+            f"but the breakpoint on {blocks[last].path} has {existing!r}"
         )
     if existing is None and sum(sent.ttl is not None for sent in blocks) >= rules.breakpoints_max:
         raise refuse(
-            f"cache_control: the automatic mark needs one of the {rules.breakpoints_max} marks, and all are taken"
+            f"cache_control: the automatic breakpoint needs one of the {rules.breakpoints_max} breakpoints, "
+            "and all are taken"
         )
     return (*blocks[:last], msgspec.structs.replace(blocks[last], ttl=ttl), *blocks[last + 1 :])
 
@@ -151,7 +153,7 @@ def _automatic_ttl(value: object, rules: CacheRules) -> Ttl | None:
     if value is None:
         return None
     if not rules.accepts_automatic_breakpoint:
-        raise refuse("cache_control: this model takes marks on blocks only")
+        raise refuse("cache_control: this model accepts breakpoints on blocks only")
     ttl = nested_field(value, "ttl") or "5m"
     if nested_field(value, "type") != "ephemeral" or ttl not in ("5m", "1h"):
         raise refuse('cache_control: must be {"type": "ephemeral"}, with ttl "5m" or "1h" if wanted')

@@ -3,7 +3,7 @@
 import asyncio
 
 import msgspec
-from tests.support.settling import settled, use_one_thread
+from tests.support.settling import use_one_thread, wait_until_settled
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountingIds, ManualClock
@@ -18,7 +18,7 @@ SONNET = "anthropic:claude-sonnet-5-5"
 PROMPT = "Follow the rules of the house. " * 2000
 
 
-class Night:
+class IdleSession:
     """A session, and a clock that passes over whatever it sleeps through."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Night:
         """So much time passes, with whatever the session does in it."""
         until = self.clock.now + seconds
         while True:
-            await settled()
+            await wait_until_settled()
             due = [(at, woken) for at, woken in self._sleepers if not woken.done()]
             at, woken = min(due, key=lambda pair: pair[0], default=(until, None))
             if woken is None or at >= until:
@@ -75,8 +75,8 @@ class Night:
 
     @property
     def pings(self) -> list[CachePinged]:
-        return [it for it in self.payloads if isinstance(it, CachePinged)]
+        return [payload for payload in self.payloads if isinstance(payload, CachePinged)]
 
     @property
     def reads(self) -> list[int]:
-        return [it.usage.cache_read for it in self.payloads if isinstance(it, LlmCallCompleted)]
+        return [payload.usage.cache_read for payload in self.payloads if isinstance(payload, LlmCallCompleted)]

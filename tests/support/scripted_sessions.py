@@ -12,16 +12,16 @@ from holdfast.simulator.script import parse_script
 from holdfast.types.blocks import Text, ToolResult
 
 
-def played(*replies: list[dict[str, object]] | str) -> SimulatedProvider:
+def scripted_provider(*replies: list[dict[str, object]] | str) -> SimulatedProvider:
     script = "\n".join(msgspec.json.encode({"content": reply}).decode() for reply in replies)
     return SimulatedProvider(clock=ManualClock(), script=parse_script(script))
 
 
-def uses(tool: str, /, **arguments: object) -> dict[str, object]:
+def tool_use(tool: str, /, **arguments: object) -> dict[str, object]:
     return {"type": "tool_use", "name": tool, "input": arguments}
 
 
-def results(session: Session) -> list[str]:
+def tool_result_texts(session: Session) -> list[str]:
     return [
         part.text
         for message in session.history

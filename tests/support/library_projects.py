@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
-from tests.support.instruction_places import UNITS
+from tests.support.instruction_service import UNITS
 
 from holdfast import Library
 from holdfast.cli.main import command
@@ -21,7 +21,7 @@ class TickingClock(ManualClock):
         return self.now
 
 
-class Shop:
+class LibraryProject:
     """A library over a file, a folder to publish from, and a clock."""
 
     def __init__(self, path: Path, *, clock: ManualClock | None = None) -> None:
@@ -52,8 +52,8 @@ class Shop:
 
     def recall_and_close(self, times: int, *, missed: tuple[str, ...] = ()) -> None:
         for _ in range(times):
-            answered = self.library.recall("claim a ticket", max_chunks=1)
-            self.library.submit_usage(answered.audit_token, used=("checkout-procedure",), missed=missed)
+            response = self.library.recall("claim a ticket", max_chunks=1)
+            self.library.submit_usage(response.audit_token, used=("checkout-procedure",), missed=missed)
 
     def recalled(self, intent: str) -> list[str]:
         return [chunk.name for chunk in self.library.recall(intent).result.chunks]
@@ -64,7 +64,7 @@ class Shop:
         return CliRunner().invoke(command, words, env=environ, obj=self.clock)
 
 
-def is_put_in(text: str, longer: str) -> bool:
+def is_insertion(text: str, longer: str) -> bool:
     """Whether the longer text is the other one with something put in at one place."""
     at = next((at for at, (one, other) in enumerate(zip(text, longer, strict=False)) if one != other), len(text))
     return longer.endswith(text[at:])

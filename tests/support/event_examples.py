@@ -15,21 +15,23 @@ MODEL = "anthropic:claude-sonnet-5-5"
 EVENTS_A_CALL = 4
 
 
-def said(number: int, session: str = "s", text: str | None = None) -> Event:
+def message_event(number: int, session: str = "s", text: str | None = None) -> Event:
     """The event that puts a message on the log; its id and time follow from the number."""
     payload = MessageAppended(make_user_message(f"message {number}" if text is None else text))
     return event(f"{session}-{number:06d}", payload, session=session, at=1_800_000_000.0 + number)
 
 
-def talk(count: int, session: str = "s", *, start: int = 0) -> list[Event]:
-    return [said(number, session) for number in range(start, start + count)]
+def message_events(count: int, session: str = "s", *, start: int = 0) -> list[Event]:
+    return [message_event(number, session) for number in range(start, start + count)]
 
 
-def opened(session: str = "s", *, name: str | None = None, model: str = "anthropic:m", at: float = 0.0) -> Event:
+def session_started_event(
+    session: str = "s", *, name: str | None = None, model: str = "anthropic:m", at: float = 0.0
+) -> Event:
     return event(f"{session}-opened", SessionStarted(model=model, name=name), session=session, at=at)
 
 
-def called(number: int, session: str = "s") -> Event:
+def call_event(number: int, session: str = "s") -> Event:
     """Four such events in a row are a message and its call; every fifth call reads nothing of what is cached."""
     call, step = divmod(number, EVENTS_A_CALL)
     read = 0 if call % 5 == 4 else 20_000
@@ -60,8 +62,8 @@ def called(number: int, session: str = "s") -> Event:
     return event(f"{session}-{number:06d}", payloads[step], session=session, at=1_800_000_000.0 + number)
 
 
-def calls_made(count: int, session: str = "s", *, start: int = 0) -> list[Event]:
-    return [called(number, session) for number in range(start, start + count)]
+def call_events(count: int, session: str = "s", *, start: int = 0) -> list[Event]:
+    return [call_event(number, session) for number in range(start, start + count)]
 
 
 def event(event_id: str, payload: AnyPayload, *, session: str = "s", at: float = 0.0) -> Event:

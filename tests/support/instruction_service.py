@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.support.postgres_server import used_database
-from tests.support.served_service import Answered, Client, calling_store, serving_store
+from tests.support.postgres_server import reused_database
+from tests.support.served_service import Client, ServiceResponse, serve_store, serve_store_in_process
 
 from holdfast.clock import CountingIds, ManualClock
 from holdfast.events.log import EventLog
@@ -74,7 +74,7 @@ def entry(name: str, /, **more: object) -> dict[str, object]:
     }
 
 
-class Place:
+class InstructionService:
     """The keys: Ann and Ben are admins with entities."""
 
     def __init__(self, client: Client, clock: ManualClock, library: InstructionContext, root: Path) -> None:
@@ -93,45 +93,45 @@ class Place:
         assert isinstance(self.library.records, InstructionStore)
         self.library.records._changes.run_statement(f"DROP TABLE {self.library.records._tables.schema}{table}", ())
 
-    def ask(self, method: str, path: str, body: object = None, *, key: str | None = None) -> Answered:
-        return self.client.ask(method, path, body, key=key or self.ann)
+    def request(self, method: str, path: str, body: object = None, *, key: str | None = None) -> ServiceResponse:
+        return self.client.request(method, path, body, key=key or self.ann)
 
-    def of_agent(self, method: str, rest: str, body: object = None, *, key: str | None = None) -> Answered:
-        return self.ask(method, f"/v1/agents/{AGENT}{rest}", body, key=key)
+    def agent_request(self, method: str, rest: str, body: object = None, *, key: str | None = None) -> ServiceResponse:
+        return self.request(method, f"/v1/agents/{AGENT}{rest}", body, key=key)
 
-    def write(self, name: str, version: str = "v1", content: str | None = None, **more: object) -> Answered:
+    def write(self, name: str, version: str = "v1", content: str | None = None, **more: object) -> ServiceResponse:
         text = content if content is not None else UNITS[name][2]
-        return self.ask("PUT", "/v1/instruction/units", {"fact_uri": uri(name, version), "content": text, **more})
+        return self.request("PUT", "/v1/instruction/units", {"fact_uri": uri(name, version), "content": text, **more})
 
     def publish(
         self, entries: Sequence[object] | None = None, version: str = "v1", *, key: str | None = None, **more: object
-    ) -> Answered:
+    ) -> ServiceResponse:
         listed = [entry(name) for name in UNITS] if entries is None else list(entries)
         body = {"version": version, "entries": listed, **more}
-        return self.of_agent("PUT", "/instruction-manifest", body, key=key)
+        return self.agent_request("PUT", "/instruction-manifest", body, key=key)
 
-    def furnish(self, entries: Sequence[object] | None = None, **more: Any) -> None:
+    def publish_all(self, entries: Sequence[object] | None = None, **more: Any) -> None:
         """All units and a manifest."""
         for name in UNITS:
             assert self.write(name).status == 201
         published = self.publish(entries, **more)
         assert published.status == 200, published.body
 
-    def recall(self, intent: str, *, key: str | None = None, **more: object) -> Answered:
-        return self.of_agent("POST", "/recall-instruction", {"intent": intent, **more}, key=key or self.agent_key)
+    def recall(self, intent: str, *, key: str | None = None, **more: object) -> ServiceResponse:
+        return self.agent_request("POST", "/recall-instruction", {"intent": intent, **more}, key=key or self.agent_key)
 
     def recalled(self, intent: str, **more: Any) -> list[str]:
-        answered = self.recall(intent, **more)
-        assert answered.status == 200, answered.body
-        return [chunk["name"] for chunk in answered.json["chunks"]]
+        response = self.recall(intent, **more)
+        assert response.status == 200, response.body
+        return [chunk["name"] for chunk in response.json["chunks"]]
 
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.of_agent("GET", "/instruction-audit?days=3000").json["records"]
+        found: list[dict[str, Any]] = self.agent_request("GET", "/instruction-audit?days=3000").json["records"]
         return [one for one in found if kind in (None, one["event_type"])]
 
     def wake(self, reason: str = "issue_assigned", *, secret: str = SECRET, **claims: object) -> str:
         now = self.clock()
-        told = {
+        payload = {
             "iss": "control-plane",
             "aud": "holdfast",
             "sub": AGENT,
@@ -142,10 +142,10 @@ class Place:
             "jti": f"jti-{reason}",
             **claims,
         }
-        return jwt(told, secret)
+        return jwt(payload, secret)
 
-    def heartbeat(self, token: str, *, key: str | None = None, **more: object) -> Answered:
-        return self.of_agent("POST", "/heartbeat", {"wake_token": token, **more}, key=key or self.agent_key)
+    def heartbeat(self, token: str, *, key: str | None = None, **more: object) -> ServiceResponse:
+        return self.agent_request("POST", "/heartbeat", {"wake_token": token, **more}, key=key or self.agent_key)
 
 
 def jwt(claims: dict[str, object], secret: str, *, alg: str = "HS256") -> str:
@@ -159,9 +159,9 @@ def b64(raw: bytes) -> str:
 
 
 @contextmanager
-def opened_store(kind: str, folder: Path) -> Iterator[Store]:
+def open_store_of_kind(kind: str, folder: Path) -> Iterator[Store]:
     if kind == "postgres":
-        with used_database() as url, PostgresStore(url) as kept:
+        with reused_database() as url, PostgresStore(url) as kept:
             yield kept
         return
     made: AbstractContextManager[Store] = SqliteStore(folder / "log.db")
@@ -173,7 +173,7 @@ def library_of(
     store: EventLog, clock: ManualClock, root: Path, *, ids: str = "id", **settings: Any
 ) -> InstructionContext:
     assert isinstance(store, SupportsInstructions)
-    told = {
+    fields = {
         "wake": WakeIssuer("control-plane", "holdfast", secret=SECRET, public_key=DEPLOYMENT_KEY.public_key),
         "root": root,
         "encoder": "wordllama",
@@ -181,7 +181,7 @@ def library_of(
     }
     return InstructionContext(
         store.instructions,
-        InstructionSettings(**told),
+        InstructionSettings(**fields),
         key=DEPLOYMENT_KEY,
         clock=clock,
         new_id=CountingIds(ids),
@@ -190,10 +190,12 @@ def library_of(
 
 
 @contextmanager
-def place(kind: str, folder: Path, *, in_process: bool = False, **settings: Any) -> Iterator[Place]:
+def serve_instructions(
+    kind: str, folder: Path, *, in_process: bool = False, **settings: Any
+) -> Iterator[InstructionService]:
     clock, root = ManualClock(), folder / "root"
     (root / AGENT).mkdir(parents=True)
-    with opened_store(kind, folder) as store:
+    with open_store_of_kind(kind, folder) as store:
         library = library_of(store, clock, root, **settings)
-        with (calling_store if in_process else serving_store)(store, clock=clock, library=library) as client:
-            yield Place(client, clock, library, root / AGENT)
+        with (serve_store_in_process if in_process else serve_store)(store, clock=clock, library=library) as client:
+            yield InstructionService(client, clock, library, root / AGENT)
