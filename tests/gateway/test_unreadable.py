@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.support.served_gateway import RawUpstream, ServedGateway, raw_upstream, serving_gateway
+from tests.support.served_gateway import RawUpstream, ServedGateway, raw_upstream, serve_gateway
 
 from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallFailed
 from holdfast.gateway import exchange
@@ -119,7 +119,7 @@ def test_an_unknown_shape_of_request_is_forwarded_and_recorded_with_its_usage(
     path: str, request_body: Any, reply: dict[str, Any], improve: bool
 ) -> None:
     body = json.dumps(request_body).encode()
-    with raw_upstream() as upstream, serving_gateway(upstream.url, improve=improve) as gateway:
+    with raw_upstream() as upstream, serve_gateway(upstream.url, improve=improve) as gateway:
         answer(upstream, json.dumps(reply).encode())
         assert post(gateway, path, body) == 200
         _, ended = one_call(gateway)
@@ -130,7 +130,7 @@ def test_an_unknown_shape_of_request_is_forwarded_and_recorded_with_its_usage(
 
 def test_the_field_that_cannot_be_read_is_named_without_its_value() -> None:
     body = json.dumps({**CLAUDE_CODE, "messages": [{"role": "wizard", "content": "a secret"}]}).encode()
-    with raw_upstream() as upstream, serving_gateway(upstream.url) as gateway:
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
         answer(upstream, json.dumps(REPLY).encode())
         post(gateway, "/anthropic/v1/messages", body)
         forwarded, _ = one_call(gateway)
@@ -140,7 +140,7 @@ def test_the_field_that_cannot_be_read_is_named_without_its_value() -> None:
 
 
 def test_a_body_that_is_not_json_is_recorded() -> None:
-    with raw_upstream() as upstream, serving_gateway(upstream.url) as gateway:
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
         answer(upstream, json.dumps(REPLY).encode())
         post(gateway, "/anthropic/v1/messages", b"\xff\x00{")
         _, ended = one_call(gateway)
@@ -151,7 +151,7 @@ def test_a_body_that_is_not_json_is_recorded() -> None:
 def test_a_body_too_large_to_buffer_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "BUFFERED_BYTES_MAX", 100)
     body = json.dumps(CLAUDE_CODE).encode()
-    with raw_upstream() as upstream, serving_gateway(upstream.url) as gateway:
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
         answer(upstream, json.dumps(REPLY).encode()[:90] + b"}")
         post(gateway, "/anthropic/v1/messages", body)
         forwarded, ended = one_call(gateway)
@@ -167,7 +167,7 @@ def test_a_conversation_with_an_unreadable_message_keeps_its_prefix() -> None:
     first = {"role": "user", "content": "Fix the test."}
     odd = {"role": "wizard", "content": "abracadabra"}
     turns = [[first], [first, odd], [first, odd, {"role": "user", "content": "And the docs."}]]
-    with raw_upstream() as upstream, serving_gateway(upstream.url) as gateway:
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
         answer(upstream, json.dumps(REPLY).encode())
         for messages in turns:
             post(gateway, "/anthropic/v1/messages", json.dumps({**CLAUDE_CODE, "messages": messages}).encode())
@@ -184,7 +184,7 @@ def test_a_conversation_with_an_unreadable_message_keeps_its_prefix() -> None:
     ],
 )
 def test_usage_is_read_from_a_response_whose_content_cannot_be(reply: dict[str, Any], usage: Usage) -> None:
-    with raw_upstream() as upstream, serving_gateway(upstream.url) as gateway:
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
         answer(upstream, json.dumps(reply).encode())
         post(gateway, "/anthropic/v1/messages", json.dumps(CLAUDE_CODE).encode())
         _, ended = one_call(gateway)
@@ -201,7 +201,7 @@ def test_usage_is_read_from_a_stream_with_an_event_that_cannot_be_decoded() -> N
         {"type": "message_stop"},
     ]
     stream = b"".join(b"event: %b\ndata: %b\n\n" % (e["type"].encode(), json.dumps(e).encode()) for e in events)
-    with raw_upstream() as upstream, serving_gateway(upstream.url) as gateway:
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
         answer(upstream, stream, "text/event-stream")
         post(gateway, "/anthropic/v1/messages", json.dumps({**CLAUDE_CODE, "stream": True}).encode())
         _, ended = one_call(gateway)
@@ -211,7 +211,7 @@ def test_usage_is_read_from_a_stream_with_an_event_that_cannot_be_decoded() -> N
 
 def test_a_response_that_cannot_be_read_is_recorded_as_unreadable_with_an_estimate() -> None:
     body, reply = json.dumps(CLAUDE_CODE).encode(), b"<html>" + b"x" * 394
-    with raw_upstream() as upstream, serving_gateway(upstream.url) as gateway:
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
         answer(upstream, reply, "text/html")
         post(gateway, "/anthropic/v1/messages", body)
         _, ended = one_call(gateway)
@@ -226,7 +226,7 @@ def test_a_response_that_cannot_be_read_is_recorded_as_unreadable_with_an_estima
 def test_a_model_without_a_price_uses_up_a_budget(reply: bytes) -> None:
     body = json.dumps({**CLAUDE_CODE, "model": "claude-of-tomorrow"}).encode()
     limits = KeyLimits(anthropic="sk-test", budget_usd_a_day=0.0001)
-    with raw_upstream() as upstream, serving_gateway(upstream.url, grants={"*": limits}) as gateway:
+    with raw_upstream() as upstream, serve_gateway(upstream.url, grants={"*": limits}) as gateway:
         answer(upstream, reply)
         made = make_key("gateway", at=0.0, random_bytes=lambda size: b"k" * size, name="team")
         gateway.service.records.add_key(made.row)
@@ -237,7 +237,7 @@ def test_a_model_without_a_price_uses_up_a_budget(reply: bytes) -> None:
 
 
 def test_unreadable_responses_are_counted_in_report_metrics_and_readiness() -> None:
-    with raw_upstream() as upstream, serving_gateway(upstream.url) as gateway:
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
         answer(upstream, b"<html>", "text/html")
         post(gateway, "/anthropic/v1/messages", json.dumps(CLAUDE_CODE).encode())
         gateway.recorded_sessions()
