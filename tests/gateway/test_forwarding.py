@@ -308,7 +308,7 @@ def test_everything_below_a_mount_is_forwarded_and_nothing_else_at_the_root(
             read_message(connection)
     paths = [head.split(b" ")[1] for head in upstream.heads]
     assert paths == [b"/v1/models?limit=3", b"/a/b%2Fc", b"/v1beta/models/m:countTokens"]
-    for path in ("/v1/models", "/v1/messages/", "/v1/agents", "/anthropicx/v1/messages"):
+    for path in ("/v1/models", "/v1/messages/x", "/v1/agents", "/anthropicx/v1/messages"):
         with connect(gateway) as connection:
             connection.sendall(post(path=path))
             head, _ = read_message(connection)

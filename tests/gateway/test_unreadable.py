@@ -194,7 +194,7 @@ def test_usage_is_read_from_a_response_whose_content_cannot_be(reply: dict[str, 
 
 
 def test_usage_is_read_from_a_stream_with_an_event_that_cannot_be_decoded() -> None:
-    events = [
+    events: list[dict[str, Any]] = [
         {"type": "message_start", "message": {**REPLY, "content": []}},
         {"type": "content_block_start", "index": "first", "content_block": 3},
         {"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": {"output_tokens": 9}},

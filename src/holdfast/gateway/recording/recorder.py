@@ -1,7 +1,7 @@
 """Records forwarded exchanges as sessions in the log: calls, usage, cost and cache verdicts."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -20,6 +20,7 @@ from holdfast.gateway.http.response_parser import Headers
 from holdfast.gateway.recording.conversation_match import (
     ConversationMatch,
     ConversationMatcher,
+    ReplyFingerprint,
     RequestFingerprint,
     decode_session_hints,
     find_session_hints,
@@ -30,7 +31,7 @@ from holdfast.gateway.recording.worker_process import RecordQueue
 from holdfast.gateway.rewrite.findings import Findings, add_masked_diffs, find_anti_patterns, price_as_sent
 from holdfast.gateway.rewrite.rewriter import BYTES_PER_TOKEN, GatewayPing, RequestRewriter
 from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
-from holdfast.providers.json_splice import UNREADABLE
+from holdfast.providers.json_splice import UNREADABLE, decode_json_or_none
 from holdfast.providers.registry import get_adapter
 from holdfast.providers.tolerant_decode import (
     FIELD_CHARS_MAX,
@@ -39,6 +40,7 @@ from holdfast.providers.tolerant_decode import (
     find_usage,
     wrap_raw_request,
 )
+from holdfast.types.blocks import Block, Role, Text, is_thinking, parse_tool_call
 from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.reply import Reply, ReplyFinished
 from holdfast.types.usage import Usage
@@ -48,6 +50,10 @@ _NOT_RECORDED = "a call was not recorded"
 # Only the start of the system text: volatile lines usually come later.
 HEAD_CHARS = 40
 DIGEST_CHARS = 16
+
+# Shorter texts in a tool call, such as paths and commands, may be the first message of an unrelated conversation.
+DELEGATED_CHARS_MIN = 24
+DELEGATED_TEXTS_PER_REPLY_MAX = 32
 BUSY_QUEUE_LENGTH = 64
 """With more queued calls than this, the search for anti-patterns is skipped so that recording can catch up."""
 
@@ -245,7 +251,7 @@ class GatewayRecorder:
             reply = self._record_outcome(exchange, active)
         finally:
             exchange.free_response()
-            self._conversations.end_request(active.key, reply.id if reply else "")
+            self._conversations.end_request(active.key, _describe_reply(reply) if reply else None)
 
     def _record_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
         active = exchange.record
@@ -395,8 +401,45 @@ def _describe_request(exchange: Exchange, wire: WireRequest, body: bytes) -> Req
         hints = msgspec.structs.replace(hints, session=_short_digest(hints.session.encode("utf-8", "surrogatepass")))
     scope = f"{mount} {caller.account}"
     return RequestFingerprint(
-        scope, _head_digest(wire), _block_digests(wire), hints, make_restored_scope(mount, caller.key_id)
+        scope,
+        _head_digest(wire),
+        _block_digests(wire),
+        hints,
+        make_restored_scope(mount, caller.key_id),
+        _opening_digests(wire),
     )
+
+
+def _describe_reply(reply: Reply) -> ReplyFingerprint:
+    blocks = (_digest_block("assistant", block) for block in reply.content if not is_thinking(block))
+    calls = (call for block in reply.content if (call := parse_tool_call(block)) is not None)
+    delegated = tuple(_digest_text(text) for call in calls for text in _iter_long_texts(call.arguments_json))
+    return ReplyFingerprint(reply.id, frozenset(blocks), delegated[:DELEGATED_TEXTS_PER_REPLY_MAX])
+
+
+def _iter_long_texts(arguments_json: str) -> Iterator[str]:
+    """All texts in the arguments of a call that are long enough to identify the conversation they were passed to."""
+    values: list[object] = [decode_json_or_none(arguments_json)]
+    while values:
+        match values.pop():
+            case str(text) if len(text) >= DELEGATED_CHARS_MIN:
+                yield text
+            case list(items):
+                values += items
+            case dict(members):
+                values += members.values()
+            case _:
+                pass
+
+
+def _opening_digests(wire: WireRequest) -> tuple[str, ...]:
+    entries = wire.prompt.entries
+    texts = (block.text for block in entries[0].content if isinstance(block, Text)) if entries else ()
+    return tuple(_digest_text(text) for text in texts if len(text) >= DELEGATED_CHARS_MIN)
+
+
+def _digest_text(text: str) -> str:
+    return _short_digest(text.strip().encode("utf-8", "surrogatepass"))
 
 
 def _trace(mount: str, description: RequestFingerprint, match: ConversationMatch) -> ConversationTrace:
@@ -423,6 +466,8 @@ def _head_digest(wire: WireRequest) -> str:
 
 def _block_digests(wire: WireRequest) -> tuple[str, ...]:
     entries = wire.prompt.entries
-    return tuple(
-        _short_digest(msgspec.json.encode((entry.role, block))) for entry in entries for block in entry.content
-    )
+    return tuple(_digest_block(entry.role, block) for entry in entries for block in entry.content)
+
+
+def _digest_block(role: Role, block: Block) -> str:
+    return _short_digest(msgspec.json.encode((role, block)))
