@@ -1,4 +1,4 @@
-"""What every test stands on: reproducible examples, an empty home, and no credentials of whoever runs it."""
+"""The environment of every test: reproducible examples, an empty home, and no credentials of the user who runs it."""
 
 import gc
 import os
@@ -13,9 +13,9 @@ from holdfast.testing.markers import enforce_prefix_mark
 from tests.support.agents import Agent, MakeAgent, Step, changed_prefixes, make_agent
 from tests.support.postgres_server import new_database, reused_database
 
-# Many tests run side by side: threads that wait for each other's part of a sum would only take their time.
+# Many tests run in parallel: threads that compute one sum together would only compete for the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# The first is for every change, and finds what is plainly wrong; the others, by `make deep`, look elsewhere every time.
+# `check` runs on every change with fixed examples; `make deep` uses the others, with new random examples each time.
 settings.register_profile("check", derandomize=True, deadline=None, max_examples=20)
 settings.register_profile("wide", deadline=None, max_examples=300, print_blob=True)
 settings.register_profile("deep", deadline=None, max_examples=1000, print_blob=True)
@@ -24,7 +24,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "check"))
 FOREIGN = ("ANTHROPIC_", "CLAUDE_", "OPENAI_", "OPENROUTER_", "GEMINI_", "GOOGLE_", "HOLDFAST_", "XDG_")
 
 
-# What is loaded before the first test stays to the end: to look through it for garbage takes a sixth of the time.
+# Objects loaded before the first test live to the end: scanning them for garbage takes a sixth of the time.
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     gc.disable()
@@ -35,7 +35,7 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
-# Not `monkeypatch` and `tmp_path`: a test may undo the one, and expects the other to be empty.
+# Not `monkeypatch` and `tmp_path`: a test may undo the first, and expects the second to be empty.
 @pytest.fixture(autouse=True)
 def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     home = tmp_path_factory.mktemp("home")
@@ -45,7 +45,7 @@ def empty_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 environment.delenv(name)
         environment.setenv("HOME", str(home))
         environment.setenv("HOLDFAST_HOME", str(home / ".holdfast"))
-        # A run of pytest within a test names what it needs: to load all that is installed takes seconds.
+        # pytest started by a test names the plugins it needs: loading all installed ones takes seconds.
         environment.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         yield
 
@@ -59,7 +59,7 @@ def postgres() -> Iterator[str]:
 
 @pytest.fixture
 def emptied_postgres() -> Iterator[str]:
-    """The URL of a database with our tables and nothing in them, for tests that are not about how they are made."""
+    """The URL of a database with our tables and nothing in them, for tests that do not create them."""
     with reused_database() as url:
         yield url
 
@@ -68,14 +68,14 @@ def emptied_postgres() -> Iterator[str]:
 def agent(request: pytest.FixtureRequest) -> Iterator[MakeAgent]:
     """Builds agents, and checks at the end that each of their requests extended the one before.
 
-    A test that moves the prefix on purpose says so: `@pytest.mark.changes_prefix(reason="...")`.
+    A test that changes the prefix on purpose declares it: `@pytest.mark.changes_prefix(reason="...")`.
     """
-    made: list[Agent] = []
+    agents: list[Agent] = []
 
     def make(*steps: Step, **options: Unpack[Options]) -> Agent:
-        made.append(make_agent(*steps, **options))
-        return made[-1]
+        agents.append(make_agent(*steps, **options))
+        return agents[-1]
 
     yield make
-    moved = [line for one in made for line in changed_prefixes(one.events)]
-    enforce_prefix_mark(request.node, "\n".join(moved) or None, at_end=True)
+    changes = [line for built in agents for line in changed_prefixes(built.events)]
+    enforce_prefix_mark(request.node, "\n".join(changes) or None, at_end=True)

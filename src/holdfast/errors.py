@@ -13,6 +13,8 @@ HoldfastError
 from collections.abc import Sequence
 from typing import Literal
 
+from holdfast.redaction import redact_secrets
+
 FailureKind = Literal[
     "rate_limit",
     "auth",
@@ -28,7 +30,10 @@ FailureKind = Literal[
 
 
 class HoldfastError(Exception):
-    """Base of all errors that Holdfast raises on purpose."""
+    """Base of all errors that Holdfast raises on purpose. Its text shows no credential, whatever it quotes."""
+
+    def __str__(self) -> str:
+        return redact_secrets(super().__str__())
 
 
 class UserError(HoldfastError):

@@ -244,7 +244,7 @@ def test_no_key_no_token_and_no_stub_is_in_an_export(tmp_path: Path) -> None:
 
 def import_text(folder: Path, text: str, **more: Any) -> str:
     """The address of a store into which the text was imported."""
-    file, db = folder / "told.jsonl", folder / "imported.db"
+    file, db = folder / "export.jsonl", folder / "imported.db"
     file.write_text(text)
     run_ok(folder, "import", str(file), "--db", str(db), **more)
     return str(db)
@@ -409,7 +409,7 @@ def test_no_unit_is_trusted_more_than_its_signature_says(tmp_path: Path, source:
     lines = export_lines(source)
     change_record(lines, "unit", is_active_review, source_trust=1.0, token_count=0)
     db = import_text(tmp_path, "".join(f"{json.dumps(line)}\n" for line in lines))
-    (unit,) = (one for one in rows(export_lines(export_file(tmp_path, db)), "unit") if is_active_review(one))
+    (unit,) = (record for record in rows(export_lines(export_file(tmp_path, db)), "unit") if is_active_review(record))
     assert (unit["status"], unit["source_trust"]) == ("active", 0.9)
     assert unit["token_count"] > 5
 
@@ -424,7 +424,9 @@ def test_the_signer_is_the_one_in_the_signature_and_a_quarantine_persists(
     with served(db, tmp_path) as at:
         register(at)
         assert "quarantined" not in run_ok(tmp_path, "import", write_lines(tmp_path, lines), "--db", db)
-    (unit,) = (one for one in rows(export_lines(export_file(tmp_path, db)), "unit") if one["name"] == "release-notes")
+    (unit,) = (
+        record for record in rows(export_lines(export_file(tmp_path, db)), "unit") if record["name"] == "release-notes"
+    )
     assert (unit["status"], unit["signed_by"]) == (status, signer)
 
 
@@ -516,9 +518,9 @@ def test_an_invalid_record_is_refused_by_its_line_with_all_of_its_owner(
     assert reason in line
     assert f"nothing of '{AGENT}' was imported" in line
     remaining = export_lines(export_file(tmp_path, db))
-    assert [one for one in remaining if AGENT in json.dumps(one)] == []
+    assert [record for record in remaining if AGENT in json.dumps(record)] == []
     # The records before it were imported, and the complete file adds the rest.
-    assert [one["uri"] for one in rows(remaining, "unit")] == [SHARED]
+    assert [record["uri"] for record in rows(remaining, "unit")] == [SHARED]
     (tmp_path / "good.jsonl").write_text(source)
     assert "1 of them already stored" in run_ok(tmp_path, "import", str(tmp_path / "good.jsonl"), "--db", db)
 
@@ -541,7 +543,7 @@ HOSTILE = {
     "surrogate": (HEADER + AGENT_LINE.replace('"a"', '"\\ud800"') + END % 1, "line 2"),
     "cut": (HEADER + AGENT_LINE, "ends too early"),
     "count": (HEADER + AGENT_LINE + END % 2, "line 3: the file has 1 of both but declares 0 events and 2 records"),
-    "behind": (HEADER + AGENT_LINE + END % 1 + "x\n", "line 4: there is content after the end line"),
+    "after the end": (HEADER + AGENT_LINE + END % 1 + "x\n", "line 4: there is content after the end line"),
     "orphan": (HEADER + AUDIT % 1 + END % 1, "line 2: the records of 'a' do not start with the agent"),
     "shared": (
         HEADER + AUDIT.replace('"agent_id":"a"', '"agent_id":"shared"') % 1 + END % 1,
@@ -568,8 +570,10 @@ def test_arbitrary_file_content_ends_in_one_line(tmp_path: Path, name: str) -> N
     assert reason in line
     assert len(line) < 500
     if Path(db).exists():
-        pages = {"apart": ["a", "b"], "count": ["a"], "behind": ["a"]}
-        assert [one["id"] for one in rows(export_lines(export_file(tmp_path, db)), "agent")] == pages.get(name, [])
+        imported_agents = {"apart": ["a", "b"], "count": ["a"], "after the end": ["a"]}
+        assert [
+            record["id"] for record in rows(export_lines(export_file(tmp_path, db)), "agent")
+        ] == imported_agents.get(name, [])
 
 
 @pytest.mark.parametrize(("depth", "status"), [(30, 0), (40, 1), (700, 1), (5000, 1)])
@@ -599,12 +603,6 @@ def test_any_replaced_value_is_accepted_or_refused_in_one_line(
     assert (done.returncode, done.stderr.count("\n")) in ((0, 0), (1, 1)), done.stderr
     again = export_lines(export_file(folder, str(folder / "other.db")))
     assert again[-1].get("instruction_records", 0) == len([line for line in again if "row" in line])
-
-
-def test_a_store_without_instructions_support_is_refused(tmp_path: Path, source: str) -> None:
-    (tmp_path / "out.jsonl").write_text(source)
-    line = refusal_message(tmp_path, "import", str(tmp_path / "out.jsonl"), "--db", "memory:")
-    assert "SQLite file or PostgreSQL" in line
 
 
 def test_records_are_read_page_by_page_without_loss(

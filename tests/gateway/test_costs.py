@@ -160,8 +160,8 @@ ENCODERS: dict[str, Encode] = {
     "responses": responses,
     "gemini": gemini,
     "openrouter": openrouter,
-    "anthropic, marked at the top": with_automatic_breakpoint(anthropic),
-    "openrouter, marked at the top": with_automatic_breakpoint(openrouter),
+    "anthropic, automatic breakpoint": with_automatic_breakpoint(anthropic),
+    "openrouter, automatic breakpoint": with_automatic_breakpoint(openrouter),
 }
 
 

@@ -219,7 +219,7 @@ def test_a_client_that_offers_another_protocol_is_answered_in_http_1(
     assert b"upgrade" not in b"".join(upstream.heads).lower()
 
 
-def test_an_upgrade_in_advance_or_without_a_name_is_refused(gateway: ServedGateway) -> None:
+def test_a_pipelined_upgrade_and_a_connect_request_are_refused(gateway: ServedGateway) -> None:
     for request in (post() + post(more=UPGRADE), b"CONNECT localhost:1 HTTP/1.1\r\nHost: localhost\r\n\r\n"):
         with connect(gateway) as connection:
             connection.sendall(request)

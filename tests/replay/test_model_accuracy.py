@@ -326,11 +326,11 @@ def test_the_report_separates_predicted_explained_and_lost_misses() -> None:
     assert "  compacted" not in lines
 
 
-def recording_with_losses(*, person_lost: int, tool_lost: int, idle_seconds: float = 60) -> Recording:
+def recording_with_losses(*, user_lost: int, tool_lost: int, idle_seconds: float = 60) -> Recording:
     """A hundred rounds of a message and a tool result; so many of each lose what the previous call cached."""
     calls = [call(sent=9_000, waited_for="start")]
     for number in range(100):
-        for waited_for, lost in (("user", person_lost), ("tool", tool_lost)):
+        for waited_for, lost in (("user", user_lost), ("tool", tool_lost)):
             sent = (calls[-1].usage or Usage()).tokens_sent
             read = PREFIX_TOKENS if number < lost else sent
             says = "So?" if waited_for == "user" else "the result"
@@ -343,7 +343,7 @@ def recording_with_losses(*, person_lost: int, tool_lost: int, idle_seconds: flo
 
 
 def test_losses_far_more_frequent_after_a_user_than_after_a_tool_are_likely_the_clients() -> None:
-    fit = measure_model_fit(recording_with_losses(person_lost=10, tool_lost=0), UPGRADE)
+    fit = measure_model_fit(recording_with_losses(user_lost=10, tool_lost=0), UPGRADE)
     assert fit is not None
     assert fit.loss_counts == LossCounts(100, 10, 100, 0)
     assert (fit.misses["lost"], fit.explained_alone_count, fit.explained_count) == (10, 0, 10)
@@ -356,14 +356,14 @@ def test_losses_far_more_frequent_after_a_user_than_after_a_tool_are_likely_the_
 
 
 @pytest.mark.parametrize(
-    ("person_lost", "tool_lost", "is_likely_client"),
+    ("user_lost", "tool_lost", "is_likely_client"),
     [(10, 0, True), (5, 0, True), (4, 0, False), (10, 1, True), (9, 1, False), (10, 10, False), (0, 0, False)],
 )
 def test_losses_that_the_provider_may_have_caused_are_not_attributed_to_the_client(
-    person_lost: int, tool_lost: int, is_likely_client: bool
+    user_lost: int, tool_lost: int, is_likely_client: bool
 ) -> None:
     assert (
-        count_losses(recording_with_losses(person_lost=person_lost, tool_lost=tool_lost), MODEL.cache).is_likely_client
+        count_losses(recording_with_losses(user_lost=user_lost, tool_lost=tool_lost), MODEL.cache).is_likely_client
         is is_likely_client
     )
 
@@ -376,9 +376,7 @@ def test_three_losses_are_the_minimum_evidence_and_expired_entries_do_not_count(
         False,
         0.0,
     )
-    assert (
-        count_losses(recording_with_losses(person_lost=10, tool_lost=0, idle_seconds=300), MODEL.cache) == LossCounts()
-    )
+    assert count_losses(recording_with_losses(user_lost=10, tool_lost=0, idle_seconds=300), MODEL.cache) == LossCounts()
     assert count_losses(make_recording(10), MODEL.cache) == LossCounts()
 
 

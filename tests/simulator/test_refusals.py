@@ -62,16 +62,16 @@ INVALID: dict[str, tuple[Wire | bytes, str]] = {
         "messages.1.output_config: Extra inputs",
     ),
     "a user message after a system message": (request(HELLO, SYSTEM_MESSAGE, HELLO), "follows a system message"),
-    "five marks": (
+    "five breakpoints": (
         request(user(*(text(str(n), CACHE_CONTROL) for n in range(5)))),
         "A maximum of 4 blocks with cache_control may be provided. Found 5.",
     ),
-    "a long mark behind a short one": (
+    "a long ttl after a short one": (
         request(user(text("a", CACHE_CONTROL), text("b", {**CACHE_CONTROL, "ttl": "1h"}))),
         "must not come after",
     ),
-    "an unknown lifetime": (request(user(text("a", {**CACHE_CONTROL, "ttl": "2h"}))), "cache_control"),
-    "a mark on empty text": (
+    "an unknown ttl": (request(user(text("a", {**CACHE_CONTROL, "ttl": "2h"}))), "cache_control"),
+    "a breakpoint on empty text": (
         request(HELLO, system=[text(" ", CACHE_CONTROL)]),
         "system.0: cache_control cannot be set for empty text blocks",
     ),
@@ -131,7 +131,7 @@ def test_an_invalid_request_is_refused_with_its_reason(case: str) -> None:
 VALID: dict[str, Wire] = {
     "answered calls": request(HELLO, assistant(CALL, OTHER_CALL), user(RESULT, OTHER_RESULT, "Go on.")),
     "results in two messages": request(HELLO, assistant(CALL, OTHER_CALL), user(RESULT), user(OTHER_RESULT)),
-    "four marks": request(user(*(text(str(n), CACHE_CONTROL) for n in range(4)))),
+    "four breakpoints": request(user(*(text(str(n), CACHE_CONTROL) for n in range(4)))),
     "all the output": request(HELLO, max_tokens=128_000),
     "a free choice": request(HELLO, tools=[tool("a")], tool_choice={"type": "none"}),
     "no choice": request(HELLO, tool_choice=None),

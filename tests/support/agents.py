@@ -1,4 +1,4 @@
-"""Agents for tests: sessions on a memory store that speak to replayed replies, watched by the prefix net."""
+"""Agents for tests: sessions on a memory store with replayed replies, and the prefix check of their requests."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -36,7 +36,7 @@ Step = Reply | ProviderError | Pause
 
 
 class ReplayTransport:
-    """The network, replayed: one step per request, in a provider's own bytes, and every body that was sent."""
+    """A transport that replays one step per request in a provider's own bytes and records every body sent."""
 
     def __init__(self, steps: Sequence[Step], adapter: Adapter | None = None) -> None:
         self._steps = list(steps)
@@ -71,27 +71,27 @@ SMALL = Usage(input=10, output=5)
 
 
 def says(*content: Block | str, usage: Usage = SMALL) -> Reply:
-    """A reply; it asks for tools when there is a call in it."""
+    """A reply; its stop reason is `tool_use` if it contains a tool call."""
     blocks = tuple(Text(part) if isinstance(part, str) else part for part in content)
     calls = any(isinstance(block, ToolUse) for block in blocks)
     return Reply(blocks, "tool_use" if calls else "end_turn", usage, model="claude-sonnet-5-5", id="msg_1")
 
 
 class Agent:
-    """A session with all its parts at hand."""
+    """A session with its clock, store and transport."""
 
     def __init__(self, steps: Sequence[Step], options: Options) -> None:
         self.clock = ManualClock()
         self.store = MemoryStore()
         self.transport = ReplayTransport(steps)
-        given: Options = {
+        defaults: Options = {
             "model": "anthropic:claude-sonnet-5-5",
             "store": self.store,
             "transport": self.transport,
             "clock": self.clock,
             "new_id": CountingIds(),
         }
-        self.options: Options = given | options
+        self.options: Options = defaults | options
         self.session = Session.create(**self.options)
 
     @property
@@ -116,27 +116,30 @@ def make_agent(*steps: Step, **options: Unpack[Options]) -> Agent:
 
 
 def changed_prefixes(events: Sequence[Event]) -> list[str]:
-    """Every request that did not extend the one before, by layer and byte."""
-    found: list[str] = []
-    length = response = 0
+    """Every request that did not extend the previous one, by layer and byte."""
+    changes: list[str] = []
+    length = completed_length = 0
     for event in events:
         if isinstance(event.payload, LlmCallCompleted):
-            response = length
+            completed_length = length
         if isinstance(event.payload, MessagesWithdrawn | ViewRepair):
-            # The provider took nothing of what was refused.
-            length = response
+            # The provider cached nothing of a refused request.
+            length = completed_length
         if isinstance(event.payload, ContextCompacted):
-            # What stands behind the cut was given up on purpose.
-            length, response = event.payload.unchanged_blocks, min(response, event.payload.unchanged_blocks)
+            # A compaction replaces everything after the cut on purpose.
+            length, completed_length = (
+                event.payload.unchanged_blocks,
+                min(completed_length, event.payload.unchanged_blocks),
+            )
         if isinstance(event.payload, ModelSwitched):
-            # Another model has another cache: there is no prefix that could move.
+            # Another model has another cache: there is no prefix to keep.
             length = 0
         if not isinstance(event.payload, RequestPrepared):
             continue
         prepared = event.payload
         if prepared.shared_blocks < length:
-            moved = prepared.digests[0] if prepared.digests else None
-            where = f"layer {moved.layer!r} at byte {moved.start}" if moved else "the end"
-            found.append(f"the prefix moved: {where} (block {prepared.shared_blocks} of {length})")
+            first_changed = prepared.digests[0] if prepared.digests else None
+            where = f"layer {first_changed.layer!r} at byte {first_changed.start}" if first_changed else "the end"
+            changes.append(f"the prefix changed: {where} (block {prepared.shared_blocks} of {length})")
         length = prepared.shared_blocks + len(prepared.digests)
-    return found
+    return changes

@@ -1,4 +1,4 @@
-"""One model of each provider, somebody at the other end of its wire, and what differs between two prompts."""
+"""One model of each provider, a transport that answers it, and the difference between two requests."""
 
 from collections.abc import AsyncGenerator
 
@@ -30,7 +30,7 @@ class SentRequest(msgspec.Struct, frozen=True):
 
 
 class ScriptedCommand:
-    """In the place of a command: it prints the same each time, and keeps what it was asked."""
+    """Replaces a command-line provider: it prints the same reply each time and records the requests."""
 
     def __init__(self) -> None:
         self.requests: list[SentRequest] = []
@@ -47,15 +47,15 @@ class ScriptedCommand:
 
 
 def answering_provider(model: str) -> SimulatedProvider | ScriptedCommand:
-    """Somebody who says yes to whatever this model is asked."""
+    """A transport that replies "Yes." to every request of this model."""
     if get_provider(model.partition(":")[0]).is_command:
         return ScriptedCommand()
     return SimulatedProvider(clock=ManualClock(), script='{"content": "Yes."}\n' * 9)
 
 
 def inserted_bytes(before: bytes, after: bytes) -> bytes:
-    """What stands in the second and not in the first, which is otherwise the same to the byte."""
+    """The bytes that the second request has in addition to the first; everything else must be equal."""
     front = common_prefix_length(before, after)
     back = common_prefix_length(before[front:][::-1], after[front:][::-1])
-    assert front + back == len(before), "something else changed, too"
+    assert front + back == len(before), "something else changed too"
     return after[front : len(after) - back]

@@ -1,7 +1,7 @@
-"""A program that appends events to a store and writes to standard output the id of each that is acknowledged.
+"""A program that appends events to a store and prints the id of each acknowledged event.
 
 Arguments: the store's address, the session, how many events, how many of them in one append, and how the program
-ends: `close` the store, or `leave` without a word to it. A session `calls...` has model calls in it.
+ends: `close` the store, or `leave` without closing it. A session named `calls...` has model calls.
 """
 
 import os

@@ -1,4 +1,4 @@
-"""A real browser without a window, and a service to look at; tests skip in one line where there is no browser."""
+"""A real headless browser; tests skip with one line where none is installed."""
 
 import json
 import os
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 
 class Keys:
-    """What WebDriver calls the keys that are no letters; told here because there may be no client to tell it."""
+    """WebDriver's codes of special keys, repeated here because the client may not be installed."""
 
     TAB = "\ue004"
     ENTER = "\ue007"
@@ -55,32 +55,32 @@ def require_browser() -> None:
 
 
 class Page:
-    """What a person sees and does, and what the browser says of it."""
+    """The page as a user sees and operates it, with the browser's console and network log."""
 
     def __init__(self, driver: "webdriver.Chrome", url: str = "") -> None:
         self.driver = driver
         self.url = url
-        self.expecting: tuple[str, ...] = ()
+        self.expected_errors: tuple[str, ...] = ()
 
-    def expected(self, complaint: str) -> bool:
-        """Whether the test has made the service refuse this; browsers put every refusal into the console."""
-        return any(word in complaint for word in self.expecting)
+    def is_expected(self, complaint: str) -> bool:
+        """Whether the test caused this refusal on purpose; browsers log every refused request in the console."""
+        return any(word in complaint for word in self.expected_errors)
 
     def open(self, view: str = "", *, heading: str | None = None) -> None:
-        """Opens a view by its URL, as if the page was opened for the first time."""
+        """Opens a view by its URL in a freshly loaded page."""
         self.leave()
         self.driver.get(f"{self.url}/#/{view}")
-        self.until(lambda: self.text("h1") if heading is None else self.text("h1") == heading)
+        self.wait_until(lambda: self.text("h1") if heading is None else self.text("h1") == heading)
 
     def leave(self) -> None:
-        """Goes elsewhere, as somebody does before the service is stopped."""
+        """Leaves the page, as every test does before its service stops."""
         self.driver.get("about:blank")
 
-    def all(self, selector: str) -> "list[WebElement]":
+    def elements(self, selector: str) -> "list[WebElement]":
         return list(self.driver.find_elements(By.CSS_SELECTOR, selector))
 
-    def one(self, selector: str) -> "WebElement":
-        return self.until(lambda: next(iter(self.all(selector)), None))
+    def element(self, selector: str) -> "WebElement":
+        return self.wait_until(lambda: next(iter(self.elements(selector)), None))
 
     def text(self, selector: str) -> str:
         found = self.driver.execute_script(
@@ -95,37 +95,40 @@ class Page:
         return found
 
     def click(self, selector: str) -> None:
-        # The page may be drawn anew between finding and clicking; a person would click again.
+        # The page may be redrawn between finding and clicking; a user would click again.
         script = (
             "const e = document.querySelector(arguments[0]); if (!e || e.disabled) return false; e.click(); return 1"
         )
-        self.until(lambda: self.run(script, selector))
+        self.wait_until(lambda: self.run(script, selector))
 
     def run(self, script: str, *arguments: object) -> Any:
         return self.driver.execute_script(script, *arguments)
 
-    def until(self, found: Callable[[], T | None], *, seconds_max: float = SECONDS_MAX) -> T:
-        waited = WebDriverWait(self.driver, seconds_max, poll_frequency=0.05)
-        result: T = waited.until(lambda _: found())
+    def wait_until(self, condition: Callable[[], T | None], *, seconds_max: float = SECONDS_MAX) -> T:
+        waiter = WebDriverWait(self.driver, seconds_max, poll_frequency=0.05)
+        result: T = waiter.until(lambda _: condition())
         return result
 
-    def complaints(self) -> list[str]:
-        """What stands in the console as an error or a warning."""
+    def console_errors(self) -> list[str]:
+        """The errors and warnings in the console."""
         entries = self.driver.get_log("browser")
         return [str(entry["message"]) for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
 
-    def requested(self) -> list[str]:
-        """The addresses of all requests that were sent since the last time."""
+    def requested_urls(self) -> list[str]:
+        """The URLs of all requests sent since the last call."""
         sent = (json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance"))
-        urls = [it["params"]["request"]["url"] for it in sent if it["method"] == "Network.requestWillBeSent"]
-        # The browser's own first page is made of these; nothing of them goes over a wire.
+        requests = [
+            message["params"]["request"] for message in sent if message["method"] == "Network.requestWillBeSent"
+        ]
+        urls = [request["url"] for request in requests]
+        # The browser's own start page uses these; none of them is a network request.
         return [url for url in urls if url.partition(":")[0] not in ("chrome", "chrome-untrusted", "data", "blob")]
 
-    def accessible(self) -> list[tuple[str, str]]:
-        """Roles and names, as those who do not see are told them."""
+    def accessible_nodes(self) -> list[tuple[str, str]]:
+        """Roles and names in the accessibility tree, as a screen reader gets them."""
         nodes = self.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-        response = (node for node in nodes if not node.get("ignored"))
-        return [(str(it["role"]["value"]), str(it.get("name", {}).get("value", ""))) for it in response if "role" in it]
+        exposed = (node for node in nodes if not node.get("ignored") and "role" in node)
+        return [(str(node["role"]["value"]), str(node.get("name", {}).get("value", ""))) for node in exposed]
 
     def resize(self, width: int, height: int) -> None:
         self.driver.execute_cdp_cmd(
@@ -133,7 +136,7 @@ class Page:
             {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
         )
 
-    def theme(self, name: str) -> None:
+    def set_theme(self, name: str) -> None:
         features = [{"name": "prefers-color-scheme", "value": name}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 

@@ -1,4 +1,4 @@
-"""Logs with model calls on them, as hypothesis strategies: what sessions record, and what none would."""
+"""Logs with model calls as hypothesis strategies: events that sessions record, and some that none would."""
 
 from decimal import Decimal
 
@@ -159,12 +159,12 @@ payloads: st.SearchStrategy[AnyPayload] = st.one_of(
 )
 
 ODD = (LlmCallCompleted, LlmCallFailed, CachePinged, ExplicitCacheChanged, RequestPrepared)
-"""Of these also such values are made as no session records."""
+"""Payload types of which values are also generated that no session records."""
 
 
 @st.composite
 def call_events(draw: st.DrawFn) -> Event:
-    """An event of one of a few sessions, within three days or at any time at all."""
+    """An event of one of a few sessions, within three days or at any time."""
     if draw(st.integers(0, 9)) == 0:
         odd = draw(st.sampled_from(ODD).flatmap(events_with))
         return Event(odd.id, odd.at, draw(st.sampled_from(SESSIONS)), odd.actor, odd.payload, version=1)

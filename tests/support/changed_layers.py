@@ -9,7 +9,7 @@ _EXCERPT_BYTES = 24
 
 
 class ChangedLayer(msgspec.Struct, frozen=True):
-    """The first difference between a prompt and the one before it, whose bytes it should have kept."""
+    """The first difference between a prompt and the one before it, whose bytes it should have extended."""
 
     layer: str
     block: int

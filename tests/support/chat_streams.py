@@ -1,4 +1,4 @@
-"""Streams of chat completions, as a provider would send them."""
+"""Streams of chat completions in a provider's format."""
 
 import json
 from collections.abc import Iterable
@@ -22,7 +22,7 @@ def usage(prompt: int = 0, output: int = 0, **details: int) -> bytes:
 
 
 def call_delta(index: int | None = None, **fields: object) -> dict[str, object]:
-    """A delta with a part of a call."""
+    """A delta with a part of a tool call."""
     function = {name: fields.pop(name) for name in ("name", "arguments") if name in fields}
     place = {} if index is None else {"index": index}
     return {"tool_calls": [{**place, **fields, "function": function}]}
@@ -34,7 +34,7 @@ def feed_events(adapter: Adapter, events: Iterable[bytes]) -> tuple[StreamDecode
 
 
 def decode_stream(adapter: Adapter, *events: bytes) -> Reply:
-    """The reply of a stream that ends, once."""
+    """The reply of a complete stream, which must be reported exactly once."""
     _, deltas = feed_events(adapter, events)
     (finished,) = [delta for delta in deltas if isinstance(delta, ReplyFinished)]
     assert deltas[-1] is finished
@@ -42,7 +42,7 @@ def decode_stream(adapter: Adapter, *events: bytes) -> Reply:
 
 
 def decode_cut_stream(adapter: Adapter, *events: bytes) -> Reply | None:
-    """What is left of a stream that ends here."""
+    """The partial reply of a stream that breaks off here."""
     reader, deltas = feed_events(adapter, events)
     assert not any(isinstance(delta, ReplyFinished) for delta in deltas)
     return reader.partial()

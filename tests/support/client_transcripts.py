@@ -1,4 +1,4 @@
-"""Transcripts as Claude Code writes them, made by hand: one JSON object a line, one reply over several of them."""
+"""Handmade transcripts in Claude Code's format: one JSON object per line, one reply spread over several lines."""
 
 import datetime
 import json
@@ -29,7 +29,7 @@ def usage(read: int, written: int, *, output: int = 100, plain: int = 3, long: b
 
 
 class Script:
-    """Lines of one conversation in their order; each follows the one before."""
+    """The lines of one conversation in order; each names the previous one as its parent."""
 
     def __init__(self, session: str = SESSION, *, model: str = MODEL, agent: str | None = None) -> None:
         self.lines: list[Line] = []
@@ -64,7 +64,7 @@ class Script:
         return self.put("user", message={"role": "user", "content": [block]}, toolUseResult={"stdout": text})
 
     def reply(self, used: Mapping[str, object], *, parts: int = 2, id: str | None = None, **fields: object) -> "Script":
-        """One reply of so many lines; its output is whole on the last of them only."""
+        """One reply of so many lines; only the last has its full output count."""
         name = id or f"msg_{self.session}_{self.agent or 'main'}_{self._calls}"
         blocks: Sequence[Line] = [{"type": "text", "text": f"Part {part}."} for part in range(parts - 1)]
         blocks = [*blocks, {"type": "tool_use", "id": f"t{self._calls}", "name": "Read", "input": {}}]
@@ -86,7 +86,7 @@ class Script:
 
 
 def loop(gaps: Sequence[float], session: str = SESSION, *, head: int = 20_000, step: int = 2_000) -> Script:
-    """A tool loop that starts cold and reads all that is not older than five minutes."""
+    """A tool loop that starts without a cache and reads everything that is at most five minutes old."""
     script = Script(session).ask().reply(usage(0, head - 3))
     sent = head
     for gap in gaps:

@@ -1,4 +1,4 @@
-"""`holdfast` with words behind it, as a program of its own or in the process of the test."""
+"""The `holdfast` command with arguments, as a subprocess or in the process of the test."""
 
 import contextlib
 import io
@@ -26,7 +26,7 @@ def run_command(*arguments: str, cwd: Path | None = None, **environ: str) -> sub
 
 
 def run_in_process(*arguments: str, cwd: Path | None = None, **environ: str) -> subprocess.CompletedProcess[str]:
-    """The same without a program, which takes half a second to start; one test of each kind should start it."""
+    """The same in this process: a subprocess takes half a second to start, so few tests should use one."""
     words = ["holdfast", *arguments]
     streams = (io.BytesIO(), io.BytesIO())
     out, err = (io.TextIOWrapper(one, encoding="utf-8", write_through=True) for one in streams)
@@ -36,8 +36,8 @@ def run_in_process(*arguments: str, cwd: Path | None = None, **environ: str) -> 
         patch.setattr(sys, "stderr", err)
         for name, value in environ.items():
             patch.setenv(name, value)
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as result:
             main()
-    status = ended.value.code
+    status = result.value.code
     assert isinstance(status, int)
     return subprocess.CompletedProcess(words, status, *(one.getvalue().decode() for one in streams))

@@ -1,4 +1,4 @@
-"""Random conversations, as events of a session, and what a compaction looks at in them."""
+"""Random conversations as events of a session, and the snapshot that a compaction works on."""
 
 import random
 
@@ -42,7 +42,7 @@ WORDS = (
 
 
 class History:
-    """A session that grows turn by turn, with ids and words from one seed."""
+    """A session that grows turn by turn, with ids and text from one seed."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -70,7 +70,7 @@ class History:
         return " ".join(self.dice.choice(WORDS) + str(self.dice.randrange(50)) for _ in range(count))
 
     def turn(self, *, ends: bool = True) -> None:
-        """A person asks, tools run, and the model has the last word unless the turn does not end."""
+        """A user message, tool calls, and a final reply unless the turn does not end."""
         self.add(TurnStarted("", 0))
         if self.dice.random() < 0.3:
             self.add(ContextInjected("git", self.words(4)))
@@ -83,7 +83,7 @@ class History:
             self.add(MessageAppended(Message("assistant", self._assistant_blocks())))
 
     def exchange(self) -> None:
-        """Calls, side by side, and their results in any order."""
+        """Parallel tool calls and their results in any order."""
         calls = tuple(self._call() for _ in range(self.dice.randrange(1, 4)))
         self.add(MessageAppended(Message("assistant", (*self._assistant_blocks()[:-1], *calls))))
         results = [self._result(call) for call in calls]

@@ -1,4 +1,4 @@
-"""Short logs, and short ways to make them."""
+"""Short event logs, and functions that build them."""
 
 from decimal import Decimal
 
@@ -16,7 +16,7 @@ EVENTS_A_CALL = 4
 
 
 def message_event(number: int, session: str = "s", text: str | None = None) -> Event:
-    """The event that puts a message on the log; its id and time follow from the number."""
+    """An event that appends a message; its id and time follow from the number."""
     payload = MessageAppended(make_user_message(f"message {number}" if text is None else text))
     return event(f"{session}-{number:06d}", payload, session=session, at=1_800_000_000.0 + number)
 
@@ -32,7 +32,7 @@ def session_started_event(
 
 
 def call_event(number: int, session: str = "s") -> Event:
-    """Four such events in a row are a message and its call; every fifth call reads nothing of what is cached."""
+    """Four such events in a row are a message and its model call; every fifth call is a cache miss."""
     call, step = divmod(number, EVENTS_A_CALL)
     read = 0 if call % 5 == 4 else 20_000
     payloads: tuple[AnyPayload, ...] = (

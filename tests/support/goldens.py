@@ -1,4 +1,4 @@
-"""Whether something is still, byte for byte, what was agreed on; `make golden` agrees anew."""
+"""Compares bytes with a golden file; `make golden` rewrites the files."""
 
 import difflib
 import os
@@ -29,4 +29,4 @@ def difference(name: str, agreed: bytes, actual: bytes) -> str:
         n=2,
     )
     shown = "\n".join(lines) or "the lines are equal, their endings are not"
-    return f"{name} has changed; if that is meant, `make golden` writes it anew\n{shown}"
+    return f"{name} has changed; if that is meant, `make golden` rewrites it\n{shown}"

@@ -1,4 +1,4 @@
-"""A session through a night in which nobody has to wait: a clock that passes over whatever is slept through."""
+"""A session with long idle times that take no real time: its clock jumps over every sleep."""
 
 import asyncio
 
@@ -19,7 +19,7 @@ PROMPT = "Follow the rules of the house. " * 2000
 
 
 class IdleSession:
-    """A session, and a clock that passes over whatever it sleeps through."""
+    """A session and a clock that jumps over its sleeps."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class IdleSession:
         await woken
 
     async def pause(self, seconds: float) -> None:
-        """So much time passes, with whatever the session does in it."""
+        """Let so much time pass, with everything the session does in it."""
         until = self.clock.now + seconds
         while True:
             await wait_until_settled()

@@ -1,4 +1,4 @@
-"""Sessions to harvest, and folders of knowledge whose every write can be the last one."""
+"""Sessions to harvest, and knowledge folders that fail at any write."""
 
 import contextlib
 from collections.abc import Sequence
@@ -24,12 +24,12 @@ QUESTION = "Should the cache live in src/cache.py?"
 async def store_session(
     log: EventLog, folder: Path | None, /, *asks: str, end: bool = True, **options: Unpack[Options]
 ) -> str:
-    """A stored session in which these things were asked, each answered with a decision and a question."""
-    given: Options = {"store": log, "new_id": new_ulid}
+    """A stored session with these user messages, each answered with a decision and a question."""
+    defaults: Options = {"store": log, "new_id": new_ulid}
     if folder is not None:
-        given["workspace"] = folder
+        defaults["workspace"] = folder
     async with new_session(
-        scripted_provider(*([f"{DECISION} {QUESTION}"] * len(asks))), **(given | options)
+        scripted_provider(*([f"{DECISION} {QUESTION}"] * len(asks))), **(defaults | options)
     ) as session:
         for ask in asks:
             await session.send(ask)
@@ -43,35 +43,35 @@ def knowledge_folder(workspace: Path) -> KnowledgeFolder:
 
 
 def text_session(session: str, *texts: str, day: str = "2026-11-01", workspace: str | None = None) -> EndedSession:
-    """A session of which only the words are there: what a person said, the model's words in between."""
-    passages = [
+    """An ended session of text only: user messages and replies in turn."""
+    entries = [
         HistoryEntry("user" if number % 2 == 0 else "assistant", (Text(text),), number=number + 1)
         for number, text in enumerate(texts)
     ]
-    return EndedSession(session, len(passages), day, lambda: passages, workspace)
+    return EndedSession(session, len(entries), day, lambda: entries, workspace)
 
 
 def tool_session(session: str, ask: str, *steps: tuple[str, str, str], day: str = "2026-11-01") -> EndedSession:
-    """A session with calls: tool, arguments as JSON, and what the tool said."""
-    passages = [HistoryEntry("user", (Text(ask),), number=1)]
+    """An ended session with tool calls: tool, arguments as JSON, and output."""
+    entries = [HistoryEntry("user", (Text(ask),), number=1)]
     for at, (tool, arguments, output) in enumerate(steps):
         use = ToolUse(f"t{at}", tool, arguments)
-        passages.append(HistoryEntry("assistant", (use,), number=len(passages) + 1))
+        entries.append(HistoryEntry("assistant", (use,), number=len(entries) + 1))
         result = ToolResult(use.id, (Text(output),), name=tool)
-        passages.append(HistoryEntry("user", (result,), number=len(passages) + 1))
-    passages.append(HistoryEntry("assistant", (Text("Done."),), number=len(passages) + 1))
-    return EndedSession(session, len(passages), day, lambda: passages, "/project")
+        entries.append(HistoryEntry("user", (result,), number=len(entries) + 1))
+    entries.append(HistoryEntry("assistant", (Text("Done."),), number=len(entries) + 1))
+    return EndedSession(session, len(entries), day, lambda: entries, "/project")
 
 
 class Crash(BaseException):
-    """The process is gone."""
+    """The process died."""
 
 
 Mode = Literal["before", "cut short", "after"]
 
 
 class CrashingDisk:
-    """A disk on which the process dies at one of its writes: before it, behind it, or in the middle of an append."""
+    """Files on which the process dies at one write: before it, after it, or in the middle of an append."""
 
     def __init__(self, disk: KnowledgeFiles, *, at: int, mode: Mode = "before") -> None:
         self._disk = disk
@@ -92,13 +92,13 @@ class CrashingDisk:
         if self._dies_before():
             raise Crash
         self._disk.replace(name, content)
-        self._die_behind()
+        self._die_after()
 
     def replace_unless_changed(self, name: str, content: bytes, before: bytes | None) -> bool:
         if self._dies_before():
             raise Crash
         done = self._disk.replace_unless_changed(name, content, before)
-        self._die_behind()
+        self._die_after()
         return done
 
     def append(self, name: str, content: bytes) -> None:
@@ -107,25 +107,25 @@ class CrashingDisk:
                 self._disk.append(name, content[: len(content) * 2 // 3])
             raise Crash
         self._disk.append(name, content)
-        self._die_behind()
+        self._die_after()
 
     def remove(self, name: str) -> None:
         if self._dies_before():
             raise Crash
         self._disk.remove(name)
-        self._die_behind()
+        self._die_after()
 
     def _dies_before(self) -> bool:
         self.writes += 1
         return self.writes == self._at and self._mode != "after"
 
-    def _die_behind(self) -> None:
+    def _die_after(self) -> None:
         if self.writes == self._at:
             raise Crash
 
 
 class EditedDisk:
-    """A disk on which somebody adds a line to a file between its reading and its writing, so many times each."""
+    """Files to which a user adds a line between read and write, a given number of times each."""
 
     def __init__(self, disk: KnowledgeFolder, *, times: int = 1) -> None:
         self._disk = disk
@@ -140,7 +140,7 @@ class EditedDisk:
 
     def replace_unless_changed(self, name: str, content: bytes, before: bytes | None) -> bool:
         edits, now = self.edits.setdefault(name, []), self._disk.read(name)
-        # Notes on a file that has none yet have a name that nobody would think of.
+        # A user would not guess the name of a notes file that does not exist yet.
         if len(edits) < self._times and not (now is None and name.startswith(NOTES_FOLDER)):
             edits.append(f"- Mine is line {len(edits)} of {name}.\n".encode())
             self._disk.replace(name, (now or b"") + edits[-1])
@@ -148,7 +148,7 @@ class EditedDisk:
 
 
 def contents(folder: KnowledgeFolder, leave_out: Sequence[str] = ()) -> dict[str, bytes]:
-    """Every file of a folder of knowledge, by its name."""
+    """Every file of a knowledge folder, by name."""
     return {
         str(path.relative_to(folder.path)): path.read_bytes()
         for path in sorted(folder.path.rglob("*"))

@@ -1,4 +1,4 @@
-"""Conversations that grow: a simulated model that reads one long file a turn, and sessions with it."""
+"""Growing conversations: a simulated model that reads one long file per turn, and sessions with it."""
 
 from collections.abc import Sequence
 
@@ -26,12 +26,12 @@ def read_file(path: str) -> str:
 
 
 def read_one_file_a_turn(messages: Sequence[Message]) -> ScriptedReply:
-    """One call for a file that is named by how long the conversation is, then a word about it."""
+    """One call that reads a file named after the length of the conversation, then a short reply."""
     results = sum(block_kind(block) == "tool_result" for block in messages[-1].content)
     if results:
         return ScriptedReply((Text("It is as expected; next is the one behind it."),))
-    spoken = sum(len(str(message.content)) for message in messages)
-    path = f"src/part_{spoken % 9973}/lexer.py"
+    characters = sum(len(str(message.content)) for message in messages)
+    path = f"src/part_{characters % 9973}/lexer.py"
     return ScriptedReply((ToolUse("", "read_file", encode_json({"path": path}).decode()),))
 
 
@@ -61,14 +61,14 @@ class LongConversation:
         return Session.create(**self.options)
 
     def resume(self, session_id: str) -> Session:
-        told: Options = {
+        options: Options = {
             "store": self.store,
             "transport": self.provider,
             "clock": self.clock,
             "tools": self.options["tools"],
             "compaction": self.options["compaction"],
         }
-        return Session.resume(session_id, **told)
+        return Session.resume(session_id, **options)
 
     async def send_turns(self, session: Session, turns: int, *, gap_seconds: float = 10.0) -> None:
         for number in range(turns):

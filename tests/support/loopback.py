@@ -1,4 +1,4 @@
-"""A provider on a loopback socket that answers as a test says, and a wire to it."""
+"""A provider on a loopback socket with scripted responses, and a transport to it."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -19,7 +19,7 @@ RequestHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Pauses:
-    """A sleep that takes no time and remembers how long it would have taken."""
+    """A sleep that takes no time and records its length."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -29,7 +29,7 @@ class Pauses:
 
 
 class Server:
-    """Answers each request with the next of its answers, the last one again and again."""
+    """Passes each request to the next handler; the last one handles all later requests."""
 
     def __init__(self, *answers: RequestHandler) -> None:
         self._answers = list(answers)
@@ -125,7 +125,7 @@ async def hangs_up(request: web.Request) -> web.StreamResponse:
 
 
 class Endless:
-    """Sends something again and again, and knows when nobody listens any more."""
+    """Sends data until the client disconnects, and records when it does."""
 
     def __init__(self, status: int = 200) -> None:
         self._status = status

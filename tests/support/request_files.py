@@ -1,4 +1,4 @@
-"""Requests as people have them on disk, one for each provider and long enough to be cached."""
+"""Request files, one for each provider and long enough to be cached."""
 
 import copy
 import json
@@ -49,7 +49,7 @@ GEMINI_MODEL = "gemini:gemini-3.8-flash"
 
 
 def with_value(body: dict[str, Any], *path: str | int, to: object) -> dict[str, Any]:
-    """The body with one value replaced, or added; the given one stays as it is."""
+    """A copy of the body with one value replaced or added."""
     made = copy.deepcopy(body)
     inner: Any = made
     for step in path[:-1]:

@@ -1,4 +1,4 @@
-"""A program that goes on with a stored session, has its model load skills, and writes the last request to its output.
+"""A program that resumes a stored session, lets its model load skills, and prints the last request.
 
 Arguments: the session, the store, and the names of the skills.
 """

@@ -1,4 +1,4 @@
-"""Units to search, by hand and by chance."""
+"""Search units: handmade ones and hypothesis strategies."""
 
 from hypothesis import strategies as st
 

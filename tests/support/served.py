@@ -1,4 +1,4 @@
-"""Providers on a real port for clients that block: the simulator, and one that says what it is told to say."""
+"""Providers on a real port for blocking clients: the simulator, and one with scripted responses."""
 
 import json
 import urllib.request
@@ -20,7 +20,7 @@ TIMEOUT_SECONDS = 5.0
 
 
 class SimulatorServer:
-    """A simulator in a thread of its own."""
+    """A simulator in its own thread."""
 
     def __init__(self, script: Script) -> None:
         self._serving = serve_provider(SimulatedProvider(script=script))
@@ -33,14 +33,14 @@ class SimulatorServer:
         self._serving.__exit__(None, None, None)
 
     def client(self, **options: Any) -> anthropic.Anthropic:
-        given = {"base_url": self.url, "api_key": "any", "timeout": TIMEOUT_SECONDS, "max_retries": 0}
-        return anthropic.Anthropic(**{**given, **options})
+        defaults = {"base_url": self.url, "api_key": "any", "timeout": TIMEOUT_SECONDS, "max_retries": 0}
+        return anthropic.Anthropic(**{**defaults, **options})
 
     def bodies(self) -> list[dict[str, Any]]:
-        """What was posted, oldest first."""
+        """The posted bodies, oldest first."""
         with urllib.request.urlopen(f"{self.url}/_sim/requests", timeout=TIMEOUT_SECONDS) as response:
-            listed = json.load(response)["requests"]
-        return [json.loads(request["body"]) for request in listed if request["method"] == "POST"]
+            requests = json.load(response)["requests"]
+        return [json.loads(request["body"]) for request in requests if request["method"] == "POST"]
 
     def advance(self, seconds: float) -> None:
         body = json.dumps({"advance_seconds": seconds}).encode()
@@ -50,26 +50,26 @@ class SimulatorServer:
 
 @contextmanager
 def serve_handlers(*answers: RequestHandler) -> Iterator[Server]:
-    """A provider in a thread of its own that gives one answer after the other, the last one again and again."""
+    """A provider in its own thread that uses one handler per request, and the last one for all later requests."""
     with LoopThread() as thread:
         server = serving(*answers)
         try:
-            yield thread.run(_entered(server))
+            yield thread.run(_enter(server))
         finally:
-            thread.run(_left(server))
+            thread.run(_exit(server))
 
 
-async def _entered(server: Any) -> Server:
+async def _enter(server: Any) -> Server:
     entered: Server = await server.__aenter__()
     return entered
 
 
-async def _left(server: Any) -> None:
+async def _exit(server: Any) -> None:
     await server.__aexit__(None, None, None)
 
 
 def reply_handler(adapter: Adapter, reply: Reply) -> RequestHandler:
-    """The reply as the provider gives it: whole, or as a stream if that is asked for."""
+    """The reply in the provider's format: as a whole, or as a stream if requested."""
 
     async def answer(request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
@@ -86,6 +86,6 @@ def reply_handler(adapter: Adapter, reply: Reply) -> RequestHandler:
 
 
 def _is_wanted(chunk: bytes, body: dict[str, Any]) -> bool:
-    """A chat says what it took only to those who ask."""
-    asked = (body.get("stream_options") or {}).get("include_usage")
-    return bool(asked) or b'"chat.completion.chunk"' not in chunk or b'"choices":[]' not in chunk
+    """Chat completions report usage in a stream only on request."""
+    include_usage = (body.get("stream_options") or {}).get("include_usage")
+    return bool(include_usage) or b'"chat.completion.chunk"' not in chunk or b'"choices":[]' not in chunk

@@ -1,4 +1,4 @@
-"""The service on a real port in a thread of its own or called in process, and a client that can send it anything."""
+"""The service on a real port in its own thread or called in process, and a client that can send it anything."""
 
 import asyncio
 import http.client
@@ -37,7 +37,7 @@ class ServiceResponse:
 
     @property
     def code(self) -> str:
-        """The code of an error, which has the one shape that all errors have."""
+        """The code of an error response, whose shape is checked."""
         assert self.headers["content-type"] == "application/json"
         (error,) = self.json.values()
         assert error.keys() <= {"code", "message", "details"}
@@ -60,7 +60,7 @@ class Client:
         key: str | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> ServiceResponse:
-        """A body of bytes, or of chunks of them, is sent as it is, with no content type; any other as JSON."""
+        """A body of bytes or of chunks is sent unchanged without a content type; any other is sent as JSON."""
         sent: dict[str, str] = {} if key is None else {"authorization": f"Bearer {key}"}
         if body is not None and not isinstance(body, bytes | Iterator):
             body, sent["content-type"] = json.dumps(body).encode(), "application/json"
@@ -79,7 +79,7 @@ class Client:
         return response.json
 
     def key(self, scope: str, *, expires_at: float | None = None, entity: str | None = None) -> str:
-        """A key of this scope, which is on the store from now on."""
+        """Create and store a key of this scope."""
         numbers = iter(range(1, 10_000))
         made = make_key(
             scope,
@@ -123,7 +123,7 @@ class InProcessClient(Client):
 def serve_store_in_process(
     store: ServedLog, *, clock: Clock = system_clock, library: InstructionContext | None = None
 ) -> Iterator[Client]:
-    """Like serving_store, in process."""
+    """Like `serve_store`, but in process."""
     assert isinstance(store, HasRecords)
     service = AppContext(store, store.records, shipped_models(), clock=clock, instructions=library)
     with LoopThread() as thread:
@@ -145,7 +145,7 @@ def serve_store(
 ) -> Iterator[Client]:
     assert isinstance(store, HasRecords)
 
-    async def started() -> tuple[AppContext, asyncio.Event, "asyncio.Task[None]"]:
+    async def start_serving() -> tuple[AppContext, asyncio.Event, "asyncio.Task[None]"]:
         service = AppContext(
             store,
             store.records,
@@ -159,13 +159,13 @@ def serve_store(
         app = make_app(service, routes, allowed_hosts=allowed_hosts, requests_max=requests_max)
         return service, stop, asyncio.ensure_future(serve(app, service, bound, stop=stop))
 
-    async def stopped() -> None:
+    async def stop_serving() -> None:
         stop.set()
         await running
 
     with LoopThread() as thread, bind_socket("127.0.0.1", 0) as bound:
-        service, stop, running = thread.run(started())
+        service, stop, running = thread.run(start_serving())
         try:
             yield Client(make_url(bound, "127.0.0.1"), service)
         finally:
-            thread.run(stopped())
+            thread.run(stop_serving())

@@ -1,4 +1,4 @@
-"""Waiting until nothing goes on any more, without asking a clock."""
+"""Waits until a session is idle, without using a clock."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -7,12 +7,12 @@ ROUNDS = 40
 
 
 def use_one_thread() -> None:
-    """What this loop gives to threads is done one after the other: what was given later is also done later."""
+    """Make this loop run its thread jobs one after the other, in order."""
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
 
 
 async def wait_until_settled() -> None:
-    """Everything that can go on without anybody's doing has gone on; `use_one_thread` was called before it began."""
+    """Let every task run that can proceed without outside input. Requires `use_one_thread` beforehand."""
     for _ in range(ROUNDS):
         for _ in range(5):
             await asyncio.sleep(0)

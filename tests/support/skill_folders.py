@@ -1,4 +1,4 @@
-"""Folders of skills for tests: written as a person would write them, or as nobody should."""
+"""Folders of skills for tests, valid and broken."""
 
 import os
 from pathlib import Path
@@ -16,7 +16,7 @@ DESCRIPTION = "A test skill. Use it in tests."
 
 
 def write_skill(root: Path, name: str, front: str | None = None, body: str = "# Steps\n", *, more: str = "") -> Path:
-    """The folder of a skill with this front matter; without one, a good one with `more` lines behind it."""
+    """The folder of a skill with this front matter; by default a valid one followed by the lines in `more`."""
     front = f"name: {name}\ndescription: {DESCRIPTION}\n{more}" if front is None else front
     return write_raw(root, name, f"---\n{front.rstrip()}\n---\n\n{body}".encode())
 
@@ -47,7 +47,7 @@ INDEX = (
     "- pdf: A test skill. Use it in tests.\n"
     "- review: A test skill. Use it in tests."
 )
-"""What a prompt says of the skills of `write_project`."""
+"""The index of the skills of `write_project` in a prompt."""
 
 
 def write_project(folder: Path) -> Path:

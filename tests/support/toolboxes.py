@@ -1,4 +1,4 @@
-"""How tests call tools: one call, what the model is told, and what was recorded."""
+"""Runs one tool call and returns its result and the recorded events."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,7 +17,7 @@ ENVIRON = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
 class CallOutcome(msgspec.Struct, frozen=True):
-    """What became of a call."""
+    """The outcome of one tool call."""
 
     result: ToolResult
     recorded: tuple[AnyPayload, ...]
@@ -50,6 +50,6 @@ async def call(box: Toolbox, name: str, /, **arguments: Json) -> CallOutcome:
 
 
 def builtin_toolbox(workspace: Path, *, read_only: Sequence[Path] = (), outputs: Path | None = None) -> Toolbox:
-    """The built-in tools in a folder, with nobody to ask."""
+    """The built-in tools in a folder, without a user to confirm calls."""
     around = ToolEnvironment("session", resolve_roots(workspace, read_only), outputs)
     return Toolbox(builtin_tools(environ=ENVIRON), environment=around)

@@ -1,4 +1,4 @@
-"""Transcripts of every kind, legal and broken, and every wish a provider may have."""
+"""Transcripts of every kind, valid and broken, and every combination of transcript rules."""
 
 from itertools import product
 

@@ -278,12 +278,12 @@ def test_all_findings_are_returned_in_order() -> None:
 def test_a_transcript_is_valid_exactly_when_every_appended_message_was(
     messages: list[Message], rules: TranscriptRules
 ) -> None:
-    answered_ids: set[str] = set()
+    seen_ids: set[str] = set()
     steps: list[TranscriptViolation] = []
     for index, message in enumerate(messages):
         last = messages[index - 1] if index else None
-        steps += validate_append(last, message, index=index, seen_ids=answered_ids, rules=rules)
-        answered_ids |= set(find_call_ids(message))
+        steps += validate_append(last, message, index=index, seen_ids=seen_ids, rules=rules)
+        seen_ids |= set(find_call_ids(message))
     all_findings = [finding for finding in validate_transcript(messages, rules=rules) if finding.rule != "last_role"]
     assert all_findings == steps
 

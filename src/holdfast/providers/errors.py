@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import msgspec
 
 from holdfast.errors import FailureKind, ProviderError
+from holdfast.redaction import redact_secrets
 
 MESSAGE_CHARS_MAX = 300
 
@@ -40,17 +41,6 @@ _OVERFLOW = re.compile(
     re.IGNORECASE,
 )
 
-_SECRET = re.compile(
-    r"""
-      \b (?:sk|pk|rk|ak|gh[opsu]|xox[a-z]) [-_] [\w-]{8,}
-    | \b bearer \s+ [^\s,;"']+
-    | \b (?:AIza|AKIA|AQ\.) [\w.-]{12,}
-    | \b eyJ [\w-]+ \. [\w.-]+
-    | \b (?:x-)? (?:api[-_\ ]?key|authorization|password|secret) \s* [:=] \s* \S+
-    """,
-    re.IGNORECASE | re.VERBOSE,
-)
-
 
 def classify_status(status: int, message: str) -> FailureKind:
     if status in _KIND_OF_STATUS:
@@ -81,7 +71,7 @@ def sanitize_message(message: str) -> str:
     """The message as one short line, without anything that looks like a key and without control characters."""
     if not message.isprintable():
         message = "".join(character if character.isprintable() else " " for character in message)
-    line = _SECRET.sub("[removed]", " ".join(message.split()))
+    line = redact_secrets(" ".join(message.split()))
     return line if len(line) <= MESSAGE_CHARS_MAX else line[: MESSAGE_CHARS_MAX - 1] + "…"
 
 

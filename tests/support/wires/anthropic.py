@@ -1,4 +1,4 @@
-"""What Anthropic can spell."""
+"""The values that Anthropic's format can encode."""
 
 from tests.support import wire_values as values
 from tests.support.wires import WireValues

@@ -1,4 +1,4 @@
-"""What can be said to a command, and what it prints."""
+"""The values that the Claude Code command takes and prints."""
 
 from hypothesis import strategies as st
 from tests.support import wire_values as values

@@ -1,4 +1,4 @@
-"""What Gemini can spell: no betas, no marks, no stop sequence that is named, no writes that are counted."""
+"""The values that Gemini's format can encode: no betas, breakpoints, named stop sequence or cache writes."""
 
 import base64
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ reply_blocks = st.builds(Text, nonempty_texts) | values.tool_uses | images | tho
 
 
 def _is_merged_with(before: Block | None, block: Block, after: Block | None) -> bool:
-    """Whether the wire cannot tell two blocks apart: text goes on in the same block, and so does thinking."""
+    """Whether a decoder would merge two blocks: adjacent text is one block, and so is adjacent thinking."""
     match before, block:
         case Thinking(signature=None), Thinking():
             return True
@@ -59,7 +59,7 @@ def _is_merged_with(before: Block | None, block: Block, after: Block | None) -> 
 
 
 def _drop_indistinguishable(content: Sequence[Block]) -> tuple[Block, ...]:
-    """Only blocks that are read back as they were written."""
+    """Only blocks that decode to themselves."""
     blocks: list[Block] = []
     for block in content:
         before = blocks[-1] if blocks else None

@@ -1,4 +1,4 @@
-"""What OpenAI's Responses API can spell."""
+"""The values that OpenAI's Responses format can encode."""
 
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -41,7 +41,7 @@ def _reply(
     names: tuple[str, str],
     diagnosis: CacheDiagnosis | None,
 ) -> Reply:
-    """A reply that ended well says so by what it holds."""
+    """The stop reason of a complete reply follows from its content."""
     natural: StopReason = "tool_use" if any(isinstance(block, ToolUse) for block in content) else "end_turn"
     return Reply(tuple(content), stop_reason or natural, usage, *names, diagnosis=diagnosis)
 

@@ -1,4 +1,4 @@
-"""What OpenAI's chat completions can spell; the strategies are those of every variant of them."""
+"""The values that OpenAI's Chat Completions format can encode; also used for its variants."""
 
 from hypothesis import strategies as st
 from tests.support import wire_values as values
@@ -52,7 +52,7 @@ custom_calls = st.builds(
 def replies_with(
     draw: st.DrawFn, thought: st.SearchStrategy[tuple[Block, ...]], usages: st.SearchStrategy[Usage]
 ) -> Reply:
-    """In the order in which a message is spelled; a turn that ends well has no calls."""
+    """Blocks in the order in which a message is encoded; `end_turn` occurs only without tool calls."""
     reasoning = draw(thought)
     text = draw(st.lists(st.builds(Text, st.text(min_size=1, max_size=80)), max_size=1))
     calls = draw(st.lists(values.tool_uses | custom_calls, max_size=3))

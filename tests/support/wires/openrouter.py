@@ -1,4 +1,4 @@
-"""What OpenRouter can spell."""
+"""The values that OpenRouter's format can encode."""
 
 import msgspec
 from hypothesis import strategies as st
@@ -21,7 +21,7 @@ summaries = st.builds(
 
 
 def of_anthropic(reply: Reply) -> Reply:
-    """What is written to that provider's cache is kept for five minutes."""
+    """Cache writes of that provider have a TTL of five minutes."""
     usage = Usage(reply.usage.input, reply.usage.cache_read, reply.usage.cache_write_other, output=reply.usage.output)
     return msgspec.structs.replace(reply, usage=usage, model=f"anthropic/{reply.model}")
 

@@ -153,7 +153,7 @@ def delete_session(session_id: str, db: str | None, yes: bool, dry_run: bool) ->
     from holdfast.engine.tools.output import OUTPUTS_FOLDER, delete_outputs, find_outputs
     from holdfast.sources.directories import holdfast_home
 
-    with open_configured_store(db) as log:
+    with open_configured_store(db, writable=True) as log:
         session_id = resolve_session_id(log, session_id)
         what = f"session {session_id} with {format_count(sum(1 for _ in log.read(session_id)), 'event')}"
         outputs = find_outputs(holdfast_home(os.environ) / OUTPUTS_FOLDER, session_id)
