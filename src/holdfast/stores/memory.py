@@ -8,7 +8,7 @@ from threading import Lock
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import StoreError
 from holdfast.events.cache_controls import CacheControls
-from holdfast.stores.event_log import ConnectionPool, DatabaseEventLog
+from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.migrate import load_migrations, migrate_sqlite
 from holdfast.stores.sql.connection import SqlChanges, SqlConnection, SqlReader
 from holdfast.stores.sql.events import EVENT_BYTES_MAX
@@ -46,12 +46,12 @@ class _MemoryRecords(DatabaseRecords):
         return self.controls(session_id)
 
 
-class SharedConnection(ConnectionPool[sqlite3.Connection]):
-    """A pool of one: what a connection to memory holds is nowhere else. It is lent to one thread at a time."""
+class SharedConnection:
+    """The one connection to a database in memory, in the place of a pool: it is lent to one thread at a time."""
 
     def __init__(self) -> None:
-        super().__init__(_connect)
         self.connection = _connect()
+        self._lock = Lock()
         _copy_schema(self.connection)
 
     def borrow(self) -> sqlite3.Connection:
