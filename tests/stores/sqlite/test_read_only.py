@@ -22,7 +22,7 @@ from holdfast.stores.sqlite.store import SqliteStore
 
 CURRENT = len(load_migrations("sqlite"))
 
-# Appends one event, says so, and waits to be told to end or to be killed.
+# Appends one event, prints a line, and waits for the end of its input or to be killed.
 WRITER = """
 import sys
 from tests.support.event_examples import message_event
