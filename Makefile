@@ -8,7 +8,7 @@ WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n 
 # The tests start hundreds of processes; with bytecode files none compiles what another has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check format golden screenshots bench deep clean
+.PHONY: help demo test check format golden screenshots bench clients deep clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
@@ -47,6 +47,9 @@ screenshots: .venv/.dev  ## Render every dashboard view into build/screenshots
 
 bench: .venv/.dev  ## Measure, as ratios in one run
 	$(BIN)/python -m benchmarks
+
+clients: .venv/.dev  ## Run real clients from npm and PyPI through the gateway; LATEST=1 takes their newest versions
+	$(BIN)/python -m conformance $(if $(LATEST),--latest)
 
 deep: .venv/.dev  ## Slow checks: all API phases, more examples, 5,000 compactions, 50 mutants
 	HOLDFAST_EVERY_CASE=1 $(PYTEST) -n 2 tests/service/test_openapi.py

@@ -1,0 +1,104 @@
+"""A client of the conformance run: its packages, its turns, how it is started; and its installation."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from conformance.model_script import Turn
+
+FOLDER = Path(__file__).resolve().parents[1] / "build" / "clients"
+PROGRAMS = Path(__file__).parent / "programs"
+INSTALL_SECONDS_MAX = 600
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where one run takes place. `url` is the base URL without `/v1`; `bin` has the client's programs."""
+
+    url: str
+    bin: Path
+    home: Path
+    work: Path
+
+
+class Launch(msgspec.Struct, frozen=True):
+    """The commands of a run, one after the other, in `work`."""
+
+    commands: tuple[tuple[str, ...], ...]
+    environment: Mapping[str, str] = {}
+
+
+class Client(msgspec.Struct, frozen=True):
+    """`packages` are names and pinned versions. `setting` says how a user points the client at the gateway.
+
+    Beside the conversation there are sessions of sub-agents (`children`), and of calls for titles and the like
+    (`others`). `breaks` counts the cache breaks that the client itself causes in this script.
+    """
+
+    name: str
+    registry: Literal["npm", "pypi"]
+    packages: tuple[tuple[str, str], ...]
+    provider: Literal["anthropic", "openai", "gemini"]
+    turns: tuple[Turn, ...]
+    start: Callable[[Place], Launch]
+    setting: str
+    children: int = 0
+    others: int = 0
+    breaks: int = 0
+    folder_name: str = "pinned"
+
+    @property
+    def folder(self) -> Path:
+        return FOLDER / self.folder_name / self.name
+
+    @property
+    def bin(self) -> Path:
+        return self.folder / ("node_modules/.bin" if self.registry == "npm" else "bin")
+
+
+class InstallationFailed(Exception):
+    """The registry could not be reached, or has no such version."""
+
+
+def install_client(client: Client) -> None:
+    """Install the pinned versions, unless they are installed already."""
+    separator = "@" if client.registry == "npm" else "=="
+    wanted = [f"{name}{separator}{version}" for name, version in client.packages]
+    mark = client.folder / "installed.txt"
+    if mark.exists() and mark.read_text().split() == wanted:
+        return
+    shutil.rmtree(client.folder, ignore_errors=True)
+    client.folder.mkdir(parents=True)
+    if client.registry == "npm":
+        _run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(client.folder), *wanted])
+    else:
+        _run([sys.executable, "-m", "venv", str(client.folder)])
+        _run([str(client.bin / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check", *wanted])
+    mark.write_text("\n".join(wanted))
+
+
+def find_newest_packages(client: Client) -> tuple[tuple[str, str], ...]:
+    return tuple((name, _find_newest_version(client, name)) for name, _ in client.packages)
+
+
+def _find_newest_version(client: Client, package: str) -> str:
+    if client.registry == "npm":
+        return _run(["npm", "view", package, "version"]).strip()
+    name = package.partition("[")[0]
+    lines = _run([sys.executable, "-m", "pip", "--disable-pip-version-check", "index", "versions", name])
+    return lines.partition("(")[2].partition(")")[0]
+
+
+def _run(command: list[str]) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX, check=False
+    )
+    if done.returncode:
+        raise InstallationFailed(f"{' '.join(command[:4])}: {done.stderr.strip()[-400:]}")
+    return done.stdout

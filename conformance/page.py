@@ -1,0 +1,99 @@
+"""The matrix of a conformance run: printed, and written as docs/clients.md."""
+
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+
+import msgspec
+
+from conformance.client import Client
+from conformance.run import MODES, Mode
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "clients.md"
+_INTRODUCTION = """\
+# Clients
+
+`make clients` writes this page. It installs the clients below from npm and PyPI at these versions, and runs a
+conversation of two turns with each: the simulated model calls the client's own tools, which read and change a file.
+Each client runs three times: directly against the simulator, through `holdfast serve`, and through `holdfast serve
+--improve`. Recording taps before and after the gateway compare the bytes.
+
+**No client was ever tried against a live provider here.** The simulator behaves as the providers document, and may be
+wrong where they differ from their documentation. `scripts/smoke_live.py PROVIDER` makes two calls with your key.
+"""
+_CHECKS = """\
+A run is `ok` if the client exits with 0, shows the model's answers and has changed the file; no response has a status
+of 400 or more; every model call is recorded with the usage that the simulator reported; the conversation is one
+session, sub-agents are its children, and requests for titles and the like are sessions of their own; no cached prefix
+is lost, except for the breaks that the client causes itself; and responses arrive byte for byte. Without `--improve`,
+requests are forwarded byte for byte; with it, the conversation must not cost more. Costs are those of the whole run
+at list prices, with the simulator's cache.
+
+`python -m conformance NAME ...` runs some clients, `make clients LATEST=1` all of them at their newest versions;
+neither changes this page. Bodies, output and the gateway's log of the latest run are below
+`build/clients/NAME/runs/`.
+"""
+
+
+class ClientResult(msgspec.Struct, frozen=True):
+    """`problems` has those of each run; `comparison` those between the runs."""
+
+    client: Client
+    version: str
+    problems: dict[Mode, tuple[str, ...]]
+    comparison: tuple[str, ...] = ()
+    calls: int = 0
+    read_share: float = 0.0
+    improved_read_share: float = 0.0
+    cost_usd: Decimal = Decimal(0)
+    improved_cost_usd: Decimal = Decimal(0)
+    seconds: float = 0.0
+
+    @property
+    def passed(self) -> bool:
+        return not self.comparison and not any(self.problems.values())
+
+    def list_problems(self) -> list[str]:
+        lines = [f"{mode}: {problem}" for mode, problems in self.problems.items() for problem in problems]
+        return [*lines, *self.comparison]
+
+
+HEADINGS = ("client", "version", *MODES, "calls", "read", "cost", "read improved", "cost improved")
+
+
+def format_row(result: ClientResult) -> tuple[str, ...]:
+    return (
+        result.client.name,
+        result.version,
+        *("ok" if not result.problems[mode] else "FAILED" for mode in MODES),
+        str(result.calls),
+        f"{result.read_share:.0%}",
+        f"${result.cost_usd:.4f}",
+        f"{result.improved_read_share:.0%}",
+        f"${result.improved_cost_usd:.4f}",
+    )
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> str:
+    head, *others = rows
+    lines = [head, ["---"] * len(head), *others]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def render_page(results: Sequence[ClientResult], date: str) -> str:
+    matrix = format_table([HEADINGS, *(format_row(result) for result in results)])
+    settings = [
+        (
+            result.client.name,
+            ", ".join(f"{name} {version}" for name, version in result.client.packages),
+            result.client.setting,
+        )
+        for result in results
+    ]
+    pointers = format_table([("client", "packages", "setting"), *settings])
+    problems = "".join(f"- {result.client.name}, {line}\n" for result in results for line in result.list_problems())
+    failed = f"\n## Known problems\n\n{problems}" if problems else ""
+    return (
+        f"{_INTRODUCTION}\n## Results\n\nRun on {date}.\n\n{matrix}\n\n{_CHECKS}{failed}\n"
+        f"## How to point a client at Holdfast\n\n{pointers}\n"
+    )
