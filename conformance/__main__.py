@@ -45,6 +45,7 @@ def _run_all_modes(client: Client, *, latest: bool) -> ClientResult:
                 )
         install_client(client)
     except InstallationFailed as error:
+        print(f"{client.name}: not installed: {error}", flush=True)
         return ClientResult(client, "not installed", dict.fromkeys(MODES, (str(error),)))
     runs = [run_client(client, mode) for mode in MODES]
     direct, gateway, improved = runs

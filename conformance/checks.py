@@ -11,7 +11,7 @@ from conformance.tap import TappedExchange
 from holdfast.types.usage import Usage
 
 IMPROVED_COST_SHARE_MAX = Decimal("1.01")
-"""Runs differ by some tokens, because their folders have names of different length."""
+"""Runs differ by some tokens, because their folders have different names."""
 
 
 def check_run(client: Client, run: ClientRun) -> Iterator[str]:

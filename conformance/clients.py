@@ -1,27 +1,34 @@
 """The clients of the conformance run, with their pinned versions: one entry each."""
 
-from conformance.client import Client, Launch, Place
-from conformance.model_script import ToolCall, Turn
+from collections.abc import Callable
+
+from conformance.client import PROGRAMS, Client, Launch, Place
+from conformance.model_script import CustomToolCall, ToolCall, Turn
 
 ANTHROPIC_MODEL = "claude-sonnet-5-5"
 OPENAI_MODEL = "gpt-6.1-sol"
 READ_PROMPT = "Which boats are listed in notes.txt? Look into the file."
 WRITE_PROMPT = "Add the boat Kittiwake to notes.txt and check that it is there."
 CHILD_PROMPT = "Count the lines of notes.txt in the working folder and report only the number."
+_SHELL_COMMANDS = ("cat notes.txt", "echo Kittiwake >> notes.txt", "tail -n 1 notes.txt")
+_Call = ToolCall | CustomToolCall
 
 
-def _turns(read: ToolCall, write: ToolCall, check: ToolCall) -> tuple[Turn, ...]:
+def _turns(read: _Call, write: _Call, check: _Call) -> tuple[Turn, ...]:
     return (
         Turn(READ_PROMPT, (read,), "The notes list Heron and Dunlin."),
         Turn(WRITE_PROMPT, (write, check), "Kittiwake is in the notes now."),
     )
 
 
-def _shell_turns(name: str, argument: str, **others: object) -> tuple[Turn, ...]:
-    """The turns of a client whose model runs shell commands."""
-    commands = ("cat notes.txt", "echo Kittiwake >> notes.txt", "tail -n 1 notes.txt")
-    read, write, check = (ToolCall(name, {argument: command, **others}) for command in commands)
-    return _turns(read, write, check)
+def _claude_code_turns() -> tuple[Turn, ...]:
+    read = ToolCall("Bash", {"command": "cat notes.txt", "description": "Read the notes"})
+    task = {"description": "Count lines", "prompt": CHILD_PROMPT, "subagent_type": "general-purpose"}
+    delegate = ToolCall("Agent", {**task, "run_in_background": False})
+    count = ToolCall("Bash", {"command": "wc -l < notes.txt", "description": "Count the lines"})
+    write = ToolCall("Bash", {"command": "echo Kittiwake >> notes.txt", "description": "Add a boat"})
+    first, second = _turns(read, write, delegate)
+    return first, second, Turn(CHILD_PROMPT, (count,), "3", delegated=True)
 
 
 def _start_claude_code(place: Place) -> Launch:
@@ -39,14 +46,56 @@ def _start_claude_code(place: Place) -> Launch:
     return Launch(commands, environment)
 
 
-def _claude_code_turns() -> tuple[Turn, ...]:
-    read = ToolCall("Bash", {"command": "cat notes.txt", "description": "Read the notes"})
-    task = {"description": "Count lines", "prompt": CHILD_PROMPT, "subagent_type": "general-purpose"}
-    delegate = ToolCall("Agent", {**task, "run_in_background": False})
-    count = ToolCall("Bash", {"command": "wc -l < notes.txt", "description": "Count the lines"})
-    write = ToolCall("Bash", {"command": "echo Kittiwake >> notes.txt", "description": "Add a boat"})
-    first, second = _turns(read, write, delegate)
-    return first, second, Turn(CHILD_PROMPT, (count,), "3", delegated=True)
+_CODEX_SETTINGS = """\
+model = "{model}"
+model_provider = "holdfast"
+
+[model_providers.holdfast]
+name = "Holdfast"
+base_url = "{url}/v1"
+env_key = "OPENAI_API_KEY"
+wire_api = "responses"
+supports_websockets = false
+"""
+
+
+def _run_in_codex(command: str) -> CustomToolCall:
+    """For its newer models Codex offers one tool, which runs JavaScript that calls the others."""
+    return CustomToolCall("exec", f"const result = await tools.exec_command({{cmd: {command!r}}}); text(result);")
+
+
+def _start_codex(place: Place) -> Launch:
+    settings = place.home / ".codex" / "config.toml"
+    settings.parent.mkdir(parents=True)
+    settings.write_text(_CODEX_SETTINGS.format(model=OPENAI_MODEL, url=place.url))
+    program = str(place.bin / "codex")
+    options = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", "--json")
+    commands = (
+        (program, "exec", *options, READ_PROMPT),
+        (program, "exec", "resume", "--last", *options, WRITE_PROMPT),
+    )
+    return Launch(commands, {"OPENAI_API_KEY": "any"})
+
+
+_FUNCTION_TURNS = _turns(
+    ToolCall("read_file", {"path": "notes.txt"}),
+    ToolCall("append_line", {"path": "notes.txt", "line": "Kittiwake"}),
+    ToolCall("read_file", {"path": "notes.txt"}),
+)
+"""The turns of the agents in `programs/`, which have these two tools."""
+
+
+def _start_program(file: str, model: str) -> Callable[[Place], Launch]:
+    def start(place: Place) -> Launch:
+        command = (str(place.bin / "python"), str(PROGRAMS / file), place.url, model, READ_PROMPT, WRITE_PROMPT)
+        return Launch((command,))
+
+    return start
+
+
+def _start_ai_sdk(place: Place) -> Launch:
+    arguments = (str(place.bin.parent), place.url, ANTHROPIC_MODEL, READ_PROMPT, WRITE_PROMPT)
+    return Launch((("node", str(PROGRAMS / "ai_sdk_agent.mjs"), *arguments),))
 
 
 CLIENTS: tuple[Client, ...] = (
@@ -59,5 +108,51 @@ CLIENTS: tuple[Client, ...] = (
         start=_start_claude_code,
         setting="`ANTHROPIC_BASE_URL=http://127.0.0.1:8787/anthropic`",
         children=1,
+    ),
+    Client(
+        name="codex",
+        registry="npm",
+        packages=(("@openai/codex", "0.166.0"),),
+        provider="openai",
+        turns=_turns(*map(_run_in_codex, _SHELL_COMMANDS)),
+        start=_start_codex,
+        setting="in `~/.codex/config.toml`: `model_provider` and `[model_providers.holdfast]` with "
+        '`base_url = "http://127.0.0.1:8787/openai/v1"`, `wire_api = "responses"`, `supports_websockets = false`',
+    ),
+    Client(
+        name="langchain",
+        registry="pypi",
+        packages=(("langchain", "1.5.0"), ("langchain-anthropic", "1.7.7")),
+        provider="anthropic",
+        turns=_FUNCTION_TURNS,
+        start=_start_program("langchain_agent.py", ANTHROPIC_MODEL),
+        setting='`ChatAnthropic(base_url="http://127.0.0.1:8787/anthropic")`',
+    ),
+    Client(
+        name="pydantic-ai",
+        registry="pypi",
+        packages=(("pydantic-ai-slim[anthropic]", "2.66.0"),),
+        provider="anthropic",
+        turns=_FUNCTION_TURNS,
+        start=_start_program("pydantic_ai_agent.py", ANTHROPIC_MODEL),
+        setting='`AnthropicModel(name, provider=AnthropicProvider(base_url="http://127.0.0.1:8787/anthropic"))`',
+    ),
+    Client(
+        name="openai-agents",
+        registry="pypi",
+        packages=(("openai-agents", "0.24.0"),),
+        provider="openai",
+        turns=_FUNCTION_TURNS,
+        start=_start_program("openai_agents_agent.py", OPENAI_MODEL),
+        setting='`OpenAIResponsesModel(name, AsyncOpenAI(base_url="http://127.0.0.1:8787/openai/v1"))`',
+    ),
+    Client(
+        name="ai-sdk",
+        registry="npm",
+        packages=(("ai", "7.0.170"), ("@ai-sdk/anthropic", "4.0.102"), ("zod", "4.6.7")),
+        provider="anthropic",
+        turns=_FUNCTION_TURNS,
+        start=_start_ai_sdk,
+        setting='`createAnthropic({baseURL: "http://127.0.0.1:8787/anthropic/v1"})`',
     ),
 )

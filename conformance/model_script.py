@@ -8,8 +8,8 @@ from holdfast.simulator.exchange import SimulatedResponse
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.provider_api import EMPTY
 from holdfast.simulator.script import ScriptedReply
-from holdfast.types.blocks import Message, Text, ToolUse
-from holdfast.types.json_encoding import encode_json
+from holdfast.types.blocks import Message, Opaque, Text, ToolUse
+from holdfast.types.json_encoding import encode_json, sha256_hex
 
 OTHER_REPLY = "Notes about a harbour"
 """The reply to a request that is not part of the script, such as one for a title."""
@@ -20,6 +20,13 @@ class ToolCall(msgspec.Struct, frozen=True):
     arguments: Mapping[str, object]
 
 
+class CustomToolCall(msgspec.Struct, frozen=True):
+    """A call of a tool of the OpenAI Responses API whose input is text, not JSON."""
+
+    name: str
+    input: str
+
+
 class Turn(msgspec.Struct, frozen=True):
     """What the user asks, the tool calls that the model makes one after the other, and its last words.
 
@@ -27,7 +34,7 @@ class Turn(msgspec.Struct, frozen=True):
     """
 
     prompt: str
-    calls: tuple[ToolCall, ...]
+    calls: tuple[ToolCall | CustomToolCall, ...]
     answer: str
     delegated: bool = False
 
@@ -71,7 +78,11 @@ class ScriptedModel(SimulatedProvider):
         call = turn.calls[replies]
         if not self._is_offered(call):
             return ScriptedReply((Text(OTHER_REPLY),))
-        return ScriptedReply((ToolUse("", call.name, encode_json(call.arguments).decode()),))
+        if isinstance(call, ToolCall):
+            return ScriptedReply((ToolUse("", call.name, encode_json(call.arguments).decode()),))
+        id = sha256_hex(f"{turn.prompt}/{replies}".encode())[:24]
+        item = {"type": "custom_tool_call", "id": f"ctc_{id}", "call_id": f"call_{id}", "status": "completed"}
+        return ScriptedReply((Opaque(item["type"], encode_json({**item, "name": call.name, "input": call.input})),))
 
-    def _is_offered(self, call: ToolCall) -> bool:
+    def _is_offered(self, call: ToolCall | CustomToolCall) -> bool:
         return f'"{call.name}"'.encode() in self._body

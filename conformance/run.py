@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
@@ -58,14 +59,19 @@ class ClientRun(msgspec.Struct, frozen=True):
 def run_client(client: Client, mode: Mode) -> ClientRun:
     folder = client.folder / "runs" / mode
     shutil.rmtree(folder, ignore_errors=True)
-    place_folders = folder / "home", folder / "work"
-    for place_folder in place_folders:
-        place_folder.mkdir(parents=True)
-    home, work = place_folders
-    notes = work / "notes.txt"
-    notes.write_text(NOTES)
+    folder.mkdir(parents=True)
     model = ScriptedModel(client.turns)
-    with serve_provider(model) as simulator, open_tap(simulator) as far:
+    with (
+        # Outside of this repository, because clients read the instructions and the git state of the folders above.
+        tempfile.TemporaryDirectory(prefix="client-", ignore_cleanup_errors=True) as place_folder,
+        serve_provider(model) as simulator,
+        open_tap(simulator) as far,
+    ):
+        home, work = Path(place_folder) / "home", Path(place_folder) / "work"
+        home.mkdir()
+        work.mkdir()
+        notes = work / "notes.txt"
+        notes.write_text(NOTES)
         if mode == "direct":
             statuses, output = _run_commands(client, Place(far.url, client.bin, home, work))
             near, log = far, ""
@@ -75,13 +81,14 @@ def run_client(client: Client, mode: Mode) -> ClientRun:
                 url = f"{near.url}/{client.provider}"
                 statuses, output = _run_commands(client, Place(url, client.bin, home, work))
             log = (folder / "gateway.log").read_text()
+        notes_after = notes.read_text()
     (folder / "output.txt").write_text(output)
     _keep_bodies(folder, near.exchanges)
     return ClientRun(
         mode=mode,
         exit_statuses=statuses,
         output=output,
-        notes=notes.read_text(),
+        notes=notes_after,
         sent=tuple(near.exchanges),
         received=tuple(far.exchanges),
         simulated=model.requests,

@@ -1,7 +1,7 @@
 """A recording tap: a reverse proxy that keeps the bytes of every request and response it passes on."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import aiohttp
 import msgspec
@@ -59,17 +59,17 @@ class Tap:
             for name, value in upstream.headers.items():
                 if name.lower() not in _CONNECTION_HEADERS:
                     response.headers.add(name, value)
-            await response.prepare(request)
-            try:
+            # Some clients disconnect after the last event, before the response ends.
+            with suppress(ConnectionError):
+                await response.prepare(request)
                 async for chunk in upstream.content.iter_any():
                     received += chunk
                     await response.write(chunk)
                 await response.write_eof()
-            finally:
-                own = "x-holdfast-gateway" in upstream.headers
-                self.exchanges.append(
-                    TappedExchange(request.method, request.raw_path, body, upstream.status, bytes(received), own)
-                )
+            own = "x-holdfast-gateway" in upstream.headers
+            self.exchanges.append(
+                TappedExchange(request.method, request.raw_path, body, upstream.status, bytes(received), own)
+            )
         return response
 
 

@@ -1,4 +1,4 @@
-"""An agent of the OpenAI Agents SDK with two tools: `openai_agents_agent.py URL MODEL PROMPT ...`, one turn per prompt."""
+"""An agent of the OpenAI Agents SDK with two tools: `openai_agents_agent.py URL MODEL PROMPT ...`, one turn each."""
 
 import sys
 from pathlib import Path
