@@ -4,9 +4,12 @@ from collections.abc import Callable
 
 from conformance.client import PROGRAMS, Client, Launch, Place
 from conformance.model_script import CustomToolCall, ToolCall, Turn
+from holdfast.types.json_encoding import encode_json
 
 ANTHROPIC_MODEL = "claude-sonnet-5-5"
 OPENAI_MODEL = "gpt-6.1-sol"
+ANTHROPIC_SMALL_MODEL = "claude-haiku-5-5"
+GEMINI_MODEL = "gemini-3.8-flash"
 READ_PROMPT = "Which boats are listed in notes.txt? Look into the file."
 WRITE_PROMPT = "Add the boat Kittiwake to notes.txt and check that it is there."
 CHILD_PROMPT = "Count the lines of notes.txt in the working folder and report only the number."
@@ -98,6 +101,36 @@ def _start_ai_sdk(place: Place) -> Launch:
     return Launch((("node", str(PROGRAMS / "ai_sdk_agent.mjs"), *arguments),))
 
 
+def _start_opencode(place: Place) -> Launch:
+    models = {ANTHROPIC_MODEL: {"name": ANTHROPIC_MODEL}, ANTHROPIC_SMALL_MODEL: {"name": ANTHROPIC_SMALL_MODEL}}
+    settings = {
+        "provider": {"anthropic": {"options": {"baseURL": f"{place.url}/v1", "apiKey": "any"}, "models": models}},
+        "model": f"anthropic/{ANTHROPIC_MODEL}",
+        "small_model": f"anthropic/{ANTHROPIC_SMALL_MODEL}",
+        "permission": {"bash": "allow", "edit": "allow"},
+        "autoupdate": False,
+        "share": "disabled",
+    }
+    (place.work / "opencode.json").write_bytes(encode_json(settings))
+    program = str(place.bin / "opencode")
+    return Launch(((program, "run", READ_PROMPT), (program, "run", "-c", WRITE_PROMPT)))
+
+
+def _start_gemini_cli(place: Place) -> Launch:
+    settings = place.home / ".gemini" / "settings.json"
+    settings.parent.mkdir(parents=True)
+    settings.write_bytes(encode_json({"security": {"auth": {"selectedType": "gemini-api-key"}}}))
+    environment = {
+        "GOOGLE_GEMINI_BASE_URL": place.url,
+        "GEMINI_API_KEY": "any",
+        "GEMINI_CLI_TRUST_WORKSPACE": "true",
+    }
+    options = ("-y", "-m", GEMINI_MODEL, "--output-format", "json")
+    program = str(place.bin / "gemini")
+    commands = ((program, *options, "-p", READ_PROMPT), (program, *options, "-r", "latest", "-p", WRITE_PROMPT))
+    return Launch(commands, environment)
+
+
 CLIENTS: tuple[Client, ...] = (
     Client(
         name="claude-code",
@@ -122,7 +155,7 @@ CLIENTS: tuple[Client, ...] = (
     Client(
         name="langchain",
         registry="pypi",
-        packages=(("langchain", "1.5.0"), ("langchain-anthropic", "1.7.7")),
+        packages=(("langchain", "1.4.7"), ("langchain-core", "1.7.2"), ("langchain-anthropic", "1.7.7")),
         provider="anthropic",
         turns=_FUNCTION_TURNS,
         start=_start_program("langchain_agent.py", ANTHROPIC_MODEL),
@@ -154,5 +187,25 @@ CLIENTS: tuple[Client, ...] = (
         turns=_FUNCTION_TURNS,
         start=_start_ai_sdk,
         setting='`createAnthropic({baseURL: "http://127.0.0.1:8787/anthropic/v1"})`',
+    ),
+    Client(
+        name="opencode",
+        registry="npm",
+        packages=(("opencode-ai", "1.18.33"),),
+        provider="anthropic",
+        turns=_turns(*(ToolCall("bash", {"command": line, "description": "Notes"}) for line in _SHELL_COMMANDS)),
+        start=_start_opencode,
+        setting='in `opencode.json`: `{"provider": {"anthropic": {"options": '
+        '{"baseURL": "http://127.0.0.1:8787/anthropic/v1"}}}}`',
+        others=1,
+    ),
+    Client(
+        name="gemini-cli",
+        registry="npm",
+        packages=(("@google/gemini-cli", "0.61.0"),),
+        provider="gemini",
+        turns=_turns(*(ToolCall("run_shell_command", {"command": line}) for line in _SHELL_COMMANDS)),
+        start=_start_gemini_cli,
+        setting="`GOOGLE_GEMINI_BASE_URL=http://127.0.0.1:8787/gemini`",
     ),
 )

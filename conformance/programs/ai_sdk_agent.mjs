@@ -32,6 +32,6 @@ for (const prompt of prompts) {
   messages.push({ role: "user", content: prompt });
   const system = "You keep the notes of a harbour. ".repeat(200);
   const result = await generateText({ model: anthropic(model), system, tools, messages, stopWhen: stepCountIs(8) });
-  messages.push(...result.response.messages);
+  messages.push(...result.responseMessages);
   console.log(result.text);
 }
