@@ -19,7 +19,7 @@ def check_run(client: Client, run: ClientRun) -> Iterator[str]:
         yield f"exit statuses {', '.join(map(str, run.exit_statuses))}: {_last_line(run.output)}"
     if "Kittiwake" not in run.notes:
         yield "the client's tools were not called: notes.txt is unchanged"
-    answers = [turn.answer for turn in client.turns if not turn.delegated]
+    answers = [turn.answer.splitlines()[0] for turn in client.turns if not turn.delegated]
     yield from (f"the answer {answer!r} was not shown" for answer in answers if answer not in run.output)
     for exchange in run.sent:
         if exchange.status >= 400:

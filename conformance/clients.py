@@ -127,8 +127,23 @@ def _start_gemini_cli(place: Place) -> Launch:
     }
     options = ("-y", "-m", GEMINI_MODEL, "--output-format", "json")
     program = str(place.bin / "gemini")
-    commands = ((program, *options, "-p", READ_PROMPT), (program, *options, "-r", "latest", "-p", WRITE_PROMPT))
-    return Launch(commands, environment)
+    # Two conversations: `-r latest` sends each function response of the resumed one twice, and Gemini refuses that.
+    return Launch(tuple((program, *options, "-p", prompt) for prompt in (READ_PROMPT, WRITE_PROMPT)), environment)
+
+
+_AIDER_TURNS = (
+    Turn(READ_PROMPT, (), "The notes list Heron and Dunlin."),
+    Turn(WRITE_PROMPT, (), "I add the boat.\n\nnotes.txt\n```\nHeron\nDunlin\nKittiwake\n```\n"),
+)
+"""Aider has no tools: it takes changes from the text."""
+
+
+def _start_aider(place: Place) -> Launch:
+    options = ("--yes-always", "--no-pretty", "--no-git", "--no-check-update", "--no-show-model-warnings")
+    options += ("--analytics-disable", "--edit-format", "whole", "--model", f"anthropic/{ANTHROPIC_MODEL}")
+    program = str(place.bin / "aider")
+    commands = tuple((program, *options, "--message", prompt, "notes.txt") for prompt in (READ_PROMPT, WRITE_PROMPT))
+    return Launch(commands, {"ANTHROPIC_API_BASE": place.url, "ANTHROPIC_API_KEY": "any"})
 
 
 CLIENTS: tuple[Client, ...] = (
@@ -207,5 +222,17 @@ CLIENTS: tuple[Client, ...] = (
         turns=_turns(*(ToolCall("run_shell_command", {"command": line}) for line in _SHELL_COMMANDS)),
         start=_start_gemini_cli,
         setting="`GOOGLE_GEMINI_BASE_URL=http://127.0.0.1:8787/gemini`",
+        others=1,
+    ),
+    Client(
+        name="aider",
+        registry="pypi",
+        packages=(("aider-chat", "0.86.2"),),
+        provider="anthropic",
+        turns=_AIDER_TURNS,
+        start=_start_aider,
+        setting="`ANTHROPIC_API_BASE=http://127.0.0.1:8787/anthropic` or "
+        "`OPENAI_API_BASE=http://127.0.0.1:8787/openai/v1`",
+        others=1,
     ),
 )
