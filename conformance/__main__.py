@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     if not options.clients and not options.latest:
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         PAGE.write_text(render_page(results, today))
-    return 0 if all(result.passed for result in results) else 1
+    return 1 if any(result.list_regressions() for result in results) else 0
 
 
 def _run_all_modes(client: Client, *, latest: bool) -> ClientResult:
@@ -47,7 +47,7 @@ def _run_all_modes(client: Client, *, latest: bool) -> ClientResult:
     except InstallationFailed as error:
         print(f"{client.name}: not installed: {error}", flush=True)
         return ClientResult(client, "not installed", dict.fromkeys(MODES, (str(error),)))
-    runs = [run_client(client, mode) for mode in MODES]
+    runs = [run_client(client, mode, folder=client.folder / "runs" / mode) for mode in MODES]
     direct, gateway, improved = runs
     result = ClientResult(
         client,
@@ -61,10 +61,11 @@ def _run_all_modes(client: Client, *, latest: bool) -> ClientResult:
         improved_cost_usd=sum_cost_usd(improved),
         seconds=time.monotonic() - started,
     )
-    print(
-        f"{client.name} {result.version}: {'ok' if result.passed else 'FAILED'} in {result.seconds:.0f} s", flush=True
-    )
-    for line in result.list_problems():
+    regressions = result.list_regressions()
+    outcome = "FAILED" if regressions else "ok"
+    print(f"{client.name} {result.version}: {outcome} in {result.seconds:.0f} s", flush=True)
+    known = [f"known: {line}" for line in result.list_problems() if line not in regressions]
+    for line in (*regressions, *known):
         print(f"  {line}", flush=True)
     return result
 

@@ -107,7 +107,7 @@ def _check_sessions(client: Client, sessions: Sequence[RecordedSession]) -> Iter
     kinds = list(chain.from_iterable(session.verdicts for session in sessions))
     breaks = [kind for kind in kinds if kind not in ("first_use", "held")]
     if len(breaks) != client.breaks:
-        yield f"expected {client.breaks} cache breaks, verdicts are {', '.join(kinds)}"
+        yield f"cache breaks: expected {client.breaks}, verdicts are {', '.join(kinds)}"
 
 
 def _last_line(output: str) -> str:

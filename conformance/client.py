@@ -27,17 +27,19 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class Launch(msgspec.Struct, frozen=True):
-    """The commands of a run, one after the other, in `work`."""
+    """The commands of a run, one after the other, in `work`. `input` is what is typed into each."""
 
     commands: tuple[tuple[str, ...], ...]
     environment: Mapping[str, str] = {}
+    input: str = ""
 
 
 class Client(msgspec.Struct, frozen=True):
     """`packages` are names and pinned versions. `setting` says how a user points the client at the gateway.
 
     Beside the conversation there are sessions of sub-agents (`children`), and of calls for titles and the like
-    (`others`). `breaks` counts the cache breaks that the client itself causes in this script.
+    (`others`). `breaks` counts the cache breaks that the client itself causes in this script. A problem that contains
+    one of `known_problems` is reported, but is no regression.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Client(msgspec.Struct, frozen=True):
     children: int = 0
     others: int = 0
     breaks: int = 0
+    known_problems: tuple[str, ...] = ()
     folder_name: str = "pinned"
 
     @property

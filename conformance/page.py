@@ -1,6 +1,6 @@
 """The matrix of a conformance run: printed, and written as docs/clients.md."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
 
@@ -18,7 +18,7 @@ conversation of two turns with each: the simulated model calls the client's own 
 Each client runs three times: directly against the simulator, through `holdfast serve`, and through `holdfast serve
 --improve`. Recording taps before and after the gateway compare the bytes.
 
-**No client was ever tried against a live provider here.** The simulator behaves as the providers document, and may be
+**These clients were never tried against a live provider.** The simulator behaves as the providers document, and may be
 wrong where they differ from their documentation. `scripts/smoke_live.py PROVIDER` makes two calls with your key.
 """
 _CHECKS = """\
@@ -40,7 +40,7 @@ class ClientResult(msgspec.Struct, frozen=True):
 
     client: Client
     version: str
-    problems: dict[Mode, tuple[str, ...]]
+    problems: Mapping[Mode, tuple[str, ...]]
     comparison: tuple[str, ...] = ()
     calls: int = 0
     read_share: float = 0.0
@@ -49,13 +49,24 @@ class ClientResult(msgspec.Struct, frozen=True):
     improved_cost_usd: Decimal = Decimal(0)
     seconds: float = 0.0
 
-    @property
-    def passed(self) -> bool:
-        return not self.comparison and not any(self.problems.values())
-
     def list_problems(self) -> list[str]:
         lines = [f"{mode}: {problem}" for mode, problems in self.problems.items() for problem in problems]
         return [*lines, *self.comparison]
+
+    def list_regressions(self) -> list[str]:
+        """Problems that are not known, and known ones that no longer occur, so that none stays listed for ever."""
+        problems, known = self.list_problems(), self.client.known_problems
+        unknown = [problem for problem in problems if not any(text in problem for text in known)]
+        gone = [text for text in known if not any(text in problem for problem in problems)]
+        return unknown + [f"no longer seen, remove it from the known problems: {text}" for text in gone]
+
+    def summarize_run(self, mode: Mode) -> str:
+        problems = [problem for problem in self.list_problems() if problem.startswith(f"{mode}:")]
+        # Improved runs are compared with the others.
+        problems += self.comparison if mode == "improve" else ()
+        if not problems:
+            return "ok"
+        return "known problem" if not set(problems) & set(self.list_regressions()) else "FAILED"
 
 
 HEADINGS = ("client", "version", *MODES, "calls", "read", "cost", "read improved", "cost improved")
@@ -65,7 +76,7 @@ def format_row(result: ClientResult) -> tuple[str, ...]:
     return (
         result.client.name,
         result.version,
-        *("ok" if not result.problems[mode] else "FAILED" for mode in MODES),
+        *map(result.summarize_run, MODES),
         str(result.calls),
         f"{result.read_share:.0%}",
         f"${result.cost_usd:.4f}",

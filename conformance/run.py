@@ -56,8 +56,8 @@ class ClientRun(msgspec.Struct, frozen=True):
     gateway_log: str = ""
 
 
-def run_client(client: Client, mode: Mode) -> ClientRun:
-    folder = client.folder / "runs" / mode
+def run_client(client: Client, mode: Mode, *, folder: Path) -> ClientRun:
+    """Leaves bodies, output and the gateway's log in `folder`, which is replaced."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     model = ScriptedModel(client.turns)
@@ -84,6 +84,8 @@ def run_client(client: Client, mode: Mode) -> ClientRun:
         notes_after = notes.read_text()
     (folder / "output.txt").write_text(output)
     _keep_bodies(folder, near.exchanges)
+    if mode == "improve":
+        _keep_bodies(folder / "forwarded", far.exchanges)
     return ClientRun(
         mode=mode,
         exit_statuses=statuses,
@@ -109,7 +111,7 @@ def _run_commands(client: Client, place: Place) -> tuple[tuple[int, ...], str]:
                 command,
                 cwd=place.work,
                 env=environment,
-                stdin=subprocess.DEVNULL,
+                input=launch.input.encode(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 timeout=COMMAND_SECONDS_MAX,
@@ -162,6 +164,7 @@ def _read_sessions(store: Path) -> tuple[RecordedSession, ...]:
 
 def _keep_bodies(folder: Path, exchanges: Sequence[TappedExchange]) -> None:
     """For a person who looks into a failure."""
+    folder.mkdir(exist_ok=True)
     for number, exchange in enumerate(exchanges, start=1):
         name = f"{number:02}-{exchange.method}-{exchange.status}"
         (folder / f"{name}-request").write_bytes(f"{exchange.path}\n\n".encode() + exchange.body)
