@@ -146,6 +146,17 @@ def _start_aider(place: Place) -> Launch:
     return Launch((command,), environment, f"{READ_PROMPT}\n{WRITE_PROMPT}\n/exit\n")
 
 
+_NOTES_PATH = {"file_path": "/notes.txt"}
+_DEEPAGENTS_TURNS = (
+    *_turns(
+        ToolCall("read_file", _NOTES_PATH),
+        ToolCall("edit_file", {**_NOTES_PATH, "old_string": "Dunlin\n", "new_string": "Dunlin\nKittiwake\n"}),
+        ToolCall("task", {"description": CHILD_PROMPT, "subagent_type": "general-purpose"}),
+    ),
+    Turn(CHILD_PROMPT, (ToolCall("read_file", _NOTES_PATH),), "3", delegated=True),
+)
+
+
 CLIENTS: tuple[Client, ...] = (
     Client(
         name="claude-code",
@@ -239,5 +250,38 @@ CLIENTS: tuple[Client, ...] = (
             "improve: cache breaks: expected 1, verdicts are first_use, held",
             "--improve costs more",
         ),
+    ),
+    Client(
+        name="claude-agent-sdk",
+        registry="pypi",
+        packages=(("claude-agent-sdk", "0.2.183"),),
+        provider="anthropic",
+        turns=_claude_code_turns(),
+        start=_start_program("claude_agent_sdk_agent.py", ANTHROPIC_MODEL),
+        setting='`ClaudeAgentOptions(env={"ANTHROPIC_BASE_URL": "http://127.0.0.1:8787/anthropic"})`',
+        children=1,
+        # Each turn has a call for a title, whose system prompt begins with another `x-anthropic-billing-header`.
+        others=1,
+        breaks=1,
+        known_problems=("improve: cache breaks: expected 1", "--improve costs more"),
+    ),
+    Client(
+        name="deepagents",
+        registry="pypi",
+        packages=(("deepagents", "0.7.32"), ("langchain", "1.4.7"), ("langchain-core", "1.7.2")),
+        provider="anthropic",
+        turns=_DEEPAGENTS_TURNS,
+        start=_start_program("deepagents_agent.py", ANTHROPIC_MODEL),
+        setting='`create_deep_agent(model=ChatAnthropic(base_url="http://127.0.0.1:8787/anthropic"))`',
+        children=1,
+    ),
+    Client(
+        name="litellm",
+        registry="pypi",
+        packages=(("litellm", "1.106.2"), ("mcp", "2.3.0")),
+        provider="anthropic",
+        turns=_FUNCTION_TURNS,
+        start=_start_program("litellm_agent.py", ANTHROPIC_MODEL),
+        setting='`completion(model="anthropic/...", api_base="http://127.0.0.1:8787/anthropic")`',
     ),
 )
