@@ -193,7 +193,6 @@ def test_errors_protected_tools_and_the_last_turns_are_not_cleared() -> None:
     assert batch is not None
     assert [result.tool_use_id for result in batch.results] == ["c1"]
     assert (batch.first, batch.last) == (3, 3)
-    assert batch.cleared_tokens + batch.tokens_after == sum(tokens[2:])
     assert batch.results[0].text.startswith("[The output of read_file src/1.py was cleared: 40000 characters, sha:")
     assert batch.results[0].text.endswith("message m3.]")
 

@@ -376,9 +376,7 @@ def test_three_losses_are_the_minimum_evidence_and_expired_entries_do_not_count(
         False,
         0.0,
     )
-    assert (
-        count_losses(recording_with_losses(user_lost=10, tool_lost=0, idle_seconds=300), MODEL.cache) == LossCounts()
-    )
+    assert count_losses(recording_with_losses(user_lost=10, tool_lost=0, idle_seconds=300), MODEL.cache) == LossCounts()
     assert count_losses(make_recording(10), MODEL.cache) == LossCounts()
 
 

@@ -192,9 +192,8 @@ def compute_compaction_numbers(
 
 
 def observe_compaction(monitor: CompactionMonitor, event: ContextCompacted, *, messages: int) -> CompactionMonitor:
-    return CompactionMonitor(
-        monitor.count + 1, messages, 0, event.tokens_before, monitor.strikes, base_tokens=event.tokens_after
-    )
+    before, after = event.tokens_before, event.tokens_after
+    return CompactionMonitor(monitor.count + 1, messages, 0, before, monitor.strikes, base_tokens=after)
 
 
 def observe_call(monitor: CompactionMonitor, usage: Usage) -> CompactionMonitor:

@@ -103,8 +103,6 @@ class CompactionCut(msgspec.Struct, frozen=True):
     stop: int
     first: int
     last: int
-    covered_tokens: int
-    kept_tokens: int
 
 
 class SummaryLine(msgspec.Struct, frozen=True):

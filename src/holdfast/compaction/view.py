@@ -118,14 +118,11 @@ def choose_cut(
         room -= groups[first].tokens
     first = _advance_to_request(entries, groups, first, spare=tail_tokens_max // 4, unsent=unsent)
     start, stop = max(front, groups[0].start), groups[first].start
-    if stop <= start:
-        return None
     # Number 0 means that an entry is not a message of the log.
     numbers = [entry.number for entry in entries[start:stop] if entry.number]
     if not numbers:
         return None
-    kept_tokens = sum(group.tokens for group in groups[first:])
-    return CompactionCut(start, stop, numbers[0], numbers[-1], sum(tokens[start:stop]), kept_tokens)
+    return CompactionCut(start, stop, numbers[0], numbers[-1])
 
 
 def _advance_to_request(

@@ -70,17 +70,15 @@ def certify(
         yield pending
 
 
-def _certify_bytes(
-    state: SessionState, prepared: RequestPrepared, draft: RequestDraft, call_number: int
-) -> Certificate:
+def _certify_bytes(state: SessionState, prepared: RequestPrepared, draft: RequestDraft, number: int) -> Certificate:
     previous_digests = state.digests
     # A log that was tampered with may hold any number.
     shared_blocks = min(max(prepared.shared_blocks, 0), len(previous_digests))
     recorded = (*previous_digests[:shared_blocks], *prepared.digests)
     certificate = Certificate(
-        call=call_number,
+        call=number,
         prefix_bytes=previous_digests[shared_blocks - 1].end if shared_blocks else 0,
-        equal_to_call=call_number - 1 if shared_blocks else None,
+        equal_to_call=number - 1 if shared_blocks else None,
         expected_read_tokens=prepared.plan.expected_read_tokens,
     )
     if shared_blocks != prepared.shared_blocks:

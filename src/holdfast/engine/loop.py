@@ -52,6 +52,7 @@ from holdfast.types.reply import Delta, Reply, StopReason
 from holdfast.types.usage import Usage
 
 _REQUEST_REFUSED = ("invalid_request", "context_overflow")
+CALL_LIMIT_REACHED = "The limit of model calls for one turn is reached; nothing was run."
 CancelReason = Literal["user_cancel", "client_disconnect", "timeout", "error", "step_limit", "budget"]
 EndReason = StopReason | Literal["step_limit"]
 
@@ -86,27 +87,20 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: O
                 case RunTools(calls):
                     await _run_tools(conversation, calls)
                 case RefuseTools(calls):
-                    await _answer(
-                        conversation, calls, "The limit of model calls for one turn is reached; nothing was run."
-                    )
+                    await _answer(conversation, calls, CALL_LIMIT_REACHED)
                     return await _close_at_step_limit(conversation, last_reply)
                 case Finish():
                     break
     except asyncio.CancelledError:
         await _abandon(conversation, "user_cancel")
         raise
-    except BudgetError:
-        await _abandon(conversation, "budget")
-        raise
-    except ProviderError as error:
-        if error.kind in _REQUEST_REFUSED:
-            # The same request would be refused every time, so its new messages are withdrawn.
-            await conversation.record("system", MessagesWithdrawn(f"the provider refused them ({error.kind})"))
-        await report_provider_failure(conversation, error)
-        await _abandon(conversation, "error")
-        raise
-    except Exception:
-        await _abandon(conversation, "error")
+    except Exception as error:
+        if isinstance(error, ProviderError):
+            if error.kind in _REQUEST_REFUSED:
+                # The same request would be refused every time, so its new messages are withdrawn.
+                await conversation.record("system", MessagesWithdrawn(f"the provider refused them ({error.kind})"))
+            await report_provider_failure(conversation, error)
+        await _abandon(conversation, "budget" if isinstance(error, BudgetError) else "error")
         raise
     return await _close_turn(conversation, last_reply)
 
@@ -114,10 +108,8 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: O
 async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> None:
     # Close what a crash left open; the log is append-only, so that needs events.
     if conversation.state.open_call is not None:
-        interrupted = ProviderError("cancelled", "interrupted")
-        await conversation.record(
-            "system", failed_call_event(conversation, interrupted, retries=0, started_at=conversation.deps.clock())
-        )
+        interrupted, now = ProviderError("cancelled", "interrupted"), conversation.deps.clock()
+        await conversation.record("system", failed_call_event(conversation, interrupted, retries=0, started_at=now))
     if conversation.state.turn is not None:
         await _abandon(conversation, "error")
     if calls := open_tool_calls(conversation.state):
@@ -167,12 +159,10 @@ async def _call_with_recovery(conversation: Conversation, emit: OnDelta) -> Repl
 
 
 async def _run_tools(conversation: Conversation, calls: tuple[ToolUse, ...]) -> None:
-    record = partial(conversation.record, "tool")
+    state, toolbox, record = conversation.state, conversation.deps.toolbox, partial(conversation.record, "tool")
+    turn_id = state.turn.id if state.turn else None
     try:
-        turn_id = conversation.state.turn.id if conversation.state.turn else None
-        results = await conversation.deps.toolbox.run_calls(
-            calls, record, turn_id=turn_id, active=conversation.state.activations
-        )
+        results = await toolbox.run_calls(calls, record, turn_id=turn_id, active=state.activations)
     except ToolsCancelledError as stopped:
         await _append_results(conversation, stopped.results)
         raise asyncio.CancelledError from None
@@ -201,8 +191,7 @@ async def _close_at_step_limit(conversation: Conversation, last_reply: Reply | N
     """End the turn at its call limit with its own stop reason, distinct from a normal end."""
     turn = conversation.state.turn or TurnState("", conversation.deps.clock())
     await _abandon(conversation, "step_limit")
-    content = last_reply.content if last_reply else ()
-    return TurnResult(content, "step_limit", turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
+    return _turn_result(turn, last_reply, "step_limit")
 
 
 async def _close_turn(conversation: Conversation, last_reply: Reply | None) -> TurnResult:
@@ -217,6 +206,10 @@ async def _close_turn(conversation: Conversation, last_reply: Reply | None) -> T
         wall_time_seconds=conversation.deps.clock() - turn.started_at,
     )
     await conversation.record("system", completed)
+    return _turn_result(turn, last_reply, stop_reason)
+
+
+def _turn_result(turn: TurnState, last_reply: Reply | None, stop_reason: EndReason) -> TurnResult:
     content = last_reply.content if last_reply else ()
     return TurnResult(content, stop_reason, turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
 

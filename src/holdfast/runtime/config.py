@@ -110,15 +110,8 @@ _CHOICES = {
 }
 
 # Whole-number settings and their minimum.
-_COUNTS = {
-    "output_tokens_max": 1,
-    "steps_max": 1,
-    "cache_ttl_seconds": 0,
-    "retention_days": 0,
-    "skill_loads_max": 0,
-    "skill_tokens_warn": 0,
-    "skill_tokens_max": 0,
-}
+_COUNTS = {"output_tokens_max": 1, "steps_max": 1, "cache_ttl_seconds": 0, "retention_days": 0}
+_COUNTS |= {"skill_loads_max": 0, "skill_tokens_warn": 0, "skill_tokens_max": 0}
 
 
 def load_config(
@@ -139,9 +132,8 @@ def load_config(
         models |= file_models
         for key, value in settings.items():
             values[key], origins[key] = value, str(file)
-        origins |= {f"models.{id}": str(file) for id in file_models} | {
-            f"project.{key}": str(file) for key in file_project
-        }
+        origins |= {f"models.{id}": str(file) for id in file_models}
+        origins |= {f"project.{key}": str(file) for key in file_project}
     for key, variable in SETTINGS.items():
         if environ.get(variable):
             values[key], origins[key] = environ[variable], variable
@@ -156,15 +148,15 @@ def load_config(
             tables[table][provider] = checked.pop(key)
     fields = {"home": str(home), **checked, **tables, "models": models, "project": project, "origins": origins}
     config = msgspec.convert(fields, Config)
-    if config.cache_ttl_seconds > CACHE_TTL_SECONDS_MAX:
+    ttl, origin = config.cache_ttl_seconds, origins.get("cache_ttl_seconds")
+    if ttl > CACHE_TTL_SECONDS_MAX:
         raise UserError(
-            f"cache_ttl_seconds must be at most {CACHE_TTL_SECONDS_MAX}, a week, not {config.cache_ttl_seconds} "
-            f"(set by {origins['cache_ttl_seconds']})"
+            f"cache_ttl_seconds must be at most {CACHE_TTL_SECONDS_MAX}, a week, not {ttl} (set by {origin})"
         )
-    if config.cache_ttl_seconds > HOUR_SECONDS and not config.cache_over_an_hour:
+    if ttl > HOUR_SECONDS and not config.cache_over_an_hour:
         raise UserError(
-            f"cache_ttl_seconds is {config.cache_ttl_seconds} (set by {origins['cache_ttl_seconds']}): a cache with a "
-            f"TTL of over an hour is billed by the hour; set cache_over_an_hour = true to confirm"
+            f"cache_ttl_seconds is {ttl} (set by {origin}): a cache with a TTL of over an hour is billed by the hour; "
+            "set cache_over_an_hour = true to confirm"
         )
     return config
 

@@ -122,9 +122,7 @@ def knowledge_layer(options: Options, config: Config, *, workspace: Path | None)
     return (LayerText(KNOWLEDGE_LAYER, text),) if enabled and text else ()
 
 
-def knowledge_refresh(
-    options: Options, config: Config, state: SessionState, *, workspace: Path | None
-) -> PrefixRefresh:
+def knowledge_refresh(options: Options, config: Config, state: SessionState, workspace: Path | None) -> PrefixRefresh:
     """How a session refreshes its pinned layers: of those, only the knowledge digest can change within a session."""
 
     def newer(pinned: tuple[LayerText, ...]) -> tuple[LayerText, ...] | None:

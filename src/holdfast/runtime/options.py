@@ -165,10 +165,9 @@ def check_options(options: Options) -> Options:
         if key not in Options.__annotations__:
             if key in CONFIG_ONLY_NAMES:
                 raise UserError(f"{key} is not an option of a session; set it in config.toml, see `holdfast config`")
-            similar = difflib.get_close_matches(key, Options.__annotations__, n=1)
-            hint = (
-                f"did you mean {similar[0]!r}?" if similar else f"known options: {', '.join(Options.__annotations__)}"
-            )
+            names = Options.__annotations__
+            similar = difflib.get_close_matches(key, names, n=1)
+            hint = f"did you mean {similar[0]!r}?" if similar else f"known options: {', '.join(names)}"
             raise UserError(f"unknown option {key!r}; {hint}")
         if expected := _expected_type(key, value):
             received = repr(value) if "number" in expected and isinstance(value, int | float) else type(value).__name__

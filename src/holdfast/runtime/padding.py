@@ -75,9 +75,8 @@ def decide_padding(
 def _pad_always(prefix: View, bodies: Sequence[tuple[str, str]]) -> PaddingDecision:
     natural = heuristic_prefix_tokens(prefix.tools, prefix.pinned)
     if natural >= MIN_CACHEABLE_PREFIX_TOKENS:
-        return PaddingDecision(
-            f"not padded: {natural} tokens (characters / 4) reach {MIN_CACHEABLE_PREFIX_TOKENS} already"
-        )
+        reached = f"{natural} tokens (characters / 4) reach {MIN_CACHEABLE_PREFIX_TOKENS}"
+        return PaddingDecision(f"not padded: {reached} already")
     filler = select_padding(natural, HEURISTIC_BOUNDS, bodies, index_note=PRELOADED_SUFFIX)
     growth = f"from {natural} to {filler.prefix_tokens} tokens (characters / 4)"
     return _padded(filler, f"padded {growth}, as always up to {MIN_CACHEABLE_PREFIX_TOKENS}")
@@ -97,26 +96,22 @@ def _pad_if_worthwhile(
         return PaddingDecision(f"not padded: about {_model_tokens(highest, natural)} tokens reach {floor}")
     calls = f"{inputs.outlook.calls} calls"
     # First for the shortest padding that would do: if that does not pay, no real text will.
-    cost_at_target = _compare_cost(natural, target, caching, inputs)
-    if not cost_at_target:
-        return PaddingDecision(
-            f"not padded: to reach {floor} does not pay in {calls}: {_describe_cost(cost_at_target)}"
-        )
+    cost = _compare_cost(natural, target, caching, inputs)
+    if not cost:
+        return PaddingDecision(f"not padded: to reach {floor} does not pay in {calls}: {_describe_cost(cost)}")
     # The same proportion of maximum to minimum as the seed's bounds.
     maximum = target * MAX_CACHEABLE_PREFIX_TOKENS // MIN_CACHEABLE_PREFIX_TOKENS
-    filler = select_padding(
-        natural, PaddingBounds(target, maximum), bodies, count=count_tokens, index_note=PRELOADED_SUFFIX
-    )
+    bounds = PaddingBounds(target, maximum)
+    filler = select_padding(natural, bounds, bodies, count=count_tokens, index_note=PRELOADED_SUFFIX)
     if filler.prefix_tokens < target:
         return PaddingDecision(f"not padded: there is not enough padding text to reach {floor}")
     # Whole skill bodies may overshoot the target, so the decision is made again with the real length.
-    cost_as_filled = _compare_cost(natural, filler.prefix_tokens, caching, inputs)
-    if not cost_as_filled:
-        return PaddingDecision(
-            f"not padded: the available padding text does not pay in {calls}: {_describe_cost(cost_as_filled)}"
-        )
+    cost = _compare_cost(natural, filler.prefix_tokens, caching, inputs)
+    if not cost:
+        reason = f"the available padding text does not pay in {calls}: {_describe_cost(cost)}"
+        return PaddingDecision(f"not padded: {reason}")
     growth = f"from about {_model_tokens(highest, natural)} to {_model_tokens(highest, filler.prefix_tokens)} tokens"
-    return _padded(filler, f"padded {growth}, past {floor}: it pays in {calls}: {_describe_cost(cost_as_filled)}")
+    return _padded(filler, f"padded {growth}, past {floor}: it pays in {calls}: {_describe_cost(cost)}")
 
 
 def _padded(filler: PaddingText, reason: str) -> PaddingDecision:

@@ -13,7 +13,6 @@ from holdfast.engine.recovery.runner import (
     RecoveryRunner,
     StepFunctions,
 )
-from holdfast.engine.recovery.transcript_repair import ConversationAttempts
 from holdfast.engine.state import SessionState
 from holdfast.errors import AbortedError, UserError
 from holdfast.events.payloads.recovery import RecoveryTrigger
@@ -67,7 +66,7 @@ class SessionRecovery:
 def recovery_runner(conversation: Conversation, steps: StepFunctions, options: Options) -> RecoveryRunner:
     """A runner that records its attempts as events of the session."""
     return RecoveryRunner(
-        ConversationAttempts(conversation),
+        conversation,
         {**ContextRecoverySteps(conversation).steps, **steps},
         clock=conversation.deps.clock,
         sleep=options.get("sleep", asyncio.sleep),

@@ -91,7 +91,7 @@ def run_recipe(
 
     from holdfast.engine.recovery.context_steps import ContextRecoverySteps
     from holdfast.engine.recovery.runner import Recovered, RecoveryRunner
-    from holdfast.engine.recovery.transcript_repair import ConversationAttempts, RepairSteps
+    from holdfast.engine.recovery.transcript_repair import RepairSteps
     from holdfast.recovery.recipes import RECIPES, select_rules
     from holdfast.runtime.recovery import find_scenario
 
@@ -99,19 +99,18 @@ def run_recipe(
     commands = _commands(steps)
     with open_configured_store(db) as log:
         stored = _open_conversation(log, resolve_session_id(log, session_id))
-        incident_ledger = ConversationAttempts(stored)
         row = load_configured_models().get(stored.state.model)
         # An unknown model may bind thinking blocks to their prefix, so treat it as if it did.
         view = RepairSteps(stored, binds_thinking=row is None or row.cache.binds_thinking)
         # Later entries win: a command given with --step replaces the built-in step.
         recoverer = RecoveryRunner(
-            incident_ledger,
+            stored,
             {**view.steps, **ContextRecoverySteps(stored).steps, **_expired_cache_steps(log, stored), **commands},
             clock=system_clock,
             recipes={failure: _without_request_steps(RECIPES[failure])},
             rules=select_rules(stored.state.profile),
         )
-        key = incident or _newest(incident_ledger.ledger, failure)
+        key = incident or _newest(stored.state.incidents, failure)
         plan = recoverer.dry_run(failure, incident=key, trigger="manual")
         if dry_run:
             _show_plan(plan, as_json=as_json)
@@ -120,7 +119,7 @@ def run_recipe(
             names = " ".join(f"--step {name.value}=COMMAND" for name in plan.missing)
             raise click.UsageError(f"these steps need a command: give {names}")
         outcome = asyncio.run(recoverer.attempt(failure, incident=key, trigger="manual"))
-        final = incident_ledger.ledger.incidents[key]
+        final = stored.state.incidents.incidents[key]
     if as_json:
         print_json(final)
     else:

@@ -93,7 +93,7 @@ async def compact_if_due(conversation: Conversation) -> bool:
     if config.auto and is_stable_prefix_too_large(outlook, config):
         await report_ineffective_compaction(conversation, PREFIX_TOO_LARGE)
     if outlook.is_cache_cold:
-        await report_expired_cache(conversation, outlook, config)
+        await report_expired_cache(conversation, outlook)
     return False
 
 
@@ -104,21 +104,17 @@ async def clear_tool_results(conversation: Conversation) -> str:
     return await _apply_after_overflow(conversation, propose_clearing(snapshot, config, "overflow"))
 
 
-async def compact_after_overflow(conversation: Conversation) -> str:
+async def compact_after_overflow(conversation: Conversation, tokens_max: int = SMALL_TAIL_TOKENS) -> str:
     """After an overflow: replace all but a short tail by a summary; returns what was done."""
-    return await _compact_to_tail(conversation, SMALL_TAIL_TOKENS)
-
-
-async def compact_to_newest_group(conversation: Conversation) -> str:
-    """After a second overflow: keep only the newest group; returns what was done."""
-    return await _compact_to_tail(conversation, 1)
-
-
-async def _compact_to_tail(conversation: Conversation, tokens_max: int) -> str:
     conversation.assemble_request()
     snapshot, config = snapshot_conversation(conversation), conversation.deps.compaction
     proposal = await asyncio.to_thread(propose_compaction, snapshot, config, "overflow", tail_tokens_max=tokens_max)
     return await _apply_after_overflow(conversation, proposal)
+
+
+async def compact_to_newest_group(conversation: Conversation) -> str:
+    """After a second overflow: keep only the newest group; returns what was done."""
+    return await compact_after_overflow(conversation, tokens_max=1)
 
 
 async def _apply_after_overflow(conversation: Conversation, proposal: CompactionProposal | NoCompaction) -> str:

@@ -4,6 +4,7 @@ known -> schema -> allowed, inside the workspace -> confirmed -> tool.called -> 
 """
 
 import asyncio
+import copy
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -61,9 +62,8 @@ class Toolbox:
             names = sorted(item.spec.name for item in definitions)
             duplicate = next(name for name in names if names.count(name) > 1)
             raise UserError(f"two tools are named {duplicate!r}; give one of them another name")
-        if environment.roots is None and (
-            path_tool := next((item.spec.name for item in definitions if item.paths), None)
-        ):
+        path_tool = next((item.spec.name for item in definitions if item.paths), None)
+        if environment.roots is None and path_tool is not None:
             raise UserError(f"tool {path_tool!r} takes paths, but the session has no workspace; pass one")
         self._clock = clock
         self._at_once_max = at_once_max
@@ -76,16 +76,9 @@ class Toolbox:
 
         Both sessions share one confirmer, so that the user is asked one question at a time.
         """
-        tools = {**self._tools, **{replacement.spec.name: replacement for replacement in replacements}}
-        environment = replace(self._environment, session_id=session_id)
-        toolbox = Toolbox(
-            tuple(tools.values()),
-            clock=self._clock,
-            at_once_max=self._at_once_max,
-            rules=self._rules,
-            environment=environment,
-        )
-        toolbox._confirmer = self._confirmer
+        toolbox = copy.copy(self)
+        toolbox._tools = {**self._tools, **{replacement.spec.name: replacement for replacement in replacements}}
+        toolbox._environment = replace(self._environment, session_id=session_id)
         return toolbox
 
     @property
@@ -114,9 +107,8 @@ class Toolbox:
         async def run_one(number: int, call: ToolUse) -> None:
             async with slots:
                 results[number] = error_result(call, "The call was cancelled.")
-                context = ToolContext(
-                    self._environment, tool_use_id=call.id, turn_id=turn_id, skill_activations=registry
-                )
+                environment = self._environment
+                context = ToolContext(environment, tool_use_id=call.id, turn_id=turn_id, skill_activations=registry)
                 set_result = functools.partial(results.__setitem__, number)
                 await self._check_and_run(_Call(call, record, set_result, clock=self._clock, context=context), active)
 

@@ -210,8 +210,9 @@ class Confirmer:
         async with self._prompt_lock:
             if use.name in self._allowed_tools:
                 return "allow"
-            request = self._request(use, side_effects)
-            await record(ToolConfirmationRequested(use.id, use.name, side_effects, request.summary, request.expires_at))
+            summary, expires_at = summarize_call(use), self._clock() + self._rules.confirm_seconds_max
+            request = ConfirmationRequest(use.id, use.name, side_effects, summary, use.arguments_json, expires_at)
+            await record(ToolConfirmationRequested(use.id, use.name, side_effects, summary, expires_at))
             decision, scope = await self._ask(confirm, request)
             await record(ToolConfirmationResolved(use.id, decision, scope))
             if scope == "session":
@@ -236,11 +237,6 @@ class Confirmer:
             return "allow", "session"
         # Only True itself is consent: a text such as "no" is truthy too.
         return ("allow", "once") if confirmation is True else ("deny", None)
-
-    def _request(self, use: ToolUse, side_effects: SideEffects) -> ConfirmationRequest:
-        expires_at = self._clock() + self._rules.confirm_seconds_max
-        summary = summarize_call(use)
-        return ConfirmationRequest(use.id, use.name, side_effects, summary, use.arguments_json, expires_at)
 
 
 def summarize_call(use: ToolUse) -> str:
