@@ -132,11 +132,10 @@ class PartialOutput:
         self._texts: list[str] = []
 
     def add_delta(self, delta: Delta) -> None:
-        match delta:
-            case TextDelta(text=text) | ThinkingDelta(text=text) | ToolUseDelta(json_part=text):
-                self._texts.append(text)
-            case _:
-                pass
+        if isinstance(delta, TextDelta | ThinkingDelta):
+            self._texts.append(delta.text)
+        elif isinstance(delta, ToolUseDelta):
+            self._texts.append(delta.json_part)
 
     def estimate_usage(self, partial: Reply | None, tokens_factor: float) -> tuple[Usage, bool]:
         """The usage, and whether its output is our estimate.

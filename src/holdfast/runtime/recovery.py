@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Callable, Iterable
 
 from holdfast.engine.conversation import Conversation
-from holdfast.engine.recovery.context_steps import ContextRecoverySteps
+from holdfast.engine.recovery.context_steps import context_recovery_steps
 from holdfast.engine.recovery.runner import (
     IncidentReport,
     PlannedRecovery,
@@ -67,7 +67,7 @@ def recovery_runner(conversation: Conversation, steps: StepFunctions, options: O
     """A runner that records its attempts as events of the session."""
     return RecoveryRunner(
         conversation,
-        {**ContextRecoverySteps(conversation).steps, **steps},
+        {**context_recovery_steps(conversation), **steps},
         clock=conversation.deps.clock,
         sleep=options.get("sleep", asyncio.sleep),
         rules=select_rules(conversation.state.profile),

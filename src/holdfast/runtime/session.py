@@ -51,7 +51,7 @@ from holdfast.runtime.recovery import SessionRecovery, host_steps, recovery_runn
 from holdfast.runtime.session_cache import OpenSessionCache
 from holdfast.sources.skills.skill import SkillMode
 from holdfast.sources.skills.store import SkillRanking, SkillStore
-from holdfast.types.blocks import Block, Json, Message
+from holdfast.types.blocks import Block, Json, Message, join_text_blocks
 from holdfast.types.prompt import Layout
 from holdfast.types.reply import Delta
 from holdfast.types.tool_spec import ToolSpec
@@ -539,7 +539,7 @@ class Session:
         if self._turn is not None and not self._turn.done():
             raise UserError(compose.TURN_IN_PROGRESS)
         content = message_content(message)
-        self._open_composition.knowledge_layers.set_query(content)
+        self._open_composition.knowledge_layers.query = join_text_blocks(content)
         self._turn = asyncio.ensure_future(run_turn(conversation, content, emit))
         return self._turn
 

@@ -26,7 +26,6 @@ from holdfast.sources.environment import read_environment
 from holdfast.sources.files import FileStamp, make_stamp
 from holdfast.sources.git import read_git_state
 from holdfast.sources.memory_files import MemoryFile, render_memory
-from holdfast.types.blocks import Block, join_text_blocks
 from holdfast.types.prompt import LayerText
 
 logger = logging.getLogger(__name__)
@@ -123,9 +122,6 @@ class KnowledgeLayers:
         self._index: RagIndex | None = None
         self._emitted_layers: set[str] = set()
         self.query = ""
-
-    def set_query(self, content: tuple[Block, ...]) -> None:
-        self.query = join_text_blocks(content)
 
     def render(self) -> list[LayerText]:
         """Render the layers from files; a layer whose files are invalid is logged and left out."""

@@ -89,7 +89,7 @@ def run_recipe(
     """
     import asyncio
 
-    from holdfast.engine.recovery.context_steps import ContextRecoverySteps
+    from holdfast.engine.recovery.context_steps import context_recovery_steps
     from holdfast.engine.recovery.runner import Recovered, RecoveryRunner
     from holdfast.engine.recovery.transcript_repair import RepairSteps
     from holdfast.recovery.recipes import RECIPES, select_rules
@@ -105,7 +105,7 @@ def run_recipe(
         # Later entries win: a command given with --step replaces the built-in step.
         recoverer = RecoveryRunner(
             stored,
-            {**view.steps, **ContextRecoverySteps(stored).steps, **_expired_cache_steps(log, stored), **commands},
+            {**view.steps, **context_recovery_steps(stored), **_expired_cache_steps(log, stored), **commands},
             clock=system_clock,
             recipes={failure: _without_request_steps(RECIPES[failure])},
             rules=select_rules(stored.state.profile),

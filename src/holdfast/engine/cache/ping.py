@@ -16,7 +16,7 @@ from holdfast.errors import ProviderError
 from holdfast.events.payloads.cache import CachePinged, PingKind
 from holdfast.providers.adapter import PingAdapter, model_capabilities
 from holdfast.providers.registry import get_adapter
-from holdfast.providers.wire_request import OnRetry, read_whole_response
+from holdfast.providers.wire_request import read_whole_response
 from holdfast.types.prompt import Parameters, Ttl
 
 PING_RESPONSE_BYTES_MAX = 1_000_000
@@ -91,8 +91,10 @@ async def send_ping(conversation: Conversation, ping: PingRequest) -> CachePinge
     if not can_spend(conversation, prompt_cost_usd_max(conversation, tokens) + call_cost_usd_max(conversation, tokens)):
         return f"too little of the ${deps.spend_max_usd or 0:f} budget could be left for a call"
     sent_at = deps.clock()
+    # A refresh is not retried: by then the cache may have expired, and the retry would pay for a full write.
+    on_retry = None if ping.kind == "prewarm" else _raise_failure
     try:
-        sending = deps.transport.send(deps.adapter.endpoint(parameters), ping.body, on_retry=_no_late_retry(ping))
+        sending = deps.transport.send(deps.adapter.endpoint(parameters), ping.body, on_retry=on_retry)
         answer = await read_whole_response(sending, bytes_max=PING_RESPONSE_BYTES_MAX)
         usage = deps.adapter.decode_reply(answer).usage
     except ProviderError as error:
@@ -115,11 +117,6 @@ async def send_ping(conversation: Conversation, ping: PingRequest) -> CachePinge
     )
     await conversation.record("system", pinged)
     return pinged
-
-
-def _no_late_retry(ping: PingRequest) -> OnRetry | None:
-    """Refresh pings are not retried: by then the cache may have expired, and the retry would pay for a full write."""
-    return None if ping.kind == "prewarm" else _raise_failure
 
 
 def _raise_failure(attempt: int, error: ProviderError) -> None:

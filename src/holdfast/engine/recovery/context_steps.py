@@ -43,31 +43,26 @@ def _prefix_parts(state: SessionState) -> Iterator[tuple[str, int]]:
         yield f"layer {segment.name!r}", sum(count_tokens(part.text) for part in segment.system)
 
 
-class ContextRecoverySteps:
+def context_recovery_steps(conversation: ConversationLike) -> dict[StepName, StepFunction]:
     """Recovery steps for a conversation that no compaction can shorten."""
 
-    def __init__(self, conversation: ConversationLike) -> None:
-        self._conversation = conversation
+    async def diagnose(_context: StepContext) -> str:
+        return format_sizes(measure_conversation(conversation.state))
 
-    @property
-    def steps(self) -> dict[StepName, StepFunction]:
-        return {
-            StepName.DiagnoseHeadAndTail: self._diagnose,
-            StepName.SuggestCuts: self._suggest,
-            StepName.DisableAutoCompaction: self._disable,
-        }
-
-    async def _diagnose(self, _context: StepContext) -> str:
-        return format_sizes(measure_conversation(self._conversation.state))
-
-    async def _suggest(self, _context: StepContext) -> str:
-        parts = find_largest_parts(self._conversation.state)
+    async def suggest(_context: StepContext) -> str:
+        parts = find_largest_parts(conversation.state)
         return "largest: " + ", ".join(f"{name} ({tokens} tokens)" for name, tokens in parts)
 
-    async def _disable(self, context: StepContext) -> str:
-        numbers, reason = measure_conversation(self._conversation.state), f"switched off by {context.incident}"
-        await self._conversation.record("system", CompactionSkipped("requested", reason, numbers, is_final=True))
+    async def disable(context: StepContext) -> str:
+        numbers, reason = measure_conversation(conversation.state), f"switched off by {context.incident}"
+        await conversation.record("system", CompactionSkipped("requested", reason, numbers, is_final=True))
         return "automatic compaction is off until the next user message"
+
+    return {
+        StepName.DiagnoseHeadAndTail: diagnose,
+        StepName.SuggestCuts: suggest,
+        StepName.DisableAutoCompaction: disable,
+    }
 
 
 def format_sizes(numbers: CompactionNumbers) -> str:

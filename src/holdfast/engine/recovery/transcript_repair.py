@@ -11,13 +11,14 @@ from holdfast.clock import Clock, NewId
 from holdfast.engine.recovery.runner import ConversationLike, StepContext, StepFunction
 from holdfast.engine.reducer import apply_event
 from holdfast.engine.state import SessionState
+from holdfast.engine.tools.dispatch import error_result
 from holdfast.errors import UserError
 from holdfast.events.log import Actor, Event, EventLog
 from holdfast.events.payloads.recovery import ContextRepaired, ProviderLimited, Splice, ThinkingDropped
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.recovery.history_edits import find_last_user_message
 from holdfast.recovery.scenarios import StepName
-from holdfast.types.blocks import Block, Text, ToolResult, ToolUse, get_result_call_id, is_thinking, parse_tool_call
+from holdfast.types.blocks import Block, ToolUse, get_result_call_id, is_thinking, parse_tool_call
 from holdfast.types.prompt import HistoryEntry
 from holdfast.types.transcript import merge_into_messages, validate_transcript
 
@@ -151,7 +152,7 @@ def _add_missing_results(
         answered_ids = {get_result_call_id(block) for at in next_run for block in entries[at].content}
         missing = {id: call for id, call in _calls_in(entries, run).items() if id not in answered_ids}
         if missing:
-            results = tuple(lost.get(id) or _interrupted(id, call.name) for id, call in missing.items())
+            results = tuple(lost.get(id) or error_result(call, INTERRUPTED_RESULT_TEXT) for id, call in missing.items())
             yield Splice(run[-1] + 1, 0, (HistoryEntry("user", results),))
 
 
@@ -165,7 +166,3 @@ def _remove_stray(entries: Sequence[HistoryEntry], stray: AbstractSet[tuple[int,
 def _calls_in(entries: Sequence[HistoryEntry], run: _Run) -> dict[str, ToolUse]:
     spoken = (block for at in run if entries[at].role == "assistant" for block in entries[at].content)
     return {call.id: call for block in spoken if (call := parse_tool_call(block)) is not None}
-
-
-def _interrupted(id: str, name: str) -> ToolResult:
-    return ToolResult(id, (Text(INTERRUPTED_RESULT_TEXT),), is_error=True, name=name)

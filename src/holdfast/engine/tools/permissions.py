@@ -84,7 +84,9 @@ def permits_call(pattern: str, use: ToolUse) -> bool:
     if match is None:
         return False
     name, inner = match[1], match[2]
-    if use.name != BUILTIN_NAMES.get(name) and not fnmatchcase(use.name, _escape_all_but_stars(name)):
+    # Of the characters that fnmatch knows, only stars are special.
+    stars_only = name.replace("[", "[[]").replace("?", "[?]")
+    if use.name != BUILTIN_NAMES.get(name) and not fnmatchcase(use.name, stars_only):
         return False
     if inner is None or inner == "*":
         return True
@@ -94,10 +96,6 @@ def permits_call(pattern: str, use: ToolUse) -> bool:
     if use.name in _PATH_TOOLS:
         return _matches_path(inner, str(arguments.get("path", ".")))
     return False
-
-
-def _escape_all_but_stars(name: str) -> str:
-    return name.replace("[", "[[]").replace("?", "[?]")
 
 
 def _matches_command(inner: str, command: str) -> bool:

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -176,7 +176,8 @@ def _find_environment(
     names = [name for name in expected.variables_read if not _UNPERTURBED.fullmatch(name) and "=" not in name]
     if not names:
         return None
-    changed = {name: _changed_value(runner.environ.get(name, "")) for name in names[:VARIABLES_MAX]}
+    values = {name: runner.environ.get(name, "") for name in names[:VARIABLES_MAX]}
+    changed = {name: f"{value}1" if value.isdigit() else f"{value}changed" for name, value in values.items()}
 
     def finding_of(result: TargetResult, detail: str) -> Instability | None:
         if result.has_failed:
@@ -197,18 +198,10 @@ def _find_environment(
     return finding_of(all_changed, "several variables together")
 
 
-def _changed_value(value: str) -> str:
-    return f"{value}1" if value.isdigit() else f"{value}changed"
-
-
-def _worker_arguments(perturbation: Perturbation) -> Iterator[str]:
-    yield f"bytes_max={OUTPUT_BYTES_MAX}"
-    yield "environment=watched"
-    yield f"folder_order={perturbation.folder_order}"
-    if perturbation.clock is not None:
-        yield f"clock={perturbation.clock}"
-    if perturbation.random_seed is not None:
-        yield f"random_seed={perturbation.random_seed}"
+def _worker_arguments(perturbation: Perturbation) -> list[str]:
+    arguments = {"bytes_max": OUTPUT_BYTES_MAX, "environment": "watched", "folder_order": perturbation.folder_order}
+    optional = {"clock": perturbation.clock, "random_seed": perturbation.random_seed}
+    return [f"{name}={value}" for name, value in (arguments | optional).items() if value is not None]
 
 
 def _mirror(folder: Path, mirror: Path) -> Path:

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path, PurePath
 from urllib.parse import quote, urlsplit
 
@@ -88,7 +88,8 @@ def render_boot_context(content: BootContext, recalling: str) -> str:
     # Most stable first: the text becomes part of the agent's cached prefix.
     sections = [_without_front_matter(content.stub), render_prompt_index(content.entries), f"{recalling}\n"]
     if content.preloads:
-        sections.append(f"## Instructions for this task\n\n{_preload_sections(content.preloads)}")
+        texts = (f"### {preload.name}\n\n{preload.text.strip()}\n" for preload in content.preloads)
+        sections.append("## Instructions for this task\n\n" + "\n".join(texts))
     context = "\n".join(sections)
     if len(context) > CONTEXT_CHARACTERS_MAX:
         raise UserError(f"stub and preloads have more than {CONTEXT_CHARACTERS_MAX} characters")
@@ -143,10 +144,6 @@ def _without_front_matter(stub: str) -> str:
         return stub
     front, _, body = stub.partition(f"\n{_FRONT_MATTER}")
     return body.lstrip("\n") if body else front
-
-
-def _preload_sections(preloads: Sequence[Preload]) -> str:
-    return "\n".join(f"### {preload.name}\n\n{preload.text.strip()}\n" for preload in preloads)
 
 
 class SettingsChange(msgspec.Struct, frozen=True):
