@@ -11,7 +11,7 @@ from holdfast.compaction.decision import (
     CompactionMonitor,
     CompactionOutlook,
     compute_compaction_numbers,
-    estimate_tokens_after,
+    estimate_compacted_tokens,
     find_compaction_trigger,
     is_stable_prefix_too_large,
     observe_call,
@@ -162,8 +162,8 @@ def test_the_numbers_add_up_to_the_prompt() -> None:
     assert numbers.removed_tokens == 72_000
     assert numbers.cost_usd == Decimal("1.15") * 13_000 * Decimal("0.000003")
     assert numbers.saving_per_call_usd == Decimal("0.1") * 72_000 * Decimal("0.000003")
-    assert estimate_tokens_after(outlook(100_000), CONFIG) == 16_000
-    assert estimate_tokens_after(outlook(40_000), CONFIG) == 5_000
+    assert estimate_compacted_tokens(85_000, CONFIG) == 16_000
+    assert estimate_compacted_tokens(25_000, CONFIG) == 5_000
 
 
 def make_exchange(number: int, text: str, *, name: str = "read_file", bad: bool = False) -> list[HistoryEntry]:

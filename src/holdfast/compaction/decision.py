@@ -74,13 +74,8 @@ class CompactionOutlook(msgspec.Struct, frozen=True):
         return int(room * WINDOW_SHARE_MAX)
 
 
-def estimate_tokens_after(outlook: CompactionOutlook, config: CompactionConfig) -> int:
-    """Upper bound on the tokens after the stable prefix once compacted, without the newest group."""
-    return estimate_compacted_tokens(outlook.prompt_tokens - outlook.stable_prefix_tokens, config)
-
-
 def estimate_compacted_tokens(message_tokens: int, config: CompactionConfig) -> int:
-    """How many tokens are left of this many message tokens."""
+    """Upper bound on what is left of this many tokens after the stable prefix, without the newest group."""
     return min(config.summary_tokens_max + config.tail_tokens_max, int(max(0, message_tokens) * config.share_max))
 
 
@@ -121,7 +116,8 @@ def find_compaction_trigger(
     """The reason to compact before the next call; None if there is none."""
     if not config.auto or not monitor.may_act:
         return None
-    sizes = CompactionSizes(outlook.prompt_tokens, outlook.stable_prefix_tokens, estimate_tokens_after(outlook, config))
+    prompt, prefix = outlook.prompt_tokens, outlook.stable_prefix_tokens
+    sizes = CompactionSizes(prompt, prefix, estimate_compacted_tokens(prompt - prefix, config))
     if outlook.prompt_tokens >= outlook.hard_tokens:
         return "hard"
     # Order of the triggers: the window comes before money, because a call that does not fit fails; then a cold cache,

@@ -19,29 +19,13 @@ PROTECTED_TOOLS = ("skill_load", "recall_instruction")
 """Tools whose results are never cleared, because the model keeps following what they returned."""
 
 SummarySection = Literal[
-    "goal",
-    "asks",
-    "constraints",
-    "pending",
-    "questions",
-    "errors",
-    "tests",
-    "decisions",
-    "current",
-    "files",
-    "commands",
-    "names",
-    "timeline",
-    "tools",
-    "scope",
-]
+    "goal", "asks", "constraints", "pending", "questions", "errors", "tests", "decisions",
+    "current", "files", "commands", "names", "timeline", "tools", "scope",
+]  # fmt: skip
 
 _COUNTS = (
-    "preserve_recent_messages",
-    "max_estimated_tokens",
-    "auto_compaction_input_tokens_threshold",
-    "summary_tokens_max",
-    "tail_tokens_max",
+    *("preserve_recent_messages", "max_estimated_tokens", "auto_compaction_input_tokens_threshold"),
+    *("summary_tokens_max", "tail_tokens_max"),
 )
 
 

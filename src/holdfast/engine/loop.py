@@ -22,14 +22,7 @@ from holdfast.engine.state import SessionState, TurnState
 from holdfast.engine.tools.dispatch import ToolsCancelledError, error_result
 from holdfast.errors import BudgetError, ProviderError, UserError
 from holdfast.events.log import EventLog
-from holdfast.events.payloads.session import (
-    DelegationCompleted,
-    MessageAppended,
-    MessagesWithdrawn,
-    TurnCancelled,
-    TurnCompleted,
-    TurnStarted,
-)
+from holdfast.events.payloads import session
 from holdfast.extraction.tool_calls import is_failed_result, result_text
 from holdfast.providers.errors import sanitize_message
 from holdfast.recovery.error_classification import classify_refusal
@@ -78,19 +71,19 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: O
     await run_health_probe(conversation)
     try:
         await _open_turn(conversation, _clean_content(content))
-        while True:
-            match next_step(conversation.state, steps_max=conversation.deps.steps_max):
-                case CallModel():
+        while (step := next_step(conversation.state, steps_max=conversation.deps.steps_max)) != "finish":
+            calls = open_tool_calls(conversation.state)
+            match step:
+                case "call_model":
                     last_reply = await _call_with_recovery(conversation, emit)
                     if not last_reply.content:
                         break
-                case RunTools(calls):
+                case "run_tools":
                     await _run_tools(conversation, calls)
-                case RefuseTools(calls):
+                case "refuse_tools":
+                    # Answered anyway, so that the transcript stays legal.
                     await _answer(conversation, calls, CALL_LIMIT_REACHED)
                     return await _close_at_step_limit(conversation, last_reply)
-                case Finish():
-                    break
     except asyncio.CancelledError:
         await _abandon(conversation, "user_cancel")
         raise
@@ -98,7 +91,9 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: O
         if isinstance(error, ProviderError):
             if error.kind in _REQUEST_REFUSED:
                 # The same request would be refused every time, so its new messages are withdrawn.
-                await conversation.record("system", MessagesWithdrawn(f"the provider refused them ({error.kind})"))
+                await conversation.record(
+                    "system", session.MessagesWithdrawn(f"the provider refused them ({error.kind})")
+                )
             await report_provider_failure(conversation, error)
         await _abandon(conversation, "budget" if isinstance(error, BudgetError) else "error")
         raise
@@ -117,7 +112,7 @@ async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> 
     await account_interrupted_children(conversation)
     if conversation.deps.prefix_refresh is not None and conversation.deps.prefix_refresh.each_turn:
         await refresh_prefix(conversation)
-    started = TurnStarted(
+    started = session.TurnStarted(
         user_message_hash=sha256_hex(canonical_json(content)),
         estimated_input_tokens=conversation.request_tokens,
         has_images=any(isinstance(block, Image) for block in content),
@@ -125,7 +120,7 @@ async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> 
     )
     await conversation.record("user", started)
     early, late = plan_injections(conversation.state, await conversation.deps.volatile())
-    await conversation.record("user", *early, MessageAppended(Message("user", content)), *late)
+    await conversation.record("user", *early, session.MessageAppended(Message("user", content)), *late)
 
 
 async def _call_with_recovery(conversation: Conversation, emit: OnDelta) -> Reply:
@@ -175,7 +170,7 @@ async def _answer(conversation: Conversation, calls: Sequence[ToolUse], message:
 
 
 async def _append_results(conversation: Conversation, results: tuple[ToolResult, ...]) -> None:
-    await conversation.record("tool", MessageAppended(Message("user", results)))
+    await conversation.record("tool", session.MessageAppended(Message("user", results)))
 
 
 async def _abandon(conversation: Conversation, reason: CancelReason) -> None:
@@ -184,7 +179,7 @@ async def _abandon(conversation: Conversation, reason: CancelReason) -> None:
         await _answer(conversation, calls, "The call was not run.")
     turn = conversation.state.turn
     if turn is not None:
-        await conversation.record("system", TurnCancelled(reason, turn.llm_calls, turn.tool_calls))
+        await conversation.record("system", session.TurnCancelled(reason, turn.llm_calls, turn.tool_calls))
 
 
 async def _close_at_step_limit(conversation: Conversation, last_reply: Reply | None) -> TurnResult:
@@ -197,7 +192,7 @@ async def _close_at_step_limit(conversation: Conversation, last_reply: Reply | N
 async def _close_turn(conversation: Conversation, last_reply: Reply | None) -> TurnResult:
     turn = conversation.state.turn or TurnState("", conversation.deps.clock())
     stop_reason = last_reply.stop_reason if last_reply else "error"
-    completed = TurnCompleted(
+    completed = session.TurnCompleted(
         stop_reason=stop_reason,
         llm_call_count=turn.llm_calls,
         tool_call_count=turn.tool_calls,
@@ -250,35 +245,16 @@ def _clean_content(content: Sequence[Block]) -> tuple[Block, ...]:
     return non_empty
 
 
-class CallModel(msgspec.Struct, frozen=True):
-    """The last message is the user's or a tool's: the model is next."""
-
-
-class RunTools(msgspec.Struct, frozen=True):
-    calls: tuple[ToolUse, ...]
-
-
-class RefuseTools(msgspec.Struct, frozen=True):
-    """The turn's call limit is reached: answer the model's tool calls anyway, so that the transcript stays legal."""
-
-    calls: tuple[ToolUse, ...]
-
-
-class Finish(msgspec.Struct, frozen=True):
-    pass
-
-
-TurnStep = CallModel | RunTools | RefuseTools | Finish
+TurnStep = Literal["call_model", "run_tools", "refuse_tools", "finish"]
 
 
 def next_step(state: SessionState, *, steps_max: int) -> TurnStep:
-    calls = open_tool_calls(state)
+    """Tools if the model called some; the model if the last message is the user's or a tool's."""
     limit_reached = state.turn is not None and state.turn.llm_calls >= steps_max
-    if calls:
-        return RefuseTools(calls) if limit_reached else RunTools(calls)
-    if state.entries and state.entries[-1].role == "assistant":
-        return Finish()
-    return Finish() if limit_reached else CallModel()
+    if open_tool_calls(state):
+        return "refuse_tools" if limit_reached else "run_tools"
+    is_answered = bool(state.entries) and state.entries[-1].role == "assistant"
+    return "finish" if is_answered or limit_reached else "call_model"
 
 
 HEALTH_PROBES = (("glob_search", '{"pattern":"*.health-check-probe-"}'), ("list_dir", '{"path":"."}'))
@@ -311,7 +287,7 @@ async def account_interrupted_children(conversation: Conversation) -> None:
     for session_id in sorted(conversation.state.delegated_sessions):
         if session_id not in running:
             usage, cost = _total_cost(conversation.deps.log, session_id)
-            await conversation.record("system", DelegationCompleted(session_id, "interrupted", usage, cost))
+            await conversation.record("system", session.DelegationCompleted(session_id, "interrupted", usage, cost))
 
 
 def _total_cost(log: EventLog, session_id: str) -> tuple[Usage, Decimal]:

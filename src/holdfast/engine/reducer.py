@@ -20,6 +20,7 @@ from holdfast.engine.history_transfer import model_provider, transfer_history
 from holdfast.engine.state import NO_LIMITS, CompletedCall, DiagnosisBaseline, ProviderLimits, SessionState, TurnState
 from holdfast.engine.tools.skill_budget import add_activation, remove_activations
 from holdfast.events.log import Event
+from holdfast.events.payloads import session, tools
 from holdfast.events.payloads.cache import CacheControlsApplied, CacheLearned, CachePinged, ExplicitCacheChanged
 from holdfast.events.payloads.calls import (
     GatewayForwarded,
@@ -32,30 +33,6 @@ from holdfast.events.payloads.calls import (
 )
 from holdfast.events.payloads.compaction import CompactionSkipped, ContextCompacted, SkillReleased
 from holdfast.events.payloads.recovery import ProviderLimited, RecoveryPayload, ViewRepair
-from holdfast.events.payloads.session import (
-    ContextInjected,
-    DelegationCompleted,
-    DelegationStarted,
-    EpochOpened,
-    MemoryEviction,
-    MemoryUpdated,
-    MessageAppended,
-    MessagesWithdrawn,
-    SessionEnded,
-    SessionStarted,
-    SkillLoaded,
-    TurnCancelled,
-    TurnCompleted,
-    TurnStarted,
-)
-from holdfast.events.payloads.tools import (
-    ToolCalled,
-    ToolCompleted,
-    ToolConfirmationRequested,
-    ToolConfirmationResolved,
-    ToolFailed,
-    ToolInputInvalid,
-)
 from holdfast.layers.assemble import stable_segments, with_nonce
 from holdfast.ledger.accounting import answer_usage
 from holdfast.planning.explicit_cache import ExplicitCacheState
@@ -78,15 +55,15 @@ from holdfast.types.usage import Usage
 
 # Recorded for readers of the log only: the state does not depend on these.
 LogOnlyPayload = (
-    ToolCompleted
-    | ToolFailed
-    | ToolInputInvalid
-    | ToolConfirmationRequested
-    | ToolConfirmationResolved
+    tools.ToolCompleted
+    | tools.ToolFailed
+    | tools.ToolInputInvalid
+    | tools.ToolConfirmationRequested
+    | tools.ToolConfirmationResolved
     | RouteDecided
     | GatewayForwarded
-    | MemoryUpdated
-    | MemoryEviction
+    | session.MemoryUpdated
+    | session.MemoryEviction
 )
 
 
@@ -106,17 +83,17 @@ def _apply(state: SessionState, event: Event) -> SessionState:
     if isinstance(event.payload, LogOnlyPayload):
         return state
     match event.payload:
-        case SessionStarted() as payload:
+        case session.SessionStarted() as payload:
             return _begin_session(state, payload, event.at)
-        case EpochOpened() as payload:
+        case session.EpochOpened() as payload:
             return _open_epoch(state, payload)
-        case TurnStarted():
+        case session.TurnStarted():
             return _begin_turn(state, event)
-        case MessageAppended() as payload:
+        case session.MessageAppended() as payload:
             return _append(state, payload)
-        case MessagesWithdrawn():
+        case session.MessagesWithdrawn():
             return _withdraw(state)
-        case ContextInjected() as payload:
+        case session.ContextInjected() as payload:
             return _inject(state, payload)
         case RequestPrepared() as payload:
             return _prepare(state, payload, event.at)
@@ -136,16 +113,16 @@ def _apply(state: SessionState, event: Event) -> SessionState:
             return apply_call(state, payload)
         case LlmCallFailed() as payload:
             return apply_failed_call(state, payload)
-        case DelegationStarted() as payload:
+        case session.DelegationStarted() as payload:
             return replace(state, delegated_sessions=state.delegated_sessions | {payload.child_session_id})
-        case DelegationCompleted() as payload:
+        case session.DelegationCompleted() as payload:
             after = add_turn_cost(state, payload.cost_usd, payload.usage)
             return replace(after, delegated_sessions=state.delegated_sessions - {payload.child_session_id})
-        case ToolCalled():
+        case tools.ToolCalled():
             return apply_tool_call(state)
-        case TurnCompleted() | TurnCancelled():
+        case session.TurnCompleted() | session.TurnCancelled():
             return replace(state, turn=None, turn_count=state.turn_count + 1)
-        case SkillLoaded() as payload:
+        case session.SkillLoaded() as payload:
             return replace(state, activations=add_activation(state.activations, payload))
         case ContextCompacted() as payload:
             return compact_view(state, payload)
@@ -153,7 +130,7 @@ def _apply(state: SessionState, event: Event) -> SessionState:
             return replace(state, compaction_watch=observe_refusal(state.compaction_watch, payload))
         case SkillReleased() as payload:
             return replace(state, activations=remove_activations(state.activations, {payload.tool_use_id or ""}))
-        case SessionEnded():
+        case session.SessionEnded():
             return replace(state, is_ended=True)
         case RecoveryPayload() as payload:
             return replace(state, incidents=apply_recovery_event(state.incidents, payload, event.at))
@@ -163,7 +140,7 @@ def _apply(state: SessionState, event: Event) -> SessionState:
             return _repair_view(state, payload)
 
 
-def _begin_session(state: SessionState, started: SessionStarted, at: float) -> SessionState:
+def _begin_session(state: SessionState, started: session.SessionStarted, at: float) -> SessionState:
     return replace(
         state,
         model=started.model,
@@ -189,7 +166,7 @@ def open_tool_calls(state: SessionState) -> tuple[ToolUse, ...]:
     return tuple(call for call in calls if call is not None)
 
 
-def _open_epoch(state: SessionState, opened: EpochOpened) -> SessionState:
+def _open_epoch(state: SessionState, opened: session.EpochOpened) -> SessionState:
     # Thinking is bound to the text before it (Anthropic, "Preserved thinking"), so a changed prefix drops it.
     entries, sent = filter_entries(state.entries, state.sent_count, drop_thinking)
     segments = stable_segments(View(tools=opened.tools, pinned=opened.system))
@@ -304,7 +281,7 @@ def _emitted_in(entries: tuple[HistoryEntry, ...]) -> tuple[LayerText, ...]:
     return tuple(LayerText(layer, join_text_blocks(entry.content), entry.ephemeral) for layer, entry in newest.items())
 
 
-def _append(state: SessionState, event: MessageAppended) -> SessionState:
+def _append(state: SessionState, event: session.MessageAppended) -> SessionState:
     number = state.message_count + 1
     entries = (*state.entries, HistoryEntry(event.message.role, event.message.content, number=number))
     # A reply is in no request yet, but it will directly follow what was sent, so it counts as sent.
@@ -345,7 +322,7 @@ def _begin_turn(state: SessionState, event: Event) -> SessionState:
     )
 
 
-def _inject(state: SessionState, injected: ContextInjected) -> SessionState:
+def _inject(state: SessionState, injected: session.ContextInjected) -> SessionState:
     layer_text = LayerText(injected.layer, injected.text, injected.ephemeral)
     if injected.section == "system":
         # Thinking is bound to the text before it; once that text changes, none of it may be sent again.

@@ -15,9 +15,8 @@ class WatchedStream(Proxy):
 
     def __init__(self, target: object, watch: CallWatcher) -> None:
         def replace(name: str, value: object) -> object:
-            return watched_close(value) if name in _CLOSE_METHODS else value
-
-        def watched_close(value: object) -> Callable[..., object]:
+            if name not in _CLOSE_METHODS:
+                return value
             close = cast("Callable[..., object]", value)  # A stream's `close` is a method, or a coroutine function.
 
             def close_and_record(*args: object, **kwargs: object) -> object:

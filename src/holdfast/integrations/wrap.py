@@ -90,17 +90,11 @@ def recorder_of(client: object) -> CallRecorder:
 def _wrapping_of(client: object) -> WrapClient:
     if issubclass(type(client), WrappedClient):
         raise UserError("this client is wrapped already")
-    package, name = _origin(client)
-    if (package, name) not in _WRAPPINGS:
-        supported = ", ".join(f"{package}.{name}" for package, name in _WRAPPINGS)
-        raise UserError(f"a {package}.{name} cannot be wrapped; these clients can: {supported}")
-    return _WRAPPINGS[package, name]
-
-
-def _origin(client: object) -> tuple[str, str]:
-    """The package and name of the client's class; for a subclass of a known client, those of its base class."""
+    # The base classes too: a subclass of a known client is wrapped like it.
     for ancestor in type(client).__mro__:
         package = ancestor.__module__.rpartition(".")[0] or ancestor.__module__
         if (package, ancestor.__name__) in _WRAPPINGS:
-            return package, ancestor.__name__
-    return type(client).__module__.partition(".")[0], type(client).__name__
+            return _WRAPPINGS[package, ancestor.__name__]
+    origin = f"{type(client).__module__.partition('.')[0]}.{type(client).__name__}"
+    supported = ", ".join(f"{package}.{name}" for package, name in _WRAPPINGS)
+    raise UserError(f"a {origin} cannot be wrapped; these clients can: {supported}")

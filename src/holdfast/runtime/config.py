@@ -148,16 +148,12 @@ def load_config(
             tables[table][provider] = checked.pop(key)
     fields = {"home": str(home), **checked, **tables, "models": models, "project": project, "origins": origins}
     config = msgspec.convert(fields, Config)
-    ttl, origin = config.cache_ttl_seconds, origins.get("cache_ttl_seconds")
+    ttl, origin = config.cache_ttl_seconds, f"(set by {origins.get('cache_ttl_seconds')})"
     if ttl > CACHE_TTL_SECONDS_MAX:
-        raise UserError(
-            f"cache_ttl_seconds must be at most {CACHE_TTL_SECONDS_MAX}, a week, not {ttl} (set by {origin})"
-        )
+        raise UserError(f"cache_ttl_seconds must be at most {CACHE_TTL_SECONDS_MAX}, a week, not {ttl} {origin}")
     if ttl > HOUR_SECONDS and not config.cache_over_an_hour:
-        raise UserError(
-            f"cache_ttl_seconds is {ttl} (set by {origin}): a cache with a TTL of over an hour is billed by the hour; "
-            "set cache_over_an_hour = true to confirm"
-        )
+        billed = "a cache with a TTL of over an hour is billed by the hour"
+        raise UserError(f"cache_ttl_seconds is {ttl} {origin}: {billed}; set cache_over_an_hour = true to confirm")
     return config
 
 

@@ -170,10 +170,13 @@ def explain_padding(request: ParsedRequest, *, at: float) -> str | None:
     row = request.row
     if row is None or not row.prices:
         return None
-    texts = _stable_texts(request)
+    stable = (segment for segment in request.wire.prompt.segments if segment.stability <= Stability.EPOCH)
+    texts = tuple(text.text for segment in stable for text in segment.system)
     padding = detect_padding("\n\n".join(texts))
     adapter = get_adapter(request.recognised.provider)
-    natural = _view(request, (padding.before,) if padding else texts)
+    natural_texts = (padding.before,) if padding else texts
+    pinned = tuple(LayerText("preset", text) for text in natural_texts if text.strip())
+    natural = View(tools=request.wire.prompt.tools, pinned=pinned)
     inputs = PaddingInputs((row,), PaddingOutlook(CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED), at)
     reason = decide_padding("auto", natural, inputs, adapter=adapter).reason
     tokens, floor = request.tokens_before(request.buffer.stable_count), row.cache.tokens_min
@@ -183,13 +186,3 @@ def explain_padding(request: ParsedRequest, *, at: float) -> str | None:
         natural_tokens = math.ceil(count_prefix_tokens(natural, adapter) * row.tokens_factor)
         text += f"; {padding.description} is padding, without it they have about {natural_tokens}"
     return f'{text}; padding="auto" decides: {reason}'
-
-
-def _stable_texts(request: ParsedRequest) -> tuple[str, ...]:
-    stable = (segment for segment in request.wire.prompt.segments if segment.stability <= Stability.EPOCH)
-    return tuple(text.text for segment in stable for text in segment.system)
-
-
-def _view(request: ParsedRequest, texts: tuple[str, ...]) -> View:
-    pinned = tuple(LayerText("preset", text) for text in texts if text.strip())
-    return View(tools=request.wire.prompt.tools, pinned=pinned)

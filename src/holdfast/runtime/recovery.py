@@ -60,7 +60,7 @@ class SessionRecovery:
     @property
     def incidents(self) -> tuple[Incident, ...]:
         """The failures reported in this session, with their recovery attempts."""
-        return tuple(self._current_state().incidents.incidents.values())
+        return tuple(self._current_state().incidents.values())
 
 
 def recovery_runner(conversation: Conversation, steps: StepFunctions, options: Options) -> RecoveryRunner:

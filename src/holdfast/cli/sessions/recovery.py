@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from holdfast.engine.recovery.runner import PlannedRecovery, StepFunction, StepFunctions
     from holdfast.engine.recovery.transcript_repair import StoredConversation
     from holdfast.events.log import EventLog
-    from holdfast.recovery.attempts import Incident, RecoveryLedger
+    from holdfast.recovery.attempts import Incident, Incidents
     from holdfast.recovery.recipes import RecoveryRecipe
     from holdfast.recovery.scenarios import FailureScenario
 
@@ -119,7 +119,7 @@ def run_recipe(
             names = " ".join(f"--step {name.value}=COMMAND" for name in plan.missing)
             raise click.UsageError(f"these steps need a command: give {names}")
         outcome = asyncio.run(recoverer.attempt(failure, incident=key, trigger="manual"))
-        final = stored.state.incidents.incidents[key]
+        final = stored.state.incidents[key]
     if as_json:
         print_json(final)
     else:
@@ -133,7 +133,7 @@ def _incidents(log: "EventLog", session_id: str | None, limit: int) -> "Iterator
 
     ids = [session_id] if session_id else [row.id for row in log.sessions(limit=limit)]
     for id in ids:
-        for incident in reversed(tuple(fold_recovery_events(list(log.read(id))).incidents.values())):
+        for incident in reversed(tuple(fold_recovery_events(list(log.read(id))).values())):
             yield id, incident
 
 
@@ -187,12 +187,10 @@ def _without_request_steps(recipe: "RecoveryRecipe") -> "RecoveryRecipe":
     return msgspec.structs.replace(recipe, steps=steps)
 
 
-def _newest(ledger: "RecoveryLedger", scenario: "FailureScenario") -> str:
+def _newest(incidents: "Incidents", scenario: "FailureScenario") -> str:
     """The key of the scenario's newest open incident; the scenario's own name if there is none."""
     keys = (
-        key
-        for key, incident in ledger.incidents.items()
-        if incident.scenario == scenario and incident.state != "succeeded"
+        key for key, incident in incidents.items() if incident.scenario == scenario and incident.state != "succeeded"
     )
     return next(reversed(tuple(keys)), scenario.value)
 

@@ -27,6 +27,7 @@ CLOSE_WAIT_SECONDS_MAX = 2.0
 """How long closing a session waits for a ping in progress."""
 
 logger = logging.getLogger(__name__)
+_ENDS_WAIT = TurnStarted | LlmCallStarted | ModelSwitched | ContextCompacted | SessionEnded
 
 
 class SessionKeepAlive:
@@ -41,16 +42,13 @@ class SessionKeepAlive:
         self._unsubscribe: Callable[[], None] = conversation.deps.bus.subscribe(self._on_event)
 
     def _on_event(self, event: Event) -> None:
-        match event.payload:
-            case TurnStarted() | LlmCallStarted() | ModelSwitched() | ContextCompacted() | SessionEnded():
-                self._cancel_waiting()
-            case LlmCallCompleted():
-                self._cancel_waiting()
-                self._waiting_task = asyncio.ensure_future(self._ping_loop())
-                self._tasks.add(self._waiting_task)
-                self._waiting_task.add_done_callback(self._tasks.discard)
-            case _:
-                return
+        is_completed = isinstance(event.payload, LlmCallCompleted)
+        if is_completed or isinstance(event.payload, _ENDS_WAIT):
+            self._cancel_waiting()
+        if is_completed:
+            self._waiting_task = asyncio.ensure_future(self._ping_loop())
+            self._tasks.add(self._waiting_task)
+            self._waiting_task.add_done_callback(self._tasks.discard)
 
     def _cancel_waiting(self) -> None:
         # A ping in progress is already paid for: it is read to its end and recorded.

@@ -82,11 +82,9 @@ async def compact_if_due(conversation: Conversation) -> bool:
 
     A compaction that would not help is reported once.
     """
-    config, snapshot = conversation.deps.compaction, snapshot_conversation(conversation)
-    outlook = compaction_outlook(snapshot)
-    trigger = find_compaction_trigger(
-        outlook, conversation.state.compaction_watch, config, by_size_alone=conversation.state.profile == "seed"
-    )
+    config, state, snapshot = conversation.deps.compaction, conversation.state, snapshot_conversation(conversation)
+    outlook, is_seed = compaction_outlook(snapshot), state.profile == "seed"
+    trigger = find_compaction_trigger(outlook, state.compaction_watch, config, by_size_alone=is_seed)
     is_allowed = trigger == "hard" or not _is_thinking(conversation)
     if trigger is not None and is_allowed and await _compact_for(conversation, snapshot, trigger, config):
         return True

@@ -29,7 +29,7 @@ async def report_incident(
 async def report_ineffective_compaction(conversation: Conversation, reason: str) -> None:
     """Report that no compaction helps; once, until the incident is resolved."""
     key = FailureScenario.CompactionIneffective.value
-    incident_record = conversation.state.incidents.incidents.get(key)
+    incident_record = conversation.state.incidents.get(key)
     if incident_record is None or incident_record.state == "succeeded":
         detail = f"{reason}: {format_sizes(measure_conversation(conversation.state))}"
         await report_incident(conversation, FailureScenario.CompactionIneffective, {}, incident=key, detail=detail)
@@ -52,7 +52,7 @@ async def report_changed_messages(conversation: Conversation) -> None:
     """Report compactions whose covered messages have changed on the log since; their summary was made before that."""
     for compaction in conversation.logged.damaged:
         key = f"{FailureScenario.DigestInvalid.value}/epoch {compaction.epoch}"
-        if key in conversation.state.incidents.incidents:
+        if key in conversation.state.incidents:
             continue
         where = f"messages {compaction.first} to {compaction.last}"
         copy = f"the summary of epoch {compaction.epoch}, made before the change, is on the log"

@@ -199,7 +199,7 @@ class RecoveryRunner:
             return await self._follow(recipe, attempted, sanitize_message(detail))
 
     def _plan(self, recipe: RecoveryRecipe, key: str, trigger: RecoveryTrigger) -> NextAttempt | None:
-        incident = self._conversation.state.incidents.incidents.get(key)
+        incident = self._conversation.state.incidents.get(key)
         return plan_next_attempt(incident, recipe, self._rules, at=self._clock(), trigger=trigger)
 
     async def _record(self, *payloads: AnyRecoveryPayload) -> None:
@@ -272,7 +272,7 @@ class RecoveryRunner:
         scenario, limit = recipe.scenario.value, recipe.attempts_max
         reason = f"max recovery attempts ({limit}) exceeded for {scenario}"
         escalated = RecoveryEscalated(key, scenario, recipe.escalation.value, reason)
-        incident = self._conversation.state.incidents.incidents[key]
+        incident = self._conversation.state.incidents[key]
         steps, first_step = incident.steps, incident.first_step
         attempted = RecoveryAttempted(key, scenario, incident.attempts, limit, steps, first_step, trigger)
         await self._record(*(() if self._rules.escalates_at_once else (attempted,)), escalated)

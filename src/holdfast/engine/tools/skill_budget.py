@@ -76,19 +76,14 @@ def load_refusal_reason(active: Activations, skill: Skill, limits: ActivationLim
         f"Already loaded: [{names}]. To free\n"
         "budget, summarize and discard previously loaded skill bodies in your\nnext response."
     )
-    count = len(active.loaded)
+    count, tokens = len(active.loaded), skill.estimated_body_tokens
+    used = "skills already activated this session"
     if count >= limits.loads_max:
-        return (
-            f"activation budget exhausted: {count} skills already activated this session\n"
-            f"(limit {limits.loads_max}). {hint}"
-        )
+        return f"activation budget exhausted: {count} {used}\n(limit {limits.loads_max}). {hint}"
     # Reaching the cap is refused, not only exceeding it (seed 000, section 5.2.4).
-    tokens = skill.estimated_body_tokens
     if active.tokens + tokens >= limits.tokens_max:
-        return (
-            f"activation budget exhausted: {active.tokens} tokens of skills already activated this session, and "
-            f"{skill.name!r} has {tokens}\n(limit {limits.tokens_max}). {hint}"
-        )
+        used = f"{active.tokens} tokens of {used}, and {skill.name!r} has {tokens}"
+        return f"activation budget exhausted: {used}\n(limit {limits.tokens_max}). {hint}"
     return None
 
 

@@ -69,15 +69,11 @@ class _Search:
             if stat.S_ISREG(mode):
                 yield from self._file(folder, name, shown)
             elif stat.S_ISDIR(mode) and depth < SEARCH_DEPTH_MAX:
-                yield from self._folder(folder, name, shown, depth)
+                with open_folder(folder, name) as opened:
+                    for inner in sorted(set(os.listdir(opened)).difference(SKIPPED_FOLDERS), key=os.fsencode):
+                        yield from self._walk(opened, inner, shown / inner, depth + 1)
         except OSError:
             self.unreadable += 1
-
-    def _folder(self, folder: int, name: str, shown: Path, depth: int) -> Iterator[bytes]:
-        with open_folder(folder, name) as opened:
-            for inner in sorted(os.listdir(opened), key=os.fsencode):
-                if inner not in SKIPPED_FOLDERS:
-                    yield from self._walk(opened, inner, shown / inner, depth + 1)
 
     def _file(self, folder: int, name: str, shown: Path) -> Iterator[bytes]:
         raw = read_regular_at(folder, name, SEARCHED_FILE_BYTES_MAX + 1)
