@@ -23,11 +23,6 @@ SummarySection = Literal[
     "current", "files", "commands", "names", "timeline", "tools", "scope",
 ]  # fmt: skip
 
-_COUNTS = (
-    *("preserve_recent_messages", "max_estimated_tokens", "auto_compaction_input_tokens_threshold"),
-    *("summary_tokens_max", "tail_tokens_max"),
-)
-
 
 class CompactionConfig(msgspec.Struct, frozen=True):
     """How and when a session is compacted.
@@ -53,8 +48,8 @@ class CompactionConfig(msgspec.Struct, frozen=True):
     llm_summary: bool = False
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            count: object = getattr(self, name)
+        counts = {name: getattr(self, name) for name, kind in CompactionConfig.__annotations__.items() if kind is int}
+        for name, count in counts.items():
             # bool is a subclass of int: True would otherwise pass as a limit of one token.
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
                 raise UserError(f"{name} of a CompactionConfig must be a whole number of at least 0, not {count!r:.80}")

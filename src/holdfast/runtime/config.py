@@ -8,13 +8,13 @@ import tomllib
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args, get_origin
 
 import msgspec
 
 from holdfast.engine.tools.skill_budget import DEFAULT_LIMITS
 from holdfast.errors import UserError
-from holdfast.knowledge.flags import DIGEST_REFRESHES, SWITCH_SETTINGS, DigestRefresh, Setting
+from holdfast.knowledge.flags import DigestRefresh, Setting
 from holdfast.layers.padding import Padding
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.registry import PROVIDERS
@@ -22,7 +22,7 @@ from holdfast.providers.wire_request import CONCURRENT_REQUESTS_MAX
 from holdfast.sources.directories import holdfast_home, user_home
 from holdfast.sources.skills.discovery import SkillRoot
 from holdfast.sources.skills.library import OPTIONAL_FOLDERS, skill_roots
-from holdfast.sources.skills.store import SKILL_RANKINGS, SkillRanking
+from holdfast.sources.skills.store import SkillRanking
 from holdfast.types.prompt import Layout
 
 CONFIG_BYTES_MAX = 1_000_000
@@ -98,16 +98,8 @@ HOME_ONLY_SETTINGS = (
 # Settings with one value per provider, each with an example value for error messages.
 _TABLES = {"base_urls": "http://127.0.0.1:8080", "requests_max": "4"}
 
-_CHOICES = {
-    "layout": ("default", "seed"),
-    "profile": ("default", "seed"),
-    "padding": ("auto", "always", "never"),
-    "diagnostics": ("auto", "off"),
-    "skill_ranking": SKILL_RANKINGS,
-    "knowledge": SWITCH_SETTINGS,
-    "rag": SWITCH_SETTINGS,
-    "digest_refresh": DIGEST_REFRESHES,
-}
+_TYPES: Mapping[str, object] = Config.__annotations__
+_CHOICES = {name: get_args(kind) for name, kind in _TYPES.items() if get_origin(kind) is Literal}
 
 # Whole-number settings and their minimum.
 _COUNTS = {"output_tokens_max": 1, "steps_max": 1, "cache_ttl_seconds": 0, "retention_days": 0}
