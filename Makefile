@@ -1,7 +1,7 @@
 # Two commands do all the set-up: `make demo` and `make test`. Each builds .venv when it is missing or out of date.
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS := [dev,semantic,minilm]
+EXTRAS := [dev,semantic,onnx]
 PYTEST := $(BIN)/python -m pytest
 # One more than there are processors, because some tests wait; each worker starts its own servers, so not too many.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -gt 7 ] && n=7; echo $$((n + 1)))
@@ -48,8 +48,8 @@ screenshots: .venv/.dev  ## Render every dashboard view into build/screenshots
 bench: .venv/.dev  ## Measure, as ratios in one run
 	$(BIN)/python -m benchmarks
 
-deep: .venv/.dev  ## Slow checks: every store, more examples, 5,000 compactions, 50 mutants
-	HOLDFAST_EVERY_CASE=1 $(PYTEST) -n 2 tests/service
+deep: .venv/.dev  ## Slow checks: all API phases, more examples, 5,000 compactions, 50 mutants
+	HOLDFAST_EVERY_CASE=1 $(PYTEST) -n 2 tests/service/test_openapi.py
 	HYPOTHESIS_PROFILE=wide $(PYTEST) -n 2 --dist worksteal --timeout=900 $(shell find tests -name '*_properties.py' -o -name 'test_properties.py' -o -name '*_contract.py')
 	HYPOTHESIS_PROFILE=deep $(PYTEST) -p no:xdist --timeout=900 tests/gateway/test_properties.py
 	$(BIN)/python -m benchmarks compaction_structure

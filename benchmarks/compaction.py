@@ -50,7 +50,7 @@ class Moment(msgspec.Struct, frozen=True):
 
 
 class View(msgspec.Struct, frozen=True):
-    """What is left: its text, its size, and the messages that single lines of it lead to."""
+    """The compacted view: its text, its size, and the messages that single lines refer to."""
 
     text: str
     tokens: int
@@ -123,17 +123,17 @@ def _text(history: Sequence[HistoryEntry]) -> str:
 def ours(moment: Moment) -> View | None:
     cut = _cut(moment)
     summary_max, _ = split_token_budget(moment.before_tokens, DEFAULT_CONFIG)
-    kept = moment.history[cut.stop :]
+    retained = moment.history[cut.stop :]
     summary = build_summary(
         extract_facts(moment.history[: cut.stop]),
         tokens_max=summary_max,
         count=count_tokens,
-        kept=KeptMessages(_text(kept), len(extract_facts(kept).requests)),
+        kept=KeptMessages(_text(retained), len(extract_facts(retained).requests)),
     )
     text = render_summary(summary, recall=True)
     sources = frozenset(number for line in summary.lines for number in line.sources)
     size = count_tokens(text) + sum(moment.tokens[cut.stop :])
-    return View(f"{text}\n{_text(kept)}", size, cut.stop, sources, summary)
+    return View(f"{text}\n{_text(retained)}", size, cut.stop, sources, summary)
 
 
 def truncation(moment: Moment) -> View:
@@ -182,7 +182,7 @@ def _reply(call: RecordedCall) -> tuple[HistoryEntry, ...]:
 
 
 def find_reachable(moment: Moment, view: View) -> set[Entity]:
-    """What stands in the groups that a line of the record leads to."""
+    """The text of the groups that a line of the summary refers to."""
     found = set[Entity]()
     for group in group_exchanges(moment.history):
         inside = moment.history[group.start : group.stop]

@@ -49,14 +49,14 @@ SETTINGS = (
 
 
 class SizedCall(msgspec.Struct, frozen=True):
-    """A call: when, and how many passages its prompt has."""
+    """A call: its time, and the number of history entries in its prompt."""
 
     at: float
     entries: int
 
 
 class Session(msgspec.Struct, frozen=True):
-    """Tokens of the head and of each passage, and which passages are outputs of tools."""
+    """Tokens of the stable prefix and of each history entry, and which entries are tool outputs."""
 
     id: str
     prefix_tokens: int
@@ -99,14 +99,14 @@ def cost_uncompacted(session: Session, setting: CacheSetting) -> float:
     return _replay(session, setting, lambda entries, cleared: cleared)
 
 
-def clear_rolling(kept: int) -> Callable[[Session, CacheSetting], float]:
+def clear_rolling(outputs_retained: int) -> Callable[[Session, CacheSetting], float]:
     """All but the last outputs are cleared, one by one as new ones come."""
 
     def play(session: Session, setting: CacheSetting) -> float:
         places = [at for at, output in enumerate(session.outputs) if output]
 
         def clear(entries: int, cleared: frozenset[int]) -> frozenset[int]:
-            return frozenset([at for at in places if at < entries][:-kept])
+            return frozenset([at for at in places if at < entries][:-outputs_retained])
 
         return _replay(session, setting, clear)
 
@@ -114,7 +114,7 @@ def clear_rolling(kept: int) -> Callable[[Session, CacheSetting], float]:
 
 
 def clear_above(high: int, low: int) -> Callable[[Session, CacheSetting], float]:
-    """Above the high mark the oldest outputs are cleared down to the low one."""
+    """Above the upper limit the oldest outputs are cleared down to the lower one."""
 
     def play(session: Session, setting: CacheSetting) -> float:
         def clear(entries: int, cleared: frozenset[int]) -> frozenset[int]:

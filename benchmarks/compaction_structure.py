@@ -60,7 +60,7 @@ def histories(first: int, last: int) -> int:
         for _ in range(1 + seed % 25):
             history.turn(ends=seed % 3 != 0)
         compact_and_check(history, seed)
-        done += any(passage.layer == "record" for passage in history.state().entries)
+        done += any(entry.layer == "record" for entry in history.state().entries)
     return done
 
 

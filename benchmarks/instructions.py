@@ -25,7 +25,7 @@ import msgspec
 
 from holdfast.events.records import HasRecords, StoreRecords
 from holdfast.instructions.store import InstructionRecords, SupportsInstructions
-from holdfast.retrieval.encoders.registry import default_encoder, find_missing_packages
+from holdfast.retrieval.encoders.registry import default_encoder
 from holdfast.service.auth.keys import make_key
 from holdfast.stores.open import open_store
 
@@ -58,7 +58,7 @@ def run() -> Iterator[tuple[str, str]]:
             assert isinstance(store, HasRecords)
             admin, agent = _key(store.records, "admin"), _key(store.records, "agent:a0")
         yield from _measure_server(folder, path, admin, agent)
-        if not find_missing_packages("wordllama"):
+        if default_encoder():
             yield from _measure_wordllama()
         crowded = Path(folder, "crowded.db")
         shutil.copy(path, crowded)
@@ -133,7 +133,7 @@ def _fill(records: StoreRecords, instructions: InstructionRecords) -> None:
         )
         agent = msgspec.structs.replace(first, id=name, shortname=None)
         coverage_copy = msgspec.structs.replace(run, id=f"c{number}", agent_id=name)
-        instructions.publish(manifest_copy, over=None, registers=agent, run=coverage_copy, approvals=(), events=())
+        instructions.publish(manifest_copy, replaces_id=None, agent=agent, run=coverage_copy, approvals=(), events=())
     for number in range(KEYS):
         _key(records, f"agent:a{number % AGENTS}")
 

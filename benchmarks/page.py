@@ -52,7 +52,7 @@ def run() -> Iterator[tuple[str, str]]:
         paint_ms = []
         for _ in range(7):
             page.open("caching")
-            paint_ms.append(float(page.until(lambda: page.run(PAINT_MS))))
+            paint_ms.append(float(page.wait_until(lambda: page.run(PAINT_MS))))
         view_ms = page.run(VIEW_MS)
         page.open("session/long", heading="long")
         hundred_ms, thousand_ms = page.run(DRAWN_MS)

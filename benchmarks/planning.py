@@ -27,7 +27,7 @@ AUTONOMOUS = ("livemcpbench", "tau_bench_airline", "tau2_whissle")
 OURS = AdaptivePolicy.name
 
 NewPolicies = Callable[[], tuple[CachePolicy, ...]]
-"""Creates the policies for one more session; ours keeps what it has learned."""
+"""Creates the policies for one more session; the adaptive one keeps what it has learned."""
 
 
 def run() -> Iterator[tuple[str, str]]:

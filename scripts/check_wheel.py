@@ -48,12 +48,19 @@ assert decompress_body(zstandard.compress(b"text"), "zstd") == b"text"
 """,
     "semantic": """
 from holdfast.retrieval.encoders.registry import create_semantic_stage, default_encoder
-assert default_encoder() == "paired", default_encoder()
-create_semantic_stage("paired").match("a query", slots=0)
+assert default_encoder() == "wordllama", default_encoder()
+create_semantic_stage().match("a query", slots=0)
 """,
-    "minilm": """
+    "onnx": """
+from pathlib import Path
+from holdfast.errors import UserError
 from holdfast.retrieval.encoders.registry import create_semantic_stage
-create_semantic_stage("minilm").match("a query", slots=0)
+for name in ("model.onnx", "tokenizer.json"):
+    Path(name).write_text("{}")
+try:
+    create_semantic_stage(str(Path.cwd()))
+except UserError as error:
+    assert "is not a supported model" in str(error), error
 """,
     "postgres": """
 from holdfast.errors import HoldfastError
@@ -167,15 +174,15 @@ def run(command: Sequence[str], cwd: Path) -> str:
     }
     environ["HOLDFAST_HOME"] = str(cwd / "home")
     try:
-        ended = subprocess.run(
+        result = subprocess.run(
             command, cwd=cwd, env=environ, capture_output=True, text=True, check=False, timeout=SECONDS_MAX
         )
     except subprocess.TimeoutExpired:
         raise CheckFailedError(f"{' '.join(command)} took more than {SECONDS_MAX} s") from None
-    if ended.returncode:
-        output = f"{ended.stdout}\n{ended.stderr}".strip()
-        raise CheckFailedError(f"{' '.join(command)} ended with status {ended.returncode}\n{output[-4000:]}")
-    return ended.stdout
+    if result.returncode:
+        output = f"{result.stdout}\n{result.stderr}".strip()
+        raise CheckFailedError(f"{' '.join(command)} ended with status {result.returncode}\n{output[-4000:]}")
+    return result.stdout
 
 
 if __name__ == "__main__":

@@ -70,12 +70,12 @@ def agent(request: pytest.FixtureRequest) -> Iterator[MakeAgent]:
 
     A test that changes the prefix on purpose declares it: `@pytest.mark.changes_prefix(reason="...")`.
     """
-    made: list[Agent] = []
+    agents: list[Agent] = []
 
     def make(*steps: Step, **options: Unpack[Options]) -> Agent:
-        made.append(make_agent(*steps, **options))
-        return made[-1]
+        agents.append(make_agent(*steps, **options))
+        return agents[-1]
 
     yield make
-    moved = [line for one in made for line in changed_prefixes(one.events)]
-    enforce_prefix_mark(request.node, "\n".join(moved) or None, at_end=True)
+    changes = [line for built in agents for line in changed_prefixes(built.events)]
+    enforce_prefix_mark(request.node, "\n".join(changes) or None, at_end=True)

@@ -23,7 +23,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
 
 
 @pytest.fixture(scope="session")
-def sampled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def sample_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A service over a played sample, shared by all tests; tests that change something start their own."""
     folder = tmp_path_factory.mktemp("sampled")
     with SqliteStore(folder / "log.db") as store:
@@ -52,13 +52,13 @@ def page(browser: Page) -> Iterator[Page]:
     browser.driver.execute_cdp_cmd("Network.clearBrowserCookies", {})
     browser.leave()
     browser.resize(1280, 900)
-    browser.theme("light")
-    browser.complaints()
-    browser.requested()
+    browser.set_theme("light")
+    browser.console_errors()
+    browser.requested_urls()
     yield browser
     # A page that stays open would keep polling a stopped service during all later tests.
     browser.leave()
-    elsewhere = [url for url in browser.requested() if not url.startswith((browser.url, "about:"))]
+    elsewhere = [url for url in browser.requested_urls() if not url.startswith((browser.url, "about:"))]
     assert elsewhere == [], "a request left the origin"
-    assert [line for line in browser.complaints() if not browser.expected(line)] == []
-    browser.expecting = ()
+    assert [line for line in browser.console_errors() if not browser.is_expected(line)] == []
+    browser.expected_errors = ()

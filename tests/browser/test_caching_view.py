@@ -16,7 +16,7 @@ from tests.support.simulated_gemini import LONG
 HOSTILE = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 
 
-class Own:
+class OwnService:
     """A service for one test, with one session."""
 
     def __init__(self, client: Client, store: MemoryStore) -> None:
@@ -34,16 +34,16 @@ class Own:
 
 
 @pytest.fixture
-def own() -> Iterator[Own]:
+def own_service() -> Iterator[OwnService]:
     store = MemoryStore()
     with serve_store(store) as client:
-        yield Own(client, store)
+        yield OwnService(client, store)
 
 
-def test_providers_and_sessions_match_the_api(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_providers_and_sessions_match_the_api(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open("caching", heading="Caching")
-    cache = sampled.get("/api/cache")
+    cache = sample_service.get("/api/cache")
     shown = dict(zip(page.texts("[data-provider] h3"), page.texts("[data-provider] .figures"), strict=True))
     assert shown.keys() == {"Anthropic", "Gemini", "OpenAI"}
     for provider in cache["providers"]:
@@ -62,50 +62,50 @@ def test_providers_and_sessions_match_the_api(page: Page, sampled: Client) -> No
     assert all(meanings)
 
 
-def test_countdown_moves(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_countdown_moves(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open("caching")
     before = page.texts("[data-session] [data-until]")
     assert all(":" in text for text in before)
-    assert page.until(lambda: page.texts("[data-session] [data-until]") != before)
+    assert page.wait_until(lambda: page.texts("[data-session] [data-until]") != before)
 
 
-async def test_new_session_appears_and_updates_without_reload(page: Page, own: Own) -> None:
-    page.url = own.client.url
+async def test_new_session_appears_and_updates_without_reload(page: Page, own_service: OwnService) -> None:
+    page.url = own_service.client.url
     page.open("caching")
-    page.until(lambda: page.text("#connection") == "live")
+    page.wait_until(lambda: page.text("#connection") == "live")
     assert "No session yet" in page.text("main")
     page.run("window.untouched = true")
-    async with own.session("refactor auth") as session:
+    async with own_service.session("refactor auth") as session:
         await session.send("One.")
-        page.until(lambda: "refactor auth" in page.text("table"))
-        page.until(lambda: "0 of 1" in page.text("table"))
+        page.wait_until(lambda: "refactor auth" in page.text("table"))
+        page.wait_until(lambda: "0 of 1" in page.text("table"))
         await session.send("Two.")
-        page.until(lambda: "1 of 2" in page.text("table"))
+        page.wait_until(lambda: "1 of 2" in page.text("table"))
     assert page.run("return window.untouched")
 
 
-async def test_buttons_disable_enable_and_invalidate(page: Page, own: Own) -> None:
-    page.url = own.client.url
-    async with own.session("fix the parser") as session:
+async def test_buttons_disable_enable_and_invalidate(page: Page, own_service: OwnService) -> None:
+    page.url = own_service.client.url
+    async with own_service.session("fix the parser") as session:
         await session.send("One.")
         page.open("caching")
         row = f"[data-session='{session.id}']"
         page.click(f"{row} [data-does=disable]")
-        page.one(f"{row} [data-does=enable]")
-        assert not own.client.get(f"/api/cache/{session.id}")["caching_enabled"]
+        page.element(f"{row} [data-does=enable]")
+        assert not own_service.client.get(f"/api/cache/{session.id}")["caching_enabled"]
         page.click(f"{row} [data-does=enable]")
-        page.one(f"{row} [data-does=invalidate]")
-        assert own.client.get(f"/api/cache/{session.id}")["caching_enabled"]
+        page.element(f"{row} [data-does=invalidate]")
+        assert own_service.client.get(f"/api/cache/{session.id}")["caching_enabled"]
         page.click(f"{row} [data-does=invalidate]")
-        page.until(lambda: "Invalidated" in page.text("#notice"))
-        assert own.client.get(f"/api/cache/{session.id}")["last_invalidated_at"]
+        page.wait_until(lambda: "Invalidated" in page.text("#notice"))
+        assert own_service.client.get(f"/api/cache/{session.id}")["last_invalidated_at"]
         assert page.text(f"{row} [data-does=invalidate]") == "Invalidate cache"
         assert page.text(f"{row} [data-does=disable]") == "Disable caching for this"
 
 
-def test_settings_match_the_api_and_are_saved(page: Page, own: Own) -> None:
-    page.url = own.client.url
+def test_settings_match_the_api_and_are_saved(page: Page, own_service: OwnService) -> None:
+    page.url = own_service.client.url
     page.open("caching")
     labels = page.texts(".settings label")
     assert labels == [
@@ -117,59 +117,59 @@ def test_settings_match_the_api_and_are_saved(page: Page, own: Own) -> None:
     ]
 
     def saved(**expected: object) -> bool:
-        settings = own.client.get("/api/cache/settings")
+        settings = own_service.client.get("/api/cache/settings")
         return {name: settings[name] for name in expected} == expected
 
     page.click("#set-anthropic")
-    page.until(lambda: saved(providers={"anthropic": False}))
+    page.wait_until(lambda: saved(providers={"anthropic": False}))
     page.click("#set-gemini")
-    page.until(lambda: saved(providers={"anthropic": False, "gemini": False}))
+    page.wait_until(lambda: saved(providers={"anthropic": False, "gemini": False}))
     page.run("const e = document.querySelector('#set-ttl'); e.value = '1h'; e.dispatchEvent(new Event('change'))")
-    page.until(lambda: saved(ttl="1h"))
+    page.wait_until(lambda: saved(ttl="1h"))
     page.click("#set-over")
-    page.until(lambda: saved(allow_gemini_over_an_hour=True))
-    page.until(lambda: page.run("return document.querySelector('#set-over').checked"))
+    page.wait_until(lambda: saved(allow_gemini_over_an_hour=True))
+    page.wait_until(lambda: page.run("return document.querySelector('#set-over').checked"))
     page.run(
         "const e = document.querySelector('#set-gemini-ttl'); e.value = '7200'; e.dispatchEvent(new Event('change'))"
     )
-    page.until(lambda: saved(gemini_ttl_seconds=7200))
+    page.wait_until(lambda: saved(gemini_ttl_seconds=7200))
     page.open("caching")
     assert page.run("return document.querySelector('#set-ttl').value") == "1h"
     assert not page.run("return document.querySelector('#set-anthropic').checked")
 
 
-def test_settings_changed_at_once_are_all_saved(page: Page, own: Own) -> None:
-    page.url = own.client.url
+def test_settings_changed_at_once_are_all_saved(page: Page, own_service: OwnService) -> None:
+    page.url = own_service.client.url
     page.open("caching")
     page.run("for (const id of ['#set-anthropic', '#set-gemini', '#set-over']) document.querySelector(id).click()")
     expected = {"anthropic": False, "gemini": False}
-    page.until(lambda: own.client.get("/api/cache/settings")["allow_gemini_over_an_hour"])
-    assert own.client.get("/api/cache/settings")["providers"] == expected
+    page.wait_until(lambda: own_service.client.get("/api/cache/settings")["allow_gemini_over_an_hour"])
+    assert own_service.client.get("/api/cache/settings")["providers"] == expected
     shown = "return ['#set-anthropic', '#set-gemini', '#set-over'].map(id => document.querySelector(id).checked)"
     assert page.run(shown) == [False, False, True]
 
 
-def test_refused_setting_shows_the_reason_and_its_old_value(page: Page, own: Own) -> None:
-    page.url, page.expecting = own.client.url, ("422",)
+def test_refused_setting_shows_the_reason_and_its_old_value(page: Page, own_service: OwnService) -> None:
+    page.url, page.expected_errors = own_service.client.url, ("422",)
     page.open("caching")
     page.run(
         "const e = document.querySelector('#set-gemini-ttl'); e.value = '7200'; e.dispatchEvent(new Event('change'))"
     )
-    page.until(lambda: "bills explicit caches per hour" in page.text("#notice"))
-    assert page.until(lambda: page.run("return document.querySelector('#set-gemini-ttl').value") == "")
-    assert own.client.get("/api/cache/settings")["gemini_ttl_seconds"] is None
+    page.wait_until(lambda: "bills explicit caches per hour" in page.text("#notice"))
+    assert page.wait_until(lambda: page.run("return document.querySelector('#set-gemini-ttl').value") == "")
+    assert own_service.client.get("/api/cache/settings")["gemini_ttl_seconds"] is None
 
 
-async def test_hostile_text_is_shown_as_text(page: Page, own: Own) -> None:
-    page.url = own.client.url
-    async with own.session(HOSTILE) as session:
+async def test_hostile_text_is_shown_as_text(page: Page, own_service: OwnService) -> None:
+    page.url = own_service.client.url
+    async with own_service.session(HOSTILE) as session:
         await session.send(HOSTILE)
         await session.send("Two.")
         page.open("caching")
         assert HOSTILE in page.text("table")
         page.open(f"session/{session.id}?call=2", heading=HOSTILE)
         page.click("[data-does=bytes]")
-        page.until(lambda: "bytes of the previous call are unchanged" in page.text(".difference"))
+        page.wait_until(lambda: "bytes of the previous call are unchanged" in page.text(".difference"))
         page.open("sessions")
         assert HOSTILE in page.text("table")
     assert page.run("return document.querySelectorAll('main img, main script').length") == 0
@@ -183,16 +183,16 @@ def test_sessions_are_paged(page: Page) -> None:
             store.append([session_started_event(f"s{number}", at=float(number))]).result()
         page.url = client.url
         page.open("caching")
-        assert len(page.all("tbody tr")) == 25
+        assert len(page.elements("tbody tr")) == 25
         page.click("[data-key=older]")
-        page.until(lambda: len(page.all("tbody tr")) == 5)
+        page.wait_until(lambda: len(page.elements("tbody tr")) == 5)
         assert "skip=25" in page.driver.current_url
         page.click("[data-key=newer]")
-        page.until(lambda: len(page.all("tbody tr")) == 25)
+        page.wait_until(lambda: len(page.elements("tbody tr")) == 25)
 
 
-def test_table_is_saved_as_csv_without_formula_cells(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_table_is_saved_as_csv_without_formula_cells(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open("caching")
     saved = page.run(
         "return import('/dashboard/download.js').then(m => m.csv(['a', 'b'], [['=1+1', -2], ['x\"y', 'p,q']]))"
@@ -203,6 +203,6 @@ def test_table_is_saved_as_csv_without_formula_cells(page: Page, sampled: Client
         "URL.createObjectURL = (blob) => { window.blobs.push(blob); return made(blob); }"
     )
     page.click("[data-key='csv sessions']")
-    text = page.until(lambda: page.run("return window.blobs[0]?.text()"))
+    text = page.wait_until(lambda: page.run("return window.blobs[0]?.text()"))
     assert text.splitlines()[0] == "Session,Cached,Expires,Tokens cached,Calls hit,Last verdict"
-    assert len(text.splitlines()) == 1 + len(sampled.get("/api/cache")["discussions"])
+    assert len(text.splitlines()) == 1 + len(sample_service.get("/api/cache")["discussions"])

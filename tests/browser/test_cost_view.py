@@ -14,71 +14,73 @@ def dollars(amount: float) -> str:
     return f"${amount:.{digits}f}"
 
 
-def test_totals_match_the_api(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_totals_match_the_api(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open("cost", heading="Cost")
-    savings = sampled.get("/analytics/savings")["data"]
+    savings = sample_service.get("/analytics/savings")["data"]
     assert page.text("[data-figure=spent]") == dollars(savings["actual_stamped_usd"])
     assert page.text("[data-figure=uncached]") == dollars(savings["uncached_usd"])
     assert page.text("[data-figure=saved]").startswith(dollars(savings["saved_by_caching_usd"]))
-    assert page.text("[data-figure=regret]") == dollars(sampled.get("/analytics/regret")["data"]["regret_usd"])
+    assert page.text("[data-figure=regret]") == dollars(sample_service.get("/analytics/regret")["data"]["regret_usd"])
     models = page.text("section[aria-label='By model']")
-    for row in sampled.get("/analytics/cost")["data"]:
+    for row in sample_service.get("/analytics/cost")["data"]:
         assert row["model"] in models
         assert dollars(row["cost_usd"]) in models
-    assert len(page.all(".columns-chart .series")) == 4
+    assert len(page.elements(".columns-chart .series")) == 4
 
 
-def test_prefix_changes_are_listed_worst_first_and_link_to_their_calls(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_prefix_changes_are_listed_worst_first_and_link_to_their_calls(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open("cost")
-    breaks = [row["cause"].replace("_", " ") for row in sampled.get("/analytics/breaks")["data"]]
+    breaks = [row["cause"].replace("_", " ") for row in sample_service.get("/analytics/breaks")["data"]]
     assert page.texts("section[aria-label='Breaks by cause, worst first'] .verdict") == breaks
     page.click("a[aria-label='3 calls: prefix_changed']")
-    page.until(lambda: page.text("h1") == "prefix changed: volatile")
-    assert len(page.all("tbody tr")) == 3
+    page.wait_until(lambda: page.text("h1") == "prefix changed: volatile")
+    assert len(page.elements("tbody tr")) == 3
     page.click("tbody tr a")
-    page.until(lambda: page.text(".detail h2").startswith("Call 9"))
+    page.wait_until(lambda: page.text(".detail h2").startswith("Call 9"))
 
 
-def test_time_range_is_chosen_by_its_link(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_time_range_is_chosen_by_its_link(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open("cost")
     page.click("a[href='#/cost?days=30']")
-    page.until(lambda: page.text(".switch [aria-current]") == "30 days")
-    assert page.text("[data-figure=spent]") == dollars(sampled.get("/analytics/savings")["data"]["actual_stamped_usd"])
+    page.wait_until(lambda: page.text(".switch [aria-current]") == "30 days")
+    assert page.text("[data-figure=spent]") == dollars(
+        sample_service.get("/analytics/savings")["data"]["actual_stamped_usd"]
+    )
 
 
-def test_peer_policies_are_replayed_on_request(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_peer_policies_are_replayed_on_request(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open("cost")
     page.click("[data-does=rivals]")
-    page.until(lambda: "under each policy" in page.text("section[aria-label='Other policies']"))
-    rivals = sampled.get("/analytics/savings?rivals=true")["data"]["rivals"]
+    page.wait_until(lambda: "under each policy" in page.text("section[aria-label='Other policies']"))
+    rivals = sample_service.get("/analytics/savings?rivals=true")["data"]["rivals"]
     shown = page.texts("section[aria-label='Other policies'] tbody td:first-child")
     assert shown == [row["policy"] for row in rivals["policies"]]
 
 
-def test_skills_are_listed_with_their_loads(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_skills_are_listed_with_their_loads(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open("knowledge", heading="Knowledge and skills")
-    (skill,) = sampled.get("/analytics/skills")["data"]
+    (skill,) = sample_service.get("/analytics/skills")["data"]
     cells = page.texts("section[aria-label='Skills by loads'] tbody td")
     assert cells == [skill["skill"], "0", "6", "0", f"{skill['tokens']:,}", "0"]
 
 
-def test_unknown_view_links_to_an_existing_one(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_unknown_view_links_to_an_existing_one(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open("none-such", heading="View not found")
     assert page.text("main a[href='#/caching']") == "Go to Caching"
 
 
-def test_sessions_are_sorted_as_requested(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_sessions_are_sorted_as_requested(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open("sessions", heading="Sessions")
     page.click("a[href='#/sessions?order=cost&skip=0']")
-    page.until(lambda: page.text(".switch [aria-current]") == "most expensive first")
-    sessions = [row["name"] for row in sampled.get("/analytics/sessions?order=cost")["data"]]
+    page.wait_until(lambda: page.text(".switch [aria-current]") == "most expensive first")
+    sessions = [row["name"] for row in sample_service.get("/analytics/sessions?order=cost")["data"]]
     assert page.texts("tbody td:first-child a") == sessions
 
 

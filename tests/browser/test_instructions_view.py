@@ -16,7 +16,7 @@ HOSTILE = "<img src=x onerror=\"document.title='owned'\">"
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Iterator[InstructionService]:
+def instruction_service(tmp_path: Path) -> Iterator[InstructionService]:
     """A service with instructions for one test; one version of a guaranteed unit is pending approval."""
     with serve_instructions("sqlite", tmp_path, encoder=None) as service:
         approval = {"kind": "guarantee_load", "unit": "security-posture", "reason": "always"}
@@ -26,22 +26,22 @@ def kept(tmp_path: Path) -> Iterator[InstructionService]:
         yield service
 
 
-def signed_in(page: Page, service: InstructionService, view: str, *, key: str) -> None:
-    page.url, page.expecting = service.client.url, ("401",)
+def open_signed_in(page: Page, service: InstructionService, view: str, *, key: str) -> None:
+    page.url, page.expected_errors = service.client.url, ("401",)
     page.open(view, heading="Sign in")
-    page.one("#key").send_keys(key, Keys.ENTER)
-    page.until(lambda: page.text("h1") != "Sign in")
+    page.element("#key").send_keys(key, Keys.ENTER)
+    page.wait_until(lambda: page.text("h1") != "Sign in")
 
 
-def test_agents_are_listed_and_link_to_their_manifest(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_agents_are_listed_and_link_to_their_manifest(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open("instructions", heading="Instructions")
-    (agent,) = sampled.get("/api/instructions")["agents"]
+    (agent,) = sample_service.get("/api/instructions")["agents"]
     row = page.text(f"[data-agent='{SAMPLE}']")
     assert (agent["role"] in row, agent["manifest_version"] in row) == (True, True)
     page.click(f"[data-agent='{SAMPLE}'] a")
-    page.until(lambda: page.text("h1") == SAMPLE)
-    agent_page = sampled.get(f"/api/instructions/{SAMPLE}")
+    page.wait_until(lambda: page.text("h1") == SAMPLE)
+    agent_page = sample_service.get(f"/api/instructions/{SAMPLE}")
     for name in ("units", "failing", "pending"):
         assert page.text(f"[data-figure={name}]") == str(agent_page["agent"][name])
     manifests = page.texts("section[aria-label=Manifests] tbody td:first-child")
@@ -49,10 +49,10 @@ def test_agents_are_listed_and_link_to_their_manifest(page: Page, sampled: Clien
     assert "skipped by sample:user/ann and sample:user/ben" in page.text("section[aria-label=Manifests]")
 
 
-def test_every_unit_is_listed_with_its_coverage_and_failing_paraphrases(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_every_unit_is_listed_with_its_coverage_and_failing_paraphrases(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open(f"instructions/{SAMPLE}", heading=SAMPLE)
-    for unit in sampled.get(f"/api/instructions/{SAMPLE}")["units"]:
+    for unit in sample_service.get(f"/api/instructions/{SAMPLE}")["units"]:
         row = page.text(f"[data-unit='{unit['name']}']")
         assert f"{round(100 * unit['coverage_pct'])}%" in row
         for failure in unit["failures"]:
@@ -63,33 +63,35 @@ def test_every_unit_is_listed_with_its_coverage_and_failing_paraphrases(page: Pa
     )
 
 
-def test_intent_is_explored_stage_by_stage_and_stays_in_the_url(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_intent_is_explored_stage_by_stage_and_stays_in_the_url(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open(f"instructions/{SAMPLE}", heading=SAMPLE)
-    before = sampled.get(f"/api/instructions/{SAMPLE}/days")["total"]["recalls"]
-    page.one("#intent").send_keys("give the money back", Keys.ENTER)
-    page.one("[data-scored=refunds]")
+    before = sample_service.get(f"/api/instructions/{SAMPLE}/days")["total"]["recalls"]
+    page.element("#intent").send_keys("give the money back", Keys.ENTER)
+    page.element("[data-scored=refunds]")
     assert "intent=give+the+money+back" in page.driver.current_url
-    explored = sampled.get(f"/api/instructions/{SAMPLE}/recall?intent=give+the+money+back")["units"]
+    explored = sample_service.get(f"/api/instructions/{SAMPLE}/recall?intent=give+the+money+back")["units"]
     assert page.texts("[data-scored] [data-heading=Unit]") == [one["name"] for one in explored]
     best = explored[0]
     row = page.text(f"[data-scored={best['name']}]")
     assert f"{best['score']:.3f}" in row
     for stage in best["stages"]:
         assert f"{stage['fit']:.3f} (+{stage['added']:.3f})" in row
-    assert len(page.all(".bars-chart .series")) == len(best["stages"])
+    assert len(page.elements(".bars-chart .series")) == len(best["stages"])
     page.driver.refresh()
-    page.one("[data-scored=refunds]")
+    page.element("[data-scored=refunds]")
     assert page.run("return document.querySelector('#intent').value") == "give the money back"
-    assert sampled.get(f"/api/instructions/{SAMPLE}/days")["total"]["recalls"] == before, "nothing is put on record"
+    assert sample_service.get(f"/api/instructions/{SAMPLE}/days")["total"]["recalls"] == before, (
+        "nothing is put on record"
+    )
 
 
-def test_recalls_are_charted_by_day(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_recalls_are_charted_by_day(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open(f"instructions/{SAMPLE}", heading=SAMPLE)
     page.click(f"a[href='#/instructions/{SAMPLE}?days=7']")
-    page.until(lambda: page.text(".switch [aria-current]") == "7 days")
-    days = sampled.get(f"/api/instructions/{SAMPLE}/days?days=7")
+    page.wait_until(lambda: page.text(".switch [aria-current]") == "7 days")
+    days = sample_service.get(f"/api/instructions/{SAMPLE}/days?days=7")
     some = [day for day in reversed(days["days"]) if day["recalls"]]
     table = "section[aria-label='Recalls by day'] [data-heading='{}']"
     assert page.texts(table.format("Day")) == [one["day"] for one in some]
@@ -97,42 +99,46 @@ def test_recalls_are_charted_by_day(page: Page, sampled: Client) -> None:
     assert page.text("[data-figure='miss rate']") == f"{round(100 * days['total']['miss_rate'])}%"
 
 
-def test_nothing_can_be_approved_without_a_key(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_nothing_can_be_approved_without_a_key(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open(f"instructions/{SAMPLE}", heading=SAMPLE)
     assert page.run("return document.querySelector('[data-does=guarantee_load]').disabled")
     assert page.run("return document.querySelector('[data-does=measure]').disabled")
     assert "Sign in with the key of an admin" in page.text("main .under")
 
 
-def test_pending_version_is_read_and_approved_in_the_name_of_the_key(page: Page, kept: InstructionService) -> None:
-    signed_in(page, kept, f"instructions/{OWN}", key=kept.ann)
+def test_pending_version_is_read_and_approved_in_the_name_of_the_key(
+    page: Page, instruction_service: InstructionService
+) -> None:
+    open_signed_in(page, instruction_service, f"instructions/{OWN}", key=instruction_service.ann)
     line = "[data-pending='security-posture v2']"
-    page.until(lambda: page.text(f"{line} pre") == HOSTILE)
+    page.wait_until(lambda: page.text(f"{line} pre") == HOSTILE)
     assert page.run("return document.querySelectorAll('main img').length") == 0
-    page.one(f"{line} input").send_keys("read it")
+    page.element(f"{line} input").send_keys("read it")
     page.click(f"{line} [data-does=guarantee_load]")
-    page.until(lambda: "is active from now on" in page.text("#notice"))
-    page.until(lambda: "No pending approvals" in page.text("main"))
-    given = kept.agent_request("GET", "/approvals").json["approvals"][-1]
+    page.wait_until(lambda: "is active from now on" in page.text("#notice"))
+    page.wait_until(lambda: "No pending approvals" in page.text("main"))
+    given = instruction_service.agent_request("GET", "/approvals").json["approvals"][-1]
     assert (given["authored_by"], given["version"], given["reason"]) == (ANN, "v2", "read it")
 
 
-def test_coverage_is_measured_on_request(page: Page, kept: InstructionService) -> None:
-    signed_in(page, kept, f"instructions/{OWN}", key=kept.ann)
-    kept.clock.advance(3_600)
+def test_coverage_is_measured_on_request(page: Page, instruction_service: InstructionService) -> None:
+    open_signed_in(page, instruction_service, f"instructions/{OWN}", key=instruction_service.ann)
+    instruction_service.clock.advance(3_600)
     page.click("[data-does=measure]")
-    page.until(lambda: "Measured: 5 units" in page.text("#notice"))
-    assert kept.request("GET", f"/api/instructions/{OWN}").json["coverage"]["kind"] == "daily"
+    page.wait_until(lambda: "Measured: 5 units" in page.text("#notice"))
+    assert instruction_service.request("GET", f"/api/instructions/{OWN}").json["coverage"]["kind"] == "daily"
 
 
-def test_read_only_key_sees_that_instructions_are_for_admins(page: Page, kept: InstructionService) -> None:
-    signed_in(page, kept, "instructions", key=kept.client.key("read"))
-    assert page.until(lambda: "Instructions are for admins" in page.text("main"))
+def test_read_only_key_sees_that_instructions_are_for_admins(
+    page: Page, instruction_service: InstructionService
+) -> None:
+    open_signed_in(page, instruction_service, "instructions", key=instruction_service.client.key("read"))
+    assert page.wait_until(lambda: "Instructions are for admins" in page.text("main"))
 
 
-def test_unknown_agent_is_reported_with_a_link_back(page: Page, sampled: Client) -> None:
-    page.url, page.expecting = sampled.url, ("404",)
+def test_unknown_agent_is_reported_with_a_link_back(page: Page, sample_service: Client) -> None:
+    page.url, page.expected_errors = sample_service.url, ("404",)
     page.open("instructions/none-such", heading="Cannot show this view")
     assert "no such agent" in page.text("main")
 
@@ -150,8 +156,8 @@ def test_only_instruction_views_ask_for_a_key_while_no_key_exists(page: Page, tm
         serve_instructions("sqlite", tmp_path, encoder=None) as service,
         serve_store(MemoryStore(), library=service.library) as client,
     ):
-        page.url, page.expecting = client.url, ("401",)
+        page.url, page.expected_errors = client.url, ("401",)
         page.open("instructions", heading="Sign in")
         assert "holdfast keys create --scope admin" in page.text("main")
         page.open("caching", heading="Caching")
-        page.until(lambda: page.text("#connection") == "live")
+        page.wait_until(lambda: page.text("#connection") == "live")

@@ -15,7 +15,7 @@ from tests.support.scripted_sessions import new_session, scripted_provider
 from tests.support.served_service import Client, serve_store
 
 HOSTILE = "Never trust <img src=x onerror=\"document.title='owned'\"> in docs/a.md."
-TOLD = "The broker of order 1042 is in Rotterdam."
+TOOL_FACT = "The broker of order 1042 is in Rotterdam."
 
 
 class Project:
@@ -48,24 +48,24 @@ async def harvested(project: Project) -> Project:
     return project
 
 
-def test_items_with_sources_and_the_digest_match_the_api(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_items_with_sources_and_the_digest_match_the_api(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open("knowledge", heading="Knowledge and skills")
-    knowledge = sampled.get("/api/knowledge")
+    knowledge = sample_service.get("/api/knowledge")
     assert page.text("[data-figure=items]") == str(knowledge["items_total"])
     for item in knowledge["items"]:
         row = page.text(f"[data-item='{item['id']}']")
         assert item["text"] in row
         (source,) = item["sources"]
         assert f"message {source['number']}, {source['origin']}" in row
-        page.one(f"[data-item='{item['id']}'] a[href='#/session/{source['session_id']}']")
-    assert page.text(".digest pre") == sampled.get("/api/knowledge/digest")["text"]
+        page.element(f"[data-item='{item['id']}'] a[href='#/session/{source['session_id']}']")
+    assert page.text(".digest pre") == sample_service.get("/api/knowledge/digest")["text"]
 
 
-def test_session_with_an_older_digest_is_listed_with_the_cost_of_adoption(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_session_with_an_older_digest_is_listed_with_the_cost_of_adoption(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open("knowledge")
-    (waiting,) = sampled.get("/api/knowledge/pending")["sessions"]
+    (waiting,) = sample_service.get("/api/knowledge/pending")["sessions"]
     row = page.text(f"[data-pending='{waiting['session_id']}']")
     assert waiting["name"] in row
     assert f"{waiting['tokens']:,}" in row
@@ -81,18 +81,18 @@ async def test_button_asks_a_session_to_adopt_the_digest(page: Page, harvested: 
         page.url = harvested.client.url
         page.open("knowledge")
         page.click(f"[data-pending='{session.id}'] [data-does=adopt]")
-        page.until(lambda: "uses the newest digest from its next turn on" in page.text("#notice"))
+        page.wait_until(lambda: "uses the newest digest from its next turn on" in page.text("#notice"))
         await session.send("And now?")
     assert harvested.client.get("/api/knowledge/pending")["sessions"] == []
     page.leave()
 
 
-def test_category_is_chosen_by_its_link(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_category_is_chosen_by_its_link(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open("knowledge")
     page.click("a[href='#/knowledge?category=facts']")
-    page.until(lambda: page.text(".switch [aria-current]").startswith("facts"))
-    assert len(page.all("[data-item]")) == sampled.get("/api/knowledge?category=facts")["items_total"]
+    page.wait_until(lambda: page.text(".switch [aria-current]").startswith("facts"))
+    assert len(page.elements("[data-item]")) == sample_service.get("/api/knowledge?category=facts")["items_total"]
 
 
 def test_users_retract_restore_edit_and_remove_items(page: Page, harvested: Project) -> None:
@@ -100,19 +100,19 @@ def test_users_retract_restore_edit_and_remove_items(page: Page, harvested: Proj
     page.open("knowledge")
     row = harvested.row(FACT)
     page.click(f"{row} [data-does=retract]")
-    page.until(lambda: "no: retracted" in page.text(row))
+    page.wait_until(lambda: "no: retracted" in page.text(row))
     assert FACT not in harvested.client.get("/api/knowledge/digest")["text"]
     page.click(f"{row} [data-does=restore]")
-    page.until(lambda: "yes" in page.text(f"{row} [data-heading='In digest']"))
-    page.until(lambda: FACT in page.text(".digest pre"))
+    page.wait_until(lambda: "yes" in page.text(f"{row} [data-heading='In digest']"))
+    page.wait_until(lambda: FACT in page.text(".digest pre"))
     page.click(f"{row} summary")
-    page.one(f"{row} textarea").clear()
-    page.one(f"{row} textarea").send_keys("It is port 6000 in config/ports.toml.")
+    page.element(f"{row} textarea").clear()
+    page.element(f"{row} textarea").send_keys("It is port 6000 in config/ports.toml.")
     page.click(f"{row} [data-does=save]")
-    page.until(lambda: "It is port 6000" in page.text(".digest pre"))
+    page.wait_until(lambda: "It is port 6000" in page.text(".digest pre"))
     page.click(f"{harvested.row(RULE)} [data-does=remove]")
-    page.until(lambda: not harvested.item(RULE))
-    page.until(lambda: RULE not in page.text("main"))
+    page.wait_until(lambda: not harvested.item(RULE))
+    page.wait_until(lambda: RULE not in page.text("main"))
     assert harvested.item(DECISION), "the others are still there"
     page.leave()
 
@@ -121,21 +121,21 @@ async def test_task_is_completed_and_tool_item_is_approved(page: Page, project: 
     pages = project.folder / ".holdfast" / "knowledge"
     pages.mkdir(parents=True)
     (pages / "tasks.md").write_text("- [ ] Ask the broker.\n")
-    said = Item(make_item_id("facts", TOLD), "facts", TOLD, sources=(ItemSource("s1", 3, "tool"),))
-    (pages / "facts.md").write_text(render_page(merge_page_items(parse_page("facts", ""), [said])))
+    item = Item(make_item_id("facts", TOOL_FACT), "facts", TOOL_FACT, sources=(ItemSource("s1", 3, "tool"),))
+    (pages / "facts.md").write_text(render_page(merge_page_items(parse_page("facts", ""), [item])))
     page.url = project.client.url
     page.open("knowledge")
     task = project.row("Ask the broker.")
     page.click(f"{task} [data-does=done]")
-    page.until(lambda: "no: done" in page.text(task))
+    page.wait_until(lambda: "no: done" in page.text(task))
     page.click(f"{task} [data-does=done]")
-    page.until(lambda: "yes" in page.text(f"{task} [data-heading='In digest']"))
+    page.wait_until(lambda: "yes" in page.text(f"{task} [data-heading='In digest']"))
     assert not project.item("Ask the broker.")["done"]
-    said_by_tool = project.row(TOLD)
+    said_by_tool = project.row(TOOL_FACT)
     assert "from tool results only" in page.text(said_by_tool)
     page.click(f"{said_by_tool} [data-does=approve]")
-    page.until(lambda: TOLD in page.text(".digest pre"))
-    assert project.item(TOLD)["approved"]
+    page.wait_until(lambda: TOOL_FACT in page.text(".digest pre"))
+    assert project.item(TOOL_FACT)["approved"]
     page.leave()
 
 
@@ -145,11 +145,11 @@ async def test_harvest_is_previewed_and_then_applied(page: Page, project: Projec
     page.open("knowledge")
     assert "No knowledge yet" in page.text("main")
     page.click("[data-does=plan]")
-    page.until(lambda: "1 sessions would be read: 4 new items" in page.text("section[aria-label=Harvest]"))
+    page.wait_until(lambda: "1 sessions would be read: 4 new items" in page.text("section[aria-label=Harvest]"))
     assert project.client.get("/api/knowledge")["items"] == []
     page.click("[data-does=harvest]")
-    page.until(lambda: "Harvested: 4 new items" in page.text("#notice"))
-    page.until(lambda: len(page.all("[data-item]")) == 4)
+    page.wait_until(lambda: "Harvested: 4 new items" in page.text("#notice"))
+    page.wait_until(lambda: len(page.elements("[data-item]")) == 4)
     assert "Never trust" in page.text("main")
     assert page.run("return document.querySelectorAll('main img').length") == 0
     page.leave()
@@ -164,17 +164,17 @@ def test_pages_edited_by_a_user_show_what_is_pending(page: Page, harvested: Proj
     change = harvested.client.get("/api/knowledge/pending")["digest_change"]
     assert f"about {change['invalidated_tokens']} tokens of cache" in page.text(".digest")
     page.click("[data-does=harvest]")
-    page.until(lambda: "Rotterdam" in harvested.client.get("/api/knowledge/digest")["text"])
-    page.until(lambda: not page.all(".digest ins"))
+    page.wait_until(lambda: "Rotterdam" in harvested.client.get("/api/knowledge/digest")["text"])
+    page.wait_until(lambda: not page.elements(".digest ins"))
     page.leave()
 
 
 def test_read_only_key_sees_skills_but_no_quotes(page: Page, harvested: Project) -> None:
-    page.url, page.expecting = harvested.client.url, ("401",)
+    page.url, page.expected_errors = harvested.client.url, ("401",)
     key = harvested.client.key("read")
     page.open("knowledge", heading="Sign in")
-    page.one("#key").send_keys(key, Keys.ENTER)
-    page.until(lambda: page.text("h1") == "Knowledge and skills")
+    page.element("#key").send_keys(key, Keys.ENTER)
+    page.wait_until(lambda: page.text("h1") == "Knowledge and skills")
     assert FACT not in page.text("main")
     assert "only to keys of scope admin" in page.text("main")
     page.leave()

@@ -36,10 +36,10 @@ NAMED = (
 )
 
 
-def address_of(view: str, sampled: Client) -> str:
+def address_of(view: str, sample_service: Client) -> str:
     """The fragment of a view's URL: the view and its subject."""
-    discussions = sampled.get("/api/cache")["discussions"]
-    bad = next(one["discussion_id"] for one in discussions if "time is before" in one["name"])
+    discussions = sample_service.get("/api/cache")["discussions"]
+    bad = next(discussion["discussion_id"] for discussion in discussions if "time is before" in discussion["name"])
     addresses = {
         "session": f"session/{bad}?call=7",
         "breaks": "breaks?cause=prefix_changed",
@@ -64,10 +64,10 @@ def test_sample_button_fills_every_view_within_seconds(page: Page) -> None:
         page.url = url
         page.open("caching")
         page.click("main a[href='#/try']")
-        page.until(lambda: page.text("h1") == "Try it")
+        page.wait_until(lambda: page.text("h1") == "Try it")
         page.click("[data-does=play]")
-        page.until(
-            lambda: len(page.all(".card")) == 6 and page.text("p.small[role=status]") == "Ready.", seconds_max=60
+        page.wait_until(
+            lambda: len(page.elements(".card")) == 6 and page.text("p.small[role=status]") == "Ready.", seconds_max=60
         )
         filled = (
             ("caching", "[data-session]"),
@@ -79,10 +79,10 @@ def test_sample_button_fills_every_view_within_seconds(page: Page) -> None:
         )
         for view, selector in filled:
             page.open(view)
-            assert page.one(selector)
+            assert page.element(selector)
         page.open("caching")
         page.click("tbody a")
-        page.until(lambda: "Prompts by call" in page.text("main"))
+        page.wait_until(lambda: "Prompts by call" in page.text("main"))
         page.leave()
 
 
@@ -98,45 +98,50 @@ def test_sample_button_without_simulation_says_what_to_start(page: Page) -> None
 def test_required_key_is_requested_and_removed_on_sign_out(page: Page) -> None:
     with serve_store(MemoryStore()) as client:
         key = client.key("admin")
-        page.url, page.expecting = client.url, ("401",)
+        page.url, page.expected_errors = client.url, ("401",)
         page.open("cost", heading="Sign in")
-        page.one("#key").send_keys("hf_wrong")
-        page.one("#key").send_keys(Keys.ENTER)
-        page.until(lambda: "unknown, revoked or expired key" in page.text("#notice"))
-        page.one("#key").clear()
-        page.one("#key").send_keys(key)
-        page.one("#key").send_keys(Keys.ENTER)
-        page.until(lambda: page.text("h1") == "Cost")
+        page.element("#key").send_keys("hf_wrong")
+        page.element("#key").send_keys(Keys.ENTER)
+        page.wait_until(lambda: "unknown, revoked or expired key" in page.text("#notice"))
+        page.element("#key").clear()
+        page.element("#key").send_keys(key)
+        page.element("#key").send_keys(Keys.ENTER)
+        page.wait_until(lambda: page.text("h1") == "Cost")
         assert key not in page.run("return document.cookie + JSON.stringify({...localStorage})")
         page.driver.refresh()
-        page.until(lambda: page.text("h1") == "Cost")
+        page.wait_until(lambda: page.text("h1") == "Cost")
         page.click("#leave")
-        page.until(lambda: page.text("h1") == "Sign in")
+        page.wait_until(lambda: page.text("h1") == "Sign in")
 
 
 def test_read_only_key_has_disabled_buttons(page: Page) -> None:
     with serve_store(MemoryStore()) as client:
         key = client.key("read")
-        page.url, page.expecting = client.url, ("401",)
+        page.url, page.expected_errors = client.url, ("401",)
         page.open("caching", heading="Sign in")
-        page.one("#key").send_keys(key, Keys.ENTER)
-        page.until(lambda: page.text("h1") == "Caching")
+        page.element("#key").send_keys(key, Keys.ENTER)
+        page.wait_until(lambda: page.text("h1") == "Caching")
         assert page.run("return document.querySelector('.settings').disabled")
 
 
 def test_lost_connection_is_shown_and_restored_automatically(page: Page, tmp_path: Path) -> None:
-    page.expecting = ("ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING", "ERR_CONNECTION_RESET", "ERR_EMPTY")
+    page.expected_errors = (
+        "ERR_CONNECTION_REFUSED",
+        "ERR_INCOMPLETE_CHUNKED_ENCODING",
+        "ERR_CONNECTION_RESET",
+        "ERR_EMPTY",
+    )
     with simulating("--db", str(tmp_path / "log.db")) as url:
         page.url = url
         page.open("caching")
-        page.until(lambda: page.text("#connection") == "live")
-    page.until(lambda: page.text("#connection") == "connection lost, retrying")
+        page.wait_until(lambda: page.text("#connection") == "live")
+    page.wait_until(lambda: page.text("#connection") == "connection lost, retrying")
     with simulating("--db", str(tmp_path / "log.db"), "--port", url.rpartition(":")[2]):
-        assert page.until(lambda: page.text("#connection") == "live")
+        assert page.wait_until(lambda: page.text("#connection") == "live")
 
 
-def test_everything_can_be_reached_by_keyboard(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_everything_can_be_reached_by_keyboard(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open("caching")
     page.run("document.body.focus()")
     seen = []
@@ -149,11 +154,13 @@ def test_everything_can_be_reached_by_keyboard(page: Page, sampled: Client) -> N
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_every_control_has_a_name_and_every_image_a_text_alternative(page: Page, sampled: Client, view: str) -> None:
-    page.url = sampled.url
-    page.open(address_of(view, sampled))
-    page.one("main h1")
-    assert [role for role, name in page.accessible() if role in NAMED and not name] == []
+def test_every_control_has_a_name_and_every_image_a_text_alternative(
+    page: Page, sample_service: Client, view: str
+) -> None:
+    page.url = sample_service.url
+    page.open(address_of(view, sample_service))
+    page.element("main h1")
+    assert [role for role, name in page.accessible_nodes() if role in NAMED and not name] == []
     assert page.run("return [...document.querySelectorAll('section')].filter(e => !e.ariaLabel).length") == 0
     levels = page.run("return [...document.querySelectorAll('h1, h2, h3')].map(e => Number(e.tagName[1]))")
     assert levels[0] == 1
@@ -169,35 +176,35 @@ def test_every_control_has_a_name_and_every_image_a_text_alternative(page: Page,
 
 
 @pytest.mark.parametrize("view", VIEWS[:-1])
-def test_every_table_and_every_chart_can_be_saved(page: Page, sampled: Client, view: str) -> None:
-    page.url = sampled.url
-    page.open(address_of(view, sampled))
-    page.one("main h1")
+def test_every_table_and_every_chart_can_be_saved(page: Page, sample_service: Client, view: str) -> None:
+    page.url = sample_service.url
+    page.open(address_of(view, sample_service))
+    page.element("main h1")
     page.run(
         "window.saved = []; const made = URL.createObjectURL;"
         "URL.createObjectURL = (blob) => { window.saved.push(blob.type); return made(blob); }"
     )
-    tables = len(page.all("main table"))
-    charts = len(page.all("main svg[role=img]"))
+    tables = len(page.elements("main table"))
+    charts = len(page.elements("main svg[role=img]"))
     page.run('document.querySelectorAll(\'[data-key^="csv "], [data-key^="svg "]\').forEach(e => e.click())')
-    assert page.until(lambda: len(page.run("return window.saved")) >= tables + charts)
+    assert page.wait_until(lambda: len(page.run("return window.saved")) >= tables + charts)
     saved = page.run("return window.saved")
     assert (saved.count("text/csv"), saved.count("image/svg+xml")) == (tables, charts)
     assert tables > 0
 
 
-def test_theme_follows_the_system_until_one_is_chosen(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_theme_follows_the_system_until_one_is_chosen(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     ground = "return getComputedStyle(document.body).backgroundColor"
     page.open("instructions")
     light = page.run(ground)
-    page.theme("dark")
+    page.set_theme("dark")
     dark = page.run(ground)
     assert light != dark
     page.click("#theme")
     assert (page.text("#theme"), page.run(ground)) == ("Theme: light", light)
     page.driver.refresh()
-    page.until(lambda: page.text("#theme") == "Theme: light")
+    page.wait_until(lambda: page.text("#theme") == "Theme: light")
     page.click("#theme")
     assert (page.text("#theme"), page.run(ground)) == ("Theme: dark", dark)
     page.click("#theme")
@@ -206,16 +213,14 @@ def test_theme_follows_the_system_until_one_is_chosen(page: Page, sampled: Clien
 
 @pytest.mark.parametrize("screen", SCREENS)
 @pytest.mark.parametrize("view", VIEWS)
-def test_view_fits_its_screen(page: Page, sampled: Client, view: str, screen: str) -> None:
-    page.url = sampled.url
+def test_view_fits_its_screen(page: Page, sample_service: Client, view: str, screen: str) -> None:
+    page.url = sample_service.url
     width, height = SCREENS[screen]
     page.resize(width, height)
-    page.open(address_of(view, sampled))
-    page.until(lambda: page.text("#connection") == "live")
+    page.open(address_of(view, sample_service))
+    page.wait_until(lambda: page.text("#connection") == "live")
     assert page.run("return document.documentElement.scrollWidth") <= width
-    assert not re.search(r"null|undefined|NaN|\[object", page.text("main")), (
-        "nothing is told by a word of the machine's"
-    )
+    assert not re.search(r"null|undefined|NaN|\[object", page.text("main")), "the page shows a raw JavaScript value"
     scrolling = "return [...document.querySelectorAll('.chart')].filter(e => e.scrollWidth > e.clientWidth + 1).length"
     assert page.run(scrolling) == 0, "a chart with few columns needs no scroll bar"
     if SCREENSHOTS:
@@ -223,17 +228,17 @@ def test_view_fits_its_screen(page: Page, sampled: Client, view: str, screen: st
         folder.mkdir(parents=True, exist_ok=True)
         page.resize(width, min(6_000, page.run("return document.documentElement.scrollHeight")))
         for theme in ("light", "dark"):
-            page.theme(theme)
+            page.set_theme(theme)
             page.driver.save_screenshot(str(folder / f"{view}-{screen}-{theme}.png"))
 
 
-def test_page_is_small_and_loads_only_its_own_files(page: Page, sampled: Client) -> None:
-    page.url = sampled.url
+def test_page_is_small_and_loads_only_its_own_files(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
     page.open("caching")
-    assert page.until(lambda: page.run("return performance.getEntriesByName('first-contentful-paint').length"))
+    assert page.wait_until(lambda: page.run("return performance.getEntriesByName('first-contentful-paint').length"))
     assert sum(len(file.body) for file in load_page_files().values()) < PAGE_BYTES_MAX
     loaded = page.run("return performance.getEntriesByType('resource').map(e => new URL(e.name).origin)")
-    assert set(loaded) == {sampled.url}
+    assert set(loaded) == {sample_service.url}
     blocking = page.run(
         "return performance.getEntriesByType('resource').filter(e => e.renderBlockingStatus === 'blocking')"
         ".map(e => new URL(e.name).pathname)"
@@ -247,10 +252,10 @@ def test_page_is_small_and_loads_only_its_own_files(page: Page, sampled: Client)
 
 
 @pytest.mark.parametrize("view", ["session", "cost?days=30", "breaks", "knowledge?category=facts", "agent"])
-def test_view_url_survives_a_reload(page: Page, sampled: Client, view: str) -> None:
-    page.url = sampled.url
-    page.open(address_of(view, sampled))
+def test_view_url_survives_a_reload(page: Page, sample_service: Client, view: str) -> None:
+    page.url = sample_service.url
+    page.open(address_of(view, sample_service))
     shown = "return [...document.querySelectorAll('main h1, main h2, main [aria-current]')].map(e => e.textContent)"
     before = page.run(shown)
     page.driver.refresh()
-    assert page.until(lambda: page.run(shown) == before)
+    assert page.wait_until(lambda: page.run(shown) == before)

@@ -20,17 +20,21 @@ MODEL = "anthropic:claude-sonnet-5-5"
 
 
 @pytest.fixture
-def bad(page: Page, sampled: Client) -> str:
+def session_with_breaks(page: Page, sample_service: Client) -> str:
     """The session whose prefix changes; its view is open."""
-    page.url = sampled.url
-    discussions = sampled.get("/api/cache")["discussions"]
-    found = str(next(one["discussion_id"] for one in discussions if "time is before" in one["name"]))
+    page.url = sample_service.url
+    discussions = sample_service.get("/api/cache")["discussions"]
+    found = str(
+        next(discussion["discussion_id"] for discussion in discussions if "time is before" in discussion["name"])
+    )
     page.open(f"session/{found}")
     return found
 
 
-def test_every_call_is_drawn_and_described_as_in_the_api(page: Page, sampled: Client, bad: str) -> None:
-    calls = sampled.get(f"/api/sessions/{bad}/calls")
+def test_every_call_is_drawn_and_described_as_in_the_api(
+    page: Page, sample_service: Client, session_with_breaks: str
+) -> None:
+    calls = sample_service.get(f"/api/sessions/{session_with_breaks}/calls")
     assert page.text("h1") == calls["name"]
     for call in calls["calls"]:
         row = page.text(f"[data-call='{call['number']}']")
@@ -40,42 +44,45 @@ def test_every_call_is_drawn_and_described_as_in_the_api(page: Page, sampled: Cl
     bars = page.run("return document.querySelector('.outcome.written').getAttribute('d').split('M').length - 1")
     assert bars == len(calls["calls"])
     assert page.run("return document.querySelector('.break').getAttribute('d').split('M').length - 1") == 3
-    marks = sum(len(call["breakpoints"]) for call in calls["calls"])
-    assert page.run("return document.querySelector('.breakpoint').getAttribute('d').split('M').length - 1") == marks
+    breakpoint_count = sum(len(call["breakpoints"]) for call in calls["calls"])
+    assert (
+        page.run("return document.querySelector('.breakpoint').getAttribute('d').split('M').length - 1")
+        == breakpoint_count
+    )
     legend = page.texts(".legend li")
     assert {layer["layer"] for layer in calls["calls"][0]["layers"]} <= set(legend)
 
 
-def test_click_on_a_bar_selects_its_call_and_stays_in_the_url(page: Page, bad: str) -> None:
+def test_click_on_a_bar_selects_its_call_and_stays_in_the_url(page: Page, session_with_breaks: str) -> None:
     page.run(
         "const svg = document.querySelector('.prompt-chart'), box = svg.getBoundingClientRect();"
         "const clientX = box.left + 6.5 * box.width / 9;"
         "svg.dispatchEvent(new MouseEvent('click', {bubbles: true, clientX, clientY: box.top + 50}))"
     )
-    page.until(lambda: page.text(".detail h2").startswith("Call 7"))
-    assert page.driver.current_url.endswith(f"#/session/{bad}?call=7")
+    page.wait_until(lambda: page.text(".detail h2").startswith("Call 7"))
+    assert page.driver.current_url.endswith(f"#/session/{session_with_breaks}?call=7")
     page.driver.refresh()
-    page.until(lambda: page.text(".detail h2").startswith("Call 7"))
+    page.wait_until(lambda: page.text(".detail h2").startswith("Call 7"))
     detail = page.text(".detail")
     assert "Violated: the prefix changed" in detail
     assert "miss: system_changed" in detail
     assert "end of the conversation so far" in detail
     page.click("[data-does=bytes]")
-    page.until(lambda: "The first byte that differs is byte" in page.text(".detail"))
+    page.wait_until(lambda: "The first byte that differs is byte" in page.text(".detail"))
     before, after = page.texts(".bytes mark")
     assert before != after
     assert "The time is" in page.text(".bytes .shared")
 
 
-def test_arrow_keys_select_calls(page: Page, bad: str) -> None:
+def test_arrow_keys_select_calls(page: Page, session_with_breaks: str) -> None:
     page.run("document.querySelector('[data-key=prompts]').focus()")
     for key, number in ((Keys.END, 9), (Keys.LEFT, 8), (Keys.HOME, 1), (Keys.RIGHT, 2)):
         page.driver.switch_to.active_element.send_keys(key)
-        page.until(lambda number=number: page.text(".detail h2").startswith(f"Call {number} "))  # type: ignore[misc]
+        page.wait_until(lambda number=number: page.text(".detail h2").startswith(f"Call {number} "))  # type: ignore[misc]
     assert page.run("return document.activeElement.dataset.key") == "prompts", "the focus stays where it was"
 
 
-def test_chart_is_saved_with_its_colours(page: Page, bad: str) -> None:
+def test_chart_is_saved_with_its_colours(page: Page, session_with_breaks: str) -> None:
     saved = page.run(
         "return import('/dashboard/download.js').then(m => m.standalone(document.querySelector('.prompt-chart')))"
     )
@@ -84,11 +91,11 @@ def test_chart_is_saved_with_its_colours(page: Page, bad: str) -> None:
     assert "class=" not in saved
 
 
-def test_unknown_session_is_reported_with_a_link_back(page: Page, sampled: Client) -> None:
-    page.url, page.expecting = sampled.url, ("404",)
+def test_unknown_session_is_reported_with_a_link_back(page: Page, sample_service: Client) -> None:
+    page.url, page.expected_errors = sample_service.url, ("404",)
     page.open("session/none-such", heading="Cannot show this view")
     assert "no session 'none-such'" in page.text("main")
-    page.one("main button")
+    page.element("main button")
 
 
 def thousand_calls() -> list[Event]:
@@ -112,15 +119,15 @@ def thousand_calls() -> list[Event]:
 
 
 DRAWN_MS = (
-    "const [{promptChart}, told] = await Promise.all([import('/dashboard/prompt_chart.js'),"
+    "const [{promptChart}, view] = await Promise.all([import('/dashboard/prompt_chart.js'),"
     "  fetch('/api/sessions/long/calls?limit=1000').then(r => r.json())]);"
     "const place = document.createElement('div'); document.querySelector('main').append(place);"
     "const best = (calls) => Math.min(...Array.from({length: 5}, (_, i) => {"
     "  const started = performance.now();"
-    "  place.replaceChildren(promptChart({...told, calls, width: 1200, selected: 500 + i}).drawing);"
+    "  place.replaceChildren(promptChart({...view, calls, width: 1200, selected: 500 + i}).drawing);"
     "  place.getBoundingClientRect();"
     "  return performance.now() - started; }));"
-    "return [best(told.calls.slice(0, 100)), best(told.calls)];"
+    "return [best(view.calls.slice(0, 100)), best(view.calls)];"
 )
 
 

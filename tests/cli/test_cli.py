@@ -221,7 +221,7 @@ def test_the_demo_runs_with_a_model_of_every_provider_and_hits_the_cache(model: 
     assert Decimal(result["total_cost_usd"]) < Decimal(result["uncached_cost_usd"]) / 2
 
 
-def test_the_demo_shows_the_price_of_a_disabled_route_and_caches_once_it_is_enabled(
+def test_the_demo_says_how_to_enable_caching_for_a_route_and_caches_once_it_is_enabled(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     route = "openrouter:anthropic/claude-sonnet-5.5"

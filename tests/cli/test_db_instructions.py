@@ -605,12 +605,6 @@ def test_any_replaced_value_is_accepted_or_refused_in_one_line(
     assert again[-1].get("instruction_records", 0) == len([line for line in again if "row" in line])
 
 
-def test_a_store_without_instructions_support_is_refused(tmp_path: Path, source: str) -> None:
-    (tmp_path / "out.jsonl").write_text(source)
-    line = refusal_message(tmp_path, "import", str(tmp_path / "out.jsonl"), "--db", "memory:")
-    assert "SQLite file or PostgreSQL" in line
-
-
 def test_records_are_read_page_by_page_without_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:

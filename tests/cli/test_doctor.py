@@ -321,7 +321,7 @@ def test_a_function_that_fails_with_a_changed_clock_is_tested_without_one(folder
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        ("prompts:raises", "prompts:raises: ValueError: first line [removed]"),
+        ("prompts:raises", "prompts:raises: ValueError: first line [redacted]"),
         ("prompts:ends", "prompts:ends: the process ended with status 7"),
         ("prompts:exits", "prompts:exits: SystemExit: 3"),
         ("prompts:missing", "prompts:missing: module 'prompts' has no attribute 'missing'"),

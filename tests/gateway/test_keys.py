@@ -3,7 +3,7 @@
 import http.client
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,11 +14,11 @@ from tests.support.served_gateway import RawUpstream, ServedGateway, headers_in,
 from holdfast.clock import ManualClock
 from holdfast.errors import StoreError, UserError
 from holdfast.events.payloads.calls import GatewayForwarded
-from holdfast.events.records import KeyRow
 from holdfast.gateway.key_limits import KeyLimits, read_key_limits
 from holdfast.service.auth.keys import make_key
 from holdfast.simulator.provider import SimulatedProvider
-from holdfast.stores.memory import MemoryRecords, MemoryStore
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sql.events import Cell
 from holdfast.testing.server_thread import serve_provider
 
 CANARY = "sk-ant-canary-00112233445566778899"
@@ -142,28 +142,22 @@ def test_requests_per_minute_are_counted_per_key(upstream: RawUpstream) -> None:
         assert request_with(gateway, {"x-holdfast-key": first, "x-api-key": "k"})[0] == 200
 
 
-class FailingStore(MemoryRecords):
-    """A store whose keys cannot be looked up while `is_failing`."""
+class FailingStore(MemoryStore):
+    """A store that cannot be read while `is_failing`."""
 
     is_failing = False
 
-    def key(self, key_id: str) -> KeyRow | None:
+    def _fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
         if self.is_failing:
             raise StoreError("the store cannot be used now")
-        return super().key(key_id)
-
-    def has_keys(self) -> bool:
-        if self.is_failing:
-            raise StoreError("the store cannot be used now")
-        return super().has_keys()
+        return super()._fetch(query, parameters)
 
 
 def test_a_failing_store_stops_no_client_that_sends_its_own_key(upstream: RawUpstream) -> None:
-    store = MemoryStore()
-    store.records = records = FailingStore(dict)
+    store = FailingStore()
     with serve_gateway(upstream.url, store=store, environ={"ANTHROPIC_API_KEY": "k"}) as gateway:
         key = add_key(gateway)
-        records.is_failing = True
+        store.is_failing = True
         assert request_with(gateway, {"x-api-key": CANARY})[0] == 200
         assert request_with(gateway, {"x-api-key": CANARY, "x-holdfast-key": key})[0] == 200
         assert request_with(gateway, {"x-api-key": key})[0] == 503

@@ -202,13 +202,13 @@ CASES = {
 }
 
 
-def legible(value: object) -> Json:
+def to_json(value: object) -> Json:
     """The value as JSON, with bytes as the text they are."""
     match msgspec.to_builtins(value, builtin_types=(bytes,)):
         case dict() as members:
-            return {str(name): legible(member) for name, member in members.items()}
+            return {str(name): to_json(member) for name, member in members.items()}
         case list() | tuple() as items:
-            return [legible(item) for item in items]
+            return [to_json(item) for item in items]
         case bytes() as raw:
             return raw.decode()
         case None | bool() | int() | float() | str() as plain:
@@ -221,8 +221,8 @@ def legible(value: object) -> Json:
 def test_requests_and_replies_match_the_golden_bytes(name: str) -> None:
     case = CASES[name]
     agreed = {
-        "request": legible(case),
-        "endpoint": legible(anthropic.endpoint(case.parameters)),
+        "request": to_json(case),
+        "endpoint": to_json(anthropic.endpoint(case.parameters)),
         "body": anthropic.encode_request(case.prompt, case.plan, case.parameters).decode(),
         "reply_body": anthropic.encode_reply(case.reply).decode(),
         "stream": [event.decode() for event in anthropic.encode_stream(case.reply)],

@@ -155,11 +155,11 @@ ROUTES = {
 
 @pytest.mark.parametrize("route", ROUTES)
 def test_route_has_the_rules_and_prices_of_its_model_and_is_off(route: str) -> None:
-    row, behind = find_model(f"openrouter:{route}"), find_model(ROUTES[route])
+    row, model = find_model(f"openrouter:{route}"), find_model(ROUTES[route])
     assert not row.supports_prompt_caching
-    assert row.cache == msgspec.structs.replace(behind.cache, diagnoses_misses=False)
+    assert row.cache == msgspec.structs.replace(model.cache, diagnoses_misses=False)
     for size in (1, 300_000):
-        ours, theirs = price_at(row, TODAY, size), price_at(behind, TODAY, size)
+        ours, theirs = price_at(row, TODAY, size), price_at(model, TODAY, size)
         assert [getattr(ours, field) for field in FIELDS] == [getattr(theirs, field) for field in FIELDS]
 
 

@@ -37,10 +37,10 @@ class Recorder:
         self.calls: list[dict[str, object]] = []
 
     def create_transport(self, models: Models, *, provider: str) -> Transport:
-        return _RecordedWire(self._provider.create_transport(models, provider=provider), self.calls)
+        return _RecordedTransport(self._provider.create_transport(models, provider=provider), self.calls)
 
 
-class _RecordedWire:
+class _RecordedTransport:
     def __init__(self, wire: Transport, calls: list[dict[str, object]]) -> None:
         self._wire = wire
         self._calls = calls
@@ -48,11 +48,11 @@ class _RecordedWire:
     async def send(
         self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None
     ) -> AsyncGenerator[bytes, None]:
-        answer: list[str] = []
-        asked = {"method": endpoint.method, "path": endpoint.path, "headers": dict(endpoint.headers)}
-        self._calls.append({**asked, "body": body.decode(), "answer": answer})
+        response: list[str] = []
+        request_record = {"method": endpoint.method, "path": endpoint.path, "headers": dict(endpoint.headers)}
+        self._calls.append({**request_record, "body": body.decode(), "answer": response})
         async for chunk in self._wire.send(endpoint, body, on_retry=on_retry):
-            answer.append(chunk.decode())
+            response.append(chunk.decode())
             yield chunk
 
     async def aclose(self) -> None:
@@ -83,8 +83,8 @@ async def first_call(options: Options) -> None:
 
 async def volatile_text(options: Options) -> None:
     states: Iterator[str] = iter(("Branch: main.", "Branch: main.", "Branch: fix."))
-    given: Options = {**options, "system_prompt_volatile": lambda: next(states)}
-    async with Session.create(**given) as session:
+    defaults: Options = {**options, "system_prompt_volatile": lambda: next(states)}
+    async with Session.create(**defaults) as session:
         for ask in ("One?", "Two?", "Three?"):
             await session.send(ask)
 

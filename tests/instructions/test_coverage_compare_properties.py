@@ -46,20 +46,20 @@ def manifests(draw: st.DrawFn) -> tuple[MeasuredUnit, ...]:
 def test_every_unit_of_both_versions_is_listed_once(
     earlier: tuple[MeasuredUnit, ...], later: tuple[MeasuredUnit, ...]
 ) -> None:
-    before, after = ([one.coverage.unit for one in some] for some in (earlier, later))
+    before, after = ([row.coverage.unit for row in some] for some in (earlier, later))
     gone = [name for name in before if name not in after]
-    assert [one.unit for one in compare_coverage(earlier, later)] == after + gone
+    assert [change.unit for change in compare_coverage(earlier, later)] == after + gone
 
 
 @given(manifests(), manifests())
 def test_comparison_is_symmetric(earlier: tuple[MeasuredUnit, ...], later: tuple[MeasuredUnit, ...]) -> None:
-    back = {one.unit: one for one in compare_coverage(later, earlier)}
+    back = {change.unit: change for change in compare_coverage(later, earlier)}
     for there in compare_coverage(earlier, later):
         other = back[there.unit]
         assert other.verdict == BACK[there.verdict]
         assert (other.before, other.after) == (there.after, there.before)
-        assert set(other.newly_found) == {one.query for one in there.newly_missed}
-        assert {one.query for one in other.newly_missed} == set(there.newly_found)
+        assert set(other.newly_found) == {missed.query for missed in there.newly_missed}
+        assert {missed.query for missed in other.newly_missed} == set(there.newly_found)
 
 
 @given(manifests())
@@ -75,7 +75,7 @@ def test_every_later_failure_existed_before_or_is_reported(
     failed_before = {one.coverage.unit: set(one.failures) for one in earlier}
     failures = {one.coverage.unit: set(one.failures) for one in later}
     for change in compare_coverage(earlier, later):
-        reported = {one.query for one in (*change.newly_missed, *change.failing)}
+        reported = {missed.query for missed in (*change.newly_missed, *change.failing)}
         still = failures.get(change.unit, set()) & failed_before.get(change.unit, set())
         assert reported.isdisjoint(still)
         assert reported | still == failures.get(change.unit, set())

@@ -49,7 +49,7 @@ def test_fences_tables_and_nested_lists_stay_unsplit(
 ) -> None:
     between = (("A paragraph apart.",),)
     text = text_of((*before, *between, block, *between, *after))
-    assert any(is_unsplit(block, one) for one in proposed_texts(proposed(text)))
+    assert any(is_unsplit(block, proposed_text) for proposed_text in proposed_texts(proposed(text)))
 
 
 @given(documents())
@@ -67,8 +67,8 @@ def test_front_matter_stays_unsplit(document: tuple[tuple[str, ...], ...]) -> No
 @example("\ufeff# title\n\x0b\x0c\x85 text")
 def test_any_text_is_split_without_losing_or_repeating_a_line(text: str) -> None:
     sections = split_sections(SourceFile("a.md", text))
-    kept = [line for section in sections for line in section.text.split("\n") if line.strip()]
-    assert kept == [line for line in text.split("\n") if line.strip()]
+    section_lines = [line for section in sections for line in section.text.split("\n") if line.strip()]
+    assert section_lines == [line for line in text.split("\n") if line.strip()]
 
 
 @given(documents().map(text_of))
@@ -84,7 +84,7 @@ def test_spans_match_the_lines_of_their_section(text: str) -> None:
 @given(documents().map(text_of))
 def test_splitting_at_a_pattern_loses_no_line(text: str) -> None:
     sections = split_sections(SourceFile("a.md", text), at=re.compile("test"))
-    assert lines_in(one.text for one in sections) == lines_in([text])
+    assert lines_in(section.text for section in sections) == lines_in([text])
 
 
 @given(st.lists(words, min_size=1, max_size=60))

@@ -14,7 +14,7 @@ NAMES = tuple(f"{word}-rules" for word in WORDS)
 
 
 @st.composite
-def shelves(draw: st.DrawFn) -> InstructionSet:
+def instruction_sets(draw: st.DrawFn) -> InstructionSet:
     entries, contents = [], {}
     for name, word in zip(NAMES, WORDS, strict=True):
         guaranteed = draw(st.sampled_from((False, False, True)))
@@ -40,39 +40,47 @@ questions = st.builds(
 )
 
 
-@given(shelves(), questions)
-def test_ranked_units_respect_budget_and_count(shelf: InstructionSet, question: RecallQuery) -> None:
-    recalled = shelf.recall(question)
-    assert shelf.index is shelf.index, "an index is made once"
+@given(instruction_sets(), questions)
+def test_ranked_units_respect_budget_and_count(instruction_set: InstructionSet, query: RecallQuery) -> None:
+    recalled = instruction_set.recall(query)
+    assert instruction_set.index is instruction_set.index, "an index is made once"
     guaranteed = [chunk for chunk in recalled.chunks if chunk.kind == "guaranteed"]
     others = [chunk for chunk in recalled.chunks if chunk.kind != "guaranteed"]
-    left = question.token_budget - sum(one.content.tokens for one in guaranteed)
+    left = query.token_budget - sum(chunk.content.tokens for chunk in guaranteed)
     assert not others or sum(other.content.tokens for other in others) <= left
-    assert len(others) <= question.max_chunks
+    assert len(others) <= query.max_chunks
     assert recalled.total_tokens == sum(chunk.content.tokens for chunk in recalled.chunks)
-    dropped = any(one.reason == "over_budget" for one in recalled.dropped) or bool(recalled.dropped_hints)
-    assert recalled.truncated == (dropped or recalled.total_tokens > question.token_budget)
+    dropped = any(dropped_unit.reason == "over_budget" for dropped_unit in recalled.dropped) or bool(
+        recalled.dropped_hints
+    )
+    assert recalled.truncated == (dropped or recalled.total_tokens > query.token_budget)
 
 
-@given(shelves(), questions)
-def test_every_guaranteed_unit_is_returned_once_in_its_position(shelf: InstructionSet, question: RecallQuery) -> None:
-    names = [chunk.name for chunk in shelf.recall(question).chunks]
+@given(instruction_sets(), questions)
+def test_every_guaranteed_unit_is_returned_once_in_its_position(
+    instruction_set: InstructionSet, query: RecallQuery
+) -> None:
+    names = [chunk.name for chunk in instruction_set.recall(query).chunks]
     assert len(set(names)) == len(names)
-    there = [entry for entry in shelf.manifest.body if entry.guarantee_load and entry.name in shelf.contents]
+    there = [
+        entry
+        for entry in instruction_set.manifest.body
+        if entry.guarantee_load and entry.name in instruction_set.contents
+    ]
     first = [entry.name for entry in there if entry.force_position]
     last = [entry.name for entry in there if not entry.force_position]
     assert names[: len(first)] == first
     assert names[len(names) - len(last) :] == last
 
 
-@given(shelves(), questions)
-def test_every_hint_and_every_unit_is_accounted_for(shelf: InstructionSet, question: RecallQuery) -> None:
-    recalled = shelf.recall(question)
+@given(instruction_sets(), questions)
+def test_every_hint_and_every_unit_is_accounted_for(instruction_set: InstructionSet, query: RecallQuery) -> None:
+    recalled = instruction_set.recall(query)
     names = {chunk.name for chunk in recalled.chunks}
-    assert set(question.manifest_hint) <= names | {*recalled.missed_hints, *recalled.dropped_hints}
-    assert names | {one.name for one in recalled.dropped} | set(recalled.unavailable) == set(NAMES)
-    assert not names & {one.name for one in recalled.dropped}
-    assert recalled == shelf.recall(question)
+    assert set(query.manifest_hint) <= names | {*recalled.missed_hints, *recalled.dropped_hints}
+    assert names | {dropped_unit.name for dropped_unit in recalled.dropped} | set(recalled.unavailable) == set(NAMES)
+    assert not names & {dropped_unit.name for dropped_unit in recalled.dropped}
+    assert recalled == instruction_set.recall(query)
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4), st.lists(st.integers(0, 99), min_size=1, max_size=4))

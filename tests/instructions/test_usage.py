@@ -36,25 +36,25 @@ from holdfast.types.usage import Usage
 
 
 @pytest.fixture
-def shop(tmp_path: Path) -> Iterator[LibraryProject]:
-    shop = LibraryProject(tmp_path)
-    with shop.library:
-        shop.write()
-        shop.library.publish(shop.folder)
-        yield shop
+def project(tmp_path: Path) -> Iterator[LibraryProject]:
+    project = LibraryProject(tmp_path)
+    with project.library:
+        project.write()
+        project.library.publish(project.folder)
+        yield project
 
 
-def recall(shop: LibraryProject, intent: str = "claim a ticket") -> str:
-    return shop.library.recall(intent, max_chunks=1).audit_token
+def recall(project: LibraryProject, intent: str = "claim a ticket") -> str:
+    return project.library.recall(intent, max_chunks=1).audit_token
 
 
-def steps(shop: LibraryProject, *lines: object) -> str:
-    path = shop.path / "trace.jsonl"
+def steps(project: LibraryProject, *lines: object) -> str:
+    path = project.path / "trace.jsonl"
     path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
     return str(path)
 
 
-def answer(token: str) -> dict[str, str]:
+def recall_result(token: str) -> dict[str, str]:
     return {
         "type": "tool_result",
         "tool": "recall_instruction",
@@ -62,17 +62,22 @@ def answer(token: str) -> dict[str, str]:
     }
 
 
-def said(text: str) -> dict[str, str]:
+def text_step(text: str) -> dict[str, str]:
     return {"type": "text", "text": text}
 
 
-def test_reported_and_detected_usage_are_printed_and_not_stored_by_default(shop: LibraryProject) -> None:
-    token = recall(shop)
-    path = steps(shop, said("Per budget-rules/v1."), answer(token), said("See checkout-procedure/v1, code-review/v1."))
-    shop.library.submit_usage(token, used=(), missed=("release-notes",))
-    ended = shop.run("usage", "--trace", path)
-    assert ended.exit_code == 0, ended.output
-    assert ended.stdout == (
+def test_reported_and_detected_usage_are_printed_and_not_stored_by_default(project: LibraryProject) -> None:
+    token = recall(project)
+    path = steps(
+        project,
+        text_step("Per budget-rules/v1."),
+        recall_result(token),
+        text_step("See checkout-procedure/v1, code-review/v1."),
+    )
+    project.library.submit_usage(token, used=(), missed=("release-notes",))
+    result = project.run("usage", "--trace", path)
+    assert result.exit_code == 0, result.output
+    assert result.stdout == (
         f"{token} 'claim a ticket'\n"
         "unit                loaded  reported  detected\n"
         "checkout-procedure  1       -         used: address (step 1)\n"
@@ -81,72 +86,78 @@ def test_reported_and_detected_usage_are_printed_and_not_stored_by_default(shop:
         "\n"
         "1 recall in 3 steps, 0 recorded; --keep records the others\n"
     )
-    assert shop.library.metrics().detected.traced == 0
+    assert project.library.metrics().detected.traced == 0
 
 
-def test_trace_is_stored_once_and_counted_in_the_metrics(shop: LibraryProject) -> None:
-    token = recall(shop)
-    path = steps(shop, "", said("I keep to checkout-procedure/v1."))
-    ended = shop.run("usage", token, "--trace", path, "--keep")
-    assert "checkout-procedure  1       not yet   used: address (step 1)" in ended.stdout
-    assert "1 recall in 1 step, 1 recorded\n" in ended.stdout
-    other = steps(shop, said("Nothing."))
-    (usage,) = json.loads(shop.run("usage", token, "--trace", other, "--keep", "--json").stdout)
+def test_trace_is_stored_once_and_counted_in_the_metrics(project: LibraryProject) -> None:
+    token = recall(project)
+    path = steps(project, "", text_step("I keep to checkout-procedure/v1."))
+    result = project.run("usage", token, "--trace", path, "--keep")
+    assert "checkout-procedure  1       not yet   used: address (step 1)" in result.stdout
+    assert "1 recall in 1 step, 1 recorded\n" in result.stdout
+    other = steps(project, text_step("Nothing."))
+    (usage,) = json.loads(project.run("usage", token, "--trace", other, "--keep", "--json").stdout)
     assert (usage["detected_used"], usage["reported_used"], usage["is_stored"]) == (["checkout-procedure"], None, True)
-    shown = shop.run("metrics").stdout
+    shown = project.run("metrics").stdout
     assert "detected in the traces of 1:\n  recall@3: 1.00\n  hit@3: 1.00\n  miss rate: 0.00\n" in shown
     assert "\nrecall@3: unknown\n" in shown
 
 
-def test_usage_and_a_trace_can_be_submitted_together(shop: LibraryProject) -> None:
-    token = recall(shop)
-    ended = shop.run("usage", token, "--used", "x", "--trace", steps(shop, said("Hm.")), "--json")
-    (usage,) = json.loads(ended.stdout)
+def test_usage_and_a_trace_can_be_submitted_together(project: LibraryProject) -> None:
+    token = recall(project)
+    result = project.run("usage", token, "--used", "x", "--trace", steps(project, text_step("Hm.")), "--json")
+    (usage,) = json.loads(result.stdout)
     assert (usage["reported_used"], usage["detected_used"], usage["is_stored"]) == (["x"], [], False)
 
 
-def test_each_recall_is_judged_by_the_steps_after_it(shop: LibraryProject) -> None:
-    first, second = recall(shop), recall(shop, "review a pull request")
-    lines = (answer("audi_none"), answer(first), said("checkout-procedure/v1"), answer(second), said("code-review/v1"))
-    usage = json.loads(shop.run("usage", "--trace", steps(shop, *lines), "--json").stdout)
+def test_each_recall_is_judged_by_the_steps_after_it(project: LibraryProject) -> None:
+    first, second = recall(project), recall(project, "review a pull request")
+    lines = (
+        recall_result("audi_none"),
+        recall_result(first),
+        text_step("checkout-procedure/v1"),
+        recall_result(second),
+        text_step("code-review/v1"),
+    )
+    usage = json.loads(project.run("usage", "--trace", steps(project, *lines), "--json").stdout)
     assert [(one["audit_token"], one["detected_used"]) for one in usage] == [
         (first, ["checkout-procedure"]),
         (second, ["code-review"]),
     ]
-    ended = shop.run("usage", "--trace", steps(shop, *lines), "--agent", "nobody")
-    assert "no result of a recall of 'nobody'" in str(ended.exception)
+    result = project.run("usage", "--trace", steps(project, *lines), "--agent", "nobody")
+    assert "no result of a recall of 'nobody'" in str(result.exception)
 
 
-def test_stored_session_is_a_trace(shop: LibraryProject) -> None:
-    token = recall(shop)
+def test_stored_session_is_a_trace(project: LibraryProject) -> None:
+    token = recall(project)
     messages = (
         make_user_message("Claim it."),
         make_assistant_message(ToolUse("c1", "recall_instruction", '{"intent":"x"}')),
         make_user_message(ToolResult("c1", (TextBlock(f"Claim the ticket first. {token}"),))),
         make_assistant_message("Done by checkout-procedure/v1."),
     )
-    with SqliteStore(shop.path / "kept.db") as store:
+    with SqliteStore(project.path / "kept.db") as store:
         store.append([event(f"e{number}", MessageAppended(one)) for number, one in enumerate(messages)]).result(10)
-    (usage,) = json.loads(shop.run("usage", "--session", "s", "--json").stdout)
+    (usage,) = json.loads(project.run("usage", "--session", "s", "--json").stdout)
     assert usage["detected_used"] == ["checkout-procedure"]
-    assert "this store has no messages of session 'none'" in str(shop.run("usage", "--session", "none").exception)
+    assert "this store has no messages of session 'none'" in str(project.run("usage", "--session", "none").exception)
 
 
-def test_recorded_conversations_and_transcripts_are_traces(shop: LibraryProject) -> None:
-    token = recall(shop)
+def test_recorded_conversations_and_transcripts_are_traces(project: LibraryProject) -> None:
+    token = recall(project)
     call = {"type": "tool_use", "id": "t1", "name": "mcp__holdfast__recall_instruction", "input": {"intent": "x"}}
     result = {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": f"... {token}"}]}
-    talk: list[dict[str, object]] = [
+    messages: list[dict[str, object]] = [
         {"role": "user", "content": "Claim it."},
         {"role": "assistant", "content": [call]},
         {"role": "user", "content": [result]},
         {"role": "assistant", "content": [{"type": "text", "text": "By checkout-procedure/v1."}]},
     ]
-    recorded = steps(shop, {"id": "r", "messages": talk})
+    recorded = steps(project, {"id": "r", "messages": messages})
     packed = Path(f"{recorded}.gz")
     packed.write_bytes(gzip.compress(Path(recorded).read_bytes()))
     for path in (recorded, str(packed)):
-        (usage,) = json.loads(shop.run("usage", "--trace", path, "--json").stdout)
+        (usage,) = json.loads(project.run("usage", "--trace", path, "--json").stdout)
         assert usage["detected_used"] == ["checkout-procedure"]
     calls = {"model": "claude-x", "usage": {"input_tokens": 1, "output_tokens": 1}}
     lines = [
@@ -157,9 +168,9 @@ def test_recorded_conversations_and_transcripts_are_traces(shop: LibraryProject)
             "timestamp": f"2027-01-15T08:00:0{number}Z",
             "message": {"id": f"m{number}", **one, **(calls if one["role"] == "assistant" else {})},
         }
-        for number, one in enumerate(talk)
+        for number, one in enumerate(messages)
     ]
-    (usage,) = json.loads(shop.run("usage", "--trace", steps(shop, *lines), "--json").stdout)
+    (usage,) = json.loads(project.run("usage", "--trace", steps(project, *lines), "--json").stdout)
     assert usage["detected_used"] == ["checkout-procedure"]
 
 
@@ -169,29 +180,29 @@ def test_recorded_conversations_and_transcripts_are_traces(shop: LibraryProject)
         ((), "there is no trace in"),
         (("{",), "there is no trace in"),
         (("[]", "\x00"), "there is no trace in"),
-        (("", said("a"), '{"type":"text"}'), "line 3 of the trace is not a step"),
-        ((said("a"), "secret"), "line 2 of the trace is not a step"),
+        (("", text_step("a"), '{"type":"text"}'), "line 3 of the trace is not a step"),
+        ((text_step("a"), "secret"), "line 2 of the trace is not a step"),
         (
             (
-                said("a"),
+                text_step("a"),
                 '{"type": "text","text":"\ud800"}'.encode("utf-8", "surrogatepass").decode("latin-1"),
             ),
             None,
         ),
-        ((said("a"), "[" * 100_000), "line 2 of the trace is not a step"),
+        ((text_step("a"), "[" * 100_000), "line 2 of the trace is not a step"),
     ],
 )
 def test_unreadable_trace_file_is_a_one_line_error(
-    shop: LibraryProject, lines: tuple[object, ...], reason: str | None
+    project: LibraryProject, lines: tuple[object, ...], reason: str | None
 ) -> None:
-    ended = shop.run("usage", recall(shop), "--trace", steps(shop, *lines))
+    result = project.run("usage", recall(project), "--trace", steps(project, *lines))
     if reason is None:
-        assert ended.exit_code == 0
+        assert result.exit_code == 0
         return
-    assert isinstance(ended.exception, UserError)
-    assert reason in str(ended.exception)
-    assert "secret" not in str(ended.exception)
-    assert "\n" not in str(ended.exception)
+    assert isinstance(result.exception, UserError)
+    assert reason in str(result.exception)
+    assert "secret" not in str(result.exception)
+    assert "\n" not in str(result.exception)
 
 
 @pytest.mark.parametrize(
@@ -206,15 +217,15 @@ def test_unreadable_trace_file_is_a_one_line_error(
         (("audi_x", "--session", "s"), "no messages of session"),
     ],
 )
-def test_missing_arguments_are_named(shop: LibraryProject, words: tuple[str, ...], reason: str) -> None:
-    ended = shop.run("usage", *words)
-    assert isinstance(ended.exception, UserError)
-    assert reason in str(ended.exception)
+def test_missing_arguments_are_named(project: LibraryProject, words: tuple[str, ...], reason: str) -> None:
+    result = project.run("usage", *words)
+    assert isinstance(result.exception, UserError)
+    assert reason in str(result.exception)
 
 
-def test_unknown_token_with_a_trace_is_not_found(shop: LibraryProject) -> None:
-    ended = shop.run("usage", "audi_none", "--trace", steps(shop, said("x")))
-    assert "no such audit record" in str(ended.exception)
+def test_unknown_token_with_a_trace_is_not_found(project: LibraryProject) -> None:
+    result = project.run("usage", "audi_none", "--trace", steps(project, text_step("x")))
+    assert "no such audit record" in str(result.exception)
 
 
 def test_messages_become_steps_and_results_name_their_tool() -> None:
@@ -285,7 +296,7 @@ def test_each_turn_is_submitted_once_for_its_own_session() -> None:
 
 
 def test_step_collector_follows_the_first_session_it_receives() -> None:
-    heard = StepCollector()
+    collector = StepCollector()
     for session in ("s", "child", "s"):
-        heard.on_event(event("e", MessageAppended(make_assistant_message(session)), session=session))
-    assert heard.steps == [AgentTextStep("s"), AgentTextStep("s")]
+        collector.on_event(event("e", MessageAppended(make_assistant_message(session)), session=session))
+    assert collector.steps == [AgentTextStep("s"), AgentTextStep("s")]

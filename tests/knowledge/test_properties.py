@@ -57,7 +57,7 @@ ANSWERS = (
     "We chose Rust over Go.",
 )
 
-talks = st.lists(st.sampled_from(SAYINGS), min_size=1, max_size=3).flatmap(
+exchanges = st.lists(st.sampled_from(SAYINGS), min_size=1, max_size=3).flatmap(
     lambda asks: st.tuples(st.just(asks), st.lists(st.sampled_from(ANSWERS), min_size=len(asks), max_size=len(asks)))
 )
 runs = st.lists(
@@ -80,9 +80,9 @@ def sessions(draw: st.DrawFn) -> tuple[EndedSession, ...]:
     for number in range(draw(st.integers(1, 4))):
         day = f"2026-11-{draw(st.integers(1, 9)):02d}"
         if draw(st.booleans()):
-            asks, answers = draw(talks)
-            said = [text for pair in zip(asks, answers, strict=True) for text in pair]
-            made.append(text_session(f"s{number}", *said, day=day))
+            asks, replies = draw(exchanges)
+            texts_in_order = [text for pair in zip(asks, replies, strict=True) for text in pair]
+            made.append(text_session(f"s{number}", *texts_in_order, day=day))
         else:
             made.append(tool_session(f"s{number}", draw(st.sampled_from(SAYINGS)), *draw(runs), day=day))
     return tuple(made)
@@ -94,19 +94,19 @@ def folder() -> Iterator[KnowledgeFolder]:
         yield knowledge_folder(Path(name))
 
 
-def meaning(place: KnowledgeFolder) -> dict[str, object]:
+def decoded_files(knowledge: KnowledgeFolder) -> dict[str, object]:
     """Every file except the ledger as bytes, and the ledger decoded."""
-    journal = read_ledger(place)
+    journal = read_ledger(knowledge)
     assert not journal.pending
     assert not journal.corrupt
-    said = sorted(
+    ledger_rows = sorted(
         {
             (record.kind, record.source, record.session, record.ids)
             for record in journal.records
             if record.kind == "harvested"
         }
     )
-    return {**contents(place, leave_out=(LEDGER_FILE, QUARANTINE_FILE)), "ledger": said}
+    return {**contents(knowledge, leave_out=(LEDGER_FILE, QUARANTINE_FILE)), "ledger": ledger_rows}
 
 
 PROJECT = ProjectLookup(content_digest=lambda path: f"{len(path):016x}")
@@ -117,40 +117,40 @@ PROJECT = ProjectLookup(content_digest=lambda path: f"{len(path):016x}")
 def test_crash_at_any_write_loses_and_duplicates_nothing(
     before: tuple[EndedSession, ...], after: tuple[EndedSession, ...], mode: Mode
 ) -> None:
-    later = tuple(msgspec.structs.replace(one, session=f"later-{one.session}") for one in after)
-    with folder() as calm:
-        apply_harvest(calm, before, project=PROJECT)
-        apply_harvest(calm, later, project=PROJECT)
-        undisturbed = meaning(calm)
+    later = tuple(msgspec.structs.replace(session, session=f"later-{session.session}") for session in after)
+    with folder() as undisturbed:
+        apply_harvest(undisturbed, before, project=PROJECT)
+        apply_harvest(undisturbed, later, project=PROJECT)
+        expected = decoded_files(undisturbed)
     for at in count(1):
-        with folder() as place:
-            disk = CrashingDisk(place, at=at, mode=mode)
-            if not crashed(disk, before) and not crashed(disk, later):
+        with folder() as knowledge:
+            disk = CrashingDisk(knowledge, at=at, mode=mode)
+            if not is_interrupted_by(disk, before) and not is_interrupted_by(disk, later):
                 assert disk.writes < at
                 return
-            apply_harvest(place, before, project=PROJECT)
-            apply_harvest(place, later, project=PROJECT)
-            assert meaning(place) == undisturbed
+            apply_harvest(knowledge, before, project=PROJECT)
+            apply_harvest(knowledge, later, project=PROJECT)
+            assert decoded_files(knowledge) == expected
 
 
-def crashed(disk: CrashingDisk, said: Sequence[EndedSession]) -> bool:
+def is_interrupted_by(disk: CrashingDisk, harvested: Sequence[EndedSession]) -> bool:
     try:
-        apply_harvest(disk, said, project=PROJECT)
+        apply_harvest(disk, harvested, project=PROJECT)
     except Crash:
         return True
     return False
 
 
 @given(sessions())
-def test_harvest_is_idempotent(said: tuple[EndedSession, ...]) -> None:
-    with folder() as place:
-        first = plan_harvest(place, said)
-        assert contents(place) == {}
-        apply_harvest(place, said)
-        before = contents(place)
-        assert len({item.id for item in list_knowledge_items(place)}) == first.new_items
-        again = apply_harvest(place, said)
-        assert contents(place) == before
+def test_harvest_is_idempotent(harvested: tuple[EndedSession, ...]) -> None:
+    with folder() as knowledge:
+        first = plan_harvest(knowledge, harvested)
+        assert contents(knowledge) == {}
+        apply_harvest(knowledge, harvested)
+        before = contents(knowledge)
+        assert len({item.id for item in list_knowledge_items(knowledge)}) == first.new_items
+        again = apply_harvest(knowledge, harvested)
+        assert contents(knowledge) == before
         assert (again.sessions, again.digest_change.bytes_changed) == (0, 0)
 
 
@@ -163,15 +163,15 @@ raw_pages = st.lists(st.tuples(raw_lines, st.sampled_from((b"\n", b"\r\n", b"\r"
 
 @given(raw_pages, st.sampled_from((b"", b"\xef\xbb\xbf")), st.booleans(), sessions())
 def test_harvest_changes_no_byte_written_by_a_user(
-    own: bytes, bom: bytes, ended: bool, said: tuple[EndedSession, ...]
+    own: bytes, bom: bytes, ended: bool, harvested: tuple[EndedSession, ...]
 ) -> None:
     page = bom + (own if ended else own.rstrip(b"\r\n"))
-    with folder() as place:
+    with folder() as knowledge:
         for category in CATEGORIES:
-            place.replace(f"{category}.md", page)
-        apply_harvest(place, said)
+            knowledge.replace(f"{category}.md", page)
+        apply_harvest(knowledge, harvested)
         for category in CATEGORIES:
-            after = place.read(f"{category}.md") or b""
+            after = knowledge.read(f"{category}.md") or b""
             assert after.startswith(page)
             added = after[len(page) :]
             usual = page[len(bom) :].splitlines(keepends=True)
@@ -186,41 +186,43 @@ def test_harvest_changes_no_byte_written_by_a_user(
 def test_edits_during_a_harvest_are_preserved(
     before: tuple[EndedSession, ...], after: tuple[EndedSession, ...], times: int
 ) -> None:
-    later = tuple(msgspec.structs.replace(one, session=f"later-{one.session}") for one in after)
-    with folder() as calm, folder() as place:
+    later = tuple(msgspec.structs.replace(session, session=f"later-{session.session}") for session in after)
+    with folder() as undisturbed, folder() as knowledge:
         found = set()
-        for said in (before, later):
-            apply_harvest(calm, said, project=PROJECT)
-            disk = EditedDisk(place, times=times)
-            apply_harvest(disk, said, project=PROJECT)
+        for batch in (before, later):
+            apply_harvest(undisturbed, batch, project=PROJECT)
+            disk = EditedDisk(knowledge, times=times)
+            apply_harvest(disk, batch, project=PROJECT)
             found |= {(name, line) for name, lines in disk.edits.items() for line in lines}
         for name, line in found:
-            assert line in (place.read(name) or b"")
-        assert {item.id for item in list_knowledge_items(calm)} <= {item.id for item in list_knowledge_items(place)}
+            assert line in (knowledge.read(name) or b"")
+        assert {item.id for item in list_knowledge_items(undisturbed)} <= {
+            item.id for item in list_knowledge_items(knowledge)
+        }
 
 
 @given(sessions(), st.data())
 def test_edits_removals_and_closings_by_users_survive_any_harvest(
-    said: tuple[EndedSession, ...], data: st.DataObject
+    harvested: tuple[EndedSession, ...], data: st.DataObject
 ) -> None:
-    with folder() as place:
-        apply_harvest(place, said)
-        items = list_knowledge_items(place)
+    with folder() as knowledge:
+        apply_harvest(knowledge, harvested)
+        items = list_knowledge_items(knowledge)
         if not items:
             return
         chosen = data.draw(st.sampled_from(items))
-        name = next(name for name, raw in contents(place).items() if name.endswith(".md") and name != "digest.md"
+        name = next(name for name, raw in contents(knowledge).items() if name.endswith(".md") and name != "digest.md"
                     and f"<!-- k {chosen.id} ".encode() in raw)  # fmt: skip
-        text = (place.read(name) or b"").decode()
+        text = (knowledge.read(name) or b"").decode()
         removed = data.draw(st.booleans())
-        kept = [
+        user_lines = [
             line.replace(chosen.text, "As I say.") if chosen.id in line else line
             for line in text.split("\n")
             if not (removed and chosen.id in line)
         ]
-        place.replace(name, "\n".join(kept).encode())
-        apply_harvest(place, [said_again(one) for one in said])
-        after = {item.id: item for item in list_knowledge_items(place)}
+        knowledge.replace(name, "\n".join(user_lines).encode())
+        apply_harvest(knowledge, [repeat_session(session) for session in harvested])
+        after = {item.id: item for item in list_knowledge_items(knowledge)}
         if removed:
             assert chosen.id not in after
         else:
@@ -231,10 +233,12 @@ def test_edits_removals_and_closings_by_users_survive_any_harvest(
             assert again or chosen.category == "questions"
 
 
-def said_again(one: EndedSession) -> EndedSession:
+def repeat_session(session: EndedSession) -> EndedSession:
     """Another session with the same messages and one more."""
     more = HistoryEntry("user", (Text("Thanks."),), number=900)
-    return EndedSession(f"again-{one.session}", 99, "2026-12-01", lambda: [*one.read_entries(), more], one.workspace)
+    return EndedSession(
+        f"again-{session.session}", 99, "2026-12-01", lambda: [*session.read_entries(), more], session.workspace
+    )
 
 
 texts = st.text(min_size=1, max_size=400)
@@ -266,11 +270,11 @@ def items(draw: st.DrawFn) -> Item:
 @given(st.lists(items(), max_size=6))
 def test_page_round_trips_its_items(some: list[Item]) -> None:
     for category in CATEGORIES:
-        own = {one.id: one for one in reversed(some) if one.category == category}
+        own = {item.id: item for item in reversed(some) if item.category == category}
         page = merge_page_items(parse_page(category, ""), own.values())
         assert page == parse_page(category, render_page(page))
-        normal = {one.text: one for one in page.by_id.values()}
-        assert {one.id for one in normal.values()} <= own.keys()
+        normal = {item.text: item for item in page.by_id.values()}
+        assert {item.id for item in normal.values()} <= own.keys()
         for read in page.by_id.values():
             assert read.text == own[read.id].text
             assert set(own[read.id].sources) <= set(read.sources)
@@ -320,7 +324,7 @@ def test_no_item_text_leaves_its_line_or_opens_a_tag(text: str) -> None:
     assert "<!--" not in clean
     assert "-->" not in clean
     assert "</" not in clean
-    assert clean.isprintable() or any(not one.isprintable() and ord(one) > 0xA0 for one in clean)
+    assert clean.isprintable() or any(not character.isprintable() and ord(character) > 0xA0 for character in clean)
     page = merge_page_items(
         parse_page("facts", ""), [Item("0" * 12, "facts", clean or "x", sources=(ItemSource("S", 1, "user"),))]
     )
@@ -328,10 +332,10 @@ def test_no_item_text_leaves_its_line_or_opens_a_tag(text: str) -> None:
 
 
 @given(items(), items())
-def test_merged_items_have_the_sources_of_both(one: Item, other: Item) -> None:
-    both = merge_items(one, other)
-    assert both.text == one.text
-    assert both.sources == tuple(sorted({*one.sources, *other.sources}))
+def test_merged_items_have_the_sources_of_both(first: Item, other: Item) -> None:
+    both = merge_items(first, other)
+    assert both.text == first.text
+    assert both.sources == tuple(sorted({*first.sources, *other.sources}))
     assert both.first_seen <= both.last_seen
     assert merge_items(both, other) == both
 
@@ -344,7 +348,7 @@ def test_digest_is_bounded_and_additions_keep_what_comes_before_them(some: list[
         assert made.text == "" or made.text.startswith(DIGEST_PREAMBLE)
     if not before.text or not more:
         return
-    touched = {one.category for one in more if not one.exclusion_reason}
+    touched = {item.category for item in more if not item.exclusion_reason}
     heading = next((f"\n## {title}\n" for category, title, _ in SECTIONS if category in touched), None)
     where = after.text.find(heading) if heading is not None and heading in after.text else len(before.text)
     shared = common_prefix_length(before.text.encode(), after.text.encode())
@@ -370,13 +374,13 @@ def sections_of(text: str) -> dict[str, list[str]]:
 def test_additions_come_after_the_section_content_unless_it_is_full(some: list[Item], more: list[Item]) -> None:
     before, after = build_digest(some).text, build_digest([*some, *more]).text
     held, holds = sections_of(before), sections_of(after)
-    touched = {one.category for one in more}
+    touched = {item.category for item in more}
     for category, heading, share in SECTIONS:
         old, new = held.get(heading, []), holds.get(heading, [])
         if category not in touched:
             assert new == old
             continue
-        added = [f"- {one.text}" for one in more if one.category == category]
+        added = [f"- {item.text}" for item in more if item.category == category]
         if new[: len(old)] == old:
             assert new[len(old) :] == [line for line in added if line in new]
             end = before.index(old[-1]) + len(old[-1]) if old else after.find(f"\n## {heading}\n")
@@ -384,9 +388,9 @@ def test_additions_come_after_the_section_content_unless_it_is_full(some: list[I
         else:
             size = sum(len(line) + 1 for line in (*old, *added)) + len(f"\n## {heading}\n")
             assert size > int(share * (DIGEST_BYTES_MAX - len(DIGEST_PREAMBLE) - OMISSION_NOTE_BYTES))
-            kept = [line for line in old if line in new]
-            assert kept == old[len(old) - len(kept) :]
-            assert len("".join(kept)) <= len("".join(old)) * 3 / 4
+            remaining = [line for line in old if line in new]
+            assert remaining == old[len(old) - len(remaining) :]
+            assert len("".join(remaining)) <= len("".join(old)) * 3 / 4
         # After the first section that changed, everything moves.
         return
 
@@ -394,10 +398,10 @@ def test_additions_come_after_the_section_content_unless_it_is_full(some: list[I
 @given(st.lists(items(), max_size=40))
 def test_digest_contains_nothing_held_back(some: list[Item]) -> None:
     lines = set(build_digest(some).text.split("\n"))
-    free = {one.text for one in some if not one.exclusion_reason}
-    assert not {f"- {one.text}" for one in some if one.exclusion_reason and one.text not in free} & lines
+    free = {item.text for item in some if not item.exclusion_reason}
+    assert not {f"- {item.text}" for item in some if item.exclusion_reason and item.text not in free} & lines
 
 
 def test_empty_pages_parse_to_nothing() -> None:
-    with folder() as place:
-        assert list_page_items(read_pages(place)) == ()
+    with folder() as knowledge:
+        assert list_page_items(read_pages(knowledge)) == ()

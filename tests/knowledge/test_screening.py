@@ -102,8 +102,8 @@ async def test_planted_secret_reaches_no_stored_shown_or_exported_text(
     assert outcome.sessions == 1
     assert outcome.secrets >= 4
     assert FACT in {item.text for item in list_knowledge_items(place)}
-    kept = contents(place)
-    assert {name for name in kept if leaked(name, kept[name].decode())} == set()
+    files = contents(place)
+    assert {name for name in files if leaked(name, files[name].decode())} == set()
 
     # What a user writes into a page stays in that page and goes nowhere else.
     place.replace("facts.md", (place.read("facts.md") or b"") + f"- The key is {PLANTED['written']}.\n".encode())

@@ -116,7 +116,7 @@ def test_a_diagnosis_that_is_not_json_makes_the_reply_undecodable_like_any_membe
 def test_a_key_that_a_provider_repeats_is_not_recorded() -> None:
     diagnosis_json = '{"cache_miss_reason":{"type":"key sk-ant-0123456789abcdef"}}'
     assert anthropic.decode_reply(decode_anthropic_diagnosis(diagnosis_json)).diagnosis == CacheDiagnosis(
-        "miss", "key [removed]"
+        "miss", "key [redacted]"
     )
 
 

@@ -127,7 +127,7 @@ async def test_tools_are_refused_because_the_command_cannot_call_them(options: O
 
 async def test_a_failing_command_is_an_error_with_its_last_output(tmp_path: Path) -> None:
     failed = await run_failure(make_transport(tmp_path, "import sys; sys.exit('no credits, sk-ant-secret12345')"))
-    assert str(failed) == "the command ended with status 1: no credits, [removed]"
+    assert str(failed) == "the command ended with status 1: no credits, [redacted]"
 
 
 async def test_a_command_without_output_is_an_error(tmp_path: Path) -> None:

@@ -319,7 +319,7 @@ async def test_the_key_is_in_no_error_and_no_log(caplog: pytest.LogCaptureFixtur
     quoting = fails(401, "auth", f"the key my-own-format-{KEY[::-1]} and {KEY} is not valid")
     async with serving(quoting) as server, open_transport(server.url, key=f"my-own-format-{KEY[::-1]}") as transport:
         failed = await failure_of(transport)
-        assert str(failed) == "the key [removed] and [removed] is not valid"
+        assert str(failed) == "the key [redacted] and [redacted] is not valid"
     async with serving(breaks_off) as server, open_transport(server.url) as transport:
         broken = await failure_of(transport)
     for error in (failed, broken):
@@ -336,7 +336,7 @@ async def test_a_key_of_eight_characters_is_removed_where_it_is_quoted() -> None
         serving(fails(401, "auth", "8letters is wrong")) as server,
         open_transport(server.url, key="8letters") as transport,
     ):
-        assert str(await failure_of(transport)) == "[removed] is wrong"
+        assert str(await failure_of(transport)) == "[redacted] is wrong"
 
 
 async def test_a_short_word_is_not_treated_as_a_key() -> None:

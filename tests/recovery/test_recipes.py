@@ -419,7 +419,7 @@ async def test_keys_in_the_output_of_a_step_are_redacted() -> None:
 
     host = Host(restart_worker=leaks)
     await host.runner.attempt(S.ProviderFailure)
-    assert host.incident("provider_failure").results[0].detail == "used [removed]"
+    assert host.incident("provider_failure").results[0].detail == "used [redacted]"
 
 
 async def test_a_dry_run_describes_the_attempt_and_does_nothing() -> None:

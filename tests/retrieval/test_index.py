@@ -1,4 +1,4 @@
-"""Finding units by words, by meaning and by their links, and being told why."""
+"""Finding units by words, by meaning and by their links, with reasons."""
 
 import subprocess
 import sys
@@ -10,13 +10,7 @@ from tests.support.retrieval_units import OFFICE
 from holdfast.errors import UserError
 from holdfast.retrieval.bm25 import extract_terms
 from holdfast.retrieval.encoders import wordllama
-from holdfast.retrieval.encoders.registry import (
-    ENCODERS,
-    NO_MODEL,
-    EncoderName,
-    create_semantic_stage,
-    find_missing_packages,
-)
+from holdfast.retrieval.encoders.registry import NO_MODEL, create_semantic_stage
 from holdfast.retrieval.index import FLOOR_LEXICAL, SearchIndex, SearchResult, StageWeights
 from holdfast.retrieval.units import PASSAGE_WORDS, PASSAGES_MAX, SearchUnit, list_passages, split_name
 
@@ -25,7 +19,7 @@ def ids(answer: SearchResult) -> list[str]:
     return [one.id for one in answer.hits]
 
 
-def test_words_are_found_in_whatever_form_they_stand() -> None:
+def test_words_are_found_in_any_grammatical_form() -> None:
     assert ids(SearchIndex(OFFICE).search("filling forms"))[0] == "forms"
     assert extract_terms("Please, could you be FILLING the forms?") == ["fill", "form"]
 
@@ -45,7 +39,7 @@ def test_a_name_is_found_by_its_meaning_however_long_the_description_is() -> Non
     assert fits["named"] == 1 > fits["unnamed"]
 
 
-def test_case_and_punctuation_change_no_meaning() -> None:
+def test_case_and_punctuation_do_not_change_the_meaning() -> None:
     index = SearchIndex(OFFICE, meaning=create_semantic_stage())
     assert index.search("Will it RAIN -- tomorrow?!", floor=0) == index.search("will it rain tomorrow", floor=0)
 
@@ -56,7 +50,7 @@ def test_a_query_without_a_common_word_finds_by_meaning_only() -> None:
     assert ids(SearchIndex(OFFICE, meaning=create_semantic_stage()).search(query))[:1] == ["weather"]
 
 
-def test_long_content_is_found_by_one_of_its_passages() -> None:
+def test_long_content_is_found_by_one_of_its_chunks() -> None:
     filler = " ".join(["ledger"] * PASSAGE_WORDS)
     nap = " ".join(["The cat sleeps on the sofa."] * (PASSAGE_WORDS // 6))
     long = SearchUnit("long", "handbook", "Rules of the house", content=f"{filler} {nap} {filler}")
@@ -66,7 +60,7 @@ def test_long_content_is_found_by_one_of_its_passages() -> None:
     assert len(list_passages(SearchUnit("much", content=much))) == PASSAGES_MAX
 
 
-def test_a_unit_says_which_words_matched_and_what_each_stage_added() -> None:
+def test_a_hit_lists_the_matched_words_and_the_share_of_each_stage() -> None:
     found = SearchIndex(OFFICE, meaning=create_semantic_stage()).search("fill in the fields of a form").hits[0]
     assert found.id == "forms"
     assert found.matched_terms == ("fill", "field", "form")
@@ -75,14 +69,14 @@ def test_a_unit_says_which_words_matched_and_what_each_stage_added() -> None:
     assert found.links == ("mergePages",)
 
 
-def test_a_reference_pulls_in_the_unit_that_it_names() -> None:
+def test_a_reference_adds_the_unit_that_it_names() -> None:
     by_id = {one.id: one for one in SearchIndex(OFFICE).search("fill in a form", floor=0).hits}
     assert by_id["merge"].stages[-1].stage == "graph"
     assert by_id["merge"].stages[-1].score == 1
     assert by_id["weather"].score == 0
 
 
-def test_a_bare_word_is_no_reference() -> None:
+def test_a_bare_word_is_not_a_reference() -> None:
     plain = msgspec.structs.replace(OFFICE[0], content="Read mergePages first.")
     assert SearchIndex([plain, *OFFICE[1:]]).search("fill in a form", floor=0).hits[0].links == ()
 
@@ -103,7 +97,7 @@ def test_a_unit_is_not_its_own_neighbour() -> None:
     assert (found.links, found.stages[-1].score) == ((), 0)
 
 
-def test_what_many_share_binds_each_less() -> None:
+def test_a_trigger_shared_by_many_units_counts_less() -> None:
     def reached(count: int) -> float:
         sharing = [
             SearchUnit(f"unit-{one}", triggers=("ship it",), content="rare" * (one == 0)) for one in range(count)
@@ -115,7 +109,7 @@ def test_what_many_share_binds_each_less() -> None:
     assert 0 < reached(20) < reached(3) < 1
 
 
-def test_triggers_that_say_the_same_are_shared_however_they_are_spelled() -> None:
+def test_triggers_are_compared_by_their_words() -> None:
     one, other = (
         SearchUnit("one", "alpha", triggers=("Ship the release!",)),
         SearchUnit("two", "beta", triggers=("release shipping",)),
@@ -123,7 +117,7 @@ def test_triggers_that_say_the_same_are_shared_however_they_are_spelled() -> Non
     assert SearchIndex([one, other]).search("alpha", floor=0).hits[1].stages[-1].score == 1
 
 
-def test_below_the_floor_nothing_is_returned_as_filler() -> None:
+def test_units_below_the_floor_are_not_returned() -> None:
     index = SearchIndex(OFFICE, meaning=create_semantic_stage())
     answer = index.search("quantum chromodynamics of mesons")
     assert answer.hits == ()
@@ -132,7 +126,7 @@ def test_below_the_floor_nothing_is_returned_as_filler() -> None:
     assert len(index.search("quantum chromodynamics of mesons", floor=0).hits) == len(OFFICE)
 
 
-def test_what_is_dropped_leaves_its_place_to_others() -> None:
+def test_dropped_units_make_room_for_others() -> None:
     answer = SearchIndex(OFFICE).search("fill the fields, tell users", limit=2, floor=FLOOR_LEXICAL)
     assert ids(answer) == ["forms", "release"]
 
@@ -146,31 +140,21 @@ def test_a_blank_query_finds_nothing() -> None:
     assert SearchIndex(OFFICE, meaning=create_semantic_stage()).search("  ").hits == ()
 
 
-def test_without_vectors_the_answer_says_so() -> None:
+def test_without_vectors_the_result_says_so() -> None:
     answer = SearchIndex(OFFICE).search("forms")
     assert answer.embedding_model_version == NO_MODEL
     assert answer.weights.semantic == 0
     assert [share.stage for share in answer.hits[0].stages] == ["lexical", "graph"]
 
 
-@pytest.mark.parametrize(
-    ("encoder", "named"),
-    [
-        ("wordllama", ["wordllama"]),
-        ("paired", ["wordllama", "use-multilingual"]),
-        ("minilm", ["minilm"]),
-        ("joined", ["minilm", "wordllama", "use-multilingual", "granite"]),
-    ],
-)
-def test_the_answer_names_the_model_and_its_version(encoder: EncoderName, named: list[str]) -> None:
-    index = SearchIndex(OFFICE, meaning=create_semantic_stage(encoder))
-    version = index.search("forms").embedding_model_version.lower()
-    assert [name for name in ("minilm", "wordllama", "use-multilingual", "granite") if name in version] == named
+def test_the_answer_names_the_model_and_its_version() -> None:
+    index = SearchIndex(OFFICE, meaning=create_semantic_stage())
+    assert index.search("forms").embedding_model_version == "wordllama-l2_supercat_256@64b47a2d"
     assert ids(index.search("will it rain tomorrow"))[0] == "weather"
     assert index.digest != SearchIndex(OFFICE).digest
 
 
-def test_weights_must_be_shares_of_one() -> None:
+def test_weights_must_add_up_to_one() -> None:
     with pytest.raises(UserError, match=r"must sum to 1, not to 0\.900"):
         StageWeights(0.3, 0.5, 0.1)
     with pytest.raises(UserError, match="numbers from 0 to 1"):
@@ -189,8 +173,8 @@ def test_weights_decide_which_stage_wins() -> None:
     assert ids(index.search("heavy storm", floor=0, weights=StageWeights(0, 1, 0)))[0] == "sense"
 
 
-def test_an_unknown_encoder_names_those_there_are() -> None:
-    with pytest.raises(UserError, match="unknown encoder 'glove'; use one of wordllama, paired, minilm, joined"):
+def test_unknown_encoder_error_lists_the_alternatives() -> None:
+    with pytest.raises(UserError, match="unknown encoder 'glove'; use wordllama, none, the folder of an ONNX model,"):
         create_semantic_stage("glove")
 
 
@@ -214,16 +198,11 @@ def test_a_missing_extra_is_named_and_the_rest_works_without_it() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [
         "a",
-        "UserError ranking by wordllama needs wordllama, numpy, tokenizers: pip install 'holdfast-context[semantic]', "
+        "UserError ranking by wordllama needs wordllama, tokenizers, numpy: pip install 'holdfast-context[semantic]', "
         "or rank lexically",
     ]
 
 
-def test_nothing_is_missing_where_the_tests_run() -> None:
-    assert [find_missing_packages(encoder) for encoder in ENCODERS] == [(), (), (), ()]
-
-
-@pytest.mark.timeout(240)
 def test_every_process_and_every_number_of_threads_gives_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
         "import sys, msgspec\n"
@@ -232,10 +211,8 @@ def test_every_process_and_every_number_of_threads_gives_the_same_bytes(monkeypa
         "from holdfast.retrieval.encoders.registry import create_semantic_stage\n"
         "from holdfast.retrieval.units import SearchUnit\n"
         "many = [SearchUnit(str(n), f'unit {n}', f'{n * 7919 % 1000} pages of forms') for n in range(300)]\n"
-        "by_words = SearchIndex([*OFFICE, *many], meaning=create_semantic_stage('wordllama'))\n"
-        "by_both = SearchIndex([*OFFICE, *many[:12]], meaning=create_semantic_stage('paired'))\n"
-        "asked = [(index, query) for index in (by_words, by_both) for query in ('fill forms', 'will it rain soon')]\n"
-        "answers = [index.search(query, floor=0, limit=300) for index, query in asked]\n"
+        "index = SearchIndex([*OFFICE, *many], meaning=create_semantic_stage())\n"
+        "answers = [index.search(query, floor=0, limit=300) for query in ('fill forms', 'will it rain soon')]\n"
         "sys.stdout.buffer.write(msgspec.json.encode(answers))\n"
     )
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
@@ -249,7 +226,7 @@ def test_every_process_and_every_number_of_threads_gives_the_same_bytes(monkeypa
 
 
 @pytest.mark.parametrize("text", ["", "\ud800", "\x00", "𝔘𝔫𝔦", "a" * 100_000, "漢字 かな", "`" * 500, "[[" * 500])
-def test_any_text_can_be_kept_and_asked_for(text: str) -> None:
+def test_any_text_can_be_indexed_and_queried(text: str) -> None:
     index = SearchIndex(OFFICE, meaning=create_semantic_stage())
     index.add([SearchUnit(text, text, text, (text,), text)])
     assert text in index

@@ -4,15 +4,12 @@ import zlib
 from collections.abc import Sequence
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from holdfast.retrieval.bm25 import split_words
 from holdfast.retrieval.encoders import wordllama
-from holdfast.retrieval.encoders.combined import CombinedStage, find_package_file
 from holdfast.retrieval.units import SearchUnit
 from holdfast.retrieval.vectors import (
     NAME_SHARE,
@@ -49,14 +46,10 @@ def test_the_vector_of_a_text_is_the_sum_of_those_of_its_words(one: str, other: 
     assert (both[0] == both[1] + both[2]).all()
 
 
-@pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(find_package_file("wordllama", wordllama.TOKENS)))
-
-
 @given(text=texts)
-def test_words_have_the_tokens_that_they_have_in_their_text(tokenizer: Tokenizer, text: str) -> None:
+def test_words_have_the_tokens_that_they_have_in_their_text(text: str) -> None:
     encoder = wordllama.load_wordllama_encoder()
+    tokenizer = encoder._tokenizer
     said = " ".join(split_words(text)).encode(errors="replace").decode()
     tokens = tokenizer.encode(said, add_special_tokens=False).tokens if said else []
     alone = [tokenizer.encode(word, add_special_tokens=False).tokens for word in said.split()]
@@ -77,25 +70,6 @@ class Drawn:
     def encode(self, texts: Sequence[str]) -> NDArray[np.float64]:
         self.asked += texts
         return np.stack([drawn(self.seed + zlib.crc32(text.encode()), 1, self.dimensions)[0] for text in texts])
-
-
-def near(stage: VectorStage | CombinedStage, unit: SearchUnit, query: str) -> float:
-    stage.add(0, unit)
-    told = stage.compute_similarities(query, slots=1) if isinstance(stage, VectorStage) else stage.match(query, slots=1)
-    return float(told[0])
-
-
-@given(st.integers(0, 2**32), st.floats(0, 1))
-def test_side_by_side_a_unit_is_as_near_as_the_weighted_mean_of_what_each_says(seed: int, share: float) -> None:
-    unit = SearchUnit("a", "rain", "wind and weather", content="page after page")
-    parts = [(share, Drawn(seed), encode_by_words), (1 - share, Drawn(seed + 1), encode_by_sentences)]
-    apart = [part * near(VectorStage(encoder, reading), unit, "storm") for part, encoder, reading in parts]
-    stages = [(part, VectorStage(encoder, reading)) for part, encoder, reading in parts]
-    both = CombinedStage(stages, floor=0.1, words_share=0.5)
-    assert np.isclose(near(both, unit, "storm"), sum(apart))
-    assert both.model_version == f"drawn-{seed}+drawn-{seed + 1}"
-    both.remove(0)
-    assert both.match("storm", slots=1) == [0.0]
 
 
 @given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.booleans())
@@ -121,11 +95,11 @@ def test_what_was_read_is_not_read_again(seed: int, texts: list[str]) -> None:
 
 
 def test_many_passages_make_the_matrix_grow_and_what_was_removed_is_never_near() -> None:
-    stage = VectorStage(wordllama.load_wordllama_encoder(), encode_by_words)
+    stage = VectorStage(wordllama.load_wordllama_encoder(), encode_by_words, floor=0.1)
     for slot in range(100):
         stage.add(slot, SearchUnit(str(slot), "rain and wind", f"page {slot}"))
     for slot in range(99):
         stage.remove(slot)
-    near = stage.compute_similarities("rain and wind", slots=100).tolist()
+    near = stage.match("rain and wind", slots=100)
     assert near[:99] == [0.0] * 99
     assert near[99] > 0.99

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 CHECK = runpy.run_path(str(ROOT / "scripts" / "check_wheel.py"))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REQUIREMENT = re.compile(
-    r"\b([\w-]+)\[((?:server|codings|semantic|minilm|postgres|otel|mcp|instructions|prices|testing)[\w,]*)\]"
+    r"\b([\w-]+)\[((?:server|codings|semantic|onnx|postgres|otel|mcp|instructions|prices|testing)[\w,]*)\]"
 )
 
 

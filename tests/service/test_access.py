@@ -1,6 +1,7 @@
 """Which roles may use which route: generated from the route table, so a new route is covered at once."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -13,7 +14,7 @@ from holdfast.service.auth.keys import check_allowed
 from holdfast.service.http.errors import ApiError
 from holdfast.service.http.routes import AccessRule, Route
 from holdfast.service.route_table import ROUTES
-from holdfast.stores.memory import MemoryStore
+from holdfast.stores.event_log import DatabaseEventLog
 
 ROLES = ("no key", "read", "gateway", "agent", "admin", "revoked", "expired", "unknown")
 
@@ -69,13 +70,19 @@ class Roles:
         }
 
 
-@pytest.fixture(scope="module")
-def roles(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roles]:
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DatabaseEventLog]:
+    with open_store_of_kind(request.param, tmp_path) as store:
+        yield store
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def roles(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Roles]:
     """With instructions: routes that are switched off respond 404 to everyone."""
     clock, folder = ManualClock(), tmp_path_factory.mktemp("served")
-    with open_store_of_kind("sqlite", folder) as store:
+    with open_store_of_kind(request.param, folder) as store:
         library = library_of(store, clock, folder / "root")
-        with serve_store_in_process(MemoryStore(), clock=clock, library=library) as client:
+        with serve_store_in_process(store, clock=clock, library=library) as client:
             yield Roles(client, clock)
 
 
@@ -121,27 +128,29 @@ def test_every_route_has_a_rule_and_only_harmless_routes_are_open() -> None:
         {"authorization": "Bearer hf_0000000000000000_" + "0" * 64},
     ],
 )
-def test_malformed_key_is_refused_even_while_no_key_is_required(headers: dict[str, str]) -> None:
-    with serve_store(MemoryStore()) as client:
+def test_malformed_key_is_refused_even_while_no_key_is_required(
+    store: DatabaseEventLog, headers: dict[str, str]
+) -> None:
+    with serve_store(store) as client:
         assert client.request("GET", "/api/cache").status == 200
         assert client.request("GET", "/api/cache", headers=headers).code == "invalid_key"
 
 
-def test_local_caller_without_a_key_is_admin_until_the_first_key_exists() -> None:
-    with serve_store(MemoryStore()) as client:
+def test_local_caller_without_a_key_is_admin_until_the_first_key_exists(store: DatabaseEventLog) -> None:
+    with serve_store(store) as client:
         assert client.request("PUT", "/api/cache/settings", {"ttl": "5m"}).status == 200
         key = client.key("read")
         assert client.request("GET", "/api/cache/settings").code == "key_required"
         assert client.get("/api/cache/settings", key=key)["ttl"] == "5m"
 
 
-def test_keys_can_be_required_before_any_exists() -> None:
-    with serve_store(MemoryStore(), require_keys=True) as client:
+def test_keys_can_be_required_before_any_exists(store: DatabaseEventLog) -> None:
+    with serve_store(store, require_keys=True) as client:
         assert client.request("GET", "/api/cache").code == "key_required"
 
 
-def test_revoking_a_key_takes_effect_at_once_and_does_not_restore_keyless_access() -> None:
-    with serve_store(MemoryStore()) as client:
+def test_revoking_a_key_takes_effect_at_once_and_does_not_restore_keyless_access(store: DatabaseEventLog) -> None:
+    with serve_store(store) as client:
         key = client.key("admin")
         assert client.request("GET", "/api/cache", key=key).status == 200
         client.service.records.revoke_key(key.split("_")[1], at=5.0)
@@ -149,16 +158,16 @@ def test_revoking_a_key_takes_effect_at_once_and_does_not_restore_keyless_access
         assert client.request("GET", "/api/cache").code == "key_required"
 
 
-def test_route_that_always_needs_a_key_has_no_keyless_admin() -> None:
+def test_route_that_always_needs_a_key_has_no_keyless_admin(store: DatabaseEventLog) -> None:
     listing = next(route for route in ROUTES if route.path == "/api/cache")
-    with serve_store(MemoryStore(), routes=(msgspec.structs.replace(listing, keyless=False),)) as client:
+    with serve_store(store, routes=(msgspec.structs.replace(listing, keyless=False),)) as client:
         assert client.request("GET", "/api/cache").code == "key_required"
 
 
-def test_agent_key_opens_only_its_own_paths() -> None:
+def test_agent_key_opens_only_its_own_paths(store: DatabaseEventLog) -> None:
     listing = next(route for route in ROUTES if route.path == "/api/cache/{discussion_id}")
     own = msgspec.structs.replace(listing, path="/v1/agents/{agent_id}/{discussion_id}", rule="agent", keyless=False)
-    with serve_store(MemoryStore(), routes=(own,)) as client:
+    with serve_store(store, routes=(own,)) as client:
         key, reading = client.key("agent:a1"), client.key("read")
         assert client.request("GET", "/v1/agents/a1/x", key=key).status == 400
         assert client.request("GET", "/v1/agents/a2/x", key=key).code == "not_allowed"

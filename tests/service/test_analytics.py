@@ -93,10 +93,10 @@ async def test_simulated_sessions_are_excluded_from_analytics_and_report(analyti
 
 
 async def test_costs_are_listed_by_model_most_expensive_first(analytics: Analytics) -> None:
-    answer = analytics.client.get("/analytics/cost")
-    assert answer["current_pricing_version"] == pricing_version()
-    assert answer["window"] == {"start": "2026-09-15T15:13:20Z", "end": "2026-09-22T15:13:20Z"}
-    rows = answer["data"]
+    response = analytics.client.get("/analytics/cost")
+    assert response["current_pricing_version"] == pricing_version()
+    assert response["window"] == {"start": "2026-09-15T15:13:20Z", "end": "2026-09-22T15:13:20Z"}
+    rows = response["data"]
     assert {row["model"] for row in rows} == {SONNET, GPT}
     assert [row["cost_usd"] for row in rows] == sorted((row["cost_usd"] for row in rows), reverse=True)
     gpt = next(row for row in rows if row["model"] == GPT)
@@ -250,9 +250,9 @@ async def test_regret_is_cost_above_the_optimum(analytics: Analytics) -> None:
 
 
 async def test_sessions_are_listed_most_expensive_or_newest_first(analytics: Analytics) -> None:
-    answer = analytics.client.get("/analytics/sessions")
-    assert answer["window"] == {"start": None, "end": None}
-    rows = answer["data"]
+    response = analytics.client.get("/analytics/sessions")
+    assert response["window"] == {"start": None, "end": None}
+    rows = response["data"]
     assert [row["cost_usd"] for row in rows] == sorted((row["cost_usd"] for row in rows), reverse=True)
     newest = analytics.rows("/analytics/sessions?order=recency&limit=1")
     assert [(row["id"], row["name"], row["active_model"], row["turn_count"]) for row in newest] == [

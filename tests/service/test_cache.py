@@ -31,7 +31,7 @@ KEYS_OF_THE_SEED = {
 }
 
 
-class Play:
+class CacheService:
     """A service and sessions that share a store and a clock."""
 
     def __init__(self, client: Client, store: MemoryStore, clock: ManualClock) -> None:
@@ -54,68 +54,68 @@ class Play:
 
 
 @pytest.fixture
-def play() -> Iterator[Play]:
+def cache_service() -> Iterator[CacheService]:
     store, clock = MemoryStore(), ManualClock(START)
     with serve_store(store, clock=clock) as client:
-        yield Play(client, store, clock)
+        yield CacheService(client, store, clock)
 
 
-async def test_cache_expiry_slides_with_each_use_and_ends(play: Play) -> None:
-    play.client.request("PUT", "/api/cache/settings", {"ttl": "5m"})
-    async with play.session() as session:
+async def test_cache_expiry_slides_with_each_use_and_ends(cache_service: CacheService) -> None:
+    cache_service.client.request("PUT", "/api/cache/settings", {"ttl": "5m"})
+    async with cache_service.session() as session:
         await session.send("One.")
-        first = play.client.get(f"/api/cache/{session.id}")
+        first = cache_service.client.get(f"/api/cache/{session.id}")
         assert first.keys() >= KEYS_OF_THE_SEED
         assert (first["provider"], first["name"], first["ttl"]) == ("anthropic", "auth", "5m")
         assert (first["cached"], first["hit_count"], first["calls"]) == (True, 0, 1)
         assert (first["cached_at"], first["expires_at"]) == ("2026-09-21T14:13:20Z", "2026-09-21T14:18:20Z")
-        play.clock.advance(200)
+        cache_service.clock.advance(200)
         await session.send("Two.")
-        second = play.client.get(f"/api/cache/{session.id}")
+        second = cache_service.client.get(f"/api/cache/{session.id}")
         assert (second["cached_at"], second["expires_at"]) == ("2026-09-21T14:13:20Z", "2026-09-21T14:21:40Z")
         assert second["hit_count"] == 1
         assert second["tokens_cached"] > first["tokens_cached"] > 4_000
-        play.clock.advance(299)
-        assert play.client.get(f"/api/cache/{session.id}")["cached"]
-        play.clock.advance(1)
-        lapsed = play.client.get(f"/api/cache/{session.id}")
-        assert (lapsed["cached"], lapsed["tokens_cached"]) == (False, 0)
+        cache_service.clock.advance(299)
+        assert cache_service.client.get(f"/api/cache/{session.id}")["cached"]
+        cache_service.clock.advance(1)
+        expired = cache_service.client.get(f"/api/cache/{session.id}")
+        assert (expired["cached"], expired["tokens_cached"]) == (False, 0)
         await session.send("Three.")
-        again = play.client.get(f"/api/cache/{session.id}")
+        again = cache_service.client.get(f"/api/cache/{session.id}")
         assert (again["cached"], again["cached_at"]) == (True, "2026-09-21T14:21:40Z")
 
 
-async def test_no_expiry_is_reported_where_the_provider_decides(play: Play) -> None:
-    async with play.session("openai:gpt-5.4") as session:
+async def test_no_expiry_is_reported_where_the_provider_decides(cache_service: CacheService) -> None:
+    async with cache_service.session("openai:gpt-5.4") as session:
         await session.send("One.")
-        cache = play.client.get(f"/api/cache/{session.id}")
+        cache = cache_service.client.get(f"/api/cache/{session.id}")
     assert (cache["provider"], cache["cached"], cache["expires_at"]) == ("openai", True, None)
-    (stats,) = play.client.get("/api/cache")["providers"]
+    (stats,) = cache_service.client.get("/api/cache")["providers"]
     assert stats["ttl_seconds"] is None
 
 
-async def test_explicit_cache_is_reported_with_its_own_expiry(play: Play) -> None:
-    async with play.session("gemini:gemini-3.8-flash") as session:
+async def test_explicit_cache_is_reported_with_its_own_expiry(cache_service: CacheService) -> None:
+    async with cache_service.session("gemini:gemini-3.8-flash") as session:
         for _ in range(3):
             await session.send("Again.")
-            play.clock.advance(600)
-        cache = play.client.get(f"/api/cache/{session.id}")
+            cache_service.clock.advance(600)
+        cache = cache_service.client.get(f"/api/cache/{session.id}")
         assert cache["cached"]
         assert cache["expires_at"] == "2026-09-21T15:33:20Z"
-        changed = play.client.request("POST", f"/api/cache/{session.id}/invalidate").json
+        changed = cache_service.client.request("POST", f"/api/cache/{session.id}/invalidate").json
         assert changed["changed"] == ["prefix_nonce", "explicit_cache"]
     # A session that is closed deletes its cache.
-    assert not play.client.get(f"/api/cache/{session.id}")["cached"]
+    assert not cache_service.client.get(f"/api/cache/{session.id}")["cached"]
 
 
-async def test_sessions_are_listed_newest_first_with_totals_by_provider(play: Play) -> None:
-    play.client.request("PUT", "/api/cache/settings", {"ttl": "5m"})
-    async with play.session(name="one") as one, play.session("openai:gpt-5.4", name="two") as two:
+async def test_sessions_are_listed_newest_first_with_totals_by_provider(cache_service: CacheService) -> None:
+    cache_service.client.request("PUT", "/api/cache/settings", {"ttl": "5m"})
+    async with cache_service.session(name="one") as one, cache_service.session("openai:gpt-5.4", name="two") as two:
         await one.send("One.")
         await one.send("Two.")
-        play.clock.advance(100)
+        cache_service.clock.advance(100)
         await two.send("One.")
-        listed = play.client.get("/api/cache")
+        listed = cache_service.client.get("/api/cache")
         assert [row["discussion_id"] for row in listed["discussions"]] == [two.id, one.id]
         anthropic, openai = listed["providers"]
         sent, read = one.usage.tokens_sent, one.usage.cache_read
@@ -123,24 +123,24 @@ async def test_sessions_are_listed_newest_first_with_totals_by_provider(play: Pl
         assert anthropic["hit_share"] == read / sent > 0.4
         assert anthropic["ttl_seconds"] == 200
         assert (openai["provider"], openai["tokens_cached"]) == ("openai", 0)
-        assert len(play.client.get("/api/cache?limit=1")["discussions"]) == 1
+        assert len(cache_service.client.get("/api/cache?limit=1")["discussions"]) == 1
 
 
-async def test_disable_and_enable_apply_to_one_session_from_its_next_call(play: Play) -> None:
-    async with play.session() as session, play.session() as other:
+async def test_disable_and_enable_apply_to_one_session_from_its_next_call(cache_service: CacheService) -> None:
+    async with cache_service.session() as session, cache_service.session() as other:
         await session.send("One.")
         await other.send("One.")
-        response = play.client.request("POST", f"/api/cache/{session.id}/disable")
+        response = cache_service.client.request("POST", f"/api/cache/{session.id}/disable")
         assert (response.status, response.json["caching_enabled"]) == (200, False)
-        assert play.client.get(f"/api/cache/{other.id}")["caching_enabled"]
+        assert cache_service.client.get(f"/api/cache/{other.id}")["caching_enabled"]
         await session.send("Two.")
-        assert b"cache_control" not in play.provider.requests[-1].body
-        assert not play.client.get(f"/api/cache/{session.id}")["cached"]
+        assert b"cache_control" not in cache_service.provider.requests[-1].body
+        assert not cache_service.client.get(f"/api/cache/{session.id}")["cached"]
         await other.send("Two.")
-        assert b"cache_control" in play.provider.requests[-1].body
-        assert play.client.request("POST", f"/api/cache/{session.id}/enable", {}).json["caching_enabled"]
+        assert b"cache_control" in cache_service.provider.requests[-1].body
+        assert cache_service.client.request("POST", f"/api/cache/{session.id}/enable", {}).json["caching_enabled"]
         await session.send("Three.")
-        assert b"cache_control" in play.provider.requests[-1].body
+        assert b"cache_control" in cache_service.provider.requests[-1].body
 
 
 @pytest.mark.parametrize(
@@ -153,27 +153,27 @@ async def test_disable_and_enable_apply_to_one_session_from_its_next_call(play: 
     ],
 )
 async def test_invalidate_reports_what_it_changes_and_the_next_call_applies_it(
-    play: Play, model: str, changed: list[str]
+    cache_service: CacheService, model: str, changed: list[str]
 ) -> None:
-    async with play.session(model) as session:
+    async with cache_service.session(model) as session:
         await session.send("One.")
-        play.clock.advance(60)
-        response = play.client.request("POST", f"/api/cache/{session.id}/invalidate").json
+        cache_service.clock.advance(60)
+        response = cache_service.client.request("POST", f"/api/cache/{session.id}/invalidate").json
         assert (response["changed"], response["generation"]) == (changed, 1)
         assert response["invalidated_at"] == "2026-09-21T14:14:20Z"
         assert response["effect"]
         await session.send("Two.")
-        cache = play.client.get(f"/api/cache/{session.id}")
+        cache = cache_service.client.get(f"/api/cache/{session.id}")
         assert cache["last_invalidated_at"] == "2026-09-21T14:14:20Z"
-        before, after = (request.body for request in play.provider.requests if request.model)
+        before, after = (request.body for request in cache_service.provider.requests if request.model)
         assert (b"[cache generation 1" in after) == ("prefix_nonce" in changed)
         assert (f'"{session.id}.1"'.encode() in after) == ("cache_key" in changed)
         assert b"cache generation" not in before
-        assert play.client.request("POST", f"/api/cache/{session.id}/invalidate").json["generation"] == 2
+        assert cache_service.client.request("POST", f"/api/cache/{session.id}/invalidate").json["generation"] == 2
 
 
-async def test_settings_are_stored_and_apply_to_all_sessions(play: Play) -> None:
-    first = play.client.get("/api/cache/settings")
+async def test_settings_are_stored_and_apply_to_all_sessions(cache_service: CacheService) -> None:
+    first = cache_service.client.get("/api/cache/settings")
     assert first == {
         "providers": {},
         "ttl": "auto",
@@ -181,47 +181,47 @@ async def test_settings_are_stored_and_apply_to_all_sessions(play: Play) -> None
         "allow_gemini_over_an_hour": False,
     }
     wanted = {**first, "providers": {"anthropic": False}, "gemini_ttl_seconds": 7200, "allow_gemini_over_an_hour": True}
-    assert play.client.request("PUT", "/api/cache/settings", wanted).json == wanted
-    assert play.client.get("/api/cache/settings") == wanted
-    async with play.session() as session:
+    assert cache_service.client.request("PUT", "/api/cache/settings", wanted).json == wanted
+    assert cache_service.client.get("/api/cache/settings") == wanted
+    async with cache_service.session() as session:
         await session.send("One.")
-        assert not play.client.get(f"/api/cache/{session.id}")["caching_enabled"]
-    assert b"cache_control" not in play.provider.requests[-1].body
-    assert play.client.request("PUT", "/api/cache/settings", {"ttl": "1h"}).json == {**first, "ttl": "1h"}
+        assert not cache_service.client.get(f"/api/cache/{session.id}")["caching_enabled"]
+    assert b"cache_control" not in cache_service.provider.requests[-1].body
+    assert cache_service.client.request("PUT", "/api/cache/settings", {"ttl": "1h"}).json == {**first, "ttl": "1h"}
 
 
-async def test_controls_of_a_child_session_apply_to_its_parent_too(play: Play) -> None:
+async def test_controls_of_a_child_session_apply_to_its_parent_too(cache_service: CacheService) -> None:
     script = '{"content": [{"type": "tool_use", "name": "delegate", "input": {"task": "Look."}}]}\n{"content": "Ok."}'
     async with Session.create(
         model="anthropic:claude-sonnet-5-5",
         system_prompt=LONG,
         delegate=True,
-        store=play.store,
-        transport=SimulatedProvider(clock=play.clock, script=parse_script(script)),
-        clock=play.clock,
+        store=cache_service.store,
+        transport=SimulatedProvider(clock=cache_service.clock, script=parse_script(script)),
+        clock=cache_service.clock,
         new_id=CountingIds(),
     ) as session:
         await session.send("One.")
-    child = next(row.id for row in play.store.sessions() if row.parent_session_id == session.id)
-    assert not play.client.request("POST", f"/api/cache/{child}/disable").json["caching_enabled"]
-    listed = play.client.get("/api/cache")["discussions"]
+    child = next(row.id for row in cache_service.store.sessions() if row.parent_session_id == session.id)
+    assert not cache_service.client.request("POST", f"/api/cache/{child}/disable").json["caching_enabled"]
+    listed = cache_service.client.get("/api/cache")["discussions"]
     enabled = {row["discussion_id"]: row["caching_enabled"] for row in listed}
     assert (enabled[child], enabled[session.id]) == (False, False)
 
 
 def test_invalidated_cache_is_not_listed_even_before_the_next_call() -> None:
-    kept = CacheState("s", "anthropic:claude-sonnet-5-5", tokens_cached=9, cached_at=1.0, expires_at=99.0)
-    given_up = event("e1", CacheControlsApplied(reason="the cache was invalidated"))
-    assert kept.is_cached(5.0)
-    assert not fold_cache_state(kept, [given_up], shipped_models()).is_cached(5.0)
-    assert fold_cache_state(kept, [event("e1", CacheControlsApplied(ttl="1h"))], shipped_models()).is_cached(5.0)
+    cached = CacheState("s", "anthropic:claude-sonnet-5-5", tokens_cached=9, cached_at=1.0, expires_at=99.0)
+    invalidated = event("e1", CacheControlsApplied(reason="the cache was invalidated"))
+    assert cached.is_cached(5.0)
+    assert not fold_cache_state(cached, [invalidated], shipped_models()).is_cached(5.0)
+    assert fold_cache_state(cached, [event("e1", CacheControlsApplied(ttl="1h"))], shipped_models()).is_cached(5.0)
 
 
 async def test_model_removed_from_the_catalog_is_still_reported() -> None:
     store, clock = MemoryStore(), ManualClock(START)
     models = {name: row for name, row in shipped_models().items() if not name.startswith("anthropic:")}
     with serve_store(store, clock=clock, models=models) as client:
-        async with Play(client, store, clock).session() as session:
+        async with CacheService(client, store, clock).session() as session:
             await session.send("One.")
         cache = client.get(f"/api/cache/{session.id}")
         assert (cache["model"], cache["cached"]) == ("anthropic:claude-sonnet-5-5", False)

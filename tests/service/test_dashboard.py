@@ -109,13 +109,13 @@ def test_key_is_stored_in_an_http_only_same_site_cookie() -> None:
         assert signed.json == {"scope": "admin", "signed_in": True, "sample": "off"}
         set_cookie = signed.headers["set-cookie"]
         assert set_cookie == f"holdfast_key={key}; Path=/; HttpOnly; SameSite=Strict"
-        kept = {"cookie": cookie_of(set_cookie)}
-        assert client.get("/api/visitor", headers=kept)["scope"] == "admin"
-        assert client.request("PUT", "/api/cache/settings", {"ttl": "5m"}, headers=kept).status == 200
+        cookie_headers = {"cookie": cookie_of(set_cookie)}
+        assert client.get("/api/visitor", headers=cookie_headers)["scope"] == "admin"
+        assert client.request("PUT", "/api/cache/settings", {"ttl": "5m"}, headers=cookie_headers).status == 200
         assert client.request("GET", "/api/cache").code == "key_required"
-        elsewhere = {**kept, "origin": "http://evil.example"}
-        assert client.request("PUT", "/api/cache/settings", {}, headers=elsewhere).code == "cross_origin"
-        left = client.request("POST", "/api/sign_out", headers=kept)
+        foreign_headers = {**cookie_headers, "origin": "http://evil.example"}
+        assert client.request("PUT", "/api/cache/settings", {}, headers=foreign_headers).code == "cross_origin"
+        left = client.request("POST", "/api/sign_out", headers=cookie_headers)
         assert (cookie_of(left.headers["set-cookie"]), "Max-Age=0" in left.headers["set-cookie"]) == (
             "holdfast_key=",
             True,

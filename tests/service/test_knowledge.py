@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.event_examples import event
+from tests.support.instruction_service import open_store_of_kind
 from tests.support.knowledge_folders import DECISION, FACT, RULE, knowledge_folder, store_session
 from tests.support.scripted_sessions import new_session, scripted_provider, tool_use
 from tests.support.served_service import Client, serve_store
@@ -13,7 +14,7 @@ from tests.support.served_service import Client, serve_store
 from holdfast.clock import ManualClock, new_ulid
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.knowledge.folder import DIGEST_FILE
-from holdfast.stores.memory import MemoryStore
+from holdfast.stores.event_log import DatabaseEventLog
 
 AN_ID = "0123456789ab"
 
@@ -25,13 +26,14 @@ def workspace(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[DatabaseEventLog]:
+    with open_store_of_kind(request.param, tmp_path) as store:
+        yield store
 
 
 @pytest.fixture
-def client(workspace: Path, store: MemoryStore) -> Iterator[Client]:
+def client(workspace: Path, store: DatabaseEventLog) -> Iterator[Client]:
     with serve_store(store, clock=ManualClock()) as served:
         served.service.workspace = workspace
         yield served
@@ -42,14 +44,14 @@ def listed(client: Client, query: str = "") -> dict[str, str]:
     return {item["text"]: item["id"] for item in client.get(f"/api/knowledge{query}")["items"]}
 
 
-async def harvested(client: Client, store: MemoryStore, workspace: Path) -> dict[str, str]:
+async def harvested(client: Client, store: DatabaseEventLog, workspace: Path) -> dict[str, str]:
     await store_session(store, workspace, f"{FACT} {RULE}")
     assert client.request("POST", "/api/knowledge/harvest", {"apply": True}).status == 200
     return listed(client)
 
 
 async def test_harvest_is_only_previewed_unless_apply_is_requested(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     session_id = await store_session(store, workspace, f"{FACT} {RULE}")
     for body in (None, {}, {"apply": False}):
@@ -66,7 +68,7 @@ async def test_harvest_is_only_previewed_unless_apply_is_requested(
 
 
 async def test_simulated_sessions_are_harvested_only_by_a_simulated_service(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     await store_session(store, workspace, FACT, simulated=True)
     assert client.request("POST", "/api/knowledge/harvest", {}).json["sessions"] == []
@@ -75,7 +77,7 @@ async def test_simulated_sessions_are_harvested_only_by_a_simulated_service(
     assert harvest["session_id"] == store.sessions()[0].id
 
 
-async def test_items_are_listed_by_category_and_page(client: Client, store: MemoryStore, workspace: Path) -> None:
+async def test_items_are_listed_by_category_and_page(client: Client, store: DatabaseEventLog, workspace: Path) -> None:
     ids = await harvested(client, store, workspace)
     assert {FACT, RULE, DECISION} <= ids.keys()
     assert listed(client, "?category=facts").keys() == {FACT}
@@ -89,7 +91,7 @@ async def test_items_are_listed_by_category_and_page(client: Client, store: Memo
     assert client.request("GET", "/api/knowledge?category=gossip").code == "invalid_category"
 
 
-async def test_item_lists_its_sources(client: Client, store: MemoryStore, workspace: Path) -> None:
+async def test_item_lists_its_sources(client: Client, store: DatabaseEventLog, workspace: Path) -> None:
     ids = await harvested(client, store, workspace)
     (row,) = store.sessions()
     item = client.get(f"/api/knowledge/items/{ids[FACT]}")
@@ -99,7 +101,7 @@ async def test_item_lists_its_sources(client: Client, store: MemoryStore, worksp
 
 
 async def test_changed_item_keeps_its_id_and_is_in_the_digest_at_once(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     ids = await harvested(client, store, workspace)
     item = client.request("PUT", f"/api/knowledge/items/{ids[FACT]}", {"text": "It is\n port 6000 <b>now</b>."}).json
@@ -111,7 +113,7 @@ async def test_changed_item_keeps_its_id_and_is_in_the_digest_at_once(
     assert RULE not in client.get("/api/knowledge/digest")["text"]
 
 
-async def test_task_is_marked_as_done_and_approved(client: Client, store: MemoryStore, workspace: Path) -> None:
+async def test_task_is_marked_as_done_and_approved(client: Client, store: DatabaseEventLog, workspace: Path) -> None:
     await harvested(client, store, workspace)
     (workspace / ".holdfast" / "knowledge" / "tasks.md").write_text("- [ ] Write the release notes.\n")
     task = listed(client)["Write the release notes."]
@@ -132,7 +134,7 @@ async def test_task_is_marked_as_done_and_approved(client: Client, store: Memory
     ],
 )
 async def test_text_that_must_not_be_stored_is_refused(
-    client: Client, store: MemoryStore, workspace: Path, body: dict[str, str], status: int, code: str
+    client: Client, store: DatabaseEventLog, workspace: Path, body: dict[str, str], status: int, code: str
 ) -> None:
     ids = await harvested(client, store, workspace)
     before = (workspace / ".holdfast" / "knowledge" / "facts.md").read_bytes()
@@ -142,7 +144,7 @@ async def test_text_that_must_not_be_stored_is_refused(
     assert (workspace / ".holdfast" / "knowledge" / "facts.md").read_bytes() == before
 
 
-async def test_removed_item_does_not_come_back(client: Client, store: MemoryStore, workspace: Path) -> None:
+async def test_removed_item_does_not_come_back(client: Client, store: DatabaseEventLog, workspace: Path) -> None:
     ids = await harvested(client, store, workspace)
     assert client.request("DELETE", f"/api/knowledge/items/{ids[FACT]}").json == {"removed": ids[FACT]}
     assert client.request("GET", f"/api/knowledge/items/{ids[FACT]}").code == "item_not_found"
@@ -153,7 +155,7 @@ async def test_removed_item_does_not_come_back(client: Client, store: MemoryStor
 
 
 async def test_running_session_has_a_digest_pending_and_a_new_session_has_not(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     before = await store_session(store, workspace, FACT)
     client.request("POST", "/api/knowledge/harvest", {"apply": True})
@@ -165,7 +167,7 @@ async def test_running_session_has_a_digest_pending_and_a_new_session_has_not(
 
 
 async def test_page_edited_by_a_user_has_a_digest_pending_until_it_is_rebuilt(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     await harvested(client, store, workspace)
     assert client.get("/api/knowledge/digest")["pending"] == ""
@@ -183,13 +185,13 @@ def test_folder_without_knowledge_has_no_items(client: Client) -> None:
     assert client.request("PUT", f"/api/knowledge/items/{AN_ID}", {"done": True}).code == "item_not_found"
 
 
-def test_service_outside_of_a_project_reports_it(store: MemoryStore) -> None:
+def test_service_outside_of_a_project_reports_it(store: DatabaseEventLog) -> None:
     with serve_store(store) as client:
         assert client.request("GET", "/api/knowledge").code == "no_workspace"
 
 
 async def test_nothing_is_changed_while_another_run_holds_the_lock(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     await store_session(store, workspace, FACT)
     folder = knowledge_folder(workspace)
@@ -200,7 +202,7 @@ async def test_nothing_is_changed_while_another_run_holds_the_lock(
 
 
 async def test_adoption_cost_is_the_rewrite_from_the_digest_on(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     await harvested(client, store, workspace)
     session_id = await store_session(store, workspace, "Hello.", knowledge=True)
@@ -212,13 +214,13 @@ async def test_adoption_cost_is_the_rewrite_from_the_digest_on(
     assert (waiting["session_id"], waiting["pending_items"], pending["digest_change"]) == (session_id, 1, None)
     layers = client.get(f"/api/sessions/{session_id}/calls")["calls"][-1]["layers"]
     names = [layer["layer"] for layer in layers]
-    behind = layers[names.index("knowledge") :]
-    assert waiting["tokens"] == sum(one["tokens"] for one in behind) > 0
+    from_knowledge_on = layers[names.index("knowledge") :]
+    assert waiting["tokens"] == sum(one["tokens"] for one in from_knowledge_on) > 0
     assert 0 < waiting["extra_usd"] < 1
 
 
 async def test_running_session_is_asked_to_adopt_the_newer_digest(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     await harvested(client, store, workspace)
     reads = [tool_use("look")]
@@ -244,7 +246,9 @@ async def test_running_session_is_asked_to_adopt_the_newer_digest(
     assert len({body.partition(b'"tools":')[2].partition(b"# Knowledge")[0] for body in bodies}) == 1
 
 
-def test_adoption_is_refused_for_sessions_that_are_unknown_or_cannot_adopt(client: Client, store: MemoryStore) -> None:
+def test_adoption_is_refused_for_sessions_that_are_unknown_or_cannot_adopt(
+    client: Client, store: DatabaseEventLog
+) -> None:
     assert client.request("POST", "/api/knowledge/pending/none-such/adopt").code == "session_not_found"
     store.append([event("e1", SessionStarted("anthropic:claude-sonnet-5-5"), session="wrapped")]).result(10)
     assert client.request("POST", "/api/knowledge/pending/wrapped/adopt").code == "not_controllable"
@@ -252,7 +256,7 @@ def test_adoption_is_refused_for_sessions_that_are_unknown_or_cannot_adopt(clien
 
 
 async def test_pending_digest_is_previewed_before_it_is_adopted(
-    client: Client, store: MemoryStore, workspace: Path
+    client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     await harvested(client, store, workspace)
     page = workspace / ".holdfast" / "knowledge" / "facts.md"

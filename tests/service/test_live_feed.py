@@ -45,13 +45,13 @@ async def frames(response: aiohttp.ClientResponse, count: int) -> list[Frame]:
     return found
 
 
-async def heard(listening: AsyncIterator[FeedItem], count: int) -> list[FeedItem]:
+async def receive(feed_items: AsyncIterator[FeedItem], count: int) -> list[FeedItem]:
     async with asyncio.timeout(SECONDS_MAX):
-        return [await anext(listening) for _ in range(count)]
+        return [await anext(feed_items) for _ in range(count)]
 
 
-def places(some: Sequence[FeedItem]) -> list[int]:
-    return [one.position for one in some if isinstance(one, PositionedEvent)]
+def positions_of(items: Sequence[FeedItem]) -> list[int]:
+    return [item.position for item in items if isinstance(item, PositionedEvent)]
 
 
 async def test_every_listener_receives_every_event_in_order(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ async def test_every_listener_receives_every_event_in_order(tmp_path: Path) -> N
             assert one.headers["content-type"].startswith("text/event-stream")
             for response in (one, two):
                 assert await response.content.readuntil(b"\n\n") == b": listening\n\n"
-            await asyncio.to_thread(_until_listening, client.service.hub, 2)
+            await asyncio.to_thread(_wait_until_listening, client.service.hub, 2)
             # Written by another store, as another process would.
             async with Session.create(
                 model="anthropic:claude-sonnet-5-5", system_prompt=LONG, store=elsewhere, transport=SimulatedProvider()
@@ -86,7 +86,7 @@ async def test_every_listener_receives_every_event_in_order(tmp_path: Path) -> N
     assert all("quick brown fox" not in json.dumps(frame.data) for frame in first)
 
 
-def _until_listening(hub: EventHub, count: int) -> None:
+def _wait_until_listening(hub: EventHub, count: int) -> None:
     """Return once so many listeners wait."""
     while hub.listener_count < count or hub._task is None:
         pass
@@ -184,11 +184,11 @@ async def test_slow_listener_delays_no_other_and_misses_nothing_within_the_limit
     hub = EventHub(feed, ManualClock(), poll_seconds=0.0, ring_events_max=10, lag_positions_max=500)
     slow, fast = hub.listen(0), hub.listen(0)
     feed.newest = 1
-    assert places(await heard(slow, 1)) == [1]
+    assert positions_of(await receive(slow, 1)) == [1]
     feed.newest = 300
-    assert places(await heard(fast, 300)) == list(range(1, 301))
+    assert positions_of(await receive(fast, 300)) == list(range(1, 301))
     # The ring buffer has dropped most of them; the store has not.
-    assert places(await heard(slow, 299)) == list(range(2, 301))
+    assert positions_of(await receive(slow, 299)) == list(range(2, 301))
     assert len(hub._ring) <= 10
     await hub.close()
 
@@ -198,16 +198,16 @@ async def test_listener_that_lags_too_far_is_sent_the_count_of_dropped_events() 
     hub = EventHub(feed, ManualClock(), poll_seconds=0.0, ring_events_max=10, lag_positions_max=50)
     slow, fast = hub.listen(0), hub.listen(0)
     feed.newest = 20
-    assert places(await heard(slow, 1)) == [1]
-    assert places(await heard(fast, 20)) == list(range(1, 21))
+    assert positions_of(await receive(slow, 1)) == [1]
+    assert positions_of(await receive(fast, 20)) == list(range(1, 21))
     for newest in (60, 110):
         feed.newest = newest
-        assert places(await heard(fast, newest - 20 if newest == 60 else 50))[-1] == newest
-    rest = await heard(slow, 25)
+        assert positions_of(await receive(fast, newest - 20 if newest == 60 else 50))[-1] == newest
+    rest = await receive(slow, 25)
     dropped = next(one for one in rest if isinstance(one, SkippedEvents))
-    behind = rest[rest.index(dropped) + 1]
-    assert isinstance(behind, PositionedEvent)
-    assert (dropped.until, behind.position) == (behind.position - 1, dropped.until + 1)
+    next_item = rest[rest.index(dropped) + 1]
+    assert isinstance(next_item, PositionedEvent)
+    assert (dropped.until, next_item.position) == (next_item.position - 1, dropped.until + 1)
     assert dropped.until - dropped.after > 0
     await hub.close()
 
@@ -230,23 +230,23 @@ async def test_feed_waits_for_a_position_that_may_still_be_filled() -> None:
     clock = ManualClock()
     feed = SteadyFeed()
     hub = EventHub(feed, clock, poll_seconds=0.0)
-    listening = hub.listen(0)
-    waiting = asyncio.ensure_future(heard(listening, 3))
-    await looked(feed, 2)
+    feed_items = hub.listen(0)
+    waiting = asyncio.ensure_future(receive(feed_items, 3))
+    await wait_for_polls(feed, 2)
     feed.missing, feed.newest = {2}, 3
-    await looked(feed, 4)
+    await wait_for_polls(feed, 4)
     feed.missing = set()
-    assert places(await waiting) == [1, 2, 3]
+    assert positions_of(await waiting) == [1, 2, 3]
     feed.missing, feed.newest = {4}, 5
-    waiting = asyncio.ensure_future(heard(listening, 1))
-    await looked(feed, 4)
+    waiting = asyncio.ensure_future(receive(feed_items, 1))
+    await wait_for_polls(feed, 4)
     assert not waiting.done()
     clock.advance(MISSING_POSITION_SECONDS_MAX)
-    assert places(await waiting) == [5]
+    assert positions_of(await waiting) == [5]
     await hub.close()
 
 
-async def looked(feed: SteadyFeed, times: int) -> None:
+async def wait_for_polls(feed: SteadyFeed, times: int) -> None:
     """Return once the store was polled so many more times."""
     until = feed.looks + times
     async with asyncio.timeout(SECONDS_MAX):
@@ -257,12 +257,12 @@ async def looked(feed: SteadyFeed, times: int) -> None:
 async def test_store_is_not_polled_without_listeners() -> None:
     feed = SteadyFeed(5)
     hub = EventHub(feed, ManualClock(), poll_seconds=0.0)
-    listening = hub.listen(0)
-    await heard(listening, 5)
+    feed_items = hub.listen(0)
+    await receive(feed_items, 5)
     assert hub._task is not None
-    await listening.aclose()
+    await feed_items.aclose()
     assert hub._task is None
-    assert places(await heard(hub.listen(3), 2)) == [4, 5]
+    assert positions_of(await receive(hub.listen(3), 2)) == [4, 5]
     await hub.close()
 
 
@@ -277,11 +277,11 @@ async def test_listener_that_disconnects_is_removed() -> None:
         ):
             await frames(response, 3)
             assert hub.listener_count == 1
-        await asyncio.to_thread(_until_forgotten, hub)
+        await asyncio.to_thread(_wait_until_removed, hub)
         assert hub.listener_count == 0
 
 
-def _until_forgotten(hub: EventHub) -> None:
+def _wait_until_removed(hub: EventHub) -> None:
     while hub.listener_count:
         pass
 
@@ -293,7 +293,7 @@ async def test_deleted_events_are_skipped() -> None:
     store.delete("s")
     hub = EventHub(store.records, ManualClock())
     assert [
-        one.event.id for one in await heard(hub.listen(0), 2) if isinstance(one, PositionedEvent) and one.event
+        one.event.id for one in await receive(hub.listen(0), 2) if isinstance(one, PositionedEvent) and one.event
     ] == [
         "a-000001",
         "a-000002",
@@ -304,23 +304,23 @@ async def test_deleted_events_are_skipped() -> None:
 async def test_newest_position_is_sent_once_when_all_events_are_deleted() -> None:
     feed = SteadyFeed(300, missing=range(1, 301))
     hub = EventHub(feed, ManualClock(), poll_seconds=0.0)
-    listening = hub.listen(0)
-    assert await heard(listening, 1) == [PositionedEvent(300, None)]
+    feed_items = hub.listen(0)
+    assert await receive(feed_items, 1) == [PositionedEvent(300, None)]
     feed.newest = 301
-    assert places(await heard(listening, 1)) == [301]
+    assert positions_of(await receive(feed_items, 1)) == [301]
     await hub.close()
 
 
 async def test_events_written_by_two_servers_at_once_are_all_received(postgres: str) -> None:
     with PostgresStore(postgres) as one, PostgresStore(postgres) as two:
         hub = EventHub(one.records, ManualClock(), poll_seconds=0.0)
-        listening = hub.listen(0)
-        waiting = asyncio.ensure_future(heard(listening, 400))
+        feed_items = hub.listen(0)
+        waiting = asyncio.ensure_future(receive(feed_items, 400))
         for number in range(200):
             one.append([message_event(number, "a")])
             two.append([message_event(number, "b")])
         found = [placed.event for placed in await waiting if isinstance(placed, PositionedEvent) and placed.event]
         await hub.close()
     for session in ("a", "b"):
-        heard_of = [event for event in found if event.session_id == session]
-        assert heard_of == [message_event(number, session) for number in range(200)]
+        received = [event for event in found if event.session_id == session]
+        assert received == [message_event(number, session) for number in range(200)]

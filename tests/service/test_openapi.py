@@ -74,7 +74,7 @@ def test_path_parameters_are_not_required_again_in_the_body() -> None:
 
 
 @pytest.mark.timeout(SECONDS_MAX + 20)
-@pytest.mark.parametrize("signed_in", [False, True], ids=["nobody", "an admin"])
+@pytest.mark.parametrize("signed_in", [False, True], ids=["no key", "admin"])
 async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path, signed_in: bool) -> None:
     store, clock = MemoryStore(), ManualClock()
     async with Session.create(
@@ -94,12 +94,12 @@ async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path, sign
         *("--exclude-path", "/api/cache/stream", "--exclude-checks", "positive_data_acceptance"),
     ]
     with (
-        open_store_of_kind("sqlite", tmp_path) as kept,
+        open_store_of_kind("sqlite", tmp_path) as instruction_store,
         # Disabled routes respond 404 to any request, valid or not.
-        serve_store(store, library=library_of(kept, clock, tmp_path / "root", encoder=None)) as client,
+        serve_store(store, library=library_of(instruction_store, clock, tmp_path / "root", encoder=None)) as client,
     ):
         key = ["--header", f"Authorization: Bearer {client.key('admin')}"] if signed_in else []
-        ended = subprocess.run(  # noqa: ASYNC221 - the service has a thread of its own
+        result = subprocess.run(  # noqa: ASYNC221 - the service has a thread of its own
             [*words, *key, f"{client.url}/openapi.json"],
             capture_output=True,
             text=True,
@@ -107,5 +107,5 @@ async def test_a_bounded_run_of_schemathesis_finds_no_fault(tmp_path: Path, sign
             check=False,
             cwd=tmp_path,
         )
-    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
-    assert f"Tested: {len(ROUTES) - 1}" in ended.stdout
+    assert result.returncode == 0, result.stdout[-4000:] + result.stderr[-2000:]
+    assert f"Tested: {len(ROUTES) - 1}" in result.stdout

@@ -33,7 +33,7 @@ def client() -> Iterator[Client]:
 
 def session_named(client: Client, words: str) -> str:
     discussions = client.get("/api/cache")["discussions"]
-    return str(next(one["discussion_id"] for one in discussions if words in one["name"]))
+    return str(next(discussion["discussion_id"] for discussion in discussions if words in discussion["name"]))
 
 
 def calls_of(client: Client, words: str, query: str = "") -> Any:
@@ -52,8 +52,8 @@ def test_every_call_lists_its_prompt_layers_and_cache_reads(client: Client) -> N
         sent = call["read_tokens"] + call["written_tokens"] + call["uncached_tokens"]
         assert sum(layer["tokens"] for layer in call["layers"]) == sent
         assert [layer["layer"] for layer in call["layers"]] == ["tools", "preset", "skills", "metadata", "history"]
-        assert [mark["tokens"] for mark in call["breakpoints"]] == sorted(
-            mark["tokens"] for mark in call["breakpoints"]
+        assert [breakpoint["tokens"] for breakpoint in call["breakpoints"]] == sorted(
+            breakpoint["tokens"] for breakpoint in call["breakpoints"]
         )
         assert call["breakpoints"][-1]["tokens"] == sent
     assert [call["verdict"] for call in calls["calls"]] == ["first_use", *["held"] * 8]
@@ -79,8 +79,8 @@ def test_model_switch_is_listed_between_the_calls(client: Client) -> None:
 def test_call_shows_its_plan_verdict_and_certificate(client: Client) -> None:
     call = client.get(f"/api/sessions/{session_named(client, 'time is before')}/calls/7")
     assert call["call"]["number"] == 7
-    assert [mark["layer"] for mark in call["breakpoints"]] == ["tools", "skills", "history"]
-    assert all(mark["reason"] for mark in call["breakpoints"])
+    assert [breakpoint["layer"] for breakpoint in call["breakpoints"]] == ["tools", "skills", "history"]
+    assert all(breakpoint["reason"] for breakpoint in call["breakpoints"])
     verdict = call["verdict"]
     assert (verdict["kind"], verdict["component"], verdict["bytes_verdict"]) == (
         "prefix_changed",
@@ -199,8 +199,8 @@ def test_cache_view_shows_the_last_verdict_and_the_coverage(client: Client) -> N
 
 def test_sample_plays_good_practice_and_anti_patterns_to_the_end(client: Client) -> None:
     discussions = client.get("/api/cache")["discussions"]
-    assert [one["name"] for one in discussions] == [habit.name for habit in load_sample().sessions]
-    assert all(one["cached"] for one in discussions)
+    assert [discussion["name"] for discussion in discussions] == [habit.name for habit in load_sample().sessions]
+    assert all(discussion["cached"] for discussion in discussions)
     causes = {row["cause"] for row in client.get("/analytics/breaks")["data"]}
     assert causes >= {"prefix_changed", "ttl_expired", "planned"}
     assert {row["turn_count"] for row in client.get("/analytics/sessions")["data"]} == {len(load_sample().questions)}

@@ -3,14 +3,15 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+import socket
+import subprocess
+import sys
+import time
 
 import msgspec
 import pytest
-from aiohttp import web
 from tests.support.event_examples import event
+from tests.support.otlp_collector import Collector, run_collector
 from tests.support.simulated_gemini import LONG
 
 from holdfast.clock import CountingIds, ManualClock
@@ -18,7 +19,7 @@ from holdfast.errors import ProviderError, UserError
 from holdfast.events.payloads.calls import LlmCallFailed, LlmCallStarted
 from holdfast.runtime.session import Session
 from holdfast.service.live.hub import EventHub
-from holdfast.service.telemetry.exporter import TelemetryExporter, check_collector_url, parse_otlp_headers
+from holdfast.service.telemetry.exporter import LAST_SECONDS_MAX, TelemetryExporter, check_collector_url
 from holdfast.service.telemetry.spans import OPEN_MAX, SpanBuilder
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import parse_script
@@ -41,66 +42,14 @@ def read(path: str) -> str:
     return f"The text of {path}."
 
 
-class Collector:
-    """Records what is posted to it and responds with a given status."""
-
-    def __init__(self, status: int = 200) -> None:
-        self.status = status
-        self.bodies: list[tuple[str, dict[str, Any]]] = []
-        self.headers: list[dict[str, str]] = []
-
-    async def take(self, request: web.Request) -> web.Response:
-        self.headers.append(dict(request.headers))
-        self.bodies.append((request.path, json.loads(await request.read())))
-        return web.json_response({}, status=self.status)
-
-    @property
-    def spans(self) -> list[dict[str, Any]]:
-        found = []
-        for path, body in self.bodies:
-            if path == "/v1/traces":
-                (resource,) = body["resourceSpans"]
-                (scope,) = resource["scopeSpans"]
-                found += scope["spans"]
-        return found
-
-    def sums(self) -> dict[str, int]:
-        """The sum of each counter."""
-        found: dict[str, int] = {}
-        for path, body in self.bodies:
-            if path == "/v1/metrics":
-                for metric in body["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]:
-                    assert metric["sum"]["aggregationTemporality"] == 1
-                    for point in metric["sum"]["dataPoints"]:
-                        found[metric["name"]] = found.get(metric["name"], 0) + int(point["asInt"])
-        return found
-
-
-def attributes(span: dict[str, Any]) -> dict[str, Any]:
-    return {attribute["key"]: next(iter(attribute["value"].values())) for attribute in span["attributes"]}
-
-
-@asynccontextmanager
-async def collecting(collector: Collector) -> AsyncIterator[str]:
-    app = web.Application()
-    app.router.add_post("/{tail:.*}", collector.take)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    try:
-        yield f"http://{host}:{port}"
-    finally:
-        await runner.cleanup()
-
-
-async def exported(collector: Collector, *, content: bool = False, script: str = SCRIPT) -> tuple[Session, EventHub]:
+async def export_session(
+    collector: Collector, *, content: bool = False, script: str = SCRIPT
+) -> tuple[Session, EventHub]:
     """A session of two turns, exported to a collector from its first event to its last."""
     store, clock = MemoryStore(), ManualClock(1_790_000_000.0)
     hub = EventHub(store.records, clock, poll_seconds=0.0)
-    async with collecting(collector) as url:
-        exporter = TelemetryExporter(hub, f"{url}/", headers={"x-tenant": "t1"}, content=content, pause_seconds=0.0)
+    async with run_collector(collector) as url:
+        exporter = TelemetryExporter(hub, f"{url}/", content=content, interval_seconds=0.05)
         running = asyncio.ensure_future(exporter.run())
         while hub._task is None:  # noqa: ASYNC110 - the store is looked at in another thread
             await asyncio.sleep(0)
@@ -131,10 +80,10 @@ async def exported(collector: Collector, *, content: bool = False, script: str =
 
 async def test_spans_have_full_totals_and_both_attribute_names_of_cache_writes() -> None:
     collector = Collector()
-    session, _ = await exported(collector)
+    session, _ = await export_session(collector)
     calls = [span for span in collector.spans if span["name"] == "chat claude-sonnet-5-5"]
     assert len(calls) == 3
-    spans = [attributes(span) for span in calls]
+    spans = [span["attributes"] for span in calls]
     names = "gen_ai.usage.cache_creation.input_tokens", "gen_ai.usage.cache_write.input_tokens"
     for one in spans:
         assert one["gen_ai.operation.name"] == "chat"
@@ -145,13 +94,13 @@ async def test_spans_have_full_totals_and_both_attribute_names_of_cache_writes()
         assert int(one["gen_ai.usage.input_tokens"]) >= cached > 4_000
     assert sum(int(one["gen_ai.usage.input_tokens"]) for one in spans) == session.usage.tokens_sent
     assert sum(int(one["gen_ai.usage.cache_read.input_tokens"]) for one in spans) == session.usage.cache_read
-    assert all(span["kind"] == 3 and span["status"] == {} for span in calls)
+    assert all(span["kind"] == "SPAN_KIND_CLIENT" and span["status"] == {} for span in calls)
     assert calls[0]["startTimeUnixNano"] == "1790000000000000000"
 
 
 async def test_counters_add_up_to_the_usage_of_the_session() -> None:
     collector = Collector()
-    session, _ = await exported(collector)
+    session, _ = await export_session(collector)
     sums, prefix = collector.sums(), "gen_ai.client.inference.usage."
     assert sums == {
         f"{prefix}input_tokens": session.usage.tokens_sent,
@@ -164,7 +113,7 @@ async def test_counters_add_up_to_the_usage_of_the_session() -> None:
 
 async def test_call_and_tool_spans_are_children_of_their_turn() -> None:
     collector = Collector()
-    await exported(collector)
+    await export_session(collector)
     turns = {span["spanId"]: span for span in collector.spans if span["name"] == "invoke_agent"}
     below = [span for span in collector.spans if span["name"] != "invoke_agent"]
     assert len(turns) == 2
@@ -173,20 +122,21 @@ async def test_call_and_tool_spans_are_children_of_their_turn() -> None:
     assert {len(span["traceId"]) for span in below} == {32}
     assert len({span["spanId"] for span in collector.spans}) == len(collector.spans)
     (tool,) = (span for span in collector.spans if span["name"] == "execute_tool read")
-    assert attributes(tool)["gen_ai.tool.name"] == "read"
+    assert tool["attributes"]["gen_ai.tool.name"] == "read"
 
 
 async def test_no_conversation_text_is_exported_by_default() -> None:
     collector = Collector()
-    await exported(collector)
-    everything = json.dumps(collector.bodies)
+    await export_session(collector)
+    everything = f"{collector.traces}{collector.metrics}"
+    assert "invoke_agent" in everything
     assert not any(word in everything for word in ("canary", "quick brown", "The text of", "Seen."))
 
 
 async def test_requested_conversation_text_is_exported_without_credentials() -> None:
     collector = Collector()
-    await exported(collector, content=True)
-    spans = [attributes(span) for span in collector.spans if span["name"].startswith("chat")]
+    await export_session(collector, content=True)
+    spans = [span["attributes"] for span in collector.spans if span["name"].startswith("chat")]
     first = spans[0]
     assert json.loads(first["gen_ai.input.messages"])[-1] == {
         "role": "user",
@@ -207,8 +157,12 @@ async def test_failed_calls_and_tools_have_error_status() -> None:
             '{"fault": "400"}',
         ]
     )
-    await exported(collector, script=script)
-    failed = {span["name"]: attributes(span)["error.type"] for span in collector.spans if span["status"] == {"code": 2}}
+    await export_session(collector, script=script)
+    failed = {
+        span["name"]: span["attributes"]["error.type"]
+        for span in collector.spans
+        if span["status"] == {"code": "STATUS_CODE_ERROR"}
+    }
     assert failed == {
         "execute_tool read": "execution_error",
         "chat claude-sonnet-5-5": "invalid_request",
@@ -233,16 +187,17 @@ async def test_refusing_collector_affects_no_session_and_is_logged_once(
 ) -> None:
     collector = Collector(status=503)
     with caplog.at_level(logging.WARNING):
-        session, _ = await exported(collector)
+        session, _ = await export_session(collector)
     assert session.turn_count == 2
     complaints = [record.message for record in caplog.records if "collector" in record.message]
-    assert complaints == ["the telemetry collector does not accept data: status 503"]
+    assert len(complaints) == 1
+    assert complaints[0].startswith("the telemetry collector does not accept data: Transient error Service Unavailable")
 
 
 async def test_unreachable_collector_affects_no_session(caplog: pytest.LogCaptureFixture) -> None:
     store = MemoryStore()
     hub = EventHub(store.records, ManualClock(), poll_seconds=0.0)
-    exporter = TelemetryExporter(hub, "http://user:canary@127.0.0.1:9", pause_seconds=0.0)
+    exporter = TelemetryExporter(hub, "http://user:canary@127.0.0.1:9", interval_seconds=0.05)
     running = asyncio.ensure_future(exporter.run())
     while hub._task is None:  # noqa: ASYNC110 - the store is looked at in another thread
         await asyncio.sleep(0)
@@ -255,19 +210,58 @@ async def test_unreachable_collector_affects_no_session(caplog: pytest.LogCaptur
             await asyncio.sleep(0.01)
     await hub.close()
     await running
-    assert "ClientConnectorError" in caplog.text
+    assert "the telemetry collector does not accept data: Transient error" in caplog.text
     assert "canary" not in caplog.text
 
 
-async def test_headers_from_the_environment_are_sent() -> None:
+async def test_the_environment_gives_headers_and_compression(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer a=b,x-tenant=t1")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
     collector = Collector()
-    await exported(collector)
-    assert {headers["x-tenant"] for headers in collector.headers} == {"t1"}
-    assert parse_otlp_headers("authorization=Bearer a=b, x-b = c ,,nothing") == {
-        "authorization": "Bearer a=b",
-        "x-b": "c",
-    }
-    assert parse_otlp_headers("") == {}
+    await export_session(collector)
+    assert {(headers["x-tenant"], headers["authorization"]) for headers in collector.headers} == {("t1", "Bearer a=b")}
+    assert {headers["content-encoding"] for headers in collector.headers} == {"gzip"}
+    assert collector.resources[0]["service.name"] == "holdfast"
+
+
+async def test_a_collector_that_never_answers_is_not_waited_for() -> None:
+    server = socket.create_server(("127.0.0.1", 0))  # Connections are made, and nobody accepts them.
+    port = server.getsockname()[1]
+    store = MemoryStore()
+    hub = EventHub(store.records, ManualClock(), poll_seconds=0.0)
+    running = asyncio.ensure_future(TelemetryExporter(hub, f"http://127.0.0.1:{port}", interval_seconds=0.05).run())
+    while hub._task is None:  # noqa: ASYNC110 - the store is looked at in another thread
+        await asyncio.sleep(0)
+    started = time.monotonic()
+    async with Session.create(
+        model="anthropic:claude-sonnet-5-5", system_prompt=LONG, store=store, transport=SimulatedProvider()
+    ) as session:
+        await session.send("One.")
+    sent = time.monotonic() - started
+    await asyncio.sleep(0.2)
+    await hub.close()
+    started = time.monotonic()
+    await running
+    assert time.monotonic() - started < LAST_SECONDS_MAX + 2
+    assert sent < LAST_SECONDS_MAX
+    server.close()
+
+
+def test_a_service_without_telemetry_imports_no_opentelemetry() -> None:
+    code = (
+        "import sys, holdfast.service.server, holdfast.cli.serve.command, holdfast.service.route_table\n"
+        "print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "[]"
+
+
+def test_without_the_extra_it_says_what_to_install() -> None:
+    code = "import sys; sys.modules['opentelemetry.sdk'] = None\nfrom holdfast.cli.main import main; main()"
+    words = [sys.executable, "-c", code, "serve", "--simulate", "--port", "0", "--otlp", "http://127.0.0.1:4318"]
+    ran = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr == "holdfast: --otlp needs extra packages: pip install 'holdfast-context[otel]'\n"
 
 
 @pytest.mark.parametrize("url", ["", "127.0.0.1:4318", "ftp://x", "http://", "http://x?y=1", "http://[x"])

@@ -26,15 +26,15 @@ from holdfast.clock import ManualClock
 from holdfast.simulator.provider import SimulatedProvider
 
 
-def part_with_breakpoint(**fields: object) -> Wire:
+def request_with_breakpoint(**fields: object) -> Wire:
     return request(user(text("Hello.", CACHE_CONTROL)), system=LONG, **fields)
 
 
 def test_the_second_call_reads_what_the_first_one_wrote() -> None:
     provider = simulator()
-    tokens = count_tokens(provider, part_with_breakpoint())
-    assert buckets(usage(provider, part_with_breakpoint())) == (0, 0, tokens, 0)
-    assert buckets(usage(provider, part_with_breakpoint())) == (0, tokens, 0, 0)
+    tokens = count_tokens(provider, request_with_breakpoint())
+    assert buckets(usage(provider, request_with_breakpoint())) == (0, 0, tokens, 0)
+    assert buckets(usage(provider, request_with_breakpoint())) == (0, tokens, 0, 0)
 
 
 def test_counted_tokens_equal_the_sum_of_usage_and_counting_leaves_the_cache_unchanged() -> None:
@@ -48,17 +48,17 @@ def test_counted_tokens_equal_the_sum_of_usage_and_counting_leaves_the_cache_unc
 
 def test_every_block_counts_the_tokens_of_its_bytes_without_the_breakpoint() -> None:
     provider = simulator()
-    assert count_tokens(provider, part_with_breakpoint()) == count_tokens(
+    assert count_tokens(provider, request_with_breakpoint()) == count_tokens(
         provider, request(user("Hello."), system=LONG)
     )
 
 
 @pytest.mark.parametrize(("above_tokens", "cached"), [(0, True), (1, False)])
 def test_a_prompt_below_the_floor_of_its_model_is_not_cached(above_tokens: int, cached: bool) -> None:
-    tokens = count_tokens(simulator(), part_with_breakpoint())
+    tokens = count_tokens(simulator(), request_with_breakpoint())
     provider = simulator(models=models_with(tokens_min=tokens + above_tokens))
-    assert buckets(usage(provider, part_with_breakpoint())) == ((0, 0, tokens, 0) if cached else (tokens, 0, 0, 0))
-    assert buckets(usage(provider, part_with_breakpoint())) == ((0, tokens, 0, 0) if cached else (tokens, 0, 0, 0))
+    assert buckets(usage(provider, request_with_breakpoint())) == ((0, 0, tokens, 0) if cached else (tokens, 0, 0, 0))
+    assert buckets(usage(provider, request_with_breakpoint())) == ((0, tokens, 0, 0) if cached else (tokens, 0, 0, 0))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_an_entry_expires_after_its_ttl(cache_control: dict[str, str], lives: fl
 def test_every_read_restarts_the_ttl() -> None:
     provider = simulator()
     for _ in range(4):
-        reported = usage(provider, part_with_breakpoint())
+        reported = usage(provider, request_with_breakpoint())
         provider.advance(299)
     assert reported["cache_read_input_tokens"] > 0
 
@@ -100,58 +100,58 @@ def test_mixed_ttls_are_billed_for_their_own_sections() -> None:
 
 def test_a_cache_write_is_invisible_until_its_response_begins() -> None:
     provider = simulator()
-    raw = msgspec.json.encode(part_with_breakpoint())
+    raw = msgspec.json.encode(request_with_breakpoint())
     first, second = (provider.handle("POST", "/v1/messages", headers={"x-api-key": "key"}, body=raw) for _ in range(2))
     assert provider.cache == ()
     for answer in (first, second):
         assert msgspec.json.decode(answer.read_body())["usage"]["cache_read_input_tokens"] == 0
-    assert usage(provider, part_with_breakpoint())["cache_read_input_tokens"] > 0
+    assert usage(provider, request_with_breakpoint())["cache_read_input_tokens"] > 0
 
 
 def test_the_first_event_of_a_stream_makes_its_writes_readable() -> None:
     provider = simulator()
-    raw = msgspec.json.encode(part_with_breakpoint(stream=True))
+    raw = msgspec.json.encode(request_with_breakpoint(stream=True))
     answer = provider.handle("POST", "/v1/messages", headers={"x-api-key": "key"}, body=raw)
-    assert usage(provider, part_with_breakpoint())["cache_read_input_tokens"] == 0
+    assert usage(provider, request_with_breakpoint())["cache_read_input_tokens"] == 0
     provider = simulator()
     answer = provider.handle("POST", "/v1/messages", headers={"x-api-key": "key"}, body=raw)
     first = next(iter(answer.chunks))
     assert isinstance(first, bytes)
     assert first.startswith(b"event: message_start\n")
-    assert usage(provider, part_with_breakpoint())["cache_read_input_tokens"] > 0
+    assert usage(provider, request_with_breakpoint())["cache_read_input_tokens"] > 0
 
 
 def test_keys_do_not_share_a_cache() -> None:
     provider = simulator()
-    usage(provider, part_with_breakpoint(), key="mine")
-    assert usage(provider, part_with_breakpoint(), key="yours")["cache_read_input_tokens"] == 0
-    assert usage(provider, part_with_breakpoint(), key="mine")["cache_read_input_tokens"] > 0
+    usage(provider, request_with_breakpoint(), key="mine")
+    assert usage(provider, request_with_breakpoint(), key="yours")["cache_read_input_tokens"] == 0
+    assert usage(provider, request_with_breakpoint(), key="mine")["cache_read_input_tokens"] > 0
 
 
 def test_a_key_is_the_same_in_either_header() -> None:
     provider = simulator()
-    usage(provider, part_with_breakpoint(), key="mine")
-    raw = msgspec.json.encode(part_with_breakpoint())
+    usage(provider, request_with_breakpoint(), key="mine")
+    raw = msgspec.json.encode(request_with_breakpoint())
     answer = provider.handle("POST", "/v1/messages", headers={"Authorization": "Bearer mine"}, body=raw)
     assert msgspec.json.decode(answer.read_body())["usage"]["cache_read_input_tokens"] > 0
 
 
 def test_models_do_not_share_a_cache() -> None:
     provider = simulator()
-    usage(provider, part_with_breakpoint())
-    assert usage(provider, part_with_breakpoint(model="claude-opus-5-5"))["cache_read_input_tokens"] == 0
+    usage(provider, request_with_breakpoint())
+    assert usage(provider, request_with_breakpoint(model="claude-opus-5-5"))["cache_read_input_tokens"] == 0
 
 
 def test_no_key_is_in_the_state_of_the_simulator() -> None:
     provider = simulator()
-    usage(provider, part_with_breakpoint(), key="sk-secret")
+    usage(provider, request_with_breakpoint(), key="sk-secret")
     assert "secret" not in repr(provider.cache) + repr(provider.requests)
     assert len(provider.cache[0].scope.workspace) == 16
 
 
 def test_a_breakpoint_that_moves_forward_finds_the_entry_before_it() -> None:
     provider = simulator()
-    first = usage(provider, part_with_breakpoint())
+    first = usage(provider, request_with_breakpoint())
     longer = request(user("Hello."), assistant("Hi."), user(text("Go on.", CACHE_CONTROL)), system=LONG)
     assert usage(provider, longer)["cache_read_input_tokens"] == first["cache_creation_input_tokens"]
 
@@ -159,7 +159,7 @@ def test_a_breakpoint_that_moves_forward_finds_the_entry_before_it() -> None:
 @pytest.mark.parametrize(("between", "is_found"), [(19, True), (20, False)])
 def test_the_lookback_is_twenty_blocks(between: int, is_found: bool) -> None:
     provider = simulator()
-    usage(provider, part_with_breakpoint())
+    usage(provider, request_with_breakpoint())
     more = [text(f"Part {number}.") for number in range(between - 1)]
     longer = request(user("Hello."), assistant(*more), user(text("Go on.", CACHE_CONTROL)), system=LONG)
     assert (usage(provider, longer)["cache_read_input_tokens"] > 0) == is_found
@@ -168,7 +168,7 @@ def test_the_lookback_is_twenty_blocks(between: int, is_found: bool) -> None:
 @pytest.mark.parametrize(("counting", "is_found"), [("blocks", False), ("positions", True)])
 def test_runs_of_tool_blocks_count_as_the_catalog_says(counting: str, is_found: bool) -> None:
     provider = simulator(models=models_with(lookback_counting=counting))
-    usage(provider, part_with_breakpoint())
+    usage(provider, request_with_breakpoint())
     calls = [{"type": "tool_use", "id": f"t{n}", "name": "read", "input": {}} for n in range(25)]
     *results, last = ({"type": "tool_result", "tool_use_id": f"t{n}", "content": "ok"} for n in range(25))
     last_with_breakpoint = {**last, "cache_control": CACHE_CONTROL}
@@ -295,7 +295,7 @@ def test_the_encoding_of_a_parameter_does_not_matter() -> None:
 
 def test_text_as_a_string_and_as_a_block_is_the_same_prompt() -> None:
     provider = simulator()
-    usage(provider, part_with_breakpoint())
+    usage(provider, request_with_breakpoint())
     longer = request(
         {"role": "user", "content": "Hello."}, assistant("Hi."), user(text("More.", CACHE_CONTROL)), system=[text(LONG)]
     )
@@ -363,7 +363,9 @@ def test_an_automatic_breakpoint_goes_before_blocks_that_do_not_accept_it() -> N
         ([*(text(str(n), CACHE_CONTROL) for n in range(4)), text("Last.")], "all are taken"),
     ],
 )
-def test_an_automatic_breakpoint_without_an_accepting_block_is_refused(blocks: list[Wire], words: str) -> None:
+def test_an_automatic_breakpoint_that_conflicts_or_exceeds_the_maximum_is_refused(
+    blocks: list[Wire], words: str
+) -> None:
     status, kind, message = refusal(simulator(), request(user(*blocks), cache_control=CACHE_CONTROL))
     assert (status, kind) == (400, "invalid_request_error")
     assert words in message
@@ -394,13 +396,13 @@ def test_an_automatic_breakpoint_is_validated_when_tokens_are_counted() -> None:
 
 def test_a_request_without_output_warms_the_cache() -> None:
     provider = simulator('{"content": "Never said.", "fault": "500"}')
-    status, reply = post(provider, part_with_breakpoint(max_tokens=0))
+    status, reply = post(provider, request_with_breakpoint(max_tokens=0))
     assert status == 200
     assert (reply["content"], reply["stop_reason"], reply["usage"]["output_tokens"]) == ([], "max_tokens", 0)
     assert reply["usage"]["cache_creation_input_tokens"] > 0
     provider = simulator()
-    usage(provider, part_with_breakpoint(max_tokens=0))
-    assert usage(provider, part_with_breakpoint())["cache_read_input_tokens"] > 0
+    usage(provider, request_with_breakpoint(max_tokens=0))
+    assert usage(provider, request_with_breakpoint())["cache_read_input_tokens"] > 0
 
 
 # Time
@@ -419,7 +421,7 @@ def test_requests_are_logged_with_their_time_and_their_bytes() -> None:
     raw = b'{ "model": "' + SONNET.encode() + b'", "max_tokens": 5, "messages": [] }'
     post(provider, raw)
     provider.advance(10)
-    usage(provider, part_with_breakpoint())
+    usage(provider, request_with_breakpoint())
     first, second = provider.requests
     assert (first.at, first.method, first.path, first.status, first.body) == (500, "POST", "/v1/messages", 400, raw)
     assert (second.at, second.status) == (510, 200)

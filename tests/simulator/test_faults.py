@@ -92,7 +92,7 @@ def test_any_other_fault_is_refused_with_a_list_of_the_known_ones(specification:
     ("fault", "words"),
     [("window;tokens=1", b"prompt is too long: "), ("unpaired", b"without `tool_result` blocks")],
 )
-def test_an_injected_refusal_is_in_the_providers_format(fault: str, words: bytes) -> None:
+def test_a_conditional_refusal_is_in_the_providers_format(fault: str, words: bytes) -> None:
     (refused,) = ask(fault)
     assert isinstance(refused, bytes)
     assert words in refused
@@ -100,7 +100,7 @@ def test_an_injected_refusal_is_in_the_providers_format(fault: str, words: bytes
 
 
 @pytest.mark.parametrize("fault", ["window;tokens=100000", "breakpoints", "ttl", "thinking"])
-def test_a_request_that_meets_the_expectation_is_answered(fault: str) -> None:
+def test_a_conditional_refusal_lets_a_valid_request_pass(fault: str) -> None:
     assert b"message_stop" in b"".join(part for part in ask(fault) if isinstance(part, bytes))
 
 

@@ -22,7 +22,7 @@ def line(content: list[Wire] | str, **fields: Any) -> str:
     return msgspec.json.encode({"content": content, **fields}).decode()
 
 
-def says(provider: SimulatedProvider, *messages: Wire, **options: Any) -> str:
+def reply_text(provider: SimulatedProvider, *messages: Wire, **options: Any) -> str:
     status, reply = post(provider, request(*messages), **options)
     assert status == 200, reply
     return "".join(block["text"] for block in reply["content"])
@@ -33,25 +33,25 @@ def says(provider: SimulatedProvider, *messages: Wire, **options: Any) -> str:
 
 def test_the_reply_is_the_script_line_of_the_turn() -> None:
     provider = simulator(TWO)
-    assert says(provider, user("Ask.")) == "One."
-    assert says(provider, user("Ask."), assistant("One."), user("More.")) == "Two."
-    assert says(provider, user("Another.")) == "One."
+    assert reply_text(provider, user("Ask.")) == "One."
+    assert reply_text(provider, user("Ask."), assistant("One."), user("More.")) == "Two."
+    assert reply_text(provider, user("Another.")) == "One."
 
 
 def test_a_function_can_replace_a_script() -> None:
     provider = SimulatedProvider(script=lambda messages: ScriptedReply((Text(f"{len(messages)} so far"),)))
-    assert says(provider, user("Ask.")) == "1 so far"
-    assert says(provider, user("Ask."), assistant("One."), user("More.")) == "3 so far"
+    assert reply_text(provider, user("Ask.")) == "1 so far"
+    assert reply_text(provider, user("Ask."), assistant("One."), user("More.")) == "3 so far"
 
 
 def test_a_repeated_request_gets_the_same_reply() -> None:
     provider = simulator(TWO)
-    assert says(provider, user("Ask.")) == says(provider, user("Ask.")) == "One."
+    assert reply_text(provider, user("Ask.")) == reply_text(provider, user("Ask.")) == "One."
 
 
 def test_assistant_messages_in_a_row_are_one_turn() -> None:
     provider = simulator(TWO)
-    assert says(provider, user("Ask."), assistant("On"), assistant("e."), user("More.")) == "Two."
+    assert reply_text(provider, user("Ask."), assistant("On"), assistant("e."), user("More.")) == "Two."
 
 
 def test_a_prefilled_assistant_message_is_not_a_turn() -> None:
@@ -61,23 +61,23 @@ def test_a_prefilled_assistant_message_is_not_a_turn() -> None:
 
 def test_after_the_script_the_last_message_is_echoed() -> None:
     provider = simulator('{"content": "One."}')
-    assert says(provider, user("Ask."), assistant("One."), user("Aside.", "More.")) == "Echo: More."
+    assert reply_text(provider, user("Ask."), assistant("One."), user("Aside.", "More.")) == "Echo: More."
 
 
 def test_an_echo_uses_the_last_message_with_text() -> None:
     call = {**READ, "id": "t"}
     result = {"type": "tool_result", "tool_use_id": "t", "content": "ok"}
-    assert says(simulator(), user("Ask."), assistant(call), user(result)) == "Echo: Ask."
+    assert reply_text(simulator(), user("Ask."), assistant(call), user(result)) == "Echo: Ask."
 
 
 def test_an_echo_is_bounded() -> None:
-    assert says(simulator(), user("a" * 400)) == "Echo: " + "a" * 400
-    assert says(simulator(), user("a" * 401)) == "Echo: " + "a" * 400 + "…"
+    assert reply_text(simulator(), user("a" * 400)) == "Echo: " + "a" * 400
+    assert reply_text(simulator(), user("a" * 401)) == "Echo: " + "a" * 400 + "…"
 
 
 def test_an_echo_without_text_says_so() -> None:
     image = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
-    assert says(simulator(), user(image)) == "Echo: nothing was said."
+    assert reply_text(simulator(), user(image)) == "Echo: nothing was said."
 
 
 @pytest.mark.parametrize(
@@ -310,9 +310,9 @@ def test_scripted_failures_come_once_before_their_reply() -> None:
     ask = request(user("Ask."))
     assert refusal(provider, ask) == (529, "overloaded_error", "this failure was ordered")
     assert refusal(provider, ask)[:2] == (500, "api_error")
-    assert says(provider, user("Ask.")) == "One."
-    assert says(provider, user("Ask.")) == "One."
-    assert says(provider, user("Ask."), assistant("One."), user("More.")) == "Two."
+    assert reply_text(provider, user("Ask.")) == "One."
+    assert reply_text(provider, user("Ask.")) == "One."
+    assert reply_text(provider, user("Ask."), assistant("One."), user("More.")) == "Two."
 
 
 def test_each_conversation_and_each_key_fails_separately() -> None:

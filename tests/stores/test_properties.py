@@ -1,4 +1,4 @@
-"""Laws of the stores: what goes in comes out, and no history tells two stores apart."""
+"""Properties of the stores: events are read as they were appended, and all stores behave alike."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -18,8 +18,8 @@ from holdfast.events.log import Event, EventLog, SessionRow
 from holdfast.events.payloads.session import SessionStarted, TurnCancelled
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.stores.memory import MemoryStore
-from holdfast.stores.postgres.server import escape_nul, unescape_nul
 from holdfast.stores.postgres.store import PostgresStore
+from holdfast.stores.sql.dialect import escape_nul, unescape_nul
 from holdfast.stores.sql.events import tally_sessions
 from holdfast.stores.sqlite.store import SqliteStore
 
@@ -31,7 +31,7 @@ def payload(request: pytest.FixtureRequest) -> object:
 
 @pytest.fixture(scope="module")
 def stores(payload: object, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EventLog, EventLog]]:
-    """New ones for each kind of event: what calls cost adds up, and a sum holds nine million dollars."""
+    """New stores for each kind of event: costs add up, and a sum holds at most nine million dollars."""
     path = tmp_path_factory.mktemp("laws") / "log.db"
     with SqliteStore(path) as sqlite, new_database() as url, PostgresStore(url) as postgres:
         yield sqlite, postgres
@@ -53,10 +53,10 @@ def test_every_kind_of_event_is_read_as_it_was_appended(
 ) -> None:
     drawn = examples.draw(st.lists(events_with(payload), max_size=3))
     session = f"session {next(fresh)}"
-    told = [replace(event, id=f"{next(fresh)} {event.id}", session_id=session) for event in drawn]
+    new_events = [replace(event, id=f"{next(fresh)} {event.id}", session_id=session) for event in drawn]
     for store in (*stores, MemoryStore()):
-        store.append(told).result(10)
-        assert list(store.read(session)) == told
+        store.append(new_events).result(10)
+        assert list(store.read(session)) == new_events
 
 
 starts = st.builds(SessionStarted, model=st.sampled_from(["", "m", "n"]), name=st.sampled_from([None, "", "o"]))
@@ -74,54 +74,54 @@ histories: st.SearchStrategy[list[tuple[str, list[Event] | str]]] = st.lists(app
 
 
 @given(histories)
-def test_no_history_tells_one_store_from_another(history: list[tuple[str, list[Event] | str]]) -> None:
+def test_all_stores_behave_alike_for_any_history(history: list[tuple[str, list[Event] | str]]) -> None:
     with TemporaryDirectory() as folder, SqliteStore(Path(folder) / "log.db") as sqlite, MemoryStore() as memory:
-        check_alike(sqlite, memory, history)
+        check_same_outcomes(sqlite, memory, history)
 
 
 @settings(max_examples=settings().max_examples // 4)
 @given(histories)
-def test_no_history_tells_postgresql_from_another(
+def test_postgresql_behaves_like_the_other_stores_for_any_history(
     postgres_store: PostgresStore, history: list[tuple[str, list[Event] | str]]
 ) -> None:
     for row in postgres_store.sessions():
         postgres_store.delete(row.id)
     with MemoryStore() as memory:
-        check_alike(postgres_store, memory, history)
+        check_same_outcomes(postgres_store, memory, history)
 
 
-def check_alike(store: EventLog, memory: EventLog, history: list[tuple[str, list[Event] | str]]) -> None:
-    for _, what in history:
-        assert outcome(store, what) == outcome(memory, what)
-    assert store.sessions() == memory.sessions() == added_up(memory)
+def check_same_outcomes(store: EventLog, memory: EventLog, history: list[tuple[str, list[Event] | str]]) -> None:
+    for _, action in history:
+        assert outcome(store, action) == outcome(memory, action)
+    assert store.sessions() == memory.sessions() == sum_sessions(memory)
     for session in "xyz":
         assert list(store.read(session)) == list(memory.read(session))
         for after in "abcdefgh":
-            assert read_on(store, session, after) == read_on(memory, session, after)
+            assert read_from(store, session, after) == read_from(memory, session, after)
 
 
 @given(st.lists(st.text(st.sampled_from("\x00\x01\x02ab"))))
-def test_text_with_any_character_is_kept_apart_and_in_order_where_nul_cannot_be_written(texts: list[str]) -> None:
-    written = [str(escape_nul(text)) for text in texts]
-    assert not any("\x00" in text for text in written)
-    assert [unescape_nul(text) for text in written] == texts
-    assert sorted(written) == [escape_nul(text) for text in sorted(texts)]
+def test_text_with_any_character_remains_distinct_and_ordered_where_nul_cannot_be_stored(texts: list[str]) -> None:
+    escaped = [str(escape_nul(text)) for text in texts]
+    assert not any("\x00" in text for text in escaped)
+    assert [unescape_nul(text) for text in escaped] == texts
+    assert sorted(escaped) == [escape_nul(text) for text in sorted(texts)]
 
 
-def outcome(store: EventLog, what: list[Event] | str) -> object:
-    if isinstance(what, str):
-        return store.delete(what)
-    return str(store.append(what).exception(timeout=10))
+def outcome(store: EventLog, action: list[Event] | str) -> object:
+    if isinstance(action, str):
+        return store.delete(action)
+    return str(store.append(action).exception(timeout=10))
 
 
-def read_on(store: EventLog, session: str, after: str) -> list[Event] | str:
+def read_from(store: EventLog, session: str, after: str) -> list[Event] | str:
     try:
         return list(store.read(session, after=after))
     except HoldfastError as error:
         return str(error)
 
 
-def added_up(store: EventLog) -> tuple[SessionRow, ...]:
-    """The list of sessions, from the events alone."""
+def sum_sessions(store: EventLog) -> tuple[SessionRow, ...]:
+    """The list of sessions, computed from the events alone."""
     rows = [row for session in "xyz" for row in tally_sessions(store.read(session))]
     return tuple(sorted(rows, key=lambda row: (row.last_event_at, row.id), reverse=True))

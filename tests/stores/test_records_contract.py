@@ -1,4 +1,4 @@
-"""What every store keeps beside its log: keys, settings, controls and the order of all events."""
+"""What every store has beside its log: keys, settings, controls and the order of all events."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,14 +21,14 @@ from holdfast.stores.sqlite.store import SqliteStore
 @pytest.fixture(params=["memory", "sqlite", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[EventLog]:
     if request.param == "postgres":
-        with reused_database() as url, PostgresStore(url) as kept:
-            yield kept
+        with reused_database() as url, PostgresStore(url) as postgres_store:
+            yield postgres_store
         return
-    made: AbstractContextManager[EventLog] = (
+    opened: AbstractContextManager[EventLog] = (
         MemoryStore() if request.param == "memory" else SqliteStore(tmp_path / "log.db")
     )
-    with made as kept:
-        yield kept
+    with opened as postgres_store:
+        yield postgres_store
 
 
 @pytest.fixture
@@ -58,25 +58,25 @@ def test_an_id_names_one_key(records: StoreRecords) -> None:
     assert records.all_keys() == (FIRST,)
 
 
-def test_a_key_is_revoked_once_and_still_counts_as_one_that_was_made(records: StoreRecords) -> None:
+def test_a_key_is_revoked_once_and_still_counts_as_existing(records: StoreRecords) -> None:
     assert not records.has_keys()
     records.add_key(SECOND)
     assert records.revoke_key("b2", at=7.0)
     assert not records.revoke_key("b2", at=8.0)
     assert not records.revoke_key("c3", at=8.0)
-    found = records.key("b2")
-    assert found is not None
-    assert found.revoked_at == 7.0
+    key = records.key("b2")
+    assert key is not None
+    assert key.revoked_at == 7.0
     assert records.has_keys()
 
 
-def test_nothing_is_set_at_first(records: StoreRecords) -> None:
+def test_nothing_is_set_initially(records: StoreRecords) -> None:
     assert records.settings() == CacheSettings()
     assert records.controls("s") == CacheControls()
     assert records.session_controls() == {}
 
 
-def test_settings_are_kept_as_a_whole(records: StoreRecords) -> None:
+def test_settings_are_stored_as_a_whole(records: StoreRecords) -> None:
     first = CacheSettings({"anthropic": False}, "1h", 7200, allow_gemini_over_an_hour=True)
     records.set_settings(first)
     assert records.settings() == records.controls("any").settings == first
@@ -84,7 +84,7 @@ def test_settings_are_kept_as_a_whole(records: StoreRecords) -> None:
     assert records.settings() == CacheSettings(ttl="5m")
 
 
-def test_what_is_said_of_a_session_holds_for_that_session(records: StoreRecords) -> None:
+def test_controls_of_a_session_apply_to_that_session(records: StoreRecords) -> None:
     assert records.set_caching_enabled("s", enabled=False) == SessionControl(caching_enabled=False)
     assert records.invalidate("s", at=5.0) == SessionControl(False, 1, 5.0)
     assert records.invalidate("s", at=6.0) == SessionControl(False, 2, 6.0)
@@ -98,35 +98,37 @@ def test_what_is_said_of_a_session_holds_for_that_session(records: StoreRecords)
     assert records.controls("u").session == SessionControl()
 
 
-def test_those_who_invalidate_at_once_begin_as_many_generations(records: StoreRecords) -> None:
+def test_concurrent_invalidations_start_as_many_generations(records: StoreRecords) -> None:
     with ThreadPoolExecutor(4) as workers:
         list(workers.map(lambda at: records.invalidate("s", at=float(at)), range(12)))
     assert records.controls("s").session.generation == 12
 
 
-def test_a_session_that_is_deleted_takes_along_what_was_said_of_it(store: EventLog, records: StoreRecords) -> None:
+def test_deleting_a_session_deletes_its_controls(store: EventLog, records: StoreRecords) -> None:
     store.append(message_events(2)).result(10)
     records.invalidate("s", at=1.0)
     store.delete("s")
     assert records.controls("s").session == SessionControl()
 
 
-def test_events_of_all_sessions_are_read_in_the_order_in_which_they_came(
-    store: EventLog, records: StoreRecords
-) -> None:
+def test_events_of_all_sessions_are_read_in_the_order_of_their_appends(store: EventLog, records: StoreRecords) -> None:
     assert records.newest_position() == 0
     store.append([message_event(1, "a"), message_event(1, "b")]).result(10)
     store.append([message_event(2, "a")]).result(10)
     placed = records.events_after(0, limit=10)
-    assert [one.event for one in placed] == [message_event(1, "a"), message_event(1, "b"), message_event(2, "a")]
-    places = [one.position for one in placed]
+    assert [positioned.event for positioned in placed] == [
+        message_event(1, "a"),
+        message_event(1, "b"),
+        message_event(2, "a"),
+    ]
+    places = [positioned.position for positioned in placed]
     assert places == sorted(set(places))
     assert records.newest_position() == places[-1]
     assert records.events_after(places[0], limit=1) == (placed[1],)
     assert records.events_after(places[-1], limit=10) == ()
 
 
-def test_a_place_is_never_given_twice(store: EventLog, records: StoreRecords) -> None:
+def test_a_position_is_never_reused(store: EventLog, records: StoreRecords) -> None:
     store.append([message_event(1, "a"), message_event(1, "b")]).result(10)
     before = records.newest_position()
     store.delete("b")
@@ -135,7 +137,7 @@ def test_a_place_is_never_given_twice(store: EventLog, records: StoreRecords) ->
     assert newest.position > before
 
 
-def test_a_closed_store_says_so(store: EventLog, records: StoreRecords) -> None:
+def test_a_closed_store_raises_an_error(store: EventLog, records: StoreRecords) -> None:
     store.close()
     with pytest.raises(StoreError, match="closed"):
         records.events_after(0, limit=1)

@@ -1,7 +1,7 @@
-"""The tables beside the log: entered as events are written, caught up with, and never in the way of an append."""
+"""The tables next to the log: filled as events are written, brought up to date, and never in the way of an append."""
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
@@ -16,7 +16,7 @@ from holdfast.catalog.lookup import shipped_models
 from holdfast.errors import StoreError, UserError
 from holdfast.events.payloads.cache import CachePinged
 from holdfast.events.payloads.calls import LlmCallFailed
-from holdfast.ledger.analytics.queries import PAGE_MAX, LedgerScope
+from holdfast.ledger.analytics.queries import PAGE_MAX, CostQueries, LedgerScope
 from holdfast.ledger.cache.verdicts import Verdict
 from holdfast.ledger.postings import iter_postings
 from holdfast.stores.event_log import DatabaseEventLog
@@ -53,8 +53,8 @@ def opened(address: str) -> DatabaseEventLog:
     return store
 
 
-def run(address: str, statement: str) -> None:
-    """Behind the back of every store."""
+def run_sql(address: str, statement: str) -> None:
+    """Runs a statement without the store's knowledge."""
     if "://" in address:
         with psycopg.connect(address) as server:
             server.execute("SET search_path = holdfast")
@@ -94,7 +94,7 @@ def test_a_call_is_stored_with_its_plan_digest_price_version_latency_and_verdict
     assert [decode(str(row[-1]), type=Verdict) for row in rows] == [call.verdict for call in entries]
 
 
-def test_a_call_that_fails_for_nothing_is_no_call_and_yet_an_outcome(store: DatabaseEventLog) -> None:
+def test_a_call_that_fails_without_cost_is_not_a_call_but_an_outcome(store: DatabaseEventLog) -> None:
     failed = LlmCallFailed(MODEL, "anthropic", "rate_limit", "slow down", 2, 100, "r")
     store.append([event("e1", failed, at=START)]).result(10)
     assert store.cost_queries().totals().calls == 0
@@ -104,17 +104,17 @@ def test_a_call_that_fails_for_nothing_is_no_call_and_yet_an_outcome(store: Data
     check(store)
 
 
-def test_what_is_paid_for_without_a_call_is_spent_all_the_same(store: DatabaseEventLog) -> None:
+def test_costs_without_a_call_are_counted_too(store: DatabaseEventLog) -> None:
     ping = CachePinged("refresh", MODEL, "5m", Usage(cache_read=20_000), Decimal("0.006"), "v")
     store.append([event("e1", ping, at=START), *call_events(4, start=4)]).result(10)
     (day,) = store.cost_queries().days()
     assert (day.amounts.calls, day.amounts.spent_usd) == (1, Decimal("0.0183"))
-    # Without a cache nobody would have pinged it: 20,110 tokens at 2 dollars and 50 at 10.
+    # Without a cache there would have been no ping: 20,110 tokens at 2 dollars and 50 at 10.
     assert day.amounts.uncached_usd == Decimal("0.04072")
     assert day.amounts == store.cost_queries().totals() == store.cost_queries().totals(LedgerScope(session_id="s"))
 
 
-def test_a_session_that_is_deleted_leaves_nothing_in_any_sum(store: DatabaseEventLog, address: str) -> None:
+def test_a_deleted_session_leaves_nothing_in_any_sum(store: DatabaseEventLog, address: str) -> None:
     store.append(call_events(20, "gone")).result(10)
     store.append(call_events(12, "stays")).result(10)
     before = store.cost_queries().totals(LedgerScope(session_id="stays"))
@@ -125,7 +125,7 @@ def test_a_session_that_is_deleted_leaves_nothing_in_any_sum(store: DatabaseEven
         assert store.table_rows(table, ("*",)) == []
 
 
-def test_what_another_program_appended_in_between_is_a_part_of_what_a_call_is_judged_by(
+def test_events_that_another_program_appended_in_between_influence_the_verdict(
     store: DatabaseEventLog, address: str
 ) -> None:
     with closing(opened(address)) as other:
@@ -135,22 +135,23 @@ def test_what_another_program_appended_in_between_is_a_part_of_what_a_call_is_ju
     assert sorted(store.table_rows("calls", ("number",), "s"))[9] == (10,)
 
 
-def test_a_session_that_another_program_deleted_and_began_anew_is_judged_from_its_new_beginning(
+def test_a_session_deleted_and_restarted_by_another_program_is_judged_from_its_new_start(
     store: DatabaseEventLog, address: str
 ) -> None:
     store.append(call_events(12)).result(10)
     with closing(opened(address)) as other:
         other.delete("s")
-        anew = [replace(one, id=f"new {one.id}") for one in call_events(12, start=400)]
-        other.append(anew).result(10)
-    store.append([replace(one, id=f"new {one.id}") for one in call_events(4, start=412)]).result(10)
+        restarted = [replace(event, id=f"new {event.id}") for event in call_events(12, start=400)]
+        other.append(restarted).result(10)
+    store.append([replace(event, id=f"new {event.id}") for event in call_events(4, start=412)]).result(10)
     check(store)
     assert len(store.table_rows("calls", ("number",), "s")) == 4
 
 
-def test_what_is_forgotten_of_a_session_is_made_anew_from_its_log(tmp_path: Path) -> None:
+def test_state_dropped_from_memory_is_rebuilt_from_the_log(tmp_path: Path) -> None:
     with closing(opened(str(tmp_path / "log.db"))) as store:
-        small = next(one for one in vars(store._writer._commit.__self__).values() if isinstance(one, RollUpWriter))  # type: ignore[attr-defined]
+        parts = vars(store._writer._commit.__self__).values()  # type: ignore[attr-defined]
+        small = next(part for part in parts if isinstance(part, RollUpWriter))
         small._sessions_max = 1
         for number in range(40):
             for session in ("a", "b"):
@@ -159,16 +160,16 @@ def test_what_is_forgotten_of_a_session_is_made_anew_from_its_log(tmp_path: Path
         check(store)
 
 
-def test_a_log_from_before_the_tables_is_entered_when_somebody_asks(address: str) -> None:
+def test_a_log_from_before_the_tables_is_recorded_on_the_first_query(address: str) -> None:
     with closing(opened(address)) as store:
         store.append(call_events(40)).result(10)
         expected = store.cost_queries().totals()
-    run(address, "DELETE FROM calls")
-    run(address, "DELETE FROM days")
-    run(address, "DELETE FROM session_days")
-    run(address, "DELETE FROM verdict_days")
-    run(address, "DELETE FROM outcome_days")
-    run(address, "UPDATE sessions SET entered_events = 0")
+    run_sql(address, "DELETE FROM calls")
+    run_sql(address, "DELETE FROM days")
+    run_sql(address, "DELETE FROM session_days")
+    run_sql(address, "DELETE FROM verdict_days")
+    run_sql(address, "DELETE FROM outcome_days")
+    run_sql(address, "UPDATE sessions SET entered_events = 0")
     with closing(opened(address)) as store:
         assert store.read_facts().pending_sessions == 1
         assert store.cost_queries().totals() == expected
@@ -176,10 +177,10 @@ def test_a_log_from_before_the_tables_is_entered_when_somebody_asks(address: str
         check(store)
 
 
-def test_a_session_goes_on_before_it_was_entered_and_is_then_entered_wholly(address: str) -> None:
+def test_a_session_that_continues_before_it_was_recorded_is_then_recorded_completely(address: str) -> None:
     with closing(opened(address)) as store:
         store.append(call_events(20)).result(10)
-    run(address, "UPDATE sessions SET entered_events = 3")
+    run_sql(address, "UPDATE sessions SET entered_events = 3")
     with closing(opened(address)) as store:
         store.append([message_event(20)]).result(10)
         assert store.read_facts().pending_sessions == 1
@@ -188,12 +189,12 @@ def test_a_session_goes_on_before_it_was_entered_and_is_then_entered_wholly(addr
         check(store)
 
 
-def test_events_of_a_program_that_knows_no_tables_are_entered_with_the_next_that_matters(
+def test_events_of_a_program_without_tables_are_recorded_with_the_next_relevant_event(
     store: DatabaseEventLog, address: str
 ) -> None:
     store.append(call_events(20)).result(10)
-    run(address, "UPDATE sessions SET event_count = event_count + 1")
-    run(
+    run_sql(address, "UPDATE sessions SET event_count = event_count + 1")
+    run_sql(
         address,
         "INSERT INTO events (id, at, session_id, type, actor, sensitivity, version, payload) "
         "VALUES ('old', 1, 's', 'turn.cancelled', 'agent', 'private', 1, "
@@ -205,11 +206,11 @@ def test_events_of_a_program_that_knows_no_tables_are_entered_with_the_next_that
     check(store)
 
 
-def test_tables_of_other_rules_are_made_anew(address: str) -> None:
+def test_tables_of_other_rules_are_rebuilt(address: str) -> None:
     with closing(opened(address)) as store:
         store.append(call_events(20)).result(10)
-    run(address, "UPDATE ledger SET version = 0")
-    run(address, "UPDATE days SET spent = 5")
+    run_sql(address, "UPDATE ledger SET version = 0")
+    run_sql(address, "UPDATE days SET spent = 5")
     with closing(opened(address)) as store:
         assert store.read_facts().pending_sessions == 1
         check(store)
@@ -217,11 +218,11 @@ def test_tables_of_other_rules_are_made_anew(address: str) -> None:
         assert store.read_facts().pending_sessions == 0
 
 
-def test_a_refused_append_takes_nothing_out_of_the_tables_that_those_around_it_have_entered(address: str) -> None:
+def test_a_refused_append_removes_nothing_that_its_neighbours_recorded(address: str) -> None:
     with closing(opened(address)) as store:
         store.append(call_events(20)).result(10)
         store.append(call_events(8, "t")).result(10)
-    run(address, "UPDATE sessions SET entered_events = -1")
+    run_sql(address, "UPDATE sessions SET entered_events = -1")
     with closing(opened(address)) as store:
         appends = [
             call_events(4, "u"),
@@ -235,47 +236,61 @@ def test_a_refused_append_takes_nothing_out_of_the_tables_that_those_around_it_h
         assert store.cost_queries().totals().calls == 9
 
 
-def test_a_damaged_event_does_not_keep_its_session_from_going_on(address: str) -> None:
+def test_a_damaged_event_does_not_keep_its_session_from_continuing(address: str) -> None:
     with closing(opened(address)) as store:
         store.append(call_events(20)).result(10)
-    run(address, "UPDATE events SET payload = '{}' WHERE id = 's-000003'")
+    run_sql(address, "UPDATE events SET payload = '{}' WHERE id = 's-000003'")
     with closing(opened(address)) as store:
         store.append(call_events(4, start=20)).result(10)
         store.clear_tables()
         assert store.cost_queries().totals().calls == 5
 
 
-def test_tables_that_were_changed_by_hand_are_told_of_and_a_rebuild_mends_them(
-    store: DatabaseEventLog, address: str
-) -> None:
+def test_manually_changed_tables_are_reported_and_a_rebuild_repairs_them(store: DatabaseEventLog, address: str) -> None:
     store.append(call_events(20)).result(10)
-    run(address, "UPDATE verdict_days SET lost = lost + 1")
-    run(address, "UPDATE calls SET spent = 7 WHERE number = 2")
+    run_sql(address, "UPDATE verdict_days SET lost = lost + 1")
+    run_sql(address, "UPDATE calls SET spent = 7 WHERE number = 2")
     assert sorted(find_differences(store, shipped_models())) == ["calls of session 's'", "verdict_days"]
     store.clear_tables()
     check(store)
 
 
-def test_a_damaged_call_is_told_of_in_one_line(store: DatabaseEventLog, address: str) -> None:
+def test_a_damaged_call_is_reported_in_one_line(store: DatabaseEventLog, address: str) -> None:
     store.append(call_events(40)).result(10)
-    run(address, "UPDATE calls SET verdict = '{'")
+    run_sql(address, "UPDATE calls SET verdict = '{'")
     with pytest.raises(
-        StoreError, match="the table of calls is damaged: `holdfast db rebuild` rebuilds it from the log"
+        StoreError, match="the roll-up tables are damaged: `holdfast db rebuild` rebuilds them from the log"
     ):
         store.analytics_queries().cache_breaks(limit=10, skip=0)
 
 
+@pytest.mark.parametrize(
+    ("change", "query"),
+    [
+        ("UPDATE days SET day = '2026-02-30'", lambda costs: costs.days()),
+        ("UPDATE verdict_days SET kind = 'unheard-of' || kind", lambda costs: costs.verdicts()),
+    ],
+)
+def test_a_roll_up_with_an_impossible_key_is_reported_in_one_line(
+    store: DatabaseEventLog, address: str, change: str, query: Callable[[CostQueries], object]
+) -> None:
+    store.append(call_events(8)).result(10)
+    run_sql(address, change)
+    with pytest.raises(StoreError, match="the roll-up tables are damaged: `holdfast db rebuild`"):
+        query(store.cost_queries())
+
+
 @pytest.mark.parametrize("limit", [0, PAGE_MAX + 1])
-def test_a_page_that_is_none_is_refused(store: DatabaseEventLog, limit: int) -> None:
+def test_an_invalid_page_is_refused(store: DatabaseEventLog, limit: int) -> None:
     with pytest.raises(UserError, match="limit must be 1 to 500"):
         store.cost_queries().session_amounts(limit=limit)
     with pytest.raises(UserError, match="limit must be 1 to 500"):
         store.cost_queries().session_amounts(offset=-1)
 
 
-def test_an_old_session_keeps_what_it_cost_when_it_is_pruned(store: DatabaseEventLog) -> None:
+def test_a_pruned_session_keeps_its_costs(store: DatabaseEventLog) -> None:
     store.append(call_events(20, "old")).result(10)
-    store.append([replace(one, at=one.at + 1_000) for one in call_events(20, "new")]).result(10)
+    store.append([replace(event, at=event.at + 1_000) for event in call_events(20, "new")]).result(10)
     before = store.cost_queries().totals()
     assert store.list_prunable(RETAINED_EVENT_TYPES, before=START + 500) == (("old", 15),)
     assert store.prune("new", RETAINED_EVENT_TYPES, before=START + 500) == 0
@@ -288,21 +303,21 @@ def test_an_old_session_keeps_what_it_cost_when_it_is_pruned(store: DatabaseEven
     assert store.list_prunable(RETAINED_EVENT_TYPES, before=START + 500) == ()
 
 
-def test_of_a_session_without_a_call_nothing_is_left(store: DatabaseEventLog) -> None:
+def test_a_pruned_session_without_a_call_leaves_nothing(store: DatabaseEventLog) -> None:
     store.append([message_event(1)]).result(10)
     assert store.prune("s", RETAINED_EVENT_TYPES, before=START + 500) == 1
     assert store.sessions() == ()
 
 
-def test_migrating_makes_the_tables_and_leaves_filling_them_to_whoever_asks(address: str) -> None:
+def test_migrating_creates_the_tables_and_leaves_filling_them_to_the_first_query(address: str) -> None:
     if "://" in address:
         with closing(psycopg.connect(address, autocommit=True)) as server:
             bring_server_forward(server, load_migrations("postgres")[:3], "here")
     else:
         with closing(sqlite3.connect(address, isolation_level=None)) as file:
             migrate_sqlite(file, load_migrations("sqlite")[:3])
-    run(address, "INSERT INTO sessions VALUES ('s', NULL, 'm', 1, 1, 1, NULL)")
-    run(
+    run_sql(address, "INSERT INTO sessions VALUES ('s', NULL, 'm', 1, 1, 1, NULL)")
+    run_sql(
         address,
         "INSERT INTO events (id, at, session_id, type, actor, sensitivity, version, payload) "
         "VALUES ('e', 1800000000, 's', 'cache.explicit_cache', 'agent', 'private', 1, "

@@ -1,4 +1,4 @@
-"""What every store promises; a new one is one more line in `STORES`."""
+"""The contract of every store; a new one is one more line in `STORES`."""
 
 import asyncio
 import math
@@ -27,7 +27,7 @@ from holdfast.types.blocks import make_user_message
 
 
 class OpenStore(Protocol):
-    def __call__(self, *, event_bytes_max: int = ...) -> MemoryStore | DatabaseEventLog: ...
+    def __call__(self, *, event_bytes_max: int = ...) -> DatabaseEventLog: ...
 
 
 @contextmanager
@@ -44,19 +44,19 @@ STORES: dict[str, Callable[[Path], AbstractContextManager[OpenStore]]] = {
 
 
 @pytest.fixture(params=STORES)
-def open_one(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenStore]:
+def open_store_of_kind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenStore]:
     with STORES[request.param](tmp_path) as opens:
         yield opens
 
 
 @pytest.fixture
-def store(open_one: OpenStore) -> Iterator[MemoryStore | DatabaseEventLog]:
-    with open_one() as store:
+def store(open_store_of_kind: OpenStore) -> Iterator[DatabaseEventLog]:
+    with open_store_of_kind() as store:
         yield store
 
 
 def failure(store: EventLog, *events: Event) -> str:
-    """The one line with which an append was refused."""
+    """The one-line error of a refused append."""
     error = store.append(events).exception(timeout=10)
     assert isinstance(error, StoreError)
     assert "\n" not in str(error)
@@ -88,20 +88,20 @@ def test_a_session_that_is_not_there_has_no_events(store: EventLog, session: str
     assert store.delete(session) == 0
 
 
-def test_reading_goes_on_behind_a_given_event(store: EventLog) -> None:
+def test_reading_continues_after_a_given_event(store: EventLog) -> None:
     store.append([*message_events(5), message_event(9, "other"), message_event(5)]).result(10)
     assert list(store.read("s", after="s-000001")) == message_events(4, start=2)
     assert list(store.read("s", after="s-000005")) == []
 
 
 @pytest.mark.parametrize("after", ["none such", "other-000009", "", "\udcff"])
-def test_reading_on_from_an_event_the_session_does_not_have_is_refused(store: EventLog, after: str) -> None:
+def test_reading_after_an_event_that_the_session_does_not_have_is_refused(store: EventLog, after: str) -> None:
     store.append([*message_events(5), message_event(9, "other")]).result(10)
     with pytest.raises(UserError, match=r"session 's' has no event .* to continue after"):
         store.read("s", after=after)
 
 
-def test_an_append_with_a_known_id_is_refused_as_a_whole(store: EventLog) -> None:
+def test_an_append_with_an_existing_id_is_refused_as_a_whole(store: EventLog) -> None:
     store.append(message_events(3)).result(10)
     refusal = failure(store, message_event(7), message_event(1), message_event(8))
     assert "'s-000001' is already on the log, so this append was rejected" in refusal
@@ -109,7 +109,7 @@ def test_an_append_with_a_known_id_is_refused_as_a_whole(store: EventLog) -> Non
     assert store.sessions()[0].event_count == 3
 
 
-def test_an_id_is_known_in_every_session(store: EventLog) -> None:
+def test_an_id_is_unique_across_sessions(store: EventLog) -> None:
     store.append(message_events(1)).result(10)
     assert "'s-000000'" in failure(store, replace(message_event(0), session_id="t"))
     assert [row.id for row in store.sessions()] == ["s"]
@@ -121,15 +121,15 @@ def test_an_append_that_repeats_an_id_is_refused_as_a_whole(store: EventLog) -> 
 
 
 def test_a_session_that_was_continued_elsewhere_cannot_be_continued_from_the_same_event(store: EventLog) -> None:
-    begun, here, there = (
+    started, here, there = (
         message_event(0),
         replace(message_event(1), parent_event_id="s-000000"),
         replace(message_event(2), parent_event_id="s-000000"),
     )
-    store.append([begun]).result(10)
+    store.append([started]).result(10)
     store.append([here]).result(10)
     assert "session 's' was continued elsewhere" in failure(store, there, message_event(3))
-    assert list(store.read("s")) == [begun, here]
+    assert list(store.read("s")) == [started, here]
     store.append([replace(there, parent_event_id=here.id)]).result(10)
     assert len(list(store.read("s"))) == 3
 
@@ -147,7 +147,7 @@ def test_events_of_two_sessions_may_have_the_same_parent(store: EventLog) -> Non
     assert len(store.sessions()) == 2
 
 
-def test_a_deleted_session_may_be_continued_anew(store: EventLog) -> None:
+def test_a_deleted_session_may_be_continued_again(store: EventLog) -> None:
     step = replace(message_event(1), parent_event_id="p")
     store.append([step]).result(10)
     store.delete("s")
@@ -155,7 +155,7 @@ def test_a_deleted_session_may_be_continued_anew(store: EventLog) -> None:
     assert list(store.read("s")) == [step]
 
 
-def test_a_refused_append_does_not_harm_those_around_it(store: EventLog) -> None:
+def test_a_refused_append_does_not_affect_its_neighbours(store: EventLog) -> None:
     store.append(message_events(1)).result(10)
     appends = [
         [message_event(1)],
@@ -199,15 +199,15 @@ UNSTORABLE = {
 }
 
 
-def test_what_could_not_be_read_back_is_refused(store: EventLog) -> None:
-    for what, unstorable in UNSTORABLE.items():
+def test_an_event_that_could_not_be_read_back_is_refused(store: EventLog) -> None:
+    for case, unstorable in UNSTORABLE.items():
         refusal = failure(store, message_event(2), unstorable)
-        assert f"event {unstorable.id!a} of type " in refusal, what
-        assert "cannot be stored as it is" in refusal, what
-        assert store.sessions() == (), what
+        assert f"event {unstorable.id!a} of type " in refusal, case
+        assert "cannot be stored as it is" in refusal, case
+        assert store.sessions() == (), case
 
 
-def test_ids_of_the_greatest_length_and_a_time_without_a_fraction_are_kept(store: EventLog) -> None:
+def test_ids_of_maximum_length_and_a_time_without_a_fraction_are_preserved(store: EventLog) -> None:
     latest = replace(
         message_event(1), id="ä" * (ID_BYTES_MAX // 2), turn_id="x" * ID_BYTES_MAX, parent_event_id="", at=7
     )
@@ -215,23 +215,23 @@ def test_ids_of_the_greatest_length_and_a_time_without_a_fraction_are_kept(store
     assert list(store.read("s")) == [latest]
 
 
-def test_an_event_of_the_greatest_version_is_kept(store: EventLog) -> None:
+def test_an_event_of_the_highest_version_is_preserved(store: EventLog) -> None:
     latest = replace(message_event(1), version=2**31 - 1)
     store.append([latest]).result(10)
     assert list(store.read("s")) == [latest]
 
 
-def test_an_event_may_be_as_large_as_the_limit_and_no_larger(open_one: OpenStore) -> None:
-    # The limit speaks of bytes: each of these characters has two.
+def test_an_event_may_be_as_large_as_the_limit_and_no_larger(open_store_of_kind: OpenStore) -> None:
+    # The limit is in bytes: each of these characters has two.
     frame = '{"type":"message.appended","message":{"role":"user","content":[{"type":"text","text":""}]}}'
-    with open_one(event_bytes_max=len(frame) + 200) as store:
+    with open_store_of_kind(event_bytes_max=len(frame) + 200) as store:
         store.append([message_event(1, text="ä" * 100)]).result(10)
         refusal = failure(store, message_event(2, text="ä" * 100 + "x"))
         assert f"'s-000002' of type 'message.appended' has {len(frame) + 201} bytes" in refusal
         assert f"the maximum is {len(frame) + 200}: put large content into a file" in refusal
 
 
-def test_a_session_is_listed_with_its_name_its_model_and_what_it_holds(store: EventLog) -> None:
+def test_a_session_is_listed_with_its_name_model_and_counts(store: EventLog) -> None:
     store.append([session_started_event(name="mend the roof", model="anthropic:m", at=5.0)]).result(10)
     store.append([replace(message_event(1), at=9.0), replace(message_event(2), at=7.0)]).result(10)
     assert store.sessions() == (SessionRow("s", "mend the roof", "anthropic:m", 5.0, 9.0, 3),)
@@ -242,14 +242,14 @@ def test_a_session_that_never_started_is_listed_without_model_and_name(store: Ev
     assert store.sessions() == (SessionRow("s", None, "", 4.0, 4.0, 1),)
 
 
-def test_a_row_names_the_session_that_started_it_and_later_events_leave_that_as_it_is(store: EventLog) -> None:
+def test_a_row_names_the_parent_session_and_later_events_do_not_change_it(store: EventLog) -> None:
     started = SessionStarted("anthropic:m", parent=ParentSession("above", "call", "above", 1))
     store.append([Event("e1", 1.0, "s", "system", started)]).result(10)
     store.append([replace(message_event(2), parent_event_id=None)]).result(10)
     assert [row.parent_session_id for row in store.sessions()] == ["above"]
 
 
-def test_a_session_that_starts_again_keeps_the_name_it_is_not_given_anew(store: EventLog) -> None:
+def test_a_restarted_session_keeps_its_name_unless_it_gets_a_new_one(store: EventLog) -> None:
     store.append([session_started_event(name="first", model="a", at=5.0)]).result(10)
     store.append([replace(session_started_event(name=None, model="b", at=3.0), id="again")]).result(10)
     assert store.sessions() == (SessionRow("s", "first", "b", 3.0, 5.0, 2),)
@@ -258,13 +258,13 @@ def test_a_session_that_starts_again_keeps_the_name_it_is_not_given_anew(store: 
 
 
 @pytest.mark.parametrize("at_once", [1, 3], ids=["one by one", "in one append"])
-def test_what_a_session_is_called_is_the_same_however_its_events_come(store: EventLog, at_once: int) -> None:
+def test_a_sessions_name_does_not_depend_on_the_grouping_of_its_events(store: EventLog, at_once: int) -> None:
     named = session_started_event(name="first", model="a", at=5.0)
     nameless = replace(session_started_event(name=None, model="", at=3.0), id="again", parent_event_id="x")
     events = [named, nameless, replace(message_event(1), at=9.0)]
     done = [store.append(events[start : start + at_once]) for start in range(0, 3, at_once)]
-    for one in done:
-        one.result(10)
+    for future in done:
+        future.result(10)
     assert store.sessions() == (SessionRow("s", "first", "a", 3.0, 9.0, 3),)
 
 
@@ -277,7 +277,7 @@ def test_sessions_are_listed_with_the_newest_activity_first(store: EventLog) -> 
     assert store.sessions(limit=0) == ()
 
 
-def test_a_list_of_fewer_than_no_sessions_is_refused(store: EventLog) -> None:
+def test_a_negative_limit_is_refused(store: EventLog) -> None:
     with pytest.raises(UserError, match="the limit cannot be -1: use 0 or more"):
         store.sessions(limit=-1)
 
@@ -288,23 +288,23 @@ def lesson(session: str, number: int, *, calls: int = 1) -> Event:
 
 
 def test_lessons_of_all_sessions_are_read_oldest_first(store: EventLog) -> None:
-    kept = [lesson(f"s{number % 2}", number, calls=number) for number in range(1, 6)]
-    for one in kept:
-        store.append([one]).result(10)
+    lessons = [lesson(f"s{number % 2}", number, calls=number) for number in range(1, 6)]
+    for record in lessons:
+        store.append([record]).result(10)
     store.append(message_events(5, start=50)).result(10)
-    assert store.learned_events(limit=10) == tuple(kept)
-    assert store.learned_events(limit=2) == tuple(kept[-2:])
+    assert store.learned_events(limit=10) == tuple(lessons)
+    assert store.learned_events(limit=2) == tuple(lessons[-2:])
     assert store.learned_events(limit=0) == ()
 
 
-def test_a_deleted_session_has_taught_nothing(store: EventLog) -> None:
+def test_a_deleted_session_has_no_lessons(store: EventLog) -> None:
     store.append([lesson("s1", 1)]).result(10)
     store.append([other := lesson("s2", 2)]).result(10)
     store.delete("s1")
     assert store.learned_events(limit=10) == (other,)
 
 
-def test_a_deleted_session_is_gone_and_the_others_stay(store: EventLog) -> None:
+def test_a_deleted_session_is_gone_and_the_others_remain(store: EventLog) -> None:
     store.append([*message_events(3, "gone"), *message_events(2, "stays")]).result(10)
     assert store.delete("gone") == 3
     assert list(store.read("gone")) == []
@@ -313,7 +313,7 @@ def test_a_deleted_session_is_gone_and_the_others_stay(store: EventLog) -> None:
     assert store.delete("gone") == 0
 
 
-def test_a_deleted_session_may_begin_anew(store: EventLog) -> None:
+def test_a_deleted_session_may_start_again(store: EventLog) -> None:
     store.append([session_started_event(name="old"), *message_events(3)]).result(10)
     store.delete("s")
     store.append(message_events(2)).result(10)
@@ -321,17 +321,17 @@ def test_a_deleted_session_may_begin_anew(store: EventLog) -> None:
     assert store.sessions() == (SessionRow("s", None, "", 1_800_000_000.0, 1_800_000_001.0, 2),)
 
 
-def test_a_store_has_tables_that_say_what_its_calls_cost(store: MemoryStore | DatabaseEventLog) -> None:
+def test_a_store_has_tables_with_the_costs_of_its_calls(store: DatabaseEventLog) -> None:
     store.append(call_events(40)).result(10)
     store.append(call_events(8, "t")).result(10)
     tables = store.cost_queries()
     assert (tables.totals().calls, tables.totals().spent_usd) == (12, Decimal("0.1476"))
-    assert [one.id for one in tables.session_amounts(limit=1)] == ["s"]
+    assert [row.id for row in tables.session_amounts(limit=1)] == ["s"]
     store.delete("s")
-    assert (tables.totals().calls, [one.id for one in tables.session_amounts()]) == (2, ["t"])
+    assert (tables.totals().calls, [row.id for row in tables.session_amounts()]) == (2, ["t"])
 
 
-def test_what_is_old_is_pruned_but_for_the_kinds_that_stay(store: MemoryStore | DatabaseEventLog) -> None:
+def test_old_events_are_pruned_except_for_the_kinds_that_remain(store: DatabaseEventLog) -> None:
     store.append([*message_events(3), *call_events(4, "t")]).result(10)
     newest = 1_800_000_003.0
     assert store.prune("t", ["llm.call_completed"], before=newest) == 0
@@ -342,13 +342,13 @@ def test_what_is_old_is_pruned_but_for_the_kinds_that_stay(store: MemoryStore | 
     assert store.cost_queries().totals().calls == 1
 
 
-def test_an_append_is_deleted_when_it_was_made_before_the_deletion(store: EventLog) -> None:
+def test_an_append_made_before_a_deletion_is_deleted(store: EventLog) -> None:
     appends = [store.append([message_event(number)]) for number in range(20)]
     assert store.delete("s") == 20
     assert all(done.done() for done in appends)
 
 
-def test_an_append_that_was_handed_over_cannot_be_cancelled(store: EventLog) -> None:
+def test_a_submitted_append_cannot_be_cancelled(store: EventLog) -> None:
     appends = [store.append([message_event(number)]) for number in range(20)]
     assert not any(done.cancel() for done in appends)
     for done in appends:
@@ -362,23 +362,23 @@ async def test_an_append_can_be_awaited(store: EventLog) -> None:
 
 
 def test_threads_append_and_read_at_the_same_time(store: EventLog) -> None:
-    seen: dict[str, list[Event]] = {}
+    events_by_session: dict[str, list[Event]] = {}
 
     def converse(session: str) -> None:
         for number in range(40):
             store.append([message_event(number, session)]).result(10)
-        seen[session] = list(store.read(session))
+        events_by_session[session] = list(store.read(session))
 
     threads = [Thread(target=converse, args=(session,)) for session in "abcd"]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert seen == {session: message_events(40, session) for session in "abcd"}
+    assert events_by_session == {session: message_events(40, session) for session in "abcd"}
     assert {row.id: row.event_count for row in store.sessions()} == dict.fromkeys("abcd", 40)
 
 
-def test_a_closed_store_takes_and_gives_nothing(store: EventLog) -> None:
+def test_a_closed_store_neither_writes_nor_reads(store: EventLog) -> None:
     store.append(message_events(1)).result(10)
     store.close()
     store.close()
@@ -388,21 +388,23 @@ def test_a_closed_store_takes_and_gives_nothing(store: EventLog) -> None:
             attempt()
 
 
-def test_a_store_is_closed_at_the_end_of_its_block(open_one: OpenStore) -> None:
-    with open_one() as store:
+def test_a_store_is_closed_at_the_end_of_its_block(open_store_of_kind: OpenStore) -> None:
+    with open_store_of_kind() as store:
         store.append(message_events(1)).result(10)
     assert "closed" in failure(store, message_event(1))
 
 
-def test_messages_in_every_script_survive(store: EventLog) -> None:
-    told = event("e", MessageAppended(make_user_message("naïve 日本 🙂 \x00 \u2028 \\u0000")), session="ß\x00")
-    store.append([told]).result(10)
-    assert list(store.read("ß\x00")) == [told]
+def test_messages_in_every_script_are_preserved(store: EventLog) -> None:
+    message = event("e", MessageAppended(make_user_message("naïve 日本 🙂 \x00 \u2028 \\u0000")), session="ß\x00")
+    store.append([message]).result(10)
+    assert list(store.read("ß\x00")) == [message]
 
 
-def test_the_longest_ids_of_the_oddest_characters_are_kept(store: EventLog) -> None:
+def test_the_longest_ids_of_unusual_characters_are_preserved(store: EventLog) -> None:
     longest = [text * ID_BYTES_MAX for text in "\x00\x01x"]
-    told = [replace(message_event(1), id=text, session_id=text, turn_id=text, parent_event_id=text) for text in longest]
-    store.append(told).result(10)
-    assert [list(store.read(text)) for text in longest] == [[one] for one in told]
+    events = [
+        replace(message_event(1), id=text, session_id=text, turn_id=text, parent_event_id=text) for text in longest
+    ]
+    store.append(events).result(10)
+    assert [list(store.read(text)) for text in longest] == [[expected_event] for expected_event in events]
     assert [row.id for row in store.sessions()] == longest[::-1]

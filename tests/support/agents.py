@@ -84,14 +84,14 @@ class Agent:
         self.clock = ManualClock()
         self.store = MemoryStore()
         self.transport = ReplayTransport(steps)
-        given: Options = {
+        defaults: Options = {
             "model": "anthropic:claude-sonnet-5-5",
             "store": self.store,
             "transport": self.transport,
             "clock": self.clock,
             "new_id": CountingIds(),
         }
-        self.options: Options = given | options
+        self.options: Options = defaults | options
         self.session = Session.create(**self.options)
 
     @property
@@ -117,17 +117,20 @@ def make_agent(*steps: Step, **options: Unpack[Options]) -> Agent:
 
 def changed_prefixes(events: Sequence[Event]) -> list[str]:
     """Every request that did not extend the previous one, by layer and byte."""
-    found: list[str] = []
-    length = response = 0
+    changes: list[str] = []
+    length = completed_length = 0
     for event in events:
         if isinstance(event.payload, LlmCallCompleted):
-            response = length
+            completed_length = length
         if isinstance(event.payload, MessagesWithdrawn | ViewRepair):
             # The provider cached nothing of a refused request.
-            length = response
+            length = completed_length
         if isinstance(event.payload, ContextCompacted):
             # A compaction replaces everything after the cut on purpose.
-            length, response = event.payload.unchanged_blocks, min(response, event.payload.unchanged_blocks)
+            length, completed_length = (
+                event.payload.unchanged_blocks,
+                min(completed_length, event.payload.unchanged_blocks),
+            )
         if isinstance(event.payload, ModelSwitched):
             # Another model has another cache: there is no prefix to keep.
             length = 0
@@ -135,8 +138,8 @@ def changed_prefixes(events: Sequence[Event]) -> list[str]:
             continue
         prepared = event.payload
         if prepared.shared_blocks < length:
-            moved = prepared.digests[0] if prepared.digests else None
-            where = f"layer {moved.layer!r} at byte {moved.start}" if moved else "the end"
-            found.append(f"the prefix changed: {where} (block {prepared.shared_blocks} of {length})")
+            first_changed = prepared.digests[0] if prepared.digests else None
+            where = f"layer {first_changed.layer!r} at byte {first_changed.start}" if first_changed else "the end"
+            changes.append(f"the prefix changed: {where} (block {prepared.shared_blocks} of {length})")
         length = prepared.shared_blocks + len(prepared.digests)
-    return found
+    return changes

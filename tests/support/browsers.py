@@ -60,27 +60,27 @@ class Page:
     def __init__(self, driver: "webdriver.Chrome", url: str = "") -> None:
         self.driver = driver
         self.url = url
-        self.expecting: tuple[str, ...] = ()
+        self.expected_errors: tuple[str, ...] = ()
 
-    def expected(self, complaint: str) -> bool:
+    def is_expected(self, complaint: str) -> bool:
         """Whether the test caused this refusal on purpose; browsers log every refused request in the console."""
-        return any(word in complaint for word in self.expecting)
+        return any(word in complaint for word in self.expected_errors)
 
     def open(self, view: str = "", *, heading: str | None = None) -> None:
         """Opens a view by its URL in a freshly loaded page."""
         self.leave()
         self.driver.get(f"{self.url}/#/{view}")
-        self.until(lambda: self.text("h1") if heading is None else self.text("h1") == heading)
+        self.wait_until(lambda: self.text("h1") if heading is None else self.text("h1") == heading)
 
     def leave(self) -> None:
         """Leaves the page, as every test does before its service stops."""
         self.driver.get("about:blank")
 
-    def all(self, selector: str) -> "list[WebElement]":
+    def elements(self, selector: str) -> "list[WebElement]":
         return list(self.driver.find_elements(By.CSS_SELECTOR, selector))
 
-    def one(self, selector: str) -> "WebElement":
-        return self.until(lambda: next(iter(self.all(selector)), None))
+    def element(self, selector: str) -> "WebElement":
+        return self.wait_until(lambda: next(iter(self.elements(selector)), None))
 
     def text(self, selector: str) -> str:
         found = self.driver.execute_script(
@@ -99,33 +99,36 @@ class Page:
         script = (
             "const e = document.querySelector(arguments[0]); if (!e || e.disabled) return false; e.click(); return 1"
         )
-        self.until(lambda: self.run(script, selector))
+        self.wait_until(lambda: self.run(script, selector))
 
     def run(self, script: str, *arguments: object) -> Any:
         return self.driver.execute_script(script, *arguments)
 
-    def until(self, found: Callable[[], T | None], *, seconds_max: float = SECONDS_MAX) -> T:
-        waited = WebDriverWait(self.driver, seconds_max, poll_frequency=0.05)
-        result: T = waited.until(lambda _: found())
+    def wait_until(self, condition: Callable[[], T | None], *, seconds_max: float = SECONDS_MAX) -> T:
+        waiter = WebDriverWait(self.driver, seconds_max, poll_frequency=0.05)
+        result: T = waiter.until(lambda _: condition())
         return result
 
-    def complaints(self) -> list[str]:
+    def console_errors(self) -> list[str]:
         """The errors and warnings in the console."""
         entries = self.driver.get_log("browser")
         return [str(entry["message"]) for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
 
-    def requested(self) -> list[str]:
+    def requested_urls(self) -> list[str]:
         """The URLs of all requests sent since the last call."""
         sent = (json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance"))
-        urls = [it["params"]["request"]["url"] for it in sent if it["method"] == "Network.requestWillBeSent"]
+        requests = [
+            message["params"]["request"] for message in sent if message["method"] == "Network.requestWillBeSent"
+        ]
+        urls = [request["url"] for request in requests]
         # The browser's own start page uses these; none of them is a network request.
         return [url for url in urls if url.partition(":")[0] not in ("chrome", "chrome-untrusted", "data", "blob")]
 
-    def accessible(self) -> list[tuple[str, str]]:
+    def accessible_nodes(self) -> list[tuple[str, str]]:
         """Roles and names in the accessibility tree, as a screen reader gets them."""
         nodes = self.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
-        response = (node for node in nodes if not node.get("ignored"))
-        return [(str(it["role"]["value"]), str(it.get("name", {}).get("value", ""))) for it in response if "role" in it]
+        exposed = (node for node in nodes if not node.get("ignored") and "role" in node)
+        return [(str(node["role"]["value"]), str(node.get("name", {}).get("value", ""))) for node in exposed]
 
     def resize(self, width: int, height: int) -> None:
         self.driver.execute_cdp_cmd(
@@ -133,7 +136,7 @@ class Page:
             {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
         )
 
-    def theme(self, name: str) -> None:
+    def set_theme(self, name: str) -> None:
         features = [{"name": "prefers-color-scheme", "value": name}]
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
 

@@ -64,21 +64,21 @@ def breakpoint_rules(*, floor: int = 1_024, first: int = 2, latest: int = 50, lo
     )
 
 
-def chain_block(name: str, tokens: int, place: PromptSection = "messages", kind: BlockKind = "plain") -> ChainBlock:
-    return ChainBlock(place, name.encode(), tokens, kind)
+def chain_block(name: str, tokens: int, section: PromptSection = "messages", kind: BlockKind = "plain") -> ChainBlock:
+    return ChainBlock(section, name.encode(), tokens, kind)
 
 
 def call(
     parts: Sequence[ChainBlock],
-    marks: dict[int, Ttl],
+    breakpoints: dict[int, Ttl],
     *,
     at: float = 0.0,
     scope: CacheScope = SCOPE,
     parameters: CacheParameters | None = None,
 ) -> CacheCall:
     seeds = chain_seeds(rules(), parameters or CacheParameters(scope.model))
-    placed = tuple(Breakpoint(index, ttl) for index, ttl in marks.items())
-    return CacheCall(scope, chain_prefixes(seeds, parts), placed, at)
+    placed_breakpoints = tuple(Breakpoint(index, ttl) for index, ttl in breakpoints.items())
+    return CacheCall(scope, chain_prefixes(seeds, parts), placed_breakpoints, at)
 
 
 def cost_units(usage: Usage) -> float:

@@ -36,8 +36,8 @@ def run_in_process(*arguments: str, cwd: Path | None = None, **environ: str) -> 
         patch.setattr(sys, "stderr", err)
         for name, value in environ.items():
             patch.setenv(name, value)
-        with pytest.raises(SystemExit) as ended:
+        with pytest.raises(SystemExit) as result:
             main()
-    status = ended.value.code
+    status = result.value.code
     assert isinstance(status, int)
     return subprocess.CompletedProcess(words, status, *(one.getvalue().decode() for one in streams))

@@ -33,59 +33,59 @@ class CuttableProxy:
     def _listen(self) -> None:
         with suppress(OSError):
             while True:
-                near, _ = self._listener.accept()
+                client, _ = self._listener.accept()
                 if self.dead:
-                    near.close()
+                    client.close()
                     continue
-                far = self._reach_server()
-                self._open += (near, far)
-                Thread(target=self._carry_there, args=(near, far), daemon=True).start()
-                Thread(target=self._carry_back, args=(far, near), daemon=True).start()
+                server = self._reach_server()
+                self._open += (client, server)
+                Thread(target=self._forward_to_server, args=(client, server), daemon=True).start()
+                Thread(target=self._forward_to_client, args=(server, client), daemon=True).start()
 
     def _reach_server(self) -> socket.socket:
         host, port = str(self._server["host"]), int(str(self._server.get("port") or 5432))
         if not host.startswith("/"):
             return socket.create_connection((host, port))
-        far = socket.socket(socket.AF_UNIX)
-        far.connect(f"{host}/.s.PGSQL.{port}")
-        return far
+        server = socket.socket(socket.AF_UNIX)
+        server.connect(f"{host}/.s.PGSQL.{port}")
+        return server
 
-    def _carry_there(self, near: socket.socket, far: socket.socket) -> None:
+    def _forward_to_server(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
-            while sent := near.recv(65536):
-                if self.cut and b"COMMIT\x00" in sent:
+            while data := client.recv(65536):
+                if self.cut and b"COMMIT\x00" in data:
                     cut, self.cut = self.cut, None
-                    shut_down(near)
+                    shut_down(client)
                     if cut == "after":
                         # The other thread reads the response, cannot deliver it, and closes both sockets.
-                        far.sendall(sent)
+                        server.sendall(data)
                     elif cut == "before":
-                        shut_down(far)
+                        shut_down(server)
                     return
-                far.sendall(sent)
-        shut_down(far)
+                server.sendall(data)
+        shut_down(server)
 
-    def _carry_back(self, far: socket.socket, near: socket.socket) -> None:
+    def _forward_to_client(self, server: socket.socket, client: socket.socket) -> None:
         with suppress(OSError):
-            while heard := far.recv(65536):
-                near.sendall(heard)
-        shut_down(near)
-        shut_down(far)
+            while data := server.recv(65536):
+                client.sendall(data)
+        shut_down(client)
+        shut_down(server)
 
     def hang_up(self) -> None:
         """End every connection."""
-        for one in self._open[1:]:
-            shut_down(one)
+        for connection in self._open[1:]:
+            shut_down(connection)
 
     def close(self) -> None:
-        for one in self._open:
-            shut_down(one)
-            one.close()
+        for connection in self._open:
+            shut_down(connection)
+            connection.close()
 
 
-def shut_down(one: socket.socket) -> None:
+def shut_down(connection: socket.socket) -> None:
     with suppress(OSError):
-        one.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

@@ -41,12 +41,12 @@ async def _upstream(
                 writer.write(b"HTTP/1.1 529 Busy\r\ncontent-length: %d\r\n\r\n%s" % (len(number), number))
                 continue
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
-            for place in range(EVENTS):
+            for index in range(EVENTS):
                 if writer.is_closing():
                     return
-                event = b"data: %s %d\n\n" % (number, place)
+                event = b"data: %s %d\n\n" % (number, index)
                 writer.write(b"%x\r\n%s\r\n" % (len(event), event))
-                if fault == "cut" and place == EVENTS // 2:
+                if fault == "cut" and index == EVENTS // 2:
                     writer.close()
                     return
                 await asyncio.sleep(0.02 if fault in ("drip", "leave") else 0.002)
@@ -59,30 +59,31 @@ async def _upstream(
 
 
 async def _client(
-    address: tuple[str, int], number: int, chance: random.Random, until: float, found: LoadOutcome
+    address: tuple[str, int], number: int, chance: random.Random, until: float, outcome: LoadOutcome
 ) -> None:
     reader: asyncio.StreamReader | None = None
     writer: asyncio.StreamWriter | None = None
     turn = 0
     while time.monotonic() < until:
         turn += 1
-        mark = f"{number}-{turn}"
+        request_id = f"{number}-{turn}"
         fault = chance.choice(FAULTS)
         if reader is None or writer is None:
             reader, writer = await asyncio.open_connection(*address)
         body = (
-            b'{"model":"claude-sonnet-5-5","max_tokens":9,"messages":[{"role":"user","content":"%s"}]}' % mark.encode()
+            b'{"model":"claude-sonnet-5-5","max_tokens":9,"messages":[{"role":"user","content":"%s"}]}'
+            % request_id.encode()
         )
         writer.write(
-            f"POST /anthropic/v1/messages HTTP/1.1\r\nHost: localhost\r\nx-number: {mark}\r\nx-fault: {fault}\r\n"
+            f"POST /anthropic/v1/messages HTTP/1.1\r\nHost: localhost\r\nx-number: {request_id}\r\nx-fault: {fault}\r\n"
             f"Content-Length: {len(body)}\r\n\r\n".encode()
             + body
         )
         async with asyncio.timeout(SECONDS_MAX):
-            ended, whole = await _read(reader, mark, fault)
-        found.ended[ended] = found.ended.get(ended, 0) + 1
+            ended, whole = await _read(reader, request_id, fault)
+        outcome.ended[ended] = outcome.ended.get(ended, 0) + 1
         if ended != fault:
-            found.wrong.append(f"{mark}: {fault} ended as {ended}")
+            outcome.wrong.append(f"{request_id}: {fault} ended as {ended}")
         if not whole:
             writer.close()
             reader = writer = None
@@ -90,11 +91,11 @@ async def _client(
         writer.close()
 
 
-async def _read(reader: asyncio.StreamReader, mark: str, fault: str) -> tuple[str, bool]:
+async def _read(reader: asyncio.StreamReader, request_id: str, fault: str) -> tuple[str, bool]:
     """How a reply ended, named like the faults, and whether the connection can be reused."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     if head.startswith(b"http/1.1 529"):
-        return ("status" if await reader.readexactly(len(mark)) == mark.encode() else "mixed up"), True
+        return ("status" if await reader.readexactly(len(request_id)) == request_id.encode() else "mixed up"), True
     if not head.startswith(b"http/1.1 200"):
         return head[:40].decode("latin-1"), False
     received = b""
@@ -106,15 +107,15 @@ async def _read(reader: asyncio.StreamReader, mark: str, fault: str) -> tuple[st
         part = await reader.readexactly(size + 2) if size else await reader.readline()
         received += part[:size]
         if fault == "leave" and received.count(b"\n\n") >= 3:
-            return ("leave" if _is_mine(received, mark, 3) else "mixed up"), False
+            return ("leave" if _is_own_stream(received, request_id, 3) else "mixed up"), False
         if not size:
-            return (fault if _is_mine(received, mark, EVENTS) else "mixed up"), True
-    return ("cut" if _is_mine(received, mark, EVENTS // 2 + 1) else "lost"), False
+            return (fault if _is_own_stream(received, request_id, EVENTS) else "mixed up"), True
+    return ("cut" if _is_own_stream(received, request_id, EVENTS // 2 + 1) else "lost"), False
 
 
-def _is_mine(received: bytes, mark: str, events_min: int) -> bool:
+def _is_own_stream(received: bytes, request_id: str, events_min: int) -> bool:
     events = [line for line in received.decode().split("\n\n") if line]
-    return len(events) >= events_min and all(line == f"data: {mark} {place}" for place, line in enumerate(events))
+    return len(events) >= events_min and all(line == f"data: {request_id} {index}" for index, line in enumerate(events))
 
 
 async def run_load(
@@ -127,11 +128,11 @@ async def run_load(
     open_ends: set[asyncio.StreamWriter] = set()
     server = await asyncio.start_server(partial(_upstream, open_ends), "127.0.0.1", 0, backlog=1024)
     address, process = await asyncio.to_thread(serve, server.sockets[0].getsockname()[1])
-    found = LoadOutcome({}, [])
-    await _client(address, 0, random.Random(seed), time.monotonic() + 0.5, found)
+    outcome = LoadOutcome({}, [])
+    await _client(address, 0, random.Random(seed), time.monotonic() + 0.5, outcome)
     before = descriptors(process)
     until = time.monotonic() + seconds
-    clients = (_client(address, number + 1, random.Random(seed + number), until, found) for number in range(streams))
+    clients = (_client(address, number + 1, random.Random(seed + number), until, outcome) for number in range(streams))
     await asyncio.gather(*clients)
     server.close()
     for writer in tuple(open_ends):
@@ -142,15 +143,15 @@ async def run_load(
         if after["socket"] <= before["socket"] + 1:
             break
         await asyncio.sleep(0.2)
-    return found, Counter({kind: after[kind] - before[kind] for kind in after | before})
+    return outcome, Counter({kind: after[kind] - before[kind] for kind in after | before})
 
 
 def descriptors(process: int) -> Counter[str]:
     """The open file descriptors of a process, by kind."""
-    found: Counter[str] = Counter()
-    for one in Path(f"/proc/{process}/fd").iterdir():
+    counts: Counter[str] = Counter()
+    for link in Path(f"/proc/{process}/fd").iterdir():
         try:
-            found[os.readlink(one).partition(":")[0]] += 1
+            counts[os.readlink(link).partition(":")[0]] += 1
         except OSError:
             continue
-    return found
+    return counts

@@ -5,7 +5,7 @@ import hashlib
 import hmac
 import json
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from holdfast.instructions.recall.wake_token import WakeIssuer
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.store import SupportsInstructions
 from holdfast.instructions.units.signatures import DeploymentKey
+from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.instructions.store import InstructionStore
-from holdfast.stores.open import Store
 from holdfast.stores.postgres.store import PostgresStore
 from holdfast.stores.sqlite.store import SqliteStore
 
@@ -88,10 +88,10 @@ class InstructionService:
         self.ben = client.key("admin", entity=BEN)
         self.agent_key = client.key(f"agent:{AGENT}")
 
-    def lose(self, table: str) -> None:
+    def drop_table(self, table: str) -> None:
         """Drop a table, so that everything that needs it fails like in a broken database."""
         assert isinstance(self.library.records, InstructionStore)
-        self.library.records._changes.run_statement(f"DROP TABLE {self.library.records._tables.schema}{table}", ())
+        self.library.records._changes.run_statement(f"DROP TABLE holdfast.{table}", ())
 
     def request(self, method: str, path: str, body: object = None, *, key: str | None = None) -> ServiceResponse:
         return self.client.request(method, path, body, key=key or self.ann)
@@ -159,14 +159,13 @@ def b64(raw: bytes) -> str:
 
 
 @contextmanager
-def open_store_of_kind(kind: str, folder: Path) -> Iterator[Store]:
+def open_store_of_kind(kind: str, folder: Path) -> Iterator[DatabaseEventLog]:
     if kind == "postgres":
-        with reused_database() as url, PostgresStore(url) as kept:
-            yield kept
+        with reused_database() as url, PostgresStore(url) as store:
+            yield store
         return
-    made: AbstractContextManager[Store] = SqliteStore(folder / "log.db")
-    with made as kept:
-        yield kept
+    with SqliteStore(folder / "log.db") as store:
+        yield store
 
 
 def library_of(

@@ -25,11 +25,11 @@ async def store_session(
     log: EventLog, folder: Path | None, /, *asks: str, end: bool = True, **options: Unpack[Options]
 ) -> str:
     """A stored session with these user messages, each answered with a decision and a question."""
-    given: Options = {"store": log, "new_id": new_ulid}
+    defaults: Options = {"store": log, "new_id": new_ulid}
     if folder is not None:
-        given["workspace"] = folder
+        defaults["workspace"] = folder
     async with new_session(
-        scripted_provider(*([f"{DECISION} {QUESTION}"] * len(asks))), **(given | options)
+        scripted_provider(*([f"{DECISION} {QUESTION}"] * len(asks))), **(defaults | options)
     ) as session:
         for ask in asks:
             await session.send(ask)
@@ -44,23 +44,23 @@ def knowledge_folder(workspace: Path) -> KnowledgeFolder:
 
 def text_session(session: str, *texts: str, day: str = "2026-11-01", workspace: str | None = None) -> EndedSession:
     """An ended session of text only: user messages and replies in turn."""
-    passages = [
+    entries = [
         HistoryEntry("user" if number % 2 == 0 else "assistant", (Text(text),), number=number + 1)
         for number, text in enumerate(texts)
     ]
-    return EndedSession(session, len(passages), day, lambda: passages, workspace)
+    return EndedSession(session, len(entries), day, lambda: entries, workspace)
 
 
 def tool_session(session: str, ask: str, *steps: tuple[str, str, str], day: str = "2026-11-01") -> EndedSession:
     """An ended session with tool calls: tool, arguments as JSON, and output."""
-    passages = [HistoryEntry("user", (Text(ask),), number=1)]
+    entries = [HistoryEntry("user", (Text(ask),), number=1)]
     for at, (tool, arguments, output) in enumerate(steps):
         use = ToolUse(f"t{at}", tool, arguments)
-        passages.append(HistoryEntry("assistant", (use,), number=len(passages) + 1))
+        entries.append(HistoryEntry("assistant", (use,), number=len(entries) + 1))
         result = ToolResult(use.id, (Text(output),), name=tool)
-        passages.append(HistoryEntry("user", (result,), number=len(passages) + 1))
-    passages.append(HistoryEntry("assistant", (Text("Done."),), number=len(passages) + 1))
-    return EndedSession(session, len(passages), day, lambda: passages, "/project")
+        entries.append(HistoryEntry("user", (result,), number=len(entries) + 1))
+    entries.append(HistoryEntry("assistant", (Text("Done."),), number=len(entries) + 1))
+    return EndedSession(session, len(entries), day, lambda: entries, "/project")
 
 
 class Crash(BaseException):
@@ -92,13 +92,13 @@ class CrashingDisk:
         if self._dies_before():
             raise Crash
         self._disk.replace(name, content)
-        self._die_behind()
+        self._die_after()
 
     def replace_unless_changed(self, name: str, content: bytes, before: bytes | None) -> bool:
         if self._dies_before():
             raise Crash
         done = self._disk.replace_unless_changed(name, content, before)
-        self._die_behind()
+        self._die_after()
         return done
 
     def append(self, name: str, content: bytes) -> None:
@@ -107,19 +107,19 @@ class CrashingDisk:
                 self._disk.append(name, content[: len(content) * 2 // 3])
             raise Crash
         self._disk.append(name, content)
-        self._die_behind()
+        self._die_after()
 
     def remove(self, name: str) -> None:
         if self._dies_before():
             raise Crash
         self._disk.remove(name)
-        self._die_behind()
+        self._die_after()
 
     def _dies_before(self) -> bool:
         self.writes += 1
         return self.writes == self._at and self._mode != "after"
 
-    def _die_behind(self) -> None:
+    def _die_after(self) -> None:
         if self.writes == self._at:
             raise Crash
 

@@ -44,16 +44,16 @@ class LibraryProject:
             entries.append(entry | ({"path": f"{name}.md"} if mode == "coexistence" else {}))
         self.write_manifest({"agent_id": "main", "version": "v1", "migration_mode": mode, "entries": entries, **more})
 
-    def write_manifest(self, told: object) -> None:
-        (self.folder / "manifest.json").write_text(json.dumps(told))
+    def write_manifest(self, manifest_body: object) -> None:
+        (self.folder / "manifest.json").write_text(json.dumps(manifest_body))
 
     def manifest(self) -> Any:
         return json.loads((self.folder / "manifest.json").read_text())
 
     def recall_and_close(self, times: int, *, missed: tuple[str, ...] = ()) -> None:
         for _ in range(times):
-            response = self.library.recall("claim a ticket", max_chunks=1)
-            self.library.submit_usage(response.audit_token, used=("checkout-procedure",), missed=missed)
+            recalled = self.library.recall("claim a ticket", max_chunks=1)
+            self.library.submit_usage(recalled.audit_token, used=("checkout-procedure",), missed=missed)
 
     def recalled(self, intent: str) -> list[str]:
         return [chunk.name for chunk in self.library.recall(intent).result.chunks]
@@ -66,5 +66,5 @@ class LibraryProject:
 
 def is_insertion(text: str, longer: str) -> bool:
     """Whether the longer text is the shorter one with one insertion."""
-    at = next((at for at, (one, other) in enumerate(zip(text, longer, strict=False)) if one != other), len(text))
+    at = next((at for at, (left, right) in enumerate(zip(text, longer, strict=False)) if left != right), len(text))
     return longer.endswith(text[at:])

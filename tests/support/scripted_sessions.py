@@ -33,7 +33,7 @@ def tool_result_texts(session: Session) -> list[str]:
 
 
 def new_session(provider: SimulatedProvider, **options: Unpack[Options]) -> Session:
-    given: Options = {
+    defaults: Options = {
         "model": "anthropic:claude-sonnet-5-5",
         "system_prompt": LONG,
         "store": MemoryStore(),
@@ -41,4 +41,4 @@ def new_session(provider: SimulatedProvider, **options: Unpack[Options]) -> Sess
         "clock": ManualClock(),
         "new_id": CountingIds(),
     }
-    return Session.create(**(given | options))
+    return Session.create(**(defaults | options))

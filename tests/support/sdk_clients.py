@@ -46,7 +46,7 @@ def _anthropic(messages: list[Any]) -> dict[str, Any]:
     }
 
 
-def _anthropic_shown(usage: Any) -> ShownUsage:
+def _anthropic_usage(usage: Any) -> ShownUsage:
     read, written = usage.cache_read_input_tokens, usage.cache_creation_input_tokens
     return usage.input_tokens + read + written, read, written, usage.output_tokens
 
@@ -59,7 +59,7 @@ def _anthropic_next(messages: list[Any], message: Any) -> None:
 
 
 def anthropic_sync(url: str, *, stream: bool) -> list[ShownUsage]:
-    shown, messages = [], [{"role": "user", "content": LOOK}]
+    usages, messages = [], [{"role": "user", "content": LOOK}]
     with anthropic.Anthropic(base_url=url, api_key="any", timeout=TIMEOUT_SECONDS, max_retries=0) as client:
         for _ in range(3):
             if stream:
@@ -67,13 +67,13 @@ def anthropic_sync(url: str, *, stream: bool) -> list[ShownUsage]:
                     message: Any = events.get_final_message()
             else:
                 message = client.messages.create(**_anthropic(messages))
-            shown.append(_anthropic_shown(message.usage))
+            usages.append(_anthropic_usage(message.usage))
             _anthropic_next(messages, message)
-    return shown
+    return usages
 
 
 async def anthropic_async(url: str, *, stream: bool) -> list[ShownUsage]:
-    shown, messages = [], [{"role": "user", "content": LOOK}]
+    usages, messages = [], [{"role": "user", "content": LOOK}]
     options: Any = {"base_url": url, "api_key": "any", "timeout": TIMEOUT_SECONDS, "max_retries": 0}
     async with anthropic.AsyncAnthropic(**options) as client:
         for _ in range(3):
@@ -82,9 +82,9 @@ async def anthropic_async(url: str, *, stream: bool) -> list[ShownUsage]:
                     message: Any = await events.get_final_message()
             else:
                 message = await client.messages.create(**_anthropic(messages))
-            shown.append(_anthropic_shown(message.usage))
+            usages.append(_anthropic_usage(message.usage))
             _anthropic_next(messages, message)
-    return shown
+    return usages
 
 
 # OpenAI
@@ -96,31 +96,31 @@ def _openai_options(url: str) -> dict[str, Any]:
 
 def _chat(messages: list[Any], *, stream: bool) -> dict[str, Any]:
     function = {"name": "read", "description": "", "parameters": SCHEMA}
-    asked: dict[str, Any] = {
+    request: dict[str, Any] = {
         "model": "gpt-6.1-sol",
         "prompt_cache_key": "k",
         "tools": [{"type": "function", "function": function}],
         "messages": [{"role": "developer", "content": SYSTEM}, *messages],
     }
-    return {**asked, "stream": True, "stream_options": {"include_usage": True}} if stream else asked
+    return {**request, "stream": True, "stream_options": {"include_usage": True}} if stream else request
 
 
-def _chat_shown(usage: Any) -> ShownUsage:
+def _chat_usage(usage: Any) -> ShownUsage:
     details = usage.prompt_tokens_details
     return usage.prompt_tokens, details.cached_tokens, details.cache_write_tokens, usage.completion_tokens
 
 
 def _chat_next(messages: list[Any], text: str, calls: list[dict[str, Any]]) -> None:
-    said = {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
+    message = {"role": "assistant", "content": text, **({"tool_calls": calls} if calls else {})}
     results = [{"role": "tool", "tool_call_id": call["id"], "content": RESULT} for call in calls]
-    messages += [said, *(results or [{"role": "user", "content": SURE}])]
+    messages += [message, *(results or [{"role": "user", "content": SURE}])]
 
 
 def _chat_whole(messages: list[Any], completion: Any) -> ShownUsage:
     message = completion.choices[0].message
     calls = [_chat_call(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or ()]
     _chat_next(messages, message.content, calls)
-    return _chat_shown(completion.usage)
+    return _chat_usage(completion.usage)
 
 
 def _chat_call(id: str, name: str, arguments: str) -> dict[str, Any]:
@@ -145,39 +145,39 @@ class _ChatChunks:
 
     def close(self, messages: list[Any]) -> ShownUsage:
         _chat_next(messages, self.text, list(self.calls.values()))
-        return _chat_shown(self.usage)
+        return _chat_usage(self.usage)
 
 
 def chat_sync(url: str, *, stream: bool) -> list[ShownUsage]:
-    shown: list[ShownUsage] = []
+    usages: list[ShownUsage] = []
     messages: list[Any] = [{"role": "user", "content": LOOK}]
     with openai.OpenAI(**_openai_options(url)) as client:
         for _ in range(3):
-            answer: Any = client.chat.completions.create(**_chat(messages, stream=stream))
+            response: Any = client.chat.completions.create(**_chat(messages, stream=stream))
             if stream:
                 chunks = _ChatChunks()
-                for chunk in answer:
+                for chunk in response:
                     chunks.add(chunk)
-                shown.append(chunks.close(messages))
+                usages.append(chunks.close(messages))
             else:
-                shown.append(_chat_whole(messages, answer))
-    return shown
+                usages.append(_chat_whole(messages, response))
+    return usages
 
 
 async def chat_async(url: str, *, stream: bool) -> list[ShownUsage]:
-    shown: list[ShownUsage] = []
+    usages: list[ShownUsage] = []
     messages: list[Any] = [{"role": "user", "content": LOOK}]
     async with openai.AsyncOpenAI(**_openai_options(url)) as client:
         for _ in range(3):
-            answer: Any = await client.chat.completions.create(**_chat(messages, stream=stream))
+            response: Any = await client.chat.completions.create(**_chat(messages, stream=stream))
             if stream:
                 chunks = _ChatChunks()
-                async for chunk in answer:
+                async for chunk in response:
                     chunks.add(chunk)
-                shown.append(chunks.close(messages))
+                usages.append(chunks.close(messages))
             else:
-                shown.append(_chat_whole(messages, answer))
-    return shown
+                usages.append(_chat_whole(messages, response))
+    return usages
 
 
 def _responses(items: list[Any]) -> dict[str, Any]:
@@ -193,17 +193,17 @@ def _responses(items: list[Any]) -> dict[str, Any]:
 def _responses_next(items: list[Any], response: Any) -> ShownUsage:
     calls = [item for item in response.output if item.type == "function_call"]
     results = [{"type": "function_call_output", "call_id": call.call_id, "output": RESULT} for call in calls]
-    said = [item.model_dump(exclude_none=True, exclude={"parsed_arguments", "parsed"}) for item in response.output]
-    for item in said:
+    output = [item.model_dump(exclude_none=True, exclude={"parsed_arguments", "parsed"}) for item in response.output]
+    for item in output:
         for part in item.get("content", ()):
             part.pop("parsed", None)
-    items += [*said, *(results or [{"role": "user", "content": SURE}])]
+    items += [*output, *(results or [{"role": "user", "content": SURE}])]
     usage, details = response.usage, response.usage.input_tokens_details
     return usage.input_tokens, details.cached_tokens, details.cache_write_tokens, usage.output_tokens
 
 
 def responses_sync(url: str, *, stream: bool) -> list[ShownUsage]:
-    shown, items = [], [{"role": "user", "content": LOOK}]
+    usages, items = [], [{"role": "user", "content": LOOK}]
     with openai.OpenAI(**_openai_options(url)) as client:
         for _ in range(3):
             if stream:
@@ -211,12 +211,12 @@ def responses_sync(url: str, *, stream: bool) -> list[ShownUsage]:
                     response: Any = events.get_final_response()
             else:
                 response = client.responses.create(**_responses(items))
-            shown.append(_responses_next(items, response))
-    return shown
+            usages.append(_responses_next(items, response))
+    return usages
 
 
 async def responses_async(url: str, *, stream: bool) -> list[ShownUsage]:
-    shown, items = [], [{"role": "user", "content": LOOK}]
+    usages, items = [], [{"role": "user", "content": LOOK}]
     async with openai.AsyncOpenAI(**_openai_options(url)) as client:
         for _ in range(3):
             if stream:
@@ -224,56 +224,56 @@ async def responses_async(url: str, *, stream: bool) -> list[ShownUsage]:
                     response: Any = await events.get_final_response()
             else:
                 response = await client.responses.create(**_responses(items))
-            shown.append(_responses_next(items, response))
-    return shown
+            usages.append(_responses_next(items, response))
+    return usages
 
 
 # OpenRouter
 
 
 def _routed(messages: list[Any], *, stream: bool) -> dict[str, Any]:
-    marked = {"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}
-    asked = _chat(messages, stream=False)
+    system_block = {"type": "text", "text": SYSTEM, "cache_control": {"type": "ephemeral"}}
+    request = _chat(messages, stream=False)
     return {
         "model": "anthropic/claude-sonnet-5.5",
         "session_id": "s",
-        "tools": asked["tools"],
-        "messages": [{"role": "system", "content": [marked]}, *messages],
+        "tools": request["tools"],
+        "messages": [{"role": "system", "content": [system_block]}, *messages],
         "retries": None,
         "stream": stream,
     }
 
 
 def openrouter_sync(url: str, *, stream: bool) -> list[ShownUsage]:
-    shown: list[ShownUsage] = []
+    usages: list[ShownUsage] = []
     messages: list[Any] = [{"role": "user", "content": LOOK}]
     with OpenRouter(api_key="any", server_url=f"{url}/api/v1", timeout_ms=5_000) as client:
         for _ in range(3):
-            answer: Any = client.chat.send(**_routed(messages, stream=stream))
+            response: Any = client.chat.send(**_routed(messages, stream=stream))
             if stream:
                 chunks = _ChatChunks()
-                for chunk in answer:
+                for chunk in response:
                     chunks.add(chunk)
-                shown.append(chunks.close(messages))
+                usages.append(chunks.close(messages))
             else:
-                shown.append(_chat_whole(messages, answer))
-    return shown
+                usages.append(_chat_whole(messages, response))
+    return usages
 
 
 async def openrouter_async(url: str, *, stream: bool) -> list[ShownUsage]:
-    shown: list[ShownUsage] = []
+    usages: list[ShownUsage] = []
     messages: list[Any] = [{"role": "user", "content": LOOK}]
     async with OpenRouter(api_key="any", server_url=f"{url}/api/v1", timeout_ms=5_000) as client:
         for _ in range(3):
-            answer: Any = await client.chat.send_async(**_routed(messages, stream=stream))
+            response: Any = await client.chat.send_async(**_routed(messages, stream=stream))
             if stream:
                 chunks = _ChatChunks()
-                async for chunk in answer:
+                async for chunk in response:
                     chunks.add(chunk)
-                shown.append(chunks.close(messages))
+                usages.append(chunks.close(messages))
             else:
-                shown.append(_chat_whole(messages, answer))
-    return shown
+                usages.append(_chat_whole(messages, response))
+    return usages
 
 
 # Gemini
@@ -285,10 +285,10 @@ def _gemini(url: str) -> genai.Client:
 
 
 def _gemini_config() -> types.GenerateContentConfig:
-    declared = types.FunctionDeclaration(name="read", description="", parameters_json_schema=SCHEMA)
+    declaration = types.FunctionDeclaration(name="read", description="", parameters_json_schema=SCHEMA)
     return types.GenerateContentConfig(
         system_instruction=SYSTEM,
-        tools=[types.Tool(function_declarations=[declared])],
+        tools=[types.Tool(function_declarations=[declaration])],
         automatic_function_calling=types.AutomaticFunctionCallingConfig(disable=True),
     )
 
@@ -307,28 +307,28 @@ def _gemini_next(contents: list[Any], chunks: list[Any]) -> ShownUsage:
 
 
 def gemini_sync(url: str, *, stream: bool) -> list[ShownUsage]:
-    shown, client = [], _gemini(url)
+    usages, client = [], _gemini(url)
     contents: list[Any] = [types.Content(role="user", parts=[types.Part(text=LOOK)])]
     for _ in range(3):
-        asked: dict[str, Any] = {"model": "gemini-3.8-flash", "contents": contents, "config": _gemini_config()}
+        request: dict[str, Any] = {"model": "gemini-3.8-flash", "contents": contents, "config": _gemini_config()}
         if stream:
-            chunks: list[Any] = list(client.models.generate_content_stream(**asked))
+            chunks: list[Any] = list(client.models.generate_content_stream(**request))
         else:
-            chunks = [client.models.generate_content(**asked)]
-        shown.append(_gemini_next(contents, chunks))
+            chunks = [client.models.generate_content(**request)]
+        usages.append(_gemini_next(contents, chunks))
     client.close()
-    return shown
+    return usages
 
 
 async def gemini_async(url: str, *, stream: bool) -> list[ShownUsage]:
-    shown, client = [], _gemini(url)
+    usages, client = [], _gemini(url)
     contents: list[Any] = [types.Content(role="user", parts=[types.Part(text=LOOK)])]
     for _ in range(3):
-        asked: dict[str, Any] = {"model": "gemini-3.8-flash", "contents": contents, "config": _gemini_config()}
+        request: dict[str, Any] = {"model": "gemini-3.8-flash", "contents": contents, "config": _gemini_config()}
         if stream:
-            chunks: list[Any] = [chunk async for chunk in await client.aio.models.generate_content_stream(**asked)]
+            chunks: list[Any] = [chunk async for chunk in await client.aio.models.generate_content_stream(**request)]
         else:
-            chunks = [await client.aio.models.generate_content(**asked)]
-        shown.append(_gemini_next(contents, chunks))
+            chunks = [await client.aio.models.generate_content(**request)]
+        usages.append(_gemini_next(contents, chunks))
     await client.aio.aclose()
-    return shown
+    return usages

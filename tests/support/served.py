@@ -33,14 +33,14 @@ class SimulatorServer:
         self._serving.__exit__(None, None, None)
 
     def client(self, **options: Any) -> anthropic.Anthropic:
-        given = {"base_url": self.url, "api_key": "any", "timeout": TIMEOUT_SECONDS, "max_retries": 0}
-        return anthropic.Anthropic(**{**given, **options})
+        defaults = {"base_url": self.url, "api_key": "any", "timeout": TIMEOUT_SECONDS, "max_retries": 0}
+        return anthropic.Anthropic(**{**defaults, **options})
 
     def bodies(self) -> list[dict[str, Any]]:
         """The posted bodies, oldest first."""
         with urllib.request.urlopen(f"{self.url}/_sim/requests", timeout=TIMEOUT_SECONDS) as response:
-            listed = json.load(response)["requests"]
-        return [json.loads(request["body"]) for request in listed if request["method"] == "POST"]
+            requests = json.load(response)["requests"]
+        return [json.loads(request["body"]) for request in requests if request["method"] == "POST"]
 
     def advance(self, seconds: float) -> None:
         body = json.dumps({"advance_seconds": seconds}).encode()
@@ -54,17 +54,17 @@ def serve_handlers(*answers: RequestHandler) -> Iterator[Server]:
     with LoopThread() as thread:
         server = serving(*answers)
         try:
-            yield thread.run(_entered(server))
+            yield thread.run(_enter(server))
         finally:
-            thread.run(_left(server))
+            thread.run(_exit(server))
 
 
-async def _entered(server: Any) -> Server:
+async def _enter(server: Any) -> Server:
     entered: Server = await server.__aenter__()
     return entered
 
 
-async def _left(server: Any) -> None:
+async def _exit(server: Any) -> None:
     await server.__aexit__(None, None, None)
 
 
@@ -87,5 +87,5 @@ def reply_handler(adapter: Adapter, reply: Reply) -> RequestHandler:
 
 def _is_wanted(chunk: bytes, body: dict[str, Any]) -> bool:
     """Chat completions report usage in a stream only on request."""
-    asked = (body.get("stream_options") or {}).get("include_usage")
-    return bool(asked) or b'"chat.completion.chunk"' not in chunk or b'"choices":[]' not in chunk
+    include_usage = (body.get("stream_options") or {}).get("include_usage")
+    return bool(include_usage) or b'"chat.completion.chunk"' not in chunk or b'"choices":[]' not in chunk

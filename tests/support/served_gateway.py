@@ -76,16 +76,16 @@ def serve_gateway(
     keep_alive_usd: str | None = None,
     drain: bool = False,
 ) -> Iterator[ServedGateway]:
-    kept = store or MemoryStore()
-    assert isinstance(kept, HasRecords)
-    service = AppContext(kept, kept.records, shipped_models(), clock=clock, require_keys=require_keys)
-    granted = KeyLimitTable(grants or {}, environ or {})
-    restore_spending(granted, kept, clock())
+    log = store or MemoryStore()
+    assert isinstance(log, HasRecords)
+    service = AppContext(log, log.records, shipped_models(), clock=clock, require_keys=require_keys)
+    limits = KeyLimitTable(grants or {}, environ or {})
+    restore_spending(limits, log, clock())
     rewriter = RequestRewriter(shipped_models(), VolatileExtractor(rules))
     observer = GatewayRecorder(
-        kept, models=shipped_models(), new_id=new_ulid, rewriter=rewriter, on_spent=granted.add_spending
+        log, models=shipped_models(), new_id=new_ulid, rewriter=rewriter, on_spent=limits.add_spending
     )
-    authenticator = KeyAuthenticator(make_key_check(service), granted, clock=clock, salt=b"salt", improve=improve)
+    authenticator = KeyAuthenticator(make_key_check(service), limits, clock=clock, salt=b"salt", improve=improve)
     keep_alive = None
     if keep_alive_usd is not None:
         keep_alive = GatewayKeepAlive(clock=clock, usd_a_day_max=Decimal(keep_alive_usd), on_ping=observer.on_ping)
@@ -99,28 +99,28 @@ def serve_gateway(
         drain=drain,
     )
 
-    async def started() -> tuple[asyncio.Event, "asyncio.Task[None]"]:
+    async def start_serving() -> tuple[asyncio.Event, "asyncio.Task[None]"]:
         stop = asyncio.Event()
         app = make_app(service, ROUTES, mounts=(GatewayMount(gateway),))
         return stop, asyncio.ensure_future(serve(app, service, bound, stop=stop))
 
-    async def stopped() -> None:
+    async def stop_serving() -> None:
         stop.set()
         await running
         gateway.close()
 
     with LoopThread() as thread, bind_socket("127.0.0.1", 0) as bound:
-        stop, running = thread.run(started())
+        stop, running = thread.run(start_serving())
         try:
             running_gateway = ServedGateway(
-                make_url(bound, "127.0.0.1"), service, observer, kept, lambda: gateway.active_requests
+                make_url(bound, "127.0.0.1"), service, observer, log, lambda: gateway.active_requests
             )
             running_gateway.tasks = lambda: thread.run(_tasks())
             if keep_alive is not None:
                 running_gateway.send_due_pings = lambda: thread.run(keep_alive.send_due_pings())
             yield running_gateway
         finally:
-            thread.run(stopped())
+            thread.run(stop_serving())
             observer.close()
 
 
@@ -164,12 +164,12 @@ class RawUpstream:
             self.bodies.append(body)
             for part in self.parts:
                 if isinstance(part, threading.Event):
-                    if not self._waited(connection, part):
+                    if not self._wait_for_event(connection, part):
                         return
                 else:
                     connection.sendall(part)
 
-    def _waited(self, connection: socket.socket, event: threading.Event) -> bool:
+    def _wait_for_event(self, connection: socket.socket, event: threading.Event) -> bool:
         """Whether the event was set before the other end disconnected."""
         connection.settimeout(0.02)
         for _ in range(500):
@@ -205,11 +205,11 @@ def read_message(connection: socket.socket) -> tuple[bytes, bytes]:
             return bytes(received), b""
         received += more
     head, _, rest = bytes(received).partition(b"\r\n\r\n")
-    named = headers_in(head)
+    headers = headers_in(head)
     body = bytearray(rest)
-    if b"transfer-encoding" in named:
-        return head, _unchunked(connection, body)
-    length = int(named[b"content-length"]) if b"content-length" in named else None
+    if b"transfer-encoding" in headers:
+        return head, _read_chunked(connection, body)
+    length = int(headers[b"content-length"]) if b"content-length" in headers else None
     if length is None and not head.startswith(b"HTTP/"):
         length = 0
     while length is None or len(body) < length:
@@ -225,16 +225,16 @@ def headers_in(head: bytes) -> dict[bytes, bytes]:
     return {name.lower(): value.strip() for name, _, value in (line.partition(b":") for line in lines)}
 
 
-def _unchunked(connection: socket.socket, received: bytearray) -> bytes:
+def _read_chunked(connection: socket.socket, received: bytearray) -> bytes:
     body = bytearray()
     while True:
         while b"\r\n" not in received:
-            if not _more(connection, received):
+            if not _receive_more(connection, received):
                 return bytes(body)
         line, _, _ = bytes(received).partition(b"\r\n")
         size = int(line, 16)
         while len(received) < len(line) + 2 + size + 2:
-            if not _more(connection, received):
+            if not _receive_more(connection, received):
                 return bytes(body + received[len(line) + 2 :])
         body += received[len(line) + 2 : len(line) + 2 + size]
         del received[: len(line) + 2 + size + 2]
@@ -242,7 +242,7 @@ def _unchunked(connection: socket.socket, received: bytearray) -> bytes:
             return bytes(body)
 
 
-def _more(connection: socket.socket, received: bytearray) -> bool:
+def _receive_more(connection: socket.socket, received: bytearray) -> bool:
     more = connection.recv(65536)
     received += more
     return bool(more)

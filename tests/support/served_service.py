@@ -145,7 +145,7 @@ def serve_store(
 ) -> Iterator[Client]:
     assert isinstance(store, HasRecords)
 
-    async def started() -> tuple[AppContext, asyncio.Event, "asyncio.Task[None]"]:
+    async def start_serving() -> tuple[AppContext, asyncio.Event, "asyncio.Task[None]"]:
         service = AppContext(
             store,
             store.records,
@@ -159,13 +159,13 @@ def serve_store(
         app = make_app(service, routes, allowed_hosts=allowed_hosts, requests_max=requests_max)
         return service, stop, asyncio.ensure_future(serve(app, service, bound, stop=stop))
 
-    async def stopped() -> None:
+    async def stop_serving() -> None:
         stop.set()
         await running
 
     with LoopThread() as thread, bind_socket("127.0.0.1", 0) as bound:
-        service, stop, running = thread.run(started())
+        service, stop, running = thread.run(start_serving())
         try:
             yield Client(make_url(bound, "127.0.0.1"), service)
         finally:
-            thread.run(stopped())
+            thread.run(stop_serving())

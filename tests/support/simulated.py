@@ -31,9 +31,9 @@ def models_with(name: str = SONNET, **cache: object) -> Models:
     return models
 
 
-def text(words: str, mark: Mapping[str, str] | None = None) -> Wire:
+def text(words: str, cache_control: Mapping[str, str] | None = None) -> Wire:
     block: Wire = {"type": "text", "text": words}
-    return block if mark is None else {**block, "cache_control": mark}
+    return block if cache_control is None else {**block, "cache_control": cache_control}
 
 
 def user(*content: Wire | str) -> Wire:
@@ -44,9 +44,9 @@ def assistant(*content: Wire | str) -> Wire:
     return {**user(*content), "role": "assistant"}
 
 
-def tool(name: str, mark: Mapping[str, str] | None = None, description: str = LONG) -> Wire:
+def tool(name: str, cache_control: Mapping[str, str] | None = None, description: str = LONG) -> Wire:
     spec: Wire = {"name": name, "description": description, "input_schema": {"type": "object"}}
-    return spec if mark is None else {**spec, "cache_control": mark}
+    return spec if cache_control is None else {**spec, "cache_control": cache_control}
 
 
 def request(*messages: Wire, **fields: Any) -> Wire:
@@ -63,8 +63,8 @@ def post(
 ) -> tuple[int, Wire]:
     raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
     sent = {"x-api-key": key, **(headers or {})}
-    answer = provider.handle("POST", path, headers=sent, body=raw)
-    return answer.status, msgspec.json.decode(answer.read_body())
+    response = provider.handle("POST", path, headers=sent, body=raw)
+    return response.status, msgspec.json.decode(response.read_body())
 
 
 def usage(provider: SimulatedProvider, body: Wire, **options: Any) -> Wire:
@@ -87,8 +87,8 @@ def buckets(reported: Wire) -> tuple[int, int, int, int]:
 
 
 def count_tokens(provider: SimulatedProvider, body: Wire) -> int:
-    asked = {name: value for name, value in body.items() if name not in ("max_tokens", "stream")}
-    status, reply = post(provider, asked, path="/v1/messages/count_tokens")
+    fields = {name: value for name, value in body.items() if name not in ("max_tokens", "stream")}
+    status, reply = post(provider, fields, path="/v1/messages/count_tokens")
     assert status == 200, reply
     tokens: int = reply["input_tokens"]
     return tokens

@@ -56,8 +56,10 @@ def ask(
     version: str = "v1beta",
 ) -> tuple[int, Any]:
     raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
-    answer = provider.handle(method, f"/{version}/{path}", headers={"x-goog-api-key": key}, body=raw, query=query or {})
-    return answer.status, msgspec.json.decode(answer.read_body())
+    response = provider.handle(
+        method, f"/{version}/{path}", headers={"x-goog-api-key": key}, body=raw, query=query or {}
+    )
+    return response.status, msgspec.json.decode(response.read_body())
 
 
 def post(provider: SimulatedProvider, body: Wire | bytes, *, name: str = FLASH, **options: Any) -> tuple[int, Any]:
@@ -67,8 +69,8 @@ def post(provider: SimulatedProvider, body: Wire | bytes, *, name: str = FLASH, 
 def post_ok(provider: SimulatedProvider, body: Wire, **options: Any) -> Wire:
     status, reply = post(provider, body, **options)
     assert status == 200, reply
-    found: Wire = reply
-    return found
+    decoded: Wire = reply
+    return decoded
 
 
 def text(reply: Wire) -> str:
@@ -84,15 +86,15 @@ def counts(reply: Wire) -> tuple[int, int]:
 def make_cache(provider: SimulatedProvider, *, name: str = FLASH, key: str = "key", **fields: Any) -> Wire:
     instruction = {"parts": [{"text": LONG}]}
     body = {"model": f"models/{name}", "systemInstruction": instruction, **fields}
-    status, made = ask(provider, "POST", "cachedContents", body, key=key)
-    assert status == 200, made
-    found: Wire = made
-    return found
+    status, cache = ask(provider, "POST", "cachedContents", body, key=key)
+    assert status == 200, cache
+    content: Wire = cache
+    return content
 
 
-def error_of(answer: tuple[int, Any]) -> tuple[int, str, str]:
+def error_of(response: tuple[int, Any]) -> tuple[int, str, str]:
     """Status, its name, and the message of an error."""
-    status, body = answer
+    status, body = response
     error = body["error"]
     assert set(error) == {"code", "message", "status"}
     assert error["code"] == status

@@ -23,21 +23,21 @@ class Chat:
     provider = "openai"
     call_prefix, reply_prefix = "call_", "chatcmpl-"
 
-    def part(self, words: str, mark: Mapping[str, str] | None = None) -> Wire:
-        return {"type": "text", "text": words, **({"prompt_cache_breakpoint": mark} if mark else {})}
+    def part(self, words: str, breakpoint: Mapping[str, str] | None = None) -> Wire:
+        return {"type": "text", "text": words, **({"prompt_cache_breakpoint": breakpoint} if breakpoint else {})}
 
     def message(self, role: str, *parts: Wire | str) -> Wire:
         return {"role": role, "content": [self.part(part) if isinstance(part, str) else part for part in parts]}
 
-    def body(self, *said: Wire, **fields: Any) -> Wire:
-        return {"model": SOL, **fields, "messages": list(said)}
+    def body(self, *messages: Wire, **fields: Any) -> Wire:
+        return {"model": SOL, **fields, "messages": list(messages)}
 
     def tool(self, name: str) -> Wire:
         return {"type": "function", "function": {"name": name, "description": "", "parameters": {"type": "object"}}}
 
     def calls(self, *ids: str) -> list[Wire]:
-        made = [{"id": id, "type": "function", "function": {"name": "read", "arguments": "{}"}} for id in ids]
-        return [{"role": "assistant", "content": None, "tool_calls": made}]
+        calls = [{"id": id, "type": "function", "function": {"name": "read", "arguments": "{}"}} for id in ids]
+        return [{"role": "assistant", "content": None, "tool_calls": calls}]
 
     def result(self, id: str, words: str = "text") -> Wire:
         return {"role": "tool", "tool_call_id": id, "content": words}
@@ -47,8 +47,8 @@ class Chat:
         return [reply["choices"][0]["message"]]
 
     def text(self, reply: Wire) -> str | None:
-        said: str | None = reply["choices"][0]["message"]["content"]
-        return said
+        messages: str | None = reply["choices"][0]["message"]["content"]
+        return messages
 
     def buckets(self, reply: Wire) -> tuple[int, int, int]:
         """Tokens neither read nor written, read, written."""
@@ -63,16 +63,16 @@ class Responses(Chat):
     path = "/v1/responses"
     reply_prefix = "resp_"
 
-    def part(self, words: str, mark: Mapping[str, str] | None = None) -> Wire:
-        return {**super().part(words, mark), "type": "input_text"}
+    def part(self, words: str, breakpoint: Mapping[str, str] | None = None) -> Wire:
+        return {**super().part(words, breakpoint), "type": "input_text"}
 
     def message(self, role: str, *parts: Wire | str) -> Wire:
         if role == "assistant":
             return {"role": role, "content": [{"type": "output_text", "text": part} for part in parts]}
         return super().message(role, *parts)
 
-    def body(self, *said: Wire, **fields: Any) -> Wire:
-        return {"model": SOL, **fields, "input": list(said)}
+    def body(self, *messages: Wire, **fields: Any) -> Wire:
+        return {"model": SOL, **fields, "input": list(messages)}
 
     def tool(self, name: str) -> Wire:
         return {"type": "function", "name": name, "description": "", "parameters": {"type": "object"}}
@@ -111,13 +111,13 @@ def post(
 ) -> tuple[int, Wire]:
     raw = body if isinstance(body, bytes) else msgspec.json.encode(body)
     sent = {"authorization": f"Bearer {key}", **(headers or {})}
-    answer = simulator.handle("POST", path, headers=sent, body=raw)
-    return answer.status, msgspec.json.decode(answer.read_body())
+    response = simulator.handle("POST", path, headers=sent, body=raw)
+    return response.status, msgspec.json.decode(response.read_body())
 
 
 def get(simulator: SimulatedProvider, path: str, *, headers: Mapping[str, str] | None = None) -> tuple[int, Wire]:
-    answer = simulator.handle("GET", path, headers={"authorization": "Bearer key", **(headers or {})})
-    return answer.status, msgspec.json.decode(answer.read_body())
+    response = simulator.handle("GET", path, headers={"authorization": "Bearer key", **(headers or {})})
+    return response.status, msgspec.json.decode(response.read_body())
 
 
 def models_with(id: str, *, context_tokens_max: int | None = None, **cache: object) -> Models:

@@ -18,7 +18,7 @@ from types import TracebackType
 SECONDS_MAX = 30.0
 CTRL_C, CTRL_D = "\x03", "\x04"
 
-_ESCAPE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_OUTPUT = re.compile(r"\x1b\[(?P<number>\d*)(?P<order>[ABCDJK])|\x1b\[[0-9;?]*[A-Za-z]|(?P<character>[\s\S])")
 
 
 class Terminal:
@@ -80,6 +80,10 @@ class Terminal:
         self._screen = -1
         return self._process.wait(timeout=SECONDS_MAX)
 
+    def resize(self, columns: int) -> None:
+        """Change the width, as a person who drags the window's edge."""
+        fcntl.ioctl(self._screen, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+
     def kill(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
 
@@ -87,7 +91,30 @@ class Terminal:
         return self._plain()[self._read_upto :]
 
     def _plain(self) -> str:
-        return _ESCAPE.sub("", self.seen).replace("\r", "")
+        """All lines as they stand on an endless screen: what is written over is gone, colours are left out."""
+        lines, row, column = [""], 0, 0
+        for part in _OUTPUT.finditer(self.seen):
+            character, number = part["character"], int(part["number"] or 1)
+            if character == "\n":
+                row += 1
+                lines += [""] * (row + 1 - len(lines))
+            elif character == "\r":
+                column = 0
+            elif part["order"] == "A":
+                row = max(row - number, 0)
+            elif part["order"] == "C":
+                column += number
+            elif part["order"] == "D" or character == "\x08":
+                column = max(column - number, 0)
+            elif part["order"] in ("J", "K"):
+                lines[row] = lines[row][:column]
+                del lines[row + 1 if part["order"] == "J" else len(lines) :]
+            elif character is not None and character != "\x07":
+                lines[row] = lines[row].ljust(column)[:column] + character + lines[row][column + 1 :]
+                column += 1
+        # Spaces before the cursor are not always written; the cursor is only moved.
+        lines[row] = lines[row].ljust(column)
+        return "\n".join(lines)
 
     def _read(self, deadline: float) -> bool:
         """Whether more output came in time."""
@@ -97,5 +124,8 @@ class Terminal:
             part = os.read(self._screen, 65_536)
         except OSError:
             return False  # The other side is closed.
+        # As terminals do, it says where the cursor is when it is asked.
+        if b"\x1b[6n" in part:
+            os.write(self._screen, b"\x1b[24;1R")
         self.seen += part.decode(errors="replace")
         return bool(part)

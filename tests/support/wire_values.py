@@ -69,7 +69,7 @@ user_blocks = st.builds(Text, texts) | images | tool_results | opaques
 assistant_blocks = st.builds(Text, texts) | tool_uses | thinkings | st.builds(RedactedThinking, texts) | opaques
 
 
-def _passage(role: Role, content: st.SearchStrategy[Block]) -> st.SearchStrategy[HistoryEntry]:
+def _entries_of(role: Role, content: st.SearchStrategy[Block]) -> st.SearchStrategy[HistoryEntry]:
     injected = st.builds(
         HistoryEntry,
         st.just(role),
@@ -82,7 +82,9 @@ def _passage(role: Role, content: st.SearchStrategy[Block]) -> st.SearchStrategy
 
 
 history_entries = (
-    _passage("user", user_blocks) | _passage("assistant", assistant_blocks) | _passage("system", st.builds(Text, texts))
+    _entries_of("user", user_blocks)
+    | _entries_of("assistant", assistant_blocks)
+    | _entries_of("system", st.builds(Text, texts))
 )
 tools = st.builds(ToolSpec, names, texts, json_objects.map(lambda value: canonical_json(value).decode())) | names.map(
     lambda name: ToolSpec(name, "", "{}", f'{{"type":"web_search_1","name":"{name}"}}')
@@ -143,12 +145,12 @@ replies = st.builds(
 
 
 @st.composite
-def plans(draw: st.DrawFn, markable: Sequence[int], ttls: Sequence[Ttl]) -> Plan:
+def plans(draw: st.DrawFn, cacheable: Sequence[int], ttls: Sequence[Ttl]) -> Plan:
     """Up to four breakpoints on different blocks."""
-    if not markable or not ttls:
+    if not cacheable or not ttls:
         return Plan()
-    marked = draw(st.sets(st.sampled_from(markable), max_size=4))
-    return Plan(tuple(Breakpoint(piece, draw(st.sampled_from(ttls))) for piece in sorted(marked)))
+    chosen = draw(st.sets(st.sampled_from(cacheable), max_size=4))
+    return Plan(tuple(Breakpoint(block, draw(st.sampled_from(ttls))) for block in sorted(chosen)))
 
 
 @st.composite
@@ -160,7 +162,7 @@ def chunks(draw: st.DrawFn, whole: bytes) -> list[bytes]:
 
 
 def encode_blocks(adapter: Adapter, prompt: Prompt) -> tuple[EncodedBlock, ...]:
-    return tuple(piece for segment in prompt.segments for piece in adapter.encode_segment(segment))
+    return tuple(block for segment in prompt.segments for block in adapter.encode_segment(segment))
 
 
 def system_of(prompt: Prompt) -> tuple[Text, ...]:
@@ -169,5 +171,5 @@ def system_of(prompt: Prompt) -> tuple[Text, ...]:
 
 def messages_of(prompt: Prompt) -> list[tuple[Role, tuple[Block, ...]]]:
     """Messages on the wire: neighbouring entries of one role are one message."""
-    groups = groupby(prompt.entries, key=lambda passage: passage.role)
-    return [(role, tuple(block for passage in group for block in passage.content)) for role, group in groups]
+    groups = groupby(prompt.entries, key=lambda entry: entry.role)
+    return [(role, tuple(block for entry in group for block in entry.content)) for role, group in groups]

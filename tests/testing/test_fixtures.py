@@ -17,8 +17,7 @@ from holdfast import Session, UserError
 from holdfast.integrations import wrap
 from holdfast.simulator.script import parse_script
 from holdfast.testing.cache_report import CacheReport
-from holdfast.testing.prefix_check import find_prefix_breaks
-from holdfast.testing.prefix_guard import PrefixGuard
+from holdfast.testing.prefix_guard import PrefixGuard, find_prefix_breaks
 from holdfast.testing.simulated_provider import ServedProvider
 from holdfast.types.prompt import LayerText
 

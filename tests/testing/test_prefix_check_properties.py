@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from tests.support.simulated import LONG, assistant, post, request, text, user
 
 from holdfast.ledger.requests.parse import parse_request
-from holdfast.testing.prefix_check import find_prefix_breaks
+from holdfast.testing.prefix_guard import find_prefix_breaks
 from holdfast.testing.simulated_provider import ServedProvider
 
 words = st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1, max_size=12).filter(

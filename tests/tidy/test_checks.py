@@ -47,6 +47,22 @@ def test_function_can_have_80_lines_and_not_one_more(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("pattern", "is_found"),
+    [
+        (r"\bsk-[\w-]{8,}", True),
+        (r"\b(?:AKIA|ASIA)\w+", True),
+        (r"://\S+:\S+@", True),
+        (r"\w{8,}", False),
+    ],
+)
+def test_a_second_list_of_secret_patterns_is_seen(root: Path, pattern: str, is_found: bool) -> None:
+    plant(root, "src/holdfast/redaction.py", f"import re\nre.compile({pattern!r})\n")
+    assert code.second_secret_patterns(root) == []
+    plant(root, "src/holdfast/other.py", f"import re\nre.compile({pattern!r})\n")
+    assert bool(code.second_secret_patterns(root)) == is_found
+
+
+@pytest.mark.parametrize(
     ("lines", "importers", "is_found"),
     [
         (59, ("engine/loop.py",), True),
@@ -478,3 +494,29 @@ def test_processes_of_a_block_end_with_it(root: Path) -> None:
 def test_endless_block_is_stopped(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readme, "BLOCK_SECONDS_MAX", 0.2)
     assert "ends with status -9" in troubles_of(root, "bash", "sleep 600")[0]
+
+
+def test_dependency_without_a_row_and_row_without_a_dependency_are_found(root: Path) -> None:
+    plant(
+        root,
+        "pyproject.toml",
+        """
+[build-system]
+requires = ["hatchling>=1.27"]
+[project]
+dependencies = ["msgspec>=0.22", "PyYAML>=6"]
+[project.optional-dependencies]
+semantic = ["uvloop>=0.22; sys_platform != 'win32'", "psycopg[binary]>=3.3"]
+""",
+    )
+    page = ["| `hatchling` | builds |", "| `pyyaml` | reads |", "| `uvloop` | runs |", "| `psycopg` | stores |"]
+    page += ["| `gone` | nothing |", "| rich | mdurl (MIT, 4), typing_extensions (PSF-2.0, 1,052), old (MIT, 1) |"]
+    plant(root, "docs/dependencies.md", "\n".join(page))
+    plant(root, "constraints.txt", "mdurl==1\ntyping-extensions==4\nh11==1\nmsgspec==1\nPyYAML==6\n")
+    assert documents.unexplained_dependencies(root) == [
+        "msgspec has no row in docs/dependencies.md",
+        "docs/dependencies.md: nothing requires gone",
+        "h11 is pinned, but not in docs/dependencies.md",
+        "msgspec is pinned, but not in docs/dependencies.md",
+        "docs/dependencies.md: old is not pinned",
+    ]

@@ -12,4 +12,4 @@ def test_public_names_match_the_api_snapshot() -> None:
     if is_writing_goldens():
         (ROOT / public_api.SNAPSHOT).write_text(public_api.public_api(ROOT))
     found = public_api.unrecorded_names(ROOT)
-    assert not found, "\n".join(("`make golden` agrees anew on what is public", *found))
+    assert not found, "\n".join(("`make golden` rewrites the API snapshot", *found))

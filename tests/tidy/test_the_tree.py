@@ -58,6 +58,10 @@ def test_no_file_names_one_machine_or_contains_a_note_to_self() -> None:
     assert not (offenders := code.foreign_text(ROOT)), join_lines(offenders)
 
 
+def test_only_one_module_lists_the_patterns_of_secrets() -> None:
+    assert not (offenders := code.second_secret_patterns(ROOT)), join_lines(offenders)
+
+
 def test_contract_and_documents_name_the_existing_packages() -> None:
     assert not (offenders := documents.unmapped_packages(ROOT)), join_lines(offenders)
 
@@ -88,6 +92,10 @@ def test_every_newcomer_task_names_a_file_that_exists() -> None:
 
 def test_decisions_are_numbered_and_say_what_would_change_them() -> None:
     assert not (offenders := documents.disordered_decisions(ROOT)), join_lines(offenders)
+
+
+def test_every_dependency_is_explained() -> None:
+    assert not (offenders := documents.unexplained_dependencies(ROOT)), join_lines(offenders)
 
 
 def test_changelog_has_a_section_for_this_version() -> None:

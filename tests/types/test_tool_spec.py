@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from holdfast.errors import UserError
 from holdfast.types.blocks import Json
+from holdfast.types.json_schema import VIOLATIONS_MAX
 from holdfast.types.tool_spec import (
-    ARGUMENT_FINDINGS_MAX,
     ARGUMENTS_CHARS_MAX,
     DESCRIPTION_CHARS_MAX,
     ToolSpec,
@@ -154,7 +154,7 @@ def test_the_number_of_findings_is_limited() -> None:
     spec = build_tool_spec("x", "A tool.", {"type": "object", "additionalProperties": False})
     many = msgspec.json.encode({str(number): 1 for number in range(1_000)}).decode()
     findings = check_arguments(spec, many)
-    assert len(findings) == ARGUMENT_FINDINGS_MAX == 20
+    assert len(findings) == VIOLATIONS_MAX == 20
     assert findings[0] == '$["0"]: not a known property'
 
 

@@ -31,10 +31,14 @@ def format_local_time(at: float) -> str:
         return f"second {at:g}"
 
 
-def print_json(value: object) -> None:
+def print_json(value: object, *, redact: bool = True) -> None:
+    """Print indented JSON, with credentials masked unless it is the content that the user asked for."""
     import msgspec
 
-    click.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
+    from holdfast.redaction import redact_values
+
+    document = msgspec.to_builtins(value, str_keys=True)
+    click.echo(msgspec.json.format(msgspec.json.encode(redact_values(document) if redact else document)).decode())
 
 
 class CommandGroup(click.Group):

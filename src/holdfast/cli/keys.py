@@ -67,12 +67,12 @@ def list_keys(db: str | None, as_json: bool) -> None:
     """List all keys ever created, oldest first, without the secrets."""
     import msgspec
 
-    from holdfast.cli.open_store import open_store_with_records
+    from holdfast.cli.open_store import open_configured_store
     from holdfast.service.auth.keys import get_key_state
 
     now = system_clock()
-    with open_store_with_records(db) as (_, records):
-        rows = records.all_keys()
+    with open_configured_store(db) as log:
+        rows = log.records.all_keys()
     if as_json:
         # The digest is left out: it identifies the key, and nothing outside the store needs it.
         document = [
@@ -121,4 +121,7 @@ def _key_cells(row: "KeyRow") -> tuple[str, str, str, str, str]:
 
 
 def _day(at: float | None) -> str:
-    return "" if at is None else datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+    try:
+        return "" if at is None else datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+    except (OverflowError, OSError, ValueError):
+        return f"second {at:g}"

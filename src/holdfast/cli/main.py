@@ -1,6 +1,7 @@
 """Defines the `holdfast` command and loads each subcommand's module only when it runs."""
 
 import importlib
+import io
 import os
 import sys
 
@@ -9,6 +10,7 @@ import click
 from holdfast import __version__
 from holdfast.cli.format import replace_unprintable
 from holdfast.errors import HoldfastError
+from holdfast.redaction import redact_secrets
 
 COMMANDS = {
     "audit": (
@@ -97,7 +99,10 @@ def main() -> None:
     except click.Abort:
         sys.exit(130)
     except click.ClickException as error:
-        error.show()
+        # A usage error quotes what was typed.
+        shown = io.StringIO()
+        error.show(file=shown)
+        click.echo(redact_secrets(shown.getvalue()), err=True, nl=False)
         sys.exit(error.exit_code)
     except HoldfastError as error:
         click.echo(f"holdfast: {replace_unprintable(str(error))}", err=True)
@@ -109,7 +114,7 @@ def main() -> None:
     except OSError as error:
         _discard_output()
         path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        click.echo(f"holdfast: {replace_unprintable(f'{path}{error.strerror or error}')}", err=True)
+        click.echo(f"holdfast: {replace_unprintable(redact_secrets(f'{path}{error.strerror or error}'))}", err=True)
         sys.exit(1)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.instructions.open import agent_option
-from holdfast.cli.options import db_option
+from holdfast.cli.options import db_option, host_option, port_option
 from holdfast.clock import system_clock
 from holdfast.errors import UserError
 
@@ -26,10 +26,8 @@ KEY_VARIABLE = "HOLDFAST_KEY"
 @agent_option
 @db_option
 @click.option("--http", "over_http", is_flag=True, help="Serve over HTTP at /mcp instead of standard input and output.")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port; 0 picks a free one."
-)
+@host_option
+@port_option(PORT)
 @click.option(
     "--allow-host", "allowed", metavar="NAME", multiple=True, help="Host name under which clients reach the server."
 )

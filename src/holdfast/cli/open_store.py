@@ -6,11 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
     from holdfast.catalog.lookup import Models
     from holdfast.events.log import EventLog
@@ -21,8 +22,9 @@ PREFIX_CHARACTERS_MIN = 4
 CANDIDATES_MAX = 5
 
 
-def open_configured_store(db: str | None) -> "AbstractContextManager[Store]":
-    """Open the store at `db` or the configured one; a read-only command must not create a file.
+@contextmanager
+def open_configured_store(db: str | None, *, writable: bool = False) -> "Iterator[Store]":
+    """Open the store at `db` or the configured one; create none. Only a command that changes it asks for `writable`.
 
     If nothing is stored yet, this is an empty in-memory store.
     """
@@ -30,15 +32,17 @@ def open_configured_store(db: str | None) -> "AbstractContextManager[Store]":
     from holdfast.stores.memory import MemoryStore
     from holdfast.stores.open import open_store
 
-    models = load_configured_models()
-    if db is None:
-        path = load_config(os.environ, workspace=Path.cwd()).db_path
-        # Whether a URL's database exists is known only after connecting; opening it reports the error.
-        exists = "://" in path or Path(path).exists()
-        return contextlib.closing(open_store(path, models=models) if exists else MemoryStore(models=models))
-    if "://" not in db and not Path(db).exists():
+    address = load_config(os.environ, workspace=Path.cwd()).db_path if db is None else db
+    # Whether a URL's database exists is known only after connecting; opening it reports the error.
+    exists = "://" in address or Path(address).exists()
+    if not exists and db is not None:
         raise UserError(f"there is no store at {db!r}; check the path")
-    return contextlib.closing(open_store(db, models=models))
+    models = load_configured_models()
+    log = open_store(address, models=models, read_only=not writable) if exists else MemoryStore(models=models)
+    with contextlib.closing(log):
+        if log.notice is not None:
+            click.echo(f"holdfast: {log.notice}", err=True)
+        yield log
 
 
 def resolve_session_id(log: "EventLog", prefix: str) -> str:
@@ -73,12 +77,9 @@ def load_configured_models() -> "Models":
 @contextmanager
 def open_store_with_records(db: str | None) -> "Iterator[tuple[Store, StoreRecords]]":
     """Open the store and its records (keys and other data outside the event log); creates a missing file."""
-    from holdfast.events.records import HasRecords
     from holdfast.runtime.config import load_config
     from holdfast.stores.open import open_store
 
     address = db or load_config(os.environ, workspace=Path.cwd()).db_path
     with contextlib.closing(open_store(address, models=load_configured_models())) as log:
-        if not isinstance(log, HasRecords):
-            raise UserError("this store supports only an event log: use a SQLite file or PostgreSQL")
         yield log, log.records

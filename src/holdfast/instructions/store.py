@@ -70,20 +70,23 @@ class InstructionRecords(Protocol):
         """Versions of these owners that were active at a time; for None those that are active now."""
 
     def add_unit(
-        self, unit: UnitVersion, registers: Agent | None, *, over: str | None, judged: Sequence[str] = ()
+        self, unit: UnitVersion, agent: Agent | None, *, replaces_uri: str | None, manifest_ids: Sequence[str] = ()
     ) -> bool:
-        """Add a version; an active one ends its predecessors. False if the URI is taken or `over` is not active.
+        """Add a version, and `agent` if it is new; an active version ends its predecessors.
 
-        Also False if an active one is listed by a manifest that is not among the ids in `judged`.
+        False if the URI is taken, if `replaces_uri` is not the active version, or if an active version is listed by a
+        manifest that is not among `manifest_ids`, those that it was checked against.
         """
 
-    def release_unit(self, unit: UnitVersion, *, over: str | None, judged: Sequence[str] = ()) -> bool:
+    def release_unit(self, unit: UnitVersion, *, replaces_uri: str | None, manifest_ids: Sequence[str] = ()) -> bool:
         """Replace a quarantined version by its re-evaluated state; an active one ends its predecessors.
 
         False if it is no longer quarantined, and in the cases in which `add_unit` returns False.
         """
 
-    def activate_unit(self, unit: UnitVersion, *, over: str | None, at: int, judged: Sequence[str]) -> bool:
+    def activate_unit(
+        self, unit: UnitVersion, *, replaces_uri: str | None, at: int, manifest_ids: Sequence[str]
+    ) -> bool:
         """Activate a pending version and end its predecessors. False in the cases of `add_unit` for an active one."""
 
     def manifest(self, agent_id: str) -> Manifest | None: ...
@@ -105,18 +108,18 @@ class InstructionRecords(Protocol):
         self,
         manifest: Manifest,
         *,
-        over: str | None,
-        registers: Agent | None,
+        replaces_id: str | None,
+        agent: Agent | None,
         run: CoverageRun,
         approvals: Sequence[Approval],
         events: Sequence[AuditRecord],
         activates: Sequence[tuple[UnitVersion, str | None, Sequence[str]]] = (),
-        holds: Sequence[str] = (),
+        pinned_uris: Sequence[str] = (),
     ) -> bool:
-        """Commit a manifest and drop cached stubs. False, with no change, unless `over` is current and the version new.
+        """Commit a manifest and drop cached stubs. False unless `replaces_id` is current and the version is new.
 
         `activates` are pending versions to activate, each with the URI of the version it replaces and the ids of the
-        manifests it was checked against; `holds` are URIs of versions that must still be active.
+        manifests it was checked against; `pinned_uris` are URIs of versions that must still be active.
         """
 
     def stub(self, agent_id: str, profile: str) -> BootStub | None: ...
@@ -143,7 +146,7 @@ class InstructionRecords(Protocol):
     def heartbeat(self, agent_id: str, heartbeat_id: str) -> AuditRecord | None:
         """The latest preload record of a heartbeat."""
 
-    def add_approval(self, approval: Approval, *, registers: Agent) -> None: ...
+    def add_approval(self, approval: Approval, *, agent: Agent) -> None: ...
 
     def approvals(self, agent_id: str) -> tuple[Approval, ...]: ...
 

@@ -10,9 +10,9 @@ from holdfast.extraction.tool_calls import extract_plain_text
 from holdfast.knowledge.extract import build_item, relative_project_path
 from holdfast.knowledge.items import Category, Item, ItemSource
 from holdfast.knowledge.screening import contains_secret
+from holdfast.redaction import redact_secrets
 from holdfast.types.blocks import Json, join_text_blocks
 from holdfast.types.prompt import HistoryEntry
-from holdfast.types.redaction import redact_secrets
 
 # Limits of the pattern that the harvest follows (nagent): above 1 MB refused, above 64 KB shortened.
 CONVERSATION_BYTES_MAX = 1_000_000

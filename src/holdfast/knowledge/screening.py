@@ -3,7 +3,7 @@
 import re
 from itertools import pairwise
 
-from holdfast.types.redaction import redact_secrets
+from holdfast.redaction import redact_secrets
 
 _LONG_WORD = re.compile(r"[A-Za-z0-9+/_=-]{20,}")
 _NAMED_SECRET = re.compile(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import msgspec
 
 from holdfast.errors import FailureKind, ProviderError
+from holdfast.redaction import redact_secrets
 
 MESSAGE_CHARS_MAX = 300
 
@@ -28,6 +29,7 @@ STATUS_BY_FAILURE: dict[FailureKind, int] = {
     "context_overflow": 413,
     "invalid_request": 400,
     "cancelled": 500,
+    "unreadable": 500,
     "other": 500,
 }
 """The HTTP status with which a provider reports such a failure."""
@@ -37,17 +39,6 @@ _OVERFLOW = re.compile(
     r"prompt is too long|exceeds? (the )?context (limit|window)|maximum context length|context_length_exceeded"
     r"|input token count .{0,40}exceeds",
     re.IGNORECASE,
-)
-
-_SECRET = re.compile(
-    r"""
-      \b (?:sk|pk|rk|ak|gh[opsu]|xox[a-z]) [-_] [\w-]{8,}
-    | \b bearer \s+ [^\s,;"']+
-    | \b (?:AIza|AKIA|AQ\.) [\w.-]{12,}
-    | \b eyJ [\w-]+ \. [\w.-]+
-    | \b (?:x-)? (?:api[-_\ ]?key|authorization|password|secret) \s* [:=] \s* \S+
-    """,
-    re.IGNORECASE | re.VERBOSE,
 )
 
 
@@ -80,7 +71,7 @@ def sanitize_message(message: str) -> str:
     """The message as one short line, without anything that looks like a key and without control characters."""
     if not message.isprintable():
         message = "".join(character if character.isprintable() else " " for character in message)
-    line = _SECRET.sub("[removed]", " ".join(message.split()))
+    line = redact_secrets(" ".join(message.split()))
     return line if len(line) <= MESSAGE_CHARS_MAX else line[: MESSAGE_CHARS_MAX - 1] + "…"
 
 
@@ -103,7 +94,7 @@ def decoding_errors(kind: FailureKind, subject: str, *, status: int | None = Non
         reason = "it is nested too deeply"
     else:
         return
-    raise ProviderError(kind, f"{subject} cannot be read: {reason}", status=status) from None
+    raise ProviderError(kind, f"{subject} cannot be read: {reason}", status=status, field=subject) from None
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:

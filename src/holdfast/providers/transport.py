@@ -15,6 +15,7 @@ from holdfast.providers.adapter import Adapter, Endpoint
 from holdfast.providers.connection_pool import PooledHost, acquire_host, release_host
 from holdfast.providers.retry import RETRY_ATTEMPTS_MAX, retry_delay
 from holdfast.providers.wire_request import CONCURRENT_REQUESTS_MAX, OnRetry
+from holdfast.redaction import REDACTION_MASK
 from holdfast.types.json_encoding import sha256_hex
 
 ERROR_BYTES_MAX = 64 * 1024
@@ -215,7 +216,7 @@ class HttpTransport:
         """Decode an error response, without the API key: some servers quote the key they refuse."""
         key = self._api_key.encode()
         if len(key) >= REDACTED_KEY_CHARS_MIN:
-            body = body.replace(key, b"[removed]")
+            body = body.replace(key, REDACTION_MASK.encode())
         return self._adapter.decode_error(status, headers, body)
 
 

@@ -1,6 +1,7 @@
 """Audit of recorded sessions: what they spent, what cache misses cost and why, and what a better plan would cost."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 
 import msgspec
@@ -12,7 +13,8 @@ from holdfast.errors import UserError
 from holdfast.planning.adaptive_policy import AdaptivePolicy
 from holdfast.planning.learned import NOTHING_LEARNED, LearnedParameters
 from holdfast.replay.cache_misses import CallContext, MissCost, infer_ttls_or_default, price_miss
-from holdfast.replay.comparison import PolicyRow
+from holdfast.replay.comparison import PolicyFactory, PolicyRow, ReplayTotals, compare_policies
+from holdfast.replay.playback import make_replay_setting
 from holdfast.replay.recording import RecordedCall, Transcript
 from holdfast.replay.size_estimate import PaidCall, price_optimum, price_plans, reduce_to_sizes
 from holdfast.replay.trace_files import BrokenLine
@@ -317,6 +319,23 @@ class Audit:
         return AuditedModel(
             name, total.calls, total.usage, spent, takes_breakpoints=row is not None and has_plannable_cache(row)
         )
+
+
+def replay_transcripts(transcripts: Iterable[Transcript], models: Models) -> ReplayTotals:
+    """Replay each conversation with the cache rules and today's prices of the model that answered most of its calls."""
+    totals, policies = ReplayTotals(), PolicyFactory()
+    for transcript in transcripts:
+        name = Counter(call.model or "" for call in transcript.recording.calls).most_common(1)[0][0]
+        try:
+            row = find_model(name, models)
+        except UserError:
+            continue
+        # Replaying needs the message text, and a model whose cache is controlled by breakpoints.
+        if transcript.has_text and has_plannable_cache(row):
+            setting = make_replay_setting(row, ttl_upgrade=False)
+            comparison = compare_policies(transcript.recording, policies.create_policies(), setting)
+            totals.add_comparison(comparison, None, 0)
+    return totals
 
 
 def has_plannable_cache(row: Model) -> bool:

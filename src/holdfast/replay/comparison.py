@@ -5,13 +5,19 @@ from decimal import Decimal
 
 import msgspec
 
+from holdfast.errors import UserError
+from holdfast.planning.adaptive_policy import AdaptivePolicy
+from holdfast.planning.learned import LearnedParameters
 from holdfast.planning.optimum import CallStep, one_ttl_bound, optimal_cost, token_rates
+from holdfast.planning.policies.peers import new_compared_policies
 from holdfast.planning.policy import CachePolicy
 from holdfast.replay.model_accuracy import ModelFit
 from holdfast.replay.playback import OnRequest, Replayer, ReplayResult, ReplaySetting, find_newest_price
 from holdfast.replay.prompt_layouts import LAYOUTS
 from holdfast.replay.recording import Recording
 from holdfast.types.usage import Usage
+
+ALL_POLICIES = "all"
 
 
 class PolicyComparison(msgspec.Struct, frozen=True):
@@ -65,6 +71,23 @@ class ReplayReport(msgspec.Struct, frozen=True):
     policies: tuple[PolicyRow, ...]
     model_fit: ModelFit | None = None
     compactions: int = 0
+
+
+class PolicyFactory:
+    """Creates fresh policies for each conversation; only ours keeps what it learned from the previous ones."""
+
+    def __init__(self, wanted: str = ALL_POLICIES, *, keep_alive: bool = False) -> None:
+        names = (AdaptivePolicy.name, *new_compared_policies())
+        if wanted not in (ALL_POLICIES, *names):
+            raise UserError(f"unknown policy {wanted[:60]!r}; known policies: {', '.join(names)}")
+        self._wanted, self._keep_alive = wanted, keep_alive
+        self._ours = AdaptivePolicy(LearnedParameters(), keep_alive=keep_alive)
+
+    def create_policies(self) -> tuple[CachePolicy, ...]:
+        # Real sessions start with learned parameters too; the other policies learn nothing.
+        self._ours = AdaptivePolicy(self._ours.learned_parameters(), keep_alive=self._keep_alive)
+        policies: dict[str, CachePolicy] = {AdaptivePolicy.name: self._ours, **new_compared_policies()}
+        return tuple(policies.values()) if self._wanted == ALL_POLICIES else (policies[self._wanted],)
 
 
 class ReplayTotals:

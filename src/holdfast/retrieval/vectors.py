@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from holdfast.retrieval.units import SearchUnit, describe_without_name, list_passages, split_content, split_name
 
 VECTOR_LENGTH = 4000  # 4000**2 = 16,000,000 is below 2**24 = 16,777,216.
-QUERY_CHARACTERS_MAX = 8_000
 NAME_SHARE = 0.3
 """The weight of a name relative to the description, for sentence encoders."""
 TEXTS_CACHED_MAX = 512
@@ -57,8 +56,17 @@ class VectorStage:
     """
 
     def __init__(
-        self, encoder: Encoder, reading: UnitEncoding, *, query_encoder: Encoder | None = None, zero: float = 0.0
+        self,
+        encoder: Encoder,
+        reading: UnitEncoding,
+        *,
+        floor: float,
+        words_share: float = 1.0,
+        query_encoder: Encoder | None = None,
+        zero: float = 0.0,
     ) -> None:
+        self.floor = floor
+        self.words_share = words_share
         self._encoder = encoder
         self._query_encoder = query_encoder or encoder
         self._reading = reading
@@ -78,7 +86,7 @@ class VectorStage:
             self._grow()
         rows = [self._free.pop() for _ in vectors]
         self._rows[rows] = vectors
-        # Index 0 of the tally in `compute_similarities` collects the free rows.
+        # Index 0 of the tally in `match` collects the free rows.
         self._owners[rows] = slot + 1
         self._rows_of[slot] = rows
 
@@ -87,20 +95,43 @@ class VectorStage:
         self._owners[freed] = _NO_SLOT
         self._free += freed
 
-    def compute_similarities(self, query: str, *, slots: int) -> Sums:
-        query_vector = quantize(self._query_encoder.encode([query[:QUERY_CHARACTERS_MAX]]))[0]
+    def match(self, query: str, *, slots: int) -> list[float]:
+        query_vector = quantize(self._query_encoder.encode([query]))[0]
         products = self._rows @ query_vector
         best_by_slot = np.zeros(slots + 1, np.float32)
         np.maximum.at(best_by_slot, self._owners, products)
         similarities: Sums = best_by_slot[1:].astype(np.float64) / VECTOR_LENGTH**2
         # Rescale linearly, so that `zero` becomes 0 and 1 stays 1.
-        return np.maximum(similarities - self._zero, 0) / (1 - self._zero) if self._zero else similarities
+        rescaled: list[float] = (np.maximum(similarities - self._zero, 0) / (1 - self._zero)).tolist()
+        return rescaled
 
     def _grow(self) -> None:
         count = len(self._rows)
         self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
         self._owners = np.concatenate([self._owners, np.zeros_like(self._owners)])
         self._free += range(count, 2 * count)
+
+
+class CombinedStage:
+    """Two stages side by side: the similarity of a unit is the mean of theirs, and so is the floor."""
+
+    def __init__(self, first: VectorStage, second: VectorStage) -> None:
+        self.floor = (first.floor + second.floor) / 2
+        self.words_share = min(first.words_share, second.words_share)
+        self.model_version = f"{first.model_version}+{second.model_version}"
+        self._stages = (first, second)
+
+    def add(self, slot: int, unit: SearchUnit) -> None:
+        for stage in self._stages:
+            stage.add(slot, unit)
+
+    def remove(self, slot: int) -> None:
+        for stage in self._stages:
+            stage.remove(slot)
+
+    def match(self, query: str, *, slots: int) -> list[float]:
+        first, second = (stage.match(query, slots=slots) for stage in self._stages)
+        return [(one + other) / 2 for one, other in zip(first, second, strict=True)]
 
 
 def encode_by_words(encoder: Encoder, unit: SearchUnit) -> Sums:

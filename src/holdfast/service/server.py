@@ -5,6 +5,7 @@ import contextlib
 import signal
 import socket
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -14,7 +15,9 @@ from holdfast.service.api.instructions.schedule import measure_when_due
 from holdfast.service.auth.origins import is_address
 from holdfast.service.context import AppContext
 from holdfast.service.http.uvicorn_protocol import BoundedProtocol
-from holdfast.service.telemetry.exporter import TelemetryExporter
+
+if TYPE_CHECKING:
+    from holdfast.service.telemetry.exporter import TelemetryExporter
 
 CLOSING_SECONDS_MAX = 5
 
@@ -59,7 +62,7 @@ async def serve(
     bound: socket.socket,
     *,
     stop: asyncio.Event,
-    exporter: TelemetryExporter | None = None,
+    exporter: "TelemetryExporter | None" = None,
 ) -> None:
     """Serves until `stop` is set; then ends the live feeds and completes the requests in progress."""
     config = uvicorn.Config(
@@ -96,7 +99,7 @@ async def serve(
 
 
 def run_until_signal(
-    app: ASGIApp, context: AppContext, bound: socket.socket, *, exporter: TelemetryExporter | None = None
+    app: ASGIApp, context: AppContext, bound: socket.socket, *, exporter: "TelemetryExporter | None" = None
 ) -> None:
     """Serves until SIGINT or SIGTERM, on uvloop if it is installed."""
     with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
@@ -104,7 +107,7 @@ def run_until_signal(
 
 
 async def _serve_until_signal(
-    app: ASGIApp, context: AppContext, bound: socket.socket, exporter: TelemetryExporter | None
+    app: ASGIApp, context: AppContext, bound: socket.socket, exporter: "TelemetryExporter | None"
 ) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,8 +1,7 @@
 """Lists and reads the files of a project, without ignored and hidden ones; never leaves the project folder."""
 
 import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -17,11 +16,16 @@ from holdfast.sources.confined_paths import (
 )
 from holdfast.sources.files import FileStamp, decode_text, make_stamp
 from holdfast.types.json_encoding import sha256_hex
+from holdfast.types.json_schema import compile_pattern
 
 # Both limits bound the time of a walk through a huge folder.
 FILES_MAX = 20_000
 FOLDERS_MAX = 20_000
+IGNORE_FILES = (".gitignore", ".ignore", ".holdfastignore")
 IGNORE_BYTES_MAX = 200_000
+PATTERNS_MAX = 2_000
+PATTERN_CHARACTERS_MAX = 500
+PATTERN_BYTES_MAX = 65_536  # Of the compiled pattern.
 _SKIPPED_NAMES = frozenset({".git", ".hg", ".svn", ".holdfast", "node_modules", "__pycache__", ".venv"})
 
 
@@ -79,12 +83,14 @@ def read_project_file(root: Path, path: str, bytes_max: int) -> ProjectText | No
 
 
 class IgnoreRule(msgspec.Struct, frozen=True):
-    """`folder` is that of the ignore file, relative to the root; an `is_negated` rule (`!pattern`) un-ignores paths."""
+    """`folder` is that of the ignore file, relative to the root; an `is_negated` rule (`!pattern`) un-ignores paths.
+
+    `matches` takes a path below `folder`, which ends in `/` if it is a folder.
+    """
 
     folder: str
-    expression: re.Pattern[str]
-    is_negated: bool = False
-    only_folders: bool = False
+    matches: Callable[[str], bool]
+    is_negated: bool
 
 
 def _rules_in(root: Path, folder: str) -> tuple[IgnoreRule, ...]:
@@ -103,11 +109,6 @@ def _list_entries(folder: Path) -> list[os.DirEntry[str]]:
         return []
 
 
-IGNORE_FILES = (".gitignore", ".ignore", ".holdfastignore")
-PATTERNS_MAX = 2_000
-PATTERN_CHARACTERS_MAX = 500
-
-
 def parse_ignore_rules(text: str, folder: str = "") -> tuple[IgnoreRule, ...]:
     """The rules of one ignore file; invalid lines are skipped."""
     rules = (_parse_rule(line.rstrip("\r"), folder) for line in text.split("\n")[:PATTERNS_MAX])
@@ -115,57 +116,34 @@ def parse_ignore_rules(text: str, folder: str = "") -> tuple[IgnoreRule, ...]:
 
 
 def is_ignored(path: str, rules: Sequence[IgnoreRule], *, is_folder: bool) -> bool:
-    """Whether a path is ignored, given that its parent folders are not; the last matching rule decides."""
+    """Whether a path is ignored, given that its parent folders are not; the last matching rule decides.
+
+    The rules are those of folders above the path.
+    """
+    name = f"{path}/" if is_folder else path
     for rule in reversed(rules):
-        if rule.only_folders and not is_folder:
-            continue
-        if rule.folder and not path.startswith(f"{rule.folder}/"):
-            continue
-        if rule.expression.fullmatch(path[len(rule.folder) + 1 if rule.folder else 0 :]):
+        if rule.matches(name[len(rule.folder) + 1 if rule.folder else 0 :]):
             return not rule.is_negated
     return False
 
 
 def _parse_rule(line: str, folder: str) -> IgnoreRule | None:
-    pattern = re.sub(r"(?<!\\) +$", "", line)
-    if not pattern or pattern.startswith("#") or len(pattern) > PATTERN_CHARACTERS_MAX:
+    # Loaded here, because only a project with an ignore file needs it.
+    from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern  # noqa: PLC0415
+
+    if len(line) > PATTERN_CHARACTERS_MAX:
         return None
-    negated = pattern.startswith("!")
-    pattern = pattern[1:] if negated else pattern
-    only_folders = pattern.endswith("/")
-    pattern = pattern.rstrip("/") if only_folders else pattern
-    if not pattern:
-        return None
-    anchored = "/" in pattern
-    expression = _translate(pattern.removeprefix("/"))
     try:
-        compiled = re.compile(expression if anchored else f"(?:.*/)?{expression}", re.DOTALL)
-    except re.error:
+        # `a/**/` is for the folders inside `a`; pathspec would take it for `a/`.
+        expression, ignores = GitIgnoreSpecPattern.pattern_to_regex(f"{line}*/" if line.endswith("/**/") else line)
+        if expression is None:
+            return None
+        # A rule that names a folder also matches what is inside, where git lets an earlier rule decide; `$` takes that
+        # away. The rule `folder/**` is for what is inside only.
+        if "ps_d" in expression:
+            expression += "$"
+        elif expression.endswith("/"):
+            expression += "."
+        return IgnoreRule(folder, compile_pattern(expression, PATTERN_BYTES_MAX), not ignores)
+    except ValueError:
         return None
-    return IgnoreRule(folder, compiled, negated, only_folders)
-
-
-def _translate(pattern: str) -> str:
-    """Translate a pattern to a regular expression over `/`-separated paths."""
-    expression, position = "", 0
-    while position < len(pattern):
-        rest = pattern[position:]
-        if rest.startswith("**/") and (position == 0 or pattern[position - 1] == "/"):
-            expression, position = expression + "(?:.*/)?", position + 3
-        elif rest == "**" and (position == 0 or pattern[position - 1] == "/"):
-            expression, position = expression + ".+", position + 2
-        elif rest[0] == "*":
-            position += len(rest) - len(rest.lstrip("*"))
-            expression += "[^/]*"
-        elif rest[0] == "?":
-            expression, position = expression + "[^/]", position + 1
-        elif rest[0] == "[" and (bracket := re.match(r"\[([!^]?)(\]?(?:\\.|[^\]\\])*)\]", rest)):
-            inner = re.sub(r"([\[&~|])", r"\\\1", bracket[2])
-            inner = rf"\]{inner[1:]}" if inner.startswith("]") else inner
-            expression += f"(?!/)[{'^' if bracket[1] else ''}{inner}]"
-            position += len(bracket[0])
-        elif rest[0] == "\\" and len(rest) > 1:
-            expression, position = expression + re.escape(rest[1]), position + 2
-        else:
-            expression, position = expression + re.escape(rest[0]), position + 1
-    return expression

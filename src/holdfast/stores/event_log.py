@@ -2,11 +2,10 @@
 
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from threading import Lock
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Protocol, Self
 
 import msgspec
 
@@ -16,44 +15,44 @@ from holdfast.ledger.analytics.queries import AnalyticsQueries, CostQueries
 from holdfast.ledger.analytics.results import RollUpCostQueries
 from holdfast.ledger.postings import affects_ledger
 from holdfast.stores.instructions.store import InstructionStore
-from holdfast.stores.instructions.tables import InstructionTables
 from holdfast.stores.sql.analytics import SqlAnalyticsQueries, SqlRollUpSource
-from holdfast.stores.sql.analytics_queries import RollUpSql
+from holdfast.stores.sql.analytics_queries import ANY_PENDING_SESSION, PENDING_SESSIONS, select_rows
+from holdfast.stores.sql.connection import ChangeRunner, Engine, Reader
 from holdfast.stores.sql.events import (
+    EVENT_BYTES_MAX,
+    EVENT_POSITION,
+    EVENTS_PAGE,
+    LEARNED_EVENTS,
+    SESSION_EXISTS,
+    SESSIONS_NEWEST_FIRST,
+    TOTALS,
     Cell,
-    LogQueries,
     as_int,
+    build_prunable_query,
+    damaged_sessions_error,
     decode_event_row,
     decode_session_row,
     encode_events,
     is_storable_text,
     tally_sessions,
 )
-from holdfast.stores.sql.records import ChangeRunner, DatabaseRecords, RecordQueries
-from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJob, WriterThread
+from holdfast.stores.sql.records import DatabaseRecords
+from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJob, WriteJob
 
 READ_BATCH_EVENTS = 128  # Bounds what a reader of a long session holds in memory.
 SESSIONS_AT_ONCE = 500  # Ids per page of pending sessions; the next page starts after the last id.
-IDLE_MAX = 4  # Open connections that nobody uses still cost a file handle, or a PostgreSQL server process.
 _ROWS_MAX = 2**62  # No limit: more rows than any table has, and within every engine's integers.
 
 
-class Reader(Protocol):
-    def fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
-        """All rows of a query; none if a parameter is text that no database can store."""
+class JobWriter(Protocol):
+    def submit(self, job: WriteJob, /) -> None:
+        """Takes a job and settles its future, at the latest when the writer is closed."""
 
-    def close(self) -> None: ...
+    def is_current_thread(self) -> bool:
+        """Whether this is the writer's own thread, which must not wait for itself."""
 
-
-class EngineQueries(msgspec.Struct, frozen=True):
-    """The SQL of an engine."""
-
-    log: LogQueries
-    tables: RollUpSql
-    records: RecordQueries
-    instructions: InstructionTables
-    version: str
-    size_bytes: str
+    def close(self, refusal: StoreError, /) -> None:
+        """Writes what is queued; every later job is rejected with `refusal`."""
 
 
 class StoreFacts(msgspec.Struct, frozen=True, array_like=True):
@@ -77,26 +76,26 @@ class DatabaseEventLog:
     a gap; what is on it can still be read.
     """
 
+    notice: str | None = None  # What a person who opens the store should know.
+    _survives_fork = False  # A database file or server must not be used over a parent's connections.
+
     def __init__(
         self,
-        name: str,
-        sql: EngineQueries,
+        engine: Engine,
         reads: Reader,
         changes: ChangeRunner,
         *,
-        writer: WriterThread,
-        event_bytes_max: int,
+        writer: JobWriter,
+        event_bytes_max: int = EVENT_BYTES_MAX,
     ) -> None:
-        self._name = name
-        self._sql = sql
-        self._queries = sql.log
-        self._table_queries = sql.tables
+        self._name = engine.name
+        self._dialect = engine.dialect
         self._reads = reads
         self._changes = changes
         self._writer = writer
         self._event_bytes_max = event_bytes_max
         self._pid = os.getpid()
-        self._closed = StoreError(f"the store {name} is closed: open it again")
+        self._closed = StoreError(f"the store {engine.name} is closed: open it again")
         # Runs at `close`, when the store is garbage-collected, or at exit: queued events are still written then.
         self._release = weakref.finalize(self, _release, self._pid, (writer, reads, changes), self._closed)
 
@@ -110,11 +109,11 @@ class DatabaseEventLog:
     def records(self) -> DatabaseRecords:
         """Keys, controls and settings beside the log."""
         # Created on demand: storing it would make a reference cycle, and the store would not be finalized.
-        return DatabaseRecords(self._sql.records, self._fetch, self._changes)
+        return DatabaseRecords(self._fetch, self._changes)
 
     @property
     def instructions(self) -> InstructionStore:
-        return InstructionStore(self._sql.instructions, self._fetch, self._changes)
+        return InstructionStore(self._fetch, self._changes)
 
     def append(self, events: Sequence[Event]) -> Future[None]:
         """Blocks only while the queue is full; an append that was queued cannot be cancelled."""
@@ -136,14 +135,14 @@ class DatabaseEventLog:
         return self._read_from(session_id, 0 if after is None else self._find_seq(session_id, after))
 
     def _find_seq(self, session_id: str, event_id: str) -> int:
-        for (seq,) in self._fetch(self._queries.event_position, (event_id, session_id)):
+        for (seq,) in self._fetch(EVENT_POSITION, (event_id, session_id)):
             return as_int(seq)
-        if self._fetch(self._queries.session, (session_id,)):
+        if self._fetch(SESSION_EXISTS, (session_id,)):
             raise UserError(f"session {session_id!a} has no event {event_id!a} to continue after")
         return 0
 
     def _read_from(self, session_id: str, seq: int) -> Iterator[Event]:
-        while batch := self._fetch(self._queries.events_page, (session_id, seq, READ_BATCH_EVENTS)):
+        while batch := self._fetch(EVENTS_PAGE, (session_id, seq, READ_BATCH_EVENTS)):
             for row_seq, *columns in batch:
                 seq = as_int(row_seq)
                 yield decode_event_row(columns)
@@ -152,11 +151,11 @@ class DatabaseEventLog:
         if limit is not None and limit < 0:
             raise UserError(f"the limit cannot be {limit}: use 0 or more, or none")
         rows_max = _ROWS_MAX if limit is None else min(limit, _ROWS_MAX)
-        return tuple(map(decode_session_row, self._fetch(self._queries.sessions, (rows_max,))))
+        return tuple(map(decode_session_row, self._fetch(SESSIONS_NEWEST_FIRST, (rows_max,))))
 
     def learned_events(self, *, limit: int) -> tuple[Event, ...]:
         events = []
-        for columns in reversed(self._fetch(self._queries.learned_events, (min(max(limit, 0), _ROWS_MAX),))):
+        for columns in reversed(self._fetch(LEARNED_EVENTS, (min(max(limit, 0), _ROWS_MAX),))):
             # Skip events of a newer version: this one cannot use them.
             with suppress(StoreError):
                 events.append(decode_event_row(columns))
@@ -177,21 +176,24 @@ class DatabaseEventLog:
 
     def list_prunable(self, kept_types: Sequence[str], *, before: float) -> tuple[tuple[str, int], ...]:
         """Sessions whose last event is older than `before`, with the number of events that pruning would delete."""
-        query = self._queries.prunable.format(retained=", ".join([self._queries.param] * len(kept_types)))
-        return tuple((str(id), int(str(count))) for id, count in self._fetch(query, (before, *kept_types)))
+        rows = self._fetch(build_prunable_query(len(kept_types)), (before, *kept_types))
+        return tuple((str(id), as_int(count)) for id, count in rows)
 
     def read_facts(self) -> StoreFacts:
-        ((version,),) = self._fetch(self._sql.version, ())
-        ((size_bytes,),) = self._fetch(self._sql.size_bytes, ())
-        (totals,) = self._fetch(self._queries.totals, ())
-        return msgspec.convert((self._name, version, size_bytes, *totals), StoreFacts)
+        ((version,),) = self._fetch(self._dialect.version_query, ())
+        ((size_bytes,),) = self._fetch(self._dialect.size_query, ())
+        (totals,) = self._fetch(TOTALS, ())
+        try:
+            return msgspec.convert((self._name, version, size_bytes, *totals), StoreFacts)
+        except msgspec.ValidationError as error:
+            raise damaged_sessions_error() from error
 
     def cost_queries(self) -> CostQueries:
         """Sessions that are missing from the tables are processed first."""
-        return RollUpCostQueries(SqlRollUpSource(self._fetch, self._table_queries, self.roll_up_pending))
+        return RollUpCostQueries(SqlRollUpSource(self._fetch, self.roll_up_pending))
 
     def analytics_queries(self) -> AnalyticsQueries:
-        return SqlAnalyticsQueries(self._fetch, self._table_queries, self.roll_up_pending)
+        return SqlAnalyticsQueries(self._fetch, self.roll_up_pending)
 
     def clear_tables(self) -> None:
         """Empties the tables; `roll_up_pending` fills them from the log."""
@@ -200,7 +202,7 @@ class DatabaseEventLog:
     def iter_pending_sessions(self) -> Iterator[str]:
         """Sessions whose events are not all in the tables."""
         first_id = ""
-        while rows := self._fetch(self._table_queries.pending_sessions, (first_id, SESSIONS_AT_ONCE)):
+        while rows := self._fetch(PENDING_SESSIONS, (first_id, SESSIONS_AT_ONCE)):
             for (session_id,) in rows:
                 first_id = f"{session_id}\0"  # The smallest string after it.
                 yield str(session_id)
@@ -210,13 +212,13 @@ class DatabaseEventLog:
         self._run_job(RollUpJob((session_id,), Future()))
 
     def roll_up_pending(self) -> None:
-        if self._fetch(self._table_queries.any_pending_session, ()):
+        if self._fetch(ANY_PENDING_SESSION, ()):
             for session_id in self.iter_pending_sessions():
                 self.roll_up_session(session_id)
 
     def table_rows(self, table: str, columns: Sequence[str], session_id: str | None = None) -> list[tuple[object, ...]]:
         """The raw rows of a table, of one session or of all."""
-        query = self._table_queries.select_rows(table, columns, session=session_id is not None)
+        query = select_rows(table, columns, session=session_id is not None)
         return self._fetch(query, () if session_id is None else (session_id,))
 
     def _run_job(self, job: DeleteJob | PruneJob | RollUpJob) -> int:
@@ -234,59 +236,16 @@ class DatabaseEventLog:
         self._release()
 
     def _check_usable(self) -> None:
-        if os.getpid() != self._pid:
+        if os.getpid() != self._pid and not self._survives_fork:
             raise StoreError(f"the store {self._name} was opened before this process was forked: open it again here")
         if not self._release.alive:
             raise StoreError(str(self._closed))
 
 
-def _release(pid: int, resources: tuple[WriterThread, Reader, ChangeRunner], closed: StoreError) -> None:
+def _release(pid: int, resources: tuple[JobWriter, Reader, ChangeRunner], closed: StoreError) -> None:
     if os.getpid() != pid:
         return  # A forked process has no writer thread and must not close its parent's connections.
     writer, reads, changes = resources
     writer.close(closed)
     reads.close()
     changes.close()
-
-
-class _Closes(Protocol):
-    def close(self) -> None: ...
-
-
-Connection = TypeVar("Connection", bound=_Closes)
-
-
-class ConnectionPool(Generic[Connection]):
-    """Connections for readers. Any number of threads may borrow; at most `IDLE_MAX` idle ones stay open."""
-
-    def __init__(self, connect: Callable[[], Connection]) -> None:
-        self._connect = connect
-        self._lock = Lock()
-        self._idle: list[Connection] = []
-        self._idle_max = IDLE_MAX
-
-    def borrow(self) -> Connection:
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return self._connect()
-
-    def release(self, connection: Connection) -> None:
-        with self._lock:
-            if len(self._idle) < self._idle_max:
-                self._idle.append(connection)
-                return
-        connection.close()
-
-    def close_idle(self) -> None:
-        """Closes the idle connections."""
-        with self._lock:
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
-
-    def close(self) -> None:
-        """Closes the idle connections, and from now on every connection that is given back."""
-        with self._lock:
-            self._idle_max = 0
-        self.close_idle()

@@ -6,18 +6,17 @@ import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from itertools import islice, pairwise
+from itertools import pairwise
 
 import msgspec
 
 from holdfast.errors import UserError
 from holdfast.types.blocks import Json
 from holdfast.types.json_encoding import canonical_json
-from holdfast.types.json_schema import JsonSchema, find_schema_violations, json_type_name, validate_schema
+from holdfast.types.json_schema import JsonSchema, SchemaChecker, json_type_name, validate_schema
 
 DESCRIPTION_CHARS_MAX = 16_384
 ARGUMENTS_CHARS_MAX = 8_388_608
-ARGUMENT_FINDINGS_MAX = 20
 
 # The narrowest of the providers' rules.
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -75,15 +74,15 @@ def check_arguments(spec: ToolSpec, arguments_json: str) -> tuple[str, ...]:
         arguments: Json = msgspec.json.decode(arguments_json)
     except (msgspec.MsgspecError, RecursionError, ValueError):
         return ("$: not valid JSON",)
-    return tuple(islice(find_schema_violations(_schema_of(spec.input_schema_json), arguments), ARGUMENT_FINDINGS_MAX))
+    return _load_checker(spec.input_schema_json).find_violations(arguments)
 
 
 @functools.lru_cache(maxsize=256)
-def _schema_of(schema_json: str) -> JsonSchema:
+def _load_checker(schema_json: str) -> SchemaChecker:
     try:
-        return validate_schema(msgspec.json.decode(schema_json))
+        return SchemaChecker(validate_schema(msgspec.json.decode(schema_json)))
     except (UserError, msgspec.MsgspecError, RecursionError, ValueError):
-        return {"type": "object"}
+        return SchemaChecker({"type": "object"})
 
 
 def tool_spec_from_function(
@@ -140,7 +139,7 @@ def _parameter_schema(tool: str, parameter: inspect.Parameter, hint: object) -> 
             "use str, int, float, bool, list, dict, Literal, or one of them | None"
         )
     default = parameter.default
-    if type(default) not in _LITERALS or any(find_schema_violations(schema, default)):
+    if type(default) not in _LITERALS or SchemaChecker(schema).find_violations(default):
         return schema  # The schema does not allow this default, so showing it to the model would only confuse it.
     return schema | {"default": default}
 

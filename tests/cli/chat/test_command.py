@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.support.skill_folders import write_skill
 
+from holdfast.cli.chat.command import ChatOptions, format_resume_command
 from holdfast.cli.main import command
 from holdfast.errors import HoldfastError
 from holdfast.stores.sqlite.store import SqliteStore
@@ -179,6 +180,11 @@ def test_another_store_is_used_and_named_in_the_resume_command(tmp_path: Path) -
     assert session_ids() == []
     with SqliteStore(store) as log:
         assert len(log.sessions()) == 1
+
+
+def test_the_resume_command_contains_no_password() -> None:
+    flags = ChatOptions(store="postgresql://me:secret@host/db")
+    assert format_resume_command(flags, "S") == "holdfast chat --resume S --store postgresql://host/db"
 
 
 def test_cost_shows_each_turn_with_and_without_a_cache(tmp_path: Path) -> None:

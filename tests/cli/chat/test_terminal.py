@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -162,3 +164,87 @@ def test_no_color_disables_colours(tmp_path: Path) -> None:
         terminal.type(CTRL_D)
         assert terminal.end() == 0
     assert "\x1b" not in terminal.seen
+
+
+def test_a_message_is_edited_over_several_lines_and_at_any_width(tmp_path: Path) -> None:
+    with chat(tmp_path, "--no-tools") as terminal:
+        terminal.expect("\n> ")
+        # Alt-Enter starts a line; the window changes; the first line is reached again and edited.
+        terminal.type("second" + "\x1b\r" + "third")
+        terminal.expect("second\n. third")
+        terminal.resize(40)
+        terminal.type("\x1b[A" + "\x01" + "first ")
+        assert "You said: first second\nthird\n" in send_message(terminal, "")
+        terminal.type("x" * 50)
+        terminal.resize(100)
+        assert f"You said: {'x' * 50}yz\n" in send_message(terminal, "yz")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+def test_tab_completes_commands_and_models(tmp_path: Path) -> None:
+    with chat(tmp_path, "--no-tools") as terminal:
+        terminal.expect("\n> ")
+        terminal.type("/sess\t")
+        terminal.expect("/session")
+        terminal.enter("")
+        terminal.expect("resume     holdfast chat --resume ")
+        terminal.expect("\n> ")
+        terminal.type("/model gemini:gemini-\t")
+        terminal.expect("/model gemini:gemini-")
+        terminal.type(CTRL_C)
+        terminal.expect("Ctrl-D or /exit ends the chat\n> ")
+        terminal.type("no command\t")
+        assert "You said: no command\n" in send_message(terminal, "")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+def test_the_arrow_keys_recall_messages_and_no_answers(tmp_path: Path) -> None:
+    with chat(tmp_path) as terminal:
+        terminal.expect("\n> ")
+        terminal.enter("run true")
+        terminal.expect(CONFIRMATION)
+        terminal.enter("y")
+        terminal.expect(STATUS)
+        terminal.expect("\n> ")
+        terminal.type("\x1b[A")
+        terminal.expect("run true")
+        terminal.type(CTRL_C)
+        terminal.expect("Ctrl-D or /exit ends the chat\n> ")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "told to end"])
+def test_an_end_at_the_prompt_is_clean(tmp_path: Path, closed: bool) -> None:
+    with chat(tmp_path, "--no-tools") as terminal:
+        terminal.expect("\n> ")
+        terminal.type("half a mess")
+        terminal.expect("half a mess")
+        if closed:
+            terminal.hang_up()
+        else:
+            terminal.kill(signal.SIGTERM)
+            assert terminal.end() == 128 + signal.SIGTERM
+        assert "Traceback" not in terminal.seen
+
+
+def test_a_dumb_terminal_still_takes_lines(tmp_path: Path) -> None:
+    with chat(tmp_path, "--no-tools", TERM="dumb") as terminal:
+        terminal.expect("\n> ")
+        terminal.type("half" + CTRL_C)
+        terminal.expect("\n  Ctrl-D or /exit ends the chat\n> ")
+        assert "You said: one\ntwo\n" in send_message(terminal, "one\\\rtwo")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+def test_piped_input_needs_no_line_editor(tmp_path: Path) -> None:
+    code = (
+        "import sys; sys.modules['prompt_toolkit'] = None\n"
+        "sys.argv = ['holdfast', 'chat', '--simulate', '--no-tools']\nfrom holdfast.cli.main import main; main()"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, input="hi\n", capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith("You said: hi\n")

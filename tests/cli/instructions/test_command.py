@@ -6,9 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from holdfast.cli.main import command
 from holdfast.errors import UserError
 from holdfast.instructions.units.signatures import load_deployment_key
 from holdfast.runtime.instructions.settings import load_instruction_config
@@ -33,7 +31,7 @@ def test_instructions_are_off_until_the_home_file_turns_them_on(tmp_path: Path) 
         ('[instructions]\nwake_public_key = "short"\n', "Ed25519"),
         (
             '[instructions]\nencoder = "other"\n',
-            "unknown encoder 'other'; use one of wordllama, paired, minilm, joined",
+            "unknown encoder 'other'; use wordllama, none, the folder of an ONNX model",
         ),
         ("[instructions\n", "cannot be read"),
     ],
@@ -62,14 +60,6 @@ def test_a_deployments_key_is_created_once_and_private_to_its_owner(tmp_path: Pa
     path.write_bytes(b"short")
     with pytest.raises(UserError, match="is not a deployment key"):
         load_deployment_key(path)
-
-
-def test_a_store_without_instructions_support_is_refused(tmp_path: Path) -> None:
-    completed = CliRunner().invoke(
-        command, ["serve", "--instructions", "--port", "0", "--db", "memory:"], env={"HOLDFAST_HOME": str(tmp_path)}
-    )
-    assert isinstance(completed.exception, UserError)
-    assert "SQLite file or PostgreSQL" in str(completed.exception)
 
 
 @pytest.mark.parametrize("name", ["recall", "coverage"])

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.custom_models import write_model
 from tests.support.instruction_service import UNITS
 from tests.support.library_projects import LibraryProject
+from tests.support.onnx_models import write_model
 
 from holdfast.errors import UserError
 from holdfast.instructions.access import InstructionCaller
@@ -166,22 +166,25 @@ def test_failures_are_measured_again_on_request_or_after_a_manifest_changed(
     configure(shop, "none")
     measured: list[str] = []
 
-    def count_runs(*arguments: Any, **more: Any) -> CoverageRun:
+    def record_run(*arguments: Any, **more: Any) -> CoverageRun:
         measured.append(more["kind"])
         return measure_coverage(*arguments, **more)
 
-    monkeypatch.setattr(schedule, "measure_coverage", count_runs)
-    first, second = shop.run("index"), shop.run("index")
-    assert (first.output, len(measured)) == (second.output, 1)
+    monkeypatch.setattr(schedule, "measure_coverage", record_run)
+    for _ in range(2):
+        assert shop.run("recall", "claim a ticket").exit_code == 0
+        assert len(measured) == 1
     assert MEASURING in shop.run("encoder").stderr
-    assert shop.run("index").stderr == ""
+    assert shop.run("recall", "claim a ticket").stderr == ""
     assert len(measured) == 2
     shop.clock.advance(60)
     manifest = shop.manifest()
     manifest["entries"][0]["description"] += " And more."
     shop.write_manifest(manifest)
     shop.library.publish(shop.folder, skip_coverage_gate=True)
-    shop.run("index")
+    assert shop.run("index").exit_code == 0
+    assert len(measured) == 2, "a reader measures nothing"
+    shop.run("recall", "claim a ticket")
     assert len(measured) == 3
 
 
@@ -189,12 +192,12 @@ def test_an_encoder_that_cannot_run_is_never_called_in_use(tmp_path: Path) -> No
     shop = LibraryProject(tmp_path)
     shop.library.close()
     model = write_model(tmp_path / "model")
-    (model / "config.json").write_text("{")
+    (model / "modules.json").write_text("[")
     configure(shop, str(model))
     for words in (("encoder",), ("encoder", "--accept")):
         result = shop.run(*words)
         assert isinstance(result.exception, UserError)
-        assert "is not a supported model: config.json: Input data was truncated" in str(result.exception)
+        assert "is not a supported model: modules.json: Input data was truncated" in str(result.exception)
 
 
 def test_another_encoder_can_be_accepted_if_the_previous_one_is_gone(shop: LibraryProject) -> None:
@@ -204,8 +207,8 @@ def test_another_encoder_can_be_accepted_if_the_previous_one_is_gone(shop: Libra
     add_competing_version(shop)
     shutil.rmtree(model)
     configure(shop, "wordllama")
-    for command in ("encoder", "index", "index"):
-        result = shop.run(command)
+    for words in (("encoder",), ("recall", "claim a ticket"), ("recall", "claim a ticket")):
+        result = shop.run(*words)
         assert isinstance(result.exception, UserError)
         assert (
             "was in use but is no longer available in that revision, and manifests fail with the configured one"

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.support.postgres_server import reused_database
 
 from holdfast.cli.main import command
 from holdfast.clock import ManualClock
@@ -17,9 +18,9 @@ BLOCK = re.compile(r"(?:<!-- (?P<mark>[a-z]+): (?P<count>\d+)[^>]*-->\n)?```(?P<
 
 
 class Walker:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, db: str) -> None:
         self.clock = ManualClock(time.time())
-        self.environ = {"HOLDFAST_HOME": str(folder / "home"), "HOLDFAST_DB": str(folder / "agent.db")}
+        self.environ = {"HOLDFAST_HOME": str(folder / "home"), "HOLDFAST_DB": db}
         self.token = ""
 
     def run(self, line: str) -> str:
@@ -40,11 +41,20 @@ def commands(text: str) -> Iterator[tuple[str, list[str]]]:
         yield line, printed
 
 
+@pytest.fixture(params=["sqlite", "postgres"])
+def db(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield str(tmp_path / "agent.db")
+        return
+    with reused_database() as url:
+        yield url
+
+
 def test_the_walkthrough_from_a_file_to_promoted_instructions_works_as_documented(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, db: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    walker = Walker(tmp_path)
+    walker = Walker(tmp_path, db)
     ran = 0
     for block in BLOCK.finditer(PAGE.read_text()):
         if block["kind"] == "markdown":
@@ -52,7 +62,7 @@ def test_the_walkthrough_from_a_file_to_promoted_instructions_works_as_documente
         if block["kind"] == "json":
             (tmp_path / "trace.jsonl").write_text(block["text"])
         if block["kind"] == "python":
-            exec(compile(block["text"], str(PAGE), "exec"), {})
+            exec(compile(block["text"].replace('"agent.db"', repr(db)), str(PAGE), "exec"), {})
         if block["kind"] != "console":
             continue
         if block["mark"] == "clock":

@@ -15,7 +15,6 @@ from holdfast.compaction.models import CompactionConfig
 from holdfast.engine.compaction.triggers import compact_on_request
 from holdfast.engine.recovery.runner import Recovered
 from holdfast.engine.reducer import fold_events
-from holdfast.events.log import Event
 from holdfast.events.payloads.compaction import CompactionSkipped, ContextCompacted
 from holdfast.events.payloads.recovery import ProviderLimited, RecoveryEnqueued, RecoverySucceeded
 from holdfast.events.payloads.session import MessageAppended
@@ -135,12 +134,11 @@ async def test_messages_that_differ_from_those_compacted_are_reported_once() -> 
         await long_session.send_turns(session, 8)
         await session.compact()
         await long_session.send_turns(session, 6)
-    events = long_session.store._events[session.id]
-    at = next(at for at, event in enumerate(events) if isinstance(event.payload, MessageAppended))
+    store = long_session.store
+    covered = next(one for one in store.read(session.id) if isinstance(one.payload, MessageAppended))
     changed = MessageAppended(Message("user", (Text("Something else was asked for."),)))
-    events[at] = Event(
-        events[at].id, events[at].at, session.id, "user", changed, events[at].turn_id, events[at].parent_event_id
-    )
+    overwrite = "UPDATE events SET payload = ? WHERE id = ?"
+    assert store._changes.run_statement(overwrite, (msgspec.json.encode(changed).decode(), covered.id)) == 1
     async with long_session.resume(session.id) as resumed:
         await resumed.compact()
         await long_session.send_turns(resumed, 6)

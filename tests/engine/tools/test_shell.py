@@ -207,6 +207,8 @@ from holdfast.engine.tools.dispatch import Toolbox
 from holdfast.engine.tools.definition import tool
 from holdfast.sources.confined_paths import resolve_roots
 
+# Before the change of user, who may not be able to read the libraries that are loaded when a tool is defined.
+run_command = tool(make_run_command({"PATH": "/usr/bin:/bin"}))
 if os.geteuid() == 0:
     # Nothing can be hidden from root.
     os.setgid(65534)
@@ -218,7 +220,7 @@ if child == 0:
 os.waitpid(child, 0)
 print("|", flush=True)
 environment = ToolEnvironment("s", resolve_roots(Path("/")))
-box = Toolbox([tool(make_run_command({"PATH": "/usr/bin:/bin"}))], environment=environment)
+box = Toolbox([run_command], environment=environment)
 print(asyncio.run(call(box, "run_command", command="cat /proc/$PPID/environ; cat /proc/$PPID/maps")).text)
 """
 

@@ -80,7 +80,7 @@ def test_a_body_without_a_reason_is_reported_by_its_status(answer: bytes) -> Non
 
 def test_a_message_is_one_line_without_a_key() -> None:
     error = decode_openai_error(401, {}, body(message="Incorrect API key provided:\nsk-abcdefghijklmnop"))
-    assert str(error) == "Incorrect API key provided: [removed]"
+    assert str(error) == "Incorrect API key provided: [redacted]"
 
 
 def test_no_pause_helps_when_a_quota_is_used_up() -> None:

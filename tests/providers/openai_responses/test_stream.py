@@ -409,7 +409,7 @@ def test_an_unsuccessful_reply_is_not_encoded_as_a_successful_one(stop_reason: S
     assert deltas[-1] == ReplyFinished(reply)
 
 
-def test_a_reply_reports_the_tokens_of_cached_input() -> None:
+def test_a_reply_reports_cache_reads_and_writes_in_its_usage() -> None:
     usage = Usage(input=1, cache_read=2, cache_write_5m=3, cache_write_other=4, output=5)
     body = json.loads(openai_responses.encode_reply(Reply((), "end_turn", usage)))
     assert body["usage"] == {

@@ -179,7 +179,6 @@ def test_key_is_refused_without_instructions_before_its_scope_is_read(roles: Rol
         assert roles.request(role, "POST", "/v1/recall", {"scope": scope, "intent": "x"}) == DENIED
 
 
-@pytest.mark.every_store
 def test_agent_names_are_compared_exactly_in_each_store(service: InstructionService) -> None:
     service.publish_all()
     settings = {"role": "CTO", "shortname": "cto", "supervisors": ["boss"]}
@@ -202,7 +201,6 @@ def test_agent_names_are_compared_exactly_in_each_store(service: InstructionServ
             assert recall.code == "instruction_scope_denied", name
 
 
-@pytest.mark.every_store
 @pytest.mark.parametrize("declared", ["boss-uuid", "chief"])
 @pytest.mark.parametrize("holder", ["chief", "boss-uuid"])
 def test_each_store_finds_a_supervisor_by_id_and_by_shortname(

@@ -44,9 +44,9 @@ def test_highest_of_versions_written_at_once_is_active(published_service: Instru
     for begin in (10, 20, 30):
         numbers = range(begin, begin + 6)
         with ThreadPoolExecutor(6) as threads:
-            answers = list(threads.map(lambda n: published_service.write(BUDGET, f"v{n}", f"Text {n}."), numbers))
-        assert {response.status for response in answers} <= {201, 409}
-        written = [number for number, one in zip(numbers, answers, strict=True) if one.status == 201]
+            responses = list(threads.map(lambda n: published_service.write(BUDGET, f"v{n}", f"Text {n}."), numbers))
+        assert {response.status for response in responses} <= {201, 409}
+        written = [number for number, one in zip(numbers, responses, strict=True) if one.status == 201]
         assert active_version(published_service) == f"v{max(written)}"
 
 
@@ -103,7 +103,7 @@ def test_prepended_version_needs_an_approval_with_review_findings(service: Instr
 def test_replica_with_a_slow_clock_serves_the_last_written_version(published_service: InstructionService) -> None:
     published_service.clock.advance(60)
     assert published_service.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").status == 201
-    behind = InstructionContext(
+    replica = InstructionContext(
         published_service.library.records,
         published_service.library.settings,
         key=published_service.library.key,
@@ -111,18 +111,18 @@ def test_replica_with_a_slow_clock_serves_the_last_written_version(published_ser
         new_id=CountingIds("behind"),
         warn=published_service.warned.append,
     )
-    _, shelf = behind.require_instruction_set(AGENT, behind.records.agent(AGENT))
-    assert shelf.contents[BUDGET].version == "v2"
+    _, instruction_set = replica.require_instruction_set(AGENT, replica.records.agent(AGENT))
+    assert instruction_set.contents[BUDGET].version == "v2"
 
 
 def test_recall_right_after_publishing_can_be_replayed(published_service: InstructionService) -> None:
     # The clock does not advance: the second manifest takes effect a millisecond later.
     assert published_service.publish([entry(BUDGET)], "v2").status == 200
     recalled = published_service.recall("approve a purchase").json
-    told_again = published_service.agent_request(
+    replay = published_service.agent_request(
         "POST", "/instruction-replay", {"audit_token": recalled["audit_token"]}
     ).json
-    assert (told_again["same_order"], told_again["same_snapshot"]) == (True, True)
+    assert (replay["same_order"], replay["same_snapshot"]) == (True, True)
 
 
 def test_heartbeat_right_after_publishing_uses_the_new_manifest(published_service: InstructionService) -> None:
@@ -149,8 +149,8 @@ def test_version_derives_from_its_predecessor_unless_the_author_names_another(se
     first = service.write(BUDGET).json["content_sha256"]
     service.write(BUDGET, "v2", "Two.")
     service.write(BUDGET, "v3", "Three.", derived_from="0" * 64)
-    kept = service.library.records.list_unit_versions(AGENT, BUDGET)
-    assert [unit.derived_from for unit in kept] == [None, first, "0" * 64]
+    versions = service.library.records.list_unit_versions(AGENT, BUDGET)
+    assert [unit.derived_from for unit in versions] == [None, first, "0" * 64]
 
 
 @pytest.mark.parametrize("approval", [APPROVAL, {**APPROVAL, "version": "v1"}], ids=["plain", "of the version"])
@@ -216,15 +216,17 @@ def test_store_rejects_texts_and_manifests_validated_against_outdated_state(
     assert run is not None
     second = msgspec.structs.replace(first, uri=uri(BUDGET, "v2"), version="v2", created_at=first.created_at + 1)
     for judged in ((), ("another manifest",)):
-        assert not records.add_unit(second, None, over=first.uri, judged=judged)
+        assert not records.add_unit(second, None, replaces_uri=first.uri, manifest_ids=judged)
     assert active_version(published_service) == "v1"
-    assert records.add_unit(second, None, over=first.uri, judged=(listing.id, "another manifest"))
+    assert records.add_unit(second, None, replaces_uri=first.uri, manifest_ids=(listing.id, "another manifest"))
     assert active_version(published_service) == "v2"
     later = msgspec.structs.replace(listing, id="later", version="v2", created_at=listing.created_at + 1)
     rerun = msgspec.structs.replace(run, id="rerun", manifest_version="v2")
 
-    def publish(*holds: str) -> bool:
-        return records.publish(later, over=listing.id, registers=None, run=rerun, approvals=(), events=(), holds=holds)
+    def publish(*pinned_uris: str) -> bool:
+        return records.publish(
+            later, replaces_id=listing.id, agent=None, run=rerun, approvals=(), events=(), pinned_uris=pinned_uris
+        )
 
     assert not publish(second.uri, first.uri)
     assert records.manifest(AGENT) == listing
@@ -355,7 +357,7 @@ def test_two_entries_of_one_shared_unit_are_approved_at_once(service: Instructio
     assert service.agent_request("POST", "/approvals", of_tone).json["activated"] == []
     assert service.publish(listed, "v1.1", approvals=[of_tone]).status == 200
     assert active_version(service, "tone") == active_version(service, "manner") == "v1"
-    renewed = [{**one, "fact_uri": f"{shared}/v2"} for one in listed]
+    renewed = [{**listed_entry, "fact_uri": f"{shared}/v2"} for listed_entry in listed]
     assert (
         service.publish(renewed, "v2", approvals=[{**approval, "version": "v2"} for approval in approvals]).status
         == 200
@@ -373,7 +375,9 @@ def test_store_activates_no_version_by_a_replaced_manifest(service: InstructionS
     prepended = guaranteed(force_position="prepend")
     approvals = [{"kind": "force_prepend", "unit": BUDGET, "version": "v1", "reason": "read"}]
     assert service.publish(prepended, "v2", approvals=approvals).status == 200
-    assert not records.activate_unit(waiting, over=uri(BUDGET), at=service.library.now(), judged=(judged.id,))
+    assert not records.activate_unit(
+        waiting, replaces_uri=uri(BUDGET), at=service.library.now(), manifest_ids=(judged.id,)
+    )
     assert active_version(service) == "v1"
     # A new approval is checked against the current requirements.
     assert service.agent_request("POST", "/approvals", {**APPROVAL, "version": "v2"}).json["activated"] == []
@@ -390,7 +394,7 @@ def test_interrupted_activation_is_completed_by_the_next_approval(service: Instr
     caller = InstructionCaller("admin", "key", ANN)
     # As if the process had stopped between storing the approval and activating the version.
     for approval in select_valid_approvals(service.library, agent, (given,), caller):
-        service.library.records.add_approval(approval, registers=agent)
+        service.library.records.add_approval(approval, agent=agent)
     assert active_version(service) == "v1"
     assert approve_unit(service.library, AGENT, BUDGET, caller).is_activated
     assert active_version(service) == "v2"

@@ -188,8 +188,8 @@ def test_replay_uses_the_versions_of_the_original_recall(published_service: Inst
 
 def test_concurrent_recalls_all_have_their_records(published_service: InstructionService) -> None:
     with ThreadPoolExecutor(8) as workers:
-        answers = list(workers.map(lambda number: published_service.recall(f"claim ticket {number}"), range(40)))
-    tokens = {response.json["audit_token"] for response in answers}
+        responses = list(workers.map(lambda number: published_service.recall(f"claim ticket {number}"), range(40)))
+    tokens = {response.json["audit_token"] for response in responses}
     assert len(tokens) == 40
     assert {record["audit_token"] for record in published_service.records("recall")} == tokens
 

@@ -52,7 +52,7 @@ def test_one_in_ten_real_intents_becomes_a_probe_once_a_week(published_service: 
     assert calibrate_due_agents(service.library) == (AGENT,)
     probes = service.library.records.probes(AGENT)
     assert probes
-    assert {probe.intent for probe in probes} == {redact_personal_text(one["intent"]) for one in sampled}
+    assert {probe.intent for probe in probes} == {redact_personal_text(record["intent"]) for record in sampled}
     assert all(
         probe.probe_id.startswith(SAMPLED_PROBE_PREFIX) and "customer [number]" in probe.intent for probe in probes
     )

@@ -26,7 +26,7 @@ def test_client_gets_the_instructions_of_the_service(published_service: Instruct
 def test_heartbeat_has_its_preloads_and_submits_usage_at_the_end(service: InstructionService) -> None:
     service.publish_all([entry("code-review", required_by_task_types=["issue_assigned"]), entry("checkout-procedure")])
     with client_of(service).heartbeat(service.wake()) as beat:
-        assert [one.name for one in beat.preloads] == ["code-review"]
+        assert [preload.name for preload in beat.preloads] == ["code-review"]
         beat.recall("claim a ticket")
         beat.report_used("code-review", "checkout-procedure")
         beat.report_missed("budget-rules")
@@ -54,11 +54,11 @@ def test_client_error_has_the_code_of_the_service(published_service: Instruction
 
 
 def test_key_is_not_sent_after_a_redirect() -> None:
-    asked: list[str] = []
+    requested_paths: list[str] = []
 
-    class Elsewhere(BaseHTTPRequestHandler):
+    class Redirecting(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            requested_paths.append(self.path)
             self.send_response(302)
             self.send_header("location", "/stolen")
             self.end_headers()
@@ -66,14 +66,14 @@ def test_key_is_not_sent_after_a_redirect() -> None:
         def log_message(self, *words: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Redirecting) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         client = InstructionClient(f"http://127.0.0.1:{server.server_port}", key="hf_secret", agent="main")
         with pytest.raises(ServiceError) as refused:
             client.stub()
         server.shutdown()
     assert refused.value.status == 302
-    assert asked == ["/v1/agents/main/boot-stub?profile=generic"]
+    assert requested_paths == ["/v1/agents/main/boot-stub?profile=generic"]
 
 
 def test_unreachable_service_is_reported_without_the_key() -> None:

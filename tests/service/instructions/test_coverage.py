@@ -4,7 +4,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.support.custom_models import write_model
 from tests.support.instruction_service import (
     AGENT,
     UNITS,
@@ -14,14 +13,16 @@ from tests.support.instruction_service import (
     open_store_of_kind,
     serve_instructions,
 )
+from tests.support.onnx_models import write_model
 from tests.support.served_service import serve_store
 
 from holdfast.clock import ManualClock
 from holdfast.errors import UserError
 from holdfast.instructions.coverage.schedule import DAY_MS, activate_encoder, run_due_coverage
 from holdfast.instructions.models import CoverageRun, UnitCoverage
-from holdfast.retrieval.encoders import custom_model, wordllama
-from holdfast.retrieval.encoders.registry import REVISIONS, make_certified_name
+from holdfast.retrieval.encoders import onnx_model, wordllama
+from holdfast.retrieval.encoders.model_folder import fingerprint
+from holdfast.retrieval.encoders.registry import make_certified_name
 
 COVERAGE = "/instruction-manifest/coverage"
 DAY_SECONDS = 86_400
@@ -180,25 +181,26 @@ def test_new_encoder_is_used_once_all_manifests_pass_with_it(tmp_path: Path) -> 
         service.clock.advance(60)
         library = library_of(store, service.clock, tmp_path / "root", ids="later")
         assert activate_encoder(library) == ()
-        assert library.records.encoder() == library.instruction_sets.encoder == "wordllama"
+        assert library.instruction_sets.encoder == "wordllama"
+        assert library.records.encoder() == make_certified_name("wordllama")
         run = library.records.coverage(AGENT)
         assert run is not None
         assert run.kind == "recert"
         assert run.model_id.startswith("wordllama-")
 
 
-def publish_stray(service: InstructionService) -> None:
+def publish_ambiguous(service: InstructionService) -> None:
     """All units have the same intents, so no encoder can distinguish them."""
     for name in UNITS:
         service.write(name)
-    stray = [entry(name, load_triggers={"intents": ["approve a purchase", "claim a ticket"]}) for name in UNITS]
-    assert service.publish(stray, skip_coverage_gate=True).status == 200
+    ambiguous = [entry(name, load_triggers={"intents": ["approve a purchase", "claim a ticket"]}) for name in UNITS]
+    assert service.publish(ambiguous, skip_coverage_gate=True).status == 200
 
 
 def test_encoder_that_fails_a_manifest_is_not_used(tmp_path: Path) -> None:
     with serve_instructions("sqlite", tmp_path, encoder=None) as service:
         activate_encoder(service.library)
-        publish_stray(service)
+        publish_ambiguous(service)
     with open_store_of_kind("sqlite", tmp_path) as store:
         library = library_of(store, service.clock, tmp_path / "root", ids="later")
         assert activate_encoder(library) == (AGENT,)
@@ -207,61 +209,57 @@ def test_encoder_that_fails_a_manifest_is_not_used(tmp_path: Path) -> None:
 
 def test_custom_model_is_certified_by_its_content(tmp_path: Path) -> None:
     model = write_model(tmp_path / "mine")
-    encoder = f"paired+{model}"
-    with serve_instructions("sqlite", tmp_path, encoder=encoder) as service:
+    with serve_instructions("sqlite", tmp_path, encoder=str(model)) as service:
         assert activate_encoder(service.library) == ()
         service.publish_all()
         result = service.recall("claim a ticket before work", key=service.agent_key).json
-        assert f"+mine@{custom_model.fingerprint(model)}" in result["embedding_model_version"]
-        assert (
-            service.library.records.encoder()
-            == f"paired.{REVISIONS['paired']}+{model}@{custom_model.fingerprint(model)}"
-        )
-        assert service.library.records.encoder() == make_certified_name(encoder)
+        assert result["embedding_model_version"] == f"mine@{fingerprint(model)}"
+        assert service.library.records.encoder() == f"{model}@{fingerprint(model)}" == make_certified_name(str(model))
     write_model(model, seed=1.0)
-    custom_model.fingerprint.cache_clear()
-    custom_model.load_custom_encoders.cache_clear()
+    fingerprint.cache_clear()
+    onnx_model.load_onnx_encoders.cache_clear()
     with open_store_of_kind("sqlite", tmp_path) as store:
-        library = library_of(store, service.clock, tmp_path / "root", ids="later", encoder=encoder)
+        library = library_of(store, service.clock, tmp_path / "root", ids="later", encoder=str(model))
         assert activate_encoder(library) == ()
         run = library.records.coverage(AGENT)
         assert run is not None
         assert run.kind == "recert"
-        assert run.model_id.endswith(f"+mine@{custom_model.fingerprint(model)}")
-        assert library.records.encoder() == make_certified_name(encoder)
+        assert run.model_id == f"mine@{fingerprint(model)}"
+        assert library.records.encoder() == make_certified_name(str(model))
 
 
 def test_encoder_with_changed_output_is_measured_before_use(tmp_path: Path) -> None:
     """Like a release with a new encoder revision: the name in the configuration stays the same."""
-    with serve_instructions("sqlite", tmp_path, encoder="paired") as service:
+    with serve_instructions("sqlite", tmp_path) as service:
         activate_encoder(service.library)
         service.publish_all()
-        service.library.records.set_encoder("paired")
+        service.library.records.set_encoder("wordllama@0")
     with open_store_of_kind("sqlite", tmp_path) as store:
         service.clock.advance(60)
-        later = library_of(store, service.clock, tmp_path / "root", ids="later", encoder="paired")
+        later = library_of(store, service.clock, tmp_path / "root", ids="later")
         assert activate_encoder(later) == ()
         run = later.records.coverage(AGENT)
         assert run is not None
-        assert (run.kind, later.records.encoder()) == ("recert", f"paired.{REVISIONS['paired']}")
+        assert (run.kind, later.records.encoder()) == ("recert", make_certified_name("wordllama"))
 
 
 def test_failure_with_a_new_encoder_revision_warns_and_blocks_nothing(tmp_path: Path) -> None:
     """The output of the old revision cannot be computed any more."""
-    with serve_instructions("sqlite", tmp_path, encoder="paired") as service:
+    with serve_instructions("sqlite", tmp_path) as service:
         activate_encoder(service.library)
-        publish_stray(service)
-        service.library.records.set_encoder("paired")
+        publish_ambiguous(service)
+        service.library.records.set_encoder("wordllama@0")
     with open_store_of_kind("sqlite", tmp_path) as store:
-        other = library_of(store, service.clock, tmp_path / "root", ids="other", encoder="wordllama")
+        other = library_of(store, service.clock, tmp_path / "root", ids="other", encoder=None)
         assert activate_encoder(other) == (AGENT,)
-        assert (other.instruction_sets.encoder, other.records.encoder()) == ("paired", "paired")
+        assert (other.instruction_sets.encoder, other.records.encoder()) == ("wordllama", "wordllama@0")
         warnings: list[str] = []
-        later = library_of(store, service.clock, tmp_path / "root", ids="later", encoder="paired")
+        later = library_of(store, service.clock, tmp_path / "root", ids="later")
         later.warn = warnings.append
         assert activate_encoder(later) == ()
-        assert (later.instruction_sets.encoder, later.records.encoder()) == ("paired", f"paired.{REVISIONS['paired']}")
-        assert "the encoder paired, whose results changed in this release" in warnings[0]
+        assert later.instruction_sets.encoder == "wordllama"
+        assert later.records.encoder() == make_certified_name("wordllama")
+        assert "the encoder wordllama, whose results changed in this release" in warnings[0]
         assert f"manifests fail with it, such as that of {AGENT}" in warnings[1]
         run = later.records.coverage(AGENT)
         assert run is not None
@@ -272,7 +270,7 @@ def test_removed_model_cannot_stay_in_use(tmp_path: Path) -> None:
     model = write_model(tmp_path / "mine")
     with serve_instructions("sqlite", tmp_path, encoder=str(model)) as service:
         activate_encoder(service.library)
-        publish_stray(service)
+        publish_ambiguous(service)
     with open_store_of_kind("sqlite", tmp_path) as store:
         library = library_of(store, service.clock, tmp_path / "root", ids="later")
         assert activate_encoder(library) == (AGENT,)
@@ -293,16 +291,16 @@ def test_encoder_is_loaded_before_the_first_recall(tmp_path: Path) -> None:
 def test_only_admins_see_which_units_are_boosted(published_service: InstructionService) -> None:
     assert published_service.agent_request("PUT", "", {"supervisors": ["boss"]}).status == 200
     boss = published_service.client.key("agent:boss")
-    said = {"intent": "claim a ticket", "explain": True}
-    scoped = {**said, "scope": f"instruction:local/{AGENT}"}
+    query = {"intent": "claim a ticket", "explain": True}
+    scoped = {**query, "scope": f"instruction:local/{AGENT}"}
     for key, sees in ((published_service.ann, True), (published_service.agent_key, False), (boss, False)):
-        for path, body in ((f"/v1/agents/{AGENT}/recall-instruction", said), ("/v1/recall", scoped)):
+        for path, body in ((f"/v1/agents/{AGENT}/recall-instruction", query), ("/v1/recall", scoped)):
             chunks = published_service.request("POST", path, body, key=key).json["chunks"]
             assert chunks
             assert all(("lifted" in chunk["why"]) is sees and chunk["why"]["stages"] for chunk in chunks)
 
 
-def alike(count: int) -> list[dict[str, object]]:
+def similar_entries(count: int) -> list[dict[str, object]]:
     """Units with the same description and intents: at most three of them can be among the first three results."""
     description, intents, _ = UNITS["checkout-procedure"]
     fields = {"description": description, "load_triggers": {"intents": intents}}
@@ -313,7 +311,7 @@ def alike(count: int) -> list[dict[str, object]]:
 def test_gate_considers_the_first_three_results(service: InstructionService, count: int, code: str | None) -> None:
     for number in range(count):
         service.write(f"unit-{number}", content=UNITS["checkout-procedure"][2])
-    response = service.publish(alike(count))
+    response = service.publish(similar_entries(count))
     assert (None if response.status == 200 else response.code) == code
 
 

@@ -49,7 +49,7 @@ def test_manifest_versions_are_listed_newest_first(published_service: Instructio
     published_service.clock.advance(60)
     assert published_service.publish([entry("code-review"), entry("budget-rules")], "v2").status == 200
     versions = published_service.request("GET", f"/api/instructions/{AGENT}").json["versions"]
-    assert [(one["version"], one["units"]) for one in versions] == [("v2", 2), ("v1", len(UNITS))]
+    assert [(version["version"], version["units"]) for version in versions] == [("v2", 2), ("v1", len(UNITS))]
     assert versions[0]["superseded_at"] is None
     assert versions[1]["superseded_at"] == versions[0]["published_at"]
 

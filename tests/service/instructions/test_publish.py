@@ -192,7 +192,7 @@ def test_of_several_faults_the_first_in_the_agreed_order_is_reported(service: In
     assert service.publish(many, "v1").code == "guarantee_approval_required"
     approvals = [{"kind": "guarantee_load", "unit": one["name"]} for one in many]
     assert service.publish(many, "v1", approvals=approvals).code == "guarantee_cap_exceeded"
-    plain = [{**one, "guarantee_load": False} for one in many]
+    plain = [{**listed_entry, "guarantee_load": False} for listed_entry in many]
     assert service.publish(plain, "v1").code == "manifest_too_large"
     assert service.publish(STRAY, "v1").code == "manifest_version_conflict"
     assert service.publish(STRAY, "v6").code == "manifest_coverage_failure"
@@ -252,19 +252,19 @@ def test_manifest_is_returned_as_published(published_service: InstructionService
 
 
 def test_agent_segment_of_a_uri_is_accepted_and_dropped(service: InstructionService) -> None:
-    spelled = f"instruction:local/agent/{AGENT}/code-review/v1"
-    body = {"fact_uri": spelled, "content": "Read the diff."}
+    with_agent_segment = f"instruction:local/agent/{AGENT}/code-review/v1"
+    body = {"fact_uri": with_agent_segment, "content": "Read the diff."}
     assert service.request("PUT", "/v1/instruction/units", body).json["fact_uri"] == uri("code-review")
-    assert service.publish([entry("code-review", fact_uri=spelled)]).status == 200
+    assert service.publish([entry("code-review", fact_uri=with_agent_segment)]).status == 200
     assert service.recalled("review a pull request") == ["code-review"]
 
 
 def test_of_concurrent_publications_one_succeeds_and_the_others_conflict(published_service: InstructionService) -> None:
     listed = [entry(name) for name in UNITS]
     with ThreadPoolExecutor(4) as workers:
-        answers = list(workers.map(lambda _: published_service.publish(listed, "v2"), range(4)))
-    assert sorted(response.status for response in answers) == [200, 409, 409, 409]
-    assert {response.code for response in answers if response.status == 409} == {"manifest_version_conflict"}
+        responses = list(workers.map(lambda _: published_service.publish(listed, "v2"), range(4)))
+    assert sorted(response.status for response in responses) == [200, 409, 409, 409]
+    assert {response.code for response in responses if response.status == 409} == {"manifest_version_conflict"}
     assert published_service.agent_request("GET", "/instruction-manifest").json["manifest_version"] == "v2"
     assert published_service.recalled("claim a ticket")[0] == "checkout-procedure"
 

@@ -154,14 +154,14 @@ def test_scope_recall_accepts_weights(published_service: InstructionService) -> 
 
 
 def test_recall_succeeds_when_its_record_cannot_be_written(published_service: InstructionService) -> None:
-    published_service.lose("instruction_audit")
+    published_service.drop_table("instruction_audit")
     assert published_service.recalled(CLAIM)[0] == "checkout-procedure"
     assert published_service.warned == ["audit_write_failed: StoreError"]
 
 
 @pytest.mark.parametrize("table", ["instruction_agents", "instruction_units", "api_keys"])
 def test_store_failure_is_a_retryable_503(published_service: InstructionService, table: str) -> None:
-    published_service.lose(table)
+    published_service.drop_table(table)
     scope = {"scope": f"instruction:local/{AGENT}", "intent": CLAIM}
     for response in (
         published_service.recall(CLAIM),
@@ -307,7 +307,7 @@ def test_chunk_states_until_when_its_text_is_valid(published_service: Instructio
     assert (after["version"], after["valid_until"]) == ("v1", "2027-01-15T08:01:00Z")
 
 
-class Failing:
+class FailingEncoder:
     """An encoder that fails when it is called, or already when it is created."""
 
     model_version, floor, words_share = "failing", 0.1, 1.0
@@ -325,11 +325,11 @@ class Failing:
         raise self._error
 
 
-class OfOthers(Exception):
+class ThirdPartyError(Exception):
     pass
 
 
-ERRORS = (RuntimeError("x"), OSError("x"), ValueError("x"), MemoryError("x"), OfOthers("x"), UserError("x"))
+ERRORS = (RuntimeError("x"), OSError("x"), ValueError("x"), MemoryError("x"), ThirdPartyError("x"), UserError("x"))
 
 
 @pytest.mark.parametrize("is_made", [True, False], ids=["asked", "made"])
@@ -340,17 +340,17 @@ def test_encoder_failure_is_a_retryable_503(
     service.publish_all()
     began = service.heartbeat(service.wake()).json["heartbeat_id"]
 
-    def stage() -> Failing:
+    def stage() -> FailingEncoder:
         if is_made:
-            return Failing(error)
+            return FailingEncoder(error)
         raise error
 
     with monkeypatch.context() as broken:
-        broken.setattr(wordllama, "stage", stage)
+        broken.setattr(wordllama, "create_stage", stage)
         service.library.instruction_sets.clear()
         scope = {"scope": f"instruction:local/{AGENT}", "intent": CLAIM}
         entries = [entry(name) for name in UNITS]
-        answers = [
+        responses = [
             service.recall(CLAIM),
             service.recall(CLAIM, heartbeat_id=began),
             service.request("POST", "/v1/recall", scope, key=service.agent_key),
@@ -358,10 +358,10 @@ def test_encoder_failure_is_a_retryable_503(
             service.agent_request("POST", "/instruction-manifest/coverage"),
             service.request("GET", f"/api/instructions/{AGENT}/recall?intent=x"),
         ]
-        assert [(response.status, response.code) for response in answers] == [
+        assert [(response.status, response.code) for response in responses] == [
             (503, "recall_backend_unavailable")
-        ] * len(answers)
-        assert not any(str(error) in str(response.json) for response in answers)
+        ] * len(responses)
+        assert not any(str(error) in str(response.json) for response in responses)
         assert any("recall_backend_unavailable" in line for line in service.warned)
     service.library.instruction_sets.clear()
     assert service.recalled(CLAIM)[0] == "checkout-procedure"

@@ -30,7 +30,7 @@ def test_tables_of_the_contract_keep_their_names_and_columns(
     records = published_service.library.records
     assert isinstance(records, InstructionStore)
     listed = ", ".join(columns.split())
-    assert len(list(records._fetch(f"SELECT {listed} FROM {records._tables.schema}{table}", ()))) == 1
+    assert len(list(records._fetch(f"SELECT {listed} FROM holdfast.{table}", ()))) == 1
 
 
 def test_guaranteed_unit_is_judged_by_its_rank_not_by_its_presence(service: InstructionService) -> None:
@@ -58,7 +58,7 @@ def test_gate_queries_by_intents_only() -> None:
         ),
     ]
     assert {gate_queries(one) for one in entries} == {
-        tuple(said for intent in intents for said in generate_paraphrases(intent, 5))
+        tuple(paraphrase for intent in intents for paraphrase in generate_paraphrases(intent, 5))
     }
 
 
@@ -110,14 +110,14 @@ def test_prepended_unit_needs_both_of_its_approvals(service: InstructionService)
 def test_unit_without_intents_is_probed_by_its_description(service: InstructionService) -> None:
     service.publish_all([entry(name, load_triggers={}) for name in UNITS])
     coverage = service.agent_request("GET", "/instruction-manifest/coverage").json["units"]
-    assert {one["coverage_pct"] for one in coverage} == {None}
+    assert {unit["coverage_pct"] for unit in coverage} == {None}
     assert all(one["probe_count"] > 0 and one["hit_at_10"] is not None for one in coverage)
 
 
 def test_unmeasured_coverage_is_not_found(published_service: InstructionService) -> None:
     records = published_service.library.records
     assert isinstance(records, InstructionStore)
-    records._changes.run_statement(f"DELETE FROM {records._tables.coverage.name}", ())
+    records._changes.run_statement("DELETE FROM holdfast.instruction_coverage", ())
     response = published_service.agent_request("GET", "/instruction-manifest/coverage", key=published_service.agent_key)
     assert (response.status, response.code) == (404, "coverage_not_found")
 
@@ -142,7 +142,7 @@ def test_limit_of_five_guaranteed_units_is_per_agent(service: InstructionService
         assert service.request("PUT", f"/v1/agents/{agent}/instruction-manifest", body).status == 200
 
 
-def share(service: InstructionService, number: int) -> str:
+def write_shared(service: InstructionService, number: int) -> str:
     """Write a version of a unit shared by all agents; returns its status."""
     body = {"fact_uri": f"{TONE}/v{number}", "content": f"Speak plainly, {number} times."}
     written = service.request("PUT", "/v1/instruction/units", body)
@@ -153,36 +153,36 @@ def share(service: InstructionService, number: int) -> str:
 
 def list_shared(service: InstructionService, agent: str, *names: str, version: str = "v1", **more: object) -> None:
     """The last of the names has `more` in its entry."""
-    spelled = TONE.replace("/shared", "/agent/shared")
-    listed = [entry(name, fact_uri=f"{spelled}/v1", **(more if name == names[-1] else {})) for name in names]
+    with_agent_segment = TONE.replace("/shared", "/agent/shared")
+    listed = [entry(name, fact_uri=f"{with_agent_segment}/v1", **(more if name == names[-1] else {})) for name in names]
     approvals = [{"kind": "guarantee_load", "unit": name} for name in names]
     body = {"version": version, "entries": listed, "approvals": approvals}
     assert service.request("PUT", f"/v1/agents/{agent}/instruction-manifest", body).status == 200
 
 
-def stale(service: InstructionService, agent: str) -> bool:
+def is_stale(service: InstructionService, agent: str) -> bool:
     return bool(service.request("GET", f"/v1/agents/{agent}/instruction-manifest/coverage").json["stale"])
 
 
 def test_new_version_of_a_shared_unit_makes_coverage_of_its_agents_stale(
     published_service: InstructionService,
 ) -> None:
-    share(published_service, 1)
+    write_shared(published_service, 1)
     list_shared(published_service, "one", "tone")
     list_shared(published_service, "two", "manner")
-    assert not stale(published_service, "one")
-    assert share(published_service, 2) == "active"
-    assert [stale(published_service, agent) for agent in ("one", "two", AGENT)] == [True, True, False]
+    assert not is_stale(published_service, "one")
+    assert write_shared(published_service, 2) == "active"
+    assert [is_stale(published_service, agent) for agent in ("one", "two", AGENT)] == [True, True, False]
 
 
 def test_new_version_of_a_shared_unit_needs_approval_for_every_agent_that_preloads_it(
     service: InstructionService,
 ) -> None:
-    share(service, 1)
+    write_shared(service, 1)
     list_shared(service, "one", "tone", guarantee_load=True)
     list_shared(service, "two", "speech", "manner", guarantee_load=True)
     list_shared(service, "three", "tone")
-    assert share(service, 2) == "pending"
+    assert write_shared(service, 2) == "pending"
     approvals = {"one": "tone", "two": "manner"}
     activated = [
         service.request(
@@ -191,17 +191,17 @@ def test_new_version_of_a_shared_unit_needs_approval_for_every_agent_that_preloa
         for agent, unit in approvals.items()
     ]
     assert activated == [[], [f"{TONE}/v2"]]
-    assert stale(service, "three")
+    assert is_stale(service, "three")
     list_shared(service, "one", "tone", version="v2")
-    assert share(service, 3) == "pending"
+    assert write_shared(service, 3) == "pending"
     list_shared(service, "two", "manner", version="v2")
-    assert share(service, 4) == "active"
+    assert write_shared(service, 4) == "active"
 
 
 def test_new_version_of_a_shared_unit_is_measured_for_its_agents_worst_first(
     published_service: InstructionService,
 ) -> None:
-    share(published_service, 1)
+    write_shared(published_service, 1)
     intents = {"load_triggers": {"intents": ["how to speak plainly"]}}
     list_shared(published_service, "one", "tone", load_triggers=intents["load_triggers"])
     for name in UNITS:
@@ -221,20 +221,20 @@ def test_new_version_of_a_shared_unit_is_measured_for_its_agents_worst_first(
 
 
 def test_version_listed_by_many_agents_is_measured_for_the_first_few(service: InstructionService) -> None:
-    share(service, 1)
+    write_shared(service, 1)
     agents = [f"agent-{number}" for number in range(12)]
     for agent in agents:
         list_shared(service, agent, "tone")
     written = service.request("PUT", "/v1/instruction/units", {"fact_uri": f"{TONE}/v2", "content": "Speak plainly."})
     assert len(written.json["measured_for"]) == 10
-    assert all(stale(service, agent) for agent in agents)
+    assert all(is_stale(service, agent) for agent in agents)
 
 
 def test_equivalent_entries_are_returned_and_counted_alike(service: InstructionService) -> None:
     without = {name: value for name, value in entry("code-review").items() if name != "load_triggers"}
-    spelled = {"fact_uri": f"instruction:local/agent/{AGENT}/code-review/v1"}
+    with_agent_segment = {"fact_uri": f"instruction:local/agent/{AGENT}/code-review/v1"}
     empty: dict[str, list[str]] = {"intents": [], "keywords": [], "task_types": []}
-    several = [without, {**without, **spelled}, *({**without, "load_triggers": one} for one in ({}, empty))]
+    several = [without, {**without, **with_agent_segment}, *({**without, "load_triggers": one} for one in ({}, empty))]
     costs, entries = set(), []
     for number, one in enumerate(several, start=1):
         costs.add(service.publish([one], f"v{number}").json["token_count"])

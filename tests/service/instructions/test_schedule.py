@@ -30,8 +30,8 @@ def add_agents(service: InstructionService, count: int) -> tuple[str, ...]:
     for name in names:
         assert records.publish(
             msgspec.structs.replace(manifest, id=f"m-{name}", agent_id=name),
-            over=None,
-            registers=msgspec.structs.replace(first, id=name, shortname=None),
+            replaces_id=None,
+            agent=msgspec.structs.replace(first, id=name, shortname=None),
             run=msgspec.structs.replace(run, id=f"c-{name}", agent_id=name),
             approvals=(),
             events=(),

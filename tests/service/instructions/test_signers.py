@@ -16,10 +16,10 @@ def register(service: InstructionService, key: str, signer: DeploymentKey = BENS
     assert service.request("PUT", SIGNER, {"public_key": signer.public_key}, key=key).status == 200
 
 
-def cosigned(service: InstructionService) -> str:
+def publish_cosigned(service: InstructionService) -> str:
     """`published` or an error code, for a manifest whose gate Ann skips with her key and Ben with his signature."""
-    meant = Approval(id="", agent_id=AGENT, kind="skip_gate", version="v1", authored_by=BEN, authored_at=0)
-    signature = BENS.sign(approval_message(meant))
+    approval = Approval(id="", agent_id=AGENT, kind="skip_gate", version="v1", authored_by=BEN, authored_at=0)
+    signature = BENS.sign(approval_message(approval))
     approvals = [
         {"kind": "guarantee_load", "unit": "code-review"},
         {"kind": "skip_gate", "version": "v1", "authored_by": BEN, "signature": signature},
@@ -29,9 +29,9 @@ def cosigned(service: InstructionService) -> str:
     return "published" if response.status == 200 else response.code
 
 
-def sign(name: str, version: str = "v1", *, signer: DeploymentKey = BENS, spelled: str | None = None) -> str:
+def sign(name: str, version: str = "v1", *, signer: DeploymentKey = BENS, signed_uri: str | None = None) -> str:
     digest = hashlib.sha256(UNITS[name][2].encode()).hexdigest()
-    return signer.sign(unit_message(spelled or uri(name, version), digest))
+    return signer.sign(unit_message(signed_uri or uri(name, version), digest))
 
 
 def revoke(service: InstructionService, key: str) -> None:
@@ -50,7 +50,7 @@ def test_signing_key_counts_while_its_holder_is_an_admin(service: InstructionSer
     if fate.endswith("holds"):
         service.client.key("admin", entity=BEN, expires_at=service.clock() + 90)
     counts = fate in ("kept", "revoked, and another holds")
-    assert cosigned(service) == ("published" if counts else "skip_gate_cosign_required")
+    assert publish_cosigned(service) == ("published" if counts else "skip_gate_cosign_required")
     written = service.write("release-notes", signature=sign("release-notes"))
     assert written.json["status"] == ("active" if counts else "quarantined")
     (line,) = service.request("GET", SIGNER).json["signers"]
@@ -63,7 +63,7 @@ def test_admin_withdraws_a_signing_key(service: InstructionService) -> None:
     gone = service.request("DELETE", f"{SIGNER}/{BENS.public_key}", key=service.ann)
     assert (gone.status, gone.body) == (204, b"")
     assert service.request("GET", SIGNER).json["signers"] == []
-    assert cosigned(service) == "skip_gate_cosign_required"
+    assert publish_cosigned(service) == "skip_gate_cosign_required"
     # What it signed while it was valid stays signed.
     assert service.write("release-notes", signature=sign("release-notes")).json["status"] == "active"
     again = service.request("DELETE", f"{SIGNER}/{BENS.public_key}")
@@ -86,12 +86,12 @@ def test_quarantined_version_is_served_once_its_signer_is_registered_and_it_is_r
     service.clock.advance(60)
     text = "Read the whole diff of a pull request twice."
     signature = BENS.sign(unit_message(uri("code-review", "v2"), hashlib.sha256(text.encode()).hexdigest()))
-    said = {"signature": signature} if given_again else {}
+    fields = {"signature": signature} if given_again else {}
     assert service.write("code-review", "v2", text, signature=signature).json["status"] == "quarantined"
-    assert service.write("code-review", "v2", text, **said).json["status"] == "quarantined"
+    assert service.write("code-review", "v2", text, **fields).json["status"] == "quarantined"
     register(service, service.ben)
     service.clock.advance(60)
-    again = service.write("code-review", "v2", text, **said)
+    again = service.write("code-review", "v2", text, **fields)
     assert (again.status, again.json["status"]) == (200, "active")
     assert again.json["coverage"]["unit"] == "code-review"
     (chunk, *_) = service.recall("review a pull request").json["chunks"]

@@ -17,6 +17,7 @@ from holdfast.instructions.usage.trace import (
 )
 from holdfast.runtime.instructions.client import InstructionClient
 from holdfast.stores.instructions.store import InstructionStore
+from holdfast.stores.instructions.tables import AUDIT
 
 CLAIM = "claim a ticket"
 DAY_SECONDS = 86_400
@@ -24,7 +25,7 @@ USES_IT = [{"type": "text", "text": "I keep to the checkout-procedure unit."}]
 NAMES_ANOTHER = [{"type": "text", "text": f"I would need {uri('budget-rules')}."}]
 
 
-def tell(
+def submit(
     service: InstructionService, token: object, *, key: str | None = None, **more: object
 ) -> tuple[int, str | None]:
     response = service.request(
@@ -44,7 +45,7 @@ def record_of(service: InstructionService, token: str) -> dict[str, Any]:
 def test_trace_and_reported_usage_are_stored_side_by_side_unchanged(published_service: InstructionService) -> None:
     token = token_of(published_service)
     assert record_of(published_service, token)["detected"] is None
-    assert tell(published_service, token, used_chunks=["x"], trace=USES_IT + NAMES_ANOTHER) == (204, None)
+    assert submit(published_service, token, used_chunks=["x"], trace=USES_IT + NAMES_ANOTHER) == (204, None)
     record = record_of(published_service, token)
     assert (record["used_chunks"], record["missed_chunks"]) == (["x"], [])
     assert (record["detected_used"], record["detected_missed"]) == (["checkout-procedure"], ["budget-rules"])
@@ -56,22 +57,22 @@ def test_trace_alone_leaves_the_record_open_and_usage_alone_leaves_it_untraced(
     published_service: InstructionService,
 ) -> None:
     first, second = token_of(published_service), token_of(published_service)
-    assert tell(published_service, first, trace=USES_IT) == (204, None)
+    assert submit(published_service, first, trace=USES_IT) == (204, None)
     assert record_of(published_service, first)["audit_closed"] is None
     assert record_of(published_service, first)["detected_used"] == ["checkout-procedure"]
-    assert tell(published_service, first, used_chunks=["y"]) == (204, None)
+    assert submit(published_service, first, used_chunks=["y"]) == (204, None)
     assert record_of(published_service, first)["used_chunks"] == ["y"]
-    assert tell(published_service, second) == (204, None)
+    assert submit(published_service, second) == (204, None)
     assert record_of(published_service, second)["audit_closed"] is not None
     assert record_of(published_service, second)["detected_at"] is None
 
 
 def test_closed_record_accepts_one_trace_and_the_first_counts(published_service: InstructionService) -> None:
     token = token_of(published_service)
-    tell(published_service, token, used_chunks=["x"])
+    submit(published_service, token, used_chunks=["x"])
     published_service.clock.advance(2 * DAY_SECONDS)
-    assert tell(published_service, token, trace=[]) == (204, None)
-    assert tell(published_service, token, used_chunks=["z"], trace=USES_IT) == (204, None)
+    assert submit(published_service, token, trace=[]) == (204, None)
+    assert submit(published_service, token, used_chunks=["z"], trace=USES_IT) == (204, None)
     record = record_of(published_service, token)
     assert (record["used_chunks"], record["detected"], record["detected_used"]) == (["x"], [], [])
     assert record["detected_at"] == "2027-01-17T08:00:00Z"
@@ -79,14 +80,14 @@ def test_closed_record_accepts_one_trace_and_the_first_counts(published_service:
 
 def test_trace_is_accepted_from_the_owner_of_a_recent_or_closed_record(published_service: InstructionService) -> None:
     token, peer = token_of(published_service), published_service.client.key("agent:other")
-    assert tell(published_service, token, key=peer, trace=USES_IT) == (400, "audit_token_invalid")
-    assert tell(published_service, "audi_none", trace=USES_IT) == (400, "audit_token_invalid")
-    assert tell(published_service, token, key=published_service.client.key("read"), trace=USES_IT) == (
+    assert submit(published_service, token, key=peer, trace=USES_IT) == (400, "audit_token_invalid")
+    assert submit(published_service, "audi_none", trace=USES_IT) == (400, "audit_token_invalid")
+    assert submit(published_service, token, key=published_service.client.key("read"), trace=USES_IT) == (
         403,
         "instruction_scope_denied",
     )
     published_service.clock.advance(DAY_SECONDS + 1)
-    assert tell(published_service, token, trace=USES_IT) == (400, "audit_token_expired")
+    assert submit(published_service, token, trace=USES_IT) == (400, "audit_token_expired")
     assert record_of(published_service, token)["detected_at"] is None
 
 
@@ -107,7 +108,7 @@ def test_trace_is_accepted_from_the_owner_of_a_recent_or_closed_record(published
 )
 def test_invalid_trace_changes_nothing(published_service: InstructionService, trace: object, code: str) -> None:
     token = token_of(published_service)
-    assert tell(published_service, token, used_chunks=["x"], trace=trace) == (400, code)
+    assert submit(published_service, token, used_chunks=["x"], trace=trace) == (400, code)
     record = record_of(published_service, token)
     assert (record["audit_closed"], record["detected_at"]) == (None, None)
 
@@ -116,10 +117,10 @@ def test_steps_before_the_recall_and_its_own_result_are_no_evidence(
     published_service: InstructionService,
 ) -> None:
     token, text = token_of(published_service), UNITS["checkout-procedure"][2]
-    said = {"type": "text", "text": "Per code-review/v1."}
-    answer = {"type": "tool_result", "text": f"{text} {token}", "tool": "bash"}
+    agent_text = {"type": "text", "text": "Per code-review/v1."}
+    tool_result = {"type": "tool_result", "text": f"{text} {token}", "tool": "bash"}
     phrase = {"type": "text", "text": "Set the issue to in progress, then create a branch. Good."}
-    assert tell(published_service, token, trace=[said, answer, phrase]) == (204, None)
+    assert submit(published_service, token, trace=[agent_text, tool_result, phrase]) == (204, None)
     record = record_of(published_service, token)
     assert (record["detected_used"], record["detected_missed"]) == (["checkout-procedure"], [])
     assert record["detected"][0]["evidence"] == [{"kind": "phrase", "step": 1, "line": 1}]
@@ -132,7 +133,7 @@ def test_trace_is_compared_with_the_texts_of_its_recall(published_service: Instr
     later = token_of(published_service, manifest_hint=["checkout-procedure"])
     trace = [{"type": "text", "text": "Done by PLAN-7, instruction:local/x/checkout-procedure/v2."}]
     for one in (token, later):
-        assert tell(published_service, one, trace=trace) == (204, None)
+        assert submit(published_service, one, trace=trace) == (204, None)
     assert record_of(published_service, token)["detected"] == []
     kinds = [found["kind"] for found in record_of(published_service, later)["detected"][0]["evidence"]]
     assert kinds == ["rule"]
@@ -141,14 +142,14 @@ def test_trace_is_compared_with_the_texts_of_its_recall(published_service: Instr
 def test_units_loaded_by_another_recall_of_the_run_are_not_missed(published_service: InstructionService) -> None:
     token = token_of(published_service, heartbeat_id="run_9")
     token_of(published_service, "approve a purchase", heartbeat_id="run_9")
-    assert tell(published_service, token, trace=USES_IT + NAMES_ANOTHER) == (204, None)
+    assert submit(published_service, token, trace=USES_IT + NAMES_ANOTHER) == (204, None)
     assert record_of(published_service, token)["detected_missed"] == []
 
 
 def test_every_unit_can_be_used_in_shadow_mode(published_service: InstructionService) -> None:
     token = token_of(published_service, shadow=True)
     trace = [{"type": "text", "text": "Purchases above 500 dollars need an approval by finance."}]
-    assert tell(published_service, token, trace=trace) == (204, None)
+    assert submit(published_service, token, trace=trace) == (204, None)
     assert record_of(published_service, token)["detected_missed"] == ["budget-rules"]
 
 
@@ -167,21 +168,21 @@ def test_heartbeat_from_before_the_first_manifest_uses_the_one_it_recalled_from(
         type(record)(**fields | {"id": "audevent_3", "audit_token": "audi_3", "detail": early, "created_at": 6})
     )
     published_service.library.records.close_audit("audi_3", used=(), missed=(), at=7)
-    assert tell(published_service, "audi_2", trace=USES_IT) == (204, None)
-    assert tell(published_service, "audi_3", trace=USES_IT) == (204, None)
+    assert submit(published_service, "audi_2", trace=USES_IT) == (204, None)
+    assert submit(published_service, "audi_3", trace=USES_IT) == (204, None)
     assert record_of(published_service, "audi_2")["detected_used"] == ["checkout-procedure"]
-    kept = records.audit("audi_3")
-    assert kept is not None
-    assert kept.detected == ()
+    record_after = records.audit("audi_3")
+    assert record_after is not None
+    assert record_after.detected == ()
 
 
 def test_metrics_cover_reported_and_detected_usage_and_untraced_recalls_count_once(
     published_service: InstructionService,
 ) -> None:
-    tell(published_service, token_of(published_service), trace=USES_IT + NAMES_ANOTHER)
-    tell(published_service, token_of(published_service), trace=[])
-    tell(published_service, token_of(published_service), used_chunks=["checkout-procedure"])
-    tell(published_service, token_of(published_service))
+    submit(published_service, token_of(published_service), trace=USES_IT + NAMES_ANOTHER)
+    submit(published_service, token_of(published_service), trace=[])
+    submit(published_service, token_of(published_service), used_chunks=["checkout-procedure"])
+    submit(published_service, token_of(published_service))
     metrics = published_service.agent_request("GET", "/instruction-measures").json
     assert (metrics["recalls"], metrics["closed"], metrics["miss_rate"], metrics["hit_at_k"]) == (4, 2, 0.0, 1.0)
     assert metrics["detected"] == {"traced": 2, "recall_at_k": 1.0, "hit_at_k": 1.0, "miss_rate": 0.5}
@@ -206,7 +207,7 @@ def test_metrics_cover_reported_and_detected_usage_and_untraced_recalls_count_on
 )
 def test_no_store_allows_changing_a_record_twice(published_service: InstructionService, change: str) -> None:
     token = token_of(published_service)
-    tell(published_service, token, used_chunks=["x"], trace=USES_IT)
+    submit(published_service, token, used_chunks=["x"], trace=USES_IT)
     assert_refused(published_service, token, change)
 
 
@@ -229,7 +230,7 @@ def assert_refused(service: InstructionService, token: str, change: str) -> None
     records = service.library.records
     assert isinstance(records, InstructionStore)
     before = records.audit(token)
-    statement = f"UPDATE {records._tables.audit.name} SET {change} WHERE audit_token = {records._tables.param}"
+    statement = f"UPDATE {AUDIT.name} SET {change} WHERE audit_token = ?"
     with suppress(StoreError):
         records._changes.run_statement(statement, (token,))
     assert records.audit(token) == before
@@ -260,6 +261,6 @@ def test_index_text_of_a_unit_is_no_evidence_that_it_was_loaded(service: Instruc
     trace = [{"type": "text", "text": text}]
     lazy, shadow = (token_of(service, "review a pull request", shadow=is_shadow) for is_shadow in (False, True))
     for token in (lazy, shadow):
-        assert tell(service, token, trace=trace) == (204, None)
+        assert submit(service, token, trace=trace) == (204, None)
     assert record_of(service, lazy)["detected"] == []
     assert record_of(service, shadow)["detected_used"] == ["code-review"]

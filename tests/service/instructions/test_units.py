@@ -28,8 +28,8 @@ def test_new_version_supersedes_the_previous_and_is_the_only_one_recalled(servic
     assert service.publish([entry("code-review", fact_uri=uri("code-review", "v2"))]).status == 200
     (chunk,) = service.recall("review a pull request").json["chunks"]
     assert (chunk["version"], chunk["content"]) == ("v10", f"{TEXT} v10")
-    kept = service.library.records.list_unit_versions(AGENT, "code-review")
-    assert [unit.valid_until for unit in kept] == [kept[1].created_at, kept[2].created_at, None]
+    versions = service.library.records.list_unit_versions(AGENT, "code-review")
+    assert [unit.valid_until for unit in versions] == [versions[1].created_at, versions[2].created_at, None]
 
 
 def test_version_that_does_not_increase_is_refused(service: InstructionService) -> None:
@@ -167,8 +167,8 @@ def test_signature_under_the_shortname_is_accepted(service: InstructionService) 
     anns = DeploymentKey(b"a" * 32)
     assert service.request("PUT", "/v1/instruction/signer", {"public_key": anns.public_key}).status == 200
     digest = hashlib.sha256(TEXT.encode()).hexdigest()
-    spelled = uri("code-review", agent="cto")
-    body = {"fact_uri": spelled, "content": TEXT, "signature": anns.sign(unit_message(spelled, digest))}
+    shortname_uri = uri("code-review", agent="cto")
+    body = {"fact_uri": shortname_uri, "content": TEXT, "signature": anns.sign(unit_message(shortname_uri, digest))}
     assert service.request("PUT", "/v1/instruction/units", body).json["status"] == "active"
 
 
@@ -191,16 +191,16 @@ def test_version_signed_by_an_admin_is_recalled_without_a_deployment_key(service
     assert service.recalled("review a pull request") == ["code-review"]
 
 
-SPELLED = f"instruction:local/agent/{AGENT}/code-review/v1"
+URI_WITH_AGENT_SEGMENT = f"instruction:local/agent/{AGENT}/code-review/v1"
 
 
 @pytest.mark.parametrize(
     ("signed", "sent", "status"),
     [
         (uri("code-review"), uri("code-review"), "active"),
-        (SPELLED, SPELLED, "active"),
-        (uri("code-review"), SPELLED, "active"),
-        (SPELLED, uri("code-review"), "quarantined"),
+        (URI_WITH_AGENT_SEGMENT, URI_WITH_AGENT_SEGMENT, "active"),
+        (uri("code-review"), URI_WITH_AGENT_SEGMENT, "active"),
+        (URI_WITH_AGENT_SEGMENT, uri("code-review"), "quarantined"),
         (uri("code-review", "v2"), uri("code-review"), "quarantined"),
         (uri("code-review", agent="other"), uri("code-review"), "quarantined"),
     ],

@@ -1,4 +1,4 @@
-"""How a PostgreSQL database of an older version becomes one of this version."""
+"""Migration of a PostgreSQL database of an older version."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -25,15 +25,15 @@ BROKEN = Migration(
 
 
 @pytest.fixture
-def written(postgres: str) -> str:
+def written_database(postgres: str) -> str:
     with PostgresStore(postgres) as store:
         store.append(message_events(3)).result(10)
     return postgres
 
 
 @pytest.fixture
-def connection(written: str) -> Iterator[PostgresConnection]:
-    with closing(psycopg.connect(written, autocommit=True)) as connection:
+def connection(written_database: str) -> Iterator[PostgresConnection]:
+    with closing(psycopg.connect(written_database, autocommit=True)) as connection:
         yield connection
 
 
@@ -42,12 +42,12 @@ def test_both_engines_have_the_same_migrations() -> None:
     assert numbered == [(migration.version, migration.name) for migration in load_migrations("sqlite")]
 
 
-def test_a_database_remembers_its_migrations(written: str) -> None:
-    kept = run(written, "SELECT version, name FROM holdfast.versions ORDER BY version")
-    assert kept == [(migration.version, migration.name) for migration in SHIPPED]
+def test_a_database_records_its_migrations(written_database: str) -> None:
+    applied = run(written_database, "SELECT version, name FROM holdfast.versions ORDER BY version")
+    assert applied == [(migration.version, migration.name) for migration in SHIPPED]
 
 
-def test_the_first_version_is_brought_forward_with_what_it_holds(postgres: str) -> None:
+def test_the_first_version_is_migrated_with_its_content(postgres: str) -> None:
     with closing(psycopg.connect(postgres, autocommit=True)) as connection:
         migrate_postgres(connection, SHIPPED[:1], "here")
         assert read_postgres_version(connection, "here") == 1
@@ -71,17 +71,19 @@ def test_a_migration_runs_once(connection: PostgresConnection) -> None:
     assert connection.execute("SELECT mood FROM holdfast.sessions").fetchall() == [("better",)]
 
 
-def test_a_migration_that_fails_leaves_the_database_as_it_was(connection: PostgresConnection, written: str) -> None:
+def test_a_failed_migration_leaves_the_database_unchanged(
+    connection: PostgresConnection, written_database: str
+) -> None:
     with pytest.raises(psycopg.errors.UndefinedTable, match="nowhere"):
         migrate_postgres(connection, [*SHIPPED, BROKEN], "here")
     assert read_postgres_version(connection, "here") == len(SHIPPED)
-    assert run(written, "SELECT to_regclass('holdfast.moods')") == [(None,)]
-    with PostgresStore(written) as store:
+    assert run(written_database, "SELECT to_regclass('holdfast.moods')") == [(None,)]
+    with PostgresStore(written_database) as store:
         store.append([message_event(3)]).result(10)
         assert list(store.read("s")) == message_events(4)
 
 
-def test_programs_that_bring_one_database_forward_at_once_do_it_once(postgres: str) -> None:
+def test_concurrent_programs_migrate_one_database_once(postgres: str) -> None:
     at_once = Barrier(3)
     failed: list[Exception] = []
 

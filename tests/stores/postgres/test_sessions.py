@@ -1,4 +1,4 @@
-"""A session on PostgreSQL: played, looked at from the command line, resumed by another process."""
+"""A session on PostgreSQL: run, inspected from the command line, resumed by another process."""
 
 import asyncio
 import json
@@ -37,15 +37,15 @@ def run(*arguments: str) -> str:
     return result.output
 
 
-async def test_a_session_is_resumed_by_another_process_with_the_same_bytes_in_front(postgres: str) -> None:
+async def test_a_session_is_resumed_by_another_process_with_the_same_prefix(postgres: str) -> None:
     prompt = "You are a patient tutor. " * 300
     async with Session.create(system_prompt=prompt, store=postgres, transport=SimulatedProvider()) as session:
         await session.send("What is a prefix?")
         length = len(session.history)
     program = [sys.executable, "-c", GO_ON, session.id, postgres]
-    went_on = await asyncio.to_thread(subprocess.run, program, capture_output=True, text=True, timeout=50)
-    assert went_on.stderr == ""
-    assert json.loads(went_on.stdout) == [length, length + 2]
+    resumed = await asyncio.to_thread(subprocess.run, program, capture_output=True, text=True, timeout=50)
+    assert resumed.stderr == ""
+    assert json.loads(resumed.stdout) == [length, length + 2]
     store = open_store(postgres)
     prepared = [event.payload for event in store.read(session.id) if isinstance(event.payload, RequestPrepared)]
     store.close()
@@ -70,17 +70,17 @@ def test_the_configured_store_is_used_and_shown_without_its_password(
     monkeypatch.setenv("HOLDFAST_DB", postgres)
     (row,) = json.loads(run("sessions", "list", "--json"))
     assert row["event_count"] == 2
-    told = run("config") + run("config", "--json")
-    assert urlsplit(postgres).path in told
-    assert PASSWORD not in told
-    assert (urlsplit(postgres).password or PASSWORD) not in told
+    output = run("config") + run("config", "--json")
+    assert urlsplit(postgres).path in output
+    assert PASSWORD not in output
+    assert (urlsplit(postgres).password or PASSWORD) not in output
 
 
-def test_an_audit_takes_a_database_and_does_not_show_its_password(postgres: str) -> None:
+def test_an_audit_accepts_a_database_and_does_not_show_its_password(postgres: str) -> None:
     with PostgresStore(postgres) as store:
         store.append(message_events(2)).result(10)
     result = CliRunner().invoke(command, ["audit", postgres])
-    told = result.output + str(result.exception)
-    assert "no call with reported usage" in told
-    assert "the store 'postgresql://" in told
-    assert (urlsplit(postgres).password or PASSWORD) not in told
+    output = result.output + str(result.exception)
+    assert "no call with reported usage" in output
+    assert "the store 'postgresql://" in output
+    assert (urlsplit(postgres).password or PASSWORD) not in output

@@ -1,4 +1,4 @@
-"""How the PostgreSQL store behaves beside other writers, and when a write fails or a row is damaged."""
+"""The PostgreSQL store with concurrent writers, failed writes and damaged rows."""
 
 import gc
 import os
@@ -17,8 +17,18 @@ from holdfast.errors import StoreError
 from holdfast.stores.event_log import READ_BATCH_EVENTS
 from holdfast.stores.postgres.server import explain_postgres_error
 from holdfast.stores.postgres.store import PostgresStore
-from holdfast.stores.postgres.writer import ADD_TO_SESSION, COMMIT_ATTEMPTS_MAX, COPY_EVENTS, POSTGRES_LOG_QUERIES
-from holdfast.stores.sql.events import encode_events, tally_sessions
+from holdfast.stores.postgres.writer import COMMIT_ATTEMPTS_MAX, COPY_EVENTS
+from holdfast.stores.sql.dialect import POSTGRES
+from holdfast.stores.sql.events import (
+    ADD_TO_SESSION,
+    EVENT_POSITION,
+    EVENTS_PAGE,
+    LEARNED_EVENTS,
+    SESSION_EXISTS,
+    SESSIONS_NEWEST_FIRST,
+    encode_events,
+    tally_sessions,
+)
 
 
 def failure(done: Future[None]) -> str:
@@ -28,71 +38,71 @@ def failure(done: Future[None]) -> str:
     return str(error)
 
 
-def take(other: psycopg.Connection[tuple[object, ...]], number: int, session: str) -> None:
-    """What a store does to put one event on the log, up to the commit."""
-    told = [message_event(number, session)]
-    other.execute(ADD_TO_SESSION, (*astuple(tally_sessions(told)[0]), len(told)))
+def add_event_in_transaction(other: psycopg.Connection[tuple[object, ...]], number: int, session: str) -> None:
+    """Everything that a store does to append one event, up to the commit."""
+    events = [message_event(number, session)]
+    other.execute(POSTGRES.translate(ADD_TO_SESSION), (*astuple(tally_sessions(events)[0]), len(events)))
     with other.cursor() as cursor, cursor.copy(COPY_EVENTS) as copy:
-        copy.write_row(astuple(encode_events(told)[0]))
+        copy.write_row(astuple(encode_events(events)[0]))
 
 
-def test_an_append_stands_behind_what_another_program_was_at_in_the_same_session(emptied_postgres: str) -> None:
+def test_an_append_comes_after_the_open_transaction_of_another_program_in_the_session(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres) as store, psycopg.connect(emptied_postgres) as other:
         store.append([message_event(0)]).result(10)
-        take(other, 1, "s")
-        ours = store.append([message_event(2)])
+        add_event_in_transaction(other, 1, "s")
+        own_append = store.append([message_event(2)])
         wait_for_blocked_connections(emptied_postgres)
-        # Whoever reads now and goes on later misses nothing: what comes gets its place after what is there.
+        # A reader that continues later misses nothing: new events are ordered after the existing ones.
         assert list(store.read("s")) == message_events(1)
-        take(other, 3, "s")
+        add_event_in_transaction(other, 3, "s")
         other.commit()
-        ours.result(10)
+        own_append.result(10)
         assert list(store.read("s", after="s-000000")) == [message_event(1), message_event(3), message_event(2)]
 
 
-def test_an_append_to_a_session_that_two_programs_begin_waits_for_the_first(emptied_postgres: str) -> None:
+def test_an_append_to_a_session_that_two_programs_start_waits_for_the_first(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres) as store, psycopg.connect(emptied_postgres) as other:
-        take(other, 0, "s")
-        ours = store.append([message_event(1)])
+        add_event_in_transaction(other, 0, "s")
+        own_append = store.append([message_event(1)])
         wait_for_blocked_connections(emptied_postgres)
         other.commit()
-        ours.result(10)
+        own_append.result(10)
         assert list(store.read("s")) == message_events(2)
         assert store.sessions()[0].event_count == 2
 
 
-def test_a_deletion_takes_along_what_another_program_was_just_adding(emptied_postgres: str) -> None:
+def test_a_deletion_includes_an_event_that_another_program_is_adding(emptied_postgres: str) -> None:
     with (
         PostgresStore(emptied_postgres) as store,
         psycopg.connect(emptied_postgres) as other,
         ThreadPoolExecutor() as pool,
     ):
         store.append([message_event(0)]).result(10)
-        take(other, 1, "s")
-        gone = pool.submit(store.delete, "s")
+        add_event_in_transaction(other, 1, "s")
+        deletion = pool.submit(store.delete, "s")
         wait_for_blocked_connections(emptied_postgres)
         other.commit()
-        assert gone.result(10) == 2
+        assert deletion.result(10) == 2
         assert store.sessions() == ()
         assert list(store.read("s")) == []
 
 
-def test_sessions_of_others_are_not_waited_for(emptied_postgres: str) -> None:
+def test_other_sessions_are_not_waited_for(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres, lock_seconds_max=0.1) as store, psycopg.connect(emptied_postgres) as other:
-        take(other, 0, "theirs")
+        add_event_in_transaction(other, 0, "theirs")
         store.append([message_event(0)]).result(10)
         assert list(store.read("s")) == [message_event(0)]
 
 
-def test_a_session_that_stays_locked_fails_every_waiting_append_and_those_that_follow(emptied_postgres: str) -> None:
+def test_a_session_that_remains_locked_fails_every_waiting_and_later_append(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres, lock_seconds_max=0.1) as store, psycopg.connect(emptied_postgres) as other:
         store.append([message_event(0)]).result(10)
-        take(other, 99, "s")
+        add_event_in_transaction(other, 99, "s")
         waiting = [store.append([message_event(number)]) for number in range(1, 20)]
         (refusal,) = {failure(done) for done in waiting}
         assert "is locked by another program, or too slow: try again" in refusal
         other.rollback()
-        # Once a write was lost, a later one would leave a gap.
+        # After a lost write, a later one would leave a gap.
         assert failure(store.append([message_event(50)])) == refusal
         assert list(store.read("s")) == [message_event(0)]
     with PostgresStore(emptied_postgres) as store:
@@ -101,9 +111,9 @@ def test_a_session_that_stays_locked_fails_every_waiting_append_and_those_that_f
 
 
 @pytest.mark.parametrize("error", ["deadlock_detected", "serialization_failure"])
-def test_a_transaction_that_the_server_gave_up_for_another_is_tried_again(emptied_postgres: str, error: str) -> None:
+def test_a_transaction_that_the_server_aborted_is_retried(emptied_postgres: str, error: str) -> None:
     with PostgresStore(emptied_postgres) as store:
-        # A sequence keeps counting when a transaction is undone.
+        # A sequence keeps counting when a transaction is rolled back.
         run(emptied_postgres, "CREATE SEQUENCE tries")
         add_trigger(emptied_postgres, f"IF nextval('tries') < {COMMIT_ATTEMPTS_MAX} THEN RAISE {error}; END IF;")
         store.append([message_event(0)]).result(10)
@@ -111,7 +121,7 @@ def test_a_transaction_that_the_server_gave_up_for_another_is_tried_again(emptie
         assert store.sessions()[0].event_count == 1
 
 
-def test_a_transaction_is_not_tried_again_for_ever(emptied_postgres: str) -> None:
+def test_a_transaction_is_not_retried_for_ever(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres) as store:
         run(emptied_postgres, "CREATE SEQUENCE tries")
         add_trigger(emptied_postgres, "PERFORM nextval('tries'); RAISE deadlock_detected;")
@@ -119,22 +129,22 @@ def test_a_transaction_is_not_tried_again_for_ever(emptied_postgres: str) -> Non
         assert run(emptied_postgres, "SELECT last_value FROM tries") == [(COMMIT_ATTEMPTS_MAX,)]
 
 
-def test_programs_take_their_sessions_in_one_order_and_do_not_wait_for_each_other(emptied_postgres: str) -> None:
+def test_programs_lock_their_sessions_in_one_order_and_do_not_deadlock(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres) as store, psycopg.connect(emptied_postgres) as other:
-        take(other, 0, "a")
-        ours = store.append([message_event(1, "b"), message_event(1, "a")])
+        add_event_in_transaction(other, 0, "a")
+        own_append = store.append([message_event(1, "b"), message_event(1, "a")])
         wait_for_blocked_connections(emptied_postgres)
-        # Who waits for the first of its sessions holds none of the others.
-        take(other, 0, "b")
+        # A program that waits for the first of its sessions holds none of the others.
+        add_event_in_transaction(other, 0, "b")
         other.commit()
-        ours.result(10)
+        own_append.result(10)
         assert list(store.read("a")) == message_events(2, "a")
         assert list(store.read("b")) == message_events(2, "b")
 
 
-def test_a_session_goes_on_in_one_of_two_programs_only(emptied_postgres: str) -> None:
-    with PostgresStore(emptied_postgres) as one, PostgresStore(emptied_postgres) as other:
-        one.append([message_event(0)]).result(10)
+def test_a_session_continues_in_only_one_of_two_programs(emptied_postgres: str) -> None:
+    with PostgresStore(emptied_postgres) as one_store, PostgresStore(emptied_postgres) as other:
+        one_store.append([message_event(0)]).result(10)
         steps = [
             [
                 replace(message_event(first), parent_event_id="s-000000"),
@@ -142,13 +152,13 @@ def test_a_session_goes_on_in_one_of_two_programs_only(emptied_postgres: str) ->
             ]
             for first in (1, 2)
         ]
-        answers = [store.append(events) for store, events in zip((one, other), steps, strict=True)]
+        answers = [store.append(events) for store, events in zip((one_store, other), steps, strict=True)]
         errors = [done.exception(timeout=10) for done in answers]
         assert sorted(type(error).__name__ for error in errors) == ["NoneType", "StoreError"]
-        assert list(one.read("s")) == [message_event(0), *steps[errors.index(None)]]
+        assert list(one_store.read("s")) == [message_event(0), *steps[errors.index(None)]]
 
 
-def test_what_a_server_would_acknowledge_too_soon_is_on_its_disk_first(emptied_postgres: str) -> None:
+def test_synchronous_commit_is_enforced_before_an_acknowledgement(emptied_postgres: str) -> None:
     name = run(emptied_postgres, "SELECT current_database()")[0][0]
     run(emptied_postgres, f"ALTER DATABASE {name} SET synchronous_commit = off")
     with PostgresStore(emptied_postgres) as store:
@@ -160,15 +170,22 @@ def test_what_a_server_would_acknowledge_too_soon_is_on_its_disk_first(emptied_p
         assert list(store.read("s")) == [message_event(0)]
 
 
-@pytest.mark.parametrize(("raised", "code"), [("EXCEPTION", "P0001"), ("unique_violation", "23505")])
-def test_a_database_that_refuses_a_row_for_reasons_of_its_own_fails_the_append(
-    emptied_postgres: str, raised: str, code: str
-) -> None:
+@pytest.mark.parametrize(
+    ("raised", "line"),
+    [
+        ("EXCEPTION", "cannot be used (PostgreSQL error P0001): check the server's log"),
+        (
+            "unique_violation",
+            "refused a change because of a constraint (PostgreSQL error 23505): check for a duplicate",
+        ),
+    ],
+)
+def test_a_row_that_the_database_refuses_fails_the_append(emptied_postgres: str, raised: str, line: str) -> None:
     with PostgresStore(emptied_postgres) as store:
-        what = "EXCEPTION 'a secret'" if raised == "EXCEPTION" else f"{raised} USING MESSAGE = 'a secret'"
-        add_trigger(emptied_postgres, f"RAISE {what};")
+        statement = "EXCEPTION 'a secret'" if raised == "EXCEPTION" else f"{raised} USING MESSAGE = 'a secret'"
+        add_trigger(emptied_postgres, f"RAISE {statement};")
         refusal = failure(store.append([message_event(0)]))
-        assert refusal.endswith(f"cannot be used (PostgreSQL error {code}): check the server's log")
+        assert refusal.endswith(line)
         assert store.sessions() == ()
 
 
@@ -188,7 +205,7 @@ def add_trigger(url: str, body: str) -> None:
         "actor = 'a secret'": "of type 'message.appended', version 1, is damaged: restore the database from a backup",
     }.items(),
 )
-def test_an_event_that_cannot_be_read_is_named_once_those_before_it_were_given(
+def test_an_unreadable_event_is_named_after_those_before_it_were_returned(
     emptied_postgres: str, damage: str, reason: str
 ) -> None:
     with PostgresStore(emptied_postgres) as store:
@@ -205,26 +222,17 @@ def test_a_long_session_is_read_a_batch_at_a_time(emptied_postgres: str) -> None
     with PostgresStore(emptied_postgres) as store:
         store.append(message_events(2 * READ_BATCH_EVENTS)).result(10)
         reading = store.read("s")
-        head = [next(reading) for _ in range(READ_BATCH_EVENTS)]
+        first_batch = [next(reading) for _ in range(READ_BATCH_EVENTS)]
         run(emptied_postgres, f"DELETE FROM holdfast.events WHERE id = '{message_event(READ_BATCH_EVENTS).id}'")
-        assert head == message_events(READ_BATCH_EVENTS)
+        assert first_batch == message_events(READ_BATCH_EVENTS)
         assert list(reading) == message_events(READ_BATCH_EVENTS - 1, start=READ_BATCH_EVENTS + 1)
 
 
-@pytest.mark.parametrize(
-    "query",
-    [
-        POSTGRES_LOG_QUERIES.events_page,
-        POSTGRES_LOG_QUERIES.event_position,
-        POSTGRES_LOG_QUERIES.session,
-        POSTGRES_LOG_QUERIES.sessions,
-        POSTGRES_LOG_QUERIES.learned_events,
-    ],
-)
-def test_no_read_looks_at_more_rows_than_it_gives(emptied_postgres: str, query: str) -> None:
+@pytest.mark.parametrize("query", [EVENTS_PAGE, EVENT_POSITION, SESSION_EXISTS, SESSIONS_NEWEST_FIRST, LEARNED_EVENTS])
+def test_no_read_fetches_more_rows_than_it_returns(emptied_postgres: str, query: str) -> None:
     with PostgresStore(emptied_postgres):
-        asked = query.replace("%s", "'1'")
-        steps = run(emptied_postgres, "SET enable_seqscan = off", "SET enable_sort = off", f"EXPLAIN {asked}")
+        literal_query = POSTGRES.translate(query).replace("%s", "'1'")
+        steps = run(emptied_postgres, "SET enable_seqscan = off", "SET enable_sort = off", f"EXPLAIN {literal_query}")
     plan = " / ".join(str(step) for (step,) in steps)
     assert "Index" in plan
     assert "Seq Scan" not in plan
@@ -244,11 +252,11 @@ def test_no_read_looks_at_more_rows_than_it_gives(emptied_postgres: str, query: 
         "22003": "X cannot be used (PostgreSQL error 22003): check the server's log",
     }.items(),
 )
-def test_every_failure_is_one_line_with_a_way_out_and_without_the_servers_words(code: str, way_out: str) -> None:
+def test_every_failure_is_one_line_with_a_remedy_and_without_the_servers_text(code: str, way_out: str) -> None:
     assert str(explain_postgres_error(psycopg.errors.lookup(code)("a secret"), "X")) == way_out
 
 
-def test_tables_that_were_taken_away_are_told_of(emptied_postgres: str) -> None:
+def test_missing_tables_are_reported(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres) as store:
         run(emptied_postgres, "DROP TABLE holdfast.events")
         with pytest.raises(StoreError, match="is missing tables that Holdfast created there"):
@@ -256,7 +264,7 @@ def test_tables_that_were_taken_away_are_told_of(emptied_postgres: str) -> None:
         assert "is missing tables" in failure(store.append([message_event(0)]))
 
 
-def test_a_store_that_was_forgotten_writes_what_is_queued_and_ends_its_thread(emptied_postgres: str) -> None:
+def test_an_abandoned_store_writes_its_queue_and_ends_its_thread(emptied_postgres: str) -> None:
     before = active_count()
     store = PostgresStore(emptied_postgres)
     appends = [store.append([message_event(number)]) for number in range(100)]
@@ -268,30 +276,30 @@ def test_a_store_that_was_forgotten_writes_what_is_queued_and_ends_its_thread(em
     assert all(done.exception(timeout=0) is None for done in appends)
 
 
-def test_a_forked_process_is_told_to_open_the_store_itself(emptied_postgres: str) -> None:
+def test_a_forked_process_must_open_the_store_itself(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres) as store:
         store.append([message_event(0)]).result(10)
         list(store.read("s"))
-        heard, tell = os.pipe()
+        read_end, write_end = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
-            told = [failure(store.append([message_event(1)]))]
+            errors = [failure(store.append([message_event(1)]))]
             attempts: list[Callable[[], object]] = [lambda: store.read("s"), store.sessions, lambda: store.delete("s")]
             for attempt in attempts:
                 try:
                     attempt()
                 except StoreError as error:
-                    told.append(str(error))
+                    errors.append(str(error))
             store.close()
-            os.write(tell, "\n".join(told).encode())
+            os.write(write_end, "\n".join(errors).encode())
             os._exit(0)
-        os.close(tell)
-        with open(heard) as pipe:
-            told = pipe.read().split("\n")
+        os.close(write_end)
+        with open(read_end) as pipe:
+            errors = pipe.read().split("\n")
         assert os.waitpid(child, 0)[1] == 0
-        assert len(told) == 4
-        assert all(line.endswith("was opened before this process was forked: open it again here") for line in told)
+        assert len(errors) == 4
+        assert all(line.endswith("was opened before this process was forked: open it again here") for line in errors)
         store.append([message_event(1)]).result(10)
         assert list(store.read("s")) == message_events(2)

@@ -17,14 +17,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def opened_file(address: str | Path) -> Path:
+def opened_path(address: str | Path) -> Path:
     with closing(open_store(address)) as store:
         assert isinstance(store, SqliteStore)
         return store.path
 
 
 @pytest.mark.parametrize("address", ["memory:", "memory://", "MEMORY:"])
-def test_memory_is_a_store_that_is_not_kept(address: str, here: Path) -> None:
+def test_memory_is_a_store_that_is_not_persisted(address: str, here: Path) -> None:
     with closing(open_store(address)) as store:
         assert isinstance(store, MemoryStore)
     assert list(here.iterdir()) == []
@@ -45,20 +45,20 @@ def test_memory_is_a_store_that_is_not_kept(address: str, here: Path) -> None:
     ],
 )
 def test_a_path_is_a_sqlite_file(address: str | Path, name: str, here: Path) -> None:
-    assert opened_file(address) == here / name
+    assert opened_path(address) == here / name
     assert (here / name).is_file()
 
 
 def test_a_fourth_slash_makes_the_path_absolute(here: Path) -> None:
-    assert opened_file(f"sqlite:///{here / 'deep' / 'log.db'}") == here / "deep" / "log.db"
-    assert opened_file(str(here / "log.db")) == here / "log.db"
+    assert opened_path(f"sqlite:///{here / 'deep' / 'log.db'}") == here / "deep" / "log.db"
+    assert opened_path(str(here / "log.db")) == here / "log.db"
 
 
 @pytest.mark.parametrize(
     "address",
     ["mysql://me:secret@host/db", "sqlite:log.db", "sqlite://log.db", "memory:x", "ab:log.db", "postgresql:me:secret"],
 )
-def test_any_other_address_is_refused_with_those_that_are_understood(address: str, here: Path) -> None:
+def test_any_other_address_is_refused_with_a_list_of_the_supported_ones(address: str, here: Path) -> None:
     with pytest.raises(UserError) as refusal:
         open_store(address)
     scheme = address.partition(":")[0]

@@ -1,4 +1,4 @@
-"""Which files the SQLite store makes, which it takes, and what it says of those it cannot use."""
+"""Which files the SQLite store creates, which it accepts, and its errors for those it cannot use."""
 
 import os
 import sqlite3
@@ -19,14 +19,14 @@ from holdfast.stores.sqlite.file import APPLICATION_ID, explain_sqlite_error, op
 from holdfast.stores.sqlite.store import SqliteStore
 
 NEWER = len(load_migrations("sqlite")) + 1
-NOBODY = 65534
+UNPRIVILEGED_USER = 65534
 
 
 def mode(path: Path) -> int:
     return stat.S_IMODE(path.stat().st_mode)
 
 
-def written(path: Path, count: int = 3) -> Path:
+def write_store(path: Path, count: int = 3) -> Path:
     with SqliteStore(path) as store:
         store.append(message_events(count)).result(10)
     return path
@@ -38,7 +38,7 @@ def change(path: Path, *statements: str) -> None:
             connection.execute(statement)
 
 
-def test_only_the_owner_may_read_what_the_store_makes(tmp_path: Path) -> None:
+def test_only_the_owner_may_read_files_that_the_store_creates(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     path = tmp_path / "a" / "b" / "log.db"
     with SqliteStore(path) as store:
@@ -50,25 +50,25 @@ def test_only_the_owner_may_read_what_the_store_makes(tmp_path: Path) -> None:
 
 
 def test_a_closed_store_leaves_one_file(tmp_path: Path) -> None:
-    written(tmp_path / "log.db")
+    write_store(tmp_path / "log.db")
     assert [file.name for file in tmp_path.iterdir()] == ["log.db"]
 
 
-def test_a_file_that_is_there_keeps_its_permissions(tmp_path: Path) -> None:
+def test_an_existing_file_keeps_its_permissions(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     path.touch(mode=0o640)
     path.chmod(0o640)
-    written(path)
+    write_store(path)
     assert mode(path) == 0o640
 
 
 @pytest.mark.parametrize("name", ["what? #1 100%20.db", "file:log.db", "ü.db", "~"])
 def test_a_file_may_have_any_name(tmp_path: Path, name: str) -> None:
-    written(tmp_path / name)
+    write_store(tmp_path / name)
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
-def test_a_relative_path_is_settled_when_the_store_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_resolved_when_the_store_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with SqliteStore("log.db") as store:
         monkeypatch.chdir("/")
@@ -77,7 +77,7 @@ def test_a_relative_path_is_settled_when_the_store_is_opened(tmp_path: Path, mon
         assert store.path == tmp_path / "log.db"
 
 
-def test_what_is_written_is_synchronised_and_kept_whole(tmp_path: Path) -> None:
+def test_writes_are_synchronised_and_journalled(tmp_path: Path) -> None:
     prepare_file(tmp_path / "log.db")
     with closing(open_writer(tmp_path / "log.db", load_migrations("sqlite"), busy_seconds_max=3.5)) as connection:
         names = ("journal_mode", "synchronous", "foreign_keys", "secure_delete", "busy_timeout", "application_id")
@@ -85,8 +85,8 @@ def test_what_is_written_is_synchronised_and_kept_whole(tmp_path: Path) -> None:
         assert values == ["wal", 2, 1, 1, 3500, APPLICATION_ID]
 
 
-def test_a_connection_that_reads_cannot_write(tmp_path: Path) -> None:
-    path = written(tmp_path / "log.db")
+def test_a_read_connection_cannot_write(tmp_path: Path) -> None:
+    path = write_store(tmp_path / "log.db")
     with closing(open_reader(path, busy_seconds_max=2.5)) as connection:
         assert connection.execute("PRAGMA busy_timeout").fetchone() == (2500,)
         with pytest.raises(sqlite3.OperationalError, match="readonly"):
@@ -100,14 +100,14 @@ def test_a_store_without_a_file_is_refused(path: str) -> None:
 
 
 def make_newer(path: Path) -> None:
-    change(written(path), f"PRAGMA user_version = {NEWER}")
+    change(write_store(path), f"PRAGMA user_version = {NEWER}")
 
 
 def make_foreign(path: Path) -> None:
     change(path, "CREATE TABLE recipes (name TEXT)")
 
 
-def make_foreign_by_its_mark(path: Path) -> None:
+def make_foreign_application_id(path: Path) -> None:
     change(path, "PRAGMA application_id = 42")
 
 
@@ -116,9 +116,9 @@ def make_text(path: Path) -> None:
 
 
 def make_damaged(path: Path) -> None:
-    whole = bytearray(written(path, 200).read_bytes())
-    whole[100:] = b"\xa5" * (len(whole) - 100)
-    path.write_bytes(whole)
+    content = bytearray(write_store(path, 200).read_bytes())
+    content[100:] = b"\xa5" * (len(content) - 100)
+    path.write_bytes(content)
 
 
 def make_folder(path: Path) -> None:
@@ -139,7 +139,7 @@ UNUSABLE: dict[Callable[[Path], None], tuple[type[HoldfastError], str]] = {
         f"was written by a newer Holdfast (schema version {NEWER}, this one knows {NEWER - 1}): upgrade holdfast",
     ),
     make_foreign: (StoreError, "is a database of another program: use another file"),
-    make_foreign_by_its_mark: (StoreError, "is a database of another program: use another file"),
+    make_foreign_application_id: (StoreError, "is a database of another program: use another file"),
     make_text: (StoreError, "is not a database: use another file"),
     make_damaged: (StoreError, "is damaged: restore it from a backup"),
     make_folder: (UserError, "is a folder, not a database: use a file in it, such as "),
@@ -149,7 +149,7 @@ UNUSABLE: dict[Callable[[Path], None], tuple[type[HoldfastError], str]] = {
 
 
 @pytest.mark.parametrize("make", UNUSABLE)
-def test_an_unusable_file_is_refused_in_one_line_and_left_alone(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_an_unusable_file_is_refused_in_one_line_and_not_changed(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "log.db"
     make(path)
     before = path.read_bytes() if path.is_file() else None
@@ -169,20 +169,20 @@ def test_a_path_through_a_file_is_refused(tmp_path: Path) -> None:
         SqliteStore(tmp_path / "file" / "log.db")
 
 
-def test_a_path_that_no_system_takes_is_refused() -> None:
+def test_an_invalid_path_is_refused() -> None:
     with pytest.raises(UserError, match=r"is not a valid file name \(.*embedded null"):
         SqliteStore("log\0.db")
 
 
 @contextmanager
-def an_ordinary_user() -> Iterator[Path]:
-    """A folder that an ordinary user may enter, and the rights of one: root may do everything."""
+def as_ordinary_user() -> Iterator[Path]:
+    """A folder that an ordinary user may enter, with the rights of one, because root may do everything."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
         root = os.geteuid() == 0
         if root:
-            os.setresuid(NOBODY, NOBODY, 0)
+            os.setresuid(UNPRIVILEGED_USER, UNPRIVILEGED_USER, 0)
         try:
             yield folder
         finally:
@@ -194,9 +194,9 @@ def an_ordinary_user() -> Iterator[Path]:
 REFUSED = "no permission to write .*log.db: check who owns the file and its folder"
 
 
-def test_a_folder_that_may_not_be_written_is_refused() -> None:
-    with an_ordinary_user() as folder:
-        if os.getuid() != NOBODY:
+def test_a_folder_without_write_permission_is_refused() -> None:
+    with as_ordinary_user() as folder:
+        if os.getuid() != UNPRIVILEGED_USER:
             folder.chmod(0o555)
         with pytest.raises(StoreError, match=REFUSED):
             SqliteStore(folder / "log.db")
@@ -205,32 +205,32 @@ def test_a_folder_that_may_not_be_written_is_refused() -> None:
 
 
 @pytest.mark.parametrize("permissions", [0o444, 0o222])
-def test_a_file_that_may_not_be_read_and_written_is_refused(permissions: int) -> None:
+def test_a_file_without_read_and_write_permission_is_refused(permissions: int) -> None:
     with tempfile.TemporaryDirectory() as name:
-        path = written(Path(name) / "log.db")
+        path = write_store(Path(name) / "log.db")
         path.chmod(permissions)
         path.parent.chmod(0o777)
-        with an_ordinary_user(), pytest.raises(StoreError, match=REFUSED):
+        with as_ordinary_user(), pytest.raises(StoreError, match=REFUSED):
             SqliteStore(path)
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[sqlite3.Connection]:
-    """Another program that writes and does not come to an end."""
+def hold_write_lock(path: Path) -> Iterator[sqlite3.Connection]:
+    """Another program that writes and never finishes."""
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         yield connection
 
 
-def test_a_new_file_that_another_program_holds_is_refused(tmp_path: Path) -> None:
-    with locked(tmp_path / "log.db"), pytest.raises(StoreError, match="is locked by another program: close"):
+def test_a_new_file_that_another_program_has_locked_is_refused(tmp_path: Path) -> None:
+    with hold_write_lock(tmp_path / "log.db"), pytest.raises(StoreError, match="is locked by another program: close"):
         SqliteStore(tmp_path / "log.db", busy_seconds_max=0.05)
 
 
-def test_a_new_file_is_waited_for_while_another_program_makes_it(tmp_path: Path) -> None:
+def test_a_new_file_is_waited_for_while_another_program_creates_it(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     prepare_file(path)
-    # A program that only reads holds up the switch to write-ahead logging, and SQLite does not wait by itself.
+    # A program that only reads blocks the switch to write-ahead logging, and SQLite does not wait by itself.
     with closing(sqlite3.connect(path, isolation_level=None, check_same_thread=False)) as other:
         other.execute("CREATE TABLE passing (name TEXT)")
         other.execute("DROP TABLE passing")
@@ -242,7 +242,7 @@ def test_a_new_file_is_waited_for_while_another_program_makes_it(tmp_path: Path)
             assert list(store.read("s")) == message_events(1)
 
 
-def test_a_file_that_is_read_without_end_while_it_is_made_is_refused(tmp_path: Path) -> None:
+def test_a_new_file_with_an_endless_reader_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     prepare_file(path)
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -254,7 +254,7 @@ def test_a_file_that_is_read_without_end_while_it_is_made_is_refused(tmp_path: P
             SqliteStore(path, busy_seconds_max=0.05)
 
 
-def test_a_file_that_is_written_without_end_while_it_is_made_is_refused_in_time(tmp_path: Path) -> None:
+def test_a_new_file_with_an_endless_writer_is_refused_in_time(tmp_path: Path) -> None:
     path = tmp_path / "log.db"
     prepare_file(path)
     started = monotonic()
@@ -265,7 +265,7 @@ def test_a_file_that_is_written_without_end_while_it_is_made_is_refused_in_time(
     assert 0.1 < monotonic() - started < 5
 
 
-def test_a_file_with_nothing_in_it_becomes_a_store(tmp_path: Path) -> None:
+def test_an_empty_file_becomes_a_store(tmp_path: Path) -> None:
     (tmp_path / "log.db").touch()
     with SqliteStore(tmp_path / "log.db") as store:
         store.append([message_event(1)]).result(10)
@@ -289,10 +289,10 @@ EXPLAINED = {
 
 
 @pytest.mark.parametrize("code", EXPLAINED)
-def test_every_failure_of_the_database_is_told_in_our_words(code: int | None) -> None:
+def test_every_database_failure_is_reported_in_our_own_text(code: int | None) -> None:
     error = sqlite3.OperationalError("could not decode 'a secret'")
     if code is not None:
         error.sqlite_errorcode = code
-    told = str(explain_sqlite_error(error, Path("FILE")))
-    assert told.startswith(EXPLAINED[code])
-    assert "secret" not in told
+    message = str(explain_sqlite_error(error, Path("FILE")))
+    assert message.startswith(EXPLAINED[code])
+    assert "secret" not in message

@@ -1,4 +1,4 @@
-"""How a database of an older version becomes one of this version."""
+"""Migration of a database of an older version."""
 
 import sqlite3
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def tables(connection: sqlite3.Connection) -> set[str]:
     return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
 
 
-def test_the_migrations_that_are_shipped_are_numbered_from_one() -> None:
+def test_the_shipped_migrations_are_numbered_from_one() -> None:
     shipped = load_migrations("sqlite")
     assert [(migration.version, migration.name) for migration in shipped] == [
         (1, "events"),
@@ -60,22 +60,22 @@ def test_the_migrations_that_are_shipped_are_numbered_from_one() -> None:
 
 
 @pytest.mark.parametrize("numbers", [[2], [1, 3], [1, 1], [0, 1]])
-def test_migrations_without_an_order_are_refused(numbers: list[int]) -> None:
+def test_migrations_out_of_order_are_refused(numbers: list[int]) -> None:
     with pytest.raises(ValueError, match=r"migration 'm' has number \d, expected \d"):
         check_sequence([Migration(number, "m", "") for number in numbers])
 
 
-def test_migrations_in_order_are_taken_as_they_are() -> None:
+def test_migrations_in_order_are_accepted() -> None:
     assert check_sequence([*load_migrations("sqlite"), MOOD]) == (*load_migrations("sqlite"), MOOD)
 
 
-def test_an_older_database_is_brought_forward_with_what_it_holds(connection: sqlite3.Connection) -> None:
+def test_an_older_database_is_migrated_with_its_content(connection: sqlite3.Connection) -> None:
     migrate_sqlite(connection, [*load_migrations("sqlite"), MOOD])
     assert read_sqlite_version(connection) == SHIPPED + 1
     assert connection.execute("SELECT id, event_count, mood FROM sessions").fetchall() == [("s", 3, "fine")]
 
 
-def test_sessions_from_before_delegation_are_nobodys(tmp_path: Path) -> None:
+def test_sessions_from_before_delegation_have_no_parent(tmp_path: Path) -> None:
     path = tmp_path / "old.db"
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         migrate_sqlite(connection, load_migrations("sqlite")[:2])
@@ -99,7 +99,7 @@ def test_an_empty_database_gets_every_migration_in_order(tmp_path: Path) -> None
         assert {"instruction_manifests", "instruction_audit", "boot_stubs"} < tables(connection)
 
 
-def test_a_migration_that_fails_leaves_the_database_as_it_was(connection: sqlite3.Connection, path: Path) -> None:
+def test_a_failed_migration_leaves_the_database_unchanged(connection: sqlite3.Connection, path: Path) -> None:
     with pytest.raises(sqlite3.OperationalError, match="nowhere"):
         migrate_sqlite(connection, [*load_migrations("sqlite"), BROKEN])
     assert read_sqlite_version(connection) == SHIPPED
@@ -109,7 +109,7 @@ def test_a_migration_that_fails_leaves_the_database_as_it_was(connection: sqlite
         assert list(store.read("s")) == message_events(4)
 
 
-def test_what_went_well_before_a_migration_that_fails_is_kept(tmp_path: Path) -> None:
+def test_migrations_before_a_failed_one_remain(tmp_path: Path) -> None:
     with closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as connection:
         with pytest.raises(sqlite3.OperationalError, match="nowhere"):
             migrate_sqlite(connection, [*load_migrations("sqlite"), BROKEN])
@@ -117,7 +117,7 @@ def test_what_went_well_before_a_migration_that_fails_is_kept(tmp_path: Path) ->
         assert "events" in tables(connection)
 
 
-def test_programs_that_bring_one_database_forward_at_once_do_it_once(path: Path) -> None:
+def test_concurrent_programs_migrate_one_database_once(path: Path) -> None:
     at_once = Barrier(3)
     failed: list[Exception] = []
 
@@ -137,7 +137,7 @@ def test_programs_that_bring_one_database_forward_at_once_do_it_once(path: Path)
     assert failed == []
 
 
-def test_a_script_is_cut_where_statements_end() -> None:
+def test_a_script_is_split_at_the_ends_of_its_statements() -> None:
     trigger = "CREATE TRIGGER t AFTER INSERT ON a BEGIN\n  DELETE FROM b;\n  DELETE FROM c;\nEND;\n"
     script = f"-- why; not\nCREATE TABLE a (\n  x TEXT\n);\n{trigger}SELECT ';\n';\nSELECT 2"
     assert list(split_statements(script)) == [

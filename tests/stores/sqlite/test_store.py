@@ -1,4 +1,4 @@
-"""How the SQLite store behaves when a write fails, a row is damaged, or its process goes strange ways."""
+"""The SQLite store when a write fails, a row is damaged, or its process behaves unusually."""
 
 import gc
 import os
@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from threading import Barrier, Thread, Timer, active_count
 from threading import Event as Signal
@@ -17,12 +18,21 @@ from tests.support.event_examples import event, message_event, message_events
 
 from holdfast.errors import StoreError
 from holdfast.events.payloads.session import MessageAppended
-from holdfast.stores.event_log import IDLE_MAX, READ_BATCH_EVENTS
+from holdfast.stores.event_log import READ_BATCH_EVENTS
 from holdfast.stores.migrate import load_migrations
-from holdfast.stores.sql.events import encode_events, tally_sessions
+from holdfast.stores.sql.connection import IDLE_MAX, ConnectionPool, SqlReader
+from holdfast.stores.sql.dialect import SQLITE
+from holdfast.stores.sql.events import (
+    EVENT_POSITION,
+    EVENTS_PAGE,
+    SESSION_EXISTS,
+    SESSIONS_NEWEST_FIRST,
+    encode_events,
+    tally_sessions,
+)
 from holdfast.stores.sqlite.file import open_reader, open_writer, prepare_file
-from holdfast.stores.sqlite.store import SqliteReader, SqliteStore
-from holdfast.stores.sqlite.writer import SQLITE_LOG_QUERIES, SqliteWriter
+from holdfast.stores.sqlite.store import SqliteStore
+from holdfast.stores.sqlite.writer import SqliteEngine, SqliteWriter, identify_file
 from holdfast.stores.write.queue import AppendJob, WriterThread
 from holdfast.types.blocks import make_user_message
 
@@ -44,7 +54,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "log.db"
 
 
-def test_a_locked_file_fails_every_waiting_append_and_those_that_follow(path: Path) -> None:
+def test_a_locked_file_fails_every_waiting_and_later_append(path: Path) -> None:
     with SqliteStore(path, busy_seconds_max=0.05) as store, closing(sqlite3.connect(path)) as other:
         store.append([message_event(0)]).result(10)
         other.execute("BEGIN IMMEDIATE")
@@ -53,7 +63,7 @@ def test_a_locked_file_fails_every_waiting_append_and_those_that_follow(path: Pa
             f"{path} is locked by another program: close that program, then open the store again"
         }
         other.rollback()
-        # Once a write was lost, a later one would leave a gap.
+        # After a lost write, a later one would leave a gap.
         assert "is locked by another program" in failure(store.append([message_event(50)]))
         with pytest.raises(StoreError, match="is locked by another program"):
             store.delete("s")
@@ -63,7 +73,7 @@ def test_a_locked_file_fails_every_waiting_append_and_those_that_follow(path: Pa
         assert list(store.read("s")) == message_events(2)
 
 
-def test_a_file_that_is_locked_for_a_moment_is_waited_for(path: Path) -> None:
+def test_a_briefly_locked_file_is_waited_for(path: Path) -> None:
     with SqliteStore(path, busy_seconds_max=5) as store:
         with closing(sqlite3.connect(path, check_same_thread=False)) as other:
             other.execute("BEGIN IMMEDIATE")
@@ -72,19 +82,19 @@ def test_a_file_that_is_locked_for_a_moment_is_waited_for(path: Path) -> None:
         assert list(store.read("s")) == [message_event(0)]
 
 
-def test_a_full_disk_fails_the_append_and_keeps_what_was_there(path: Path) -> None:
+def test_a_full_disk_fails_the_append_and_keeps_the_stored_events(path: Path) -> None:
     prepare_file(path)
     connection = open_writer(path, load_migrations("sqlite"), busy_seconds_max=1)
-    # SQLite reports the end of this allowance exactly as it does the end of a disk.
+    # SQLite reports the end of this limit exactly like a full disk.
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages + 8}")
-    writes = SqliteWriter(connection, path, {})
+    writes = SqliteWriter(connection, engine_of(path), {})
     writer = WriterThread(writes.commit, writes.close)
     answers: list[Future[None]] = []
     for number in range(3):
-        told = [message_event(number, text="x" * 20_000 * number)]
+        events = [message_event(number, text="x" * 20_000 * number)]
         answers.append(Future())
-        writer.submit(AppendJob(encode_events(told), tally_sessions(told), answers[-1]))
+        writer.submit(AppendJob(encode_events(events), tally_sessions(events), answers[-1]))
         answers[-1].exception(timeout=10)
     writer.close(StoreError("closed"))
     assert answers[0].exception() is None
@@ -93,7 +103,7 @@ def test_a_full_disk_fails_the_append_and_keeps_what_was_there(path: Path) -> No
         assert [row.event_count for row in store.sessions()] == [len(list(store.read("s")))]
 
 
-def test_a_failing_disk_fails_the_append_and_keeps_what_was_there(path: Path) -> None:
+def test_a_failing_disk_fails_the_append_and_keeps_the_stored_events(path: Path) -> None:
     with SqliteStore(path) as store:
         store.append([message_event(0)]).result(10)
         soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -132,7 +142,7 @@ def test_nothing_is_acknowledged_once_the_file_is_gone(path: Path, lose: Callabl
         )
 
 
-def test_a_file_that_is_gone_is_not_made_anew_by_reading(path: Path) -> None:
+def test_reading_does_not_recreate_a_missing_file(path: Path) -> None:
     with SqliteStore(path) as store:
         path.unlink()
         with pytest.raises(StoreError, match="cannot be opened: check that it still exists"):
@@ -140,27 +150,27 @@ def test_a_file_that_is_gone_is_not_made_anew_by_reading(path: Path) -> None:
         assert not path.exists()
 
 
-def test_a_database_that_refuses_a_row_for_reasons_of_its_own_fails_the_append(path: Path) -> None:
+def test_a_row_that_the_database_refuses_fails_the_append(path: Path) -> None:
     with SqliteStore(path) as store:
         change(
             path,
             "CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'a secret'); END",
         )
         assert failure(store.append([message_event(0)])) == (
-            f"{path} cannot be used (SQLite error 19): restore it from a backup"
+            f"{path} refused a change because of a constraint of its tables: check for a duplicate"
         )
         assert store.sessions() == ()
 
 
-def test_a_damaged_file_is_told_of_when_it_is_read(path: Path) -> None:
+def test_a_damaged_file_is_reported_when_it_is_read(path: Path) -> None:
     with SqliteStore(path):
         pass
     empty_bytes = path.stat().st_size
     with SqliteStore(path) as store:
         store.append(message_events(400)).result(10)
-    whole = bytearray(path.read_bytes())
-    whole[empty_bytes:] = b"\xa5" * (len(whole) - empty_bytes)
-    path.write_bytes(whole)
+    content = bytearray(path.read_bytes())
+    content[empty_bytes:] = b"\xa5" * (len(content) - empty_bytes)
+    path.write_bytes(content)
     with SqliteStore(path) as store:
         with pytest.raises(StoreError, match="is damaged: restore it from a backup"):
             list(store.read("s"))
@@ -184,7 +194,7 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("damage", UNREADABLE)
-def test_an_event_that_cannot_be_read_is_named_once_those_before_it_were_given(path: Path, damage: str) -> None:
+def test_an_unreadable_event_is_named_after_those_before_it_were_returned(path: Path, damage: str) -> None:
     with SqliteStore(path) as store:
         store.append([*message_events(3), message_event(0, "other")]).result(10)
         change(path, f"UPDATE events SET {damage} WHERE id = 's-000002'")
@@ -197,15 +207,15 @@ def test_an_event_that_cannot_be_read_is_named_once_those_before_it_were_given(p
         store.append([message_event(3)]).result(10)
 
 
-def test_an_event_of_a_newer_version_that_can_be_read_is_read(path: Path) -> None:
+def test_a_readable_event_of_a_newer_version_is_read(path: Path) -> None:
     with SqliteStore(path) as store:
         store.append(message_events(1)).result(10)
         change(path, "UPDATE events SET version = 2, payload = json_set(payload, '$.mood', 'fine')")
-        (kept,) = store.read("s")
-        assert (kept.version, kept.payload) == (2, message_event(0).payload)
+        (stored,) = store.read("s")
+        assert (stored.version, stored.payload) == (2, message_event(0).payload)
 
 
-def test_text_that_is_no_text_is_not_quoted(path: Path) -> None:
+def test_invalid_utf8_is_not_quoted(path: Path) -> None:
     with SqliteStore(path) as store:
         store.append(message_events(1)).result(10)
         change(path, "UPDATE events SET payload = CAST(x'61207365637265742080' AS TEXT)")
@@ -214,7 +224,7 @@ def test_text_that_is_no_text_is_not_quoted(path: Path) -> None:
         assert "secret" not in str(refusal.value)
 
 
-def test_a_damaged_list_of_sessions_is_told_of(path: Path) -> None:
+def test_a_damaged_session_list_is_reported(path: Path) -> None:
     with SqliteStore(path) as store:
         store.append(message_events(1)).result(10)
         change(path, "UPDATE sessions SET event_count = 'many'")
@@ -234,14 +244,14 @@ def test_a_deleted_session_leaves_no_trace_in_the_files(path: Path) -> None:
         assert list(store.read("other")) == message_events(50, "other")
 
 
-def test_a_place_on_the_log_is_never_given_twice(path: Path) -> None:
+def test_a_log_position_is_never_reused(path: Path) -> None:
     with SqliteStore(path) as store:
         store.append(message_events(3)).result(10)
         reading = store.read("s")
         assert next(reading) == message_event(0)
         store.delete("s")
         store.append(message_events(200, start=100)).result(10)
-        # The first batch was read before the deletion; nothing that came behind it is missed.
+        # The first batch was read before the deletion; none of the later events is missed.
         assert list(reading) == [message_event(1), message_event(2), *message_events(200, start=100)]
 
 
@@ -249,22 +259,17 @@ def test_a_long_session_is_read_a_batch_at_a_time(path: Path) -> None:
     with SqliteStore(path) as store:
         store.append(message_events(2 * READ_BATCH_EVENTS)).result(10)
         reading = store.read("s")
-        head = [next(reading) for _ in range(READ_BATCH_EVENTS)]
+        first_batch = [next(reading) for _ in range(READ_BATCH_EVENTS)]
         change(path, f"DELETE FROM events WHERE id = '{message_event(READ_BATCH_EVENTS).id}'")
-        assert head == message_events(READ_BATCH_EVENTS)
+        assert first_batch == message_events(READ_BATCH_EVENTS)
         assert list(reading) == message_events(READ_BATCH_EVENTS - 1, start=READ_BATCH_EVENTS + 1)
 
 
 @pytest.mark.parametrize(
     "query",
-    [
-        SQLITE_LOG_QUERIES.events_page,
-        SQLITE_LOG_QUERIES.event_position,
-        SQLITE_LOG_QUERIES.session,
-        SQLITE_LOG_QUERIES.sessions,
-    ],
+    [SQLITE.translate(query) for query in (EVENTS_PAGE, EVENT_POSITION, SESSION_EXISTS, SESSIONS_NEWEST_FIRST)],
 )
-def test_no_read_looks_at_more_rows_than_it_gives(path: Path, query: str) -> None:
+def test_no_read_fetches_more_rows_than_it_returns(path: Path, query: str) -> None:
     with SqliteStore(path) as store:
         store.append(message_events(1)).result(10)
         with closing(open_reader(path, busy_seconds_max=1)) as connection:
@@ -286,7 +291,7 @@ def test_reading_does_not_wait_for_the_writer(path: Path) -> None:
         pending.result(10)
 
 
-def test_what_is_queued_is_written_before_the_store_closes(path: Path) -> None:
+def test_queued_events_are_written_before_the_store_closes(path: Path) -> None:
     with SqliteStore(path) as store:
         appends = [store.append([message_event(number)]) for number in range(500)]
     assert all(done.exception(timeout=0) is None for done in appends)
@@ -294,7 +299,7 @@ def test_what_is_queued_is_written_before_the_store_closes(path: Path) -> None:
         assert list(store.read("s")) == message_events(500)
 
 
-def test_a_store_that_was_forgotten_writes_what_is_queued_and_ends_its_thread(path: Path) -> None:
+def test_an_abandoned_store_writes_its_queue_and_ends_its_thread(path: Path) -> None:
     before = active_count()
     store = SqliteStore(path)
     appends = [store.append([message_event(number)]) for number in range(100)]
@@ -306,7 +311,7 @@ def test_a_store_that_was_forgotten_writes_what_is_queued_and_ends_its_thread(pa
     assert all(done.exception(timeout=0) is None for done in appends)
 
 
-def test_a_reading_that_outlives_its_store_is_told_so(path: Path) -> None:
+def test_a_reader_that_outlives_its_store_gets_an_error(path: Path) -> None:
     with SqliteStore(path) as store:
         store.append(message_events(1)).result(10)
         reading = store.read("s")
@@ -317,78 +322,94 @@ def test_a_reading_that_outlives_its_store_is_told_so(path: Path) -> None:
 def test_a_callback_may_append_and_close_but_not_wait_for_a_deletion(path: Path) -> None:
     store = SqliteStore(path, queue_bytes_max=1)
     finished = Signal()
-    heard: list[Future[None] | str] = []
+    outcomes: list[Future[None] | str] = []
 
     def follow_up(_: Future[None]) -> None:
-        heard.extend(store.append([message_event(number)]) for number in range(1, 4))
+        outcomes.extend(store.append([message_event(number)]) for number in range(1, 4))
         try:
             store.delete("s")
         except StoreError as error:
-            heard.append(str(error))
+            outcomes.append(str(error))
         store.close()
         finished.set()
 
     first = store.append([message_event(0)])
     first.add_done_callback(follow_up)
     assert finished.wait(10)
-    assert heard[3] == "an append callback runs on the writer thread and cannot wait for it: use another thread"
-    assert [done.exception(timeout=10) for done in heard if isinstance(done, Future)] == [None] * 3
+    assert outcomes[3] == "an append callback runs on the writer thread and cannot wait for it: use another thread"
+    assert [done.exception(timeout=10) for done in outcomes if isinstance(done, Future)] == [None] * 3
     with SqliteStore(path) as again:
         assert list(again.read("s")) == message_events(4)
 
 
-def test_a_forked_process_is_told_to_open_the_store_itself(path: Path) -> None:
+def test_a_forked_process_must_open_the_store_itself(path: Path) -> None:
     with SqliteStore(path) as store:
         store.append([message_event(0)]).result(10)
-        heard, tell = os.pipe()
+        read_end, write_end = os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             child = os.fork()
         if child == 0:
-            told = [failure(store.append([message_event(1)]))]
+            errors = [failure(store.append([message_event(1)]))]
             for attempt in (lambda: store.read("s"), store.sessions, lambda: store.delete("s")):
                 try:
                     attempt()
                 except StoreError as error:
-                    told.append(str(error))
+                    errors.append(str(error))
             store.close()
-            os.write(tell, "\n".join(told).encode())
+            os.write(write_end, "\n".join(errors).encode())
             os._exit(0)
-        os.close(tell)
-        with open(heard) as pipe:
-            told = pipe.read().split("\n")
+        os.close(write_end)
+        with open(read_end) as pipe:
+            errors = pipe.read().split("\n")
         assert os.waitpid(child, 0)[1] == 0
-        assert told == [f"the store {path} was opened before this process was forked: open it again here"] * 4
+        assert errors == [f"the store {path} was opened before this process was forked: open it again here"] * 4
         store.append([message_event(1)]).result(10)
         assert list(store.read("s")) == message_events(2)
 
 
-def test_connections_are_shared_by_readers_and_few_stay_open(path: Path) -> None:
+def test_readers_share_connections_and_few_remain_open(path: Path) -> None:
     with SqliteStore(path):
-        made: list[sqlite3.Connection] = []
+        connections: list[sqlite3.Connection] = []
         all_there = Barrier(IDLE_MAX + 2)
 
         def connect() -> sqlite3.Connection:
-            made.append(open_reader(path, busy_seconds_max=1))
-            made[-1].create_function("meet", 0, lambda: all_there.wait(10))
-            return made[-1]
+            connections.append(open_reader(path, busy_seconds_max=1))
+            connections[-1].create_function("meet", 0, lambda: all_there.wait(10))
+            return connections[-1]
 
-        reads = SqliteReader(connect, path)
+        reads = SqlReader(engine_of(path), ConnectionPool(connect))
         for _ in range(3):
             assert reads.fetch("SELECT 1", ()) == [(1,)]
-        assert len(made) == 1
+        assert len(connections) == 1
 
         together = [Thread(target=reads.fetch, args=("SELECT meet()", ())) for _ in range(IDLE_MAX + 2)]
         for thread in together:
             thread.start()
         for thread in together:
             thread.join()
-        assert len(made) == IDLE_MAX + 2
-        assert sum(map(is_open, made)) == IDLE_MAX
+        assert len(connections) == IDLE_MAX + 2
+        assert sum(map(is_open, connections)) == IDLE_MAX
         reads.close()
-        assert not any(map(is_open, made))
+        assert not any(map(is_open, connections))
         assert reads.fetch("SELECT 1", ()) == [(1,)]
-        assert not any(map(is_open, made))
+        assert not any(map(is_open, connections))
+
+
+def test_a_change_beside_the_log_goes_to_the_file_that_is_at_the_path_now(path: Path, tmp_path: Path) -> None:
+    SqliteStore(tmp_path / "other.db").close()
+    with SqliteStore(path) as store:
+        assert store.instructions.take_lease("a", until=2, at=1)
+        for beside in ("-wal", "-shm"):
+            os.unlink(f"{path}{beside}")
+        os.replace(tmp_path / "other.db", path)
+        assert store.instructions.take_lease("b", until=2, at=1)
+    with closing(sqlite3.connect(path)) as now:
+        assert now.execute("SELECT jti FROM instruction_wakes").fetchall() == [("lease:b",)]
+
+
+def engine_of(path: Path) -> SqliteEngine:
+    return SqliteEngine(str(path), partial(identify_file, path))
 
 
 def is_open(connection: sqlite3.Connection) -> bool:

@@ -17,7 +17,7 @@ def unmapped_packages(root: Path) -> list[str]:
 
     A name in brackets is one that may come later.
     """
-    found = []
+    offenders = []
     there = packages_of(root) | modules_beside(root)
     for place, named, must_name in (
         ("the import contract in pyproject.toml", contract_names(root), there),
@@ -30,10 +30,10 @@ def unmapped_packages(root: Path) -> list[str]:
     ):
         present = {name for name in named if not name.startswith("(")}
         later = {name.strip("()") for name in named - present}
-        found += [f"{name} is not in {place}" for name in sorted(must_name - present - later)]
-        found += [f"{name} is in {place}, but not in src/holdfast" for name in sorted(present - there)]
-        found += [f"{name} exists: take it out of its brackets in {place}" for name in sorted(later & there)]
-    return found
+        offenders += [f"{name} is not in {place}" for name in sorted(must_name - present - later)]
+        offenders += [f"{name} is in {place}, but not in src/holdfast" for name in sorted(present - there)]
+        offenders += [f"{name} exists: take it out of its brackets in {place}" for name in sorted(later & there)]
+    return offenders
 
 
 def packages_of(root: Path) -> set[str]:
@@ -60,12 +60,12 @@ def table_names(root: Path, document: str) -> set[str]:
 def unlisted_pages(root: Path) -> list[str]:
     """Pages that the index or its mirror for agents omits, and listed pages that do not exist."""
     there = {path.name for path in root.glob("docs/*.md")} - {"README.md", "AGENTS.md"} | {"decisions/"}
-    found = []
+    offenders = []
     for index in ("docs/README.md", "docs/AGENTS.md"):
         named = set(re.findall(r"\]\(([^)#]+)[^)]*\)", text_of(root, index))) - {"README.md"}
-        found += [f"{page} is not in {index}" for page in sorted(there - named)]
-        found += [f"{page} is in {index}, but does not exist" for page in sorted(named - there)]
-    return found
+        offenders += [f"{page} is not in {index}" for page in sorted(there - named)]
+        offenders += [f"{page} is in {index}, but does not exist" for page in sorted(named - there)]
+    return offenders
 
 
 def long_agents_page(root: Path) -> list[str]:
@@ -101,11 +101,11 @@ def unproven_requirements(root: Path) -> list[str]:
     rows = [row for table in re.findall(r"(?m)^\|[-| :]+\|\n((?:\|.*(?:\n|$))+)", text) for row in table.splitlines()]
     if not rows:
         return ["tests/specification.md is missing or has no rows"]
-    found = [f"tests/specification.md: names no test: {row}" for row in rows if not TEST_REFERENCE.search(row)]
+    offenders = [f"tests/specification.md: names no test: {row}" for row in rows if not TEST_REFERENCE.search(row)]
     named = TEST_REFERENCE.findall(text)
     tests = {path: functions_at_top(root / path) for path in {path for path, _ in named}}
     missing = [f"{path}::{name}" for path, name in named if name not in tests[path]]
-    return found + [f"tests/specification.md: there is no {reference}" for reference in missing]
+    return offenders + [f"tests/specification.md: there is no {reference}" for reference in missing]
 
 
 def missing_task_files(root: Path) -> list[str]:
@@ -130,15 +130,47 @@ def disordered_decisions(root: Path) -> list[str]:
     paths = sorted(root.glob("docs/decisions/*.md"))
     if not paths:
         return ["docs/decisions holds no decision"]
-    found = []
+    offenders = []
     for number, path in enumerate(paths, 1):
         name = path.relative_to(root)
         if not re.fullmatch(rf"{number:04d}-[a-z0-9-]+\.md", path.name):
-            found.append(f"{name}: expected {number:04d}-<words-with-hyphens>.md here")
+            offenders.append(f"{name}: expected {number:04d}-<words-with-hyphens>.md here")
         headings = re.findall(r"(?m)^## (.+?) *$", path.read_text())
         missing = [heading for heading in DECISION_HEADINGS if heading not in headings]
-        found += [f"{name}: no heading '## {heading}'" for heading in missing]
-    return found
+        offenders += [f"{name}: no heading '## {heading}'" for heading in missing]
+    return offenders
+
+
+def unexplained_dependencies(root: Path) -> list[str]:
+    """Packages that docs/dependencies.md leaves out: required by pyproject.toml, or pinned; and rows for no package."""
+    page = text_of(root, "docs/dependencies.md")
+    direct = {canonical_name(name) for name in re.findall(r"(?m)^\| `([\w.-]+)` \|", page)}
+    transitive = {canonical_name(name) for name in re.findall(r"[|,] ([\w.-]+) \([^)]*, [\d,]+\)", page)}
+    pins = text_of(root, "constraints.txt").split()
+    pinned = {canonical_name(pin.partition("==")[0]) for pin in pins}
+    required = required_packages(root)
+    return [
+        *(f"{name} has no row in docs/dependencies.md" for name in sorted(required - direct)),
+        *(f"docs/dependencies.md: nothing requires {name}" for name in sorted(direct - required - pinned)),
+        *(f"{name} is pinned, but not in docs/dependencies.md" for name in sorted(pinned - direct - transitive)),
+        *(f"docs/dependencies.md: {name} is not pinned" for name in sorted(transitive - pinned)),
+        *(f"docs/dependencies.md: {name} is listed twice" for name in sorted(transitive & direct)),
+    ]
+
+
+def required_packages(root: Path) -> set[str]:
+    project = pyproject(root)
+    lists = [
+        project["build-system"]["requires"],
+        project["project"]["dependencies"],
+        *project["project"]["optional-dependencies"].values(),
+    ]
+    names = (re.match(r"[\w.-]+", requirement) for requirements in lists for requirement in requirements)
+    return {canonical_name(name[0]) for name in names if name}
+
+
+def canonical_name(package: str) -> str:
+    return re.sub(r"[-_.]+", "-", package).lower()
 
 
 def stale_changelog(root: Path) -> list[str]:

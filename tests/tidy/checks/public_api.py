@@ -94,10 +94,10 @@ def member(node: ast.stmt) -> list[str]:
     """The snapshot lines that a statement adds to its module or class."""
     match node:
         case ast.FunctionDef() | ast.AsyncFunctionDef() if is_public(node.name):
-            marks = [f"@{ast.unparse(mark)} " for mark in node.decorator_list]
+            decorators = [f"@{ast.unparse(decorator)} " for decorator in node.decorator_list]
             kind = "async def" if isinstance(node, ast.AsyncFunctionDef) else "def"
             result = f" -> {ast.unparse(node.returns)}" if node.returns else ""
-            return [f"{''.join(marks)}{kind} {node.name}({ast.unparse(node.args)}){result}"]
+            return [f"{''.join(decorators)}{kind} {node.name}({ast.unparse(node.args)}){result}"]
         case ast.AnnAssign(target=ast.Name(id=name)) if is_public(name):
             return [ast.unparse(node)]
         case ast.Assign(targets=[ast.Name(id=name)]) if is_public(name):

@@ -55,9 +55,9 @@ def broken_block(root: Path, page: str, line: int) -> list[str]:
     """What is wrong with the block on this line, and with the output block right after it."""
     blocks = list(blocks_of(text_of(root, page)))
     index = next(index for index, block in enumerate(blocks) if block.line == line)
-    program, *behind = blocks[index : index + 2]
-    if program.language == "python" and behind and behind[0].language == "text":
-        return [f"{page}:{line}: {trouble}" for trouble in wrong_prints(root, program, behind[0])]
+    program, *following = blocks[index : index + 2]
+    if program.language == "python" and following and following[0].language == "text":
+        return [f"{page}:{line}: {trouble}" for trouble in wrong_prints(root, program, following[0])]
     return [f"{page}:{line}: {trouble}" for trouble in troubles(root, program)]
 
 
@@ -94,30 +94,30 @@ def wrong_prints(root: Path, program: Block, shown: Block) -> list[str]:
 
 def missing_parts(root: Path, text: str) -> list[str]:
     """Targets, extras and folders that set-up commands name and that do not exist."""
-    found = []
+    offenders = []
     targets = make_targets(root)
     for target in re.findall(r"\bmake ([\w-]+)", text):
         if target not in targets:
-            found.append(f"the Makefile has no target {target!r}")
+            offenders.append(f"the Makefile has no target {target!r}")
     project = tomllib.loads(text_of(root, "pyproject.toml"))["project"]
     for names in re.findall(r"\bpip install [^\n#]*?\[([\w, -]+)\]", text):
         for extra in re.split(r", *", names):
             if extra not in project.get("optional-dependencies", {}):
-                found.append(f"pyproject.toml has no extra {extra!r}")
+                offenders.append(f"pyproject.toml has no extra {extra!r}")
     for name in re.findall(r"\bpip install [^\n#]*?-[rc] +([\w./-]+)", text):
         if not (root / name).is_file():
-            found.append(f"there is no file {name!r}")
-    return found
+            offenders.append(f"there is no file {name!r}")
+    return offenders
 
 
 def wrong_recipes(root: Path, block: Block) -> list[str]:
     """The output of a make target, where the page shows it: its recipe is run without its prerequisites."""
-    found = []
+    offenders = []
     for step in steps_of(block.text):
         target = re.fullmatch(r"make ([\w-]+)", step.command)
         if target and step.shown:
-            found += wrong_outputs(root, [Step(recipe(root, target[1]), step.shown)])
-    return found
+            offenders += wrong_outputs(root, [Step(recipe(root, target[1]), step.shown)])
+    return offenders
 
 
 def recipe(root: Path, target: str) -> str:
@@ -139,13 +139,13 @@ def wrong_outputs(root: Path, steps: list[Step]) -> list[str]:
     parts = re.split(rf"\n{re.escape(SEPARATOR)}(\d+)\n", output)
     if len(parts) != 2 * len(steps) + 1:
         return [f"ends before its last command has:\n{output}"]
-    found = []
+    offenders = []
     for step, printed, status in zip(steps, parts[::2], parts[1::2], strict=False):
         if status != "0" and not step.shown:
-            found.append(f"`{step.command}` ends with status {status}:\n{printed}")
+            offenders.append(f"`{step.command}` ends with status {status}:\n{printed}")
         elif step.shown and not shows(step.shown, printed):
-            found.append(f"`{step.command}` prints\n{printed}\nand not\n{step.shown}")
-    return found
+            offenders.append(f"`{step.command}` prints\n{printed}\nand not\n{step.shown}")
+    return offenders
 
 
 def steps_of(text: str) -> Iterator[Step]:

@@ -20,16 +20,14 @@ from holdfast.cli.chat.command import (
 from holdfast.cli.chat.format import format_usd_4, split_visible_lines, truncate_lines
 from holdfast.cli.chat.screen import (
     ChatScreen,
-    add_to_input_history,
     exit_on_hangup,
     ignore_signals,
     read_piped_messages,
-    read_typed_messages,
     shorten_home_path,
 )
 from holdfast.cli.chat.session import ChatSession, ChatSettings
 from holdfast.cli.chat.session_thread import ChatLoopThread, TurnRunner, WarningNoticeHandler
-from holdfast.cli.chat.slash_commands import run_chat_command, switch_chat_model
+from holdfast.cli.chat.slash_commands import list_command_words, run_chat_command, switch_chat_model
 from holdfast.cli.format import format_count
 from holdfast.cli.open_store import load_configured_models, open_configured_store
 from holdfast.engine.state import SessionState
@@ -55,7 +53,7 @@ def run_chat(flags: ChatOptions, screen: ChatScreen, environ: Mapping[str, str])
             path = flags.store or load_config(environ).db_path
             log: EventLog = stack.enter_context(closing(open_store(path, models=load_configured_models())))
         else:
-            log = stack.enter_context(open_configured_store(flags.store))
+            log = stack.enter_context(open_configured_store(flags.store, writable=True))
         stored = load_stored_chat(flags, log)
         settings = _load_settings(flags, stored, environ)
         thread = ChatLoopThread()
@@ -118,7 +116,8 @@ def _open_chat(
 def _show_greeting(chat: ChatSession, stored: SessionState | None) -> None:
     """Show the model and workspace; for a resumed session, also its last messages."""
     session, flags = chat.session, chat.settings.options
-    if chat.screen.interactive:
+    if chat.screen.keyboard:
+        chat.screen.keyboard.commands = list_command_words(chat)
         folder = strip_control_characters(shorten_home_path(str(chat.settings.workspace.resolve())))
         chat.screen.show_lines(f"{session.model}{' (simulated)' if flags.simulate else ''} in {folder}")
         chat.screen.show_note("/help lists commands; Ctrl-C stops a call, Ctrl-D exits")
@@ -131,16 +130,17 @@ def _show_greeting(chat: ChatSession, stored: SessionState | None) -> None:
             lines = split_visible_lines(join_text_blocks(entry.content))
             prefix = "> " if entry.role == "user" else "  "
             chat.screen.show_change([prefix + line for line in truncate_lines(lines, RESUMED_LINES_MAX)], whole=True)
+    if chat.screen.keyboard:
         for entry in messages:
             if entry.role == "user":
-                add_to_input_history(join_text_blocks(entry.content))
+                chat.screen.keyboard.history.append_string(join_text_blocks(entry.content))
     if flags.model is not None and flags.model != session.model:
         switch_chat_model(chat, flags.model)
 
 
 def _run_messages(chat: ChatSession) -> None:
     screen = chat.screen
-    messages = read_typed_messages(screen) if screen.interactive else read_piped_messages(sys.stdin)
+    messages = screen.keyboard.read_messages(screen) if screen.keyboard else read_piped_messages(sys.stdin)
     chat.show_warnings()
     for message in messages:
         try:

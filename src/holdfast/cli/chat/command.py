@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import click
@@ -25,6 +26,7 @@ from holdfast.providers.registry import get_provider
 from holdfast.runtime.config import Config
 from holdfast.runtime.options import Options
 from holdfast.runtime.tools import BUILTIN_TOOL_NAMES
+from holdfast.stores.address import redact_address
 
 NAME = "chat"
 SIMULATED_NAME = "simulated chat"
@@ -61,7 +63,7 @@ def _amount(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     help="Continue a stored session; without an ID, the newest one of this folder.",
 )
 @click.option("--simulate", is_flag=True, help="Use a simulated model: no key, no network, no cost.")
-@click.option("--no-tools", is_flag=True, help="Give the model no tools.")
+@click.option("--no-tools", "tools", is_flag=True, flag_value=False, default=True, help="Give the model no tools.")
 @click.option(
     "--also-skills",
     multiple=True,
@@ -72,25 +74,15 @@ def _amount(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 @click.option("--thinking", is_flag=True, help="Show the model's thinking, if it returns any.")
 @click.option("--keep-alive", is_flag=True, help="Keep an idle cache alive when that is expected to save money.")
 @click.option(
-    "--spend-max", callback=_amount, metavar="USD", help="Stop before a call that could exceed this total cost."
+    "--spend-max",
+    "spend_max_usd",
+    callback=_amount,
+    metavar="USD",
+    help="Stop before a call that could exceed this total cost.",
 )
 @click.option("--allow-uncached", is_flag=True, help="Allow a model without known prompt caching.")
 @click.option("--store", metavar="PATH", help="Store to use instead of the configured one.")
-def command(
-    folder: Path | None,
-    *,
-    model: str | None,
-    resume: str | None,
-    simulate: bool,
-    no_tools: bool,
-    also_skills: tuple[str, ...],
-    yes: bool,
-    thinking: bool,
-    keep_alive: bool,
-    spend_max: Decimal | None,
-    allow_uncached: bool,
-    store: str | None,
-) -> None:
+def command(**options: Any) -> None:
     """Chat with an agent that works in DIR (default: the current folder).
 
     It can read, search and write files and run commands. Before it writes or runs anything, it shows you what and asks.
@@ -102,20 +94,7 @@ def command(
     from holdfast.cli.chat.app import run_chat
     from holdfast.cli.chat.screen import open_terminal_screen
 
-    flags = ChatOptions(
-        folder=folder,
-        model=model,
-        resume=resume,
-        simulate=simulate,
-        tools=not no_tools,
-        also_skills=also_skills,
-        keep_alive=keep_alive,
-        allow_uncached=allow_uncached,
-        yes=yes,
-        thinking=thinking,
-        spend_max_usd=spend_max,
-        store=store,
-    )
+    flags = ChatOptions(**options)
     raise click.exceptions.Exit(run_chat(flags, open_terminal_screen(os.environ), os.environ))
 
 
@@ -226,11 +205,11 @@ def build_session_options(flags: ChatOptions, model: Model, stored: SessionState
 
 
 def format_resume_command(flags: ChatOptions, session_id: str) -> str:
-    """The shell command that continues the session from any folder."""
+    """The shell command that continues the session from any folder; it names no password."""
     words = ["holdfast", "chat", "--resume", session_id]
     words += ["--simulate"] if flags.simulate else []
     words += [word for folder in flags.also_skills for word in ("--also-skills", folder)]
-    words += ["--store", flags.store] if flags.store else []
+    words += ["--store", redact_address(flags.store)] if flags.store else []
     return shlex.join(words)
 
 

@@ -1,4 +1,7 @@
-"""Terminal input and output of a chat: typed messages, signals, streamed text, notes, and each turn as it runs."""
+"""Terminal input and output of a chat: typed messages, signals, streamed text, notes, and each turn as it runs.
+
+A person's input is read by prompt_toolkit, which is imported only where somebody sits at a terminal.
+"""
 
 import io
 import os
@@ -9,7 +12,7 @@ import termios
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from holdfast.cli.chat.format import clean_streamed_text, format_tool_call, format_tool_outcome, truncate_lines
 from holdfast.events.log import Event
@@ -22,12 +25,14 @@ from holdfast.types.blocks import ToolUse
 from holdfast.types.prompt import Plan
 from holdfast.types.reply import Delta, Reply, ReplyFinished, TextDelta, ThinkingDelta
 
+if TYPE_CHECKING:
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
 PROMPT = "> "
 CONTINUATION_PROMPT = ". "
 INDENT = "  "
 OUTCOME_CHARACTERS = 30  # Room after a tool call for its outcome.
 ERROR_CHARACTERS_MAX = 200
-SIGNAL_POLL_SECONDS = 0.25
 _DIM, _RED, _GREEN, _PLAIN = "\033[2m", "\033[31m", "\033[32m", "\033[0m"
 SignalHandler = Callable[[int, FrameType | None], object] | signal.Handlers
 """A signal handler: a function, SIG_IGN or SIG_DFL."""
@@ -36,12 +41,21 @@ SignalHandler = Callable[[int, FrameType | None], object] | signal.Handlers
 class ChatScreen:
     """All output of a chat goes through here. Without a terminal, replies go to `out` and the rest to `beside`."""
 
-    def __init__(self, out: TextIO, beside: TextIO, *, interactive: bool, colours: bool) -> None:
+    def __init__(
+        self,
+        out: TextIO,
+        beside: TextIO,
+        *,
+        interactive: bool,
+        colours: bool,
+        keyboard: "Keyboard | None" = None,
+    ) -> None:
         self._out = out
         self._beside = out if interactive else beside
         self._colours = colours
         self._open: TextIO | None = None  # The stream with an unfinished line.
         self.interactive = interactive
+        self.keyboard = keyboard
 
     @property
     def width(self) -> int:
@@ -95,15 +109,7 @@ class ChatScreen:
     def read_answer(self, question: str) -> str | None:
         """Read a one-line answer; None for Ctrl-C, Ctrl-D and without a terminal."""
         self.end_line()
-        if not self.interactive:
-            return None
-        # Discard keys typed before the question appeared: they are no answer to it.
-        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
-        try:
-            return _read_line(question)
-        except (KeyboardInterrupt, EOFError):
-            self._write(self._out, "\n")
-            return None
+        return self.keyboard.read_answer(question) if self.keyboard else None
 
     def _end_line_elsewhere(self, stream: TextIO) -> None:
         if self._open is not stream:
@@ -124,23 +130,100 @@ def open_terminal_screen(environ: Mapping[str, str]) -> ChatScreen:
         if isinstance(stream, io.TextIOWrapper):
             # A character that the locale cannot encode must not end the chat.
             stream.reconfigure(errors="replace")
-    if interactive:
-        import readline
-
-        # Answers to questions do not belong in the input history; `add_to_input_history` adds only messages.
-        readline.set_auto_history(False)
     colours = interactive and not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
-    return ChatScreen(sys.stdout, sys.stderr, interactive=interactive, colours=colours)
+    keyboard = Keyboard(colours=colours, is_dumb=environ.get("TERM") == "dumb") if interactive else None
+    return ChatScreen(sys.stdout, sys.stderr, interactive=interactive, colours=colours, keyboard=keyboard)
 
 
-def read_typed_messages(screen: ChatScreen) -> Iterator[str]:
-    """Read messages until Ctrl-D. A line that ends in a backslash continues on the next one."""
-    while (line := _line(screen, PROMPT)) is not None:
-        while line.endswith("\\") and (more := _line(screen, CONTINUATION_PROMPT)) is not None:
-            line = f"{line[:-1]}\n{more}"
-        if line.strip():
-            add_to_input_history(line)
-            yield line
+class Keyboard:
+    """Reads what a person types: messages, with a history and completion of commands, and answers to questions."""
+
+    def __init__(self, *, colours: bool, is_dumb: bool) -> None:
+        from prompt_toolkit.history import InMemoryHistory
+
+        self.commands: list[str] = []
+        self.history = InMemoryHistory()
+        self._is_dumb = is_dumb
+        # A terminal that cannot move its cursor shows lines as they are typed.
+        self._ask_message: Callable[[str], str] = input
+        self._ask_answer: Callable[[str], str] = input
+        if not is_dumb:
+            self._ask_message, self._ask_answer = self._open_prompts(colours=colours)
+
+    def read_messages(self, screen: ChatScreen) -> Iterator[str]:
+        """Read messages until Ctrl-D; Ctrl-C discards what was typed and prompts again."""
+        while True:
+            screen.end_line()
+            try:
+                with handle_interrupt(signal.default_int_handler):
+                    message = self._ask_message(PROMPT)
+                    while message.endswith("\\"):
+                        message = f"{message[:-1]}\n{self._ask_message(CONTINUATION_PROMPT)}"
+            except KeyboardInterrupt:
+                screen.show_lines(*[""] * self._is_dumb, f"{INDENT}Ctrl-D or /exit ends the chat")
+            except EOFError:
+                screen.show_lines(*[""] * self._is_dumb)
+                return
+            else:
+                if message.strip():
+                    yield message
+
+    def read_answer(self, question: str) -> str | None:
+        """Read a one-line answer; None for Ctrl-C and Ctrl-D."""
+        from prompt_toolkit.application import get_app_session
+        from prompt_toolkit.input.typeahead import clear_typeahead
+
+        # Discard keys typed before the question appeared: they are no answer to it.
+        termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+        clear_typeahead(get_app_session().input)
+        try:
+            with handle_interrupt(signal.default_int_handler):
+                return self._ask_answer(question)
+        except (KeyboardInterrupt, EOFError):
+            return None
+
+    def _open_prompts(self, *, colours: bool) -> "tuple[Callable[[str], str], Callable[[str], str]]":
+        from prompt_toolkit import PromptSession
+        from prompt_toolkit.completion import WordCompleter
+        from prompt_toolkit.output import ColorDepth
+        from prompt_toolkit.shortcuts import CompleteStyle
+
+        depth = None if colours else ColorDepth.DEPTH_1_BIT
+        messages: PromptSession[str] = PromptSession(
+            prompt_continuation=CONTINUATION_PROMPT,
+            history=self.history,
+            key_bindings=_message_keys(),
+            completer=WordCompleter(lambda: self.commands, sentence=True),
+            complete_while_typing=False,
+            # Below the line when Tab is pressed; a menu would keep eight rows free below every prompt.
+            complete_style=CompleteStyle.READLINE_LIKE,
+            color_depth=depth,
+        )
+        # A session of its own: answers do not belong in the history of messages.
+        answers: PromptSession[str] = PromptSession(color_depth=depth)
+        return messages.prompt, answers.prompt
+
+
+def _message_keys() -> "KeyBindings":
+    """Enter sends the message; after a backslash, or with Alt, it starts another line."""
+    from prompt_toolkit.key_binding import KeyBindings
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def send(event: "KeyPressEvent") -> None:
+        buffer = event.current_buffer
+        if buffer.document.text_before_cursor.endswith("\\"):
+            buffer.delete_before_cursor()
+            buffer.newline(copy_margin=False)
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def start_line(event: "KeyPressEvent") -> None:
+        event.current_buffer.newline(copy_margin=False)
+
+    return keys
 
 
 def read_piped_messages(source: TextIO) -> Iterator[str]:
@@ -151,13 +234,6 @@ def read_piped_messages(source: TextIO) -> Iterator[str]:
             line = f"{line[:-1]}\n{more}"
         if line.strip():
             yield line
-
-
-def add_to_input_history(message: str) -> None:
-    """Add the message to the input history of the arrow keys."""
-    import readline
-
-    readline.add_history(message.encode("utf-8", "replace").decode().replace("\0", ""))
 
 
 @contextmanager
@@ -193,36 +269,6 @@ def _signals(answer: SignalHandler, *numbers: signal.Signals) -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _line(screen: ChatScreen, prompt: str) -> str | None:
-    """Read a line; Ctrl-C discards what was typed and prompts again, Ctrl-D returns None."""
-    screen.end_line()
-    while True:
-        try:
-            return _read_line(prompt)
-        except KeyboardInterrupt:
-            screen.show_lines("", f"{INDENT}Ctrl-D or /exit ends the chat")
-        except EOFError:
-            screen.show_lines("")
-            return None
-
-
-def _read_line(prompt: str) -> str:
-    """Read a line; raises KeyboardInterrupt for Ctrl-C, even if that arrives together with the prompt."""
-    with handle_interrupt(signal.default_int_handler), _poll_signals():
-        return input(prompt)
-
-
-@contextmanager
-def _poll_signals() -> Iterator[None]:
-    """Wake up regularly: a signal between printing the prompt and waiting for a key would otherwise be delayed."""
-    with _signals(lambda number, frame: None, signal.SIGALRM):
-        signal.setitimer(signal.ITIMER_REAL, SIGNAL_POLL_SECONDS, SIGNAL_POLL_SECONDS)
-        try:
-            yield
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
 
 
 def shorten_home_path(path: str) -> str:

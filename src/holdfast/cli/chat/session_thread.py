@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import NamedTuple, TypeVar
 
 from holdfast.engine.tools.permissions import Confirmation, ConfirmationRequest
+from holdfast.redaction import redact_secrets
 from holdfast.runtime.session import Session, StreamItem
 
 Result = TypeVar("Result")
@@ -120,7 +121,7 @@ class WarningNoticeHandler(logging.Handler):
         self._notices = notices
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._notices.put(WarningNotice(record.getMessage()))
+        self._notices.put(WarningNotice(redact_secrets(record.getMessage())))
 
 
 def discard_result(ignored: object) -> None:

@@ -54,6 +54,12 @@ def run_chat_command(chat: ChatSession, line: str) -> bool:
     return True
 
 
+def list_command_words(chat: ChatSession) -> list[str]:
+    """What Tab can complete: the commands, and the models to switch to."""
+    models = (f"/model {name}" for name in chat.settings.models)
+    return [*(f"/{name}" for name in (*CHAT_COMMANDS, *EXIT_COMMANDS)), *models]
+
+
 def switch_chat_model(chat: ChatSession, name: str) -> None:
     """Switch to another model after the user has seen the cost and agreed."""
     settings, session = chat.settings, chat.session
@@ -80,7 +86,8 @@ def _help(chat: ChatSession, argument: str) -> None:
     chat.screen.show_lines(
         *(f"{usage:<{widest}}  {about}" for usage, about in rows),
         f"{'/exit':<{widest}}  end the chat; Ctrl-D does the same",
-        "A line that ends in \\ continues on the next one. Ctrl-C stops a call.",
+        "A line that ends in \\ continues on the next one; so does Alt-Enter. Tab completes commands.",
+        "Ctrl-C stops a call.",
     )
 
 

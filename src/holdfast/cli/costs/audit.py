@@ -1,25 +1,21 @@
 """`holdfast audit`: what the sessions on this disk spent, what cache misses cost, and what Holdfast would save."""
 
-import contextlib
 import datetime
 import os
-from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
 from holdfast.cli.format import format_count, print_json
-from holdfast.cli.open_store import load_configured_models
+from holdfast.cli.open_store import load_configured_models, open_configured_store
 from holdfast.errors import UserError
 from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from holdfast.catalog.lookup import Models
     from holdfast.replay.audit import AuditedSession, AuditReport
-    from holdfast.replay.comparison import PolicyRow
     from holdfast.replay.recording import Transcript
     from holdfast.replay.trace_files import BrokenLine
 
@@ -79,7 +75,7 @@ def command(
     import msgspec
 
     from holdfast.cli.tables import track_progress
-    from holdfast.replay.audit import Audit
+    from holdfast.replay.audit import Audit, replay_transcripts
     from holdfast.replay.recording import Transcript, deduplicate_transcripts
     from holdfast.replay.trace_files import BrokenLine
 
@@ -102,7 +98,8 @@ def command(
     if not report.calls:
         raise UserError(f"{_describe_nothing_found(location, since)}; {'; '.join(_describe_skipped(report, query))}")
     if rivals:
-        report = msgspec.structs.replace(report, other_policies=_rivals(chosen, models))
+        played = replay_transcripts(track_progress(chosen, "conversations played", len(chosen)), models)
+        report = msgspec.structs.replace(report, other_policies=played.build_report().policies)
     if as_json:
         print_json(report)
     else:
@@ -190,9 +187,8 @@ def _read_store(address: str, query: AuditQuery) -> "Read":
     from holdfast.cli.tables import track_progress
     from holdfast.ledger.calls import is_simulated
     from holdfast.replay.stored_sessions import build_stored_transcript
-    from holdfast.stores.open import open_store
 
-    with contextlib.closing(open_store(address)) as log:
+    with open_configured_store(address) as log:
         rows = log.sessions()
         for row in track_progress(rows, "sessions", len(rows)):
             if not query.with_simulated and is_simulated(log, row.id):
@@ -216,30 +212,6 @@ def _select_session(transcripts: "list[Transcript]", wanted: str | None) -> "lis
             f"{len(names) or 'no'} sessions begin with {wanted!r}{candidates}; `--json` lists all session ids"
         )
     return matches
-
-
-def _rivals(transcripts: "Sequence[Transcript]", models: "Models") -> "tuple[PolicyRow, ...]":
-    """Replay each conversation with the cache rules and today's prices of the model that answered most of its calls."""
-    from holdfast.catalog.lookup import find_model
-    from holdfast.cli.costs.replay import PolicyFactory
-    from holdfast.cli.tables import track_progress
-    from holdfast.replay.audit import has_plannable_cache
-    from holdfast.replay.comparison import ReplayTotals, compare_policies
-    from holdfast.replay.playback import make_replay_setting
-
-    totals, policies = ReplayTotals(), PolicyFactory()
-    for transcript in track_progress(transcripts, "conversations played", len(transcripts)):
-        name = Counter(call.model or "" for call in transcript.recording.calls).most_common(1)[0][0]
-        try:
-            row = find_model(name, models)
-        except UserError:
-            continue
-        # Replaying needs the message text, and a model whose cache is controlled by breakpoints.
-        if transcript.has_text and has_plannable_cache(row):
-            setting = make_replay_setting(row, ttl_upgrade=False)
-            comparison = compare_policies(transcript.recording, policies.create_policies(), setting)
-            totals.add_comparison(comparison, None, 0)
-    return totals.build_report().policies
 
 
 def _show(report: "AuditReport", limit: int) -> None:

@@ -12,11 +12,7 @@ from holdfast.cli.open_store import load_configured_models
 from holdfast.cli.options import json_option
 from holdfast.cli.tables import print_table
 from holdfast.errors import UserError
-from holdfast.planning.adaptive_policy import AdaptivePolicy
-from holdfast.planning.learned import LearnedParameters
-from holdfast.planning.policies.peers import new_compared_policies
-from holdfast.planning.policy import CachePolicy
-from holdfast.replay.comparison import PolicyRow
+from holdfast.replay.comparison import ALL_POLICIES, PolicyFactory, PolicyRow
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,15 +20,13 @@ if TYPE_CHECKING:
     from holdfast.replay.comparison import ReplayTotals
     from holdfast.replay.playback import OnRequest, ReplaySetting
 
-ALL = "all"
-
 
 @click.command("replay")
 @click.argument("traces", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option(
     "--model", "model_name", required=True, help="Model whose cache rules and prices apply, as provider:name."
 )
-@click.option("--policy", default=ALL, show_default=True, help="Name of one policy, or all.")
+@click.option("--policy", default=ALL_POLICIES, show_default=True, help="Name of one policy, or all.")
 @click.option("--lookback", type=click.Choice(["blocks", "positions"]), help="Unit of the provider's cache lookback.")
 @click.option("--compact", is_flag=True, help="Compact each conversation whenever a session would have.")
 @click.option("--keep-alive", is_flag=True, help="Let policies ping an idle cache.")
@@ -72,7 +66,7 @@ def command(
     from holdfast.replay.playback import make_replay_setting
     from holdfast.replay.trace_files import find_trace_files
 
-    if requests_out is not None and policy == ALL:
+    if requests_out is not None and policy == ALL_POLICIES:
         raise UserError("requests are written for one policy; name it with --policy")
     policies = PolicyFactory(policy, keep_alive=keep_alive)
     model = find_model(model_name, load_configured_models())
@@ -95,7 +89,7 @@ class _Traces(NamedTuple):
 
 
 def _replay_all(
-    traces: _Traces, policies: "PolicyFactory", setting: "ReplaySetting", requests_out: Path | None
+    traces: _Traces, policies: PolicyFactory, setting: "ReplaySetting", requests_out: Path | None
 ) -> "ReplayTotals":
     from holdfast.cli.tables import track_progress
     from holdfast.compaction.models import DEFAULT_CONFIG
@@ -152,23 +146,6 @@ def _show(totals: "ReplayTotals") -> None:
     if totals.model_fit is not None:
         for question, figures in format_model_fit(totals.model_fit):
             click.echo(f"{question}: {figures}")
-
-
-class PolicyFactory:
-    """Creates fresh policies for each conversation; only ours keeps what it learned from the previous ones."""
-
-    def __init__(self, wanted: str = ALL, *, keep_alive: bool = False) -> None:
-        names = (AdaptivePolicy.name, *new_compared_policies())
-        if wanted not in (ALL, *names):
-            raise UserError(f"unknown policy {wanted[:60]!r}; known policies: {', '.join(names)}")
-        self._wanted, self._keep_alive = wanted, keep_alive
-        self._ours = AdaptivePolicy(LearnedParameters(), keep_alive=keep_alive)
-
-    def create_policies(self) -> tuple[CachePolicy, ...]:
-        # Real sessions start with learned parameters too; the other policies learn nothing.
-        self._ours = AdaptivePolicy(self._ours.learned_parameters(), keep_alive=self._keep_alive)
-        policies: dict[str, CachePolicy] = {AdaptivePolicy.name: self._ours, **new_compared_policies()}
-        return tuple(policies.values()) if self._wanted == ALL else (policies[self._wanted],)
 
 
 def print_policies(policies: Iterable[PolicyRow]) -> None:

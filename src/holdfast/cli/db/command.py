@@ -40,9 +40,6 @@ def show_store_info(db: str | None, as_json: bool, check: bool) -> None:
     from holdfast.stores.maintenance import find_differences
 
     with _open_database(db) as log:
-        if check:
-            # Sessions that are not rolled up yet would show as differences.
-            _catch_up(log)
         facts = log.read_facts()
         mismatches = tuple(find_differences(log, load_configured_models())) if check else None
     if as_json:
@@ -89,7 +86,7 @@ def _show_check(mismatches: tuple[str, ...]) -> None:
 @db_option
 def migrate_store(db: str | None) -> None:
     """Migrate an older store to the current version and update its roll-up tables."""
-    with _open_database(db) as log:
+    with _open_database(db, writable=True) as log:
         entered = _catch_up(log)
         click.echo(f"version {log.read_facts().version}; {format_count(entered, 'session')} rolled up")
 
@@ -101,7 +98,7 @@ def rebuild_store(db: str | None) -> None:
 
     Totals are too small until it is done. If it is interrupted, the next command that needs a total continues it.
     """
-    with _open_database(db) as log:
+    with _open_database(db, writable=True) as log:
         log.clear_tables()
         click.echo(f"{format_count(_catch_up(log), 'session')} rolled up")
 
@@ -128,7 +125,7 @@ def prune_store(*, db: str | None, older_than: str | None, audit_too: bool, dry_
     before = _prune_before(older_than)
     # Passed as ("",) if empty: the SQL needs at least one value in its list, and no event has an empty type.
     kept_types = () if audit_too else RETAINED_EVENT_TYPES
-    with _open_database(db) as log:
+    with _open_database(db, writable=not dry_run) as log:
         old = log.list_prunable(kept_types or ("",), before=before)
         count = sum(events for _, events in old)
         events_text = f"{format_count(count, 'event')} of {format_count(len(old), 'session')}"
@@ -264,11 +261,11 @@ def import_events(file: IO[bytes], db: str | None) -> None:
 
 
 @contextmanager
-def _open_database(db: str | None) -> "Iterator[DatabaseEventLog]":
-    from holdfast.stores.event_log import DatabaseEventLog
+def _open_database(db: str | None, *, writable: bool = False) -> "Iterator[DatabaseEventLog]":
+    from holdfast.stores.memory import MemoryStore
 
-    with open_configured_store(db) as log:
-        if not isinstance(log, DatabaseEventLog):
+    with open_configured_store(db, writable=writable) as log:
+        if isinstance(log, MemoryStore):
             raise UserError("there is no store yet; `holdfast demo --keep` creates one, --db names another")
         yield log
 

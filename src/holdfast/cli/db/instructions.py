@@ -21,12 +21,10 @@ def get_exported_deployment(log: "Store", *, content: bool) -> str:
 
     Raises UserError without --content, or if the store also holds instructions of another deployment.
     """
-    from holdfast.instructions.store import SupportsInstructions
-
     if not content:
         raise UserError("instructions are content: export them with --content --instructions, or without them")
     here = _configured().settings.deployment
-    other = log.instructions.other_deployment(here) if isinstance(log, SupportsInstructions) else None
+    other = log.instructions.other_deployment(here)
     if other is not None:
         raise UserError(
             f"the store has instructions of deployment {other[:80]!a}, but this deployment is {here!a}: "
@@ -46,11 +44,8 @@ def check_deployment(deployment: str, name: str) -> None:
 
 
 def open_instruction_intake(log: "Store") -> "OwnerImporter":
-    from holdfast.instructions.store import SupportsInstructions
     from holdfast.stores.instructions.transfer import OwnerImporter
 
-    if not isinstance(log, SupportsInstructions):
-        raise UserError("instructions need a SQLite file or PostgreSQL as store: name one with --db")
     configured = _configured()
     with explain_missing_package():
         from holdfast.instructions.context import InstructionContext

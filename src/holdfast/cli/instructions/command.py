@@ -9,11 +9,10 @@ import click
 from holdfast.cli.format import CommandGroup, format_count
 from holdfast.cli.instructions.open import explain_missing_package
 from holdfast.clock import new_ulid, system_clock
-from holdfast.errors import UserError
 
 if TYPE_CHECKING:
-    from holdfast.events.log import EventLog
     from holdfast.instructions.context import InstructionContext
+    from holdfast.stores.open import Store
 
 
 INSTRUCTION_COMMANDS = {
@@ -71,7 +70,7 @@ def limit_blas_threads() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def open_instruction_context(log: "EventLog", *, wanted: bool, for_sample: bool = False) -> "InstructionContext | None":
+def open_instruction_context(log: "Store", *, wanted: bool, for_sample: bool = False) -> "InstructionContext | None":
     """The instruction library over this store; None if no flag, configuration or sample needs one."""
     limit_blas_threads()
     from holdfast.runtime.instructions.settings import load_instruction_config
@@ -81,11 +80,8 @@ def open_instruction_context(log: "EventLog", *, wanted: bool, for_sample: bool 
         return _temporary_library(log) if for_sample else None
     from holdfast.instructions.context import InstructionContext
     from holdfast.instructions.coverage.schedule import activate_encoder
-    from holdfast.instructions.store import SupportsInstructions
     from holdfast.instructions.units.signatures import load_deployment_key
 
-    if not isinstance(log, SupportsInstructions):
-        raise UserError("instructions need a SQLite file or PostgreSQL as store: name one with --db")
     library = InstructionContext(
         log.instructions,
         configured.settings,
@@ -104,16 +100,13 @@ def open_instruction_context(log: "EventLog", *, wanted: bool, for_sample: bool 
     return library
 
 
-def _temporary_library(log: "EventLog") -> "InstructionContext | None":
+def _temporary_library(log: "Store") -> "InstructionContext":
     """A library for a temporary store; its signing key is lost with the process too."""
     from holdfast.instructions.context import InstructionContext
     from holdfast.instructions.settings import InstructionSettings
-    from holdfast.instructions.store import SupportsInstructions
     from holdfast.instructions.units.signatures import KEY_BYTES, DeploymentKey
     from holdfast.retrieval.encoders.registry import default_encoder
 
-    if not isinstance(log, SupportsInstructions):
-        return None
     settings = InstructionSettings(encoder=default_encoder())
     key = DeploymentKey(os.urandom(KEY_BYTES))
     return InstructionContext(

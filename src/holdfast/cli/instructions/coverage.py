@@ -59,7 +59,7 @@ def encoder(db: str | None, accept: bool, as_json: bool) -> None:
     A newly configured encoder is measured against every manifest and used from then on if all pass. If one fails, fix
     its triggers or accept that its units are found less often. A service switches when it restarts.
     """
-    with open_library(db, accept_encoder=accept, certify_again=True) as library:
+    with open_library(db, writable=True, accept_encoder=accept, certify_again=True) as library:
         status = library.encoder
     is_used = not status.failing_agents or accept
     if as_json:

@@ -16,6 +16,7 @@ from holdfast.cli.instructions.open import MISSING_PACKAGE_HINT, open_library
 from holdfast.cli.mcp import KEY_VARIABLE
 from holdfast.cli.options import db_option
 from holdfast.errors import HoldfastError, UserError
+from holdfast.redaction import REDACTION_MASK
 
 if TYPE_CHECKING:
     from holdfast.runtime.instructions.hook import BootContext
@@ -157,7 +158,7 @@ def _fetch_start(options: HookOptions, source: str) -> "BootContext":
 def _start_from_library(options: HookOptions) -> "BootContext":
     from holdfast.runtime.instructions.hook import BootContext
 
-    with open_library(options.db) as library:
+    with open_library(options.db, writable=True) as library:
         beat = library.heartbeat(options.wake_token, agent=options.agent, profile=options.profile)
         return BootContext(beat.stub, library.entries(options.agent), beat.preloads)
 
@@ -222,7 +223,7 @@ def _error_line(error: Exception, *, hidden: Sequence[str | None]) -> str:
             line = f"the hook failed: {type(error).__name__}"
     # An error may quote the key or the token, and stderr often ends up in a log file.
     for secret in hidden:
-        line = line.replace(secret, "[removed]") if secret else line
+        line = line.replace(secret, REDACTION_MASK) if secret else line
     return _one_line(line)
 
 

@@ -46,11 +46,12 @@ def open_library(
     db: str | None,
     *,
     make: bool = False,
+    writable: bool = False,
     entity: str | None = None,
     accept_encoder: bool = False,
     certify_again: bool = False,
 ) -> "Library":
-    """Open the library; only a command that writes (`make`) creates a missing store.
+    """Open the library. A command that changes it asks for `writable`; `make` also creates a missing store.
 
     A caller that invokes the command from Python can pass a clock as click's `obj`.
     """
@@ -70,6 +71,7 @@ def open_library(
         entity=entity,
         accept_encoder=accept_encoder,
         certify_again=certify_again,
+        read_only=not (make or writable),
         clock=clock if callable(clock) else system_clock,
         warn=lambda line: click.echo(line, err=True),
     )

@@ -84,7 +84,7 @@ def approve(*, unit: str, agent: str, db: str | None, entity: str | None, reason
 
     `publish` and `rollback` list the versions that are pending approval.
     """
-    with open_library(db, entity=entity) as library:
+    with open_library(db, writable=True, entity=entity) as library:
         approval = library.approve(unit, agent=agent, reason=reason)
     if as_json:
         print_json(approval)
@@ -103,7 +103,7 @@ def approve(*, unit: str, agent: str, db: str | None, entity: str | None, reason
 @json_option
 def promote(*, agent: str, db: str | None, entity: str | None, force: bool, as_json: bool) -> None:
     """Use units without their files: only after 7 days in which fewer than one in ten units was missed."""
-    with open_library(db, entity=entity) as library:
+    with open_library(db, writable=True, entity=entity) as library:
         published = library.promote(agent, force=force)
     _show_published(published, as_json=as_json)
 
@@ -134,7 +134,7 @@ def archive(files: tuple[Path, ...], agent: str, db: str | None, root: Path) -> 
 @json_option
 def rollback(*, version: str, agent: str, db: str | None, entity: str | None, as_json: bool) -> None:
     """Publish manifest VERSION, with the texts it had at that time, as a new version."""
-    with open_library(db, entity=entity) as library:
+    with open_library(db, writable=True, entity=entity) as library:
         deployed = library.rollback(version, agent=agent)
     _show_deployed(deployed, as_json=as_json)
 

@@ -57,7 +57,7 @@ def recall(
     as_json: bool,
 ) -> None:
     """Load the units that match INTENT, as an agent would; the recall is recorded."""
-    with open_library(db) as library:
+    with open_library(db, writable=True) as library:
         result = library.recall(
             intent,
             agent=agent,

@@ -98,8 +98,9 @@ def usage(
         raise UserError("which recall? Give its audit token, or what the agent did with --trace or --session")
     if keep and not has_trace:
         raise UserError("--keep records what a trace shows: give one with --trace or --session")
-    with open_library(db) as library:
-        if audit_token is not None and (used or missed or not has_trace):
+    submits = audit_token is not None and (used or missed or not has_trace)
+    with open_library(db, writable=keep or bool(submits)) as library:
+        if audit_token is not None and submits:
             library.submit_usage(audit_token, used=used, missed=missed)
         steps = _steps(library, trace, session_id) if has_trace else ()
         detected: tuple[UsageComparison, ...] = ()

@@ -6,18 +6,13 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.format import CommandGroup
+from holdfast.cli.options import workspace_option
 from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
     from holdfast.knowledge.folder import KnowledgeFolder
 
-_workspace = click.option(
-    "--workspace",
-    type=click.Path(exists=True, file_okay=False),
-    default=".",
-    show_default="this folder",
-    help="Workspace of the presets.",
-)
+_workspace = workspace_option("Workspace of the presets.")
 
 
 @click.group("curation", cls=CommandGroup)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Unpack
 import click
 
 from holdfast.cli.format import CommandGroup, format_count, print_json
-from holdfast.cli.options import db_option, json_option
+from holdfast.cli.options import db_option, json_option, workspace_option
 from holdfast.clock import system_clock
 from holdfast.ledger.requests.format import strip_control_characters
 
@@ -49,13 +49,7 @@ def _workspace(function: "Callable[..., None]") -> "Callable[..., None]":
         callback=_remember,
         help="Use the knowledge of sessions without a workspace, in $HOLDFAST_HOME.",
     )(function)
-    return click.option(
-        "--workspace",
-        type=click.Path(exists=True, file_okay=False),
-        default=".",
-        show_default="this folder",
-        help="Workspace of the knowledge and of the sessions to harvest.",
-    )(function)
+    return workspace_option("Workspace of the knowledge and of the sessions to harvest.")(function)
 
 
 @command.command("harvest")
@@ -89,7 +83,7 @@ def harvest_knowledge(
 
     folder, root = _folder(workspace)
     model_row = find_model(model, load_configured_models()) if model else None
-    with open_configured_store(db) as log:
+    with open_configured_store(db, writable=applies and model is not None) as log:
         sessions = finished_sessions(
             log,
             at=system_clock(),

@@ -5,17 +5,11 @@ from pathlib import Path
 import click
 
 from holdfast.cli.format import CommandGroup, format_count, print_json
-from holdfast.cli.options import json_option
+from holdfast.cli.options import json_option, workspace_option
 from holdfast.errors import UserError
 from holdfast.ledger.requests.format import strip_control_characters
 
-_workspace = click.option(
-    "--workspace",
-    type=click.Path(exists=True, file_okay=False),
-    default=".",
-    show_default="this folder",
-    help="Project folder.",
-)
+_workspace = workspace_option("Project folder.")
 
 
 @click.group("rag", cls=CommandGroup)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import click
 
@@ -24,8 +24,8 @@ class BadInputError(click.ClickException):
 
     exit_code = 2
 
-    def show(self, file: object = None) -> None:
-        click.echo(f"holdfast: {replace_unprintable(self.message)}", err=True)
+    def show(self, file: IO[str] | None = None) -> None:
+        click.echo(f"holdfast: {replace_unprintable(self.message)}", file=file, err=True)
 
 
 @contextmanager

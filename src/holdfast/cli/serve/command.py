@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.options import host_option, port_option
 from holdfast.clock import system_clock
 from holdfast.errors import UserError
 
@@ -20,10 +21,8 @@ PORT = 8787
 
 
 @click.command("serve")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option(
-    "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="Port; 0 picks a free one."
-)
+@host_option
+@port_option(PORT)
 @click.option("--db", metavar="URL", help="Store to serve instead of the configured one; created if missing.")
 @click.option("--require-keys", is_flag=True, help="Require a key even if none has been created yet.")
 @click.option("--simulated", is_flag=True, help="Include simulated sessions in the statistics.")
@@ -140,10 +139,11 @@ def _store_location(db: str | None, *, is_temporary: bool) -> Iterator[tuple[str
 
 
 def _exporter(service: "AppContext", url: str, *, content: bool) -> "TelemetryExporter":
-    from holdfast.service.telemetry.exporter import TelemetryExporter, parse_otlp_headers
-
-    headers = parse_otlp_headers(os.environ.get("OTEL_EXPORTER_OTLP_HEADERS", ""))
-    return TelemetryExporter(service.hub, url, headers=headers, content=content)
+    try:
+        from holdfast.service.telemetry.exporter import TelemetryExporter
+    except ImportError as error:
+        raise UserError("--otlp needs extra packages: pip install 'holdfast-context[otel]'") from error
+    return TelemetryExporter(service.hub, url, content=content)
 
 
 def _add_sources(service: "AppContext", *, simulate: bool, temporary: Path | None) -> None:

@@ -51,7 +51,7 @@ def command(
     config: CompactionConfig = msgspec.structs.replace(
         CompactionConfig(), **{name: value for name, value in limits.items() if value is not None}
     )
-    with open_configured_store(db) as log:
+    with open_configured_store(db, writable=not dry_run) as log:
         snapshot = load_compaction_snapshot(log, resolve_session_id(log, session_id))
         proposal = propose_compaction(snapshot, config, "requested")
         if not dry_run and not isinstance(proposal, NoCompaction):

@@ -42,7 +42,7 @@ def command(session_id: str, wanted: str | None, db: str | None, as_json: bool) 
         raise UserError(f"session {session_id!r} has no such messages; its last is m{last}")
     if as_json:
         fields = ("number", "role", "layer", "content")
-        print_json([{name: getattr(entry, name) for name in fields} for entry in selected])
+        print_json([{name: getattr(entry, name) for name in fields} for entry in selected], redact=False)
         return
     for line in render_messages(selected).split("\n"):
         click.echo(strip_control_characters(line))

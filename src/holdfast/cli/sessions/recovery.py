@@ -97,7 +97,7 @@ def run_recipe(
 
     failure = find_scenario(scenario)
     commands = _commands(steps)
-    with open_configured_store(db) as log:
+    with open_configured_store(db, writable=not dry_run) as log:
         stored = _open_conversation(log, resolve_session_id(log, session_id))
         row = load_configured_models().get(stored.state.model)
         # An unknown model may bind thinking blocks to their prefix, so treat it as if it did.

@@ -17,6 +17,7 @@ from holdfast.instructions.coverage.metrics import METRICS_WINDOW_MS
 from holdfast.instructions.models import Agent, AuditRecord, CoverageRun, Manifest, Probe
 from holdfast.instructions.recall.answer import write_audit_record
 from holdfast.instructions.recall.ranking import InstructionSet
+from holdfast.redaction import redact_secrets
 from holdfast.retrieval.bm25 import extract_terms
 from holdfast.retrieval.encoders.registry import (
     configured_name,
@@ -25,7 +26,6 @@ from holdfast.retrieval.encoders.registry import (
     is_same_encoder,
     make_certified_name,
 )
-from holdfast.types.redaction import redact_secrets
 
 DAY_MS = 86_400_000
 
@@ -205,6 +205,13 @@ def choose_encoder(context: InstructionContext, *, accept: bool = False, again: 
         context.records.add_coverage(run)
     context.records.set_encoder(name)
     return failed
+
+
+def use_recorded_encoder(context: InstructionContext) -> None:
+    """Use the encoder that recalls use at present, if it is still available; nothing is measured or stored."""
+    recorded = context.records.encoder()
+    if recorded is not None and (recorded == NO_ENCODER or find_certified_encoder(recorded) is not None):
+        _keep_previous(context, recorded, ())
 
 
 def _current_manifests(context: InstructionContext) -> tuple[tuple[Agent, Manifest], ...]:

@@ -76,7 +76,7 @@ def list_pending_units(
 ) -> tuple[PendingUnit, ...]:
     """Pending versions of a unit that are newer than the active one, oldest first; older ones are obsolete."""
     owner, name = unit_key(entry, agent)
-    judged = _other_manifest_ids(context, agent, owner, name)
+    manifest_ids = _other_manifest_ids(context, agent, owner, name)
     versions = context.records.list_unit_versions(owner, name) if owner else ()
     active = find_active_version(versions)
     return tuple(
@@ -84,7 +84,7 @@ def list_pending_units(
             entry,
             unit,
             active.uri if active else None,
-            judged,
+            manifest_ids,
             missing_approvals(entry, unit, approvals),
             _agents_missing_approval(context, agent, unit),
         )
@@ -109,7 +109,7 @@ def record_approvals(
     _, entries = _entries_for(context, agent, unit)
     approved_version = find_unit_version(context, agent, entries[0] if entries else None, version)
     for approval in approvals:
-        context.records.add_approval(date_after_version(approval, approved_version), registers=agent)
+        context.records.add_approval(date_after_version(approval, approved_version), agent=agent)
     # Another replica may activate or publish meanwhile; the store then refuses, and the state is read again.
     for _ in range(ATTEMPTS_MAX):
         listing, entries = _entries_for(context, agent, unit)
@@ -119,8 +119,10 @@ def record_approvals(
         if not requested or not all(pending.is_ready for pending in requested):
             return ()
         ready = requested[0]
-        judged = (*ready.judged_manifest_ids, listing)
-        if context.records.activate_unit(ready.unit, over=ready.replaces_uri, judged=judged, at=context.now()):
+        manifest_ids = (*ready.judged_manifest_ids, listing)
+        if context.records.activate_unit(
+            ready.unit, replaces_uri=ready.replaces_uri, manifest_ids=manifest_ids, at=context.now()
+        ):
             return (ready.unit.uri,)
     return ()
 

@@ -10,8 +10,8 @@ import msgspec
 from holdfast.instructions.migration.situations import describe_situation, is_situation
 from holdfast.instructions.models import ManifestEntry
 from holdfast.instructions.recall.index_text import measure_entry_cost
+from holdfast.redaction import redact_secrets
 from holdfast.retrieval.bm25 import extract_terms
-from holdfast.types.redaction import redact_secrets
 
 COSTLY_TOKENS = 120
 SAME_TEXT_SHARE = 0.85

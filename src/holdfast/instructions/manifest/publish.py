@@ -126,14 +126,14 @@ class _Publication:
         # Everything that the checks relied on is passed along: the store commits only if it is all still true.
         is_committed = records.publish(
             manifest,
-            over=current.id if current else None,
-            registers=agent,
+            replaces_id=current.id if current else None,
+            agent=agent,
             run=run,
             approvals=self._added,
             # A skipped gate is still measured, and the real numbers are stored and audited.
             events=(_bypass_record(self._context, manifest, failing_units),) if self._skip else (),
             activates=tuple(activates.values()),
-            holds=self._pinned_uris(served, replaced=instead.keys()),
+            pinned_uris=self._pinned_uris(served, replaced=instead.keys()),
         )
         if not is_committed:
             return None

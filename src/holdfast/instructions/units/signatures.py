@@ -32,21 +32,25 @@ class DeploymentKey(msgspec.Struct, frozen=True):
 def load_deployment_key(path: Path) -> DeploymentKey:
     """Read the key file, or create one that only its owner may read. Raises UserError."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            # O_EXCL: of two processes that start at once, one creates the key and the other reads it.
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            secret = path.read_bytes()
-        else:
-            secret = os.urandom(KEY_BYTES)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secret)
+        secret = path.read_bytes() if path.exists() else _create_key(path)
     except OSError as error:
         raise UserError(f"the key {path} can be neither read nor created: {error.strerror}") from error
     if len(secret) != KEY_BYTES:
         raise UserError(f"{path} is not a deployment key: restore it, or remove it to create a new one")
     return DeploymentKey(secret)
+
+
+def _create_key(path: Path) -> bytes:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        # O_EXCL: of two processes that start at once, one creates the key and the other reads it.
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return path.read_bytes()
+    secret = os.urandom(KEY_BYTES)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(secret)
+    return secret
 
 
 def unit_message(uri: str, content_sha256: str) -> str:

@@ -100,7 +100,7 @@ class _UnitWriter(msgspec.Struct, frozen=True):
         context, address, digest = self.context, self.address, self.digest
         shared = is_shared_owner(address.owner)
         agent = None if shared else context.records.agent(address.owner)
-        registers = None if shared or agent else make_agent(context, address.owner)
+        new_agent = None if shared or agent else make_agent(context, address.owner)
         owner = agent.id if agent else address.owner
         versions = context.records.list_unit_versions(owner, address.name)
         # The lookup is by owner and not by URI: id and shortname of an agent address the same unit.
@@ -130,11 +130,12 @@ class _UnitWriter(msgspec.Struct, frozen=True):
         measured = _measure_listings(context, unit, listed)
         # The store refuses the write if the active version or a listing manifest has changed since it was read here.
         active = find_active_version(versions)
-        over, ids = (active.uri if active else None), [listing.id for listing in listing_manifests]
+        replaces_uri = active.uri if active else None
+        manifest_ids = [listing.id for listing in listing_manifests]
         if existing is not None:
-            is_stored = context.records.release_unit(unit, over=over, judged=ids)
+            is_stored = context.records.release_unit(unit, replaces_uri=replaces_uri, manifest_ids=manifest_ids)
         else:
-            is_stored = context.records.add_unit(unit, registers, over=over, judged=ids)
+            is_stored = context.records.add_unit(unit, new_agent, replaces_uri=replaces_uri, manifest_ids=manifest_ids)
         if not is_stored:
             return None
         return WrittenUnit(

@@ -19,6 +19,7 @@ from holdfast.ledger.requests.parse import (
     get_tier_parameters,
     rewrite_cost_usd,
 )
+from holdfast.redaction import redact_secrets
 from holdfast.types.prompt import PromptSection
 from holdfast.types.request_buffer import EncodedBlock, common_prefix_length, count_shared_blocks
 
@@ -178,7 +179,7 @@ def _find_difference(before: ParsedRequest, after: ParsedRequest, block: int) ->
         section=new_block.section if new_block and change == "added" else old_block.section,
         block=block,
         byte=byte,
-        diff=tuple(diff_texts(old_text, new_text)),
+        diff=_diff_redacted(old_text, new_text),
         change=change,
     )
 
@@ -199,6 +200,14 @@ def format_block(block: EncodedBlock) -> str:
         return role_line + msgspec.json.format(block.data).decode()
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return role_line + (block.container_start + block.data).decode(errors="replace")
+
+
+def _diff_redacted(old: str, new: str) -> tuple[str, ...]:
+    # Before the diff cuts out a window: half a credential might no longer be recognised.
+    shown_old, shown_new = redact_secrets(old), redact_secrets(new)
+    if shown_old == shown_new and old != new:
+        return ("(the difference is hidden: it looks like a key)",)
+    return tuple(diff_texts(shown_old, shown_new))
 
 
 def diff_texts(old: str, new: str) -> list[str]:

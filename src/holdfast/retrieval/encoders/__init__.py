@@ -1,1 +1,1 @@
-"""Encoders that turn texts into vectors, one module per model, and the registry that finds the installed ones."""
+"""Encoders that turn texts into vectors: the packaged word vectors, and a user's own ONNX model."""

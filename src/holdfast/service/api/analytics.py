@@ -42,7 +42,7 @@ LISTED_MAX = 500
 SKIPPED_MAX = 1_000_000
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
 KeyId = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
-Result = TypeVar("Result")
+Response = TypeVar("Response", bound="AnalyticsResponse")
 
 
 class AnalyticsResponse(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,13 +190,21 @@ class RegretResponse(AnalyticsResponse, frozen=True, kw_only=True):
     data: Regret
 
 
-async def _query_window(
-    context: AppContext, request: WindowRequest, make: Callable[[LedgerScope], Result]
-) -> tuple[TimeWindow, Result]:
-    """Runs `make` for the requested window, in a thread because it queries the store."""
-    within = parse_window(request.start, request.end, now=context.clock())
-    scope = LedgerScope(since=within.start, until=within.end, simulated=context.simulated)
-    return within.window, await asyncio.to_thread(make, scope)
+async def _respond(
+    context: AppContext,
+    request: WindowRequest | None,
+    response: Callable[..., Response],
+    make: Callable[[LedgerScope], object],
+) -> Response:
+    """The response with what `make` returns, in a thread, for the requested window, or for all time."""
+    if request is None:
+        window, scope = TimeWindow(None, None), LedgerScope(simulated=context.simulated)
+    else:
+        within = parse_window(request.start, request.end, now=context.clock())
+        window = within.window
+        scope = LedgerScope(since=within.start, until=within.end, simulated=context.simulated)
+    data = await asyncio.to_thread(make, scope)
+    return response(window=window, current_pricing_version=context.pricing_version, data=data)
 
 
 async def get_cost(context: AppContext, request: CostRequest) -> CostResponse:
@@ -211,39 +219,41 @@ async def get_cost(context: AppContext, request: CostRequest) -> CostResponse:
         workers=request.include_workers,
     )
 
-    def make(scope: LedgerScope) -> tuple[CostRow, ...]:
-        rows = make_cost_rows(
-            request.group_by, context.log.analytics_queries().groups(request.group_by, scope, filters)
-        )
-        return add_key_names(rows, context.records.key) if request.group_by == "gateway_key" else rows
+    def make(scope: LedgerScope) -> tuple[CostRow, ...] | CostRow:
+        groups = context.log.analytics_queries().groups(request.group_by, scope, filters)
+        rows = make_cost_rows(request.group_by, groups)
+        if request.group_by == "gateway_key":
+            return add_key_names(rows, context.records.key)
+        return rows[0] if request.group_by == "none" else rows
 
-    window, rows = await _query_window(context, request, make)
-    data = rows[0] if request.group_by == "none" else rows
-    return CostResponse(window=window, current_pricing_version=context.pricing_version, data=data)
+    return await _respond(context, request, CostResponse, make)
 
 
 async def get_cache_effectiveness(context: AppContext, request: WindowRequest) -> CacheEffectResponse:
     """Share of input tokens read from and written to caches, by model."""
-    window, rows = await _query_window(
-        context, request, lambda scope: make_effect_rows(context.log.analytics_queries().groups("model", scope))
+    return await _respond(
+        context,
+        request,
+        CacheEffectResponse,
+        lambda scope: make_effect_rows(context.log.analytics_queries().groups("model", scope)),
     )
-    return CacheEffectResponse(window=window, current_pricing_version=context.pricing_version, data=rows)
 
 
 async def get_breaks(context: AppContext, request: WindowRequest) -> BreaksResponse:
     """Cache breaks by cause and component, and what they cost."""
-    window, rows = await _query_window(
-        context, request, lambda scope: make_break_rows(context.log.cost_queries().verdicts(scope))
+    return await _respond(
+        context, request, BreaksResponse, lambda scope: make_break_rows(context.log.cost_queries().verdicts(scope))
     )
-    return BreaksResponse(window=window, current_pricing_version=context.pricing_version, data=rows)
 
 
 async def get_skill_loads(context: AppContext, request: WindowRequest) -> SkillLoadsResponse:
     """Skill loads by reason, and tokens preloaded without use."""
-    window, rows = await _query_window(
-        context, request, lambda scope: make_skill_rows(context.log.analytics_queries().skill_loads(scope))
+    return await _respond(
+        context,
+        request,
+        SkillLoadsResponse,
+        lambda scope: make_skill_rows(context.log.analytics_queries().skill_loads(scope)),
     )
-    return SkillLoadsResponse(window=window, current_pricing_version=context.pricing_version, data=rows)
 
 
 async def get_reliability(context: AppContext, request: WindowRequest) -> ReliabilityResponse:
@@ -260,22 +270,19 @@ async def get_reliability(context: AppContext, request: WindowRequest) -> Reliab
             ),
         )
 
-    window, reliability = await _query_window(context, request, make)
-    return ReliabilityResponse(window=window, current_pricing_version=context.pricing_version, data=reliability)
+    return await _respond(context, request, ReliabilityResponse, make)
 
 
 async def get_session_costs(context: AppContext, request: SessionCostsRequest) -> SessionCostsResponse:
     """Sessions with their cost, most expensive or newest first."""
 
-    def make() -> tuple[SessionCostRow, ...]:
+    def make(scope: LedgerScope) -> tuple[SessionCostRow, ...]:
         page = context.log.analytics_queries().session_costs(
             order=request.order, limit=request.limit, skip=request.skip, simulated=context.simulated
         )
         return tuple(map(_session_cost, page))
 
-    costs = await asyncio.to_thread(make)
-    everything = TimeWindow(None, None)
-    return SessionCostsResponse(window=everything, current_pricing_version=context.pricing_version, data=costs)
+    return await _respond(context, None, SessionCostsResponse, make)
 
 
 def _session_cost(session: queries.SessionCost) -> SessionCostRow:
@@ -294,12 +301,14 @@ def _session_cost(session: queries.SessionCost) -> SessionCostRow:
 
 async def get_turn(context: AppContext, request: TurnRequest) -> TurnResponse:
     """One turn, event by event, without message content."""
-    events = await asyncio.to_thread(lambda: context.log.analytics_queries().turn_events(request.turn_id))
-    if not events:
-        raise make_not_found_error("turn", request.turn_id)
-    details = make_turn_detail(request.turn_id, events[0].session_id, events)
-    everything = TimeWindow(None, None)
-    return TurnResponse(window=everything, current_pricing_version=context.pricing_version, data=details)
+
+    def make(scope: LedgerScope) -> TurnDetail:
+        events = context.log.analytics_queries().turn_events(request.turn_id)
+        if not events:
+            raise make_not_found_error("turn", request.turn_id)
+        return make_turn_detail(request.turn_id, events[0].session_id, events)
+
+    return await _respond(context, None, TurnResponse, make)
 
 
 async def get_savings(context: AppContext, request: SavingsRequest) -> SavingsResponse:
@@ -326,8 +335,7 @@ async def get_savings(context: AppContext, request: SavingsRequest) -> SavingsRe
             rivals=compute_policy_costs(context.log, context.models, scope) if request.rivals else None,
         )
 
-    window, result = await _query_window(context, request, make)
-    return SavingsResponse(window=window, current_pricing_version=context.pricing_version, data=result)
+    return await _respond(context, request, SavingsResponse, make)
 
 
 def _baseline(context: AppContext, name: str) -> Model:
@@ -342,10 +350,9 @@ def _baseline(context: AppContext, name: str) -> Model:
 
 async def get_regret(context: AppContext, request: WindowRequest) -> RegretResponse:
     """Cost above the minimum that any caching plan could have achieved."""
-    window, result = await _query_window(
-        context, request, lambda scope: compute_regret(context.log, context.models, scope)
+    return await _respond(
+        context, request, RegretResponse, lambda scope: compute_regret(context.log, context.models, scope)
     )
-    return RegretResponse(window=window, current_pricing_version=context.pricing_version, data=result)
 
 
 def make_turn_detail(turn_id: str, session_id: str, events: Sequence[Event]) -> TurnDetail:

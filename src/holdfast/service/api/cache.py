@@ -21,7 +21,7 @@ from holdfast.providers.cache_inputs import InvalidationMethod, invalidation_met
 from holdfast.service.context import AppContext, SessionCache
 from holdfast.service.http.errors import ApiError, make_not_found_error
 from holdfast.service.http.request_parsing import to_optional_datetime
-from holdfast.service.http.routes import EmptyRequest, Route, json_route
+from holdfast.service.http.routes import EmptyRequest, Route, copy_fields, json_route
 
 LISTED_MAX = 500
 SKIPPED_MAX = 1_000_000
@@ -218,25 +218,20 @@ def _discussion_view(
     state, verdict = cache.state, cache.verdict
     # Tokens of an expired entry are reported as 0: the next call cannot read them.
     cached = state.is_cached(context.clock())
-    return Discussion(
+    return copy_fields(
+        Discussion,
+        state,
         discussion_id=state.session_id,
-        name=state.name,
-        model=state.model,
-        provider=state.provider,
         cached=cached,
         cached_at=to_optional_datetime(state.cached_at),
         expires_at=to_optional_datetime(state.expires_at),
-        hit_count=state.hit_count,
         tokens_cached=state.tokens_cached if cached else 0,
         last_invalidated_at=to_optional_datetime(control.invalidated_at),
         caching_enabled=control.caching_enabled and settings.providers.get(state.provider, True),
-        ttl=state.ttl,
-        calls=state.calls,
         tokens_sent=state.usage.tokens_sent,
         tokens_read=state.usage.cache_read,
         verdict=verdict.kind if verdict else None,
         verdict_detail=verdict.detail if verdict else "",
-        controllable=state.controllable,
     )
 
 

@@ -19,7 +19,7 @@ from holdfast.knowledge.screening import contains_secret
 from holdfast.runtime.knowledge import KNOWLEDGE_LAYER, finished_sessions, project_lookup
 from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError, make_not_found_error
-from holdfast.service.http.routes import Route, json_route
+from holdfast.service.http.routes import Route, copy_fields, json_route
 from holdfast.sources.files import decode_text
 
 ITEMS_LISTED_MAX = 1_000
@@ -160,12 +160,12 @@ async def list_items(context: AppContext, request: ItemsRequest) -> KnowledgeRes
         page = selected[request.skip : request.skip + request.limit]
         return KnowledgeResponse(_is_on(folder), _counts(items), tuple(map(_item_view, page)), len(selected))
 
-    return await _run_in_folder(context, read)
+    return await run_in_folder(context, read)
 
 
 async def get_item(context: AppContext, request: ItemRequest) -> KnowledgeItem:
     """One item, with its sources."""
-    return await _run_in_folder(context, lambda folder: _item_view(_require_item(folder, request.item_id)))
+    return await run_in_folder(context, lambda folder: _item_view(_require_item(folder, request.item_id)))
 
 
 async def edit_item(context: AppContext, request: EditItemRequest) -> KnowledgeItem:
@@ -184,7 +184,7 @@ async def edit_item(context: AppContext, request: EditItemRequest) -> KnowledgeI
         replace_item(folder, item)
         return _item_view(_require_item(folder, request.item_id))
 
-    return await _run_in_folder(context, edit)
+    return await run_in_folder(context, edit)
 
 
 async def delete_item(context: AppContext, request: ItemRequest) -> RemovedItem:
@@ -195,7 +195,7 @@ async def delete_item(context: AppContext, request: ItemRequest) -> RemovedItem:
         remove_item(folder, request.item_id)
         return RemovedItem(request.item_id)
 
-    return await _run_in_folder(context, remove)
+    return await run_in_folder(context, remove)
 
 
 async def harvest_sessions(context: AppContext, request: HarvestRequest) -> HarvestResponse:
@@ -216,7 +216,7 @@ async def harvest_sessions(context: AppContext, request: HarvestRequest) -> Harv
         outcome = apply_harvest(folder, sessions, project=project_lookup(context.workspace)) if request.apply else None
         return _harvest_reply(plan, outcome)
 
-    return await _run_in_folder(context, run)
+    return await run_in_folder(context, run)
 
 
 async def get_digest(context: AppContext, request: DigestRequest) -> DigestResponse:
@@ -244,10 +244,10 @@ async def get_digest(context: AppContext, request: DigestRequest) -> DigestRespo
             pending=describe_pending_digest(pending),
         )
 
-    return await _run_in_folder(context, read)
+    return await run_in_folder(context, read)
 
 
-async def _run_in_folder(context: AppContext, work: Callable[[KnowledgeFolder], Result]) -> Result:
+async def run_in_folder(context: AppContext, work: Callable[[KnowledgeFolder], Result]) -> Result:
     if context.workspace is None:
         raise ApiError(409, "no_workspace", "the service was not started in a project folder")
     folder = open_knowledge_folder(context.workspace, context.workspace)
@@ -297,21 +297,13 @@ def _counts(items: Sequence[Item]) -> tuple[CategoryCount, ...]:
 
 
 def _item_view(item: Item) -> KnowledgeItem:
-    return KnowledgeItem(
-        id=item.id,
-        category=item.category,
-        text=item.text,
+    return copy_fields(
+        KnowledgeItem,
+        item,
         done=item.is_done,
-        status=item.status,
-        superseded_by=item.superseded_by,
-        scope=item.scope,
-        first_seen=item.first_seen,
-        last_seen=item.last_seen,
         sources=tuple(KnowledgeSource(source.session, source.number, source.origin) for source in item.sources),
         approved=item.is_approved,
         edited=item.is_edited,
-        flagged=item.flagged,
-        exclusion_reason=item.exclusion_reason,
     )
 
 
@@ -322,7 +314,9 @@ def _harvest_reply(plan: HarvestPlan, outcome: HarvestResult | None) -> HarvestR
         # About four bytes per token; this is an estimate for people.
         tokens = diff.bytes_changed // 4
         digest_change = DigestChange(diff.first_byte, diff.bytes_before, diff.bytes_after, diff.items, tokens)
-    return HarvestResponse(
+    return copy_fields(
+        HarvestResponse,
+        plan,
         applied=outcome is not None,
         sessions=tuple(
             HarvestedSession(
@@ -331,10 +325,6 @@ def _harvest_reply(plan: HarvestPlan, outcome: HarvestResult | None) -> HarvestR
             for source in plan.sources
         ),
         harvested_before=plan.unchanged,
-        new_items=plan.new_items,
-        merged_items=plan.merged_items,
-        secrets=plan.secrets,
-        model_tokens=plan.model_tokens,
         digest_change=digest_change,
     )
 

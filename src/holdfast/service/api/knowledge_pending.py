@@ -9,13 +9,13 @@ import msgspec
 from holdfast.catalog.lookup import Models, find_model, price_at
 from holdfast.errors import UserError
 from holdfast.knowledge.digest import build_digest, compare_digests
-from holdfast.knowledge.folder import DIGEST_FILE, open_knowledge_folder
+from holdfast.knowledge.folder import DIGEST_FILE, KnowledgeFolder
 from holdfast.knowledge.harvest import read_pages
 from holdfast.knowledge.pages import list_page_items
 from holdfast.runtime.knowledge import KNOWLEDGE_LAYER
 from holdfast.service.api.analytics_rows import to_json_usd
 from holdfast.service.api.cache import make_not_controllable_error
-from holdfast.service.api.knowledge import DigestChange, DigestRequest, get_digest
+from holdfast.service.api.knowledge import DigestChange, DigestRequest, get_digest, run_in_folder
 from holdfast.service.api.sessions import CallsRequest, CallsResponse, list_calls
 from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError, make_not_found_error
@@ -53,7 +53,7 @@ class RefreshResponse(msgspec.Struct, frozen=True):
 
 async def get_pending_knowledge(context: AppContext, request: EmptyRequest) -> PendingKnowledgeResponse:
     """The pending digest, and the running sessions that use an older one, with the cost of a refresh."""
-    next_text, current_text = await asyncio.to_thread(_texts, context)
+    next_text, current_text = await run_in_folder(context, _texts)
     diff = compare_digests(current_text, next_text)
     # Each check reads a session's events, hence the small limit.
     sessions = [await _pending_session(context, row.id) for row in context.log.sessions(limit=SESSIONS_MAX)]
@@ -66,15 +66,9 @@ async def get_pending_knowledge(context: AppContext, request: EmptyRequest) -> P
     )
 
 
-def _texts(context: AppContext) -> tuple[str, str]:
+def _texts(folder: KnowledgeFolder) -> tuple[str, str]:
     """The digest built from the current pages, and the one in use."""
-    if context.workspace is None:
-        raise ApiError(409, "no_workspace", "the service was not started in a project folder")
-    folder = open_knowledge_folder(context.workspace, context.workspace)
-    try:
-        return build_digest(list_page_items(read_pages(folder))).text, decode_text(folder.read(DIGEST_FILE) or b"")
-    except UserError as error:
-        raise ApiError(409, "knowledge_in_use", str(error)) from error
+    return build_digest(list_page_items(read_pages(folder))).text, decode_text(folder.read(DIGEST_FILE) or b"")
 
 
 async def _pending_session(context: AppContext, session_id: str) -> PendingSession | None:

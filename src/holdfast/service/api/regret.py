@@ -1,22 +1,14 @@
 """What the same prompts would have cost under the optimal caching plan, and under other tools' policies."""
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import Protocol
 
 import msgspec
 
-from holdfast.catalog.lookup import Models, find_model
-from holdfast.errors import UserError
+from holdfast.catalog.lookup import Models
 from holdfast.events.log import EventLog
 from holdfast.ledger.analytics.queries import PAGE_MAX, HasCostQueries, LedgerScope
-from holdfast.planning.adaptive_policy import AdaptivePolicy
-from holdfast.planning.learned import LearnedParameters
-from holdfast.planning.policies.peers import new_compared_policies
-from holdfast.planning.policy import CachePolicy
-from holdfast.replay.audit import Audit, has_plannable_cache
-from holdfast.replay.comparison import ReplayTotals, compare_policies
-from holdfast.replay.playback import make_replay_setting
+from holdfast.replay.audit import Audit, replay_transcripts
 from holdfast.replay.recording import Transcript, deduplicate_transcripts
 from holdfast.replay.stored_sessions import build_stored_transcript
 from holdfast.service.api.analytics_rows import to_json_usd
@@ -95,22 +87,9 @@ def compute_regret(log: AnalyticsLog, models: Models, scope: LedgerScope) -> Reg
 
 
 def compute_policy_costs(log: AnalyticsLog, models: Models, scope: LedgerScope) -> PolicyCosts:
-    """Replays each session with the cache rules and today's prices of the model with most of its calls."""
-    totals, ours = ReplayTotals(), AdaptivePolicy(LearnedParameters())
+    """The newest sessions under our policy and under those of other tools."""
     transcripts, _ = _transcripts(log, scope, sessions_max=REPLAYED_SESSIONS_MAX)
-    for transcript in transcripts:
-        name = Counter(call.model or "" for call in transcript.recording.calls).most_common(1)[0][0]
-        try:
-            row = find_model(name, models)
-        except UserError:
-            continue
-        if transcript.has_text and has_plannable_cache(row):
-            # Our policy learns from session to session, as it does in production; the other policies have no memory.
-            ours = AdaptivePolicy(ours.learned_parameters())
-            policies: tuple[CachePolicy, ...] = (ours, *new_compared_policies().values())
-            totals.add_comparison(
-                compare_policies(transcript.recording, policies, make_replay_setting(row, ttl_upgrade=False)), None, 0
-            )
+    totals = replay_transcripts(transcripts, models)
     rows = (
         PolicyCostRow(row.policy, to_json_usd(row.cost_usd), round(row.read_share, 6))
         for row in totals.build_report().policies

@@ -17,7 +17,7 @@ from holdfast.service.api.prompt_view import Divergence, find_divergence
 from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError, make_not_found_error
 from holdfast.service.http.request_parsing import to_datetime
-from holdfast.service.http.routes import Route, json_route
+from holdfast.service.http.routes import Route, copy_fields, json_route
 from holdfast.types.prompt import PlanProbabilities, PromptSection
 
 CALLS_MAX = 1_000
@@ -301,20 +301,13 @@ def _verdict_view(verdict: Verdict) -> VerdictView:
     sources = verdict.evidence
     diagnosis = sources.diagnosis if sources else None
     diagnosis_text = f"{diagnosis.outcome}: {diagnosis.reason}" if diagnosis and diagnosis.reason else None
-    return VerdictView(
-        kind=verdict.kind,
-        expected_tokens=verdict.expected_tokens,
-        read_tokens=verdict.read_tokens,
-        component=verdict.component,
-        detail=verdict.detail,
-        cause=verdict.cause,
-        byte=verdict.byte,
+    return copy_fields(
+        VerdictView,
+        verdict,
         first_lost=verdict.first_lost_section,
-        diff=verdict.diff,
         bytes_verdict=sources.bytes if sources else None,
         usage_verdict=sources.usage if sources else None,
         provider_diagnosis=diagnosis_text or (diagnosis.outcome if diagnosis else None),
-        disagreement=verdict.disagreement,
     )
 
 

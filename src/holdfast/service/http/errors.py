@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from holdfast.types.redaction import redact_secrets
+from holdfast.redaction import redact_secrets
 
 MESSAGE_CHARS_MAX = 400
 

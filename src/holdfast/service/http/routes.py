@@ -140,6 +140,12 @@ def raw_route(
     return Route("GET", path, rule, summary, request, NonJsonResponse, respond, content_type=content_type)
 
 
+def copy_fields(target: type[Reply], source: object, **others: object) -> Reply:
+    """A response with the other fields given, and each remaining field copied from the source's attribute."""
+    names = (name for name in target.__struct_fields__ if name not in others)
+    return target(**{name: getattr(source, name) for name in names}, **others)
+
+
 def get_handler_types(run: Callable[..., object]) -> tuple[type[Any], type[Any]]:
     """The annotated types of a handler's `request` and of its result."""
     hints = get_type_hints(run)

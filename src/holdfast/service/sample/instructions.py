@@ -74,7 +74,7 @@ def _publish_without_gate(context: InstructionContext, agent: Agent) -> None:
     """Skipping the gate needs two people if the manifest has a guaranteed unit."""
     skip = SubmittedApproval(kind="skip_gate", version="v2", reason="It can be fixed later.")
     for approval in select_valid_approvals(context, agent, (skip,), _BEN):
-        context.records.add_approval(approval, registers=agent)
+        context.records.add_approval(approval, agent=agent)
     sample = load_sample_instructions()
     _publish(context, "v2", (*sample.units, sample.vague_unit), skip)
 

@@ -1,38 +1,43 @@
-"""Exports telemetry: encodes spans and token counters as OTLP/HTTP JSON and sends them to a collector.
+"""Exports telemetry through the OpenTelemetry SDK: spans and token counters, to a collector over OTLP/HTTP.
 
-It listens to the live feed and never delays it.
+It listens to the live feed and never delays it: the SDK's own threads batch and send. Only `holdfast serve --otlp`
+imports this module, because it needs the packages of the extra `otel`.
 """
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import aclosing, suppress
+import threading
+from contextlib import aclosing
 from urllib.parse import urlsplit
 
-import aiohttp
-import msgspec
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics import Counter, MeterProvider
+from opentelemetry.sdk.metrics.export import AggregationTemporality, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.id_generator import IdGenerator
+from opentelemetry.trace import NonRecordingSpan, SpanContext, SpanKind, StatusCode, TraceFlags, set_span_in_context
 
 from holdfast import __version__
 from holdfast.errors import StoreError, UserError
 from holdfast.events.records import PositionedEvent
+from holdfast.redaction import redact_secrets
 from holdfast.service.live.hub import EventHub
-from holdfast.service.telemetry.spans import FAILED, AttributeValue, SpanBuilder, TraceSpan
+from holdfast.service.telemetry.spans import SpanBuilder, TraceSpan
 
 EXPORT_INTERVAL_SECONDS = 1.0
 BATCH_SPANS = 256
 
-# A deque with this maxlen: if the collector is slow, the oldest spans are dropped and memory stays bounded.
+# If the collector is slow, the oldest spans are dropped and memory stays bounded.
 QUEUE_SPANS_MAX = 4_096
 SEND_SECONDS_MAX = 10.0
 
 # At shutdown; below the server's own limit of CLOSING_SECONDS_MAX.
 LAST_SECONDS_MAX = 3.0
+REASON_CHARS_MAX = 200
 logger = logging.getLogger(__name__)
-Json = dict[str, object]
-
-# AGGREGATION_TEMPORALITY_DELTA of the OTLP metrics protocol.
-_DELTA = 1
 
 _COUNTERS = {
     "gen_ai.client.inference.usage.input_tokens": "gen_ai.usage.input_tokens",
@@ -47,75 +52,115 @@ _SERIES = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.mode
 
 
 class TelemetryExporter:
-    """Spans that the collector does not accept are dropped, with one warning; nothing waits for the collector."""
+    """What the collector does not accept is dropped, with one warning; nothing waits for the collector.
+
+    Headers, certificates and compression come from the environment variables of OpenTelemetry.
+    """
 
     def __init__(
-        self,
-        hub: EventHub,
-        url: str,
-        *,
-        headers: Mapping[str, str] | None = None,
-        content: bool = False,
-        pause_seconds: float = EXPORT_INTERVAL_SECONDS,
+        self, hub: EventHub, url: str, *, content: bool = False, interval_seconds: float = EXPORT_INTERVAL_SECONDS
     ) -> None:
+        url = check_collector_url(url)
         self._hub = hub
-        self._url = check_collector_url(url)
-        self._headers = {**(headers or {}), "content-type": "application/json"}
-        self._spans = SpanBuilder(content=content)
-        self._queue: deque[TraceSpan] = deque(maxlen=QUEUE_SPANS_MAX)
-        self._pause_seconds = pause_seconds
-        self._has_warned = False
+        self._builder = SpanBuilder(content=content)
+        self._ids = _PlannedIds()
+        resource = Resource.create({"service.name": "holdfast", "service.version": __version__})
+        # Ended by `run`, in bounded time; at exit the SDK would wait for half a minute.
+        self._traces = TracerProvider(id_generator=self._ids, resource=resource, shutdown_on_exit=False)
+        self._traces.add_span_processor(
+            BatchSpanProcessor(
+                OTLPSpanExporter(f"{url}/v1/traces", timeout=SEND_SECONDS_MAX),
+                max_queue_size=QUEUE_SPANS_MAX,
+                max_export_batch_size=BATCH_SPANS,
+                schedule_delay_millis=interval_seconds * 1000,
+            )
+        )
+        metric_exporter = OTLPMetricExporter(
+            f"{url}/v1/metrics",
+            timeout=SEND_SECONDS_MAX,
+            preferred_temporality={Counter: AggregationTemporality.DELTA},
+        )
+        reader = PeriodicExportingMetricReader(metric_exporter, export_interval_millis=interval_seconds * 1000)
+        self._metrics = MeterProvider([reader], resource=resource, shutdown_on_exit=False)
+        self._tracer = self._traces.get_tracer("holdfast", __version__)
+        meter = self._metrics.get_meter("holdfast", __version__)
+        self._counters = {
+            attribute: meter.create_counter(name, unit="{token}") for name, attribute in _COUNTERS.items()
+        }
 
     async def run(self) -> None:
         """Runs until the feed ends; then sends what is left."""
-        timeout = aiohttp.ClientTimeout(total=SEND_SECONDS_MAX)
-        async with aiohttp.ClientSession(headers=self._headers, timeout=timeout) as http:
-            sending = asyncio.ensure_future(self._send_repeatedly(http))
-            try:
-                await self._listen()
-            finally:
-                sending.cancel()
-                await asyncio.gather(sending, return_exceptions=True)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LAST_SECONDS_MAX):
-                        await self._send(http)
-
-    async def _listen(self) -> None:
+        sdk_logger = logging.getLogger("opentelemetry")
+        sdk_logger.handlers, sdk_logger.propagate = [_FirstWarning(logging.WARNING)], False
         try:
             async with aclosing(self._hub.listen(to_the_end=True)) as items:
                 async for item in items:
                     if isinstance(item, PositionedEvent) and item.event is not None:
-                        self._queue.extend(self._spans.add_event(item.event))
+                        for span in self._builder.add_event(item.event):
+                            self._emit(span)
         except StoreError as error:
             logger.warning("telemetry stopped: %s", error)
+        finally:
+            await self._close()
 
-    async def _send_repeatedly(self, http: aiohttp.ClientSession) -> None:
-        while True:
-            await asyncio.sleep(self._pause_seconds)
-            await self._send(http)
+    def _emit(self, span: TraceSpan) -> None:
+        self._ids.trace_id, self._ids.span_id = int(span.trace_id, 16), int(span.span_id, 16)
+        context = None
+        if span.parent_id:
+            parent = SpanContext(self._ids.trace_id, int(span.parent_id, 16), False, TraceFlags(TraceFlags.SAMPLED))
+            context = set_span_in_context(NonRecordingSpan(parent))
+        started = self._tracer.start_span(
+            span.name,
+            context,
+            kind=SpanKind.CLIENT if span.is_client else SpanKind.INTERNAL,
+            attributes=span.attributes,
+            start_time=_nanoseconds(span.started_at),
+        )
+        if span.has_failed:
+            started.set_status(StatusCode.ERROR)
+        started.end(_nanoseconds(span.ended_at))
+        if span.is_client:
+            series = {name: span.attributes[name] for name in _SERIES}
+            for attribute, counter in self._counters.items():
+                counter.add(int(str(span.attributes[attribute])), series)
 
-    async def _send(self, http: aiohttp.ClientSession) -> None:
-        while self._queue:
-            batch = [self._queue.popleft() for _ in range(min(len(self._queue), BATCH_SPANS))]
-            await self._post(http, TRACES, encode_traces(batch))
-            if any(span.usage is not None for span in batch):
-                await self._post(http, METRICS, encode_metrics(batch))
+    async def _close(self) -> None:
+        # In a daemon thread, which a collector that does not answer cannot make the process wait for.
+        closing = threading.Thread(target=self._shut_down, daemon=True)
+        closing.start()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + LAST_SECONDS_MAX
+        while closing.is_alive() and loop.time() < until:  # noqa: ASYNC110 - a thread sets no event of the loop
+            await asyncio.sleep(0.02)
 
-    async def _post(self, http: aiohttp.ClientSession, path: str, body: bytes) -> None:
-        try:
-            async with http.post(self._url + path, data=body) as response:
-                status = response.status
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._warn_once(type(error).__name__)
-        else:
-            if status >= 300:
-                self._warn_once(f"status {status}")
+    def _shut_down(self) -> None:
+        self._traces.shutdown()
+        self._metrics.shutdown(LAST_SECONDS_MAX * 1000)
 
-    def _warn_once(self, what: str) -> None:
-        if not self._has_warned:
-            # Log neither the URL, which may contain a password, nor the response.
-            logger.warning("the telemetry collector does not accept data: %s", what)
-        self._has_warned = True
+
+class _PlannedIds(IdGenerator):
+    """Gives the next span the ids that the events determine, so that every process derives the same ones."""
+
+    trace_id = 0
+    span_id = 0
+
+    def generate_trace_id(self) -> int:
+        return self.trace_id
+
+    def generate_span_id(self) -> int:
+        return self.span_id
+
+
+class _FirstWarning(logging.Handler):
+    """Repeats the first warning of the SDK as one line of ours; a collector that is down would fill the log."""
+
+    has_warned = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self.has_warned:
+            self.has_warned = True
+            reason = redact_secrets(" ".join(record.getMessage().split()))[:REASON_CHARS_MAX]
+            logger.warning("the telemetry collector does not accept data: %s", reason)
 
 
 def check_collector_url(url: str) -> str:
@@ -130,83 +175,6 @@ def check_collector_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def parse_otlp_headers(text: str) -> dict[str, str]:
-    """Parses headers in the format of OTEL_EXPORTER_OTLP_HEADERS: `name=value`, separated by commas."""
-    pairs = (pair.partition("=") for pair in text.split(",") if "=" in pair)
-    return {name.strip(): value.strip() for name, _, value in pairs if name.strip()}
-
-
-TRACES, METRICS = "/v1/traces", "/v1/metrics"
-
-
-def encode_traces(spans: Sequence[TraceSpan]) -> bytes:
-    scope = {"scope": _scope(), "spans": [_span(span) for span in spans]}
-    return msgspec.json.encode({"resourceSpans": [{"resource": _resource(), "scopeSpans": [scope]}]})
-
-
-def encode_metrics(spans: Sequence[TraceSpan]) -> bytes:
-    """Token sums of these calls by provider and model, as deltas: each call must be in exactly one message."""
-    calls = [span for span in spans if span.usage is not None]
-    counters = [_counter(name, attribute, calls) for name, attribute in _COUNTERS.items()]
-    scope = {"scope": _scope(), "metrics": counters if calls else []}
-    return msgspec.json.encode({"resourceMetrics": [{"resource": _resource(), "scopeMetrics": [scope]}]})
-
-
-def _counter(name: str, attribute: str, calls: Sequence[TraceSpan]) -> Json:
-    groups: dict[tuple[str, ...], list[TraceSpan]] = {}
-    for call in calls:
-        groups.setdefault(tuple(str(call.attributes[key]) for key in _SERIES), []).append(call)
-    points = [
-        {
-            "attributes": _attributes(dict(zip(_SERIES, series, strict=True))),
-            "startTimeUnixNano": _nanoseconds(min(call.started_at for call in group)),
-            "timeUnixNano": _nanoseconds(max(call.ended_at for call in group)),
-            "asInt": str(sum(int(str(call.attributes[attribute])) for call in group)),
-        }
-        for series, group in sorted(groups.items())
-    ]
-    counter = {"aggregationTemporality": _DELTA, "isMonotonic": True, "dataPoints": points}
-    return {"name": name, "unit": "{token}", "sum": counter}
-
-
-def _span(span: TraceSpan) -> Json:
-    encoded: Json = {
-        "traceId": span.trace_id,
-        "spanId": span.span_id,
-        "name": span.name,
-        "kind": span.kind,
-        "startTimeUnixNano": _nanoseconds(span.started_at),
-        "endTimeUnixNano": _nanoseconds(span.ended_at),
-        "attributes": _attributes(span.attributes),
-        "status": {"code": FAILED} if span.failed else {},
-    }
-    return {**encoded, "parentSpanId": span.parent_id} if span.parent_id else encoded
-
-
-def _attributes(values: Mapping[str, AttributeValue]) -> list[Json]:
-    return [{"key": key, "value": _value(value)} for key, value in values.items()]
-
-
-def _value(value: AttributeValue) -> Json:
-    match value:
-        case str():
-            return {"stringValue": value}
-        case int():
-            return {"intValue": str(value)}
-        case float():
-            return {"doubleValue": value}
-        case tuple():
-            return {"arrayValue": {"values": [{"stringValue": item} for item in value]}}
-
-
-def _nanoseconds(at: float) -> str:
+def _nanoseconds(at: float) -> int:
     # Through microseconds: a float of seconds since the epoch has no nanosecond precision.
-    return str(round(at * 1_000_000) * 1000)
-
-
-def _resource() -> Json:
-    return {"attributes": _attributes({"service.name": "holdfast", "service.version": __version__})}
-
-
-def _scope() -> Json:
-    return {"name": "holdfast", "version": __version__}
+    return round(at * 1_000_000) * 1000

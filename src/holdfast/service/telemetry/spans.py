@@ -12,8 +12,8 @@ from holdfast.events.log import Event
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from holdfast.events.payloads.session import MessageAppended, TurnCancelled, TurnCompleted, TurnStarted
 from holdfast.events.payloads.tools import ToolCalled, ToolCompleted, ToolFailed
+from holdfast.redaction import redact_secrets
 from holdfast.types.blocks import Message, Text
-from holdfast.types.redaction import redact_secrets
 from holdfast.types.usage import Usage
 
 OPEN_MAX = 10_000
@@ -21,28 +21,29 @@ OPEN_MAX = 10_000
 
 CONTENT_CHARS_MAX = 20_000
 
-# SpanKind and StatusCode values of OTLP.
-INTERNAL, CLIENT = 1, 3
-FAILED = 2
-
 # Values of gen_ai.provider.name in the GenAI conventions; other providers keep our name.
 _PROVIDER_NAMES = {"gemini": "gcp.gemini", "openai-chat": "openai", "claude-code": "anthropic"}
 AttributeValue = str | int | float | tuple[str, ...]
 
 
 class TraceSpan(msgspec.Struct, frozen=True):
-    """Times are seconds since the epoch. Ids are hexadecimal hashes, so every process derives the same ones."""
+    """A call (`is_client`), a tool or a turn, with its times in seconds since the epoch.
+
+    Ids are hexadecimal hashes, so every process derives the same ones.
+    """
 
     trace_id: str
     span_id: str
     parent_id: str
     name: str
-    kind: int
     started_at: float
     ended_at: float
     attributes: Mapping[str, AttributeValue]
-    usage: Usage | None = None
-    failed: bool = False
+    is_client: bool = False
+
+    @property
+    def has_failed(self) -> bool:
+        return "error.type" in self.attributes
 
 
 class SpanBuilder:
@@ -105,24 +106,14 @@ class SpanBuilder:
             attributes["error.type"] = call.error_class
         if self._content:
             attributes["gen_ai.input.messages"] = _encode_messages(self._new_messages.pop(event.session_id, []))
-        return TraceSpan(
-            trace_id=_trace(event),
-            span_id=_hash_id(call.request_id, 8),
-            parent_id=_parent(event),
-            name=f"chat {name}",
-            kind=CLIENT,
-            started_at=started_at,
-            ended_at=event.at,
-            attributes=attributes,
-            usage=call.usage,
-            failed=isinstance(call, LlmCallFailed),
-        )
+        return _make_span(event, f"chat {name}", attributes, key=call.request_id, started_at=started_at, is_client=True)
 
     def _tool(self, event: Event, ended: ToolCompleted | ToolFailed) -> Iterator[TraceSpan]:
-        started = self._open.pop(f"{event.session_id}/{ended.tool_use_id}", None)
+        key = f"{event.session_id}/{ended.tool_use_id}"
+        started = self._open.pop(key, None)
         if started is None or not isinstance(started.payload, ToolCalled):
             return
-        called, failed = started.payload, isinstance(ended, ToolFailed)
+        called = started.payload
         attributes: dict[str, AttributeValue] = {
             **_common("execute_tool", event.session_id),
             "gen_ai.tool.name": called.tool_name,
@@ -130,17 +121,7 @@ class SpanBuilder:
         }
         if isinstance(ended, ToolFailed):
             attributes["error.type"] = ended.error_class
-        yield TraceSpan(
-            trace_id=_trace(event),
-            span_id=_hash_id(f"{event.session_id}/{called.tool_use_id}", 8),
-            parent_id=_parent(event),
-            name=f"execute_tool {called.tool_name}",
-            kind=INTERNAL,
-            started_at=started.at,
-            ended_at=event.at,
-            attributes=attributes,
-            failed=failed,
-        )
+        yield _make_span(event, f"execute_tool {called.tool_name}", attributes, key=key, started_at=started.at)
 
     def _turn(self, event: Event, ended: TurnCompleted | TurnCancelled) -> Iterator[TraceSpan]:
         started = self._open.pop(event.turn_id or "", None)
@@ -151,17 +132,30 @@ class SpanBuilder:
             attributes |= _usage(ended.usage)
         else:
             attributes["error.type"] = ended.reason
-        yield TraceSpan(
-            trace_id=_trace(event),
-            span_id=_hash_id(event.turn_id or "", 8),
-            parent_id="",
-            name="invoke_agent",
-            kind=INTERNAL,
-            started_at=started.at,
-            ended_at=event.at,
-            attributes=attributes,
-            failed=isinstance(ended, TurnCancelled),
-        )
+        yield _make_span(event, "invoke_agent", attributes, key=event.turn_id or "", started_at=started.at)
+
+
+def _make_span(
+    event: Event,
+    name: str,
+    attributes: Mapping[str, AttributeValue],
+    *,
+    key: str,
+    started_at: float,
+    is_client: bool = False,
+) -> TraceSpan:
+    """The span that ends with the event, below the span of its turn. One trace per turn."""
+    turn_id = event.turn_id or ""
+    return TraceSpan(
+        trace_id=_hash_id(f"{event.session_id}/{turn_id}", 16),
+        span_id=_hash_id(key, 8),
+        parent_id=_hash_id(turn_id, 8) if turn_id and key != turn_id else "",
+        name=name,
+        started_at=started_at,
+        ended_at=event.at,
+        attributes=attributes,
+        is_client=is_client,
+    )
 
 
 def _common(operation: str, session_id: str) -> dict[str, AttributeValue]:
@@ -177,15 +171,6 @@ def _usage(usage: Usage) -> dict[str, AttributeValue]:
         "gen_ai.usage.cache_creation.input_tokens": usage.cache_write,
         "gen_ai.usage.cache_write.input_tokens": usage.cache_write,
     }
-
-
-def _parent(event: Event) -> str:
-    return _hash_id(event.turn_id, 8) if event.turn_id else ""
-
-
-def _trace(event: Event) -> str:
-    """One trace per turn."""
-    return _hash_id(f"{event.session_id}/{event.turn_id or ''}", 16)
 
 
 def _hash_id(name: str, size: int) -> str:

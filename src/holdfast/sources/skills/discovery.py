@@ -65,16 +65,10 @@ def find_skills(
     return _Walk(root, known_stamps or {}, limits or SkillLimits()).files()
 
 
-def find_skill(
-    folder: str,
-    source: SkillSource,
-    known_stamps: Mapping[str, FileStamp] | None = None,
-    limits: SkillLimits | None = None,
-) -> SkillFile | None:
+def find_skill(folder: str, source: SkillSource) -> SkillFile | None:
     """The skill file of a folder; None if the folder is not a skill."""
     path = os.path.abspath(folder)
-    walk = _Walk(SkillRoot(path, source), known_stamps or {}, limits or SkillLimits())
-    return walk.only(path)
+    return _Walk(SkillRoot(path, source), {}, SkillLimits()).only(path)
 
 
 class _Walk:

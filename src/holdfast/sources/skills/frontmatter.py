@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import yaml
 
+from holdfast.redaction import redact_secrets
 from holdfast.sources.files import to_one_line
 
 FRONT_MATTER_CHARS_MAX = 65_536
@@ -45,13 +46,6 @@ _LOADER: type[yaml.SafeLoader] | type[yaml.CSafeLoader] = getattr(yaml, "CSafeLo
 _OPENING = re.compile(r"---[ \t]*\n")
 _NULLS = frozenset(("", "~", "null", "Null", "NULL"))
 
-# Excluded from plain lines: control characters, line breaks, characters that YAML forbids, blanks other than space.
-_EXCLUDED = r"\x00-\x1f\x7f-\xa0\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff"
-_PLAIN_LINE = re.compile(
-    rf"( {{0,8}})([A-Za-z][A-Za-z0-9_-]{{0,63}}):"
-    rf"(?: +(?:\"([^\"\\{_EXCLUDED}]*)\"|'([^'{_EXCLUDED}]*)'|([A-Za-z0-9\xa1-\u2027\u202a-\ud7ff][^{_EXCLUDED}]*)))? *"
-)
-
 
 def split_front_matter(text: str) -> SkillFileParts | SkillFault:
     """Split at the lines of three hyphens that open and close the front matter."""
@@ -79,44 +73,6 @@ def split_front_matter(text: str) -> SkillFileParts | SkillFault:
 
 
 def parse_front_matter(text: str) -> FrontMatter:
-    """The fields of a front matter. Simple ones are parsed without YAML, which is faster and gives the same result."""
-    plain = parse_plain_lines(text)
-    return parse_yaml(text) if plain is None else plain
-
-
-def parse_plain_lines(text: str) -> FrontMatter | None:
-    """Parse lines of `key: value` with at most one level of nesting; None for anything else."""
-    fields: dict[str, YamlValue] = {}
-    lines: dict[str, int] = {}
-    inner: dict[str, YamlValue] | None = None
-    indent = 0
-    for number, line in enumerate(text.removesuffix("\n").split("\n"), FIRST_LINE):
-        match = _PLAIN_LINE.fullmatch(line)
-        if match is None:
-            return None
-        blanks, key, double, single, plain = match.groups()
-        value = plain.rstrip(" ") if plain is not None else double if double is not None else single
-        if value is None:
-            # A key without a value: only at the top level, and only with nested lines below it.
-            if blanks or key in fields or inner == {}:
-                return None
-            inner = fields[key] = {}
-            lines[key], indent = number, 0
-            continue
-        if plain is not None and (value in _NULLS or ": " in value or " #" in value or value[-1] == ":"):
-            return None
-        if blanks:
-            if inner is None or key in inner or (indent and len(blanks) != indent):
-                return None
-            inner[key], indent = value, len(blanks)
-        else:
-            if key in fields or inner == {}:
-                return None
-            fields[key], lines[key], inner = value, number, None
-    return None if inner == {} or not fields else FrontMatter(fields, lines)
-
-
-def parse_yaml(text: str) -> FrontMatter:
     """Parse YAML from its events: no tag is resolved, no alias followed, and deep nesting cannot overflow the stack."""
     builder = _Builder()
     try:
@@ -145,7 +101,7 @@ def quote_values(text: str) -> tuple[str, tuple[int, ...]]:
         value = value.strip()
         if not colon or not value or value[0] in "|>" or not re.fullmatch(r" *[A-Za-z][\w-]*", key):
             continue
-        if parse_yaml(line.strip() + "\n").fields is None:
+        if parse_front_matter(line.strip() + "\n").fields is None:
             lines[index] = f"{key}: '" + value.replace("'", "''") + "'"
             changed.append(index + FIRST_LINE)
     return "\n".join(lines), tuple(changed)
@@ -236,8 +192,8 @@ class _Builder:
 
 
 def quote_text(text: str, chars_max: int = 80) -> str:
-    """External text for use in a message: quoted, on one line, shortened."""
-    line = to_one_line(text.encode("utf-8", "replace"))
+    """External text for use in a message: quoted, on one line, shortened, without credentials."""
+    line = redact_secrets(to_one_line(text.encode("utf-8", "replace")))
     return repr(line if len(line) <= chars_max else line[:chars_max] + "…")
 
 

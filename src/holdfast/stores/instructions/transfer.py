@@ -10,10 +10,9 @@ from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.models import Agent, Approval, AuditRecord, CoverageRun, Manifest, Probe, UnitVersion
 from holdfast.instructions.store import InstructionRecords, OwnedRecord, export_record, record_owner
 from holdfast.instructions.uri import is_shared_owner
-from holdfast.stores.instructions.tables import InstructionSteps, InstructionTable, InstructionTables
+from holdfast.stores.instructions import tables
+from holdfast.stores.sql.connection import ChangeRunner
 from holdfast.stores.sql.events import Cell, FetchRows
-from holdfast.stores.sql.records import ChangeRunner
-from holdfast.stores.write.queue import SqlStep
 
 PAGE_RECORDS = 500  # Audit records are many: bounds what an export holds in memory.
 Row = TypeVar("Row", bound=msgspec.Struct)
@@ -32,57 +31,65 @@ _TYPES: dict[str, type[OwnedRecord]] = {
     "audit": AuditRecord,
 }
 _TAGS = {kind: tag for tag, kind in _TYPES.items()}
+_TABLES: dict[type[OwnedRecord], tables.InstructionTable[Any]] = {
+    Agent: tables.AGENTS,
+    UnitVersion: tables.UNITS,
+    Manifest: tables.MANIFESTS,
+    Approval: tables.APPROVALS,
+    AuditRecord: tables.AUDIT,
+    CoverageRun: tables.COVERAGE,
+    Probe: tables.PROBES,
+}
 _encode = msgspec.json.Encoder().encode
 
 
-class OwnerTransfer(InstructionSteps):
-    def __init__(self, tables: InstructionTables, fetch: FetchRows, changes: ChangeRunner) -> None:
-        super().__init__(tables)
+class OwnerTransfer:
+    def __init__(self, fetch: FetchRows, changes: ChangeRunner) -> None:
         self._fetch = fetch
         self._changes = changes
 
     def owners(self) -> tuple[str, ...]:
         # Shared owners first: an agent's manifest may list their units, which must exist when it is imported.
-        unit_owners = self._ids(f"SELECT DISTINCT agent_id FROM {self._tables.units.name}")
-        agents = self._ids(f"SELECT id FROM {self._tables.agents.name} ORDER BY id")
+        unit_owners = self._ids(f"SELECT DISTINCT agent_id FROM {tables.UNITS.name}")
+        agents = self._ids(f"SELECT id FROM {tables.AGENTS.name} ORDER BY id")
         return (*sorted(filter(is_shared_owner, unit_owners)), *agents)
 
     def list_owner_records(self, owner: str) -> Iterator[OwnedRecord]:
-        tables, of_owner = self._tables, "WHERE agent_id = ? ORDER BY"
-        yield from self._rows(tables.agents, "WHERE id = ?", owner)
+        of_owner = "WHERE agent_id = ? ORDER BY"
+        yield from self._rows(tables.AGENTS, "WHERE id = ?", owner)
         # In one query: with pages, a version and its successor could both be read as active.
-        yield from self._rows(tables.units, f"{of_owner} created_at, uri", owner)
-        yield from self._rows(tables.manifests, f"{of_owner} created_at, id", owner)
-        yield from self._rows(tables.approvals, f"{of_owner} id", owner)
-        yield from self._rows(tables.coverage, f"{of_owner} finished_at, id", owner)
-        yield from self._rows(tables.probes, f"{of_owner} probe_id", owner)
+        yield from self._rows(tables.UNITS, f"{of_owner} created_at, uri", owner)
+        yield from self._rows(tables.MANIFESTS, f"{of_owner} created_at, id", owner)
+        yield from self._rows(tables.APPROVALS, f"{of_owner} id", owner)
+        yield from self._rows(tables.COVERAGE, f"{of_owner} finished_at, id", owner)
+        yield from self._rows(tables.PROBES, f"{of_owner} probe_id", owner)
         yield from self._audit_pages(owner)
 
     def has_owner(self, owner: str) -> bool:
-        table, column = (self._tables.units, "agent_id") if is_shared_owner(owner) else (self._tables.agents, "id")
+        table, column = (tables.UNITS, "agent_id") if is_shared_owner(owner) else (tables.AGENTS, "id")
         return bool(self._ids(f"SELECT {column} FROM {table.name} WHERE {column} = ? LIMIT 1", owner))
 
     def add_owner(self, records: Sequence[OwnedRecord]) -> bool:
         owner = record_owner(records[0])
-        steps = [self._take_lock()]
+        steps = [tables.take_lock()]
         if is_shared_owner(owner):
-            steps.append(self._require_none(f"{self._tables.units.name} WHERE agent_id = ?", (owner,)))
+            steps.append(tables.require_none(f"{tables.UNITS.name} WHERE agent_id = ?", (owner,)))
         for record in records:
             if isinstance(record, Agent):
                 # Ids and shortnames share one namespace.
                 names = (record.id, record.shortname or record.id)
                 name_taken = "WHERE id IN (?, ?) OR shortname IN (?, ?)"
-                steps.append(self._require_none(f"{self._tables.agents.name} {name_taken}", (*names, *names)))
-            steps.append(self._insert_step(record))
+                steps.append(tables.require_none(f"{tables.AGENTS.name} {name_taken}", (*names, *names)))
+            steps.append(_TABLES[type(record)].insert_step(record))
         if is_shared_owner(owner):
             unit_names = {record.name for record in records if isinstance(record, UnitVersion)}
-            steps += [*(self._mark_stale(owner, name) for name in sorted(unit_names)), self._bump(owner)]
+            steps += [*(tables.mark_stale(owner, name) for name in sorted(unit_names)), tables.bump_revision(owner)]
         return self._changes.run_steps(steps)
 
     def other_deployment(self, deployment: str) -> str | None:
-        agents = f"SELECT deployment FROM {self._tables.agents.name} WHERE deployment <> ? LIMIT 1"
+        agents = f"SELECT deployment FROM {tables.AGENTS.name} WHERE deployment <> ? LIMIT 1"
         prefix = f"instruction:{deployment}/"
-        units = f"SELECT uri FROM {self._tables.units.name} WHERE substr(uri, 1, {len(prefix)}) <> ? LIMIT 1"
+        units = f"SELECT uri FROM {tables.UNITS.name} WHERE substr(uri, 1, {len(prefix)}) <> ? LIMIT 1"
         deployments = (
             *self._ids(agents, deployment),
             *(uri.removeprefix("instruction:").partition("/")[0] for uri in self._ids(units, prefix)),
@@ -93,31 +100,19 @@ class OwnerTransfer(InstructionSteps):
         at, last_id = 0, ""
         after_last = "WHERE agent_id = ? AND created_at >= ? AND (created_at > ? OR id > ?)"
         query = f"{after_last} ORDER BY created_at, id LIMIT {PAGE_RECORDS}"
-        while page := self._rows(self._tables.audit, query, owner, at, at, last_id):
+        while page := self._rows(tables.AUDIT, query, owner, at, at, last_id):
             yield from page
             at, last_id = page[-1].created_at, page[-1].id
 
-    def _insert_step(self, record: OwnedRecord) -> SqlStep:
-        tables: dict[type[OwnedRecord], InstructionTable[Any]] = {
-            Agent: self._tables.agents,
-            UnitVersion: self._tables.units,
-            Manifest: self._tables.manifests,
-            Approval: self._tables.approvals,
-            AuditRecord: self._tables.audit,
-            CoverageRun: self._tables.coverage,
-            Probe: self._tables.probes,
-        }
-        return tables[type(record)].insert_step(record)
-
-    def _first(self, table: InstructionTable[Row], where: str, *cells: Cell) -> Row | None:
+    def _first(self, table: tables.InstructionTable[Row], where: str, *cells: Cell) -> Row | None:
         return next(iter(self._rows(table, where, *cells)), None)
 
-    def _rows(self, table: InstructionTable[Row], where: str, *cells: Cell) -> tuple[Row, ...]:
-        rows = self._fetch(f"{table.select} {where}".replace("?", self._tables.param), cells)
+    def _rows(self, table: tables.InstructionTable[Row], where: str, *cells: Cell) -> tuple[Row, ...]:
+        rows = self._fetch(f"{table.select} {where}", cells)
         return tuple(map(table.decode_row, rows))
 
     def _ids(self, query: str, *cells: Cell) -> tuple[str, ...]:
-        return tuple(str(name) for (name,) in self._fetch(query.replace("?", self._tables.param), cells))
+        return tuple(str(name) for (name,) in self._fetch(query, cells))
 
 
 class ImportedOwner(msgspec.Struct, frozen=True):

@@ -9,6 +9,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from holdfast.errors import StoreError, UserError
 from holdfast.stores.address import is_unambiguous_address, redact_address
 from holdfast.stores.migrate import Migration
+from holdfast.stores.sql.connection import SqlConnection
+from holdfast.stores.sql.dialect import POSTGRES
 
 # An append waits for these: long enough for a busy server, short enough that a dead one is noticed.
 CONNECT_SECONDS_MAX = 10
@@ -16,7 +18,6 @@ LOCK_SECONDS_MAX = 10.0
 STATEMENT_SECONDS_MAX = 60.0
 TCP_TIMEOUT_SECONDS = 30  # Without an answer for this long, TCP declares the connection dead.
 SERVER_VERSION_MIN = 13_00_00  # pg_current_xact_id and pg_xact_status with xid8 exist since PostgreSQL 13.
-SCHEMA_PREFIX = "holdfast."
 _MIGRATION_LOCK = 0x484F4C44  # "HOLD" in ASCII; the key of the advisory lock.
 
 _DEFAULT_OPTIONS: dict[str, str | int | None] = {
@@ -29,15 +30,13 @@ _DEFAULT_OPTIONS: dict[str, str | int | None] = {
 PostgresConnection = psycopg.Connection[tuple[object, ...]]
 _REASON_CHARACTERS_MAX = 200  # Of a server's message: an error is one line.
 
-# PostgreSQL text cannot contain NUL: NUL and the escape character \x01 become two characters each.
-_ESCAPES = str.maketrans({"\x00": "\x01\x01", "\x01": "\x01\x02"})
-
 
 class ConnectionLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The maximum time for a lock and for a statement."""
+    """The maximum time for a lock and for a statement, and whether the server refuses every change."""
 
     lock_seconds_max: float = LOCK_SECONDS_MAX
     statement_seconds_max: float = STATEMENT_SECONDS_MAX
+    read_only: bool = False
 
 
 class PostgresAddress(msgspec.Struct, frozen=True):
@@ -65,6 +64,8 @@ def connect_postgres(address: PostgresAddress, limits: ConnectionLimits) -> Post
             "SELECT set_config('lock_timeout', %s, false), set_config('statement_timeout', %s, false)",
             (_milliseconds(limits.lock_seconds_max), _milliseconds(limits.statement_seconds_max)),
         )
+        if limits.read_only:
+            connection.execute("SET default_transaction_read_only = on")
     except BaseException:
         connection.close()
         raise
@@ -85,7 +86,10 @@ def open_postgres_database(
         raise explain_unreachable(error, address) from error
     try:
         _check_server(connection, address.name)
-        migrate_postgres(connection, migrations, address.name)
+        if limits.read_only:
+            _check_migrated(connection, len(migrations), address.name)
+        else:
+            migrate_postgres(connection, migrations, address.name)
     except psycopg.Error as error:
         connection.close()
         raise explain_postgres_error(error, address.name) from error
@@ -121,6 +125,16 @@ def migrate_postgres(connection: PostgresConnection, migrations: Sequence[Migrat
                 connection.execute(
                     "INSERT INTO holdfast.versions (version, name) VALUES (%s, %s)", (migration.version, migration.name)
                 )
+
+
+def _check_migrated(connection: PostgresConnection, version: int, name: str) -> None:
+    stored = _check_version(connection, version, name)
+    if stored == 0:
+        raise StoreError(f"{name} holds no store: check the address")
+    if stored < version:
+        raise StoreError(
+            f"{name} has schema version {stored}, this Holdfast reads {version}: run `holdfast db migrate` on it"
+        )
 
 
 def _check_version(connection: PostgresConnection, version_max: int, name: str) -> int:
@@ -184,34 +198,85 @@ def explain_unreachable(error: psycopg.Error | UnicodeError, address: PostgresAd
     )
 
 
-def explain_postgres_error(error: psycopg.Error, name: str) -> StoreError:
+_LOST = "the connection to {} was lost: check the server, then open the store again"
+_LOCKED = "{} is locked by another program, or too slow: try again later"
+_DAMAGED = "{} is damaged: restore the database from a backup"
+_MISSING = "{} is missing tables that Holdfast created there: restore the database from a backup"
+_BUG = "{} cannot run a statement of Holdfast ({}): report this as a bug in holdfast"
+
+# By SQLSTATE, or by its class: the first two characters.
+_EXPLANATIONS = {
+    "08": _LOST,
+    "23": "{} refused a change because of a constraint ({}): check for a duplicate",
+    "25006": "{} is read-only: use the address of the primary server",
+    "25P03": _LOST,
+    "40001": _LOCKED,
+    "40P01": _LOCKED,
+    "42": _BUG,
+    "42501": "no permission to use {}: have its owner grant what is missing on schema holdfast",
+    "42703": _MISSING,
+    "42P01": _MISSING,
+    "3F000": _MISSING,
+    "53100": "the disk of {} is full: free some space, then open the store again",
+    "55P03": _LOCKED,
+    "57": _LOST,
+    "57014": _LOCKED,
+    "XX001": _DAMAGED,
+    "XX002": _DAMAGED,
+}
+
+
+def explain_postgres_error(error: Exception, name: str) -> StoreError:
     """One line that says what to do. PostgreSQL's own message is left out: it can quote a row."""
-    match error.sqlstate:
-        case "53100":
-            return StoreError(f"the disk of {name} is full: free some space, then open the store again")
-        case "42501":
-            return StoreError(f"no permission to use {name}: have its owner grant what is missing on schema holdfast")
-        case "25006":
-            return StoreError(f"{name} is read-only: use the address of the primary server")
-        case "55P03" | "57014" | "40P01" | "40001":
-            return StoreError(f"{name} is locked by another program, or too slow: try again later")
-        case "XX001" | "XX002":
-            return StoreError(f"{name} is damaged: restore the database from a backup")
-        case "42P01" | "42703" | "3F000":
-            return StoreError(
-                f"{name} is missing tables that Holdfast created there: restore the database from a backup"
-            )
-        case None | "57P01" | "57P02" | "57P03" | "08000" | "08003" | "08006" | "25P03":
-            return StoreError(f"the connection to {name} was lost: check the server, then open the store again")
-        case code:
-            return StoreError(f"{name} cannot be used (PostgreSQL error {code}): check the server's log")
+    assert isinstance(error, psycopg.Error)
+    code = error.sqlstate
+    if code is None:
+        # Found by the driver itself: the connection is gone, or the statement does not fit its parameters.
+        line = _LOST if isinstance(error, psycopg.OperationalError) else _BUG
+        return StoreError(line.format(name, type(error).__name__))
+    unknown = "{} cannot be used ({}): check the server's log"
+    line = _EXPLANATIONS.get(code) or _EXPLANATIONS.get(code[:2], unknown)
+    return StoreError(line.format(name, error.diag.constraint_name or f"PostgreSQL error {code}"))
 
 
-def escape_nul(cell: object) -> object:
-    return cell.translate(_ESCAPES) if isinstance(cell, str) and ("\x00" in cell or "\x01" in cell) else cell
+class PostgresServer:
+    """The engine of one database."""
+
+    dialect = POSTGRES
+    errors: tuple[type[Exception], ...] = (psycopg.Error,)
+    violation: type[Exception] = psycopg.IntegrityError
+
+    def __init__(self, address: PostgresAddress, limits: ConnectionLimits) -> None:
+        self.name = address.name
+        self._address = address
+        self._limits = limits
+
+    def connect(self) -> PostgresConnection:
+        try:
+            return connect_postgres(self._address, self._limits)
+        except psycopg.Error as error:
+            raise _UnreachableError(str(explain_unreachable(error, self._address))) from error
+
+    def is_lost(self, connection: SqlConnection) -> bool:
+        assert isinstance(connection, psycopg.Connection)
+        return connection.closed
+
+    def is_current(self, connection: SqlConnection) -> bool:
+        """Whether the server answers: one that was restarted has closed all pooled connections."""
+        try:
+            connection.execute("SELECT 1")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def begin(self, connection: SqlConnection, *, synced: bool) -> None:
+        connection.execute("BEGIN" if synced else "BEGIN; SET LOCAL synchronous_commit = off")
+
+    def explain(self, error: Exception) -> StoreError:
+        return (
+            StoreError(str(error)) if isinstance(error, _UnreachableError) else explain_postgres_error(error, self.name)
+        )
 
 
-def unescape_nul(cell: object) -> object:
-    if not isinstance(cell, str) or "\x01" not in cell:
-        return cell
-    return cell.replace("\x01\x01", "\x00").replace("\x01\x02", "\x01")
+class _UnreachableError(psycopg.OperationalError):
+    """No connection could be made; the message is ours."""

@@ -1,5 +1,6 @@
 """Cost and analytics queries on a database: from roll-ups where possible, else from rows, never from the log."""
 
+import datetime
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
@@ -27,13 +28,7 @@ from holdfast.ledger.analytics.results import FULL_SCOPE, VERDICT_KINDS, RollUpR
 from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
 from holdfast.ledger.money import AT_MAX, format_utc_day, to_dollars, utc_day_start
 from holdfast.ledger.postings import ACCOUNT_DAYS, DAYS, OUTCOME_DAYS, SESSION_DAYS, RollUp, Sums
-from holdfast.stores.sql.analytics_queries import (
-    ROLLUP_SOURCES,
-    SIMULATED_PATTERN,
-    AnalyticsSql,
-    RollUpSql,
-    filter_parameters,
-)
+from holdfast.stores.sql import analytics_queries as queries
 from holdfast.stores.sql.events import Cell, FetchRows, as_int, decode_event_row, decode_session_row
 from holdfast.types.usage import Usage
 
@@ -50,18 +45,19 @@ _decode_verdict = msgspec.json.Decoder(Verdict).decode
 class SqlRollUpSource:
     """Every query starts with `catch_up`, so that it covers everything written before."""
 
-    def __init__(self, fetch: FetchRows, queries: RollUpSql, catch_up: Callable[[], None]) -> None:
+    def __init__(self, fetch: FetchRows, catch_up: Callable[[], None]) -> None:
         self._fetch = fetch
-        self._queries = queries
         self._catch_up = catch_up
 
     def rows(self, table: RollUp, keys: tuple[str, ...], scope: LedgerScope) -> RollUpRows:
         self._catch_up()
         if scope.session_id is not None:
-            query = self._queries.sum_rows(table, keys, sessions=1)
+            query = queries.sum_rows(table, keys, sessions=1)
             rows = self._fetch(query, _row_parameters(table, scope, ((scope.since, scope.until),), scope.session_id))
         else:
             rows = self._read_days(table, keys, scope)
+        if not all(_is_roll_up_key(name, cell) for row in rows for name, cell in zip(keys, row, strict=False)):
+            raise _damaged_tables_error()
         return [(row[: len(keys)], row[len(keys) :]) for row in rows]  # type: ignore[misc] # the columns are those of the query
 
     def _read_days(
@@ -69,10 +65,10 @@ class SqlRollUpSource:
     ) -> list[tuple[object, ...]]:
         """Whole days from the roll-up, and the first and last day as far as they are in the scope."""
         days = split_days(scope.since, scope.until)
-        query = self._queries.sum_rollups(table, keys, sessions=len(ids))
+        query = queries.sum_rollups(table, keys, sessions=len(ids))
         rows = self._fetch(query, (days.first, days.end, int(scope.simulated), *ids))
         if days.partial_spans:
-            query = self._queries.sum_rows(table, keys, sessions=len(ids), spans=len(days.partial_spans))
+            query = queries.sum_rows(table, keys, sessions=len(ids), spans=len(days.partial_spans))
             rows += self._fetch(query, _row_parameters(table, scope, days.partial_spans, *ids))
         return rows
 
@@ -86,7 +82,7 @@ class SqlRollUpSource:
         parameters: tuple[Cell, ...] = (days.first, days.end, int(scope.simulated))
         if days.partial_spans:
             parameters += _row_parameters(SESSION_DAYS, scope, days.partial_spans)
-        query = self._queries.session_page(order, spans=len(days.partial_spans))
+        query = queries.select_session_page(order, spans=len(days.partial_spans))
         session_rows = list(map(decode_session_row, self._fetch(query, (*parameters, limit, offset))))
         sums_by_session = {row.id: Sums() for row in session_rows}
         if session_rows:
@@ -96,15 +92,34 @@ class SqlRollUpSource:
 
     def _one_session(self, scope: LedgerScope, session_id: str) -> list[tuple[SessionRow, Sums]]:
         sums = sum((Sums(*amounts) for _, amounts in self.rows(SESSION_DAYS, (), scope)), Sums())
-        rows = map(decode_session_row, self._fetch(self._queries.session, (session_id,)))
+        rows = map(decode_session_row, self._fetch(queries.SESSION_ROW, (session_id,)))
         return [(row, sums) for row in rows if sums.calls or sums.spent]
 
     def worst_verdicts(self, session_ids: Sequence[str], scope: LedgerScope) -> dict[str, VerdictKind]:
         if not session_ids:
             return {}
-        query = self._queries.worst_verdicts(len(session_ids))
+        query = queries.select_worst_verdicts(len(session_ids))
         rows = self._fetch(query, (scope.since, scope.until, int(scope.simulated), *session_ids))
         return {str(session_id): VERDICT_KINDS[kind] for session_id, kind in rows}
+
+
+def _is_roll_up_key(name: str, cell: object) -> bool:
+    match name:
+        case "latency_bits":
+            return isinstance(cell, int)
+        case "kind":
+            return cell in VERDICT_KINDS
+        case "day":
+            with suppress(TypeError, ValueError):
+                datetime.date.fromisoformat(cell)  # type: ignore[arg-type] # another type raises TypeError
+                return True
+            return False
+        case _:
+            return isinstance(cell, str)
+
+
+def _damaged_tables_error() -> StoreError:
+    return StoreError("the roll-up tables are damaged: `holdfast db rebuild` rebuilds them from the log")
 
 
 class DayWindow(msgspec.Struct, frozen=True):
@@ -140,14 +155,13 @@ def _row_parameters(
     table: RollUp, scope: LedgerScope, spans: Sequence[tuple[float, float]], *ids: str
 ) -> tuple[Cell, ...]:
     table_parameters: tuple[Cell, ...] = (*chain.from_iterable(spans), int(scope.simulated), *ids)
-    return table_parameters * len(ROLLUP_SOURCES[table.name])
+    return table_parameters * len(queries.ROLLUP_SOURCES[table.name])
 
 
 class SqlAnalyticsQueries:
-    def __init__(self, fetch: FetchRows, queries: RollUpSql, catch_up: Callable[[], None]) -> None:
+    def __init__(self, fetch: FetchRows, catch_up: Callable[[], None]) -> None:
         self._fetch = fetch
-        self._queries = AnalyticsSql(queries)
-        self._tables = SqlRollUpSource(fetch, queries, catch_up)
+        self._tables = SqlRollUpSource(fetch, catch_up)
         self._catch_up = catch_up
 
     def groups(
@@ -190,18 +204,18 @@ class SqlAnalyticsQueries:
 
     def _group_rows(self, group_by: GroupBy, scope: LedgerScope, filter_: GroupFilter) -> Iterable[tuple[object, Sums]]:
         self._catch_up()
-        simulated, filter_cells = int(scope.simulated), filter_parameters(filter_)
+        simulated, filter_cells = int(scope.simulated), queries.filter_parameters(filter_)
         spans: Sequence[tuple[float, float]] = ((scope.since, scope.until),)
         rows: list[tuple[object, ...]] = []
         if group_by in SESSION_GROUPINGS and filter_.filtered_fields <= {"session"}:
             days = split_days(scope.since, scope.until)
             spans = days.partial_spans
-            query = self._queries.session_groups(group_by, filter_)
+            query = queries.group_session_days(group_by, filter_)
             rows += self._fetch(query, (days.first, days.end, simulated, *filter_cells))
         if spans:
             table_parameters: tuple[Cell, ...] = (*chain.from_iterable(spans), simulated)
-            query = self._queries.groups(group_by, filter_, spans=len(spans))
-            rows += self._fetch(query, (*table_parameters * len(ROLLUP_SOURCES[DAYS.name]), *filter_cells))
+            query = queries.group_rows(group_by, filter_, spans=len(spans))
+            rows += self._fetch(query, (*table_parameters * len(queries.ROLLUP_SOURCES[DAYS.name]), *filter_cells))
         return ((key, Sums(*sums)) for key, *sums in rows)  # type: ignore[arg-type] # the query casts them to bigint
 
     def failures(self, scope: LedgerScope = FULL_SCOPE) -> dict[str, int]:
@@ -214,13 +228,13 @@ class SqlAnalyticsQueries:
     def latencies(self, scope: LedgerScope = FULL_SCOPE) -> dict[str, dict[int, int]]:
         self._catch_up()
         counts_by_model: dict[str, dict[int, int]] = {}
-        for model, latency_ms, calls in self._fetch(self._queries.latencies, _scope_parameters(scope)):
+        for model, latency_ms, calls in self._fetch(queries.LATENCIES, _scope_parameters(scope)):
             counts_by_model.setdefault(str(model), {})[as_int(latency_ms)] = as_int(calls)
         return counts_by_model
 
     def usage_by_size(self, limits: Sequence[int], scope: LedgerScope = FULL_SCOPE) -> tuple[SizedUsage, ...]:
         self._catch_up()
-        rows = self._fetch(self._queries.usage_by_size(limits), _scope_parameters(scope))
+        rows = self._fetch(queries.sum_usage_by_size(limits), _scope_parameters(scope))
         sized = [
             SizedUsage(str(model), as_int(sizes), as_int(calls), Usage(*map(as_int, usage)))
             for model, sizes, calls, *usage in rows
@@ -237,14 +251,14 @@ class SqlAnalyticsQueries:
         skip: int,
     ) -> tuple[CacheBreakCall, ...]:
         self._catch_up()
-        query = self._queries.cache_breaks(kind=kind is not None, component=component is not None)
+        query = queries.select_cache_breaks(kind=kind is not None, component=component is not None)
         filter_cells = [value for value in (kind, component) if value is not None]
         rows = self._fetch(query, (*_scope_parameters(scope), *filter_cells, limit, skip))
         return tuple(map(_build_broken_call, rows))
 
     def skill_loads(self, scope: LedgerScope = FULL_SCOPE) -> tuple[SkillLoad, ...]:
-        exclusion = () if scope.simulated else (SIMULATED_PATTERN,)
-        query = self._queries.skill_loads(simulated=scope.simulated)
+        exclusion = () if scope.simulated else (queries.SIMULATED_MARK,)
+        query = queries.select_skill_loads(simulated=scope.simulated)
         return tuple(
             SkillLoad(event.session_id, event.at, payload.skill_id, payload.load_reason, payload.load_size_tokens)
             for event in _decode_events(self._fetch(query, (scope.since, scope.until, *exclusion)))
@@ -255,15 +269,15 @@ class SqlAnalyticsQueries:
         self, *, order: SessionCostOrder, limit: int, skip: int, simulated: bool = False
     ) -> tuple[SessionCost, ...]:
         self._catch_up()
-        query = self._queries.session_page(order, simulated=simulated)
-        rows = self._fetch(query, (*(() if simulated else (SIMULATED_PATTERN,)), limit, skip))
+        query = queries.select_session_costs(order, simulated=simulated)
+        rows = self._fetch(query, (*(() if simulated else (queries.SIMULATED_MARK,)), limit, skip))
         ids = [str(columns[0]) for columns in rows]
         if not ids:
             return ()
-        models = {str(id): model for id, model in self._fetch(self._queries.last_models(len(ids)), ids)}
-        turns = {str(id): count for id, count in self._fetch(self._queries.turn_counts(len(ids)), ids)}
+        models = {str(id): model for id, model in self._fetch(queries.select_last_models(len(ids)), ids)}
+        turns = {str(id): count for id, count in self._fetch(queries.count_turns(len(ids)), ids)}
         paths: dict[str, str | None] = {}
-        for event in _decode_events(self._fetch(self._queries.session_starts(len(ids)), ids)):
+        for event in _decode_events(self._fetch(queries.select_session_starts(len(ids)), ids)):
             if isinstance(event.payload, SessionStarted):
                 paths.setdefault(event.session_id, event.payload.workspace_path)
         costs = []
@@ -274,13 +288,13 @@ class SqlAnalyticsQueries:
         return tuple(costs)
 
     def turn_events(self, turn_id: str) -> tuple[Event, ...]:
-        for seq, session_id in self._fetch(self._queries.turn_start, (turn_id,)):
+        for seq, session_id in self._fetch(queries.TURN_START, (turn_id,)):
             return tuple(self._events_of_turn(turn_id, str(session_id), as_int(seq)))
         return ()
 
     def _events_of_turn(self, turn_id: str, session_id: str, seq: int) -> Iterable[Event]:
         """Turns of a session do not overlap, so a turn ends where the next one starts."""
-        while batch := self._fetch(self._queries.events_from, (session_id, seq, TURN_BATCH_EVENTS)):
+        while batch := self._fetch(queries.EVENTS_FROM, (session_id, seq, TURN_BATCH_EVENTS)):
             seq = as_int(batch[-1][0]) + 1
             for event in _decode_events(columns for _, *columns in batch):
                 if isinstance(event.payload, TurnStarted) and event.id != turn_id:
@@ -291,7 +305,7 @@ class SqlAnalyticsQueries:
 
 def _filters_accounts(filter_: GroupFilter) -> bool:
     """Whether the filter names accounts only, and none of them is empty: those are not in the roll-up."""
-    return filter_.filtered_fields <= {"gateway_key", "user", "team"} and all(filter_parameters(filter_))
+    return filter_.filtered_fields <= {"gateway_key", "user", "team"} and all(queries.filter_parameters(filter_))
 
 
 def _scope_parameters(scope: LedgerScope) -> tuple[Cell, ...]:
@@ -310,7 +324,8 @@ def _build_broken_call(columns: Sequence[object]) -> CacheBreakCall:
     try:
         decoded = _decode_verdict(str(verdict))
     except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise StoreError("the table of calls is damaged: `holdfast db rebuild` rebuilds it from the log") from error
-    assert isinstance(at, float)
+        raise _damaged_tables_error() from error
+    if not isinstance(at, float):
+        raise _damaged_tables_error()
     name = None if name is None else str(name)
     return CacheBreakCall(str(session_id), name, as_int(number), at, str(model), decoded)

@@ -15,6 +15,7 @@ from holdfast.ledger.postings import (
     RollUp,
     Sums,
 )
+from holdfast.stores.sql.dialect import repeat_params
 from holdfast.stores.sql.events import EVENT_COLUMNS, SESSION_COLUMNS, Cell
 
 POSTING_TABLES = ("calls", "charges", "failures")
@@ -57,8 +58,8 @@ _CONDITIONS = {
     ACCOUNT_DAYS.name: " AND (key_id <> '' OR user_id <> '' OR team_id <> '')",
 }
 
-# Matches the payload of the first event of a simulated session.
-SIMULATED_PATTERN = '%"simulated":true%'
+# Part of the payload of the first event of a simulated session.
+SIMULATED_MARK = '"simulated":true'
 
 # The expression for each grouping; filters compare the same columns.
 _GROUP_KEYS: dict[str, str] = {
@@ -76,251 +77,236 @@ _GROUP_KEYS: dict[str, str] = {
 _ROW_COLUMNS = "session_id, at, day, provider, model, key_id, user_id, team_id"
 _TOKENS_SENT = "(input + cache_read + cache_write_5m + cache_write_1h + cache_write_other)"
 _BUCKETS = ("input", "cache_read", "cache_write_5m", "cache_write_1h", "cache_write_other", "output")
+_EVENT_LIST = ", ".join(EVENT_COLUMNS)
+_EVENT_TYPES = ", ".join(f"'{event_type}'" for event_type in POSTED_EVENT_TYPES)
+LEDGER_VERSION_QUERY = "SELECT version FROM holdfast.ledger"
+SET_LEDGER_VERSION = "UPDATE holdfast.ledger SET version = ?"
+RESET_SESSIONS = "UPDATE holdfast.sessions SET entered_events = -1"
+CLEAR_TABLES = [f"DELETE FROM holdfast.{name}" for name in (*POSTING_TABLES, *(rollup.name for rollup in ROLLUPS))]
+DELETE_SESSION_ROWS = [f"DELETE FROM holdfast.{name} WHERE session_id = ?" for name in POSTING_TABLES]
+PENDING_SESSIONS = (
+    "SELECT id FROM holdfast.sessions WHERE entered_events <> event_count AND id >= ? ORDER BY id LIMIT ?"
+)
+ANY_PENDING_SESSION = "SELECT 1 FROM holdfast.sessions WHERE entered_events <> event_count LIMIT 1"
+MARK_ROLLED_UP = "UPDATE holdfast.sessions SET entered_events = event_count WHERE id = ?"
+# Only messages with an image matter, and their payload contains the word.
+LEDGER_EVENTS = (
+    f"SELECT seq, {_EVENT_LIST} FROM holdfast.events WHERE session_id = ? AND seq > ? AND type IN ({_EVENT_TYPES}) "
+    "AND (type <> 'message.appended' OR strpos(payload, ?) > 0) ORDER BY seq LIMIT ?"
+)
+SESSION_ROW = f"SELECT {', '.join(SESSION_COLUMNS)} FROM holdfast.sessions WHERE id = ?"
+LATENCIES = (
+    "SELECT model, latency_ms, count(*) FROM holdfast.calls "
+    "WHERE at >= ? AND at < ? AND simulated <= ? GROUP BY model, latency_ms"
+)
+TURN_START = "SELECT seq, session_id FROM holdfast.events WHERE id = ? AND type = 'turn.started'"
+EVENTS_FROM = f"SELECT seq, {_EVENT_LIST} FROM holdfast.events WHERE session_id = ? AND seq >= ? ORDER BY seq LIMIT ?"
+_NOT_SIMULATED = (
+    "NOT EXISTS (SELECT 1 FROM holdfast.events AS e WHERE e.session_id = s.id AND e.type = 'session.started' "
+    "AND strpos(e.payload, ?) > 0)"
+)
 
 
-class RollUpSql:
-    """The queries of an engine that writes `param` for a parameter and `schema` before a table name."""
-
-    def __init__(self, param: str, *, schema: str = "") -> None:
-        self.param, self.schema = param, schema
-        events, sessions = f"{schema}events", f"{schema}sessions"
-        self.version = f"SELECT version FROM {schema}ledger"
-        self.set_version = f"UPDATE {schema}ledger SET version = {param}"
-        self.reset_sessions = f"UPDATE {sessions} SET entered_events = -1"
-        self.clear_tables = [
-            f"DELETE FROM {schema}{name}" for name in (*POSTING_TABLES, *(rollup.name for rollup in ROLLUPS))
-        ]
-        self.pending_sessions = (
-            f"SELECT id FROM {sessions} WHERE entered_events <> event_count AND id >= {param} ORDER BY id LIMIT {param}"
-        )
-        self.any_pending_session = f"SELECT 1 FROM {sessions} WHERE entered_events <> event_count LIMIT 1"
-        self.mark_rolled_up = f"UPDATE {sessions} SET entered_events = event_count WHERE id = {param}"
-        event_types = ", ".join(f"'{event_type}'" for event_type in POSTED_EVENT_TYPES)
-        # Only messages with an image matter, and their payload contains the word.
-        self.ledger_events = (
-            f"SELECT seq, {', '.join(EVENT_COLUMNS)} FROM {events} WHERE session_id = {param} AND seq > {param} "
-            f"AND type IN ({event_types}) AND (type <> 'message.appended' OR payload LIKE {param}) "
-            f"ORDER BY seq LIMIT {param}"
-        )
-        self.session = f"SELECT {', '.join(SESSION_COLUMNS)} FROM {sessions} WHERE id = {param}"
-        self.delete_session_rows = [f"DELETE FROM {schema}{name} WHERE session_id = {param}" for name in POSTING_TABLES]
-
-    @cache  # noqa: B019 - one object per engine
-    def session_states(self, count: int) -> str:
-        last = f"SELECT e.id FROM {self.schema}events AS e WHERE e.session_id = s.id ORDER BY e.seq DESC LIMIT 1"
-        return (
-            f"SELECT s.id, s.event_count, s.entered_events, ({last}) FROM {self.schema}sessions AS s "
-            f"WHERE s.id IN ({self.params(count)})"
-        )
-
-    def params(self, count: int) -> str:
-        return ", ".join([self.param] * count)
-
-    def insert(self, table: str, columns: tuple[str, ...]) -> str:
-        # An append must not fail because someone edited the tables by hand.
-        values = f"VALUES ({self.params(len(columns))}) ON CONFLICT DO NOTHING"
-        return f"INSERT INTO {self.schema}{table} ({', '.join(columns)}) {values}"
-
-    def upsert_sums(self, table: RollUp) -> str:
-        sums = ", ".join(f"{name} = kept.{name} + excluded.{name}" for name in table.sums)
-        return (
-            f"INSERT INTO {self.schema}{table.name} AS kept ({', '.join(table.keys + table.sums)}) "
-            f"VALUES ({self.params(len(table.keys + table.sums))}) "
-            f"ON CONFLICT ({', '.join(table.keys)}) DO UPDATE SET {sums}"
-        )
-
-    def select_rows(self, table: str, columns: Sequence[str], *, session: bool) -> str:
-        where = f" WHERE session_id = {self.param}" if session else ""
-        return f"SELECT {', '.join(columns)} FROM {self.schema}{table}{where}"
-
-    def drop_empty(self, table: RollUp) -> str:
-        key = " AND ".join(f"{name} = {self.param}" for name in table.keys)
-        return f"DELETE FROM {self.schema}{table.name} WHERE {key} AND {table.sums[0]} = 0"
-
-    def sum_rollups(self, table: RollUp, keys: tuple[str, ...], *, sums: Sequence[str] = (), sessions: int = 0) -> str:
-        """Parameters: first day, day after the last, maximum of `simulated`, and the session ids."""
-        where = f"day >= {self.param} AND day < {self.param} AND simulated <= {self.param}{self._in_sessions(sessions)}"
-        return _sum_query(keys, sums or table.sums, f"{self.schema}{table.name} WHERE {where}")
-
-    def sum_rows(
-        self, table: RollUp, keys: tuple[str, ...], *, sums: Sequence[str] = (), sessions: int = 0, spans: int = 1
-    ) -> str:
-        """The same from the rows of the tables.
-
-        Parameters, once for each table: since and until for each span, maximum of `simulated`, and the session ids.
-        """
-        where = f"{self.time_condition(spans)} AND simulated <= {self.param}{self._in_sessions(sessions)}"
-        selects = []
-        for table_name, expressions in ROLLUP_SOURCES[table.name]:
-            columns = ", ".join(f"{expression} AS {sum}" for sum, expression in expressions.items())
-            conditions = where + _CONDITIONS.get(table.name, "")
-            selects.append(
-                f"SELECT {', '.join(table.keys)}, {columns} FROM {self.schema}{table_name} WHERE {conditions}"
-            )
-        return _sum_query(keys, sums or table.sums, f"({' UNION ALL '.join(selects)}) AS part")
-
-    def time_condition(self, count: int) -> str:
-        """Parameters: since and until, `count` times."""
-        return f"({' OR '.join([f'at >= {self.param} AND at < {self.param}'] * count)})"
-
-    def _in_sessions(self, sessions: int) -> str:
-        return f" AND session_id IN ({self.params(sessions)})" if sessions else ""
-
-    def session_page(self, order: SessionOrder, *, spans: int) -> str:
-        """Which sessions are on a page.
-
-        Parameters: those of `sum_rollups`, those of `sum_rows` if some days count partly, limit and offset.
-        """
-        sums = ("calls", "spent", "lost")
-        totals = self.sum_rollups(SESSION_DAYS, ("session_id",), sums=sums)
-        if spans:
-            partial_days = self.sum_rows(SESSION_DAYS, ("session_id",), sums=sums, spans=spans)
-            combined = f"({totals} UNION ALL {partial_days}) AS parts"
-            totals = _sum_query(("session_id",), sums, combined)
-        return (
-            f"SELECT {', '.join(SESSION_COLUMNS)} FROM ({totals}) AS added JOIN {self.schema}sessions "
-            f"ON id = session_id WHERE calls > 0 OR spent <> 0 "
-            f"ORDER BY {SESSION_ORDER_SQL[order]} LIMIT {self.param} OFFSET {self.param}"
-        )
-
-    def worst_verdicts(self, sessions: int) -> str:
-        """Parameters: since, until, maximum of `simulated`, the session ids."""
-        ranked = "row_number() OVER (PARTITION BY session_id ORDER BY lost DESC, number) AS place"
-        where = (
-            f"lost > 0 AND at >= {self.param} AND at < {self.param} AND simulated <= {self.param} "
-            f"AND session_id IN ({self.params(sessions)})"
-        )
-        return (
-            f"SELECT session_id, kind FROM (SELECT session_id, kind, {ranked} FROM {self.schema}calls WHERE {where}) "
-            f"AS ranked WHERE place = 1"
-        )
+@cache
+def select_session_states(count: int) -> str:
+    last = "SELECT e.id FROM holdfast.events AS e WHERE e.session_id = s.id ORDER BY e.seq DESC LIMIT 1"
+    return (
+        f"SELECT s.id, s.event_count, s.entered_events, ({last}) FROM holdfast.sessions AS s "
+        f"WHERE s.id IN ({repeat_params(count)})"
+    )
 
 
-def _sum_query(keys: tuple[str, ...], sums: Sequence[str], source: str) -> str:
+@cache
+def insert_rows(table: str, columns: tuple[str, ...]) -> str:
+    # An append must not fail because someone edited the tables by hand.
+    values = f"VALUES ({repeat_params(len(columns))}) ON CONFLICT DO NOTHING"
+    return f"INSERT INTO holdfast.{table} ({', '.join(columns)}) {values}"
+
+
+@cache
+def upsert_sums(table: RollUp) -> str:
+    sums = ", ".join(f"{name} = kept.{name} + excluded.{name}" for name in table.sums)
+    return (
+        f"INSERT INTO holdfast.{table.name} AS kept ({', '.join(table.keys + table.sums)}) "
+        f"VALUES ({repeat_params(len(table.keys + table.sums))}) "
+        f"ON CONFLICT ({', '.join(table.keys)}) DO UPDATE SET {sums}"
+    )
+
+
+def select_rows(table: str, columns: Sequence[str], *, session: bool) -> str:
+    where = " WHERE session_id = ?" if session else ""
+    return f"SELECT {', '.join(columns)} FROM holdfast.{table}{where}"
+
+
+@cache
+def delete_empty_sums(table: RollUp) -> str:
+    key = " AND ".join(f"{name} = ?" for name in table.keys)
+    return f"DELETE FROM holdfast.{table.name} WHERE {key} AND {table.sums[0]} = 0"
+
+
+def sum_rollups(table: RollUp, keys: tuple[str, ...], *, sums: Sequence[str] = (), sessions: int = 0) -> str:
+    """Parameters: first day, day after the last, maximum of `simulated`, and the session ids."""
+    where = f"day >= ? AND day < ? AND simulated <= ?{_in_sessions(sessions)}"
+    return _build_sum_query(keys, sums or table.sums, f"holdfast.{table.name} WHERE {where}")
+
+
+def sum_rows(
+    table: RollUp, keys: tuple[str, ...], *, sums: Sequence[str] = (), sessions: int = 0, spans: int = 1
+) -> str:
+    """The same from the rows of the tables.
+
+    Parameters, once for each table: since and until for each span, maximum of `simulated`, and the session ids.
+    """
+    where = f"{_time_condition(spans)} AND simulated <= ?{_in_sessions(sessions)}{_CONDITIONS.get(table.name, '')}"
+    return _build_sum_query(keys, sums or table.sums, _unite_rows(table, ", ".join(table.keys), where))
+
+
+def _unite_rows(table: RollUp, columns: str, where: str) -> str:
+    """The rows that a roll-up sums over, from all tables."""
+    selects = []
+    for table_name, expressions in ROLLUP_SOURCES[table.name]:
+        sums = ", ".join(f"{expression} AS {sum}" for sum, expression in expressions.items())
+        selects.append(f"SELECT {columns}, {sums} FROM holdfast.{table_name} WHERE {where}")
+    return f"({' UNION ALL '.join(selects)}) AS part"
+
+
+def _time_condition(count: int) -> str:
+    """Parameters: since and until, `count` times."""
+    return f"({' OR '.join(['at >= ? AND at < ?'] * count)})"
+
+
+def _in_sessions(sessions: int) -> str:
+    return f" AND session_id IN ({repeat_params(sessions)})" if sessions else ""
+
+
+def select_session_page(order: SessionOrder, *, spans: int) -> str:
+    """Which sessions are on a page.
+
+    Parameters: those of `sum_rollups`, those of `sum_rows` if some days count partly, limit and offset.
+    """
+    sums = ("calls", "spent", "lost")
+    totals = sum_rollups(SESSION_DAYS, ("session_id",), sums=sums)
+    if spans:
+        partial_days = sum_rows(SESSION_DAYS, ("session_id",), sums=sums, spans=spans)
+        combined = f"({totals} UNION ALL {partial_days}) AS parts"
+        totals = _build_sum_query(("session_id",), sums, combined)
+    return (
+        f"SELECT {', '.join(SESSION_COLUMNS)} FROM ({totals}) AS added JOIN holdfast.sessions "
+        f"ON id = session_id WHERE calls > 0 OR spent <> 0 "
+        f"ORDER BY {SESSION_ORDER_SQL[order]} LIMIT ? OFFSET ?"
+    )
+
+
+def select_worst_verdicts(sessions: int) -> str:
+    """Parameters: since, until, maximum of `simulated`, the session ids."""
+    where = f"lost > 0 AND at >= ? AND at < ? AND simulated <= ?{_in_sessions(sessions)}"
+    return _select_first_call("kind", "lost DESC, number", where)
+
+
+def select_last_models(sessions: int) -> str:
+    return _select_first_call("model", "number DESC, event_id DESC", f"session_id IN ({repeat_params(sessions)})")
+
+
+def _select_first_call(column: str, order: str, where: str) -> str:
+    """A column of the call of each session that comes first."""
+    ranked = f"row_number() OVER (PARTITION BY session_id ORDER BY {order}) AS place"
+    calls = f"SELECT session_id, {column}, {ranked} FROM holdfast.calls WHERE {where}"
+    return f"SELECT session_id, {column} FROM ({calls}) AS ranked WHERE place = 1"
+
+
+def _build_sum_query(keys: tuple[str, ...], sums: Sequence[str], source: str) -> str:
     columns = [f"CAST(coalesce(sum({name}), 0) AS bigint) AS {name}" for name in sums]
     group_by = f" GROUP BY {', '.join(keys)}" if keys else ""
     return f"SELECT {', '.join([*keys, *columns])} FROM {source}{group_by}"
 
 
-class AnalyticsSql:
-    def __init__(self, tables: RollUpSql) -> None:
-        self._tables = tables
-        param, schema = tables.param, tables.schema
-        self._param, self._schema = param, schema
-        events = f"{schema}events"
-        started = f"SELECT 1 FROM {events} AS e WHERE e.session_id = s.id AND e.type = 'session.started'"
-        self._not_simulated = f"NOT EXISTS ({started} AND e.payload LIKE {param})"
-        in_scope = f"{tables.time_condition(1)} AND simulated <= {param}"
-        self.latencies = (
-            f"SELECT model, latency_ms, count(*) FROM {schema}calls WHERE {in_scope} GROUP BY model, latency_ms"
-        )
-        self.turn_start = f"SELECT seq, session_id FROM {events} WHERE id = {param} AND type = 'turn.started'"
-        self.events_from = (
-            f"SELECT seq, {', '.join(EVENT_COLUMNS)} FROM {events} "
-            f"WHERE session_id = {param} AND seq >= {param} ORDER BY seq LIMIT {param}"
-        )
+def group_rows(group_by: GroupBy, filter_: GroupFilter, *, spans: int) -> str:
+    """From the rows.
 
-    def groups(self, group_by: GroupBy, filter_: GroupFilter, *, spans: int) -> str:
-        """From the rows.
+    Parameters, for each table: the spans and the maximum of `simulated`; then those of the filter.
+    """
+    where = f"{_time_condition(spans)} AND simulated <= ?"
+    return _build_group_query(group_by, filter_, _unite_rows(DAYS, _ROW_COLUMNS, where))
 
-        Parameters, for each table: the spans and the maximum of `simulated`; then those of the filter.
-        """
-        sums = Sums.__struct_fields__
-        selects = []
-        for table, expressions in ROLLUP_SOURCES[DAYS.name]:
-            columns = ", ".join(f"{expressions[sum]} AS {sum}" for sum in sums)
-            where = f"{self._tables.time_condition(spans)} AND simulated <= {self._param}"
-            selects.append(f"SELECT {_ROW_COLUMNS}, {columns} FROM {self._schema}{table} WHERE {where}")
-        return self._group(group_by, filter_, f"({' UNION ALL '.join(selects)}) AS part")
 
-    def session_groups(self, group_by: GroupBy, filter_: GroupFilter) -> str:
-        """From the session roll-up.
+def group_session_days(group_by: GroupBy, filter_: GroupFilter) -> str:
+    """From the session roll-up.
 
-        Parameters: first day, day after the last, maximum of `simulated`, and those of the filter.
-        """
-        days = f"day >= {self._param} AND day < {self._param} AND simulated <= {self._param}"
-        source = f"(SELECT * FROM {self._schema}session_days WHERE {days}) AS part"
-        return self._group(group_by, filter_, source)
+    Parameters: first day, day after the last, maximum of `simulated`, and those of the filter.
+    """
+    days = "day >= ? AND day < ? AND simulated <= ?"
+    source = f"(SELECT * FROM holdfast.session_days WHERE {days}) AS part"
+    return _build_group_query(group_by, filter_, source)
 
-    def _group(self, group_by: GroupBy, filter_: GroupFilter, source: str) -> str:
-        sums = ", ".join(f"CAST(coalesce(sum({name}), 0) AS bigint)" for name in Sums.__struct_fields__)
-        # CAST to bigint truncates in SQLite but rounds in PostgreSQL, so PostgreSQL needs trunc() first.
-        seconds = "at" if self._param == "?" else "trunc(at)"
-        key = f"CAST({seconds} AS bigint) / {HOUR_SECONDS}" if group_by == "hour" else _GROUP_KEYS[group_by]
-        conditions = [f"{_GROUP_KEYS[name]} = {self._param}" for name in sorted(filter_.filtered_fields)]
-        if not filter_.workers:
-            conditions.append("parent_session_id IS NULL")
-        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-        return (
-            f"SELECT {key}, {sums} FROM {source} LEFT JOIN {self._schema}sessions ON id = session_id{where} GROUP BY 1"
-        )
 
-    def usage_by_size(self, limits: Sequence[int]) -> str:
-        """Parameters: since, until, maximum of `simulated`."""
-        exceeded = " + ".join(f"CASE WHEN {_TOKENS_SENT} > {limit} THEN 1 ELSE 0 END" for limit in limits) or "0"
-        sums = ", ".join(f"CAST(sum({name}) AS bigint)" for name in _BUCKETS)
-        where = f"{self._tables.time_condition(1)} AND simulated <= {self._param}"
-        return (
-            f"SELECT model, {exceeded} AS sizes, count(*), {sums} FROM {self._schema}calls WHERE {where} GROUP BY 1, 2"
-        )
+def _build_group_query(group_by: GroupBy, filter_: GroupFilter, source: str) -> str:
+    sums = ", ".join(f"CAST(coalesce(sum({name}), 0) AS bigint)" for name in Sums.__struct_fields__)
+    key = f"CAST(trunc(at) AS bigint) / {HOUR_SECONDS}" if group_by == "hour" else _GROUP_KEYS[group_by]
+    conditions = [f"{_GROUP_KEYS[name]} = ?" for name in sorted(filter_.filtered_fields)]
+    if not filter_.workers:
+        conditions.append("parent_session_id IS NULL")
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    return f"SELECT {key}, {sums} FROM {source} LEFT JOIN holdfast.sessions ON id = session_id{where} GROUP BY 1"
 
-    def cache_breaks(self, *, kind: bool, component: bool) -> str:
-        """Parameters: since, until, maximum of `simulated`, kind, component, limit and offset."""
-        where = f"kind <> 'held' AND {self._tables.time_condition(1)} AND simulated <= {self._param}"
-        where += f" AND kind = {self._param}" * kind + f" AND component = {self._param}" * component
-        order = "lost DESC, session_id, number, event_id"
-        # Choose the page first and join the wide rows afterwards, so that they are not sorted.
-        page = (
-            f"SELECT session_id, event_id FROM {self._schema}calls WHERE {where} "
-            f"ORDER BY {order} LIMIT {self._param} OFFSET {self._param}"
-        )
-        return (
-            f"SELECT session_id, name, number, at, c.model, verdict FROM ({page}) AS page "
-            f"JOIN {self._schema}calls AS c USING (session_id, event_id) "
-            f"LEFT JOIN {self._schema}sessions ON id = session_id ORDER BY {order}"
-        )
 
-    def skill_loads(self, *, simulated: bool) -> str:
-        """Parameters: since, until, and the pattern of simulated sessions unless they are included."""
-        columns = ", ".join(f"k.{name}" for name in EVENT_COLUMNS)
-        exclusion = "" if simulated else f" AND {self._not_simulated}"
-        return (
-            f"SELECT {columns} FROM {self._schema}events AS k JOIN {self._schema}sessions AS s ON s.id = k.session_id "
-            f"WHERE k.type = 'skill.loaded' AND k.at >= {self._param} AND k.at < {self._param}{exclusion} "
-            "ORDER BY k.seq"
-        )
+def sum_usage_by_size(limits: Sequence[int]) -> str:
+    """Parameters: since, until, maximum of `simulated`."""
+    exceeded = " + ".join(f"CASE WHEN {_TOKENS_SENT} > {limit} THEN 1 ELSE 0 END" for limit in limits) or "0"
+    sums = ", ".join(f"CAST(sum({name}) AS bigint)" for name in _BUCKETS)
+    where = f"{_time_condition(1)} AND simulated <= ?"
+    return f"SELECT model, {exceeded} AS sizes, count(*), {sums} FROM holdfast.calls WHERE {where} GROUP BY 1, 2"
 
-    def session_page(self, order: str, *, simulated: bool) -> str:
-        """Parameters: the pattern of simulated sessions unless they are included; limit and offset."""
-        columns = ", ".join(f"s.{name}" for name in SESSION_COLUMNS)
-        spent = f"SELECT sum(d.spent) FROM {self._schema}session_days AS d WHERE d.session_id = s.id"
-        where = "" if simulated else f" WHERE {self._not_simulated}"
-        by = "spent DESC, s.id" if order == "cost" else "s.last_event_at DESC, s.id DESC"
-        return (
-            f"SELECT {columns}, CAST(coalesce(({spent}), 0) AS bigint) AS spent "
-            f"FROM {self._schema}sessions AS s{where} ORDER BY {by} LIMIT {self._param} OFFSET {self._param}"
-        )
 
-    def last_models(self, sessions: int) -> str:
-        ranked = "row_number() OVER (PARTITION BY session_id ORDER BY number DESC, event_id DESC) AS place"
-        of_sessions = f"session_id IN ({self._tables.params(sessions)})"
-        return (
-            f"SELECT session_id, model FROM (SELECT session_id, model, {ranked} FROM {self._schema}calls "
-            f"WHERE {of_sessions}) AS ranked WHERE place = 1"
-        )
+def select_cache_breaks(*, kind: bool, component: bool) -> str:
+    """Parameters: since, until, maximum of `simulated`, kind, component, limit and offset."""
+    where = f"kind <> 'held' AND {_time_condition(1)} AND simulated <= ?"
+    where += " AND kind = ?" * kind + " AND component = ?" * component
+    order = "lost DESC, session_id, number, event_id"
+    # Choose the page first and join the wide rows afterwards, so that they are not sorted.
+    page = f"SELECT session_id, event_id FROM holdfast.calls WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
+    return (
+        f"SELECT session_id, name, number, at, c.model, verdict FROM ({page}) AS page "
+        f"JOIN holdfast.calls AS c USING (session_id, event_id) "
+        f"LEFT JOIN holdfast.sessions ON id = session_id ORDER BY {order}"
+    )
 
-    def turn_counts(self, sessions: int) -> str:
-        # The partial index is used only if the types are literals, written as in its definition.
-        return (
-            f"SELECT session_id, count(*) FROM {self._schema}events WHERE type IN ('turn.completed', 'turn.cancelled') "
-            f"AND session_id IN ({self._tables.params(sessions)}) GROUP BY session_id"
-        )
 
-    def session_starts(self, sessions: int) -> str:
-        return (
-            f"SELECT {', '.join(EVENT_COLUMNS)} FROM {self._schema}events WHERE type = 'session.started' "
-            f"AND session_id IN ({self._tables.params(sessions)}) ORDER BY seq"
-        )
+def select_skill_loads(*, simulated: bool) -> str:
+    """Parameters: since, until, and the mark of simulated sessions unless they are included."""
+    columns = ", ".join(f"k.{name}" for name in EVENT_COLUMNS)
+    exclusion = "" if simulated else f" AND {_NOT_SIMULATED}"
+    return (
+        f"SELECT {columns} FROM holdfast.events AS k JOIN holdfast.sessions AS s ON s.id = k.session_id "
+        f"WHERE k.type = 'skill.loaded' AND k.at >= ? AND k.at < ?{exclusion} "
+        "ORDER BY k.seq"
+    )
+
+
+def select_session_costs(order: str, *, simulated: bool) -> str:
+    """Parameters: the mark of simulated sessions unless they are included; limit and offset."""
+    columns = ", ".join(f"s.{name}" for name in SESSION_COLUMNS)
+    spent = "SELECT sum(d.spent) FROM holdfast.session_days AS d WHERE d.session_id = s.id"
+    where = "" if simulated else f" WHERE {_NOT_SIMULATED}"
+    by = "spent DESC, s.id" if order == "cost" else "s.last_event_at DESC, s.id DESC"
+    return (
+        f"SELECT {columns}, CAST(coalesce(({spent}), 0) AS bigint) AS spent "
+        f"FROM holdfast.sessions AS s{where} ORDER BY {by} LIMIT ? OFFSET ?"
+    )
+
+
+def count_turns(sessions: int) -> str:
+    # The partial index is used only if the types are literals, written as in its definition.
+    return (
+        f"SELECT session_id, count(*) FROM holdfast.events WHERE type IN ('turn.completed', 'turn.cancelled') "
+        f"AND session_id IN ({repeat_params(sessions)}) GROUP BY session_id"
+    )
+
+
+def select_session_starts(sessions: int) -> str:
+    return (
+        f"SELECT {', '.join(EVENT_COLUMNS)} FROM holdfast.events WHERE type = 'session.started' "
+        f"AND session_id IN ({repeat_params(sessions)}) ORDER BY seq"
+    )
 
 
 def filter_parameters(filter_: GroupFilter) -> tuple[Cell, ...]:

@@ -10,6 +10,7 @@ from holdfast.errors import StoreError
 from holdfast.events.log import SCHEMA_VERSION, Actor, Event, SessionRow, event_type_of, sensitivity_of
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.events.payloads.union import AnyPayload
+from holdfast.stores.sql.dialect import repeat_params
 
 # Bounds what one event takes in memory: it is encoded, decoded once for checking, and queued.
 EVENT_BYTES_MAX = 64 * 1024 * 1024
@@ -206,8 +207,9 @@ def _last_present(texts: Iterable[str | None]) -> str | None:
 
 
 def as_int(cell: object) -> int:
-    """A cell that the schema or the query makes an integer."""
-    assert isinstance(cell, int)
+    """A cell that the schema or the query makes an integer, unless the file is damaged."""
+    if not isinstance(cell, int):
+        raise StoreError("a number in the database is damaged: restore it from a backup")
     return cell
 
 
@@ -216,62 +218,51 @@ def decode_session_row(columns: Sequence[object]) -> SessionRow:
     try:
         return msgspec.convert(dict(zip(SessionRow.__struct_fields__, columns, strict=True)), SessionRow)
     except (msgspec.ValidationError, ValueError) as error:
-        raise StoreError("the list of sessions is damaged: restore the database from a backup") from error
+        raise damaged_sessions_error() from error
 
 
-class LogQueries:
-    """The queries of an engine that writes `param` for a parameter and `schema` as table prefix."""
+def damaged_sessions_error() -> StoreError:
+    return StoreError("the list of sessions is damaged: restore the database from a backup")
 
-    def __init__(self, param: str, *, schema: str = "") -> None:
-        self.param = param
-        events, sessions = f"{schema}events", f"{schema}sessions"
-        columns = ", ".join(EVENT_COLUMNS)
-        newest_first = "ORDER BY last_event_at DESC, id DESC"
-        after_seq = f"session_id = {param} AND seq > {param}"
-        self.events_page = f"SELECT seq, {columns} FROM {events} WHERE {after_seq} ORDER BY seq LIMIT {param}"
-        self.event_position = f"SELECT seq FROM {events} WHERE id = {param} AND session_id = {param}"
-        self.session = f"SELECT 1 FROM {sessions} WHERE id = {param}"
-        self.sessions = f"SELECT {', '.join(SESSION_COLUMNS)} FROM {sessions} {newest_first} LIMIT {param}"
-        # The partial index is used only if the type is a literal.
-        self.learned_events = (
-            f"SELECT {columns} FROM {events} WHERE type = 'cache.learned' ORDER BY seq DESC LIMIT {param}"
-        )
-        self.event_exists = f"SELECT 1 FROM {events} WHERE id = {param}"
-        self.continuation_exists = f"SELECT 1 FROM {events} WHERE session_id = {param} AND parent_event_id = {param}"
-        self.delete_events = f"DELETE FROM {events} WHERE session_id = {param}"
-        self.delete_session = f"DELETE FROM {sessions} WHERE id = {param}"
-        self.is_old = f"SELECT 1 FROM {sessions} WHERE id = {param} AND last_event_at < {param}"
-        self.prunable = f"""
-SELECT s.id, count(*) FROM {sessions} AS s JOIN {events} AS e ON e.session_id = s.id
-WHERE s.last_event_at < {param} AND e.type NOT IN ({{retained}}) GROUP BY s.id ORDER BY s.id"""
-        self.totals = f"""
+
+_EVENT_LIST = ", ".join(EVENT_COLUMNS)
+_SESSION_LIST = ", ".join(SESSION_COLUMNS)
+EVENTS_PAGE = f"SELECT seq, {_EVENT_LIST} FROM holdfast.events WHERE session_id = ? AND seq > ? ORDER BY seq LIMIT ?"
+EVENT_POSITION = "SELECT seq FROM holdfast.events WHERE id = ? AND session_id = ?"
+SESSION_EXISTS = "SELECT 1 FROM holdfast.sessions WHERE id = ?"
+SESSIONS_NEWEST_FIRST = f"SELECT {_SESSION_LIST} FROM holdfast.sessions ORDER BY last_event_at DESC, id DESC LIMIT ?"
+# The partial index is used only if the type is a literal.
+LEARNED_EVENTS = f"SELECT {_EVENT_LIST} FROM holdfast.events WHERE type = 'cache.learned' ORDER BY seq DESC LIMIT ?"
+TOTALS = """
 SELECT count(*), CAST(coalesce(sum(event_count), 0) AS bigint), min(started_at), max(last_event_at),
-    (SELECT count(*) FROM {schema}calls), (SELECT count(*) FROM {sessions} WHERE entered_events <> event_count)
-FROM {sessions}"""
-        self.any_event = f"SELECT 1 FROM {events} WHERE session_id = {param} LIMIT 1"
-        self.prune = f"DELETE FROM {events} WHERE session_id = {param} AND type NOT IN ({{retained}})"
-        self.recount = f"""
-UPDATE {sessions} SET entered_events = -1,
-    event_count = (SELECT count(*) FROM {events} WHERE session_id = {sessions}.id),
-    started_at = (SELECT min(at) FROM {events} WHERE session_id = {sessions}.id),
-    last_event_at = (SELECT max(at) FROM {events} WHERE session_id = {sessions}.id)
-WHERE id = {param}"""
+    (SELECT count(*) FROM holdfast.calls),
+    (SELECT count(*) FROM holdfast.sessions WHERE entered_events <> event_count)
+FROM holdfast.sessions"""
+RECOUNT = """
+UPDATE holdfast.sessions SET entered_events = -1,
+    event_count = (SELECT count(*) FROM holdfast.events AS e WHERE e.session_id = holdfast.sessions.id),
+    started_at = (SELECT min(at) FROM holdfast.events AS e WHERE e.session_id = holdfast.sessions.id),
+    last_event_at = (SELECT max(at) FROM holdfast.events AS e WHERE e.session_id = holdfast.sessions.id)
+WHERE id = ?"""
+INSERT_EVENT = f"INSERT INTO holdfast.events ({_EVENT_LIST}) VALUES ({repeat_params(len(EVENT_COLUMNS))})"
 
-
-def build_session_upsert(param: str, *, schema: str = "", least: str, greatest: str) -> str:
-    """Adds a tally to a session's row; `least` and `greatest` are the engine's functions of two numbers.
-
-    The event count is passed twice, the second time for `entered_events`.
-    """
-    params = ", ".join([param] * (len(SESSION_COLUMNS) + 1))
-    return f"""
-INSERT INTO {schema}sessions AS kept ({", ".join(SESSION_COLUMNS)}, entered_events) VALUES ({params})
+# Adds a tally to a session's row. The event count is passed twice, the second time for `entered_events`.
+ADD_TO_SESSION = f"""
+INSERT INTO holdfast.sessions AS kept ({_SESSION_LIST}, entered_events)
+VALUES ({repeat_params(len(SESSION_COLUMNS) + 1)})
 ON CONFLICT (id) DO UPDATE SET
     name = coalesce(excluded.name, kept.name),
     model = coalesce(nullif(excluded.model, ''), kept.model),
-    started_at = {least}(kept.started_at, excluded.started_at),
-    last_event_at = {greatest}(kept.last_event_at, excluded.last_event_at),
+    started_at = least(kept.started_at, excluded.started_at),
+    last_event_at = greatest(kept.last_event_at, excluded.last_event_at),
     event_count = kept.event_count + excluded.event_count,
     parent_session_id = coalesce(excluded.parent_session_id, kept.parent_session_id),
     entered_events = kept.entered_events + excluded.entered_events
 """
+
+
+def build_prunable_query(retained_types: int) -> str:
+    """Parameters: the time before which a session is old, the types that are retained."""
+    return f"""
+SELECT s.id, count(*) FROM holdfast.sessions AS s JOIN holdfast.events AS e ON e.session_id = s.id
+WHERE s.last_event_at < ? AND e.type NOT IN ({repeat_params(retained_types)}) GROUP BY s.id ORDER BY s.id"""

@@ -19,7 +19,7 @@ from holdfast.events.log import Event, SessionRow
 from holdfast.ledger.accounting import AccountingState, LedgerEntry
 from holdfast.ledger.analytics.queries import END_OF_TIME
 from holdfast.ledger.postings import LEDGER_VERSION, ROLLUPS, Posting, RollUpTotals, component_key, post_event
-from holdfast.stores.sql.analytics_queries import ROLLUP_SOURCES, RollUpSql
+from holdfast.stores.sql import analytics_queries as queries
 from holdfast.stores.sql.events import Cell, as_int, decode_event_row
 from holdfast.stores.write.queue import AppendJob
 from holdfast.types.reply import ReplySource
@@ -29,7 +29,7 @@ CACHED_SESSIONS_MAX = 1_000
 PAGE_EVENTS = 1_000  # Bounds what rebuilding a long session holds in memory.
 _SESSIONS_AT_ONCE = 200  # Well below the 999 parameters that every SQLite accepts in one statement.
 _ALWAYS = (0.0, END_OF_TIME, 1)  # Parameters of a query: since, until, and simulated calls included.
-_IMAGE = '%"image"%'  # Matches messages with an image block: only those change the accounting state.
+_IMAGE = '"image"'  # In messages with an image block: only those change the accounting state.
 _encode = msgspec.json.Encoder().encode
 
 
@@ -122,9 +122,8 @@ class _SessionState:
 class RollUpWriter:
     """One transaction spans `begin` to `commit`; uncommitted state is discarded by the next `begin`."""
 
-    def __init__(self, models: Models, queries: RollUpSql, *, sessions_max: int = CACHED_SESSIONS_MAX) -> None:
+    def __init__(self, models: Models, *, sessions_max: int = CACHED_SESSIONS_MAX) -> None:
         self._models = models
-        self._queries = queries
         self._sessions_max = sessions_max
         self._cached: OrderedDict[str, _SessionState] = OrderedDict()
         self.begin()
@@ -147,7 +146,7 @@ class RollUpWriter:
         session_ids = list(counts)
         for start in range(0, len(session_ids), _SESSIONS_AT_ONCE):
             batch = session_ids[start : start + _SESSIONS_AT_ONCE]
-            for session_id, count, entered, last_id in port.fetch(self._queries.session_states(len(batch)), batch):
+            for session_id, count, entered, last_id in port.fetch(queries.select_session_states(len(batch)), batch):
                 assert isinstance(session_id, str)
                 count_before = as_int(count) - counts[session_id]
                 cached = self._cached.get(session_id)
@@ -177,7 +176,7 @@ class RollUpWriter:
     def _relevant_events(self, port: QueryPort, session_id: str) -> Iterator[Event]:
         """The events of a session that change the accounting state."""
         seq = 0
-        while page := port.fetch(self._queries.ledger_events, (session_id, seq, _IMAGE, PAGE_EVENTS)):
+        while page := port.fetch(queries.LEDGER_EVENTS, (session_id, seq, _IMAGE, PAGE_EVENTS)):
             for row_seq, *columns in page:
                 seq = as_int(row_seq)
                 # A damaged event must not prevent its session from continuing.
@@ -208,18 +207,18 @@ class RollUpWriter:
         self.write(port)
         self._active.pop(session_id, None)
         for table in ROLLUPS:
-            query = self._queries.sum_rows(table, table.keys, sessions=1)
-            for row in port.fetch(query, (*_ALWAYS, session_id) * len(ROLLUP_SOURCES[table.name])):
+            query = queries.sum_rows(table, table.keys, sessions=1)
+            for row in port.fetch(query, (*_ALWAYS, session_id) * len(queries.ROLLUP_SOURCES[table.name])):
                 key, sums = row[: len(table.keys)], row[len(table.keys) :]
                 self._totals.add(table.name, tuple(map(_as_cell, key)), tuple(-as_int(sum) for sum in sums))
                 self._has_removals = True
-        for statement in self._queries.delete_session_rows:
+        for statement in queries.DELETE_SESSION_ROWS:
             port.write(statement, [(session_id,)])
 
     def catch_up(self, port: QueryPort, session_ids: Iterable[str]) -> None:
         """Processes those sessions completely whose events are not all in the tables."""
         for session_id in session_ids:
-            for _, count, entered, last_id in port.fetch(self._queries.session_states(1), (session_id,)):
+            for _, count, entered, last_id in port.fetch(queries.select_session_states(1), (session_id,)):
                 if session_id not in self._rebuilt and count != entered:
                     self._active[session_id] = self._rebuild(port, session_id, as_int(count), last_id, post_all=True)
 
@@ -227,20 +226,20 @@ class RollUpWriter:
         """Writes what was computed, always in the same order, so that two processes cannot deadlock."""
         for kind, rows in self._rows.items():
             if rows:
-                insert = self._queries.insert(TABLE_NAMES[kind], kind.__struct_fields__)
+                insert = queries.insert_rows(TABLE_NAMES[kind], kind.__struct_fields__)
                 port.write(insert, [astuple(row) for row in rows])
                 rows.clear()
         for table in ROLLUPS:
             sums = self._totals.rows(table)
             if sums:
                 keys = sorted(sums)
-                port.write(self._queries.upsert_sums(table), [key + sums[key] for key in keys])
+                port.write(queries.upsert_sums(table), [key + sums[key] for key in keys])
                 if self._has_removals:
-                    port.write(self._queries.drop_empty(table), keys)
+                    port.write(queries.delete_empty_sums(table), keys)
         self._totals.clear()
         self._has_removals = False
         if self._rebuilt:
-            port.write(self._queries.mark_rolled_up, [(session_id,) for session_id in sorted(self._rebuilt)])
+            port.write(queries.MARK_ROLLED_UP, [(session_id,) for session_id in sorted(self._rebuilt)])
             self._rebuilt.clear()
 
     def commit(self) -> None:
@@ -255,13 +254,13 @@ class RollUpWriter:
         """Empties the tables, so that every session is processed again. No other process may be writing."""
         self.begin()
         self._cached.clear()
-        for statement in (*self._queries.clear_tables, self._queries.reset_sessions):
+        for statement in (*queries.CLEAR_TABLES, queries.RESET_SESSIONS):
             port.write(statement, [()])
-        port.write(self._queries.set_version, [(LEDGER_VERSION,)])
+        port.write(queries.SET_LEDGER_VERSION, [(LEDGER_VERSION,)])
 
     def is_current(self, port: QueryPort) -> bool:
         """Whether the tables were written by the rules of this version."""
-        return port.fetch(self._queries.version) == [(LEDGER_VERSION,)]
+        return port.fetch(queries.LEDGER_VERSION_QUERY) == [(LEDGER_VERSION,)]
 
 
 def _as_cell(value: object) -> str | int:

@@ -4,27 +4,24 @@ Reads use pooled connections, so that no reader waits for the writer; changes be
 """
 
 import os
-import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import UserError
-from holdfast.stores.event_log import ConnectionPool, DatabaseEventLog
+from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.migrate import load_migrations
-from holdfast.stores.sql.events import EVENT_BYTES_MAX, Cell, is_storable_text
+from holdfast.stores.sql.connection import ConnectionPool, SqlChanges, SqlReader
+from holdfast.stores.sql.events import EVENT_BYTES_MAX
 from holdfast.stores.sqlite.file import (
     BUSY_SECONDS_MAX,
-    explain_sqlite_error,
     open_change_connection,
     open_reader,
     open_writer,
     prepare_file,
 )
-from holdfast.stores.sqlite.writer import SQLITE_QUERIES, SqliteWriter, file_identity
-from holdfast.stores.write.queue import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, SqlStep, TooFewRowsError, WriterThread
+from holdfast.stores.sqlite.writer import SqliteEngine, SqliteWriter, identify_file
+from holdfast.stores.write.queue import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, WriterThread
 
 
 class SqliteStore(DatabaseEventLog):
@@ -48,84 +45,17 @@ class SqliteStore(DatabaseEventLog):
         self.path = Path(path).absolute()
         prepare_file(self.path)
         connection = open_writer(self.path, load_migrations("sqlite"), busy_seconds_max=busy_seconds_max)
-        catalog = shipped_models() if models is None else models
-        writes = SqliteWriter(connection, self.path, catalog)
-        reads = SqliteReader(partial(open_reader, self.path, busy_seconds_max=busy_seconds_max), self.path)
+        engine = SqliteEngine(str(self.path), partial(identify_file, self.path))
+        writes = SqliteWriter(connection, engine, shipped_models() if models is None else models)
+        read_pool = ConnectionPool(partial(open_reader, self.path, busy_seconds_max=busy_seconds_max))
+        change_pool = ConnectionPool(partial(open_change_connection, self.path, busy_seconds_max=busy_seconds_max))
         writer = WriterThread(
             writes.commit, writes.close, group_jobs_max=group_jobs_max, queue_bytes_max=queue_bytes_max
         )
-        changes = SqliteChangeRunner(
-            partial(open_change_connection, self.path, busy_seconds_max=busy_seconds_max), self.path
+        super().__init__(
+            engine,
+            SqlReader(engine, read_pool),
+            SqlChanges(engine, change_pool),
+            writer=writer,
+            event_bytes_max=event_bytes_max,
         )
-        super().__init__(str(self.path), SQLITE_QUERIES, reads, changes, writer=writer, event_bytes_max=event_bytes_max)
-
-
-class SqliteChangeRunner:
-    def __init__(self, connect: Callable[[], sqlite3.Connection], path: Path) -> None:
-        self._connect = connect
-        self._path = path
-        self._identity = file_identity(path)
-        self._pool = ConnectionPool(connect)
-
-    def run_statement(self, statement: str, parameters: Sequence[Cell]) -> int:
-        if not all(is_storable_text(value) for value in parameters if isinstance(value, str)):
-            return 0
-        try:
-            with closing(self._connect()) as connection:
-                connection.execute("PRAGMA synchronous = FULL")
-                return connection.execute(statement, parameters).rowcount
-        except sqlite3.Error as error:
-            raise explain_sqlite_error(error, self._path) from error
-
-    def run_steps(self, steps: Sequence[SqlStep], *, synced: bool = True) -> bool:
-        if not all(is_storable_text(cell) for step in steps for cell in step.cells if isinstance(cell, str)):
-            return False
-        try:
-            connection = self._borrow_current()
-            try:
-                connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
-                with connection:
-                    connection.execute("BEGIN IMMEDIATE")
-                    for step in steps:
-                        if connection.execute(step.statement, step.cells).rowcount < step.rows_min:
-                            raise TooFewRowsError
-            finally:
-                self._pool.release(connection)
-        except (sqlite3.IntegrityError, TooFewRowsError):
-            return False
-        except sqlite3.Error as error:
-            raise explain_sqlite_error(error, self._path) from error
-        return True
-
-    def _borrow_current(self) -> sqlite3.Connection:
-        """A connection to the file that is at the path now; it may have been replaced."""
-        identity = file_identity(self._path)
-        if identity != self._identity:
-            self._pool.close_idle()
-            self._identity = identity
-        return self._pool.borrow()
-
-    def close(self) -> None:
-        self._pool.close()
-
-
-class SqliteReader:
-    def __init__(self, connect: Callable[[], sqlite3.Connection], path: Path) -> None:
-        self._pool = ConnectionPool(connect)
-        self._path = path
-
-    def fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
-        if not all(is_storable_text(value) for value in parameters if isinstance(value, str)):
-            return []
-        try:
-            connection = self._pool.borrow()
-            try:
-                rows: list[tuple[object, ...]] = connection.execute(query, parameters).fetchall()
-            finally:
-                self._pool.release(connection)
-        except sqlite3.Error as error:
-            raise explain_sqlite_error(error, self._path) from error
-        return rows
-
-    def close(self) -> None:
-        self._pool.close()

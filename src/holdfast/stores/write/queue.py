@@ -99,7 +99,7 @@ class WriterThread:
                 self._queued_bytes += size
                 self._work.notify()
         if refusal is not None:
-            _reject(job, refusal)
+            reject_job(job, refusal)
 
     def _accepts(self, size: int) -> bool:
         fits = not self._queue or self._queued_bytes + size <= self._queue_bytes_max
@@ -126,7 +126,7 @@ class WriterThread:
             except StoreError as error:
                 self._fail(group, error)
             except Exception as error:  # noqa: BLE001 - the waiting caller must learn of any failure
-                self._fail(group, StoreError(f"the store failed with {type(error).__name__}: open it again"))
+                self._fail(group, wrap_unexpected(error))
             else:
                 for settle in settles:
                     settle()
@@ -149,7 +149,7 @@ class WriterThread:
             self._queued_bytes = 0
             self._room.notify_all()
         for job in failed:
-            _reject(job, error)
+            reject_job(job, error)
 
 
 def estimate_job_bytes(job: WriteJob) -> int:
@@ -158,11 +158,44 @@ def estimate_job_bytes(job: WriteJob) -> int:
     return _JOB_BYTES + sum([_JOB_BYTES + len(row.payload) for row in rows])
 
 
-def _reject(job: WriteJob, error: StoreError) -> None:
-    # Each future gets its own exception: one instance raised in two threads would mix their tracebacks.
-    refusal = StoreError(str(error))
-    refusal.__cause__ = error.__cause__
-    job.done.set_exception(refusal)
+def wrap_unexpected(error: Exception) -> StoreError:
+    """What a caller who waits learns of an error that is not the database's."""
+    failure = StoreError(f"the store failed with {type(error).__name__}: open it again")
+    failure.__cause__ = error
+    return failure
+
+
+def reject_job(job: WriteJob, error: StoreError) -> None:
+    job.done.set_exception(_copy_error(error))
+
+
+def _copy_error(error: StoreError) -> StoreError:
+    """Each future gets its own exception: one instance raised in two threads would mix their tracebacks."""
+    copy = StoreError(str(error))
+    copy.__cause__ = error.__cause__
+    return copy
+
+
+class RefusingWriter:
+    """In the place of everything that writes to a store that is open for reading only."""
+
+    def __init__(self, name: str) -> None:
+        self._message = f"the store {name} is open for reading only: open it for writing to change it"
+
+    def submit(self, job: WriteJob) -> None:
+        reject_job(job, StoreError(self._message))
+
+    def is_current_thread(self) -> bool:
+        return False
+
+    def run_statement(self, statement: str, parameters: Sequence[Cell]) -> int:
+        raise StoreError(self._message)
+
+    def run_steps(self, steps: Sequence["SqlStep"], *, synced: bool = True) -> bool:
+        raise StoreError(self._message)
+
+    def close(self, refusal: StoreError | None = None) -> None:
+        """Has nothing to close."""
 
 
 class SqlStep(msgspec.Struct, frozen=True):
@@ -171,10 +204,6 @@ class SqlStep(msgspec.Struct, frozen=True):
     statement: str
     cells: tuple[Cell, ...]
     rows_min: int = 0
-
-
-class TooFewRowsError(Exception):
-    """A step changed fewer rows than required."""
 
 
 class _PendingStep(msgspec.Struct, frozen=True):
@@ -215,4 +244,4 @@ class GroupCommit:
         except StoreError as error:
             for pending in group:
                 if not pending.done.done():
-                    pending.done.set_exception(StoreError(str(error)))
+                    pending.done.set_exception(_copy_error(error))

@@ -6,7 +6,6 @@ A command runs in a process group of its own, which is killed as a whole when th
 import asyncio
 import contextlib
 import os
-import re
 import selectors
 import signal
 import subprocess
@@ -22,6 +21,7 @@ from holdfast.engine.tools.builtin.files import call_roots
 from holdfast.engine.tools.definition import ToolContext, ToolError
 from holdfast.engine.tools.execution import run_in_thread
 from holdfast.engine.tools.output import OUTPUT_FILE_BYTES_MAX, create_spill_file, spill_note, truncation_note
+from holdfast.redaction import is_secret_name, redact_secrets
 from holdfast.sources.command import hide_process_memory
 from holdfast.sources.files import decode_text
 from holdfast.types.blocks import replace_surrogates
@@ -37,14 +37,12 @@ _POLL_SECONDS = 0.02
 # most: a process that escaped the group may hold the pipe open forever.
 _QUIET_SECONDS = 0.2
 _DRAIN_SECONDS_MAX = 1.0
-_SECRET_NAME = re.compile(r"API_?KEY|_KEY$|^KEY$|ACCESS_?KEY|PRIVATE_?KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-_URL_WITH_PASSWORD = re.compile(r"://[^/\s@]*:[^/\s@]+@")
 CommandEnding = Literal["exited", "timed_out", "stopped"]
 
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without variables that are named like a secret, or whose value is a URL with a password."""
-    hidden = {name for name, value in environ.items() if _SECRET_NAME.search(name) or _URL_WITH_PASSWORD.search(value)}
+    """The environment without variables that are named like a secret, or whose value contains one."""
+    hidden = {name for name, value in environ.items() if is_secret_name(name) or redact_secrets(value) != value}
     return {name: value for name, value in environ.items() if name not in hidden}
 
 

@@ -25,41 +25,18 @@ from holdfast.instructions.uri import garden_id
 from holdfast.instructions.usage.record import record_trace_usage
 from holdfast.instructions.usage.trace import check_trace_size
 from holdfast.retrieval.index import StageWeights
-from holdfast.service.api.instructions import reviews
+from holdfast.service.api.instructions import reviews, schemas
 from holdfast.service.api.instructions.routing import RETRY, instruction_route
-from holdfast.service.api.instructions.schemas import (
-    AgentRequest,
-    AgentSettings,
-    AgentSettingsResponse,
-    BootStubRequest,
-    CloseAuditRequest,
-    CoverageReportRow,
-    DroppedUnit,
-    HeartbeatRequest,
-    HeartbeatResponse,
-    HeartbeatWarning,
-    ManifestRequest,
-    ManifestResponse,
-    PreloadRow,
-    PublishResponse,
-    RecallChunk,
-    RecallExplanation,
-    RecallRequest,
-    RecallResponse,
-    RecallWeights,
-    ScopeRecallRequest,
-    StageScore,
-    UnitRequest,
-    UnitResponse,
-)
-from holdfast.service.http.routes import Route, RouteResponse
+from holdfast.service.http.routes import Route, RouteResponse, copy_fields
 
 MARKDOWN = "text/markdown; charset=utf-8"
 _encode = msgspec.json.Encoder().encode
 _AGENT = "/v1/agents/{agent_id}"
 
 
-def put_agent(context: InstructionContext, caller: InstructionCaller, request: AgentSettings) -> AgentSettingsResponse:
+def put_agent(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.AgentSettings
+) -> schemas.AgentSettingsResponse:
     """Register or update an agent: role, supervisors and always-rules."""
     agent = context.records.agent(request.agent_id) or make_agent(context, request.agent_id)
     if request.shortname is not None:
@@ -80,7 +57,7 @@ def put_agent(context: InstructionContext, caller: InstructionCaller, request: A
     warnings = (
         (f"the boot stub has {tokens} tokens, more than {BODY_TOKENS_WARN}",) if tokens > BODY_TOKENS_WARN else ()
     )
-    return AgentSettingsResponse(
+    return schemas.AgentSettingsResponse(
         agent.id,
         agent.deployment,
         agent.role,
@@ -93,21 +70,21 @@ def put_agent(context: InstructionContext, caller: InstructionCaller, request: A
     )
 
 
-def put_unit(context: InstructionContext, caller: InstructionCaller, request: UnitRequest) -> RouteResponse:
+def put_unit(context: InstructionContext, caller: InstructionCaller, request: schemas.UnitRequest) -> RouteResponse:
     """Write a new version of a unit; versions are immutable."""
     unit = SubmittedUnit(
         request.fact_uri, request.content, request.authored_by, request.derived_from, request.signature
     )
     written = write_unit(context, unit, caller)
     coverage = _coverage_line(written.coverage) if written.coverage else None
-    view = UnitResponse(
+    view = schemas.UnitResponse(
         written.fact_uri, written.content_sha256, written.tokens, written.status, coverage, written.measured_agents
     )
     # Writing the same version with the same content again is allowed, so that clients can retry.
     return RouteResponse(_encode(view), status=201 if written.is_new else 200)
 
 
-def get_stub(context: InstructionContext, caller: InstructionCaller, request: BootStubRequest) -> RouteResponse:
+def get_stub(context: InstructionContext, caller: InstructionCaller, request: schemas.BootStubRequest) -> RouteResponse:
     """The agent's boot stub."""
     agent = context.records.agent(request.agent_id)
     check_owner_access(caller, request.agent_id, agent)
@@ -121,13 +98,15 @@ def get_stub(context: InstructionContext, caller: InstructionCaller, request: Bo
     return RouteResponse(stub.body.encode(), MARKDOWN, headers=headers)
 
 
-def get_manifest(context: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ManifestResponse:
+def get_manifest(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.AgentRequest
+) -> schemas.ManifestResponse:
     """The agent's manifest: the units it can load."""
     agent = context.records.agent(request.agent_id)
     check_owner_access(caller, request.agent_id, agent)
     agent, instruction_set = context.require_instruction_set(request.agent_id, agent)
     manifest = instruction_set.manifest
-    return ManifestResponse(
+    return schemas.ManifestResponse(
         manifest.version,
         manifest.fact_uri,
         manifest.token_count,
@@ -138,7 +117,9 @@ def get_manifest(context: InstructionContext, caller: InstructionCaller, request
     )
 
 
-def put_manifest(context: InstructionContext, caller: InstructionCaller, request: ManifestRequest) -> PublishResponse:
+def put_manifest(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.ManifestRequest
+) -> schemas.PublishResponse:
     """Publish a manifest if it passes all checks."""
     draft = ManifestDraft(request.version, request.entries, request.migration_mode)
     publication = PublicationRequest(
@@ -149,12 +130,14 @@ def put_manifest(context: InstructionContext, caller: InstructionCaller, request
     )
     published = publish_manifest(context, publication, caller)
     lines = tuple(_coverage_line(unit, skipped=published.gate_skipped) for unit in published.coverage)
-    return PublishResponse(published.manifest.fact_uri, published.manifest.token_count, lines, published.warnings)
+    return schemas.PublishResponse(
+        published.manifest.fact_uri, published.manifest.token_count, lines, published.warnings
+    )
 
 
 def recall_instruction(
-    context: InstructionContext, caller: InstructionCaller, request: RecallRequest
-) -> RecallResponse:
+    context: InstructionContext, caller: InstructionCaller, request: schemas.RecallRequest
+) -> schemas.RecallResponse:
     """Recall the units that match an intent."""
     question = RecallQuery(
         intent=request.intent,
@@ -174,7 +157,9 @@ def recall_instruction(
     )
 
 
-def recall_scope(context: InstructionContext, caller: InstructionCaller, request: ScopeRecallRequest) -> RecallResponse:
+def recall_scope(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.ScopeRecallRequest
+) -> schemas.RecallResponse:
     """Recall by scope, with optional weights."""
     check_instruction_access(caller)
     scheme, _, rest = request.scope.partition(":")
@@ -209,7 +194,7 @@ def _recall(
     heartbeat_id: str | None,
     explain: bool,
     shadow: bool = False,
-) -> RecallResponse:
+) -> schemas.RecallResponse:
     try:
         agent = context.records.agent(agent_id)
         check_recall_access(caller, agent_id, agent, context.records.agent)
@@ -225,20 +210,20 @@ def _recall(
 
 
 def begin_heartbeat(
-    context: InstructionContext, caller: InstructionCaller, request: HeartbeatRequest
-) -> HeartbeatResponse:
+    context: InstructionContext, caller: InstructionCaller, request: schemas.HeartbeatRequest
+) -> schemas.HeartbeatResponse:
     """Begin a heartbeat with the signed wake token of its trigger."""
     agent = context.records.agent(request.agent_id)
     check_owner_access(caller, request.agent_id, agent)
     heartbeat = start_heartbeat(
         context, request.agent_id, agent, request.wake_token, caller=caller, profile=request.profile
     )
-    return HeartbeatResponse(
+    return schemas.HeartbeatResponse(
         heartbeat_id=heartbeat.heartbeat_id,
         session_start=format_time(heartbeat.session_start),
         stub=heartbeat.stub.body,
         preloads=tuple(
-            PreloadRow(
+            schemas.PreloadRow(
                 preload.name,
                 preload.content.fact_uri,
                 preload.content.text,
@@ -248,13 +233,17 @@ def begin_heartbeat(
             )
             for preload in heartbeat.preloads
         ),
-        warnings=tuple(HeartbeatWarning(warning.code, warning.message, warning.unit) for warning in heartbeat.warnings),
+        warnings=tuple(
+            schemas.HeartbeatWarning(warning.code, warning.message, warning.unit) for warning in heartbeat.warnings
+        ),
         total_tokens=heartbeat.total_tokens,
         audit_token=heartbeat.audit_token,
     )
 
 
-def close_audit(context: InstructionContext, caller: InstructionCaller, request: CloseAuditRequest) -> RouteResponse:
+def close_audit(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.CloseAuditRequest
+) -> RouteResponse:
     """Report which loaded units were used and which were missed, or send a trace."""
     check_instruction_access(caller)
     trace = request.trace or ()
@@ -268,7 +257,7 @@ def close_audit(context: InstructionContext, caller: InstructionCaller, request:
     return RouteResponse(b"", status=204)
 
 
-def _weights(weighting: RecallWeights | None) -> StageWeights:
+def _weights(weighting: schemas.RecallWeights | None) -> StageWeights:
     if weighting is None:
         return StageWeights()
     semantic = weighting.semantic if weighting.semantic is not None else weighting.vector
@@ -278,14 +267,10 @@ def _weights(weighting: RecallWeights | None) -> StageWeights:
         raise InstructionError("invalid_weights", str(error)) from error
 
 
-def _coverage_line(unit: UnitCoverage, *, skipped: bool = False) -> CoverageReportRow:
-    return CoverageReportRow(
-        unit=unit.unit,
-        coverage_pct=unit.coverage_pct,
-        passed=unit.passed,
-        status=unit.status,
-        scaled_pct=unit.scaled_pct,
-        chance=unit.chance,
+def _coverage_line(unit: UnitCoverage, *, skipped: bool = False) -> schemas.CoverageReportRow:
+    return copy_fields(
+        schemas.CoverageReportRow,
+        unit,
         skipped=skipped,
         failures=tuple({"query": failure.query, "found_instead": failure.found_instead} for failure in unit.failures),
     )
@@ -306,16 +291,13 @@ def _entry_view(entry: ManifestEntry) -> dict[str, object]:
     return fields | ({"force_position": entry.force_position} if entry.force_position else {})
 
 
-def _recall_view(response: RecallAnswer, *, explain: bool, caller: InstructionCaller) -> RecallResponse:
+def _recall_view(response: RecallAnswer, *, explain: bool, caller: InstructionCaller) -> schemas.RecallResponse:
     recalled = response.result
-    dropped = tuple(DroppedUnit(unit.name, unit.reason, unit.score) for unit in recalled.dropped)
-    return RecallResponse(
+    dropped = tuple(schemas.DroppedUnit(unit.name, unit.reason, unit.score) for unit in recalled.dropped)
+    return copy_fields(
+        schemas.RecallResponse,
+        recalled,
         chunks=tuple(_chunk(picked, explain=explain, caller=caller) for picked in recalled.chunks),
-        total_tokens=recalled.total_tokens,
-        truncated=recalled.truncated,
-        missed_hints=recalled.missed_hints,
-        dropped_hints=recalled.dropped_hints,
-        unavailable=recalled.unavailable,
         audit_token=response.audit_token,
         snapshot_id=response.snapshot_id,
         embedding_model_version=response.embedding_model_version,
@@ -323,25 +305,23 @@ def _recall_view(response: RecallAnswer, *, explain: bool, caller: InstructionCa
     )
 
 
-def _chunk(picked: SelectedChunk, *, explain: bool, caller: InstructionCaller) -> RecallChunk:
+def _chunk(picked: SelectedChunk, *, explain: bool, caller: InstructionCaller) -> schemas.RecallChunk:
     why = picked.why
     explanation = None
     if explain and why is not None:
-        stages = tuple(StageScore(stage.stage, stage.score, stage.contribution) for stage in why.stages)
+        stages = tuple(schemas.StageScore(stage.stage, stage.score, stage.contribution) for stage in why.stages)
         lifted = why.is_lifted if caller.is_admin else None
-        explanation = RecallExplanation(
+        explanation = schemas.RecallExplanation(
             picked.kind, why.relevance, stages, why.matched_terms, why.links, lifted, why.fits_task_type
         )
     content = picked.content
-    return RecallChunk(
+    return copy_fields(
+        schemas.RecallChunk,
+        content,
         name=picked.name,
-        fact_uri=content.fact_uri,
         content=content.text,
-        tokens=content.tokens,
         valid_until=format_optional_time(content.valid_until),
-        version=content.version,
         score=picked.score,
-        source=content.source,
         why=explanation,
     )
 
@@ -352,7 +332,7 @@ ROUTES: tuple[Route, ...] = (
         "PUT",
         "/v1/instruction/units",
         put_unit,
-        reply=UnitResponse,
+        reply=schemas.UnitResponse,
         rule="admin",
         error_statuses=(409,),
         success_statuses=(200, 201),

@@ -29,6 +29,7 @@ from holdfast.service.http.routes import (
     Route,
     RouteRequest,
     RouteResponse,
+    copy_fields,
     decode_request_fields,
     get_handler_types,
     get_summary,
@@ -256,14 +257,12 @@ def _pending_lines(
     approvals = context.records.approvals(agent.id) if manifest else ()
 
     def make_line(entry: ManifestEntry, unit: UnitVersion) -> PendingVersionRow:
-        return PendingVersionRow(
+        return copy_fields(
+            PendingVersionRow,
+            unit,
             unit=entry.name,
-            version=unit.version,
-            status=unit.status,
-            authored_by=unit.authored_by,
             authored_at=format_time(unit.authored_at),
             tokens=unit.token_count,
-            content=unit.content,
             needs=missing_approvals(entry, unit, approvals) if unit.status == "pending" else (),
         )
 

@@ -14,7 +14,7 @@ from holdfast.instructions.recall.ranking import RecallQuery
 from holdfast.retrieval.index import QUERY_CHARACTERS_MAX
 from holdfast.service.api.instructions.agents_view import page_route, require_agent
 from holdfast.service.api.instructions.schemas import StageScore
-from holdfast.service.http.routes import Route
+from holdfast.service.http.routes import Route, copy_fields
 
 DAY_MS = 86_400_000
 
@@ -143,16 +143,12 @@ def list_recall_days(context: InstructionContext, request: RecallDaysRequest) ->
 def _day(day: str, records: Sequence[AuditRecord], *, k: int) -> RecallDayRow:
     measures = compute_recall_metrics(records, (), k=k)
     closed = [record for record in records if record.event_type == "recall" and record.audit_closed is not None]
-    return RecallDayRow(
+    return copy_fields(
+        RecallDayRow,
+        measures,
         day=day,
-        recalls=measures.recalls,
-        closed=measures.closed,
         used=sum(len(record.used_chunks) for record in closed),
         missed=sum(len(record.missed_chunks) for record in closed),
-        recall_at_k=measures.recall_at_k,
-        hit_at_k=measures.hit_at_k,
-        miss_rate=measures.miss_rate,
-        detected=measures.detected,
     )
 
 

@@ -24,38 +24,17 @@ from holdfast.instructions.models import (
 from holdfast.instructions.recall.answer import RecallReplay, replay_recall
 from holdfast.instructions.units.signatures import KEY_BYTES, decode_base64url, encode_base64url
 from holdfast.instructions.usage.shadow import make_shadow_report
+from holdfast.service.api.instructions import schemas
 from holdfast.service.api.instructions.routing import instruction_route
-from holdfast.service.api.instructions.schemas import (
-    AgentRequest,
-    ApprovalRequest,
-    ApprovalResponse,
-    ApprovalRow,
-    ApprovalsResponse,
-    AuditRecordRow,
-    AuditRecordsRequest,
-    AuditRecordsResponse,
-    CoverageResponse,
-    MeasuresRequest,
-    ProbeRequest,
-    ProbeRow,
-    ProbesResponse,
-    PublicKeyRequest,
-    ReplayRequest,
-    ShadowRequest,
-    ShadowResponse,
-    SignerRequest,
-    SignerResponse,
-    SignerRow,
-    SignersResponse,
-    UnitCoverageRow,
-)
-from holdfast.service.http.routes import EmptyRequest, Route, RouteResponse
+from holdfast.service.http.routes import EmptyRequest, Route, RouteResponse, copy_fields
 
 DAY_MS = 86_400_000
 _AGENT = "/v1/agents/{agent_id}"
 
 
-def get_coverage(context: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> CoverageResponse:
+def get_coverage(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.AgentRequest
+) -> schemas.CoverageResponse:
     """Coverage: how well the units are found with paraphrased queries."""
     agent = context.records.agent(request.agent_id)
     check_owner_access(caller, request.agent_id, agent)
@@ -67,7 +46,9 @@ def get_coverage(context: InstructionContext, caller: InstructionCaller, request
     return _coverage_view(run, caller)
 
 
-def run_coverage_now(context: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> CoverageResponse:
+def run_coverage_now(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.AgentRequest
+) -> schemas.CoverageResponse:
     """Measure coverage now."""
     agent = context.records.agent(request.agent_id)
     agent, instruction_set = context.require_instruction_set(request.agent_id, agent)
@@ -83,8 +64,8 @@ def run_coverage_now(context: InstructionContext, caller: InstructionCaller, req
 
 
 def record_approval(
-    context: InstructionContext, caller: InstructionCaller, request: ApprovalRequest
-) -> ApprovalResponse:
+    context: InstructionContext, caller: InstructionCaller, request: schemas.ApprovalRequest
+) -> schemas.ApprovalResponse:
     """Record an approval for an agent's manifest or unit."""
     agent = context.records.agent(request.agent_id) or make_agent(context, request.agent_id)
     fields = {name: value for name, value in msgspec.structs.asdict(request).items() if name != "agent_id"}
@@ -106,16 +87,20 @@ def record_approval(
             "approval_invalid", "the approval is neither from the holder of this key nor signed by its author"
         )
     activated = record_approvals(context, agent, accepted, unit=approval.unit, version=approval.version)
-    return ApprovalResponse(_approval_view(accepted[0]), activated)
+    return schemas.ApprovalResponse(_approval_view(accepted[0]), activated)
 
 
-def list_approvals(context: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ApprovalsResponse:
+def list_approvals(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.AgentRequest
+) -> schemas.ApprovalsResponse:
     """The agent's approvals."""
     agent = _require_agent(context, request.agent_id)
-    return ApprovalsResponse(tuple(map(_approval_view, context.records.approvals(agent.id))))
+    return schemas.ApprovalsResponse(tuple(map(_approval_view, context.records.approvals(agent.id))))
 
 
-def register_signer(context: InstructionContext, caller: InstructionCaller, request: SignerRequest) -> SignerResponse:
+def register_signer(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.SignerRequest
+) -> schemas.SignerResponse:
     """Register the public key that the holder of this key signs with."""
     raw = decode_base64url(request.public_key)
     if caller.entity is None:
@@ -125,21 +110,25 @@ def register_signer(context: InstructionContext, caller: InstructionCaller, requ
     # Re-encode: different base64 spellings of one key must be one signer.
     public_key = encode_base64url(raw)
     context.records.add_signer(Signer(caller.entity, public_key, context.now()))
-    return SignerResponse(caller.entity, public_key)
+    return schemas.SignerResponse(caller.entity, public_key)
 
 
-def list_signers(context: InstructionContext, caller: InstructionCaller, request: EmptyRequest) -> SignersResponse:
+def list_signers(
+    context: InstructionContext, caller: InstructionCaller, request: EmptyRequest
+) -> schemas.SignersResponse:
     """Registered public keys, and whether their signatures are accepted now."""
     accepted = set(context.records.signers(at=context.now()))
-    return SignersResponse(
+    return schemas.SignersResponse(
         tuple(
-            SignerRow(signer.entity, signer.public_key, format_time(signer.created_at), signer in accepted)
+            schemas.SignerRow(signer.entity, signer.public_key, format_time(signer.created_at), signer in accepted)
             for signer in context.records.signers(at=None)
         )
     )
 
 
-def withdraw_signer(context: InstructionContext, caller: InstructionCaller, request: PublicKeyRequest) -> RouteResponse:
+def withdraw_signer(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.PublicKeyRequest
+) -> RouteResponse:
     """Withdraw a public key; its signatures are no longer accepted.
 
     Withdraws the key for every entity that registered it, because its holder can sign as each of them.
@@ -154,15 +143,17 @@ def withdraw_signer(context: InstructionContext, caller: InstructionCaller, requ
 
 
 def list_audit_records(
-    context: InstructionContext, caller: InstructionCaller, request: AuditRecordsRequest
-) -> AuditRecordsResponse:
+    context: InstructionContext, caller: InstructionCaller, request: schemas.AuditRecordsRequest
+) -> schemas.AuditRecordsResponse:
     """Audit records: units loaded, used and missed."""
     agent = _require_agent(context, request.agent_id)
     records = context.records.audits(agent.id, since=context.now() - request.days * DAY_MS)
-    return AuditRecordsResponse(tuple(map(_audit_line, records)))
+    return schemas.AuditRecordsResponse(tuple(map(_audit_line, records)))
 
 
-def get_measures(context: InstructionContext, caller: InstructionCaller, request: MeasuresRequest) -> RecallMetrics:
+def get_measures(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.MeasuresRequest
+) -> RecallMetrics:
     """Recall, hits and misses over the last days."""
     agent = _require_agent(context, request.agent_id)
     manifest = context.records.manifest(agent.id)
@@ -170,7 +161,9 @@ def get_measures(context: InstructionContext, caller: InstructionCaller, request
     return compute_recall_metrics(records, manifest.body if manifest else (), k=request.k)
 
 
-def get_shadow_report(context: InstructionContext, caller: InstructionCaller, request: ShadowRequest) -> ShadowResponse:
+def get_shadow_report(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.ShadowRequest
+) -> schemas.ShadowResponse:
     """Shadow report: whether lazy recall would have sufficed in turns that had all instructions."""
     agent = _require_agent(context, request.agent_id)
     manifest = context.records.manifest(agent.id)
@@ -178,10 +171,12 @@ def get_shadow_report(context: InstructionContext, caller: InstructionCaller, re
         raise manifest_not_found_error(request.agent_id)
     records = context.records.audits(agent.id, since=context.now() - request.days * DAY_MS)
     report = make_shadow_report(records, manifest)
-    return ShadowResponse(report.passed, report)
+    return schemas.ShadowResponse(report.passed, report)
 
 
-def replay_record(context: InstructionContext, caller: InstructionCaller, request: ReplayRequest) -> RecallReplay:
+def replay_record(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.ReplayRequest
+) -> RecallReplay:
     """Repeat a recorded recall against the instructions of that time."""
     agent = _require_agent(context, request.agent_id)
     record = context.records.audit(request.audit_token)
@@ -190,25 +185,29 @@ def replay_record(context: InstructionContext, caller: InstructionCaller, reques
     return replay_recall(context, agent, record)
 
 
-def put_probe(context: InstructionContext, caller: InstructionCaller, request: ProbeRequest) -> ProbesResponse:
+def put_probe(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.ProbeRequest
+) -> schemas.ProbesResponse:
     """Define a probe: the units that an intent must find."""
     agent = _require_agent(context, request.agent_id)
     context.records.put_probe(Probe(request.probe_id, agent.id, request.intent, request.required_units, request.k))
     return _probes_view(context, agent)
 
 
-def list_probes(context: InstructionContext, caller: InstructionCaller, request: AgentRequest) -> ProbesResponse:
+def list_probes(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.AgentRequest
+) -> schemas.ProbesResponse:
     """The agent's probes and their results."""
     return _probes_view(context, _require_agent(context, request.agent_id))
 
 
-def _probes_view(context: InstructionContext, agent: Agent) -> ProbesResponse:
+def _probes_view(context: InstructionContext, agent: Agent) -> schemas.ProbesResponse:
     probes = context.records.probes(agent.id)
     instruction_set = context.instruction_sets.load_current(agent)
     results = run_probes(instruction_set, probes, use_floor=context.settings.use_floor) if instruction_set else ()
     by_id = {result.probe_id: result for result in results}
     rows = tuple(
-        ProbeRow(
+        schemas.ProbeRow(
             probe.probe_id,
             probe.intent,
             probe.required_units,
@@ -219,7 +218,7 @@ def _probes_view(context: InstructionContext, agent: Agent) -> ProbesResponse:
         for probe in probes
     )
     count = len(results)
-    return ProbesResponse(
+    return schemas.ProbesResponse(
         rows,
         sum(result.coverage_at_k for result in results) / count if count else None,
         sum(result.hit for result in results) / count if count else None,
@@ -233,17 +232,15 @@ def _require_agent(context: InstructionContext, agent_id: str) -> Agent:
     return agent
 
 
-def _coverage_view(run: CoverageRun, caller: InstructionCaller) -> CoverageResponse:
-    return CoverageResponse(
-        manifest_version=run.manifest_version,
+def _coverage_view(run: CoverageRun, caller: InstructionCaller) -> schemas.CoverageResponse:
+    return copy_fields(
+        schemas.CoverageResponse,
+        run,
         embedding_model_version=run.model_id,
         evaluated_at=format_time(run.finished_at),
-        kind=run.kind,
-        skipped=run.skipped,
-        stale=run.stale,
         recert_due=format_optional_time(run.recert_due),
         units=tuple(
-            UnitCoverageRow(
+            schemas.UnitCoverageRow(
                 name=unit.unit,
                 coverage_pct=unit.coverage_pct,
                 hit_at_10=unit.hit_at_10,
@@ -256,37 +253,21 @@ def _coverage_view(run: CoverageRun, caller: InstructionCaller) -> CoverageRespo
     )
 
 
-def _approval_view(approval: Approval) -> ApprovalRow:
-    return ApprovalRow(
-        id=approval.id,
-        kind=approval.kind,
-        unit=approval.unit,
-        version=approval.version,
-        authored_by=approval.authored_by,
-        authored_at=format_time(approval.authored_at),
-        reason=approval.reason,
-    )
+def _approval_view(approval: Approval) -> schemas.ApprovalRow:
+    return copy_fields(schemas.ApprovalRow, approval, authored_at=format_time(approval.authored_at))
 
 
-def _audit_line(record: AuditRecord) -> AuditRecordRow:
-    return AuditRecordRow(
-        id=record.id,
-        agent_id=record.agent_id,
-        heartbeat_id=record.heartbeat_id,
+def _audit_line(record: AuditRecord) -> schemas.AuditRecordRow:
+    return copy_fields(
+        schemas.AuditRecordRow,
+        record,
         session_start=format_time(record.session_start),
-        intent=record.intent,
         loaded_chunks=tuple(chunk.name for chunk in record.loaded_chunks),
-        used_chunks=record.used_chunks,
-        missed_chunks=record.missed_chunks,
-        audit_token=record.audit_token,
         audit_closed=format_optional_time(record.audit_closed),
         created_at=format_time(record.created_at),
-        event_type=record.event_type,
         loaded=tuple(msgspec.to_builtins(chunk) for chunk in record.loaded_chunks),
-        detail=record.detail,
         detected_used=None if record.detected is None else record.detected_used,
         detected_missed=None if record.detected is None else record.detected_missed,
-        detected=record.detected,
         detected_at=format_optional_time(record.detected_at),
     )
 

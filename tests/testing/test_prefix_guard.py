@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 from tests.support.simulated import CACHE_CONTROL, LONG, SONNET, Wire, assistant, post, request, text, tool, user
 
-from holdfast.testing.prefix_check import PrefixBreak, find_prefix_breaks
-from holdfast.testing.prefix_guard import describe_breaks
+from holdfast.testing.prefix_guard import PrefixBreak, describe_breaks, find_prefix_breaks
 from holdfast.testing.simulated_provider import ServedProvider
 
 OPUS = "claude-opus-5-5"
@@ -260,7 +259,7 @@ def test_a_key_in_the_difference_is_not_shown(sent: SentRequests) -> None:
     reply = sent.send(user("one"), system=LONG + "\nKey sk-ant-very-secret-1.")
     sent.send(user("one"), assistant(reply), user("two"), system=LONG + "\nKey sk-ant-very-secret-2.")
     message = describe_breaks(sent.breaks)
-    assert "Key sk-[hidden]" in message
+    assert "(the difference is hidden: it looks like a key)" in message
     assert "secret" not in message
 
 

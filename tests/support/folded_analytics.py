@@ -1,4 +1,4 @@
-"""Cost and analytics queries for a log without roll-up tables: every result is folded from the events."""
+"""A second implementation of every cost and analytics query, folded from the events: the tables must agree with it."""
 
 from collections.abc import Iterator, Sequence
 

@@ -1,0 +1,181 @@
+"""Commits a group of jobs in one transaction, the same for all engines; a refused append affects no other job."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from functools import partial
+
+from msgspec.structs import astuple
+
+from holdfast.catalog.lookup import Models
+from holdfast.errors import StoreError
+from holdfast.stores.sql.connection import Cursor, Engine, SqlConnection
+from holdfast.stores.sql.dialect import repeat_params
+from holdfast.stores.sql.events import (
+    ADD_TO_SESSION,
+    RECOUNT,
+    Cell,
+    EventRow,
+    continued_elsewhere_error,
+    duplicate_event_error,
+    merge_tallies,
+)
+from holdfast.stores.sql.rollups import RollUpWriter
+from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJob, SettleJob, WriteJob
+
+_DELETE_SESSION = "DELETE FROM holdfast.sessions WHERE id = ?"
+
+
+class GroupWriter(ABC):
+    """Owns the one connection that writes; an engine adds how it begins, locks, inserts and commits."""
+
+    def __init__(self, engine: Engine, connection: SqlConnection, models: Models) -> None:
+        self._engine = engine
+        self._connection = connection
+        self._rollups = RollUpWriter(models)
+
+    @abstractmethod
+    def commit(self, group: Sequence[WriteJob]) -> list[SettleJob]:
+        """Makes a group durable and returns a callback per job that settles it; raises StoreError."""
+
+    @abstractmethod
+    def write(self, query: str, rows: Sequence[Sequence[Cell]], /) -> None:
+        """Runs a statement once for each row of parameters."""
+
+    @abstractmethod
+    def _insert_events(self, rows: Sequence[EventRow]) -> None: ...
+
+    @abstractmethod
+    def _begin(self) -> None: ...
+
+    def _commit(self, settles: Sequence[SettleJob]) -> None:
+        self._connection.execute("COMMIT")
+
+    @abstractmethod
+    def _lock(self, group: Sequence[WriteJob]) -> None:
+        """Locks what the jobs change until the transaction ends."""
+
+    def fetch(self, query: str, parameters: Sequence[Cell] = (), /) -> list[tuple[object, ...]]:
+        return self._engine.dialect.decode_rows(self._execute(query, parameters).fetchall())
+
+    def _execute(self, query: str, parameters: Sequence[Cell] = (), /) -> Cursor:
+        dialect = self._engine.dialect
+        return self._connection.execute(dialect.translate(query), dialect.encode_cells(parameters))
+
+    def _reset_outdated_tables(self) -> None:
+        """Empties roll-up tables that were filled by the rules of another version."""
+        if not self._rollups.is_current(self):
+            self.commit([RollUpJob((), Future(), clear_first=True)])
+
+    def _commit_group(self, group: Sequence[WriteJob]) -> list[SettleJob]:
+        appends = [job for job in group if isinstance(job, AppendJob)]
+        if len(appends) == len(group):
+            # Much faster. It fails only if an event is already known, and then the slow path below finds out which.
+            with suppress(self._engine.violation):
+                with self._transaction() as settles:
+                    self._insert(appends)
+                    settles += [partial(job.done.set_result, None) for job in appends]
+                return settles
+        with self._transaction() as settles:
+            self._lock(group)
+            settles += [self._run_job(job) for job in group]
+        return settles
+
+    @contextmanager
+    def _transaction(self) -> Iterator[list[SettleJob]]:
+        """Yields a list for the callbacks that settle the jobs; they are valid once the block ends without an error.
+
+        The roll-ups computed inside the block are written when it ends.
+        """
+        settles: list[SettleJob] = []
+        self._begin()
+        self._rollups.begin()
+        try:
+            yield settles
+            self._rollups.write(self)
+            self._commit(settles)
+        except BaseException:
+            with suppress(*self._engine.errors):
+                self._connection.execute("ROLLBACK")
+            raise
+        self._rollups.commit()
+
+    def _insert(self, appends: Sequence[AppendJob]) -> None:
+        # Always in the same order, so that two processes cannot deadlock.
+        tallies = merge_tallies(tally for job in appends for tally in job.session_tallies)
+        session_rows = sorted(tallies, key=lambda row: row.id)
+        self.write(ADD_TO_SESSION, [(*astuple(row), row.event_count) for row in session_rows])
+        self._rollups.load_sessions(self, appends, session_rows)
+        self._insert_events([row for job in appends for row in job.rows])
+        self._rollups.add_appends(appends)
+
+    def _run_job(self, job: WriteJob) -> SettleJob:
+        match job:
+            case AppendJob():
+                return self._append(job)
+            case DeleteJob():
+                return self._delete(job)
+            case PruneJob():
+                return self._prune(job)
+            case RollUpJob():
+                return self._roll_up(job)
+
+    def _append(self, job: AppendJob) -> SettleJob:
+        # Before the savepoint: roll-ups of earlier events must stay even if this append is rolled back.
+        self._rollups.catch_up(self, dict.fromkeys(event.session_id for event in job.ledger_events))
+        self._execute("SAVEPOINT append")
+        try:
+            self._insert([job])
+        except self._engine.violation:
+            self._execute("ROLLBACK TO append")
+            refusal = self._find_refusal(job)
+            if refusal is None:
+                raise
+            settle: SettleJob = partial(job.done.set_exception, refusal)
+        else:
+            settle = partial(job.done.set_result, None)
+        self._execute("RELEASE append")
+        return settle
+
+    def _find_refusal(self, job: AppendJob) -> StoreError | None:
+        """Why the events of this append conflict with those on the log; None if they do not."""
+        for row in job.rows:
+            if self.fetch("SELECT 1 FROM holdfast.events WHERE id = ?", (row.id,)):
+                return duplicate_event_error(row.id)
+            continuation = "SELECT 1 FROM holdfast.events WHERE session_id = ? AND parent_event_id = ?"
+            if self.fetch(continuation, (row.session_id, row.parent_event_id)):
+                return continued_elsewhere_error(row.session_id)
+        return None
+
+    def _delete(self, job: DeleteJob) -> SettleJob:
+        self._rollups.remove_session(self, job.session_id)
+        deleted = self._execute("DELETE FROM holdfast.events WHERE session_id = ?", (job.session_id,)).rowcount
+        self._execute(_DELETE_SESSION, (job.session_id,))
+        return partial(job.done.set_result, deleted)
+
+    def _prune(self, job: PruneJob) -> SettleJob:
+        # The session may have continued since it was selected for pruning.
+        old_session = "SELECT 1 FROM holdfast.sessions WHERE id = ? AND last_event_at < ?"
+        if not self.fetch(old_session, (job.session_id, job.before)):
+            return partial(job.done.set_result, 0)
+        self._rollups.remove_session(self, job.session_id)
+        is_other = f"type NOT IN ({repeat_params(len(job.retained_types))})"
+        prune = f"DELETE FROM holdfast.events WHERE session_id = ? AND {is_other}"
+        deleted = self._execute(prune, (job.session_id, *job.retained_types)).rowcount
+        if self.fetch("SELECT 1 FROM holdfast.events WHERE session_id = ? LIMIT 1", (job.session_id,)):
+            self._execute(RECOUNT, (job.session_id,))
+            self._rollups.catch_up(self, (job.session_id,))
+        else:
+            self._execute(_DELETE_SESSION, (job.session_id,))
+        return partial(job.done.set_result, deleted)
+
+    def _roll_up(self, job: RollUpJob) -> SettleJob:
+        if job.clear_first:
+            self._rollups.reset_tables(self)
+        self._rollups.catch_up(self, job.session_ids)
+        return partial(job.done.set_result, None)
+
+    def close(self) -> None:
+        with suppress(*self._engine.errors):
+            self._connection.close()
