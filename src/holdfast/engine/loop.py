@@ -81,9 +81,11 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: O
                 case "run_tools":
                     await _run_tools(conversation, calls)
                 case "refuse_tools":
-                    # Answered anyway, so that the transcript stays legal.
+                    # Answered anyway, so that the transcript stays legal; the stop reason is not that of a normal end.
                     await _answer(conversation, calls, CALL_LIMIT_REACHED)
-                    return await _close_at_step_limit(conversation, last_reply)
+                    turn = conversation.state.turn or TurnState("", conversation.deps.clock())
+                    await _abandon(conversation, "step_limit")
+                    return _turn_result(turn, last_reply, "step_limit")
     except asyncio.CancelledError:
         await _abandon(conversation, "user_cancel")
         raise
@@ -180,13 +182,6 @@ async def _abandon(conversation: Conversation, reason: CancelReason) -> None:
     turn = conversation.state.turn
     if turn is not None:
         await conversation.record("system", session.TurnCancelled(reason, turn.llm_calls, turn.tool_calls))
-
-
-async def _close_at_step_limit(conversation: Conversation, last_reply: Reply | None) -> TurnResult:
-    """End the turn at its call limit with its own stop reason, distinct from a normal end."""
-    turn = conversation.state.turn or TurnState("", conversation.deps.clock())
-    await _abandon(conversation, "step_limit")
-    return _turn_result(turn, last_reply, "step_limit")
 
 
 async def _close_turn(conversation: Conversation, last_reply: Reply | None) -> TurnResult:

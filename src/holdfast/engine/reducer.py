@@ -119,7 +119,8 @@ def _apply(state: SessionState, event: Event) -> SessionState:
             after = add_turn_cost(state, payload.cost_usd, payload.usage)
             return replace(after, delegated_sessions=state.delegated_sessions - {payload.child_session_id})
         case tools.ToolCalled():
-            return apply_tool_call(state)
+            turn = state.turn and replace(state.turn, tool_calls=state.turn.tool_calls + 1)
+            return replace(state, turn=turn, has_called_tools=True)
         case session.TurnCompleted() | session.TurnCancelled():
             return replace(state, turn=None, turn_count=state.turn_count + 1)
         case session.SkillLoaded() as payload:
@@ -414,11 +415,6 @@ def apply_failed_call(state: SessionState, call: LlmCallFailed) -> SessionState:
     baseline = update_diagnosis_baseline(state.diagnosis_baseline, call)
     after = add_cost(state, call.cost_usd, call.usage)
     return replace(after, open_call=None, cache_memory=memory, diagnosis_baseline=baseline)
-
-
-def apply_tool_call(state: SessionState) -> SessionState:
-    turn = state.turn and replace(state.turn, tool_calls=state.turn.tool_calls + 1)
-    return replace(state, turn=turn, has_called_tools=True)
 
 
 def make_completed_call(request: RequestRecord | None, usage: Usage) -> CompletedCall | None:

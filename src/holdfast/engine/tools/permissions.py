@@ -100,9 +100,8 @@ def permits_call(pattern: str, use: ToolUse) -> bool:
 
 def _matches_command(inner: str, command: str) -> bool:
     bare = inner.removesuffix(":*").removesuffix(" *")
-    if bare == inner:
-        return _matches(inner, command, _is_one_command)
-    return _matches(bare, command, _is_one_command) or _matches(f"{bare} *", command, _is_one_command)
+    patterns = (inner,) if bare == inner else (bare, f"{bare} *")
+    return any(_matches(pattern, command, _is_one_command) for pattern in patterns)
 
 
 def _is_one_command(stars: str, text: str) -> bool:

@@ -66,7 +66,7 @@ from holdfast.instructions.usage.trace import (
 )
 from holdfast.retrieval.encoders.registry import create_semantic_stage, default_encoder
 from holdfast.runtime.instructions.heartbeat import HeartbeatRun, Preload, WakeStart
-from holdfast.runtime.instructions.session_tools import TurnTraceSubmitter, instruction_tools, shadow_instructions
+from holdfast.runtime.instructions.session_tools import instruction_tools, make_trace_submitter, shadow_instructions
 from holdfast.runtime.options import SessionInstructions
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
@@ -299,7 +299,7 @@ class Library:
             return shadow_instructions(text, recall, self.submit_usage, self.submit_trace)
         text = render_standing_instructions(record, manifest, normalize_profile(profile))
         tools = instruction_tools(recall, self.submit_usage)
-        return SessionInstructions(text, tools, TurnTraceSubmitter(self.submit_trace).on_event)
+        return SessionInstructions(text, tools, make_trace_submitter(self.submit_trace))
 
     def manifest_sha256(self, agent: str = DEFAULT_AGENT) -> str:
         return manifest_digest(self._instruction_set(agent)[1].manifest)

@@ -161,7 +161,8 @@ def add_hook(text: str, command: str) -> str:
     """The settings with the hook exactly once. Raises UserError for settings of an unexpected shape."""
     text = text if text.strip() else "{}\n"
     _check(text)
-    group = _group(command)
+    hook: dict[str, Json] = {"type": "command", "command": command, "timeout": HOOK_TIMEOUT_SECONDS}
+    group: dict[str, Json] = {"matcher": HOOK_MATCHER, HOOKS_KEY: [hook]}
     installed = _find_hooks(text)
     # Already installed as wanted: leave the file byte for byte as it is.
     if len(installed) == 1 and _value_at(text, installed[0].group_start) == group:
@@ -254,11 +255,6 @@ def _is_our_hook(hook: Json) -> bool:
     # By file name and position, so that a hook is recognised wherever the command is installed and however it is run.
     names = [PurePath(word).name for word in words]
     return any(tuple(names[at : at + 3]) == ("holdfast", *_SUBCOMMAND) for at in range(len(names)))
-
-
-def _group(command: str) -> dict[str, Json]:
-    hook: dict[str, Json] = {"type": "command", "command": command, "timeout": HOOK_TIMEOUT_SECONDS}
-    return {"matcher": HOOK_MATCHER, HOOKS_KEY: [hook]}
 
 
 def _check(text: str) -> None:

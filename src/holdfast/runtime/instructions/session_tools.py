@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.engine.tools.definition import Tool, ToolError, tool
 from holdfast.errors import HoldfastError
-from holdfast.events.log import Event
+from holdfast.events.log import Event, EventListener
 from holdfast.events.payloads.session import MessageAppended, TurnCancelled, TurnCompleted
 from holdfast.instructions.recall.answer import RecallAnswer, render_recall
 from holdfast.instructions.recall.boot_stub import RECALL_TOOL_INPUT, RECALL_TOOL_SCHEMA
@@ -71,19 +71,18 @@ def instruction_tools(recall: Recall, submit_usage: SubmitUsage) -> tuple[Tool, 
     return tuple(msgspec.structs.replace(instruction_tool, **settings) for instruction_tool in tools)
 
 
-class TurnTraceSubmitter:
-    """When a turn ends, submits for each recall in it the steps that followed the recall."""
+def make_trace_submitter(submit: SubmitTrace) -> EventListener:
+    """A listener that submits, when a turn ends, the steps that followed each recall in it."""
+    steps_by_session: dict[str, StepCollector] = {}
 
-    def __init__(self, submit_trace: SubmitTrace) -> None:
-        self._submit = submit_trace
-        self._steps_by_session: dict[str, StepCollector] = {}
-
-    def on_event(self, event: Event) -> None:
-        self._steps_by_session.setdefault(event.session_id, StepCollector()).on_event(event)
+    def on_event(event: Event) -> None:
+        steps_by_session.setdefault(event.session_id, StepCollector()).on_event(event)
         if isinstance(event.payload, TurnCompleted | TurnCancelled):
-            steps = self._steps_by_session.pop(event.session_id).steps
+            steps = steps_by_session.pop(event.session_id).steps
             for token in find_audit_tokens(steps):
-                submit_best_effort(self._submit, token, trace_from_token(steps, token))
+                submit_best_effort(submit, token, trace_from_token(steps, token))
+
+    return on_event
 
 
 def submit_best_effort(submit: SubmitTrace, token: str, trace: Trace) -> None:
