@@ -70,12 +70,9 @@ def _encode_part(block: Block, signature_member: bytes) -> bytes:
         case Image(source=source):
             return b"{%b%b}" % (_encode_source(source), signature_member)
         case ToolUse():
-            return b'{"functionCall":{"id":%b,"name":%b,"args":%b}%b}' % (
-                encode_string(block.id),
-                encode_string(block.name),
-                encode_json_text(block.arguments_json),
-                signature_member,
-            )
+            id, name, arguments = encode_string(block.id), encode_string(block.name), block.arguments_json
+            template = b'{"functionCall":{"id":%b,"name":%b,"args":%b}%b}'
+            return template % (id, name, encode_json_text(arguments), signature_member)
         case ToolResult():
             return _encode_result(block)
         case Opaque(raw=raw):
@@ -102,11 +99,8 @@ def source_uri(source: UrlSource | FileSource) -> str:
 
 
 def source_from_uri(uri: str) -> UrlSource | FileSource:
-    return (
-        FileSource("files/" + uri.removeprefix(FILES_URI_PREFIX))
-        if uri.startswith(FILES_URI_PREFIX)
-        else UrlSource(uri)
-    )
+    is_file = uri.startswith(FILES_URI_PREFIX)
+    return FileSource("files/" + uri.removeprefix(FILES_URI_PREFIX)) if is_file else UrlSource(uri)
 
 
 def _encode_result(result: ToolResult) -> bytes:
