@@ -123,9 +123,8 @@ def plan_session_ping(
     memory: CacheMemory, learned: LearnedParameters, moment: PlanningMoment, waits_for: WaitsFor
 ) -> Ping | None:
     """The ping that keeps the newest cache entry warm, if one is worth it."""
-    idle_times = expected_idle_times(
-        memory.idle_times.waiting_for(waits_for), learned.idle_times.waiting_for(waits_for)
-    )
+    own, others = memory.idle_times.waiting_for(waits_for), learned.idle_times.waiting_for(waits_for)
+    idle_times = expected_idle_times(own, others)
     return plan_ping(_idle_session(memory, learned), idle_times, price_multipliers(moment.price))
 
 

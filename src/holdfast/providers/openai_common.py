@@ -210,8 +210,8 @@ def _split_inclusive_usage(
     output: int | None,
     read: int | None,
     *,
-    written_5m: int | None = 0,
-    written_other: int | None = 0,
+    written_5m: int | None = None,
+    written_other: int | None = None,
 ) -> Usage:
     """Buckets that add up to the total. Reads and writes that exceed it together are cut off."""
     # input = total - read - written. Anthropic's counters are disjoint already and do not need this.

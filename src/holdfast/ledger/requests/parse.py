@@ -272,11 +272,8 @@ def _block_paths(path: str, message: object, count: int) -> list[str]:
     """The paths of a message's blocks in encoding order; the message's own path if they cannot be distinguished."""
     if not isinstance(message, dict):
         return [path] * count
-    paths = [
-        f"{path}.{member}"
-        for member, value in message.items()
-        if member not in _NON_BLOCK_MEMBERS and value is not None
-    ]
+    members = (member for member, value in message.items() if value is not None)
+    paths = [f"{path}.{member}" for member in members if member not in _NON_BLOCK_MEMBERS]
     for member in ("reasoning_details", "content", "parts", "tool_calls"):
         value = message.get(member)
         if isinstance(value, str) and value:

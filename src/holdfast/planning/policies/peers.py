@@ -145,14 +145,10 @@ RIVAL_POLICIES: Mapping[str, Callable[[str], CachePolicy]] = {
 }
 
 
-def new_rival_policies() -> tuple[CachePolicy, ...]:
-    """New instances, for one session."""
-    return tuple(make(name) for name, make in RIVAL_POLICIES.items())
-
-
 def new_compared_policies() -> dict[str, CachePolicy]:
-    """New instances of every policy that ours is compared with, by name."""
-    return {policy.name: policy for policy in (*new_fixed_policies(), *new_rival_policies())}
+    """New instances, for one session, of every policy that ours is compared with, by name."""
+    rivals = (make(name) for name, make in RIVAL_POLICIES.items())
+    return {policy.name: policy for policy in (*new_fixed_policies(), *rivals)}
 
 
 def _breakpoint_blocks(buffer: RequestBuffer, section: PromptSection) -> list[int]:
@@ -185,7 +181,6 @@ def _user_tails(buffer: RequestBuffer) -> Iterator[int]:
 def _message_ends(buffer: RequestBuffer) -> Iterator[int]:
     blocks = buffer.blocks
     for index in range(len(blocks)):
-        if blocks[index].section == "messages" and (
-            index + 1 == len(blocks) or blocks[index + 1].role != blocks[index].role
-        ):
+        is_last = index + 1 == len(blocks) or blocks[index + 1].role != blocks[index].role
+        if blocks[index].section == "messages" and is_last:
             yield index + 1
