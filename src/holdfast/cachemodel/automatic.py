@@ -37,16 +37,10 @@ def begin_hybrid_call(rules: CacheRules, entries: CacheEntries, call: CacheCall)
     written_tokens = max(0, max(ends, default=0) - read_tokens)
     plain_tokens = call.tokens - read_tokens - written_tokens
     usage = Usage(input=plain_tokens, cache_read=read_tokens, cache_write_other=written_tokens)
+    missing = [(call.prefixes[index], ttl) for index, ttl in ttls.items() if index not in hits]
     written = tuple(
-        CacheEntry(
-            call.scope,
-            call.prefixes[index].digest,
-            call.prefixes[index].tokens,
-            ttl,
-            expires_at=call.at + rules.ttls_seconds[ttl],
-        )
-        for index, ttl in ttls.items()
-        if index not in hits
+        CacheEntry(call.scope, prefix.digest, prefix.tokens, ttl, expires_at=call.at + rules.ttls_seconds[ttl])
+        for prefix, ttl in missing
     )
     outcome = CacheOutcome(usage=usage, at=call.at, read=read, written=written)
     return outcome, refresh_entries(rules, entries, hits.values(), at=call.at)

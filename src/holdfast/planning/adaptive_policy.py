@@ -53,12 +53,8 @@ def plan_adaptive_call(
     probabilities = estimate_probabilities(idle_times, memory, learned)
     # An anchor counts as readable after a pause if that is more likely than not.
     stakes = compute_ttl_stakes(moment, memory, anchor, upgrades=probabilities.upgrade > 0.5)
-    choice = choose_ttl(
-        stakes,
-        probabilities,
-        price_multipliers(moment.price),
-        hour_chain=anchor is not None and anchor.is_sound and anchor.tokens >= memory.tail_tokens,
-    )
+    hour_chain = anchor is not None and anchor.is_sound and anchor.tokens >= memory.tail_tokens
+    choice = choose_ttl(stakes, probabilities, price_multipliers(moment.price), hour_chain=hour_chain)
     ttl: Ttl = "5m" if choice.reach == "short" else "1h"
     blocks = _breakpoint_blocks(moment, memory, anchor)
     floor = (learned.floor + memory.floor).corrected_floor(rules.tokens_min)

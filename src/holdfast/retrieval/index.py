@@ -191,13 +191,8 @@ class SearchIndex:
         best = self._best_positions(scores.score, passing, max(0, limit))
         unfiltered = self._best_positions(scores.score, range(len(scores.slots)), max(0, limit))
         below_floor = [position for position in unfiltered if scores.relevance[position] < floor_used]
-        return SearchResult(
-            tuple(self._explain(scores, position) for position in best),
-            tuple(self._explain(scores, position) for position in below_floor),
-            floor_used,
-            scores.weights,
-            self.embedding_model_version,
-        )
+        hits, dropped = (tuple(self._explain(scores, at) for at in positions) for positions in (best, below_floor))
+        return SearchResult(hits, dropped, floor_used, scores.weights, self.embedding_model_version)
 
     def rank(self, query: str, *, weights: StageWeights | None = None) -> Ranking:
         """All units in the order of `search`, without a floor; `explain` is valid until a unit changes."""

@@ -49,10 +49,9 @@ place_like_aider = fixed_rule((last_system_block, "5m"), (_before_exchange, "5m"
 
 def place_like_litellm(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
     """Every system block in order, then the last message, until no breakpoint is left."""
-    return (
-        *((block, "5m") for block in _breakpoint_blocks(moment.buffer, "system")),
-        (last_message_block(moment.buffer), "5m"),
-    )
+    for block in _breakpoint_blocks(moment.buffer, "system"):
+        yield block, "5m"
+    yield last_message_block(moment.buffer), "5m"
 
 
 def place_like_litellm_recipe(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
@@ -111,15 +110,11 @@ class ContextGuruPolicy(FixedPolicy):
     def _place(self, moment: PlanningMoment, calls: int) -> BreakpointCandidates:
         buffer = moment.buffer
         tail = last_message_block(buffer)
-        previous = self._sent
-        unchanged = (
-            previous is not None
-            and previous[0] < len(buffer.digests)
-            and buffer.digests[previous[0]].digest == previous[1]
-        )
+        block, digest = self._sent or (len(buffer.digests), "")
+        unchanged = block < len(buffer.digests) and buffer.digests[block].digest == digest
         self._sent = None if tail is None else (tail, buffer.digests[tail].digest)
         yield tail, "5m"
-        yield previous[0] if previous and unchanged else None, "5m"
+        yield block if unchanged else None, "5m"
         ends = list(_message_ends(buffer))
         for end in ends[GURU_ANCHOR_EVERY_MESSAGES::GURU_ANCHOR_EVERY_MESSAGES][:2]:
             yield last_breakpoint_block(buffer.blocks, 0, end, section="messages"), "5m"

@@ -5,6 +5,7 @@ choice: the API answers that with 400 (Gemini API, "Context caching").
 """
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -23,13 +24,6 @@ TTL_SECONDS_MAX = 366 * 24 * 3600
 _COLLECTION = f"/{encode.API_VERSION}/cachedContents"
 _NAME = re.compile(r"cachedContents/[A-Za-z0-9_-]{1,128}")
 _LOST = re.compile(r"cached ?content not found", re.IGNORECASE)
-
-
-class CachePage(msgspec.Struct, frozen=True):
-    """One page of a list of caches; `next_page_token` is empty on the last."""
-
-    caches: tuple[ExplicitCacheEntry, ...]
-    next_page_token: str = ""
 
 
 class _CacheUsage(msgspec.Struct, frozen=True, rename="camel"):
@@ -94,13 +88,8 @@ def decode_cache(body: bytes) -> ExplicitCacheEntry:
         cache = msgspec.json.decode(body, type=_Cache)
         if not _NAME.fullmatch(cache.name):
             raise msgspec.ValidationError("not the name of a cache - at `$.name`")
-    return ExplicitCacheEntry(
-        cache.name,
-        cache.model.removeprefix("models/"),
-        max(0, cache.usage_metadata.total_token_count),
-        cache.expire_time.timestamp(),
-        cache.display_name,
-    )
+    model, tokens = cache.model.removeprefix("models/"), max(0, cache.usage_metadata.total_token_count)
+    return ExplicitCacheEntry(cache.name, model, tokens, cache.expire_time.timestamp(), cache.display_name)
 
 
 def encode_cache(cache: ExplicitCacheEntry) -> bytes:
@@ -112,11 +101,11 @@ def encode_cache(cache: ExplicitCacheEntry) -> bytes:
     return template % (name, model, display_name, encode_json(expires), cache.tokens)
 
 
-def encode_cache_page(page: CachePage) -> bytes:
-    """The provider's response to a request that lists caches; empty members are left out."""
-    caches = b'"cachedContents":[%b]' % b",".join(map(encode_cache, page.caches)) if page.caches else b""
-    token = b'"nextPageToken":' + encode_string(page.next_page_token) if page.next_page_token else b""
-    return b"{" + b",".join(member for member in (caches, token) if member) + b"}"
+def encode_cache_page(caches: Sequence[ExplicitCacheEntry], next_page_token: str = "") -> bytes:
+    """The provider's response to a request that lists caches; empty members, such as the last token, are left out."""
+    page = b'"cachedContents":[%b]' % b",".join(map(encode_cache, caches)) if caches else b""
+    token = b'"nextPageToken":' + encode_string(next_page_token) if next_page_token else b""
+    return b"{" + b",".join(member for member in (page, token) if member) + b"}"
 
 
 def reference_cache(parameters: Parameters, name: str) -> Parameters:

@@ -304,14 +304,9 @@ class ResponsesReplyFold:
         started = self._started or _Response()
         # A stream has its usage in `response.completed` or `response.incomplete`.
         usage = responses_usage_buckets(self._ended.usage or started.usage)
-        return Reply(
-            content,
-            stop_reason,
-            usage,
-            self._ended.model or started.model,
-            self._ended.id or started.id,
-            diagnosis=decode_responses_diagnosis(bytes(self._ended.prompt_cache_diagnostics)),
-        )
+        model, id = self._ended.model or started.model, self._ended.id or started.id
+        diagnosis = decode_responses_diagnosis(bytes(self._ended.prompt_cache_diagnostics))
+        return Reply(content, stop_reason, usage, model, id, diagnosis=diagnosis)
 
 
 def _failure(response: _Response) -> ProviderError:

@@ -155,12 +155,9 @@ def parse_anthropic_request(wire: WireRequest, context: RequestContext, *, count
     validation.check_anthropic_tools(sent, parameters, model.cache)
     if not counting:
         validation.check_anthropic_output(parameters, model)
-    accepted = accept_thinking(
-        validation.place_requested_breakpoints(sent, parameters, model.cache),
-        model=parameters.model,
-        rules=model.cache,
-        drops_mismatches=validation.drops_mismatches(parameters),
-    )
+    placed = validation.place_requested_breakpoints(sent, parameters, model.cache)
+    drops = validation.drops_mismatches(parameters)
+    accepted = accept_thinking(placed, model=parameters.model, rules=model.cache, drops_mismatches=drops)
     call = make_anthropic_cache_call(accepted.blocks, parameters, model=model, context=context)
     validation.check_anthropic_window(call.tokens, model)
     return AcceptedRequest(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from holdfast.errors import ProviderError
 from holdfast.providers.adapter import ExplicitCacheEntry
 from holdfast.providers.errors import decoding_errors
-from holdfast.providers.gemini.cached_content import CachePage, encode_cache, encode_cache_page
+from holdfast.providers.gemini.cached_content import encode_cache, encode_cache_page
 from holdfast.simulator.explicit_caches import CachedContent
 from holdfast.simulator.gemini import validation
 from holdfast.simulator.gemini.body import (
@@ -92,8 +92,7 @@ def _create(body: bytes, context: RequestContext) -> bytes:
 def _list(query: Mapping[str, str], context: RequestContext) -> bytes:
     live = context.explicit_caches.list_live(at=context.at)
     own = [content.cache for content in live if content.workspace == context.workspace]
-    caches, next_page_token = cut_page(own, query)
-    return encode_cache_page(CachePage(tuple(caches), next_page_token))
+    return encode_cache_page(*cut_page(own, query))
 
 
 def _update(body: bytes, content: CachedContent, context: RequestContext) -> bytes:
