@@ -65,14 +65,6 @@ class CallContext(msgspec.Struct, frozen=True):
 NO_CONTEXT = CallContext()
 
 
-def find_miss_reason(
-    before: RecordedCall, call: RecordedCall, rules: CacheRules, ttl: Ttl, *, around: CallContext = NO_CONTEXT
-) -> MissReason | None:
-    """The reason without the evidence; None if the call was no miss."""
-    miss = explain_miss(before, call, rules, ttl, around=around)
-    return miss.reason if miss is not None else None
-
-
 def explain_miss(
     before: RecordedCall, call: RecordedCall, rules: CacheRules, ttl: Ttl, *, around: CallContext = NO_CONTEXT
 ) -> CacheMiss | None:
@@ -245,7 +237,8 @@ def classify_miss(
         return None
     if not before.usage.cache_read + before.usage.cache_write:
         return UNCACHED
-    return find_miss_reason(before, call, rules, ttl, around=around)
+    miss = explain_miss(before, call, rules, ttl, around=around)
+    return miss.reason if miss is not None else None
 
 
 def infer_ttls_or_default(calls: Sequence[RecordedCall]) -> tuple[Ttl, ...]:

@@ -25,14 +25,15 @@ from holdfast.providers.errors import classify_status, get_header
 from holdfast.providers.registry import Provider, get_provider
 from holdfast.providers.retry import retry_delay
 from holdfast.providers.wire_request import OnRetry
-from holdfast.simulator.anthropic import AnthropicApi
+from holdfast.simulator.anthropic.api import AnthropicApi
 from holdfast.simulator.cache_diagnostics import AnsweredRequests
 from holdfast.simulator.exchange import ConnectionCut, Pause, RecordedRequest, RequestRing, SimulatedResponse
 from holdfast.simulator.explicit_caches import SimulatedExplicitCaches
 from holdfast.simulator.faults import DeliveryFault, Fault, RefusalFault, StatusFault, apply_delivery_fault, parse_fault
-from holdfast.simulator.gemini import GeminiApi
-from holdfast.simulator.openai import OpenAIChatApi, OpenAIResponsesApi
-from holdfast.simulator.openrouter import OpenRouterApi
+from holdfast.simulator.gemini.api import GeminiApi
+from holdfast.simulator.openai.chat_completions import OpenAIChatApi
+from holdfast.simulator.openai.responses import OpenAIResponsesApi
+from holdfast.simulator.openrouter.api import OpenRouterApi
 from holdfast.simulator.provider_api import (
     EMPTY,
     AcceptedRequest,
