@@ -66,15 +66,10 @@ def _refresh_gain(idle: IdleSession, idle_times: IdleTimes, times: PriceMultipli
     step = TTL_SECONDS[ttl] - PING_MARGIN_SECONDS
     first_at = idle.idle_seconds + step
     starts = [first_at + number * step + PING_MARGIN_SECONDS for number in range(PINGS_AHEAD_MAX[ttl])]
-    return float(
-        best_ping_count(
-            [idle_times.probability(start, start + step, given_seconds=first_at) for start in starts],
-            read=times.read,
-            write=times.write_5m,
-            prompt_tokens=idle.prompt_tokens,
-            held_tokens=idle.held_tokens if ttl == "5m" else 0,
-        ).saved_units
-    )
+    shares = [idle_times.probability(start, start + step, given_seconds=first_at) for start in starts]
+    prompt, held = idle.prompt_tokens, idle.held_tokens if ttl == "5m" else 0
+    plan = best_ping_count(shares, read=times.read, write=times.write_5m, prompt_tokens=prompt, held_tokens=held)
+    return float(plan.saved_units)
 
 
 def _upgrade_gain(idle: IdleSession, idle_times: IdleTimes, times: PriceMultipliers) -> float:
@@ -82,17 +77,16 @@ def _upgrade_gain(idle: IdleSession, idle_times: IdleTimes, times: PriceMultipli
     first_at = idle.idle_seconds + TTL_SECONDS["5m"] - PING_MARGIN_SECONDS
     expires_at, returned_by = first_at + PING_MARGIN_SECONDS, first_at + TTL_SECONDS["1h"]
     return_probability = idle_times.probability(expires_at, returned_by, given_seconds=first_at)
-    return float(
-        upgrade_ping_pays(
-            idle.prompt_tokens,
-            idle.reply_tokens,
-            return_probability,
-            upgrade_probability=idle.upgrade_probability,
-            times=times,
-            closing_tokens=CLOSING_TOKENS,
-            held_tokens=idle.held_tokens,
-        ).saved_units
+    ping = upgrade_ping_pays(
+        idle.prompt_tokens,
+        idle.reply_tokens,
+        return_probability,
+        upgrade_probability=idle.upgrade_probability,
+        times=times,
+        closing_tokens=CLOSING_TOKENS,
+        held_tokens=idle.held_tokens,
     )
+    return float(ping.saved_units)
 
 
 def closing_entry(last: HistoryEntry | None) -> HistoryEntry:

@@ -169,7 +169,7 @@ class _Session:
         self.project, self.started_at = transcript.project, transcript.recording.started_at
         self.subagents = 0
         self.total = _Totals()
-        self.models: dict[str, int] = {}
+        self.models: Counter[str] = Counter()
 
     def row(self, id: str) -> AuditedSession:
         total = self.total
@@ -235,7 +235,7 @@ class Audit:
         calls_by_model: dict[str, list[_AuditedCall]] = {}
         for audited in self._audit_calls(transcript):
             calls_by_model.setdefault(audited.model, []).append(audited)
-            session.models[audited.model] = session.models.get(audited.model, 0) + 1
+            session.models[audited.model] += 1
             for total in (self._total, session.total, self._by_model.setdefault(audited.model, _Totals())):
                 total.count(audited)
         # Storage of explicit caches is paid under any plan.
