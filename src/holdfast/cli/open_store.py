@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
@@ -28,29 +30,19 @@ def open_configured_store(db: str | None, *, writable: bool = False) -> "Iterato
     """
     from holdfast.runtime.config import load_config
     from holdfast.stores.memory import MemoryStore
+    from holdfast.stores.open import open_store
 
-    address = db or load_config(os.environ, workspace=Path.cwd()).db_path
+    address = load_config(os.environ, workspace=Path.cwd()).db_path if db is None else db
     # Whether a URL's database exists is known only after connecting; opening it reports the error.
     exists = "://" in address or Path(address).exists()
     if not exists and db is not None:
         raise UserError(f"there is no store at {db!r}; check the path")
     models = load_configured_models()
-    with contextlib.closing(
-        open_with_notice(address, models, read_only=not writable) if exists else MemoryStore(models=models)
-    ) as log:
+    log = open_store(address, models=models, read_only=not writable) if exists else MemoryStore(models=models)
+    with contextlib.closing(log):
+        if log.notice is not None:
+            click.echo(f"holdfast: {log.notice}", err=True)
         yield log
-
-
-def open_with_notice(address: str, models: "Models", *, read_only: bool) -> "Store":
-    """Open a store, and say on standard error if it is read from a copy."""
-    import click
-
-    from holdfast.stores.open import open_store
-
-    log = open_store(address, models=models, read_only=read_only)
-    if log.notice is not None:
-        click.echo(f"holdfast: {log.notice}", err=True)
-    return log
 
 
 def resolve_session_id(log: "EventLog", prefix: str) -> str:
