@@ -26,10 +26,10 @@ async def get_health(context: AppContext, request: EmptyRequest) -> Health:
     return Health("ok", __version__)
 
 
-async def get_readiness(context: AppContext, request: EmptyRequest) -> Health:
+def get_readiness(context: AppContext, request: EmptyRequest) -> Health:
     """Whether the store can be read."""
     try:
-        await asyncio.to_thread(context.records.newest_position)
+        context.records.newest_position()
     except StoreError as error:
         raise ApiError(503, "store_unavailable", "the store cannot be read") from error
     return Health("ready", __version__)

@@ -1,6 +1,5 @@
 """HTTP routes for the calls of one session: prompt layers, cache plan, usage, verdict and certificate."""
 
-import asyncio
 import datetime
 from decimal import Decimal
 from itertools import islice
@@ -140,7 +139,7 @@ class CallRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
 
 
-async def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
+def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
     """A page of the calls of a session: layers, breakpoints, usage and verdict."""
 
     def make(session: CallTimeline) -> CallsResponse | None:
@@ -163,40 +162,30 @@ async def list_calls(context: AppContext, request: CallsRequest) -> CallsRespons
             ),
         )
 
-    calls = await asyncio.to_thread(context.prompt_views.view_session, request.session_id, make)
+    calls = context.prompt_views.view_session(request.session_id, make)
     if calls is None:
         raise make_not_found_error("session", request.session_id)
     return calls
 
 
-async def get_call(context: AppContext, request: CallRequest) -> CallResponse:
+def get_call(context: AppContext, request: CallRequest) -> CallResponse:
     """One call: its cache plan with reasons, its verdict and its certificate."""
-
-    def read() -> CallResponse:
-        call = _find_call(context, request)
-        certificate = _certificate(context, request.session_id, call.request) if call.request else None
-        return _detail(call, certificate)
-
-    return await asyncio.to_thread(read)
+    call = _find_call(context, request)
+    certificate = _certificate(context, request.session_id, call.request) if call.request else None
+    return _detail(call, certificate)
 
 
-async def get_divergence(context: AppContext, request: CallRequest) -> Divergence:
+def get_divergence(context: AppContext, request: CallRequest) -> Divergence:
     """The first byte that differs from the previous call, with context; this quotes the prompt."""
-
-    def read() -> Divergence:
-        sent_request = _find_call(context, request).request
-        events = context.log.read(request.session_id)
-        try:
-            result = sent_request and find_divergence(
-                events, request.session_id, context.models, ordinal=sent_request.ordinal
-            )
-        except UserError as error:
-            raise ApiError(404, "bytes_not_found", "these bytes cannot be rebuilt from the log") from error
-        if not result:
-            raise ApiError(404, "bytes_not_found", "there is no earlier request to compare with")
-        return result
-
-    return await asyncio.to_thread(read)
+    sent = _find_call(context, request).request
+    events = context.log.read(request.session_id)
+    try:
+        result = sent and find_divergence(events, request.session_id, context.models, ordinal=sent.ordinal)
+    except UserError as error:
+        raise ApiError(404, "bytes_not_found", "these bytes cannot be rebuilt from the log") from error
+    if not result:
+        raise ApiError(404, "bytes_not_found", "there is no earlier request to compare with")
+    return result
 
 
 def _find_call(context: AppContext, request: CallRequest) -> CallLayers:

@@ -1,7 +1,8 @@
 """The Route value, from which decoding, access control, errors and the OpenAPI document are derived."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from inspect import getdoc
+from inspect import getdoc, iscoroutinefunction
 from typing import Any, Literal, TypeVar, get_type_hints
 
 import msgspec
@@ -109,16 +110,18 @@ class EmptyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def json_route(
     method: Method,
     path: str,
-    run: Callable[[AppContext, Request], Awaitable[Reply]],
+    run: Callable[[AppContext, Request], Reply | Awaitable[Reply]],
     *,
     rule: AccessRule,
     error_statuses: tuple[int, ...] = (),
 ) -> Route:
-    """A route with a JSON response; types and summary are those of `run`."""
+    """A route with a JSON response; types and summary are those of `run`, which runs in a thread unless it is async."""
     request, reply = get_handler_types(run)
 
     async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
-        return RouteResponse(_encode(await run(context, decode_request_fields(incoming, request))))
+        fields = decode_request_fields(incoming, request)
+        result = run(context, fields) if iscoroutinefunction(run) else asyncio.to_thread(run, context, fields)
+        return RouteResponse(_encode(await result))
 
     return Route(method, path, rule, get_summary(run), request, reply, respond, error_statuses=error_statuses)
 
