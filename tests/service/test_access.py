@@ -22,7 +22,6 @@ MAY: dict[AccessRule, tuple[str, ...]] = {
     "open": ROLES,
     "read": ("read", "admin"),
     "admin": ("admin",),
-    "agent": ("agent", "admin"),
     "caller": ("agent", "admin"),
 }
 """By rule, whose requests are allowed. With rule `caller` the route decides; none allows a key of scope read."""
@@ -43,7 +42,7 @@ def test_rule_matches_whole_scopes_only(rule: AccessRule) -> None:
 def is_allowed(rule: AccessRule, scope: str | None) -> bool:
     refusal = None
     try:
-        check_allowed(rule, scope, {"agent_id": "a1"})
+        check_allowed(rule, scope)
     except ApiError as error:
         refusal = error.status, error.response.error.code
     assert refusal in (None, (401, "key_required") if scope is None else (403, "not_allowed"))

@@ -1,7 +1,7 @@
 """Moves agents' instructions between stores of one deployment, for `holdfast db export` and `import`."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -63,32 +63,21 @@ def open_instruction_intake(log: "Store") -> "OwnerImporter":
     return OwnerImporter(log.instructions, partial(validate_imported_records, library))
 
 
-class ImportedOwnersSummary:
-    """Summarises what was imported for the owners of instructions."""
-
-    def __init__(self) -> None:
-        self._owners: list[ImportedOwner] = []
-
-    def add_owner(self, owner: "ImportedOwner") -> None:
-        self._owners.append(owner)
-
-    def format_lines(self) -> Iterator[str]:
-        if not self._owners:
-            return
-        added = sum(owner.added for owner in self._owners)
-        existing = sum(owner.already_existed for owner in self._owners)
-        quarantined = sum(owner.quarantined for owner in self._owners)
-        left_out = sum(owner.dropped_approvals for owner in self._owners)
-        owners = f"{format_count(len(self._owners), 'owner')} of instructions"
-        already = f", {existing:,} of them already stored" if existing else ""
-        yield f"{owners}{already}: {format_count(added, 'record')} added"
-        if quarantined:
-            yield (
-                f"{format_count(quarantined, 'unit')} quarantined: not signed by a key that this deployment knows; "
-                "restore the key or register the signer, then write them again"
-            )
-        if left_out:
-            yield f"{format_count(left_out, 'approval')} left out: not signed by a key that this deployment knows"
+def summarize_imported_owners(owners: "Sequence[ImportedOwner]") -> Iterator[str]:
+    """Lines that say what was imported for the owners of instructions."""
+    if not owners:
+        return
+    existing = sum(owner.already_existed for owner in owners)
+    already = f", {existing:,} of them already stored" if existing else ""
+    added = format_count(sum(owner.added for owner in owners), "record")
+    yield f"{format_count(len(owners), 'owner')} of instructions{already}: {added} added"
+    if quarantined := sum(owner.quarantined for owner in owners):
+        yield (
+            f"{format_count(quarantined, 'unit')} quarantined: not signed by a key that this deployment knows; "
+            "restore the key or register the signer, then write them again"
+        )
+    if left_out := sum(owner.dropped_approvals for owner in owners):
+        yield f"{format_count(left_out, 'approval')} left out: not signed by a key that this deployment knows"
 
 
 def _configured() -> "InstructionConfig":

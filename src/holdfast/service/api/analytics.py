@@ -32,7 +32,7 @@ from holdfast.service.api.regret import PolicyCosts, Regret, compute_policy_cost
 from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError, make_not_found_error
 from holdfast.service.http.request_parsing import TimeText, TimeWindow, parse_window, to_datetime
-from holdfast.service.http.routes import Route, json_route
+from holdfast.service.http.routes import Route, copy_fields, json_route
 
 BASELINE = "anthropic:claude-sonnet-4-6"
 LISTED_MAX = 500
@@ -189,6 +189,11 @@ class RegretResponse(AnalyticsResponse, frozen=True, kw_only=True):
     data: Regret
 
 
+def resolve_window(context: AppContext, request: WindowRequest) -> tuple[TimeWindow, LedgerScope]:
+    within = parse_window(request.start, request.end, now=context.clock())
+    return within.window, LedgerScope(since=within.start, until=within.end, simulated=context.simulated)
+
+
 def _respond(
     context: AppContext,
     request: WindowRequest | None,
@@ -196,26 +201,15 @@ def _respond(
     make: Callable[[LedgerScope], object],
 ) -> Response:
     """The response with what `make` returns for the requested window, or for all time."""
-    if request is None:
-        window, scope = TimeWindow(None, None), LedgerScope(simulated=context.simulated)
-    else:
-        within = parse_window(request.start, request.end, now=context.clock())
-        window = within.window
-        scope = LedgerScope(since=within.start, until=within.end, simulated=context.simulated)
+    window, scope = TimeWindow(None, None), LedgerScope(simulated=context.simulated)
+    if request is not None:
+        window, scope = resolve_window(context, request)
     return response(window=window, current_pricing_version=context.pricing_version, data=make(scope))
 
 
 def get_cost(context: AppContext, request: CostRequest) -> CostResponse:
     """Cost by model, provider, session, day or hour, or in total; by default for the last seven days."""
-    filters = GroupFilter(
-        model=request.model,
-        provider=request.provider,
-        session=request.session,
-        gateway_key=request.gateway_key,
-        user=request.user,
-        team=request.team,
-        workers=request.include_workers,
-    )
+    filters = copy_fields(GroupFilter, request, workers=request.include_workers)
 
     def make(scope: LedgerScope) -> tuple[CostRow, ...] | CostRow:
         groups = context.log.analytics_queries().groups(request.group_by, scope, filters)

@@ -6,13 +6,12 @@ from typing import Annotated, Literal
 import msgspec
 
 from holdfast.ledger.analytics import queries
-from holdfast.ledger.analytics.queries import LedgerScope
 from holdfast.ledger.cache.verdicts import VerdictKind
-from holdfast.service.api.analytics import LISTED_MAX, SKIPPED_MAX, AnalyticsResponse, WindowRequest
+from holdfast.service.api.analytics import LISTED_MAX, SKIPPED_MAX, AnalyticsResponse, WindowRequest, resolve_window
 from holdfast.service.api.analytics_rows import to_json_usd
 from holdfast.service.context import AppContext
-from holdfast.service.http.request_parsing import parse_window, to_datetime
-from holdfast.service.http.routes import Route, json_route
+from holdfast.service.http.request_parsing import to_datetime
+from holdfast.service.http.routes import Route, copy_fields, json_route
 
 
 class CacheBreaksRequest(WindowRequest, frozen=True):
@@ -44,15 +43,14 @@ class CacheBreaksResponse(AnalyticsResponse, frozen=True, kw_only=True):
 
 def list_cache_breaks(context: AppContext, request: CacheBreaksRequest) -> CacheBreaksResponse:
     """The calls with a cache break, most expensive first."""
-    within = parse_window(request.start, request.end, now=context.clock())
-    scope = LedgerScope(since=within.start, until=within.end, simulated=context.simulated)
+    window, scope = resolve_window(context, request)
     kind = None if request.cause == "any" else request.cause
     # One extra row shows whether there is another page.
     calls = context.log.analytics_queries().cache_breaks(
         scope, kind=kind, component=request.component, limit=request.limit + 1, skip=request.skip
     )
     return CacheBreaksResponse(
-        window=within.window,
+        window=window,
         current_pricing_version=context.pricing_version,
         data=tuple(map(_call_row, calls[: request.limit])),
         more=len(calls) > request.limit,
@@ -61,12 +59,11 @@ def list_cache_breaks(context: AppContext, request: CacheBreaksRequest) -> Cache
 
 def _call_row(call: queries.CacheBreakCall) -> CacheBreakRow:
     verdict = call.verdict
-    return CacheBreakRow(
+    return copy_fields(
+        CacheBreakRow,
+        call,
         session=call.session_id,
-        name=call.name,
-        number=call.number,
         at=to_datetime(call.at),
-        model=call.model,
         cause=verdict.kind,
         component=verdict.component,
         detail=verdict.detail,

@@ -17,13 +17,13 @@ from holdfast.events.cache_controls import (
 from holdfast.ledger.cache.state import CacheState, Controllable, ProviderCacheSummary, summarize_providers
 from holdfast.ledger.cache.verdicts import VerdictKind
 from holdfast.providers.cache_inputs import InvalidationMethod, invalidation_methods
+from holdfast.service.api.analytics import LISTED_MAX, SKIPPED_MAX
 from holdfast.service.context import AppContext, SessionCache
 from holdfast.service.http.errors import ApiError, make_not_found_error
 from holdfast.service.http.request_parsing import to_optional_datetime
 from holdfast.service.http.routes import EmptyRequest, Route, copy_fields, json_route
 
-LISTED_MAX = 500
-SKIPPED_MAX = 1_000_000
+_DISCUSSION = "/api/cache/{discussion_id}"
 ProviderName = Literal["anthropic", "openai", "openai-chat", "gemini", "openrouter", "claude-code"]
 InvalidationChange = InvalidationMethod | Literal["explicit_cache"]
 
@@ -223,10 +223,8 @@ ROUTES: tuple[Route, ...] = (
     json_route("GET", "/api/cache", list_cache_states, rule="read"),
     json_route("GET", "/api/cache/settings", get_cache_settings, rule="read"),
     json_route("PUT", "/api/cache/settings", put_cache_settings, rule="admin"),
-    json_route("GET", "/api/cache/{discussion_id}", get_cache_state, rule="read", error_statuses=(404,)),
-    json_route(
-        "POST", "/api/cache/{discussion_id}/invalidate", invalidate_cache, rule="admin", error_statuses=(404, 409)
-    ),
-    json_route("POST", "/api/cache/{discussion_id}/disable", disable_caching, rule="admin", error_statuses=(404, 409)),
-    json_route("POST", "/api/cache/{discussion_id}/enable", enable_caching, rule="admin", error_statuses=(404, 409)),
+    json_route("GET", _DISCUSSION, get_cache_state, rule="read", error_statuses=(404,)),
+    json_route("POST", f"{_DISCUSSION}/invalidate", invalidate_cache, rule="admin", error_statuses=(404, 409)),
+    json_route("POST", f"{_DISCUSSION}/disable", disable_caching, rule="admin", error_statuses=(404, 409)),
+    json_route("POST", f"{_DISCUSSION}/enable", enable_caching, rule="admin", error_statuses=(404, 409)),
 )

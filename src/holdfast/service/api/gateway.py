@@ -12,14 +12,14 @@ from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError, make_not_found_error
 from holdfast.service.http.routes import Route, SessionRequest, json_route
 
+_GATEWAY = "/api/sessions/{session_id}/gateway"
 CALLS_MAX = 1_000
 NUMBER_MAX = 10**9
 
 
-class ChangesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ChangesRequest(SessionRequest, frozen=True):
     """Calls after number `after`, oldest first."""
 
-    session_id: str
     after: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)] = 0
     limit: Annotated[int, msgspec.Meta(ge=1, le=CALLS_MAX)] = 200
 
@@ -76,10 +76,6 @@ def _check_exists(context: AppContext, session_id: str) -> None:
 
 
 ROUTES: tuple[Route, ...] = (
-    json_route(
-        "GET", "/api/sessions/{session_id}/gateway/costs", get_gateway_costs, rule="read", error_statuses=(404,)
-    ),
-    json_route(
-        "GET", "/api/sessions/{session_id}/gateway/changes", list_gateway_changes, rule="read", error_statuses=(404,)
-    ),
+    json_route("GET", f"{_GATEWAY}/costs", get_gateway_costs, rule="read", error_statuses=(404,)),
+    json_route("GET", f"{_GATEWAY}/changes", list_gateway_changes, rule="read", error_statuses=(404,)),
 )

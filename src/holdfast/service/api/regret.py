@@ -8,7 +8,7 @@ import msgspec
 from holdfast.catalog.lookup import Models
 from holdfast.events.log import EventLog
 from holdfast.ledger.analytics.queries import PAGE_MAX, HasCostQueries, LedgerScope
-from holdfast.replay.audit import Audit, replay_transcripts
+from holdfast.replay.audit import Audit, AuditedSession, AuditReport, replay_transcripts
 from holdfast.replay.recording import Transcript, deduplicate_transcripts
 from holdfast.replay.stored_sessions import build_stored_transcript
 from holdfast.service.api.analytics_rows import to_json_usd
@@ -66,24 +66,15 @@ def compute_regret(log: AnalyticsLog, models: Models, scope: LedgerScope) -> Reg
     for transcript in transcripts:
         audit.add_transcript(transcript)
     report = audit.build_report()
-    return Regret(
-        spent_usd=to_json_usd(report.spent_usd),
-        planned_usd=(to_json_usd(report.planned_usd[0]), to_json_usd(report.planned_usd[1])),
-        optimum_usd=to_json_usd(report.optimum_usd),
-        regret_usd=to_json_usd(report.spent_usd - report.optimum_usd),
-        call_count=report.calls,
-        sessions=tuple(
-            RegretRow(
-                row.session,
-                to_json_usd(row.spent_usd),
-                (to_json_usd(row.planned_usd[0]), to_json_usd(row.planned_usd[1])),
-                to_json_usd(row.optimum_usd),
-                to_json_usd(row.spent_usd - row.optimum_usd),
-            )
-            for row in report.sessions
-        ),
-        sessions_left_out=left_out,
-    )
+    sessions = tuple(RegretRow(row.session, *_amounts(row)) for row in report.sessions)
+    return Regret(*_amounts(report), report.calls, sessions, left_out)
+
+
+def _amounts(costs: AuditReport | AuditedSession) -> tuple[float, tuple[float, float], float, float]:
+    """What was spent, the range of our plan, the optimum, and the regret."""
+    low, high = map(to_json_usd, costs.planned_usd)
+    regret_usd = to_json_usd(costs.spent_usd - costs.optimum_usd)
+    return to_json_usd(costs.spent_usd), (low, high), to_json_usd(costs.optimum_usd), regret_usd
 
 
 def compute_policy_costs(log: AnalyticsLog, models: Models, scope: LedgerScope) -> PolicyCosts:

@@ -16,9 +16,10 @@ from holdfast.service.api.prompt_view import Divergence, find_divergence
 from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError, make_not_found_error
 from holdfast.service.http.request_parsing import to_datetime
-from holdfast.service.http.routes import Route, copy_fields, json_route
+from holdfast.service.http.routes import Route, SessionRequest, copy_fields, json_route
 from holdfast.types.prompt import PlanProbabilities, PromptSection
 
+_CALL = "/api/sessions/{session_id}/calls/{number}"
 CALLS_MAX = 1_000
 NUMBER_MAX = 10**9
 
@@ -126,16 +127,14 @@ class CallResponse(msgspec.Struct, frozen=True):
     certificate: Certificate | None
 
 
-class CallsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CallsRequest(SessionRequest, frozen=True):
     """Without `after`, the newest calls are returned."""
 
-    session_id: str
     after: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)] | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=CALLS_MAX)] = 200
 
 
-class CallRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    session_id: str
+class CallRequest(SessionRequest, frozen=True):
     number: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
 
 
@@ -148,10 +147,9 @@ def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
         total = len(session.calls)
         first = max(0, total - request.limit) if request.after is None else min(request.after, total)
         last = first + request.limit
-        return CallsResponse(
-            session_id=session.session_id,
-            name=session.name,
-            model=session.model,
+        return copy_fields(
+            CallsResponse,
+            session,
             simulated=session.is_simulated,
             calls_total=total,
             calls=tuple(map(_call_view, session.calls[first:last])),
@@ -259,7 +257,9 @@ def _detail(call: CallLayers, certificate: Certificate | None) -> CallResponse:
     entry, sent = call.entry, call.request
     tokens = entry.record.usage.tokens_sent
     planned_breakpoints = sent.breakpoints if sent else ()
-    return CallResponse(
+    return copy_fields(
+        CallResponse,
+        entry.plan,
         call=_call_view(call),
         breakpoints=tuple(
             PlannedBreakpoint(
@@ -272,10 +272,6 @@ def _detail(call: CallLayers, certificate: Certificate | None) -> CallResponse:
             )
             for planned in planned_breakpoints
         ),
-        notes=entry.plan.notes,
-        probabilities=entry.plan.probabilities,
-        floor_tokens=entry.plan.floor_tokens,
-        expected_read_tokens=entry.plan.expected_read_tokens,
         blocks=sent.blocks if sent else 0,
         blocks_shared=entry.record.blocks_shared,
         blocks_before=entry.record.blocks_before,
@@ -302,8 +298,6 @@ def _verdict_view(verdict: Verdict) -> VerdictView:
 
 ROUTES: tuple[Route, ...] = (
     json_route("GET", "/api/sessions/{session_id}/calls", list_calls, rule="read", error_statuses=(404,)),
-    json_route("GET", "/api/sessions/{session_id}/calls/{number}", get_call, rule="read", error_statuses=(404,)),
-    json_route(
-        "GET", "/api/sessions/{session_id}/calls/{number}/bytes", get_divergence, rule="admin", error_statuses=(404,)
-    ),
+    json_route("GET", _CALL, get_call, rule="read", error_statuses=(404,)),
+    json_route("GET", f"{_CALL}/bytes", get_divergence, rule="admin", error_statuses=(404,)),
 )

@@ -12,9 +12,8 @@ from holdfast.service.context import AppContext
 
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 
-AccessRule = Literal["open", "read", "admin", "agent", "caller"]
-"""Who may call a route: anyone; keys with read access; admins; admins and the agent named in the path; or
-callers that the route itself allows."""
+AccessRule = Literal["open", "read", "admin", "caller"]
+"""Who may call a route: anyone; keys with read access; admins; or callers that the route itself allows."""
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
@@ -143,7 +142,7 @@ def raw_route(
     return Route("GET", path, rule, summary, request, NonJsonResponse, respond, content_type=content_type)
 
 
-def copy_fields(target: type[Reply], source: object, **others: object) -> Reply:
+def copy_fields(target: type[Reply], source: object, /, **others: object) -> Reply:
     """A response with the other fields given, and each remaining field copied from the source's attribute."""
     names = (name for name in target.__struct_fields__ if name not in others)
     return target(**{name: getattr(source, name) for name in names}, **others)
