@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from holdfast.cli.format import format_count
 from holdfast.cli.instructions.open import explain_missing_package
-from holdfast.clock import new_ulid, system_clock
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,15 +50,9 @@ def open_instruction_intake(log: "Store") -> "OwnerImporter":
         from holdfast.instructions.context import InstructionContext
         from holdfast.instructions.units.signatures import load_deployment_key
         from holdfast.instructions.units.transfer import validate_imported_records
-    library = InstructionContext(
-        log.instructions,
-        configured.settings,
-        # Do not create a key: a new one has signed nothing in the file, and would block restoring the original key.
-        key=load_deployment_key(configured.key_path) if configured.key_path.exists() else None,
-        clock=system_clock,
-        new_id=new_ulid,
-        warn=lambda line: None,
-    )
+    # Do not create a key: a new one has signed nothing in the file, and would block restoring the original key.
+    key = load_deployment_key(configured.key_path) if configured.key_path.exists() else None
+    library = InstructionContext(log.instructions, configured.settings, key=key)
     return OwnerImporter(log.instructions, partial(validate_imported_records, library))
 
 
