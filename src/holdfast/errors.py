@@ -23,8 +23,10 @@ FailureKind = Literal[
     "context_overflow",
     "invalid_request",
     "cancelled",
+    "unreadable",
     "other",
 ]
+"""`unreadable`: the provider answered a forwarded call, and its response could not be decoded."""
 
 
 class HoldfastError(Exception):
@@ -55,7 +57,10 @@ class SkillValidationError(UserError):
 
 
 class ProviderError(HoldfastError):
-    """A provider's failure, reduced to one of a closed set of kinds."""
+    """A provider's failure, reduced to one of a closed set of kinds.
+
+    `field` names the part of a request or response that could not be decoded, such as `messages.3`.
+    """
 
     def __init__(
         self,
@@ -64,11 +69,13 @@ class ProviderError(HoldfastError):
         *,
         status: int | None = None,
         retry_after_seconds: float | None = None,
+        field: str = "",
     ) -> None:
         super().__init__(message)
         self.kind: FailureKind = kind
         self.status = status
         self.retry_after_seconds = retry_after_seconds
+        self.field = field
 
 
 class AbortedError(HoldfastError):

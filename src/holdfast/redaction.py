@@ -34,8 +34,9 @@ _FORMATS: tuple[tuple[tuple[str, ...], str], ...] = (
         r"(?i:(?<=\bbearer ))(?:(?=[A-Za-z/-]{0,60}(?:[0-9_~+=]|\.[A-Za-z0-9]))[\w.~+/=-]{6,}|[\w.~+/=-]{24,})",
     ),
     (("uthorization",), r"(?i:(?<=authorization: basic )|(?<=authorization: token ))[\w.~+/=-]{6,}"),
-    # User and password in a URL, up to the last @ of its host part. One slash: a path drops the other.
-    ((":/",), r"(?:(?<=:/)|(?<=://))(?!/)[^\s/:@?#\"'<>]*:[^\s/?#\"'<>]+(?=@)"),
+    # User and password in a URL, up to the last @ of its host part. One slash: a path drops the other. Our own errors
+    # show the form of an address as USER:PASSWORD@.
+    ((":/",), r"(?:(?<=:/)|(?<=://))(?!/|USER:PASSWORD@)[^\s/:@?#\"'<>]*:[^\s/?#\"'<>]+(?=@)"),
 )
 """Literals, one of which is in every text that the pattern matches, and the pattern."""
 

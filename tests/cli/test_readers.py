@@ -1,4 +1,4 @@
-"""Commands that only read: they change no file, whoever has the store open, and say in one line that it is damaged."""
+"""Commands that only read: they change no file, also beside a process that writes, and report damage in one line."""
 
 import asyncio
 import os
@@ -195,7 +195,7 @@ def snapshot(*folders: Path) -> dict[Path, tuple[bytes, int, int]]:
 
 
 @contextmanager
-def nobody(path: Path) -> Iterator[None]:
+def no_writer(path: Path) -> Iterator[None]:
     yield
 
 
@@ -217,7 +217,7 @@ def another_process(path: Path) -> Iterator[None]:
         process.communicate("\n")
 
 
-@pytest.mark.parametrize("writer", [nobody, another_process])
+@pytest.mark.parametrize("writer", [no_writer, another_process])
 def test_readers_change_no_file_and_open_none_for_writing(
     writer: Callable[[Path], AbstractContextManager[None]], place: Place
 ) -> None:

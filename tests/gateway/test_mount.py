@@ -7,7 +7,7 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.cli.serve.gateway import GatewayMount
-from holdfast.gateway.routes import find_target
+from holdfast.gateway.routes import find_mount, find_target
 from holdfast.service.app import make_app
 from holdfast.service.context import AppContext
 from holdfast.service.route_table import ROUTES
@@ -18,7 +18,7 @@ FORWARDED = {
     "/anthropic/": ("anthropic", "/", None),
     "/anthropic/v1/messages": ("anthropic", "/v1/messages", "anthropic"),
     "/anthropic/v1/%6Dessages": ("anthropic", "/v1/%6Dessages", "anthropic"),
-    "/anthropic//v1/messages": ("anthropic", "//v1/messages", None),
+    "/anthropic//v1/messages": ("anthropic", "//v1/messages", "anthropic"),
     "/openai/v1/files/a%2Fb": ("openai", "/v1/files/a%2Fb", None),
     "/openrouter/api/v1/chat/completions": ("openrouter", "/v1/chat/completions", "openrouter"),
     "/v1/messages": ("anthropic", "/v1/messages", "anthropic"),
@@ -31,7 +31,6 @@ OWN_PATHS = (
     "/api/cache",
     "/v1/recall",
     "/v1/agents/a1/boot-stub",
-    "/v1/messages/",
     "/anthropics/v1/messages",
     "/%61nthropic/v1/messages",
     "/Anthropic/v1/messages",
@@ -88,3 +87,29 @@ def test_only_http_requests_are_matched() -> None:
     mount = GatewayMount(Recorder())
     assert mount.matches({"type": "websocket", "path": "/anthropic/v1/messages"}) == (Match.NONE, {})
     assert mount.matches({"type": "http", "path": "/anthropic/v1/messages"}) == (Match.FULL, {})
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/anthropic/v1/messages",
+        "/anthropic/v1/messages/",
+        "/anthropic//v1///messages//",
+        "//anthropic/v1/messages",
+        "/anthropic/v1/%6Dessages",
+        "/v1/messages/",
+        "//v1/messages",
+    ],
+)
+def test_doubled_and_trailing_slashes_do_not_hide_a_model_call(path: str) -> None:
+    assert find_mount(path) == "anthropic"
+    target = find_target(path)
+    assert target.adapter_name == "anthropic"
+    assert path.endswith(target.path)
+
+
+@pytest.mark.parametrize(
+    "path", ["/anthropic/../openai/v1/responses", "/anthropic/%2e%2e/x", "/anthropic/./v1/messages"]
+)
+def test_a_path_with_dot_steps_is_not_a_providers(path: str) -> None:
+    assert find_mount(path) is None

@@ -108,10 +108,10 @@ def test_another_process_receives_everything_that_is_recorded() -> None:
     ping = GatewayPing(b"", "tail", "1h", 3600.0, Decimal("0.1"), 3, 7)
     sent = (
         RecorderSetup("s.db", simulated=False),
-        RequestMessage(1, target, [(b"a", b"b")], caller, 5.0, b"body", b"before", ()),
-        EndMessage(1, 6.0, 200, [], "whole", b"reply"),
+        RequestMessage(1, target, [(b"a", b"b")], caller, 5.0, b"body", 4, b"before", ()),
+        EndMessage(1, 6.0, 200, [], "whole", b"reply", 5),
         PingMessage(1, ping, b"answer", 9.0),
-        EndMessage(2, 6.0, 200, [], "whole", b"of nobody"),
+        EndMessage(2, 6.0, 200, [], "whole", b"of nobody", 9),
     )
     pipe = io.BytesIO()
     for call in sent:
@@ -133,7 +133,7 @@ def _observe_with_backlog(waiting: int) -> GatewayForwarded:
     receiver = MessageReceiver(observer.on_request, observer.on_end, observer.on_ping)
     target = Target("anthropic", "/v1/messages", "anthropic")
     receiver.handle_message(
-        RequestMessage(1, target, [], GatewayCaller("account"), 5.0, WITHOUT_BREAKPOINTS, None, (), waiting)
+        RequestMessage(1, target, [], GatewayCaller("account"), 5.0, WITHOUT_BREAKPOINTS, 9, None, (), waiting)
     )
     (session,) = store.sessions()
     (forwarded_event,) = (

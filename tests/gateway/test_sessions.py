@@ -12,6 +12,7 @@ from holdfast.events.payloads.calls import GatewayForwarded
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.gateway.recording.conversation_match import (
     ConversationMatcher,
+    ReplyFingerprint,
     RequestFingerprint,
     SessionHints,
     find_session_hints,
@@ -22,9 +23,15 @@ from holdfast.testing.server_thread import serve_provider
 
 
 def fingerprint(
-    *texts: str, system: str = "h", session: str | None = None, source: str = "session_id", **more: Any
+    *texts: str,
+    system: str = "h",
+    session: str | None = None,
+    source: str = "session_id",
+    opening: tuple[str, ...] = (),
+    **more: Any,
 ) -> RequestFingerprint:
-    return RequestFingerprint("scope", system, texts, SessionHints(session, source if session else "", **more))
+    hints = SessionHints(session, source if session else "", **more)
+    return RequestFingerprint("scope", system, texts, hints, opening=opening)
 
 
 def match_requests(matcher: "ConversationMatcher[str]", *requests: RequestFingerprint) -> list[str]:
@@ -33,7 +40,7 @@ def match_requests(matcher: "ConversationMatcher[str]", *requests: RequestFinger
     conversations: list[str] = []
     for request in requests:
         conversation, match = matcher.match_request(request, lambda above: next(names) + (f"<{above}" if above else ""))
-        matcher.end_request(conversation.key, f"reply {len(conversations)}")
+        matcher.end_request(conversation.key, ReplyFingerprint(f"reply {len(conversations)}"))
         conversations.append(match)
     return conversations
 
@@ -91,36 +98,46 @@ def test_a_named_session_continues_after_its_history_was_rewritten() -> None:
     assert match_requests(ConversationMatcher(), *requests) == ["a", "a"]
 
 
-def test_a_sub_agent_is_a_conversation_of_its_own_below_the_first() -> None:
-    requests = (
-        fingerprint("u1", session="s"),
-        fingerprint("task", system="sub", session="s"),
-        fingerprint("u1", "a1", "u2", session="s"),
-    )
-    assert match_requests(ConversationMatcher(), *requests) == ["a", "b<a", "a"]
+def test_a_sub_agent_is_a_child_of_the_conversation_whose_tool_call_has_its_first_message() -> None:
+    matcher: ConversationMatcher[str] = ConversationMatcher()
+    title, _ = matcher.match_request(fingerprint("title", system="titles", session="s"), lambda above: "title")
+    matcher.end_request(title.key, ReplyFingerprint("reply 0"))
+    main, _ = matcher.match_request(fingerprint("u1", session="s"), lambda above: "main")
+    matcher.end_request(main.key, ReplyFingerprint("reply 1", delegated=("task", "other task")))
+    children = [
+        matcher.match_request(
+            fingerprint(first, system="sub", session="s", opening=(first,)), lambda above: f"<{above}"
+        )
+        for first in ("task", "other task")
+    ]
+    assert main.parent is None
+    assert [(match.is_new, match.parent, state) for match, state in children] == [(True, main.key, "<main")] * 2
+    assert children[0][0].key != children[1][0].key
 
 
-def test_sub_agents_of_one_kind_are_distinguished() -> None:
-    requests = (
-        fingerprint("u1", session="s"),
-        fingerprint("one", system="sub", session="s"),
-        fingerprint("two", system="sub", session="s"),
-        fingerprint("one", "a", "u", system="sub", session="s"),
-    )
-    assert match_requests(ConversationMatcher(), *requests) == ["a", "b<a", "c<a", "b<a"]
-
-
-def test_while_the_first_waits_for_its_reply_another_conversation_continues() -> None:
+def test_while_the_first_waits_for_its_reply_another_conversation_starts() -> None:
     matcher: ConversationMatcher[str] = ConversationMatcher()
     first, _ = matcher.match_request(fingerprint("u1", session="s"), lambda above: "a")
     second, _ = matcher.match_request(fingerprint("v1", session="s"), lambda above: "b")
+    assert (second.is_new, second.parent) == (True, None)
     assert first.key != second.key
-    assert second.parent == first.key
+
+
+def test_a_request_repeated_without_an_id_starts_another_conversation_with_its_own_replies() -> None:
+    matcher: ConversationMatcher[str] = ConversationMatcher()
+    keys = []
+    for reply in ("ra", "rb"):
+        match, _ = matcher.match_request(fingerprint("u1"), lambda above: "")
+        matcher.end_request(match.key, ReplyFingerprint(reply, frozenset({reply})))
+        keys.append(match.key)
+    continued = [matcher.match_request(fingerprint("u1", reply, "u2"), lambda above: "")[0] for reply in ("ra", "rb")]
+    assert [match.key for match in continued] == keys
+    assert len(set(keys)) == 2
 
 
 def test_a_cache_key_names_no_session() -> None:
-    weak = {"session": "app", "source": "prompt_cache_key"}
-    assert match_requests(ConversationMatcher(), fingerprint("u1", **weak), fingerprint("v1", **weak)) == ["a", "b<a"]
+    weak: dict[str, Any] = {"session": "app", "source": "prompt_cache_key"}
+    assert match_requests(ConversationMatcher(), fingerprint("u1", **weak), fingerprint("v1", **weak)) == ["a", "b"]
 
 
 def test_a_referenced_reply_leads_back_to_its_conversation() -> None:
@@ -138,7 +155,7 @@ def test_the_longest_idle_conversation_is_forgotten_completely() -> None:
     matcher: ConversationMatcher[str] = ConversationMatcher(conversations_max=2)
     for number in range(100):
         conversation, _ = matcher.match_request(fingerprint(f"u{number}", session=f"s{number % 7}"), lambda above: "x")
-        matcher.end_request(conversation.key, "")
+        matcher.end_request(conversation.key, None)
     assert len(matcher._by_key) == 2
     assert len(matcher._tails) == 2
     assert sum(map(len, matcher._by_session.values())) == 2
@@ -193,18 +210,20 @@ def test_a_session_and_its_sub_agent_are_on_the_log_with_reason_and_confidence()
             "metadata": {"user_id": "user_x_session_0123456789"},
         }
 
-    with serve_provider(SimulatedProvider()) as url, serve_gateway(url) as gateway:
+    task = "Look for every use of the function and list the lines."
+    call = {"type": "tool_use", "name": "Task", "input": {"prompt": task}}
+    provider = SimulatedProvider(script=json.dumps({"content": [call]}))
+    with serve_provider(provider) as url, serve_gateway(url) as gateway:
+        ask(gateway, body("Titles.", "a title for: one"))
         ask(gateway, body("Main.", "one"))
-        ask(gateway, body("Explore.", "look"))
+        ask(gateway, body("Explore.", task))
         ask(gateway, body("Main.", "one", "yes", "two"))
         gateway.recorded_sessions()
         sessions = {row.id: list(gateway.store.read(row.id)) for row in gateway.store.sessions()}
     main = next(events for events in sessions.values() if len(list(iter_calls(events))) == 2)
-    sub = next(events for events in sessions.values() if len(list(iter_calls(events))) == 1)
-    started = sub[0].payload
-    assert isinstance(started, SessionStarted)
-    assert started.parent is not None
-    assert started.parent.session_id == main[0].session_id
+    started = [events[0].payload for events in sessions.values()]
+    parents = [payload.parent for payload in started if isinstance(payload, SessionStarted)]
+    assert sorted(parent.session_id if parent else "" for parent in parents) == ["", "", main[0].session_id]
     why = [event.payload for event in main if isinstance(event.payload, GatewayForwarded)]
     assert [matched.confidence for matched in why] == [1.0, 1.0]
     assert "metadata.user_id" in why[0].reason

@@ -84,7 +84,7 @@ def test_an_algorithm_without_a_key_of_the_issuer_is_refused(algorithm: object, 
 
 
 def test_a_public_key_is_not_a_secret() -> None:
-    """Whoever knows the public key must not be able to sign with it as if it were the secret of HS256."""
+    """A holder of the public key must not be able to sign with it as if it were the secret of HS256."""
     trust = WakeIssuer("control-plane", "holdfast", public_key=PUBLIC_KEY)
     for secret in (PUBLIC_KEY, base64.urlsafe_b64decode(f"{PUBLIC_KEY}=").decode("latin-1")):
         assert refusal_of(sign({"alg": "HS256"}, secret=secret), trust)

@@ -225,7 +225,7 @@ async def test_the_environment_gives_headers_and_compression(monkeypatch: pytest
 
 
 async def test_a_collector_that_never_answers_is_not_waited_for() -> None:
-    server = socket.create_server(("127.0.0.1", 0))  # Connections are made, and nobody accepts them.
+    server = socket.create_server(("127.0.0.1", 0))  # Connections are made, and never accepted.
     port = server.getsockname()[1]
     store = MemoryStore()
     hub = EventHub(store.records, ManualClock(), poll_seconds=0.0)

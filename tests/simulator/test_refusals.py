@@ -56,6 +56,11 @@ INVALID: dict[str, tuple[Wire | bytes, str]] = {
         request(HELLO, assistant("Hi."), SYSTEM_MESSAGE),
         "a system message does not follow a user message",
     ),
+    "an unknown field of a message": (request({**HELLO, "clear_at": 1}), "messages.0.clear_at: Extra inputs"),
+    "a beta's field without the beta": (
+        request(HELLO, {**SYSTEM_MESSAGE, "output_config": {"effort": "low"}}),
+        "messages.1.output_config: Extra inputs",
+    ),
     "a user message after a system message": (request(HELLO, SYSTEM_MESSAGE, HELLO), "follows a system message"),
     "five breakpoints": (
         request(user(*(text(str(n), CACHE_CONTROL) for n in range(5)))),
@@ -275,3 +280,11 @@ def test_one_model_is_described() -> None:
         "max_tokens": 128_000,
     }
     assert get("/v1/models/gpt")[0] == 404
+
+
+@pytest.mark.parametrize("beta", ["per-turn-control-2026-07-01", "mid-conversation-output-config-2026-07-01"])
+def test_output_config_is_accepted_on_a_system_message_with_its_beta(beta: str) -> None:
+    provider = simulator()
+    body = request(HELLO, {**SYSTEM_MESSAGE, "output_config": {"effort": "low"}})
+    assert post(provider, body, headers={"anthropic-beta": f"other-2026-01-01,{beta}"})[0] == 200
+    assert post(provider, request({**HELLO, "output_config": {}}), headers={"anthropic-beta": beta})[0] == 400

@@ -231,3 +231,14 @@ async def test_without_a_socket_a_query_is_split_from_its_path() -> None:
     endpoint = Endpoint("/v1/models?limit=2", (("anthropic-version", "2026-10-21"),), "GET")
     body = b"".join([chunk async for chunk in transport_of.send(endpoint, b"")])
     assert len(msgspec.json.decode(body)["data"]) == 2
+
+
+async def test_a_head_request_gets_no_body_and_the_connection_stays_usable(server: RunningSimulator) -> None:
+    host, port = urlsplit(server.url).hostname, urlsplit(server.url).port
+    reader, writer = await asyncio.open_connection(host, port)
+    for _ in range(2):
+        writer.write(b"HEAD / HTTP/1.1\r\nhost: simulator\r\n\r\n")
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        assert head.startswith(b"HTTP/1.1 200 ")
+    writer.close()
+    await writer.wait_closed()

@@ -110,7 +110,7 @@ def test_a_failure_without_a_prefix_change_is_reported_alone(pytester: pytest.Py
     )
     result = run(pytester, tests + with_marker)
     result.assert_outcomes(failed=2)
-    assert "prefix moved" not in output_of(result)
+    assert "prefix changed" not in output_of(result)
 
 
 def test_the_run_ends_with_the_reads_cost_and_savings_of_each_test(pytester: pytest.Pytester) -> None:

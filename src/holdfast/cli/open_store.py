@@ -6,6 +6,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
@@ -24,7 +26,7 @@ def resolve_store_address(db: str | None) -> tuple[str, bool]:
     """The address of the store at `db` or of the configured one, and whether it exists."""
     from holdfast.runtime.config import load_config
 
-    address = db or load_config(os.environ, workspace=Path.cwd()).db_path
+    address = load_config(os.environ, workspace=Path.cwd()).db_path if db is None else db
     # Whether a URL's database exists is known only after connecting; opening it reports the error.
     return address, "://" in address or Path(address).exists()
 
@@ -36,26 +38,17 @@ def open_configured_store(db: str | None, *, writable: bool = False) -> "Iterato
     If nothing is stored yet, this is an empty in-memory store.
     """
     from holdfast.stores.memory import MemoryStore
+    from holdfast.stores.open import open_store
 
     address, exists = resolve_store_address(db)
     if not exists and db is not None:
         raise UserError(f"there is no store at {db!r}; check the path")
     models = load_configured_models()
-    log = open_with_notice(address, models, read_only=not writable) if exists else MemoryStore(models=models)
+    log = open_store(address, models=models, read_only=not writable) if exists else MemoryStore(models=models)
     with contextlib.closing(log):
+        if log.notice is not None:
+            click.echo(f"holdfast: {log.notice}", err=True)
         yield log
-
-
-def open_with_notice(address: str, models: "Models", *, read_only: bool) -> "Store":
-    """Open a store, and say on standard error if it is read from a copy."""
-    import click
-
-    from holdfast.stores.open import open_store
-
-    log = open_store(address, models=models, read_only=read_only)
-    if log.notice is not None:
-        click.echo(f"holdfast: {log.notice}", err=True)
-    return log
 
 
 def resolve_session_id(log: "EventLog", prefix: str) -> str:
@@ -87,6 +80,6 @@ def open_store_with_records(db: str | None) -> "Iterator[tuple[Store, StoreRecor
     """Open the store and its records (keys and other data outside the event log); creates a missing file."""
     from holdfast.stores.open import open_store
 
-    address, _ = resolve_store_address(db)
+    address, _ = resolve_store_address(db or None)
     with contextlib.closing(open_store(address, models=load_configured_models())) as log:
         yield log, log.records

@@ -173,7 +173,8 @@ class CallRecorder:
             return call
         return None
 
-    def complete_call(self, call: ObservedCall, reply: Reply) -> None:
+    def complete_call(self, call: ObservedCall, reply: Reply, *, unreadable: str = "") -> None:
+        """`unreadable` says which part of the response could not be decoded; its usage was."""
         prepared, usage = call.prepared, bill_usage(call, reply.usage)
         completed = LlmCallCompleted(
             model=prepared.model,
@@ -189,11 +190,21 @@ class CallRecorder:
             compaction_usage=reply.compaction_usage,
             response_id=reply.id,
             diagnosis=reply.diagnosis if prepared.expects_diagnosis else None,
+            unreadable=unreadable or msgspec.UNSET,
         )
         self._end(call, completed)
 
-    def fail_call(self, call: ObservedCall, kind: FailureKind, message: str, partial: Reply | None = None) -> None:
-        usage = bill_usage(call, partial.usage) if partial else Usage()
+    def fail_call(
+        self,
+        call: ObservedCall,
+        kind: FailureKind,
+        message: str,
+        partial: Reply | None = None,
+        *,
+        estimated_usage: Usage | None = None,
+    ) -> None:
+        """`estimated_usage` is recorded where the provider charged for the call but its usage is not known."""
+        usage = estimated_usage or (bill_usage(call, partial.usage) if partial else Usage())
         failed = LlmCallFailed(
             model=call.prepared.model,
             provider=call.prepared.provider,
@@ -204,6 +215,7 @@ class CallRecorder:
             request_id=call.request_id,
             usage=usage,
             cost_usd=self.cost_of(call, usage),
+            is_output_estimated=estimated_usage is not None,
         )
         self._end(call, failed)
 

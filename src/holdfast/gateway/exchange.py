@@ -14,7 +14,7 @@ from holdfast.gateway.http.response_parser import Headers
 from holdfast.gateway.rewrite.rewriter import RequestAnalysis, RequestRewriter, analyze_request
 from holdfast.gateway.routes import Target
 
-# Larger bodies are forwarded but not recorded.
+# Of larger bodies only the size is recorded.
 BUFFERED_BYTES_MAX = 32 * 1024 * 1024
 ExchangeEnd = Literal["whole", "cut", "cancelled", "unreachable"]
 logger = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ class GatewayCaller(msgspec.Struct, frozen=True):
 class Exchange:
     """Bodies are buffered as received, up to BUFFERED_BYTES_MAX; headers are stored without credentials.
 
+    `request_bytes` and `response_bytes` are the sizes as received, of bodies that were too large to buffer as well.
     `record` belongs to the watcher. `queue_length` is how many exchanges waited for the recorder before this one.
     `original_body` is the request body as received, if a rewritten one was sent.
     """
@@ -56,6 +57,8 @@ class Exchange:
         self.record: object = None
         self.queue_length = 0
         self.original_body: bytes | None = None
+        self.request_bytes = 0
+        self.response_bytes = 0
         self._request = BoundedBuffer(is_too_large=exceeds_buffer_limit(headers))
         self._response = BoundedBuffer()
 
@@ -73,10 +76,21 @@ class Exchange:
         return self._request.size_bytes + self._response.size_bytes + len(self.original_body or b"")
 
     def add_request_bytes(self, body: bytes) -> None:
+        self.request_bytes += len(body)
         self._request.add(body)
 
     def add_response_bytes(self, body: bytes) -> None:
+        self.response_bytes += len(body)
         self._response.add(body)
+
+    def restore_request(self, body: bytes | None, size_bytes: int) -> None:
+        """The request as another process received it; a body of None was too large to buffer."""
+        self._request, self.request_bytes = BoundedBuffer(is_too_large=body is None), size_bytes
+        self._request.add(body or b"")
+
+    def restore_response(self, body: bytes | None, size_bytes: int) -> None:
+        self._response, self.response_bytes = BoundedBuffer(is_too_large=body is None), size_bytes
+        self._response.add(body or b"")
 
     def free_request(self) -> None:
         """Frees the buffered request."""

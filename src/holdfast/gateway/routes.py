@@ -76,12 +76,25 @@ def get_raw_path(scope: Mapping[str, Any]) -> str:
     return raw.decode("latin-1")
 
 
+def normalize_path(path: str) -> str | None:
+    """The path as providers read it: decoded, without doubled or trailing slashes. None if it has `.` or `..` steps.
+
+    Only for matching: the path is forwarded as received. A path that leaves its mount could reach another endpoint
+    of the upstream than the one it is recorded and budgeted as.
+    """
+    steps = [step for step in unquote(path).split("/") if step]
+    return None if any(step in (".", "..") for step in steps) else "/" + "/".join(steps)
+
+
 def find_mount(path: str) -> str | None:
     """The mount of the provider whose path this is; None if it is not a provider's."""
-    first = path[1:].partition("/")[0]
-    if first in MOUNTS and path.startswith("/"):
+    normalized = normalize_path(path)
+    if normalized is None or not path.startswith("/"):
+        return None
+    first = path.lstrip("/").partition("/")[0]
+    if first in MOUNTS:
         return first
-    return next((name for name, pattern in _ROOT_PATHS if pattern.fullmatch(unquote(path))), None)
+    return next((name for name, pattern in _ROOT_PATHS if pattern.fullmatch(normalized)), None)
 
 
 @lru_cache(CACHED_PATHS_MAX)
@@ -89,12 +102,14 @@ def find_target(path: str) -> Target:
     """The target of a path that has a mount."""
     mount = find_mount(path)
     assert mount is not None, "only provider paths are routed here"
+    path = "/" + path.lstrip("/")
     if path.startswith(f"/{mount}"):
         path = path.removeprefix(f"/{mount}") or "/"
         # OpenRouter's own base URL is https://openrouter.ai/api/v1, so clients may send /api/v1.
         if mount == "openrouter" and path.startswith("/api/"):
             path = path.removeprefix("/api")
-    adapters = (name for owner, pattern, name in _MODEL_CALLS if owner == mount and pattern.fullmatch(unquote(path)))
+    normalized = normalize_path(path) or path
+    adapters = (name for owner, pattern, name in _MODEL_CALLS if owner == mount and pattern.fullmatch(normalized))
     return Target(mount, path, next(adapters, None))
 
 

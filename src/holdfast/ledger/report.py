@@ -26,18 +26,32 @@ class DaySpending(msgspec.Struct, frozen=True):
 
 
 class CostReport(msgspec.Struct, frozen=True):
-    """Sessions and causes with the largest loss first; days in order, including those without calls."""
+    """Sessions and causes with the largest loss first; days in order, including those without calls.
+
+    `unreadable_calls` were forwarded and charged, but their responses could not be decoded: their usage is an estimate.
+    """
 
     total: Amounts
     causes: tuple[MissCause, ...]
     sessions: tuple[SessionAmounts, ...]
     days: tuple[DaySpending, ...]
+    unreadable_calls: int = 0
 
 
 def build_report(queries: CostQueries, scope: LedgerScope) -> CostReport:
     """Everything in the scope. Earlier calls still influence verdicts but are not counted."""
     days = tuple(_fill_days(queries.days(scope)))
-    return CostReport(queries.totals(scope), queries.causes(scope), tuple(iter_session_amounts(queries, scope)), days)
+    return CostReport(
+        queries.totals(scope),
+        queries.causes(scope),
+        tuple(iter_session_amounts(queries, scope)),
+        days,
+        count_unreadable_calls(queries, scope),
+    )
+
+
+def count_unreadable_calls(queries: CostQueries, scope: LedgerScope) -> int:
+    return sum(outcome.calls for outcome in queries.outcomes(scope) if outcome.outcome == "unreadable")
 
 
 def iter_session_amounts(queries: CostQueries, scope: LedgerScope) -> Iterable[SessionAmounts]:

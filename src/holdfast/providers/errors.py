@@ -29,6 +29,7 @@ STATUS_BY_FAILURE: dict[FailureKind, int] = {
     "context_overflow": 413,
     "invalid_request": 400,
     "cancelled": 500,
+    "unreadable": 500,
     "other": 500,
 }
 """The HTTP status with which a provider reports such a failure."""
@@ -93,7 +94,7 @@ def decoding_errors(kind: FailureKind, subject: str, *, status: int | None = Non
         reason = "it is nested too deeply"
     else:
         return
-    raise ProviderError(kind, f"{subject} cannot be read: {reason}", status=status) from None
+    raise ProviderError(kind, f"{subject} cannot be read: {reason}", status=status, field=subject) from None
 
 
 def retry_after_seconds(headers: Mapping[str, str]) -> float | None:

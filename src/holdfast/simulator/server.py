@@ -67,6 +67,9 @@ async def _respond(request: web.Request) -> web.StreamResponse:
     except (ConnectionError, web.RequestPayloadError, asyncio.IncompleteReadError):
         # The client disconnected before its request was complete.
         return web.Response(status=400)
+    if request.method == "HEAD":
+        # Clients check with it whether the provider can be reached. A body would be read as the next response.
+        return web.Response()
     if request.path.startswith("/_sim/"):
         return _handle_control(provider, request, body)
     simulated = provider.handle(request.method, request.path, headers=request.headers, body=body, query=request.query)

@@ -39,7 +39,8 @@ class HistoryEntry(msgspec.Struct, frozen=True):
 
     Adjacent entries of one role form one message on the wire, so that an entry can be appended to a message that was
     already sent without changing a byte of it. `number` is the message's number in the session's log, from 1; 0 if
-    the entry is not a message of the log.
+    the entry is not a message of the log. `fields` are members of the wire message that have no place of their own,
+    as (name, JSON text); an entry with fields starts a message of its own.
     """
 
     role: Role
@@ -48,6 +49,7 @@ class HistoryEntry(msgspec.Struct, frozen=True):
     stability: Stability = Stability.GROWING
     ephemeral: bool = False
     number: int = 0
+    fields: tuple[tuple[str, str], ...] = ()
 
     @property
     def is_injected(self) -> bool:

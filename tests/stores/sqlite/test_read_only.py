@@ -22,7 +22,7 @@ from holdfast.stores.sqlite.store import SqliteStore
 
 CURRENT = len(load_migrations("sqlite"))
 
-# Appends one event, says so, and waits to be told to end or to be killed.
+# Appends one event, prints a line, and waits for the end of its input or to be killed.
 WRITER = """
 import sys
 from tests.support.event_examples import message_event
@@ -214,6 +214,13 @@ def test_a_newer_file_is_refused(path: Path) -> None:
     run_sql(path, f"PRAGMA user_version = {CURRENT + 1}")
     with pytest.raises(StoreError, match=f"newer Holdfast .schema version {CURRENT + 1}, this one knows {CURRENT}"):
         open_store(path, read_only=True)
+
+
+@pytest.mark.parametrize("read_only", [True, False])
+def test_a_version_below_zero_is_damage(path: Path, read_only: bool) -> None:
+    run_sql(path, "PRAGMA user_version = -5")
+    with pytest.raises(StoreError, match="is damaged: restore it from a backup"):
+        open_store(path, read_only=read_only)
 
 
 def test_a_missing_file_is_an_error_and_is_not_created(tmp_path: Path) -> None:

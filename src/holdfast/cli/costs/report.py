@@ -93,6 +93,11 @@ def _show(report: "CostReport", limit: int) -> None:
         f"{total.usage.read_share:.1%} of prompt tokens were read from the cache, "
         f"{total.hit_rate:.1%} of the calls hit the cache"
     )
+    if report.unreadable_calls:
+        click.echo(
+            f"{format_count(report.unreadable_calls, 'response')} could not be read: usage and cost are estimated by "
+            "size; `holdfast sessions show ID` names the field"
+        )
     if len(report.days) > 1:
         shown = report.days[-DAYS_SHOWN_MAX:]
         bars = draw_sparkline([float(day.spent_usd) for day in shown])

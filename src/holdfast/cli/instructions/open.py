@@ -48,7 +48,7 @@ def open_library(
 
     with explain_missing_package():
         from holdfast.runtime.instructions.embedded import Library
-    address, exists = resolve_store_address(db)
+    address, exists = resolve_store_address(db or None)
     if not (make or exists):
         raise UserError(f"there is no store at {address!r}; check the path, or publish something first")
     configured = load_instruction_config(os.environ)

@@ -31,7 +31,7 @@ def check(folder: Path, db: str | None, as_json: bool) -> None:
     """
     from holdfast.cli.instructions.format import show_check_result
 
-    _, has_store = resolve_store_address(db)
+    _, has_store = resolve_store_address(db or None)
     if has_store:
         with open_library(db) as library:
             checked = library.check(folder)

@@ -58,7 +58,8 @@ class GatewayForwarded(Payload, frozen=True, tag="gateway.forwarded"):
     """Why a request was assigned to this session, with which confidence from 0 to 1, and by whose key.
 
     `key_id` is one of our own keys, with its user and team; provider keys are never stored. `shape` has one letter for
-    each block that the previous request did not have.
+    each block that the previous request did not have. `unreadable` names the parts of the request that could not be
+    decoded, each with the reason; they are recorded as raw JSON.
     """
 
     reason: str
@@ -71,6 +72,7 @@ class GatewayForwarded(Payload, frozen=True, tag="gateway.forwarded"):
     trace: ConversationTrace | None = None
     shape: str = ""
     prompt_price: PromptPrice | None = None
+    unreadable: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
@@ -122,7 +124,7 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     With a completion cache, `completion_key` identifies the request and `is_completion_cached` says whether the reply
     was stored. A call answered from that cache cost nothing; one with the source `summary` is not part of the
     conversation. `compaction_usage` is the part of the usage that the provider needed to compact the conversation
-    first.
+    first. `unreadable` says which part of a forwarded response could not be decoded; its usage was.
     """
 
     model: str
@@ -142,6 +144,7 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     completion_key: str = ""
     is_completion_cached: bool = False
     compaction_usage: Usage | msgspec.UnsetType = msgspec.UNSET
+    unreadable: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):

@@ -1,12 +1,14 @@
 """Matches each request to the conversation it continues: by ids that clients send, else by its history.
 
-A request contains its whole history, so the newest blocks of the previous request are in it at the same positions.
-That finds the conversation even if the first bytes, or the last ones, change with every call.
+A request contains its whole history, so the newest blocks of the previous request are in it at the same positions, and
+the reply to that request follows them. That finds the conversation even if the first bytes, or the last ones, change
+with every call, and tells apart conversations that began with the same words. The parent of a sub-agent is the
+conversation in whose tool call the sub-agent's first message appears; the order of requests proves nothing.
 """
 
 import re
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 import msgspec
@@ -18,7 +20,11 @@ MATCHED_CONVERSATIONS_MAX = 1_000
 
 # Several, because a client may change its last block with every call.
 NEWEST_BLOCKS = 3
-CANDIDATES_MAX = 8
+CANDIDATES_MAX = 64
+
+# Replies of one conversation that are remembered: enough for parallel calls and retries.
+REPLIES_MAX = 4
+DELEGATED_TEXTS_MAX = 10_000
 T = TypeVar("T")
 K = TypeVar("K")
 VALUE_CHARS_MAX = 400
@@ -61,7 +67,8 @@ class RequestFingerprint(msgspec.Struct, frozen=True):
     """A request as digests: one of its head, and one per block of its history.
 
     Conversations in different scopes never match. `restored_scope` is the scope of conversations restored after a
-    restart, whose provider account is no longer known; the first request that continues one takes it over.
+    restart, whose provider account is no longer known; the first request that continues one takes it over. `opening`
+    has the texts of the first message, which for a sub-agent are those that its parent passed to a tool.
     """
 
     scope: str
@@ -69,14 +76,23 @@ class RequestFingerprint(msgspec.Struct, frozen=True):
     blocks: tuple[str, ...]
     hints: SessionHints
     restored_scope: str = ""
+    opening: tuple[str, ...] = ()
 
     @property
     def scopes(self) -> tuple[str, ...]:
         return (self.scope, self.restored_scope) if self.restored_scope else (self.scope,)
 
 
+class ReplyFingerprint(msgspec.Struct, frozen=True):
+    """A response as digests of its blocks, and of the texts that it passes to tools. `id` is the provider's."""
+
+    id: str = ""
+    blocks: frozenset[str] = frozenset()
+    delegated: tuple[str, ...] = ()
+
+
 class ConversationMatch(msgspec.Struct, frozen=True):
-    """The matched conversation. `confidence` is from 0 to 1; `parent` is the conversation a new one branched from.
+    """The matched conversation. `confidence` is from 0 to 1; `parent` is the conversation that delegated a new one.
 
     `shared_blocks` is the number of leading blocks that the previous request also began with.
     """
@@ -96,9 +112,21 @@ class _Conversation(Generic[T]):
         self.key = key
         self.request = request
         self.state = state
+        self.replies: list[frozenset[str]] = []
+        self.is_answered = False
         self.session_key: tuple[str, str] | None = None
         self.tail_keys: list[tuple[str, int, str]] = []
         self.open_requests = 0
+
+
+class _Comparison(msgspec.Struct, frozen=True, order=True):
+    """How well a request continues a conversation; the greater comparison is the better match."""
+
+    is_continuation: bool
+    reply_share: float
+    equal: int
+    is_edited: bool
+    key: int
 
 
 class ConversationMatcher(Generic[T]):
@@ -110,6 +138,7 @@ class ConversationMatcher(Generic[T]):
         self._tails: dict[tuple[str, int, str], list[int]] = {}
         self._by_session: dict[tuple[str, str], list[int]] = {}
         self._replies: dict[tuple[str, str], int] = {}
+        self._delegated: dict[tuple[str, str], int] = {}
         self._next = 0
 
     def match_request(
@@ -131,6 +160,7 @@ class ConversationMatcher(Generic[T]):
             )
             conversation.request = request
         conversation.open_requests += 1
+        conversation.is_answered = False
         self._index(conversation)
         self._make_room()
         return match, conversation.state
@@ -153,14 +183,24 @@ class ConversationMatcher(Generic[T]):
         while len(self._by_key) > self._max:
             self._forget(next(iter(self._by_key)))
 
-    def end_request(self, key: int, reply_id: str) -> None:
-        """A request ended; later ones may refer to its response by id alone."""
+    def end_request(self, key: int, reply: ReplyFingerprint | None) -> None:
+        """A request ended; later ones contain its reply, or refer to it by id alone."""
         conversation = self._by_key.get(key)
         if conversation is None:
             return
         conversation.open_requests -= 1
-        if reply_id:
-            self._replies[conversation.request.scope, reply_id] = key
+        if reply is None:
+            return
+        scope = conversation.request.scope
+        conversation.is_answered = True
+        if reply.blocks:
+            conversation.replies = [*conversation.replies, reply.blocks][-REPLIES_MAX:]
+        for text in reply.delegated:
+            self._delegated[scope, text] = key
+        while len(self._delegated) > DELEGATED_TEXTS_MAX:
+            del self._delegated[next(iter(self._delegated))]
+        if reply.id:
+            self._replies[scope, reply.id] = key
             # Sixteen responses per conversation on average; older ones are found by history instead.
             while len(self._replies) > 16 * self._max:
                 del self._replies[next(iter(self._replies))]
@@ -172,58 +212,83 @@ class ConversationMatcher(Generic[T]):
             key = next((candidate for candidate in keys if candidate is not None), None)
             if key is not None and key in self._by_key:
                 return ConversationMatch(key, False, 1.0, "it names the previous response")
-        conversation = self._by_history(request)
-        equal = _equal_blocks(conversation.request.blocks, request.blocks) if conversation else 0
-        if conversation is not None and equal == len(conversation.request.blocks):
-            confidence = 1.0 if hints.session else 0.6 if equal == 1 else 0.95
+        best = max((self._compare(other, request) for other in self._candidates(request)), default=None)
+        if best is not None and best.is_continuation:
+            key, reason = best.key, "it extends the previous request"
+            if best.reply_share == 1.0:
+                return ConversationMatch(key, False, 1.0, f"{reason} and contains its response")
             # A single shared block, such as a common first message, is weak evidence.
-            return ConversationMatch(conversation.key, False, confidence, "it extends the previous request")
-        # A conversation whose history was partly edited still grows; a shorter one is more likely a branch.
-        grows = conversation is not None and len(request.blocks) > len(conversation.request.blocks)
-        if conversation is not None and grows and 2 * equal >= len(conversation.request.blocks):
-            return ConversationMatch(conversation.key, False, 0.8, "it shares most blocks with the previous request")
+            return ConversationMatch(key, False, 1.0 if hints.session else 0.6 if best.equal == 1 else 0.95, reason)
+        if best is not None and best.is_edited:
+            return ConversationMatch(best.key, False, 0.8, "it shares most blocks with the previous request")
+        parent = self._find_parent(request)
+        if parent is not None:
+            return ConversationMatch(self._next, True, 1.0, "its first message is in a tool call of its parent", parent)
         return self._by_name(request) or ConversationMatch(
             self._next,
             True,
             1.0 if hints.is_strong else 0.7,
             f"{hints.source}, with a new history" if hints.source else "it continues no known conversation",
-            self._branched_from(request),
         )
 
-    def _by_history(self, request: RequestFingerprint) -> _Conversation[T] | None:
-        """Among conversations with one of their newest blocks in this request, the one with most equal blocks."""
-        best: _Conversation[T] | None = None
-        best_equal = 0
-        for position, digest in enumerate(request.blocks):
-            for key in (key for scope in request.scopes for key in self._tails.get((scope, position, digest), ())):
-                conversation = self._by_key[key]
-                if conversation.request.hints.session != request.hints.session:
-                    continue
-                equal = _equal_blocks(conversation.request.blocks, request.blocks)
-                if equal >= best_equal:
-                    best, best_equal = conversation, equal
-        return best
+    def _candidates(self, request: RequestFingerprint) -> Iterator[_Conversation[T]]:
+        """Conversations of the same session that have one of their newest blocks in this request."""
+        keys = {
+            key
+            for position, digest in enumerate(request.blocks)
+            for scope in request.scopes
+            for key in self._tails.get((scope, position, digest), ())
+        }
+        for key in sorted(keys):
+            if self._by_key[key].request.hints.session == request.hints.session:
+                yield self._by_key[key]
+
+    def _compare(self, conversation: _Conversation[T], request: RequestFingerprint) -> "_Comparison":
+        before, now = conversation.request.blocks, request.blocks
+        equal = _equal_blocks(before, now)
+        extends = equal == len(before)
+        # Blocks after those of the previous request; its reply is among them if this request continues it.
+        added = frozenset(now[len(before) :])
+        reply_share = max((len(reply & added) / len(reply) for reply in conversation.replies), default=0.0)
+        # A client without session ids that repeats a request while it is answered, or after that, starts another
+        # conversation with the same words, as evaluations do. One that sends an id repeats its own request.
+        is_pending_or_answered = conversation.open_requests > 0 or conversation.is_answered
+        is_other = now == before and not request.hints.is_strong and is_pending_or_answered
+        return _Comparison(
+            is_continuation=extends and not is_other,
+            reply_share=reply_share,
+            equal=equal,
+            # A conversation whose history was partly edited still grows; a shorter one is more likely a branch.
+            is_edited=not extends and len(now) > len(before) and 2 * equal >= len(before),
+            key=conversation.key,
+        )
 
     def _by_name(self, request: RequestFingerprint) -> ConversationMatch | None:
-        """The session's first conversation, continued with another history because it was compacted or edited.
+        """The session's newest conversation with the same head, continued because its history was compacted or edited.
 
         Does not match while that conversation waits for a response, nor by a prompt cache key: then a parallel
         conversation is more likely.
         """
-        first = self._branched_from(request)
-        conversation = None if first is None or not request.hints.is_strong else self._by_key[first]
-        if conversation is None or conversation.open_requests or conversation.request.head != request.head:
+        if not request.hints.is_strong:
             return None
-        return ConversationMatch(conversation.key, False, 0.8, f"same {request.hints.source} and same head")
+        for key in sorted(self._keys_of_session(request), reverse=True):
+            conversation = self._by_key[key]
+            if conversation.request.head == request.head and not conversation.open_requests:
+                return ConversationMatch(key, False, 0.8, f"same {request.hints.source} and same head")
+        return None
 
-    def _branched_from(self, request: RequestFingerprint) -> int | None:
-        """The conversation this one branched from: the oldest of the same session (for sub-agents and branches)."""
-        if request.hints.session is None:
-            return None
-        keys = (
-            key for scope in request.scopes for key in self._by_session.get((scope, request.hints.session or ""), ())
-        )
-        return min(keys, default=None)
+    def _keys_of_session(self, request: RequestFingerprint) -> Iterator[int]:
+        for scope in request.scopes:
+            yield from self._by_session.get((scope, request.hints.session or ""), ())
+
+    def _find_parent(self, request: RequestFingerprint) -> int | None:
+        """The conversation whose tool call contains this one's first message."""
+        for text in request.opening:
+            for scope in request.scopes:
+                key = self._delegated.get((scope, text))
+                if key in self._by_key:
+                    return key
+        return None
 
     def _index(self, conversation: _Conversation[T]) -> None:
         self._unindex(conversation)

@@ -1,7 +1,7 @@
 """Records forwarded exchanges as sessions in the log: calls, usage, cost and cache verdicts."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 
@@ -14,22 +14,33 @@ from holdfast.errors import ProviderError
 from holdfast.events.log import EventLog
 from holdfast.events.payloads.calls import ConversationTrace, GatewayForwarded
 from holdfast.events.payloads.session import ParentSession, SessionStarted
-from holdfast.gateway.exchange import Exchange
+from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, Exchange
 from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.response_parser import Headers
 from holdfast.gateway.recording.conversation_match import (
     ConversationMatch,
     ConversationMatcher,
+    ReplyFingerprint,
     RequestFingerprint,
     decode_session_hints,
+    find_session_hints,
 )
 from holdfast.gateway.recording.counterfactual import CounterfactualPricer, encode_shape
 from holdfast.gateway.recording.restore import make_restored_scope, restore_conversations
 from holdfast.gateway.recording.worker_process import RecordQueue
 from holdfast.gateway.rewrite.findings import Findings, add_masked_diffs, find_anti_patterns, price_as_sent
-from holdfast.gateway.rewrite.rewriter import GatewayPing, RequestRewriter
+from holdfast.gateway.rewrite.rewriter import BYTES_PER_TOKEN, GatewayPing, RequestRewriter
 from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
+from holdfast.providers.json_splice import UNREADABLE, decode_json_or_none
 from holdfast.providers.registry import get_adapter
+from holdfast.providers.tolerant_decode import (
+    FIELD_CHARS_MAX,
+    TolerantRequest,
+    decode_request_tolerantly,
+    find_usage,
+    wrap_raw_request,
+)
+from holdfast.types.blocks import Block, Role, Text, is_thinking, parse_tool_call
 from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.reply import Reply, ReplyFinished
 from holdfast.types.usage import Usage
@@ -39,8 +50,16 @@ _NOT_RECORDED = "a call was not recorded"
 # Only the start of the system text: volatile lines usually come later.
 HEAD_CHARS = 40
 DIGEST_CHARS = 16
+
+# Shorter texts in a tool call, such as paths and commands, may be the first message of an unrelated conversation.
+DELEGATED_CHARS_MIN = 24
+DELEGATED_TEXTS_PER_REPLY_MAX = 32
 BUSY_QUEUE_LENGTH = 64
 """With more queued calls than this, the search for anti-patterns is skipped so that recording can catch up."""
+
+UNPRICED_USD_PER_MTOK = 10.0
+"""What a budget is charged per million tokens of a call without a known price: above most models' input price, so
+that a model that the catalog does not know cannot be used to get around a budget."""
 
 _UNREADABLE = "a response could not be decoded; its usage is unknown"
 
@@ -76,6 +95,7 @@ class GatewayRecorder:
         simulated: bool = False,
         rewriter: RequestRewriter | None = None,
         on_spent: OnSpent = lambda key_id, at, dollars: None,
+        unpriced_usd_per_mtok: float = UNPRICED_USD_PER_MTOK,
         make_queue: Callable[[Callable[[Callable[[], None]], None]], RecordQueue[Callable[[], None]]] = RecordQueue,
     ) -> None:
         self._log = log
@@ -84,6 +104,7 @@ class GatewayRecorder:
         self._simulated = simulated
         self._rewriter = rewriter or RequestRewriter(models)
         self._on_spent = on_spent
+        self._unpriced_usd_per_mtok = unpriced_usd_per_mtok
         self._warnings = WarningLog("holdfast.gateway")
         self._conversations: ConversationMatcher[_Tracked] = ConversationMatcher()
         self._now = 0.0
@@ -131,32 +152,39 @@ class GatewayRecorder:
             )
 
     def _begin(self, exchange: Exchange) -> None:
-        body, adapter_name, original = exchange.request_body, exchange.target.adapter_name, exchange.original_body
-        if body is None or adapter_name is None:
+        if exchange.target.adapter_name is None:
             return
-        exchange.free_request()
         self._now = exchange.started_at
-        adapter = get_adapter(adapter_name)
-        decoded = decompress_body(body, _header_text(exchange.headers, b"content-encoding"))
-        wire = adapter.decode_request(decoded, {PATH_HEADER: exchange.target.path})
-        description = _describe_request(exchange, wire, decoded)
+        adapter = get_adapter(exchange.target.adapter_name)
+        body, request = _decode_request(adapter, exchange)
+        original = exchange.original_body
+        exchange.free_request()
+        description = _describe_request(exchange, request.wire, body)
         match, tracked = self._conversations.match_request(
             description, functools.partial(self._open_conversation, exchange)
         )
         observer, pricer = tracked.observer, tracked.pricer
-        prepared = observer.prepare(adapter, wire)
+        try:
+            prepared = observer.prepare(adapter, request.wire)
+        except Exception as error:  # noqa: BLE001 - a request that cannot be encoded again is still recorded
+            # Only the type of the error: its message could quote the prompt.
+            reason = f"the request cannot be encoded: {type(error).__name__}"
+            request = wrap_raw_request(body, _path_header(exchange), reason)
+            prepared = observer.prepare(adapter, request.wire)
+        wire = request.wire
         shared, blocks = (
             observer.recorder.count_shared_blocks(prepared.digests),
             observer.newest_buffer.blocks if observer.newest_buffer else [],
         )
         if exchange.changes:
-            changes = (
-                add_masked_diffs(exchange.changes, original, decoded) if original is not None else exchange.changes
-            )
+            changes = add_masked_diffs(exchange.changes, original, body) if original is not None else exchange.changes
             priced = price_as_sent(adapter, prepared.row, pricer, (wire, exchange.started_at, prepared.tokens))
+        elif request.unreadable:
+            # A rewrite would not touch a request that it cannot read.
+            changes, priced = (), None
         else:
             call_details = (adapter, wire, exchange.started_at, prepared.tokens)
-            anti_patterns = self._find_anti_patterns(exchange, decoded, pricer, call_details)
+            anti_patterns = self._find_anti_patterns(exchange, body, pricer, call_details)
             changes, priced = anti_patterns.changes, anti_patterns.priced
         forwarded = GatewayForwarded(
             reason=match.reason,
@@ -169,6 +197,7 @@ class GatewayRecorder:
             trace=_trace(exchange.target.mount, description, match),
             shape=encode_shape(blocks[shared:]),
             prompt_price=priced,
+            unreadable=request.unreadable or msgspec.UNSET,
         )
         call = observer.recorder.begin_call(prepared, forwarded)
         if call is not None:
@@ -222,7 +251,7 @@ class GatewayRecorder:
             reply = self._record_outcome(exchange, active)
         finally:
             exchange.free_response()
-            self._conversations.end_request(active.key, reply.id if reply else "")
+            self._conversations.end_request(active.key, _describe_reply(reply) if reply else None)
 
     def _record_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
         active = exchange.record
@@ -235,9 +264,11 @@ class GatewayRecorder:
 
     def _record_outcome(self, exchange: Exchange, active: _ActiveCall) -> Reply | None:
         recorder, call = active.recorder, active.call
-        reply, is_complete, failure = self._decode_response(exchange, active.adapter)
-        if reply is not None and is_complete:
-            recorder.complete_call(call, reply)
+        response = self._decode_response(exchange, active.adapter)
+        reply, failure = response.reply, response.failure
+        usage = bill_usage(call, reply.usage) if reply is not None else Usage()
+        if reply is not None and response.is_complete:
+            recorder.complete_call(call, reply, unreadable=response.unreadable)
             tokens_sent = reply.response_usage.tokens_sent
             # Calibrates later estimates with the provider's count.
             if tokens_sent and call.prepared.tokens:
@@ -249,47 +280,111 @@ class GatewayRecorder:
         elif exchange.end == "cancelled":
             recorder.fail_call(call, "cancelled", "the client disconnected before the response ended", reply)
         elif exchange.end == "whole":
-            recorder.fail_call(call, "other", "the response could not be decoded", reply)
+            usage = bill_usage(call, self._estimate_usage(exchange, call))
+            message = response.unreadable or "the response has no usage"
+            recorder.fail_call(call, "unreadable", message, estimated_usage=usage)
         else:
             recorder.fail_call(
                 call, "network", "the upstream closed the connection before its response was complete", reply
             )
         # A call without usage wrote nothing to a cache (a 429 or 529), so it must not count as a cache write.
-        if reply is None or reply.usage == Usage():
+        if usage == Usage():
             active.pricer.undo_pricing(active.priced_number)
-        if exchange.caller.key_id is not None and reply is not None:
-            self._on_spent(
-                exchange.caller.key_id, call.started_at, float(recorder.cost_of(call, bill_usage(call, reply.usage)))
-            )
+        elif exchange.caller.key_id is not None:
+            self._on_spent(exchange.caller.key_id, call.started_at, self._spent_usd(active, usage))
         return reply
 
-    def _decode_response(self, exchange: Exchange, adapter: Adapter) -> tuple[Reply | None, bool, ProviderError | None]:
-        """The reply (partial if truncated), whether it is complete, and the provider's error, if it sent one."""
+    def _estimate_usage(self, exchange: Exchange, call: ObservedCall) -> Usage:
+        """Usage by size, for a response that cannot be decoded: nothing read from the cache, one token per 4 bytes."""
+        return Usage(
+            input=call.prepared.tokens or exchange.request_bytes // BYTES_PER_TOKEN,
+            output=exchange.response_bytes // BYTES_PER_TOKEN,
+        )
+
+    def _spent_usd(self, active: _ActiveCall, usage: Usage) -> float:
+        """What a call counts against a budget; one whose model has no price is estimated, never free."""
+        row = active.call.prepared.row
+        if row is not None and row.prices:
+            return float(active.recorder.cost_of(active.call, usage))
+        return (usage.tokens_sent + usage.output) * self._unpriced_usd_per_mtok / 1_000_000
+
+    def _decode_response(self, exchange: Exchange, adapter: Adapter) -> "_DecodedResponse":
         body = exchange.response_body
-        if body is None or not exchange.status:
-            return None, False, None
+        if not exchange.status:
+            return _DecodedResponse()
+        if body is None:
+            return _DecodedResponse(unreadable=f"the response has more than {BUFFERED_BYTES_MAX} bytes")
         try:
             decoded = decompress_body(body, _header_text(exchange.response_headers, b"content-encoding"))
+        except ProviderError as error:
+            self._warnings.warn_once(_UNREADABLE)
+            return _DecodedResponse(unreadable=str(error))
+        try:
             if exchange.status != 200:
                 headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.response_headers}
-                return None, False, adapter.decode_error(exchange.status, headers, decoded)
+                return _DecodedResponse(failure=adapter.decode_error(exchange.status, headers, decoded))
             if _header_text(exchange.response_headers, b"content-type").startswith("text/event-stream"):
-                return _decode_stream(adapter, decoded)
-            return (adapter.decode_reply(decoded), True, None) if exchange.end == "whole" else (None, False, None)
-        except ProviderError:
-            self._warnings.warn_once(_UNREADABLE)
-            return None, False, None
+                return _decode_stream(adapter, decoded, is_whole=exchange.end == "whole")
+            if exchange.end != "whole":
+                return _DecodedResponse()
+            return _DecodedResponse(adapter.decode_reply(decoded), is_complete=True)
+        except ProviderError as error:
+            return _read_usage_only(decoded, str(error), is_complete=exchange.end == "whole")
 
 
-def _decode_stream(adapter: Adapter, body: bytes) -> tuple[Reply | None, bool, ProviderError | None]:
+class _DecodedResponse(msgspec.Struct, frozen=True):
+    """`reply` is partial if the response was truncated; `failure` is an error that the provider sent.
+
+    `unreadable` names what could not be decoded, with the reason; the usage may be known all the same.
+    """
+
+    reply: Reply | None = None
+    is_complete: bool = False
+    failure: ProviderError | None = None
+    unreadable: str = ""
+
+
+def _decode_stream(adapter: Adapter, body: bytes, *, is_whole: bool) -> _DecodedResponse:
     reader = adapter.make_stream_decoder()
     try:
         for delta in reader.feed(body):
             if isinstance(delta, ReplyFinished):
-                return delta.reply, True, None
+                return _DecodedResponse(delta.reply, is_complete=True)
     except ProviderError as error:
-        return reader.partial(), False, error
-    return reader.partial(), False, None
+        # An error event of the provider names no field; an event that cannot be decoded does.
+        if error.field:
+            return _read_usage_only(body, str(error), is_complete=is_whole)
+        return _DecodedResponse(reader.partial(), failure=error)
+    if is_whole:
+        return _read_usage_only(body, "the stream ended without its last event", reader.partial(), is_complete=False)
+    return _DecodedResponse(reader.partial())
+
+
+def _read_usage_only(body: bytes, reason: str, partial: Reply | None = None, *, is_complete: bool) -> _DecodedResponse:
+    """The usage of a response whose content cannot be decoded; the content is recorded as empty."""
+    usage = find_usage(body)
+    reason = reason[:FIELD_CHARS_MAX]
+    if usage is None or usage == Usage():
+        return _DecodedResponse(partial, unreadable=reason)
+    reply = partial or Reply((), "error", usage)
+    return _DecodedResponse(reply, is_complete=is_complete, unreadable=reason)
+
+
+def _decode_request(adapter: Adapter, exchange: Exchange) -> tuple[bytes, TolerantRequest]:
+    """The request's JSON and its decoded form; never raises. A body too large to buffer counts as empty."""
+    body, headers = exchange.request_body, _path_header(exchange)
+    if body is None:
+        reason = f"the request has {exchange.request_bytes} bytes; at most {BUFFERED_BYTES_MAX} are decoded"
+        return b"", wrap_raw_request(b"", headers, reason)
+    try:
+        decoded = decompress_body(body, _header_text(exchange.headers, b"content-encoding"))
+    except ProviderError as error:
+        return body, wrap_raw_request(body, headers, str(error))
+    return decoded, decode_request_tolerantly(adapter, decoded, headers)
+
+
+def _path_header(exchange: Exchange) -> dict[str, str]:
+    return {PATH_HEADER: exchange.target.path}
 
 
 def _header_text(headers: Headers, wanted: bytes) -> str:
@@ -297,13 +392,54 @@ def _header_text(headers: Headers, wanted: bytes) -> str:
 
 
 def _describe_request(exchange: Exchange, wire: WireRequest, body: bytes) -> RequestFingerprint:
-    hints, mount, caller = decode_session_hints(body, exchange.headers), exchange.target.mount, exchange.caller
+    try:
+        hints = decode_session_hints(body, exchange.headers)
+    except UNREADABLE:
+        hints = find_session_hints({}, exchange.headers)
+    mount, caller = exchange.target.mount, exchange.caller
     if hints.session is not None:
         hints = msgspec.structs.replace(hints, session=_short_digest(hints.session.encode("utf-8", "surrogatepass")))
     scope = f"{mount} {caller.account}"
     return RequestFingerprint(
-        scope, _head_digest(wire), _block_digests(wire), hints, make_restored_scope(mount, caller.key_id)
+        scope,
+        _head_digest(wire),
+        _block_digests(wire),
+        hints,
+        make_restored_scope(mount, caller.key_id),
+        _opening_digests(wire),
     )
+
+
+def _describe_reply(reply: Reply) -> ReplyFingerprint:
+    blocks = (_digest_block("assistant", block) for block in reply.content if not is_thinking(block))
+    calls = (call for block in reply.content if (call := parse_tool_call(block)) is not None)
+    delegated = tuple(_digest_text(text) for call in calls for text in _iter_long_texts(call.arguments_json))
+    return ReplyFingerprint(reply.id, frozenset(blocks), delegated[:DELEGATED_TEXTS_PER_REPLY_MAX])
+
+
+def _iter_long_texts(arguments_json: str) -> Iterator[str]:
+    """All texts in the arguments of a call that are long enough to identify the conversation they were passed to."""
+    values: list[object] = [decode_json_or_none(arguments_json)]
+    while values:
+        match values.pop():
+            case str(text) if len(text) >= DELEGATED_CHARS_MIN:
+                yield text
+            case list(items):
+                values += items
+            case dict(members):
+                values += members.values()
+            case _:
+                pass
+
+
+def _opening_digests(wire: WireRequest) -> tuple[str, ...]:
+    entries = wire.prompt.entries
+    texts = (block.text for block in entries[0].content if isinstance(block, Text)) if entries else ()
+    return tuple(_digest_text(text) for text in texts if len(text) >= DELEGATED_CHARS_MIN)
+
+
+def _digest_text(text: str) -> str:
+    return _short_digest(text.strip().encode("utf-8", "surrogatepass"))
 
 
 def _trace(mount: str, description: RequestFingerprint, match: ConversationMatch) -> ConversationTrace:
@@ -330,6 +466,8 @@ def _head_digest(wire: WireRequest) -> str:
 
 def _block_digests(wire: WireRequest) -> tuple[str, ...]:
     entries = wire.prompt.entries
-    return tuple(
-        _short_digest(msgspec.json.encode((entry.role, block))) for entry in entries for block in entry.content
-    )
+    return tuple(_digest_block(entry.role, block) for entry in entries for block in entry.content)
+
+
+def _digest_block(role: Role, block: Block) -> str:
+    return _short_digest(msgspec.json.encode((role, block)))

@@ -49,7 +49,8 @@ class RequestMessage(msgspec.Struct, frozen=True, tag=True):
     headers: HeaderPairs
     caller: GatewayCaller
     at: float
-    body: bytes
+    body: bytes | None
+    size_bytes: int
     original_body: bytes | None
     changes: tuple[RequestChange, ...]
     queue_length: int = 0
@@ -62,6 +63,7 @@ class EndMessage(msgspec.Struct, frozen=True, tag=True):
     headers: HeaderPairs
     end: ExchangeEnd
     body: bytes | None
+    size_bytes: int
 
 
 class PingMessage(msgspec.Struct, frozen=True, tag=True):
@@ -126,8 +128,7 @@ class RecorderProcess:
         return self._queue.dropped_count
 
     def on_request(self, exchange: Exchange) -> None:
-        body = exchange.request_body
-        if exchange.target.adapter_name is None or body is None:
+        if exchange.target.adapter_name is None:
             return
         with self._lock:
             self._last_number += 1
@@ -139,7 +140,8 @@ class RecorderProcess:
                 headers=exchange.headers,
                 caller=exchange.caller,
                 at=exchange.started_at,
-                body=body,
+                body=exchange.request_body,
+                size_bytes=exchange.request_bytes,
                 original_body=exchange.original_body,
                 changes=exchange.changes,
                 queue_length=self._queue.queue_length,
@@ -149,8 +151,17 @@ class RecorderProcess:
 
     def on_end(self, exchange: Exchange) -> None:
         if isinstance(exchange.record, int):
-            headers, body = exchange.response_headers, exchange.response_body
-            self._put(EndMessage(exchange.record, exchange.ended_at, exchange.status, headers, exchange.end, body))
+            self._put(
+                EndMessage(
+                    number=exchange.record,
+                    at=exchange.ended_at,
+                    status=exchange.status,
+                    headers=exchange.response_headers,
+                    end=exchange.end,
+                    body=exchange.response_body,
+                    size_bytes=exchange.response_bytes,
+                )
+            )
             exchange.free_response()
 
     def on_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
@@ -208,7 +219,7 @@ class MessageReceiver:
         match message:
             case RequestMessage():
                 exchange = Exchange(message.target, message.headers, message.caller, message.at)
-                exchange.add_request_bytes(message.body)
+                exchange.restore_request(message.body, message.size_bytes)
                 exchange.original_body, exchange.changes, exchange.queue_length = (
                     message.original_body,
                     message.changes,
@@ -223,8 +234,7 @@ class MessageReceiver:
                 if ended is not None:
                     ended.ended_at, ended.status, ended.end = message.at, message.status, message.end
                     ended.response_headers = message.headers
-                    if message.body is not None:
-                        ended.add_response_bytes(message.body)
+                    ended.restore_response(message.body, message.size_bytes)
                     self._on_end(ended)
             case PingMessage():
                 pinged = self._exchanges.get(message.number)

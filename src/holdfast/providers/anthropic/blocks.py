@@ -84,7 +84,7 @@ class _RedactedThinking(msgspec.Struct, frozen=True):
     data: str
 
 
-class _CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _CacheControl(msgspec.Struct, frozen=True):
     type: str
     ttl: str = "5m"
 

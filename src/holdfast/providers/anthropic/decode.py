@@ -34,9 +34,10 @@ class _Body(msgspec.Struct, frozen=True):
     system: str | tuple[msgspec.Raw, ...] | None = None
 
 
-class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Message(msgspec.Struct, frozen=True):
     role: str
     content: str | tuple[msgspec.Raw, ...]
+    fields: tuple[tuple[str, str], ...] = msgspec.field(name=":fields", default=())
 
 
 _decode_wire_message = msgspec.json.Decoder(_Message).decode
@@ -58,7 +59,8 @@ def decode_anthropic_request(
     entries: list[HistoryEntry] = []
     for index, message in enumerate(decode_each(typed.messages, "messages", _decode_message)):
         content = _decode_content(message.content, f"messages.{index}.content", decode_anthropic_block)
-        entries.append(HistoryEntry(_ROLES[message.role], tuple(block for block, _ in content)))
+        blocks = tuple(block for block, _ in content)
+        entries.append(HistoryEntry(_ROLES[message.role], blocks, fields=message.fields))
         ttls += [ttl for _, ttl in content]
     texts = tuple(block for block, _ in system if isinstance(block, Text))
     prompt = build_prompt(tuple(tool for tool, _ in tools), texts, tuple(entries))
@@ -110,10 +112,12 @@ def _decode_system_text(raw: bytes) -> tuple[Block, Ttl | None]:
 
 
 def _decode_message(raw: bytes) -> _Message:
-    message = _decode_wire_message(raw)
+    """A field that is neither role nor content is carried: betas put controls of a turn on its message."""
+    message, members = _decode_wire_message(raw), split_object(raw)
     if message.role not in _ROLES:
         raise msgspec.ValidationError(f"the role must be one of {', '.join(_ROLES)} - at `$.role`")
-    return message
+    fields = tuple((name, value.decode()) for name, value in members.items() if name not in ("role", "content"))
+    return msgspec.structs.replace(message, fields=fields) if fields else message
 
 
 def _decode_content(

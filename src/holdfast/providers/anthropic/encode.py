@@ -23,6 +23,7 @@ from holdfast.providers.wire_request import (
     check_section_order,
     encode_tool_spec,
 )
+from holdfast.types.blocks import Role
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import HistoryEntry, Parameters, Segment, Ttl, fit_call_ids
 from holdfast.types.request_buffer import EncodedBlock, make_message_block
@@ -65,9 +66,14 @@ def encode_anthropic_segment(segment: Segment) -> tuple[EncodedBlock, ...]:
         accepts_breakpoint=accepts_anthropic_breakpoint,
     )
     messages = (
-        make_message_block(entry, encode_anthropic_block(block), accepts_breakpoint=accepts_anthropic_breakpoint(block))
+        make_message_block(
+            entry,
+            encode_anthropic_block(block),
+            accepts_breakpoint=accepts_anthropic_breakpoint(block),
+            container_start=_encode_message_start(entry.role, entry.fields) if entry.fields and not index else b"",
+        )
         for entry in map(lower_anthropic_entry, segment.entries)
-        for block in entry.content
+        for index, block in enumerate(entry.content)
     )
     return (*stable, *messages)
 
@@ -75,7 +81,7 @@ def encode_anthropic_segment(segment: Segment) -> tuple[EncodedBlock, ...]:
 def anthropic_separator(before: EncodedBlock | None, block: EncodedBlock) -> bytes:
     if before is not None and before.section == block.section:
         # Adjacent entries of one role share a message: Anthropic's roles have to alternate.
-        if before.role == block.role:
+        if before.role == block.role and not block.container_start:
             return b","
         return b"]}," + _message_start(block)
     check_section_order(before, block)
@@ -84,7 +90,12 @@ def anthropic_separator(before: EncodedBlock | None, block: EncodedBlock) -> byt
 
 
 def _message_start(block: EncodedBlock) -> bytes:
-    return f'{{"role":"{block.role}","content":['.encode()
+    return block.container_start or _encode_message_start(block.role)
+
+
+def _encode_message_start(role: Role | None, fields: tuple[tuple[str, str], ...] = ()) -> bytes:
+    members = b"".join(b"%b:%b," % (encode_string(name), encode_json_text(value)) for name, value in fields)
+    return b'{"role":"%b",%b"content":[' % (str(role).encode(), members)
 
 
 def anthropic_suffix(last: EncodedBlock | None) -> bytes:

@@ -62,7 +62,7 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _Body(msgspec.Struct, frozen=True, rename="camel"):
     contents: tuple[msgspec.Raw, ...]
     generation_config: _Settings = _Settings()
-    tools: tuple[msgspec.Raw, ...] | None = None
+    tools: tuple[msgspec.Raw, ...] | dict[str, msgspec.Raw] | None = None
     system_instruction: _Content | None = None
 
 
@@ -96,7 +96,9 @@ def decode_gemini_request(body: bytes, headers: Mapping[str, str] = NO_HEADERS) 
         top = split_object(body)
         typed = msgspec.json.decode(body, type=_Body)
         parameters = _decode_parameters(model, stream, top, typed)
-    tools = [tool for tools in decode_each(typed.tools or (), "tools", _decode_tools) for tool in tools]
+    # The API also accepts a single element without the list around it.
+    elements = (msgspec.Raw(top["tools"]),) if isinstance(typed.tools, dict) else typed.tools or ()
+    tools = [tool for tools in decode_each(elements, "tools", _decode_tools) for tool in tools]
     instruction = (typed.system_instruction or _Content()).parts or ()
     system = tuple(decode_each(instruction, "systemInstruction.parts", _decode_system_text))
     return build_wire_request(build_prompt(tuple(tools), system, _decode_contents(typed.contents)), (), parameters)

@@ -9,6 +9,7 @@ import msgspec
 from holdfast import __version__
 from holdfast.errors import StoreError
 from holdfast.ledger.analytics.queries import CostQueries, LedgerScope
+from holdfast.ledger.report import count_unreadable_calls
 from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError
 from holdfast.service.http.routes import PLAIN_TEXT, EmptyRequest, Route, RouteResponse, json_route, raw_route
@@ -16,9 +17,12 @@ from holdfast.service.telemetry.prometheus import format_metric_header, format_s
 from holdfast.types.usage import Usage
 
 
-class Health(msgspec.Struct, frozen=True):
+class Health(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`unreadable_calls`: forwarded calls whose responses could not be decoded, so that their usage is an estimate."""
+
     status: str
     version: str
+    unreadable_calls: int = 0
 
 
 async def get_health(context: AppContext, request: EmptyRequest) -> Health:
@@ -28,11 +32,13 @@ async def get_health(context: AppContext, request: EmptyRequest) -> Health:
 
 def get_readiness(context: AppContext, request: EmptyRequest) -> Health:
     """Whether the store can be read."""
+    scope = LedgerScope(simulated=context.simulated)
     try:
         context.records.newest_position()
+        unreadable = count_unreadable_calls(context.log.cost_queries(), scope)
     except StoreError as error:
         raise ApiError(503, "store_unavailable", "the store cannot be read") from error
-    return Health("ready", __version__)
+    return Health("ready", __version__, unreadable)
 
 
 async def get_metrics(context: AppContext, request: EmptyRequest, last_event_id: str | None) -> RouteResponse:
@@ -66,6 +72,12 @@ def _call_metrics(tables: CostQueries, scope: LedgerScope) -> Iterator[str]:
     yield from format_metric_header("holdfast_llm_cost_usd_total", "counter", "Cost in US dollars at catalog prices.")
     for model in sorted(cost):
         yield format_sample("holdfast_llm_cost_usd_total", {"model": model}, float(cost[model]))
+    yield from format_metric_header(
+        "holdfast_llm_calls_ended_total", "counter", "Calls by outcome: completed, or the error class."
+    )
+    outcomes = {(row.model, row.outcome): row.calls for row in tables.outcomes(scope)}
+    for (model, outcome), count in sorted(outcomes.items()):
+        yield format_sample("holdfast_llm_calls_ended_total", {"model": model, "outcome": outcome}, count)
 
 
 ROUTES: tuple[Route, ...] = (

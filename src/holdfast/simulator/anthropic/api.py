@@ -163,7 +163,7 @@ def parse_anthropic_request(wire: WireRequest, context: RequestContext, *, count
     """Raises `ProviderError` for what the provider refuses. With `counting`, output limits are not checked."""
     parameters = wire.parameters
     model = _find_model(parameters.model, context.models)
-    check_anthropic_transcript(wire.prompt.entries, model.cache)
+    check_anthropic_transcript(wire.prompt.entries, model.cache, parameters.betas)
     sent = list_sent_blocks(anthropic, wire)
     check_anthropic_tools(sent, parameters, model.cache)
     if not counting:

@@ -21,10 +21,20 @@ BINDING_BETA = "thinking-binding-controls-2026-08-01"
 THINKING_BUDGET_TOKENS_MIN = 1_024
 
 
-def check_anthropic_transcript(entries: Sequence[HistoryEntry], rules: CacheRules) -> None:
+# Fields of a system message besides role and content, and the betas of which one is needed for each.
+_MESSAGE_FIELD_BETAS = {
+    "output_config": ("per-turn-control-2026-07-01", "mid-conversation-output-config-2026-07-01"),
+    "clear_at": ("mid-conversation-system-clear-at-2026-08-21",),
+}
+
+
+def check_anthropic_transcript(entries: Sequence[HistoryEntry], rules: CacheRules, betas: Sequence[str]) -> None:
     if not entries:
         raise refuse("messages: at least one message is required")
     for index, entry in enumerate(entries):
+        for name, _ in entry.fields:
+            if entry.role != "system" or not set(betas).intersection(_MESSAGE_FIELD_BETAS.get(name, ())):
+                raise refuse(f"messages.{index}.{name[:40]}: Extra inputs are not permitted")
         if not entry.content:
             raise refuse(f"messages.{index}: all messages must have non-empty content")
     messages = merge_into_messages(entries)

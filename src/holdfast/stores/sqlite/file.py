@@ -115,6 +115,8 @@ def check_ours(connection: sqlite3.Connection, path: Path, *, version_max: int) 
         (tables,) = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
     if application != APPLICATION_ID and (application or tables):
         raise StoreError(f"{path} is a database of another program: use another file")
+    if version < 0:
+        raise _damaged(path)
     if version > version_max:
         raise StoreError(
             f"{path} was written by a newer Holdfast (schema version {version}, this one knows {version_max}): "
@@ -159,7 +161,7 @@ def explain_sqlite_error(error: Exception, path: Path | str) -> StoreError:
         case None if isinstance(error, sqlite3.ProgrammingError | sqlite3.InterfaceError):
             return _programming_error(path, type(error).__name__)
         case sqlite3.SQLITE_CORRUPT | None:
-            return StoreError(f"{path} is damaged: restore it from a backup, or move it away to start a new one")
+            return _damaged(path)
         case sqlite3.SQLITE_IOERR:
             return StoreError(f"the disk failed under {path}: check the disk, then open the store again")
         case code:
@@ -188,6 +190,10 @@ def _explain_system(error: OSError, path: Path) -> StoreError:
 
 def _no_permission(path: Path | str, what: str) -> StoreError:
     return StoreError(f"no permission to {what} {path}: check who owns the file and its folder, or use another file")
+
+
+def _damaged(path: Path | str) -> StoreError:
+    return StoreError(f"{path} is damaged: restore it from a backup, or move it away to start a new one")
 
 
 def _disk_full(path: Path | str) -> StoreError:
