@@ -161,13 +161,3 @@ def test_route_that_always_needs_a_key_has_no_keyless_admin(store: DatabaseEvent
     listing = next(route for route in ROUTES if route.path == "/api/cache")
     with serve_store(store, routes=(msgspec.structs.replace(listing, keyless=False),)) as client:
         assert client.request("GET", "/api/cache").code == "key_required"
-
-
-def test_agent_key_opens_only_its_own_paths(store: DatabaseEventLog) -> None:
-    listing = next(route for route in ROUTES if route.path == "/api/cache/{discussion_id}")
-    own = msgspec.structs.replace(listing, path="/v1/agents/{agent_id}/{discussion_id}", rule="agent", keyless=False)
-    with serve_store(store, routes=(own,)) as client:
-        key, reading = client.key("agent:a1"), client.key("read")
-        assert client.request("GET", "/v1/agents/a1/x", key=key).status == 400
-        assert client.request("GET", "/v1/agents/a2/x", key=key).code == "not_allowed"
-        assert client.request("GET", "/v1/agents/a1/x", key=reading).code == "not_allowed"

@@ -15,7 +15,7 @@ from holdfast.instructions.context import InstructionContext
 from holdfast.instructions.coverage.measure import measure_all_units
 from holdfast.instructions.coverage.metrics import METRICS_WINDOW_MS
 from holdfast.instructions.models import Agent, AuditRecord, CoverageRun, Manifest, Probe
-from holdfast.instructions.recall.answer import make_gate_record, write_audit_record
+from holdfast.instructions.recall.answer import write_audit_record
 from holdfast.instructions.recall.ranking import InstructionSet
 from holdfast.redaction import redact_secrets
 from holdfast.retrieval.bm25 import extract_terms
@@ -143,9 +143,21 @@ def recertify(context: InstructionContext, agent: Agent, manifest: Manifest) -> 
     """Run the gate that was skipped, and record the failing units in the audit log."""
     run = msgspec.structs.replace(measure_coverage(context, agent, manifest, kind="recert"), recert_due=None)
     failing = [{"unit": unit.unit, "coverage_pct": unit.coverage_pct} for unit in run.units if not unit.passed]
-    detail: dict[str, object] = {"units": failing}
-    record = make_gate_record(context, manifest, "recert", cause_id=run.id, at=run.started_at, detail=detail)
-    write_audit_record(context, record)
+    write_audit_record(
+        context,
+        AuditRecord(
+            id=context.new_id("audevent"),
+            agent_id=agent.id,
+            heartbeat_id=run.id,
+            session_start=run.started_at,
+            intent=f"recert:{manifest.version}",
+            loaded_chunks=(),
+            audit_token=context.new_id("audi"),
+            created_at=run.started_at,
+            event_type="recert",
+            detail={"units": failing},
+        ),
+    )
     return run
 
 

@@ -30,7 +30,6 @@ from holdfast.instructions.models import (
     UnitCoverage,
     UnitVersion,
 )
-from holdfast.instructions.recall.answer import make_gate_record
 from holdfast.instructions.recall.boot_stub import check_stub_size
 from holdfast.instructions.recall.snapshot import select_newest_units, unit_key
 from holdfast.instructions.units.files import check_entry_path
@@ -291,10 +290,20 @@ def _coverage_failure_error(failing: Sequence[UnitCoverage]) -> InstructionError
 
 
 def _bypass_record(context: InstructionContext, manifest: Manifest, failing: Sequence[UnitCoverage]) -> AuditRecord:
-    detail: dict[str, object] = {
-        "units": [{"unit": unit.unit, "coverage_pct": unit.coverage_pct} for unit in failing],
-        "published_by": manifest.provenance.published_by,
-        "cosigned_by": manifest.provenance.cosigned_by,
-    }
-    at = context.now()
-    return make_gate_record(context, manifest, "coverage_bypass", cause_id=manifest.id, at=at, detail=detail)
+    now = context.now()
+    return AuditRecord(
+        id=context.new_id("audevent"),
+        agent_id=manifest.agent_id,
+        heartbeat_id=manifest.id,
+        session_start=now,
+        intent=f"coverage_bypass:{manifest.version}",
+        loaded_chunks=(),
+        audit_token=context.new_id("audi"),
+        created_at=now,
+        event_type="coverage_bypass",
+        detail={
+            "units": [{"unit": unit.unit, "coverage_pct": unit.coverage_pct} for unit in failing],
+            "published_by": manifest.provenance.published_by,
+            "cosigned_by": manifest.provenance.cosigned_by,
+        },
+    )

@@ -1,7 +1,6 @@
 """Answer a recall and write its audit record, render its texts, and close, look up and replay audit records."""
 
 import hashlib
-from typing import Literal
 
 import msgspec
 
@@ -95,30 +94,6 @@ def answer_recall(
     write_audit_record(context, record)
     encoder_version = instruction_set.index.embedding_model_version
     return RecallAnswer(recalled, audit_token, instruction_set.snapshot_id, encoder_version)
-
-
-def make_gate_record(
-    context: InstructionContext,
-    manifest: Manifest,
-    event_type: Literal["coverage_bypass", "recert"],
-    *,
-    cause_id: str,
-    at: int,
-    detail: dict[str, object],
-) -> AuditRecord:
-    """The record of a skipped or repeated coverage gate; it stands for no recall."""
-    return AuditRecord(
-        id=context.new_id("audevent"),
-        agent_id=manifest.agent_id,
-        heartbeat_id=cause_id,
-        session_start=at,
-        intent=f"{event_type}:{manifest.version}",
-        loaded_chunks=(),
-        audit_token=context.new_id("audi"),
-        created_at=at,
-        event_type=event_type,
-        detail=detail,
-    )
 
 
 def write_audit_record(context: InstructionContext, record: AuditRecord) -> None:
