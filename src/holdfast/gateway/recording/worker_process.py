@@ -128,7 +128,7 @@ class RecorderProcess:
         return self._queue.dropped_count
 
     def on_request(self, exchange: Exchange) -> None:
-        if exchange.target.adapter_name is None:
+        if not exchange.is_recorded:
             return
         with self._lock:
             self._last_number += 1
