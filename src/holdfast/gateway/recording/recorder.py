@@ -8,7 +8,7 @@ import msgspec
 from holdfast.catalog.lookup import Models
 from holdfast.clock import NewId
 from holdfast.engine.guard import WarningLog
-from holdfast.engine.recorder import CallRecorder, ObservedCall, ResumedSession, bill_usage
+from holdfast.engine.recorder import CallRecorder, ObservedCall, ObservedRequest, ResumedSession, bill_usage
 from holdfast.engine.request_observer import RequestObserver
 from holdfast.errors import ProviderError
 from holdfast.events.log import EventLog
@@ -43,7 +43,7 @@ from holdfast.providers.tolerant_decode import (
 )
 from holdfast.types.blocks import Block, Role, Text, is_thinking, parse_tool_call
 from holdfast.types.json_encoding import sha256_hex
-from holdfast.types.prompt import Parameters, Plan, Prompt
+from holdfast.types.prompt import Plan
 from holdfast.types.reply import Reply, ReplyFinished
 from holdfast.types.usage import Usage
 
@@ -224,11 +224,20 @@ class GatewayRecorder:
         tracked = self._endpoint_sessions[key]
         body = decode_or_none(msgspec.json.decode, exchange.request_body)
         exchange.free_request()
-        model = body.get("model") if isinstance(body, dict) else None
-        parameters = Parameters(model if isinstance(model, str) else UNKNOWN_MODEL, 0)
-        adapter = get_adapter(target.mount)
+        named = body.get("model") if isinstance(body, dict) else None
+        model = f"{target.mount}:{named if isinstance(named, str) else UNKNOWN_MODEL}"
+        recorder = tracked.observer.recorder
         # No content: it is no prompt, and nothing of it is cached.
-        prepared = tracked.observer.prepare(adapter, WireRequest(Prompt(()), Plan(), parameters))
+        prepared = ObservedRequest(
+            model=model,
+            provider=target.mount,
+            row=recorder.find_catalog_row(model),
+            plan=Plan(),
+            digests=(),
+            parameters_digest="",
+            body_bytes=exchange.request_bytes,
+            tokens=0,
+        )
         forwarded = GatewayForwarded(
             reason=f"a call of {target.endpoint}",
             confidence=1.0,
@@ -236,9 +245,9 @@ class GatewayRecorder:
             user_id=caller.user_id,
             team_id=caller.team_id,
         )
-        call = tracked.observer.recorder.begin_call(prepared, forwarded)
+        call = recorder.begin_call(prepared, forwarded)
         if call is not None:
-            exchange.record = _ActiveCall(None, adapter, tracked.observer.recorder, call, tracked.pricer, 0)
+            exchange.record = _ActiveCall(None, get_adapter(target.mount), recorder, call, tracked.pricer, 0)
 
     def _find_anti_patterns(
         self,
