@@ -45,8 +45,13 @@ golden: .venv/.dev  ## Rewrite the golden files; review the diff like code
 screenshots: .venv/.dev  ## Render every dashboard view into build/screenshots
 	HOLDFAST_REQUIRE_BROWSER=1 HOLDFAST_SCREENSHOTS=build/screenshots $(PYTEST) -p no:xdist tests/browser/test_page.py -k fits
 
-bench: .venv/.dev  ## Measure, as ratios in one run
-	$(BIN)/python -m benchmarks
+# `make bench retrieval` runs one benchmark: the words after `bench` are its arguments and no targets.
+ifeq (bench,$(firstword $(MAKECMDGOALS)))
+NAMES := $(wordlist 2,$(words $(MAKECMDGOALS)),$(MAKECMDGOALS))
+$(eval $(NAMES):;@:)
+endif
+bench: .venv/.dev  ## Measure, as ratios in one run; `make bench NAME` runs one
+	$(BIN)/python -m benchmarks $(NAMES)
 
 deep: .venv/.dev  ## Slow checks: all API phases, more examples, 5,000 compactions, 50 mutants
 	HOLDFAST_EVERY_CASE=1 $(PYTEST) -n 2 tests/service/test_openapi.py
