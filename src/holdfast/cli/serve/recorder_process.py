@@ -45,6 +45,7 @@ def run_recorder() -> None:
             simulated=setup.simulated,
             rewriter=RequestRewriter(models, VolatileExtractor(tuple(VolatileRule(*pair) for pair in setup.volatile))),
             on_spent=_report_spending,
+            unpriced_usd_per_mtok=setup.unpriced_usd_per_mtok,
             make_queue=SynchronousQueue,
         )
         retold = MessageReceiver(observer.on_request, observer.on_end, observer.on_ping)

@@ -27,7 +27,7 @@ from holdfast.gateway.recording.conversation_match import (
 )
 from holdfast.gateway.recording.counterfactual import CounterfactualPricer, encode_shape
 from holdfast.gateway.recording.restore import make_restored_scope, restore_conversations
-from holdfast.gateway.recording.worker_process import RecordQueue
+from holdfast.gateway.recording.worker_process import UNPRICED_USD_PER_MTOK, RecordQueue
 from holdfast.gateway.rewrite.findings import Findings, add_masked_diffs, find_anti_patterns, price_as_sent
 from holdfast.gateway.rewrite.rewriter import BYTES_PER_TOKEN, GatewayPing, RequestRewriter
 from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
@@ -59,10 +59,6 @@ DELEGATED_TEXTS_PER_REPLY_MAX = 32
 ENDPOINT_SESSIONS_MAX = 1_000
 BUSY_QUEUE_LENGTH = 64
 """With more queued calls than this, the search for anti-patterns is skipped so that recording can catch up."""
-
-UNPRICED_USD_PER_MTOK = 10.0
-"""What a budget is charged per million tokens of a call without a known price: above most models' input price, so
-that a model that the catalog does not know cannot be used to get around a budget."""
 
 _UNREADABLE = "a response could not be decoded; its usage is unknown"
 
