@@ -45,8 +45,13 @@ golden: .venv/.dev  ## Rewrite the golden files; review the diff like code
 screenshots: .venv/.dev  ## Render every dashboard view into build/screenshots
 	HOLDFAST_REQUIRE_BROWSER=1 HOLDFAST_SCREENSHOTS=build/screenshots $(PYTEST) -p no:xdist tests/browser/test_page.py -k fits
 
-bench: .venv/.dev  ## Measure, as ratios in one run
-	$(BIN)/python -m benchmarks
+# `make bench retrieval` runs one benchmark: the words after `bench` are its arguments and no targets.
+ifeq (bench,$(firstword $(MAKECMDGOALS)))
+NAMES := $(wordlist 2,$(words $(MAKECMDGOALS)),$(MAKECMDGOALS))
+$(eval $(NAMES):;@:)
+endif
+bench: .venv/.dev  ## Measure, as ratios in one run; `make bench NAME` runs one
+	$(BIN)/python -m benchmarks $(NAMES)
 
 clients: .venv/.dev  ## Run real clients from npm and PyPI through the gateway; LATEST=1 takes their newest versions
 	$(BIN)/python -m conformance $(if $(LATEST),--latest)
@@ -55,6 +60,7 @@ deep: .venv/.dev  ## Slow checks: all API phases, more examples, 5,000 compactio
 	HOLDFAST_EVERY_CASE=1 $(PYTEST) -n 2 tests/service/test_openapi.py
 	HYPOTHESIS_PROFILE=wide $(PYTEST) -n 2 --dist worksteal --timeout=900 $(shell find tests -name '*_properties.py' -o -name 'test_properties.py' -o -name '*_contract.py')
 	HYPOTHESIS_PROFILE=deep $(PYTEST) -p no:xdist --timeout=900 tests/gateway/test_properties.py
+	HOLDFAST_MUTATED_BODIES=20000 $(PYTEST) -p no:xdist --timeout=1800 tests/gateway/test_mutated_bodies.py
 	$(BIN)/python -m benchmarks compaction_structure
 	$(BIN)/python scripts/mutate.py
 

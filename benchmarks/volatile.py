@@ -6,8 +6,9 @@ the rest is divided by the cost of the session without them. Reads HOLDFAST_DATA
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
+from itertools import zip_longest
 
 import msgspec
 
@@ -21,9 +22,9 @@ from holdfast.planning.policies.fixed import BreakpointCandidates, FixedPolicy, 
 from holdfast.planning.policy import CachePolicy, PlanningMoment
 from holdfast.providers.registry import get_adapter
 from holdfast.replay.playback import Replayer, ReplayResult, find_newest_price, make_replay_setting
-from holdfast.replay.prompt_layouts import append_volatile_to_system, insert_volatile_messages
-from holdfast.replay.recording import Recording
-from holdfast.types.blocks import Text
+from holdfast.replay.prompt_layouts import VolatileTexts, append_volatile_to_system
+from holdfast.replay.recording import RecordedCall, Recording
+from holdfast.types.blocks import Text, ToolResult
 from holdfast.types.prompt import HistoryEntry, Segment, Stability
 from holdfast.types.usage import Usage
 
@@ -33,6 +34,41 @@ EDITED_EVERY_TURNS = 5
 FACTS = "The harbour's books are kept in ledger.py; crates are counted at dawn, never at night. "
 
 SEED, SEED_OUR_BREAKPOINTS, OURS = "seed layout, seed breakpoints", "seed layout, our breakpoints", "ours"
+
+
+def insert_volatile_messages(recording: Recording, texts_of: VolatileTexts, tokens: Callable[[str], int]) -> Recording:
+    """Volatile text before the user's words, sent only when it changed, and part of the history from then on.
+
+    Nothing is added inside a tool loop; after a compaction all of it is sent again. `tokens` counts what it adds to the
+    recorded size of the first prompt.
+    """
+    calls: list[RecordedCall] = []
+    last: tuple[str | None, ...] = ()
+    turns = first_tokens = 0
+    for call in recording.calls:
+        last = () if call.kept_entries is not None else last
+        if call.waited_for != "tool":
+            turns += 1
+            now = texts_of(turns)
+            new = tuple(text for text, before in zip_longest(now, last) if text is not None and text != before)
+            call = msgspec.structs.replace(call, added=_insert_texts(call.added, new))
+            first_tokens += sum(map(tokens, new)) if not calls else 0
+            last = now
+        calls.append(call)
+    recorded = recording.first_prompt_tokens
+    first_prompt = None if recorded is None else recorded + first_tokens
+    return msgspec.structs.replace(recording, calls=tuple(calls), first_prompt_tokens=first_prompt)
+
+
+def _insert_texts(added: tuple[HistoryEntry, ...], texts: tuple[str, ...]) -> tuple[HistoryEntry, ...]:
+    """Put the texts into the newest entry: after its tool results, which providers require first, before the rest."""
+    if not added or not texts:
+        return added
+    *earlier, newest = added
+    results = tuple(block for block in newest.content if isinstance(block, ToolResult))
+    rest = tuple(block for block in newest.content if not isinstance(block, ToolResult))
+    content = (*results, *map(Text, texts), *rest)
+    return (*earlier, msgspec.structs.replace(newest, content=content))
 
 
 def volatile_texts(turn: int) -> tuple[str, ...]:

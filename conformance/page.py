@@ -29,8 +29,8 @@ is lost, except for the breaks that the client causes itself; and responses arri
 requests are forwarded byte for byte; with it, the conversation must not cost more. Costs are those of the whole run
 at list prices, with the simulator's cache.
 
-A `known problem` is listed below with what was seen and fails nothing; one that no longer occurs does. Known today: calls
-that are never continued, such as those for titles, and prompts whose end is rewritten (aider) get breakpoints from
+A `known problem` is listed below with what was seen and fails nothing; one that no longer occurs does. Known today:
+calls that are never continued, such as those for titles, and prompts whose end is rewritten (aider) get breakpoints from
 `--improve` that are written and not read; and a lost prefix of less than 2,000 tokens counts as held.
 
 `python -m conformance NAME ...` runs some clients, `make clients LATEST=1` all of them at their newest versions;

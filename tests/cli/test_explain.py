@@ -274,7 +274,7 @@ def test_a_model_added_by_configuration_is_known(tmp_path: Path) -> None:
         (b'{"model": "claude-sonnet-5-5"}', "the body has no prompt: a request has `messages`, `input` or `contents`"),
         (b'{"model": 3, "messages": []}', None),
         (
-            b'{"model": "claude-sonnet-5-5", "messages": [{"role": "user", "\\u001b[31m\\u009b": 1, "content": ""}]}',
+            b'{"messages": [{"role": "tool", "tool_call_id": "a", "content": "", "\\u001b[31m\\u009b": 1}]}',
             None,
         ),
         (b'{"model": "claude-sonnet-5-5", "max_tokens": 1, "messages": [{"role": "user"}]}', None),

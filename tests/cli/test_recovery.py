@@ -38,7 +38,7 @@ async def test_a_session_runs_the_recipe_of_a_reported_failure(agent: MakeAgent)
         assert outcome.outcome == Recovered(2)
     (incident,) = session.recovery.incidents
     assert [result.detail for result in incident.results] == ["restarted stalled", "shook hands"]
-    assert fold_events(recovering_agent.events, session.id).incidents.incidents == {"plugin x": incident}
+    assert fold_events(recovering_agent.events, session.id).incidents == {"plugin x": incident}
 
 
 async def test_a_recovery_that_waits_for_a_user_can_be_planned_and_run_later(agent: MakeAgent) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.catalog.lookup import shipped_models
-from holdfast.cli.serve.recorder_process import RECORDER_MODULE, run_at_once
+from holdfast.cli.serve.recorder_process import RECORDER_MODULE
 from holdfast.clock import new_ulid
 from holdfast.events.payloads.calls import GatewayForwarded
 from holdfast.gateway.exchange import Exchange, GatewayCaller
@@ -22,6 +22,7 @@ from holdfast.gateway.recording.worker_process import (
     RecorderSetup,
     RecordQueue,
     RequestMessage,
+    SynchronousQueue,
     read_frames,
     write_frame,
 )
@@ -128,7 +129,7 @@ def test_another_process_receives_everything_that_is_recorded() -> None:
 
 def _observe_with_backlog(waiting: int) -> GatewayForwarded:
     store = MemoryStore()
-    observer = GatewayRecorder(store, models=shipped_models(), new_id=new_ulid, make_queue=run_at_once)
+    observer = GatewayRecorder(store, models=shipped_models(), new_id=new_ulid, make_queue=SynchronousQueue)
     receiver = MessageReceiver(observer.on_request, observer.on_end, observer.on_ping)
     target = Target("anthropic", "/v1/messages", "anthropic")
     receiver.handle_message(

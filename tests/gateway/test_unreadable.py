@@ -72,7 +72,9 @@ RESPONSES_REPLY = {
 
 
 def answer(upstream: RawUpstream, body: bytes, content_type: str = "application/json") -> None:
-    head = f"HTTP/1.1 200 OK\r\ncontent-type: {content_type}\r\ncontent-length: {len(body)}\r\n\r\n"
+    # The upstream serves one request a connection; without `close` the gateway would reuse it.
+    headers = f"content-type: {content_type}\r\nconnection: close\r\ncontent-length: {len(body)}"
+    head = f"HTTP/1.1 200 OK\r\n{headers}\r\n\r\n"
     upstream.parts = (head.encode(), body)
 
 
@@ -170,7 +172,8 @@ def test_a_conversation_with_an_unreadable_message_keeps_its_prefix() -> None:
     with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
         answer(upstream, json.dumps(REPLY).encode())
         for messages in turns:
-            post(gateway, "/anthropic/v1/messages", json.dumps({**CLAUDE_CODE, "messages": messages}).encode())
+            body = json.dumps({**CLAUDE_CODE, "messages": messages}).encode()
+            assert post(gateway, "/anthropic/v1/messages", body) == 200
         [session] = gateway.recorded_sessions()
         assert [call.is_prefix_unchanged for call in iter_calls(gateway.store.read(session))] == [True] * 3
 
@@ -247,3 +250,38 @@ def test_unreadable_responses_are_counted_in_report_metrics_and_readiness() -> N
     sample = 'holdfast_llm_calls_ended_total{model="anthropic:claude-sonnet-4-6",outcome="unreadable"} 1'
     assert sample in metrics.decode().splitlines()
     assert json.loads(ready)["unreadable_calls"] == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reply", "usage"),
+    [
+        (
+            "/openai/v1/embeddings",
+            {"model": "text-embedding-3-small", "input": ["a", "b"]},
+            {"data": [], "usage": {"prompt_tokens": 8, "total_tokens": 8}},
+            Usage(input=8),
+        ),
+        ("/anthropic/v1/messages/count_tokens/", {"model": "claude-sonnet-4-6"}, {"input_tokens": 12}, Usage()),
+        ("/openai/v1//images/generations", {"model": "gpt-image-2"}, {"usage": {"input_tokens": 9}}, Usage(input=9)),
+        ("/anthropic/v1/messages/batches", {"requests": []}, {"id": "msgbatch_1"}, Usage()),
+    ],
+)
+def test_every_endpoint_of_a_provider_is_recorded(
+    path: str, body: dict[str, Any], reply: dict[str, Any], usage: Usage
+) -> None:
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
+        answer(upstream, json.dumps(reply).encode())
+        for _ in range(2):
+            assert post(gateway, path, json.dumps(body).encode()) == 200
+        [session] = gateway.recorded_sessions()
+        ended = [event.payload for event in gateway.store.read(session) if isinstance(event.payload, LlmCallCompleted)]
+        assert [payload.usage for payload in ended] == [usage] * 2
+        assert ended[0].model.endswith(body.get("model", "unknown"))
+
+
+def test_requests_that_only_read_are_forwarded_and_not_recorded() -> None:
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
+        answer(upstream, b'{"data": []}')
+        get(gateway, "/openai/v1/models")
+        assert gateway.recorded_sessions() == ()
+        assert len(upstream.heads) == 1

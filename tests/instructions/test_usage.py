@@ -28,7 +28,7 @@ from holdfast.instructions.usage.trace import (
     trace_from_token,
     truncate_trace,
 )
-from holdfast.runtime.instructions.session_tools import TurnTraceSubmitter
+from holdfast.runtime.instructions.session_tools import make_trace_submitter
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.types.blocks import Text as TextBlock
 from holdfast.types.blocks import ToolResult, ToolUse, make_assistant_message, make_user_message
@@ -281,17 +281,17 @@ def done(number: int) -> TurnCompleted:
 
 def test_each_turn_is_submitted_once_for_its_own_session() -> None:
     submitted: list[tuple[str, Trace]] = []
-    traces = TurnTraceSubmitter(lambda token, trace: submitted.append((token, trace)))
+    on_event = make_trace_submitter(lambda token, trace: submitted.append((token, trace)))
     recalled = (
         make_assistant_message(ToolUse("c", "recall_instruction", "{}")),
         make_user_message(ToolResult("c", (TextBlock("audi_1"),))),
     )
     payloads: list[AnyPayload] = [*(MessageAppended(one) for one in (*recalled, make_assistant_message("a"))), done(1)]
     for number, payload in enumerate(payloads):
-        traces.on_event(event(f"x{number}", MessageAppended(make_assistant_message("another's")), session="child"))
-        traces.on_event(event(f"e{number}", payload))
-    traces.on_event(event("e8", MessageAppended(make_assistant_message("b"))))
-    traces.on_event(event("e9", done(0)))
+        on_event(event(f"x{number}", MessageAppended(make_assistant_message("another's")), session="child"))
+        on_event(event(f"e{number}", payload))
+    on_event(event("e8", MessageAppended(make_assistant_message("b"))))
+    on_event(event("e9", done(0)))
     assert submitted == [("audi_1", (ObservationStep("audi_1", "recall_instruction"), AgentTextStep("a")))]
 
 

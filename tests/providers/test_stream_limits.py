@@ -3,8 +3,8 @@
 import pytest
 
 from holdfast.errors import ProviderError
-from holdfast.providers.anthropic.stream import AnthropicStreamDecoder
-from holdfast.providers.sse import SseParser
+from holdfast.providers.anthropic.stream import AnthropicReplyFold
+from holdfast.providers.sse import EventStreamDecoder, SseParser
 
 
 def test_an_event_over_the_limit_is_refused() -> None:
@@ -26,7 +26,7 @@ def test_the_limit_applies_to_each_event_and_not_to_their_sum() -> None:
 
 
 def test_a_reply_over_the_limit_is_refused() -> None:
-    reader = AnthropicStreamDecoder(reply_bytes_max=10)
+    reader = EventStreamDecoder(AnthropicReplyFold(), reply_bytes_max=10)
     list(reader.feed(b": 23456789"))
     with pytest.raises(ProviderError, match="more than 10 bytes in one response") as raised:
         reader.feed(b"\n")
@@ -35,8 +35,8 @@ def test_a_reply_over_the_limit_is_refused() -> None:
 
 def test_an_event_within_a_reply_has_a_limit_too() -> None:
     with pytest.raises(ProviderError, match="an event of more than 5 bytes"):
-        list(AnthropicStreamDecoder(event_bytes_max=5).feed(b"data: 1"))
+        list(EventStreamDecoder(AnthropicReplyFold(), event_bytes_max=5).feed(b"data: 1"))
 
 
 def test_an_event_name_that_is_not_utf8_is_unknown() -> None:
-    assert list(AnthropicStreamDecoder().feed(b"event: \xff\ndata: {}\n\n")) == []
+    assert list(EventStreamDecoder(AnthropicReplyFold()).feed(b"event: \xff\ndata: {}\n\n")) == []

@@ -222,7 +222,8 @@ async def speaks_and_waits(request: web.Request) -> web.StreamResponse:
 
 @pytest.mark.parametrize("slow", [waits, starts_and_waits])
 async def test_a_late_first_byte_is_a_network_failure(slow: RequestHandler) -> None:
-    timeouts = Timeouts(first_byte_seconds=0.05)
+    # Long enough for the server, which shares this event loop, to take both requests on a busy machine.
+    timeouts = Timeouts(first_byte_seconds=0.4)
     async with serving(slow) as server, open_transport(server.url, timeouts=timeouts, attempts_max=2) as transport:
         failed = await failure_of(transport)
         assert (failed.kind, without_port(failed)) == ("network", "127.0.0.1 sent nothing for too long")

@@ -135,7 +135,7 @@ def test_the_ledger_is_a_fold_over_the_recorded_events(
     history: list[AttemptRequest], rules: RecoveryRules, limit: int
 ) -> None:
     played = PlayedAttempts(history, rules, limit)
-    assert fold_recovery_events(played.events) == played.attempts.ledger
+    assert fold_recovery_events(played.events) == played.attempts.state.incidents
 
 
 def entries_of(messages: list[Message]) -> tuple[HistoryEntry, ...]:

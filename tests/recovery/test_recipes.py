@@ -76,7 +76,7 @@ class Host:
         return [event_type_of(payload) for payload in self.attempts.payloads]
 
     def incident(self, key: str) -> Incident:
-        return self.attempts.ledger.incidents[key]
+        return self.attempts.state.incidents[key]
 
 
 def test_every_scenario_has_a_recipe_with_a_step_and_an_attempt() -> None:
@@ -199,7 +199,7 @@ async def test_events_name_scenarios_by_their_names() -> None:
 
 async def test_the_ledger_has_all_details_of_an_attempt() -> None:
     host = Host()
-    assert "stale_branch" not in host.attempts.ledger.incidents
+    assert "stale_branch" not in host.attempts.state.incidents
     await host.runner.attempt(S.StaleBranch)
     incident_state = host.incident("stale_branch")
     assert (incident_state.key, incident_state.trigger, incident_state.state) == (

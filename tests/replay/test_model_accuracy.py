@@ -8,6 +8,7 @@ from holdfast.catalog.lookup import find_model
 from holdfast.planning.policy import WaitedFor
 from holdfast.replay.cache_misses import (
     COMMAND_PREFIX,
+    NO_CONTEXT,
     PLAN_PREFIX,
     SKILL_PREFIX,
     CacheMiss,
@@ -16,7 +17,6 @@ from holdfast.replay.cache_misses import (
     count_losses,
     explain_miss,
     explain_misses,
-    find_miss_reason,
     find_settings_switches,
     infer_ttls,
 )
@@ -25,12 +25,19 @@ from holdfast.replay.playback import make_replay_setting
 from holdfast.replay.recording import RecordedCall, Recording
 from holdfast.replay.trace_files import parse_trace_line
 from holdfast.types.blocks import Text
-from holdfast.types.prompt import HistoryEntry
+from holdfast.types.prompt import HistoryEntry, Ttl
 from holdfast.types.usage import Usage
 
 MODEL = find_model("anthropic:claude-sonnet-4-6")
 UPGRADE = make_replay_setting(MODEL)
 PREFIX_TOKENS, FIRST_PROMPT_TOKENS = 1_000, 3_000
+
+
+def find_miss_reason(
+    before: RecordedCall, after: RecordedCall, ttl: Ttl, around: CallContext = NO_CONTEXT
+) -> str | None:
+    miss = explain_miss(before, after, MODEL.cache, ttl, around=around)
+    return miss.reason if miss is not None else None
 
 
 def make_recording(*idle_seconds: float) -> Recording:
@@ -88,19 +95,19 @@ MISSED = call(10, read=PREFIX_TOKENS, sent=9_500, model="a")
     ],
 )
 def test_the_first_sufficient_reason_is_reported(after: RecordedCall, reason: str | None) -> None:
-    assert find_miss_reason(BEFORE, after, MODEL.cache, "5m") == reason
+    assert find_miss_reason(BEFORE, after, "5m") == reason
 
 
 def test_a_one_hour_ttl_lasts_one_hour() -> None:
     late = call(3_599, read=PREFIX_TOKENS, sent=9_500)
-    assert find_miss_reason(BEFORE, late, MODEL.cache, "1h") == "lost"
-    assert find_miss_reason(BEFORE, msgspec.structs.replace(late, at=3_600), MODEL.cache, "1h") == "expired"
+    assert find_miss_reason(BEFORE, late, "1h") == "lost"
+    assert find_miss_reason(BEFORE, msgspec.structs.replace(late, at=3_600), "1h") == "expired"
 
 
 def test_calls_without_usage_are_not_explained() -> None:
     silent = msgspec.structs.replace(MISSED, usage=None)
-    assert find_miss_reason(BEFORE, silent, MODEL.cache, "5m") is None
-    assert find_miss_reason(silent, MISSED, MODEL.cache, "5m") is None
+    assert find_miss_reason(BEFORE, silent, "5m") is None
+    assert find_miss_reason(silent, MISSED, "5m") is None
 
 
 @pytest.mark.parametrize(
@@ -139,20 +146,12 @@ def test_the_surrounding_calls_explain_what_two_calls_alone_do_not(around: CallC
 
 def test_a_prompt_that_did_not_grow_is_no_evidence_that_the_entry_still_existed() -> None:
     same = call(10, read=PREFIX_TOKENS, sent=9_000)
-    assert (
-        find_miss_reason(
-            BEFORE, same, MODEL.cache, "5m", around=CallContext(FIRST_PROMPT_TOKENS, next_cache_read=9_000)
-        )
-        == "lost"
-    )
+    assert find_miss_reason(BEFORE, same, "5m", CallContext(FIRST_PROMPT_TOKENS, next_cache_read=9_000)) == "lost"
 
 
 def test_if_nothing_was_read_the_stable_prefix_may_be_lost_too() -> None:
     assert (
-        find_miss_reason(
-            BEFORE, call(10, sent=9_500), MODEL.cache, "5m", around=CallContext(FIRST_PROMPT_TOKENS, PREFIX_TOKENS)
-        )
-        == "lost"
+        find_miss_reason(BEFORE, call(10, sent=9_500), "5m", CallContext(FIRST_PROMPT_TOKENS, PREFIX_TOKENS)) == "lost"
     )
 
 

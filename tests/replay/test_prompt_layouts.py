@@ -2,6 +2,7 @@
 
 import msgspec
 import pytest
+from benchmarks.volatile import insert_volatile_messages
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.recordings import encode_line, parallel_tools_recording
@@ -11,7 +12,7 @@ from holdfast.planning.adaptive_policy import AdaptivePolicy
 from holdfast.planning.policies.fixed import FixedPolicy, prefix_and_tail_rule
 from holdfast.planning.policy import CachePolicy
 from holdfast.replay.playback import Replayer, ReplayResult, make_replay_setting
-from holdfast.replay.prompt_layouts import append_volatile_to_system, insert_volatile_messages
+from holdfast.replay.prompt_layouts import append_volatile_to_system
 from holdfast.replay.recording import Recording
 from holdfast.replay.trace_files import parse_trace_line
 from holdfast.types.blocks import Text, ToolResult

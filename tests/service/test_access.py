@@ -22,7 +22,6 @@ MAY: dict[AccessRule, tuple[str, ...]] = {
     "open": ROLES,
     "read": ("read", "admin"),
     "admin": ("admin",),
-    "agent": ("agent", "admin"),
     "caller": ("agent", "admin"),
 }
 """By rule, whose requests are allowed. With rule `caller` the route decides; none allows a key of scope read."""
@@ -43,7 +42,7 @@ def test_rule_matches_whole_scopes_only(rule: AccessRule) -> None:
 def is_allowed(rule: AccessRule, scope: str | None) -> bool:
     refusal = None
     try:
-        check_allowed(rule, scope, {"agent_id": "a1"})
+        check_allowed(rule, scope)
     except ApiError as error:
         refusal = error.status, error.response.error.code
     assert refusal in (None, (401, "key_required") if scope is None else (403, "not_allowed"))
@@ -162,13 +161,3 @@ def test_route_that_always_needs_a_key_has_no_keyless_admin(store: DatabaseEvent
     listing = next(route for route in ROUTES if route.path == "/api/cache")
     with serve_store(store, routes=(msgspec.structs.replace(listing, keyless=False),)) as client:
         assert client.request("GET", "/api/cache").code == "key_required"
-
-
-def test_agent_key_opens_only_its_own_paths(store: DatabaseEventLog) -> None:
-    listing = next(route for route in ROUTES if route.path == "/api/cache/{discussion_id}")
-    own = msgspec.structs.replace(listing, path="/v1/agents/{agent_id}/{discussion_id}", rule="agent", keyless=False)
-    with serve_store(store, routes=(own,)) as client:
-        key, reading = client.key("agent:a1"), client.key("read")
-        assert client.request("GET", "/v1/agents/a1/x", key=key).status == 400
-        assert client.request("GET", "/v1/agents/a2/x", key=key).code == "not_allowed"
-        assert client.request("GET", "/v1/agents/a1/x", key=reading).code == "not_allowed"

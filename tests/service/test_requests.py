@@ -155,7 +155,7 @@ def test_cross_site_request_without_an_origin_header_is_refused(client: Client, 
 
 
 def test_internal_error_has_our_error_shape_and_quotes_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    async def fail(service: AppContext, request: EmptyRequest) -> Health:
+    def fail(service: AppContext, request: EmptyRequest) -> Health:
         raise ZeroDivisionError("the prompt said canary")
 
     failing = json_route("GET", "/fails", fail, rule="open")

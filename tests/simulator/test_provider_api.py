@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from tests.support.simulated import simulator
 
-from holdfast.simulator.provider import create_apis, find_api
+from holdfast.simulator.provider import APIS, find_api
 from holdfast.simulator.provider_api import SimulatedRequest
 
 ENDPOINTS = (
@@ -64,10 +64,10 @@ def test_a_failure_requested_by_header_works_on_every_endpoint(path: str, fault:
 
 def test_every_request_belongs_to_exactly_one_provider() -> None:
     for path in ENDPOINTS:
-        assert sum(api.accepts(SimulatedRequest("POST", path)) for api in create_apis()) == 1
-        assert find_api(SimulatedRequest("PUT", path), create_apis()) is None
+        assert sum(api.accepts(SimulatedRequest("POST", path)) for api in APIS) == 1
+        assert find_api(SimulatedRequest("PUT", path)) is None
     for method in ("GET", "PATCH", "DELETE"):
-        assert sum(api.accepts(SimulatedRequest(method, "/v1/cachedContents/x")) for api in create_apis()) == 1
+        assert sum(api.accepts(SimulatedRequest(method, "/v1/cachedContents/x")) for api in APIS) == 1
 
 
 def test_an_unknown_endpoint_is_refused_with_a_list_of_all_endpoints() -> None:

@@ -91,7 +91,7 @@ def audit(number: int, *, at: int = 30, **more: object) -> AuditRecord:
 
 def publish(records: InstructionRecords, made: Manifest, *, over: str | None = None, **more: object) -> bool:
     run = coverage(made.agent_id, made.version, at=made.created_at + 1)
-    given: dict[str, object] = {"registers": None, "run": run, "approvals": (), "events": (), **more}
+    given: dict[str, object] = {"agent": None, "run": run, "approvals": (), "events": (), **more}
     done: bool = records.publish(made, replaces_id=over, **given)  # type: ignore[arg-type]
     return done
 
@@ -173,8 +173,8 @@ def test_one_manifest_of_an_agent_is_current(records: InstructionRecords) -> Non
     )
     assert publish(records, first, agent=AGENT, approvals=(approval,), events=(audit(1, event_type="coverage_bypass"),))
     assert not publish(records, second), "the first is current"
-    assert not publish(records, first, replaces_uri=first.id), "the version is not new"
-    assert publish(records, second, replaces_uri=first.id)
+    assert not publish(records, first, over=first.id), "the version is not new"
+    assert publish(records, second, over=first.id)
     assert records.manifest("a1") == second
     ended = replace(first, superseded_at=40)
     assert records.manifest_at("a1", 39) == records.find_manifest_version("a1", "v1") == ended

@@ -25,9 +25,8 @@ from holdfast.types.usage import Usage
 
 def begin_hybrid_call(rules: CacheRules, entries: CacheEntries, call: CacheCall) -> tuple[CacheOutcome, CacheEntries]:
     breakpoints = sort_breakpoints(rules, call.breakpoints, blocks=len(call.prefixes))
-    endings = (
-        () if call.explicit_only else tuple(index for index, prefix in enumerate(call.prefixes) if prefix.is_ending)
-    )
+    all_endings = tuple(index for index, prefix in enumerate(call.prefixes) if prefix.is_ending)
+    endings = () if call.explicit_only else all_endings
     lookup_points = sorted(_lookup_points(rules, call.prefixes, breakpoints, endings))
     hits = {index: entry for index in lookup_points if (entry := _entry_at(rules, entries, call, index))}
     last_hit = max(hits, default=None)
@@ -36,19 +35,12 @@ def begin_hybrid_call(rules: CacheRules, entries: CacheEntries, call: CacheCall)
     ends = [call.prefixes[index].tokens for index in ttls]
     read_tokens = read.tokens if read else 0
     written_tokens = max(0, max(ends, default=0) - read_tokens)
-    usage = Usage(
-        input=call.tokens - read_tokens - written_tokens, cache_read=read_tokens, cache_write_other=written_tokens
-    )
+    plain_tokens = call.tokens - read_tokens - written_tokens
+    usage = Usage(input=plain_tokens, cache_read=read_tokens, cache_write_other=written_tokens)
+    missing = [(call.prefixes[index], ttl) for index, ttl in ttls.items() if index not in hits]
     written = tuple(
-        CacheEntry(
-            call.scope,
-            call.prefixes[index].digest,
-            call.prefixes[index].tokens,
-            ttl,
-            expires_at=call.at + rules.ttls_seconds[ttl],
-        )
-        for index, ttl in ttls.items()
-        if index not in hits
+        CacheEntry(call.scope, prefix.digest, prefix.tokens, ttl, expires_at=call.at + rules.ttls_seconds[ttl])
+        for prefix, ttl in missing
     )
     outcome = CacheOutcome(usage=usage, at=call.at, read=read, written=written)
     return outcome, refresh_entries(rules, entries, hits.values(), at=call.at)
@@ -77,9 +69,8 @@ def _ttls_to_write(
     """
     implicit = {endings[-1]: requested_ttl(rules, call.ttl)} if endings else {}
     slots_left = max(0, rules.breakpoints_max - len(implicit))
-    explicit = {
-        breakpoint.block_index: breakpoint.ttl for breakpoint in (breakpoints[-slots_left:] if slots_left else ())
-    }
+    latest = breakpoints[-slots_left:] if slots_left else ()
+    explicit = {breakpoint.block_index: breakpoint.ttl for breakpoint in latest}
     ttls = {**implicit, **explicit}
     return {index: ttls[index] for index in sorted(ttls) if call.prefixes[index].tokens >= rules.tokens_min}
 

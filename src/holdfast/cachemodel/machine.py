@@ -51,9 +51,8 @@ def publish_entries(
     if not fresh:
         return entries
     all_entries = {**entries.by_key, **fresh}
-    return CacheEntries(
-        _pruned(all_entries, outcome.at, entries_max) if len(all_entries) > entries_max else all_entries
-    )
+    full = len(all_entries) > entries_max
+    return CacheEntries(_pruned(all_entries, outcome.at, entries_max) if full else all_entries)
 
 
 def _pruned(all_entries: dict[EntryKey, CacheEntry], at: float, entries_max: int) -> dict[EntryKey, CacheEntry]:

@@ -1,7 +1,6 @@
 """`holdfast keys`: creates, lists and revokes the API keys of the service."""
 
 import datetime
-from typing import TYPE_CHECKING
 
 import click
 
@@ -9,9 +8,6 @@ from holdfast.cli.format import CommandGroup, print_json
 from holdfast.cli.options import db_option, json_option
 from holdfast.clock import system_clock
 from holdfast.errors import UserError
-
-if TYPE_CHECKING:
-    from holdfast.events.records import KeyRow
 
 
 @click.group("keys", cls=CommandGroup)
@@ -87,8 +83,11 @@ def list_keys(db: str | None, as_json: bool) -> None:
         return
     from holdfast.cli.tables import print_table
 
-    headings = ("id", "scope", "name", "created", "expires", "state")
-    print_table(headings, ((*_key_cells(row), get_key_state(row, now)) for row in rows))
+    cells = (
+        (row.id, row.scope, row.name or "", _day(row.created_at), _day(row.expires_at), get_key_state(row, now))
+        for row in rows
+    )
+    print_table(("id", "scope", "name", "created", "expires", "state"), cells)
 
 
 @command.command("revoke")
@@ -114,10 +113,6 @@ def parse_expiry(expires: str, now: float) -> float:
         raise UserError(f"--expires takes 30d, 12h, 2w or a date such as 2027-11-01, not {expires[:40]!r}") from error
     # seconds_of reads a duration as that long ago; mirror it around now. A date stays as it is.
     return parsed if "-" in expires else now + (now - parsed)
-
-
-def _key_cells(row: "KeyRow") -> tuple[str, str, str, str, str]:
-    return row.id, row.scope, row.name or "", _day(row.created_at), _day(row.expires_at)
 
 
 def _day(at: float | None) -> str:

@@ -22,19 +22,25 @@ PREFIX_CHARACTERS_MIN = 4
 CANDIDATES_MAX = 5
 
 
+def resolve_store_address(db: str | None) -> tuple[str, bool]:
+    """The address of the store at `db` or of the configured one, and whether it exists."""
+    from holdfast.runtime.config import load_config
+
+    address = load_config(os.environ, workspace=Path.cwd()).db_path if db is None else db
+    # Whether a URL's database exists is known only after connecting; opening it reports the error.
+    return address, "://" in address or Path(address).exists()
+
+
 @contextmanager
 def open_configured_store(db: str | None, *, writable: bool = False) -> "Iterator[Store]":
     """Open the store at `db` or the configured one; create none. Only a command that changes it asks for `writable`.
 
     If nothing is stored yet, this is an empty in-memory store.
     """
-    from holdfast.runtime.config import load_config
     from holdfast.stores.memory import MemoryStore
     from holdfast.stores.open import open_store
 
-    address = load_config(os.environ, workspace=Path.cwd()).db_path if db is None else db
-    # Whether a URL's database exists is known only after connecting; opening it reports the error.
-    exists = "://" in address or Path(address).exists()
+    address, exists = resolve_store_address(db)
     if not exists and db is not None:
         raise UserError(f"there is no store at {db!r}; check the path")
     models = load_configured_models()
@@ -49,17 +55,12 @@ def resolve_session_id(log: "EventLog", prefix: str) -> str:
     """Resolve a session id or an unambiguous start of one (at least PREFIX_CHARACTERS_MIN characters)."""
     if next(iter(log.read(prefix)), None) is not None:
         return prefix
-    matches = (
-        [row.id for row in log.sessions() if row.id.startswith(prefix)] if len(prefix) >= PREFIX_CHARACTERS_MIN else []
-    )
+    is_short = len(prefix) < PREFIX_CHARACTERS_MIN
+    matches = [] if is_short else [row.id for row in log.sessions() if row.id.startswith(prefix)]
     if len(matches) == 1:
         return matches[0]
     if not matches:
-        short = (
-            f"; a shortened id needs at least {PREFIX_CHARACTERS_MIN} characters"
-            if len(prefix) < PREFIX_CHARACTERS_MIN
-            else ""
-        )
+        short = f"; a shortened id needs at least {PREFIX_CHARACTERS_MIN} characters" if is_short else ""
         raise UserError(f"there is no session {prefix!r}{short}; `holdfast sessions list` shows all")
     more = f" and {len(matches) - CANDIDATES_MAX} more" if len(matches) > CANDIDATES_MAX else ""
     candidates = ", ".join(matches[:CANDIDATES_MAX])
@@ -77,9 +78,8 @@ def load_configured_models() -> "Models":
 @contextmanager
 def open_store_with_records(db: str | None) -> "Iterator[tuple[Store, StoreRecords]]":
     """Open the store and its records (keys and other data outside the event log); creates a missing file."""
-    from holdfast.runtime.config import load_config
     from holdfast.stores.open import open_store
 
-    address = db or load_config(os.environ, workspace=Path.cwd()).db_path
+    address, _ = resolve_store_address(db or None)
     with contextlib.closing(open_store(address, models=load_configured_models())) as log:
         yield log, log.records

@@ -5,10 +5,11 @@ from pathlib import Path
 import click
 
 from holdfast.cli.open_store import load_configured_models
+from holdfast.cli.options import host_option
 
 
 @click.command("simulate")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@host_option
 @click.option("--port", default=0, show_default=True, help="Port to listen on; 0 picks a free one.")
 @click.option(
     "--script",

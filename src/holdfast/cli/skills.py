@@ -65,13 +65,11 @@ def list_skills(folder: str | None, mode: "SkillMode", also: tuple[str, ...], as
     elif skills:
         from holdfast.cli.tables import print_table
 
-        print_table(
-            ("name", "source", "tokens", "description"),
-            (
-                (skill.name, skill.source, str(skill.estimated_body_tokens), " ".join(skill.description.split()))
-                for skill in skills
-            ),
+        rows = (
+            (skill.name, skill.source, str(skill.estimated_body_tokens), " ".join(skill.description.split()))
+            for skill in skills
         )
+        print_table(("name", "source", "tokens", "description"), rows)
     elif not library.reports:
         click.echo("There are no skills; a skill is a folder with a SKILL.md in ~/.holdfast/skills.")
     _exit_if_invalid(library.reports)
@@ -197,9 +195,8 @@ def _find_skill(target: str, mode: "SkillMode", also: "Sequence[str]") -> "Skill
     if Path(target).exists():
         library = _library(target, mode, also)
         if len(library.reports) > 1:
-            raise UserError(
-                f"{target!r} contains {format_count(len(library.reports), 'skill')}; name the folder of one"
-            )
+            count = format_count(len(library.reports), "skill")
+            raise UserError(f"{target!r} contains {count}; name the folder of one")
         skills = library.store.list_skills()
         if not skills:
             errors = [finding for finding in library.reports[0].findings if finding.severity == "error"]

@@ -74,13 +74,8 @@ class CompactionOutlook(msgspec.Struct, frozen=True):
         return int(room * WINDOW_SHARE_MAX)
 
 
-def estimate_tokens_after(outlook: CompactionOutlook, config: CompactionConfig) -> int:
-    """Upper bound on the tokens after the stable prefix once compacted, without the newest group."""
-    return estimate_compacted_tokens(outlook.prompt_tokens - outlook.stable_prefix_tokens, config)
-
-
 def estimate_compacted_tokens(message_tokens: int, config: CompactionConfig) -> int:
-    """How many tokens are left of this many message tokens."""
+    """Upper bound on what is left of this many tokens after the stable prefix, without the newest group."""
     return min(config.summary_tokens_max + config.tail_tokens_max, int(max(0, message_tokens) * config.share_max))
 
 
@@ -121,7 +116,8 @@ def find_compaction_trigger(
     """The reason to compact before the next call; None if there is none."""
     if not config.auto or not monitor.may_act:
         return None
-    sizes = CompactionSizes(outlook.prompt_tokens, outlook.stable_prefix_tokens, estimate_tokens_after(outlook, config))
+    prompt, prefix = outlook.prompt_tokens, outlook.stable_prefix_tokens
+    sizes = CompactionSizes(prompt, prefix, estimate_compacted_tokens(prompt - prefix, config))
     if outlook.prompt_tokens >= outlook.hard_tokens:
         return "hard"
     # Order of the triggers: the window comes before money, because a call that does not fit fails; then a cold cache,
@@ -192,9 +188,8 @@ def compute_compaction_numbers(
 
 
 def observe_compaction(monitor: CompactionMonitor, event: ContextCompacted, *, messages: int) -> CompactionMonitor:
-    return CompactionMonitor(
-        monitor.count + 1, messages, 0, event.tokens_before, monitor.strikes, base_tokens=event.tokens_after
-    )
+    before, after = event.tokens_before, event.tokens_after
+    return CompactionMonitor(monitor.count + 1, messages, 0, before, monitor.strikes, base_tokens=after)
 
 
 def observe_call(monitor: CompactionMonitor, usage: Usage) -> CompactionMonitor:

@@ -19,30 +19,9 @@ PROTECTED_TOOLS = ("skill_load", "recall_instruction")
 """Tools whose results are never cleared, because the model keeps following what they returned."""
 
 SummarySection = Literal[
-    "goal",
-    "asks",
-    "constraints",
-    "pending",
-    "questions",
-    "errors",
-    "tests",
-    "decisions",
-    "current",
-    "files",
-    "commands",
-    "names",
-    "timeline",
-    "tools",
-    "scope",
-]
-
-_COUNTS = (
-    "preserve_recent_messages",
-    "max_estimated_tokens",
-    "auto_compaction_input_tokens_threshold",
-    "summary_tokens_max",
-    "tail_tokens_max",
-)
+    "goal", "asks", "constraints", "pending", "questions", "errors", "tests", "decisions",
+    "current", "files", "commands", "names", "timeline", "tools", "scope",
+]  # fmt: skip
 
 
 class CompactionConfig(msgspec.Struct, frozen=True):
@@ -69,8 +48,8 @@ class CompactionConfig(msgspec.Struct, frozen=True):
     llm_summary: bool = False
 
     def __post_init__(self) -> None:
-        for name in _COUNTS:
-            count: object = getattr(self, name)
+        counts = {name: getattr(self, name) for name, kind in CompactionConfig.__annotations__.items() if kind is int}
+        for name, count in counts.items():
             # bool is a subclass of int: True would otherwise pass as a limit of one token.
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
                 raise UserError(f"{name} of a CompactionConfig must be a whole number of at least 0, not {count!r:.80}")
@@ -103,8 +82,6 @@ class CompactionCut(msgspec.Struct, frozen=True):
     stop: int
     first: int
     last: int
-    covered_tokens: int
-    kept_tokens: int
 
 
 class SummaryLine(msgspec.Struct, frozen=True):

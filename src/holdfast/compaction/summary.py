@@ -252,20 +252,17 @@ def _pending_lines(facts: ConversationFacts) -> list[SummaryLine]:
 
 
 def _file_line(file: FileState) -> SummaryLine:
-    parts = []
-    if file.is_deleted:
-        parts.append("deleted")
-    if file.reads:
-        parts.append(f"read x{file.reads}")
-    if file.lines:
-        parts.append("lines " + " ".join(f"{first} to {last or 'end'}" for first, last in file.lines))
-    if file.writes:
-        parts.append(f"written x{file.writes}")
-    if file.written_since_read and file.reads:
-        parts.append("changed since read")
-    if file.sha:
-        parts.append(f"sha:{file.sha}")
-    return SummaryLine("files", f"{file.path}: {', '.join(parts) or 'not found'}", file.numbers[-SOURCES_PER_LINE_MAX:])
+    lines = " ".join(f"{first} to {last or 'end'}" for first, last in file.lines)
+    states = (
+        (file.is_deleted, "deleted"),
+        (file.reads, f"read x{file.reads}"),
+        (file.lines, f"lines {lines}"),
+        (file.writes, f"written x{file.writes}"),
+        (file.written_since_read and file.reads, "changed since read"),
+        (file.sha, f"sha:{file.sha}"),
+    )
+    state = ", ".join(text for applies, text in states if applies) or "not found"
+    return SummaryLine("files", f"{file.path}: {state}", file.numbers[-SOURCES_PER_LINE_MAX:])
 
 
 def _command_line(command: CommandRun) -> SummaryLine:

@@ -10,14 +10,8 @@ SUMMARY_LINES_MAX = 24
 SUMMARY_LINE_CHARS_MAX = 160
 _HEADINGS = ("Summary:", "Conversation summary:")
 _CORE = (
-    "- Scope:",
-    "- Current work:",
-    "- Pending work:",
-    "- Key files referenced:",
-    "- Tools mentioned:",
-    "- Recent user requests:",
-    "- Previously compacted context:",
-    "- Newly compacted context:",
+    *("- Scope:", "- Current work:", "- Pending work:", "- Key files referenced:", "- Tools mentioned:"),
+    *("- Recent user requests:", "- Previously compacted context:", "- Newly compacted context:"),
 )
 _PRIORITIES = 4
 

@@ -19,16 +19,11 @@ LOW_WATER_SHARE = 0.5
 
 
 class ClearingBatch(msgspec.Struct, frozen=True):
-    """Tool results that are cleared together, their first and last message, and their tokens.
-
-    `tokens_after` come after the first cleared result and stay; they must be written to the cache again.
-    """
+    """Tool results that are cleared together, and their first and last message."""
 
     results: tuple[ClearedResult, ...]
     first: int
     last: int
-    cleared_tokens: int
-    tokens_after: int
 
 
 def plan_clearing(
@@ -57,8 +52,7 @@ def plan_clearing(
             freed, first, last = freed + size, first or index + 1, index
     if freed < tokens_to_free or not chosen:
         return None
-    tokens_after = sum(tokens[first - 1 :]) - freed
-    return ClearingBatch(tuple(chosen), entries[first - 1].number, entries[last].number, freed, tokens_after)
+    return ClearingBatch(tuple(chosen), entries[first - 1].number, entries[last].number)
 
 
 def _clearable_end(entries: Sequence[HistoryEntry], unsent: int) -> int:

@@ -20,11 +20,10 @@ def apply_compaction(entries: Sequence[HistoryEntry], event: ContextCompacted) -
     """The summary and the kept entries, or for strategy `clear` the same entries with old tool results replaced."""
     if event.strategy == "clear":
         texts = {result.tool_use_id: result.text for result in event.cleared}
-        kept = tuple(_clear_results(entry, texts) for entry in entries)
-    else:
-        kept = tuple(entry for entry in entries if entry.number > event.last and not is_summary(entry))
-    kept = drop_stale_thinking(kept, event)
-    return kept if event.strategy == "clear" else (make_summary_entry(event), *kept)
+        return drop_stale_thinking([_clear_results(entry, texts) for entry in entries], event)
+    kept = [entry for entry in entries if entry.number > event.last and not is_summary(entry)]
+    summary = HistoryEntry(event.role, tuple(Text(part.text) for part in event.segments), layer=SUMMARY_LAYER)
+    return (summary, *drop_stale_thinking(kept, event))
 
 
 def drop_stale_thinking(entries: Sequence[HistoryEntry], event: ContextCompacted) -> tuple[HistoryEntry, ...]:
@@ -40,10 +39,6 @@ def summary_as_user_message(entries: tuple[HistoryEntry, ...]) -> tuple[HistoryE
     if not entries or not is_summary(entries[0]) or entries[0].role != "system":
         return entries
     return (msgspec.structs.replace(entries[0], role="user"), *entries[1:])
-
-
-def make_summary_entry(event: ContextCompacted) -> HistoryEntry:
-    return HistoryEntry(event.role, tuple(Text(part.text) for part in event.segments), layer=SUMMARY_LAYER)
 
 
 def _clear_results(entry: HistoryEntry, texts: dict[str, str]) -> HistoryEntry:
@@ -118,14 +113,11 @@ def choose_cut(
         room -= groups[first].tokens
     first = _advance_to_request(entries, groups, first, spare=tail_tokens_max // 4, unsent=unsent)
     start, stop = max(front, groups[0].start), groups[first].start
-    if stop <= start:
-        return None
     # Number 0 means that an entry is not a message of the log.
     numbers = [entry.number for entry in entries[start:stop] if entry.number]
     if not numbers:
         return None
-    kept_tokens = sum(group.tokens for group in groups[first:])
-    return CompactionCut(start, stop, numbers[0], numbers[-1], sum(tokens[start:stop]), kept_tokens)
+    return CompactionCut(start, stop, numbers[0], numbers[-1])
 
 
 def _advance_to_request(

@@ -43,11 +43,8 @@ def upgrade_ping_pays(
     #   no ping:                  q w5 (T + R - H)
     # It pays if q p (w5 - r) (T + R - H) > r T + w1 R + c. The 5 minutes that the read buys if TTLs do not upgrade
     # are not counted, which errs against the ping.
-    share, belief, at_stake = (
-        to_decimal(return_share),
-        to_decimal(upgrade_probability),
-        prefix_tokens + reply_tokens - held_tokens,
-    )
+    share, belief = to_decimal(return_share), to_decimal(upgrade_probability)
+    at_stake = prefix_tokens + reply_tokens - held_tokens
     next_call_rate = belief * times.read + (_ONE - belief) * times.write_5m
     ping = times.read * prefix_tokens + times.write_1h * reply_tokens + closing_tokens
     return CostComparison(ping + share * next_call_rate * at_stake, share * times.write_5m * at_stake)

@@ -60,8 +60,5 @@ def prompt_cost_usd_max(conversation: Conversation, estimated_tokens: int, *, ou
     tokens_max = math.ceil(estimated_tokens * ESTIMATE_MARGIN)
     # Some models charge a higher rate for the whole prompt above a size; the real prompt may be above it.
     prices = (conversation.price(estimated_tokens), conversation.price(tokens_max))
-    prompt_rate_max = max(
-        max(row.input, row.cache_write_5m, row.cache_write_1h, row.cache_write_other) for row in prices
-    )
-    output_rate_max = max(row.output for row in prices)
-    return (tokens_max * prompt_rate_max + output_tokens * output_rate_max) / Decimal(1_000_000)
+    prompt_rates = [max(row.input, row.cache_write_5m, row.cache_write_1h, row.cache_write_other) for row in prices]
+    return (tokens_max * max(prompt_rates) + output_tokens * max(row.output for row in prices)) / Decimal(1_000_000)

@@ -93,19 +93,15 @@ def split_writes_by_ttl(
     written_tokens = usage.cache_write_5m
     if provider != _REPORTS_ONE_WRITE_TOTAL or not written_tokens:
         return usage
-    hour_blocks = [
-        breakpoint.block_index
-        for breakpoint in breakpoints
-        if breakpoint.ttl == "1h" and breakpoint.block_index < len(digests)
-    ]
-    if not hour_blocks:
+    hour_blocks = [breakpoint.block_index for breakpoint in breakpoints if breakpoint.ttl == "1h"]
+    last_hour_block = max((block for block in hour_blocks if block < len(digests)), default=None)
+    if last_hour_block is None:
         return usage
     hour_tokens = written_tokens
     # Writes start where the read ends; those before the last 1-hour breakpoint are 1-hour writes:
     # hour = tokens_upto_hour - cache_read, at least 0 and at most everything written.
-    if max(hour_blocks) < max(breakpoint.block_index for breakpoint in breakpoints):
-        tokens_upto_hour = usage.tokens_sent * digests[max(hour_blocks)].end // digests[-1].end
+    if last_hour_block < max(breakpoint.block_index for breakpoint in breakpoints):
+        tokens_upto_hour = usage.tokens_sent * digests[last_hour_block].end // digests[-1].end
         hour_tokens = min(written_tokens, max(0, tokens_upto_hour - usage.cache_read))
-    return replace(
-        usage, cache_write_5m=written_tokens - hour_tokens, cache_write_1h=usage.cache_write_1h + hour_tokens
-    )
+    written_1h = usage.cache_write_1h + hour_tokens
+    return replace(usage, cache_write_5m=written_tokens - hour_tokens, cache_write_1h=written_1h)

@@ -70,17 +70,15 @@ def certify(
         yield pending
 
 
-def _certify_bytes(
-    state: SessionState, prepared: RequestPrepared, draft: RequestDraft, call_number: int
-) -> Certificate:
+def _certify_bytes(state: SessionState, prepared: RequestPrepared, draft: RequestDraft, number: int) -> Certificate:
     previous_digests = state.digests
     # A log that was tampered with may hold any number.
     shared_blocks = min(max(prepared.shared_blocks, 0), len(previous_digests))
     recorded = (*previous_digests[:shared_blocks], *prepared.digests)
     certificate = Certificate(
-        call=call_number,
+        call=number,
         prefix_bytes=previous_digests[shared_blocks - 1].end if shared_blocks else 0,
-        equal_to_call=call_number - 1 if shared_blocks else None,
+        equal_to_call=number - 1 if shared_blocks else None,
         expected_read_tokens=prepared.plan.expected_read_tokens,
     )
     if shared_blocks != prepared.shared_blocks:
@@ -92,14 +90,14 @@ def _certify_bytes(
     rebuilt = draft.buffer.digests
     equal_blocks = count_shared_blocks(recorded, rebuilt)
     if equal_blocks < max(len(recorded), len(rebuilt)):
-        changed = (recorded if equal_blocks < len(recorded) else rebuilt)[equal_blocks]
-        where = f"block {equal_blocks}, layer {changed.layer!r}, from byte {changed.start} on"
-        return replace(certificate, violation=f"the bytes rebuilt from the log differ from those sent: {where}")
-    if shared_blocks < min(len(previous_digests), state.answered_blocks):
-        changed = previous_digests[shared_blocks]
-        where = f"block {shared_blocks}, layer {changed.layer!r}, from byte {changed.start} on"
-        return replace(certificate, violation=f"the prefix changed: {where}")
-    return certificate
+        changed, block = (recorded if equal_blocks < len(recorded) else rebuilt)[equal_blocks], equal_blocks
+        problem = "the bytes rebuilt from the log differ from those sent"
+    elif shared_blocks < min(len(previous_digests), state.answered_blocks):
+        changed, block, problem = previous_digests[shared_blocks], shared_blocks, "the prefix changed"
+    else:
+        return certificate
+    where = f"block {block}, layer {changed.layer!r}, from byte {changed.start} on"
+    return replace(certificate, violation=f"{problem}: {where}")
 
 
 def _with_read(certificate: Certificate, read: int, drop_tokens_min: int, *, simulated: bool) -> Certificate:

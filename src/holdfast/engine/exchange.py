@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import msgspec
 from msgspec.structs import replace
@@ -14,6 +14,7 @@ from holdfast.engine.cache.single_flight import Slot
 from holdfast.engine.call_record import failed_call_event, sendable_content
 from holdfast.engine.conversation import Conversation
 from holdfast.errors import ProviderError
+from holdfast.events.payloads.calls import LlmCallFailed
 from holdfast.events.payloads.session import MessageAppended
 from holdfast.providers.adapter import CacheDiagnosticsAdapter
 from holdfast.types.blocks import Message
@@ -75,13 +76,18 @@ async def exchange(
     received: RawResponse | None,
 ) -> tuple[Reply, int]:
     """Send a request that is already on the log and read the reply to its end; returns the number of retries too."""
-    deps, started_at = conversation.deps, slot.started_at
+    deps = conversation.deps
     decoder, output = deps.adapter.make_stream_decoder(), PartialOutput()
     retries = 0
 
     def on_retry(attempt: int, error: ProviderError) -> None:
         nonlocal retries
         retries = attempt
+
+    def failed_event(error: ProviderError) -> LlmCallFailed:
+        usage = output.estimate_usage(decoder.partial(), deps.model.tokens_factor)
+        at = slot.started_at
+        return failed_call_event(conversation, error, retries=retries, started_at=at, usage_so_far=usage)
 
     try:
         sending = deps.transport.send(deps.adapter.endpoint(options.parameters), body, on_retry=on_retry)
@@ -98,35 +104,25 @@ async def exchange(
                         return delta.reply, retries
         raise ProviderError("network", "the response ended before it was complete; send 'continue' to try again")
     except ProviderError as error:
-        usage_so_far = output.estimate_usage(decoder.partial(), deps.model.tokens_factor)
-        failed = failed_call_event(
-            conversation, error, retries=retries, started_at=started_at, usage_so_far=usage_so_far
-        )
         refused = is_diagnosis_refused(conversation, options, error)
-        await conversation.record("agent", replace(failed, is_diagnosis_refused=refused))
+        await conversation.record("agent", replace(failed_event(error), is_diagnosis_refused=refused))
         raise
     except asyncio.CancelledError:
         partial = decoder.partial()
-        cancellation = ProviderError("cancelled", "cancelled by the caller")
-        usage_so_far = output.estimate_usage(partial, deps.model.tokens_factor)
-        failed = failed_call_event(
-            conversation, cancellation, retries=retries, started_at=started_at, usage_so_far=usage_so_far
-        )
         content = sendable_content(partial.content if partial else ())
         appended = (MessageAppended(Message("assistant", content)),) if content else ()
-        await conversation.record("agent", failed, *appended)
+        cancellation = ProviderError("cancelled", "cancelled by the caller")
+        await conversation.record("agent", failed_event(cancellation), *appended)
         raise
 
 
 async def _drain(chunks: AsyncGenerator[bytes, None]) -> None:
     """Read what has already arrived, so that the connection can be reused."""
-    try:
+    # The reply is complete; a failure of the connection afterwards does not matter.
+    with suppress(TimeoutError, ProviderError):
         async with asyncio.timeout(DRAIN_SECONDS_MAX):
             async for _ in chunks:
                 pass
-    except (TimeoutError, ProviderError):
-        # The reply is complete; a failure of the connection afterwards does not matter.
-        return
 
 
 class PartialOutput:
@@ -136,11 +132,10 @@ class PartialOutput:
         self._texts: list[str] = []
 
     def add_delta(self, delta: Delta) -> None:
-        match delta:
-            case TextDelta(text=text) | ThinkingDelta(text=text) | ToolUseDelta(json_part=text):
-                self._texts.append(text)
-            case _:
-                pass
+        if isinstance(delta, TextDelta | ThinkingDelta):
+            self._texts.append(delta.text)
+        elif isinstance(delta, ToolUseDelta):
+            self._texts.append(delta.json_part)
 
     def estimate_usage(self, partial: Reply | None, tokens_factor: float) -> tuple[Usage, bool]:
         """The usage, and whether its output is our estimate.

@@ -27,11 +27,8 @@ def transfer_history(entries: Sequence[HistoryEntry], *, same_provider: bool) ->
     dropped: Counter[str] = Counter()
     kept = []
     for entry in entries:
-        content = tuple(
-            converted
-            for block in entry.content
-            if (converted := _portable_block(block, same_provider, dropped)) is not None
-        )
+        converted = (_portable_block(block, same_provider, dropped) for block in entry.content)
+        content = tuple(block for block in converted if block is not None)
         if len(content) == len(entry.content) and all(a is b for a, b in zip(content, entry.content, strict=True)):
             kept.append(entry)
         elif content:
@@ -55,11 +52,9 @@ def _portable_block(block: Block, same_provider: bool, dropped: Counter[str]) ->
         if call is None:
             dropped[block.kind] += 1
         return call
-    if isinstance(block, ToolResult) and any(isinstance(part, Opaque) for part in block.content):
-        foreign = [part.kind for part in block.content if isinstance(part, Opaque)]
+    if isinstance(block, ToolResult) and (foreign := [part.kind for part in block.content if isinstance(part, Opaque)]):
         dropped.update(foreign)
-        portable = tuple(part for part in block.content if not isinstance(part, Opaque))
-        return replace(block, content=portable)
+        return replace(block, content=tuple(part for part in block.content if not isinstance(part, Opaque)))
     return block
 
 

@@ -22,14 +22,7 @@ from holdfast.engine.state import SessionState, TurnState
 from holdfast.engine.tools.dispatch import ToolsCancelledError, error_result
 from holdfast.errors import BudgetError, ProviderError, UserError
 from holdfast.events.log import EventLog
-from holdfast.events.payloads.session import (
-    DelegationCompleted,
-    MessageAppended,
-    MessagesWithdrawn,
-    TurnCancelled,
-    TurnCompleted,
-    TurnStarted,
-)
+from holdfast.events.payloads import session
 from holdfast.extraction.tool_calls import is_failed_result, result_text
 from holdfast.providers.errors import sanitize_message
 from holdfast.recovery.error_classification import classify_refusal
@@ -52,6 +45,7 @@ from holdfast.types.reply import Delta, Reply, StopReason
 from holdfast.types.usage import Usage
 
 _REQUEST_REFUSED = ("invalid_request", "context_overflow")
+CALL_LIMIT_REACHED = "The limit of model calls for one turn is reached; nothing was run."
 CancelReason = Literal["user_cancel", "client_disconnect", "timeout", "error", "step_limit", "budget"]
 EndReason = StopReason | Literal["step_limit"]
 
@@ -77,36 +71,33 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: O
     await run_health_probe(conversation)
     try:
         await _open_turn(conversation, _clean_content(content))
-        while True:
-            match next_step(conversation.state, steps_max=conversation.deps.steps_max):
-                case CallModel():
+        while (step := next_step(conversation.state, steps_max=conversation.deps.steps_max)) != "finish":
+            calls = open_tool_calls(conversation.state)
+            match step:
+                case "call_model":
                     last_reply = await _call_with_recovery(conversation, emit)
                     if not last_reply.content:
                         break
-                case RunTools(calls):
+                case "run_tools":
                     await _run_tools(conversation, calls)
-                case RefuseTools(calls):
-                    await _answer(
-                        conversation, calls, "The limit of model calls for one turn is reached; nothing was run."
-                    )
-                    return await _close_at_step_limit(conversation, last_reply)
-                case Finish():
-                    break
+                case "refuse_tools":
+                    # Answered anyway, so that the transcript stays legal; the stop reason is not that of a normal end.
+                    await _answer(conversation, calls, CALL_LIMIT_REACHED)
+                    turn = conversation.state.turn or TurnState("", conversation.deps.clock())
+                    await _abandon(conversation, "step_limit")
+                    return _turn_result(turn, last_reply, "step_limit")
     except asyncio.CancelledError:
         await _abandon(conversation, "user_cancel")
         raise
-    except BudgetError:
-        await _abandon(conversation, "budget")
-        raise
-    except ProviderError as error:
-        if error.kind in _REQUEST_REFUSED:
-            # The same request would be refused every time, so its new messages are withdrawn.
-            await conversation.record("system", MessagesWithdrawn(f"the provider refused them ({error.kind})"))
-        await report_provider_failure(conversation, error)
-        await _abandon(conversation, "error")
-        raise
-    except Exception:
-        await _abandon(conversation, "error")
+    except Exception as error:
+        if isinstance(error, ProviderError):
+            if error.kind in _REQUEST_REFUSED:
+                # The same request would be refused every time, so its new messages are withdrawn.
+                await conversation.record(
+                    "system", session.MessagesWithdrawn(f"the provider refused them ({error.kind})")
+                )
+            await report_provider_failure(conversation, error)
+        await _abandon(conversation, "budget" if isinstance(error, BudgetError) else "error")
         raise
     return await _close_turn(conversation, last_reply)
 
@@ -114,10 +105,8 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: O
 async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> None:
     # Close what a crash left open; the log is append-only, so that needs events.
     if conversation.state.open_call is not None:
-        interrupted = ProviderError("cancelled", "interrupted")
-        await conversation.record(
-            "system", failed_call_event(conversation, interrupted, retries=0, started_at=conversation.deps.clock())
-        )
+        interrupted, now = ProviderError("cancelled", "interrupted"), conversation.deps.clock()
+        await conversation.record("system", failed_call_event(conversation, interrupted, retries=0, started_at=now))
     if conversation.state.turn is not None:
         await _abandon(conversation, "error")
     if calls := open_tool_calls(conversation.state):
@@ -125,7 +114,7 @@ async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> 
     await account_interrupted_children(conversation)
     if conversation.deps.prefix_refresh is not None and conversation.deps.prefix_refresh.each_turn:
         await refresh_prefix(conversation)
-    started = TurnStarted(
+    started = session.TurnStarted(
         user_message_hash=sha256_hex(canonical_json(content)),
         estimated_input_tokens=conversation.request_tokens,
         has_images=any(isinstance(block, Image) for block in content),
@@ -133,7 +122,7 @@ async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> 
     )
     await conversation.record("user", started)
     early, late = plan_injections(conversation.state, await conversation.deps.volatile())
-    await conversation.record("user", *early, MessageAppended(Message("user", content)), *late)
+    await conversation.record("user", *early, session.MessageAppended(Message("user", content)), *late)
 
 
 async def _call_with_recovery(conversation: Conversation, emit: OnDelta) -> Reply:
@@ -167,12 +156,10 @@ async def _call_with_recovery(conversation: Conversation, emit: OnDelta) -> Repl
 
 
 async def _run_tools(conversation: Conversation, calls: tuple[ToolUse, ...]) -> None:
-    record = partial(conversation.record, "tool")
+    state, toolbox, record = conversation.state, conversation.deps.toolbox, partial(conversation.record, "tool")
+    turn_id = state.turn.id if state.turn else None
     try:
-        turn_id = conversation.state.turn.id if conversation.state.turn else None
-        results = await conversation.deps.toolbox.run_calls(
-            calls, record, turn_id=turn_id, active=conversation.state.activations
-        )
+        results = await toolbox.run_calls(calls, record, turn_id=turn_id, active=state.activations)
     except ToolsCancelledError as stopped:
         await _append_results(conversation, stopped.results)
         raise asyncio.CancelledError from None
@@ -185,7 +172,7 @@ async def _answer(conversation: Conversation, calls: Sequence[ToolUse], message:
 
 
 async def _append_results(conversation: Conversation, results: tuple[ToolResult, ...]) -> None:
-    await conversation.record("tool", MessageAppended(Message("user", results)))
+    await conversation.record("tool", session.MessageAppended(Message("user", results)))
 
 
 async def _abandon(conversation: Conversation, reason: CancelReason) -> None:
@@ -194,21 +181,13 @@ async def _abandon(conversation: Conversation, reason: CancelReason) -> None:
         await _answer(conversation, calls, "The call was not run.")
     turn = conversation.state.turn
     if turn is not None:
-        await conversation.record("system", TurnCancelled(reason, turn.llm_calls, turn.tool_calls))
-
-
-async def _close_at_step_limit(conversation: Conversation, last_reply: Reply | None) -> TurnResult:
-    """End the turn at its call limit with its own stop reason, distinct from a normal end."""
-    turn = conversation.state.turn or TurnState("", conversation.deps.clock())
-    await _abandon(conversation, "step_limit")
-    content = last_reply.content if last_reply else ()
-    return TurnResult(content, "step_limit", turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
+        await conversation.record("system", session.TurnCancelled(reason, turn.llm_calls, turn.tool_calls))
 
 
 async def _close_turn(conversation: Conversation, last_reply: Reply | None) -> TurnResult:
     turn = conversation.state.turn or TurnState("", conversation.deps.clock())
     stop_reason = last_reply.stop_reason if last_reply else "error"
-    completed = TurnCompleted(
+    completed = session.TurnCompleted(
         stop_reason=stop_reason,
         llm_call_count=turn.llm_calls,
         tool_call_count=turn.tool_calls,
@@ -217,6 +196,10 @@ async def _close_turn(conversation: Conversation, last_reply: Reply | None) -> T
         wall_time_seconds=conversation.deps.clock() - turn.started_at,
     )
     await conversation.record("system", completed)
+    return _turn_result(turn, last_reply, stop_reason)
+
+
+def _turn_result(turn: TurnState, last_reply: Reply | None, stop_reason: EndReason) -> TurnResult:
     content = last_reply.content if last_reply else ()
     return TurnResult(content, stop_reason, turn.usage, turn.cost_usd, turn.llm_calls, turn.tool_calls)
 
@@ -257,35 +240,16 @@ def _clean_content(content: Sequence[Block]) -> tuple[Block, ...]:
     return non_empty
 
 
-class CallModel(msgspec.Struct, frozen=True):
-    """The last message is the user's or a tool's: the model is next."""
-
-
-class RunTools(msgspec.Struct, frozen=True):
-    calls: tuple[ToolUse, ...]
-
-
-class RefuseTools(msgspec.Struct, frozen=True):
-    """The turn's call limit is reached: answer the model's tool calls anyway, so that the transcript stays legal."""
-
-    calls: tuple[ToolUse, ...]
-
-
-class Finish(msgspec.Struct, frozen=True):
-    pass
-
-
-TurnStep = CallModel | RunTools | RefuseTools | Finish
+TurnStep = Literal["call_model", "run_tools", "refuse_tools", "finish"]
 
 
 def next_step(state: SessionState, *, steps_max: int) -> TurnStep:
-    calls = open_tool_calls(state)
+    """Tools if the model called some; the model if the last message is the user's or a tool's."""
     limit_reached = state.turn is not None and state.turn.llm_calls >= steps_max
-    if calls:
-        return RefuseTools(calls) if limit_reached else RunTools(calls)
-    if state.entries and state.entries[-1].role == "assistant":
-        return Finish()
-    return Finish() if limit_reached else CallModel()
+    if open_tool_calls(state):
+        return "refuse_tools" if limit_reached else "run_tools"
+    is_answered = bool(state.entries) and state.entries[-1].role == "assistant"
+    return "finish" if is_answered or limit_reached else "call_model"
 
 
 HEALTH_PROBES = (("glob_search", '{"pattern":"*.health-check-probe-"}'), ("list_dir", '{"path":"."}'))
@@ -318,7 +282,7 @@ async def account_interrupted_children(conversation: Conversation) -> None:
     for session_id in sorted(conversation.state.delegated_sessions):
         if session_id not in running:
             usage, cost = _total_cost(conversation.deps.log, session_id)
-            await conversation.record("system", DelegationCompleted(session_id, "interrupted", usage, cost))
+            await conversation.record("system", session.DelegationCompleted(session_id, "interrupted", usage, cost))
 
 
 def _total_cost(log: EventLog, session_id: str) -> tuple[Usage, Decimal]:

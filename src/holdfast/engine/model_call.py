@@ -3,7 +3,6 @@
 The turn loop wraps recovery from refusals around this; retries after transient failures are the transport's.
 """
 
-import msgspec
 from msgspec.structs import replace
 
 from holdfast.compaction.decision import STRIKES_MAX
@@ -68,24 +67,19 @@ async def _call_once(conversation: Conversation, options: RequestOptions, emit: 
         key, received = _response_cache_key(conversation, options, plan), RawResponse()
         if (stored := await _replay_stored_reply(conversation, stored_replies, key, emit)) is not None:
             return stored
-    request = _encode(conversation, options, plan, shared_blocks)
-    with reserve_budget(conversation, request.estimated_tokens):
+    body, prepared = _encode(conversation, options, plan, shared_blocks)
+    tokens = conversation.request_tokens
+    with reserve_budget(conversation, tokens):
         flight_key = make_flight_key(conversation, buffer, plan)
         async with acquire_slot(deps.single_flight, flight_key, deps.clock) as slot:
-            started = LlmCallStarted(
-                deps.model.id,
-                deps.model.provider,
-                request.estimated_tokens,
-                deps.new_id(slot.started_at),
-                waited_seconds=slot.waited_seconds,
-            )
-            await conversation.record("agent", request.prepared, started)
-            reply, retries = await exchange(conversation, request.body, options, emit, slot=slot, received=received)
+            request_id, waited = deps.new_id(slot.started_at), slot.waited_seconds
+            started = LlmCallStarted(deps.model.id, deps.model.provider, tokens, request_id, waited_seconds=waited)
+            await conversation.record("agent", prepared, started)
+            reply, retries = await exchange(conversation, body, options, emit, slot=slot, received=received)
         billed = split_writes_by_ttl(reply.usage, deps.model.provider, plan.breakpoints, buffer.digests)
         reply = replace(reply, usage=billed)
-        completed = completed_call_event(
-            conversation, reply, started_at=slot.started_at, retries=retries, request_id=started.request_id
-        )
+        at = slot.started_at
+        completed = completed_call_event(conversation, reply, started_at=at, retries=retries, request_id=request_id)
         if not expects_diagnosis(deps.adapter, options.parameters):
             # A diagnosis is recorded only if this request was compared with the previous one.
             completed = replace(completed, diagnosis=None)
@@ -98,20 +92,14 @@ async def _call_once(conversation: Conversation, options: RequestOptions, emit: 
     if state_before.compaction_watch.strikes < STRIKES_MAX <= conversation.state.compaction_watch.strikes:
         await report_ineffective_compaction(conversation, f"{STRIKES_MAX} compactions did not help")
     if plan.expected_read_tokens - reply.usage.cache_read >= DROP_TOKENS_MIN:
-        await report_missed_read(conversation, state_before, request.prepared, reply.usage)
+        await report_missed_read(conversation, state_before, prepared, reply.usage)
     return recorded_reply
 
 
-class EncodedRequest(msgspec.Struct, frozen=True):
-    """The body to send, the event that describes it, and the estimated size of its prompt."""
-
-    body: bytes
-    prepared: RequestPrepared
-    estimated_tokens: int
-
-
-def _encode(conversation: Conversation, options: RequestOptions, plan: Plan, shared_blocks: int) -> EncodedRequest:
-    """The assembled request with the planned breakpoints, as bytes; the draft counts as sent from here on."""
+def _encode(
+    conversation: Conversation, options: RequestOptions, plan: Plan, shared_blocks: int
+) -> tuple[bytes, RequestPrepared]:
+    """The assembled request with the planned breakpoints, and its event; the draft counts as sent from here on."""
     deps, state, draft = conversation.deps, conversation.state, conversation.draft
     buffer, parameters = draft.buffer, conversation.parameters
     request_head = deps.adapter.request_head(options.parameters)
@@ -127,7 +115,7 @@ def _encode(conversation: Conversation, options: RequestOptions, plan: Plan, sha
         prefix_change=draft.describe_change(shared_blocks) if shared_blocks < len(state.digests) else None,
     )
     draft.mark_sent()
-    return EncodedRequest(body, prepared, conversation.request_tokens)
+    return body, prepared
 
 
 def _response_cache_key(conversation: Conversation, options: RequestOptions, plan: Plan) -> str:
@@ -139,10 +127,8 @@ def _response_cache_key(conversation: Conversation, options: RequestOptions, pla
     breakpoints = tuple((breakpoint.block_index, breakpoint.ttl) for breakpoint in plan.breakpoints)
     endpoint = deps.adapter.endpoint(parameters)
     scope = canonical_json((deps.account, deps.model.id, endpoint, breakpoints, options.first_block))
-    return extend_digest(
-        extend_digest(sha256_hex(scope), deps.adapter.request_head(parameters)),
-        digests[-1].digest.encode() if digests else b"",
-    )
+    prompt = digests[-1].digest.encode() if digests else b""
+    return extend_digest(extend_digest(sha256_hex(scope), deps.adapter.request_head(parameters)), prompt)
 
 
 async def _replay_stored_reply(

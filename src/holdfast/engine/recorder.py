@@ -91,7 +91,8 @@ class CallRecorder:
         session_started: Callable[[str], SessionStarted] = SessionStarted,
         resumed: ResumedSession | None = None,
     ) -> None:
-        self._log = log
+        self.log = log
+        """The event log; `log.read(recorder.session_id)` has this recorder's events."""
         self._models = models
         self._clock = clock
         self._new_id = new_id
@@ -107,11 +108,6 @@ class CallRecorder:
         self.session_id = resumed.session_id if resumed else new_id(clock())
 
     @property
-    def log(self) -> EventLog:
-        """The event log; `log.read(recorder.session_id)` has this recorder's events."""
-        return self._log
-
-    @property
     def calls(self) -> tuple[CallRecord, ...]:
         """The completed calls, oldest first."""
         return tuple(iter_calls(self._events()))
@@ -121,12 +117,8 @@ class CallRecorder:
         total = Bill(0, Usage(), Decimal(0), Decimal(0))
         for model, records in groupby(self.calls, key=lambda record: record.model):
             part = self._bill_of(model, records)
-            total = Bill(
-                total.calls + part.calls,
-                total.usage + part.usage,
-                total.cost_usd + part.cost_usd,
-                total.uncached_cost_usd + part.uncached_cost_usd,
-            )
+            costs = (total.cost_usd + part.cost_usd, total.uncached_cost_usd + part.uncached_cost_usd)
+            total = Bill(total.calls + part.calls, total.usage + part.usage, *costs)
         return total
 
     def _bill_of(self, model: str, records: Iterator[CallRecord]) -> Bill:
@@ -270,7 +262,7 @@ class CallRecorder:
             events.append(event)
             parent = event.id
         self._last_event_id = parent
-        self._written = self._log.append(events)
+        self._written = self.log.append(events)
         self._written.add_done_callback(self._on_written)
 
     def _on_written(self, written: "Future[None]") -> None:
@@ -283,7 +275,7 @@ class CallRecorder:
             written = self._written
         if written is not None:
             written.exception()
-        return self._log.read(self.session_id)
+        return self.log.read(self.session_id)
 
     def cost_of(self, call: ObservedCall, usage: Usage) -> Decimal:
         """The cost of a call with this usage, as returned by `bill_usage`."""

@@ -15,10 +15,12 @@ from holdfast.compaction.view import (
     is_summary,
     summary_as_user_message,
 )
+from holdfast.engine.compaction.history import make_injected_entry
 from holdfast.engine.history_transfer import model_provider, transfer_history
 from holdfast.engine.state import NO_LIMITS, CompletedCall, DiagnosisBaseline, ProviderLimits, SessionState, TurnState
 from holdfast.engine.tools.skill_budget import add_activation, remove_activations
 from holdfast.events.log import Event
+from holdfast.events.payloads import session, tools
 from holdfast.events.payloads.cache import CacheControlsApplied, CacheLearned, CachePinged, ExplicitCacheChanged
 from holdfast.events.payloads.calls import (
     GatewayForwarded,
@@ -31,30 +33,6 @@ from holdfast.events.payloads.calls import (
 )
 from holdfast.events.payloads.compaction import CompactionSkipped, ContextCompacted, SkillReleased
 from holdfast.events.payloads.recovery import ProviderLimited, RecoveryPayload, ViewRepair
-from holdfast.events.payloads.session import (
-    ContextInjected,
-    DelegationCompleted,
-    DelegationStarted,
-    EpochOpened,
-    MemoryEviction,
-    MemoryUpdated,
-    MessageAppended,
-    MessagesWithdrawn,
-    SessionEnded,
-    SessionStarted,
-    SkillLoaded,
-    TurnCancelled,
-    TurnCompleted,
-    TurnStarted,
-)
-from holdfast.events.payloads.tools import (
-    ToolCalled,
-    ToolCompleted,
-    ToolConfirmationRequested,
-    ToolConfirmationResolved,
-    ToolFailed,
-    ToolInputInvalid,
-)
 from holdfast.layers.assemble import stable_segments, with_nonce
 from holdfast.ledger.accounting import answer_usage
 from holdfast.planning.explicit_cache import ExplicitCacheState
@@ -65,27 +43,27 @@ from holdfast.planning.learned import (
     distrust_anchor,
     forget_cached,
     keep_leading_blocks,
+    memory_after_call,
     memory_after_ping,
 )
-from holdfast.planning.learned import memory_after_call as remembered
 from holdfast.planning.policy import PingResult, WaitedFor
 from holdfast.recovery.attempts import apply_recovery_event
-from holdfast.recovery.history_edits import apply_repair, drop_ephemeral, filter_entries
-from holdfast.types.blocks import Text, ToolUse, join_text_blocks, parse_tool_call
-from holdfast.types.prompt import HistoryEntry, LayerText, Stability, View, drop_thinking
+from holdfast.recovery.history_edits import apply_repair, count_answered_entries, drop_ephemeral, filter_entries
+from holdfast.types.blocks import ToolUse, join_text_blocks, parse_tool_call
+from holdfast.types.prompt import HistoryEntry, LayerText, View, drop_thinking
 from holdfast.types.usage import Usage
 
 # Recorded for readers of the log only: the state does not depend on these.
 LogOnlyPayload = (
-    ToolCompleted
-    | ToolFailed
-    | ToolInputInvalid
-    | ToolConfirmationRequested
-    | ToolConfirmationResolved
+    tools.ToolCompleted
+    | tools.ToolFailed
+    | tools.ToolInputInvalid
+    | tools.ToolConfirmationRequested
+    | tools.ToolConfirmationResolved
     | RouteDecided
     | GatewayForwarded
-    | MemoryUpdated
-    | MemoryEviction
+    | session.MemoryUpdated
+    | session.MemoryEviction
 )
 
 
@@ -105,17 +83,17 @@ def _apply(state: SessionState, event: Event) -> SessionState:
     if isinstance(event.payload, LogOnlyPayload):
         return state
     match event.payload:
-        case SessionStarted() as payload:
+        case session.SessionStarted() as payload:
             return _begin_session(state, payload, event.at)
-        case EpochOpened() as payload:
+        case session.EpochOpened() as payload:
             return _open_epoch(state, payload)
-        case TurnStarted():
+        case session.TurnStarted():
             return _begin_turn(state, event)
-        case MessageAppended() as payload:
+        case session.MessageAppended() as payload:
             return _append(state, payload)
-        case MessagesWithdrawn():
+        case session.MessagesWithdrawn():
             return _withdraw(state)
-        case ContextInjected() as payload:
+        case session.ContextInjected() as payload:
             return _inject(state, payload)
         case RequestPrepared() as payload:
             return _prepare(state, payload, event.at)
@@ -135,28 +113,35 @@ def _apply(state: SessionState, event: Event) -> SessionState:
             return apply_call(state, payload)
         case LlmCallFailed() as payload:
             return apply_failed_call(state, payload)
-        case DelegationStarted() as payload:
+        case session.DelegationStarted() as payload:
             return replace(state, delegated_sessions=state.delegated_sessions | {payload.child_session_id})
-        case DelegationCompleted() as payload:
-            return replace(
-                add_turn_cost(state, payload.cost_usd, payload.usage),
-                delegated_sessions=state.delegated_sessions - {payload.child_session_id},
-            )
-        case ToolCalled():
-            return apply_tool_call(state)
-        case TurnCompleted() | TurnCancelled():
+        case session.DelegationCompleted() as payload:
+            after = add_turn_cost(state, payload.cost_usd, payload.usage)
+            return replace(after, delegated_sessions=state.delegated_sessions - {payload.child_session_id})
+        case tools.ToolCalled():
+            turn = state.turn and replace(state.turn, tool_calls=state.turn.tool_calls + 1)
+            return replace(state, turn=turn, has_called_tools=True)
+        case session.TurnCompleted() | session.TurnCancelled():
             return replace(state, turn=None, turn_count=state.turn_count + 1)
-        case SkillLoaded() as payload:
+        case session.SkillLoaded() as payload:
             return replace(state, activations=add_activation(state.activations, payload))
-        case ContextCompacted() | CompactionSkipped() | SkillReleased() as payload:
-            return _apply_compaction(state, payload)
-        case SessionEnded():
+        case ContextCompacted() as payload:
+            return compact_view(state, payload)
+        case CompactionSkipped() as payload:
+            return replace(state, compaction_watch=observe_refusal(state.compaction_watch, payload))
+        case SkillReleased() as payload:
+            return replace(state, activations=remove_activations(state.activations, {payload.tool_use_id or ""}))
+        case session.SessionEnded():
             return replace(state, is_ended=True)
-        case RecoveryPayload() | ProviderLimited() | ViewRepair() as payload:
-            return _recover(state, payload, event.at)
+        case RecoveryPayload() as payload:
+            return replace(state, incidents=apply_recovery_event(state.incidents, payload, event.at))
+        case ProviderLimited() as payload:
+            return replace(state, limits=add_limit(state.limits, payload))
+        case ViewRepair() as payload:
+            return _repair_view(state, payload)
 
 
-def _begin_session(state: SessionState, started: SessionStarted, at: float) -> SessionState:
+def _begin_session(state: SessionState, started: session.SessionStarted, at: float) -> SessionState:
     return replace(
         state,
         model=started.model,
@@ -182,15 +167,13 @@ def open_tool_calls(state: SessionState) -> tuple[ToolUse, ...]:
     return tuple(call for call in calls if call is not None)
 
 
-def _open_epoch(state: SessionState, opened: EpochOpened) -> SessionState:
+def _open_epoch(state: SessionState, opened: session.EpochOpened) -> SessionState:
     # Thinking is bound to the text before it (Anthropic, "Preserved thinking"), so a changed prefix drops it.
     entries, sent = filter_entries(state.entries, state.sent_count, drop_thinking)
-    stable_prefix = with_nonce(
-        stable_segments(View(tools=opened.tools, pinned=opened.system)), state.cache_settings.nonce
-    )
-    unchanged_layers = [
-        segment.name for segment, other in zip(stable_prefix, state.stable_prefix, strict=False) if segment == other
-    ]
+    segments = stable_segments(View(tools=opened.tools, pinned=opened.system))
+    stable_prefix = with_nonce(segments, state.cache_settings.nonce)
+    pairs = zip(stable_prefix, state.stable_prefix, strict=False)
+    unchanged_layers = [segment.name for segment, other in pairs if segment == other]
     digests = tuple(takewhile(lambda prefix_digest: prefix_digest.layer in unchanged_layers, state.digests))
     return replace(
         state,
@@ -216,19 +199,14 @@ def _prepare(state: SessionState, prepared: RequestPrepared, at: float) -> Sessi
 
 def _control(state: SessionState, control: CacheControlsApplied) -> SessionState:
     is_cache_kept = not control.reason and control.caching_enabled == state.cache_settings.caching_enabled
-    changed = replace(
-        state,
-        cache_settings=control,
-        cache_memory=state.cache_memory if is_cache_kept else forget_cached(state.cache_memory),
-    )
+    memory = state.cache_memory if is_cache_kept else forget_cached(state.cache_memory)
+    changed = replace(state, cache_settings=control, cache_memory=memory)
     if not control.new_prefix:
         return changed
     # Thinking is bound to the text before it (Anthropic, "Preserved thinking"), so a changed prefix drops it.
-    stable_prefix = with_nonce(state.stable_prefix, control.nonce)
+    prefix = with_nonce(state.stable_prefix, control.nonce)
     entries, sent = filter_entries(state.entries, state.sent_count, drop_thinking)
-    return replace(
-        changed, stable_prefix=stable_prefix, entries=entries, sent_count=sent, digests=(), answered_blocks=0
-    )
+    return replace(changed, stable_prefix=prefix, entries=entries, sent_count=sent, digests=(), answered_blocks=0)
 
 
 def wait_cause(state: SessionState) -> WaitedFor:
@@ -250,7 +228,7 @@ def _switch_model(state: SessionState, switched: ModelSwitched) -> SessionState:
         parameters=switched.parameters,
         entries=sent + unsent,
         sent_count=len(sent),
-        first_ephemeral=next((at for at, entry in enumerate(sent + unsent) if entry.ephemeral), None),
+        first_ephemeral=_find_first_ephemeral(sent + unsent),
         digests=(),
         answered_blocks=0,
         # Idle times stay valid; observations about the other model's cache do not.
@@ -266,10 +244,7 @@ def _switch_model(state: SessionState, switched: ModelSwitched) -> SessionState:
 
 def _withdraw(state: SessionState) -> SessionState:
     """Remove everything after the model's last message; volatile layers count as emitted only where still present."""
-    assistant_indexes = [at for at, entry in enumerate(state.entries) if entry.role == "assistant"]
-    remaining = state.entries[
-        : assistant_indexes[-1] + 1 if assistant_indexes else count_leading_summaries(state.entries)
-    ]
+    remaining = state.entries[: count_answered_entries(state.entries) or count_leading_summaries(state.entries)]
     ephemeral = state.first_ephemeral
     withdrawn = replace(
         state,
@@ -283,22 +258,22 @@ def _withdraw(state: SessionState) -> SessionState:
     return replace(withdrawn, activations=remove_activations(state.activations, unanswered))
 
 
-def _recover(state: SessionState, payload: RecoveryPayload | ProviderLimited | ViewRepair, at: float) -> SessionState:
-    if isinstance(payload, RecoveryPayload):
-        return replace(state, incidents=apply_recovery_event(state.incidents, payload, at))
-    if isinstance(payload, ProviderLimited):
-        return replace(state, limits=add_limit(state.limits, payload))
+def _repair_view(state: SessionState, repair: ViewRepair) -> SessionState:
     # The refused request was never cached. If the repair also changes earlier blocks, their cache is useless too.
-    repaired = apply_repair(state.entries, state.sent_count, payload)
+    repaired = apply_repair(state.entries, state.sent_count, repair)
     return replace(
         state,
         entries=repaired.entries,
         sent_count=repaired.sent_count,
-        first_ephemeral=next((at for at, entry in enumerate(repaired.entries) if entry.ephemeral), None),
+        first_ephemeral=_find_first_ephemeral(repaired.entries),
         digests=state.digests[: state.answered_blocks],
         answered_blocks=0 if repaired.has_prefix_changed else state.answered_blocks,
         cache_memory=forget_cached(state.cache_memory) if repaired.has_prefix_changed else state.cache_memory,
     )
+
+
+def _find_first_ephemeral(entries: tuple[HistoryEntry, ...]) -> int | None:
+    return next((at for at, entry in enumerate(entries) if entry.ephemeral), None)
 
 
 def _emitted_in(entries: tuple[HistoryEntry, ...]) -> tuple[LayerText, ...]:
@@ -307,7 +282,7 @@ def _emitted_in(entries: tuple[HistoryEntry, ...]) -> tuple[LayerText, ...]:
     return tuple(LayerText(layer, join_text_blocks(entry.content), entry.ephemeral) for layer, entry in newest.items())
 
 
-def _append(state: SessionState, event: MessageAppended) -> SessionState:
+def _append(state: SessionState, event: session.MessageAppended) -> SessionState:
     number = state.message_count + 1
     entries = (*state.entries, HistoryEntry(event.message.role, event.message.content, number=number))
     # A reply is in no request yet, but it will directly follow what was sent, so it counts as sent.
@@ -315,33 +290,21 @@ def _append(state: SessionState, event: MessageAppended) -> SessionState:
     return replace(state, entries=entries, sent_count=sent, message_count=number)
 
 
-def _apply_compaction(state: SessionState, event: ContextCompacted | CompactionSkipped | SkillReleased) -> SessionState:
-    match event:
-        case ContextCompacted():
-            return compact_view(state, event)
-        case CompactionSkipped():
-            return replace(state, compaction_watch=observe_refusal(state.compaction_watch, event))
-        case SkillReleased():
-            active = remove_activations(state.activations, {event.tool_use_id or ""})
-            return replace(state, activations=active)
-
-
 def compact_view(state: SessionState, event: ContextCompacted) -> SessionState:
     """Replace the view of the log by the compacted one; the unchanged leading blocks stay cached."""
     sent = apply_compaction(state.entries[: state.sent_count], event)
     entries = sent + drop_stale_thinking(state.entries[state.sent_count :], event)
+    blocks, cached_tokens = event.unchanged_blocks, event.cached_tokens
     return replace(
         state,
         epoch=event.epoch,
         entries=entries,
         sent_count=len(sent),
         emitted=_emitted_in(entries),
-        first_ephemeral=next((at for at, entry in enumerate(entries) if entry.ephemeral), None),
-        digests=state.digests[: event.unchanged_blocks],
-        answered_blocks=min(state.answered_blocks, event.unchanged_blocks),
-        cache_memory=keep_leading_blocks(
-            state.cache_memory, state.request, blocks=event.unchanged_blocks, tokens=event.cached_tokens
-        ),
+        first_ephemeral=_find_first_ephemeral(entries),
+        digests=state.digests[:blocks],
+        answered_blocks=min(state.answered_blocks, blocks),
+        cache_memory=keep_leading_blocks(state.cache_memory, state.request, blocks=blocks, tokens=cached_tokens),
         compaction_watch=observe_compaction(state.compaction_watch, event, messages=state.message_count),
     )
 
@@ -360,7 +323,7 @@ def _begin_turn(state: SessionState, event: Event) -> SessionState:
     )
 
 
-def _inject(state: SessionState, injected: ContextInjected) -> SessionState:
+def _inject(state: SessionState, injected: session.ContextInjected) -> SessionState:
     layer_text = LayerText(injected.layer, injected.text, injected.ephemeral)
     if injected.section == "system":
         # Thinking is bound to the text before it; once that text changes, none of it may be sent again.
@@ -369,25 +332,12 @@ def _inject(state: SessionState, injected: ContextInjected) -> SessionState:
         if before != layer_text.text:
             entries, sent = filter_entries(entries, sent, drop_thinking)
         return replace(state, system_tail=layer_text, entries=entries, sent_count=sent)
-    entry = HistoryEntry(
-        "user",
-        (Text(injected.text),),
-        layer=injected.layer,
-        stability=Stability.VOLATILE,
-        ephemeral=injected.ephemeral,
-        number=state.message_count + 1,
-    )
-    other_layers = tuple(earlier for earlier in state.emitted if earlier.layer != layer_text.layer)
-    first_ephemeral = state.first_ephemeral
-    if layer_text.ephemeral and first_ephemeral is None:
-        first_ephemeral = len(state.entries)
-    return replace(
-        state,
-        entries=(*state.entries, entry),
-        emitted=(*other_layers, layer_text),
-        first_ephemeral=first_ephemeral,
-        message_count=entry.number,
-    )
+    entry = make_injected_entry(injected, state.message_count + 1)
+    other_layers = (earlier for earlier in state.emitted if earlier.layer != layer_text.layer)
+    entries, emitted, first = (*state.entries, entry), (*other_layers, layer_text), state.first_ephemeral
+    if layer_text.ephemeral and first is None:
+        first = len(state.entries)
+    return replace(state, entries=entries, emitted=emitted, first_ephemeral=first, message_count=entry.number)
 
 
 def apply_explicit_cache(state: SessionState, event: ExplicitCacheChanged) -> SessionState:
@@ -416,13 +366,9 @@ def apply_ping(state: SessionState, ping: CachePinged) -> SessionState:
     pinged_usd = state.pinged_usd + (ping.cost_usd if ping.breakpoint_block is not None else 0)
     after = replace(add_cost(state, ping.cost_usd, ping.usage), pinged_usd=pinged_usd)
     last_call_at = state.cache_memory.last_at
-    if (
-        ping.breakpoint_block is None
-        or last_call_at is None
-        or ping.sent_at < last_call_at
-        or ping.model != state.model
-    ):
-        # A prewarm, a ping older than the last call, or one for another model says nothing about the current cache.
+    # A prewarm, a ping older than the last call, or one for another model says nothing about the current cache.
+    is_current = last_call_at is not None and ping.sent_at >= last_call_at and ping.model == state.model
+    if ping.breakpoint_block is None or not is_current:
         return after
     result = PingResult(ping.sent_at, ping.ttl, ping.usage, ping.breakpoint_block, ping.block_count, ping.prefix_tokens)
     last_call = CompletedCall(ping.sent_at, ping.ttl, ping.usage)
@@ -442,16 +388,15 @@ def apply_call(state: SessionState, call: LlmCallCompleted) -> SessionState:
     if call.source == "completion-cache":
         # The provider has not seen this request, so its cache is unchanged.
         return with_call
+    memory, usage = state.cache_memory, answer_usage(call)
     return replace(
         with_call,
-        last_call=make_completed_call(state.request, answer_usage(call)),
+        last_call=make_completed_call(state.request, usage),
         answered_blocks=len(state.digests),
-        cache_memory=remembered(state.cache_memory, state.request, answer_usage(call))
-        if state.request
-        else state.cache_memory,
+        cache_memory=memory_after_call(memory, state.request, usage) if state.request else memory,
         uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),
         uncached_span=state.uncached_span if call.usage.cache_read else _span(state),
-        calibration=state.calibration.add_sample(estimated, answer_usage(call).tokens_sent),
+        calibration=state.calibration.add_sample(estimated, usage.tokens_sent),
         diagnosis_baseline=update_diagnosis_baseline(state.diagnosis_baseline, call),
         compaction_watch=observe_call(state.compaction_watch, call.usage),
     )
@@ -467,17 +412,9 @@ def _span(state: SessionState) -> tuple[float, float]:
 
 def apply_failed_call(state: SessionState, call: LlmCallFailed) -> SessionState:
     memory = state.cache_memory if call.is_diagnosis_refused else distrust_anchor(state.cache_memory)
-    return replace(
-        add_cost(state, call.cost_usd, call.usage),
-        open_call=None,
-        cache_memory=memory,
-        diagnosis_baseline=update_diagnosis_baseline(state.diagnosis_baseline, call),
-    )
-
-
-def apply_tool_call(state: SessionState) -> SessionState:
-    turn = state.turn and replace(state.turn, tool_calls=state.turn.tool_calls + 1)
-    return replace(state, turn=turn, has_called_tools=True)
+    baseline = update_diagnosis_baseline(state.diagnosis_baseline, call)
+    after = add_cost(state, call.cost_usd, call.usage)
+    return replace(after, open_call=None, cache_memory=memory, diagnosis_baseline=baseline)
 
 
 def make_completed_call(request: RequestRecord | None, usage: Usage) -> CompletedCall | None:
@@ -486,10 +423,8 @@ def make_completed_call(request: RequestRecord | None, usage: Usage) -> Complete
     return CompletedCall(request.at, request.breakpoints[-1].ttl if request.breakpoints else None, usage)
 
 
-def update_diagnosis_baseline(
-    before: DiagnosisBaseline, outcome: LlmCallCompleted | LlmCallFailed
-) -> DiagnosisBaseline:
-    match outcome:
+def update_diagnosis_baseline(before: DiagnosisBaseline, call: LlmCallCompleted | LlmCallFailed) -> DiagnosisBaseline:
+    match call:
         case LlmCallCompleted(model=model, response_id=id) if id:
             return replace(before, response_ids={**before.response_ids, model: id})
         case LlmCallFailed(is_diagnosis_refused=True, provider=provider):

@@ -35,31 +35,24 @@ class RequestObserver:
         model = f"{adapter.name}:{wire.parameters.model}"
         row = self.recorder.find_catalog_row(model)
         if row is None:
-            self.warnings.warn_once(
-                f"model {model[:120]!r} is not in the catalog: its requests are not rewritten, and it has no price"
-            )
+            effect = "its requests are not rewritten, and it has no price"
+            self.warnings.warn_once(f"model {model[:120]!r} is not in the catalog: {effect}")
         with self._lock:
             buffer, change = self._update_draft(adapter, wire, 1.0 if row is None else row.tokens_factor)
             sent = wire if row is None or rewrite is None else rewrite(buffer, row)
             # Our encoding omits what the provider would not accept, and any breakpoint on it.
-            breakpoints = tuple(
-                breakpoint for breakpoint in sent.plan.breakpoints if breakpoint.block_index < len(buffer.blocks)
-            )
-            automatic = (
-                () if row is None else automatic_breakpoint(sent.parameters, buffer.blocks, breakpoints, row.cache)
-            )
-            all_breakpoints = (*breakpoints, *automatic)
+            blocks, planned = buffer.blocks, sent.plan.breakpoints
+            breakpoints = tuple(breakpoint for breakpoint in planned if breakpoint.block_index < len(blocks))
+            automatic = automatic_breakpoint(sent.parameters, blocks, breakpoints, row.cache) if row else ()
             if breakpoints:
-                self._tails[adapter.name] = (
-                    breakpoints[-1].block_index,
-                    buffer.digests[breakpoints[-1].block_index].digest,
-                )
+                tail = breakpoints[-1].block_index
+                self._tails[adapter.name] = (tail, buffer.digests[tail].digest)
             request_head = adapter.request_head(sent.parameters)
             return ObservedRequest(
                 model=model,
                 provider=adapter.name,
                 row=row,
-                plan=Plan(all_breakpoints),
+                plan=Plan((*breakpoints, *automatic)),
                 digests=tuple(buffer.digests),
                 parameters_digest=sha256_hex(request_head),
                 body_bytes=len(buffer.render(request_head, breakpoints)),

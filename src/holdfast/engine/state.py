@@ -14,7 +14,7 @@ from holdfast.events.payloads.calls import LlmCallStarted
 from holdfast.events.payloads.session import ParentSession
 from holdfast.planning.explicit_cache import ExplicitCacheState
 from holdfast.planning.learned import CacheMemory, RequestRecord
-from holdfast.recovery.attempts import EMPTY_LEDGER, RecoveryLedger
+from holdfast.recovery.attempts import Incidents
 from holdfast.types.prompt import HistoryEntry, LayerText, Layout, Parameters, Segment, Ttl
 from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.tool_spec import ToolSpec
@@ -117,7 +117,7 @@ class SessionState(msgspec.Struct, frozen=True):
     parent: ParentSession | None = None
     delegated_sessions: frozenset[str] = frozenset()
     limits: ProviderLimits = NO_LIMITS
-    incidents: RecoveryLedger = EMPTY_LEDGER
+    incidents: Incidents = {}
     cache_settings: CacheControlsApplied = CacheControlsApplied()
     is_ended: bool = False
     message_count: int = 0

@@ -1,6 +1,7 @@
 """Extract facts from a conversation: requests, files, commands, errors, tasks and names, each with its message."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -158,9 +159,9 @@ class FactsReader:
         self.errors_of: dict[tuple[str, str, str], set[str]] = {}
         self.mentions: dict[Entity, Mention] = {}
         self.steps: list[CitedText] = []
-        self.tools: dict[str, int] = {}
+        self.tools: Counter[str] = Counter()
         self.current_work: CitedText | None = None
-        self.messages: dict[str, int] = {}
+        self.messages: Counter[str] = Counter()
 
     def copy(self) -> "FactsReader":
         other = FactsReader()
@@ -176,7 +177,7 @@ class FactsReader:
         self.number = entry.number
         results = [block for block in entry.content if isinstance(block, ToolResult)]
         role = "tool" if results else entry.role
-        self.messages[role] = self.messages.get(role, 0) + 1
+        self.messages[role] += 1
         for result in results:
             self._read_result(result)
             self.number = entry.number
@@ -239,7 +240,7 @@ class FactsReader:
 
     def _read_call(self, call: ToolUse) -> None:
         action = interpret_call(call)
-        self.tools[call.name] = self.tools.get(call.name, 0) + 1
+        self.tools[call.name] += 1
         self.calls[call.id] = action, self.number
         for text in action.texts:
             self._add_mentions(text, SPOKEN_WEIGHT)

@@ -92,7 +92,7 @@ class Gateway:
         except GatewayRefusedError as error:
             await _refuse(target, error, send)
             return
-        exchange = Exchange(target, scope["headers"], admitted.caller, self._clock())
+        exchange = Exchange(target, scope["headers"], admitted.caller, self._clock(), method=scope["method"])
         self.active_requests += 1
         try:
             await self._handle(exchange, admitted, scope, (receive, send))

@@ -44,8 +44,11 @@ class Exchange:
     `original_body` is the request body as received, if a rewritten one was sent.
     """
 
-    def __init__(self, target: Target, headers: Headers, caller: GatewayCaller, at: float) -> None:
+    def __init__(
+        self, target: Target, headers: Headers, caller: GatewayCaller, at: float, *, method: str = "POST"
+    ) -> None:
         self.target = target
+        self.method = method
         self.caller = caller
         self.headers = drop_credentials(headers)
         self.started_at = at
@@ -61,6 +64,11 @@ class Exchange:
         self.response_bytes = 0
         self._request = BoundedBuffer(is_too_large=exceeds_buffer_limit(headers))
         self._response = BoundedBuffer()
+
+    @property
+    def is_recorded(self) -> bool:
+        """Requests that only read, such as a list of models, cost nothing."""
+        return self.method == "POST"
 
     @property
     def request_body(self) -> bytes | None:

@@ -45,15 +45,22 @@ _MODEL_CALLS = (
 """Paths that call a model, and the adapter that decodes their bodies."""
 
 
+# Ids of files, batches and responses have digits; names of endpoints and API versions are short or have none.
+_ID_STEP = re.compile(r"/(?=[^/]*\d)[^/]{8,}")
+ENDPOINT_CHARS_MAX = 80
+
+
 class Target(msgspec.Struct, frozen=True):
     """Where a request goes.
 
     `path` is relative to the upstream's URL, as received. `adapter_name` is set if the request calls a model.
+    `endpoint` is the path without ids, under which all other requests are recorded.
     """
 
     mount: str
     path: str
     adapter_name: str | None = None
+    endpoint: str = ""
 
 
 class Upstream(msgspec.Struct, frozen=True):
@@ -110,7 +117,7 @@ def find_target(path: str) -> Target:
             path = path.removeprefix("/api")
     normalized = normalize_path(path) or path
     adapters = (name for owner, pattern, name in _MODEL_CALLS if owner == mount and pattern.fullmatch(normalized))
-    return Target(mount, path, next(adapters, None))
+    return Target(mount, path, next(adapters, None), _ID_STEP.sub("/{id}", normalized)[:ENDPOINT_CHARS_MAX])
 
 
 def parse_upstream(url: str) -> Upstream:

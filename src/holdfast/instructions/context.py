@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from holdfast.clock import Clock, NewId
+from holdfast.clock import Clock, NewId, new_ulid, system_clock
 from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.models import Agent, Manifest, Signer
 from holdfast.instructions.recall.ranking import InstructionSet
@@ -24,9 +24,9 @@ class InstructionContext:
         settings: InstructionSettings,
         *,
         key: DeploymentKey | None,
-        clock: Clock,
-        new_id: NewId,
-        warn: Callable[[str], None],
+        clock: Clock = system_clock,
+        new_id: NewId = new_ulid,
+        warn: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.records = records
         self.settings = settings

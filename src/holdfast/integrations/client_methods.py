@@ -3,7 +3,6 @@
 import functools
 import inspect
 from collections.abc import Callable
-from typing import NamedTuple, cast
 
 from holdfast.catalog.schema import Model
 from holdfast.engine.guard import WarningLog
@@ -26,15 +25,7 @@ from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
 from holdfast.types.json_encoding import encode_json, sha256_hex
 from holdfast.types.request_buffer import RequestBuffer
 
-
-class ClientCall(NamedTuple):
-    """`opens_stream` is true for a method that returns a context manager around a stream."""
-
-    method: ClientMethod
-    opens_stream: bool = False
-
-
-ClientCalls = dict[str, ClientCall]
+ClientMethods = dict[str, ClientMethod]
 """Methods by their path from the client, such as `chat.completions.create`."""
 
 # Methods that return a new client, which has to be wrapped too.
@@ -60,12 +51,10 @@ class CallPreparer:
         self._enabled = True
         self._control_changes: tuple[CacheControlsApplied, ...] = ()
 
-    def prepare_call(
-        self, method: ClientMethod, caller_arguments: Arguments
-    ) -> tuple[Arguments, ObservedRequest | None]:
+    def prepare_call(self, method: ClientMethod, given: Arguments) -> tuple[Arguments, ObservedRequest | None]:
         """The arguments to send, and what to record; None if the arguments could not be decoded."""
         # Outside of the guard: an error that the caller's own iterator raises has to reach the caller.
-        arguments: Arguments = {name: materialize_iterators(value) for name, value in caller_arguments.items()}
+        arguments: Arguments = {name: materialize_iterators(value) for name, value in given.items()}
         with self.warnings.suppress_errors(_SENT_UNCHANGED):
             body = client_body(arguments, left_out=method.left_out)
             wire = method.adapter.decode_request(encode_json(body))
@@ -97,9 +86,8 @@ class CallPreparer:
         enabled = controls.session.caching_enabled and controls.settings.providers.get(adapter.name, True)
         if enabled != self._enabled:
             self._enabled = enabled
-            self._control_changes += (
-                CacheControlsApplied(caching_enabled=enabled, reason="" if enabled else "caching was turned off"),
-            )
+            reason = "" if enabled else "caching was turned off"
+            self._control_changes += (CacheControlsApplied(caching_enabled=enabled, reason=reason),)
         return enabled
 
     def observe_request(self, adapter: Adapter, body: bytes, path: str) -> ObservedRequest | None:
@@ -117,7 +105,7 @@ class CallPreparer:
         return self._session
 
 
-def wrap_client(client: object, preparer: CallPreparer, *, methods: ClientCalls) -> Proxy:
+def wrap_client(client: object, preparer: CallPreparer, *, methods: ClientMethods) -> Proxy:
     """Wrap a client so that the given methods are watched, also in copies that it makes of itself."""
     replace_attribute = _attributes_at("", methods, preparer)
 
@@ -135,18 +123,14 @@ def wrap_client(client: object, preparer: CallPreparer, *, methods: ClientCalls)
 
 
 class WrappedClient(Proxy):
-    """The proxy of a whole client, which holds the state of the wrapper."""
+    """The proxy of a whole client, which holds the record of its calls."""
 
     def __init__(self, target: object, replace: ReplaceAttribute, preparer: CallPreparer) -> None:
         super().__init__(target, replace)
-        object.__setattr__(self, "_holdfast_preparer", preparer)
+        object.__setattr__(self, "_holdfast_recorder", preparer.recorder)
 
 
-def preparer_of(client: WrappedClient) -> CallPreparer:
-    return cast("CallPreparer", object.__getattribute__(client, "_holdfast_preparer"))  # Set above.
-
-
-def _attributes_at(path: str, methods: ClientCalls, preparer: CallPreparer) -> ReplaceAttribute:
+def _attributes_at(path: str, methods: ClientMethods, preparer: CallPreparer) -> ReplaceAttribute:
     def replace(name: str, value: object) -> object:
         full_path = path + name
         if full_path in methods and callable(value):
@@ -159,20 +143,16 @@ def _attributes_at(path: str, methods: ClientCalls, preparer: CallPreparer) -> R
 
 
 def _watched_method(
-    original: Callable[..., object], client_call: ClientCall, preparer: CallPreparer
+    original: Callable[..., object], method: ClientMethod, preparer: CallPreparer
 ) -> Callable[..., object]:
-    method = client_call.method
-
     @functools.wraps(original)
     def call(*args: object, **caller_arguments: object) -> object:
         # The SDKs take keyword arguments only; a call with positional ones is left for the SDK to reject.
         if args:
             return original(*args, **caller_arguments)
         arguments, prepared = preparer.prepare_call(method, caller_arguments)
-        start = functools.partial(
-            begin_call, method, preparer, prepared, caller_arguments=caller_arguments, sent_arguments=arguments
-        )
-        if client_call.opens_stream:
+        start = functools.partial(begin_call, method, preparer, prepared, (caller_arguments, arguments))
+        if method.opens_stream:
             return WatchedStreamContext(original(**arguments), start, preparer.warnings)
         watch = start()
         with watch.recording_failure():
@@ -187,13 +167,13 @@ def begin_call(
     method: ClientMethod,
     preparer: CallPreparer,
     prepared: ObservedRequest | None,
-    *,
-    caller_arguments: Arguments | None = None,
-    sent_arguments: Arguments | None = None,
+    arguments: tuple[Arguments, Arguments] = ({}, {}),
 ) -> CallWatcher:
-    """Start watching a call that is sent now; it is not recorded if it could not be decoded."""
+    """Start watching a call that is sent now, with the caller's and the sent arguments.
+
+    It is not recorded if it could not be decoded.
+    """
     call = preparer.recorder.begin_call(prepared, *preparer.take_control_changes()) if prepared is not None else None
-    arguments = (caller_arguments or {}, sent_arguments or {})
     return CallWatcher(method, preparer.recorder, call, warnings=preparer.warnings, arguments=arguments)
 
 

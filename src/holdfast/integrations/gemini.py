@@ -20,8 +20,9 @@ GENERATE_METHOD = ClientMethod(
     gemini, lambda arguments, request: RewrittenRequest(arguments, request.wire_request), encode_bare_event
 )
 
+# Private attributes of the client, which no type here knows.
+_CHAT_MODELS, _CONNECTION = "_modules", "_api_client"
 _GENERATE_PATH = re.compile(r".*(models/[^/:]+:(?:generateContent|streamGenerateContent))(?:\?.*)?")
-SendRequest = Callable[..., object]
 
 
 def wrap_gemini(client: object, preparer: CallPreparer) -> Proxy:
@@ -40,7 +41,7 @@ def _client_attributes(preparer: CallPreparer) -> ReplaceAttribute:
             # A chat sends through the models object that `chats` holds.
             if name == "chats":
                 watched = copy.copy(value)
-                _set(watched, "_modules", _watched_models(_get(value, "_modules"), preparer))
+                setattr(watched, _CHAT_MODELS, _watched_models(getattr(value, _CHAT_MODELS), preparer))
                 return watched
         return value
 
@@ -50,7 +51,7 @@ def _client_attributes(preparer: CallPreparer) -> ReplaceAttribute:
 def _watched_models(models: object, preparer: CallPreparer) -> object:
     """A copy of the client's models object that sends through a recording connection."""
     watched = copy.copy(models)
-    _set(watched, "_api_client", Proxy(_get(models, "_api_client"), _connection_attributes(preparer)))
+    setattr(watched, _CONNECTION, Proxy(getattr(models, _CONNECTION), _connection_attributes(preparer)))
     return watched
 
 
@@ -129,13 +130,3 @@ async def _forward_chunks(chunks: AsyncIterator[object], watch: CallWatcher) -> 
 def _body_of(response: object) -> bytes:
     body = getattr(response, "body", None)
     return body.encode(errors="replace") if isinstance(body, str) else b""
-
-
-# The client's private attributes are read and set by name, because no type here knows them.
-def _get(target: object, name: str) -> object:
-    value: object = getattr(target, name)
-    return value
-
-
-def _set(target: object, name: str, value: object) -> None:
-    setattr(target, name, value)

@@ -1,6 +1,6 @@
 """Transparent proxies: everything that is not overridden here is forwarded to the target."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 ReplaceAttribute = Callable[[str, object], object]
@@ -63,11 +63,3 @@ def special_method(proxy: Proxy, name: str) -> Callable[..., object]:
 
 async def await_value(value: object) -> object:
     return await cast("Awaitable[object]", value)  # Called only for asynchronous clients.
-
-
-def next_item(proxy: Proxy) -> object:
-    return next(cast("Iterator[object]", proxy_target(proxy)))  # Called only for streams.
-
-
-async def next_item_async(proxy: Proxy) -> object:
-    return await anext(cast("AsyncIterator[object]", proxy_target(proxy)))  # As above.

@@ -116,8 +116,7 @@ class CallWatcher:
 
     def record_failure(self, error: BaseException) -> None:
         """Record an error that the client raised."""
-        kind, message = classify_error(error)
-        self._fail_call(kind, message)
+        self._fail_call(*classify_error(error))
 
     def _fail_call(self, kind: FailureKind, message: str) -> None:
         call, self._call = self._call, None
@@ -138,9 +137,8 @@ def classify_error(error: BaseException) -> tuple[FailureKind, str]:
     """The kind of an error, and its class name. The message is left out, because it may quote the prompt."""
     name = type(error).__name__
     # The SDKs name the HTTP status `status_code` (Anthropic, OpenAI) or `code` (google-genai).
-    status = next(
-        (code for field in ("status_code", "code") if isinstance(code := getattr(error, field, None), int)), 0
-    )
+    codes = (getattr(error, field, None) for field in ("status_code", "code"))
+    status = next((code for code in codes if isinstance(code, int)), 0)
     if status:
         return classify_status(status, str(error)), f"{name} (HTTP status {status})"
     if isinstance(error, ProviderError):

@@ -1,10 +1,10 @@
 """Wraps the streams of an SDK client: each item is recorded and passed on as it arrives."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import cast
 
 from holdfast.engine.guard import WarningLog
-from holdfast.integrations.proxy import Proxy, await_value, next_item, next_item_async, special_method
+from holdfast.integrations.proxy import Proxy, await_value, proxy_target, special_method
 from holdfast.integrations.response_capture import CallWatcher
 
 _CLOSE_METHODS = frozenset({"close", "aclose"})
@@ -15,9 +15,8 @@ class WatchedStream(Proxy):
 
     def __init__(self, target: object, watch: CallWatcher) -> None:
         def replace(name: str, value: object) -> object:
-            return watched_close(value) if name in _CLOSE_METHODS else value
-
-        def watched_close(value: object) -> Callable[..., object]:
+            if name not in _CLOSE_METHODS:
+                return value
             close = cast("Callable[..., object]", value)  # A stream's `close` is a method, or a coroutine function.
 
             def close_and_record(*args: object, **kwargs: object) -> object:
@@ -36,7 +35,7 @@ class WatchedStream(Proxy):
         watch = _watch_of(self)
         while True:
             try:
-                item = next_item(self)
+                item = next(cast("Iterator[object]", proxy_target(self)))  # Called only for blocking streams.
             except StopIteration:
                 watch.record_end()
                 raise
@@ -53,7 +52,7 @@ class WatchedStream(Proxy):
         watch = _watch_of(self)
         while True:
             try:
-                item = await next_item_async(self)
+                item = await anext(cast("AsyncIterator[object]", proxy_target(self)))  # As above, asynchronous.
             except StopAsyncIteration:
                 watch.record_end()
                 raise

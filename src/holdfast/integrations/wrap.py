@@ -14,7 +14,7 @@ from holdfast.engine.recorder import CallRecorder
 from holdfast.errors import UserError
 from holdfast.events.log import EventLog
 from holdfast.events.records import HasRecords
-from holdfast.integrations.client_methods import CallPreparer, ClientCall, WrappedClient, preparer_of, wrap_client
+from holdfast.integrations.client_methods import CallPreparer, WrappedClient, wrap_client
 from holdfast.integrations.gemini import wrap_gemini
 from holdfast.integrations.proxy import Proxy
 from holdfast.stores.memory import MemoryStore
@@ -23,21 +23,16 @@ from holdfast.stores.open import open_store
 AnyClient = TypeVar("AnyClient")
 WrapClient = Callable[[object, CallPreparer], Proxy]
 
-_ANTHROPIC = partial(
-    wrap_client,
-    methods={
-        "messages.create": ClientCall(anthropic.MESSAGES_METHOD),
-        "messages.stream": ClientCall(anthropic.MESSAGES_METHOD, opens_stream=True),
-    },
-)
-_OPENAI = partial(
-    wrap_client,
-    methods={
-        "chat.completions.create": ClientCall(openai.CHAT_METHOD),
-        "responses.create": ClientCall(openai.RESPONSES_METHOD),
-        "responses.stream": ClientCall(openai.RESPONSES_METHOD, opens_stream=True),
-    },
-)
+_ANTHROPIC_METHODS = {
+    "messages.create": anthropic.MESSAGES_METHOD,
+    "messages.stream": anthropic.MESSAGES_METHOD._replace(opens_stream=True),
+}
+_OPENAI_METHODS = {
+    "chat.completions.create": openai.CHAT_METHOD,
+    "responses.create": openai.RESPONSES_METHOD,
+    "responses.stream": openai.RESPONSES_METHOD._replace(opens_stream=True),
+}
+_ANTHROPIC, _OPENAI = (partial(wrap_client, methods=methods) for methods in (_ANTHROPIC_METHODS, _OPENAI_METHODS))
 
 _WRAPPINGS: dict[tuple[str, str], WrapClient] = {
     ("anthropic", "Anthropic"): _ANTHROPIC,
@@ -89,23 +84,17 @@ def recorder_of(client: object) -> CallRecorder:
     """The record of a wrapped client's calls."""
     if not issubclass(type(client), WrappedClient):
         raise UserError(f"this {type(client).__name__} is not wrapped: use the client that `wrap` returned")
-    return preparer_of(cast("WrappedClient", client)).recorder  # Checked above.
+    return cast("CallRecorder", object.__getattribute__(client, "_holdfast_recorder"))  # Set by `WrappedClient`.
 
 
 def _wrapping_of(client: object) -> WrapClient:
     if issubclass(type(client), WrappedClient):
         raise UserError("this client is wrapped already")
-    package, name = _origin(client)
-    if (package, name) not in _WRAPPINGS:
-        supported = ", ".join(f"{package}.{name}" for package, name in _WRAPPINGS)
-        raise UserError(f"a {package}.{name} cannot be wrapped; these clients can: {supported}")
-    return _WRAPPINGS[package, name]
-
-
-def _origin(client: object) -> tuple[str, str]:
-    """The package and name of the client's class; for a subclass of a known client, those of its base class."""
+    # The base classes too: a subclass of a known client is wrapped like it.
     for ancestor in type(client).__mro__:
         package = ancestor.__module__.rpartition(".")[0] or ancestor.__module__
         if (package, ancestor.__name__) in _WRAPPINGS:
-            return package, ancestor.__name__
-    return type(client).__module__.partition(".")[0], type(client).__name__
+            return _WRAPPINGS[package, ancestor.__name__]
+    origin = f"{type(client).__module__.partition('.')[0]}.{type(client).__name__}"
+    supported = ", ".join(f"{package}.{name}" for package, name in _WRAPPINGS)
+    raise UserError(f"a {origin} cannot be wrapped; these clients can: {supported}")

@@ -109,13 +109,8 @@ def _newest(lines: Sequence[str], bytes_max: int) -> list[str]:
 def compare_digests(before: str, after: str) -> DigestDiff:
     old, new = before.encode(), after.encode()
     first = common_prefix_length(old, new, 0)
-    return DigestDiff(
-        first_byte=first,
-        bytes_before=len(old),
-        bytes_after=len(new),
-        bytes_changed=max(len(old), len(new)) - first,
-        items=len(set(extract_item_lines(before)) ^ set(extract_item_lines(after))),
-    )
+    items = len(set(extract_item_lines(before)) ^ set(extract_item_lines(after)))
+    return DigestDiff(first, len(old), len(new), bytes_changed=max(len(old), len(new)) - first, items=items)
 
 
 def describe_pending_digest(items: int) -> str:

@@ -29,9 +29,8 @@ REQUEST_CHARACTERS_MAX = 160
 RUNS_MIN = 2
 
 _STATES = re.compile(
-    r"\b(?:is|are|was|were|has|have|uses?|runs?|lives?|listens?|needs?|requires?|means?|contains?|belongs?|depends?|"
-    r"stands?|supports?|expects?|returns?|starts?|ends?)\b",
-    re.IGNORECASE,
+    r"(?i)\b(?:is|are|was|were|has|have|uses?|runs?|lives?|listens?|needs?|requires?|means?|contains?|belongs?|depends?|"
+    r"stands?|supports?|expects?|returns?|starts?|ends?)\b"
 )
 
 

@@ -3,9 +3,7 @@
 from typing import Literal
 
 Setting = Literal["auto", "on", "off"]
-SWITCH_SETTINGS: tuple[Setting, ...] = ("auto", "on", "off")
 DigestRefresh = Literal["auto", "epoch", "next_turn"]
-DIGEST_REFRESHES: tuple[DigestRefresh, ...] = ("auto", "epoch", "next_turn")
 """When a session adopts a newer digest; `auto` is with the next epoch, in the seed profile with the next turn."""
 
 

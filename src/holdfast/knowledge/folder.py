@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from holdfast.errors import UserError
-from holdfast.sources.confined_paths import (
-    EscapeError,
-    LocatedPath,
-    PathError,
-    open_folder,
-    open_parent,
-    read_regular_at,
-    write_atomically,
-)
+from holdfast.sources import confined_paths
 
 FILE_BYTES_MAX = 64_000_000
 NAMES_MAX = 20_000
@@ -66,29 +58,32 @@ class KnowledgeFolder:
 
     def read(self, name: str) -> bytes | None:
         try:
-            with open_parent(self._locate(name)) as (folder, last):
+            with confined_paths.open_parent(self._locate(name)) as (folder, last):
                 try:
-                    return read_regular_at(folder, last, FILE_BYTES_MAX)
+                    return confined_paths.read_regular_at(folder, last, FILE_BYTES_MAX)
                 except FileNotFoundError:
                     return None
-        except EscapeError as error:
+        except confined_paths.EscapeError as error:
             raise UserError(f"knowledge is not read: {error}") from None
-        except PathError as error:
+        except confined_paths.PathError as error:
             if not os.path.lexists(self.path) or str(error).endswith("does not exist"):
                 return None
             raise UserError(f"knowledge cannot be read: {error}") from None
 
     def list_names(self, folder: str) -> tuple[str, ...]:
         try:
-            with open_parent(self._locate(folder)) as (parent, name), open_folder(parent, name) as descriptor:
+            with (
+                confined_paths.open_parent(self._locate(folder)) as (parent, name),
+                confined_paths.open_folder(parent, name) as descriptor,
+            ):
                 names = sorted(os.listdir(descriptor))
-        except (EscapeError, PathError):
+        except (confined_paths.EscapeError, confined_paths.PathError):
             return ()
         return tuple(name for name in names if not name.startswith("."))[:NAMES_MAX]
 
     def replace(self, name: str, content: bytes) -> None:
         with self._open_for_writing(name) as (folder, last):
-            write_atomically(folder, last, content)
+            confined_paths.write_atomically(folder, last, content)
 
     def replace_unless_changed(self, name: str, content: bytes, before: bytes | None) -> bool:
         with self._open_for_writing(name) as (folder, last):
@@ -96,11 +91,11 @@ class KnowledgeFolder:
             def is_unchanged() -> bool:
                 try:
                     # One byte more than `read` returns: a longer file was not read whole and must not be truncated.
-                    return read_regular_at(folder, last, FILE_BYTES_MAX + 1) == before
+                    return confined_paths.read_regular_at(folder, last, FILE_BYTES_MAX + 1) == before
                 except FileNotFoundError:
                     return before is None
 
-            return write_atomically(folder, last, content, is_current=is_unchanged)
+            return confined_paths.write_atomically(folder, last, content, is_current=is_unchanged)
 
     def append(self, name: str, content: bytes) -> None:
         with self._open_for_writing(name) as (folder, last):
@@ -137,16 +132,16 @@ class KnowledgeFolder:
     def _open_for_writing(self, name: str) -> Iterator[tuple[int, str]]:
         try:
             self._root.mkdir(parents=True, exist_ok=True)
-            with open_parent(self._locate(name), make_folders=True) as folder_and_name:
+            with confined_paths.open_parent(self._locate(name), make_folders=True) as folder_and_name:
                 yield folder_and_name
-        except EscapeError as error:
+        except confined_paths.EscapeError as error:
             raise UserError(f"knowledge is not written: {error}") from None
-        except PathError as error:
+        except confined_paths.PathError as error:
             raise UserError(f"knowledge cannot be written: {error}") from None
 
-    def _locate(self, name: str) -> LocatedPath:
+    def _locate(self, name: str) -> confined_paths.LocatedPath:
         steps = (*self._steps, *name.split("/"))
-        return LocatedPath(self._root, steps, "/".join(steps))
+        return confined_paths.LocatedPath(self._root, steps, "/".join(steps))
 
 
 def open_knowledge_folder(workspace: Path | None, home: Path) -> KnowledgeFolder:

@@ -12,6 +12,7 @@ from decimal import Decimal
 import msgspec
 
 from holdfast.errors import HoldfastError
+from holdfast.knowledge import pages
 from holdfast.knowledge.digest import DigestDiff, KnowledgeDigest, build_digest, compare_digests
 from holdfast.knowledge.extract import ExtractedItems, extract_items
 from holdfast.knowledge.file_notes import NO_PROJECT_LOOKUP, ProjectLookup, read_notes, update_notes
@@ -19,17 +20,6 @@ from holdfast.knowledge.folder import DIGEST_FILE, DISABLED_FILE, KnowledgeFiles
 from holdfast.knowledge.items import CATEGORIES, PROJECT_SCOPE, Category, Item
 from holdfast.knowledge.journal import HarvestLedger, HarvestRecord, append_ledger_records, read_ledger, repair_ledger
 from holdfast.knowledge.llm_extraction import SendPrompt, extract_items_with_model
-from holdfast.knowledge.pages import (
-    ATTEMPTS_MAX,
-    KnowledgePage,
-    edit_file,
-    file_in_use_error,
-    list_page_items,
-    merge_page_items,
-    page_name,
-    parse_page,
-    rewrite_lines,
-)
 from holdfast.sources.files import decode_text
 from holdfast.types.json_encoding import canonical_json, sha256_hex
 from holdfast.types.prompt import HistoryEntry
@@ -159,9 +149,8 @@ def _started_record(plan: SourcePlan, items: tuple[Item, ...], cost_usd: str = "
 def _read_with_model(disk: KnowledgeFiles, plan: SourcePlan, session: EndedSession, ask: SendPrompt) -> HarvestRecord:
     """Write to the ledger what the rules and the model find, or that the model's reply is unusable."""
     try:
-        finding = extract_items_with_model(
-            ask, session.read_entries(), session=plan.session, day=plan.day, workspace=session.workspace
-        )
+        entries, workspace = session.read_entries(), session.workspace
+        finding = extract_items_with_model(ask, entries, session=plan.session, day=plan.day, workspace=workspace)
     except HoldfastError as error:
         # The model may be reachable next time, so no record is written for the session.
         logger.warning("the model call failed: %s", type(error).__name__)
@@ -181,7 +170,7 @@ def rebuild_digest(disk: KnowledgeFiles) -> tuple[str, KnowledgeDigest, bool]:
     Without any items the digest file is removed. If the `disabled` marker is present, nothing is written.
     """
     before = decode_text(disk.read(DIGEST_FILE) or b"")
-    rebuilt = build_digest(list_page_items(read_pages(disk)))
+    rebuilt = build_digest(pages.list_page_items(read_pages(disk)))
     if disk.read(DISABLED_FILE) is not None:
         return before, rebuilt, False
     if rebuilt.text != before:
@@ -192,9 +181,9 @@ def rebuild_digest(disk: KnowledgeFiles) -> tuple[str, KnowledgeDigest, bool]:
     return before, rebuilt, True
 
 
-def read_pages(disk: KnowledgeFiles) -> tuple[KnowledgePage, ...]:
-    texts = ((category, decode_text(disk.read(page_name(category)) or b"")) for category in CATEGORIES)
-    return tuple(parse_page(category, text, scope=PROJECT_SCOPE) for category, text in texts)
+def read_pages(disk: KnowledgeFiles) -> tuple[pages.KnowledgePage, ...]:
+    texts = ((category, decode_text(disk.read(pages.page_name(category)) or b"")) for category in CATEGORIES)
+    return tuple(pages.parse_page(category, text, scope=PROJECT_SCOPE) for category, text in texts)
 
 
 def digest_source(entries: Sequence[HistoryEntry]) -> str:
@@ -227,11 +216,10 @@ def _write_items(
 ) -> None:
     """Add items to pages and notes; existing ones stay as they are, so that applying twice changes nothing."""
     for category in CATEGORIES:
-        category_items = [item for item in items if item.category == category]
-        if category_items:
+        if category_items := [item for item in items if item.category == category]:
             merge = functools.partial(_merge_into_page, category, category_items, harvested_ids)
-            edit_file(disk, page_name(category), merge)
-    for _ in range(ATTEMPTS_MAX):
+            pages.edit_file(disk, pages.page_name(category), merge)
+    for _ in range(pages.ATTEMPTS_MAX):
         notes = read_notes(disk)
         existing_ids = {item.id for file_notes in notes for _, item in file_notes.page.items}
         new_items = _without_removed(existing_ids, (item for item in items if item.category == "files"), harvested_ids)
@@ -239,14 +227,14 @@ def _write_items(
         conflicting = [file for file in files if not disk.replace_unless_changed(file.name, file.content, file.before)]
         if not conflicting:
             return
-    raise file_in_use_error(conflicting[0].name)
+    raise pages.file_in_use_error(conflicting[0].name)
 
 
 def _merge_into_page(category: Category, items: Sequence[Item], harvested_ids: frozenset[str], raw: bytes) -> bytes:
-    page = parse_page(category, decode_text(raw), scope=PROJECT_SCOPE)
+    page = pages.parse_page(category, decode_text(raw), scope=PROJECT_SCOPE)
     new_items = _without_removed(page.by_id, items, harvested_ids)
-    after = merge_page_items(page, new_items) if new_items else page
-    return rewrite_lines(raw, after.lines) if after.lines != page.lines else raw
+    after = pages.merge_page_items(page, new_items) if new_items else page
+    return pages.rewrite_lines(raw, after.lines) if after.lines != page.lines else raw
 
 
 def _finished_record(record: HarvestRecord) -> HarvestRecord:

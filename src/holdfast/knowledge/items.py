@@ -70,11 +70,8 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     @property
     def is_from_tools_only(self) -> bool:
         """Whether its only sources are tool results of a single session."""
-        first = self.sources[0] if self.sources else None
-        return first is None or (
-            first.origin == "tool"
-            and all(source.origin == "tool" and source.session == first.session for source in self.sources)
-        )
+        is_from_tools = all(source.origin == "tool" for source in self.sources)
+        return is_from_tools and len({source.session for source in self.sources}) <= 1
 
     @property
     def exclusion_reason(self) -> str:

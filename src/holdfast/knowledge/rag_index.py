@@ -72,12 +72,10 @@ class RetrievedChunk(msgspec.Struct, frozen=True):
 class RagIndex:
     def __init__(self, files: Iterable[IndexedFile]) -> None:
         self.files = {file.path: file for file in files}
-        self._chunks = {
-            f"{file.path}:{lines.first_line}": (file, lines) for file in self.files.values() for lines in file.chunks
-        }
-        self._index = SearchIndex(
-            SearchUnit(name, name=file.path, content=lines.text) for name, (file, lines) in self._chunks.items()
-        )
+        chunks = [(file, lines) for file in self.files.values() for lines in file.chunks]
+        self._chunks = {f"{file.path}:{lines.first_line}": (file, lines) for file, lines in chunks}
+        named = self._chunks.items()
+        self._index = SearchIndex(SearchUnit(id, name=file.path, content=lines.text) for id, (file, lines) in named)
 
     def query(self, root: Path, question: str, *, limit: int = CHUNKS_RETURNED) -> tuple[RetrievedChunk, ...]:
         """The best chunks whose files are unchanged, best first."""

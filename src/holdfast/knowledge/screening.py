@@ -11,38 +11,26 @@ _NAMED_SECRET = re.compile(
     r"(?:\s+(?:is|are|was|for\s+\S+\s+is)\b|\s*[:=])\s*\S"
 )
 
-_INJECTIONS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    (
-        "an order to forget instructions",
-        re.compile(
-            r"(?i)\b(?:ignore|disregard|forget|override|bypass)\b.{0,40}"
-            r"\b(?:instructions?|rules|prompts?|guidelines|polic(?:y|ies)|everything|all (?:previous|prior|above))\b"
-        ),
+_INJECTIONS = {
+    "an order to forget instructions": re.compile(
+        r"(?i)\b(?:ignore|disregard|forget|override|bypass)\b.{0,40}"
+        r"\b(?:instructions?|rules|prompts?|guidelines|polic(?:y|ies)|everything|all (?:previous|prior|above))\b"
     ),
-    ("a new role for the model", re.compile(r"(?i)\byou are (?:now|no longer)\b|\b(?:act|behave) as (?:if|an? )\b")),
-    (
-        "words of another speaker",
-        re.compile(
-            r"(?i)(?:^|\s)(?:system|assistant|human|user|developer)\s*:\s|(?:<|&lt;)/?\s*(?:system|context|tool|instructions?)\b"
-            r"|\[/?INST\]|<\|"
-        ),
+    "a new role for the model": re.compile(r"(?i)\byou are (?:now|no longer)\b|\b(?:act|behave) as (?:if|an? )\b"),
+    "words of another speaker": re.compile(
+        r"(?i)(?:^|\s)(?:system|assistant|human|user|developer)\s*:\s"
+        r"|(?:<|&lt;)/?\s*(?:system|context|tool|instructions?)\b|\[/?INST\]|<\|"
     ),
-    (
-        "a secret order",
-        re.compile(
-            r"(?i)\b(?:do not|don't|never) (?:tell|inform|mention|reveal|show).{0,30}\b(?:user|person|human|operator)\b"
-            r"|\bwithout (?:telling|asking|informing)\b|\bsystem prompt\b"
-        ),
+    "a secret order": re.compile(
+        r"(?i)\b(?:do not|don't|never) (?:tell|inform|mention|reveal|show).{0,30}\b(?:user|person|human|operator)\b"
+        r"|\bwithout (?:telling|asking|informing)\b|\bsystem prompt\b"
     ),
-    (
-        "a way out for secrets",
-        re.compile(
-            r"(?i)\b(?:exfiltrat\w*|send|post|upload|leak)\b.{0,60}"
-            r"(?:\b(?:keys?|secrets?|tokens?|passwords?|credentials?)\b|\.env\b)"
-        ),
+    "a way out for secrets": re.compile(
+        r"(?i)\b(?:exfiltrat\w*|send|post|upload|leak)\b.{0,60}"
+        r"(?:\b(?:keys?|secrets?|tokens?|passwords?|credentials?)\b|\.env\b)"
     ),
-    ("a download that is executed", re.compile(r"(?i)\b(?:curl|wget)\b.{0,120}\|\s*(?:ba|z)?sh\b|\brm -rf\s+[~/]")),
-)
+    "a download that is executed": re.compile(r"(?i)\b(?:curl|wget)\b.{0,120}\|\s*(?:ba|z)?sh\b|\brm -rf\s+[~/]"),
+}
 
 
 def contains_secret(text: str) -> bool:
@@ -54,7 +42,7 @@ def contains_secret(text: str) -> bool:
 
 def detect_injection(text: str) -> str:
     """What kind of prompt injection the text looks like; empty if none."""
-    return next((name for name, pattern in _INJECTIONS if pattern.search(text)), "")
+    return next((name for name, pattern in _INJECTIONS.items() if pattern.search(text)), "")
 
 
 def _looks_random(word: str) -> bool:

@@ -163,10 +163,9 @@ def volatile_layer(name: str, *, ephemeral: bool = False) -> Layer:
         emission = changed_volatile_text(name, view)
         if emission is None or emission.ephemeral is not ephemeral:
             return None
-        entry = HistoryEntry(
-            "user", (Text(emission.text),), layer=name, stability=Stability.VOLATILE, ephemeral=ephemeral
-        )
-        return Segment(name, Stability.VOLATILE, "messages", entries=(entry,))
+        stability = Stability.VOLATILE
+        entry = HistoryEntry("user", (Text(emission.text),), layer=name, stability=stability, ephemeral=ephemeral)
+        return Segment(name, stability, "messages", entries=(entry,))
 
     return layer
 
@@ -207,10 +206,7 @@ def changed_volatile_text(name: str, view: View) -> LayerText | None:
     return LayerText(name, text, layer.ephemeral)
 
 
-PREFIX_LAYERS: tuple[Layer, ...] = (
-    tools_layer,
-    *(pinned_layer(name, stability) for name, stability in PINNED_LAYERS.items()),
-)
+PREFIX_LAYERS: tuple[Layer, ...] = (tools_layer, *(pinned_layer(*item) for item in PINNED_LAYERS.items()))
 """The layers whose text is fixed for an epoch."""
 
 CHANGING_LAYERS: tuple[Layer, ...] = (

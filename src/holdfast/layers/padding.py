@@ -21,9 +21,8 @@ MAX_CACHEABLE_PREFIX_TOKENS = 5500
 """Bounds of seed 000, in heuristic tokens of four characters; all other token counts come from a tokenizer."""
 
 # Byte for byte the same within a release, because it becomes part of cached prefixes.
-OPERATING_CONTEXT_PADDING = (
-    Path(__file__).with_name("operating_guide.md").read_text(encoding="utf-8").removesuffix("\n")
-)
+_GUIDE_FILE = Path(__file__).with_name("operating_guide.md")
+OPERATING_CONTEXT_PADDING = _GUIDE_FILE.read_text(encoding="utf-8").removesuffix("\n")
 
 # The title, then each rule. A heading and its first rule are one part, so that the guide never ends with a heading.
 GUIDE_PARTS = tuple(re.findall(r"\A# .*\n\n.*|(?:\n\n## .*)?\n - .*", OPERATING_CONTEXT_PADDING))

@@ -22,19 +22,15 @@ def render_bullets(items: Iterable[str]) -> str:
 
 
 def render_environment(environment: Environment) -> str:
-    return render_section(
-        "Environment context",
-        render_bullets(
-            (
-                f"Model: {environment.model}",
-                f"Working directory: {environment.cwd}",
-                f"Date: {environment.date}",
-                f"Platform: {environment.platform}",
-                f"Shell: {environment.shell}",
-                f"OS version: {environment.os_version}",
-            )
-        ),
+    lines = (
+        f"Model: {environment.model}",
+        f"Working directory: {environment.cwd}",
+        f"Date: {environment.date}",
+        f"Platform: {environment.platform}",
+        f"Shell: {environment.shell}",
+        f"OS version: {environment.os_version}",
     )
+    return render_section("Environment context", render_bullets(lines))
 
 
 def render_project_context(git: GitState | None) -> str:
@@ -48,8 +44,7 @@ def render_project_context(git: GitState | None) -> str:
         status = _with_truncation_note("\n".join(git.status), git.status_truncated)
         paragraphs.append(f"Git status:\n{status}" if status else "Git status: clean")
     if git.diff:
-        diff = _with_truncation_note(git.diff.rstrip("\n"), git.diff_truncated)
-        paragraphs.append(f"Git diff:\n{diff}")
+        paragraphs.append("Git diff:\n" + _with_truncation_note(git.diff.rstrip("\n"), git.diff_truncated))
     if git.commits:
         paragraphs.append("Recent commits:\n" + "\n".join(git.commits))
     return render_section("Project context", *paragraphs) if paragraphs else ""
@@ -70,9 +65,8 @@ def render_settings(project: Mapping[str, str]) -> str:
 
 def render_instructions(instructions: InstructionFiles) -> str:
     """Every file below its path, then the number of files left out for size; empty if there are none."""
-    paragraphs = []
-    for file in instructions.files:
-        paragraphs.append(f"## {file.path}\n\n{_with_truncation_note(file.text, file.is_truncated)}")
+    texts = ((file.path, _with_truncation_note(file.text, file.is_truncated)) for file in instructions.files)
+    paragraphs = [f"## {path}\n\n{text}" for path, text in texts]
     if instructions.omitted:
         files = "file" if instructions.omitted == 1 else "files"
         paragraphs.append(f"[{instructions.omitted} more instruction {files} omitted]")

@@ -167,6 +167,5 @@ def _json_text(name: str, value: Json) -> str:
     try:
         return canonical_json(value).decode()
     except (TypeError, ValueError, RecursionError):
-        raise UserError(
-            f"runtime config entry {name!r} cannot be written as JSON; pass plain JSON values only"
-        ) from None
+        reason = "cannot be written as JSON; pass plain JSON values only"
+        raise UserError(f"runtime config entry {name!r} {reason}") from None

@@ -219,11 +219,8 @@ def _record_other(state: AccountingState, payload: AnyPayload) -> AccountingStat
             # The provider accepted no part of the refused request.
             return replace(state, blocks=state.answered_blocks)
         case ViewRepair(reason=reason):
-            planned, blocks = (
-                ("recovery", f"the request was repaired: {reason}"),
-                min(state.blocks, state.answered_blocks),
-            )
-            return replace(state, planned_change=planned, blocks=blocks, refused_request=None)
+            planned, blocks = ("recovery", f"the request was repaired: {reason}"), state.answered_blocks
+            return replace(state, planned_change=planned, blocks=min(state.blocks, blocks), refused_request=None)
         case ProviderLimited(reason=reason) as limits if limits.breakpoints_max is not None or limits.shortest_ttl_only:
             return replace(state, planned_change=("recovery", f"breakpoints were changed: {reason}"))
         case MessageAppended(message=message) if not state.has_images and any(map(has_image, message.content)):
@@ -282,13 +279,9 @@ def _record_request(state: AccountingState, prepared: RequestPrepared, at: float
 
 def _compare_past_refusal(refused: PreparedRequest, request: PreparedRequest) -> PreparedRequest:
     """The request compared with the one before the refused one: a change made by the refused request still counts."""
-    if refused.is_prefix_changed and refused.blocks_shared <= request.blocks_shared:
-        layer, change, shared = refused.changed_layer, refused.prefix_change, refused.blocks_shared
-    else:
-        layer, change, shared = request.changed_layer, request.prefix_change, request.blocks_shared
-    return replace(
-        request, blocks_before=refused.blocks_before, blocks_shared=shared, changed_layer=layer, prefix_change=change
-    )
+    source = refused if refused.is_prefix_changed and refused.blocks_shared <= request.blocks_shared else request
+    changes = {name: getattr(source, name) for name in ("blocks_shared", "changed_layer", "prefix_change")}
+    return replace(request, blocks_before=refused.blocks_before, **changes)
 
 
 def _record_call_end(
@@ -299,10 +292,7 @@ def _record_call_end(
     models: Models,
     drop_tokens_min: int,
 ) -> tuple[AccountingState, LedgerEntry | None]:
-    request = next(
-        (candidate for request_id, candidate in reversed(state.in_progress) if request_id == payload.request_id),
-        state.latest_request,
-    )
+    request = dict(state.in_progress).get(payload.request_id, state.latest_request)
     in_progress = tuple(pair for pair in state.in_progress if pair[0] != payload.request_id)
     completed = payload if isinstance(payload, LlmCallCompleted) else None
     if completed is None and payload.usage == Usage():

@@ -54,9 +54,8 @@ def summarize_learned(log: EventLog, models: Models | None = None) -> LearnedSum
         _summarize_cache(LearningScope(*scope), scope_events, catalog)
         for scope, scope_events in sorted(events_by_scope.items())
     )
-    idle_times = tuple(
-        _summarize_idle_times(log, workspace, event, events) for workspace, event in latest_by_workspace.items()
-    )
+    latest = latest_by_workspace.items()
+    idle_times = (_summarize_idle_times(log, workspace, event, events) for workspace, event in latest)
     return LearnedSummary(caches, tuple(sorted(idle_times, key=lambda summary: summary.workspace or "")))
 
 
@@ -80,14 +79,12 @@ def _summarize_idle_times(
 ) -> IdleTimeSummary:
     learned = combine_learned(events, LearningScope("", "", workspace_hash))
     first_event = next(iter(log.read(newest.session_id)), None)
-    path = (
-        first_event.payload.workspace_path if first_event and isinstance(first_event.payload, SessionStarted) else None
-    )
+    started = first_event.payload if first_event else None
+    path = started.workspace_path if isinstance(started, SessionStarted) else None
     # Planning counts the end of each session as one endless idle time; a reader does not. With n = idle_times.total,
     # e = ends and k = idle times between 5 minutes and 1 hour, the probability is k / n, the share wanted k / (n - e)
     # = (k / n) * (n / (n - e)): the correction is n / (n - e).
     idle_times, ends = learned.idle_times.all, learned.sessions
-    pause_probability = idle_times.probability(TTL_SECONDS["5m"], TTL_SECONDS["1h"]) if idle_times.total > ends else 0.0
     correction = idle_times.total / (idle_times.total - ends) if idle_times.total > ends else 0.0
     return IdleTimeSummary(
         workspace=path,
@@ -95,5 +92,5 @@ def _summarize_idle_times(
         calls=round(learned.calls),
         tool_idle_times=learned.idle_times.tool.total,
         user_idle_times=max(0.0, learned.idle_times.user.total - ends),
-        pause_share=pause_probability * correction,
+        pause_share=idle_times.probability(TTL_SECONDS["5m"], TTL_SECONDS["1h"]) * correction,
     )

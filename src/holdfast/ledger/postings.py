@@ -24,9 +24,8 @@ POSTED_PAYLOADS = (*ACCOUNTED_PAYLOADS, ExplicitCacheChanged)
 _NOT_CALLS: frozenset[type[msgspec.Struct]] = frozenset((LlmCallFailed, CachePinged, ExplicitCacheChanged))
 _POSTED_SET: frozenset[type[msgspec.Struct]] = frozenset(POSTED_PAYLOADS)
 
-POSTED_EVENT_TYPES = tuple(
-    sorted(kind.__struct_config__.tag for kind in POSTED_PAYLOADS if isinstance(kind.__struct_config__.tag, str))
-)
+_TAGS = (kind.__struct_config__.tag for kind in POSTED_PAYLOADS)
+POSTED_EVENT_TYPES = tuple(sorted(tag for tag in _TAGS if isinstance(tag, str)))
 
 Cell = str | int
 Key = tuple[Cell, ...]
@@ -175,9 +174,8 @@ def _post_charge(state: AccountingState, event: Event, model: str, spent: int) -
 def _post_failure(state: AccountingState, event: Event, failure: LlmCallFailed) -> Posting:
     """A call that failed at no cost."""
     posting = _post_event(state, event, failure.provider, failure.model)
-    return msgspec.structs.replace(
-        posting, outcome=failure.error_class, latency_ms=failure.latency_ms, retries=failure.retry_count
-    )
+    outcome, latency_ms, retries = failure.error_class, failure.latency_ms, failure.retry_count
+    return msgspec.structs.replace(posting, outcome=outcome, latency_ms=latency_ms, retries=retries)
 
 
 def _post_event(state: AccountingState, event: Event, provider: str, model: str) -> Posting:
@@ -228,9 +226,8 @@ SESSION_DAYS = RollUp("session_days", ("session_id", "day", "simulated"), Sums._
 VERDICT_DAYS = RollUp("verdict_days", ("day", "kind", "component", "simulated"), VerdictSums.__struct_fields__)
 
 # A latency of n bits is under 2**n ms. Counts per n can be subtracted when a session is deleted; a maximum cannot.
-OUTCOME_DAYS = RollUp(
-    "outcome_days", ("day", "provider", "model", "outcome", "latency_bits", "simulated"), OutcomeSums.__struct_fields__
-)
+_OUTCOME_KEYS = ("day", "provider", "model", "outcome", "latency_bits", "simulated")
+OUTCOME_DAYS = RollUp("outcome_days", _OUTCOME_KEYS, OutcomeSums.__struct_fields__)
 
 # Postings without a payer are not stored: they are the difference to the totals of `DAYS`.
 ACCOUNT_DAYS = RollUp("account_days", ("day", "key_id", "user_id", "team_id", "simulated"), Sums.__struct_fields__)

@@ -9,14 +9,14 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from holdfast.instructions.access import InstructionCaller, access_denied_error, check_recall_access
+from holdfast.instructions.access import InstructionCaller, check_instruction_access, check_recall_access
 from holdfast.instructions.context import InstructionContext
 from holdfast.instructions.errors import InstructionError
-from holdfast.instructions.models import format_optional_time
+from holdfast.instructions.models import Agent, format_optional_time
 from holdfast.instructions.recall.answer import RecallAnswer, answer_recall, close_audit_record, render_recall
 from holdfast.instructions.recall.boot_stub import RECALL_TOOL_SCHEMA
 from holdfast.instructions.recall.index_text import instruction_index_line, render_index
-from holdfast.instructions.recall.ranking import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET, RecallQuery
+from holdfast.instructions.recall.ranking import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET, InstructionSet, RecallQuery
 from holdfast.sources.skills.store import SEARCH_LIMIT, SkillStore
 
 INTENT_CHARACTERS_MAX = 8_000
@@ -98,10 +98,7 @@ class McpToolbox:
     def _recall(self, caller: InstructionCaller, request: _Recall) -> McpToolResult:
         if not request.intent.strip():
             raise InstructionError("intent_required", "say in `intent` what you are about to do")
-        agent_id = caller.agent_name or self._agent
-        agent = self._library.records.agent(agent_id)
-        check_recall_access(caller, agent_id, agent)
-        agent, instruction_set = self._library.require_instruction_set(agent_id, agent)
+        agent, instruction_set = self._require_instruction_set(caller)
         question = RecallQuery(
             intent=request.intent,
             max_chunks=request.max_chunks,
@@ -113,11 +110,7 @@ class McpToolbox:
         return McpToolResult(render_recall(result), _recall_json(result))
 
     def _list(self, caller: InstructionCaller, request: _List) -> McpToolResult:
-        agent_id = caller.agent_name or self._agent
-        agent = self._library.records.agent(agent_id)
-        check_recall_access(caller, agent_id, agent)
-        _, instruction_set = self._library.require_instruction_set(agent_id, agent)
-        manifest = instruction_set.manifest
+        manifest = self._require_instruction_set(caller)[1].manifest
         entries = manifest.body
         if request.name is not None:
             entries = tuple(entry for entry in entries if entry.name == request.name)
@@ -129,9 +122,14 @@ class McpToolbox:
             render_index(entries) if request.name is None else instruction_index_line(entries[0]), document
         )
 
+    def _require_instruction_set(self, caller: InstructionCaller) -> tuple[Agent, InstructionSet]:
+        agent_id = caller.agent_name or self._agent
+        agent = self._library.records.agent(agent_id)
+        check_recall_access(caller, agent_id, agent)
+        return self._library.require_instruction_set(agent_id, agent)
+
     def _close(self, caller: InstructionCaller, request: _Usage) -> McpToolResult:
-        if not caller.is_admin and caller.agent_name is None:
-            raise access_denied_error()
+        check_instruction_access(caller)
         close_audit_record(
             self._library, request.audit_token, caller, used=request.used_chunks, missed=request.missed_chunks
         )

@@ -53,12 +53,8 @@ def plan_adaptive_call(
     probabilities = estimate_probabilities(idle_times, memory, learned)
     # An anchor counts as readable after a pause if that is more likely than not.
     stakes = compute_ttl_stakes(moment, memory, anchor, upgrades=probabilities.upgrade > 0.5)
-    choice = choose_ttl(
-        stakes,
-        probabilities,
-        price_multipliers(moment.price),
-        hour_chain=anchor is not None and anchor.is_sound and anchor.tokens >= memory.tail_tokens,
-    )
+    hour_chain = anchor is not None and anchor.is_sound and anchor.tokens >= memory.tail_tokens
+    choice = choose_ttl(stakes, probabilities, price_multipliers(moment.price), hour_chain=hour_chain)
     ttl: Ttl = "5m" if choice.reach == "short" else "1h"
     blocks = _breakpoint_blocks(moment, memory, anchor)
     floor = (learned.floor + memory.floor).corrected_floor(rules.tokens_min)
@@ -123,9 +119,8 @@ def plan_session_ping(
     memory: CacheMemory, learned: LearnedParameters, moment: PlanningMoment, waits_for: WaitsFor
 ) -> Ping | None:
     """The ping that keeps the newest cache entry warm, if one is worth it."""
-    idle_times = expected_idle_times(
-        memory.idle_times.waiting_for(waits_for), learned.idle_times.waiting_for(waits_for)
-    )
+    own, others = memory.idle_times.waiting_for(waits_for), learned.idle_times.waiting_for(waits_for)
+    idle_times = expected_idle_times(own, others)
     return plan_ping(_idle_session(memory, learned), idle_times, price_multipliers(moment.price))
 
 

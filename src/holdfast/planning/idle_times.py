@@ -112,9 +112,8 @@ class IdleTimesByCause(msgspec.Struct, frozen=True):
         total = self.tool.total + self.user.total
         if total <= total_max:
             return self
-        return IdleTimesByCause(
-            *(idle_times.scaled_to(idle_times.total * total_max / total) for idle_times in (self.tool, self.user))
-        )
+        scaled = (times.scaled_to(times.total * total_max / total) for times in (self.tool, self.user))
+        return IdleTimesByCause(*scaled)
 
     def __add__(self, other: "IdleTimesByCause") -> "IdleTimesByCause":
         return IdleTimesByCause(self.tool + other.tool, self.user + other.user)

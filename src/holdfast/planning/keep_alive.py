@@ -46,17 +46,12 @@ def plan_ping(idle: IdleSession, idle_times: IdleTimes, times: PriceMultipliers)
     refresh_gain = _refresh_gain(idle, idle_times, times, ttl="5m")
     upgrade_gain = _upgrade_gain(idle, idle_times, times)
     if max(refresh_gain, upgrade_gain) <= 0:
-        return _ping_for_anchor(idle, idle_times, times)
+        # A ping for the 1-hour entry alone: worth it where that entry holds nearly the whole prompt.
+        anchor_only = msgspec.structs.replace(idle, prompt_tokens=idle.held_tokens, held_tokens=0, ttl="1h")
+        return plan_ping(anchor_only, idle_times, times)
     if upgrade_gain >= refresh_gain:
         return _ping("5m", "1h", upgrade_gain)
     return _ping("5m", "5m", refresh_gain)
-
-
-def _ping_for_anchor(idle: IdleSession, idle_times: IdleTimes, times: PriceMultipliers) -> Ping | None:
-    """A ping for the 1-hour entry alone: worth it where that entry holds nearly the whole prompt."""
-    anchor_only = msgspec.structs.replace(idle, prompt_tokens=idle.held_tokens, held_tokens=0)
-    gain = _refresh_gain(anchor_only, idle_times, times, ttl="1h")
-    return _ping("1h", "1h", gain) if gain > 0 else None
 
 
 def _ping(expiring: Ttl, ttl: Ttl, gain: float) -> Ping:
@@ -71,34 +66,27 @@ def _refresh_gain(idle: IdleSession, idle_times: IdleTimes, times: PriceMultipli
     step = TTL_SECONDS[ttl] - PING_MARGIN_SECONDS
     first_at = idle.idle_seconds + step
     starts = [first_at + number * step + PING_MARGIN_SECONDS for number in range(PINGS_AHEAD_MAX[ttl])]
-    return float(
-        best_ping_count(
-            [idle_times.probability(start, start + step, given_seconds=first_at) for start in starts],
-            read=times.read,
-            write=times.write_5m,
-            prompt_tokens=idle.prompt_tokens,
-            held_tokens=idle.held_tokens if ttl == "5m" else 0,
-        ).saved_units
-    )
+    shares = [idle_times.probability(start, start + step, given_seconds=first_at) for start in starts]
+    prompt, held = idle.prompt_tokens, idle.held_tokens if ttl == "5m" else 0
+    plan = best_ping_count(shares, read=times.read, write=times.write_5m, prompt_tokens=prompt, held_tokens=held)
+    return float(plan.saved_units)
 
 
 def _upgrade_gain(idle: IdleSession, idle_times: IdleTimes, times: PriceMultipliers) -> float:
     """What one ping with a 1-hour breakpoint saves if the session returns within that hour."""
     first_at = idle.idle_seconds + TTL_SECONDS["5m"] - PING_MARGIN_SECONDS
-    return_probability = idle_times.probability(
-        first_at + PING_MARGIN_SECONDS, first_at + TTL_SECONDS["1h"], given_seconds=first_at
+    expires_at, returned_by = first_at + PING_MARGIN_SECONDS, first_at + TTL_SECONDS["1h"]
+    return_probability = idle_times.probability(expires_at, returned_by, given_seconds=first_at)
+    ping = upgrade_ping_pays(
+        idle.prompt_tokens,
+        idle.reply_tokens,
+        return_probability,
+        upgrade_probability=idle.upgrade_probability,
+        times=times,
+        closing_tokens=CLOSING_TOKENS,
+        held_tokens=idle.held_tokens,
     )
-    return float(
-        upgrade_ping_pays(
-            idle.prompt_tokens,
-            idle.reply_tokens,
-            return_probability,
-            upgrade_probability=idle.upgrade_probability,
-            times=times,
-            closing_tokens=CLOSING_TOKENS,
-            held_tokens=idle.held_tokens,
-        ).saved_units
-    )
+    return float(ping.saved_units)
 
 
 def closing_entry(last: HistoryEntry | None) -> HistoryEntry:

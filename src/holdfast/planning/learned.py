@@ -396,25 +396,20 @@ def combine_learned(events: Iterable[Event], scope: LearningScope, *, session_id
             newest.pop(key := (event.session_id, record.model, record.route), None)
             newest[key] = record
     # One record per session for idle times, or a session that used two models would count twice.
-    idle_time_records = {
-        session: record for (session, _, _), record in newest.items() if record.workspace_hash == scope.workspace_hash
-    }
+    in_workspace = ((key, record) for key, record in newest.items() if record.workspace_hash == scope.workspace_hash)
+    idle_time_records = {session: record for (session, _, _), record in in_workspace}
     learned = NOTHING_LEARNED
     for (session, model, route), record in newest.items():
         if idle_time_records.get(session) is record:
-            learned = learned_after_session(learned, CacheMemory(calls=record.calls, idle_times=_idle_times(record)))
+            idle_times = IdleTimesByCause(_histogram(record.tool_idle_times), _histogram(record.user_idle_times))
+            learned = learned_after_session(learned, CacheMemory(calls=record.calls, idle_times=idle_times))
         if (model, route) == (scope.model, scope.route):
             # Adding to an empty belief applies the bound on the log odds, which a stored record may exceed.
             belief = UpgradeBelief() + UpgradeBelief(record.upgrade_log_odds, record.anchors_read, record.anchors_lost)
             floor = ObservedFloor(record.floor_above_tokens, record.floor_misses, record.floor_at_most_tokens)
-            learned = msgspec.structs.replace(
-                learned, upgrade_belief=learned.upgrade_belief + belief, floor=learned.floor + floor
-            )
+            belief, floor = learned.upgrade_belief + belief, learned.floor + floor
+            learned = msgspec.structs.replace(learned, upgrade_belief=belief, floor=floor)
     return learned
-
-
-def _idle_times(record: CacheLearned) -> IdleTimesByCause:
-    return IdleTimesByCause(_histogram(record.tool_idle_times), _histogram(record.user_idle_times))
 
 
 def _histogram(counts: tuple[float, ...]) -> IdleTimes:

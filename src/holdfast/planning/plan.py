@@ -52,9 +52,8 @@ def plan_cache(
         base_plan = msgspec.structs.replace(base_plan, breakpoints=forced)
     idle_times = expected_idle_times(memory.idle_times.all, learned.idle_times.all)
     priced = add_savings(base_plan.breakpoints, buffer, warmth, idle_times, rules=rules, price=moment.price)
-    return msgspec.structs.replace(
-        base_plan, breakpoints=priced, expected_read_tokens=guaranteed_read_tokens(memory, moment.at)
-    )
+    read_tokens = guaranteed_read_tokens(memory, moment.at)
+    return msgspec.structs.replace(base_plan, breakpoints=priced, expected_read_tokens=read_tokens)
 
 
 class PromptWarmth(msgspec.Struct, frozen=True):

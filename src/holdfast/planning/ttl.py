@@ -70,11 +70,8 @@ def compute_ttl_stakes(
     hit_tokens = memory.tail_tokens if is_warm else anchored_hit
     # If anchors survive pauses at all, the last one does: a new one is worth only the tokens added since.
     anchored_tokens = anchor.tokens if anchor is not None else 0
-    return TtlStakes(
-        prompt=prompt_tokens,
-        written=max(0, prompt_tokens - hit_tokens),
-        unanchored=max(0, prompt_tokens - anchored_tokens),
-    )
+    written, unanchored = max(0, prompt_tokens - hit_tokens), max(0, prompt_tokens - anchored_tokens)
+    return TtlStakes(prompt_tokens, written, unanchored)
 
 
 def estimate_probabilities(idle_times: IdleTimes, memory: CacheMemory, learned: LearnedParameters) -> PlanProbabilities:
@@ -82,8 +79,5 @@ def estimate_probabilities(idle_times: IdleTimes, memory: CacheMemory, learned: 
     # followed by one with probability `pause`. A session that has outlived the average is taken to be half over.
     pause = idle_times.probability(TTL_SECONDS["5m"], TTL_SECONDS["1h"])
     calls_left = max(learned.calls_expected - memory.calls, memory.calls, 1)
-    return PlanProbabilities(
-        pause=pause,
-        pauses_left=pause * calls_left,
-        upgrade=(learned.upgrade_belief + memory.upgrade_belief).probability,
-    )
+    upgrade = (learned.upgrade_belief + memory.upgrade_belief).probability
+    return PlanProbabilities(pause=pause, pauses_left=pause * calls_left, upgrade=upgrade)

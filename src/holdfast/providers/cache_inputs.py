@@ -54,13 +54,9 @@ def openai_cache_inputs(parameters: Parameters) -> CacheParameters:
     }
     # The defaults of the API: setting them changes nothing.
     defaults = {"parallel_tool_calls": True, "service_tier": "auto"}
-    return CacheParameters(
-        parameters.model,
-        others={
-            name: None if value in (None, defaults.get(name)) else canonical_json(value).decode()
-            for name, value in others.items()
-        },
-    )
+    changed = {name: value for name, value in others.items() if value not in (None, defaults.get(name))}
+    encoded = {name: canonical_json(value).decode() for name, value in changed.items()}
+    return CacheParameters(parameters.model, others={**dict.fromkeys(others), **encoded})
 
 
 def gemini_cache_inputs(parameters: Parameters, others: Mapping[str, str | None]) -> CacheParameters:

@@ -164,13 +164,10 @@ def chat_usage_buckets(wire: ChatUsage, *, for_5m: bool = False) -> Usage:
     """`for_5m`: the TTL of cache writes is 5 minutes."""
     details = wire.prompt_tokens_details or _CacheDetails()
     written = details.cache_write_tokens
-    return _split_inclusive_usage(
-        wire.prompt_tokens,
-        wire.completion_tokens,
-        read=details.cached_tokens,
-        written_5m=written if for_5m else None,
-        written_other=None if for_5m else written,
-    )
+    total, output, read = wire.prompt_tokens, wire.completion_tokens, details.cached_tokens
+    if for_5m:
+        return _split_inclusive_usage(total, output, read, written_5m=written)
+    return _split_inclusive_usage(total, output, read, written_other=written)
 
 
 def encode_chat_usage(usage: Usage) -> dict[str, int | dict[str, int]]:
@@ -194,9 +191,8 @@ def responses_usage_buckets(wire: ResponsesUsage | None) -> Usage:
     if wire is None:
         return Usage()
     details = wire.input_tokens_details or _CacheDetails()
-    return _split_inclusive_usage(
-        wire.input_tokens, wire.output_tokens, read=details.cached_tokens, written_other=details.cache_write_tokens
-    )
+    read, written = details.cached_tokens, details.cache_write_tokens
+    return _split_inclusive_usage(wire.input_tokens, wire.output_tokens, read, written_other=written)
 
 
 def encode_responses_usage(usage: Usage) -> dict[str, int | dict[str, int]]:
@@ -212,8 +208,8 @@ def encode_responses_usage(usage: Usage) -> dict[str, int | dict[str, int]]:
 def _split_inclusive_usage(
     total: int | None,
     output: int | None,
+    read: int | None,
     *,
-    read: int | None = None,
     written_5m: int | None = None,
     written_other: int | None = None,
 ) -> Usage:

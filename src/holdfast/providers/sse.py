@@ -75,9 +75,8 @@ class SseParser:
 
     def _check_size(self, next_bytes: int) -> None:
         if self._event_bytes + next_bytes > self._event_bytes_max:
-            raise ProviderError(
-                "server_error", f"the provider streamed an event of more than {self._event_bytes_max} bytes"
-            )
+            failure = f"the provider streamed an event of more than {self._event_bytes_max} bytes"
+            raise ProviderError("server_error", failure)
 
 
 class EventFold(Protocol):
@@ -119,9 +118,8 @@ class EventStreamDecoder:
         """The chunk is buffered even if the caller does not iterate; its deltas then come with the next chunk's."""
         self._bytes_left -= len(chunk)
         if self._bytes_left < 0:
-            raise ProviderError(
-                "server_error", f"the provider streamed more than {self._reply_bytes_max} bytes in one response"
-            )
+            failure = f"the provider streamed more than {self._reply_bytes_max} bytes in one response"
+            raise ProviderError("server_error", failure)
         self._events.feed(chunk)
         return self._deltas()
 

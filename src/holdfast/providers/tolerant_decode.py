@@ -130,7 +130,8 @@ def _replace_element(members: _Object, steps: list[str], placeholders: dict[str,
     if not isinstance(parent, list) or not 0 <= index < len(parent):
         return False
     element = parent[index]
-    if isinstance(element, dict) and element.get("text") in placeholders:
+    text = element.get("text") if isinstance(element, dict) else None
+    if isinstance(element, dict) and isinstance(text, str) and text in placeholders:
         # The placeholder itself was refused: its breakpoint is the part that cannot be decoded.
         return element.pop("cache_control", None) is not None
     marker = _marker(placeholders)

@@ -54,11 +54,8 @@ class Incident(msgspec.Struct, frozen=True):
         return () if self.state == "succeeded" else self.steps[self.first_step :]
 
 
-class RecoveryLedger(msgspec.Struct, frozen=True):
-    incidents: Mapping[str, Incident] = {}
-
-
-EMPTY_LEDGER = RecoveryLedger()
+Incidents = Mapping[str, Incident]
+"""The incidents of a session by key, the most recently updated last."""
 
 
 class NextAttempt(msgspec.Struct, frozen=True):
@@ -67,20 +64,20 @@ class NextAttempt(msgspec.Struct, frozen=True):
     pause_seconds: float = 0.0
 
 
-def fold_recovery_events(events: Iterable[Event]) -> RecoveryLedger:
-    ledger = EMPTY_LEDGER
+def fold_recovery_events(events: Iterable[Event]) -> Incidents:
+    incidents: Incidents = {}
     for event in events:
         if isinstance(event.payload, RecoveryPayload):
-            ledger = apply_recovery_event(ledger, event.payload, event.at)
-    return ledger
+            incidents = apply_recovery_event(incidents, event.payload, event.at)
+    return incidents
 
 
-def apply_recovery_event(ledger: RecoveryLedger, payload: RecoveryPayload, at: float) -> RecoveryLedger:
-    others = {key: incident for key, incident in ledger.incidents.items() if key != payload.incident}
-    incident_before = ledger.incidents.get(payload.incident) or Incident(payload.incident, payload.scenario, "enqueued")
+def apply_recovery_event(incidents: Incidents, payload: RecoveryPayload, at: float) -> Incidents:
+    others = {key: incident for key, incident in incidents.items() if key != payload.incident}
+    incident_before = incidents.get(payload.incident) or Incident(payload.incident, payload.scenario, "enqueued")
     # Re-inserting at the end keeps the mapping in order of the last update.
     newest = list(others.items())[-(INCIDENTS_MAX - 1) :]
-    return RecoveryLedger({**dict(newest), payload.incident: _apply_event(incident_before, payload, at)})
+    return {**dict(newest), payload.incident: _apply_event(incident_before, payload, at)}
 
 
 def plan_next_attempt(

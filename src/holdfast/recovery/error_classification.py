@@ -15,22 +15,18 @@ REFUSED_STATUSES = (400, 413, 422)
 
 # The patterns match the providers' error texts, and in _PAIRS also our own transcript checks (types/transcript.py),
 # whose messages the simulator returns as errors.
-_BREAKPOINTS = re.compile(
-    r"cache_control|prompt_cache_breakpoint|cache[_ ]?(point|breakpoint|marker)s?\b", re.IGNORECASE
-)
-_TTLS = re.compile(r"\bttl\b|lifetime", re.IGNORECASE)
+_BREAKPOINTS = re.compile(r"(?i)cache_control|prompt_cache_breakpoint|cache[_ ]?(point|breakpoint|marker)s?\b")
+_TTLS = re.compile(r"(?i)\bttl\b|lifetime")
 _THINKING = re.compile(
-    r"thinking.{0,3} blocks?\b|(signature|data)`? in `?(redacted_)?thinking|thought[_ ]signature"
-    r"|encrypted[_ ]content|expected `?thinking`?|reasoning.{0,40} item",
-    re.IGNORECASE,
+    r"(?i)thinking.{0,3} blocks?\b|(signature|data)`? in `?(redacted_)?thinking|thought[_ ]signature"
+    r"|encrypted[_ ]content|expected `?thinking`?|reasoning.{0,40} item"
 )
 _PAIRS = re.compile(
-    r"tool_use.{0,60}(without|not have|corresponding|follow).{0,60}tool_result|unexpected `?tool_use_id"
+    r"(?i)tool_use.{0,60}(without|not have|corresponding|follow).{0,60}tool_result|unexpected `?tool_use_id"
     r"|tool result comes after|result .{0,120}answers no call"
     r"|call .{0,120}(is not answered|has no result)"
     r"|'tool_calls'|role 'tool' must be a response|no tool (call|output) found for function call"
-    r"|function (call|response) (turn|parts?)\b",
-    re.IGNORECASE,
+    r"|function (call|response) (turn|parts?)\b"
 )
 _WINDOWS = (
     re.compile(r"(?P<sent>\d{1,12}) tokens? > (?P<most>\d{1,12})"),

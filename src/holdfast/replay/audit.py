@@ -112,21 +112,6 @@ class _AuditedCall(msgspec.Struct, frozen=True):
         return cost_usd(Usage(output=self.usage.output), self.price) if self.price else _ZERO
 
 
-class _Causes:
-    """Cache misses, counted by their cause."""
-
-    def __init__(self) -> None:
-        self._rows: dict[str, tuple[int, int, Decimal]] = {}
-
-    def add(self, loss: MissCost) -> None:
-        calls, tokens, usd = self._rows.get(loss.cause, (0, 0, _ZERO))
-        self._rows[loss.cause] = calls + 1, tokens + loss.tokens, usd + loss.usd
-
-    def rows(self) -> tuple[MissCauseTotals, ...]:
-        rows = (MissCauseTotals(cause, calls, tokens, float(usd)) for cause, (calls, tokens, usd) in self._rows.items())
-        return tuple(sorted(rows, key=lambda row: (-row.lost_usd, -row.calls, row.cause)))
-
-
 class _Plan(msgspec.Struct, frozen=True):
     """Costs under a plan. Replies are included, because no plan changes what they cost."""
 
@@ -148,7 +133,7 @@ class _Totals:
         self.usage = Usage()
         self.spent_usd = self.lost_usd = self.upgraded_usd = self.plain_usd = _ZERO
         self.optimum_usd = 0.0
-        self.causes = _Causes()
+        self._causes: dict[str, tuple[int, int, Decimal]] = {}
 
     def count(self, call: _AuditedCall) -> None:
         self.calls += 1
@@ -158,12 +143,19 @@ class _Totals:
         if call.loss is not None:
             self.cache_misses += 1
             self.lost_usd += call.loss.usd
-            self.causes.add(call.loss)
+            calls, tokens, usd = self._causes.get(call.loss.cause, (0, 0, _ZERO))
+            self._causes[call.loss.cause] = calls + 1, tokens + call.loss.tokens, usd + call.loss.usd
 
     def plan(self, plan: _Plan) -> None:
         self.upgraded_usd += plan.upgraded_usd
         self.plain_usd += plan.plain_usd
         self.optimum_usd += plan.optimum_usd
+
+    @property
+    def causes(self) -> tuple[MissCauseTotals, ...]:
+        causes = self._causes.items()
+        rows = (MissCauseTotals(cause, calls, tokens, float(usd)) for cause, (calls, tokens, usd) in causes)
+        return tuple(sorted(rows, key=lambda row: (-row.lost_usd, -row.calls, row.cause)))
 
     @property
     def planned_usd(self) -> tuple[float, float]:
@@ -177,7 +169,7 @@ class _Session:
         self.project, self.started_at = transcript.project, transcript.recording.started_at
         self.subagents = 0
         self.total = _Totals()
-        self.models: dict[str, int] = {}
+        self.models: Counter[str] = Counter()
 
     def row(self, id: str) -> AuditedSession:
         total = self.total
@@ -195,7 +187,7 @@ class _Session:
             lost_usd=float(total.lost_usd),
             planned_usd=total.planned_usd,
             optimum_usd=total.optimum_usd,
-            causes=total.causes.rows(),
+            causes=total.causes,
         )
 
 
@@ -243,7 +235,7 @@ class Audit:
         calls_by_model: dict[str, list[_AuditedCall]] = {}
         for audited in self._audit_calls(transcript):
             calls_by_model.setdefault(audited.model, []).append(audited)
-            session.models[audited.model] = session.models.get(audited.model, 0) + 1
+            session.models[audited.model] += 1
             for total in (self._total, session.total, self._by_model.setdefault(audited.model, _Totals())):
                 total.count(audited)
         # Storage of explicit caches is paid under any plan.
@@ -282,9 +274,8 @@ class Audit:
         rule_sets = tuple(msgspec.structs.replace(row.cache, ttl_upgrade=upgrade) for upgrade in (True, False))
         learned = self._learned.get(name, (NOTHING_LEARNED, NOTHING_LEARNED))
         policies = tuple(AdaptivePolicy(parameters) for parameters in learned)
-        prompts = reduce_to_sizes(
-            (PaidCall(audited.call, audited.price, audited.ttl) for audited in model_calls if audited.price), row.cache
-        )
+        paid = (PaidCall(audited.call, audited.price, audited.ttl) for audited in model_calls if audited.price)
+        prompts = reduce_to_sizes(paid, row.cache)
         costs = price_plans(prompts, row, zip(rule_sets, policies, strict=True))
         self._learned[name] = policies[0].learned_parameters(), policies[1].learned_parameters()
         replies = sum((audited.reply_usd for audited in model_calls), _ZERO)
@@ -307,7 +298,7 @@ class Audit:
             lost_usd=float(total.lost_usd),
             planned_usd=total.planned_usd,
             optimum_usd=total.optimum_usd,
-            causes=total.causes.rows(),
+            causes=total.causes,
             models=tuple(self._model_row(name, model_total) for name, model_total in sorted(self._by_model.items())),
             broken_lines=self._broken_count,
             broken=tuple(self._broken),
@@ -316,9 +307,7 @@ class Audit:
     def _model_row(self, name: str, total: _Totals) -> AuditedModel:
         row = self.find_priced_model(name)
         spent = float(total.spent_usd) if row is not None else None
-        return AuditedModel(
-            name, total.calls, total.usage, spent, takes_breakpoints=row is not None and has_plannable_cache(row)
-        )
+        return AuditedModel(name, total.calls, total.usage, spent, row is not None and has_plannable_cache(row))
 
 
 def replay_transcripts(transcripts: Iterable[Transcript], models: Models) -> ReplayTotals:
@@ -347,6 +336,5 @@ def _around(calls: Sequence[RecordedCall], index: int) -> CallContext:
     """The sizes of the other calls that help to explain this one."""
     first = calls[0].usage
     following = calls[index + 1].usage if index + 1 < len(calls) else None
-    return CallContext(
-        first.tokens_sent if first else None, next_cache_read=following.cache_read if following else None
-    )
+    next_cache_read = following.cache_read if following else None
+    return CallContext(first.tokens_sent if first else None, next_cache_read=next_cache_read)

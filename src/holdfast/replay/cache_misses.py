@@ -7,6 +7,7 @@ ends within the first prompt, so that the whole conversation was missed at once.
 the client changed something that the recording does not contain; the recording cannot tell which.
 """
 
+import operator
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Literal, get_args
@@ -64,14 +65,6 @@ class CallContext(msgspec.Struct, frozen=True):
 NO_CONTEXT = CallContext()
 
 
-def find_miss_reason(
-    before: RecordedCall, call: RecordedCall, rules: CacheRules, ttl: Ttl, *, around: CallContext = NO_CONTEXT
-) -> MissReason | None:
-    """The reason without the evidence; None if the call was no miss."""
-    miss = explain_miss(before, call, rules, ttl, around=around)
-    return miss.reason if miss is not None else None
-
-
 def explain_miss(
     before: RecordedCall, call: RecordedCall, rules: CacheRules, ttl: Ttl, *, around: CallContext = NO_CONTEXT
 ) -> CacheMiss | None:
@@ -102,10 +95,8 @@ def _explain_within_ttl(before: Usage, call: Usage, around: CallContext) -> Cach
     if around.settings_switch is not None:
         return CacheMiss("prefix changed", around.settings_switch)
     if 0 < read < around.stable_prefix_tokens:
-        return CacheMiss(
-            "prefix changed",
-            f"{read} tokens of the stable prefix were read, {around.stable_prefix_tokens} by an earlier call",
-        )
+        evidence = f"{read} tokens of the stable prefix were read, {around.stable_prefix_tokens} by an earlier call"
+        return CacheMiss("prefix changed", evidence)
     if around.next_cache_read == cached != call.cache_read + call.cache_write:
         # The next call reads exactly the entry that this call skipped: the entry existed, so this prompt differed.
         return CacheMiss("prefix changed", f"the next call still read the {cached} tokens of the previous one")
@@ -131,9 +122,8 @@ def explain_misses(recording: Recording, rules: CacheRules) -> tuple[CacheMiss |
     for index in range(1, len(recording.calls)):
         before, call = recording.calls[index - 1], recording.calls[index]
         following = recording.calls[index + 1].usage if index + 1 < len(recording.calls) else None
-        around = CallContext(
-            first_tokens, prefix_tokens, following.cache_read if following is not None else None, switches[index]
-        )
+        next_cache_read = following.cache_read if following is not None else None
+        around = CallContext(first_tokens, prefix_tokens, next_cache_read, switches[index])
         causes.append(explain_miss(before, call, rules, ttls[index - 1], around=around))
         # Another model has its own cache, so nothing is known about its stable prefix.
         if has_model_changed(before, call):
@@ -247,7 +237,8 @@ def classify_miss(
         return None
     if not before.usage.cache_read + before.usage.cache_write:
         return UNCACHED
-    return find_miss_reason(before, call, rules, ttl, around=around)
+    miss = explain_miss(before, call, rules, ttl, around=around)
+    return miss.reason if miss is not None else None
 
 
 def infer_ttls_or_default(calls: Sequence[RecordedCall]) -> tuple[Ttl, ...]:
@@ -286,12 +277,7 @@ class LossCounts(msgspec.Struct, frozen=True):
         return self.lost_after_user >= LOSSES_MIN and self.loss_ratio >= LOSS_RATIO_MIN
 
     def __add__(self, other: "LossCounts") -> "LossCounts":
-        return LossCounts(
-            self.after_user + other.after_user,
-            self.lost_after_user + other.lost_after_user,
-            self.after_tool + other.after_tool,
-            self.lost_after_tool + other.lost_after_tool,
-        )
+        return LossCounts(*map(operator.add, msgspec.structs.astuple(self), msgspec.structs.astuple(other)))
 
 
 def count_losses(recording: Recording, rules: CacheRules) -> LossCounts:

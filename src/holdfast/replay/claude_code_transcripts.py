@@ -12,6 +12,7 @@ import msgspec
 
 from holdfast.errors import UserError
 from holdfast.planning.policy import WaitedFor
+from holdfast.providers.anthropic.usage import CacheCreation, UsageCounters
 from holdfast.replay.recording import RecordedCall, Recording, Transcript
 from holdfast.replay.trace_files import BrokenLine, decode_history_entry, infer_start, iterate_lines, parse_timestamp
 from holdfast.types.blocks import Block, replace_surrogates
@@ -31,23 +32,10 @@ TIMESTAMP_MAX = 32_503_680_000.0
 _DAMAGED = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError, OverflowError)
 
 
-class _CacheCreation(msgspec.Struct):
-    ephemeral_5m_input_tokens: int | None = None
-    ephemeral_1h_input_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    cache_read_input_tokens: int | None = None
-    cache_creation_input_tokens: int | None = None
-    cache_creation: _CacheCreation | None = None
-
-
 class _Message(msgspec.Struct):
     id: str | None = None
     model: str | None = None
-    usage: _Usage | None = None
+    usage: UsageCounters | None = None
     content: msgspec.Raw = msgspec.Raw(b'""')
 
 
@@ -265,8 +253,8 @@ def _has_tool_results(content: msgspec.Raw) -> bool:
     return raw.startswith(b"[") and b'"tool_result"' in raw
 
 
-def _usage(reported: _Usage) -> Usage:
-    by_ttl = reported.cache_creation or _CacheCreation()
+def _usage(reported: UsageCounters) -> Usage:
+    by_ttl = reported.cache_creation or CacheCreation()
     written_1h = clamp_token_count(by_ttl.ephemeral_1h_input_tokens)
     written = max(
         clamp_token_count(reported.cache_creation_input_tokens),

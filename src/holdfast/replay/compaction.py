@@ -6,13 +6,7 @@ import msgspec
 
 from holdfast.catalog.schema import Model
 from holdfast.catalog.token_count import count_tokens
-from holdfast.compaction.decision import (
-    CompactionMonitor,
-    CompactionOutlook,
-    find_compaction_trigger,
-    observe_call,
-    split_token_budget,
-)
+from holdfast.compaction import decision
 from holdfast.compaction.models import CompactionConfig
 from holdfast.compaction.summary import KeptMessages, build_summary, render_resume_note, render_summary
 from holdfast.compaction.view import SUMMARY_LAYER, choose_cut
@@ -57,23 +51,18 @@ class _Fold:
         self._sizes: dict[int, int] = {}
         self._facts = FactsReader()
         self._facts_read_until = 0
-        self._monitor = CompactionMonitor()
+        self._monitor = decision.CompactionMonitor()
         self._last_at: float | None = None
         self._calls = 0
         self._prefix_tokens = self._count_prefix_tokens(recording)
         self.count = 0
 
     def _count_prefix_tokens(self, recording: Recording) -> int:
-        texts = (
-            recording.system,
-            *(f"{tool.name}{tool.description}{tool.input_schema_json}" for tool in recording.tools),
-        )
-        estimated = sum(self._tokens(text) for text in texts)
+        tools = (f"{tool.name}{tool.description}{tool.input_schema_json}" for tool in recording.tools)
+        estimated = sum(map(self._tokens, (recording.system, *tools)))
         first = recording.calls[0].added if recording.calls else ()
-        reported = (recording.first_prompt_tokens or 0) - sum(
-            self._tokens(extract_plain_text(entry.content)) for entry in first
-        )
-        return max(estimated, reported)
+        first_tokens = sum(self._tokens(extract_plain_text(entry.content)) for entry in first)
+        return max(estimated, (recording.first_prompt_tokens or 0) - first_tokens)
 
     def _tokens(self, text: str) -> int:
         return count_tokens(text, self._model.tokens_factor)
@@ -92,27 +81,29 @@ class _Fold:
         compacted_call = msgspec.structs.replace(call, added=added, kept_entries=None)
         if self._is_due(call.at) and self._compact(unsent):
             compacted_call = msgspec.structs.replace(call, added=tuple(self._view), kept_entries=0)
-        self._monitor = observe_call(self._monitor, Usage(input=self._prefix_tokens + sum(self._view_sizes())))
+        self._monitor = decision.observe_call(self._monitor, Usage(input=self._prompt_tokens()))
         self._last_at, self._calls = call.at, self._calls + 1
         if call.reply is not None:
             self._enter(call.reply)
         return compacted_call
 
     def _is_due(self, at: float) -> bool:
-        return (
-            self._last_at is not None
-            and find_compaction_trigger(self._outlook(at), self._monitor, self._config) is not None
-        )
+        if self._last_at is None:
+            return False
+        return decision.find_compaction_trigger(self._outlook(at), self._monitor, self._config) is not None
+
+    def _prompt_tokens(self) -> int:
+        return self._prefix_tokens + sum(self._view_sizes())
 
     def _view_sizes(self) -> list[int]:
         return [self._sizes[entry.number] for entry in self._view]
 
-    def _outlook(self, at: float) -> CompactionOutlook:
-        price = find_newest_price(self._model, self._prefix_tokens + sum(self._view_sizes()))
+    def _outlook(self, at: float) -> decision.CompactionOutlook:
+        price = find_newest_price(self._model, self._prompt_tokens())
         unit = price.input or Decimal(1)
         ttl_seconds = self._model.cache.ttls_seconds.get(SHORT_TTL, 0)
-        return CompactionOutlook(
-            prompt_tokens=self._prefix_tokens + sum(self._view_sizes()),
+        return decision.CompactionOutlook(
+            prompt_tokens=self._prompt_tokens(),
             stable_prefix_tokens=self._prefix_tokens,
             window_tokens=self._model.context_tokens_max,
             output_tokens_max=self._model.output_tokens_max,
@@ -127,7 +118,7 @@ class _Fold:
 
     def _compact(self, unsent: int) -> bool:
         sizes = self._view_sizes()
-        summary_max, tail_max = split_token_budget(sum(sizes), self._config)
+        summary_max, tail_max = decision.split_token_budget(sum(sizes), self._config)
         cut = choose_cut(self._view, sizes, tail_tokens_max=tail_max, unsent=unsent)
         if cut is None:
             return False
@@ -145,8 +136,6 @@ class _Fold:
         content = (Text(render_summary(summary, recall=False)), Text(render_resume_note(recent=bool(recent))))
         self._sizes[0] = sum(self._tokens(part.text) for part in content)
         self._view = [HistoryEntry("user", content, layer=SUMMARY_LAYER), *recent]
-        self._monitor = CompactionMonitor(
-            count=self.count + 1, base_tokens=self._prefix_tokens + sum(self._view_sizes())
-        )
         self.count += 1
+        self._monitor = decision.CompactionMonitor(count=self.count, base_tokens=self._prompt_tokens())
         return True

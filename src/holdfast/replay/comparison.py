@@ -1,5 +1,6 @@
 """Replays one recording under many policies and compares their costs with the lowest possible cost."""
 
+from collections import Counter
 from collections.abc import Iterable
 from decimal import Decimal
 
@@ -94,17 +95,13 @@ class ReplayTotals:
     """Accumulates comparisons."""
 
     def __init__(self) -> None:
-        self.recordings = 0
-        self.calls = 0
-        self.broken = 0
-        self.compactions = 0
-        self.bound_usd = 0.0
-        self.optimum_usd = 0.0
+        self.recordings = self.calls = self.broken = self.compactions = 0
+        self.bound_usd = self.optimum_usd = 0.0
         self.model_fit: ModelFit | None = None
         self.cost_usd: dict[str, Decimal] = {}
         self._usage: dict[str, Usage] = {}
-        self._pings: dict[str, int] = {}
-        self._misses: dict[str, int] = {}
+        self._pings: Counter[str] = Counter()
+        self._misses: Counter[str] = Counter()
 
     def add_comparison(self, comparison: PolicyComparison, model_fit: ModelFit | None, calls: int) -> None:
         self.recordings += 1
@@ -117,8 +114,8 @@ class ReplayTotals:
             name = played.policy
             self.cost_usd[name] = self.cost_usd.get(name, Decimal(0)) + played.cost_usd
             self._usage[name] = self._usage.get(name, Usage()) + played.usage
-            self._pings[name] = self._pings.get(name, 0) + sum(call.is_ping for call in played.calls)
-            self._misses[name] = self._misses.get(name, 0) + sum(call.is_miss for call in played.calls)
+            self._pings[name] += sum(call.is_ping for call in played.calls)
+            self._misses[name] += sum(call.is_miss for call in played.calls)
 
     def build_report(self) -> ReplayReport:
         best = min(self.cost_usd.values(), default=Decimal(0))

@@ -9,11 +9,9 @@ from decimal import Decimal
 
 import msgspec
 
-from holdfast.cachemodel.machine import run_call
-from holdfast.cachemodel.values import BlockKind, CacheCall, CacheEntries, CacheScope, PromptPrefix
+from holdfast.cachemodel.values import BlockKind, PromptPrefix
 from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
 from holdfast.catalog.schema import Model, Price
-from holdfast.economics.cost import cost_usd
 from holdfast.errors import UserError
 from holdfast.events.log import Event
 from holdfast.events.payloads.calls import (
@@ -29,9 +27,10 @@ from holdfast.planning.learned import LearnedParameters
 from holdfast.planning.optimum import CallStep, optimal_cost, token_rates
 from holdfast.planning.policies.fixed import TEXT_BLOCK_START
 from holdfast.planning.policies.peers import new_compared_policies
-from holdfast.planning.policy import CachePolicy, PlanningMoment
+from holdfast.planning.policy import PlanningMoment
 from holdfast.providers.registry import get_adapter
 from holdfast.replay.prompt_layouts import LAYOUTS
+from holdfast.replay.size_estimate import PolicyTrack
 from holdfast.types.blocks import Role
 from holdfast.types.prompt import PromptSection, Stability
 from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, RequestBuffer
@@ -173,7 +172,7 @@ def _price_policies(
         return None, None, ()
     # A policy that changes the layout of prompts needs their text, which the log does not have.
     baselines = [policy for name, policy in new_compared_policies().items() if name not in LAYOUTS]
-    tracks = [_Track(policy, row) for policy in (AdaptivePolicy(LearnedParameters()), *baselines)]
+    tracks = [PolicyTrack(row.cache, policy, row) for policy in (AdaptivePolicy(LearnedParameters()), *baselines)]
     prompt, as_sent, improved = _Prompt(row), list[CallStep](), list[CallStep]()
     previous: _ForwardedCall | None = None
     shared_since: int | None = None
@@ -196,11 +195,8 @@ def _price_policies(
         previous = call
     newest = price_at(row, utc_date(calls[-1].at), max(step.prompt_tokens for step in as_sent))
     rows = (PolicyCost(track.policy.name, float(track.cost_usd)) for track in tracks)
-    return (
-        _lowest_cost(as_sent, newest, row),
-        _lowest_cost(improved, newest, row),
-        tuple(sorted(rows, key=lambda row: (row.usd, row.policy))),
-    )
+    lowest, lowest_improved = (_lowest_cost(steps, newest, row) for steps in (as_sent, improved))
+    return lowest, lowest_improved, tuple(sorted(rows, key=lambda row: (row.usd, row.policy)))
 
 
 def _lowest_cost(steps: list[CallStep], price: Price, row: Model) -> float:
@@ -213,22 +209,6 @@ def _lowest_cost(steps: list[CallStep], price: Price, row: Model) -> float:
         plain_tokens += current.prompt_tokens - reusable
         cacheable.append(CallStep(reusable, current.shared_tokens, current.idle_seconds))
     return optimal_cost(cacheable, rates, upgrades=row.cache.ttl_upgrade) + rates.plain * plain_tokens
-
-
-class _Track:
-    """The cache as one policy has shaped it so far, and what that cost."""
-
-    def __init__(self, policy: CachePolicy, row: Model) -> None:
-        self.policy = policy
-        self.cost_usd = Decimal(0)
-        self._row = row
-        self._entries = CacheEntries()
-
-    def send(self, moment: PlanningMoment, prefixes: tuple[PromptPrefix, ...]) -> None:
-        call = CacheCall(CacheScope("", self._row.name), prefixes, self.policy.choose_breakpoints(moment), moment.at)
-        outcome, self._entries = run_call(self._row.cache, self._entries, call)
-        self.policy.record_usage(moment, outcome.usage)
-        self.cost_usd += cost_usd(outcome.usage, moment.price)
 
 
 class _Prompt:

@@ -8,19 +8,7 @@ import msgspec
 from holdfast.planning.policies.fixed import BreakpointCandidates, FixedPolicy
 from holdfast.planning.policies.peers import claude_code_rule
 from holdfast.planning.policy import PlanningMoment
-from holdfast.replay.cache_misses import (
-    EXPLAINED_REASONS,
-    MISS_REASONS,
-    PREDICTED_SWITCHES,
-    LossCounts,
-    MissReason,
-    count_losses,
-    explain_misses,
-    find_settings_switches,
-    has_model_changed,
-    infer_ttls,
-    should_hit,
-)
+from holdfast.replay import cache_misses
 from holdfast.replay.playback import Replayer, ReplaySetting
 from holdfast.replay.recording import Recording
 from holdfast.types.usage import Usage
@@ -33,8 +21,8 @@ CallPlace = Literal["settings switches", "elsewhere"]
 _PLACES: tuple[CallPlace, ...] = get_args(CallPlace)
 
 
-def _count_reason(reason: MissReason | None = None) -> dict[MissReason, int]:
-    return {name: int(name == reason) for name in MISS_REASONS}
+def _count_reason(reason: cache_misses.MissReason | None = None) -> dict[cache_misses.MissReason, int]:
+    return {name: int(name == reason) for name in cache_misses.MISS_REASONS}
 
 
 def _count_place(place: CallPlace | None = None) -> dict[CallPlace, int]:
@@ -54,13 +42,13 @@ class ModelFit(msgspec.Struct, frozen=True):
     recorded: Usage = Usage()
     modelled: Usage = Usage()
     calls: int = 0
-    misses: Mapping[MissReason, int] = msgspec.field(default_factory=_count_reason)
-    misses_predicted: Mapping[MissReason, int] = msgspec.field(default_factory=_count_reason)
+    misses: Mapping[cache_misses.MissReason, int] = msgspec.field(default_factory=_count_reason)
+    misses_predicted: Mapping[cache_misses.MissReason, int] = msgspec.field(default_factory=_count_reason)
     misses_mispredicted: int = 0
     """Predicted misses that were hits; for the call after a compaction nothing is predicted."""
     hits_expected: Mapping[CallPlace, int] = msgspec.field(default_factory=_count_place)
     hits_missed: Mapping[CallPlace, int] = msgspec.field(default_factory=_count_place)
-    loss_counts: LossCounts = LossCounts()
+    loss_counts: cache_misses.LossCounts = cache_misses.LossCounts()
 
     @property
     def miss_count(self) -> int:
@@ -73,7 +61,7 @@ class ModelFit(msgspec.Struct, frozen=True):
     @property
     def explained_alone_count(self) -> int:
         """Misses whose reason has evidence fit the call itself, the predicted ones included."""
-        return sum(self.misses[reason] for reason in EXPLAINED_REASONS)
+        return sum(self.misses[reason] for reason in cache_misses.EXPLAINED_REASONS)
 
     @property
     def explained_count(self) -> int:
@@ -100,7 +88,7 @@ def _add_counts(left: Mapping[Name, int], right: Mapping[Name, int]) -> dict[Nam
 
 def measure_model_fit(recording: Recording, setting: ReplaySetting) -> ModelFit | None:
     """Replay with the recorded client's own breakpoints and TTLs, compared with its usage; None without usage."""
-    ttls = infer_ttls(recording)
+    ttls = cache_misses.infer_ttls(recording)
     if not ttls:
         return None
 
@@ -111,16 +99,20 @@ def measure_model_fit(recording: Recording, setting: ReplaySetting) -> ModelFit 
     without_pings = msgspec.structs.replace(setting, keep_alive=False)
     (played,) = Replayer(recording, without_pings).replay((FixedPolicy("recorded", as_recorded),))
     rules = setting.assumed_rules
-    misses, switches = explain_misses(recording, rules), find_settings_switches(recording)
-    total = ModelFit(loss_counts=count_losses(recording, rules))
+    misses, switches = cache_misses.explain_misses(recording, rules), cache_misses.find_settings_switches(recording)
+    total = ModelFit(loss_counts=cache_misses.count_losses(recording, rules))
     for index in range(1, len(recording.calls)):
         before, call, miss, switch = recording.calls[index - 1], recording.calls[index], misses[index], switches[index]
         if call.usage is None or before.usage is None:
             continue
-        expected = should_hit(before, call, rules.ttls_seconds[ttls[index - 1]])
+        expected = cache_misses.should_hit(before, call, rules.ttls_seconds[ttls[index - 1]])
         place: CallPlace = "elsewhere" if switch is None else "settings switches"
         modelled = played.calls[index]
-        predicted = modelled.is_miss or has_model_changed(before, call) or switch in PREDICTED_SWITCHES
+        predicted = (
+            modelled.is_miss
+            or cache_misses.has_model_changed(before, call)
+            or switch in cache_misses.PREDICTED_SWITCHES
+        )
         # The recording contains every compaction, so the miss after one is known without a prediction.
         compacted = call.kept_entries is not None
         reason = miss.reason if miss is not None else None
@@ -160,7 +152,7 @@ def format_model_fit(fit: ModelFit) -> Iterator[tuple[str, str]]:
     lost = fit.misses["lost"] - (fit.explained_count - fit.explained_alone_count)
     yield "  lost within the TTL, by the provider or an unrecorded change", _share(lost, count)
     yield "  unexplained", _share(fit.misses["unexplained"], count)
-    for reason in MISS_REASONS:
+    for reason in cache_misses.MISS_REASONS:
         if fit.misses[reason]:
             yield f"  {reason}", f"{fit.misses[reason]}, predicted {fit.misses_predicted[reason]}"
     missed_in = [f"{_share(fit.hits_missed[place], fit.hits_expected[place])} {place}" for place in _PLACES]

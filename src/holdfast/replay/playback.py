@@ -107,16 +107,8 @@ class _PolicyRun:
         outcome, self.entries = run_call(self.setting.provider_rules, self.entries, call)
         self.last = call
         price = find_newest_price(self.setting.model, call.tokens)
-        self.calls.append(
-            ReplayedCall(
-                at,
-                outcome.usage,
-                cost_usd(outcome.usage, price),
-                shared or 0,
-                is_miss=is_cache_miss(outcome.usage, shared or 0),
-                is_ping=shared is None,
-            )
-        )
+        cost, is_miss = cost_usd(outcome.usage, price), is_cache_miss(outcome.usage, shared or 0)
+        self.calls.append(ReplayedCall(at, outcome.usage, cost, shared or 0, is_miss, is_ping=shared is None))
         return outcome.usage
 
 
@@ -134,28 +126,18 @@ class Replayer:
 
     def replay(self, policies: Sequence[CachePolicy]) -> tuple[ReplayResult, ...]:
         recording = self._recording
-        tracks = [
-            _PolicyRun(policy, self._setting, CacheScope(recording.id, self._setting.model.name)) for policy in policies
-        ]
+        scope = CacheScope(recording.id, self._setting.model.name)
+        tracks = [_PolicyRun(policy, self._setting, scope) for policy in policies]
         previous: RecordedCall | None = None
         for index, call in enumerate(self._prompt.iterate_calls(recording)):
             idle = call.at - previous.at if previous else None
-            self._add_step(idle)
+            prompt = self._prompt
+            self.steps.append(CallStep(prompt.prefixes[-1].tokens, prompt.shared_tokens, idle, prompt.reply_tokens))
             next_at = recording.calls[index + 1].at if index + 1 < len(recording.calls) else None
             until = next_at if next_at is not None else call.at + self._setting.open_after_seconds
             self._call(tracks, call, idle, until)
             previous = call
         return tuple(ReplayResult(recording.id, track.policy.name, tuple(track.calls)) for track in tracks)
-
-    def _add_step(self, idle_seconds: float | None) -> None:
-        self.steps.append(
-            CallStep(
-                prompt_tokens=self._prompt.prefixes[-1].tokens,
-                shared_tokens=self._prompt.shared_tokens,
-                reply_tokens=self._prompt.reply_tokens,
-                idle_seconds=idle_seconds,
-            )
-        )
 
     def _call(self, tracks: Sequence[_PolicyRun], call: RecordedCall, idle: float | None, until: float) -> None:
         prompt, setting = self._prompt, self._setting
@@ -189,23 +171,20 @@ class Replayer:
         """Repeat the last request if its last breakpoint has that TTL; else add the reply with a breakpoint on it."""
         last = track.last
         assert last is not None
-        newest = max(last.breakpoints, key=lambda breakpoint: breakpoint.block_index) if last.breakpoints else None
+        newest = max(last.breakpoints, key=lambda breakpoint: breakpoint.block_index, default=None)
         if newest is not None and (newest.ttl == ttl or ttl == "5m"):
             self._report_request(track, at, 0)
             usage = track.send(last.prefixes, last.breakpoints, at, shared=None)
             tokens = last.prefixes[track.conversation_blocks - 1].tokens
-            track.policy.record_ping(
-                PingResult(at, newest.ttl, usage, newest.block_index, track.conversation_blocks, tokens)
-            )
+            ping = PingResult(at, newest.ttl, usage, newest.block_index, track.conversation_blocks, tokens)
+            track.policy.record_ping(ping)
             return
         prefixes = self._prompt.prefixes
         last_block = next((index for index in range(len(prefixes) - 1, -1, -1) if self._takes_breakpoint(index)), None)
         if last_block is None:
             return
         # The newest breakpoint takes one of the provider's slots; the deepest of the earlier ones keep the rest.
-        earlier = sorted(
-            {breakpoint.block_index for breakpoint in last.breakpoints if breakpoint.block_index < last_block}
-        )
+        earlier = sorted({point.block_index for point in last.breakpoints if point.block_index < last_block})
         earlier = earlier[-(self._setting.provider_rules.breakpoints_max - 1) :]
         breakpoints = tuple(Breakpoint(block, ttl, "kept warm") for block in (*earlier, last_block))
         closing = PromptPrefix("messages", "", prefixes[-1].tokens + self._prompt.count_closing_tokens())

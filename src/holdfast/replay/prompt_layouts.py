@@ -1,7 +1,6 @@
 """How some agents rearrange a conversation before they send it: same conversation, other prompts."""
 
 from collections.abc import Callable, Mapping
-from itertools import zip_longest
 
 import msgspec
 
@@ -34,41 +33,6 @@ def append_volatile_to_system(recording: Recording, texts_of: VolatileTexts = re
     return msgspec.structs.replace(recording, calls=tuple(calls))
 
 
-def insert_volatile_messages(recording: Recording, texts_of: VolatileTexts, tokens: Callable[[str], int]) -> Recording:
-    """Volatile text before the user's words, sent only when it changed, and part of the history from then on.
-
-    Nothing is added inside a tool loop; after a compaction all of it is sent again. `tokens` counts what it adds to the
-    recorded size of the first prompt.
-    """
-    calls: list[RecordedCall] = []
-    last: tuple[str | None, ...] = ()
-    turns = first_tokens = 0
-    for call in recording.calls:
-        last = () if call.kept_entries is not None else last
-        if call.waited_for != "tool":
-            turns += 1
-            now = texts_of(turns)
-            new = tuple(text for text, before in zip_longest(now, last) if text is not None and text != before)
-            call = msgspec.structs.replace(call, added=_insert_texts(call.added, new))
-            first_tokens += sum(map(tokens, new)) if not calls else 0
-            last = now
-        calls.append(call)
-    recorded = recording.first_prompt_tokens
-    first_prompt = None if recorded is None else recorded + first_tokens
-    return msgspec.structs.replace(recording, calls=tuple(calls), first_prompt_tokens=first_prompt)
-
-
-def _insert_texts(added: tuple[HistoryEntry, ...], texts: tuple[str, ...]) -> tuple[HistoryEntry, ...]:
-    """Put the texts into the newest entry: after its tool results, which providers require first, before the rest."""
-    if not added or not texts:
-        return added
-    *earlier, newest = added
-    results = tuple(block for block in newest.content if isinstance(block, ToolResult))
-    rest = tuple(block for block in newest.content if not isinstance(block, ToolResult))
-    content = (*results, *map(Text, texts), *rest)
-    return (*earlier, msgspec.structs.replace(newest, content=content))
-
-
 def clear_old_results(recording: Recording) -> Recording:
     """From 100,000 tokens on, every request clears all tool results but the last three."""
     history: list[HistoryEntry] = []
@@ -82,13 +46,10 @@ def clear_old_results(recording: Recording) -> Recording:
         current = list(history)
         if sum(map(_count_characters, history)) > CLEARING_CHARACTERS_MIN:
             current = _clear_results(history, cleared_entries)
-        shared = next(
-            (at for at, (old, new) in enumerate(zip(sent, current, strict=False)) if old is not new), len(sent)
-        )
-        extends = shared == len(sent) and len(current) >= shared
-        calls.append(
-            msgspec.structs.replace(call, added=tuple(current[shared:]), kept_entries=None if extends else shared)
-        )
+        pairs = enumerate(zip(sent, current, strict=False))
+        shared = next((at for at, (old, new) in pairs if old is not new), len(sent))
+        kept = None if shared == len(sent) and len(current) >= shared else shared
+        calls.append(msgspec.structs.replace(call, added=tuple(current[shared:]), kept_entries=kept))
         reply = [call.reply] if call.reply is not None else []
         sent = current + reply
         history += reply
@@ -118,9 +79,9 @@ def _clear_results(
 
 
 def _clear_block(block: Block) -> Block:
-    return (
-        ToolResult(block.tool_use_id, (Text(CLEARED_TEXT),), block.is_error) if isinstance(block, ToolResult) else block
-    )
+    if not isinstance(block, ToolResult):
+        return block
+    return ToolResult(block.tool_use_id, (Text(CLEARED_TEXT),), block.is_error)
 
 
 def _count_characters(entry: HistoryEntry) -> int:

@@ -13,11 +13,13 @@ from holdfast.planning.idle_times import WaitsFor
 from holdfast.planning.keep_alive import closing_entry
 from holdfast.planning.policy import WaitedFor
 from holdfast.providers.adapter import Adapter
-from holdfast.types.blocks import Text, ToolResult, ToolUse
+from holdfast.types.blocks import Block, Text, ToolResult, ToolUse
 from holdfast.types.prompt import Breakpoint, HistoryEntry, LayerText, Segment, Stability, View
 from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
 from holdfast.types.tool_spec import ToolSpec
 from holdfast.types.usage import Usage, merge_usage_reports
+
+_KINDS: dict[type[Block], BlockKind] = {ToolUse: "tool_use", ToolResult: "tool_result"}
 
 
 class RecordedCall(msgspec.Struct, frozen=True):
@@ -119,7 +121,8 @@ class ReplayPrompt:
         self.buffer = RequestBuffer(adapter, self._count)
         self.prefixes: list[PromptPrefix] = []
         self.entries: list[HistoryEntry] = []
-        self._starts: list[int] = []
+        self.entry_starts: list[int] = []
+        """The index of the block at which each history entry starts."""
         self._system_tail = ""
         self._reply: HistoryEntry | None = None
         self._sent_blocks = 0
@@ -142,9 +145,8 @@ class ReplayPrompt:
             self._counts.clear()
         elif missing > 0:
             text = f"[{missing} tokens of the system prompt were not recorded]"
-            placeholder = self._adapter.encode_segment(
-                Segment("role", Stability.FROZEN, "system", system=(Text(text),))
-            )
+            segment = Segment("role", Stability.FROZEN, "system", system=(Text(text),))
+            placeholder = self._adapter.encode_segment(segment)
             self._counts[placeholder[0].data] = missing
             tools = sum(block.section == "tools" for block in blocks)
             blocks[tools:tools] = placeholder
@@ -164,7 +166,7 @@ class ReplayPrompt:
             shared = min(shared, self._head_blocks)
             self._change_tail(call.system_suffix)
         if call.kept_entries is not None and call.kept_entries < len(self.entries):
-            shared = min(shared, self._starts[call.kept_entries])
+            shared = min(shared, self.entry_starts[call.kept_entries])
             self._cut(call.kept_entries)
         if shared < self._sent_blocks:
             self.reply_tokens = 0
@@ -173,11 +175,6 @@ class ReplayPrompt:
             self._add(entry)
         self._reply = call.reply
         self._sent_blocks = len(self.prefixes)
-
-    @property
-    def entry_starts(self) -> tuple[int, ...]:
-        """The index of the block at which each history entry starts."""
-        return tuple(self._starts)
 
     def _tokens_at(self, block_count: int) -> int:
         return self.prefixes[block_count - 1].tokens if block_count else 0
@@ -194,16 +191,15 @@ class ReplayPrompt:
         self._cut(0)
         self._cut_blocks(self._head_blocks)
         if text:
-            self._extend(
-                self._adapter.encode_segment(Segment("volatile", Stability.VOLATILE, "system", system=(Text(text),)))
-            )
+            segment = Segment("volatile", Stability.VOLATILE, "system", system=(Text(text),))
+            self._extend(self._adapter.encode_segment(segment))
         for entry in entries:
             self._add(entry)
 
     def _cut(self, entry_count: int) -> None:
-        if entry_count < len(self._starts):
-            self._cut_blocks(self._starts[entry_count])
-        del self.entries[entry_count:], self._starts[entry_count:]
+        if entry_count < len(self.entry_starts):
+            self._cut_blocks(self.entry_starts[entry_count])
+        del self.entries[entry_count:], self.entry_starts[entry_count:]
 
     def _cut_blocks(self, block_count: int) -> None:
         self.buffer.truncate(block_count)
@@ -211,8 +207,8 @@ class ReplayPrompt:
 
     def _add(self, entry: HistoryEntry) -> None:
         self.entries.append(entry)
-        self._starts.append(len(self.buffer.blocks))
-        self._extend(self._encode_entry(entry), tuple(_kind_of(block) for block in entry.content))
+        self.entry_starts.append(len(self.buffer.blocks))
+        self._extend(self._encode_entry(entry), tuple(_KINDS.get(type(block), "plain") for block in entry.content))
 
     def _extend(self, blocks: Sequence[EncodedBlock], kinds: tuple[BlockKind, ...] = ()) -> None:
         before = len(self.buffer.blocks)
@@ -234,29 +230,17 @@ class ReplayPrompt:
             self._counts[data] = math.ceil(count_block_tokens(data) * self._factor)
         return self._counts[data]
 
-    def make_closing_message(self) -> HistoryEntry:
+    def _encode_closing_message(self) -> tuple[EncodedBlock, ...]:
         """The message that must follow the reply in a request: a short text, or a result for every open tool call."""
-        return closing_entry(self.entries[-1] if self.entries else None)
+        return self._encode_entry(closing_entry(self.entries[-1] if self.entries else None))
 
     def render_closed(self, breakpoints: Sequence[Breakpoint]) -> bytes:
         """The body of a ping request after its head: the prompt with the closing message at its end."""
         keep = len(self.buffer.blocks)
-        self.buffer.extend(self._encode_entry(self.make_closing_message()))
+        self.buffer.extend(self._encode_closing_message())
         body = self.buffer.render(b"", breakpoints)
         self.buffer.truncate(keep)
         return body
 
     def count_closing_tokens(self) -> int:
-        return sum(
-            self._count(block.container_start + block.data) for block in self._encode_entry(self.make_closing_message())
-        )
-
-
-def _kind_of(block: object) -> BlockKind:
-    match block:
-        case ToolUse():
-            return "tool_use"
-        case ToolResult():
-            return "tool_result"
-        case _:
-            return "plain"
+        return sum(self._count(block.container_start + block.data) for block in self._encode_closing_message())

@@ -18,7 +18,7 @@ from holdfast.economics.cost import cost_usd
 from holdfast.planning.adaptive_policy import AdaptivePolicy
 from holdfast.planning.learned import READ_SHARE_MIN
 from holdfast.planning.optimum import SHORT_TTL_NAME, CallStep, optimal_cost, token_rates
-from holdfast.planning.policy import PlanningMoment, WaitedFor
+from holdfast.planning.policy import CachePolicy, PlanningMoment, WaitedFor
 from holdfast.providers.registry import get_adapter
 from holdfast.replay.recording import RecordedCall
 from holdfast.types.prompt import Stability, Ttl
@@ -63,12 +63,9 @@ def reduce_to_sizes(calls: Iterable[PaidCall], rules: CacheRules) -> tuple[Sized
 
 def _extends_previous(before: RecordedCall, call: RecordedCall, ttl_seconds: float) -> bool:
     """Whether the prompt starts with the previous one, as far as usage can tell."""
-    if (
-        call.kept_entries is not None
-        or call.system_suffix != before.system_suffix
-        or call.usage is None
-        or before.usage is None
-    ):
+    if call.kept_entries is not None or call.system_suffix != before.system_suffix:
+        return False
+    if call.usage is None or before.usage is None:
         return False
     sent = before.usage.tokens_sent
     was_read = call.usage.cache_read >= sent * READ_SHARE_MIN
@@ -108,24 +105,25 @@ class _SizedPrompt:
         self.prefixes.append(PromptPrefix(block.section, self.buffer.digests[-1].digest, self.buffer.tokens_total))
 
 
-class _PlanRun:
-    """The cache as our plan has shaped it so far, under one set of provider rules."""
+class PolicyTrack:
+    """The cache as one policy has shaped it so far, under one set of provider rules, and what that cost."""
 
-    def __init__(self, rules: CacheRules, policy: AdaptivePolicy) -> None:
-        self._rules, self._policy = rules, policy
-        self._entries = CacheEntries()
+    def __init__(self, rules: CacheRules, policy: CachePolicy, model: Model) -> None:
+        self.policy = policy
         self.cost_usd = Decimal(0)
+        self._rules = rules
+        self._scope = CacheScope("", model.name)
+        self._entries = CacheEntries()
 
-    def start_prompt(self, scope: CacheScope, head: PromptPrefix, call: SizedCall) -> None:
+    def start_prompt(self, head: PromptPrefix, call: SizedCall) -> None:
         """Start a changed prompt: our cache entries no longer match it, those that the recorded client found do."""
-        self._policy.forget_prefix()
-        entry = CacheEntry(scope, head.digest, head.tokens, call.ttl, expires_at=call.at + 1)
-        self._entries = CacheEntries({(scope, head.digest): entry} if call.cached_tokens else {})
+        entry = CacheEntry(self._scope, head.digest, head.tokens, call.ttl, expires_at=call.at + 1)
+        self._entries = CacheEntries({(self._scope, head.digest): entry} if call.cached_tokens else {})
 
-    def send(self, moment: PlanningMoment, scope: CacheScope, prefixes: tuple[PromptPrefix, ...]) -> None:
-        call = CacheCall(scope, prefixes, self._policy.choose_breakpoints(moment), moment.at)
+    def send(self, moment: PlanningMoment, prefixes: tuple[PromptPrefix, ...]) -> None:
+        call = CacheCall(self._scope, prefixes, self.policy.choose_breakpoints(moment), moment.at)
         outcome, self._entries = run_call(self._rules, self._entries, call)
-        self._policy.record_usage(moment, outcome.usage)
+        self.policy.record_usage(moment, outcome.usage)
         self.cost_usd += cost_usd(outcome.usage, moment.price)
 
 
@@ -133,20 +131,21 @@ def price_plans(
     calls: Sequence[SizedCall], model: Model, plans: Iterable[tuple[CacheRules, AdaptivePolicy]]
 ) -> tuple[Decimal, ...]:
     """What the prompts cost under our plan, for each set of rules; the policies learn from the replay."""
-    prompt, scope = _SizedPrompt(model), CacheScope("", model.name)
-    tracks = [_PlanRun(rules, policy) for rules, policy in plans]
+    prompt = _SizedPrompt(model)
+    tracks = [(policy, PolicyTrack(rules, policy, model)) for rules, policy in plans]
     previous: SizedCall | None = None
     for call in calls:
         prompt.enter(call)
         prefixes = tuple(prompt.prefixes)
         idle = call.at - previous.at if previous else None
         moment = PlanningMoment(prompt.buffer, model.cache, call.price, call.at, idle, call.waited_for)
-        for track in tracks:
+        for policy, track in tracks:
             if call.cached_tokens is not None:
-                track.start_prompt(scope, prefixes[0], call)
-            track.send(moment, scope, prefixes)
+                policy.forget_prefix()
+                track.start_prompt(prefixes[0], call)
+            track.send(moment, prefixes)
         previous = call
-    return tuple(track.cost_usd for track in tracks)
+    return tuple(track.cost_usd for _, track in tracks)
 
 
 def price_optimum(calls: Sequence[SizedCall], model: Model, rules: CacheRules) -> float:

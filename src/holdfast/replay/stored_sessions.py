@@ -160,13 +160,11 @@ class _Fold:
                 self._filter_entries(drop_thinking)
             self._suffix = injected.text
             return
-        content = (Text(injected.text),)
         self._messages += 1
-        self._entries.append(
-            HistoryEntry(
-                "user", content, injected.layer, Stability.VOLATILE, ephemeral=injected.ephemeral, number=self._messages
-            )
-        )
+        content, ephemeral = (Text(injected.text),), injected.ephemeral
+        stability, number = Stability.VOLATILE, self._messages
+        entry = HistoryEntry("user", content, injected.layer, stability, ephemeral=ephemeral, number=number)
+        self._entries.append(entry)
 
     def _drop_ephemeral(self) -> None:
         first = next((at for at, entry in enumerate(self._entries) if entry.ephemeral), None)
@@ -174,6 +172,5 @@ class _Fold:
             self._filter_entries(lambda entry: None if entry.ephemeral else drop_thinking(entry), first)
 
     def _filter_entries(self, transform: Callable[[HistoryEntry], HistoryEntry | None], first: int = 0) -> None:
-        self._entries[first:] = [
-            entry for candidate in self._entries[first:] if (entry := transform(candidate)) is not None
-        ]
+        transformed = map(transform, self._entries[first:])
+        self._entries[first:] = [entry for entry in transformed if entry is not None]

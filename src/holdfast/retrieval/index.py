@@ -191,13 +191,8 @@ class SearchIndex:
         best = self._best_positions(scores.score, passing, max(0, limit))
         unfiltered = self._best_positions(scores.score, range(len(scores.slots)), max(0, limit))
         below_floor = [position for position in unfiltered if scores.relevance[position] < floor_used]
-        return SearchResult(
-            tuple(self._explain(scores, position) for position in best),
-            tuple(self._explain(scores, position) for position in below_floor),
-            floor_used,
-            scores.weights,
-            self.embedding_model_version,
-        )
+        hits, dropped = (tuple(self._explain(scores, at) for at in positions) for positions in (best, below_floor))
+        return SearchResult(hits, dropped, floor_used, scores.weights, self.embedding_model_version)
 
     def rank(self, query: str, *, weights: StageWeights | None = None) -> Ranking:
         """All units in the order of `search`, without a floor; `explain` is valid until a unit changes."""
@@ -234,9 +229,8 @@ class SearchIndex:
         share = 1 / match.best_possible if match.best_possible else 0.0
         relevance = [share * score for score in word_scores]
         if self._semantic is not None:
-            relevance = [
-                (word_score + similarity) / 2 for word_score, similarity in zip(relevance, similarities, strict=True)
-            ]
+            pairs = zip(relevance, similarities, strict=True)
+            relevance = [(word_score + similarity) / 2 for word_score, similarity in pairs]
         return _QueryScores(tuple(terms), weights, slots, (lexical, semantic, graph), score, relevance)
 
     def _best_positions(self, score: list[float], candidates: Sequence[int], limit: int) -> list[int]:
@@ -255,23 +249,21 @@ class SearchIndex:
             return [0.0] * len(slots)
         rest = weights.lexical + weights.semantic
         lexical_share, semantic_share = (weights.lexical / rest, weights.semantic / rest) if rest > 0 else (0.5, 0.5)
-        reached = self._graph.score_neighbours(
-            {
-                slot: lexical_share * word_score + semantic_share * similarity
-                for slot, word_score, similarity in zip(slots, lexical, semantic, strict=True)
-            }
-        )
+        fits = {
+            slot: lexical_share * word_score + semantic_share * similarity
+            for slot, word_score, similarity in zip(slots, lexical, semantic, strict=True)
+        }
+        reached = self._graph.score_neighbours(fits)
         return [reached.get(slot, 0.0) for slot in slots]
 
     def _explain(self, scores: _QueryScores, position: int) -> SearchHit:
         slot = scores.slots[position]
         unit_id = self._ids[slot]
         assert unit_id is not None, "a slot in use has no unit"
+        weights = msgspec.structs.asdict(scores.weights)
         shares = (
-            StageContribution(stage, stage_scores[position], weight * stage_scores[position])
-            for stage, weight, stage_scores in zip(
-                scores.weights.__struct_fields__, msgspec.structs.astuple(scores.weights), scores.stages, strict=True
-            )
+            StageContribution(stage, stage_scores[position], weights[stage] * stage_scores[position])
+            for stage, stage_scores in zip(weights, scores.stages, strict=True)
             if stage != "semantic" or self._semantic is not None
         )
         return SearchHit(
@@ -319,12 +311,8 @@ class GraphStage:
 
     def add(self, slot: int, unit: SearchUnit) -> None:
         names_of_unit = frozenset(name for name in (unit.id, unit.name) if name)
-        keys = (
-            make_trigger_keys(unit.triggers),
-            names_of_unit,
-            find_references(f"{unit.description}\n{unit.content}") - names_of_unit,
-        )
-        self._keys[slot] = keys
+        references = find_references(f"{unit.description}\n{unit.content}") - names_of_unit
+        keys = self._keys[slot] = (make_trigger_keys(unit.triggers), names_of_unit, references)
         for table, names in zip(self._tables(), keys, strict=True):
             for name in names:
                 table.setdefault(name, set()).add(slot)

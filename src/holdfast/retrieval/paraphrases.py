@@ -5,6 +5,7 @@ Only the trigger is used, never a unit's text, and nothing is random: the same t
 
 import re
 from collections.abc import Iterator
+from itertools import chain, zip_longest
 
 from holdfast.retrieval.bm25 import STOP_WORDS
 from holdfast.retrieval.synonyms import find_synonyms, is_imperative
@@ -57,9 +58,7 @@ def generate_paraphrases(intent: str, count: int = COUNT) -> tuple[str, ...]:
 def generate_probes(intents: tuple[str, ...], description: str = "", *, count: int) -> tuple[str, ...]:
     """At most `count` paraphrases in total, from each intent and the description in turn."""
     lists = [generate_paraphrases(text, COUNT_MAX) for text in (*intents, description)]
-    interleaved = (
-        paraphrase_list[turn] for turn in range(COUNT_MAX) for paraphrase_list in lists if turn < len(paraphrase_list)
-    )
+    interleaved = filter(None, chain.from_iterable(zip_longest(*lists)))
     return tuple(dict.fromkeys(interleaved))[:count]
 
 
@@ -137,9 +136,8 @@ def _reduce_to_keywords(core: str, turn: int) -> str:
 def _add_typo(text: str, turn: int) -> str:
     """Swap, drop or double a letter of a long word; empty if there is no long word."""
     words = text.split(" ")
-    long_words = sorted(
-        (index for index, word in enumerate(words) if len(word) > 3), key=lambda index: -len(words[index])
-    )
+    indexes = (index for index, word in enumerate(words) if len(word) > 3)
+    long_words = sorted(indexes, key=lambda index: -len(words[index]))
     if not long_words:
         return ""
     index = long_words[turn % len(long_words)]

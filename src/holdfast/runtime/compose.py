@@ -9,15 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.catalog.lookup import (
-    Models,
-    apply_model_overrides,
-    find_model,
-    price_at,
-    pricing_version,
-    shipped_models,
-    utc_date,
-)
+from holdfast.catalog import lookup
 from holdfast.catalog.schema import Model
 from holdfast.clock import new_ulid, system_clock
 from holdfast.economics.breakeven import PaddingOutlook
@@ -54,7 +46,7 @@ from holdfast.runtime.padding import (
 )
 from holdfast.runtime.shared import account_name, controls_reader, response_cache_of, single_flight_of
 from holdfast.runtime.skills import SessionSkills, load_session_skills
-from holdfast.runtime.tools import SessionPaths, build_toolbox, missing_tools_hint, session_delegation
+from holdfast.runtime.tools import build_toolbox, missing_tools_hint, session_delegation
 from holdfast.runtime.volatile_context import KnowledgeLayers, volatile_source
 from holdfast.sources.instruction_files import read_instructions
 from holdfast.sources.preset_files import read_named_text
@@ -103,9 +95,9 @@ def load_session_config(options: Options, *, workspace: str | None = None) -> Co
     return load_config(os.environ, workspace=Path(folder) if folder else None, flags=flags)
 
 
-def load_models(config: Config) -> Models:
+def load_models(config: Config) -> lookup.Models:
     """The catalog with the configured overrides."""
-    return apply_model_overrides(shipped_models(), config.models)
+    return lookup.apply_model_overrides(lookup.shipped_models(), config.models)
 
 
 def new_event_bus(options: Options) -> EventBus:
@@ -122,7 +114,7 @@ def compose_session(
     """Compose a new session, or a stored one if `state` holds its events."""
     config = load_session_config(options, workspace=state.workspace_path)
     models = load_models(config)
-    model = find_model(state.model or config.model, models)
+    model = lookup.find_model(state.model or config.model, models)
     if state.model:
         _check_unchanged(options, state)
         _check_workspace(options, state)
@@ -136,24 +128,25 @@ def compose_session(
     skills = load_session_skills(options, config, state, workspace=workspace)
     delegation = session_delegation(options)
     extra = ((delegation.tool,) if delegation else ()) + ((recall_tool(log),) if options.get("recall_history") else ())
-    toolbox = build_toolbox(options, SessionPaths(state.session_id, workspace, home), skills=skills, extra=extra)
+    toolbox = build_toolbox(options, state.session_id, workspace=workspace, home=home, skills=skills, extra=extra)
     _check_tools(state, toolbox)
     scope = LearningScope(model.id, provider_route(options, config, provider), workspace_hash(workspace))
     learned = load_learned(log, scope, session_id=state.session_id)
     model = with_learned_floor(model, learned)
-    knowledge_layers = KnowledgeLayers(options, config, workspace)
+    knowledge = KnowledgeLayers(options, config, workspace)
     name = state.name if state.model else clean_text(options.get("name", ""))
     volatile_for = partial(
-        volatile_source, options, volatile_prompt, workspace=workspace, home=home, name=name, knowledge=knowledge_layers
+        volatile_source, options, volatile_prompt, workspace=workspace, home=home, name=name, knowledge=knowledge
     )
     keep_alive = KeepAlive(config.keep_alive_usd_max, options.get("sleep", asyncio.sleep))
     transport, owns_transport = _choose_transport(options, config, models, provider)
+    profile = state.profile if state.model else config.profile
     deps = Dependencies(
         log=log,
         transport=transport,
         adapter=provider.adapter,
         model=model,
-        pricing_version=pricing_version(models),
+        pricing_version=lookup.pricing_version(models),
         toolbox=toolbox,
         volatile=volatile_for(model),
         parameters=request_parameters(options, config, model, adapter=provider.adapter, stored=state.parameters),
@@ -161,9 +154,7 @@ def compose_session(
         new_id=options.get("new_id", new_ulid),
         bus=bus,
         steps_max=config.steps_max,
-        explicit_cache=ExplicitCacheConfig(
-            config.cache_ttl_seconds, always=(state.profile if state.model else config.profile) == "seed"
-        ),
+        explicit_cache=ExplicitCacheConfig(config.cache_ttl_seconds, always=profile == "seed"),
         # The caller's limit; else the stored session's; else the configured one.
         spend_max_usd=state.spend_max_usd if state.model and "spend_max_usd" not in options else config.spend_max_usd,
         learned=learned,
@@ -180,9 +171,8 @@ def compose_session(
         prefix_refresh=knowledge_refresh(options, config, state, workspace=workspace),
     )
     # A stored session keeps the layers that its epoch pinned: rendering them again could change the cached prefix.
-    pinned, padding = (
-        ((), None) if state.model else _first_epoch(options, config, deps, stable=stable_prompt, skills=skills)
-    )
+    first = None if state.model else _first_epoch(options, config, deps, stable=stable_prompt, skills=skills)
+    pinned, padding = first or ((), None)
     return Composition(
         deps,
         config,
@@ -193,12 +183,14 @@ def compose_session(
         volatile_source_for=volatile_for,
         owns_transport=owns_transport,
         owns_log=owns_log,
-        knowledge_layers=knowledge_layers,
+        knowledge_layers=knowledge,
         delegation=delegation,
     )
 
 
-def _choose_transport(options: Options, config: Config, models: Models, provider: Provider) -> tuple[Transport, bool]:
+def _choose_transport(
+    options: Options, config: Config, models: lookup.Models, provider: Provider
+) -> tuple[Transport, bool]:
     """The transport that requests are sent through, and whether the session has to close it."""
     transport = options.get("transport")
     if transport is None:
@@ -226,9 +218,8 @@ def first_events(options: Options, composition: Composition) -> tuple[AnyPayload
         user_id=clean_text(options["user_id"]) if "user_id" in options else None,
         team_id=clean_text(options["team_id"]) if "team_id" in options else None,
     )
-    opened = EpochOpened(
-        1, composition.pinned, deps.toolbox.specs, skills=composition.skills, padding=composition.padding
-    )
+    skills, padding = composition.skills, composition.padding
+    opened = EpochOpened(1, composition.pinned, deps.toolbox.specs, skills=skills, padding=padding)
     return started, opened, *composition.preloaded
 
 
@@ -279,7 +270,7 @@ def check_caching(model: Model, at: float) -> None:
     """Refuse a model without prompt caching, which is expensive in a way that is easily overlooked."""
     if model_capabilities(model).supports_prompt_caching:
         return
-    price = price_at(model, utc_date(at), EXAMPLE_TOKENS)
+    price = lookup.price_at(model, lookup.utc_date(at), EXAMPLE_TOKENS)
     dollars = price.input * EXAMPLE_TOKENS / 1_000_000
     # Some providers cache by routes that we do not rely on (OpenRouter): the catalog turns caching off, a user can
     # turn it on.
@@ -300,34 +291,29 @@ def _check_tools(state: SessionState, toolbox: Toolbox) -> None:
     current = {spec.name: spec for spec in toolbox.specs}
     missing = sorted(spec.name for spec in state.tools if spec.name not in current)
     if missing:
-        raise UserError(
-            f"this session has tools whose functions are missing: {', '.join(missing)}; {missing_tools_hint(missing)}"
-        )
+        names, hint = ", ".join(missing), missing_tools_hint(missing)
+        raise UserError(f"this session has tools whose functions are missing: {names}; {hint}")
     stored_names = {spec.name for spec in state.tools}
     if state.model and (added := sorted(current.keys() - stored_names)):
         logger.warning("tools added after the session was created are not shown to the model: %s", ", ".join(added))
     changed = sorted(spec.name for spec in state.tools if current[spec.name] != spec)
     if changed:
-        logger.warning(
-            "the model still sees the definitions from when the session was created for these tools: %s",
-            ", ".join(changed),
-        )
+        warning = "the model still sees the definitions from when the session was created for these tools: %s"
+        logger.warning(warning, ", ".join(changed))
 
 
-def _pinned_layers(
-    options: Options, system_prompt: str, workspace: Path | None, config: Config
-) -> tuple[LayerText, ...]:
+def _pinned_layers(options: Options, preset: str, workspace: Path | None, config: Config) -> tuple[LayerText, ...]:
     home = Path(config.home)
     persona = options.get("persona", "")
     if "preset_name" in options:
-        system_prompt = read_named_text("presets", options["preset_name"], workspace=workspace, home=home)
+        preset = read_named_text("presets", options["preset_name"], workspace=workspace, home=home)
     if "persona_name" in options:
         persona = read_named_text("personas", options["persona_name"], workspace=workspace, home=home)
     project = [options["instructions"].text if "instructions" in options else "", render_settings(config.project)]
     if workspace is not None:
         project.append(render_instructions(read_instructions(workspace, home=home)))
     texts = [
-        LayerText("preset", system_prompt),
+        LayerText("preset", preset),
         LayerText("persona", persona),
         LayerText("project", "\n\n".join(text for text in project if text)),
         *knowledge_layer(options, config, workspace=workspace),
@@ -342,7 +328,7 @@ def _first_epoch(
     folder = options.get("workspace")
     pinned = _pinned_layers(options, stable, Path(folder) if folder else None, config)
     models = load_models(config)
-    other_models = tuple(find_model(name, models) for name in options.get("models", ()))
+    other_models = tuple(lookup.find_model(name, models) for name in options.get("models", ()))
     # The seed profile places no breakpoint after the stable prefix, so the cached part does not grow.
     growth_tokens = 0 if config.profile == "seed" else GROWTH_TOKENS_EXPECTED
     inputs = PaddingInputs(
@@ -365,10 +351,8 @@ def open_transport(options: Options, config: Config, provider: Provider) -> Tran
     api_key = options.get("api_key") or os.environ.get(provider.key_variable)
     if not api_key:
         if not base_url.startswith(_LOOPBACK_URLS):
-            raise UserError(
-                f"no key for {name}: set {provider.key_variable}, or run `holdfast simulate` and pass its address as "
-                f"base_url"
-            )
+            simulate = "run `holdfast simulate` and pass its address as base_url"
+            raise UserError(f"no key for {name}: set {provider.key_variable}, or {simulate}")
         # A local simulator accepts any key.
         api_key = "simulated"
     return HttpTransport(provider.adapter, base_url, api_key, requests_max=requests_max)
@@ -392,9 +376,8 @@ def load_session_state(log: EventLog, options: Options, resume: str | None) -> S
         hint = f"; the newest are {', '.join(newest_ids)}" if newest_ids else "; the store holds no session yet"
         raise UserError(f"there is no session {resume!r}{hint} (`holdfast sessions list` shows all)")
     if not state.epoch:
-        raise UserError(
-            f"session {resume!r} has no prompt to continue: it was recorded from a wrapped client or pruned"
-        )
+        reason = "it was recorded from a wrapped client or pruned"
+        raise UserError(f"session {resume!r} has no prompt to continue: {reason}")
     return state
 
 

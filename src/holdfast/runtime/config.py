@@ -8,13 +8,13 @@ import tomllib
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args, get_origin
 
 import msgspec
 
 from holdfast.engine.tools.skill_budget import DEFAULT_LIMITS
 from holdfast.errors import UserError
-from holdfast.knowledge.flags import DIGEST_REFRESHES, SWITCH_SETTINGS, DigestRefresh, Setting
+from holdfast.knowledge.flags import DigestRefresh, Setting
 from holdfast.layers.padding import Padding
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.registry import PROVIDERS
@@ -22,7 +22,7 @@ from holdfast.providers.wire_request import CONCURRENT_REQUESTS_MAX
 from holdfast.sources.directories import holdfast_home, user_home
 from holdfast.sources.skills.discovery import SkillRoot
 from holdfast.sources.skills.library import OPTIONAL_FOLDERS, skill_roots
-from holdfast.sources.skills.store import SKILL_RANKINGS, SkillRanking
+from holdfast.sources.skills.store import SkillRanking
 from holdfast.types.prompt import Layout
 
 CONFIG_BYTES_MAX = 1_000_000
@@ -98,27 +98,12 @@ HOME_ONLY_SETTINGS = (
 # Settings with one value per provider, each with an example value for error messages.
 _TABLES = {"base_urls": "http://127.0.0.1:8080", "requests_max": "4"}
 
-_CHOICES = {
-    "layout": ("default", "seed"),
-    "profile": ("default", "seed"),
-    "padding": ("auto", "always", "never"),
-    "diagnostics": ("auto", "off"),
-    "skill_ranking": SKILL_RANKINGS,
-    "knowledge": SWITCH_SETTINGS,
-    "rag": SWITCH_SETTINGS,
-    "digest_refresh": DIGEST_REFRESHES,
-}
+_TYPES: Mapping[str, object] = Config.__annotations__
+_CHOICES = {name: get_args(kind) for name, kind in _TYPES.items() if get_origin(kind) is Literal}
 
 # Whole-number settings and their minimum.
-_COUNTS = {
-    "output_tokens_max": 1,
-    "steps_max": 1,
-    "cache_ttl_seconds": 0,
-    "retention_days": 0,
-    "skill_loads_max": 0,
-    "skill_tokens_warn": 0,
-    "skill_tokens_max": 0,
-}
+_COUNTS = {"output_tokens_max": 1, "steps_max": 1, "cache_ttl_seconds": 0, "retention_days": 0}
+_COUNTS |= {"skill_loads_max": 0, "skill_tokens_warn": 0, "skill_tokens_max": 0}
 
 
 def load_config(
@@ -139,9 +124,8 @@ def load_config(
         models |= file_models
         for key, value in settings.items():
             values[key], origins[key] = value, str(file)
-        origins |= {f"models.{id}": str(file) for id in file_models} | {
-            f"project.{key}": str(file) for key in file_project
-        }
+        origins |= {f"models.{id}": str(file) for id in file_models}
+        origins |= {f"project.{key}": str(file) for key in file_project}
     for key, variable in SETTINGS.items():
         if environ.get(variable):
             values[key], origins[key] = environ[variable], variable
@@ -156,16 +140,12 @@ def load_config(
             tables[table][provider] = checked.pop(key)
     fields = {"home": str(home), **checked, **tables, "models": models, "project": project, "origins": origins}
     config = msgspec.convert(fields, Config)
-    if config.cache_ttl_seconds > CACHE_TTL_SECONDS_MAX:
-        raise UserError(
-            f"cache_ttl_seconds must be at most {CACHE_TTL_SECONDS_MAX}, a week, not {config.cache_ttl_seconds} "
-            f"(set by {origins['cache_ttl_seconds']})"
-        )
-    if config.cache_ttl_seconds > HOUR_SECONDS and not config.cache_over_an_hour:
-        raise UserError(
-            f"cache_ttl_seconds is {config.cache_ttl_seconds} (set by {origins['cache_ttl_seconds']}): a cache with a "
-            f"TTL of over an hour is billed by the hour; set cache_over_an_hour = true to confirm"
-        )
+    ttl, origin = config.cache_ttl_seconds, f"(set by {origins.get('cache_ttl_seconds')})"
+    if ttl > CACHE_TTL_SECONDS_MAX:
+        raise UserError(f"cache_ttl_seconds must be at most {CACHE_TTL_SECONDS_MAX}, a week, not {ttl} {origin}")
+    if ttl > HOUR_SECONDS and not config.cache_over_an_hour:
+        billed = "a cache with a TTL of over an hour is billed by the hour"
+        raise UserError(f"cache_ttl_seconds is {ttl} {origin}: {billed}; set cache_over_an_hour = true to confirm")
     return config
 
 

@@ -21,7 +21,7 @@ from holdfast.runtime.config import Config
 from holdfast.runtime.options import Options
 from holdfast.sources.files import cut_utf8, decode_text
 from holdfast.sources.project_files import read_project_file, walk_project
-from holdfast.types.prompt import HistoryEntry, LayerText
+from holdfast.types.prompt import LayerText
 
 logger = logging.getLogger(__name__)
 KNOWLEDGE_LAYER = "knowledge"
@@ -50,22 +50,18 @@ def finished_sessions(
         if row.parent_session_id is not None:
             continue
         # Harvested before and unchanged since: yielded without reading its events.
-        if (row.id, row.event_count) in known:
-            yield _harvestable(log, row, folder)
-            continue
-        started = _session_started(log, row.id)
-        if started is None or started.workspace_path != folder or (started.simulated and not simulated):
-            continue
-        if at - row.last_event_at >= quiet_seconds or _has_ended(log, row.id):
-            yield _harvestable(log, row, folder)
+        if (row.id, row.event_count) not in known:
+            started = _session_started(log, row.id)
+            if started is None or started.workspace_path != folder or (started.simulated and not simulated):
+                continue
+            if at - row.last_event_at < quiet_seconds and not _has_ended(log, row.id):
+                continue
+        yield _harvestable(log, row, folder)
 
 
 def _harvestable(log: EventLog, row: SessionRow, workspace: str | None) -> EndedSession:
-    def passages() -> tuple[HistoryEntry, ...]:
-        return read_logged_messages(log.read(row.id))
-
     day = datetime.datetime.fromtimestamp(row.last_event_at, datetime.UTC).date().isoformat()
-    return EndedSession(row.id, row.event_count, day, passages, workspace)
+    return EndedSession(row.id, row.event_count, day, lambda: read_logged_messages(log.read(row.id)), workspace)
 
 
 def _session_started(log: EventLog, session_id: str) -> SessionStarted | None:
@@ -122,9 +118,7 @@ def knowledge_layer(options: Options, config: Config, *, workspace: Path | None)
     return (LayerText(KNOWLEDGE_LAYER, text),) if enabled and text else ()
 
 
-def knowledge_refresh(
-    options: Options, config: Config, state: SessionState, *, workspace: Path | None
-) -> PrefixRefresh:
+def knowledge_refresh(options: Options, config: Config, state: SessionState, workspace: Path | None) -> PrefixRefresh:
     """How a session refreshes its pinned layers: of those, only the knowledge digest can change within a session."""
 
     def newer(pinned: tuple[LayerText, ...]) -> tuple[LayerText, ...] | None:

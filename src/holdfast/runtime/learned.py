@@ -42,7 +42,6 @@ def with_learned_floor(model: Model, learned: LearnedParameters) -> Model:
     floor = learned.floor.corrected_floor(model.cache.tokens_min)
     if floor == model.cache.tokens_min:
         return model
-    logger.info(
-        "%s caches prompts from %d tokens on, as observed; the catalog says %d", model.id, floor, model.cache.tokens_min
-    )
+    observation = "%s caches prompts from %d tokens on, as observed; the catalog says %d"
+    logger.info(observation, model.id, floor, model.cache.tokens_min)
     return msgspec.structs.replace(model, cache=msgspec.structs.replace(model.cache, tokens_min=floor))

@@ -82,9 +82,8 @@ async def switch_session(
     conversation.switch_deps(deps)
     if transport is not None and composition.owns_transport:
         await before.transport.aclose()
-    return msgspec.structs.replace(
-        composition, deps=deps, owns_transport=owns_transport if transport is not None else composition.owns_transport
-    )
+    owns_transport = owns_transport if transport is not None else composition.owns_transport
+    return msgspec.structs.replace(composition, deps=deps, owns_transport=owns_transport)
 
 
 def _transfer_parameters(before: Parameters, config: Config, old: Model, new: Model) -> Parameters:

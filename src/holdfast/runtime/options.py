@@ -5,7 +5,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import Protocol, TypedDict, TypeGuard, cast, runtime_checkable
+from typing import Literal, Protocol, TypedDict, TypeGuard, cast, get_origin, runtime_checkable
 
 import msgspec
 
@@ -137,16 +137,9 @@ class Options(TypedDict, total=False):
 CONFIG_ONLY_NAMES = ("requests_max", "base_urls", "claude_code_command", "db")
 """Names that a caller might try as options, but that are settings of config.toml."""
 
-_TEXT_OPTIONS = (
-    *("model", "system_prompt", "preset_name", "persona", "persona_name", "name", "skills_mode"),
-    *("user_id", "team_id", "skill_ranking", "digest_refresh", "curation"),
-    *("profile", "layout", "padding", "diagnostics", "base_url", "api_key"),
-)
-
-_SWITCH_OPTIONS = (
-    *("completion_cache", "prewarm", "allow_uncached", "cache_over_an_hour", "keep_alive", "memory", "knowledge"),
-    *("rag", "another_workspace", "simulated", "recall_history", "enforce_allowed_tools"),
-)
+_OPTION_TYPES: Mapping[str, object] = Options.__annotations__
+_TEXT_OPTIONS = [name for name, kind in _OPTION_TYPES.items() if kind is str or get_origin(kind) is Literal]
+_SWITCH_OPTIONS = [name for name, kind in _OPTION_TYPES.items() if kind is bool]
 _TEXT_LIST_OPTIONS = ("betas", "stop_sequences", "models", "confirm_for", "also_skills")
 _LIST_OPTIONS = ("tools", "read_roots", *_TEXT_LIST_OPTIONS)
 
@@ -162,13 +155,11 @@ def check_options(options: Options) -> Options:
     """The options without those that are None. Raises UserError for an unknown name or a wrong type."""
     passed = {key: value for key, value in options.items() if value is not None}
     for key, value in passed.items():
-        if key not in Options.__annotations__:
+        if key not in _OPTION_TYPES:
             if key in CONFIG_ONLY_NAMES:
                 raise UserError(f"{key} is not an option of a session; set it in config.toml, see `holdfast config`")
-            similar = difflib.get_close_matches(key, Options.__annotations__, n=1)
-            hint = (
-                f"did you mean {similar[0]!r}?" if similar else f"known options: {', '.join(Options.__annotations__)}"
-            )
+            similar = difflib.get_close_matches(key, _OPTION_TYPES, n=1)
+            hint = f"did you mean {similar[0]!r}?" if similar else f"known options: {', '.join(_OPTION_TYPES)}"
             raise UserError(f"unknown option {key!r}; {hint}")
         if expected := _expected_type(key, value):
             received = repr(value) if "number" in expected and isinstance(value, int | float) else type(value).__name__

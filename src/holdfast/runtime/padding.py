@@ -75,9 +75,8 @@ def decide_padding(
 def _pad_always(prefix: View, bodies: Sequence[tuple[str, str]]) -> PaddingDecision:
     natural = heuristic_prefix_tokens(prefix.tools, prefix.pinned)
     if natural >= MIN_CACHEABLE_PREFIX_TOKENS:
-        return PaddingDecision(
-            f"not padded: {natural} tokens (characters / 4) reach {MIN_CACHEABLE_PREFIX_TOKENS} already"
-        )
+        reached = f"{natural} tokens (characters / 4) reach {MIN_CACHEABLE_PREFIX_TOKENS}"
+        return PaddingDecision(f"not padded: {reached} already")
     filler = select_padding(natural, HEURISTIC_BOUNDS, bodies, index_note=PRELOADED_SUFFIX)
     growth = f"from {natural} to {filler.prefix_tokens} tokens (characters / 4)"
     return _padded(filler, f"padded {growth}, as always up to {MIN_CACHEABLE_PREFIX_TOKENS}")
@@ -97,26 +96,22 @@ def _pad_if_worthwhile(
         return PaddingDecision(f"not padded: about {_model_tokens(highest, natural)} tokens reach {floor}")
     calls = f"{inputs.outlook.calls} calls"
     # First for the shortest padding that would do: if that does not pay, no real text will.
-    cost_at_target = _compare_cost(natural, target, caching, inputs)
-    if not cost_at_target:
-        return PaddingDecision(
-            f"not padded: to reach {floor} does not pay in {calls}: {_describe_cost(cost_at_target)}"
-        )
+    cost = _compare_cost(natural, target, caching, inputs)
+    if not cost:
+        return PaddingDecision(f"not padded: to reach {floor} does not pay in {calls}: {_describe_cost(cost)}")
     # The same proportion of maximum to minimum as the seed's bounds.
     maximum = target * MAX_CACHEABLE_PREFIX_TOKENS // MIN_CACHEABLE_PREFIX_TOKENS
-    filler = select_padding(
-        natural, PaddingBounds(target, maximum), bodies, count=count_tokens, index_note=PRELOADED_SUFFIX
-    )
+    bounds = PaddingBounds(target, maximum)
+    filler = select_padding(natural, bounds, bodies, count=count_tokens, index_note=PRELOADED_SUFFIX)
     if filler.prefix_tokens < target:
         return PaddingDecision(f"not padded: there is not enough padding text to reach {floor}")
     # Whole skill bodies may overshoot the target, so the decision is made again with the real length.
-    cost_as_filled = _compare_cost(natural, filler.prefix_tokens, caching, inputs)
-    if not cost_as_filled:
-        return PaddingDecision(
-            f"not padded: the available padding text does not pay in {calls}: {_describe_cost(cost_as_filled)}"
-        )
+    cost = _compare_cost(natural, filler.prefix_tokens, caching, inputs)
+    if not cost:
+        reason = f"the available padding text does not pay in {calls}: {_describe_cost(cost)}"
+        return PaddingDecision(f"not padded: {reason}")
     growth = f"from about {_model_tokens(highest, natural)} to {_model_tokens(highest, filler.prefix_tokens)} tokens"
-    return _padded(filler, f"padded {growth}, past {floor}: it pays in {calls}: {_describe_cost(cost_as_filled)}")
+    return _padded(filler, f"padded {growth}, past {floor}: it pays in {calls}: {_describe_cost(cost)}")
 
 
 def _padded(filler: PaddingText, reason: str) -> PaddingDecision:
@@ -175,10 +170,13 @@ def explain_padding(request: ParsedRequest, *, at: float) -> str | None:
     row = request.row
     if row is None or not row.prices:
         return None
-    texts = _stable_texts(request)
+    stable = (segment for segment in request.wire.prompt.segments if segment.stability <= Stability.EPOCH)
+    texts = tuple(text.text for segment in stable for text in segment.system)
     padding = detect_padding("\n\n".join(texts))
     adapter = get_adapter(request.recognised.provider)
-    natural = _view(request, (padding.before,) if padding else texts)
+    natural_texts = (padding.before,) if padding else texts
+    pinned = tuple(LayerText("preset", text) for text in natural_texts if text.strip())
+    natural = View(tools=request.wire.prompt.tools, pinned=pinned)
     inputs = PaddingInputs((row,), PaddingOutlook(CALLS_EXPECTED, GROWTH_TOKENS_EXPECTED), at)
     reason = decide_padding("auto", natural, inputs, adapter=adapter).reason
     tokens, floor = request.tokens_before(request.buffer.stable_count), row.cache.tokens_min
@@ -188,13 +186,3 @@ def explain_padding(request: ParsedRequest, *, at: float) -> str | None:
         natural_tokens = math.ceil(count_prefix_tokens(natural, adapter) * row.tokens_factor)
         text += f"; {padding.description} is padding, without it they have about {natural_tokens}"
     return f'{text}; padding="auto" decides: {reason}'
-
-
-def _stable_texts(request: ParsedRequest) -> tuple[str, ...]:
-    stable = (segment for segment in request.wire.prompt.segments if segment.stability <= Stability.EPOCH)
-    return tuple(text.text for segment in stable for text in segment.system)
-
-
-def _view(request: ParsedRequest, texts: tuple[str, ...]) -> View:
-    pinned = tuple(LayerText("preset", text) for text in texts if text.strip())
-    return View(tools=request.wire.prompt.tools, pinned=pinned)

@@ -26,23 +26,16 @@ class PendingKnowledge(msgspec.Struct, frozen=True):
 def pending_knowledge(session: Session) -> PendingKnowledge:
     """Compare the session's pinned digest with the one that a session started now would pin."""
     conversation = session._idle_conversation
-    newer_pins = (
-        conversation.deps.prefix_refresh.find_newer_pins(conversation.state.pinned)
-        if conversation.deps.prefix_refresh
-        else None
-    )
+    refresh, pinned = conversation.deps.prefix_refresh, conversation.state.pinned
+    newer_pins = refresh.find_newer_pins(pinned) if refresh else None
     if newer_pins is None:
         return PendingKnowledge(0, 0)
-    old, new = (find_layer_text(KNOWLEDGE_LAYER, pinned) for pinned in (conversation.state.pinned, newer_pins))
+    old, new = (find_layer_text(KNOWLEDGE_LAYER, pins) for pins in (pinned, newer_pins))
     difference = compare_digests(old.text if old else "", new.text if new else "")
-    blocks = conversation.draft.buffer.blocks
-    layers = [block.layer for block in blocks]
+    layers = [block.layer for block in conversation.draft.buffer.blocks]
     # Changing one layer invalidates every block after it, so all tokens from the first affected block are counted.
-    start = (
-        layers.index(KNOWLEDGE_LAYER)
-        if KNOWLEDGE_LAYER in layers
-        else next((index for index, layer in enumerate(layers) if layer not in _LAYERS_BEFORE_KNOWLEDGE), len(layers))
-    )
+    affected = (index for index, layer in enumerate(layers) if layer not in _LAYERS_BEFORE_KNOWLEDGE)
+    start = layers.index(KNOWLEDGE_LAYER) if KNOWLEDGE_LAYER in layers else next(affected, len(layers))
     return PendingKnowledge(max(1, difference.items), sum(conversation.draft.buffer.tokens[start:]))
 
 

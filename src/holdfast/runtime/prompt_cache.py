@@ -5,6 +5,7 @@ Its state is kept in memory or in a folder; errors of the disk are ignored, neve
 
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -194,18 +195,17 @@ class _Files:
         path = self.folder / name
         # Written under another name and renamed, so that a reader never sees half a file.
         temporary = path.with_name(f"{path.name}.{os.getpid()}.{threading.get_ident()}.new")
-        try:
+        with suppress(OSError):
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
                 file.write(raw)
             temporary.replace(path)
-        except OSError:
-            return
 
     def drop(self, name: str) -> None:
         self._in_memory.pop(name, None)
         if self.folder is not None:
-            _unlink(self.folder / name)
+            with suppress(OSError):
+                (self.folder / name).unlink(missing_ok=True)
 
     def trim(self) -> None:
         """Delete the oldest completions beyond `COMPLETIONS_MAX`."""
@@ -213,19 +213,12 @@ class _Files:
             del self._in_memory[name]
         if self.folder is None:
             return
-        try:
+        paths: list[Path] = []
+        with suppress(OSError):
             paths = sorted((self.folder / COMPLETIONS_FOLDER).glob("*.json"), key=lambda path: path.stat().st_mtime_ns)
-        except OSError:
-            return
         for path in paths[:-COMPLETIONS_MAX]:
-            _unlink(path)
-
-
-def _unlink(path: Path) -> None:
-    try:
-        path.unlink(missing_ok=True)
-    except OSError:
-        return
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def _completion_file(key: str) -> str:

@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Callable, Iterable
 
 from holdfast.engine.conversation import Conversation
-from holdfast.engine.recovery.context_steps import ContextRecoverySteps
+from holdfast.engine.recovery.context_steps import context_recovery_steps
 from holdfast.engine.recovery.runner import (
     IncidentReport,
     PlannedRecovery,
@@ -13,7 +13,6 @@ from holdfast.engine.recovery.runner import (
     RecoveryRunner,
     StepFunctions,
 )
-from holdfast.engine.recovery.transcript_repair import ConversationAttempts
 from holdfast.engine.state import SessionState
 from holdfast.errors import AbortedError, UserError
 from holdfast.events.payloads.recovery import RecoveryTrigger
@@ -61,14 +60,14 @@ class SessionRecovery:
     @property
     def incidents(self) -> tuple[Incident, ...]:
         """The failures reported in this session, with their recovery attempts."""
-        return tuple(self._current_state().incidents.incidents.values())
+        return tuple(self._current_state().incidents.values())
 
 
 def recovery_runner(conversation: Conversation, steps: StepFunctions, options: Options) -> RecoveryRunner:
     """A runner that records its attempts as events of the session."""
     return RecoveryRunner(
-        ConversationAttempts(conversation),
-        {**ContextRecoverySteps(conversation).steps, **steps},
+        conversation,
+        {**context_recovery_steps(conversation), **steps},
         clock=conversation.deps.clock,
         sleep=options.get("sleep", asyncio.sleep),
         rules=select_rules(conversation.state.profile),

@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
-from types import TracebackType
 from typing import Never, Self, Unpack
 
 from holdfast.clock import Clock, NewId, Sleep
@@ -22,10 +21,7 @@ from holdfast.engine.compaction.triggers import snapshot_conversation
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.loop import TurnResult, message_content, run_turn
 from holdfast.engine.model_switch import SwitchQuote
-from holdfast.engine.recovery.runner import (
-    RecoveryRunner,
-    StepFunction,
-)
+from holdfast.engine.recovery.runner import RecoveryRunner, StepFunction
 from holdfast.engine.state import SessionState
 from holdfast.engine.tools.definition import Tool, ToolFunction
 from holdfast.engine.tools.permissions import Allowed, Confirm
@@ -37,18 +33,8 @@ from holdfast.knowledge.flags import DigestRefresh
 from holdfast.layers.padding import Padding
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.wire_request import Transport
+from holdfast.runtime import compose
 from holdfast.runtime.compaction import compact_conversation
-from holdfast.runtime.compose import (
-    TURN_IN_PROGRESS,
-    Composition,
-    compose_session,
-    first_events,
-    load_models,
-    load_session_state,
-    new_event_bus,
-    not_open_error,
-    open_session_log,
-)
 from holdfast.runtime.config import Diagnostics
 from holdfast.runtime.context_report import ContextUse, measure_context
 from holdfast.runtime.model_switch import quote_session_switch, switch_session
@@ -65,7 +51,7 @@ from holdfast.runtime.recovery import SessionRecovery, host_steps, recovery_runn
 from holdfast.runtime.session_cache import OpenSessionCache
 from holdfast.sources.skills.skill import SkillMode
 from holdfast.sources.skills.store import SkillRanking, SkillStore
-from holdfast.types.blocks import Block, Json, Message
+from holdfast.types.blocks import Block, Json, Message, join_text_blocks
 from holdfast.types.prompt import Layout
 from holdfast.types.reply import Delta
 from holdfast.types.tool_spec import ToolSpec
@@ -89,14 +75,14 @@ class Session:
         self._options = check_options(options)
         self._resume = resume
         self._state: SessionState | None = None
-        self._bus = new_event_bus(self._options)
-        self._composition: Composition | None = None
+        self._bus = compose.new_event_bus(self._options)
+        self._composition: compose.Composition | None = None
         self._conversation: Conversation | None = None
         self._turn: asyncio.Task[TurnResult] | None = None
         self._keeper: SessionKeepAlive | None = None
         self._recovery_runner: RecoveryRunner | None = None
         self.cache = OpenSessionCache(
-            lambda: self._open_conversation, lambda: load_models(self._open_composition.config)
+            lambda: self._open_conversation, lambda: compose.load_models(self._open_composition.config)
         )
         self.recovery = SessionRecovery(lambda: self._open_runner, lambda: self._current_state, self._cancel_turn)
 
@@ -324,17 +310,17 @@ class Session:
         if self._conversation is not None:
             raise UserError("this session is open already")
         if self._state is not None:
-            raise not_open_error(self._state.session_id)
-        log, owns_log = open_session_log(self._options)
+            raise compose.not_open_error(self._state.session_id)
+        log, owns_log = compose.open_session_log(self._options)
         try:
-            state = load_session_state(log, self._options, self._resume)
-            composition = compose_session(self._options, state, log=log, bus=self._bus, owns_log=owns_log)
+            state = compose.load_session_state(log, self._options, self._resume)
+            composition = compose.compose_session(self._options, state, log=log, bus=self._bus, owns_log=owns_log)
             conversation = Conversation(composition.deps, state)
             steps = host_steps(self._options)
             if composition.delegation is not None:
                 composition.delegation.set_parent(conversation)
             if self._resume is None:
-                await conversation.record("system", *first_events(self._options, composition))
+                await conversation.record("system", *compose.first_events(self._options, composition))
             self._recovery_runner = recovery_runner(conversation, steps, self._options)
         except BaseException:
             if owns_log:
@@ -356,9 +342,7 @@ class Session:
         if not outcome.is_sent:
             logger.warning("the stable prefix was not prewarmed: %s", outcome.reason)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -527,15 +511,15 @@ class Session:
         return state
 
     @property
-    def _open_composition(self) -> Composition:
+    def _open_composition(self) -> compose.Composition:
         if self._composition is None:
-            raise not_open_error(self._state.session_id if self._state else None)
+            raise compose.not_open_error(self._state.session_id if self._state else None)
         return self._composition
 
     @property
     def _open_conversation(self) -> Conversation:
         if self._conversation is None:
-            raise not_open_error(self._state.session_id if self._state else None)
+            raise compose.not_open_error(self._state.session_id if self._state else None)
         return self._conversation
 
     @property
@@ -553,9 +537,9 @@ class Session:
     ) -> "asyncio.Task[TurnResult]":
         conversation = self._open_conversation
         if self._turn is not None and not self._turn.done():
-            raise UserError(TURN_IN_PROGRESS)
+            raise UserError(compose.TURN_IN_PROGRESS)
         content = message_content(message)
-        self._open_composition.knowledge_layers.set_query(content)
+        self._open_composition.knowledge_layers.query = join_text_blocks(content)
         self._turn = asyncio.ensure_future(run_turn(conversation, content, emit))
         return self._turn
 

@@ -33,12 +33,37 @@ class OpenSessionCache:
         self._stats = CacheStatsState()
 
     def state(self) -> SessionCacheState:
-        """What the provider has cached of this session, by the usage it last reported, pings included."""
-        return session_cache_state(self._open_conversation())
+        """What the provider has cached of this session, by the usage it last reported, pings included.
+
+        Zero tokens if nothing was sent yet, or if the model does not cache.
+        """
+        conversation = self._open_conversation()
+        state, model, now = conversation.state, conversation.deps.model, conversation.deps.clock()
+        last = state.last_call or CompletedCall(now, None)
+        ttl_seconds = _ttl_seconds(conversation, last)
+        tokens, expires_at = cached_tokens_after(last.usage, model.cache), last.at + ttl_seconds
+        if state.explicit_cache is not None and state.explicit_cache.expires_at > now:
+            # An explicit cache has an expiry of its own, which a call does not extend.
+            tokens, expires_at = state.explicit_cache.tokens, state.explicit_cache.expires_at
+        if not model_capabilities(model).supports_prompt_caching:
+            tokens = 0
+        return SessionCacheState(tokens, ttl_seconds, expires_at)
 
     def next_wake(self) -> NextWake:
         """When an agent that is about to wait should continue: while the cache is warm or after, with both prices."""
-        return plan_next_wake(self._open_conversation())
+        conversation, cached = self._open_conversation(), self.state()
+        now = conversation.deps.clock()
+        last = conversation.state.last_call or CompletedCall(now, None)
+        prompt_tokens = last.usage.tokens_sent + last.usage.output
+        price = conversation.price(prompt_tokens)
+        write_usd = price.cache_write_1h if last.ttl == "1h" else first_send_rate(conversation.deps.model, price)
+        return plan_wake(
+            prompt_tokens=prompt_tokens,
+            cached_tokens=cached.tokens,
+            warm_seconds=cached.expires_at - now,
+            read_usd=price.cache_read,
+            write_usd=write_usd,
+        )
 
     def stats(self) -> PromptCacheStats:
         """Cache statistics of this session so far: requests, hits, breaks, tokens read and written."""
@@ -53,36 +78,6 @@ class OpenSessionCache:
         newer = conversation.deps.log.read(conversation.state.session_id, after=self._stats.last_event_id)
         self._stats = fold_cache_stats(self._stats, newer, self._load_models())
         return self._stats
-
-
-def session_cache_state(conversation: Conversation) -> SessionCacheState:
-    """Zero tokens if nothing was sent yet, or if the model does not cache."""
-    state, model, now = conversation.state, conversation.deps.model, conversation.deps.clock()
-    last = state.last_call or CompletedCall(now, None)
-    ttl_seconds = _ttl_seconds(conversation, last)
-    tokens, expires_at = cached_tokens_after(last.usage, model.cache), last.at + ttl_seconds
-    if state.explicit_cache is not None and state.explicit_cache.expires_at > now:
-        # An explicit cache has an expiry of its own, which a call does not extend.
-        tokens, expires_at = state.explicit_cache.tokens, state.explicit_cache.expires_at
-    if not model_capabilities(model).supports_prompt_caching:
-        tokens = 0
-    return SessionCacheState(tokens, ttl_seconds, expires_at)
-
-
-def plan_next_wake(conversation: Conversation) -> NextWake:
-    """The two times to continue at, from what the last call left in the cache."""
-    state, model, now = conversation.state, conversation.deps.model, conversation.deps.clock()
-    last = state.last_call or CompletedCall(now, None)
-    prompt_tokens = last.usage.tokens_sent + last.usage.output
-    price = conversation.price(prompt_tokens)
-    cached = session_cache_state(conversation)
-    return plan_wake(
-        prompt_tokens=prompt_tokens,
-        cached_tokens=cached.tokens,
-        warm_seconds=cached.expires_at - now,
-        read_usd=price.cache_read,
-        write_usd=price.cache_write_1h if last.ttl == "1h" else first_send_rate(model, price),
-    )
 
 
 def _ttl_seconds(conversation: Conversation, last: CompletedCall) -> float:

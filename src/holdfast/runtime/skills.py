@@ -48,12 +48,8 @@ class SessionSkills(msgspec.Struct, frozen=True):
 
         A skill whose allowed tools are enforced is left out, because its rules apply only once it is loaded.
         """
-        preloadable = (
-            skill
-            for skill in self.skills
-            if skill.body.strip() and not (self.enforce_allowed_tools and skill.allowed_tools)
-        )
-        return [(skill.name, clean_text(skill.body)) for skill in preloadable]
+        preloadable = (skill for skill in self.skills if not (self.enforce_allowed_tools and skill.allowed_tools))
+        return [(skill.name, clean_text(skill.body)) for skill in preloadable if skill.body.strip()]
 
     def index(self, preloaded: Collection[str] = ()) -> tuple[LayerText, ...]:
         text = clean_text(render_skill_index(self.skills, preloaded=preloaded).text)
@@ -63,9 +59,7 @@ class SessionSkills(msgspec.Struct, frozen=True):
         return tuple(skill_loaded_event(skill) for skill in self.skills if skill.name in names)
 
 
-def load_session_skills(
-    options: Options, config: Config, state: SessionState, *, workspace: Path | None
-) -> SessionSkills:
+def load_session_skills(options: Options, config: Config, state: SessionState, workspace: Path | None) -> SessionSkills:
     """The skills of the options; by default a session has them under the seed profile, or if it had them before."""
     by_default = any(spec.name in SKILL_TOOL_NAMES for spec in state.tools) if state.model else config.profile == "seed"
     chosen = options.get("skills", by_default)
@@ -93,9 +87,8 @@ def _load_store(
     store = _read_cached(tuple(root for root in roots if root not in skill_roots), mode)
     if not skill_roots:
         return store
-    return SkillStore(
-        (*store.list_skills(), *(load_skill(root.path, source=root.source, mode=mode) for root in skill_roots))
-    )
+    single_skills = (load_skill(root.path, source=root.source, mode=mode) for root in skill_roots)
+    return SkillStore((*store.list_skills(), *single_skills))
 
 
 def _read_cached(roots: tuple[SkillRoot, ...], mode: SkillMode) -> SkillStore:

@@ -6,19 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
 
-import msgspec
-
 from holdfast.clock import system_clock
 from holdfast.engine.compaction.compact import RECALL_TOOL
 from holdfast.engine.tools.builtin.files import list_dir, make_edit_tools, read_file
 from holdfast.engine.tools.builtin.grep import make_grep_files
-from holdfast.engine.tools.builtin.memory import MEMORY_TOOL_NAMES as MEMORY_NAMES
-from holdfast.engine.tools.builtin.memory import memory_tools
+from holdfast.engine.tools.builtin.memory import MEMORY_TOOL_NAMES, memory_tools
 from holdfast.engine.tools.builtin.shell import COMMAND_SECONDS_MAX, make_run_command, without_secrets
 from holdfast.engine.tools.builtin.skills import skill_tools
 from holdfast.engine.tools.definition import Tool, ToolEnvironment, tool
-from holdfast.engine.tools.delegate import DELEGATE_TOOL as DELEGATE
-from holdfast.engine.tools.delegate import DEPTH_MAX, Delegation
+from holdfast.engine.tools.delegate import DELEGATE_TOOL, DEPTH_MAX, Delegation
 from holdfast.engine.tools.dispatch import Toolbox
 from holdfast.engine.tools.output import OUTPUTS_FOLDER, delete_old_outputs, mark_used
 from holdfast.engine.tools.permissions import CONFIRM_FOR, CONFIRM_SECONDS_MAX, PermissionRules
@@ -38,24 +34,21 @@ CLEANUP_INTERVAL_SECONDS = 3_600.0
 _cleaned_at: dict[Path, float] = {}
 
 
-class SessionPaths(msgspec.Struct, frozen=True):
-    """The session's id, its workspace, and Holdfast's home folder."""
-
-    session_id: str
-    workspace: Path | None
-    home: Path
-
-
 def build_toolbox(
-    options: Options, paths: SessionPaths, *, skills: SessionSkills, extra: Sequence[Tool] = ()
+    options: Options,
+    session_id: str,
+    *,
+    workspace: Path | None,
+    home: Path,
+    skills: SessionSkills,
+    extra: Sequence[Tool] = (),
 ) -> Toolbox:
     """The caller's tools and the requested built-in ones, under the caller's rules."""
-    workspace, home = paths.workspace, paths.home
     built_in = _selected_builtins(options, workspace)
     rules = _confirmation_rules(options, built_in)
     # A long output is spilled to a file only if the model has a tool to read that file.
     can_read_files = any(builtin.spec.name == "read_file" for builtin in built_in)
-    output_folder = Path(os.path.realpath(home / OUTPUTS_FOLDER / paths.session_id)) if can_read_files else None
+    output_folder = Path(os.path.realpath(home / OUTPUTS_FOLDER / session_id)) if can_read_files else None
     if output_folder is not None:
         _clean_outputs(home / OUTPUTS_FOLDER, output_folder, now=time.time())
     readable = [Path(root) for root in options.get("read_roots", ())]
@@ -79,12 +72,7 @@ def build_toolbox(
         clock=options.get("clock", system_clock),
         rules=rules,
         environment=ToolEnvironment(
-            paths.session_id,
-            roots,
-            output_folder,
-            skills=skills.store,
-            activation_limits=skills.limits,
-            enforce_allowed_tools=skills.enforce_allowed_tools,
+            session_id, roots, output_folder, skills.store, skills.limits, skills.enforce_allowed_tools
         ),
     )
 
@@ -113,19 +101,14 @@ def memory_files(workspace: Path | None, home: Path) -> tuple[MemoryFile, ...]:
 
 def missing_tools_hint(missing: Sequence[str]) -> str:
     """How to pass a resumed session the tools whose functions it lacks."""
-    parameters = []
-    if any(name in BUILTIN_TOOL_NAMES for name in missing):
-        parameters.append("builtin_tools")
-    if any(name in MEMORY_NAMES for name in missing):
-        parameters.append("memory=True")
-    if DELEGATE in missing:
-        parameters.append("delegate=True")
-    if RECALL_TOOL in missing:
-        parameters.append("recall_history=True")
-    if (
-        any(name not in (*BUILTIN_TOOL_NAMES, *MEMORY_NAMES, DELEGATE, RECALL_TOOL) for name in missing)
-        or not parameters
-    ):
+    names_by_parameter = {
+        "builtin_tools": BUILTIN_TOOL_NAMES,
+        "memory=True": MEMORY_TOOL_NAMES,
+        "delegate=True": (DELEGATE_TOOL,),
+        "recall_history=True": (RECALL_TOOL,),
+    }
+    parameters = [parameter for parameter, names in names_by_parameter.items() if set(names) & set(missing)]
+    if set(missing).difference(*names_by_parameter.values()):
         parameters.append("tools")
     return f"pass them as {' and '.join(parameters)}"
 
@@ -153,12 +136,8 @@ def _confirmation_rules(options: Options, built_in: Sequence[Tool]) -> Permissio
             )
     if "confirm" not in options and options.get("confirm_for"):
         raise UserError("confirm_for needs a function to ask; pass confirm=")
-    return PermissionRules(
-        allowed=options.get("allowed"),
-        confirm=options.get("confirm"),
-        confirm_for=confirm_for,
-        confirm_seconds_max=options.get("confirm_seconds_max", CONFIRM_SECONDS_MAX),
-    )
+    seconds_max = options.get("confirm_seconds_max", CONFIRM_SECONDS_MAX)
+    return PermissionRules(options.get("allowed"), options.get("confirm"), confirm_for, seconds_max)
 
 
 BUILTIN_TOOL_NAMES = ("edit_file", "grep_files", "list_dir", "read_file", "run_command", "write_file")

@@ -26,7 +26,6 @@ from holdfast.sources.environment import read_environment
 from holdfast.sources.files import FileStamp, make_stamp
 from holdfast.sources.git import read_git_state
 from holdfast.sources.memory_files import MemoryFile, render_memory
-from holdfast.types.blocks import Block, join_text_blocks
 from holdfast.types.prompt import LayerText
 
 logger = logging.getLogger(__name__)
@@ -78,10 +77,7 @@ def _project_layers(model: Model, workspace: Path, clock: Clock) -> list[LayerTe
     zone = datetime.datetime.fromtimestamp(at).astimezone().tzinfo or datetime.UTC
     environment = read_environment(model.id, workspace, at, os.environ, zone=zone)
     git = read_git_state(workspace, environ=os.environ)
-    return [
-        LayerText("environment", render_environment(environment)),
-        LayerText("git", render_project_context(git) if git else ""),
-    ]
+    return [LayerText("environment", render_environment(environment)), LayerText("git", render_project_context(git))]
 
 
 def _memory_layers(files: Sequence[MemoryFile]) -> list[LayerText]:
@@ -105,9 +101,8 @@ async def _own_layers(options: Options) -> Sequence[LayerText]:
         raise UserError("volatile must return a list of LayerText")
     if unknown := next((layer.layer for layer in layers if layer.layer not in VOLATILE_LAYERS), None):
         raise UserError(f"unknown volatile layer {unknown!r}; known layers: {', '.join(VOLATILE_LAYERS)}")
-    if options.get("memory") and (
-        duplicate := next((layer.layer for layer in layers if layer.layer in _MEMORY_LAYERS.values()), "")
-    ):
+    duplicate = next((layer.layer for layer in layers if layer.layer in _MEMORY_LAYERS.values()), "")
+    if options.get("memory") and duplicate:
         raise UserError(f"the layer {duplicate!r} is used by the memory files; leave it out, or leave out memory=True")
     return layers
 
@@ -127,9 +122,6 @@ class KnowledgeLayers:
         self._index: RagIndex | None = None
         self._emitted_layers: set[str] = set()
         self.query = ""
-
-    def set_query(self, content: tuple[Block, ...]) -> None:
-        self.query = join_text_blocks(content)
 
     def render(self) -> list[LayerText]:
         """Render the layers from files; a layer whose files are invalid is logged and left out."""
@@ -167,9 +159,8 @@ class KnowledgeLayers:
 
     def _retrieved(self, workspace: Path) -> list[LayerText]:
         stamp = _stamp(rag_folder(workspace))
-        if stamp is None or not self.query.strip():
-            return []
-        if not resolve_flag(self._flag, self._config.rag, present=True):
+        is_enabled = resolve_flag(self._flag, self._config.rag, present=True)
+        if stamp is None or not self.query.strip() or not is_enabled:
             return []
         if stamp != self._stamp:
             files = read_rag_index(rag_folder(workspace))

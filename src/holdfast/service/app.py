@@ -199,7 +199,7 @@ async def _authenticate(context: AppContext, route: Route, request: Request) -> 
     scope = key.scope if key else None
     if scope is None and route.keyless and not await context.needs_keys():
         scope = "admin"
-    check_allowed(route.rule, scope, request.path_params, denied=route.denied_code)
+    check_allowed(route.rule, scope, denied=route.denied_code)
     return _Admitted(scope, key, None if credential is None else credential.partition(" ")[2].strip())
 
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import msgspec
 
 from holdfast.catalog.lookup import Models, pricing_version
-from holdfast.clock import Clock, NewId, new_ulid, system_clock
+from holdfast.clock import Clock, system_clock
 from holdfast.errors import UserError
 from holdfast.events.log import Event, EventLog
 from holdfast.events.records import StoreRecords
@@ -52,7 +52,6 @@ class AppContext:
         models: Models,
         *,
         clock: Clock = system_clock,
-        new_id: NewId = new_ulid,
         require_keys: bool = False,
         simulated: bool = False,
         instructions: InstructionContext | None = None,
@@ -62,7 +61,6 @@ class AppContext:
         self.models = models
         self.pricing_version = pricing_version(models)
         self.clock = clock
-        self.new_id = new_id
         self.require_keys = require_keys
         self.instructions = instructions
         self.request_metrics = RequestMetrics()

@@ -82,9 +82,8 @@ def diagnose_difference(earlier: AnsweredRequest, current: AnsweredRequest) -> C
     """The first difference decides. `current.cached_tokens` are the tokens that it read."""
     # Missed tokens: what the earlier request had cached beyond the shared prefix.
     tokens = max(0, earlier.cached_tokens - _shared_tokens(earlier.prefixes, current.prefixes))
-    for (reason, old_digest), (_, new_digest) in zip(
-        earlier.fingerprint.digests, current.fingerprint.digests, strict=True
-    ):
+    digests = zip(earlier.fingerprint.digests, current.fingerprint.digests, strict=True)
+    for (reason, old_digest), (_, new_digest) in digests:
         if old_digest != new_digest:
             return CacheDiagnosis("unavailable") if reason == NO_REASON else make_miss_diagnosis(reason, tokens)
     end = len(earlier.prefixes)

@@ -39,9 +39,8 @@ class SimulatedExplicitCaches:
 
     def store(self, added: CachedContent, *, at: float) -> None:
         """Add a cache or replace the one with the same name; raises `ProviderError` if there is no room."""
-        live = {name: content for name, content in self._by_name.items() if _is_live(content, at)} | {
-            added.cache.name: added
-        }
+        live = {name: content for name, content in self._by_name.items() if _is_live(content, at)}
+        live[added.cache.name] = added
         if len(live) > self._caches_max or sum(content.size_bytes for content in live.values()) > self._bytes_max:
             raise ProviderError("rate_limit", "there is no room for another cache; delete some first", status=429)
         self._by_name = live

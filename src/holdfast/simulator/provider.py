@@ -6,7 +6,7 @@ Output is never cut at `max_tokens` and stop sequences are ignored: a reply is e
 import asyncio
 import math
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from itertools import count
 from typing import Protocol
 from urllib.parse import parse_qsl, urlsplit
@@ -25,14 +25,15 @@ from holdfast.providers.errors import classify_status, get_header
 from holdfast.providers.registry import Provider, get_provider
 from holdfast.providers.retry import retry_delay
 from holdfast.providers.wire_request import OnRetry
-from holdfast.simulator.anthropic import AnthropicApi
+from holdfast.simulator.anthropic.api import AnthropicApi
 from holdfast.simulator.cache_diagnostics import AnsweredRequests
 from holdfast.simulator.exchange import ConnectionCut, Pause, RecordedRequest, RequestRing, SimulatedResponse
 from holdfast.simulator.explicit_caches import SimulatedExplicitCaches
 from holdfast.simulator.faults import DeliveryFault, Fault, RefusalFault, StatusFault, apply_delivery_fault, parse_fault
-from holdfast.simulator.gemini import GeminiApi
-from holdfast.simulator.openai import OpenAIChatApi, OpenAIResponsesApi
-from holdfast.simulator.openrouter import OpenRouterApi
+from holdfast.simulator.gemini.api import GeminiApi
+from holdfast.simulator.openai.chat_completions import OpenAIChatApi
+from holdfast.simulator.openai.responses import OpenAIResponsesApi
+from holdfast.simulator.openrouter.api import OpenRouterApi
 from holdfast.simulator.provider_api import (
     EMPTY,
     AcceptedRequest,
@@ -142,8 +143,7 @@ class SimulatedProvider:
         self._past_requests = AnsweredRequests()
         self._failures: OrderedDict[tuple[str, int], int] = OrderedDict()
         self._count = TokenCounts()
-        self._apis = create_apis()
-        self._reply_ids = {api.reply_id_prefix: CountingIds(api.reply_id_prefix) for api in self._apis}
+        self._reply_ids = {api.reply_id_prefix: CountingIds(api.reply_id_prefix) for api in APIS}
         self._request_ids = CountingIds("req_sim")
         self.account = f"simulator {next(_numbers)}"
 
@@ -200,19 +200,18 @@ class SimulatedProvider:
         return response
 
     def _refuse(self, request: SimulatedRequest, error: ProviderError) -> SimulatedResponse:
-        """An error response of the API that the request uses."""
-        api = find_error_api(request, self._apis)
-        status, body = api.encode_error(error)
+        api, status, body = encode_refusal(request, error)
         return self._respond_json(api, body, status=status)
 
     def _answer(self, http_request: SimulatedRequest) -> SimulatedResponse:
-        api = find_api(http_request, self._apis)
+        api = find_api(http_request)
         if api is None:
+            routes = dict.fromkeys(route for known in APIS for route in known.routes)
             # The base URL is the usual cause, so it comes first: clients cut the message after a line or two.
             raise refuse(
                 f"no such endpoint: {http_request.method} {http_request.path[:PATH_CHARS_MAX]}; "
                 f"base URLs end in the port for Anthropic and Gemini, in /v1 for OpenAI, in /api/v1 for "
-                f"OpenRouter. There are {list_routes(self._apis)}",
+                f"OpenRouter. There are {', '.join(routes)}",
                 status=404,
             )
         # Providers isolate caches by workspace; here each API key is one. Only a digest of the key is kept.
@@ -231,7 +230,10 @@ class SimulatedProvider:
     def _reply_to(
         self, api: ProviderApi, request: AcceptedRequest, requested_fault: DeliveryFault | RefusalFault | None
     ) -> SimulatedResponse:
-        scripted = self._next_scripted(request)
+        if isinstance(self._script, Script):
+            scripted = self._script.find_reply(request.assistant_turns)
+        else:
+            scripted = self._script(request.messages)
         fault = requested_fault or (None if request.prewarm_stop_reason else self._next_fault(request, scripted))
         if isinstance(fault, StatusFault):
             return self._fail(api, fault)
@@ -251,18 +253,13 @@ class SimulatedProvider:
         response = msgspec.structs.replace(response, model=model_id, reply=reply)
         return apply_delivery_fault(response, fault, streamed=request.parameters.stream) if fault else response
 
-    def _next_scripted(self, request: AcceptedRequest) -> ScriptedReply:
-        script = self._script
-        return script.find_reply(request.assistant_turns) if isinstance(script, Script) else script(request.messages)
-
     def _reply(
         self, api: ProviderApi, request: AcceptedRequest, scripted: ScriptedReply, outcome: CacheOutcome
     ) -> Reply:
         content: tuple[Block, ...] = ()
         if not request.prewarm_stop_reason:
-            written = build_reply_content(
-                scripted, request.messages, prefix=request.prefix, call_id_prefix=api.call_id_prefix
-            )
+            prefix, id_prefix = request.prefix, api.call_id_prefix
+            written = build_reply_content(scripted, request.messages, prefix=prefix, call_id_prefix=id_prefix)
             content = api.sign_thinking(written, request)
         stop_reason = request.prewarm_stop_reason or choose_stop_reason(scripted, content)
         stops, factor = request.parameters.stop_sequences, request.model.tokens_factor
@@ -341,9 +338,8 @@ def _read_api_key(headers: Mapping[str, str], expected: str) -> str:
     bearer = token.strip() if scheme.lower() == "bearer" else ""
     key = get_header(headers, "x-api-key") or get_header(headers, "x-goog-api-key") or bearer
     if not key:
-        raise ProviderError(
-            "auth", f"{expected} header is required; any key will do, also as Authorization: Bearer", status=401
-        )
+        reason = f"{expected} header is required; any key will do, also as Authorization: Bearer"
+        raise ProviderError("auth", reason, status=401)
     return key
 
 
@@ -354,29 +350,15 @@ def _parse_fault_header(text: str) -> Fault:
         raise refuse(f"{FAULT_HEADER}: {error}") from error
 
 
-API_CLASSES: tuple[Callable[[], ProviderApi], ...] = (
-    AnthropicApi,
-    OpenRouterApi,
-    GeminiApi,
-    OpenAIChatApi,
-    OpenAIResponsesApi,
-)
+APIS: tuple[ProviderApi, ...] = (AnthropicApi(), OpenRouterApi(), GeminiApi(), OpenAIChatApi(), OpenAIResponsesApi())
 """The first that takes a request answers it, so APIs that recognise a header come before those that do not."""
 
 
-def create_apis() -> tuple[ProviderApi, ...]:
-    """New instances, one of each; every simulated provider has its own."""
-    return tuple(make() for make in API_CLASSES)
+def find_api(http_request: SimulatedRequest) -> ProviderApi | None:
+    return next((api for api in APIS if api.accepts(http_request)), None)
 
 
-def find_api(http_request: SimulatedRequest, apis: Iterable[ProviderApi]) -> ProviderApi | None:
-    return next((api for api in apis if api.accepts(http_request)), None)
-
-
-def find_error_api(http_request: SimulatedRequest, apis: Sequence[ProviderApi]) -> ProviderApi:
-    """The API of the error response; the first one if no API takes the request."""
-    return find_api(http_request, apis) or apis[0]
-
-
-def list_routes(apis: Iterable[ProviderApi]) -> str:
-    return ", ".join(dict.fromkeys(route for api in apis for route in api.routes))
+def encode_refusal(http_request: SimulatedRequest, error: ProviderError) -> tuple[ProviderApi, int, bytes]:
+    """The error response of the API that the request uses, or of the first one if no API takes the request."""
+    api = find_api(http_request) or APIS[0]
+    return api, *api.encode_error(error)

@@ -123,6 +123,12 @@ def parse_model_name(path: str, models_path: str) -> str:
     return path.removeprefix(f"{models_path}/") if path.startswith(f"{models_path}/") else ""
 
 
+def is_model_request(http_request: SimulatedRequest, models_path: str) -> bool:
+    """Whether it asks for the list of models or for one of them."""
+    path = http_request.path
+    return http_request.method == "GET" and (path == models_path or bool(parse_model_name(path, models_path)))
+
+
 def refuse(reason: str, *, status: int = 400) -> ProviderError:
     return ProviderError("invalid_request", reason, status=status)
 

@@ -9,7 +9,7 @@ from aiohttp import web
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.wire_request import BODY_BYTES_MAX
 from holdfast.simulator.exchange import ConnectionCut, Pause, RecordedRequest, SimulatedResponse
-from holdfast.simulator.provider import SimulatedProvider, create_apis, find_error_api
+from holdfast.simulator.provider import SimulatedProvider, encode_refusal
 from holdfast.simulator.provider_api import SimulatedRequest, refuse
 from holdfast.types.json_encoding import encode_json
 
@@ -59,9 +59,8 @@ async def _respond(request: web.Request) -> web.StreamResponse:
         body = await request.read()
     except web.HTTPRequestEntityTooLarge:
         # The rest of the body stays unread, so the connection cannot be reused.
-        refusal = _error_response(
-            request, refuse(f"the request has more than {BODY_BYTES_MAX} bytes; send less", status=413)
-        )
+        error = refuse(f"the request has more than {BODY_BYTES_MAX} bytes; send less", status=413)
+        refusal = _error_response(request, error)
         refusal.force_close()
         return refusal
     except (ConnectionError, web.RequestPayloadError, asyncio.IncompleteReadError):
@@ -129,13 +128,8 @@ def _handle_control(provider: SimulatedProvider, request: web.Request, body: byt
 
 def _request_view(request: RecordedRequest) -> dict[str, object]:
     """The body as text, because parsing and re-encoding it would change its bytes."""
-    return {
-        "at": request.at,
-        "method": request.method,
-        "path": request.path,
-        "status": request.status,
-        "body": request.body.decode(errors="replace"),
-    }
+    view = {name: getattr(request, name) for name in ("at", "method", "path", "status")}
+    return {**view, "body": request.body.decode(errors="replace")}
 
 
 def _json_response(value: object) -> web.Response:
@@ -144,5 +138,5 @@ def _json_response(value: object) -> web.Response:
 
 def _error_response(request: web.Request, error: ProviderError) -> web.Response:
     http_request = SimulatedRequest(request.method, request.path, request.headers)
-    status, body = find_error_api(http_request, create_apis()).encode_error(error)
+    _, status, body = encode_refusal(http_request, error)
     return web.Response(status=status, body=body, content_type="application/json")

@@ -63,7 +63,7 @@ def check_read_share(spent: Spending, limits: Limits) -> None:
 
 def describe_over_cost(rows: Sequence[tuple[str, Spending]], limits: Limits) -> str | None:
     """The error message for a run that cost too much; None otherwise."""
-    total = sum((spent for _, spent in rows), Spending())
+    total = _sum(rows)
     if limits.cost_usd_max is None or total.cost_usd <= limits.cost_usd_max:
         return None
     test, highest = max(rows, key=lambda row: row[1].cost_usd)

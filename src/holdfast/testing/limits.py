@@ -18,14 +18,9 @@ class Limits(NamedTuple):
 
 def add_limit_options(parser: pytest.Parser) -> None:
     group = parser.getgroup("holdfast", "prompt caches")
-    for name, meta, description in (
-        (
-            READ_SHARE,
-            "SHARE",
-            "fail a test with two or more calls that reads a smaller share of its prompts from the cache: 0.8 or 80%",
-        ),
-        (COST, "USD", "fail the run if its simulated calls cost more in total: 0.05"),
-    ):
+    share = "fail a test with two or more calls that reads a smaller share of its prompts from the cache: 0.8 or 80%"
+    cost = "fail the run if its simulated calls cost more in total: 0.05"
+    for name, meta, description in ((READ_SHARE, "SHARE", share), (COST, "USD", cost)):
         group.addoption(f"--holdfast-{name.replace('_', '-')}", metavar=meta, default=None, help=description)
         parser.addini(f"holdfast_{name}", description, default="")
 

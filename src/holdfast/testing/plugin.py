@@ -128,9 +128,8 @@ class RunSummary:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "teardown":
-            self._packed += [
-                (report.nodeid, value) for name, value in report.user_properties if name == SPENDING_PROPERTY
-            ]
+            properties = report.user_properties
+            self._packed += [(report.nodeid, value) for name, value in properties if name == SPENDING_PROPERTY]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         if self._packed and session.exitstatus == pytest.ExitCode.OK and self._over_cost_message() is not None:

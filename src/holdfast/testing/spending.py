@@ -43,12 +43,8 @@ class Spending(msgspec.Struct, frozen=True):
         return self.uncached_cost_usd - self.cost_usd
 
     def __add__(self, other: "Spending") -> "Spending":
-        return Spending(
-            self.calls + other.calls,
-            self.usage + other.usage,
-            self.cost_usd + other.cost_usd,
-            self.uncached_cost_usd + other.uncached_cost_usd,
-        )
+        costs = self.cost_usd + other.cost_usd, self.uncached_cost_usd + other.uncached_cost_usd
+        return Spending(self.calls + other.calls, self.usage + other.usage, *costs)
 
 
 def sum_spending(calls: Iterable[ModelCall]) -> Spending:

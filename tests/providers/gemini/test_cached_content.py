@@ -153,13 +153,13 @@ def test_a_cache_is_decoded_as_it_was_encoded() -> None:
     unnamed = ExplicitCacheEntry("cachedContents/b", MODEL, 0, 1_800_000_000.0)
     for cache in (CACHE, unnamed):
         assert cached_content.decode_cache(cached_content.encode_cache(cache)) == cache
-    page = json.loads(cached_content.encode_cache_page(cached_content.CachePage((CACHE, unnamed), "more")))
+    page = json.loads(cached_content.encode_cache_page((CACHE, unnamed), "more"))
     assert page["nextPageToken"] == "more"
     assert [cached_content.decode_cache(json.dumps(cache).encode()) for cache in page["cachedContents"]] == [
         CACHE,
         unnamed,
     ]
-    assert json.loads(cached_content.encode_cache_page(cached_content.CachePage(()))) == {}
+    assert json.loads(cached_content.encode_cache_page(())) == {}
 
 
 def test_the_providers_own_types_accept_a_cache() -> None:

@@ -96,7 +96,9 @@ def command(
         audit.add_transcript(transcript)
     report = audit.build_report()
     if not report.calls:
-        raise UserError(f"{_describe_nothing_found(location, since)}; {'; '.join(_describe_skipped(report, query))}")
+        when = f" since {since:%Y-%m-%d}" if since else ""
+        skipped = (f"{format_count(report.broken_lines, 'line')} could not be read", *_describe_left_out(query))
+        raise UserError(f"no call with reported usage{when} in {location}; {'; '.join(skipped)}")
     if rivals:
         played = replay_transcripts(track_progress(chosen, "conversations played", len(chosen)), models)
         report = msgspec.structs.replace(report, other_policies=played.build_report().policies)
@@ -109,7 +111,7 @@ def command(
 
 
 class AuditQuery(NamedTuple):
-    """What to audit; the readers add ids of skipped simulated sessions to `left_out`."""
+    """What to audit; the readers add ids of skipped simulated sessions to `skipped_ids`."""
 
     since: float
     with_content: bool
@@ -120,16 +122,6 @@ class AuditQuery(NamedTuple):
 def _describe_left_out(query: AuditQuery) -> "Iterator[str]":
     if query.skipped_ids:
         yield f"not counted: {format_count(len(query.skipped_ids), 'simulated session')}; --simulated includes them"
-
-
-def _describe_skipped(report: "AuditReport", query: AuditQuery) -> "Iterator[str]":
-    yield f"{format_count(report.broken_lines, 'line')} could not be read"
-    yield from _describe_left_out(query)
-
-
-def _describe_nothing_found(location: str, since: datetime.datetime | None) -> str:
-    when = f" since {since:%Y-%m-%d}" if since else ""
-    return f"no call with reported usage{when} in {location}"
 
 
 def _find_transcripts(path: str | None, query: AuditQuery) -> "tuple[str, Read]":
@@ -223,14 +215,8 @@ def _show(report: "AuditReport", limit: int) -> None:
     if report.causes:
         click.echo("")
         rows = (
-            (
-                cause.cause,
-                str(cause.calls),
-                f"{cause.tokens:,}",
-                _usd(cause.lost_usd),
-                CAUSE_MEANINGS.get(cause.cause, ""),
-            )
-            for cause in report.causes
+            (row.cause, str(row.calls), f"{row.tokens:,}", _usd(row.lost_usd), CAUSE_MEANINGS.get(row.cause, ""))
+            for row in report.causes
         )
         print_table(("cache miss", "calls", "tokens", "lost", "meaning"), rows)
     click.echo("")

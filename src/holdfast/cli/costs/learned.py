@@ -43,22 +43,13 @@ def _show(lessons: "LearnedSummary") -> None:
 
 
 def _cache_row(lesson: "LearnedCacheSummary") -> tuple[str, ...]:
-    upgrade = (
-        "not observed yet"
-        if not lesson.anchors_read + lesson.anchors_lost
-        else f"{lesson.upgrade_probability:.0%} likely"
-    )
+    is_observed = lesson.anchors_read + lesson.anchors_lost > 0
+    upgrade = f"{lesson.upgrade_probability:.0%} likely" if is_observed else "not observed yet"
     floor = "catalog value" if lesson.floor_tokens is None else f"{lesson.floor_tokens} tokens"
     counts = (str(lesson.anchors_read), str(lesson.anchors_lost))
     return (lesson.model, lesson.route, upgrade, *counts, floor, str(len(lesson.sessions)))
 
 
 def _idle_row(idle: "IdleTimeSummary") -> tuple[str, ...]:
-    return (
-        idle.workspace or "(none)",
-        str(idle.sessions),
-        str(idle.calls),
-        f"{idle.tool_idle_times:.0f}",
-        f"{idle.user_idle_times:.0f}",
-        f"{idle.pause_share:.1%}",
-    )
+    counts = (str(idle.sessions), str(idle.calls), f"{idle.tool_idle_times:.0f}", f"{idle.user_idle_times:.0f}")
+    return idle.workspace or "(none)", *counts, f"{idle.pause_share:.1%}"

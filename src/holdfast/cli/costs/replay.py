@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
@@ -72,7 +72,7 @@ def command(
     model = find_model(model_name, load_configured_models())
     setting = make_replay_setting(model, ttl_upgrade=truth == "upgrade", lookback=lookback)
     setting = msgspec.structs.replace(setting, keep_alive=keep_alive)
-    totals = _replay_all(_Traces(find_trace_files(traces), compact), policies, setting, requests_out)
+    totals = _replay_all(find_trace_files(traces), policies, setting, compact=compact, requests_out=requests_out)
     if not totals.recordings:
         raise UserError(f"none of the {totals.broken} lines holds a conversation; check the traces")
     if as_json:
@@ -81,15 +81,13 @@ def command(
         _show(totals)
 
 
-class _Traces(NamedTuple):
-    """The files to replay, and whether their conversations are compacted on the way."""
-
-    files: tuple[Path, ...]
-    compact: bool
-
-
 def _replay_all(
-    traces: _Traces, policies: PolicyFactory, setting: "ReplaySetting", requests_out: Path | None
+    files: tuple[Path, ...],
+    policies: PolicyFactory,
+    setting: "ReplaySetting",
+    *,
+    compact: bool,
+    requests_out: Path | None,
 ) -> "ReplayTotals":
     from holdfast.cli.tables import track_progress
     from holdfast.compaction.models import DEFAULT_CONFIG
@@ -102,13 +100,13 @@ def _replay_all(
     totals = ReplayTotals()
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(requests_out.open("wb")) if requests_out is not None else None
-        for recording in track_progress(read_traces(traces.files, compactions=not traces.compact), "conversations"):
+        for recording in track_progress(read_traces(files, compactions=not compact), "conversations"):
             if not isinstance(recording, Recording):
                 totals.broken += 1
                 continue
             on_request = _request_writer(out.write, recording.id) if out is not None else None
             played, model_fit = recording, None
-            if traces.compact:
+            if compact:
                 # The recorded usage is of the uncompacted conversation, so it cannot validate the cache model here.
                 compacted = compact_recording(recording, setting.model, DEFAULT_CONFIG)
                 totals.compactions += compacted.compactions
@@ -150,20 +148,11 @@ def _show(totals: "ReplayTotals") -> None:
 
 def print_policies(policies: Iterable[PolicyRow]) -> None:
     """Cheapest first."""
-    rows = sorted(policies, key=lambda row: row.cost_usd)
-    print_table(
-        ("policy", "cost", "read share", "vs best", "vs bound", "vs optimum", "pings", "misses"),
-        (
-            (
-                row.policy,
-                f"${row.cost_usd:.4f}",
-                f"{row.read_share:.2%}",
-                f"{row.to_best:.3f}",
-                f"{row.to_bound:.3f}",
-                f"{row.to_optimum:.3f}",
-                str(row.pings),
-                str(row.cache_misses),
-            )
-            for row in rows
-        ),
-    )
+    headings = ("policy", "cost", "read share", "vs best", "vs bound", "vs optimum", "pings", "misses")
+    print_table(headings, map(_policy_cells, sorted(policies, key=lambda row: row.cost_usd)))
+
+
+def _policy_cells(row: PolicyRow) -> tuple[str, ...]:
+    ratios = (f"{ratio:.3f}" for ratio in (row.to_best, row.to_bound, row.to_optimum))
+    counts = (str(row.pings), str(row.cache_misses))
+    return row.policy, f"${row.cost_usd:.4f}", f"{row.read_share:.2%}", *ratios, *counts

@@ -137,13 +137,5 @@ def draw_sparkline(values: "list[float]") -> str:
 def _session_row(session: "SessionAmounts") -> tuple[str, ...]:
     amounts = session.amounts
     money = (f"${amounts.spent_usd:.4f}", format_usd(amounts.saved_usd, 4), f"${amounts.lost_usd:.4f}")
-    share = f"{amounts.usage.read_share:.1%}"
-    return (
-        session.id,
-        session.name or "",
-        session.model,
-        str(amounts.calls),
-        share,
-        *money,
-        session.worst_verdict or "",
-    )
+    figures = (str(amounts.calls), f"{amounts.usage.read_share:.1%}", *money)
+    return session.id, session.name or "", session.model, *figures, session.worst_verdict or ""

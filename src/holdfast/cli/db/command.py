@@ -1,6 +1,5 @@
 """`holdfast db`: inspects, checks, rebuilds, prunes, exports and imports the store."""
 
-import contextlib
 import os
 import sys
 from contextlib import contextmanager
@@ -10,7 +9,12 @@ from typing import IO, TYPE_CHECKING
 import click
 
 from holdfast.cli.format import CommandGroup, format_count, format_local_time, print_json
-from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
+from holdfast.cli.open_store import (
+    load_configured_models,
+    open_configured_store,
+    open_store_with_records,
+    resolve_session_id,
+)
 from holdfast.cli.options import db_option, json_option
 from holdfast.clock import system_clock
 from holdfast.errors import UserError
@@ -20,6 +24,7 @@ if TYPE_CHECKING:
 
     from holdfast.events.log import SessionRow
     from holdfast.stores.event_log import DatabaseEventLog, StoreFacts
+    from holdfast.stores.instructions.transfer import ImportedOwner
 
 DAY_SECONDS = 86_400
 
@@ -173,14 +178,18 @@ def export_events(
 
     Without --content, messages, system prompts, tool results, names and paths are left out. Keys are never exported.
     """
+    from holdfast.cli.costs.report import parse_time_option
     from holdfast.cli.db.instructions import get_exported_deployment
+    from holdfast.cli.tables import track_progress
     from holdfast.stores.export import export_lines
 
     now = system_clock()
+    start = parse_time_option(since, now) if since else float("-inf")
     with open_configured_store(db) as log:
         deployment = get_exported_deployment(log, content=content) if instructions else None
-        rows = _select_sessions(log.sessions(), resolve_session_id(log, wanted) if wanted else None, since, now)
-        lines = export_lines(log, _session_ids_with_progress(rows), content=content, now=now, deployment=deployment)
+        rows = _select_sessions(log.sessions(), resolve_session_id(log, wanted) if wanted else None, start)
+        session_ids = (row.id for row in track_progress(rows, "sessions", len(rows)))
+        lines = export_lines(log, session_ids, content=content, now=now, deployment=deployment)
         if file == "-":
             for line in lines:
                 sys.stdout.buffer.write(line)
@@ -191,23 +200,12 @@ def export_events(
     click.echo(f"exported {exported_text} to {file}" + ("" if content else ", without content"), err=True)
 
 
-def _select_sessions(
-    rows: "tuple[SessionRow, ...]", wanted: str | None, since: str | None, now: float
-) -> "list[SessionRow]":
+def _select_sessions(rows: "tuple[SessionRow, ...]", wanted: str | None, start: float) -> "list[SessionRow]":
     """The sessions to export, oldest activity first."""
-    from holdfast.cli.costs.report import parse_time_option
-
-    start = parse_time_option(since, now) if since else float("-inf")
     chosen = [row for row in reversed(rows) if row.last_event_at >= start and wanted in (None, row.id)]
     if wanted is not None and not chosen:
         raise UserError(f"session {wanted!r} has no event since then; `holdfast sessions list` shows all")
     return chosen
-
-
-def _session_ids_with_progress(rows: "list[SessionRow]") -> "Iterator[str]":
-    from holdfast.cli.tables import track_progress
-
-    return (row.id for row in track_progress(rows, "sessions", len(rows)))
 
 
 def _write_new(file: str, lines: "Iterator[bytes]") -> None:
@@ -231,29 +229,26 @@ def import_events(file: IO[bytes], db: str | None) -> None:
     Each session is imported completely or not at all. The same holds for each agent's instructions, which must belong
     to this deployment. After a failure, run the same command again to continue where it stopped.
     """
-    from holdfast.cli.db.instructions import ImportedOwnersSummary, check_deployment, open_instruction_intake
+    from holdfast.cli.db.instructions import check_deployment, open_instruction_intake, summarize_imported_owners
     from holdfast.cli.tables import track_progress
-    from holdfast.runtime.config import load_config
     from holdfast.stores.export import ImportedSession, import_lines, read_export_header
-    from holdfast.stores.open import open_store
 
     deployment = read_export_header(file, file.name).deployment
     if deployment is not None:
         check_deployment(deployment, file.name)
-    address = db or load_config(os.environ, workspace=Path.cwd()).db_path
     sessions = added = existing = 0
-    owners = ImportedOwnersSummary()
+    owners: list[ImportedOwner] = []
     try:
-        with contextlib.closing(open_store(address, models=load_configured_models())) as log:
+        with open_store_with_records(db) as (log, _):
             intake = open_instruction_intake(log) if deployment is not None else None
             for item in track_progress(import_lines(file, log, file.name, intake), "sessions"):
                 if isinstance(item, ImportedSession):
                     sessions, added, existing = sessions + 1, added + item.added, existing + item.existing
                 else:
-                    owners.add_owner(item)
+                    owners.append(item)
     finally:
         # Also after a failure: the user must see what is already in the store.
-        for line in owners.format_lines():
+        for line in summarize_imported_owners(owners):
             click.echo(line)
         if sessions:
             events_text = f"{format_count(added, 'event')} added, {existing:,} already stored"

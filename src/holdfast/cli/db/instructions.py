@@ -1,13 +1,12 @@
 """Moves agents' instructions between stores of one deployment, for `holdfast db export` and `import`."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 from holdfast.cli.format import format_count
 from holdfast.cli.instructions.open import explain_missing_package
-from holdfast.clock import new_ulid, system_clock
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,44 +50,27 @@ def open_instruction_intake(log: "Store") -> "OwnerImporter":
         from holdfast.instructions.context import InstructionContext
         from holdfast.instructions.units.signatures import load_deployment_key
         from holdfast.instructions.units.transfer import validate_imported_records
-    library = InstructionContext(
-        log.instructions,
-        configured.settings,
-        # Do not create a key: a new one has signed nothing in the file, and would block restoring the original key.
-        key=load_deployment_key(configured.key_path) if configured.key_path.exists() else None,
-        clock=system_clock,
-        new_id=new_ulid,
-        warn=lambda line: None,
-    )
+    # Do not create a key: a new one has signed nothing in the file, and would block restoring the original key.
+    key = load_deployment_key(configured.key_path) if configured.key_path.exists() else None
+    library = InstructionContext(log.instructions, configured.settings, key=key)
     return OwnerImporter(log.instructions, partial(validate_imported_records, library))
 
 
-class ImportedOwnersSummary:
-    """Summarises what was imported for the owners of instructions."""
-
-    def __init__(self) -> None:
-        self._owners: list[ImportedOwner] = []
-
-    def add_owner(self, owner: "ImportedOwner") -> None:
-        self._owners.append(owner)
-
-    def format_lines(self) -> Iterator[str]:
-        if not self._owners:
-            return
-        added = sum(owner.added for owner in self._owners)
-        existing = sum(owner.already_existed for owner in self._owners)
-        quarantined = sum(owner.quarantined for owner in self._owners)
-        left_out = sum(owner.dropped_approvals for owner in self._owners)
-        owners = f"{format_count(len(self._owners), 'owner')} of instructions"
-        already = f", {existing:,} of them already stored" if existing else ""
-        yield f"{owners}{already}: {format_count(added, 'record')} added"
-        if quarantined:
-            yield (
-                f"{format_count(quarantined, 'unit')} quarantined: not signed by a key that this deployment knows; "
-                "restore the key or register the signer, then write them again"
-            )
-        if left_out:
-            yield f"{format_count(left_out, 'approval')} left out: not signed by a key that this deployment knows"
+def summarize_imported_owners(owners: "Sequence[ImportedOwner]") -> Iterator[str]:
+    """Lines that say what was imported for the owners of instructions."""
+    if not owners:
+        return
+    existing = sum(owner.already_existed for owner in owners)
+    already = f", {existing:,} of them already stored" if existing else ""
+    added = format_count(sum(owner.added for owner in owners), "record")
+    yield f"{format_count(len(owners), 'owner')} of instructions{already}: {added} added"
+    if quarantined := sum(owner.quarantined for owner in owners):
+        yield (
+            f"{format_count(quarantined, 'unit')} quarantined: not signed by a key that this deployment knows; "
+            "restore the key or register the signer, then write them again"
+        )
+    if left_out := sum(owner.dropped_approvals for owner in owners):
+        yield f"{format_count(left_out, 'approval')} left out: not signed by a key that this deployment knows"
 
 
 def _configured() -> "InstructionConfig":

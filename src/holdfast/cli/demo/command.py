@@ -144,16 +144,9 @@ def _line(record: "CallRecord", model: "Model") -> str:
     from holdfast.ledger.calls import compute_bill
 
     usage = record.usage
-    return _COLUMNS.format(
-        record.number,
-        usage.tokens_sent,
-        usage.cache_read,
-        usage.cache_write,
-        usage.input,
-        usage.output,
-        f"${record.cost_usd:.6f}",
-        format_usd(compute_bill([record], model).saved_usd, 6),
-    )
+    tokens = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input, usage.output)
+    saved = format_usd(compute_bill([record], model).saved_usd, 6)
+    return _COLUMNS.format(record.number, *tokens, f"${record.cost_usd:.6f}", saved)
 
 
 def _wrapped(text: str) -> str:
@@ -173,7 +166,6 @@ def _conclude(
     as_json: bool,
     stored_id: str | None,
 ) -> None:
-
     if as_json:
         turns = [
             {

@@ -2,13 +2,13 @@
 
 import importlib
 import os
+from functools import partial
 from typing import TYPE_CHECKING
 
 import click
 
 from holdfast.cli.format import CommandGroup, format_count
 from holdfast.cli.instructions.open import explain_missing_package
-from holdfast.clock import new_ulid, system_clock
 
 if TYPE_CHECKING:
     from holdfast.instructions.context import InstructionContext
@@ -82,14 +82,9 @@ def open_instruction_context(log: "Store", *, wanted: bool, for_sample: bool = F
     from holdfast.instructions.coverage.schedule import activate_encoder
     from holdfast.instructions.units.signatures import load_deployment_key
 
-    library = InstructionContext(
-        log.instructions,
-        configured.settings,
-        key=load_deployment_key(configured.key_path),
-        clock=system_clock,
-        new_id=new_ulid,
-        warn=lambda line: click.echo(line, err=True),
-    )
+    key = load_deployment_key(configured.key_path)
+    warn = partial(click.echo, err=True)
+    library = InstructionContext(log.instructions, configured.settings, key=key, warn=warn)
     failed = activate_encoder(library)
     if failed:
         click.echo(
@@ -109,6 +104,4 @@ def _temporary_library(log: "Store") -> "InstructionContext":
 
     settings = InstructionSettings(encoder=default_encoder())
     key = DeploymentKey(os.urandom(KEY_BYTES))
-    return InstructionContext(
-        log.instructions, settings, key=key, clock=system_clock, new_id=new_ulid, warn=lambda line: None
-    )
+    return InstructionContext(log.instructions, settings, key=key)

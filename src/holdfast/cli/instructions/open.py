@@ -2,11 +2,11 @@
 
 import os
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from holdfast.cli.open_store import resolve_store_address
 from holdfast.clock import system_clock
 from holdfast.errors import UserError
 
@@ -31,17 +31,6 @@ def explain_missing_package() -> "Iterator[None]":
         raise UserError(MISSING_PACKAGE_HINT) from error
 
 
-def resolve_store_address(db: str | None) -> str:
-    from holdfast.runtime.config import load_config
-
-    return db or load_config(os.environ, workspace=Path.cwd()).db_path
-
-
-def has_store(db: str | None) -> bool:
-    address = resolve_store_address(db)
-    return "://" in address or Path(address).exists()
-
-
 def open_library(
     db: str | None,
     *,
@@ -59,8 +48,8 @@ def open_library(
 
     with explain_missing_package():
         from holdfast.runtime.instructions.embedded import Library
-    address = resolve_store_address(db)
-    if not make and not has_store(db):
+    address, exists = resolve_store_address(db or None)
+    if not (make or exists):
         raise UserError(f"there is no store at {address!r}; check the path, or publish something first")
     configured = load_instruction_config(os.environ)
     clock = click.get_current_context().find_root().obj

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.format import print_json
-from holdfast.cli.instructions.open import agent_option, has_store, open_library
+from holdfast.cli.instructions.open import agent_option, open_library
+from holdfast.cli.open_store import resolve_store_address
 from holdfast.cli.options import db_option, json_option
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ def check(folder: Path, db: str | None, as_json: bool) -> None:
     """
     from holdfast.cli.instructions.format import show_check_result
 
-    if has_store(db):
+    _, has_store = resolve_store_address(db or None)
+    if has_store:
         with open_library(db) as library:
             checked = library.check(folder)
     else:

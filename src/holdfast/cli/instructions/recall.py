@@ -22,10 +22,8 @@ def index(agent: str, db: str | None, as_json: bool) -> None:
         print_json({"index": text, "costs": costs})
         return
     click.echo(text)
-    print_table(
-        ("unit", "in the prompt", "in the manifest"),
-        [(unit.name, str(unit.index_tokens), str(unit.entry_tokens)) for unit in costs],
-    )
+    rows = ((unit.name, str(unit.index_tokens), str(unit.entry_tokens)) for unit in costs)
+    print_table(("unit", "in the prompt", "in the manifest"), rows)
     prompt_tokens, manifest_tokens = sum(unit.index_tokens for unit in costs), sum(unit.entry_tokens for unit in costs)
     click.echo(
         f"\n{prompt_tokens} tokens in every prompt; {manifest_tokens} of at most {MANIFEST_TOKENS_MAX} in the manifest"
@@ -72,9 +70,8 @@ def recall(
         return
     recalled = result.result
     for chunk in recalled.chunks:
-        reason = (
-            f", {chunk.kind}: {', '.join(chunk.why.matched_terms) or 'by meaning'}" if explain and chunk.why else ""
-        )
+        terms = ", ".join(chunk.why.matched_terms) if chunk.why else ""
+        reason = f", {chunk.kind}: {terms or 'by meaning'}" if explain and chunk.why else ""
         click.echo(f"== {chunk.name} ({chunk.content.tokens} tokens, score {chunk.score:.2f}{reason})")
         click.echo(f"{chunk.content.text}\n")
     if explain:

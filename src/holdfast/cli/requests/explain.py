@@ -80,20 +80,11 @@ def _layer_row(layer: "ExplainedLayer") -> tuple[str, ...]:
 
 
 def _block_row(block: "ExplainedBlock") -> tuple[str, ...]:
-    rewritten = format_count(block.rewritten_tokens, "token")
-    return (
-        *(block.path, block.section, block.stability, str(block.tokens), block.digest),
-        *(rewritten, format_usd_exact(block.rewritten_usd)),
-    )
+    rewritten = (format_count(block.rewritten_tokens, "token"), format_usd_exact(block.rewritten_usd))
+    return block.path, block.section, block.stability, str(block.tokens), block.digest, *rewritten
 
 
 def _breakpoint_row(breakpoint: "ExplainedBreakpoint") -> tuple[str, ...]:
     saves = "nothing: below the floor" if breakpoint.is_below_floor else format_usd_exact(breakpoint.saving_usd)
-    return (
-        breakpoint.path,
-        breakpoint.ttl,
-        breakpoint.reason,
-        str(breakpoint.prefix_tokens),
-        saves,
-        format_usd_exact(breakpoint.expected_usd),
-    )
+    tokens, expected = str(breakpoint.prefix_tokens), format_usd_exact(breakpoint.expected_usd)
+    return breakpoint.path, breakpoint.ttl, breakpoint.reason, tokens, saves, expected

@@ -64,6 +64,14 @@ PORT = 8787
     metavar="FILE",
     help="File with provider keys and budgets for keys of scope gateway; must have mode 0600.",
 )
+@click.option(
+    "--unpriced-usd",
+    metavar="USD",
+    type=click.FloatRange(min=0),
+    default=10.0,
+    show_default=True,
+    help="What budgets are charged per million tokens of a call without a known price.",
+)
 def command(
     *,
     host: str,
@@ -82,6 +90,7 @@ def command(
     volatile: tuple[str, ...],
     keep_alive_usd: float | None,
     drain: bool,
+    unpriced_usd: float,
 ) -> None:
     """Serve the dashboard, the HTTP API and the gateway until stopped.
 
@@ -117,7 +126,9 @@ def command(
         service.simulated = simulated or simulate
         _add_sources(service, simulate=simulate, temporary=temporary)
         exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
-        gateway_options = GatewayOptions(simulate, grants, improve, volatile, keep_alive_usd, drain, address)
+        gateway_options = GatewayOptions(
+            simulate, grants, improve, volatile, keep_alive_usd, drain, address, unpriced_usd
+        )
         with open_gateway(service, upstreams, gateway_options) as gateway:
             app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), mounts=(gateway,))
             with contextlib.closing(bind_socket(host, port)) as bound:

@@ -21,7 +21,7 @@ from holdfast.gateway.auth import KeyAuthenticator, KeyHolder
 from holdfast.gateway.keep_alive import GatewayKeepAlive
 from holdfast.gateway.key_limits import KeyLimitTable, read_key_limits
 from holdfast.gateway.recording.restore import restore_spending
-from holdfast.gateway.recording.worker_process import RecorderProcess, RecorderSetup
+from holdfast.gateway.recording.worker_process import UNPRICED_USD_PER_MTOK, RecorderProcess, RecorderSetup
 from holdfast.gateway.rewrite.rewriter import RequestRewriter
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
 from holdfast.gateway.routes import find_mount, get_raw_path, make_simulated_upstreams, resolve_upstreams
@@ -47,6 +47,7 @@ class GatewayOptions(msgspec.Struct, frozen=True):
     keep_alive_usd: float | None = None
     drain: bool = False
     db: str | None = None
+    unpriced_usd: float = UNPRICED_USD_PER_MTOK
 
 
 class GatewayMount(BaseRoute):
@@ -88,7 +89,8 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         restore_spending(key_limits, service.log, service.clock())
         rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in options.volatile))
         rewriter = RequestRewriter(service.models, VolatileExtractor(rules))
-        setup = RecorderSetup(options.db, options.simulate, tuple((rule.name, rule.pattern) for rule in rules))
+        volatile = tuple((rule.name, rule.pattern) for rule in rules)
+        setup = RecorderSetup(options.db, options.simulate, volatile, options.unpriced_usd)
         recorder = RecorderProcess((RECORDER_MODULE,), setup, on_spent=key_limits.add_spending)
         stack.callback(recorder.close)
         service.request_metrics.add_counter(

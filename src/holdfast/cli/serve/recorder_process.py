@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
 
 import msgspec
 
@@ -46,16 +45,13 @@ def run_recorder() -> None:
             simulated=setup.simulated,
             rewriter=RequestRewriter(models, VolatileExtractor(tuple(VolatileRule(*pair) for pair in setup.volatile))),
             on_spent=_report_spending,
-            make_queue=run_at_once,
+            unpriced_usd_per_mtok=setup.unpriced_usd_per_mtok,
+            make_queue=SynchronousQueue,
         )
         retold = MessageReceiver(observer.on_request, observer.on_end, observer.on_ping)
         for message in messages:
             retold.handle_message(message)
         observer.close()
-
-
-def run_at_once(work: "Callable[[Callable[[], None]], None]") -> SynchronousQueue[Callable[[], None]]:
-    return SynchronousQueue(work)
 
 
 def _report_spending(key_id: str, at: float, dollars: float) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from holdfast.engine.recovery.runner import PlannedRecovery, StepFunction, StepFunctions
     from holdfast.engine.recovery.transcript_repair import StoredConversation
     from holdfast.events.log import EventLog
-    from holdfast.recovery.attempts import Incident, RecoveryLedger
+    from holdfast.recovery.attempts import Incident, Incidents
     from holdfast.recovery.recipes import RecoveryRecipe
     from holdfast.recovery.scenarios import FailureScenario
 
@@ -89,9 +89,9 @@ def run_recipe(
     """
     import asyncio
 
-    from holdfast.engine.recovery.context_steps import ContextRecoverySteps
+    from holdfast.engine.recovery.context_steps import context_recovery_steps
     from holdfast.engine.recovery.runner import Recovered, RecoveryRunner
-    from holdfast.engine.recovery.transcript_repair import ConversationAttempts, RepairSteps
+    from holdfast.engine.recovery.transcript_repair import RepairSteps
     from holdfast.recovery.recipes import RECIPES, select_rules
     from holdfast.runtime.recovery import find_scenario
 
@@ -99,19 +99,18 @@ def run_recipe(
     commands = _commands(steps)
     with open_configured_store(db, writable=not dry_run) as log:
         stored = _open_conversation(log, resolve_session_id(log, session_id))
-        incident_ledger = ConversationAttempts(stored)
         row = load_configured_models().get(stored.state.model)
         # An unknown model may bind thinking blocks to their prefix, so treat it as if it did.
         view = RepairSteps(stored, binds_thinking=row is None or row.cache.binds_thinking)
         # Later entries win: a command given with --step replaces the built-in step.
         recoverer = RecoveryRunner(
-            incident_ledger,
-            {**view.steps, **ContextRecoverySteps(stored).steps, **_expired_cache_steps(log, stored), **commands},
+            stored,
+            {**view.steps, **context_recovery_steps(stored), **_expired_cache_steps(log, stored), **commands},
             clock=system_clock,
             recipes={failure: _without_request_steps(RECIPES[failure])},
             rules=select_rules(stored.state.profile),
         )
-        key = incident or _newest(incident_ledger.ledger, failure)
+        key = incident or _newest(stored.state.incidents, failure)
         plan = recoverer.dry_run(failure, incident=key, trigger="manual")
         if dry_run:
             _show_plan(plan, as_json=as_json)
@@ -120,7 +119,7 @@ def run_recipe(
             names = " ".join(f"--step {name.value}=COMMAND" for name in plan.missing)
             raise click.UsageError(f"these steps need a command: give {names}")
         outcome = asyncio.run(recoverer.attempt(failure, incident=key, trigger="manual"))
-        final = incident_ledger.ledger.incidents[key]
+        final = stored.state.incidents[key]
     if as_json:
         print_json(final)
     else:
@@ -134,7 +133,7 @@ def _incidents(log: "EventLog", session_id: str | None, limit: int) -> "Iterator
 
     ids = [session_id] if session_id else [row.id for row in log.sessions(limit=limit)]
     for id in ids:
-        for incident in reversed(tuple(fold_recovery_events(list(log.read(id))).incidents.values())):
+        for incident in reversed(tuple(fold_recovery_events(list(log.read(id))).values())):
             yield id, incident
 
 
@@ -188,12 +187,10 @@ def _without_request_steps(recipe: "RecoveryRecipe") -> "RecoveryRecipe":
     return msgspec.structs.replace(recipe, steps=steps)
 
 
-def _newest(ledger: "RecoveryLedger", scenario: "FailureScenario") -> str:
+def _newest(incidents: "Incidents", scenario: "FailureScenario") -> str:
     """The key of the scenario's newest open incident; the scenario's own name if there is none."""
     keys = (
-        key
-        for key, incident in ledger.incidents.items()
-        if incident.scenario == scenario and incident.state != "succeeded"
+        key for key, incident in incidents.items() if incident.scenario == scenario and incident.state != "succeeded"
     )
     return next(reversed(tuple(keys)), scenario.value)
 

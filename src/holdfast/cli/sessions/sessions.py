@@ -225,13 +225,8 @@ def _show_stats(calls: "tuple[LedgerEntry, ...]", *, as_json: bool) -> None:
         click.echo(f"[{provider}] in:{stats['input_tokens']} cache:{stats['cache_tokens']} hit:{stats['hit_percent']}%")
     if breaks:
         rows = (
-            (
-                "unexpected" if cache_break.unexpected else "expected",
-                str(cache_break.token_drop),
-                cache_break.component or "",
-                cache_break.reason,
-            )
-            for cache_break in breaks
+            ("unexpected" if row.unexpected else "expected", str(row.token_drop), row.component or "", row.reason)
+            for row in breaks
         )
         print_table(("break", "tokens", "component", "reason"), rows)
 
@@ -249,15 +244,8 @@ def _call_row(entry: "LedgerEntry", estimated: set[str]) -> tuple[str, ...]:
     numbers = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input)
     output = f"{'~' if call.request_id in estimated else ''}{usage.output}"
     money = f"${call.cost_usd:.6f}"
-    return (
-        str(call.number),
-        format_local_time(call.at),
-        *map(str, numbers),
-        output,
-        money,
-        prefix,
-        *_verdict_cells(entry),
-    )
+    number, at = str(call.number), format_local_time(call.at)
+    return number, at, *map(str, numbers), output, money, prefix, *_verdict_cells(entry)
 
 
 def _verdict_cells(entry: "LedgerEntry") -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """The explicit cache of a session (Gemini CachedContent): created, used, extended, replaced and deleted."""
 
 import asyncio
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from decimal import Decimal
 
 import msgspec
@@ -57,9 +57,7 @@ async def prepare_explicit_cache(conversation: Conversation) -> CacheReference |
 async def record_lost_cache(conversation: Conversation, reason: str) -> None:
     """Record that the provider has lost the cache; the session continues without it."""
     if (cache := conversation.state.explicit_cache) is not None:
-        await conversation.record(
-            "system", _cache_event(cache, "lost", reason, storage_cost_usd=-_unused_storage_usd(conversation, cache))
-        )
+        await _record_change(conversation, cache, "lost", reason, storage_cost_usd=-_remaining_usd(conversation, cache))
 
 
 async def delete_explicit_cache(conversation: Conversation, reason: str) -> None:
@@ -67,12 +65,10 @@ async def delete_explicit_cache(conversation: Conversation, reason: str) -> None
     cache, adapter = conversation.state.explicit_cache, conversation.deps.adapter
     if cache is None or not isinstance(adapter, ExplicitCacheAdapter) or conversation.deps.clock() >= cache.expires_at:
         return
-    try:
+    # It expires by itself; closing a session does not wait for the deletion.
+    with suppress(TimeoutError):
         async with asyncio.timeout(DELETE_SECONDS_MAX):
             await _delete(conversation, adapter, cache, reason)
-    except TimeoutError:
-        # It expires by itself; closing a session does not wait for the deletion.
-        return
 
 
 async def _current_cache(conversation: Conversation, adapter: ExplicitCacheAdapter) -> ExplicitCacheState | None:
@@ -80,13 +76,11 @@ async def _current_cache(conversation: Conversation, adapter: ExplicitCacheAdapt
     stable_blocks = buffer.stable_count
     tokens = state.calibration.correct_estimate(sum(buffer.tokens[:stable_blocks]))
     wanted = WantedPrefix(deps.model.id, buffer.digests[stable_blocks - 1].digest, tokens)
-    settings = (
-        deps.explicit_cache if model_capabilities(deps.model).explicit_caches else ExplicitCacheConfig(ttl_seconds=0)
-    )
+    is_supported = model_capabilities(deps.model).explicit_caches
     step = plan_explicit_cache(
         state.explicit_cache,
         wanted,
-        settings,
+        deps.explicit_cache if is_supported else ExplicitCacheConfig(ttl_seconds=0),
         rules=deps.model.cache,
         price=conversation.price(tokens),
         uncached_calls=state.uncached_calls,
@@ -117,41 +111,29 @@ async def _create(
         return None
     buffer = conversation.draft.buffer
     prefix_bytes = buffer.cacheable_bytes()[: buffer.stable_prefix_length]
+    request = adapter.encode_create_cache(deps.parameters, prefix_bytes, ttl_seconds=ttl)
     try:
-        created_cache = await _request_cache(
-            conversation, adapter, *adapter.encode_create_cache(deps.parameters, prefix_bytes, ttl_seconds=ttl)
-        )
+        created = await _request_cache(conversation, adapter, request)
     except ProviderError as error:
         if error.kind not in ("invalid_request", "auth", "context_overflow"):
             # A transient failure; the next call tries again.
             return None
         refused = ExplicitCacheState("", wanted.model, wanted.digest, wanted.tokens, deps.clock())
-        await conversation.record("system", _cache_event(refused, "refused", str(error)))
+        await _record_change(conversation, refused, "refused", str(error))
         return None
-    cache = ExplicitCacheState(
-        created_cache.name, wanted.model, wanted.digest, created_cache.tokens or wanted.tokens, created_cache.expires_at
-    )
-    price = conversation.price(cache.tokens)
-    created = _cache_event(
-        cache,
-        "created",
-        reason,
-        cost_usd=cache.tokens * price.input / 1_000_000,
-        storage_cost_usd=storage_usd(cache.tokens, max(0.0, cache.expires_at - deps.clock()), price),
-    )
-    await conversation.record("system", created)
+    tokens = created.tokens or wanted.tokens
+    cache = ExplicitCacheState(created.name, wanted.model, wanted.digest, tokens, created.expires_at)
+    cost, storage_cost = tokens * conversation.price(tokens).input / 1_000_000, _remaining_usd(conversation, cache)
+    await _record_change(conversation, cache, "created", reason, cost_usd=cost, storage_cost_usd=storage_cost)
     return cache
 
 
 async def _extend(
     conversation: Conversation, adapter: ExplicitCacheAdapter, cache: ExplicitCacheState, reason: str
 ) -> ExplicitCacheState | None:
+    request = adapter.encode_extend_cache(cache.name, ttl_seconds=conversation.deps.explicit_cache.ttl_seconds)
     try:
-        answer = await _request_cache(
-            conversation,
-            adapter,
-            *adapter.encode_extend_cache(cache.name, ttl_seconds=conversation.deps.explicit_cache.ttl_seconds),
-        )
+        answer = await _request_cache(conversation, adapter, request)
     except ProviderError as error:
         if not adapter.is_cache_missing(error):
             # The cache still exists; the next call tries to extend it again.
@@ -160,7 +142,7 @@ async def _extend(
         return None
     longer = replace(cache, expires_at=answer.expires_at)
     added = storage_usd(cache.tokens, max(0.0, longer.expires_at - cache.expires_at), conversation.price(cache.tokens))
-    await conversation.record("system", _cache_event(longer, "extended", reason, storage_cost_usd=added))
+    await _record_change(conversation, longer, "extended", reason, storage_cost_usd=added)
     return longer
 
 
@@ -168,7 +150,7 @@ async def _delete(
     conversation: Conversation, adapter: ExplicitCacheAdapter, cache: ExplicitCacheState, reason: str
 ) -> None:
     """Delete the cache; a failure is only recorded, because the cache expires by itself."""
-    unused = _unused_storage_usd(conversation, cache)
+    unused = _remaining_usd(conversation, cache)
     endpoint, body = adapter.encode_delete_cache(cache.name)
     try:
         async with aclosing(conversation.deps.transport.send(endpoint, body)) as chunks:
@@ -177,51 +159,39 @@ async def _delete(
     except ProviderError as error:
         unused = Decimal(0) if not adapter.is_cache_missing(error) else unused
         reason = f"{reason}; deleting it failed: {error}"
-    await conversation.record("system", _cache_event(cache, "deleted", reason, storage_cost_usd=-unused))
+    await _record_change(conversation, cache, "deleted", reason, storage_cost_usd=-unused)
 
 
 async def _request_cache(
-    conversation: Conversation, adapter: ExplicitCacheAdapter, endpoint: Endpoint, body: bytes
+    conversation: Conversation, adapter: ExplicitCacheAdapter, request: tuple[Endpoint, bytes]
 ) -> ExplicitCacheEntry:
-    answer = await read_whole_response(
-        conversation.deps.transport.send(endpoint, body), bytes_max=CACHE_RESPONSE_BYTES_MAX
-    )
-    return adapter.decode_cache(answer)
+    response = conversation.deps.transport.send(*request)
+    return adapter.decode_cache(await read_whole_response(response, bytes_max=CACHE_RESPONSE_BYTES_MAX))
 
 
 def _can_afford(conversation: Conversation, tokens: int) -> bool:
     """Whether the budget covers the cache and the call that will use it."""
     price = conversation.price(tokens)
-    creation_cost = tokens * price.input / 1_000_000 + storage_usd(
-        tokens, conversation.deps.explicit_cache.ttl_seconds, price
-    )
+    storage_cost = storage_usd(tokens, conversation.deps.explicit_cache.ttl_seconds, price)
     call_cost = call_cost_usd_max(conversation, conversation.request_tokens)
-    return can_spend(conversation, creation_cost + call_cost)
+    return can_spend(conversation, tokens * price.input / 1_000_000 + storage_cost + call_cost)
 
 
-def _unused_storage_usd(conversation: Conversation, cache: ExplicitCacheState) -> Decimal:
-    """The storage cost that was booked in advance for the remaining TTL."""
-    return storage_usd(
-        cache.tokens, max(0.0, cache.expires_at - conversation.deps.clock()), conversation.price(cache.tokens)
-    )
+def _remaining_usd(conversation: Conversation, cache: ExplicitCacheState) -> Decimal:
+    """The storage cost of the remaining TTL, which is booked in advance."""
+    remaining_seconds = max(0.0, cache.expires_at - conversation.deps.clock())
+    return storage_usd(cache.tokens, remaining_seconds, conversation.price(cache.tokens))
 
 
-def _cache_event(
+async def _record_change(
+    conversation: Conversation,
     cache: ExplicitCacheState,
     action: ExplicitCacheAction,
     reason: str,
     *,
     cost_usd: Decimal = Decimal(0),
     storage_cost_usd: Decimal = Decimal(0),
-) -> ExplicitCacheChanged:
-    return ExplicitCacheChanged(
-        action,
-        cache.name,
-        cache.model,
-        cache.digest,
-        cache.tokens,
-        cache.expires_at,
-        cost_usd=cost_usd,
-        storage_cost_usd=storage_cost_usd,
-        reason=reason,
-    )
+) -> None:
+    described = (cache.name, cache.model, cache.digest, cache.tokens, cache.expires_at)
+    changed = ExplicitCacheChanged(action, *described, cost_usd, storage_cost_usd, reason)
+    await conversation.record("system", changed)

@@ -5,10 +5,8 @@ import logging
 from collections.abc import Callable
 from decimal import Decimal
 
-import msgspec
-
 from holdfast.engine.cache.controls import apply_controls
-from holdfast.engine.cache.ping import PingSpec, build_ping_parameters, keep_alive_refusal, send_ping
+from holdfast.engine.cache.ping import PingRequest, build_ping_parameters, keep_alive_refusal, send_ping
 from holdfast.engine.cache.plan import current_moment
 from holdfast.engine.conversation import Conversation, KeepAlive
 from holdfast.engine.reducer import open_tool_calls
@@ -29,15 +27,7 @@ CLOSE_WAIT_SECONDS_MAX = 2.0
 """How long closing a session waits for a ping in progress."""
 
 logger = logging.getLogger(__name__)
-_MILLION = Decimal(1_000_000)
-
-
-class EncodedPing(msgspec.Struct, frozen=True):
-    """An encoded ping request; `new_tokens` of it are not cached yet."""
-
-    body: bytes
-    spec: PingSpec
-    new_tokens: int = 0
+_ENDS_WAIT = TurnStarted | LlmCallStarted | ModelSwitched | ContextCompacted | SessionEnded
 
 
 class SessionKeepAlive:
@@ -52,16 +42,13 @@ class SessionKeepAlive:
         self._unsubscribe: Callable[[], None] = conversation.deps.bus.subscribe(self._on_event)
 
     def _on_event(self, event: Event) -> None:
-        match event.payload:
-            case TurnStarted() | LlmCallStarted() | ModelSwitched() | ContextCompacted() | SessionEnded():
-                self._cancel_waiting()
-            case LlmCallCompleted():
-                self._cancel_waiting()
-                self._waiting_task = asyncio.ensure_future(self._ping_loop())
-                self._tasks.add(self._waiting_task)
-                self._waiting_task.add_done_callback(self._tasks.discard)
-            case _:
-                return
+        is_completed = isinstance(event.payload, LlmCallCompleted)
+        if is_completed or isinstance(event.payload, _ENDS_WAIT):
+            self._cancel_waiting()
+        if is_completed:
+            self._waiting_task = asyncio.ensure_future(self._ping_loop())
+            self._tasks.add(self._waiting_task)
+            self._waiting_task.add_done_callback(self._tasks.discard)
 
     def _cancel_waiting(self) -> None:
         # A ping in progress is already paid for: it is read to its end and recorded.
@@ -100,12 +87,12 @@ class SessionKeepAlive:
         logger.info("no keep-alive for session %s: %s", self._conversation.state.session_id, reason)
         return False
 
-    async def _send(self, request: EncodedPing) -> bool:
+    async def _send(self, request: PingRequest) -> bool:
         this = asyncio.current_task()
         assert this is not None
         self._sending.add(this)
         try:
-            return isinstance(await send_ping(self._conversation, request.body, request.spec), CachePinged)
+            return isinstance(await send_ping(self._conversation, request), CachePinged)
         finally:
             self._sending.discard(this)
 
@@ -139,20 +126,19 @@ def plan_next_ping(conversation: Conversation) -> Ping | str:
     return ping
 
 
-def over_budget_reason(conversation: Conversation, request: EncodedPing, rules: KeepAlive) -> str | None:
+def over_budget_reason(conversation: Conversation, request: PingRequest, rules: KeepAlive) -> str | None:
     """Why the keep-alive budget does not cover this ping; None where it does."""
     spent, cached_tokens = conversation.state.pinged_usd, conversation.state.cache_memory.tail_tokens
-    price = conversation.price(request.spec.estimated_tokens)
+    price = conversation.price(request.estimated_tokens)
     # A ping reads what is cached and writes only the new tokens (the reply, for an upgrade).
-    cost = (
-        price.cache_read * cached_tokens + cache_write_rate(request.spec.ttl, price) * request.new_tokens
-    ) / _MILLION
+    write_cost = cache_write_rate(request.ttl, price) * request.new_tokens
+    cost = (price.cache_read * cached_tokens + write_cost) / Decimal(1_000_000)
     if spent + cost <= rules.usd_max:
         return None
     return f"${spent:.4f} of its ${rules.usd_max:f} is spent, and another ping would cost ${cost:.4f}"
 
 
-def encode_ping(conversation: Conversation, ping: Ping) -> EncodedPing | str:
+def encode_ping(conversation: Conversation, ping: Ping) -> PingRequest | str:
     """The last request again, if its breakpoint has the wanted TTL; else with the reply and a longer TTL."""
     request, memory = conversation.state.request, conversation.state.cache_memory
     parameters = build_ping_parameters(conversation.parameters, conversation.deps.model)
@@ -168,14 +154,12 @@ def encode_ping(conversation: Conversation, ping: Ping) -> EncodedPing | str:
         body = buffer.render(request_head, request.breakpoints)
         tokens = conversation.state.calibration.correct_estimate(buffer.tokens_total)
         buffer.extend(later_blocks)
-        return EncodedPing(
-            body,
-            PingSpec("refresh", last_breakpoint.ttl, tokens, ping.reason, last_breakpoint.block_index, request.blocks),
-        )
+        ttl, block = last_breakpoint.ttl, last_breakpoint.block_index
+        return PingRequest(body, "refresh", ttl, tokens, ping.reason, block, request.blocks)
     return _with_reply(conversation, ping, request_head)
 
 
-def _with_reply(conversation: Conversation, ping: Ping, request_head: bytes) -> EncodedPing | str:
+def _with_reply(conversation: Conversation, ping: Ping, request_head: bytes) -> PingRequest | str:
     state = conversation.state
     if state.first_ephemeral is not None:
         return "the prompt holds ephemeral text, which leaves it with the turn"
@@ -186,25 +170,16 @@ def _with_reply(conversation: Conversation, ping: Ping, request_head: bytes) -> 
     last_block = next((at for at in range(blocks - 1, -1, -1) if can_carry_breakpoint(buffer.blocks, at)), None)
     if last_block is None:
         return "no block of the prompt can carry a breakpoint"
-    request = state.request
-    previous_blocks = sorted(
-        {
-            breakpoint.block_index
-            for breakpoint in (request.breakpoints if request else ())
-            if breakpoint.block_index < last_block
-        }
-    )
-    earlier_blocks = previous_blocks[-(conversation.deps.model.cache.breakpoints_max - 1) :]
-    breakpoints = tuple(Breakpoint(block, ping.ttl, "keep-alive") for block in (*earlier_blocks, last_block))
-    buffer.extend(
-        closing_blocks := conversation.draft.encode_entry(closing_entry(state.entries[-1] if state.entries else None))
-    )
+    previous_blocks = {breakpoint.block_index for breakpoint in (state.request.breakpoints if state.request else ())}
+    earlier_blocks = sorted(block for block in previous_blocks if block < last_block)
+    chosen = (*earlier_blocks[-(conversation.deps.model.cache.breakpoints_max - 1) :], last_block)
+    breakpoints = tuple(Breakpoint(block, ping.ttl, "keep-alive") for block in chosen)
+    last_entry = state.entries[-1] if state.entries else None
+    buffer.extend(closing_blocks := conversation.draft.encode_entry(closing_entry(last_entry)))
     body = buffer.render(request_head, breakpoints)
     closing_tokens = sum(buffer.tokens[-len(closing_blocks) :])
     tokens = state.calibration.correct_estimate(buffer.tokens_total)
     new_tokens = state.calibration.correct_estimate(sum(buffer.tokens[state.cache_memory.blocks :]))
     buffer.truncate(blocks)
-    kind: PingKind = "refresh" if conversation.state.cache_memory.blocks == blocks else "upgrade"
-    return EncodedPing(
-        body, PingSpec(kind, ping.ttl, tokens, ping.reason, last_block, blocks, closing_tokens), new_tokens
-    )
+    kind: PingKind = "refresh" if state.cache_memory.blocks == blocks else "upgrade"
+    return PingRequest(body, kind, ping.ttl, tokens, ping.reason, last_block, blocks, closing_tokens, new_tokens)

@@ -16,7 +16,7 @@ from holdfast.errors import ProviderError
 from holdfast.events.payloads.cache import CachePinged, PingKind
 from holdfast.providers.adapter import PingAdapter, model_capabilities
 from holdfast.providers.registry import get_adapter
-from holdfast.providers.wire_request import OnRetry, read_whole_response
+from holdfast.providers.wire_request import read_whole_response
 from holdfast.types.prompt import Parameters, Ttl
 
 PING_RESPONSE_BYTES_MAX = 1_000_000
@@ -25,12 +25,14 @@ PING_RESPONSE_BYTES_MAX = 1_000_000
 logger = logging.getLogger(__name__)
 
 
-class PingSpec(msgspec.Struct, frozen=True):
-    """The purpose of a ping, the TTL of its last breakpoint, and the size of its prompt.
+class PingRequest(msgspec.Struct, frozen=True):
+    """An encoded ping: its purpose, the TTL of its last breakpoint, and the size of its prompt.
 
-    `block` is the block of that breakpoint among the conversation's `blocks` blocks; `closing_tokens` follow them.
+    `body` must be encoded with `build_ping_parameters`. `block` is the block of that breakpoint among the
+    conversation's `blocks` blocks; `closing_tokens` follow them. `new_tokens` are not cached yet.
     """
 
+    body: bytes
     kind: PingKind
     ttl: Ttl
     estimated_tokens: int
@@ -38,6 +40,7 @@ class PingSpec(msgspec.Struct, frozen=True):
     block: int | None = None
     blocks: int = 0
     closing_tokens: int = 0
+    new_tokens: int = 0
 
 
 def build_ping_parameters(parameters: Parameters, model: Model) -> Parameters | str:
@@ -75,23 +78,23 @@ def keep_alive_refusal(conversation: Conversation) -> str | None:
     return ping_refusal(conversation.parameters, conversation.deps.model)
 
 
-async def send_ping(conversation: Conversation, body: bytes, ping: PingSpec) -> CachePinged | str:
+async def send_ping(conversation: Conversation, ping: PingRequest) -> CachePinged | str:
     """Send a ping; returns the recorded event, or why there was none. Failures are logged, not raised.
 
-    `body` must be encoded with `build_ping_parameters`. It is not sent if too little budget would be left for a call.
+    It is not sent if too little budget would be left for a call.
     """
     deps = conversation.deps
     parameters = build_ping_parameters(conversation.parameters, deps.model)
     if isinstance(parameters, str):
         return parameters
-    cost_max = prompt_cost_usd_max(conversation, ping.estimated_tokens) + call_cost_usd_max(
-        conversation, ping.estimated_tokens
-    )
-    if not can_spend(conversation, cost_max):
+    tokens = ping.estimated_tokens
+    if not can_spend(conversation, prompt_cost_usd_max(conversation, tokens) + call_cost_usd_max(conversation, tokens)):
         return f"too little of the ${deps.spend_max_usd or 0:f} budget could be left for a call"
     sent_at = deps.clock()
+    # A refresh is not retried: by then the cache may have expired, and the retry would pay for a full write.
+    on_retry = None if ping.kind == "prewarm" else _raise_failure
     try:
-        sending = deps.transport.send(deps.adapter.endpoint(parameters), body, on_retry=_no_late_retry(ping))
+        sending = deps.transport.send(deps.adapter.endpoint(parameters), ping.body, on_retry=on_retry)
         answer = await read_whole_response(sending, bytes_max=PING_RESPONSE_BYTES_MAX)
         usage = deps.adapter.decode_reply(answer).usage
     except ProviderError as error:
@@ -114,11 +117,6 @@ async def send_ping(conversation: Conversation, body: bytes, ping: PingSpec) -> 
     )
     await conversation.record("system", pinged)
     return pinged
-
-
-def _no_late_retry(ping: PingSpec) -> OnRetry | None:
-    """Refresh pings are not retried: by then the cache may have expired, and the retry would pay for a full write."""
-    return None if ping.kind == "prewarm" else _raise_failure
 
 
 def _raise_failure(attempt: int, error: ProviderError) -> None:

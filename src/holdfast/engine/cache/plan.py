@@ -45,14 +45,10 @@ def plan_next_call(conversation: Conversation, buffer: RequestBuffer, shared: in
 
 def apply_limits(plan: Plan, limits: ProviderLimits, rules: CacheRules) -> Plan:
     """The plan without its deepest breakpoints, if there are too many; cache reads are then no longer predicted."""
-    breakpoints = (
-        plan.breakpoints if limits.breakpoints_max is None else plan.breakpoints[: max(0, limits.breakpoints_max)]
-    )
+    count_max = len(plan.breakpoints) if limits.breakpoints_max is None else max(0, limits.breakpoints_max)
+    breakpoints = plan.breakpoints[:count_max]
     if limits.short_ttls_only:
-        short = shortest_ttl(rules)
-        breakpoints = tuple(
-            breakpoint if breakpoint.ttl == short else replace(breakpoint, ttl=short) for breakpoint in breakpoints
-        )
+        breakpoints = tuple(replace(breakpoint, ttl=shortest_ttl(rules)) for breakpoint in breakpoints)
     if breakpoints == plan.breakpoints:
         return plan
     note = f"the provider refused the planned breakpoints: {len(breakpoints)} of {len(plan.breakpoints)} are set"
@@ -74,32 +70,26 @@ def current_moment(conversation: Conversation, buffer: RequestBuffer) -> Plannin
 
 def make_flight_key(conversation: Conversation, buffer: RequestBuffer, plan: Plan) -> FlightKey:
     """The single-flight key: the prefixes that end at a breakpoint and reach the floor. Scans no further than that."""
-    deps, rules = conversation.deps, conversation.deps.model.cache
+    rules = conversation.deps.model.cache
     # The floor counts the provider's tokens; dividing by the calibration factor converts it to our estimates.
     first_block = first_block_above(buffer.tokens, rules.tokens_min / conversation.state.calibration.factor)
+    ends = ((buffer.digests[breakpoint.block_index], breakpoint) for breakpoint in plan.breakpoints)
     prefixes = tuple(
-        BreakpointPrefix(
-            buffer.digests[breakpoint.block_index].digest,
-            buffer.digests[breakpoint.block_index].end,
-            rules.ttls_seconds[breakpoint.ttl],
-        )
-        for breakpoint in plan.breakpoints
+        BreakpointPrefix(end.digest, end.end, rules.ttls_seconds[breakpoint.ttl])
+        for end, breakpoint in ends
         if breakpoint.block_index >= first_block
     )
-    return FlightKey(_scope(conversation, deps.account), prefixes) if prefixes else FlightKey("")
+    return FlightKey(_scope(conversation), prefixes) if prefixes else FlightKey("")
 
 
-def _scope(conversation: Conversation, account: str) -> str:
+def _scope(conversation: Conversation) -> str:
     """The account, the model, and all request parameters that a cache entry may depend on."""
-    deps = conversation.deps
+    deps, sent = conversation.deps, conversation.parameters
     # Output limit, streaming, stop sequences and temperature are in no provider's list of what invalidates a cache.
-    parameters = replace(
-        conversation.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
-    )
+    parameters = replace(sent, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None)
     headers = repr(deps.adapter.endpoint(parameters).headers).encode()
-    return extend_digest(
-        sha256_hex(f"{account}\n{deps.model.id}".encode()), deps.adapter.request_head(parameters) + headers
-    )
+    account = sha256_hex(f"{deps.account}\n{deps.model.id}".encode())
+    return extend_digest(account, deps.adapter.request_head(parameters) + headers)
 
 
 async def record_new_evidence(conversation: Conversation) -> None:

@@ -5,7 +5,7 @@ from decimal import Decimal
 import msgspec
 
 from holdfast.engine.cache.controls import apply_controls
-from holdfast.engine.cache.ping import PingSpec, build_ping_parameters, send_ping
+from holdfast.engine.cache.ping import PingRequest, build_ping_parameters, send_ping
 from holdfast.engine.cache.plan import make_flight_key, plan_next_call
 from holdfast.engine.cache.single_flight import acquire_slot
 from holdfast.engine.conversation import Conversation
@@ -37,30 +37,20 @@ async def prewarm(conversation: Conversation) -> PrewarmResult:
     draft = conversation.new_draft()
     draft.update(assemble_prompt(View(head=conversation.state.stable_prefix, newest=(closing_entry(None),))))
     buffer, calibration = draft.buffer, conversation.state.calibration
-    breakpoints = tuple(
-        breakpoint
-        for breakpoint in plan_next_call(conversation, buffer, 0).breakpoints
-        if breakpoint.block_index < buffer.stable_count
-    )
+    planned = plan_next_call(conversation, buffer, 0).breakpoints
+    breakpoints = tuple(breakpoint for breakpoint in planned if breakpoint.block_index < buffer.stable_count)
     flight_key = make_flight_key(conversation, buffer, Plan(breakpoints))
     if not flight_key.prefixes:
         prefix_tokens = calibration.correct_estimate(sum(buffer.tokens[: buffer.stable_count]))
-        return PrewarmResult(
-            False,
-            f"tools and system prompt have about {prefix_tokens} tokens, "
-            f"and {deps.model.id} caches nothing below {deps.model.cache.tokens_min}",
-        )
+        size = f"tools and system prompt have about {prefix_tokens} tokens"
+        return PrewarmResult(False, f"{size}, and {deps.model.id} caches nothing below {deps.model.cache.tokens_min}")
     body = buffer.render(deps.adapter.request_head(parameters), breakpoints)
-    ping_request = PingSpec(
-        "prewarm",
-        breakpoints[-1].ttl,
-        calibration.correct_estimate(buffer.tokens_total),
-        "the caller asked for it",
-    )
+    tokens = calibration.correct_estimate(buffer.tokens_total)
+    request = PingRequest(body, "prewarm", breakpoints[-1].ttl, tokens, "the caller asked for it")
     async with acquire_slot(deps.single_flight, flight_key, deps.clock) as slot:
         if not slot.writes:
             return PrewarmResult(False, "the prefix is already cached")
-        ping = await send_ping(conversation, body, ping_request)
+        ping = await send_ping(conversation, request)
         if isinstance(ping, str):
             return PrewarmResult(False, ping)
         slot.mark_begun()

@@ -46,11 +46,7 @@ class ResponseCache:
         self._bytes_max = bytes_max
         self._lock = threading.Lock()
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._size_bytes = 0
-
-    @property
-    def size_bytes(self) -> int:
-        return self._size_bytes
+        self.size_bytes = 0
 
     def find(self, key: str, at: float, seconds: float) -> tuple[bytes, ...] | None:
         """The reply stored less than `seconds` ago, unless its own storage time has passed."""
@@ -74,14 +70,14 @@ class ResponseCache:
             while self._entries and (self._is_full(size) or next(iter(self._entries.values())).until <= at):
                 self._drop(next(iter(self._entries)))
             self._entries[key] = _Entry(at, at + seconds, tuple(chunks), size)
-            self._size_bytes += size
+            self.size_bytes += size
         return True
 
     def _is_full(self, more_bytes: int) -> bool:
-        return len(self._entries) >= self._entries_max or self._size_bytes + more_bytes > self._bytes_max
+        return len(self._entries) >= self._entries_max or self.size_bytes + more_bytes > self._bytes_max
 
     def _drop(self, key: str) -> None:
-        self._size_bytes -= self._entries.pop(key).size_bytes
+        self.size_bytes -= self._entries.pop(key).size_bytes
 
 
 class ResponseCacheConfig(msgspec.Struct, frozen=True):

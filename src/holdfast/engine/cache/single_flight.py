@@ -8,7 +8,7 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 
 import msgspec
@@ -106,11 +106,9 @@ class SingleFlight:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._wait_seconds_max
         while (waiter := self._enter(slot, clock(), may_wait=loop.time() < deadline)) is not None:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
                     await waiter
-            except TimeoutError:
-                pass
             now = clock()
             slot.waited_seconds += max(0.0, now - slot.started_at)
             slot.started_at = now
@@ -155,7 +153,9 @@ class SingleFlight:
                     self._remember(key, slot.started_at, prefix.ttl_seconds)
                     waiters += writer.pop_waiters() if writer is not None else []
         for loop, waiter in waiters:
-            _wake(loop, waiter)
+            # RuntimeError: the event loop is closed, so nothing waits there any longer.
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(_resolve, waiter)
 
     def _remember(self, key: _Key, at: float, ttl_seconds: float) -> None:
         self._written[key] = max(at + ttl_seconds, self._written.pop(key, at))
@@ -171,14 +171,6 @@ async def acquire_slot(single_flight: SingleFlight | None, flight_key: FlightKey
         return
     async with single_flight.acquire(flight_key, clock) as slot:
         yield slot
-
-
-def _wake(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
-    try:
-        loop.call_soon_threadsafe(_resolve, waiter)
-    except RuntimeError:
-        # The event loop is closed, so nothing waits there any longer.
-        return
 
 
 def _resolve(waiter: asyncio.Future[None]) -> None:

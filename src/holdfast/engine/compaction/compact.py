@@ -211,9 +211,8 @@ def _checkpoint(
     state, outlook = snapshot.state, compaction_outlook(snapshot)
     tokens = _entry_tokens(snapshot)
     summary_tokens_max, tail_tokens_default = split_token_budget(sum(tokens), config)
-    cut = choose_cut(
-        state.entries, tokens, tail_tokens_max=tail_tokens_max or tail_tokens_default, unsent=state.sent_count
-    )
+    tail_tokens = tail_tokens_max or tail_tokens_default
+    cut = choose_cut(state.entries, tokens, tail_tokens_max=tail_tokens, unsent=state.sent_count)
     # After an overflow the prompt has to shrink even if no message was added since the last compaction.
     is_unchanged = state.compaction_watch.last_message == state.message_count and trigger != "overflow"
     if cut is None or is_unchanged:
@@ -240,24 +239,19 @@ def _summarize(snapshot: CompactionSnapshot, cut: CompactionCut, tokens_max: int
     kept_entries = [entry for entry in snapshot.state.entries[cut.stop :] if not entry.is_injected]
     text = "\n".join(extract_plain_text(entry.content) for entry in kept_entries)
     request_count = len(extract_facts(kept_entries).requests)
+    kept = KeptMessages(text, request_count)
+    return build_summary(facts, tokens_max=tokens_max, count=_token_counter(snapshot), kept=kept), covered
+
+
+def _token_counter(snapshot: CompactionSnapshot) -> Callable[[str], int]:
     factor = snapshot.model.tokens_factor * snapshot.state.calibration.factor
-    summary = build_summary(
-        facts,
-        tokens_max=tokens_max,
-        count=lambda line: count_tokens(line, factor),
-        kept=KeptMessages(text, request_count),
-    )
-    return summary, covered
+    return lambda line: count_tokens(line, factor)
 
 
 def handoff_summary(snapshot: CompactionSnapshot, config: CompactionConfig) -> str:
     """A summary of the whole session, for a new session that continues its work."""
-    factor = snapshot.model.tokens_factor * snapshot.state.calibration.factor
-    summary = build_summary(
-        extract_facts(snapshot.logged.read_all()),
-        tokens_max=config.summary_tokens_max,
-        count=lambda line: count_tokens(line, factor),
-    )
+    facts = extract_facts(snapshot.logged.read_all())
+    summary = build_summary(facts, tokens_max=config.summary_tokens_max, count=_token_counter(snapshot))
     return f"{render_summary(summary, recall=False)}\n\n{render_resume_note(recent=False)}"
 
 
@@ -296,9 +290,8 @@ def _measure(snapshot: CompactionSnapshot, draft: RequestDraft, after: SessionSt
     rewritten messages after it are counted separately."""
     factor = snapshot.state.calibration.factor
     sizes = draft.entry_tokens()
-    unchanged = next(
-        (at for at, (old, new) in enumerate(zip(snapshot.state.entries, after.entries, strict=False)) if old != new), 0
-    )
+    pairs = enumerate(zip(snapshot.state.entries, after.entries, strict=False))
+    unchanged = next((at for at, (old, new) in pairs if old != new), 0)
     changed = list(zip(sizes, after.entries, strict=True))[unchanged:]
     summary_tokens = sum(size for size, entry in changed if is_summary(entry))
     return compute_compaction_numbers(
@@ -310,10 +303,9 @@ def _measure(snapshot: CompactionSnapshot, draft: RequestDraft, after: SessionSt
 
 
 def _unchanged_numbers(outlook: CompactionOutlook) -> CompactionNumbers:
-    messages = max(0, outlook.prompt_tokens - outlook.stable_prefix_tokens)
-    return compute_compaction_numbers(
-        outlook, stable_prefix_tokens=outlook.stable_prefix_tokens, summary_tokens=0, kept_tokens=messages
-    )
+    prefix = outlook.stable_prefix_tokens
+    kept = max(0, outlook.prompt_tokens - prefix)
+    return compute_compaction_numbers(outlook, stable_prefix_tokens=prefix, summary_tokens=0, kept_tokens=kept)
 
 
 def _cached_tokens(snapshot: CompactionSnapshot, draft: RequestDraft, blocks: int) -> int:
@@ -321,21 +313,15 @@ def _cached_tokens(snapshot: CompactionSnapshot, draft: RequestDraft, blocks: in
 
     Rounded down by `READ_SHARE_MIN`: an overestimate would report an unexpected cache miss.
     """
-    request = snapshot.state.request
-    cached_blocks = (
-        [breakpoint.block_index for breakpoint in request.breakpoints if breakpoint.block_index < blocks]
-        if request
-        else []
-    )
-    if not cached_blocks:
-        return 0
-    estimated_tokens = sum(draft.buffer.tokens[: max(cached_blocks) + 1])
+    breakpoints = snapshot.state.request.breakpoints if snapshot.state.request else ()
+    cached_blocks = [breakpoint.block_index + 1 for breakpoint in breakpoints if breakpoint.block_index < blocks]
+    estimated_tokens = sum(draft.buffer.tokens[: max(cached_blocks, default=0)])
     return int(snapshot.state.calibration.correct_estimate(estimated_tokens) * READ_SHARE_MIN)
 
 
 def _released_skills(before: SessionState, after: SessionState) -> tuple[SkillReleased, ...]:
     """Skills whose bodies are no longer in the view."""
-    blocks = (block for activation in after.entries for block in activation.content)
+    blocks = (block for entry in after.entries for block in entry.content)
     results_in_view = {block.tool_use_id for block in blocks if isinstance(block, ToolResult)}
     return tuple(
         SkillReleased(activation.name, activation.tool_use_id, activation.tokens)

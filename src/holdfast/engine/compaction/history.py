@@ -32,16 +32,7 @@ def _append_entry(entries: list[HistoryEntry], event: Event, number: int) -> boo
         case MessageAppended(message=message):
             entries.append(HistoryEntry(message.role, message.content, number=number))
         case ContextInjected(section="messages") as injection:
-            entries.append(
-                HistoryEntry(
-                    "user",
-                    (Text(injection.text),),
-                    injection.layer,
-                    Stability.VOLATILE,
-                    ephemeral=injection.ephemeral,
-                    number=number,
-                )
-            )
+            entries.append(make_injected_entry(injection, number))
         case MessagesWithdrawn():
             while entries and entries[-1].role != "assistant":
                 entries.pop()
@@ -49,6 +40,11 @@ def _append_entry(entries: list[HistoryEntry], event: Event, number: int) -> boo
         case _:
             return False
     return True
+
+
+def make_injected_entry(injected: ContextInjected, number: int) -> HistoryEntry:
+    content, stability = (Text(injected.text),), Stability.VOLATILE
+    return HistoryEntry("user", content, injected.layer, stability, ephemeral=injected.ephemeral, number=number)
 
 
 def messages_digest(entries: Sequence[HistoryEntry]) -> str:

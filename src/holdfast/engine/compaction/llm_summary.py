@@ -41,18 +41,16 @@ async def add_llm_summary(
     summary = _Summary(conversation, snapshot)
     await summary.ask(LLM_SUMMARY_PROMPT)
     if summary.answered and summary.reason:
-        incident = f"{FailureScenario.SummaryInvalid.value}/epoch {proposal.event.epoch}"
-        await report_incident(
-            conversation, FailureScenario.SummaryInvalid, summary.steps, incident=incident, detail=summary.reason
-        )
+        scenario = FailureScenario.SummaryInvalid
+        incident = f"{scenario.value}/epoch {proposal.event.epoch}"
+        await report_incident(conversation, scenario, summary.steps, incident=incident, detail=summary.reason)
     llm_summary = summary.prose
     summary_segment, note_segment = proposal.event.segments
     dropped = (f"{llm_summary.dropped} lines of the model's summary were dropped",) if llm_summary.dropped else ()
+    added = (SummarySegment("llm_summary", llm_summary.text),) if llm_summary.text else ()
     event = replace(
         proposal.event,
-        segments=(summary_segment, SummarySegment("llm_summary", llm_summary.text), note_segment)
-        if llm_summary.text
-        else (summary_segment, note_segment),
+        segments=(summary_segment, *added, note_segment),
         usage=summary.usage,
         cost_usd=summary.cost_usd,
         notes=(summary.reason,) if summary.reason else dropped,
@@ -97,9 +95,8 @@ class _Summary:
             return
         self.answered = True
         self.prose = await asyncio.to_thread(_checked_against_history, join_text_blocks(reply.content), self._snapshot)
-        self.reason = _rejection_reason(reply) or (
-            "" if self.prose.text else "no line of the summary could be verified"
-        )
+        unverified = "" if self.prose.text else "no line of the summary could be verified"
+        self.reason = _rejection_reason(reply) or unverified
         if self.reason:
             self.prose = CheckedSummary()
 
@@ -137,14 +134,10 @@ class _Summary:
             raise
 
     async def _record_completed(self, reply: Reply, started_at: float) -> None:
-        request_id = self._conversation.deps.new_id(started_at)
-        completed = completed_call_event(
-            self._conversation, reply, started_at=started_at, retries=0, request_id=request_id
-        )
-        self._add_cost(completed)
-        await self._conversation.record(
-            "agent", replace(completed, source="summary", compaction_usage=UNSET, diagnosis=None)
-        )
+        conversation, request_id = self._conversation, self._conversation.deps.new_id(started_at)
+        call = completed_call_event(conversation, reply, started_at=started_at, retries=0, request_id=request_id)
+        self._add_cost(call)
+        await conversation.record("agent", replace(call, source="summary", compaction_usage=UNSET, diagnosis=None))
 
     def _add_cost(self, call: LlmCallCompleted | LlmCallFailed) -> None:
         self.usage, self.cost_usd = self.usage + call.usage, self.cost_usd + call.cost_usd

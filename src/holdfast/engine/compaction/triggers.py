@@ -82,18 +82,16 @@ async def compact_if_due(conversation: Conversation) -> bool:
 
     A compaction that would not help is reported once.
     """
-    config, snapshot = conversation.deps.compaction, snapshot_conversation(conversation)
-    outlook = compaction_outlook(snapshot)
-    trigger = find_compaction_trigger(
-        outlook, conversation.state.compaction_watch, config, by_size_alone=conversation.state.profile == "seed"
-    )
+    config, state, snapshot = conversation.deps.compaction, conversation.state, snapshot_conversation(conversation)
+    outlook, is_seed = compaction_outlook(snapshot), state.profile == "seed"
+    trigger = find_compaction_trigger(outlook, state.compaction_watch, config, by_size_alone=is_seed)
     is_allowed = trigger == "hard" or not _is_thinking(conversation)
     if trigger is not None and is_allowed and await _compact_for(conversation, snapshot, trigger, config):
         return True
     if config.auto and is_stable_prefix_too_large(outlook, config):
         await report_ineffective_compaction(conversation, PREFIX_TOO_LARGE)
     if outlook.is_cache_cold:
-        await report_expired_cache(conversation, outlook, config)
+        await report_expired_cache(conversation, outlook)
     return False
 
 
@@ -104,21 +102,17 @@ async def clear_tool_results(conversation: Conversation) -> str:
     return await _apply_after_overflow(conversation, propose_clearing(snapshot, config, "overflow"))
 
 
-async def compact_after_overflow(conversation: Conversation) -> str:
+async def compact_after_overflow(conversation: Conversation, tokens_max: int = SMALL_TAIL_TOKENS) -> str:
     """After an overflow: replace all but a short tail by a summary; returns what was done."""
-    return await _compact_to_tail(conversation, SMALL_TAIL_TOKENS)
-
-
-async def compact_to_newest_group(conversation: Conversation) -> str:
-    """After a second overflow: keep only the newest group; returns what was done."""
-    return await _compact_to_tail(conversation, 1)
-
-
-async def _compact_to_tail(conversation: Conversation, tokens_max: int) -> str:
     conversation.assemble_request()
     snapshot, config = snapshot_conversation(conversation), conversation.deps.compaction
     proposal = await asyncio.to_thread(propose_compaction, snapshot, config, "overflow", tail_tokens_max=tokens_max)
     return await _apply_after_overflow(conversation, proposal)
+
+
+async def compact_to_newest_group(conversation: Conversation) -> str:
+    """After a second overflow: keep only the newest group; returns what was done."""
+    return await compact_after_overflow(conversation, tokens_max=1)
 
 
 async def _apply_after_overflow(conversation: Conversation, proposal: CompactionProposal | NoCompaction) -> str:

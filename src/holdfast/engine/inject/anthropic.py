@@ -51,15 +51,12 @@ def missing_breakpoints(
     end_has_breakpoint = automatic is not None and not text_follows
     used = _count(request.body) + (automatic is not None)
     slots_left = max(0, request.model.cache.breakpoints_max - used)
-    blocks_with_breakpoint = {breakpoint.block_index for breakpoint in existing}
     blocks = request.buffer.blocks
-    candidates = [
-        breakpoint
-        for breakpoint in _wanted_breakpoints(request)
+    taken = {breakpoint.block_index for breakpoint in existing}
+    if end_has_breakpoint:
         # The provider's automatic breakpoint is already at the end of the conversation, or on what follows it.
-        if breakpoint.block_index not in blocks_with_breakpoint
-        and not (end_has_breakpoint and blocks[breakpoint.block_index].section == "messages")
-    ]
+        taken |= {index for index, block in enumerate(blocks) if block.section == "messages"}
+    candidates = [wanted for wanted in _wanted_breakpoints(request) if wanted.block_index not in taken]
     # A 1-hour breakpoint after a 5-minute one is refused (Anthropic, "Prompt caching"). Everything before a 1-hour
     # breakpoint is written for an hour in any case, so raising ours to an hour costs nothing.
     hours = [breakpoint.block_index for breakpoint in existing if breakpoint.ttl == "1h"]
@@ -67,12 +64,7 @@ def missing_breakpoints(
         hours.append(len(blocks))
     last_hour = max(hours, default=-1)
     chosen = candidates[-slots_left:] if slots_left else []
-    return tuple(
-        Breakpoint(
-            breakpoint.block_index, "1h" if breakpoint.block_index < last_hour else breakpoint.ttl, breakpoint.reason
-        )
-        for breakpoint in chosen
-    )
+    return tuple(replace(ours, ttl="1h") if ours.block_index < last_hour else ours for ours in chosen)
 
 
 def _wanted_breakpoints(request: ClientRequest) -> tuple[Breakpoint, ...]:
@@ -83,32 +75,21 @@ def _wanted_breakpoints(request: ClientRequest) -> tuple[Breakpoint, ...]:
         return breakpoints
     if breakpoints[-1].block_index - tail < rules.lookback_positions:
         return breakpoints
-    return (
-        *breakpoints[:-1],
-        Breakpoint(tail, reason="end of the previous call, beyond the lookback"),
-        breakpoints[-1],
-    )
+    previous_end = Breakpoint(tail, reason="end of the previous call, beyond the lookback")
+    return (*breakpoints[:-1], previous_end, breakpoints[-1])
 
 
 def _count(body: Mapping[str, Json]) -> int:
     """How many blocks carry a breakpoint, at any depth; the automatic one is not counted."""
-    messages = body.get("messages")
-    contents = (
-        [message.get("content") for message in messages if isinstance(message, dict)]
-        if isinstance(messages, list)
-        else []
-    )
+    value = body.get("messages")
+    messages = value if isinstance(value, list) else []
+    contents = [message.get("content") for message in messages if isinstance(message, dict)]
     return sum(_count_blocks(blocks) for blocks in (body.get("tools"), body.get("system"), *contents))
 
 
 def _count_blocks(blocks: Json) -> int:
-    if not isinstance(blocks, list):
-        return 0
-    count = 0
-    for block in blocks:
-        if isinstance(block, dict):
-            count += (block.get(CACHE_CONTROL) is not None) + _count_blocks(block.get("content"))
-    return count
+    members = [block for block in blocks if isinstance(block, dict)] if isinstance(blocks, list) else []
+    return sum((block.get(CACHE_CONTROL) is not None) + _count_blocks(block.get("content")) for block in members)
 
 
 def _with_breakpoints(arguments: Arguments, ttls: BreakpointTtls, request: ClientRequest) -> Arguments:
@@ -165,9 +146,5 @@ def _with_cache_control(block: Mapping[str, object], ttl: Ttl) -> dict[str, obje
     return {**block, CACHE_CONTROL: {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}}
 
 
-MESSAGES_METHOD = ClientMethod(
-    adapter,
-    add_anthropic_breakpoints,
-    encode_named_event,
-    left_out=frozenset({"output_format", "user_profile_id", "workspace_id"}),
-)
+_HELPER_ARGUMENTS = frozenset({"output_format", "user_profile_id", "workspace_id"})
+MESSAGES_METHOD = ClientMethod(adapter, add_anthropic_breakpoints, encode_named_event, left_out=_HELPER_ARGUMENTS)

@@ -47,13 +47,17 @@ def encode_named_event(item: Mapping[str, Json]) -> bytes:
 
 
 class ClientMethod(NamedTuple):
-    """`left_out` are arguments that are not sent in the body; `closing` are the bytes that end a stream."""
+    """`left_out` are arguments that are not sent in the body; `closing` are the bytes that end a stream.
+
+    `opens_stream` is true for a method that returns a context manager around a stream.
+    """
 
     adapter: Adapter
     rewrite: Callable[[Arguments, ClientRequest], RewrittenRequest]
     as_event: Callable[[Mapping[str, Json]], bytes]
     left_out: frozenset[str] = frozenset()
     closing: bytes = b""
+    opens_stream: bool = False
     is_added_item: Callable[[Arguments, Arguments, Mapping[str, Json]], bool] = lambda arguments, sent, item: False
     """Whether a streamed item exists only because of an argument that we added."""
 

@@ -83,41 +83,29 @@ def _content_with_breakpoint(content: object, part_type: str) -> list[object] | 
     parts: list[object] = [{"type": part_type, "text": content}] if isinstance(content, str) else list_parts(content)
     last = block_members(parts[-1]) if parts else {}
     text = last.get("text")
-    if (
-        last.get("type") != part_type
-        or last.get(BREAKPOINT_FIELD) is not None
-        or not isinstance(text, str)
-        or not text.strip()
-    ):
+    has_text = last.get("type") == part_type and isinstance(text, str) and text.strip()
+    if not has_text or last.get(BREAKPOINT_FIELD) is not None:
         return None
     return [*parts[:-1], {**last, BREAKPOINT_FIELD: {"mode": "explicit"}}]
 
 
 def rewrite_chat_arguments(arguments: Arguments, request: ClientRequest) -> RewrittenRequest:
     """Like `add_openai_cache_fields`; also asks a stream to report usage at its end."""
-    rewritten = add_openai_cache_fields(
+    sent, wire_request = add_openai_cache_fields(
         arguments, request, adapter=openai_chat, prompt_name="messages", part_type="text"
     )
-    if not request.wire_request.parameters.stream or _usage_option(arguments) is not None:
-        return rewritten
-    value = arguments.get("stream_options")
-    options = {} if value is None or is_absent(value) else block_members(value)
-    return RewrittenRequest(
-        {**rewritten.arguments, "stream_options": {**options, INCLUDE_USAGE_FIELD: True}}, rewritten.wire_request
-    )
+    if request.wire_request.parameters.stream and _usage_option(arguments) is None:
+        value = arguments.get("stream_options")
+        options = {} if value is None or is_absent(value) else block_members(value)
+        sent = {**sent, "stream_options": {**options, INCLUDE_USAGE_FIELD: True}}
+    return RewrittenRequest(sent, wire_request)
 
 
 def _usage_option(arguments: Arguments) -> object:
     """The caller's `include_usage` option; None if it is not set."""
-    for value in (arguments, extra_body_members(arguments)):
-        options = value.get("stream_options")
-        if (
-            options is not None
-            and not is_absent(options)
-            and block_members(options).get(INCLUDE_USAGE_FIELD) is not None
-        ):
-            return block_members(options)[INCLUDE_USAGE_FIELD]
-    return None
+    given = (value.get("stream_options") for value in (arguments, extra_body_members(arguments)))
+    options = (block_members(value) for value in given if value is not None and not is_absent(value))
+    return next((value for option in options if (value := option.get(INCLUDE_USAGE_FIELD)) is not None), None)
 
 
 def is_added_usage(value: Arguments, sent: Arguments, item: Mapping[str, Json]) -> bool:
@@ -130,9 +118,7 @@ CHAT_METHOD = ClientMethod(
     openai_chat, rewrite_chat_arguments, encode_bare_event, closing=b"data: [DONE]\n\n", is_added_item=is_added_usage
 )
 
-RESPONSES_METHOD = ClientMethod(
-    openai_responses,
-    partial(add_openai_cache_fields, adapter=openai_responses, prompt_name="input", part_type="input_text"),
-    encode_named_event,
-    left_out=_HELPER_ARGUMENTS,
+_rewrite_responses = partial(
+    add_openai_cache_fields, adapter=openai_responses, prompt_name="input", part_type="input_text"
 )
+RESPONSES_METHOD = ClientMethod(openai_responses, _rewrite_responses, encode_named_event, left_out=_HELPER_ARGUMENTS)

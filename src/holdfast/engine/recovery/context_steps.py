@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from holdfast.catalog.token_count import count_tokens
 from holdfast.compaction.view import is_summary
-from holdfast.engine.recovery.runner import StepContext, StepFunction
-from holdfast.engine.recovery.transcript_repair import ConversationLike
+from holdfast.engine.recovery.runner import ConversationLike, StepContext, StepFunction
 from holdfast.engine.state import SessionState
 from holdfast.events.payloads.compaction import CompactionNumbers, CompactionSkipped
 from holdfast.extraction.tool_calls import extract_plain_text, result_text
@@ -18,18 +17,11 @@ LARGEST_PARTS_SHOWN = 3
 
 def measure_conversation(state: SessionState) -> CompactionNumbers:
     """Estimated sizes of a conversation: stable prefix, summary, and the other messages."""
-    head_tokens = sum(tokens for _, tokens in _prefix_parts(state))
+    prefix = sum(tokens for _, tokens in _prefix_parts(state))
     entry_sizes = [(is_summary(entry), count_tokens(extract_plain_text(entry.content))) for entry in state.entries]
-    summary_tokens = sum(tokens for is_summary, tokens in entry_sizes if is_summary)
-    message_tokens = sum(tokens for is_summary, tokens in entry_sizes if not is_summary)
-    return CompactionNumbers(
-        head_tokens + summary_tokens + message_tokens,
-        head_tokens,
-        summary_tokens,
-        message_tokens,
-        removed_tokens=0,
-        expected_calls=0.0,
-    )
+    summary = sum(tokens for is_summary, tokens in entry_sizes if is_summary)
+    kept = sum(tokens for is_summary, tokens in entry_sizes if not is_summary)
+    return CompactionNumbers(prefix + summary + kept, prefix, summary, kept, removed_tokens=0, expected_calls=0.0)
 
 
 def find_largest_parts(state: SessionState) -> list[tuple[str, int]]:
@@ -51,34 +43,26 @@ def _prefix_parts(state: SessionState) -> Iterator[tuple[str, int]]:
         yield f"layer {segment.name!r}", sum(count_tokens(part.text) for part in segment.system)
 
 
-class ContextRecoverySteps:
+def context_recovery_steps(conversation: ConversationLike) -> dict[StepName, StepFunction]:
     """Recovery steps for a conversation that no compaction can shorten."""
 
-    def __init__(self, conversation: ConversationLike) -> None:
-        self._conversation = conversation
+    async def diagnose(_context: StepContext) -> str:
+        return format_sizes(measure_conversation(conversation.state))
 
-    @property
-    def steps(self) -> dict[StepName, StepFunction]:
-        return {
-            StepName.DiagnoseHeadAndTail: self._diagnose,
-            StepName.SuggestCuts: self._suggest,
-            StepName.DisableAutoCompaction: self._disable,
-        }
+    async def suggest(_context: StepContext) -> str:
+        parts = find_largest_parts(conversation.state)
+        return "largest: " + ", ".join(f"{name} ({tokens} tokens)" for name, tokens in parts)
 
-    async def _diagnose(self, _context: StepContext) -> str:
-        return format_sizes(measure_conversation(self._conversation.state))
-
-    async def _suggest(self, _context: StepContext) -> str:
-        return "largest: " + ", ".join(
-            f"{name} ({tokens} tokens)" for name, tokens in find_largest_parts(self._conversation.state)
-        )
-
-    async def _disable(self, context: StepContext) -> str:
-        numbers = measure_conversation(self._conversation.state)
-        await self._conversation.record(
-            "system", CompactionSkipped("requested", f"switched off by {context.incident}", numbers, is_final=True)
-        )
+    async def disable(context: StepContext) -> str:
+        numbers, reason = measure_conversation(conversation.state), f"switched off by {context.incident}"
+        await conversation.record("system", CompactionSkipped("requested", reason, numbers, is_final=True))
         return "automatic compaction is off until the next user message"
+
+    return {
+        StepName.DiagnoseHeadAndTail: diagnose,
+        StepName.SuggestCuts: suggest,
+        StepName.DisableAutoCompaction: disable,
+    }
 
 
 def format_sizes(numbers: CompactionNumbers) -> str:

@@ -3,11 +3,9 @@
 from decimal import Decimal
 
 from holdfast.compaction.decision import CompactionOutlook
-from holdfast.compaction.models import CompactionConfig
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.recovery.context_steps import format_sizes, measure_conversation
 from holdfast.engine.recovery.runner import RecoveryRunner, StepContext, StepFunction, StepFunctions
-from holdfast.engine.recovery.transcript_repair import ConversationAttempts
 from holdfast.engine.state import SessionState
 from holdfast.errors import ProviderError, UserError
 from holdfast.events.payloads.calls import RequestPrepared
@@ -23,55 +21,43 @@ async def report_incident(
     conversation: Conversation, scenario: FailureScenario, steps: StepFunctions, *, incident: str, detail: str
 ) -> None:
     """Record the failure and its follow-up: the recipe is run, or shown to a person."""
-    recoverer = RecoveryRunner(
-        ConversationAttempts(conversation),
-        steps,
-        clock=conversation.deps.clock,
-        rules=select_rules(conversation.state.profile),
-    )
+    rules = select_rules(conversation.state.profile)
+    recoverer = RecoveryRunner(conversation, steps, clock=conversation.deps.clock, rules=rules)
     await recoverer.report(scenario, incident=incident, detail=detail)
 
 
 async def report_ineffective_compaction(conversation: Conversation, reason: str) -> None:
     """Report that no compaction helps; once, until the incident is resolved."""
     key = FailureScenario.CompactionIneffective.value
-    incident_record = conversation.state.incidents.incidents.get(key)
+    incident_record = conversation.state.incidents.get(key)
     if incident_record is None or incident_record.state == "succeeded":
         detail = f"{reason}: {format_sizes(measure_conversation(conversation.state))}"
         await report_incident(conversation, FailureScenario.CompactionIneffective, {}, incident=key, detail=detail)
 
 
-async def report_expired_cache(
-    conversation: Conversation, outlook: CompactionOutlook, config: CompactionConfig
-) -> None:
+async def report_expired_cache(conversation: Conversation, outlook: CompactionOutlook) -> None:
     """Report a large prompt whose cache has expired and that no compaction could shrink first."""
     model, state = conversation.deps.model, conversation.state
-    large = outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold
+    large = outlook.prompt_tokens >= conversation.deps.compaction.auto_compaction_input_tokens_threshold
     if not (large and state.last_call and model.supports_prompt_caching and model.cache.ttls_seconds):
         return
     # Rates are relative to the input price, `unit_usd` per token.
     usd: Decimal = outlook.prompt_tokens * outlook.rates.write * outlook.unit_usd
     detail = f"the cache of {outlook.prompt_tokens} tokens has expired; writing them again costs about ${usd:.2f}"
-    await report_incident(
-        conversation,
-        FailureScenario.CacheColdLarge,
-        {},
-        incident=turn_incident(conversation, FailureScenario.CacheColdLarge),
-        detail=detail,
-    )
+    key = turn_incident(conversation, FailureScenario.CacheColdLarge)
+    await report_incident(conversation, FailureScenario.CacheColdLarge, {}, incident=key, detail=detail)
 
 
 async def report_changed_messages(conversation: Conversation) -> None:
     """Report compactions whose covered messages have changed on the log since; their summary was made before that."""
     for compaction in conversation.logged.damaged:
         key = f"{FailureScenario.DigestInvalid.value}/epoch {compaction.epoch}"
-        if key in conversation.state.incidents.incidents:
+        if key in conversation.state.incidents:
             continue
         where = f"messages {compaction.first} to {compaction.last}"
+        copy = f"the summary of epoch {compaction.epoch}, made before the change, is on the log"
         steps = {
-            StepName.LastGoodCopy: _report_step(
-                f"the summary of epoch {compaction.epoch}, made before the change, is on the log"
-            ),
+            StepName.LastGoodCopy: _report_step(copy),
             StepName.RebuildFromFiles: _report_step("new summaries use what the log holds now"),
             StepName.Quarantine: _report_step(f"{where} are not trusted"),
         }
@@ -121,6 +107,7 @@ def _break_steps(conversation: Conversation, before: SessionState, prepared: Req
         layer = before.digests[shared_blocks].layer
         cause = f"block {shared_blocks}, layer {layer!r}, changed from byte {change.byte} on ({change.cause})"
     written = len(prepared.plan.breakpoints)
+    repinned = f"written again at {written} breakpoints" if written else "the provider caches automatically"
 
     async def check_frozen(_context: StepContext) -> str:
         # Tools and system prompt belong to their epoch: only an event can change them.
@@ -131,7 +118,5 @@ def _break_steps(conversation: Conversation, before: SessionState, prepared: Req
     return {
         StepName.DiffChain: _report_step(cause),
         StepName.FreezeToolsAndSystem: check_frozen,
-        StepName.RepinHead: _report_step(
-            f"written again at {written} breakpoints" if written else "the provider caches automatically"
-        ),
+        StepName.RepinHead: _report_step(repinned),
     }

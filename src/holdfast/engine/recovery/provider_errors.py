@@ -9,7 +9,7 @@ from holdfast.engine.cache.plan import shortest_ttl
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.recovery.incidents import turn_incident
 from holdfast.engine.recovery.runner import FixedByStep, RecoveryRunner, StepContext, StepFunction
-from holdfast.engine.recovery.transcript_repair import ConversationAttempts, RepairSteps
+from holdfast.engine.recovery.transcript_repair import RepairSteps
 from holdfast.errors import ProviderError, UserError
 from holdfast.events.payloads.recovery import ContextRepaired, ProviderLimited, Splice
 from holdfast.recovery.error_classification import classify_breakpoint_problem, classify_refusal, parse_reported_window
@@ -48,14 +48,9 @@ class RefusalRecovery:
 
     async def attempt(self) -> None:
         conversation, steps = self._conversation, self._steps()
-        recipe = keep_runnable_steps(RECIPES[self._scenario], steps.keys())
-        recoverer = RecoveryRunner(
-            ConversationAttempts(conversation),
-            steps,
-            clock=conversation.deps.clock,
-            recipes={self._scenario: recipe},
-            rules=select_rules(conversation.state.profile),
-        )
+        recipes = {self._scenario: keep_runnable_steps(RECIPES[self._scenario], steps.keys())}
+        clock, rules = conversation.deps.clock, select_rules(conversation.state.profile)
+        recoverer = RecoveryRunner(conversation, steps, clock=clock, recipes=recipes, rules=rules)
         # A new turn is a new incident: the refused messages have been withdrawn by then.
         incident = turn_incident(conversation, self._scenario)
         await recoverer.attempt(self._scenario, incident=incident, detail=str(self.refused))
@@ -86,16 +81,13 @@ class RefusalRecovery:
         return f"the context window is {window.tokens_max} tokens"
 
     async def _shorten_newest_results(self, context: StepContext) -> str:
-        conversation = self._conversation
-        factor = conversation.deps.model.tokens_factor
-        cut = truncate_results(
-            conversation.state.entries,
-            count_answered_entries(conversation.state.entries),
-            tokens_excess=self._tokens_excess(),
-            count=lambda text: conversation.state.calibration.correct_estimate(
-                count_block_tokens(text.encode(), factor)
-            ),
-        )
+        state, factor = self._conversation.state, self._conversation.deps.model.tokens_factor
+
+        def count(text: str) -> int:
+            return state.calibration.correct_estimate(count_block_tokens(text.encode(), factor))
+
+        first, tokens_excess = count_answered_entries(state.entries), self._tokens_excess()
+        cut = truncate_results(state.entries, first, tokens_excess=tokens_excess, count=count)
         if cut is None:
             return "the newest results are too small to cut"
         await self._view.apply_change(ContextRepaired(context.scenario.value, cut))
@@ -116,9 +108,8 @@ class RefusalRecovery:
         if not breakpoints:
             raise UserError("the request had no breakpoints")
         short = shortest_ttl(self._conversation.deps.model.cache)
-        if classify_breakpoint_problem(str(self.refused)) == "ttl" and any(
-            breakpoint.ttl != short for breakpoint in breakpoints
-        ):
+        are_short = all(breakpoint.ttl == short for breakpoint in breakpoints)
+        if classify_breakpoint_problem(str(self.refused)) == "ttl" and not are_short:
             limit = ProviderLimited(context.scenario.value, shortest_ttl_only=True)
             detail = f"breakpoints use a TTL of {short} from now on"
         else:
@@ -208,8 +199,7 @@ def _cut(result: ToolResult, chars_kept: int) -> ToolResult:
 def _splices(entries: Sequence[HistoryEntry], cuts: dict[_Position, ToolResult]) -> tuple[Splice, ...]:
     splices = []
     for at in sorted({at for at, _ in cuts}):
-        content: tuple[Block, ...] = tuple(
-            cuts.get((at, index), block) for index, block in enumerate(entries[at].content)
-        )
+        blocks = enumerate(entries[at].content)
+        content: tuple[Block, ...] = tuple(cuts.get((at, index), block) for index, block in blocks)
         splices.append(Splice(at, 1, (replace(entries[at], content=content),)))
     return tuple(splices)

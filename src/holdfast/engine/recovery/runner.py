@@ -9,7 +9,9 @@ from typing import Literal, Protocol
 import msgspec
 
 from holdfast.clock import Clock, Sleep
+from holdfast.engine.state import SessionState
 from holdfast.errors import AbortedError, UserError
+from holdfast.events.log import Actor
 from holdfast.events.payloads.recovery import (
     AnyRecoveryPayload,
     FollowUp,
@@ -21,8 +23,9 @@ from holdfast.events.payloads.recovery import (
     RecoveryTrigger,
     StepResult,
 )
+from holdfast.events.payloads.union import AnyPayload
 from holdfast.providers.errors import sanitize_message
-from holdfast.recovery.attempts import RecoveryLedger, plan_next_attempt
+from holdfast.recovery.attempts import NextAttempt, plan_next_attempt
 from holdfast.recovery.recipes import (
     DEFAULT_RULES,
     RECIPES,
@@ -107,21 +110,20 @@ class IncidentReport(msgspec.Struct, frozen=True):
     outcome: RecoveryOutcome | None = None
 
 
-class AttemptStore(Protocol):
-    """A store of recovery attempts; the ledger is the fold over everything recorded."""
+class ConversationLike(Protocol):
+    """A state, and the only way to change it."""
 
-    @property
-    def ledger(self) -> RecoveryLedger: ...
+    state: SessionState
 
-    async def record(self, *payloads: AnyRecoveryPayload) -> None: ...
+    async def record(self, actor: Actor, *payloads: AnyPayload) -> None: ...
 
 
 class RecoveryRunner:
-    """Runs recipes, one at a time, never more often than they allow."""
+    """Runs recipes, one at a time, never more often than they allow. Attempts are events of the conversation."""
 
     def __init__(
         self,
-        store: AttemptStore,
+        conversation: ConversationLike,
         steps: StepFunctions,
         *,
         clock: Clock,
@@ -129,7 +131,7 @@ class RecoveryRunner:
         recipes: Recipes = RECIPES,
         rules: RecoveryRules = DEFAULT_RULES,
     ) -> None:
-        self._store = store
+        self._conversation = conversation
         self._steps = steps
         self._clock = clock
         self._sleep = sleep
@@ -142,7 +144,7 @@ class RecoveryRunner:
         recipe = self._recipe(scenario)
         key = incident or scenario.value
         follow_up = choose_follow_up(recipe)
-        await self._store.record(RecoveryEnqueued(key, scenario.value, follow_up, sanitize_message(detail)))
+        await self._record(RecoveryEnqueued(key, scenario.value, follow_up, sanitize_message(detail)))
         match follow_up:
             case "run":
                 return IncidentReport(key, follow_up, await self.attempt(scenario, incident=key, detail=detail))
@@ -158,8 +160,7 @@ class RecoveryRunner:
         """What `attempt` would do now; nothing is run or recorded."""
         recipe = self._recipe(scenario)
         key = incident or scenario.value
-        incident_record = self._store.ledger.incidents.get(key)
-        planned = plan_next_attempt(incident_record, recipe, self._rules, at=self._clock(), trigger=trigger)
+        planned = self._plan(recipe, key, trigger)
         steps = recipe.steps[planned.first_step :] if planned else ()
         return PlannedRecovery(
             scenario=scenario,
@@ -180,8 +181,7 @@ class RecoveryRunner:
         async with self._lock:
             recipe = self._recipe(scenario)
             key = incident or scenario.value
-            incident_record = self._store.ledger.incidents.get(key)
-            planned = plan_next_attempt(incident_record, recipe, self._rules, at=self._clock(), trigger=trigger)
+            planned = self._plan(recipe, key, trigger)
             if planned is None:
                 return await self._refuse(recipe, key, trigger)
             if planned.pause_seconds:
@@ -195,8 +195,15 @@ class RecoveryRunner:
                 first_step=planned.first_step,
                 trigger=trigger,
             )
-            await self._store.record(attempted)
+            await self._record(attempted)
             return await self._follow(recipe, attempted, sanitize_message(detail))
+
+    def _plan(self, recipe: RecoveryRecipe, key: str, trigger: RecoveryTrigger) -> NextAttempt | None:
+        incident = self._conversation.state.incidents.get(key)
+        return plan_next_attempt(incident, recipe, self._rules, at=self._clock(), trigger=trigger)
+
+    async def _record(self, *payloads: AnyRecoveryPayload) -> None:
+        await self._conversation.record("system", *payloads)
 
     async def _follow(self, recipe: RecoveryRecipe, attempted: RecoveryAttempted, detail: str) -> RecoveryOutcome:
         results: list[StepResult] = []
@@ -207,15 +214,14 @@ class RecoveryRunner:
                 results.append(await self._perform(context))
             except asyncio.CancelledError:
                 cancelled = StepResult(step.name.value, "failed", "cancelled")
-                await self._store.record(self._failed(recipe, attempted, index, (*results, cancelled)))
+                await self._record(self._failed(attempted, index, (*results, cancelled)))
                 raise
             if results[-1].status == "failed":
                 return await self._give_up(recipe, attempted, index, tuple(results))
             if results[-1].status == "recovered":
                 break
-        await self._store.record(
-            RecoverySucceeded(attempted.incident, attempted.scenario, attempted.attempt, tuple(results))
-        )
+        key, scenario, attempt = attempted.incident, attempted.scenario, attempted.attempt
+        await self._record(RecoverySucceeded(key, scenario, attempt, tuple(results)))
         return Recovered(len(results))
 
     async def _perform(self, context: StepContext) -> StepResult:
@@ -242,13 +248,13 @@ class RecoveryRunner:
     async def _give_up(
         self, recipe: RecoveryRecipe, attempted: RecoveryAttempted, index: int, results: tuple[StepResult, ...]
     ) -> RecoveryOutcome:
-        failed = self._failed(recipe, attempted, index, results)
+        failed = self._failed(attempted, index, results)
         is_exhausted = attempted.attempt >= recipe.attempts_max or recipe.steps[index].name is StepName.EscalateToHuman
         at_once = self._rules.escalates_at_once
         reason = f"{failed.reason}{' (failed at first step)' if index == 0 else ''}"
         escalated = RecoveryEscalated(attempted.incident, attempted.scenario, recipe.escalation.value, reason, results)
         escalates = is_exhausted if at_once else index == 0
-        await self._store.record(*((failed,) if at_once or not escalates else ()), *((escalated,) if escalates else ()))
+        await self._record(*((failed,) if at_once or not escalates else ()), *((escalated,) if escalates else ()))
         if escalates and recipe.escalation is EscalationPolicy.LogAndContinue:
             # The other policies show the failure to a person or raise it.
             logger.warning("%s is not recovered, and the work continues: %s", attempted.incident, reason)
@@ -257,24 +263,19 @@ class RecoveryRunner:
         names = tuple(step.name for step in recipe.steps)
         return PartialRecovery(names[:index], names[index:], failed.reason, escalates)
 
-    def _failed(
-        self, recipe: RecoveryRecipe, attempted: RecoveryAttempted, index: int, results: tuple[StepResult, ...]
-    ) -> RecoveryFailed:
-        last = results[-1]
-        reason = f"{attempted.scenario}: step {last.step!r} failed: {last.detail}"
-        return RecoveryFailed(
-            attempted.incident, attempted.scenario, attempted.attempt, results, attempted.steps[index:], reason
-        )
+    def _failed(self, attempted: RecoveryAttempted, index: int, results: tuple[StepResult, ...]) -> RecoveryFailed:
+        scenario, last = attempted.scenario, results[-1]
+        reason = f"{scenario}: step {last.step!r} failed: {last.detail}"
+        return RecoveryFailed(attempted.incident, scenario, attempted.attempt, results, attempted.steps[index:], reason)
 
     async def _refuse(self, recipe: RecoveryRecipe, key: str, trigger: RecoveryTrigger) -> EscalationRequired:
         scenario, limit = recipe.scenario.value, recipe.attempts_max
         reason = f"max recovery attempts ({limit}) exceeded for {scenario}"
         escalated = RecoveryEscalated(key, scenario, recipe.escalation.value, reason)
-        incident_record = self._store.ledger.incidents[key]
-        attempted = RecoveryAttempted(
-            key, scenario, incident_record.attempts, limit, incident_record.steps, incident_record.first_step, trigger
-        )
-        await self._store.record(*(() if self._rules.escalates_at_once else (attempted,)), escalated)
+        incident = self._conversation.state.incidents[key]
+        steps, first_step = incident.steps, incident.first_step
+        attempted = RecoveryAttempted(key, scenario, incident.attempts, limit, steps, first_step, trigger)
+        await self._record(*(() if self._rules.escalates_at_once else (attempted,)), escalated)
         return EscalationRequired(reason, recipe.escalation)
 
     def _recipe(self, scenario: FailureScenario) -> RecoveryRecipe:

@@ -4,42 +4,27 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby
-from typing import Protocol
 
 from msgspec.structs import replace
 
 from holdfast.clock import Clock, NewId
-from holdfast.engine.recovery.runner import StepContext, StepFunction
+from holdfast.engine.recovery.runner import ConversationLike, StepContext, StepFunction
 from holdfast.engine.reducer import apply_event
 from holdfast.engine.state import SessionState
+from holdfast.engine.tools.dispatch import error_result
 from holdfast.errors import UserError
 from holdfast.events.log import Actor, Event, EventLog
-from holdfast.events.payloads.recovery import (
-    AnyRecoveryPayload,
-    ContextRepaired,
-    ProviderLimited,
-    Splice,
-    ThinkingDropped,
-)
+from holdfast.events.payloads.recovery import ContextRepaired, ProviderLimited, Splice, ThinkingDropped
 from holdfast.events.payloads.union import AnyPayload
-from holdfast.recovery.attempts import RecoveryLedger
 from holdfast.recovery.history_edits import find_last_user_message
 from holdfast.recovery.scenarios import StepName
-from holdfast.types.blocks import Block, Text, ToolResult, ToolUse, get_result_call_id, is_thinking, parse_tool_call
+from holdfast.types.blocks import Block, ToolUse, get_result_call_id, is_thinking, parse_tool_call
 from holdfast.types.prompt import HistoryEntry
 from holdfast.types.transcript import merge_into_messages, validate_transcript
 
 # The text that answers a tool call which was interrupted before its result arrived. The model reads it: rewording it
 # would change the bytes of a prompt.
 INTERRUPTED_RESULT_TEXT = "This call was interrupted before it gave a result."
-
-
-class ConversationLike(Protocol):
-    """A state, and the only way to change it."""
-
-    state: SessionState
-
-    async def record(self, actor: Actor, *payloads: AnyPayload) -> None: ...
 
 
 class StoredConversation:
@@ -58,20 +43,6 @@ class StoredConversation:
             event = Event(self._new_id(at), at, session_id, actor, payload, parent_event_id=parent_id)
             await asyncio.wrap_future(self._log.append((event,)))
             self.state = apply_event(self.state, event)
-
-
-class ConversationAttempts:
-    """Records recovery attempts as events of the conversation."""
-
-    def __init__(self, conversation: ConversationLike) -> None:
-        self._conversation = conversation
-
-    @property
-    def ledger(self) -> RecoveryLedger:
-        return self._conversation.state.incidents
-
-    async def record(self, *payloads: AnyRecoveryPayload) -> None:
-        await self._conversation.record("system", *payloads)
 
 
 class RepairSteps:
@@ -112,9 +83,8 @@ class RepairSteps:
     async def _drop_old_thinking(self, context: StepContext) -> str:
         """Where thinking is bound to everything before it, removing one block invalidates all later ones."""
         entries = self._conversation.state.entries
-        return await self._drop_thinking(
-            context, len(entries) if self._binds_thinking else find_last_user_message(entries)
-        )
+        count = len(entries) if self._binds_thinking else find_last_user_message(entries)
+        return await self._drop_thinking(context, count)
 
     async def _drop_all_thinking(self, context: StepContext) -> str:
         return await self._drop_thinking(context, len(self._conversation.state.entries))
@@ -182,7 +152,7 @@ def _add_missing_results(
         answered_ids = {get_result_call_id(block) for at in next_run for block in entries[at].content}
         missing = {id: call for id, call in _calls_in(entries, run).items() if id not in answered_ids}
         if missing:
-            results = tuple(lost.get(id) or _interrupted(id, call.name) for id, call in missing.items())
+            results = tuple(lost.get(id) or error_result(call, INTERRUPTED_RESULT_TEXT) for id, call in missing.items())
             yield Splice(run[-1] + 1, 0, (HistoryEntry("user", results),))
 
 
@@ -196,7 +166,3 @@ def _remove_stray(entries: Sequence[HistoryEntry], stray: AbstractSet[tuple[int,
 def _calls_in(entries: Sequence[HistoryEntry], run: _Run) -> dict[str, ToolUse]:
     spoken = (block for at in run if entries[at].role == "assistant" for block in entries[at].content)
     return {call.id: call for block in spoken if (call := parse_tool_call(block)) is not None}
-
-
-def _interrupted(id: str, name: str) -> ToolResult:
-    return ToolResult(id, (Text(INTERRUPTED_RESULT_TEXT),), is_error=True, name=name)

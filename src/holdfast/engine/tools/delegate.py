@@ -67,10 +67,8 @@ class Delegation:
         assert parent is not None
         depth = parent.state.parent.depth if parent.state.parent else 0
         if depth >= self._depth_max:
-            raise ToolError(
-                "This task was itself delegated, and may not be delegated further: do it here.",
-                kind="permission_denied",
-            )
+            reason = "This task was itself delegated, and may not be delegated further: do it here."
+            raise ToolError(reason, kind="permission_denied")
         if not task.strip():
             raise ToolError("The task is empty: say what is to be done.", kind="validation_error")
         if self._slots is None:

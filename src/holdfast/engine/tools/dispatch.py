@@ -4,6 +4,7 @@ known -> schema -> allowed, inside the workspace -> confirmed -> tool.called -> 
 """
 
 import asyncio
+import copy
 import functools
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -11,6 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.clock import Clock, system_clock
+from holdfast.engine.tools import permissions
 from holdfast.engine.tools.definition import (
     NO_ENVIRONMENT,
     Tool,
@@ -22,13 +24,6 @@ from holdfast.engine.tools.definition import (
 )
 from holdfast.engine.tools.execution import EscapedError, call_function, is_task_cancelled
 from holdfast.engine.tools.output import spill_output, to_content_blocks, truncate_middle
-from holdfast.engine.tools.permissions import (
-    NO_PERMISSION_RULES,
-    Confirmer,
-    PermissionRules,
-    rule_refusal_reason,
-    skill_refusal_reason,
-)
 from holdfast.engine.tools.skill_budget import NO_ACTIVATIONS, Activations, SkillActivationRegistry
 from holdfast.errors import UserError
 from holdfast.events.payloads.tools import ToolCalled, ToolCompleted, ToolErrorClass, ToolFailed, ToolInputInvalid
@@ -52,7 +47,7 @@ class Toolbox:
         *,
         clock: Clock = system_clock,
         at_once_max: int = CONCURRENT_CALLS_MAX,
-        rules: PermissionRules = NO_PERMISSION_RULES,
+        rules: permissions.PermissionRules = permissions.NO_PERMISSION_RULES,
         environment: ToolEnvironment = NO_ENVIRONMENT,
     ) -> None:
         definitions = [item if isinstance(item, Tool) else tool(item) for item in tools]
@@ -61,31 +56,23 @@ class Toolbox:
             names = sorted(item.spec.name for item in definitions)
             duplicate = next(name for name in names if names.count(name) > 1)
             raise UserError(f"two tools are named {duplicate!r}; give one of them another name")
-        if environment.roots is None and (
-            path_tool := next((item.spec.name for item in definitions if item.paths), None)
-        ):
+        path_tool = next((item.spec.name for item in definitions if item.paths), None)
+        if environment.roots is None and path_tool is not None:
             raise UserError(f"tool {path_tool!r} takes paths, but the session has no workspace; pass one")
         self._clock = clock
         self._at_once_max = at_once_max
         self._rules = rules
         self._environment = environment
-        self._confirmer = Confirmer(rules, clock)
+        self._confirmer = permissions.Confirmer(rules, clock)
 
     def for_session(self, session_id: str, *replacements: Tool) -> "Toolbox":
         """The same tools and rules for another session; `replacements` replaces tools of the same name.
 
         Both sessions share one confirmer, so that the user is asked one question at a time.
         """
-        tools = {**self._tools, **{replacement.spec.name: replacement for replacement in replacements}}
-        environment = replace(self._environment, session_id=session_id)
-        toolbox = Toolbox(
-            tuple(tools.values()),
-            clock=self._clock,
-            at_once_max=self._at_once_max,
-            rules=self._rules,
-            environment=environment,
-        )
-        toolbox._confirmer = self._confirmer
+        toolbox = copy.copy(self)
+        toolbox._tools = {**self._tools, **{replacement.spec.name: replacement for replacement in replacements}}
+        toolbox._environment = replace(self._environment, session_id=session_id)
         return toolbox
 
     @property
@@ -114,9 +101,8 @@ class Toolbox:
         async def run_one(number: int, call: ToolUse) -> None:
             async with slots:
                 results[number] = error_result(call, "The call was cancelled.")
-                context = ToolContext(
-                    self._environment, tool_use_id=call.id, turn_id=turn_id, skill_activations=registry
-                )
+                environment = self._environment
+                context = ToolContext(environment, tool_use_id=call.id, turn_id=turn_id, skill_activations=registry)
                 set_result = functools.partial(results.__setitem__, number)
                 await self._check_and_run(_Call(call, record, set_result, clock=self._clock, context=context), active)
 
@@ -157,7 +143,7 @@ class Toolbox:
         await _run(definition, call)
 
     def _reason_against(self, definition: Tool, use: ToolUse, active: Activations) -> tuple[ToolErrorClass, str] | None:
-        reason = rule_refusal_reason(self._rules, use) or self._reason_against_skills(use, active)
+        reason = permissions.rule_refusal_reason(self._rules, use) or self._reason_against_skills(use, active)
         if reason:
             return "permission_denied", f"This call is not allowed: {reason}"
         if self._environment.roots is None or not definition.paths:
@@ -180,7 +166,7 @@ class Toolbox:
         if store is None or not self._environment.enforce_allowed_tools:
             return None
         skills = (store.get(name) for name in active.names)
-        return skill_refusal_reason([skill for skill in skills if skill is not None], use)
+        return permissions.skill_refusal_reason([skill for skill in skills if skill is not None], use)
 
     async def _confirmed(self, definition: Tool, call: "_Call") -> bool:
         if not definition.needs_confirmation:

@@ -48,18 +48,22 @@ def to_content_blocks(
     output: object, keep: StoreFullText | None = None, *, characters_max: int = OUTPUT_CHARACTERS_MAX
 ) -> tuple[Text | Image, ...]:
     """The output as blocks; a text that is too long is cut to its head and tail, and stored in full by `keep`."""
+    content: list[Text | Image]
     match output:
         case Text() | Image():
-            return _limit_blocks((output,), keep, characters_max)
+            content = [output]
         case str():
-            return _limit_blocks((Text(output),), keep, characters_max)
+            content = [Text(output)]
         case [*blocks] if blocks and all(isinstance(block, Text | Image) for block in blocks):
-            return _limit_blocks([block for block in blocks if isinstance(block, Text | Image)], keep, characters_max)
+            content = [block for block in blocks if isinstance(block, Text | Image)]
         case None:
-            return (Text(NO_OUTPUT),)
+            content = [Text(NO_OUTPUT)]
         case _:
             # Sorted keys: equal results are equal bytes in the history.
-            return _limit_blocks((Text(msgspec.json.encode(output, order="sorted").decode()),), keep, characters_max)
+            content = [Text(msgspec.json.encode(output, order="sorted").decode())]
+    limited = [_sendable(block) for block in _limit_count(content)]
+    share = _fair_share([len(block.text) for block in limited if isinstance(block, Text)], characters_max)
+    return tuple(_shortened(block, share, keep) if isinstance(block, Text) else block for block in limited)
 
 
 def truncate_middle(text: str, characters_max: int = OUTPUT_CHARACTERS_MAX, *, whole: str = "") -> str:
@@ -82,18 +86,9 @@ def truncation_note(left_out: int, whole: str = "", *, unit: str = "characters")
     return f"\n[... {left_out} {unit} left out{whole and '; ' + whole} ...]\n"
 
 
-def _limit_blocks(
-    blocks: Sequence[Text | Image], keep: StoreFullText | None, characters_max: int
-) -> tuple[Text | Image, ...]:
-    limited = [_sendable(block) for block in _limit_count(blocks)]
-    share = _fair_share([len(block.text) for block in limited if isinstance(block, Text)], characters_max)
-    return tuple(_shortened(block, share, keep) if isinstance(block, Text) else block for block in limited)
-
-
 def _shortened(block: Text, characters_max: int, keep: StoreFullText | None) -> Text:
-    if keep is None or len(block.text) <= characters_max:
-        return Text(truncate_middle(block.text, characters_max))
-    return Text(truncate_middle(block.text, characters_max, whole=keep(block.text) or ""))
+    whole = keep(block.text) if keep is not None and len(block.text) > characters_max else None
+    return Text(truncate_middle(block.text, characters_max, whole=whole or ""))
 
 
 def _limit_count(blocks: Sequence[Text | Image]) -> list[Text | Image]:

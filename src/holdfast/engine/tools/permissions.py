@@ -84,7 +84,9 @@ def permits_call(pattern: str, use: ToolUse) -> bool:
     if match is None:
         return False
     name, inner = match[1], match[2]
-    if use.name != BUILTIN_NAMES.get(name) and not fnmatchcase(use.name, _escape_all_but_stars(name)):
+    # Of the characters that fnmatch knows, only stars are special.
+    stars_only = name.replace("[", "[[]").replace("?", "[?]")
+    if use.name != BUILTIN_NAMES.get(name) and not fnmatchcase(use.name, stars_only):
         return False
     if inner is None or inner == "*":
         return True
@@ -96,15 +98,10 @@ def permits_call(pattern: str, use: ToolUse) -> bool:
     return False
 
 
-def _escape_all_but_stars(name: str) -> str:
-    return name.replace("[", "[[]").replace("?", "[?]")
-
-
 def _matches_command(inner: str, command: str) -> bool:
     bare = inner.removesuffix(":*").removesuffix(" *")
-    if bare == inner:
-        return _matches(inner, command, _is_one_command)
-    return _matches(bare, command, _is_one_command) or _matches(f"{bare} *", command, _is_one_command)
+    patterns = (inner,) if bare == inner else (bare, f"{bare} *")
+    return any(_matches(pattern, command, _is_one_command) for pattern in patterns)
 
 
 def _is_one_command(stars: str, text: str) -> bool:
@@ -210,8 +207,9 @@ class Confirmer:
         async with self._prompt_lock:
             if use.name in self._allowed_tools:
                 return "allow"
-            request = self._request(use, side_effects)
-            await record(ToolConfirmationRequested(use.id, use.name, side_effects, request.summary, request.expires_at))
+            summary, expires_at = summarize_call(use), self._clock() + self._rules.confirm_seconds_max
+            request = ConfirmationRequest(use.id, use.name, side_effects, summary, use.arguments_json, expires_at)
+            await record(ToolConfirmationRequested(use.id, use.name, side_effects, summary, expires_at))
             decision, scope = await self._ask(confirm, request)
             await record(ToolConfirmationResolved(use.id, decision, scope))
             if scope == "session":
@@ -236,11 +234,6 @@ class Confirmer:
             return "allow", "session"
         # Only True itself is consent: a text such as "no" is truthy too.
         return ("allow", "once") if confirmation is True else ("deny", None)
-
-    def _request(self, use: ToolUse, side_effects: SideEffects) -> ConfirmationRequest:
-        expires_at = self._clock() + self._rules.confirm_seconds_max
-        summary = summarize_call(use)
-        return ConfirmationRequest(use.id, use.name, side_effects, summary, use.arguments_json, expires_at)
 
 
 def summarize_call(use: ToolUse) -> str:

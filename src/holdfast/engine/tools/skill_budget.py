@@ -56,8 +56,7 @@ def add_activation(before: Activations, event: SkillLoaded) -> Activations:
     """The activations after one more load; a skill that is already active changes nothing."""
     name = event.skill_id
     if event.load_reason == "always":
-        is_active = name in before.preloaded
-        return before if is_active else Activations((*before.preloaded, name), before.loaded)
+        return before if name in before.preloaded else Activations((*before.preloaded, name), before.loaded)
     if name in before.names:
         return before
     loaded = LoadedSkill(name, event.load_size_tokens, event.triggered_by_tool_use_id)
@@ -77,19 +76,14 @@ def load_refusal_reason(active: Activations, skill: Skill, limits: ActivationLim
         f"Already loaded: [{names}]. To free\n"
         "budget, summarize and discard previously loaded skill bodies in your\nnext response."
     )
-    count = len(active.loaded)
+    count, tokens = len(active.loaded), skill.estimated_body_tokens
+    used = "skills already activated this session"
     if count >= limits.loads_max:
-        return (
-            f"activation budget exhausted: {count} skills already activated this session\n"
-            f"(limit {limits.loads_max}). {hint}"
-        )
+        return f"activation budget exhausted: {count} {used}\n(limit {limits.loads_max}). {hint}"
     # Reaching the cap is refused, not only exceeding it (seed 000, section 5.2.4).
-    tokens = skill.estimated_body_tokens
     if active.tokens + tokens >= limits.tokens_max:
-        return (
-            f"activation budget exhausted: {active.tokens} tokens of skills already activated this session, and "
-            f"{skill.name!r} has {tokens}\n(limit {limits.tokens_max}). {hint}"
-        )
+        used = f"{active.tokens} tokens of {used}, and {skill.name!r} has {tokens}"
+        return f"activation budget exhausted: {used}\n(limit {limits.tokens_max}). {hint}"
     return None
 
 
@@ -97,27 +91,20 @@ class SkillActivationRegistry:
     """The activations shared by concurrent calls, so that together they cannot exceed the budget."""
 
     def __init__(self, active: Activations = NO_ACTIVATIONS, limits: ActivationLimits = DEFAULT_LIMITS) -> None:
-        self._active = active
+        self.active = active
         self._limits = limits
 
-    @property
-    def active(self) -> Activations:
-        return self._active
-
     def refusal_reason(self, skill: Skill) -> str | None:
-        return load_refusal_reason(self._active, skill, self._limits)
+        return load_refusal_reason(self.active, skill, self._limits)
 
     def activate(self, skill: Skill, tool_use_id: str) -> SkillLoaded:
         """Count a skill as loaded; the caller has to record the returned event."""
         event = skill_loaded_event(skill, tool_use_id)
-        before, self._active = self._active.tokens, add_activation(self._active, event)
+        before, self.active = self.active.tokens, add_activation(self.active, event)
         # Warn once, when the threshold is crossed.
-        if before < self._limits.tokens_warn <= self._active.tokens:
-            logger.warning(
-                "the skills that this session has loaded add %d tokens to every later call (%s)",
-                self._active.tokens,
-                ", ".join(self._active.names),
-            )
+        if before < self._limits.tokens_warn <= self.active.tokens:
+            warning = "the skills that this session has loaded add %d tokens to every later call (%s)"
+            logger.warning(warning, self.active.tokens, ", ".join(self.active.names))
         return event
 
 

@@ -8,7 +8,7 @@ import msgspec
 from holdfast.catalog.lookup import Models
 from holdfast.clock import NewId
 from holdfast.engine.guard import WarningLog
-from holdfast.engine.recorder import CallRecorder, ObservedCall, ResumedSession, bill_usage
+from holdfast.engine.recorder import CallRecorder, ObservedCall, ObservedRequest, ResumedSession, bill_usage
 from holdfast.engine.request_observer import RequestObserver
 from holdfast.errors import ProviderError
 from holdfast.events.log import EventLog
@@ -27,14 +27,15 @@ from holdfast.gateway.recording.conversation_match import (
 )
 from holdfast.gateway.recording.counterfactual import CounterfactualPricer, encode_shape
 from holdfast.gateway.recording.restore import make_restored_scope, restore_conversations
-from holdfast.gateway.recording.worker_process import RecordQueue
+from holdfast.gateway.recording.worker_process import UNPRICED_USD_PER_MTOK, RecordQueue
 from holdfast.gateway.rewrite.findings import Findings, add_masked_diffs, find_anti_patterns, price_as_sent
 from holdfast.gateway.rewrite.rewriter import BYTES_PER_TOKEN, GatewayPing, RequestRewriter
 from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
-from holdfast.providers.json_splice import UNREADABLE, decode_json_or_none
+from holdfast.providers.json_splice import UNREADABLE, decode_json_or_none, decode_or_none
 from holdfast.providers.registry import get_adapter
 from holdfast.providers.tolerant_decode import (
     FIELD_CHARS_MAX,
+    UNKNOWN_MODEL,
     TolerantRequest,
     decode_request_tolerantly,
     find_usage,
@@ -42,6 +43,7 @@ from holdfast.providers.tolerant_decode import (
 )
 from holdfast.types.blocks import Block, Role, Text, is_thinking, parse_tool_call
 from holdfast.types.json_encoding import sha256_hex
+from holdfast.types.prompt import Plan
 from holdfast.types.reply import Reply, ReplyFinished
 from holdfast.types.usage import Usage
 
@@ -54,12 +56,9 @@ DIGEST_CHARS = 16
 # Shorter texts in a tool call, such as paths and commands, may be the first message of an unrelated conversation.
 DELEGATED_CHARS_MIN = 24
 DELEGATED_TEXTS_PER_REPLY_MAX = 32
+ENDPOINT_SESSIONS_MAX = 1_000
 BUSY_QUEUE_LENGTH = 64
 """With more queued calls than this, the search for anti-patterns is skipped so that recording can catch up."""
-
-UNPRICED_USD_PER_MTOK = 10.0
-"""What a budget is charged per million tokens of a call without a known price: above most models' input price, so
-that a model that the catalog does not know cannot be used to get around a budget."""
 
 _UNREADABLE = "a response could not be decoded; its usage is unknown"
 
@@ -75,7 +74,9 @@ class _Tracked(msgspec.Struct, frozen=True):
 
 
 class _ActiveCall(msgspec.Struct, frozen=True):
-    key: int
+    """`key` is that of the conversation; None for a call that belongs to none, such as embeddings."""
+
+    key: int | None
     adapter: Adapter
     recorder: CallRecorder
     call: ObservedCall
@@ -107,6 +108,7 @@ class GatewayRecorder:
         self._unpriced_usd_per_mtok = unpriced_usd_per_mtok
         self._warnings = WarningLog("holdfast.gateway")
         self._conversations: ConversationMatcher[_Tracked] = ConversationMatcher()
+        self._endpoint_sessions: dict[tuple[str, str, str], _Tracked] = {}
         self._now = 0.0
         self._is_restored = False
         self._queue = make_queue(self._process)
@@ -117,11 +119,11 @@ class GatewayRecorder:
         return self._queue.dropped_count
 
     def on_request(self, exchange: Exchange) -> None:
-        if exchange.target.adapter_name is not None:
+        if exchange.is_recorded:
             self._put(functools.partial(self._begin, exchange), exchange)
 
     def on_end(self, exchange: Exchange) -> None:
-        if exchange.target.adapter_name is not None:
+        if exchange.is_recorded:
             self._put(functools.partial(self._finish, exchange), exchange)
 
     def on_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
@@ -152,9 +154,10 @@ class GatewayRecorder:
             )
 
     def _begin(self, exchange: Exchange) -> None:
-        if exchange.target.adapter_name is None:
-            return
         self._now = exchange.started_at
+        if exchange.target.adapter_name is None:
+            self._begin_other(exchange)
+            return
         adapter = get_adapter(exchange.target.adapter_name)
         body, request = _decode_request(adapter, exchange)
         original = exchange.original_body
@@ -205,6 +208,43 @@ class GatewayRecorder:
                 match.key, adapter, observer.recorder, call, pricer, pricer.priced_count if priced else 0
             )
 
+    def _begin_other(self, exchange: Exchange) -> None:
+        """A request that calls no model directly, such as embeddings: one session for each endpoint and caller."""
+        target, caller = exchange.target, exchange.caller
+        key = (target.mount, target.endpoint, caller.account)
+        if key not in self._endpoint_sessions:
+            name = f"{target.mount} {target.endpoint}"
+            self._endpoint_sessions[key] = self._open_conversation(exchange, None, name=name)
+            while len(self._endpoint_sessions) > ENDPOINT_SESSIONS_MAX:
+                del self._endpoint_sessions[next(iter(self._endpoint_sessions))]
+        tracked = self._endpoint_sessions[key]
+        body = decode_or_none(msgspec.json.decode, exchange.request_body)
+        exchange.free_request()
+        named = body.get("model") if isinstance(body, dict) else None
+        model = f"{target.mount}:{named if isinstance(named, str) else UNKNOWN_MODEL}"
+        recorder = tracked.observer.recorder
+        # No content: it is no prompt, and nothing of it is cached.
+        prepared = ObservedRequest(
+            model=model,
+            provider=target.mount,
+            row=recorder.find_catalog_row(model),
+            plan=Plan(),
+            digests=(),
+            parameters_digest="",
+            body_bytes=exchange.request_bytes,
+            tokens=0,
+        )
+        forwarded = GatewayForwarded(
+            reason=f"a call of {target.endpoint}",
+            confidence=1.0,
+            key_id=caller.key_id,
+            user_id=caller.user_id,
+            team_id=caller.team_id,
+        )
+        call = recorder.begin_call(prepared, forwarded)
+        if call is not None:
+            exchange.record = _ActiveCall(None, get_adapter(target.mount), recorder, call, tracked.pricer, 0)
+
     def _find_anti_patterns(
         self,
         exchange: Exchange,
@@ -220,11 +260,13 @@ class GatewayRecorder:
         except Exception:  # noqa: BLE001 - a body we cannot parse has no findings; it is still recorded
             return Findings()
 
-    def _open_conversation(self, exchange: Exchange, parent_conversation: "_Tracked | None") -> "_Tracked":
+    def _open_conversation(
+        self, exchange: Exchange, parent_conversation: "_Tracked | None", *, name: str | None = None
+    ) -> "_Tracked":
         session_id = None if parent_conversation is None else parent_conversation.observer.recorder.session_id
         parent = None if session_id is None else ParentSession(session_id, "", session_id, 1)
         make_started = functools.partial(
-            SessionStarted, name=exchange.caller.label, parent=parent, simulated=self._simulated
+            SessionStarted, name=name or exchange.caller.label, parent=parent, simulated=self._simulated
         )
         return _Tracked(RequestObserver(self._recorder(make_started), self._warnings), CounterfactualPricer())
 
@@ -251,7 +293,8 @@ class GatewayRecorder:
             reply = self._record_outcome(exchange, active)
         finally:
             exchange.free_response()
-            self._conversations.end_request(active.key, _describe_reply(reply) if reply else None)
+            if active.key is not None:
+                self._conversations.end_request(active.key, _describe_reply(reply) if reply else None)
 
     def _record_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
         active = exchange.record
@@ -327,6 +370,9 @@ class GatewayRecorder:
                 return _decode_stream(adapter, decoded, is_whole=exchange.end == "whole")
             if exchange.end != "whole":
                 return _DecodedResponse()
+            if exchange.target.adapter_name is None:
+                # Without usage it cost nothing that could be known, such as a file or a token count.
+                return _DecodedResponse(Reply((), "end_turn", find_usage(decoded) or Usage()), is_complete=True)
             return _DecodedResponse(adapter.decode_reply(decoded), is_complete=True)
         except ProviderError as error:
             return _read_usage_only(decoded, str(error), is_complete=exchange.end == "whole")

@@ -27,6 +27,10 @@ _SIZE_BYTES = 4
 HeaderPairs = list[tuple[bytes, bytes]]
 _encode = msgspec.msgpack.Encoder().encode
 
+UNPRICED_USD_PER_MTOK = 10.0
+"""What a budget is charged per million tokens of a call without a known price: above most models' input price, so
+that a model that the catalog does not know cannot be used to get around a budget."""
+
 # Both limits are needed: many small records, or few with bodies of megabytes.
 QUEUED_RECORDS_MAX = 10_000
 QUEUED_BYTES_MAX = 256 * 1024 * 1024
@@ -41,6 +45,7 @@ class RecorderSetup(msgspec.Struct, frozen=True, tag=True):
     db: str | None
     simulated: bool
     volatile: tuple[tuple[str, str], ...] = ()
+    unpriced_usd_per_mtok: float = UNPRICED_USD_PER_MTOK
 
 
 class RequestMessage(msgspec.Struct, frozen=True, tag=True):
@@ -128,7 +133,7 @@ class RecorderProcess:
         return self._queue.dropped_count
 
     def on_request(self, exchange: Exchange) -> None:
-        if exchange.target.adapter_name is None:
+        if not exchange.is_recorded:
             return
         with self._lock:
             self._last_number += 1

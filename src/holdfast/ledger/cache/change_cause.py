@@ -49,12 +49,8 @@ _PATTERNS = {
     "a path of a temporary folder": rb"(?:/private)?/(?:tmp|var/folders|var/tmp)/[\w./-]+",
 }
 
-_VOLATILE = re.compile(
-    b"|".join(
-        b"(?P<p%d>%b)" % (index, pattern.removeprefix(b"(?i)")) for index, pattern in enumerate(_PATTERNS.values())
-    ),
-    re.IGNORECASE,
-)
+_GROUPS = (b"(?P<p%d>%b)" % (at, pattern.removeprefix(b"(?i)")) for at, pattern in enumerate(_PATTERNS.values()))
+_VOLATILE = re.compile(b"|".join(_GROUPS), re.IGNORECASE)
 _NAMES = tuple(_PATTERNS)
 _OPAQUE = re.compile(rb'"(?:data|signature|encrypted_content|thoughtSignature)":"[^"]*"')
 
@@ -105,9 +101,8 @@ def _cause_of_other_block(
 
 
 def _describe_block(block: EncodedBlock) -> str:
-    return {"tools": "a tool", "system": "system text"}.get(
-        block.section, f"a block of the {block.role or 'conversation'}"
-    )
+    names = {"tools": "a tool", "system": "system text"}
+    return names.get(block.section, f"a block of the {block.role or 'conversation'}")
 
 
 def _cause_of_edit(

@@ -141,13 +141,9 @@ def _notes(request: ParsedRequest, readable: int) -> list[str]:
 def _changed_parameters(before: ParsedRequest, after: ParsedRequest) -> tuple[ChangedParameter, ...]:
     rules = before.row.cache if before.row else None
     old, new = _parameter_values(get_tier_parameters(before)), _parameter_values(get_tier_parameters(after))
-    parameters = (
-        ChangedParameter(name, lost)
-        for name in old
-        if old[name] != new.get(name) and (lost := _first_lost(name, rules)) is not None
-    )
-    by_section = sorted(parameters, key=lambda each: (PROMPT_SECTIONS.index(each.first_lost_section), each.name))
-    return tuple(by_section)
+    changed = (name for name in old if old[name] != new.get(name))
+    parameters = (ChangedParameter(name, lost) for name in changed if (lost := _first_lost(name, rules)) is not None)
+    return tuple(sorted(parameters, key=lambda each: (PROMPT_SECTIONS.index(each.first_lost_section), each.name)))
 
 
 def _first_lost(name: str, rules: CacheRules | None) -> PromptSection | None:

@@ -4,6 +4,7 @@ The seed compares hashes of whole parts, so in a conversation, whose messages al
 Ours compares chained digests of blocks: the previous request has to be a prefix of the current one.
 """
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 
@@ -258,11 +259,8 @@ def find_cache_break(entry: LedgerEntry, *, drop_tokens_min: int = DROP_TOKENS_M
     )
 
 
-def iter_cache_breaks(
-    entries: Iterable[LedgerEntry], *, drop_tokens_min: int = DROP_TOKENS_MIN
-) -> Iterator[CacheBreakEvent]:
-    breaks = (find_cache_break(entry, drop_tokens_min=drop_tokens_min) for entry in entries)
-    return (event for event in breaks if event is not None)
+def iter_cache_breaks(entries: Iterable[LedgerEntry]) -> Iterator[CacheBreakEvent]:
+    return (event for event in map(find_cache_break, entries) if event is not None)
 
 
 def rank_cache_breaks(breaks: Iterable[CacheBreakEvent]) -> tuple[CacheBreakEvent, ...]:
@@ -270,16 +268,11 @@ def rank_cache_breaks(breaks: Iterable[CacheBreakEvent]) -> tuple[CacheBreakEven
     return tuple(sorted(breaks, key=lambda event: (event.drop_share < RANK_SHARE_MIN, -event.token_drop)))
 
 
-def compute_cache_stats(entries: Iterable[LedgerEntry], *, drop_tokens_min: int = DROP_TOKENS_MIN) -> PromptCacheStats:
-    stats = PromptCacheStats()
-    for entry in entries:
-        stats = count_entry(stats, entry, drop_tokens_min=drop_tokens_min)
-    return stats
+def compute_cache_stats(entries: Iterable[LedgerEntry]) -> PromptCacheStats:
+    return functools.reduce(count_entry, entries, PromptCacheStats())
 
 
-def count_entry(
-    stats: PromptCacheStats, entry: LedgerEntry, *, drop_tokens_min: int = DROP_TOKENS_MIN
-) -> PromptCacheStats:
+def count_entry(stats: PromptCacheStats, entry: LedgerEntry) -> PromptCacheStats:
     if entry.source == "completion-cache":
         return msgspec.structs.replace(
             stats,
@@ -301,7 +294,7 @@ def count_entry(
         last_completion_cache_key=entry.completion_key or stats.last_completion_cache_key,
         last_cache_source=entry.source,
     )
-    event = find_cache_break(entry, drop_tokens_min=drop_tokens_min)
+    event = find_cache_break(entry)
     return counted if event is None else count_cache_break(counted, event)
 
 
@@ -317,19 +310,13 @@ def count_cache_break(stats: PromptCacheStats, event: CacheBreakEvent) -> Prompt
 def compute_token_stats(entries: Iterable[LedgerEntry]) -> dict[str, TokenStats]:
     """By provider, in the order of their first call."""
     tokens: dict[str, TokenStats] = {}
-    for entry in entries:
-        tokens = _add_tokens(tokens, entry)
-    return tokens
+    return functools.reduce(_add_tokens, entries, tokens)
 
 
 def _add_tokens(tokens: dict[str, TokenStats], entry: LedgerEntry) -> dict[str, TokenStats]:
     before, usage = tokens.get(entry.provider, TokenStats()), entry.record.usage
-    after = TokenStats(
-        before.input_tokens + usage.tokens_sent,
-        before.cache_tokens + usage.cache_read,
-        before.output_tokens + usage.output,
-    )
-    return {**tokens, entry.provider: after}
+    sent, read = before.input_tokens + usage.tokens_sent, before.cache_tokens + usage.cache_read
+    return {**tokens, entry.provider: TokenStats(sent, read, before.output_tokens + usage.output)}
 
 
 class CacheStatsState(msgspec.Struct, frozen=True):

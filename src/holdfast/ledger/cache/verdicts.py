@@ -13,7 +13,7 @@ import msgspec
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.schema import CacheRules, Model
 from holdfast.ledger.attribution import Payer
-from holdfast.types.prompt import Breakpoint, Plan, PrefixChange, PrefixChangeCause, PromptSection, Ttl
+from holdfast.types.prompt import Plan, PrefixChange, PrefixChangeCause, PromptSection, Ttl
 from holdfast.types.reply import CacheDiagnosis
 from holdfast.types.usage import Usage
 
@@ -142,7 +142,7 @@ class PreparedRequest(msgspec.Struct, frozen=True):
 
 def derive_cached_prefix(request: PreparedRequest, usage: Usage, row: Model) -> CachedPrefix:
     """The cached prefix that a call leaves for the next one."""
-    breakpoint_ = _last_breakpoint(request.plan.breakpoints)
+    breakpoint_ = max(request.plan.breakpoints, key=lambda point: point.block_index, default=None)
     return CachedPrefix(
         model=row.id,
         used_at=request.at,
@@ -163,10 +163,6 @@ def cached_tokens_after(usage: Usage, rules: CacheRules) -> int:
             return usage.tokens_sent if usage.tokens_sent >= rules.tokens_min else 0
         case "none":
             return 0
-
-
-def _last_breakpoint(breakpoints: tuple[Breakpoint, ...]) -> Breakpoint | None:
-    return max(breakpoints, key=lambda breakpoint_: breakpoint_.block_index, default=None)
 
 
 def judge_call(
@@ -244,12 +240,8 @@ def _disagreement(verdict: Verdict, evidence: VerdictEvidence, request: Prepared
         return f"the provider reports {diagnosis.reason}, but the bytes that we sent were the same"
     blamed_section = _SECTION_BY_DIAGNOSIS.get(diagnosis.reason)
     changed_section = request.prefix_change.section if request.prefix_change is not None else None
-    if (
-        evidence.bytes == "changed"
-        and changed_section is not None
-        and blamed_section in ("tools", "system", "messages")
-        and blamed_section != changed_section
-    ):
+    blames_section = blamed_section in ("tools", "system", "messages") and blamed_section != changed_section
+    if evidence.bytes == "changed" and changed_section is not None and blames_section:
         return f"the provider reports {diagnosis.reason}, but our bytes changed in the {changed_section}"
     return ""
 
@@ -277,14 +269,13 @@ def _find_cause(cached: CachedPrefix | None, request: PreparedRequest, usage: Us
         detail = f"idle for {idle_seconds:.0f} s, and a part had a TTL of only {ttl_seconds_min} s"
         return Verdict("ttl_expired", detail=detail)
     # Anthropic looks back at most this many blocks from each breakpoint for an existing cache entry.
-    last_block, looked_up = cached.breakpoint_block, request.plan.breakpoints
+    last_block, reach = cached.breakpoint_block, rules.lookback_positions
     if (
         rules.kind == "explicit"
         and last_block is not None
-        and not any(0 <= later.block_index - last_block < rules.lookback_positions for later in looked_up)
+        and not any(0 <= later.block_index - last_block < reach for later in request.plan.breakpoints)
     ):
-        distance = f"more than {rules.lookback_positions} blocks back"
-        detail = f"the last breakpoint was at block {last_block}, {distance}"
+        detail = f"the last breakpoint was at block {last_block}, more than {reach} blocks back"
         return Verdict("lookback_miss", component="history", detail=detail)
     return Verdict("provider_side", detail="the same bytes, sent in time, but not read")
 
@@ -315,10 +306,8 @@ def _find_changed_parameter(cached: CachedPrefix, request: PreparedRequest, row:
     changed += ["model"] if cached.model != row.id else []
     first_lost_by_name = {**rules.invalidates, **({"effort": "messages"} if rules.effort_breaks_messages else {})}
     sections: tuple[PromptSection, ...] = ("tools", "system", "messages")
-    invalidating = sorted(
-        (sections.index(section), name) for name in changed if (section := first_lost_by_name.get(name)) is not None
-    )
-    if not invalidating:
+    ranks = [(sections.index(first_lost_by_name[name]), name) for name in changed if name in first_lost_by_name]
+    if not ranks:
         return None
-    rank, name = invalidating[0]
+    rank, name = min(ranks)
     return Verdict("parameter_changed", component=name, first_lost_section=sections[rank], detail=f"{name} changed")

@@ -12,13 +12,8 @@ from holdfast.catalog.schema import Model, Price
 from holdfast.catalog.token_count import count_block_tokens
 from holdfast.errors import HoldfastError, ProviderError, UserError
 from holdfast.planning.breakpoints import place_breakpoints
+from holdfast.providers import cache_inputs
 from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
-from holdfast.providers.cache_inputs import (
-    anthropic_cache_inputs,
-    automatic_breakpoint,
-    gemini_cache_inputs,
-    openai_cache_inputs,
-)
 from holdfast.providers.errors import decoding_errors
 from holdfast.providers.registry import DetectedApi, detect_api, get_adapter
 from holdfast.providers.wire_request import reject_oversized
@@ -118,17 +113,17 @@ def _parse(raw: bytes, model: str | None, models: Models | None) -> ParsedReques
         paths = find_block_paths(adapter, body, buffer.blocks, model=recognised.model)
     breakpoints = tuple(own for own in wire.plan.breakpoints if own.block_index < len(buffer.blocks))
     if row is not None:
-        breakpoints += automatic_breakpoint(wire.parameters, buffer.blocks, breakpoints, row.cache)
+        breakpoints += cache_inputs.automatic_breakpoint(wire.parameters, buffer.blocks, breakpoints, row.cache)
     return ParsedRequest(recognised, row, wire, buffer, paths, breakpoints, tuple(accumulate(buffer.tokens)))
 
 
 def get_tier_parameters(request: ParsedRequest) -> CacheParameters:
     parameters = request.wire.parameters
     if request.recognised.provider == "gemini":
-        return gemini_cache_inputs(parameters, {})
+        return cache_inputs.gemini_cache_inputs(parameters, {})
     if request.recognised.provider == "anthropic" or (request.row and request.row.cache.kind == "explicit"):
-        return anthropic_cache_inputs(request.blocks, parameters)
-    return openai_cache_inputs(parameters)
+        return cache_inputs.anthropic_cache_inputs(request.blocks, parameters)
+    return cache_inputs.openai_cache_inputs(parameters)
 
 
 def count_readable_blocks(request: ParsedRequest, shared: int) -> int:
@@ -277,11 +272,8 @@ def _block_paths(path: str, message: object, count: int) -> list[str]:
     """The paths of a message's blocks in encoding order; the message's own path if they cannot be distinguished."""
     if not isinstance(message, dict):
         return [path] * count
-    paths = [
-        f"{path}.{member}"
-        for member, value in message.items()
-        if member not in _NON_BLOCK_MEMBERS and value is not None
-    ]
+    members = (member for member, value in message.items() if value is not None)
+    paths = [f"{path}.{member}" for member in members if member not in _NON_BLOCK_MEMBERS]
     for member in ("reasoning_details", "content", "parts", "tool_calls"):
         value = message.get(member)
         if isinstance(value, str) and value:

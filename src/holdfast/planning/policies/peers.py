@@ -49,10 +49,9 @@ place_like_aider = fixed_rule((last_system_block, "5m"), (_before_exchange, "5m"
 
 def place_like_litellm(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
     """Every system block in order, then the last message, until no breakpoint is left."""
-    return (
-        *((block, "5m") for block in _breakpoint_blocks(moment.buffer, "system")),
-        (last_message_block(moment.buffer), "5m"),
-    )
+    for block in _breakpoint_blocks(moment.buffer, "system"):
+        yield block, "5m"
+    yield last_message_block(moment.buffer), "5m"
 
 
 def place_like_litellm_recipe(moment: PlanningMoment, calls: int) -> BreakpointCandidates:
@@ -111,15 +110,11 @@ class ContextGuruPolicy(FixedPolicy):
     def _place(self, moment: PlanningMoment, calls: int) -> BreakpointCandidates:
         buffer = moment.buffer
         tail = last_message_block(buffer)
-        previous = self._sent
-        unchanged = (
-            previous is not None
-            and previous[0] < len(buffer.digests)
-            and buffer.digests[previous[0]].digest == previous[1]
-        )
+        block, digest = self._sent or (len(buffer.digests), "")
+        unchanged = block < len(buffer.digests) and buffer.digests[block].digest == digest
         self._sent = None if tail is None else (tail, buffer.digests[tail].digest)
         yield tail, "5m"
-        yield previous[0] if previous and unchanged else None, "5m"
+        yield block if unchanged else None, "5m"
         ends = list(_message_ends(buffer))
         for end in ends[GURU_ANCHOR_EVERY_MESSAGES::GURU_ANCHOR_EVERY_MESSAGES][:2]:
             yield last_breakpoint_block(buffer.blocks, 0, end, section="messages"), "5m"
@@ -145,14 +140,10 @@ RIVAL_POLICIES: Mapping[str, Callable[[str], CachePolicy]] = {
 }
 
 
-def new_rival_policies() -> tuple[CachePolicy, ...]:
-    """New instances, for one session."""
-    return tuple(make(name) for name, make in RIVAL_POLICIES.items())
-
-
 def new_compared_policies() -> dict[str, CachePolicy]:
-    """New instances of every policy that ours is compared with, by name."""
-    return {policy.name: policy for policy in (*new_fixed_policies(), *new_rival_policies())}
+    """New instances, for one session, of every policy that ours is compared with, by name."""
+    rivals = (make(name) for name, make in RIVAL_POLICIES.items())
+    return {policy.name: policy for policy in (*new_fixed_policies(), *rivals)}
 
 
 def _breakpoint_blocks(buffer: RequestBuffer, section: PromptSection) -> list[int]:
@@ -185,7 +176,6 @@ def _user_tails(buffer: RequestBuffer) -> Iterator[int]:
 def _message_ends(buffer: RequestBuffer) -> Iterator[int]:
     blocks = buffer.blocks
     for index in range(len(blocks)):
-        if blocks[index].section == "messages" and (
-            index + 1 == len(blocks) or blocks[index + 1].role != blocks[index].role
-        ):
+        is_last = index + 1 == len(blocks) or blocks[index + 1].role != blocks[index].role
+        if blocks[index].section == "messages" and is_last:
             yield index + 1

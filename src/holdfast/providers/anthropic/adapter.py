@@ -7,6 +7,7 @@ from holdfast.catalog.schema import Model
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.anthropic import cache_diagnostics, encode, response, stream
 from holdfast.providers.anthropic.decode import decode_anthropic_request
+from holdfast.providers.sse import EventStreamDecoder
 
 
 class AnthropicAdapter(Adapter):
@@ -25,7 +26,6 @@ class AnthropicAdapter(Adapter):
     encode_reply = staticmethod(response.encode_anthropic_reply)
     decode_reply = staticmethod(stream.decode_anthropic_reply)
     encode_stream = staticmethod(response.encode_anthropic_stream)
-    make_stream_decoder = stream.AnthropicStreamDecoder
     encode_error = staticmethod(response.encode_anthropic_error)
     decode_error = staticmethod(response.decode_anthropic_error)
 
@@ -43,3 +43,6 @@ class AnthropicAdapter(Adapter):
     def credentials(self, api_key: str) -> Mapping[str, str]:
         """As Anthropic's SDK sends it since API version 2026-10-21; older SDKs send `x-api-key`."""
         return {"authorization": f"Bearer {api_key}"}
+
+    def make_stream_decoder(self) -> EventStreamDecoder:
+        return EventStreamDecoder(stream.AnthropicReplyFold())

@@ -95,10 +95,9 @@ def _split_block(block: Block) -> tuple[bytes, list[tuple[str, str, str]]]:
             signature_deltas = [("signature_delta", "signature", signature)] if signature else []
             return encode_anthropic_block(Thinking("", "")), deltas + signature_deltas
         case ToolUse():
-            start = encode_anthropic_block(ToolUse(block.id, block.name, "{}"))
-            return start, [
-                ("input_json_delta", "partial_json", part) for part in split_into_deltas(block.arguments_json)
-            ]
+            parts = split_into_deltas(block.arguments_json)
+            deltas = [("input_json_delta", "partial_json", part) for part in parts]
+            return encode_anthropic_block(ToolUse(block.id, block.name, "{}")), deltas
         case _:
             return encode_anthropic_block(block), []
 

@@ -24,13 +24,7 @@ from holdfast.providers.json_splice import (
     make_valid_arguments,
     split_object,
 )
-from holdfast.providers.sse import (
-    EVENT_BYTES_MAX,
-    STREAM_BYTES_MAX,
-    EventStreamDecoder,
-    ServerSentEvent,
-    get_event_name,
-)
+from holdfast.providers.sse import ServerSentEvent, get_event_name
 from holdfast.types.blocks import THINKING_TYPES, Block, Opaque, Text, Thinking, ToolUse
 from holdfast.types.reply import (
     CacheDiagnosis,
@@ -238,11 +232,6 @@ class AnthropicReplyFold:
 def _make_deltas(kind: str, index: int, text: str) -> tuple[Delta, ...]:
     delta_type = _DELTA_TYPES.get(kind)
     return (delta_type(index, text),) if delta_type and text else ()
-
-
-class AnthropicStreamDecoder(EventStreamDecoder):
-    def __init__(self, *, event_bytes_max: int = EVENT_BYTES_MAX, reply_bytes_max: int = STREAM_BYTES_MAX) -> None:
-        super().__init__(AnthropicReplyFold(), event_bytes_max=event_bytes_max, reply_bytes_max=reply_bytes_max)
 
 
 def decode_anthropic_reply(body: bytes) -> Reply:

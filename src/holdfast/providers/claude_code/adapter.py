@@ -122,8 +122,7 @@ class ClaudeCodeAdapter(Adapter):
 class CommandOutputReader:
     """Ignores lines of other types than those it decodes."""
 
-    def __init__(self, *, line_bytes_max: int = LINE_BYTES_MAX) -> None:
-        self._line_bytes_max = line_bytes_max
+    def __init__(self) -> None:
         self._unread = bytearray()
         self._started: ReplyStarted | None = None
         self._texts: list[str] = []
@@ -147,8 +146,8 @@ class CommandOutputReader:
             del self._unread[: end + 1]
             if line.strip() and not self._finished:
                 yield from self._take(line)
-        if len(self._unread) > self._line_bytes_max:
-            raise ProviderError("server_error", f"the command printed a line of over {self._line_bytes_max} bytes")
+        if len(self._unread) > LINE_BYTES_MAX:
+            raise ProviderError("server_error", f"the command printed a line of over {LINE_BYTES_MAX} bytes")
 
     def _take(self, line: bytes) -> Iterator[Delta]:
         with decoding_errors("server_error", "what the command printed"):

@@ -5,6 +5,7 @@ choice: the API answers that with 400 (Gemini API, "Context caching").
 """
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -13,30 +14,16 @@ import msgspec
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Endpoint, ExplicitCacheEntry
 from holdfast.providers.errors import decoding_errors
-from holdfast.providers.gemini.encode import (
-    API_VERSION,
-    CACHED_CONTENT,
-    JSON_HEADERS,
-    TOOL_CONFIG,
-    encode_gemini_tool_choice,
-    gemini_model_name,
-)
+from holdfast.providers.gemini import encode
 from holdfast.providers.json_splice import close_brackets, encode_json_text, encode_string
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import Parameters
 
 # Our own limit, against typing errors: Gemini documents no bounds.
 TTL_SECONDS_MAX = 366 * 24 * 3600
-_COLLECTION = f"/{API_VERSION}/cachedContents"
+_COLLECTION = f"/{encode.API_VERSION}/cachedContents"
 _NAME = re.compile(r"cachedContents/[A-Za-z0-9_-]{1,128}")
 _LOST = re.compile(r"cached ?content not found", re.IGNORECASE)
-
-
-class CachePage(msgspec.Struct, frozen=True):
-    """One page of a list of caches; `next_page_token` is empty on the last."""
-
-    caches: tuple[ExplicitCacheEntry, ...]
-    next_page_token: str = ""
 
 
 class _CacheUsage(msgspec.Struct, frozen=True, rename="camel"):
@@ -58,23 +45,22 @@ def encode_create_cache(
     if not head:
         raise UserError("a prompt without tools and system text has nothing to cache")
     members = [
-        b'"model":' + encode_string("models/" + gemini_model_name(parameters.model)),
+        b'"model":' + encode_string("models/" + encode.gemini_model_name(parameters.model)),
         b'"ttl":' + _ttl(ttl_seconds),
     ]
     if display_name:
         members.append(b'"displayName":' + encode_string(display_name))
     if parameters.tool_choice_json is not None:
-        members.append(b'"toolConfig":' + encode_gemini_tool_choice(parameters.tool_choice_json))
+        members.append(b'"toolConfig":' + encode.encode_gemini_tool_choice(parameters.tool_choice_json))
     else:
-        members += [
-            b'"toolConfig":' + encode_json_text(value) for name, value in parameters.extra if name == TOOL_CONFIG
-        ]
-    return Endpoint(_COLLECTION, JSON_HEADERS), b"{" + b",".join(members) + close_brackets(head) + b"}"
+        configs = (value for name, value in parameters.extra if name == encode.TOOL_CONFIG)
+        members += [b'"toolConfig":' + encode_json_text(value) for value in configs]
+    return Endpoint(_COLLECTION, encode.JSON_HEADERS), b"{" + b",".join(members) + close_brackets(head) + b"}"
 
 
 def encode_extend_cache(name: str, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
     """A request to set the cache's TTL, counted from now."""
-    return Endpoint(_path(name), JSON_HEADERS, "PATCH"), b'{"ttl":%b}' % _ttl(ttl_seconds)
+    return Endpoint(_path(name), encode.JSON_HEADERS, "PATCH"), b'{"ttl":%b}' % _ttl(ttl_seconds)
 
 
 def encode_delete_cache(name: str) -> tuple[Endpoint, bytes]:
@@ -82,7 +68,7 @@ def encode_delete_cache(name: str) -> tuple[Endpoint, bytes]:
 
 
 def _path(name: str) -> str:
-    return f"/{API_VERSION}/{_validate_name(name)}"
+    return f"/{encode.API_VERSION}/{_validate_name(name)}"
 
 
 def _validate_name(name: str) -> str:
@@ -102,39 +88,32 @@ def decode_cache(body: bytes) -> ExplicitCacheEntry:
         cache = msgspec.json.decode(body, type=_Cache)
         if not _NAME.fullmatch(cache.name):
             raise msgspec.ValidationError("not the name of a cache - at `$.name`")
-    return ExplicitCacheEntry(
-        cache.name,
-        cache.model.removeprefix("models/"),
-        max(0, cache.usage_metadata.total_token_count),
-        cache.expire_time.timestamp(),
-        cache.display_name,
-    )
+    model, tokens = cache.model.removeprefix("models/"), max(0, cache.usage_metadata.total_token_count)
+    return ExplicitCacheEntry(cache.name, model, tokens, cache.expire_time.timestamp(), cache.display_name)
 
 
 def encode_cache(cache: ExplicitCacheEntry) -> bytes:
     """The provider's response to a request that creates, extends or gets a cache."""
     expires = datetime.fromtimestamp(cache.expires_at, UTC).isoformat().replace("+00:00", "Z")
     display_name = b',"displayName":' + encode_string(cache.display_name) if cache.display_name else b""
-    return b'{"name":%b,"model":%b%b,"expireTime":%b,"usageMetadata":{"totalTokenCount":%d}}' % (
-        encode_string(cache.name),
-        encode_string("models/" + cache.model),
-        display_name,
-        encode_json(expires),
-        cache.tokens,
-    )
+    name, model = encode_string(cache.name), encode_string("models/" + cache.model)
+    template = b'{"name":%b,"model":%b%b,"expireTime":%b,"usageMetadata":{"totalTokenCount":%d}}'
+    return template % (name, model, display_name, encode_json(expires), cache.tokens)
 
 
-def encode_cache_page(page: CachePage) -> bytes:
-    """The provider's response to a request that lists caches; empty members are left out."""
-    caches = b'"cachedContents":[%b]' % b",".join(map(encode_cache, page.caches)) if page.caches else b""
-    token = b'"nextPageToken":' + encode_string(page.next_page_token) if page.next_page_token else b""
-    return b"{" + b",".join(member for member in (caches, token) if member) + b"}"
+def encode_cache_page(caches: Sequence[ExplicitCacheEntry], next_page_token: str = "") -> bytes:
+    """The provider's response to a request that lists caches; empty members, such as the last token, are left out."""
+    page = b'"cachedContents":[%b]' % b",".join(map(encode_cache, caches)) if caches else b""
+    token = b'"nextPageToken":' + encode_string(next_page_token) if next_page_token else b""
+    return b"{" + b",".join(member for member in (page, token) if member) + b"}"
 
 
 def reference_cache(parameters: Parameters, name: str) -> Parameters:
     """The parameters with a reference to the cache. The tool choice is dropped because the cache has its own."""
-    extra = tuple((field, value) for field, value in parameters.extra if field not in (CACHED_CONTENT, TOOL_CONFIG))
-    reference = (CACHED_CONTENT, encode_json(_validate_name(name)).decode())
+    extra = tuple(
+        (field, value) for field, value in parameters.extra if field not in (encode.CACHED_CONTENT, encode.TOOL_CONFIG)
+    )
+    reference = (encode.CACHED_CONTENT, encode_json(_validate_name(name)).decode())
     return msgspec.structs.replace(parameters, tool_choice_json=None, extra=(*extra, reference))
 
 

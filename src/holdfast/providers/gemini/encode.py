@@ -172,12 +172,9 @@ def _lower_result(result: ToolResult) -> ToolResult:
     others = [part for part in result.content if not isinstance(part, Text)]
     media = tuple(_lower_image(part) if isinstance(part, Image) else part for part in others)
     is_carried = not texts and others and isinstance(others[0], Opaque) and others[0].kind == RESPONSE_KIND
-    return ToolResult(
-        result.tool_use_id,
-        media if is_carried else (Text("\n\n".join(texts)), *media),
-        result.is_error,
-        result.name or tool_name_from_call_id(result.tool_use_id),
-    )
+    content = media if is_carried else (Text("\n\n".join(texts)), *media)
+    name = result.name or tool_name_from_call_id(result.tool_use_id)
+    return ToolResult(result.tool_use_id, content, result.is_error, name)
 
 
 class _ToolChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

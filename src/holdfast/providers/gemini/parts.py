@@ -70,12 +70,9 @@ def _encode_part(block: Block, signature_member: bytes) -> bytes:
         case Image(source=source):
             return b"{%b%b}" % (_encode_source(source), signature_member)
         case ToolUse():
-            return b'{"functionCall":{"id":%b,"name":%b,"args":%b}%b}' % (
-                encode_string(block.id),
-                encode_string(block.name),
-                encode_json_text(block.arguments_json),
-                signature_member,
-            )
+            id, name, arguments = encode_string(block.id), encode_string(block.name), block.arguments_json
+            template = b'{"functionCall":{"id":%b,"name":%b,"args":%b}%b}'
+            return template % (id, name, encode_json_text(arguments), signature_member)
         case ToolResult():
             return _encode_result(block)
         case Opaque(raw=raw):
@@ -102,11 +99,8 @@ def source_uri(source: UrlSource | FileSource) -> str:
 
 
 def source_from_uri(uri: str) -> UrlSource | FileSource:
-    return (
-        FileSource("files/" + uri.removeprefix(FILES_URI_PREFIX))
-        if uri.startswith(FILES_URI_PREFIX)
-        else UrlSource(uri)
-    )
+    is_file = uri.startswith(FILES_URI_PREFIX)
+    return FileSource("files/" + uri.removeprefix(FILES_URI_PREFIX)) if is_file else UrlSource(uri)
 
 
 def _encode_result(result: ToolResult) -> bytes:
@@ -116,12 +110,8 @@ def _encode_result(result: ToolResult) -> bytes:
     else:
         response = _encode_part(head, b"")
     parts = b',"parts":[%b]' % b",".join(_encode_part(part, b"") for part in media) if media else b""
-    return b'{"functionResponse":{"id":%b,"name":%b,"response":%b%b}}' % (
-        encode_string(result.tool_use_id),
-        encode_string(result.name),
-        response,
-        parts,
-    )
+    id, name = encode_string(result.tool_use_id), encode_string(result.name)
+    return b'{"functionResponse":{"id":%b,"name":%b,"response":%b%b}}' % (id, name, response, parts)
 
 
 def attach_signature(blocks: list[Block], signature: str) -> None:
@@ -198,12 +188,8 @@ def _decode_result(result: dict[str, bytes]) -> ToolResult:
     if len(response) == 1 and member in ("result", "error") and response[member].startswith(b'"'):
         head = Text(get_string_member(response, member))
     media = (_decode_media(bytes(part)) for part in _decode_parts(result.get("parts", b"null")) or ())
-    return ToolResult(
-        get_optional_string(result, "id"),
-        (head, *media),
-        is_error="error" in response,
-        name=get_optional_string(result, "name"),
-    )
+    id, name = get_optional_string(result, "id"), get_optional_string(result, "name")
+    return ToolResult(id, (head, *media), is_error="error" in response, name=name)
 
 
 def _decode_media(raw: bytes) -> Image | Opaque:

@@ -5,14 +5,8 @@ from collections.abc import Iterable, Mapping
 from holdfast.catalog.schema import Model
 from holdfast.errors import FailureKind
 from holdfast.providers.adapter import NO_HEADERS, Adapter, Endpoint, WireRequest
+from holdfast.providers.openai_chat import encode
 from holdfast.providers.openai_chat.decode import decode_chat_request
-from holdfast.providers.openai_chat.encode import (
-    chat_separator,
-    chat_suffix,
-    encode_chat_breakpoint,
-    encode_chat_segment,
-    lower_chat_entry,
-)
 from holdfast.providers.openai_chat.parameters import chat_request_head, reject_betas
 from holdfast.providers.openai_chat.response import encode_chat_reply, encode_chat_stream
 from holdfast.providers.openai_chat.stream import ChatReplyFold, decode_chat_reply
@@ -27,8 +21,8 @@ PATH = "/chat/completions"
 
 
 class ChatAdapter(Adapter):
-    separator = staticmethod(chat_separator)
-    suffix = staticmethod(chat_suffix)
+    separator = staticmethod(encode.chat_separator)
+    suffix = staticmethod(encode.chat_suffix)
     decode_error = staticmethod(decode_openai_error)
 
     def __init__(self, variant: ChatVariant) -> None:
@@ -39,16 +33,16 @@ class ChatAdapter(Adapter):
         return self._variant.name
 
     def lower_entry(self, entry: HistoryEntry) -> HistoryEntry | None:
-        return lower_chat_entry(entry, self._variant)
+        return encode.lower_chat_entry(entry, self._variant)
 
     def encode_segment(self, segment: Segment) -> tuple[EncodedBlock, ...]:
-        return encode_chat_segment(segment, self._variant)
+        return encode.encode_chat_segment(segment, self._variant)
 
     def session_fields(self, model: Model, session_id: str) -> RequestFields:
         return self._variant.session_fields(model, session_id)
 
     def encode_breakpoint(self, ttl: Ttl) -> bytes:
-        return encode_chat_breakpoint(ttl, self._variant)
+        return encode.encode_chat_breakpoint(ttl, self._variant)
 
     def request_head(self, parameters: Parameters) -> bytes:
         return chat_request_head(parameters, self._variant)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from holdfast.providers import wire_request
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.json_splice import get_optional_string, get_string_member, make_valid_arguments, split_object
 from holdfast.providers.openai_chat.parameters import decode_chat_parameters
@@ -17,13 +18,6 @@ from holdfast.providers.openai_chat.parts import (
 )
 from holdfast.providers.openai_chat.variant import ChatVariant
 from holdfast.providers.openai_common import ERROR_TEXT
-from holdfast.providers.wire_request import (
-    build_prompt,
-    build_wire_request,
-    decode_each,
-    decoding_request,
-    reject_oversized,
-)
 from holdfast.types.blocks import Block, Opaque, Role, Text, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry, Ttl
 from holdfast.types.tool_spec import ToolSpec
@@ -57,16 +51,16 @@ _decode_call = msgspec.json.Decoder(_Call).decode
 
 
 def decode_chat_request(body: bytes, variant: ChatVariant) -> WireRequest:
-    reject_oversized(body)
-    with decoding_request():
+    wire_request.reject_oversized(body)
+    with wire_request.decoding_request():
         body.decode()
         typed = msgspec.json.decode(body, type=_Prompt)
         parameters = decode_chat_parameters(body, split_object(body), variant)
-    tools = tuple(decode_each(typed.tools or (), "tools", _decode_tool))
+    tools = tuple(wire_request.decode_each(typed.tools or (), "tools", _decode_tool))
     system: tuple[Text, ...] = ()
     ttls: list[Ttl | None] = [None] * len(tools)
     entries: list[HistoryEntry] = []
-    messages = decode_each(typed.messages, "messages", lambda raw: _decode_message(raw, variant))
+    messages = wire_request.decode_each(typed.messages, "messages", lambda raw: _decode_message(raw, variant))
     for index, (role, blocks) in enumerate(messages):
         texts = tuple(block for block, _ in blocks if isinstance(block, Text))
         if index == 0 and role == "system" and len(texts) == len(blocks):
@@ -74,7 +68,7 @@ def decode_chat_request(body: bytes, variant: ChatVariant) -> WireRequest:
         elif blocks:
             entries.append(HistoryEntry(role, tuple(block for block, _ in blocks)))
         ttls += [ttl for _, ttl in blocks]
-    return build_wire_request(build_prompt(tools, system, tuple(entries)), ttls, parameters)
+    return wire_request.build_wire_request(wire_request.build_prompt(tools, system, tuple(entries)), ttls, parameters)
 
 
 def _decode_tool(raw: bytes) -> ToolSpec:

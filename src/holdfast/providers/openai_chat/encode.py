@@ -20,10 +20,7 @@ from holdfast.providers.openai_chat.parts import (
 )
 from holdfast.providers.openai_chat.variant import ChatVariant
 from holdfast.providers.openai_common import ERROR_TEXT, IMAGE_TEXT, normalize_image
-from holdfast.providers.wire_request import (
-    check_section_order,
-    encode_tool_spec,
-)
+from holdfast.providers.wire_request import check_section_order, encode_tool_spec
 from holdfast.types.blocks import Block, Image, Opaque, RedactedThinking, Role, Text, Thinking, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry, Segment, Ttl, fit_call_ids
 from holdfast.types.request_buffer import EncodedBlock, make_message_block
@@ -71,11 +68,9 @@ def _encode_entry(entry: HistoryEntry, variant: ChatVariant) -> Iterator[Encoded
 def _encode_result(result: ToolResult, variant: ChatVariant) -> tuple[bytes, bytes, bool]:
     """A breakpoint goes on the last part, so the parts before it belong to the bytes that start the message."""
     *earlier, last = result.content
-    container_start = b'{"role":"tool","tool_call_id":%b,"content":[%b' % (
-        encode_string(result.tool_use_id),
-        b"".join(encode_chat_part(part) + b"," for part in earlier),
-    )
-    return container_start, encode_chat_part(last), accepts_chat_breakpoint(last, variant)
+    parts = b"".join(encode_chat_part(part) + b"," for part in earlier)
+    start = b'{"role":"tool","tool_call_id":%b,"content":[%b' % (encode_string(result.tool_use_id), parts)
+    return start, encode_chat_part(last), accepts_chat_breakpoint(last, variant)
 
 
 def _encode_block(block: _MessageBlock, variant: ChatVariant) -> tuple[bytes, bytes, bool]:
@@ -96,11 +91,8 @@ def _encode_block(block: _MessageBlock, variant: ChatVariant) -> tuple[bytes, by
 
 
 def encode_chat_call(call: ToolUse) -> bytes:
-    return b'{"id":%b,"type":"function","function":{"name":%b,"arguments":%b}}' % (
-        encode_string(call.id),
-        encode_string(call.name),
-        encode_string(call.arguments_json),
-    )
+    template = b'{"id":%b,"type":"function","function":{"name":%b,"arguments":%b}}'
+    return template % tuple(map(encode_string, (call.id, call.name, call.arguments_json)))
 
 
 def chat_separator(before: EncodedBlock | None, block: EncodedBlock) -> bytes:
@@ -114,12 +106,8 @@ def chat_separator(before: EncodedBlock | None, block: EncodedBlock) -> bytes:
         return b',"tools":['
     if block.section == "system":
         return end + b',"messages":[' + _SYSTEM_START
-    return (
-        end
-        + b',"messages":['
-        + (EMPTY_SYSTEM_MESSAGE + b"," if block.role == "system" else b"")
-        + block.container_start
-    )
+    empty_prompt = EMPTY_SYSTEM_MESSAGE + b"," if block.role == "system" else b""
+    return end + b',"messages":[' + empty_prompt + block.container_start
 
 
 def _between(before: EncodedBlock, block: EncodedBlock) -> bytes:
@@ -127,18 +115,12 @@ def _between(before: EncodedBlock, block: EncodedBlock) -> bytes:
     if block.container_start.startswith(b"{"):
         # A new message, even after one of the same role: GPT-5.6 and later look up prefixes at message ends.
         return _end_of_member(before) + b"},"
-    if block.container_start:
-        return _end_of_member(before) + b","
-    return b","
+    return _end_of_member(before) + b"," if block.container_start else b","
 
 
 def _end_of_member(block: EncodedBlock) -> bytes:
-    return b"" if _is_member(block) else b"]"
-
-
-def _is_member(block: EncodedBlock) -> bool:
-    """Whether the block is a member of the message itself, name included, and not an object in one of its arrays."""
-    return block.data.startswith(b'"')
+    # A block that is a member of the message itself starts with its name; any other is an object in an array.
+    return b"" if block.data.startswith(b'"') else b"]"
 
 
 def chat_suffix(last: EncodedBlock | None) -> bytes:
@@ -176,22 +158,23 @@ def _in_wire_order(blocks: Iterable[Block]) -> Iterable[Block]:
 def member_position(block: Block) -> int:
     """The position of a block's member in an encoded message."""
     match block:
-        case Opaque(kind=kind) if kind.startswith(MESSAGE_KIND):
-            return _MEMBERS
         case Thinking() | RedactedThinking():
             return _REASONING
-        case Opaque(kind=kind) if kind.startswith(REASONING_KIND):
-            return _REASONING
-        case Opaque(kind=kind) if kind.startswith(CALL_KIND):
-            return _CALLS
         case ToolUse():
             return _CALLS
+        case Opaque(kind=kind):
+            positions = {MESSAGE_KIND: _MEMBERS, REASONING_KIND: _REASONING, CALL_KIND: _CALLS}
+            return next((at for prefix, at in positions.items() if kind.startswith(prefix)), _CONTENT)
         case _:
             return _CONTENT
 
 
 def is_reasoning_block(block: Block) -> bool:
     return member_position(block) == _REASONING
+
+
+def is_call_block(block: Block) -> bool:
+    return member_position(block) == _CALLS
 
 
 def _lower_block(block: Block, role: Role, variant: ChatVariant) -> Block | None:

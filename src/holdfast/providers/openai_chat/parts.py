@@ -134,9 +134,8 @@ def decode_request_detail(raw: bytes) -> Reasoning:
     kind = get_string_member(members, "type")
     names = members.keys() - {"type"}
     if kind == "reasoning.text" and names in ({"text"}, {"text", "signature"}) and b"null" not in members.values():
-        return Thinking(
-            get_string_member(members, "text"), get_string_member(members, "signature") if len(names) == 2 else None
-        )
+        signature = get_string_member(members, "signature") if "signature" in names else None
+        return Thinking(get_string_member(members, "text"), signature)
     if kind == "reasoning.encrypted" and names == {"data"}:
         return RedactedThinking(get_string_member(members, "data"))
     return Opaque(REASONING_KIND + kind, raw)

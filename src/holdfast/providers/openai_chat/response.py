@@ -8,15 +8,8 @@ from collections.abc import Iterator
 import msgspec
 
 from holdfast.providers.json_splice import encode_string
-from holdfast.providers.openai_chat.encode import encode_chat_call
-from holdfast.providers.openai_chat.parts import (
-    CALL_KIND,
-    MESSAGE_KIND,
-    REASONING_DETAILS,
-    REASONING_KIND,
-    Reasoning,
-    encode_reasoning_detail,
-)
+from holdfast.providers.openai_chat.encode import encode_chat_call, is_call_block, is_reasoning_block
+from holdfast.providers.openai_chat.parts import MESSAGE_KIND, REASONING_DETAILS, Reasoning, encode_reasoning_detail
 from holdfast.providers.openai_chat.stream import DONE
 from holdfast.providers.openai_chat.variant import ChatVariant
 from holdfast.providers.openai_common import encode_chat_usage
@@ -51,16 +44,12 @@ def _wire_message(reply: Reply, variant: ChatVariant) -> _WireMessage:
     calls: list[ToolUse | Opaque] = []
     for block in reply.content:
         match block:
-            case Thinking() | RedactedThinking():
-                details.append(block)
-            case ToolUse():
-                calls.append(block)
-            case Opaque(kind=kind) if kind.startswith(REASONING_KIND):
-                details.append(block)
-            case Opaque(kind=kind) if kind.startswith(CALL_KIND):
-                calls.append(block)
             case Opaque(kind=kind, raw=raw) if kind.startswith(MESSAGE_KIND):
                 members.append(encode_string(kind.removeprefix(MESSAGE_KIND)) + b":" + raw)
+            case Thinking() | RedactedThinking() | Opaque() if is_reasoning_block(block):
+                details.append(block)
+            case ToolUse() | Opaque() if is_call_block(block):
+                calls.append(block)
             case _:
                 pass
     carried_details = tuple(details) if variant.carries_reasoning else ()
@@ -74,9 +63,8 @@ def encode_chat_reply(reply: Reply, variant: ChatVariant) -> bytes:
         texts[_text_name(reply)] = encode_string(message.text)
     members = [b'"role":"assistant"', *(encode_string(name) + b":" + value for name, value in texts.items())]
     if message.details:
-        members.append(
-            b'"%b":[%b]' % (REASONING_DETAILS.encode(), b",".join(map(encode_reasoning_detail, message.details)))
-        )
+        details = b",".join(map(encode_reasoning_detail, message.details))
+        members.append(b'"%b":[%b]' % (REASONING_DETAILS.encode(), details))
     members += message.members
     if message.calls:
         members.append(b'"tool_calls":[%b]' % b",".join(map(_encode_call, message.calls)))
@@ -105,13 +93,9 @@ def encode_chat_stream(reply: Reply, variant: ChatVariant) -> Iterator[bytes]:
 
 
 def _completion(reply: Reply, kind: bytes, choice: bytes, usage_member: bytes = b"") -> bytes:
-    return b'{"id":%b,"object":"%b","created":0,"model":%b,"system_fingerprint":null,"choices":[%b]%b}' % (
-        encode_string(reply.id),
-        kind,
-        encode_string(reply.model),
-        choice,
-        usage_member,
-    )
+    id, model = encode_string(reply.id), encode_string(reply.model)
+    template = b'{"id":%b,"object":"%b","created":0,"model":%b,"system_fingerprint":null,"choices":[%b]%b}'
+    return template % (id, kind, model, choice, usage_member)
 
 
 def _usage_member(reply: Reply) -> bytes:

@@ -137,10 +137,8 @@ class ChatReplyFold:
 
     def _end(self) -> tuple[Delta, ...]:
         """A stream that ends without a finish reason has failed, and its last call may be incomplete."""
-        if self._id is not None and self._finish_reason is None:
-            reply = self._reply(self._salvaged(), "error")
-        else:
-            reply = self.reply()
+        failed = self._id is not None and self._finish_reason is None
+        reply = self._reply(self._salvaged(), "error") if failed else self.reply()
         self.is_finished = True
         return (ReplyFinished(reply),)
 
@@ -155,9 +153,8 @@ class ChatReplyFold:
         for raw in message.images or ():
             self._block(("images", 0), lambda _: ListAccumulator(MESSAGE_KIND + "images"))[1].apply_delta(bytes(raw))
         if _is_present(message.audio):
-            self._block(("audio", 0), lambda _: OpaqueAccumulator(MESSAGE_KIND + "audio"))[1].apply_delta(
-                bytes(message.audio)
-            )
+            _, audio = self._block(("audio", 0), lambda _: OpaqueAccumulator(MESSAGE_KIND + "audio"))
+            audio.apply_delta(bytes(message.audio))
         for position, raw in enumerate(message.tool_calls or ()):
             yield from self._add_call(bytes(raw), position)
         if message.function_call is not None:
@@ -237,10 +234,9 @@ class ChatReplyFold:
         return tuple(content)
 
     def _visible_blocks(self) -> Iterator[ChatBlockAccumulator]:
-        has_details = any(isinstance(block, ReasoningDetailAccumulator) for _, block in self._blocks.values())
-        return (
-            block for _, block in self._blocks.values() if not (has_details and isinstance(block, ThinkingAccumulator))
-        )
+        blocks = [block for _, block in self._blocks.values()]
+        has_details = any(isinstance(block, ReasoningDetailAccumulator) for block in blocks)
+        return (block for block in blocks if not (has_details and isinstance(block, ThinkingAccumulator)))
 
     def _reply(self, content: tuple[Block, ...], stop_reason: StopReason) -> Reply:
         return Reply(content, stop_reason, self.usage, self._model, self._id or "")

@@ -4,18 +4,12 @@ from collections.abc import Mapping
 
 import msgspec
 
+from holdfast.providers import wire_request
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.json_splice import get_optional_string, get_string_member, split_object
 from holdfast.providers.openai_common import decode_openai_tool_choice
 from holdfast.providers.openai_responses.encode import PARAMETER_NAMES, PROMPT_NAMES, REQUEST_DEFAULTS
 from holdfast.providers.openai_responses.items import DecodedItem, decode_responses_item
-from holdfast.providers.wire_request import (
-    build_prompt,
-    build_wire_request,
-    decode_each,
-    decoding_request,
-    reject_oversized,
-)
 from holdfast.types.blocks import Text
 from holdfast.types.prompt import HistoryEntry, Parameters
 from holdfast.types.tool_spec import ToolSpec
@@ -40,25 +34,25 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 def decode_responses_request(body: bytes) -> WireRequest:
-    reject_oversized(body)
-    with decoding_request():
+    wire_request.reject_oversized(body)
+    with wire_request.decoding_request():
         body.decode()
         top = split_object(body)
         typed = msgspec.json.decode(body, type=_Body)
         parameters = _decode_parameters(typed, top)
-    tools = tuple(decode_each(typed.tools or (), "tools", _decode_tool))
+    tools = tuple(wire_request.decode_each(typed.tools or (), "tools", _decode_tool))
     raw_input = typed.input or ()
     if isinstance(raw_input, str):
         items = [DecodedItem("user", (Text(raw_input),), (None,))]
     else:
-        items = list(decode_each(raw_input, "input", decode_responses_item))
+        items = list(wire_request.decode_each(raw_input, "input", decode_responses_item))
     # One per block; tools and top-level instructions cannot have a breakpoint.
     ttls = [None] * (len(tools) + bool(typed.instructions)) + [ttl for item in items for ttl in item.ttls]
     system: tuple[Text, ...] = (Text(typed.instructions),) if typed.instructions else ()
     if not isinstance(raw_input, str) and items and _is_system_prompt(raw_input[0], items[0]):
         system += tuple(block for block in items.pop(0).blocks if isinstance(block, Text))
     entries = tuple(HistoryEntry(item.role, item.blocks) for item in items if item.blocks)
-    return build_wire_request(build_prompt(tools, system, entries), ttls, parameters)
+    return wire_request.build_wire_request(wire_request.build_prompt(tools, system, entries), ttls, parameters)
 
 
 def _is_system_prompt(raw: msgspec.Raw, first: DecodedItem) -> bool:
@@ -92,10 +86,8 @@ def _decode_tool(raw: bytes) -> ToolSpec:
     members = split_object(raw)
     kind = get_string_member(members, "type")
     schema = members.get("parameters", b"{}").decode()
-    is_plain = (
-        members.keys() == {"type", "name", "description", "parameters", "strict"} and members["strict"] == b"false"
-    )
-    if kind == "function" and is_plain:
+    is_plain = members.keys() == {"type", "name", "description", "parameters", "strict"}
+    if kind == "function" and is_plain and members["strict"] == b"false":
         return ToolSpec(get_string_member(members, "name"), get_string_member(members, "description"), schema)
     # A tool that the provider defines may have only a type.
     name = get_string_member(members, "name") if "name" in members else kind

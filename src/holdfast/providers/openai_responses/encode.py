@@ -18,10 +18,7 @@ from holdfast.providers.openai_responses.items import (
     has_openai_signature,
     message_start,
 )
-from holdfast.providers.openai_responses.parts import (
-    accepts_responses_breakpoint,
-    encode_input_part,
-)
+from holdfast.providers.openai_responses.parts import accepts_responses_breakpoint, encode_input_part
 from holdfast.providers.wire_request import check_section_order, encode_tool_spec
 from holdfast.types.blocks import THINKING_TYPES, Block, Image, Role, Thinking, ToolResult
 from holdfast.types.json_encoding import encode_json

@@ -82,11 +82,8 @@ def encode_responses_entry(entry: HistoryEntry) -> Iterator[EncodedBlock]:
 def _encode_item(block: ToolUse | Thinking) -> bytes:
     if isinstance(block, Thinking):
         return encode_reasoning(block)
-    return b'{"type":"function_call","call_id":%b,"name":%b,"arguments":%b}' % (
-        encode_string(block.id),
-        encode_string(block.name),
-        encode_string(block.arguments_json),
-    )
+    template = b'{"type":"function_call","call_id":%b,"name":%b,"arguments":%b}'
+    return template % tuple(map(encode_string, (block.id, block.name, block.arguments_json)))
 
 
 def _encode_result(result: ToolResult) -> tuple[bytes, bytes, bool]:

@@ -109,8 +109,6 @@ def _breakpoint_ttl(members: Mapping[str, bytes]) -> Ttl | None:
     point = msgspec.json.decode(members.get(CACHE_BREAKPOINT, b"null"), type=_Breakpoint | None)
     if point is None:
         return None
-    if point.mode == "explicit" and point.ttl in (None, "30m"):
-        return "30m"
-    if point.mode == "explicit" and point.ttl == "12h":
-        return "12h"
+    if point.mode == "explicit" and point.ttl in (None, "30m", "12h"):
+        return "12h" if point.ttl == "12h" else "30m"
     raise msgspec.ValidationError(f'`{CACHE_BREAKPOINT}` must be "explicit", for "30m" or "12h"')

@@ -105,12 +105,12 @@ def _id(reply: Reply, index: int, item: _Item) -> str:
             return ""
 
 
-def _encode_item(item: _Item, id: str) -> bytes:
+def _encode_item(item: _Item, id: str, *, status: str = "completed") -> bytes:
     match item:
         case _Message(parts=parts):
-            return _encode_message(id, b",".join(map(encode_output_part, parts)), "completed")
+            return _encode_message(id, b",".join(map(encode_output_part, parts)), status)
         case ToolUse():
-            return _encode_call(item, id, item.arguments_json, "completed")
+            return _encode_call(item, id, item.arguments_json, status)
         case Thinking():
             return encode_reasoning(item, id=id)
         case Opaque(raw=raw):
@@ -118,33 +118,27 @@ def _encode_item(item: _Item, id: str) -> bytes:
 
 
 def _encode_start(item: _Item, id: str) -> bytes:
+    """The item before its first delta."""
     match item:
         case _Message():
-            return _encode_message(id, b"", "in_progress")
+            item = _Message(())
         case ToolUse():
-            return _encode_call(item, id, "", "in_progress")
+            item = ToolUse(item.id, item.name, "")
         case Thinking():
-            return encode_reasoning(Thinking(""), id=id)
-        case Opaque(raw=raw):
-            return raw
+            item = Thinking("")
+        case Opaque():
+            pass
+    return _encode_item(item, id, status="in_progress")
 
 
 def _encode_message(id: str, content: bytes, status: str) -> bytes:
-    return b'{"type":"message","id":%b,"status":"%b","role":"assistant","content":[%b]}' % (
-        encode_string(id),
-        status.encode(),
-        content,
-    )
+    template = b'{"type":"message","id":%b,"status":"%b","role":"assistant","content":[%b]}'
+    return template % (encode_string(id), status.encode(), content)
 
 
 def _encode_call(call: ToolUse, id: str, arguments: str, status: str) -> bytes:
-    return b'{"type":"function_call","id":%b,"call_id":%b,"name":%b,"arguments":%b,"status":"%b"}' % (
-        encode_string(id),
-        encode_string(call.id),
-        encode_string(call.name),
-        encode_string(arguments),
-        status.encode(),
-    )
+    template = b'{"type":"function_call","id":%b,"call_id":%b,"name":%b,"arguments":%b,"status":"%b"}'
+    return template % (*map(encode_string, (id, call.id, call.name, arguments)), status.encode())
 
 
 def _delta_events(item: _Item, at: bytes) -> Iterator[_StreamEvent]:
@@ -190,15 +184,10 @@ def _response(
     reply: Reply, status: str, *, output: bytes = b"", reason: str | None = None, usage: bytes = b"null"
 ) -> bytes:
     """`created_at` is always 0, because the encoding must not depend on a clock."""
+    id, model = encode_string(reply.id), encode_string(reply.model)
+    details = encode_json(None if reason is None else {"reason": reason})
     return (
         b'{"id":%b,"object":"response","created_at":0,"status":"%b","error":null,"incomplete_details":%b,'
         b'"instructions":null,"metadata":{},"model":%b,"output":[%b],"parallel_tool_calls":true,"temperature":null,'
         b'"tool_choice":"auto","tools":[],"top_p":null,"usage":%b}'
-    ) % (
-        encode_string(reply.id),
-        status.encode(),
-        encode_json(None if reason is None else {"reason": reason}),
-        encode_string(reply.model),
-        output,
-        usage,
-    )
+    ) % (id, status.encode(), details, model, output, usage)

@@ -95,7 +95,7 @@ class ItemAccumulator:
         self._raw = raw
         self._done: OutputBlocks | None = None
         self._texts: dict[int, list[str]] = {}
-        self._arguments: list[str] = []
+        self.arguments: list[str] = []
         self.kind = get_string_member(members, "type")
         is_call = self.kind == "function_call"
         self.call_id = get_string_member(members, "call_id") if is_call else ""
@@ -110,9 +110,6 @@ class ItemAccumulator:
         starts_summary = self.kind == "reasoning" and part not in self._texts and bool(self._texts)
         self._texts.setdefault(part, []).append(text)
         return SUMMARY_SEPARATOR + text if starts_summary else text
-
-    def append_arguments(self, json_part: str) -> None:
-        self._arguments.append(json_part)
 
     def finish(self, raw: bytes) -> OutputBlocks:
         self._done = decode_output_item(raw)
@@ -130,9 +127,8 @@ class ItemAccumulator:
             case "reasoning":
                 return OutputBlocks((Thinking(SUMMARY_SEPARATOR.join(texts)),))
             case "function_call":
-                return OutputBlocks(
-                    (ToolUse(self.call_id, self.name, decode_call_arguments("".join(self._arguments))),)
-                )
+                arguments = decode_call_arguments("".join(self.arguments))
+                return OutputBlocks((ToolUse(self.call_id, self.name, arguments),))
             case _:
                 return OutputBlocks((Opaque(self.kind, self._raw),))
 
@@ -216,19 +212,17 @@ class ResponsesReplyFold:
 
     def _grow(self, index: int, part: int, text: str) -> tuple[Delta, ...]:
         item = self._open_item(index)
-        match item.kind:
-            case "message" if text:
-                return (TextDelta(self._block_index(index, part), item.append_text(part, text)),)
-            case "reasoning" if text:
-                return (ThinkingDelta(self._block_index(index), item.append_text(part, text)),)
-            case _:
-                return ()
+        if text and item.kind == "message":
+            return (TextDelta(self._block_index(index, part), item.append_text(part, text)),)
+        if text and item.kind == "reasoning":
+            return (ThinkingDelta(self._block_index(index), item.append_text(part, text)),)
+        return ()
 
     def _grow_call(self, index: int, json_part: str) -> tuple[Delta, ...]:
         item = self._open_item(index)
         if item.kind != "function_call" or not json_part:
             return ()
-        item.append_arguments(json_part)
+        item.arguments.append(json_part)
         return (ToolUseDelta(self._block_index(index), json_part),)
 
     def _open_item(self, index: int) -> ItemAccumulator:
@@ -310,14 +304,9 @@ class ResponsesReplyFold:
         started = self._started or _Response()
         # A stream has its usage in `response.completed` or `response.incomplete`.
         usage = responses_usage_buckets(self._ended.usage or started.usage)
-        return Reply(
-            content,
-            stop_reason,
-            usage,
-            self._ended.model or started.model,
-            self._ended.id or started.id,
-            diagnosis=decode_responses_diagnosis(bytes(self._ended.prompt_cache_diagnostics)),
-        )
+        model, id = self._ended.model or started.model, self._ended.id or started.id
+        diagnosis = decode_responses_diagnosis(bytes(self._ended.prompt_cache_diagnostics))
+        return Reply(content, stop_reason, usage, model, id, diagnosis=diagnosis)
 
 
 def _failure(response: _Response) -> ProviderError:

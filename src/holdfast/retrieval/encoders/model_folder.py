@@ -11,11 +11,8 @@ from holdfast.errors import UserError
 
 MODEL_PATHS = ("onnx/model.onnx", "model.onnx")
 TOKENS, MODULES, POOLING = "tokenizer.json", "modules.json", "1_Pooling/config.json"
-LIMITS, TOKENS_CONFIG, PROMPTS = (
-    "sentence_bert_config.json",
-    "tokenizer_config.json",
-    "config_sentence_transformers.json",
-)
+LIMITS, TOKENS_CONFIG = "sentence_bert_config.json", "tokenizer_config.json"
+PROMPTS = "config_sentence_transformers.json"
 TOKENS_MAX = 256
 JSON_BYTES_MAX = 1 << 20
 HASH_DIGITS = 16
@@ -123,9 +120,8 @@ def _read_pooling(folder: Path) -> str:
     """`cls` or `mean`, written as a name or as one switch for each mode; `mean` if nothing is written."""
     pooling = _read_json(folder / POOLING, dict[str, object]) or {}
     switches = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
-    modes = [
-        switches.get(name, name) for name, on in pooling.items() if name.startswith("pooling_mode_") and on is True
-    ]
+    switched_on = (name for name, on in pooling.items() if name.startswith("pooling_mode_") and on is True)
+    modes = [switches.get(name, name) for name in switched_on]
     if "pooling_mode" in pooling:
         named = pooling["pooling_mode"]
         modes = [str(name) for name in named] if isinstance(named, list) else [str(named)]

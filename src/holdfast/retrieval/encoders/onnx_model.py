@@ -10,14 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from holdfast.errors import UserError
-from holdfast.retrieval.encoders.model_folder import (
-    TOKENS,
-    check_model_folder,
-    digest_files,
-    find_model,
-    fingerprint,
-    read_model_settings,
-)
+from holdfast.retrieval.encoders import model_folder
 from holdfast.retrieval.vectors import CachingEncoder, Encoder, Sums, VectorStage, encode_by_sentences, normalize_rows
 
 # Since 1.29 onnxruntime sends telemetry as soon as it is imported, unless this variable is set before.
@@ -49,14 +42,14 @@ class OnnxEncoder:
     """`encode` takes texts as they are; `query_encoder` and `document_encoder` prepend the model's prompts."""
 
     def __init__(self, folder: Path) -> None:
-        check_model_folder(folder)
-        self.model_version = f"{folder.name}@{fingerprint(folder)}"
+        model_folder.check_model_folder(folder)
+        self.model_version = f"{folder.name}@{model_folder.fingerprint(folder)}"
         try:
-            self._settings = read_model_settings(folder)
-            self._tokenizer = Tokenizer.from_file(str(folder / TOKENS))
+            self._settings = model_folder.read_model_settings(folder)
+            self._tokenizer = Tokenizer.from_file(str(folder / model_folder.TOKENS))
             self._tokenizer.no_padding()
             self._tokenizer.enable_truncation(self._settings.tokens_max)
-            self._session = _open_session(find_model(folder))
+            self._session = _open_session(model_folder.find_model(folder))
             self._inputs = {put.name for put in self._session.get_inputs()}
             outputs = [put.name for put in self._session.get_outputs()]
             self._output = POOLED_OUTPUT if POOLED_OUTPUT in outputs else outputs[0]
@@ -71,7 +64,7 @@ class OnnxEncoder:
             # Neither library has an error class of its own.
             reason = " ".join(str(error).split())[:REASON_CHARACTERS_MAX]
             raise UserError(f"{folder} is not a supported model: {reason}") from error
-        if digest_files(folder) != fingerprint(folder):
+        if model_folder.digest_files(folder) != model_folder.fingerprint(folder):
             raise UserError(f"{folder} changed while it was read: start again")
 
     def encode(self, texts: Sequence[str]) -> Sums:

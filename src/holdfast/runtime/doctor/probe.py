@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -35,9 +35,7 @@ TARGET_PATTERN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za
 _WORKER = Path(__file__).with_name("worker.py")
 
 # Variables that have perturbations of their own, or without which no program would start.
-_UNPERTURBED = re.compile(
-    r"PATH|LD_.*|DYLD_.*|PYTHON.*|VIRTUAL_ENV|SYSTEMROOT|LANG|LANGUAGE|LC_.*|TZ|PWD", re.IGNORECASE
-)
+_UNPERTURBED = re.compile(r"(?i)PATH|LD_.*|DYLD_.*|PYTHON.*|VIRTUAL_ENV|SYSTEMROOT|LANG|LANGUAGE|LC_.*|TZ|PWD")
 
 
 class TargetResult(msgspec.Struct, frozen=True):
@@ -91,9 +89,8 @@ class TargetRunner:
             result_file = Path(folder, "answer")
             cwd = _mirror(self._home, Path(folder, "elsewhere")) if perturbation.other_folder else self._home
             command = [sys.executable, "-P", str(_WORKER), str(result_file), str(self._home), self.target]
-            failure = _run_to_end(
-                [*command, *_worker_arguments(perturbation)], self._variables(perturbation), cwd, self._seconds_max
-            )
+            command += _worker_arguments(perturbation)
+            failure = _run_to_end(command, self._variables(perturbation), cwd, self._seconds_max)
             if failure:
                 return TargetResult("raised", failure.encode())
             try:
@@ -176,12 +173,11 @@ def _find_environment(
     runner: TargetRunner, expected: TargetResult, baseline: Perturbation, noise_start: int
 ) -> Instability | None:
     """Change all variables that were read at once; only if that made a difference, change them one by one."""
-    names = [name for name in expected.variables_read if not _UNPERTURBED.fullmatch(name) and "=" not in name][
-        :VARIABLES_MAX
-    ]
+    names = [name for name in expected.variables_read if not _UNPERTURBED.fullmatch(name) and "=" not in name]
     if not names:
         return None
-    changed = {name: _changed_value(runner.environ.get(name, "")) for name in names}
+    values = {name: runner.environ.get(name, "") for name in names[:VARIABLES_MAX]}
+    changed = {name: f"{value}1" if value.isdigit() else f"{value}changed" for name, value in values.items()}
 
     def finding_of(result: TargetResult, detail: str) -> Instability | None:
         if result.has_failed:
@@ -202,18 +198,10 @@ def _find_environment(
     return finding_of(all_changed, "several variables together")
 
 
-def _changed_value(value: str) -> str:
-    return f"{value}1" if value.isdigit() else f"{value}changed"
-
-
-def _worker_arguments(perturbation: Perturbation) -> Iterator[str]:
-    yield f"bytes_max={OUTPUT_BYTES_MAX}"
-    yield "environment=watched"
-    yield f"folder_order={perturbation.folder_order}"
-    if perturbation.clock is not None:
-        yield f"clock={perturbation.clock}"
-    if perturbation.random_seed is not None:
-        yield f"random_seed={perturbation.random_seed}"
+def _worker_arguments(perturbation: Perturbation) -> list[str]:
+    arguments = {"bytes_max": OUTPUT_BYTES_MAX, "environment": "watched", "folder_order": perturbation.folder_order}
+    optional = {"clock": perturbation.clock, "random_seed": perturbation.random_seed}
+    return [f"{name}={value}" for name, value in (arguments | optional).items() if value is not None]
 
 
 def _mirror(folder: Path, mirror: Path) -> Path:
@@ -288,16 +276,14 @@ def difference_path(old: object, new: object) -> str:
 
 
 def _step(old: object, new: object) -> tuple[str, object, object] | None:
+    if isinstance(old, list) and isinstance(new, list):
+        old, new = dict(enumerate(old)), dict(enumerate(new))
     if isinstance(old, dict) and isinstance(new, dict):
         for (name, value), (other_name, other) in zip(old.items(), new.items(), strict=False):
             if name != other_name:
                 return None
             if _encode(value) != _encode(other):
                 return str(name), value, other
-    if isinstance(old, list) and isinstance(new, list):
-        for index, (value, other) in enumerate(zip(old, new, strict=False)):
-            if _encode(value) != _encode(other):
-                return str(index), value, other
     return None
 
 

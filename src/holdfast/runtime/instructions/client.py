@@ -11,7 +11,7 @@ import msgspec
 from holdfast.clock import new_ulid, system_clock
 from holdfast.errors import StoreError, UserError
 from holdfast.instructions.usage.trace import TraceStep
-from holdfast.runtime.instructions.heartbeat import HeartbeatRun, Preload, WakeStart
+from holdfast.runtime.instructions.heartbeat import HeartbeatRun, WakeStart
 
 RESPONSE_BYTES_MAX = 20_000_000
 TIMEOUT_SECONDS = 30.0
@@ -62,16 +62,8 @@ class ManifestListing(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[ManifestUnit, ...]
 
 
-class _Preloaded(msgspec.Struct, frozen=True):
-    name: str
-    content: str
-
-
-class _HeartbeatStarted(msgspec.Struct, frozen=True, kw_only=True):
-    heartbeat_id: str
+class _HeartbeatStarted(WakeStart, frozen=True, kw_only=True):
     stub: str
-    preloads: tuple[_Preloaded, ...]
-    audit_token: str
 
 
 class _ErrorDetail(msgspec.Struct, frozen=True):
@@ -141,10 +133,8 @@ class InstructionClient:
             return HeartbeatRun(recall, self.submit_usage, self.submit_trace, stub=self.stub(profile=profile))
         body = {"wake_token": wake_token, "profile": profile}
         started = _decode_body(self._request("POST", f"{self._agent}/heartbeat", body), _HeartbeatStarted)
-        preloads = tuple(Preload(preload.name, preload.content) for preload in started.preloads)
-        begun = WakeStart(started.heartbeat_id, preloads, started.audit_token)
         recall = partial(self.recall, heartbeat_id=started.heartbeat_id)
-        return HeartbeatRun(recall, self.submit_usage, self.submit_trace, stub=started.stub, begun=begun)
+        return HeartbeatRun(recall, self.submit_usage, self.submit_trace, stub=started.stub, begun=started)
 
     def _request(self, method: str, path: str, body: object = None) -> bytes:
         headers = {"authorization": f"Bearer {self._key}", "content-type": "application/json"}

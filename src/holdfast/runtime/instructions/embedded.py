@@ -4,7 +4,6 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -67,7 +66,7 @@ from holdfast.instructions.usage.trace import (
 )
 from holdfast.retrieval.encoders.registry import create_semantic_stage, default_encoder
 from holdfast.runtime.instructions.heartbeat import HeartbeatRun, Preload, WakeStart
-from holdfast.runtime.instructions.session_tools import TurnTraceSubmitter, instruction_tools, shadow_instructions
+from holdfast.runtime.instructions.session_tools import instruction_tools, make_trace_submitter, shadow_instructions
 from holdfast.runtime.options import SessionInstructions
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
@@ -149,9 +148,7 @@ class Library:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -223,13 +220,10 @@ class Library:
         if not intent.strip():
             raise InstructionError("intent_required", "say in `intent` what you are about to do")
         record, instruction_set = self._instruction_set(agent)
-        question = RecallQuery(
-            intent=intent, manifest_hint=tuple(manifest_hint), use_floor=self._context.settings.use_floor
-        )
-        if max_chunks is not None:
-            question = msgspec.structs.replace(question, max_chunks=max_chunks)
-        if token_budget is not None:
-            question = msgspec.structs.replace(question, token_budget=token_budget)
+        use_floor, limits = self._context.settings.use_floor, {"max_chunks": max_chunks, "token_budget": token_budget}
+        question = RecallQuery(intent=intent, manifest_hint=tuple(manifest_hint), use_floor=use_floor)
+        given_limits = {name: limit for name, limit in limits.items() if limit is not None}
+        question = msgspec.structs.replace(question, **given_limits)
         caller = InstructionCaller(f"agent:{record.id}", "embedded")
         return answer_recall(
             self._context, record, instruction_set, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow
@@ -244,9 +238,8 @@ class Library:
 
     def detect_usage(self, audit_token: str, trace: Sequence[TraceStep], *, keep: bool = False) -> UsageComparison:
         """Compare the loaded units with the usage that the agent reported and that the trace shows."""
-        return analyse_trace(
-            self._context, audit_token, truncate_trace(trace_from_token(trace, audit_token)), keep=keep
-        )
+        steps = truncate_trace(trace_from_token(trace, audit_token))
+        return analyse_trace(self._context, audit_token, steps, keep=keep)
 
     def detect_all_usage(
         self, trace: Sequence[TraceStep], *, agent: str = DEFAULT_AGENT, keep: bool = False
@@ -262,10 +255,8 @@ class Library:
 
     def session_trace(self, session_id: str) -> Trace:
         """The messages and tool calls of a session in this store, as steps."""
-        events = self._store.read(session_id)
-        return tuple(
-            extract_steps(event.payload.message for event in events if isinstance(event.payload, MessageAppended))
-        )
+        payloads = (event.payload for event in self._store.read(session_id))
+        return tuple(extract_steps(payload.message for payload in payloads if isinstance(payload, MessageAppended)))
 
     def heartbeat(
         self, wake_token: str | None = None, *, agent: str = DEFAULT_AGENT, profile: str = "generic"
@@ -300,18 +291,15 @@ class Library:
         record, instruction_set = self._instruction_set(agent)
         manifest = instruction_set.manifest
         if manifest_uri not in (None, manifest.fact_uri) or sha256 not in (None, manifest_digest(manifest)):
-            raise InstructionError(
-                "manifest_refused",
-                f"the manifest of {agent[:80]!a} is {manifest.fact_uri}, which is not the requested one",
-            )
+            reason = f"the manifest of {agent[:80]!a} is {manifest.fact_uri}, which is not the requested one"
+            raise InstructionError("manifest_refused", reason)
+        recall = partial(self.recall, agent=agent)
         if shadow:
-            recall = partial(self.recall, agent=agent)
-            return shadow_instructions(
-                render_all_instructions(record, instruction_set), recall, self.submit_usage, self.submit_trace
-            )
+            text = render_all_instructions(record, instruction_set)
+            return shadow_instructions(text, recall, self.submit_usage, self.submit_trace)
         text = render_standing_instructions(record, manifest, normalize_profile(profile))
-        tools = instruction_tools(partial(self.recall, agent=agent), self.submit_usage)
-        return SessionInstructions(text, tools, TurnTraceSubmitter(self.submit_trace).on_event)
+        tools = instruction_tools(recall, self.submit_usage)
+        return SessionInstructions(text, tools, make_trace_submitter(self.submit_trace))
 
     def manifest_sha256(self, agent: str = DEFAULT_AGENT) -> str:
         return manifest_digest(self._instruction_set(agent)[1].manifest)

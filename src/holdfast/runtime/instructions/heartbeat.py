@@ -1,7 +1,7 @@
 """One run of an agent: its boot stub and preloads, its recalls, and the usage report at the end."""
 
 from collections.abc import Callable
-from types import TracebackType
+from contextlib import suppress
 from typing import Generic, Protocol, Self, TypeVar
 
 import msgspec
@@ -31,7 +31,7 @@ class SubmitTrace(Protocol):
 
 class Preload(msgspec.Struct, frozen=True):
     name: str
-    text: str
+    text: str = msgspec.field(name="content")  # The name in the service's response.
 
 
 class WakeStart(msgspec.Struct, frozen=True):
@@ -75,9 +75,8 @@ class HeartbeatRun(Generic[Recalled]):
         self._submit_trace = submit_trace
         self._open_recalls: list[_OpenRecall] = []
         if begun is not None:
-            self._open_recalls.append(
-                _OpenRecall(begun.audit_token, tuple(preload.name for preload in begun.preloads), 0)
-            )
+            names = tuple(preload.name for preload in begun.preloads)
+            self._open_recalls.append(_OpenRecall(begun.audit_token, names, 0))
         self._steps = StepCollector()
         self._used: dict[str, None] = {}
         self._missed: dict[str, None] = {}
@@ -105,18 +104,14 @@ class HeartbeatRun(Generic[Recalled]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         last = len(self._open_recalls) - 1
         for index, open_recall in enumerate(self._open_recalls):
             used = tuple(name for name in open_recall.loaded if name in self._used)
             missed = tuple(self._missed) if index == last else ()
-            try:
+            # The audit record is best effort: it must not fail a run that succeeded.
+            with suppress(HoldfastError):
                 self._submit(open_recall.token, used=used, missed=missed)
                 if trace_steps := truncate_trace(self._steps.steps[open_recall.steps_before :]):
                     self._submit_trace(open_recall.token, trace_steps)
-            except HoldfastError:
-                # The audit record is best effort: it must not fail a run that succeeded.
-                continue
         self._open_recalls.clear()

@@ -2,7 +2,7 @@
 
 import os
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path, PurePath
 from urllib.parse import quote, urlsplit
 
@@ -13,16 +13,7 @@ from holdfast.instructions.models import LoadTriggers, ManifestEntry
 from holdfast.instructions.recall.index_text import render_prompt_index
 from holdfast.runtime.instructions.client import ManifestListing
 from holdfast.runtime.instructions.heartbeat import Preload
-from holdfast.sources.confined_paths import (
-    EscapeError,
-    LocatedPath,
-    PathError,
-    locate_path,
-    open_parent,
-    read_regular_at,
-    resolve_roots,
-    write_atomically,
-)
+from holdfast.sources import confined_paths
 from holdfast.sources.json_edit import JsonContainer, append_part, find_container, find_root, read_json, remove_part
 from holdfast.types.blocks import Json
 
@@ -97,7 +88,8 @@ def render_boot_context(content: BootContext, recalling: str) -> str:
     # Most stable first: the text becomes part of the agent's cached prefix.
     sections = [_without_front_matter(content.stub), render_prompt_index(content.entries), f"{recalling}\n"]
     if content.preloads:
-        sections.append(f"## Instructions for this task\n\n{_preload_sections(content.preloads)}")
+        texts = (f"### {preload.name}\n\n{preload.text.strip()}\n" for preload in content.preloads)
+        sections.append("## Instructions for this task\n\n" + "\n".join(texts))
     context = "\n".join(sections)
     if len(context) > CONTEXT_CHARACTERS_MAX:
         raise UserError(f"stub and preloads have more than {CONTEXT_CHARACTERS_MAX} characters")
@@ -111,22 +103,18 @@ def check_service_address(url: str) -> str:
     except ValueError:
         raise UserError("the address of the service cannot be read") from None
     if "@" in parts.netloc or parts.query or parts.fragment:
-        raise UserError(
-            "the address of a service must not contain a user, password or query; put the key in HOLDFAST_KEY"
-        )
+        refused = "a user, password or query"
+        raise UserError(f"the address of a service must not contain {refused}; put the key in HOLDFAST_KEY")
     return url.rstrip("/")
 
 
 def manifest_entries(manifest: ManifestListing) -> tuple[ManifestEntry, ...]:
     """The units of a service's manifest, with the fields that an index shows."""
-    return tuple(
-        ManifestEntry(
-            unit.name,
-            unit.description,
-            load_triggers=LoadTriggers(unit.load_triggers.get("intents", ()), unit.load_triggers.get("keywords", ())),
-        )
-        for unit in manifest.entries
-    )
+    entries = []
+    for unit in manifest.entries:
+        triggers = LoadTriggers(unit.load_triggers.get("intents", ()), unit.load_triggers.get("keywords", ()))
+        entries.append(ManifestEntry(unit.name, unit.description, load_triggers=triggers))
+    return tuple(entries)
 
 
 def encode_hook_output(context: str) -> bytes:
@@ -158,10 +146,6 @@ def _without_front_matter(stub: str) -> str:
     return body.lstrip("\n") if body else front
 
 
-def _preload_sections(preloads: Sequence[Preload]) -> str:
-    return "\n".join(f"### {preload.name}\n\n{preload.text.strip()}\n" for preload in preloads)
-
-
 class SettingsChange(msgspec.Struct, frozen=True):
     """`before` is None if there was no file."""
 
@@ -177,7 +161,8 @@ def add_hook(text: str, command: str) -> str:
     """The settings with the hook exactly once. Raises UserError for settings of an unexpected shape."""
     text = text if text.strip() else "{}\n"
     _check(text)
-    group = _group(command)
+    hook: dict[str, Json] = {"type": "command", "command": command, "timeout": HOOK_TIMEOUT_SECONDS}
+    group: dict[str, Json] = {"matcher": HOOK_MATCHER, HOOKS_KEY: [hook]}
     installed = _find_hooks(text)
     # Already installed as wanted: leave the file byte for byte as it is.
     if len(installed) == 1 and _value_at(text, installed[0].group_start) == group:
@@ -224,7 +209,7 @@ def edit_settings_file(path: Path, change: Callable[[str], str], *, write: bool)
         raise UserError(f"{path} is not JSON in UTF-8; it is left as it is") from None
     except UserError as error:
         raise UserError(f"{path}: {error}") from None
-    except (EscapeError, PathError) as error:
+    except (confined_paths.EscapeError, confined_paths.PathError) as error:
         raise UserError(f"the settings cannot be used: {error}") from None
     return settings_change
 
@@ -255,9 +240,8 @@ def _find_hooks(text: str) -> list[_InstalledHook]:
                 continue
             # From the inside out: the innermost container that has other members keeps them and loses only this one.
             containers = ((commands, index), (groups, group_index), (event_hooks, event_hooks.parts.index(start_hooks)))
-            container, member_index = next(
-                (pair for pair in containers if len(pair[0].parts) > 1), (root, root.parts.index(hooks))
-            )
+            outermost = (root, root.parts.index(hooks))
+            container, member_index = next((pair for pair in containers if len(pair[0].parts) > 1), outermost)
             installed.append(_InstalledHook(container, member_index, group.value_start))
     return installed
 
@@ -271,11 +255,6 @@ def _is_our_hook(hook: Json) -> bool:
     # By file name and position, so that a hook is recognised wherever the command is installed and however it is run.
     names = [PurePath(word).name for word in words]
     return any(tuple(names[at : at + 3]) == ("holdfast", *_SUBCOMMAND) for at in range(len(names)))
-
-
-def _group(command: str) -> dict[str, Json]:
-    hook: dict[str, Json] = {"type": "command", "command": command, "timeout": HOOK_TIMEOUT_SECONDS}
-    return {"matcher": HOOK_MATCHER, HOOKS_KEY: [hook]}
 
 
 def _check(text: str) -> None:
@@ -297,18 +276,18 @@ def _value_at(text: str, start: int) -> Json:
     return read_json(text[container.start : container.end]) if container else None
 
 
-def _locate_settings(path: Path) -> LocatedPath:
+def _locate_settings(path: Path) -> confined_paths.LocatedPath:
     """Confined to the working folder if the file is inside it, else to the file's own folder."""
     absolute, here = Path(os.path.abspath(path)), Path.cwd()
     root = here if absolute.is_relative_to(here) else absolute.parent
-    return locate_path(resolve_roots(root), str(absolute), writing=True)
+    return confined_paths.locate_path(confined_paths.resolve_roots(root), str(absolute), writing=True)
 
 
-def _read(located: LocatedPath) -> bytes | None:
+def _read(located: confined_paths.LocatedPath) -> bytes | None:
     try:
-        with open_parent(located) as (folder, name):
-            raw = read_regular_at(folder, name, SETTINGS_BYTES_MAX + 1)
-    except PathError as error:
+        with confined_paths.open_parent(located) as (folder, name):
+            raw = confined_paths.read_regular_at(folder, name, SETTINGS_BYTES_MAX + 1)
+    except confined_paths.PathError as error:
         if str(error).endswith("does not exist"):
             return None
         raise
@@ -317,14 +296,14 @@ def _read(located: LocatedPath) -> bytes | None:
     return raw
 
 
-def _write(located: LocatedPath, content: bytes, before: bytes | None) -> None:
-    with open_parent(located, make_folders=True) as (folder, name):
+def _write(located: confined_paths.LocatedPath, content: bytes, before: bytes | None) -> None:
+    with confined_paths.open_parent(located, make_folders=True) as (folder, name):
         # Checked just before the file is replaced: an edit that another program made meanwhile must not be lost.
         def is_unchanged() -> bool:
             try:
-                return read_regular_at(folder, name, SETTINGS_BYTES_MAX + 1) == before
+                return confined_paths.read_regular_at(folder, name, SETTINGS_BYTES_MAX + 1) == before
             except FileNotFoundError:
                 return before is None
 
-        if not write_atomically(folder, name, content, is_current=is_unchanged):
+        if not confined_paths.write_atomically(folder, name, content, is_current=is_unchanged):
             raise UserError("another program changed it meanwhile; try again")

@@ -1,12 +1,13 @@
 """Connects a session to an agent's instructions: tools that recall them, usage reports and traces, and shadow mode."""
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import msgspec
 
 from holdfast.engine.tools.definition import Tool, ToolError, tool
 from holdfast.errors import HoldfastError
-from holdfast.events.log import Event
+from holdfast.events.log import Event, EventListener
 from holdfast.events.payloads.session import MessageAppended, TurnCancelled, TurnCompleted
 from holdfast.instructions.recall.answer import RecallAnswer, render_recall
 from holdfast.instructions.recall.boot_stub import RECALL_TOOL_INPUT, RECALL_TOOL_SCHEMA
@@ -20,13 +21,16 @@ from holdfast.instructions.usage.trace import (
 from holdfast.runtime.options import SessionInstructions
 from holdfast.types.blocks import Json, Text
 
+Recall = Callable[..., RecallAnswer]
+SubmitUsage = Callable[..., None]
+SubmitTrace = Callable[[str, Trace], None]
 UNIT_NAMES_SCHEMA: dict[str, Json] = {"type": "array", "items": {"type": "string"}}
 
 # A recall is bounded by its token budget. This limit is far above any budget, so that no result is cut by characters.
 RECALL_CHARACTERS_MAX = 1_000_000
 
 
-def instruction_tools(recall: Callable[..., RecallAnswer], submit_usage: Callable[..., None]) -> tuple[Tool, ...]:
+def instruction_tools(recall: Recall, submit_usage: SubmitUsage) -> tuple[Tool, ...]:
     """Both tools only read instructions and report on them, so they run without confirmation."""
 
     def recall_instruction(
@@ -45,15 +49,9 @@ def instruction_tools(recall: Callable[..., RecallAnswer], submit_usage: Callabl
             raise ToolError(str(error)) from error
         return "on record"
 
-    usage_schema: dict[str, Json] = {
-        "type": "object",
-        "properties": {
-            "audit_token": {"type": "string"},
-            "used_chunks": UNIT_NAMES_SCHEMA,
-            "missed_chunks": UNIT_NAMES_SCHEMA,
-        },
-        "required": ["audit_token"],
-    }
+    names = {"used_chunks": UNIT_NAMES_SCHEMA, "missed_chunks": UNIT_NAMES_SCHEMA}
+    properties: Json = {"audit_token": {"type": "string"}, **names}
+    usage_schema: dict[str, Json] = {"type": "object", "properties": properties, "required": ["audit_token"]}
     tools = (
         tool(
             recall_instruction,
@@ -69,40 +67,32 @@ def instruction_tools(recall: Callable[..., RecallAnswer], submit_usage: Callabl
             side_effects="read",
         ),
     )
-    return tuple(
-        msgspec.structs.replace(instruction_tool, needs_confirmation=False, output_characters_max=RECALL_CHARACTERS_MAX)
-        for instruction_tool in tools
-    )
+    settings = {"needs_confirmation": False, "output_characters_max": RECALL_CHARACTERS_MAX}
+    return tuple(msgspec.structs.replace(instruction_tool, **settings) for instruction_tool in tools)
 
 
-class TurnTraceSubmitter:
-    """When a turn ends, submits for each recall in it the steps that followed the recall."""
+def make_trace_submitter(submit: SubmitTrace) -> EventListener:
+    """A listener that submits, when a turn ends, the steps that followed each recall in it."""
+    steps_by_session: dict[str, StepCollector] = {}
 
-    def __init__(self, submit_trace: Callable[[str, Trace], None]) -> None:
-        self._submit = submit_trace
-        self._steps_by_session: dict[str, StepCollector] = {}
-
-    def on_event(self, event: Event) -> None:
-        self._steps_by_session.setdefault(event.session_id, StepCollector()).on_event(event)
+    def on_event(event: Event) -> None:
+        steps_by_session.setdefault(event.session_id, StepCollector()).on_event(event)
         if isinstance(event.payload, TurnCompleted | TurnCancelled):
-            steps = self._steps_by_session.pop(event.session_id).steps
+            steps = steps_by_session.pop(event.session_id).steps
             for token in find_audit_tokens(steps):
-                submit_best_effort(self._submit, token, trace_from_token(steps, token))
+                submit_best_effort(submit, token, trace_from_token(steps, token))
+
+    return on_event
 
 
-def submit_best_effort(submit: Callable[[str, Trace], None], token: str, trace: Trace) -> None:
+def submit_best_effort(submit: SubmitTrace, token: str, trace: Trace) -> None:
     """Submit the trace, ignoring errors: the audit record is best effort and must not fail a turn that succeeded."""
-    try:
+    with suppress(HoldfastError):
         submit(token, truncate_trace(trace))
-    except HoldfastError:
-        return
 
 
 def shadow_instructions(
-    text: str,
-    recall: Callable[..., RecallAnswer],
-    submit_usage: Callable[..., None],
-    submit_trace: Callable[[str, Trace], None],
+    text: str, recall: Recall, submit_usage: SubmitUsage, submit_trace: SubmitTrace
 ) -> SessionInstructions:
     """Instructions in shadow mode, for a single session: `submit_usage` always refers to its latest message."""
     shadow = _Shadow(recall, submit_usage, submit_trace)
@@ -117,12 +107,7 @@ def shadow_instructions(
 
 
 class _Shadow:
-    def __init__(
-        self,
-        recall: Callable[..., RecallAnswer],
-        submit_usage: Callable[..., None],
-        submit_trace: Callable[[str, Trace], None],
-    ) -> None:
+    def __init__(self, recall: Recall, submit_usage: SubmitUsage, submit_trace: SubmitTrace) -> None:
         self._recall = recall
         self._submit = submit_usage
         self._submit_trace = submit_trace

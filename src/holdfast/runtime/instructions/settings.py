@@ -72,9 +72,8 @@ def load_instruction_config(environ: Mapping[str, str]) -> InstructionConfig:
 def _wake_trust(table: _Table, secret: str | None) -> WakeIssuer | None:
     """Whose wake tokens are accepted; None if no key is configured, so that none are."""
     if secret and len(secret.encode()) < WAKE_SECRET_BYTES_MIN:
-        raise UserError(
-            f"{WAKE_SECRET_VARIABLE} must have at least {WAKE_SECRET_BYTES_MIN} bytes; a shorter one can be guessed"
-        )
+        limit = f"at least {WAKE_SECRET_BYTES_MIN} bytes; a shorter one can be guessed"
+        raise UserError(f"{WAKE_SECRET_VARIABLE} must have {limit}")
     raw = decode_base64url(table.wake_public_key) if table.wake_public_key else None
     if table.wake_public_key and (raw is None or len(raw) != KEY_BYTES):
         raise UserError("instructions.wake_public_key must be a raw Ed25519 key in base64url")

@@ -45,9 +45,8 @@ def read_trace_file(file: Path) -> Trace:
 def _read_conversations(file: Path, *, transcript: bool) -> Trace:
     steps = tuple(_recorded_steps(file, transcript=transcript))
     if not steps:
-        raise UserError(
-            f"there is no trace in {str(file)!r}; name a file of steps, of recorded conversations, or a transcript"
-        )
+        known = "a file of steps, of recorded conversations, or a transcript"
+        raise UserError(f"there is no trace in {str(file)!r}; name {known}")
     return steps
 
 
@@ -59,12 +58,9 @@ def _kind(line: bytes) -> _Line:
 
 
 def _recorded_steps(file: Path, *, transcript: bool) -> Iterator[TraceStep]:
-    recordings: Iterator[Recording | BrokenLine] = (
-        (entry if isinstance(entry, BrokenLine) else entry.recording for entry in read_transcript(file, with_text=True))
-        if transcript
-        else read_traces([file])
-    )
-    for recording in recordings:
+    entries = read_transcript(file, with_text=True) if transcript else read_traces([file])
+    for entry in entries:
+        recording = entry if isinstance(entry, Recording | BrokenLine) else entry.recording
         if isinstance(recording, Recording):
             tools: dict[str, str] = {}
             for call in recording.calls:

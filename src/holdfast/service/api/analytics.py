@@ -1,6 +1,5 @@
 """HTTP routes for cost, savings, cache effectiveness, breaks, reliability, and the events of one turn."""
 
-import asyncio
 import datetime
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, TypeVar
@@ -33,7 +32,7 @@ from holdfast.service.api.regret import PolicyCosts, Regret, compute_policy_cost
 from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError, make_not_found_error
 from holdfast.service.http.request_parsing import TimeText, TimeWindow, parse_window, to_datetime
-from holdfast.service.http.routes import Route, json_route
+from holdfast.service.http.routes import Route, copy_fields, json_route
 
 BASELINE = "anthropic:claude-sonnet-4-6"
 LISTED_MAX = 500
@@ -190,34 +189,27 @@ class RegretResponse(AnalyticsResponse, frozen=True, kw_only=True):
     data: Regret
 
 
-async def _respond(
+def resolve_window(context: AppContext, request: WindowRequest) -> tuple[TimeWindow, LedgerScope]:
+    within = parse_window(request.start, request.end, now=context.clock())
+    return within.window, LedgerScope(since=within.start, until=within.end, simulated=context.simulated)
+
+
+def _respond(
     context: AppContext,
     request: WindowRequest | None,
     response: Callable[..., Response],
     make: Callable[[LedgerScope], object],
 ) -> Response:
-    """The response with what `make` returns, in a thread, for the requested window, or for all time."""
-    if request is None:
-        window, scope = TimeWindow(None, None), LedgerScope(simulated=context.simulated)
-    else:
-        within = parse_window(request.start, request.end, now=context.clock())
-        window = within.window
-        scope = LedgerScope(since=within.start, until=within.end, simulated=context.simulated)
-    data = await asyncio.to_thread(make, scope)
-    return response(window=window, current_pricing_version=context.pricing_version, data=data)
+    """The response with what `make` returns for the requested window, or for all time."""
+    window, scope = TimeWindow(None, None), LedgerScope(simulated=context.simulated)
+    if request is not None:
+        window, scope = resolve_window(context, request)
+    return response(window=window, current_pricing_version=context.pricing_version, data=make(scope))
 
 
-async def get_cost(context: AppContext, request: CostRequest) -> CostResponse:
+def get_cost(context: AppContext, request: CostRequest) -> CostResponse:
     """Cost by model, provider, session, day or hour, or in total; by default for the last seven days."""
-    filters = GroupFilter(
-        model=request.model,
-        provider=request.provider,
-        session=request.session,
-        gateway_key=request.gateway_key,
-        user=request.user,
-        team=request.team,
-        workers=request.include_workers,
-    )
+    filters = copy_fields(GroupFilter, request, workers=request.include_workers)
 
     def make(scope: LedgerScope) -> tuple[CostRow, ...] | CostRow:
         groups = context.log.analytics_queries().groups(request.group_by, scope, filters)
@@ -226,37 +218,30 @@ async def get_cost(context: AppContext, request: CostRequest) -> CostResponse:
             return add_key_names(rows, context.records.key)
         return rows[0] if request.group_by == "none" else rows
 
-    return await _respond(context, request, CostResponse, make)
+    return _respond(context, request, CostResponse, make)
 
 
-async def get_cache_effectiveness(context: AppContext, request: WindowRequest) -> CacheEffectResponse:
+def get_cache_effectiveness(context: AppContext, request: WindowRequest) -> CacheEffectResponse:
     """Share of input tokens read from and written to caches, by model."""
-    return await _respond(
-        context,
-        request,
-        CacheEffectResponse,
-        lambda scope: make_effect_rows(context.log.analytics_queries().groups("model", scope)),
+    figures = context.log.analytics_queries()
+    return _respond(
+        context, request, CacheEffectResponse, lambda scope: make_effect_rows(figures.groups("model", scope))
     )
 
 
-async def get_breaks(context: AppContext, request: WindowRequest) -> BreaksResponse:
+def get_breaks(context: AppContext, request: WindowRequest) -> BreaksResponse:
     """Cache breaks by cause and component, and what they cost."""
-    return await _respond(
-        context, request, BreaksResponse, lambda scope: make_break_rows(context.log.cost_queries().verdicts(scope))
-    )
+    costs = context.log.cost_queries()
+    return _respond(context, request, BreaksResponse, lambda scope: make_break_rows(costs.verdicts(scope)))
 
 
-async def get_skill_loads(context: AppContext, request: WindowRequest) -> SkillLoadsResponse:
+def get_skill_loads(context: AppContext, request: WindowRequest) -> SkillLoadsResponse:
     """Skill loads by reason, and tokens preloaded without use."""
-    return await _respond(
-        context,
-        request,
-        SkillLoadsResponse,
-        lambda scope: make_skill_rows(context.log.analytics_queries().skill_loads(scope)),
-    )
+    figures = context.log.analytics_queries()
+    return _respond(context, request, SkillLoadsResponse, lambda scope: make_skill_rows(figures.skill_loads(scope)))
 
 
-async def get_reliability(context: AppContext, request: WindowRequest) -> ReliabilityResponse:
+def get_reliability(context: AppContext, request: WindowRequest) -> ReliabilityResponse:
     """Failed calls by error class, and latency percentiles by model."""
 
     def make(scope: LedgerScope) -> Reliability:
@@ -270,10 +255,10 @@ async def get_reliability(context: AppContext, request: WindowRequest) -> Reliab
             ),
         )
 
-    return await _respond(context, request, ReliabilityResponse, make)
+    return _respond(context, request, ReliabilityResponse, make)
 
 
-async def get_session_costs(context: AppContext, request: SessionCostsRequest) -> SessionCostsResponse:
+def get_session_costs(context: AppContext, request: SessionCostsRequest) -> SessionCostsResponse:
     """Sessions with their cost, most expensive or newest first."""
 
     def make(scope: LedgerScope) -> tuple[SessionCostRow, ...]:
@@ -282,7 +267,7 @@ async def get_session_costs(context: AppContext, request: SessionCostsRequest) -
         )
         return tuple(map(_session_cost, page))
 
-    return await _respond(context, None, SessionCostsResponse, make)
+    return _respond(context, None, SessionCostsResponse, make)
 
 
 def _session_cost(session: queries.SessionCost) -> SessionCostRow:
@@ -299,7 +284,7 @@ def _session_cost(session: queries.SessionCost) -> SessionCostRow:
     )
 
 
-async def get_turn(context: AppContext, request: TurnRequest) -> TurnResponse:
+def get_turn(context: AppContext, request: TurnRequest) -> TurnResponse:
     """One turn, event by event, without message content."""
 
     def make(scope: LedgerScope) -> TurnDetail:
@@ -308,10 +293,10 @@ async def get_turn(context: AppContext, request: TurnRequest) -> TurnResponse:
             raise make_not_found_error("turn", request.turn_id)
         return make_turn_detail(request.turn_id, events[0].session_id, events)
 
-    return await _respond(context, None, TurnResponse, make)
+    return _respond(context, None, TurnResponse, make)
 
 
-async def get_savings(context: AppContext, request: SavingsRequest) -> SavingsResponse:
+def get_savings(context: AppContext, request: SavingsRequest) -> SavingsResponse:
     """Savings against no cache, against a baseline model, and optionally against other caching policies."""
     baseline = _baseline(context, request.baseline)
 
@@ -335,7 +320,7 @@ async def get_savings(context: AppContext, request: SavingsRequest) -> SavingsRe
             rivals=compute_policy_costs(context.log, context.models, scope) if request.rivals else None,
         )
 
-    return await _respond(context, request, SavingsResponse, make)
+    return _respond(context, request, SavingsResponse, make)
 
 
 def _baseline(context: AppContext, name: str) -> Model:
@@ -348,11 +333,9 @@ def _baseline(context: AppContext, name: str) -> Model:
     return row
 
 
-async def get_regret(context: AppContext, request: WindowRequest) -> RegretResponse:
+def get_regret(context: AppContext, request: WindowRequest) -> RegretResponse:
     """Cost above the minimum that any caching plan could have achieved."""
-    return await _respond(
-        context, request, RegretResponse, lambda scope: compute_regret(context.log, context.models, scope)
-    )
+    return _respond(context, request, RegretResponse, lambda scope: compute_regret(context.log, context.models, scope))
 
 
 def make_turn_detail(turn_id: str, session_id: str, events: Sequence[Event]) -> TurnDetail:

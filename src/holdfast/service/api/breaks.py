@@ -1,30 +1,22 @@
 """HTTP route that lists the calls with a cache break, most expensive first."""
 
-import asyncio
 import datetime
 from typing import Annotated, Literal
 
 import msgspec
 
 from holdfast.ledger.analytics import queries
-from holdfast.ledger.analytics.queries import LedgerScope
 from holdfast.ledger.cache.verdicts import VerdictKind
+from holdfast.service.api.analytics import LISTED_MAX, SKIPPED_MAX, AnalyticsResponse, WindowRequest, resolve_window
 from holdfast.service.api.analytics_rows import to_json_usd
 from holdfast.service.context import AppContext
-from holdfast.service.http.request_parsing import TimeText, TimeWindow, parse_window, to_datetime
-from holdfast.service.http.routes import Route, json_route
-
-LISTED_MAX = 500
-SKIPPED_MAX = 1_000_000
+from holdfast.service.http.request_parsing import to_datetime
+from holdfast.service.http.routes import Route, copy_fields, json_route
 
 
-class CacheBreaksRequest(
-    msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}
-):
+class CacheBreaksRequest(WindowRequest, frozen=True):
     """Filters by cause (`any` is every cause but `held`) and optionally by component."""
 
-    start: TimeText | None = None
-    end: TimeText | None = None
     cause: VerdictKind | Literal["any"] = "any"
     component: str | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
@@ -44,39 +36,34 @@ class CacheBreakRow(msgspec.Struct, frozen=True):
     lost_usd: float
 
 
-class CacheBreaksResponse(msgspec.Struct, frozen=True):
-    window: TimeWindow
-    current_pricing_version: str
+class CacheBreaksResponse(AnalyticsResponse, frozen=True, kw_only=True):
     data: tuple[CacheBreakRow, ...]
     more: bool
 
 
-async def list_cache_breaks(context: AppContext, request: CacheBreaksRequest) -> CacheBreaksResponse:
+def list_cache_breaks(context: AppContext, request: CacheBreaksRequest) -> CacheBreaksResponse:
     """The calls with a cache break, most expensive first."""
-    within = parse_window(request.start, request.end, now=context.clock())
-
-    def find() -> tuple[CacheBreakRow, ...]:
-        scope = LedgerScope(since=within.start, until=within.end, simulated=context.simulated)
-        kind = None if request.cause == "any" else request.cause
-        # One extra row shows whether there is another page.
-        calls = context.log.analytics_queries().cache_breaks(
-            scope, kind=kind, component=request.component, limit=request.limit + 1, skip=request.skip
-        )
-        return tuple(map(_call_row, calls))
-
-    calls = await asyncio.to_thread(find)
-    more = len(calls) > request.limit
-    return CacheBreaksResponse(within.window, context.pricing_version, calls[: request.limit], more)
+    window, scope = resolve_window(context, request)
+    kind = None if request.cause == "any" else request.cause
+    # One extra row shows whether there is another page.
+    calls = context.log.analytics_queries().cache_breaks(
+        scope, kind=kind, component=request.component, limit=request.limit + 1, skip=request.skip
+    )
+    return CacheBreaksResponse(
+        window=window,
+        current_pricing_version=context.pricing_version,
+        data=tuple(map(_call_row, calls[: request.limit])),
+        more=len(calls) > request.limit,
+    )
 
 
 def _call_row(call: queries.CacheBreakCall) -> CacheBreakRow:
     verdict = call.verdict
-    return CacheBreakRow(
+    return copy_fields(
+        CacheBreakRow,
+        call,
         session=call.session_id,
-        name=call.name,
-        number=call.number,
         at=to_datetime(call.at),
-        model=call.model,
         cause=verdict.kind,
         component=verdict.component,
         detail=verdict.detail,

@@ -1,6 +1,5 @@
 """HTTP routes for cache state, per-session cache controls, and the global cache settings."""
 
-import asyncio
 import datetime
 from typing import Annotated, Literal, get_args
 
@@ -18,13 +17,13 @@ from holdfast.events.cache_controls import (
 from holdfast.ledger.cache.state import CacheState, Controllable, ProviderCacheSummary, summarize_providers
 from holdfast.ledger.cache.verdicts import VerdictKind
 from holdfast.providers.cache_inputs import InvalidationMethod, invalidation_methods
+from holdfast.service.api.analytics import LISTED_MAX, SKIPPED_MAX
 from holdfast.service.context import AppContext, SessionCache
 from holdfast.service.http.errors import ApiError, make_not_found_error
 from holdfast.service.http.request_parsing import to_optional_datetime
 from holdfast.service.http.routes import EmptyRequest, Route, copy_fields, json_route
 
-LISTED_MAX = 500
-SKIPPED_MAX = 1_000_000
+_DISCUSSION = "/api/cache/{discussion_id}"
 ProviderName = Literal["anthropic", "openai", "openai-chat", "gemini", "openrouter", "claude-code"]
 InvalidationChange = InvalidationMethod | Literal["explicit_cache"]
 
@@ -91,77 +90,68 @@ class DiscussionsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     skip: Annotated[int, msgspec.Meta(ge=0, le=SKIPPED_MAX)] = 0
 
 
-async def list_cache_states(context: AppContext, request: DiscussionsRequest) -> Discussions:
+def list_cache_states(context: AppContext, request: DiscussionsRequest) -> Discussions:
     """The cache state of every session, newest activity first, and of every provider."""
-
-    def read() -> Discussions:
-        # One extra row shows whether there is another page.
-        caches = context.cache_states.list_newest(limit=request.limit + 1, skip=request.skip)
-        page = caches[: request.limit]
-        controls, settings = context.records.session_controls(), context.records.settings()
-        discussions = (
-            _discussion_view(context, cache, controls.get(cache.state.prefix_owner_id, SessionControl()), settings)
-            for cache in page
-            if cache.state.model
-        )
-        providers = summarize_providers((cache.state for cache in page), context.clock())
-        return Discussions(providers, tuple(discussions), len(caches) > len(page))
-
-    return await asyncio.to_thread(read)
+    # One extra row shows whether there is another page.
+    caches = context.cache_states.list_newest(limit=request.limit + 1, skip=request.skip)
+    page = caches[: request.limit]
+    controls, settings = context.records.session_controls(), context.records.settings()
+    discussions = (
+        _discussion_view(context, cache, controls.get(cache.state.prefix_owner_id, SessionControl()), settings)
+        for cache in page
+        if cache.state.model
+    )
+    providers = summarize_providers((cache.state for cache in page), context.clock())
+    return Discussions(providers, tuple(discussions), len(caches) > len(page))
 
 
-async def get_cache_state(context: AppContext, request: DiscussionRequest) -> Discussion:
+def get_cache_state(context: AppContext, request: DiscussionRequest) -> Discussion:
     """The cache state of one session."""
-    return await asyncio.to_thread(_discussion, context, request.discussion_id)
+    cache = context.cache_states.get_cache(_state(context, request.discussion_id).session_id)
+    controls = context.records.controls(cache.state.prefix_owner_id)
+    return _discussion_view(context, cache, controls.session, controls.settings)
 
 
-async def enable_caching(context: AppContext, request: DiscussionRequest) -> Discussion:
+def enable_caching(context: AppContext, request: DiscussionRequest) -> Discussion:
     """Enable caching for this session again."""
-    return await asyncio.to_thread(_set_enabled, context, request.discussion_id, enabled=True)
+    return _set_enabled(context, request, enabled=True)
 
 
-async def disable_caching(context: AppContext, request: DiscussionRequest) -> Discussion:
+def disable_caching(context: AppContext, request: DiscussionRequest) -> Discussion:
     """Disable caching for this session, from its next call on."""
-    return await asyncio.to_thread(_set_enabled, context, request.discussion_id, enabled=False)
+    return _set_enabled(context, request, enabled=False)
 
 
-async def invalidate_cache(context: AppContext, request: DiscussionRequest) -> InvalidationResponse:
+def invalidate_cache(context: AppContext, request: DiscussionRequest) -> InvalidationResponse:
     """Invalidate the cache: the next turn finds nothing cached."""
-
-    def change() -> InvalidationResponse:
-        state = _state(context, request.discussion_id)
-        if state.controllable != "all":
-            raise make_not_controllable_error("invalidate its cache")
-        at = context.clock()
-        control = context.records.invalidate(state.prefix_owner_id, at=at)
-        changed = list_invalidation_changes(context, state)
-        invalidated_at = to_optional_datetime(control.invalidated_at)
-        assert invalidated_at is not None
-        return InvalidationResponse(state.session_id, invalidated_at, control.generation, changed, _effect(changed))
-
-    return await asyncio.to_thread(change)
+    state = _state(context, request.discussion_id)
+    if state.controllable != "all":
+        raise make_not_controllable_error("invalidate its cache")
+    at = context.clock()
+    control = context.records.invalidate(state.prefix_owner_id, at=at)
+    changed = list_invalidation_changes(context, state)
+    invalidated_at = to_optional_datetime(control.invalidated_at)
+    assert invalidated_at is not None
+    return InvalidationResponse(state.session_id, invalidated_at, control.generation, changed, _effect(changed))
 
 
-async def get_cache_settings(context: AppContext, request: EmptyRequest) -> CacheSettingsBody:
+def get_cache_settings(context: AppContext, request: EmptyRequest) -> CacheSettingsBody:
     """The cache settings for all sessions."""
-    stored = await asyncio.to_thread(context.records.settings)
+    stored = context.records.settings()
     providers = {name: stored.providers[name] for name in get_args(ProviderName) if name in stored.providers}
     return CacheSettingsBody(providers, stored.ttl, stored.gemini_ttl_seconds, stored.allow_gemini_over_an_hour)
 
 
-async def put_cache_settings(context: AppContext, request: CacheSettingsBody) -> CacheSettingsBody:
+def put_cache_settings(context: AppContext, request: CacheSettingsBody) -> CacheSettingsBody:
     """Replace the cache settings; fields that are not sent get their default."""
     seconds = request.gemini_ttl_seconds
+    # Gemini bills explicit caches for storage per hour, so a long TTL needs the user's explicit consent.
     if seconds is not None and seconds > HOUR_SECONDS and not request.allow_gemini_over_an_hour:
-        raise ApiError(
-            422,
-            "over_an_hour",
-            "Gemini bills explicit caches per hour; to allow a TTL over one hour, set allow_gemini_over_an_hour",
-        )
-    # Gemini bills explicit caches for storage per hour, so a long TTL needs the user's explicit consent (above).
+        reason = "Gemini bills explicit caches per hour; to allow a TTL over one hour, set allow_gemini_over_an_hour"
+        raise ApiError(422, "over_an_hour", reason)
     providers = {str(name): enabled for name, enabled in request.providers.items()}
     settings = CacheSettings(providers, request.ttl, seconds, request.allow_gemini_over_an_hour)
-    await asyncio.to_thread(context.records.set_settings, settings)
+    context.records.set_settings(settings)
     return request
 
 
@@ -186,23 +176,17 @@ def _effect(changed: tuple[InvalidationChange, ...]) -> str:
     return "; ".join(effects[change] for change in changed) or "nothing of this session is cached there"
 
 
-def _set_enabled(context: AppContext, session_id: str, *, enabled: bool) -> Discussion:
-    state = _state(context, session_id)
+def _set_enabled(context: AppContext, request: DiscussionRequest, *, enabled: bool) -> Discussion:
+    state = _state(context, request.discussion_id)
     if state.controllable == "none":
         raise make_not_controllable_error("switch caching on or off")
     context.records.set_caching_enabled(state.prefix_owner_id, enabled=enabled)
-    return _discussion(context, session_id)
+    return get_cache_state(context, request)
 
 
 def make_not_controllable_error(what: str) -> ApiError:
     message = f"this session's client writes its own requests, so Holdfast cannot {what}; nothing was changed"
     return ApiError(409, "not_controllable", message)
-
-
-def _discussion(context: AppContext, session_id: str) -> Discussion:
-    cache = context.cache_states.get_cache(_state(context, session_id).session_id)
-    controls = context.records.controls(cache.state.prefix_owner_id)
-    return _discussion_view(context, cache, controls.session, controls.settings)
 
 
 def _state(context: AppContext, session_id: str) -> CacheState:
@@ -239,10 +223,8 @@ ROUTES: tuple[Route, ...] = (
     json_route("GET", "/api/cache", list_cache_states, rule="read"),
     json_route("GET", "/api/cache/settings", get_cache_settings, rule="read"),
     json_route("PUT", "/api/cache/settings", put_cache_settings, rule="admin"),
-    json_route("GET", "/api/cache/{discussion_id}", get_cache_state, rule="read", error_statuses=(404,)),
-    json_route(
-        "POST", "/api/cache/{discussion_id}/invalidate", invalidate_cache, rule="admin", error_statuses=(404, 409)
-    ),
-    json_route("POST", "/api/cache/{discussion_id}/disable", disable_caching, rule="admin", error_statuses=(404, 409)),
-    json_route("POST", "/api/cache/{discussion_id}/enable", enable_caching, rule="admin", error_statuses=(404, 409)),
+    json_route("GET", _DISCUSSION, get_cache_state, rule="read", error_statuses=(404,)),
+    json_route("POST", f"{_DISCUSSION}/invalidate", invalidate_cache, rule="admin", error_statuses=(404, 409)),
+    json_route("POST", f"{_DISCUSSION}/disable", disable_caching, rule="admin", error_statuses=(404, 409)),
+    json_route("POST", f"{_DISCUSSION}/enable", enable_caching, rule="admin", error_statuses=(404, 409)),
 )

@@ -1,6 +1,5 @@
 """HTTP routes for gateway sessions: the changes made to each request, and what the session would have cost."""
 
-import asyncio
 from collections.abc import Iterator
 from itertools import islice
 from typing import Annotated
@@ -13,14 +12,14 @@ from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError, make_not_found_error
 from holdfast.service.http.routes import Route, SessionRequest, json_route
 
+_GATEWAY = "/api/sessions/{session_id}/gateway"
 CALLS_MAX = 1_000
 NUMBER_MAX = 10**9
 
 
-class ChangesRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ChangesRequest(SessionRequest, frozen=True):
     """Calls after number `after`, oldest first."""
 
-    session_id: str
     after: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)] = 0
     limit: Annotated[int, msgspec.Meta(ge=1, le=CALLS_MAX)] = 200
 
@@ -46,28 +45,20 @@ class ForwardedCalls(msgspec.Struct, frozen=True):
     more: bool
 
 
-async def get_gateway_costs(context: AppContext, request: SessionRequest) -> Counterfactual:
+def get_gateway_costs(context: AppContext, request: SessionRequest) -> Counterfactual:
     """Cost of a gateway session: actual, rewritten, under other caching policies, and at the optimum."""
-
-    def read() -> Counterfactual:
-        _check_exists(context, request.session_id)
-        costs = estimate_counterfactual(context.log.read(request.session_id), context.models)
-        if costs is None:
-            raise ApiError(404, "costs_not_found", "this session has no priced calls through the gateway")
-        return costs
-
-    return await asyncio.to_thread(read)
+    _check_exists(context, request.session_id)
+    costs = estimate_counterfactual(context.log.read(request.session_id), context.models)
+    if costs is None:
+        raise ApiError(404, "costs_not_found", "this session has no priced calls through the gateway")
+    return costs
 
 
-async def list_gateway_changes(context: AppContext, request: ChangesRequest) -> ForwardedCalls:
+def list_gateway_changes(context: AppContext, request: ChangesRequest) -> ForwardedCalls:
     """A page of the calls of a gateway session, with the changes made or possible as masked diffs."""
-
-    def read() -> ForwardedCalls:
-        _check_exists(context, request.session_id)
-        calls = list(islice(_calls(context, request), request.limit + 1))
-        return ForwardedCalls(request.session_id, tuple(calls[: request.limit]), len(calls) > request.limit)
-
-    return await asyncio.to_thread(read)
+    _check_exists(context, request.session_id)
+    calls = list(islice(_calls(context, request), request.limit + 1))
+    return ForwardedCalls(request.session_id, tuple(calls[: request.limit]), len(calls) > request.limit)
 
 
 def _calls(context: AppContext, request: ChangesRequest) -> Iterator[ForwardedCall]:
@@ -85,10 +76,6 @@ def _check_exists(context: AppContext, session_id: str) -> None:
 
 
 ROUTES: tuple[Route, ...] = (
-    json_route(
-        "GET", "/api/sessions/{session_id}/gateway/costs", get_gateway_costs, rule="read", error_statuses=(404,)
-    ),
-    json_route(
-        "GET", "/api/sessions/{session_id}/gateway/changes", list_gateway_changes, rule="read", error_statuses=(404,)
-    ),
+    json_route("GET", f"{_GATEWAY}/costs", get_gateway_costs, rule="read", error_statuses=(404,)),
+    json_route("GET", f"{_GATEWAY}/changes", list_gateway_changes, rule="read", error_statuses=(404,)),
 )

@@ -30,12 +30,12 @@ async def get_health(context: AppContext, request: EmptyRequest) -> Health:
     return Health("ok", __version__)
 
 
-async def get_readiness(context: AppContext, request: EmptyRequest) -> Health:
+def get_readiness(context: AppContext, request: EmptyRequest) -> Health:
     """Whether the store can be read."""
     scope = LedgerScope(simulated=context.simulated)
     try:
-        await asyncio.to_thread(context.records.newest_position)
-        unreadable = await asyncio.to_thread(count_unreadable_calls, context.log.cost_queries(), scope)
+        context.records.newest_position()
+        unreadable = count_unreadable_calls(context.log.cost_queries(), scope)
     except StoreError as error:
         raise ApiError(503, "store_unavailable", "the store cannot be read") from error
     return Health("ready", __version__, unreadable)

@@ -1,6 +1,5 @@
 """HTTP routes for the knowledge of the service's project: items, their digest, and harvesting from sessions."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 from typing import Annotated, Literal, TypeVar
 
@@ -8,7 +7,13 @@ import msgspec
 
 from holdfast.errors import UserError
 from holdfast.events.payloads.session import EpochOpened
-from holdfast.knowledge.digest import KnowledgeDigest, build_digest, compare_digests, describe_pending_digest
+from holdfast.knowledge.digest import (
+    DigestDiff,
+    KnowledgeDigest,
+    build_digest,
+    compare_digests,
+    describe_pending_digest,
+)
 from holdfast.knowledge.folder import DIGEST_FILE, DISABLED_FILE, KnowledgeFolder, open_knowledge_folder
 from holdfast.knowledge.harvest import HarvestPlan, HarvestResult, apply_harvest, plan_harvest, read_pages
 from holdfast.knowledge.item_edits import find_item, list_knowledge_items, remove_item, replace_item
@@ -151,7 +156,7 @@ class DigestRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     session_id: str | None = None
 
 
-async def list_items(context: AppContext, request: ItemsRequest) -> KnowledgeResponse:
+def list_items(context: AppContext, request: ItemsRequest) -> KnowledgeResponse:
     """The project's knowledge items."""
 
     def read(folder: KnowledgeFolder) -> KnowledgeResponse:
@@ -160,15 +165,15 @@ async def list_items(context: AppContext, request: ItemsRequest) -> KnowledgeRes
         page = selected[request.skip : request.skip + request.limit]
         return KnowledgeResponse(_is_on(folder), _counts(items), tuple(map(_item_view, page)), len(selected))
 
-    return await run_in_folder(context, read)
+    return run_in_folder(context, read)
 
 
-async def get_item(context: AppContext, request: ItemRequest) -> KnowledgeItem:
+def get_item(context: AppContext, request: ItemRequest) -> KnowledgeItem:
     """One item, with its sources."""
-    return await run_in_folder(context, lambda folder: _item_view(_require_item(folder, request.item_id)))
+    return run_in_folder(context, lambda folder: _item_view(_require_item(folder, request.item_id)))
 
 
-async def edit_item(context: AppContext, request: EditItemRequest) -> KnowledgeItem:
+def edit_item(context: AppContext, request: EditItemRequest) -> KnowledgeItem:
     """Edit or approve an item; edits by a person take precedence over harvested text."""
 
     def edit(folder: KnowledgeFolder) -> KnowledgeItem:
@@ -184,10 +189,10 @@ async def edit_item(context: AppContext, request: EditItemRequest) -> KnowledgeI
         replace_item(folder, item)
         return _item_view(_require_item(folder, request.item_id))
 
-    return await run_in_folder(context, edit)
+    return run_in_folder(context, edit)
 
 
-async def delete_item(context: AppContext, request: ItemRequest) -> RemovedItem:
+def delete_item(context: AppContext, request: ItemRequest) -> RemovedItem:
     """Remove an item; later harvests do not add it again."""
 
     def remove(folder: KnowledgeFolder) -> RemovedItem:
@@ -195,10 +200,10 @@ async def delete_item(context: AppContext, request: ItemRequest) -> RemovedItem:
         remove_item(folder, request.item_id)
         return RemovedItem(request.item_id)
 
-    return await run_in_folder(context, remove)
+    return run_in_folder(context, remove)
 
 
-async def harvest_sessions(context: AppContext, request: HarvestRequest) -> HarvestResponse:
+def harvest_sessions(context: AppContext, request: HarvestRequest) -> HarvestResponse:
     """What ended sessions would add to the knowledge; with `apply` it is added."""
 
     def run(folder: KnowledgeFolder) -> HarvestResponse:
@@ -216,10 +221,10 @@ async def harvest_sessions(context: AppContext, request: HarvestRequest) -> Harv
         outcome = apply_harvest(folder, sessions, project=project_lookup(context.workspace)) if request.apply else None
         return _harvest_reply(plan, outcome)
 
-    return await run_in_folder(context, run)
+    return run_in_folder(context, run)
 
 
-async def get_digest(context: AppContext, request: DigestRequest) -> DigestResponse:
+def get_digest(context: AppContext, request: DigestRequest) -> DigestResponse:
     """The digest that new sessions get, and whether a session uses an older one."""
 
     def read(folder: KnowledgeFolder) -> DigestResponse:
@@ -244,15 +249,15 @@ async def get_digest(context: AppContext, request: DigestRequest) -> DigestRespo
             pending=describe_pending_digest(pending),
         )
 
-    return await run_in_folder(context, read)
+    return run_in_folder(context, read)
 
 
-async def run_in_folder(context: AppContext, work: Callable[[KnowledgeFolder], Result]) -> Result:
+def run_in_folder(context: AppContext, work: Callable[[KnowledgeFolder], Result]) -> Result:
     if context.workspace is None:
         raise ApiError(409, "no_workspace", "the service was not started in a project folder")
     folder = open_knowledge_folder(context.workspace, context.workspace)
     try:
-        return await asyncio.to_thread(work, folder)
+        return work(folder)
     except UserError as error:
         raise ApiError(409, "knowledge_in_use", str(error)) from error
 
@@ -307,13 +312,12 @@ def _item_view(item: Item) -> KnowledgeItem:
     )
 
 
+def make_digest_change(diff: DigestDiff) -> DigestChange:
+    # About four bytes per token; this is an estimate for people.
+    return copy_fields(DigestChange, diff, invalidated_tokens=diff.bytes_changed // 4)
+
+
 def _harvest_reply(plan: HarvestPlan, outcome: HarvestResult | None) -> HarvestResponse:
-    digest_change = None
-    if outcome is not None:
-        diff = outcome.digest_change
-        # About four bytes per token; this is an estimate for people.
-        tokens = diff.bytes_changed // 4
-        digest_change = DigestChange(diff.first_byte, diff.bytes_before, diff.bytes_after, diff.items, tokens)
     return copy_fields(
         HarvestResponse,
         plan,
@@ -325,7 +329,7 @@ def _harvest_reply(plan: HarvestPlan, outcome: HarvestResult | None) -> HarvestR
             for source in plan.sources
         ),
         harvested_before=plan.unchanged,
-        digest_change=digest_change,
+        digest_change=make_digest_change(outcome.digest_change) if outcome else None,
     )
 
 

@@ -1,6 +1,5 @@
 """HTTP routes for pending knowledge: which running sessions use an older digest, and what a refresh would cost."""
 
-import asyncio
 import datetime
 from decimal import Decimal
 
@@ -15,7 +14,7 @@ from holdfast.knowledge.pages import list_page_items
 from holdfast.runtime.knowledge import KNOWLEDGE_LAYER
 from holdfast.service.api.analytics_rows import to_json_usd
 from holdfast.service.api.cache import make_not_controllable_error
-from holdfast.service.api.knowledge import DigestChange, DigestRequest, get_digest, run_in_folder
+from holdfast.service.api.knowledge import DigestChange, DigestRequest, get_digest, make_digest_change, run_in_folder
 from holdfast.service.api.sessions import CallsRequest, CallsResponse, list_calls
 from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError, make_not_found_error
@@ -51,19 +50,13 @@ class RefreshResponse(msgspec.Struct, frozen=True):
     effect: str = "the session uses the newest digest from its next turn on and rewrites everything after it"
 
 
-async def get_pending_knowledge(context: AppContext, request: EmptyRequest) -> PendingKnowledgeResponse:
+def get_pending_knowledge(context: AppContext, request: EmptyRequest) -> PendingKnowledgeResponse:
     """The pending digest, and the running sessions that use an older one, with the cost of a refresh."""
-    next_text, current_text = await run_in_folder(context, _texts)
-    diff = compare_digests(current_text, next_text)
+    next_text, current_text = run_in_folder(context, _texts)
+    change = make_digest_change(compare_digests(current_text, next_text)) if next_text != current_text else None
     # Each check reads a session's events, hence the small limit.
-    sessions = [await _pending_session(context, row.id) for row in context.log.sessions(limit=SESSIONS_MAX)]
-    return PendingKnowledgeResponse(
-        next_text,
-        DigestChange(diff.first_byte, diff.bytes_before, diff.bytes_after, diff.items, diff.bytes_changed // 4)
-        if next_text != current_text
-        else None,
-        tuple(session for session in sessions if session is not None),
-    )
+    sessions = [_pending_session(context, row.id) for row in context.log.sessions(limit=SESSIONS_MAX)]
+    return PendingKnowledgeResponse(next_text, change, tuple(session for session in sessions if session is not None))
 
 
 def _texts(folder: KnowledgeFolder) -> tuple[str, str]:
@@ -71,14 +64,14 @@ def _texts(folder: KnowledgeFolder) -> tuple[str, str]:
     return build_digest(list_page_items(read_pages(folder))).text, decode_text(folder.read(DIGEST_FILE) or b"")
 
 
-async def _pending_session(context: AppContext, session_id: str) -> PendingSession | None:
+def _pending_session(context: AppContext, session_id: str) -> PendingSession | None:
     """None if the session has no digest in its prompt, or already the newest one."""
     try:
-        calls = await list_calls(context, CallsRequest(session_id, limit=1))
+        calls = list_calls(context, CallsRequest(session_id, limit=1))
         tokens = _tokens_from_digest(calls)
         if not tokens:
             return None
-        digest = await get_digest(context, DigestRequest(session_id))
+        digest = get_digest(context, DigestRequest(session_id))
     except ApiError:
         return None
     if not digest.pending_items:
@@ -104,22 +97,18 @@ def compute_rewrite_usd(model: str, tokens: int, models: Models, *, on: datetime
     return to_json_usd(tokens * max(Decimal(0), price.cache_write_5m - price.cache_read) / 1_000_000)
 
 
-async def request_digest_refresh(context: AppContext, request: SessionRequest) -> RefreshResponse:
+def request_digest_refresh(context: AppContext, request: SessionRequest) -> RefreshResponse:
     """Refresh a session's digest at its next turn.
 
     Stores the order only: the session may run in any process, and picks it up itself.
     """
-
-    def order() -> RefreshResponse:
-        state = context.cache_states.get_state(request.session_id)
-        if not state.model:
-            raise make_not_found_error("session", request.session_id)
-        if state.controllable != "all":
-            raise make_not_controllable_error("refresh its digest")
-        context.records.request_refresh(state.prefix_owner_id)
-        return RefreshResponse(state.session_id)
-
-    return await asyncio.to_thread(order)
+    state = context.cache_states.get_state(request.session_id)
+    if not state.model:
+        raise make_not_found_error("session", request.session_id)
+    if state.controllable != "all":
+        raise make_not_controllable_error("refresh its digest")
+    context.records.request_refresh(state.prefix_owner_id)
+    return RefreshResponse(state.session_id)
 
 
 ROUTES: tuple[Route, ...] = (

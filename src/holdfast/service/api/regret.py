@@ -1,26 +1,21 @@
 """What the same prompts would have cost under the optimal caching plan, and under other tools' policies."""
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import msgspec
 
 from holdfast.catalog.lookup import Models
-from holdfast.events.log import EventLog
-from holdfast.ledger.analytics.queries import PAGE_MAX, HasCostQueries, LedgerScope
-from holdfast.replay.audit import Audit, replay_transcripts
+from holdfast.ledger.analytics.queries import PAGE_MAX, LedgerScope
+from holdfast.replay.audit import Audit, AuditedSession, AuditReport, replay_transcripts
 from holdfast.replay.recording import Transcript, deduplicate_transcripts
 from holdfast.replay.stored_sessions import build_stored_transcript
 from holdfast.service.api.analytics_rows import to_json_usd
+from holdfast.service.context import ServedLog
 
 # Computing the optimum takes time per session; this bounds one request to the route.
 SESSIONS_MAX = 200
 REPLAYED_SESSIONS_MAX = 20
 """How many sessions are replayed, newest first: each takes a while."""
-
-
-class AnalyticsLog(EventLog, HasCostQueries, Protocol):
-    """A log with analytics queries."""
 
 
 class PolicyCostRow(msgspec.Struct, frozen=True):
@@ -60,33 +55,24 @@ class Regret(msgspec.Struct, frozen=True):
     sessions_left_out: int
 
 
-def compute_regret(log: AnalyticsLog, models: Models, scope: LedgerScope) -> Regret:
+def compute_regret(log: ServedLog, models: Models, scope: LedgerScope) -> Regret:
     transcripts, left_out = _transcripts(log, scope, sessions_max=SESSIONS_MAX)
     audit = Audit(models)
     for transcript in transcripts:
         audit.add_transcript(transcript)
     report = audit.build_report()
-    return Regret(
-        spent_usd=to_json_usd(report.spent_usd),
-        planned_usd=(to_json_usd(report.planned_usd[0]), to_json_usd(report.planned_usd[1])),
-        optimum_usd=to_json_usd(report.optimum_usd),
-        regret_usd=to_json_usd(report.spent_usd - report.optimum_usd),
-        call_count=report.calls,
-        sessions=tuple(
-            RegretRow(
-                row.session,
-                to_json_usd(row.spent_usd),
-                (to_json_usd(row.planned_usd[0]), to_json_usd(row.planned_usd[1])),
-                to_json_usd(row.optimum_usd),
-                to_json_usd(row.spent_usd - row.optimum_usd),
-            )
-            for row in report.sessions
-        ),
-        sessions_left_out=left_out,
-    )
+    sessions = tuple(RegretRow(row.session, *_amounts(row)) for row in report.sessions)
+    return Regret(*_amounts(report), report.calls, sessions, left_out)
 
 
-def compute_policy_costs(log: AnalyticsLog, models: Models, scope: LedgerScope) -> PolicyCosts:
+def _amounts(costs: AuditReport | AuditedSession) -> tuple[float, tuple[float, float], float, float]:
+    """What was spent, the range of our plan, the optimum, and the regret."""
+    low, high = map(to_json_usd, costs.planned_usd)
+    regret_usd = to_json_usd(costs.spent_usd - costs.optimum_usd)
+    return to_json_usd(costs.spent_usd), (low, high), to_json_usd(costs.optimum_usd), regret_usd
+
+
+def compute_policy_costs(log: ServedLog, models: Models, scope: LedgerScope) -> PolicyCosts:
     """The newest sessions under our policy and under those of other tools."""
     transcripts, _ = _transcripts(log, scope, sessions_max=REPLAYED_SESSIONS_MAX)
     totals = replay_transcripts(transcripts, models)
@@ -97,7 +83,7 @@ def compute_policy_costs(log: AnalyticsLog, models: Models, scope: LedgerScope) 
     return PolicyCosts(totals.recordings, tuple(sorted(rows, key=lambda row: (row.cost_usd, row.policy))))
 
 
-def _transcripts(log: AnalyticsLog, scope: LedgerScope, *, sessions_max: int) -> tuple[list[Transcript], int]:
+def _transcripts(log: ServedLog, scope: LedgerScope, *, sessions_max: int) -> tuple[list[Transcript], int]:
     """Transcripts of the newest sessions with a call in the window, and how many sessions were left out."""
     session_ids = list(_sessions_with_calls(log, scope))
     stored = (build_stored_transcript(log.read(session_id), session_id) for session_id in session_ids[:sessions_max])
@@ -105,7 +91,7 @@ def _transcripts(log: AnalyticsLog, scope: LedgerScope, *, sessions_max: int) ->
     return transcripts, max(0, len(session_ids) - sessions_max)
 
 
-def _sessions_with_calls(log: AnalyticsLog, scope: LedgerScope) -> Iterator[str]:
+def _sessions_with_calls(log: ServedLog, scope: LedgerScope) -> Iterator[str]:
     tables, offset = log.cost_queries(), 0
     while page := tables.session_amounts(scope, order="newest", limit=PAGE_MAX, offset=offset):
         yield from (session.id for session in page if session.amounts.calls)

@@ -1,6 +1,5 @@
 """HTTP routes for the calls of one session: prompt layers, cache plan, usage, verdict and certificate."""
 
-import asyncio
 import datetime
 from decimal import Decimal
 from itertools import islice
@@ -17,9 +16,10 @@ from holdfast.service.api.prompt_view import Divergence, find_divergence
 from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError, make_not_found_error
 from holdfast.service.http.request_parsing import to_datetime
-from holdfast.service.http.routes import Route, copy_fields, json_route
+from holdfast.service.http.routes import Route, SessionRequest, copy_fields, json_route
 from holdfast.types.prompt import PlanProbabilities, PromptSection
 
+_CALL = "/api/sessions/{session_id}/calls/{number}"
 CALLS_MAX = 1_000
 NUMBER_MAX = 10**9
 
@@ -127,20 +127,18 @@ class CallResponse(msgspec.Struct, frozen=True):
     certificate: Certificate | None
 
 
-class CallsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CallsRequest(SessionRequest, frozen=True):
     """Without `after`, the newest calls are returned."""
 
-    session_id: str
     after: Annotated[int, msgspec.Meta(ge=0, le=NUMBER_MAX)] | None = None
     limit: Annotated[int, msgspec.Meta(ge=1, le=CALLS_MAX)] = 200
 
 
-class CallRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    session_id: str
+class CallRequest(SessionRequest, frozen=True):
     number: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
 
 
-async def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
+def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
     """A page of the calls of a session: layers, breakpoints, usage and verdict."""
 
     def make(session: CallTimeline) -> CallsResponse | None:
@@ -149,10 +147,9 @@ async def list_calls(context: AppContext, request: CallsRequest) -> CallsRespons
         total = len(session.calls)
         first = max(0, total - request.limit) if request.after is None else min(request.after, total)
         last = first + request.limit
-        return CallsResponse(
-            session_id=session.session_id,
-            name=session.name,
-            model=session.model,
+        return copy_fields(
+            CallsResponse,
+            session,
             simulated=session.is_simulated,
             calls_total=total,
             calls=tuple(map(_call_view, session.calls[first:last])),
@@ -163,40 +160,30 @@ async def list_calls(context: AppContext, request: CallsRequest) -> CallsRespons
             ),
         )
 
-    calls = await asyncio.to_thread(context.prompt_views.view_session, request.session_id, make)
+    calls = context.prompt_views.view_session(request.session_id, make)
     if calls is None:
         raise make_not_found_error("session", request.session_id)
     return calls
 
 
-async def get_call(context: AppContext, request: CallRequest) -> CallResponse:
+def get_call(context: AppContext, request: CallRequest) -> CallResponse:
     """One call: its cache plan with reasons, its verdict and its certificate."""
-
-    def read() -> CallResponse:
-        call = _find_call(context, request)
-        certificate = _certificate(context, request.session_id, call.request) if call.request else None
-        return _detail(call, certificate)
-
-    return await asyncio.to_thread(read)
+    call = _find_call(context, request)
+    certificate = _certificate(context, request.session_id, call.request) if call.request else None
+    return _detail(call, certificate)
 
 
-async def get_divergence(context: AppContext, request: CallRequest) -> Divergence:
+def get_divergence(context: AppContext, request: CallRequest) -> Divergence:
     """The first byte that differs from the previous call, with context; this quotes the prompt."""
-
-    def read() -> Divergence:
-        sent_request = _find_call(context, request).request
-        events = context.log.read(request.session_id)
-        try:
-            result = sent_request and find_divergence(
-                events, request.session_id, context.models, ordinal=sent_request.ordinal
-            )
-        except UserError as error:
-            raise ApiError(404, "bytes_not_found", "these bytes cannot be rebuilt from the log") from error
-        if not result:
-            raise ApiError(404, "bytes_not_found", "there is no earlier request to compare with")
-        return result
-
-    return await asyncio.to_thread(read)
+    sent = _find_call(context, request).request
+    events = context.log.read(request.session_id)
+    try:
+        result = sent and find_divergence(events, request.session_id, context.models, ordinal=sent.ordinal)
+    except UserError as error:
+        raise ApiError(404, "bytes_not_found", "these bytes cannot be rebuilt from the log") from error
+    if not result:
+        raise ApiError(404, "bytes_not_found", "there is no earlier request to compare with")
+    return result
 
 
 def _find_call(context: AppContext, request: CallRequest) -> CallLayers:
@@ -270,7 +257,9 @@ def _detail(call: CallLayers, certificate: Certificate | None) -> CallResponse:
     entry, sent = call.entry, call.request
     tokens = entry.record.usage.tokens_sent
     planned_breakpoints = sent.breakpoints if sent else ()
-    return CallResponse(
+    return copy_fields(
+        CallResponse,
+        entry.plan,
         call=_call_view(call),
         breakpoints=tuple(
             PlannedBreakpoint(
@@ -283,10 +272,6 @@ def _detail(call: CallLayers, certificate: Certificate | None) -> CallResponse:
             )
             for planned in planned_breakpoints
         ),
-        notes=entry.plan.notes,
-        probabilities=entry.plan.probabilities,
-        floor_tokens=entry.plan.floor_tokens,
-        expected_read_tokens=entry.plan.expected_read_tokens,
         blocks=sent.blocks if sent else 0,
         blocks_shared=entry.record.blocks_shared,
         blocks_before=entry.record.blocks_before,
@@ -313,8 +298,6 @@ def _verdict_view(verdict: Verdict) -> VerdictView:
 
 ROUTES: tuple[Route, ...] = (
     json_route("GET", "/api/sessions/{session_id}/calls", list_calls, rule="read", error_statuses=(404,)),
-    json_route("GET", "/api/sessions/{session_id}/calls/{number}", get_call, rule="read", error_statuses=(404,)),
-    json_route(
-        "GET", "/api/sessions/{session_id}/calls/{number}/bytes", get_divergence, rule="admin", error_statuses=(404,)
-    ),
+    json_route("GET", _CALL, get_call, rule="read", error_statuses=(404,)),
+    json_route("GET", f"{_CALL}/bytes", get_divergence, rule="admin", error_statuses=(404,)),
 )

@@ -1,11 +1,9 @@
 """HTTP route that lists the skills on this machine, with validation findings and how to fix them."""
 
-import asyncio
-
 import msgspec
 
 from holdfast.service.context import AppContext
-from holdfast.service.http.routes import EmptyRequest, Route, json_route
+from holdfast.service.http.routes import EmptyRequest, Route, copy_fields, json_route
 from holdfast.sources.skills.library import read_skill_library
 from holdfast.sources.skills.skill import SkillReport
 
@@ -37,14 +35,10 @@ class SkillLibraryResponse(msgspec.Struct, frozen=True):
     skills_total: int
 
 
-async def list_skill_library(context: AppContext, request: EmptyRequest) -> SkillLibraryResponse:
+def list_skill_library(context: AppContext, request: EmptyRequest) -> SkillLibraryResponse:
     """Skills of the user and of the folder the service was started in, with validation findings."""
-
-    def read() -> SkillLibraryResponse:
-        reports = read_skill_library(context.skill_roots).reports
-        return SkillLibraryResponse(tuple(map(_skill_row, reports[:SKILLS_MAX])), len(reports))
-
-    return await asyncio.to_thread(read)
+    reports = read_skill_library(context.skill_roots).reports
+    return SkillLibraryResponse(tuple(map(_skill_row, reports[:SKILLS_MAX])), len(reports))
 
 
 def _skill_row(report: SkillReport) -> LibrarySkill:
@@ -54,10 +48,7 @@ def _skill_row(report: SkillReport) -> LibrarySkill:
         description=skill.description if skill else "",
         source=skill.source if skill else None,
         loads=report.valid,
-        findings=tuple(
-            LibraryFinding(finding.severity, finding.rule, finding.message, finding.fix, finding.line)
-            for finding in report.findings
-        ),
+        findings=tuple(copy_fields(LibraryFinding, finding) for finding in report.findings),
     )
 
 

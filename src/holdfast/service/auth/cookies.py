@@ -6,7 +6,14 @@ import msgspec
 
 from holdfast.events.records import KEY_COOKIE
 from holdfast.service.context import AppContext
-from holdfast.service.http.routes import EmptyRequest, Route, RouteRequest, RouteResponse, decode_request_fields
+from holdfast.service.http.routes import (
+    EmptyRequest,
+    Route,
+    RouteRequest,
+    RouteResponse,
+    decode_request_fields,
+    get_summary,
+)
 
 # The cookie holds the key itself, so that restarts and replicas need no session state; HttpOnly keeps it from scripts
 # and SameSite=Strict from requests of other sites (docs/decisions/0030). Not Secure: localhost is served over HTTP.
@@ -30,22 +37,22 @@ def get_authorization(authorization: str | None, cookies: Mapping[str, str]) -> 
 
 
 async def get_visitor(context: AppContext, incoming: RouteRequest) -> RouteResponse:
+    """The current caller, and whether sample sessions are available."""
     decode_request_fields(incoming, EmptyRequest)
     return RouteResponse(_encode(_visitor(context, incoming)))
 
 
 async def sign_in(context: AppContext, incoming: RouteRequest) -> RouteResponse:
+    """Store the request's key in a cookie, for use in a browser."""
     decode_request_fields(incoming, EmptyRequest)
-    if incoming.secret is None:
-        # There is no key to store: the service does not require one yet.
-        return RouteResponse(_encode(_visitor(context, incoming)))
-    return RouteResponse(
-        _encode(_visitor(context, incoming)),
-        headers={"set-cookie": f"{KEY_COOKIE}={incoming.secret}; {_COOKIE_ATTRIBUTES}"},
-    )
+    cookie = f"{KEY_COOKIE}={incoming.secret}; {_COOKIE_ATTRIBUTES}"
+    # Without a secret there is no key to store: the service does not require one yet.
+    headers = {} if incoming.secret is None else {"set-cookie": cookie}
+    return RouteResponse(_encode(_visitor(context, incoming)), headers=headers)
 
 
 async def sign_out(context: AppContext, incoming: RouteRequest) -> RouteResponse:
+    """Delete the sign-in cookie."""
     decode_request_fields(incoming, EmptyRequest)
     expired_cookie = f"{KEY_COOKIE}=; {_COOKIE_ATTRIBUTES}; Max-Age=0"
     return RouteResponse(_encode(Visitor("", False, _sample(context))), headers={"set-cookie": expired_cookie})
@@ -62,23 +69,7 @@ def _sample(context: AppContext) -> str:
 
 
 ROUTES: tuple[Route, ...] = (
-    Route(
-        "GET",
-        "/api/visitor",
-        "read",
-        "The current caller, and whether sample sessions are available.",
-        EmptyRequest,
-        Visitor,
-        get_visitor,
-    ),
-    Route(
-        "POST",
-        "/api/sign_in",
-        "read",
-        "Store the request's key in a cookie, for use in a browser.",
-        EmptyRequest,
-        Visitor,
-        sign_in,
-    ),
-    Route("POST", "/api/sign_out", "read", "Delete the sign-in cookie.", EmptyRequest, Visitor, sign_out),
+    Route("GET", "/api/visitor", "read", get_summary(get_visitor), EmptyRequest, Visitor, get_visitor),
+    Route("POST", "/api/sign_in", "read", get_summary(sign_in), EmptyRequest, Visitor, sign_in),
+    Route("POST", "/api/sign_out", "read", get_summary(sign_out), EmptyRequest, Visitor, sign_out),
 )

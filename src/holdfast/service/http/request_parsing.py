@@ -91,9 +91,6 @@ class TimeSpan(msgspec.Struct, frozen=True):
     start: float
     end: float
 
-    def contains(self, at: float) -> bool:
-        return self.start <= at < self.end
-
     @property
     def window(self) -> TimeWindow:
         return TimeWindow(to_datetime(self.start), to_datetime(self.end))

@@ -1,7 +1,8 @@
 """The Route value, from which decoding, access control, errors and the OpenAPI document are derived."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from inspect import getdoc
+from inspect import getdoc, iscoroutinefunction
 from typing import Any, Literal, TypeVar, get_type_hints
 
 import msgspec
@@ -11,9 +12,8 @@ from holdfast.service.context import AppContext
 
 Method = Literal["GET", "POST", "PUT", "DELETE"]
 
-AccessRule = Literal["open", "read", "admin", "agent", "caller"]
-"""Who may call a route: anyone; keys with read access; admins; admins and the agent named in the path; or
-callers that the route itself allows."""
+AccessRule = Literal["open", "read", "admin", "caller"]
+"""Who may call a route: anyone; keys with read access; admins; or callers that the route itself allows."""
 
 JSON = "application/json"
 EVENT_STREAM = "text/event-stream"
@@ -109,16 +109,18 @@ class EmptyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def json_route(
     method: Method,
     path: str,
-    run: Callable[[AppContext, Request], Awaitable[Reply]],
+    run: Callable[[AppContext, Request], Reply | Awaitable[Reply]],
     *,
     rule: AccessRule,
     error_statuses: tuple[int, ...] = (),
 ) -> Route:
-    """A route with a JSON response; types and summary are those of `run`."""
+    """A route with a JSON response; types and summary are those of `run`, which runs in a thread unless it is async."""
     request, reply = get_handler_types(run)
 
     async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
-        return RouteResponse(_encode(await run(context, decode_request_fields(incoming, request))))
+        fields = decode_request_fields(incoming, request)
+        result = run(context, fields) if iscoroutinefunction(run) else asyncio.to_thread(run, context, fields)
+        return RouteResponse(_encode(await result))
 
     return Route(method, path, rule, get_summary(run), request, reply, respond, error_statuses=error_statuses)
 
@@ -140,7 +142,7 @@ def raw_route(
     return Route("GET", path, rule, summary, request, NonJsonResponse, respond, content_type=content_type)
 
 
-def copy_fields(target: type[Reply], source: object, **others: object) -> Reply:
+def copy_fields(target: type[Reply], source: object, /, **others: object) -> Reply:
     """A response with the other fields given, and each remaining field copied from the source's attribute."""
     names = (name for name in target.__struct_fields__ if name not in others)
     return target(**{name: getattr(source, name) for name in names}, **others)

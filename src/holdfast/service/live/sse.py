@@ -14,7 +14,7 @@ from holdfast.events.payloads.union import AnyPayload
 from holdfast.events.records import PositionedEvent
 from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError
-from holdfast.service.http.routes import EVENT_STREAM, Route, RouteResponse, raw_route
+from holdfast.service.http.routes import EVENT_STREAM, Route, RouteResponse, copy_fields, raw_route
 from holdfast.service.live.hub import EventHub, NoEvents, SkippedEvents
 
 POSITION_DIGITS_MAX = 18
@@ -79,15 +79,8 @@ async def iterate_sse_frames(hub: EventHub, *, after: int | None, session_id: st
 
 
 def encode_sse_frame(position: int, event: Event) -> bytes:
-    streamed = StreamedEvent(
-        id=event.id,
-        at=event.at,
-        session_id=event.session_id,
-        turn_id=event.turn_id,
-        type=event_type_of(event.payload),
-        actor=event.actor,
-        payload=_public_payload(event.payload),
-    )
+    payload = event.payload
+    streamed = copy_fields(StreamedEvent, event, type=event_type_of(payload), payload=_public_payload(payload))
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (position, streamed.type.encode(), _encode(streamed))
 
 

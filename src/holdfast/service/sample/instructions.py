@@ -52,9 +52,8 @@ def add_sample_instructions(context: InstructionContext, *, clock: Clock, new_id
     if context.records.agent(AGENT) is not None:
         return
     past_clock = ManualClock(clock() - DAYS * DAY)
-    past_context = InstructionContext(
-        context.records, context.settings, key=context.key, clock=past_clock, new_id=new_id, warn=lambda line: None
-    )
+    records, settings = context.records, context.settings
+    past_context = InstructionContext(records, settings, key=context.key, clock=past_clock, new_id=new_id)
     agent = msgspec.structs.replace(make_agent(past_context, AGENT), role="Answers customers of a lamp shop")
     past_context.records.put_agent(agent)
     sample = load_sample_instructions()

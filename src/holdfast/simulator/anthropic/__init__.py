@@ -1,3 +1,1 @@
 """The simulated Messages API of Anthropic."""
-
-from holdfast.simulator.anthropic.api import AnthropicApi as AnthropicApi

@@ -11,27 +11,20 @@ from holdfast.errors import UserError
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.errors import get_header
+from holdfast.simulator.anthropic import validation
 from holdfast.simulator.anthropic.prefixes import (
     fingerprint_anthropic_request,
     make_anthropic_cache_call,
     read_diagnosis_request,
 )
 from holdfast.simulator.anthropic.thinking import accept_thinking, sign_anthropic_thinking
-from holdfast.simulator.anthropic.validation import (
-    BINDING_BETA,
-    check_anthropic_output,
-    check_anthropic_tools,
-    check_anthropic_transcript,
-    check_anthropic_window,
-    drops_mismatches,
-    place_requested_breakpoints,
-)
 from holdfast.simulator.provider_api import (
     AcceptedRequest,
     DroppedBlock,
     ProviderApi,
     RequestContext,
     SimulatedRequest,
+    is_model_request,
     parse_model_name,
     refuse,
 )
@@ -60,14 +53,8 @@ class AnthropicApi(ProviderApi):
         if http_request.method == "POST":
             return http_request.path in (_MESSAGES, _COUNT)
         # Other providers list their models at the same path; only Anthropic's clients send one of these headers.
-        is_anthropic = any(
-            get_header(http_request.headers, name) is not None for name in ("anthropic-version", "x-api-key")
-        )
-        return (
-            http_request.method == "GET"
-            and is_anthropic
-            and (http_request.path == _MODELS or bool(parse_model_name(http_request.path, _MODELS)))
-        )
+        headers = (get_header(http_request.headers, name) for name in ("anthropic-version", "x-api-key"))
+        return any(header is not None for header in headers) and is_model_request(http_request, _MODELS)
 
     def parse_request(self, http_request: SimulatedRequest, context: RequestContext) -> AcceptedRequest | bytes:
         _check_version(http_request.headers)
@@ -84,7 +71,7 @@ class AnthropicApi(ProviderApi):
         return sign_anthropic_thinking(content, model=request.parameters.model, prefix=request.prefix)
 
     def encode_reply(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
-        reports_dropped = BINDING_BETA in request.parameters.betas
+        reports_dropped = validation.BINDING_BETA in request.parameters.betas
         if not request.parameters.stream:
             body = anthropic.encode_reply(reply)
             return add_input_transformations(body, request.dropped) if reports_dropped else body
@@ -163,19 +150,16 @@ def parse_anthropic_request(wire: WireRequest, context: RequestContext, *, count
     """Raises `ProviderError` for what the provider refuses. With `counting`, output limits are not checked."""
     parameters = wire.parameters
     model = _find_model(parameters.model, context.models)
-    check_anthropic_transcript(wire.prompt.entries, model.cache, parameters.betas)
+    validation.check_anthropic_transcript(wire.prompt.entries, model.cache, parameters.betas)
     sent = list_sent_blocks(anthropic, wire)
-    check_anthropic_tools(sent, parameters, model.cache)
+    validation.check_anthropic_tools(sent, parameters, model.cache)
     if not counting:
-        check_anthropic_output(parameters, model)
-    accepted = accept_thinking(
-        place_requested_breakpoints(sent, parameters, model.cache),
-        model=parameters.model,
-        rules=model.cache,
-        drops_mismatches=drops_mismatches(parameters),
-    )
+        validation.check_anthropic_output(parameters, model)
+    placed = validation.place_requested_breakpoints(sent, parameters, model.cache)
+    drops = validation.drops_mismatches(parameters)
+    accepted = accept_thinking(placed, model=parameters.model, rules=model.cache, drops_mismatches=drops)
     call = make_anthropic_cache_call(accepted.blocks, parameters, model=model, context=context)
-    check_anthropic_window(call.tokens, model)
+    validation.check_anthropic_window(call.tokens, model)
     return AcceptedRequest(
         model=model,
         parameters=parameters,

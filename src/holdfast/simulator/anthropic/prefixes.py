@@ -11,13 +11,7 @@ from holdfast.catalog.schema import CacheRules, Model
 from holdfast.providers.anthropic.cache_diagnostics import DIAGNOSTICS_FIELD
 from holdfast.providers.cache_inputs import anthropic_cache_inputs, is_web_search
 from holdfast.providers.json_splice import extra_field
-from holdfast.simulator.cache_diagnostics import (
-    NO_REASON,
-    DiagnosisFingerprint,
-    DiagnosisRequest,
-    digest_section,
-    digest_settings,
-)
+from holdfast.simulator import cache_diagnostics
 from holdfast.simulator.provider_api import RequestContext, refuse
 from holdfast.simulator.request_blocks import SentBlock, make_cache_block
 from holdfast.types.prompt import Breakpoint, Parameters, PromptSection
@@ -48,23 +42,23 @@ _PREVIOUS = "previous_message_id"
 
 def fingerprint_anthropic_request(
     blocks: Sequence[SentBlock], parameters: Parameters, rules: CacheRules
-) -> DiagnosisFingerprint:
+) -> cache_diagnostics.DiagnosisFingerprint:
     settings = anthropic_cache_inputs((sent.block for sent in blocks), parameters)
     message_settings = ("thinking", "tool_choice", "images", "citations", "effort")
-    return DiagnosisFingerprint(
+    return cache_diagnostics.DiagnosisFingerprint(
         digests=(
             # Anthropic reports a changed `speed` as a changed model.
-            ("model_changed", digest_settings(settings, ("model", "speed"), rules)),
-            ("tools_changed", digest_section(blocks, "tools")),
-            ("system_changed", digest_section(blocks, "system")),
+            ("model_changed", cache_diagnostics.digest_settings(settings, ("model", "speed"), rules)),
+            ("tools_changed", cache_diagnostics.digest_section(blocks, "tools")),
+            ("system_changed", cache_diagnostics.digest_section(blocks, "system")),
             # Differences in these parameters are reported as `unavailable`.
-            (NO_REASON, digest_settings(settings, message_settings, rules)),
+            (cache_diagnostics.NO_REASON, cache_diagnostics.digest_settings(settings, message_settings, rules)),
         ),
         prompt_reason="messages_changed",
     )
 
 
-def read_diagnosis_request(parameters: Parameters, rules: CacheRules) -> DiagnosisRequest | None:
+def read_diagnosis_request(parameters: Parameters, rules: CacheRules) -> cache_diagnostics.DiagnosisRequest | None:
     field = extra_field(parameters, DIAGNOSTICS_FIELD)
     if field is None:
         return None
@@ -75,4 +69,4 @@ def read_diagnosis_request(parameters: Parameters, rules: CacheRules) -> Diagnos
     previous = field.get(_PREVIOUS)
     if previous is not None and not isinstance(previous, str):
         raise refuse(f"{DIAGNOSTICS_FIELD}.{_PREVIOUS}: must be text or null")
-    return DiagnosisRequest(previous)
+    return cache_diagnostics.DiagnosisRequest(previous)

@@ -98,8 +98,6 @@ def _binding_error(path: str) -> ProviderError:
 
 def _strip_old_thinking(blocks: Sequence[SentBlock]) -> list[SentBlock]:
     """Drop the thinking before the last user message; tool results do not count as user messages."""
-    user_indexes = (
-        index for index, sent in enumerate(blocks) if sent.encoded.role == "user" and sent.kind != "tool_result"
-    )
-    last_user = max(user_indexes, default=-1)
+    by_user = [sent.encoded.role == "user" and sent.kind != "tool_result" for sent in blocks]
+    last_user = max((index for index, is_user in enumerate(by_user) if is_user), default=-1)
     return [sent for index, sent in enumerate(blocks) if index > last_user or sent.kind not in THINKING_NAMES]

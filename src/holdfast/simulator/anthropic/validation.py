@@ -43,11 +43,8 @@ def check_anthropic_transcript(entries: Sequence[HistoryEntry], rules: CacheRule
         raise refuse(
             "This model does not support assistant message prefill. The conversation must end with a user message."
         )
-    findings = validate_transcript(
-        messages,
-        rules=TranscriptRules(system_messages="after_user" if rules.accepts_system_messages else "refused"),
-        complete=True,
-    )
+    transcript_rules = TranscriptRules(system_messages="after_user" if rules.accepts_system_messages else "refused")
+    findings = validate_transcript(messages, rules=transcript_rules, complete=True)
     if findings:
         raise refuse(f"messages.{findings[0].index}: {findings[0].text}")
 

@@ -1,3 +1,1 @@
 """The simulated Gemini API."""
-
-from holdfast.simulator.gemini.api import GeminiApi as GeminiApi

@@ -40,9 +40,8 @@ def split_gemini_body(body: bytes, known_names: Collection[str]) -> dict[str, by
         members = split_object(body)
     for name in members:
         if name not in known_names:
-            raise refuse(
-                f'Invalid JSON payload received. Unknown name "{sanitize_message(name)[:60]}": Cannot find field.'
-            )
+            shown = sanitize_message(name)[:60]
+            raise refuse(f'Invalid JSON payload received. Unknown name "{shown}": Cannot find field.')
     return {name: value for name, value in members.items() if value != b"null"}
 
 
@@ -75,9 +74,8 @@ def list_sent_parts(request: WireRequest) -> tuple[SentBlock, ...]:
     for segment in request.prompt.segments:
         encoded_parts = gemini.encode_segment(segment)
         head: tuple[Text | ToolSpec, ...] = (*segment.tools, *segment.system)
-        blocks += (
-            SentBlock(encoded.section, block, encoded) for block, encoded in zip(head, encoded_parts, strict=False)
-        )
+        pairs = zip(head, encoded_parts, strict=False)
+        blocks += (SentBlock(encoded.section, block, encoded) for block, encoded in pairs)
         blocks += _sent_contents(encoded_parts[len(head) :])
     return tuple(blocks)
 
@@ -106,11 +104,8 @@ def make_gemini_cache_call(
 
 
 def _digest_section(blocks: Sequence[SentBlock], section: PromptSection) -> str | None:
-    digests = [
-        sha256_hex(sent.encoded.container_start + sent.encoded.data)
-        for sent in blocks
-        if sent.encoded.section == section
-    ]
+    encoded = (sent.encoded for sent in blocks if sent.encoded.section == section)
+    digests = [sha256_hex(block.container_start + block.data) for block in encoded]
     return sha256_hex(canonical_json(digests)) if digests else None
 
 

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from holdfast.errors import ProviderError
 from holdfast.providers.adapter import ExplicitCacheEntry
 from holdfast.providers.errors import decoding_errors
-from holdfast.providers.gemini.cached_content import CachePage, encode_cache, encode_cache_page
+from holdfast.providers.gemini.cached_content import encode_cache, encode_cache_page
 from holdfast.simulator.explicit_caches import CachedContent
+from holdfast.simulator.gemini import validation
 from holdfast.simulator.gemini.body import (
     CONTENTS,
     HEAD_NAMES,
@@ -22,12 +23,6 @@ from holdfast.simulator.gemini.body import (
     make_gemini_cache_call,
     read_text_member,
     split_gemini_body,
-)
-from holdfast.simulator.gemini.validation import (
-    NOT_SUPPORTED,
-    check_gemini_tools,
-    check_gemini_window,
-    find_gemini_model,
 )
 from holdfast.simulator.provider_api import RequestContext, SimulatedRequest, refuse
 
@@ -72,10 +67,10 @@ def _create(body: bytes, context: RequestContext) -> bytes:
     name = (read_text_member(members, "model") or "").removeprefix("models/")
     if not name:
         raise refuse("CachedContent.model: model is not specified")
-    model = find_gemini_model(name, context.models, method=_METHOD)
+    model = validation.find_gemini_model(name, context.models, method=_METHOD)
     tokens_min = model.cache.explicit_tokens_min
     if not tokens_min:
-        raise refuse(NOT_SUPPORTED.format(name=name, method=_METHOD), status=404)
+        raise refuse(validation.NOT_SUPPORTED.format(name=name, method=_METHOD), status=404)
     expires_at = _expires_at(members, context.at)
     display_name = read_text_member(members, "displayName") or ""
     if len(display_name) > DISPLAY_NAME_CHARS_MAX:
@@ -83,26 +78,21 @@ def _create(body: bytes, context: RequestContext) -> bytes:
     content = {name: value for name, value in members.items() if name in (*HEAD_NAMES, CONTENTS)}
     wire = decode_gemini_members(content, model.name)
     sent = list_sent_parts(wire)
-    check_gemini_tools(sent, wire.parameters)
+    validation.check_gemini_tools(sent, wire.parameters)
     tokens = make_gemini_cache_call(sent, wire.parameters, model=model, context=context).tokens
     if tokens < tokens_min:
         raise refuse(f"Cached content is too small. total_token_count={tokens}, min_total_token_count={tokens_min}")
-    check_gemini_window(tokens, model)
-    cache = ExplicitCacheEntry(
-        f"{COLLECTION}/{context.explicit_caches.new_id(context.at)}", model.name, tokens, expires_at, display_name
-    )
+    validation.check_gemini_window(tokens, model)
+    cache_name = f"{COLLECTION}/{context.explicit_caches.new_id(context.at)}"
+    cache = ExplicitCacheEntry(cache_name, model.name, tokens, expires_at, display_name)
     context.explicit_caches.store(CachedContent(context.workspace, cache, content), at=context.at)
     return encode_cache(cache)
 
 
 def _list(query: Mapping[str, str], context: RequestContext) -> bytes:
-    own = [
-        content.cache
-        for content in context.explicit_caches.list_live(at=context.at)
-        if content.workspace == context.workspace
-    ]
-    caches, next_page_token = cut_page(own, query)
-    return encode_cache_page(CachePage(tuple(caches), next_page_token))
+    live = context.explicit_caches.list_live(at=context.at)
+    own = [content.cache for content in live if content.workspace == context.workspace]
+    return encode_cache_page(*cut_page(own, query))
 
 
 def _update(body: bytes, content: CachedContent, context: RequestContext) -> bytes:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from holdfast.catalog.schema import Model
 from holdfast.providers.gemini.encode import CACHED_CONTENT
 from holdfast.simulator.explicit_caches import CachedContent
+from holdfast.simulator.gemini import validation
 from holdfast.simulator.gemini.body import (
     CONTENTS,
     HEAD_NAMES,
@@ -18,15 +19,6 @@ from holdfast.simulator.gemini.body import (
     split_gemini_body,
 )
 from holdfast.simulator.gemini.cached_content import find_cached_content
-from holdfast.simulator.gemini.validation import (
-    check_gemini_calls,
-    check_gemini_contents,
-    check_gemini_output,
-    check_gemini_thoughts,
-    check_gemini_tools,
-    check_gemini_window,
-    find_gemini_model,
-)
 from holdfast.simulator.provider_api import AcceptedRequest, RequestContext, refuse
 from holdfast.simulator.request_blocks import digest_conversation, digest_conversation_starts
 from holdfast.types.transcript import merge_into_messages
@@ -35,30 +27,19 @@ AS_ARRAY = "alt"
 """Marks a request whose stream is returned as one JSON array."""
 
 _COUNTED = "generateContentRequest"
-_KNOWN = frozenset(
-    {
-        *HEAD_NAMES,
-        CONTENTS,
-        CACHED_CONTENT,
-        "generationConfig",
-        "labels",
-        "model",
-        "safetySettings",
-        "serviceTier",
-        "store",
-    }
-)
+_OPTIONAL_NAMES = ("generationConfig", "labels", "model", "safetySettings", "serviceTier", "store")
+_KNOWN = frozenset({*HEAD_NAMES, CONTENTS, CACHED_CONTENT, *_OPTIONAL_NAMES})
 
 
 def parse_gemini_request(body: bytes, name: str, action: str, context: RequestContext) -> AcceptedRequest:
     """Raises `ProviderError` for what the provider refuses."""
-    model = find_gemini_model(name, context.models, method=action)
+    model = validation.find_gemini_model(name, context.models, method=action)
     members = split_gemini_body(body, _KNOWN)
     _check_model(members, name)
     accepted = _parse_members(members, model, context, action=action)
-    check_gemini_output(accepted.parameters, model)
-    check_gemini_calls(accepted.messages)
-    check_gemini_thoughts(accepted.messages)
+    validation.check_gemini_output(accepted.parameters, model)
+    validation.check_gemini_calls(accepted.messages)
+    validation.check_gemini_thoughts(accepted.messages)
     return accepted
 
 
@@ -70,7 +51,7 @@ def request_json_array(request: AcceptedRequest) -> AcceptedRequest:
 
 
 def count_gemini_tokens(body: bytes, name: str, context: RequestContext) -> dict[str, int]:
-    model = find_gemini_model(name, context.models, method="countTokens")
+    model = validation.find_gemini_model(name, context.models, method="countTokens")
     members = split_gemini_body(body, {CONTENTS, _COUNTED})
     if _COUNTED in members:
         if CONTENTS in members:
@@ -86,15 +67,15 @@ def _parse_members(
     members: Mapping[str, bytes], model: Model, context: RequestContext, *, action: str = "generateContent"
 ) -> AcceptedRequest:
     wire = decode_gemini_members(members, model.name, action)
-    check_gemini_contents(wire.prompt.entries)
+    validation.check_gemini_contents(wire.prompt.entries)
     cached = _referenced_cache(members, model, context)
     if cached is not None:
         wire = decode_gemini_members(join_cached_content(cached.members, members), model.name, action)
     sent = list_sent_parts(wire)
-    check_gemini_tools(sent, wire.parameters)
+    validation.check_gemini_tools(sent, wire.parameters)
     cached_tokens = cached.cache.tokens if cached else 0
     call = make_gemini_cache_call(sent, wire.parameters, model=model, context=context, cached_tokens=cached_tokens)
-    check_gemini_window(call.tokens, model)
+    validation.check_gemini_window(call.tokens, model)
     return AcceptedRequest(
         model=model,
         parameters=wire.parameters,

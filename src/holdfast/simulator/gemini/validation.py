@@ -119,12 +119,8 @@ def check_gemini_output(parameters: Parameters, model: Model) -> None:
 
 def check_gemini_window(tokens: int, model: Model) -> None:
     if tokens > model.context_tokens_max:
-        raise ProviderError(
-            "context_overflow",
-            f"The input token count ({tokens}) exceeds the maximum number of tokens allowed "
-            f"({model.context_tokens_max}).",
-            status=400,
-        )
+        limit = f"the maximum number of tokens allowed ({model.context_tokens_max})"
+        raise ProviderError("context_overflow", f"The input token count ({tokens}) exceeds {limit}.", status=400)
 
 
 SIGNATURE_STAND_INS = frozenset({"skip_thought_signature_validator", "context_engineering_is_the_way_to_go"})

@@ -11,30 +11,9 @@ from holdfast.catalog.schema import CacheRules, Model
 from holdfast.providers.adapter import Adapter, WireRequest
 from holdfast.providers.cache_inputs import openai_cache_inputs
 from holdfast.providers.json_splice import extra_field
-from holdfast.simulator.cache_diagnostics import (
-    NO_REASON,
-    DiagnosisFingerprint,
-    DiagnosisRequest,
-    digest_section,
-    digest_settings,
-)
-from holdfast.simulator.openai.validation import (
-    CheckCalls,
-    check_openai_breakpoints,
-    check_openai_output,
-    check_openai_tools,
-    check_openai_types,
-    check_openai_window,
-    find_openai_model,
-)
+from holdfast.simulator import cache_diagnostics, request_blocks
+from holdfast.simulator.openai import validation
 from holdfast.simulator.provider_api import AcceptedRequest, RequestContext, refuse
-from holdfast.simulator.request_blocks import (
-    SentBlock,
-    digest_conversation,
-    digest_conversation_starts,
-    list_sent_blocks,
-    make_cache_block,
-)
 from holdfast.types.prompt import Breakpoint, Parameters
 from holdfast.types.transcript import merge_into_messages
 
@@ -46,8 +25,8 @@ class OpenAIInterface(msgspec.Struct, frozen=True):
     prompt_name: str
     output_tokens_unlimited: int
     cache_options: frozenset[str]
-    check_calls: CheckCalls
-    check_thinking: Callable[[Sequence[SentBlock]], None]
+    check_calls: validation.CheckCalls
+    check_thinking: Callable[[Sequence[request_blocks.SentBlock]], None]
 
 
 def parse_openai_request(
@@ -55,33 +34,33 @@ def parse_openai_request(
 ) -> AcceptedRequest:
     """Raises `ProviderError` for what the provider refuses. With `counting`, output limits are not checked."""
     parameters = wire.parameters
-    model = find_openai_model(parameters.model, context.models)
+    model = validation.find_openai_model(parameters.model, context.models)
     messages = merge_into_messages(wire.prompt.entries)
     if not messages:
         raise refuse(f"Invalid '{interface.prompt_name}': it holds nothing to answer to.")
-    check_openai_types(parameters)
+    validation.check_openai_types(parameters)
     if not counting:
-        check_openai_output(parameters, model, unlimited=interface.output_tokens_unlimited)
+        validation.check_openai_output(parameters, model, unlimited=interface.output_tokens_unlimited)
     interface.check_calls(messages)
-    sent = list_sent_blocks(interface.adapter, wire)
-    check_openai_tools(sent, parameters)
-    check_openai_breakpoints(sent, model)
+    sent = request_blocks.list_sent_blocks(interface.adapter, wire)
+    validation.check_openai_tools(sent, parameters)
+    validation.check_openai_breakpoints(sent, model)
     interface.check_thinking(sent)
     options = read_cache_options(parameters, model.cache, known=interface.cache_options)
     call = make_openai_cache_call(sent, parameters, model=model, options=options, context=context)
-    check_openai_window(call.tokens, model)
+    validation.check_openai_window(call.tokens, model)
     compared_id = options.comparison_response_id
     return AcceptedRequest(
         model=model,
         parameters=parameters,
         messages=messages,
         call=call,
-        conversations=digest_conversation_starts(context.workspace, sent),
-        prefix=digest_conversation(sent),
+        conversations=request_blocks.digest_conversation_starts(context.workspace, sent),
+        prefix=request_blocks.digest_conversation(sent),
         # A prewarming request gets no output.
         prewarm_stop_reason="end_turn" if options.is_prewarm else None,
         fingerprint=fingerprint_openai_request(sent, parameters, model.cache),
-        diagnosis_request=DiagnosisRequest(compared_id) if compared_id is not None else None,
+        diagnosis_request=cache_diagnostics.DiagnosisRequest(compared_id) if compared_id is not None else None,
     )
 
 
@@ -98,7 +77,12 @@ class CacheOptions(msgspec.Struct, frozen=True):
 
 
 def make_openai_cache_call(
-    blocks: Sequence[SentBlock], parameters: Parameters, *, model: Model, options: CacheOptions, context: RequestContext
+    blocks: Sequence[request_blocks.SentBlock],
+    parameters: Parameters,
+    *,
+    model: Model,
+    options: CacheOptions,
+    context: RequestContext,
 ) -> CacheCall:
     """The request as the cache sees it."""
     # The implicit breakpoint may be at the end of a user message, of a group of tool results, or of the initial
@@ -106,7 +90,7 @@ def make_openai_cache_call(
     seeds = chain_seeds(model.cache, openai_cache_inputs(parameters))
     start = _conversation_start(blocks)
     cache_blocks = (
-        make_cache_block(
+        request_blocks.make_cache_block(
             sent,
             "system" if index < start and sent.encoded.section == "messages" else sent.encoded.section,
             model=model,
@@ -117,18 +101,17 @@ def make_openai_cache_call(
     )
     breakpoints = tuple(Breakpoint(index, sent.ttl) for index, sent in enumerate(blocks) if sent.ttl is not None)
     scope = CacheScope(context.workspace, parameters.model)
-    return CacheCall(
-        scope, chain_prefixes(seeds, cache_blocks), breakpoints, context.at, options.ttl, options.explicit_only
-    )
+    prefixes = chain_prefixes(seeds, cache_blocks)
+    return CacheCall(scope, prefixes, breakpoints, context.at, options.ttl, options.explicit_only)
 
 
-def _conversation_start(blocks: Sequence[SentBlock]) -> int:
+def _conversation_start(blocks: Sequence[request_blocks.SentBlock]) -> int:
     """The number of blocks before the conversation: tools, and the leading developer messages."""
     conversation_blocks = (index for index, sent in enumerate(blocks) if sent.encoded.role in ("user", "assistant"))
     return next(conversation_blocks, len(blocks))
 
 
-def _ends_turn(sent: SentBlock, following: SentBlock | None) -> bool:
+def _ends_turn(sent: request_blocks.SentBlock, following: request_blocks.SentBlock | None) -> bool:
     """Whether the block ends a user message, or a run of tool results."""
     if sent.encoded.role != "user":
         return False
@@ -177,9 +160,7 @@ def _parse_options(field: object, rules: CacheRules, known: frozenset[str]) -> C
         raise refuse(f"Invalid value for '{_OPTIONS}.ttl': supported values are {supported}.")
     if not isinstance(prewarm, bool):
         raise refuse(f"Invalid type for '{_OPTIONS}.prewarm': expected a boolean.")
-    return CacheOptions(
-        ttl=ttl, explicit_only=mode == "explicit", is_prewarm=prewarm, comparison_response_id=_comparison(field, rules)
-    )
+    return CacheOptions(ttl, mode == "explicit", prewarm, _comparison(field, rules))
 
 
 def _comparison(field: dict[str, object], rules: CacheRules) -> str | None:
@@ -196,20 +177,25 @@ _AFTER_TOOLS = ("text_format", "reasoning_effort", "verbosity")
 
 
 def fingerprint_openai_request(
-    blocks: Sequence[SentBlock], parameters: Parameters, rules: CacheRules
-) -> DiagnosisFingerprint:
+    blocks: Sequence[request_blocks.SentBlock], parameters: Parameters, rules: CacheRules
+) -> cache_diagnostics.DiagnosisFingerprint:
     parameter_values = openai_cache_inputs(parameters)
 
     def digests_of(*names: str) -> tuple[tuple[str, str], ...]:
-        return tuple((f"{name}_changed", digest_settings(parameter_values, (name,), rules)) for name in names)
+        return tuple(
+            (f"{name}_changed", cache_diagnostics.digest_settings(parameter_values, (name,), rules)) for name in names
+        )
 
-    return DiagnosisFingerprint(
+    return cache_diagnostics.DiagnosisFingerprint(
         digests=(
             *digests_of(*_BEFORE_TOOLS),
-            ("tools_changed", digest_section(blocks, "tools")),
+            ("tools_changed", cache_diagnostics.digest_section(blocks, "tools")),
             *digests_of(*_AFTER_TOOLS),
             # It invalidates the cache, but OpenAI has no reason code for it.
-            (NO_REASON, digest_settings(parameter_values, ("parallel_tool_calls",), rules)),
+            (
+                cache_diagnostics.NO_REASON,
+                cache_diagnostics.digest_settings(parameter_values, ("parallel_tool_calls",), rules),
+            ),
         ),
         prompt_reason="input_changed",
         hit_requires_read=True,

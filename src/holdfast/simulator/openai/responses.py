@@ -15,6 +15,7 @@ from holdfast.simulator.provider_api import (
     ProviderApi,
     RequestContext,
     SimulatedRequest,
+    is_model_request,
     parse_model_name,
     refuse,
 )
@@ -68,9 +69,7 @@ class OpenAIResponsesApi(ProviderApi):
     def accepts(self, http_request: SimulatedRequest) -> bool:
         if http_request.method == "POST":
             return http_request.path in (_RESPONSES, _COUNT)
-        return http_request.method == "GET" and (
-            http_request.path == _MODELS or bool(parse_model_name(http_request.path, _MODELS))
-        )
+        return is_model_request(http_request, _MODELS)
 
     def parse_request(self, http_request: SimulatedRequest, context: RequestContext) -> AcceptedRequest | bytes:
         if http_request.path == _MODELS:

@@ -1,3 +1,1 @@
 """The simulated OpenRouter API."""
-
-from holdfast.simulator.openrouter.api import OpenRouterApi as OpenRouterApi

@@ -19,15 +19,9 @@ from holdfast.providers.openrouter import openrouter
 from holdfast.simulator.anthropic.prefixes import make_anthropic_cache_call
 from holdfast.simulator.anthropic.thinking import accept_thinking, sign_anthropic_thinking
 from holdfast.simulator.anthropic.validation import place_requested_breakpoints
+from holdfast.simulator.openai import validation
 from holdfast.simulator.openai.request import CacheOptions, make_openai_cache_call
 from holdfast.simulator.openai.responses import find_release_timestamp
-from holdfast.simulator.openai.validation import (
-    check_chat_calls,
-    check_openai_output,
-    check_openai_tools,
-    check_openai_types,
-    check_openai_window,
-)
 from holdfast.simulator.provider_api import (
     AcceptedRequest,
     ProviderApi,
@@ -65,9 +59,8 @@ class OpenRouterApi(ProviderApi):
         """Thinking is moved before all other blocks, because clients send it back there."""
         ordered = openrouter.lower_entry(HistoryEntry("assistant", tuple(content)))
         blocks = ordered.content if ordered else ()
-        return sign_anthropic_thinking(
-            blocks, model=request.parameters.model, prefix=request.prefix, encode_block=_encode_block
-        )
+        model, prefix = request.parameters.model, request.prefix
+        return sign_anthropic_thinking(blocks, model=model, prefix=prefix, encode_block=_encode_block)
 
     def encode_reply(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
         encoded = super().encode_reply(reply, request)
@@ -169,11 +162,11 @@ def parse_openrouter_request(wire: WireRequest, context: RequestContext) -> Acce
     messages = merge_into_messages(wire.prompt.entries)
     if not messages:
         raise refuse("Input required: specify messages")
-    check_openai_types(parameters)
-    check_openai_output(parameters, model, unlimited=OUTPUT_TOKENS_DEFAULT)
-    check_chat_calls(messages)
+    validation.check_openai_types(parameters)
+    validation.check_openai_output(parameters, model, unlimited=OUTPUT_TOKENS_DEFAULT)
+    validation.check_chat_calls(messages)
     sent = list_sent_blocks(openrouter, wire)
-    check_openai_tools(sent, parameters)
+    validation.check_openai_tools(sent, parameters)
     placed = (
         place_requested_breakpoints(sent, parameters, model.cache)
         if model.cache.kind == "explicit"
@@ -181,7 +174,7 @@ def parse_openrouter_request(wire: WireRequest, context: RequestContext) -> Acce
     )
     admitted = accept_thinking(placed, model=parameters.model, rules=model.cache)
     call = _cache_call(admitted.blocks, wire, model, context)
-    check_openai_window(call.tokens, model)
+    validation.check_openai_window(call.tokens, model)
     return AcceptedRequest(
         model=model,
         parameters=parameters,

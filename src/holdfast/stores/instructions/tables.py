@@ -39,7 +39,7 @@ class InstructionTable(Generic[Row]):
     def __init__(self, name: str, row: type[Row], *nested: str) -> None:
         self.name = f"holdfast.{name}"
         self.columns = tuple(row.__struct_fields__)
-        self._row = row
+        self.row = row
         self._nested = frozenset(nested)
         self._fields = msgspec.structs.fields(row)
         params = repeat_params(len(self.columns))
@@ -72,7 +72,7 @@ class InstructionTable(Generic[Row]):
             for field in self._fields:
                 if field.name in self._nested:
                     values[field.name] = msgspec.json.decode(str(values[field.name]), type=field.type)
-            return msgspec.convert(values, self._row, strict=False)
+            return msgspec.convert(values, self.row, strict=False)
         except (msgspec.MsgspecError, ValueError) as error:
             table = self.name.removeprefix("holdfast.")
             raise StoreError(

@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.errors import UserError
 from holdfast.instructions.errors import InstructionError
-from holdfast.instructions.models import Agent, Approval, AuditRecord, CoverageRun, Manifest, Probe, UnitVersion
+from holdfast.instructions.models import Agent, AuditRecord, UnitVersion
 from holdfast.instructions.store import InstructionRecords, OwnedRecord, export_record, record_owner
 from holdfast.instructions.uri import is_shared_owner
 from holdfast.stores.instructions import tables
@@ -20,26 +20,17 @@ Row = TypeVar("Row", bound=msgspec.Struct)
 # Yields each record as accepted, None for a rejected one; raises InstructionError at the first invalid one.
 RecordJudge = Callable[[Sequence[OwnedRecord]], Iterator[OwnedRecord | None]]
 
-# The tag of each kind of record in an export.
-_TYPES: dict[str, type[OwnedRecord]] = {
-    "agent": Agent,
-    "unit": UnitVersion,
-    "manifest": Manifest,
-    "approval": Approval,
-    "coverage": CoverageRun,
-    "probe": Probe,
-    "audit": AuditRecord,
+# The table of each kind of record, by its tag in an export.
+_TABLES: dict[str, tables.InstructionTable[Any]] = {
+    "agent": tables.AGENTS,
+    "unit": tables.UNITS,
+    "manifest": tables.MANIFESTS,
+    "approval": tables.APPROVALS,
+    "coverage": tables.COVERAGE,
+    "probe": tables.PROBES,
+    "audit": tables.AUDIT,
 }
-_TAGS = {kind: tag for tag, kind in _TYPES.items()}
-_TABLES: dict[type[OwnedRecord], tables.InstructionTable[Any]] = {
-    Agent: tables.AGENTS,
-    UnitVersion: tables.UNITS,
-    Manifest: tables.MANIFESTS,
-    Approval: tables.APPROVALS,
-    AuditRecord: tables.AUDIT,
-    CoverageRun: tables.COVERAGE,
-    Probe: tables.PROBES,
-}
+_TAGS: dict[type[OwnedRecord], str] = {table.row: tag for tag, table in _TABLES.items()}
 _encode = msgspec.json.Encoder().encode
 
 
@@ -80,7 +71,7 @@ class OwnerTransfer:
                 names = (record.id, record.shortname or record.id)
                 name_taken = "WHERE id IN (?, ?) OR shortname IN (?, ?)"
                 steps.append(tables.require_none(f"{tables.AGENTS.name} {name_taken}", (*names, *names)))
-            steps.append(_TABLES[type(record)].insert_step(record))
+            steps.append(_TABLES[_TAGS[type(record)]].insert_step(record))
         if is_shared_owner(owner):
             unit_names = {record.name for record in records if isinstance(record, UnitVersion)}
             steps += [*(tables.mark_stale(owner, name) for name in sorted(unit_names)), tables.bump_revision(owner)]
@@ -145,9 +136,11 @@ def export_records(store: InstructionRecords) -> Iterator[bytes]:
 def decode_record(line: bytes) -> OwnedRecord:
     """Raises a msgspec error for a line that is not a record."""
     decoded = _decode_line(line)
-    if decoded.instruction_records not in _TYPES:
+    table = _TABLES.get(decoded.instruction_records)
+    if table is None:
         raise msgspec.ValidationError(f"unknown kind of record {decoded.instruction_records!a}")
-    return msgspec.json.decode(decoded.row, type=_TYPES[decoded.instruction_records])
+    record: OwnedRecord = msgspec.json.decode(decoded.row, type=table.row)
+    return record
 
 
 class OwnerImporter:

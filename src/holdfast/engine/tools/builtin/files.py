@@ -11,16 +11,7 @@ from typing import Annotated
 import msgspec
 
 from holdfast.engine.tools.definition import ToolContext, ToolError
-from holdfast.sources.confined_paths import (
-    EscapeError,
-    PathError,
-    Roots,
-    locate_path,
-    open_folder,
-    open_parent,
-    read_regular_at,
-    write_atomically,
-)
+from holdfast.sources import confined_paths
 from holdfast.sources.files import format_path
 from holdfast.types.blocks import replace_surrogates
 
@@ -67,7 +58,7 @@ def read_file(
 
 def list_dir(context: ToolContext, path: Annotated[str, "The folder, relative to the workspace."] = ".") -> str:
     """List a folder by name. Folders end in a slash; links show where they lead."""
-    with open_place(context, path) as (folder, name), open_folder(folder, name) as opened:
+    with open_place(context, path) as (folder, name), confined_paths.open_folder(folder, name) as opened:
         with os.scandir(opened) as scan:
             entries = list(itertools.islice(scan, ENTRIES_READ_MAX + 1))
         # Sorted by raw bytes, so that the order depends neither on the locale nor on the file system.
@@ -98,7 +89,7 @@ def make_edit_tools() -> tuple[Callable[..., str], Callable[..., str]]:
                 content = to_crlf(content)
             _check_not_stopped(context)
             raw = (before or DecodedFile("")).encode_text(content)
-            write_atomically(folder, name, raw)
+            confined_paths.write_atomically(folder, name, raw)
         context.files_modified.append(format_path(path))
         return f"{'Wrote' if before is None else 'Replaced'} {format_path(path)} ({len(raw)} bytes)."
 
@@ -110,10 +101,10 @@ def make_edit_tools() -> tuple[Callable[..., str], Callable[..., str]]:
     ) -> str:
         """Replace one passage of a text file. Give enough of its surroundings that it occurs only once."""
         with lock, open_place(context, path, writing=True) as (folder, name):
-            file = _checked_text(read_regular_at(folder, name, FILE_BYTES_MAX + 1), path)
+            file = _checked_text(confined_paths.read_regular_at(folder, name, FILE_BYTES_MAX + 1), path)
             text, line = _replace_once(file, old_text, replace_surrogates(new_text), format_path(path))
             _check_not_stopped(context)
-            write_atomically(folder, name, file.encode_text(text))
+            confined_paths.write_atomically(folder, name, file.encode_text(text))
         context.files_modified.append(format_path(path))
         return f"Replaced the passage at line {line} of {format_path(path)}."
 
@@ -140,7 +131,7 @@ class DecodedFile(msgspec.Struct, frozen=True):
 
 def _read(context: ToolContext, path: str) -> DecodedFile:
     with open_place(context, path) as (folder, name):
-        raw = read_regular_at(folder, name, FILE_BYTES_MAX + 1)
+        raw = confined_paths.read_regular_at(folder, name, FILE_BYTES_MAX + 1)
     return _checked_text(raw, path)
 
 
@@ -159,7 +150,7 @@ def _existing_text(folder: int, name: str) -> DecodedFile | None:
     None if there is no file; an empty text if it is too large or not text.
     """
     try:
-        raw = read_regular_at(folder, name, FILE_BYTES_MAX + 1)
+        raw = confined_paths.read_regular_at(folder, name, FILE_BYTES_MAX + 1)
     except FileNotFoundError:
         return None
     file = decode_file(raw) if len(raw) <= FILE_BYTES_MAX else None
@@ -204,7 +195,7 @@ def _entry_line(entry: os.DirEntry[str], folder: int) -> str:
     return format_path(entry.name) + ("/" if entry.is_dir(follow_symlinks=False) else "")
 
 
-def call_roots(context: ToolContext) -> Roots:
+def call_roots(context: ToolContext) -> confined_paths.Roots:
     """The folders that a call may access. Raises ToolError for a session without a workspace."""
     if context.roots is None:
         raise ToolError("This session has no workspace.", kind="permission_denied")
@@ -217,12 +208,12 @@ def open_place(
 ) -> Iterator[tuple[int, str]]:
     """The open folder of a path and the name in it. Raises ToolError, whose message the model reads."""
     try:
-        located = locate_path(call_roots(context), path, writing=writing)
-        with open_parent(located, make_folders=make_folders) as place:
+        located = confined_paths.locate_path(call_roots(context), path, writing=writing)
+        with confined_paths.open_parent(located, make_folders=make_folders) as place:
             yield place
-    except EscapeError as error:
+    except confined_paths.EscapeError as error:
         raise ToolError(f"The path is refused: {error}.", kind="permission_denied") from None
-    except PathError as error:
+    except confined_paths.PathError as error:
         raise ToolError(f"{error}.") from None
 
 

@@ -69,15 +69,11 @@ class _Search:
             if stat.S_ISREG(mode):
                 yield from self._file(folder, name, shown)
             elif stat.S_ISDIR(mode) and depth < SEARCH_DEPTH_MAX:
-                yield from self._folder(folder, name, shown, depth)
+                with open_folder(folder, name) as opened:
+                    for inner in sorted(set(os.listdir(opened)).difference(SKIPPED_FOLDERS), key=os.fsencode):
+                        yield from self._walk(opened, inner, shown / inner, depth + 1)
         except OSError:
             self.unreadable += 1
-
-    def _folder(self, folder: int, name: str, shown: Path, depth: int) -> Iterator[bytes]:
-        with open_folder(folder, name) as opened:
-            for inner in sorted(os.listdir(opened), key=os.fsencode):
-                if inner not in SKIPPED_FOLDERS:
-                    yield from self._walk(opened, inner, shown / inner, depth + 1)
 
     def _file(self, folder: int, name: str, shown: Path) -> Iterator[bytes]:
         raw = read_regular_at(folder, name, SEARCHED_FILE_BYTES_MAX + 1)
@@ -108,6 +104,7 @@ def make_grep_files(environ: Mapping[str, str], *, seconds_max: int = SEARCH_SEC
         with open_place(context, path) as (folder, name):
             os.stat(name, dir_fd=folder, follow_symlinks=False)
         search = _Search(context)
+        request = {"pattern": pattern, "ignore_case": ignore_case, "limit": limit, "seconds": seconds_max + 1}
         # A match cannot be interrupted within a process, and some patterns backtrack forever: a worker process can be
         # killed.
         printed = run_bounded(
@@ -116,9 +113,7 @@ def make_grep_files(environ: Mapping[str, str], *, seconds_max: int = SEARCH_SEC
             environ,
             seconds_max=seconds_max,
             bytes_max=_PRINTED_BYTES_MAX,
-            input_chunks=search.frames(
-                path, {"pattern": pattern, "ignore_case": ignore_case, "limit": limit, "seconds": seconds_max + 1}
-            ),
+            input_chunks=search.frames(path, request),
         )
         search.over.set()
         return _result_text(printed, search, seconds_max)
@@ -133,19 +128,16 @@ def _result_text(printed: BoundedOutput, search: _Search, seconds_max: int) -> s
         match _decode_line(line):
             case (number, line_number, text):
                 lines.append(f"{search.names[number]}:{line_number}: {text}")
-            case _Counts() as counts:
-                pass
             case _InvalidPattern(error):
                 raise ToolError(f"The pattern is not valid: {error}.")
-            case None:
-                pass
+            case _Counts() | None as decoded:
+                counts = decoded or counts
     notes = _notes(len(lines), counts, search)
     if counts is None:
         if printed.end not in ("timed_out", "cut"):
             raise ToolError("The search failed.")
-        notes.append(
-            f"[the search was stopped after {seconds_max} s; a simpler pattern or a smaller folder takes less]"
-        )
+        hint = "a simpler pattern or a smaller folder takes less"
+        notes.append(f"[the search was stopped after {seconds_max} s; {hint}]")
     return "\n".join((*lines, *notes)) or "(no matches)"
 
 

@@ -18,39 +18,31 @@ def memory_tools(files: Sequence[MemoryFile]) -> tuple[Tool, ...]:
     by_name = {file.name: file for file in files}
 
     def memory_add(text: str, context: ToolContext, file: str = files[0].name) -> str:
-        return _apply_edit(by_name[file], context, lambda: add_entry(by_name[file], _normalize(text)))
+        return _apply_edit(add_entry, by_name[file], context, text)
 
     def memory_replace(old_text: str, new_text: str, context: ToolContext, file: str = files[0].name) -> str:
-        return _apply_edit(
-            by_name[file], context, lambda: replace_entry(by_name[file], _normalize(old_text), _normalize(new_text))
-        )
+        return _apply_edit(replace_entry, by_name[file], context, old_text, new_text)
 
     def memory_consolidate(text: str, context: ToolContext, file: str = files[0].name) -> str:
-        return _apply_edit(by_name[file], context, lambda: consolidate(by_name[file], _normalize(text)))
+        return _apply_edit(consolidate, by_name[file], context, text)
 
     about = "; ".join(_purpose(file) for file in files)
+    old_text = "What to replace, exactly as it stands there; it must occur once."
+    new_text = "What to put in its place; empty to remove it."
+
+    def memory_tool(function: Callable[..., str], purpose: str, **texts: str) -> Tool:
+        description, input_schema = f"{purpose} {about}.", _schema(files, **texts)
+        return tool(function, description=description, input_schema=input_schema, side_effects="write")
+
     return (
-        tool(
+        memory_tool(
             memory_add,
-            description=f"Remember something in later sessions too: add one line to a memory file. {about}.",
-            input_schema=_schema(files, text="One short line."),
-            side_effects="write",
+            "Remember something in later sessions too: add one line to a memory file.",
+            text="One short line.",
         ),
-        tool(
-            memory_consolidate,
-            description=f"Rewrite a memory file to make it shorter. {about}.",
-            input_schema=_schema(files, text="The whole new content."),
-            side_effects="write",
-        ),
-        tool(
-            memory_replace,
-            description=f"Correct or remove a passage of a memory file. {about}.",
-            input_schema=_schema(
-                files,
-                old_text="What to replace, exactly as it stands there; it must occur once.",
-                new_text="What to put in its place; empty to remove it.",
-            ),
-            side_effects="write",
+        memory_tool(memory_consolidate, "Rewrite a memory file to make it shorter.", text="The whole new content."),
+        memory_tool(
+            memory_replace, "Correct or remove a passage of a memory file.", old_text=old_text, new_text=new_text
         ),
     )
 
@@ -62,9 +54,7 @@ def _purpose(file: MemoryFile) -> str:
 
 def _schema(files: Sequence[MemoryFile], **texts: str) -> dict[str, Json]:
     names: list[Json] = [file.name for file in files]
-    properties: dict[str, Json] = {
-        name: {"type": "string", "description": description} for name, description in texts.items()
-    }
+    properties: dict[str, Json] = {name: {"type": "string", "description": text} for name, text in texts.items()}
     properties["file"] = {"type": "string", "enum": names, "default": names[0]}
     required: list[Json] = list(texts)
     return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
@@ -74,12 +64,12 @@ def _normalize(text: str) -> str:
     return replace_surrogates(text).replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
 
 
-def _apply_edit(file: MemoryFile, context: ToolContext, edit: Callable[[], MemoryEdit]) -> str:
+def _apply_edit(edit: Callable[..., MemoryEdit], file: MemoryFile, context: ToolContext, *texts: str) -> str:
     """Apply an edit, record it if it changed something, and describe the outcome for the model."""
     if context.stopped.is_set():
         raise ToolError("The call was stopped before anything was written.", kind="cancelled")
     try:
-        result = edit()
+        result = edit(file, *map(_normalize, texts))
     except UserError as error:
         text = str(error)
         raise ToolError(f"{text[0].upper()}{text[1:]}.") from None
@@ -87,18 +77,15 @@ def _apply_edit(file: MemoryFile, context: ToolContext, edit: Callable[[], Memor
     # No event: MemoryUpdated records a change of bytes.
     if result.before == result.after:
         return f"{file.name} says so already; nothing was changed."
-    context.record_event(
-        MemoryUpdated(file.name, result.operation, sha256_hex(result.before), sha256_hex(result.after), before, after)
-    )
+    digests = sha256_hex(result.before), sha256_hex(result.after)
+    context.record_event(MemoryUpdated(file.name, result.operation, *digests, before, after))
     if result.operation == "consolidate" and result.entries_evicted:
         too_large = before > file.soft_bytes_max
         trigger: Literal["size_cap_exceeded", "manual"] = "size_cap_exceeded" if too_large else "manual"
         context.record_event(MemoryEviction(file.name, trigger, result.entries_evicted, before, after))
     context.files_modified.append(file.path.shown)
-    hint = ""
-    if after > file.soft_bytes_max:
-        hint = (
-            f" That is more than the {file.soft_bytes_max} bytes it should have; consolidate it before it reaches "
-            f"{file.hard_bytes_max}."
-        )
-    return f"{file.name} now has {after} bytes.{hint}"
+    text = f"{file.name} now has {after} bytes."
+    if after <= file.soft_bytes_max:
+        return text
+    excess = f"That is more than the {file.soft_bytes_max} bytes it should have"
+    return f"{text} {excess}; consolidate it before it reaches {file.hard_bytes_max}."

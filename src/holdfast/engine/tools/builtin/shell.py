@@ -42,9 +42,8 @@ CommandEnding = Literal["exited", "timed_out", "stopped"]
 
 def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without variables that are named like a secret, or whose value contains one."""
-    return {
-        name: value for name, value in environ.items() if not (is_secret_name(name) or redact_secrets(value) != value)
-    }
+    hidden = {name for name, value in environ.items() if is_secret_name(name) or redact_secrets(value) != value}
+    return {name: value for name, value in environ.items() if name not in hidden}
 
 
 def make_run_command(
@@ -69,9 +68,8 @@ def make_run_command(
         hide_process_memory()
         captured = CommandOutput(context.output_folder, context.tool_use_id)
         order = CommandRequest(command, call_roots(context).workspace, visible_environ, seconds_max, grace_seconds)
-        running = asyncio.ensure_future(
-            run_in_thread(run_shell_command, {"order": order, "captured": captured, "stop": context.stopped})
-        )
+        arguments = {"order": order, "captured": captured, "stop": context.stopped}
+        running = asyncio.ensure_future(run_in_thread(run_shell_command, arguments))
         try:
             ended = await asyncio.shield(running)
         except asyncio.CancelledError:

@@ -33,27 +33,20 @@ def skill_tools(store: SkillStore | None = None) -> tuple[Tool, ...]:
 
     The maximum length of a name is that of the longest skill, because a lenient parser accepts longer names.
     """
-    longest = max((len(skill.name) for skill in store.list_skills()), default=0) if store is not None else 0
+    longest = max((len(skill.name) for skill in (store.list_skills() if store else ())), default=0)
+    name: Json = {"type": "string", "minLength": 1, "maxLength": max(longest, NAME_CHARS_MAX)}
+    limit: Json = {"type": "integer", "minimum": 1, "maximum": SEARCH_LIMIT_MAX, "default": SEARCH_LIMIT}
     load = tool(
         skill_load,
-        description=(
-            "Return the full SKILL.md body for a named skill: instructions to follow where the skill fits the task."
-        ),
-        input_schema=_schema(
-            "name", {"name": {"type": "string", "minLength": 1, "maxLength": max(longest, NAME_CHARS_MAX)}}
-        ),
+        description="Return the full SKILL.md body for a named skill: instructions to follow where the skill fits the "
+        "task.",
+        input_schema=_schema("name", {"name": name}),
         side_effects="read",
     )
     search = tool(
         skill_search,
         description="Filter the skills there are by substring on name + description.",
-        input_schema=_schema(
-            "query",
-            {
-                "query": {"type": "string"},
-                "limit": {"type": "integer", "minimum": 1, "maximum": SEARCH_LIMIT_MAX, "default": SEARCH_LIMIT},
-            },
-        ),
+        input_schema=_schema("query", {"query": {"type": "string"}, "limit": limit}),
         side_effects="read",
     )
     return (

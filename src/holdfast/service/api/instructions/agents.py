@@ -18,7 +18,7 @@ from holdfast.instructions.manifest.validate import ManifestDraft
 from holdfast.instructions.models import ManifestEntry, UnitCoverage, format_optional_time, format_time
 from holdfast.instructions.recall.answer import RecallAnswer, answer_recall, close_audit_record
 from holdfast.instructions.recall.boot_stub import BODY_TOKENS_WARN, check_stub_size, heartbeat_contract_uri
-from holdfast.instructions.recall.heartbeat import load_boot_stub, start_heartbeat
+from holdfast.instructions.recall.heartbeat import PreloadedUnit, load_boot_stub, start_heartbeat
 from holdfast.instructions.recall.ranking import RecallQuery, SelectedChunk
 from holdfast.instructions.units.write import SubmittedUnit, write_unit
 from holdfast.instructions.uri import garden_id
@@ -42,44 +42,25 @@ def put_agent(
     if request.shortname is not None:
         # Only to validate the name.
         make_agent(context, request.shortname)
-    agent = msgspec.structs.replace(
-        agent,
-        role=request.role,
-        shortname=request.shortname,
-        supervisors=request.supervisors,
-        heartbeat_contract=request.heartbeat_contract,
-        always_rules=request.always_rules,
-        sensitive=request.sensitive,
-    )
+    settings = {name: value for name, value in msgspec.structs.asdict(request).items() if name != "agent_id"}
+    agent = msgspec.structs.replace(agent, **settings)
     tokens = check_stub_size(agent, context.records.manifest(agent.id))
     if not context.records.put_agent(agent):
         raise InstructionError("shortname_taken", "another agent already has this shortname")
     warnings = (
         (f"the boot stub has {tokens} tokens, more than {BODY_TOKENS_WARN}",) if tokens > BODY_TOKENS_WARN else ()
     )
-    return schemas.AgentSettingsResponse(
-        agent.id,
-        agent.deployment,
-        agent.role,
-        agent.shortname,
-        agent.supervisors,
-        heartbeat_contract_uri(agent),
-        agent.always_rules,
-        agent.sensitive,
-        warnings,
+    contract = heartbeat_contract_uri(agent)
+    return copy_fields(
+        schemas.AgentSettingsResponse, agent, agent_id=agent.id, heartbeat_contract=contract, warnings=warnings
     )
 
 
 def put_unit(context: InstructionContext, caller: InstructionCaller, request: schemas.UnitRequest) -> RouteResponse:
     """Write a new version of a unit; versions are immutable."""
-    unit = SubmittedUnit(
-        request.fact_uri, request.content, request.authored_by, request.derived_from, request.signature
-    )
-    written = write_unit(context, unit, caller)
+    written = write_unit(context, copy_fields(SubmittedUnit, request), caller)
     coverage = _coverage_line(written.coverage) if written.coverage else None
-    view = schemas.UnitResponse(
-        written.fact_uri, written.content_sha256, written.tokens, written.status, coverage, written.measured_agents
-    )
+    view = copy_fields(schemas.UnitResponse, written, coverage=coverage, measured_for=written.measured_agents)
     # Writing the same version with the same content again is allowed, so that clients can retry.
     return RouteResponse(_encode(view), status=201 if written.is_new else 200)
 
@@ -218,27 +199,20 @@ def begin_heartbeat(
     heartbeat = start_heartbeat(
         context, request.agent_id, agent, request.wake_token, caller=caller, profile=request.profile
     )
-    return schemas.HeartbeatResponse(
-        heartbeat_id=heartbeat.heartbeat_id,
+    return copy_fields(
+        schemas.HeartbeatResponse,
+        heartbeat,
         session_start=format_time(heartbeat.session_start),
         stub=heartbeat.stub.body,
-        preloads=tuple(
-            schemas.PreloadRow(
-                preload.name,
-                preload.content.fact_uri,
-                preload.content.text,
-                preload.content.tokens,
-                preload.content.version,
-                "task_type_preload" if preload.content.source == "stigmem" else preload.content.source,
-            )
-            for preload in heartbeat.preloads
-        ),
-        warnings=tuple(
-            schemas.HeartbeatWarning(warning.code, warning.message, warning.unit) for warning in heartbeat.warnings
-        ),
-        total_tokens=heartbeat.total_tokens,
-        audit_token=heartbeat.audit_token,
+        preloads=tuple(map(_preload_row, heartbeat.preloads)),
+        warnings=tuple(copy_fields(schemas.HeartbeatWarning, warning) for warning in heartbeat.warnings),
     )
+
+
+def _preload_row(preload: PreloadedUnit) -> schemas.PreloadRow:
+    content = preload.content
+    source = "task_type_preload" if content.source == "stigmem" else content.source
+    return copy_fields(schemas.PreloadRow, content, name=preload.name, content=content.text, source=source)
 
 
 def close_audit(
@@ -278,17 +252,8 @@ def _coverage_line(unit: UnitCoverage, *, skipped: bool = False) -> schemas.Cove
 
 def _entry_view(entry: ManifestEntry) -> dict[str, object]:
     """All fields of the contract, including those the author omitted."""
-    fields: dict[str, object] = {
-        "name": entry.name,
-        "description": entry.description,
-        "required_by_task_types": entry.required_by_task_types,
-        "guarantee_load": entry.guarantee_load,
-        "load_triggers": msgspec.structs.asdict(entry.load_triggers),
-        "fact_uri": entry.fact_uri,
-        "path": entry.path,
-        "token_estimate": entry.token_estimate,
-    }
-    return fields | ({"force_position": entry.force_position} if entry.force_position else {})
+    fields = msgspec.structs.asdict(entry) | {"load_triggers": msgspec.structs.asdict(entry.load_triggers)}
+    return {name: value for name, value in fields.items() if name != "force_position" or value}
 
 
 def _recall_view(response: RecallAnswer, *, explain: bool, caller: InstructionCaller) -> schemas.RecallResponse:

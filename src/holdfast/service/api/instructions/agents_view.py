@@ -218,14 +218,8 @@ def _unit_lines(context: InstructionContext, agent: Agent, run: CoverageRun | No
 
 
 def _coverage_state(run: CoverageRun) -> CoverageState:
-    return CoverageState(
-        measured_at=format_time(run.finished_at),
-        kind=run.kind,
-        skipped=run.skipped,
-        stale=run.stale,
-        recert_due=format_optional_time(run.recert_due),
-        model=run.model_id,
-    )
+    measured_at, recert_due = format_time(run.finished_at), format_optional_time(run.recert_due)
+    return copy_fields(CoverageState, run, measured_at=measured_at, recert_due=recert_due, model=run.model_id)
 
 
 def _version_lines(context: InstructionContext, newest: Manifest) -> tuple[ManifestVersionRow, ...]:
@@ -237,13 +231,13 @@ def _version_lines(context: InstructionContext, newest: Manifest) -> tuple[Manif
         # Times are milliseconds: the manifest in force just before this one was published.
         current = context.records.manifest_at(current.agent_id, current.created_at - 1)
     return tuple(
-        ManifestVersionRow(
-            version=manifest.version,
+        copy_fields(
+            ManifestVersionRow,
+            manifest,
             published_at=format_time(manifest.created_at),
             published_by=manifest.provenance.published_by,
             superseded_at=format_optional_time(manifest.superseded_at),
             units=len(manifest.body),
-            token_count=manifest.token_count,
             skipped_gate=manifest.provenance.skipped_gate,
             cosigned_by=manifest.provenance.cosigned_by,
         )

@@ -13,14 +13,13 @@ from holdfast.instructions.models import AuditRecord
 from holdfast.instructions.recall.ranking import RecallQuery
 from holdfast.retrieval.index import QUERY_CHARACTERS_MAX
 from holdfast.service.api.instructions.agents_view import page_route, require_agent
-from holdfast.service.api.instructions.schemas import StageScore
+from holdfast.service.api.instructions.schemas import AgentRequest, StageScore
 from holdfast.service.http.routes import Route, copy_fields
 
 DAY_MS = 86_400_000
 
 
-class ExploreRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    agent_id: str
+class ExploreRequest(AgentRequest, frozen=True):
     intent: Annotated[str, msgspec.Meta(max_length=QUERY_CHARACTERS_MAX)] = ""
     max_chunks: Annotated[int, msgspec.Meta(ge=1, le=20)] = 3
     token_budget: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2000
@@ -52,8 +51,7 @@ class ExploreResponse(msgspec.Struct, frozen=True, kw_only=True):
     units: tuple[ScoredUnit, ...]
 
 
-class RecallDaysRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    agent_id: str
+class RecallDaysRequest(AgentRequest, frozen=True):
     k: Annotated[int, msgspec.Meta(ge=1, le=20)] = 3
     days: Annotated[int, msgspec.Meta(ge=1, le=365)] = 14
 
@@ -94,13 +92,13 @@ def explore_recall(context: InstructionContext, request: ExploreRequest) -> Expl
     left_out = {unit.name: unit.reason for unit in recalled.dropped}
     ranking = instruction_set.rank_with_lifts(question)
     units = tuple(
-        ScoredUnit(
+        copy_fields(
+            ScoredUnit,
+            why,
             name=unit.id,
             score=unit.score,
             relevance=unit.relevance,
             stages=tuple(StageScore(share.stage, share.score, share.contribution) for share in why.stages),
-            matched_terms=why.matched_terms,
-            links=why.links,
             lifted=unit.id in instruction_set.lifted,
             tokens=instruction_set.contents[unit.id].tokens if unit.id in instruction_set.contents else None,
             rank=loaded[unit.id][0] if unit.id in loaded else None,

@@ -207,15 +207,10 @@ def _probes_view(context: InstructionContext, agent: Agent) -> schemas.ProbesRes
     results = run_probes(instruction_set, probes, use_floor=context.settings.use_floor) if instruction_set else ()
     by_id = {result.probe_id: result for result in results}
     rows = tuple(
-        schemas.ProbeRow(
-            probe.probe_id,
-            probe.intent,
-            probe.required_units,
-            probe.k,
-            by_id[probe.probe_id].coverage_at_k if probe.probe_id in by_id else None,
-            by_id[probe.probe_id].hit if probe.probe_id in by_id else None,
+        copy_fields(
+            schemas.ProbeRow, probe, coverage_at_k=result.coverage_at_k if result else None, hit=result and result.hit
         )
-        for probe in probes
+        for probe, result in ((probe, by_id.get(probe.probe_id)) for probe in probes)
     )
     count = len(results)
     return schemas.ProbesResponse(
@@ -240,11 +235,10 @@ def _coverage_view(run: CoverageRun, caller: InstructionCaller) -> schemas.Cover
         evaluated_at=format_time(run.finished_at),
         recert_due=format_optional_time(run.recert_due),
         units=tuple(
-            schemas.UnitCoverageRow(
+            copy_fields(
+                schemas.UnitCoverageRow,
+                unit,
                 name=unit.unit,
-                coverage_pct=unit.coverage_pct,
-                hit_at_10=unit.hit_at_10,
-                probe_count=unit.probe_count,
                 last_evaluated_at=format_time(run.finished_at),
                 coverage_status=classify_coverage(unit) if caller.is_admin else None,
             )

@@ -24,20 +24,16 @@ LEASE = "coverage"
 logger = logging.getLogger(__name__)
 
 
-async def measure_when_due(
-    context: InstructionContext, stop: asyncio.Event, *, look_seconds: float = COVERAGE_CHECK_SECONDS
-) -> None:
+async def measure_when_due(context: InstructionContext, stop: asyncio.Event) -> None:
     """Runs until `stop` is set; a measurement in progress is completed first."""
     ended = threading.Event()
-    measuring = asyncio.ensure_future(_measure_repeatedly(context, stop, ended, look_seconds))
+    measuring = asyncio.ensure_future(_measure_repeatedly(context, stop, ended))
     await stop.wait()
     ended.set()
     await measuring
 
 
-async def _measure_repeatedly(
-    context: InstructionContext, stop: asyncio.Event, ended: threading.Event, look_seconds: float
-) -> None:
+async def _measure_repeatedly(context: InstructionContext, stop: asyncio.Event, ended: threading.Event) -> None:
     while not stop.is_set():
         try:
             turns = TimeSharing(ended.wait, time.monotonic)
@@ -46,7 +42,7 @@ async def _measure_repeatedly(
             # The store may be available again at the next run.
             logger.warning("coverage could not be measured: %s", type(error).__name__)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), look_seconds)
+            await asyncio.wait_for(stop.wait(), COVERAGE_CHECK_SECONDS)
 
 
 def measure_under_lease(context: InstructionContext, *, rest: YieldControl = never_yield) -> tuple[str, ...]:

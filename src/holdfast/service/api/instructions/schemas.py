@@ -18,15 +18,13 @@ class AgentRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     agent_id: str
 
 
-class BootStubRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    agent_id: str
+class BootStubRequest(AgentRequest, frozen=True):
     profile: str = "generic"
 
 
-class AgentSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class AgentSettings(AgentRequest, frozen=True):
     """Fields that are not sent get their default."""
 
-    agent_id: str
     role: Annotated[str, msgspec.Meta(max_length=200)] = ""
     shortname: Annotated[str, msgspec.Meta(max_length=200)] | None = None
     supervisors: Names = ()
@@ -79,8 +77,7 @@ class UnitResponse(msgspec.Struct, frozen=True):
     measured_for: tuple[str, ...] = ()
 
 
-class ManifestRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    agent_id: str
+class ManifestRequest(AgentRequest, frozen=True):
     version: Name
     entries: tuple[ManifestEntry, ...]
     skip_coverage_gate: bool = False
@@ -105,8 +102,7 @@ class ManifestResponse(msgspec.Struct, frozen=True):
     migration_mode: str
 
 
-class RecallRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    agent_id: str
+class RecallRequest(AgentRequest, frozen=True):
     intent: str = ""
     max_chunks: Annotated[int, msgspec.Meta(ge=1, le=20)] = 3
     token_budget: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2000
@@ -240,8 +236,7 @@ class ApprovalResponse(msgspec.Struct, frozen=True):
     activated: tuple[str, ...]
 
 
-class ApprovalRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    agent_id: str
+class ApprovalRequest(AgentRequest, frozen=True, kw_only=True):
     kind: str
     unit: Name | None = None
     version: Name | None = None
@@ -281,8 +276,7 @@ class SignersResponse(msgspec.Struct, frozen=True):
     signers: tuple[SignerRow, ...]
 
 
-class HeartbeatRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    agent_id: str
+class HeartbeatRequest(AgentRequest, frozen=True):
     wake_token: str = ""
     profile: str = "generic"
 
@@ -312,8 +306,7 @@ class HeartbeatResponse(msgspec.Struct, frozen=True, kw_only=True):
     audit_token: str
 
 
-class AuditRecordsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    agent_id: str
+class AuditRecordsRequest(AgentRequest, frozen=True):
     days: Annotated[int, msgspec.Meta(ge=1, le=3650)] = 7
 
 
@@ -342,14 +335,12 @@ class AuditRecordsResponse(msgspec.Struct, frozen=True):
     records: tuple[AuditRecordRow, ...]
 
 
-class MeasuresRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    agent_id: str
+class MeasuresRequest(AgentRequest, frozen=True):
     k: Annotated[int, msgspec.Meta(ge=1, le=20)] = 3
     days: Annotated[int, msgspec.Meta(ge=1, le=3650)] = 7
 
 
-class ShadowRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    agent_id: str
+class ShadowRequest(AgentRequest, frozen=True):
     days: Annotated[int, msgspec.Meta(ge=1, le=3650)] = 30
 
 
@@ -358,13 +349,11 @@ class ShadowResponse(msgspec.Struct, frozen=True):
     report: ShadowReport
 
 
-class ReplayRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    agent_id: str
+class ReplayRequest(AgentRequest, frozen=True):
     audit_token: str
 
 
-class ProbeRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    agent_id: str
+class ProbeRequest(AgentRequest, frozen=True):
     probe_id: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
     intent: Annotated[str, msgspec.Meta(min_length=1, max_length=4000)]
     required_units: Annotated[tuple[Name, ...], msgspec.Meta(min_length=1, max_length=50)]
