@@ -49,9 +49,8 @@ def test_a_change_is_shown_and_written_once_it_is_allowed(tmp_path: Path) -> Non
         terminal.expect("\n> ")
         assert CONFIRMATION not in send_message(terminal, "write note.txt: buy both")
         assert (tmp_path / "note.txt").read_text() == "buy both\n"
-        # Input typed before a question appears does not answer it.
-        terminal.enter("run touch ran")
-        terminal.enter("y")
+        # Input typed before a question appears does not answer it. One write, so that it always comes before.
+        terminal.type("run touch ran\ry\r")
         terminal.expect(CONFIRMATION)
         terminal.type(CTRL_C)
         terminal.expect("user denied")
