@@ -71,8 +71,8 @@ except HoldfastError as error:
     assert "pip install" not in str(error), error
 """,
     "otel": """
-from holdfast.service.telemetry.exporter import encode_traces
-encode_traces(())
+from holdfast.service.telemetry.exporter import check_collector_url
+assert check_collector_url("http://127.0.0.1:4318") == "http://127.0.0.1:4318"
 """,
     "mcp": """
 import holdfast.mcp.server, holdfast.runtime.instructions.embedded
