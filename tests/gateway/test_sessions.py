@@ -135,6 +135,21 @@ def test_a_request_repeated_without_an_id_starts_another_conversation_with_its_o
     assert len(set(keys)) == 2
 
 
+def test_hundreds_of_conversations_that_begin_alike_are_distinguished_by_their_replies() -> None:
+    matcher: ConversationMatcher[str] = ConversationMatcher()
+    keys = []
+    for number in range(300):
+        match, _ = matcher.match_request(fingerprint("u1"), lambda above: "")
+        matcher.end_request(match.key, ReplyFingerprint("", frozenset({"Let me look.", f"call {number}"})))
+        keys.append(match.key)
+    continued = [
+        matcher.match_request(fingerprint("u1", "Let me look.", f"call {number}", "ok"), lambda above: "")[0].key
+        for number in range(300)
+    ]
+    assert continued == keys
+    assert len(set(keys)) == 300
+
+
 def test_a_cache_key_names_no_session() -> None:
     weak: dict[str, Any] = {"session": "app", "source": "prompt_cache_key"}
     assert match_requests(ConversationMatcher(), fingerprint("u1", **weak), fingerprint("v1", **weak)) == ["a", "b"]
@@ -155,9 +170,9 @@ def test_the_longest_idle_conversation_is_forgotten_completely() -> None:
     matcher: ConversationMatcher[str] = ConversationMatcher(conversations_max=2)
     for number in range(100):
         conversation, _ = matcher.match_request(fingerprint(f"u{number}", session=f"s{number % 7}"), lambda above: "x")
-        matcher.end_request(conversation.key, None)
+        matcher.end_request(conversation.key, ReplyFingerprint("", frozenset({f"a{number}"})))
     assert len(matcher._by_key) == 2
-    assert len(matcher._tails) == 2
+    assert len(matcher._tails) == len(matcher._reply_blocks) == 2
     assert sum(map(len, matcher._by_session.values())) == 2
 
 

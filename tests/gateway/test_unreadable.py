@@ -150,6 +150,17 @@ def test_a_body_that_is_not_json_is_recorded() -> None:
         assert upstream.bodies == [b"\xff\x00{"]
 
 
+@pytest.mark.parametrize("depth", [450, 600, 900, 2_000])
+def test_a_deeply_nested_body_is_recorded(depth: int) -> None:
+    nested = '{"a":' * depth + "1" + "}" * depth
+    body = f'{{"model": "m", "max_tokens": 1, "messages": [{{"role": "wizard", "content": {nested}}}]}}'
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
+        answer(upstream, json.dumps(REPLY).encode())
+        assert post(gateway, "/anthropic/v1/messages", body.encode()) == 200
+        _, ended = one_call(gateway)
+        assert ended.usage == USAGE
+
+
 def test_a_body_too_large_to_buffer_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "BUFFERED_BYTES_MAX", 100)
     body = json.dumps(CLAUDE_CODE).encode()

@@ -75,14 +75,21 @@ def decode_request_tolerantly(adapter: Adapter, body: bytes, headers: Mapping[st
     members = decode_or_none(msgspec.json.decode, body)
     if not isinstance(members, dict):
         return _wrap_raw_body(body, headers, str(first_error))
-    return _repair(adapter, members, headers) or _wrap_raw_elements(members, headers, str(first_error))
+    try:
+        return _repair(adapter, members, headers) or _wrap_raw_elements(members, headers, str(first_error))
+    except RecursionError:
+        # JSON can nest deeper than Python functions can recurse over it.
+        return _wrap_raw_body(body, headers, str(first_error))
 
 
 def wrap_raw_request(body: bytes, headers: Mapping[str, str], reason: str) -> TolerantRequest:
     """The request as raw elements, for one that decodes but cannot be encoded again."""
     members = decode_or_none(msgspec.json.decode, body)
-    if isinstance(members, dict):
-        return _wrap_raw_elements(members, headers, reason)
+    try:
+        if isinstance(members, dict):
+            return _wrap_raw_elements(members, headers, reason)
+    except RecursionError:
+        pass
     return _wrap_raw_body(body, headers, reason)
 
 

@@ -20,7 +20,7 @@ MATCHED_CONVERSATIONS_MAX = 1_000
 
 # Several, because a client may change its last block with every call.
 NEWEST_BLOCKS = 3
-CANDIDATES_MAX = 64
+CANDIDATES_MAX = 8
 
 # Replies of one conversation that are remembered: enough for parallel calls and retries.
 REPLIES_MAX = 4
@@ -113,6 +113,7 @@ class _Conversation(Generic[T]):
         self.request = request
         self.state = state
         self.replies: list[frozenset[str]] = []
+        self.reply_keys: list[tuple[str, str]] = []
         self.is_answered = False
         self.session_key: tuple[str, str] | None = None
         self.tail_keys: list[tuple[str, int, str]] = []
@@ -138,6 +139,7 @@ class ConversationMatcher(Generic[T]):
         self._tails: dict[tuple[str, int, str], list[int]] = {}
         self._by_session: dict[tuple[str, str], list[int]] = {}
         self._replies: dict[tuple[str, str], int] = {}
+        self._reply_blocks: dict[tuple[str, str], list[int]] = {}
         self._delegated: dict[tuple[str, str], int] = {}
         self._next = 0
 
@@ -195,6 +197,7 @@ class ConversationMatcher(Generic[T]):
         conversation.is_answered = True
         if reply.blocks:
             conversation.replies = [*conversation.replies, reply.blocks][-REPLIES_MAX:]
+            self._index_replies(conversation)
         for text in reply.delegated:
             self._delegated[scope, text] = key
         while len(self._delegated) > DELEGATED_TEXTS_MAX:
@@ -232,12 +235,15 @@ class ConversationMatcher(Generic[T]):
         )
 
     def _candidates(self, request: RequestFingerprint) -> Iterator[_Conversation[T]]:
-        """Conversations of the same session that have one of their newest blocks in this request."""
+        """Conversations of the same session with one of their newest blocks, or a part of a reply, in this request.
+
+        Thousands may begin with the same message; the id of a tool call in a reply leads to the right one.
+        """
         keys = {
             key
             for position, digest in enumerate(request.blocks)
             for scope in request.scopes
-            for key in self._tails.get((scope, position, digest), ())
+            for key in (*self._tails.get((scope, position, digest), ()), *self._reply_blocks.get((scope, digest), ()))
         }
         for key in sorted(keys):
             if self._by_key[key].request.hints.session == request.hints.session:
@@ -312,6 +318,20 @@ class ConversationMatcher(Generic[T]):
                 self._by_session.setdefault(named, []).append(conversation.key)
             conversation.session_key = named
 
+    def _index_replies(self, conversation: _Conversation[T]) -> None:
+        self._unindex_replies(conversation)
+        scope = conversation.request.scope
+        for digest in frozenset().union(*conversation.replies):
+            keys = self._reply_blocks.setdefault((scope, digest), [])
+            keys.append(conversation.key)
+            del keys[:-CANDIDATES_MAX]
+            conversation.reply_keys.append((scope, digest))
+
+    def _unindex_replies(self, conversation: _Conversation[T]) -> None:
+        for name in conversation.reply_keys:
+            _remove_key(self._reply_blocks, name, conversation.key)
+        conversation.reply_keys = []
+
     def _unindex(self, conversation: _Conversation[T]) -> None:
         for position in conversation.tail_keys:
             _remove_key(self._tails, position, conversation.key)
@@ -320,6 +340,7 @@ class ConversationMatcher(Generic[T]):
     def _forget(self, key: int) -> None:
         conversation = self._by_key.pop(key)
         self._unindex(conversation)
+        self._unindex_replies(conversation)
         if conversation.session_key is not None:
             _remove_key(self._by_session, conversation.session_key, key)
 

@@ -218,7 +218,7 @@ class GatewayRecorder:
             while len(self._endpoint_sessions) > ENDPOINT_SESSIONS_MAX:
                 del self._endpoint_sessions[next(iter(self._endpoint_sessions))]
         tracked = self._endpoint_sessions[key]
-        body = decode_or_none(msgspec.json.decode, exchange.request_body)
+        body = decode_or_none(msgspec.json.decode, _decompress_or_none(exchange))
         exchange.free_request()
         named = body.get("model") if isinstance(body, dict) else None
         model = f"{target.mount}:{named if isinstance(named, str) else UNKNOWN_MODEL}"
@@ -266,7 +266,7 @@ class GatewayRecorder:
         session_id = None if parent_conversation is None else parent_conversation.observer.recorder.session_id
         parent = None if session_id is None else ParentSession(session_id, "", session_id, 1)
         make_started = functools.partial(
-            SessionStarted, name=name or exchange.caller.label, parent=parent, simulated=self._simulated
+            SessionStarted, name=exchange.caller.label or name, parent=parent, simulated=self._simulated
         )
         return _Tracked(RequestObserver(self._recorder(make_started), self._warnings), CounterfactualPricer())
 
@@ -427,6 +427,13 @@ def _decode_request(adapter: Adapter, exchange: Exchange) -> tuple[bytes, Tolera
     except ProviderError as error:
         return body, wrap_raw_request(body, headers, str(error))
     return decoded, decode_request_tolerantly(adapter, decoded, headers)
+
+
+def _decompress_or_none(exchange: Exchange) -> bytes | None:
+    try:
+        return decompress_body(exchange.request_body or b"", _header_text(exchange.headers, b"content-encoding"))
+    except ProviderError:
+        return None
 
 
 def _path_header(exchange: Exchange) -> dict[str, str]:
