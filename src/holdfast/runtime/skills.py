@@ -12,9 +12,11 @@ from holdfast.engine.tools.builtin.skills import SKILL_TOOL_NAMES
 from holdfast.engine.tools.skill_budget import ActivationLimits, skill_loaded_event
 from holdfast.errors import UserError
 from holdfast.events.payloads.session import SkillLoaded
+from holdfast.layers.padding import SKILL_FOLDER_NOTE
 from holdfast.layers.system_prompt import clean_text
 from holdfast.runtime.config import Config, default_skill_roots
 from holdfast.runtime.options import Options
+from holdfast.sources.files import format_path
 from holdfast.sources.skills.discovery import SKILL_FILE, SkillRoot
 from holdfast.sources.skills.index import render_skill_index
 from holdfast.sources.skills.library import SkillLibrary, load_skill, read_skill_library
@@ -37,6 +39,7 @@ class SessionSkills(msgspec.Struct, frozen=True):
     has_tools: bool = False
     limits: ActivationLimits = ActivationLimits()
     enforce_allowed_tools: bool = False
+    workspace: Path | None = None
 
     @property
     def skills(self) -> list[Skill]:
@@ -49,7 +52,14 @@ class SessionSkills(msgspec.Struct, frozen=True):
         A skill whose allowed tools are enforced is left out, because its rules apply only once it is loaded.
         """
         preloadable = (skill for skill in self.skills if not (self.enforce_allowed_tools and skill.allowed_tools))
-        return [(skill.name, clean_text(skill.body)) for skill in preloadable if skill.body.strip()]
+        return [(skill.name, self._preloaded_text(skill)) for skill in preloadable if skill.body.strip()]
+
+    def _preloaded_text(self, skill: Skill) -> str:
+        folder = skill.skill_dir
+        # Relative, so that every checkout of a project has the same prefix, and they share its cache.
+        if self.workspace is not None and skill.source == "workspace" and folder.is_relative_to(self.workspace):
+            folder = folder.relative_to(self.workspace)
+        return clean_text(f"{skill.body.rstrip()}\n\n{SKILL_FOLDER_NOTE}{format_path(folder)}")
 
     def index(self, preloaded: Collection[str] = ()) -> tuple[LayerText, ...]:
         text = clean_text(render_skill_index(self.skills, preloaded=preloaded).text)
@@ -69,7 +79,9 @@ def load_session_skills(options: Options, config: Config, state: SessionState, w
     if state.model and store is not None and (missing := [name for name in state.skills if name not in store]):
         logger.warning("skills that this session had are missing now: %s", ", ".join(missing))
     limits = ActivationLimits(config.skill_loads_max, config.skill_tokens_warn, config.skill_tokens_max)
-    return SessionSkills(store, bool(store) or by_default, limits, options.get("enforce_allowed_tools", False))
+    enforce = options.get("enforce_allowed_tools", False)
+    folder = workspace and Path(os.path.abspath(workspace))
+    return SessionSkills(store, bool(store) or by_default, limits, enforce, workspace=folder)
 
 
 def _load_store(
