@@ -52,13 +52,9 @@ def uses(log: MemoryStore) -> list[tuple[str, str]]:
     return [(payload.skill_id, payload.evidence) for payload in payloads if isinstance(payload, SkillUsed)]
 
 
-async def run(
-    agent: MakeAgent, folder: Path, *steps: Step, message: str = "Close.", delegate: bool = False
-) -> MemoryStore:
+async def run(agent: MakeAgent, folder: Path, *steps: Step, message: str = "Close.", **options: Any) -> MemoryStore:
     """The log of a session with `ledger` preloaded that got these replies."""
-    harness = agent(
-        *steps, workspace=folder, skills=True, padding="always", builtin_tools=["read_file"], delegate=delegate
-    )
+    harness = agent(*steps, workspace=folder, skills=True, padding="always", builtin_tools=["read_file"], **options)
     async with harness.session as session:
         await session.send(message)
     return harness.store
@@ -116,6 +112,12 @@ async def test_repeating_words_of_a_tool_result_is_no_evidence(agent: MakeAgent,
     (workspace / "notes.md").write_text(STEPS)
     store = await run(agent, workspace, says(call("read_file", path="notes.md")), says(FOLLOWED))
     assert uses(store) == []
+
+
+async def test_repeating_words_of_the_rest_of_the_system_prompt_is_no_evidence(
+    agent: MakeAgent, workspace: Path
+) -> None:
+    assert uses(await run(agent, workspace, says(FOLLOWED), system_prompt=f"You keep the books. {STEPS}")) == []
 
 
 async def test_words_that_two_bodies_share_are_evidence_for_neither(agent: MakeAgent, workspace: Path) -> None:

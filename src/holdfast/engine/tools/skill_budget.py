@@ -7,14 +7,15 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.events.payloads.session import SkillLoaded, SkillUsed
-from holdfast.sources.skills.skill import Skill
+from holdfast.sources.files import format_path
+from holdfast.sources.skills.skill import BODY_TOKENS_MAX, Skill
 
 logger = logging.getLogger(__name__)
 
 # Seed 000, section 5.2.4, which calls these defaults "picks, not measurements".
 MAX_EXPLICIT_ACTIVATIONS_PER_SESSION = 3
 WARN_CUMULATIVE_ACTIVATION_TOKENS = 10_000
-HARD_CAP_CUMULATIVE_ACTIVATION_TOKENS = 30_000
+HARD_CAP_CUMULATIVE_ACTIVATION_TOKENS = BODY_TOKENS_MAX
 
 
 class ActivationLimits(msgspec.Struct, frozen=True):
@@ -93,7 +94,11 @@ def load_refusal_reason(active: Activations, skill: Skill, limits: ActivationLim
     # Reaching the cap is refused, not only exceeding it (seed 000, section 5.2.4).
     if active.tokens + tokens >= limits.tokens_max:
         used = f"{active.tokens} tokens of {used}, and {skill.name!r} has {tokens}"
-        return f"activation budget exhausted: {used}\n(limit {limits.tokens_max}). {hint}"
+        refusal = f"activation budget exhausted: {used}\n(limit {limits.tokens_max}). {hint}"
+        if tokens < limits.tokens_max:
+            return refusal
+        file = format_path(skill.skill_dir / "SKILL.md")
+        return f"{refusal} This skill alone is over the limit and is never loaded: read {file} in parts."
     return None
 
 

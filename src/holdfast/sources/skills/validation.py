@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.sources.skills.frontmatter import SkillFault, YamlValue, quote_text
 from holdfast.sources.skills.skill import (
+    BODY_CAP_RULE,
     COMPATIBILITY_CHARS_MAX,
     DESCRIPTION_CHARS_MAX,
     NAME_CHARS_MAX,
@@ -47,6 +48,7 @@ _SEVERITIES: dict[str, tuple[Severity | None, Severity | None, Severity | None]]
     "metadata-type": ("error", None, "warning"),
     "allowed-tools-type": ("error", None, "warning"),
     "body-length": ("warning", "warning", "warning"),
+    BODY_CAP_RULE: ("warning", "warning", "warning"),
 }
 """The severity of a broken rule in seed, strict and lenient mode; a rule that is not listed is always an error."""
 
