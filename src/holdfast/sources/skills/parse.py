@@ -101,7 +101,7 @@ def _decode(raw: bytes, faults: list[SkillFault]) -> str:
 
 
 def _parse_front(parts: SkillFileParts, mode: SkillMode, faults: list[SkillFault]) -> FrontMatter:
-    front = parse_front_matter(parts.front)
+    front = parse_front_matter(parts.front, typed=mode == "seed")
     if front.fields is None and mode == "lenient" and any(fault.rule == "yaml" for fault in front.faults):
         text, lines = quote_values(parts.front)
         quoted_front = parse_front_matter(text) if lines else front
