@@ -4,6 +4,7 @@ import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path, PurePath
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -11,11 +12,13 @@ import msgspec
 from holdfast.errors import UserError
 from holdfast.instructions.models import LoadTriggers, ManifestEntry
 from holdfast.instructions.recall.index_text import render_prompt_index
-from holdfast.runtime.instructions.client import ManifestListing
 from holdfast.runtime.instructions.heartbeat import Preload
 from holdfast.sources import confined_paths
 from holdfast.sources.json_edit import JsonContainer, append_part, find_container, find_root, read_json, remove_part
 from holdfast.types.blocks import Json
+
+if TYPE_CHECKING:
+    from holdfast.runtime.instructions.client import ManifestListing
 
 SESSION_START = "SessionStart"
 EVENT_BYTES_MAX = 1_000_000
@@ -108,7 +111,7 @@ def check_service_address(url: str) -> str:
     return url.rstrip("/")
 
 
-def manifest_entries(manifest: ManifestListing) -> tuple[ManifestEntry, ...]:
+def manifest_entries(manifest: "ManifestListing") -> tuple[ManifestEntry, ...]:
     """The units of a service's manifest, with the fields that an index shows."""
     entries = []
     for unit in manifest.entries:
