@@ -262,7 +262,8 @@ def _change_hook(command: str | None, path: Path, *, dry_run: bool) -> None:
     """Install the hook with this command; without one, remove it."""
     from functools import partial
 
-    from holdfast.runtime.instructions.hook import add_hook, edit_settings_file, remove_hook
+    from holdfast.runtime.instructions.hook import add_hook, remove_hook
+    from holdfast.sources.settings_file import edit_settings_file
 
     change = remove_hook if command is None else partial(add_hook, command=command)
     changed = edit_settings_file(path, change, write=not dry_run)
