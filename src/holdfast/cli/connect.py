@@ -98,27 +98,36 @@ def command(
 
     Everything else in the file stays as it is, comments included. Settings take effect when the client is started next.
     """
-    from holdfast.runtime.client_settings import CLIENTS, ClientConnector, GatewayAccess, check_gateway_url
+    from holdfast.runtime.client_settings import (
+        CLIENTS,
+        GatewayAccess,
+        check_gateway_url,
+        connect_client,
+        disconnect_client,
+        is_client_connected,
+        show_settings,
+    )
 
     if sum((write, undo, check)) > 1:
         raise click.UsageError("--write, --undo or --check, not several")
     if client is None and not check:
         raise click.UsageError(f"name a client: {', '.join(CLIENT_NAMES)}")
     program = CLIENTS[client or CLIENT_NAMES[0]]
-    connector = ClientConnector(program, os.environ, project=Path.cwd() if project else None)
+    folder = Path.cwd() if project else None
     access = GatewayAccess(
         check_gateway_url(url), _check_key(key), replace_provider_key, _choose_providers(program, providers)
     )
     if check:
-        with_client = client is not None and not direct and connector.is_connected()
-        _check(program, access, with_client=with_client, as_json=as_json)
+        is_connected = client is not None and is_client_connected(program, os.environ, project=folder)
+        _check(program, access, with_client=is_connected and not direct, as_json=as_json)
     elif undo:
-        _print_change(connector.disconnect(write=not dry_run), program, done="undone", dry_run=dry_run, as_json=as_json)
+        changes = disconnect_client(program, os.environ, project=folder, write=not dry_run)
+        _print_changes(changes, program, done="undone", dry_run=dry_run, as_json=as_json)
     elif write or dry_run:
-        change = connector.connect(access, write=write and not dry_run)
-        _print_change(change, program, done="written", dry_run=dry_run or not write, as_json=as_json)
+        changes = connect_client(program, access, os.environ, project=folder, write=write and not dry_run)
+        _print_changes(changes, program, done="written", dry_run=dry_run, as_json=as_json)
     else:
-        _print_settings(program, connector.path, access, as_json=as_json)
+        _print_settings(program, show_settings(program, access, os.environ, project=folder), as_json=as_json)
 
 
 def _check_key(key: str | None) -> str | None:
@@ -137,47 +146,46 @@ def _choose_providers(program: "ClientProgram", names: tuple[str, ...]) -> tuple
     return tuple(dict.fromkeys(names))
 
 
-def _print_settings(program: "ClientProgram", path: Path, access: "GatewayAccess", *, as_json: bool) -> None:
-    from holdfast.runtime.client_settings import show_settings
-
-    text = show_settings(program, access)
+def _print_settings(program: "ClientProgram", files: list[tuple[Path, str]], *, as_json: bool) -> None:
     if as_json:
-        print_json({"client": program.name, "path": str(path), "settings": text, "note": program.note})
+        shown = [{"path": str(path), "settings": text} for path, text in files]
+        print_json({"client": program.name, "files": shown, "note": program.note})
         return
-    click.echo(f"in {path}:\n")
-    click.echo(_mask(text))
+    for path, text in files:
+        click.echo(f"in {path}:\n")
+        click.echo(_mask(text))
     _print_note(program)
     click.echo(f"`holdfast connect {program.name} --write` writes this.", err=True)
 
 
-def _print_change(
-    change: "ConnectionChange", program: "ClientProgram", *, done: str, dry_run: bool, as_json: bool
+def _print_changes(
+    changes: "list[ConnectionChange]", program: "ClientProgram", *, done: str, dry_run: bool, as_json: bool
 ) -> None:
-    diff = _mask(_diff(change))
     if as_json:
-        document = {
-            "client": program.name,
-            "path": str(change.path),
-            "is_changed": not change.is_unchanged,
-            "is_written": not (dry_run or change.is_unchanged),
-            "diff": diff,
-            "backup": str(change.backup) if change.backup else None,
-            "note": program.note,
-        }
-        print_json(document)
+        files = [
+            {
+                "path": str(change.path),
+                "is_changed": not change.is_unchanged,
+                "is_written": not (dry_run or change.is_unchanged),
+                "diff": _mask(_diff(change)),
+                "backup": str(change.backup) if change.backup else None,
+            }
+            for change in changes
+        ]
+        print_json({"client": program.name, "files": files, "note": program.note})
         return
-    if change.is_unchanged:
-        click.echo(f"{change.path}: nothing to change")
-        return
-    click.echo(diff, nl=False)
-    if dry_run:
-        return
-    removed = "; the file is removed" if change.after is None else ""
-    click.echo(f"{change.path}: {done}{removed}", err=True)
-    if done == "written":
+    for change in changes:
+        if change.is_unchanged:
+            click.echo(f"{change.path}: nothing to change")
+            continue
+        click.echo(_mask(_diff(change)), nl=False)
+        if not dry_run:
+            removed = "; the file is removed" if change.after is None else ""
+            backup = f"; the file as it was: {change.backup}" if change.backup else ""
+            click.echo(f"{change.path}: {done}{removed}{backup}", err=True)
+    if done == "written" and not dry_run:
         _print_note(program)
-        backup = f"the file as it was: {change.backup}; " if change.backup else ""
-        click.echo(f"{backup}`holdfast connect {program.name} --undo` restores it, `--check` tries it.", err=True)
+        click.echo(f"`holdfast connect {program.name} --undo` restores it, `--check` tries it.", err=True)
 
 
 def _print_note(program: "ClientProgram") -> None:
@@ -195,7 +203,9 @@ def _diff(change: "ConnectionChange") -> str:
 
 def _mask(text: str) -> str:
     """For the screen: the file may contain keys of the user, and control characters."""
-    return replace_unprintable(redact_secrets(text).replace("\t", "    ").replace("\r\n", "\n"))
+    # Line by line: across lines a name such as `api-key:` would hide the next line's name.
+    lines = (redact_secrets(line) for line in text.replace("\t", "    ").splitlines())
+    return replace_unprintable("".join(f"{line}\n" for line in lines))
 
 
 class _Response(NamedTuple):

@@ -44,18 +44,24 @@ class GatewayAccess(NamedTuple):
     providers: tuple[str, ...] = ()
 
 
-class ClientProgram(NamedTuple):
-    """`find_file` gets the environment, and the folder of a project or None; it returns None if there is no such file.
+class SettingsFile(NamedTuple):
+    """`find` gets the environment, and the folder of a project or None; it returns None if there is no such file.
 
-    `providers` can be chosen, the first ones by default; `note` says when the settings have no effect.
+    `make_settings` gets the settings that are there; none means that nothing has to be written.
     """
+
+    format: SettingsFormat
+    find: Callable[[Mapping[str, str], Path | None], Path | None]
+    make_settings: Callable[[GatewayAccess, SettingsTree], dict[SettingPath, Json]]
+
+
+class ClientProgram(NamedTuple):
+    """`providers` can be chosen, the first ones by default; `note` says when the settings have no effect."""
 
     name: str
     command: str
     dialect: Dialect
-    format: SettingsFormat
-    find_file: Callable[[Mapping[str, str], Path | None], Path | None]
-    make_settings: Callable[[GatewayAccess, SettingsTree], dict[SettingPath, Json]]
+    files: tuple[SettingsFile, ...]
     check_arguments: tuple[str, ...]
     providers: tuple[str, ...] = ()
     default_providers: int = 1
@@ -133,6 +139,21 @@ def _gemini_settings(access: GatewayAccess, current: SettingsTree) -> dict[Setti
     return settings
 
 
+def _gemini_auth_file(environ: Mapping[str, str], project: Path | None) -> Path:
+    return user_home(environ) / ".gemini" / "settings.json"
+
+
+def _gemini_auth(access: GatewayAccess, current: SettingsTree) -> dict[SettingPath, Json]:
+    """With an address and no choice of sign-in, the CLI chooses one that it then refuses."""
+    path, wanted = ("security", "auth", "selectedType"), "gemini-api-key"
+    selected = find_setting(current, path)
+    if selected not in (None, wanted):
+        raise UserError(
+            f"Gemini CLI signs in by {str(selected)[:40]!r}, which uses no gateway; choose an API key in /auth"
+        )
+    return {} if selected else {path: wanted}
+
+
 _OPENCODE_PROVIDERS = {
     "anthropic": ("anthropic", "/anthropic/v1"),
     "openai": ("openai", "/openai/v1"),
@@ -187,18 +208,14 @@ CLIENTS: Mapping[str, ClientProgram] = {
             "claude-code",
             "claude",
             "anthropic",
-            JsonFormat(),
-            _claude_code_file,
-            _claude_code_settings,
+            (SettingsFile(JsonFormat(), _claude_code_file, _claude_code_settings),),
             ("-p", _QUESTION, "--model", "haiku", "--max-turns", "1"),
         ),
         ClientProgram(
             "codex",
             "codex",
             "openai",
-            TomlFormat(),
-            _codex_file,
-            _codex_settings,
+            (SettingsFile(TomlFormat(), _codex_file, _codex_settings),),
             ("exec", "--skip-git-repo-check", "--sandbox", "read-only", _QUESTION),
             note="Codex reads the provider's key from OPENAI_API_KEY here; a sign-in with ChatGPT is not used.",
         ),
@@ -206,21 +223,19 @@ CLIENTS: Mapping[str, ClientProgram] = {
             "gemini",
             "gemini",
             "gemini",
-            EnvFormat(),
-            _gemini_file,
-            _gemini_settings,
+            (
+                SettingsFile(EnvFormat(), _gemini_file, _gemini_settings),
+                SettingsFile(JsonFormat(comments=True), _gemini_auth_file, _gemini_auth),
+            ),
             ("-p", _QUESTION),
-            note="Gemini CLI reads only the nearest of .gemini/.env and .env, in a folder that it trusts, and uses "
-            "the address with an API key, not after a sign-in with Google.",
+            note="Gemini CLI reads only the nearest of .gemini/.env and .env, in a folder that it trusts.",
             check_environment={"GEMINI_CLI_TRUST_WORKSPACE": "true"},
         ),
         ClientProgram(
             "opencode",
             "opencode",
             "anthropic",
-            JsonFormat(comments=True),
-            _opencode_file,
-            _opencode_settings,
+            (SettingsFile(JsonFormat(comments=True), _opencode_file, _opencode_settings),),
             ("run", _QUESTION),
             providers=tuple(_OPENCODE_PROVIDERS),
         ),
@@ -228,9 +243,7 @@ CLIENTS: Mapping[str, ClientProgram] = {
             "aider",
             "aider",
             "anthropic",
-            YamlFormat(("set-env", "api-key")),
-            _aider_file,
-            _aider_settings,
+            (SettingsFile(YamlFormat(("set-env", "api-key")), _aider_file, _aider_settings),),
             ("--message", _QUESTION, "--no-git", "--yes-always", "--no-check-update", "--analytics-disable"),
             providers=("anthropic", "openai"),
             default_providers=2,
@@ -264,14 +277,43 @@ class ConnectionChange(NamedTuple):
         return self.before == self.after
 
 
+def connect_client(
+    program: ClientProgram, access: GatewayAccess, environ: Mapping[str, str], *, project: Path | None, write: bool
+) -> list[ConnectionChange]:
+    """Write the settings, or only show the changes. Raises UserError; then no file has been changed."""
+    connectors = [ClientConnector(program, file, environ, project=project) for file in program.files]
+    changes = [connector.connect(access, write=False) for connector in connectors]
+    if write:
+        changes = [connector.connect(access, write=True) for connector in connectors]
+    return [change for change in changes if change.settings]
+
+
+def disconnect_client(
+    program: ClientProgram, environ: Mapping[str, str], *, project: Path | None, write: bool
+) -> list[ConnectionChange]:
+    """Restore what was there before. Raises UserError if there is nothing to undo, or our settings were changed."""
+    connectors = [ClientConnector(program, file, environ, project=project) for file in program.files]
+    connected = [connector for connector in connectors if connector.is_connected()]
+    if not connected:
+        raise UserError(f"{connectors[0].path}: there is nothing to undo; `holdfast connect` has not written it")
+    changes = [connector.disconnect(write=False) for connector in connected]
+    return [connector.disconnect(write=True) for connector in connected] if write else changes
+
+
+def is_client_connected(program: ClientProgram, environ: Mapping[str, str], *, project: Path | None) -> bool:
+    return ClientConnector(program, program.files[0], environ, project=project).is_connected()
+
+
 class ClientConnector:
     """Connects one program in one settings file; what is needed to undo it is kept in Holdfast's own folder."""
 
-    def __init__(self, program: ClientProgram, environ: Mapping[str, str], *, project: Path | None = None) -> None:
-        path = program.find_file(environ, project)
+    def __init__(
+        self, program: ClientProgram, file: SettingsFile, environ: Mapping[str, str], *, project: Path | None
+    ) -> None:
+        path = file.find(environ, project)
         if path is None:
             raise UserError(f"{program.name} has no settings for one project; leave --project out")
-        self._program = program
+        self._client, self._file = program.name, file
         # Users keep such files as links into a folder of their own; in a project links may not lead outside.
         self.path = path if project else Path(os.path.realpath(path))
         name = f"{program.name}-{hashlib.sha256(str(self.path).encode(errors='replace')).hexdigest()[:12]}"
@@ -279,44 +321,41 @@ class ClientConnector:
         self._record, self._backup = self._folder / f"{name}.json", self._folder / f"{name}.backup"
 
     def connect(self, access: GatewayAccess, *, write: bool) -> ConnectionChange:
-        """Write the settings, or only show the change. Raises UserError; then the file is as it was."""
-        program, record = self._program, self._load_record()
+        file, record = self._file, self._load_record()
         planned: list[ConnectionChange] = []
 
         def change(text: str) -> str:
             # A second connection is undone together with the first: both start from the user's own settings.
             original: str | None = text if self.path.exists() else None
-            if record is not None:
-                try:
-                    original = self._restore(record, text)
-                except UserError:
-                    # The user has changed our settings since, so they are the user's own.
-                    original = text
-            tree = program.format.read(original or "")
-            settings = program.make_settings(access, tree)
-            after = change_settings(program.format, original or "", dict(settings))
+            # What the user has changed since then is the user's own.
+            if record is not None and not self._list_changed(record, text):
+                original = self._restore(record, text)
+            tree = file.format.read(original or "")
+            settings = file.make_settings(access, tree)
+            after = change_settings(file.format, original or "", dict(settings))
             planned.append(ConnectionChange(self.path, original, after, settings))
-            if write:
+            if write and settings:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
                 self._save_record(planned[0], tree)
             return after
 
-        if write:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
         try:
             edited = edit_settings_file(self.path, change, write=write)
         except BaseException:
-            if write and planned:
+            if write and planned and planned[0].settings:
                 self._restore_record(record)
             raise
         backup = self._backup if write and planned[0].before is not None else None
         return planned[0]._replace(before=edited.before, backup=backup)
 
     def disconnect(self, *, write: bool) -> ConnectionChange:
-        """Restore what was there before. Raises UserError if there is nothing to undo, or our settings were changed."""
         record = self._load_record()
-        if record is None:
-            raise UserError(f"{self.path}: there is nothing to undo; `holdfast connect` did not write it")
+        assert record is not None  # Only for a file that is connected.
         restored: list[str | None] = []
+        if not self.path.exists():
+            if write:
+                self._restore_record(None)
+            return ConnectionChange(self.path, None, None, {})
 
         def change(text: str) -> str:
             restored.append(self._restore(record, text))
@@ -340,13 +379,16 @@ class ClientConnector:
             original = self._read_backup()
             if original is not None and _digest(original) == record.before_sha256:
                 return original
-        tree = self._program.format.read(text)
-        changed = [".".join(path) for path, value in record.settings if find_setting(tree, path) != value]
-        if changed:
+        if changed := self._list_changed(record, text):
             kept = f"; {self._backup} has the file as it was" if self._backup.exists() else ""
             raise UserError(f"{', '.join(changed)} was changed since it was written; change it by hand{kept}")
-        restored = change_settings(self._program.format, text, dict(record.previous))
+        restored = change_settings(self._file.format, text, dict(record.previous))
         return None if record.before_sha256 is None and restored.strip() in ("", "{}") else restored
+
+    def _list_changed(self, record: _Connection, text: str) -> list[str]:
+        """Those of our settings that are not as we wrote them."""
+        tree = self._file.format.read(text)
+        return [".".join(path) for path, value in record.settings if find_setting(tree, path) != value]
 
     def _load_record(self) -> _Connection | None:
         try:
@@ -366,7 +408,7 @@ class ClientConnector:
         """Before the settings are written: after a crash the original must not be lost."""
         assert change.after is not None
         record = _Connection(
-            self._program.name,
+            self._client,
             str(self.path),
             tuple(change.settings.items()),
             tuple((path, find_setting(tree, path)) for path in change.settings),
@@ -388,9 +430,16 @@ class ClientConnector:
             _write_private(self._record, msgspec.json.encode(record))
 
 
-def show_settings(program: ClientProgram, access: GatewayAccess) -> str:
-    """The settings as a whole file of their own, to be copied by hand."""
-    return change_settings(program.format, "", dict(program.make_settings(access, {})))
+def show_settings(
+    program: ClientProgram, access: GatewayAccess, environ: Mapping[str, str], *, project: Path | None
+) -> list[tuple[Path, str]]:
+    """Each file with the settings that it needs, to be copied by hand."""
+    shown = []
+    for file in program.files:
+        connector = ClientConnector(program, file, environ, project=project)
+        settings = file.make_settings(access, {})
+        shown.append((connector.path, change_settings(file.format, "", dict(settings))))
+    return shown
 
 
 def _digest(text: str) -> str:

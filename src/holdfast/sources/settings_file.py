@@ -356,6 +356,10 @@ def _append_member(text: str, clean: str, container: JsonContainer, name: str, v
     last = container.parts[-1].end if container.parts else container.start + 1
     line_end = text.find("\n", last)
     rest = text[last:line_end] if 0 <= line_end < container.end else ""
+    if not container.parts and clean[last : container.end - 1] != text[last : container.end - 1]:
+        # Nothing but comments: they stay, after the new member.
+        encoded = _encode_part(name, value, _INDENT, f"{_line_end_of(text)}{_INDENT}")
+        return f"{text[:last]}{_line_end_of(text)}{_INDENT}{encoded}{text[last:]}"
     if not rest.strip() or not container.parts:
         return append_part(text, container, name, value)
     # A comment or a comma that follows the last member on its line stays there.
@@ -390,10 +394,16 @@ class TomlFormat:
         if found:
             return f"{text[: found.start('value')]}{_toml(value)}{text[found.end('value') :]}"
         # After the last key that is in no table: at the end it would belong to the last table.
-        written = [match.end() for match in re.finditer(r"(?m)^[^#\s].*$", text[:top_end])]
-        at = written[-1] if written else 0
+        written = [match.end() for match in re.finditer(r"(?m)^[^#\s][^\r\n]*", text[:top_end])]
         line = f"{path[0]} = {_toml(value)}"
-        return f"{text[:at]}{line_end}{line}{text[at:]}" if written else f"{line}{line_end}{text}"
+        after_keys = f"{text[: written[-1]]}{line_end}{line}{text[written[-1] :]}" if written else ""
+        try:
+            if after_keys and tomllib.loads(after_keys).get(path[0]) == value:
+                return after_keys
+        except tomllib.TOMLDecodeError:
+            # It was the middle of a text or list with several lines.
+            pass
+        return f"{line}{line_end}{text}"
 
     def remove_value(self, text: str, path: SettingPath) -> str:
         if len(path) == 1:
