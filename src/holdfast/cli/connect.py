@@ -239,14 +239,14 @@ def _check(program: "ClientProgram", access: "GatewayAccess", *, with_client: bo
     recorded = _wait_for_session(access, since, expected=not problem)
     if as_json:
         way = "client" if command else "request"
-        print_json({"client": program.name, "sent_by": way, "problem": problem or None, **recorded})
+        print_json({"client": program.name, "sent_by": way, **recorded, "problem": problem or recorded["problem"]})
     else:
         sender = program.command if command else f"a request in the dialect of {program.name}"
         click.echo(f"sent by {sender}")
         _print_session(recorded)
     if problem:
         raise UserError(problem)
-    if not recorded["session_id"]:
+    if recorded["problem"]:
         raise UserError(recorded["problem"])
 
 
@@ -319,7 +319,7 @@ def _error_message(document: object) -> str:
     """The provider's message, in any of their formats; it quotes nothing but our own small request."""
     error = document.get("error") if isinstance(document, dict) else None
     message = error.get("message") if isinstance(error, dict) else error
-    return _mask(str(message or "no reason given"))[:300]
+    return " ".join(_mask(str(message or "no reason given")).split())[:300]
 
 
 def _run_client(program: "ClientProgram", command: str) -> str:
@@ -369,12 +369,13 @@ def _wait_for_session(access: "GatewayAccess", since: float, *, expected: bool) 
             classes = (errors.get("data") or {}).get("errors_by_class") or []
             failures = {row["error_class"]: row["count"] for row in classes}
             if calls.get("calls") or failures:
+                unreadable = "the response is recorded, but could not be read: its usage is estimated by size"
                 return {
                     "session_id": session_id,
                     "model": rows[0].get("active_model"),
                     "calls": calls.get("calls") or [],
                     "failures": failures,
-                    "problem": None,
+                    "problem": unreadable if "unreadable" in failures else None,
                 }
         if time.monotonic() > until:
             return {**found, "problem": "the call was answered, but not recorded; see the output of the gateway"}
@@ -393,8 +394,7 @@ def _print_session(recorded: Mapping[str, Any]) -> None:
             f"{call['output_tokens']:,} received, {format_usd(call['cost_usd'], 6)}, {call['verdict']}"
         )
     for kind, count in recorded["failures"].items():
-        estimated = "; usage and cost are estimated by size" if kind == "unreadable" else ""
-        click.echo(f"  {format_count(count, 'call')} failed: {kind}{estimated}")
+        click.echo(f"  {format_count(count, 'call')} failed: {kind}")
     click.echo(
         f"`holdfast sessions show {recorded['session_id']}` shows more, if the gateway uses this store.", err=True
     )
