@@ -80,8 +80,8 @@ def test_field_that_we_do_not_know_is_named() -> None:
 
     async def answer(request: web.Request) -> web.StreamResponse:
         stream = b"".join(anthropic.encode_stream(reply))
-        told = stream.replace(b'"type":"message",', b'"type":"message","mood":{"level":3},')
-        return web.Response(body=told, content_type="text/event-stream")
+        extended = stream.replace(b'"type":"message",', b'"type":"message","mood":{"level":3},')
+        return web.Response(body=extended, content_type="text/event-stream")
 
     with serve_handlers(answer) as server:
         status, output = play("smoke_live.py", "anthropic", "--no-gateway", "--base-url", server.url)
