@@ -9,13 +9,13 @@ from threading import RLock
 
 import msgspec
 
-from holdfast.catalog.lookup import Models, find_model, price_at, pricing_version, utc_date
+from holdfast.catalog.lookup import Models, find_model_or_none, price_at, pricing_version, utc_date
 from holdfast.catalog.schema import Model
 from holdfast.clock import Clock, NewId
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.call_record import split_writes_by_ttl
 from holdfast.engine.guard import WarningLog
-from holdfast.errors import FailureKind, UserError
+from holdfast.errors import FailureKind
 from holdfast.events.log import Event, EventLog
 from holdfast.events.payloads.cache import CachePinged
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted, RequestPrepared
@@ -129,10 +129,7 @@ class CallRecorder:
         return Bill(len(all_records), sum((record.usage for record in all_records), Usage()), Decimal(0), Decimal(0))
 
     def find_catalog_row(self, model: str) -> Model | None:
-        try:
-            return find_model(model, self._models)
-        except UserError:
-            return None
+        return find_model_or_none(model, self._models)
 
     def count_shared_blocks(self, digests: Sequence[PrefixDigest]) -> int:
         """How many leading blocks a request shares with the previous one."""

@@ -7,6 +7,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from holdfast.catalog.lookup import Catalog
+from holdfast.catalog.price_list import load_price_list
 from holdfast.catalog.schema import Model
 from holdfast.events.log import Event, SessionRow
 from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
@@ -254,7 +256,10 @@ class HasAnalyticsQueries(Protocol):
 
 def list_size_limits(models: Mapping[str, Model]) -> tuple[int, ...]:
     """The prompt sizes in tokens above which some model's price changes, ascending."""
-    return tuple(sorted({price.prompt_tokens_over for row in models.values() for price in row.prices} - {0}))
+    listed = load_price_list().size_limits if isinstance(models, Catalog) else ()
+    return tuple(
+        sorted({*listed, *(price.prompt_tokens_over for row in models.values() for price in row.prices)} - {0})
+    )
 
 
 def format_group_name(group_by: GroupBy, cell: object) -> GroupName:
