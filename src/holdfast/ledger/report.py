@@ -14,6 +14,7 @@ from holdfast.ledger.analytics.queries import (
     LedgerScope,
     MissCause,
     SessionAmounts,
+    UnpricedUsage,
 )
 
 # Up to this many days (ten years), days without calls are filled in; a longer range means that a clock was wrong.
@@ -29,6 +30,7 @@ class CostReport(msgspec.Struct, frozen=True):
     """Sessions and causes with the largest loss first; days in order, including those without calls.
 
     `unreadable_calls` were forwarded and charged, but their responses could not be decoded: their usage is an estimate.
+    `unpriced` calls are counted with their tokens, but no amount of money contains them.
     """
 
     total: Amounts
@@ -36,6 +38,7 @@ class CostReport(msgspec.Struct, frozen=True):
     sessions: tuple[SessionAmounts, ...]
     days: tuple[DaySpending, ...]
     unreadable_calls: int = 0
+    unpriced: tuple[UnpricedUsage, ...] = ()
 
 
 def build_report(queries: CostQueries, scope: LedgerScope) -> CostReport:
@@ -47,6 +50,7 @@ def build_report(queries: CostQueries, scope: LedgerScope) -> CostReport:
         tuple(iter_session_amounts(queries, scope)),
         days,
         count_unreadable_calls(queries, scope),
+        queries.unpriced(scope),
     )
 
 

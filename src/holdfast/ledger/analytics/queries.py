@@ -114,6 +114,15 @@ class CallOutcome(msgspec.Struct, frozen=True):
     latency_ms_p95_under: int
 
 
+class UnpricedUsage(msgspec.Struct, frozen=True):
+    """Calls of a session for whose model no price was known; sums of money do not contain them."""
+
+    session_id: str
+    model: str
+    calls: int
+    usage: Usage
+
+
 class CostQueries(Protocol):
     """Every result is what the events add up to at the time of the query."""
 
@@ -127,6 +136,9 @@ class CostQueries(Protocol):
 
     def causes(self, scope: LedgerScope = ...) -> tuple[MissCause, ...]:
         """The most expensive first."""
+
+    def unpriced(self, scope: LedgerScope = ...) -> tuple[UnpricedUsage, ...]:
+        """By session and model, in that order."""
 
     def verdicts(self, scope: LedgerScope = ...) -> tuple[MissCause, ...]:
         """All verdicts, including those without a loss; the most expensive first."""
