@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.catalog.lookup import (
+    LISTED_ROWS_MAX,
+    Catalog,
     apply_model_overrides,
     find_model,
     find_model_or_none,
@@ -280,9 +282,28 @@ def test_the_size_limits_of_listed_prices_are_known_to_the_analytics() -> None:
     assert listed <= set(list_size_limits(shipped_models()))
 
 
-def test_a_huge_or_empty_name_is_unknown() -> None:
+def test_a_huge_or_empty_name_is_unknown_and_not_kept() -> None:
     assert find_model_or_none("openai:" + "x" * 1_000_000, shipped_models()) is None
     assert find_model_or_none("openai:", shipped_models()) is None
+    models = shipped_models()
+    assert isinstance(models, Catalog)
+    assert all(len(name) < 300 for name, _ in models.listed_rows)
+
+
+def test_no_number_of_unknown_names_fills_the_memory() -> None:
+    models = apply_model_overrides(shipped_models(), {})
+    assert isinstance(models, Catalog)
+    for number in range(LISTED_ROWS_MAX + 10):
+        assert find_model_or_none(f"zzz:unknown {number}", models) is None
+    assert len(models.listed_rows) <= LISTED_ROWS_MAX
+
+
+def test_a_configured_row_is_found_even_after_the_list_was_asked() -> None:
+    models = apply_model_overrides(
+        shipped_models(),
+        {"openai:mine": {"like": "openai:gpt-4o-mini"}, "openai:gpt-4o-mini": {"like": "openai:gpt-4o"}},
+    )
+    assert find_model("openai:gpt-4o-mini-2024-07-18", models).prices == find_model("openai:gpt-4o").prices
     assert resolve_model("", "").prices == ()
 
 

@@ -25,9 +25,19 @@ Models = Mapping[str, Model]
 class Catalog(dict[str, Model]):
     """Rows by id that the price list backs: a name without a row is looked up there. A plain dict is all there is."""
 
+    def __init__(self, rows: Models) -> None:
+        super().__init__(rows)
+        self.listed_rows: dict[tuple[str, bool], Model | None] = {}
+        """Rows made from the price list so far: every call of a session asks for the same one."""
+
+    def __setitem__(self, name: str, row: Model) -> None:
+        super().__setitem__(name, row)
+        self.listed_rows.clear()
+
 
 NAME_CHARACTERS_MAX = 120
 NEAR_MATCHES_MAX = 3
+LISTED_ROWS_MAX = 1024
 _SAME_MODELS = {"openai-chat": "openai", "claude-code": "anthropic"}
 """Providers without rows of their own, and the provider whose models they serve."""
 
@@ -107,8 +117,20 @@ def _find_own_row(name: str, models: Models) -> Model | None:
 
 def _find_listed_row(name: str, models: Models, *, by_name: bool) -> Model | None:
     provider, _, bare = name.partition(":")
-    if not bare or not isinstance(models, Catalog):
+    # Clients choose the name: a huge one must not be kept.
+    if not isinstance(models, Catalog) or not 0 < len(bare) <= price_list.NAME_CHARACTERS_MAX:
         return None
+    kept = models.listed_rows
+    if (name, by_name) in kept:
+        return kept.get((name, by_name))
+    row = _make_listed_row(provider, bare, models, by_name=by_name)
+    if len(kept) >= LISTED_ROWS_MAX:
+        kept.clear()
+    kept[name, by_name] = row
+    return row
+
+
+def _make_listed_row(provider: str, bare: str, models: Models, *, by_name: bool) -> Model | None:
     # `models/gemini-2.5-pro`, as Gemini's own API writes it.
     if bare.startswith("models/") and (row := _find_own_row(f"{provider}:{bare.removeprefix('models/')}", models)):
         return msgspec.structs.replace(row, name=bare)

@@ -76,7 +76,6 @@ class ListedMatch(msgspec.Struct, frozen=True):
     by_name: bool = False
 
 
-@functools.lru_cache(maxsize=4096)
 def find_listed(provider: str, name: str, *, by_name: bool = False) -> ListedMatch | None:
     """The model of a provider, or of one whose models it also offers, by the list's own patterns.
 

@@ -90,8 +90,11 @@ def _show_table(rows: "Sequence[Model]", today: "datetime.date", *, is_whole: bo
         click.echo(f"{format_count(len(rows) - len(shown), 'more model')}; narrow the list with --search TEXT")
     if is_whole:
         listed = load_price_list()
-        count = f"More than {sum(provider.count for provider in listed.providers.values()):,} other models"
-        click.echo(f"{count} are priced by {listed.source} of {listed.dated}: --search TEXT, --provider NAME")
+        count = sum(provider.count for provider in listed.providers.values())
+        click.echo(
+            f"{count:,} models of {len(listed.providers)} providers are priced by {listed.source} of {listed.dated};"
+        )
+        click.echo("--search TEXT and --provider NAME show them")
 
 
 def _table_row(row: "Model", today: "datetime.date") -> tuple[str, ...]:
