@@ -46,7 +46,7 @@ SIZES = [1, 32_001, 128_001, 200_000, 200_001, 272_001, 600_000]
 OUR_NAMES = {"google": "gemini"}
 
 PRICED_BY_HOUR = {"deepseek-chat", "deepseek-flash", "deepseek-reasoner", "deepseek-v4-flash", "deepseek-v4-pro"}
-"""Models whose price depends on the hour: ours is that of the dearest hour."""
+"""Models whose price depends on the hour: ours is that of the most expensive hour."""
 
 WITHOUT_A_KNOWN_PRICE = {
     "cerebras:qwen-3-coder-480b",
@@ -58,7 +58,7 @@ WITHOUT_A_KNOWN_PRICE = {
     "openrouter:google/lyria-3-clip-preview",
     "openrouter:google/lyria-3-pro-preview",
 }
-"""Models that genai-prices lists without a rate and that nobody calls free: $0.00 would be a guess."""
+"""Models that genai-prices lists without a rate and that no provider calls free: $0.00 would be a guess."""
 
 
 def their_model(provider: str, name: str) -> ModelInfo | None:
@@ -168,7 +168,7 @@ def test_a_name_that_is_not_listed_matches_the_same_model_as_in_genai_prices(
         ("deepseek-ai/DeepSeek-V3", "deepseek-v3"),
     ],
 )
-def test_every_route_spells_the_same_model(name: str, bare: str) -> None:
+def test_every_route_names_the_same_model(name: str, bare: str) -> None:
     assert parse_bare_name(name) == bare
 
 

@@ -43,7 +43,7 @@ def test_a_single_match_is_shown_with_its_source_date_and_assumptions() -> None:
     assert "rules of anthropic:claude-sonnet-4-5" in output
 
 
-def test_a_model_that_nobody_lists_is_shown_as_unpriced() -> None:
+def test_a_model_in_no_list_is_shown_as_unpriced() -> None:
     assert "prices   unpriced" in run("--search", "anthropic:claude-of-tomorrow").output
 
 

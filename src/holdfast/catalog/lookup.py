@@ -71,13 +71,18 @@ def find_model(name: str, models: Models | None = None) -> Model:
     the shipped catalog is searched. Raises `UserError` with the nearest names.
     """
     catalog = shipped_models() if models is None else models
-    if row := _find_own_row(name, catalog) or _find_listed_row(name, catalog, by_name=False):
+    if row := find_model_of_provider(name, catalog):
         return row
     raise UserError(_unknown_model_message(name, catalog))
 
 
+def find_model_of_provider(name: str, models: Models) -> Model | None:
+    """Like `find_model`, but None for a name that is not one of this provider's own models."""
+    return _find_own_row(name, models) or _find_listed_row(name, models, by_name=False)
+
+
 def find_model_or_none(name: str, models: Models) -> Model | None:
-    """Like `find_model`, but None for an unknown name: for recorded names, which no user can correct any more.
+    """None for an unknown name: for recorded names, which no user can correct any more.
 
     A name that the price list knows of another provider counts too, because clients reach many providers under the
     wire format of one.
@@ -88,7 +93,7 @@ def find_model_or_none(name: str, models: Models) -> Model | None:
 def resolve_model(provider: str, model: str, models: Models | None = None) -> Model:
     """The row for any model string at any provider, with its source, its date and what is `assumed` about it.
 
-    Spellings of OpenRouter, Bedrock, Vertex, Azure and LiteLLM are understood. A model that nobody lists has the rules
+    Spellings of OpenRouter, Bedrock, Vertex, Azure and LiteLLM are understood. A model that is in no list has the rules
     of its family and no prices: it is unpriced.
     """
     catalog = shipped_models() if models is None else models
