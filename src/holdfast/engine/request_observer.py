@@ -36,8 +36,7 @@ class RequestObserver:
         model = f"{adapter.name}:{wire.parameters.model}"
         row = self.recorder.find_catalog_row(model)
         if row is None:
-            effect = "its requests are not rewritten, and it has no price"
-            self.warnings.warn_once(f"model {model[:120]!r} is not in the catalog: {effect}")
+            self.warnings.warn_once(f"model {model[:120]!r} is not in the catalog: it has no price")
         with self._lock:
             buffer, change = self._update_draft(adapter, wire, 1.0 if row is None else row.tokens_factor)
             sent = wire if row is None or rewrite is None else rewrite(buffer, row)

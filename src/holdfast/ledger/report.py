@@ -15,6 +15,7 @@ from holdfast.ledger.analytics.queries import (
     LedgerScope,
     MissCause,
     SessionAmounts,
+    UnpricedUsage,
 )
 
 # Up to this many days (ten years), days without calls are filled in; a longer range means that a clock was wrong.
@@ -31,6 +32,7 @@ class CostReport(msgspec.Struct, frozen=True):
 
     `unreadable_calls` were forwarded and charged, but their responses could not be decoded: their usage is an estimate.
     `failures` counts the other calls that failed, by error class, the most frequent first.
+    `unpriced` calls are counted with their tokens, but no amount of money contains them.
     """
 
     total: Amounts
@@ -39,6 +41,7 @@ class CostReport(msgspec.Struct, frozen=True):
     days: tuple[DaySpending, ...]
     unreadable_calls: int = 0
     failures: dict[str, int] = {}
+    unpriced: tuple[UnpricedUsage, ...] = ()
 
 
 def build_report(queries: CostQueries, scope: LedgerScope) -> CostReport:
@@ -51,6 +54,7 @@ def build_report(queries: CostQueries, scope: LedgerScope) -> CostReport:
         days,
         count_unreadable_calls(queries, scope),
         _count_failures(queries, scope),
+        queries.unpriced(scope),
     )
 
 

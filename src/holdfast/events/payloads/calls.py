@@ -11,6 +11,9 @@ from holdfast.types.reply import CacheDiagnosis, ReplySource, StopReason
 from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage
 
+UNPRICED = "unpriced"
+"""The pricing version of calls whose model has no price: their cost is recorded as 0 but is not known."""
+
 
 class RequestChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """One anti-pattern that was fixed in a request, or could have been: `anti_pattern` names it, `location` locates it.
