@@ -157,6 +157,38 @@ _DEEPAGENTS_TURNS = (
 )
 
 
+_SMOLAGENTS_TURNS = tuple(
+    Turn(turn.prompt, (*turn.calls, ToolCall("final_answer", {"answer": turn.answer})), turn.answer)
+    for turn in _FUNCTION_TURNS
+)
+"""Its agents give their answer to a tool."""
+
+
+_SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo "
+
+
+def _list_mini_swe_agent_turns() -> tuple[Turn, ...]:
+    """Its model has one tool, and hands in its answer by printing a line that announces it."""
+    read, write, check = (ToolCall("bash", {"command": line}) for line in _SHELL_COMMANDS)
+    return tuple(
+        Turn(turn.prompt, (*turn.calls, ToolCall("bash", {"command": f"{_SUBMIT}{turn.answer!r}"})), turn.answer)
+        for turn in _turns(read, write, check)
+    )
+
+
+def _start_mini_swe_agent(place: Place) -> Launch:
+    options = ("-y", "-m", f"anthropic/{ANTHROPIC_MODEL}", "-o", str(place.home / "trajectory.json"))
+    environment = {
+        "ANTHROPIC_API_BASE": place.url,
+        "ANTHROPIC_API_KEY": "any",
+        "MSWEA_CONFIGURED": "true",
+        "MSWEA_COST_TRACKING": "ignore_errors",
+        "MSWEA_SILENT_STARTUP": "1",
+    }
+    # It asks for a new task when it has finished one; an empty line ends it.
+    return Launch(((str(place.bin / "mini"), *options, "-t", READ_PROMPT),), environment, f"{WRITE_PROMPT}\n\n")
+
+
 CLIENTS: tuple[Client, ...] = (
     Client(
         name="claude-code",
@@ -284,5 +316,36 @@ CLIENTS: tuple[Client, ...] = (
         turns=_FUNCTION_TURNS,
         start=_start_program("litellm_agent.py", ANTHROPIC_MODEL),
         setting='`completion(model="anthropic/...", api_base="http://127.0.0.1:8787/anthropic")`',
+    ),
+    Client(
+        name="smolagents",
+        registry="pypi",
+        packages=(("smolagents[openai]", "1.26.0"),),
+        provider="openai",
+        turns=_SMOLAGENTS_TURNS,
+        start=_start_program("smolagents_agent.py", OPENAI_MODEL),
+        setting='`OpenAIModel(model_id=name, api_base="http://127.0.0.1:8787/openai/v1")`',
+    ),
+    Client(
+        name="inspect",
+        registry="pypi",
+        packages=(("inspect-ai", "0.3.285"), ("anthropic", "2.9.0")),
+        provider="anthropic",
+        turns=_FUNCTION_TURNS,
+        start=_start_program("inspect_agent.py", ANTHROPIC_MODEL),
+        setting='`get_model("anthropic/...", base_url="http://127.0.0.1:8787/anthropic")`, or '
+        "`ANTHROPIC_BASE_URL=http://127.0.0.1:8787/anthropic`",
+        # Its two samples are conversations of their own.
+        others=1,
+    ),
+    Client(
+        name="mini-swe-agent",
+        registry="pypi",
+        packages=(("mini-swe-agent", "2.4.6"),),
+        provider="anthropic",
+        turns=_list_mini_swe_agent_turns(),
+        start=_start_mini_swe_agent,
+        setting="`ANTHROPIC_API_BASE=http://127.0.0.1:8787/anthropic` or "
+        "`OPENAI_API_BASE=http://127.0.0.1:8787/openai/v1`",
     ),
 )
