@@ -1,6 +1,7 @@
 """The clients of the conformance run, with their pinned versions: one entry each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from conformance.client import PROGRAMS, Client, Launch, Place
 from conformance.model_script import CustomToolCall, ToolCall, Turn
@@ -88,10 +89,12 @@ _FUNCTION_TURNS = _turns(
 """The turns of the agents in `programs/`, which have these two tools."""
 
 
-def _start_program(file: str, model: str) -> Callable[[Place], Launch]:
+def _start_program(
+    file: str, model: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[Place], Launch]:
     def start(place: Place) -> Launch:
         command = (str(place.bin / "python"), str(PROGRAMS / file), place.url, model, READ_PROMPT, WRITE_PROMPT)
-        return Launch((command,))
+        return Launch((command,), environment)
 
     return start
 
@@ -164,14 +167,14 @@ _SMOLAGENTS_TURNS = tuple(
 """Its agents give their answer to a tool."""
 
 
-_SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo "
+_SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
 
 def _list_mini_swe_agent_turns() -> tuple[Turn, ...]:
     """Its model has one tool, and hands in its answer by printing a line that announces it."""
     read, write, check = (ToolCall("bash", {"command": line}) for line in _SHELL_COMMANDS)
     return tuple(
-        Turn(turn.prompt, (*turn.calls, ToolCall("bash", {"command": f"{_SUBMIT}{turn.answer!r}"})), turn.answer)
+        Turn(turn.prompt, (*turn.calls, ToolCall("bash", {"command": _SUBMIT}, turn.answer)), turn.answer)
         for turn in _turns(read, write, check)
     )
 
@@ -184,6 +187,7 @@ def _start_mini_swe_agent(place: Place) -> Launch:
         "MSWEA_CONFIGURED": "true",
         "MSWEA_COST_TRACKING": "ignore_errors",
         "MSWEA_SILENT_STARTUP": "1",
+        "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "2",
     }
     # It asks for a new task when it has finished one; an empty line ends it.
     return Launch(((str(place.bin / "mini"), *options, "-t", READ_PROMPT),), environment, f"{WRITE_PROMPT}\n\n")
@@ -318,6 +322,15 @@ CLIENTS: tuple[Client, ...] = (
         setting='`completion(model="anthropic/...", api_base="http://127.0.0.1:8787/anthropic")`',
     ),
     Client(
+        name="google-adk",
+        registry="pypi",
+        packages=(("google-adk", "2.13.0"),),
+        provider="gemini",
+        turns=_FUNCTION_TURNS,
+        start=_start_program("google_adk_agent.py", GEMINI_MODEL, {"GOOGLE_API_KEY": "any"}),
+        setting='`LlmAgent(model=Gemini(model=name, base_url="http://127.0.0.1:8787/gemini"))`',
+    ),
+    Client(
         name="smolagents",
         registry="pypi",
         packages=(("smolagents[openai]", "1.26.0"),),
@@ -341,7 +354,7 @@ CLIENTS: tuple[Client, ...] = (
     Client(
         name="mini-swe-agent",
         registry="pypi",
-        packages=(("mini-swe-agent", "2.4.6"),),
+        packages=(("mini-swe-agent", "2.4.6"), ("litellm", "1.106.2"), ("mcp", "2.3.0")),
         provider="anthropic",
         turns=_list_mini_swe_agent_turns(),
         start=_start_mini_swe_agent,

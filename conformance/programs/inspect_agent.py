@@ -27,6 +27,12 @@ async def wait_for_the_other_sample() -> None:
         await both_called.wait()
 
 
+def append(path: str, line: str) -> str:
+    with Path(path).open("a") as file:
+        file.write(line + "\n")
+    return "appended"
+
+
 @tool
 def read_file():
     async def execute(path: str) -> str:
@@ -51,9 +57,7 @@ def append_line():
             line: The line, without its end.
         """
         await wait_for_the_other_sample()
-        with Path(path).open("a") as file:
-            file.write(line + "\n")
-        return "appended"
+        return append(path, line)
 
     return execute
 
@@ -61,7 +65,11 @@ def append_line():
 url, model, *prompts = sys.argv[1:]
 task = Task(
     dataset=[Sample(input=prompt) for prompt in prompts],
-    solver=[system_message("You keep the notes of a harbour. " * 200), use_tools([read_file(), append_line()]), generate()],
+    solver=[
+        system_message("You keep the notes of a harbour. " * 200),
+        use_tools([read_file(), append_line()]),
+        generate(),
+    ],
 )
 [log] = eval(
     task, model=get_model(f"anthropic/{model}", base_url=url, api_key="any"), max_samples=len(prompts), display="plain"

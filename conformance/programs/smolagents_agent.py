@@ -1,4 +1,4 @@
-"""A tool-calling agent of smolagents with two tools: `smolagents_agent.py URL MODEL PROMPT ...`, one turn per prompt."""
+"""A tool-calling agent of smolagents with two tools: `smolagents_agent.py URL MODEL PROMPT ...`, one turn each."""
 
 import sys
 from pathlib import Path
