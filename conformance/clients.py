@@ -203,6 +203,7 @@ CLIENTS: tuple[Client, ...] = (
         start=_start_claude_code,
         setting="`ANTHROPIC_BASE_URL=http://127.0.0.1:8787/anthropic`",
         children=1,
+        in_ci=True,
     ),
     Client(
         name="codex",
@@ -213,6 +214,7 @@ CLIENTS: tuple[Client, ...] = (
         start=_start_codex,
         setting="in `~/.codex/config.toml`: `model_provider` and `[model_providers.holdfast]` with "
         '`base_url = "http://127.0.0.1:8787/openai/v1"`, `wire_api = "responses"`, `supports_websockets = false`',
+        in_ci=True,
     ),
     Client(
         name="langchain",
@@ -231,6 +233,7 @@ CLIENTS: tuple[Client, ...] = (
         turns=_FUNCTION_TURNS,
         start=_start_program("pydantic_ai_agent.py", ANTHROPIC_MODEL),
         setting='`AnthropicModel(name, provider=AnthropicProvider(base_url="http://127.0.0.1:8787/anthropic"))`',
+        in_ci=True,
     ),
     Client(
         name="openai-agents",
@@ -240,6 +243,7 @@ CLIENTS: tuple[Client, ...] = (
         turns=_FUNCTION_TURNS,
         start=_start_program("openai_agents_agent.py", OPENAI_MODEL),
         setting='`OpenAIResponsesModel(name, AsyncOpenAI(base_url="http://127.0.0.1:8787/openai/v1"))`',
+        in_ci=True,
     ),
     Client(
         name="ai-sdk",
@@ -270,6 +274,7 @@ CLIENTS: tuple[Client, ...] = (
         start=_start_gemini_cli,
         setting="`GOOGLE_GEMINI_BASE_URL=http://127.0.0.1:8787/gemini`",
         others=1,
+        in_ci=True,
     ),
     Client(
         name="aider",
@@ -338,6 +343,7 @@ CLIENTS: tuple[Client, ...] = (
         turns=_SMOLAGENTS_TURNS,
         start=_start_program("smolagents_agent.py", OPENAI_MODEL),
         setting='`OpenAIModel(model_id=name, api_base="http://127.0.0.1:8787/openai/v1")`',
+        in_ci=True,
     ),
     Client(
         name="inspect",
