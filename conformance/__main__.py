@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from conformance.checks import check_run, compare_runs, count_model_calls, sum_cost_usd, sum_usage
 from conformance.client import Client, InstallationFailed, find_newest_packages, install_client
 from conformance.clients import CLIENTS
+from conformance.corpus import write_corpus
 from conformance.page import HEADINGS, PAGE, ClientResult, format_row, format_table, render_page
 from conformance.run import MODES, run_client
 
@@ -27,6 +28,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m conformance", description="Run real clients through the gateway.")
     parser.add_argument("--latest", action="store_true", help="run the newest versions and report the drift")
     parser.add_argument("--ci", action="store_true", help="run the clients of CI, as far as they can be installed")
+    parser.add_argument("--corpus", action="store_true", help="write the bodies of one direct run to tests/wire")
     parser.add_argument("clients", nargs="*", metavar="CLIENT", help=", ".join(client.name for client in CLIENTS))
     options = parser.parse_args(arguments)
     unknown = sorted(set(options.clients) - {client.name for client in CLIENTS})
@@ -35,6 +37,8 @@ def main(arguments: list[str]) -> int:
     chosen: Iterable[Client] = [c for c in CLIENTS if not options.clients or c.name in options.clients]
     if options.ci:
         chosen = install_available([client for client in chosen if client.in_ci])
+    if options.corpus:
+        return _write_corpus(chosen)
     results = [_run_all_modes(client, latest=options.latest) for client in chosen]
     if results:
         print(format_table([HEADINGS, *(format_row(result) for result in results)]))
@@ -42,6 +46,20 @@ def main(arguments: list[str]) -> int:
         today = datetime.datetime.now(datetime.UTC).date().isoformat()
         PAGE.write_text(render_page(results, today))
     return 1 if any(result.list_regressions() for result in results) else 0
+
+
+def _write_corpus(clients: Iterable[Client]) -> int:
+    failed = False
+    for client in clients:
+        install_client(client)
+        run = run_client(client, "direct", folder=client.folder / "runs" / "corpus")
+        problems = list(check_run(client, run))
+        if problems:
+            print(f"{client.name}: not written: {problems[0]}")
+            failed = True
+        else:
+            print(write_corpus(client, run.sent), flush=True)
+    return int(failed)
 
 
 def install_available(clients: Sequence[Client]) -> Iterator[Client]:
