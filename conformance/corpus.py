@@ -126,7 +126,7 @@ class Generalizer:
     def text(self, text: str) -> str:
         for literal, replacement in self._literals.items():
             # As a word, because a host may be called `vm`.
-            text = re.sub(rf"(?<!\w){re.escape(literal)}(?!\w)", lambda _, new=replacement: new, text)
+            text = re.sub(rf"(?<!\w){re.escape(literal)}(?!\w)", replacement, text)
         text = _RUN_FOLDER.sub(lambda match: "-home-user" if match[0].startswith("-") else "/home/user", text)
         text = _TIME.sub("2026-01-01T00:00:00Z", text)
         text = _UUID.sub(self._number("{:08}-0000-4000-8000-000000000000"), text)

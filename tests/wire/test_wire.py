@@ -7,54 +7,16 @@ the functions `normalize_*`, and nothing else may differ.
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from conformance.clients import CLIENTS
 from conformance.corpus import TEXT_CHARS_MAX
+from tests.support.wire_corpus import FILES, WireExchange, load_exchanges
 
-from holdfast.gateway.routes import find_target
-from holdfast.providers.adapter import PATH_HEADER, Adapter
-from holdfast.providers.registry import get_adapter
+from holdfast.providers.adapter import PATH_HEADER
 from holdfast.types.blocks import Opaque
 from holdfast.types.reply import ReplyFinished
-
-FILES = sorted(Path(__file__).parent.glob("*.json"))
-CLIENT_PROVIDERS = {client.name: client.provider for client in CLIENTS}
-
-
-class WireExchange(NamedTuple):
-    provider: str
-    path: str
-    headers: dict[str, str]
-    request: dict[str, Any]
-    response: dict[str, Any] | None
-    stream: list[str]
-
-    @property
-    def adapter(self) -> Adapter:
-        return get_adapter(self.provider)
-
-
-def load_exchanges(file: Path) -> list[WireExchange]:
-    content = json.loads(file.read_text())
-    exchanges = []
-    for exchange in content["exchanges"]:
-        target = find_target(f"/{CLIENT_PROVIDERS[content['client']]}{exchange['path'].partition('?')[0]}")
-        assert target.adapter_name is not None, exchange["path"]
-        exchanges.append(
-            WireExchange(
-                target.adapter_name,
-                exchange["path"],
-                exchange["headers"],
-                exchange["request"],
-                exchange.get("response"),
-                exchange.get("stream", []),
-            )
-        )
-    return exchanges
-
 
 EXCHANGES = [
     pytest.param(exchange, id=f"{file.stem}-{number}")
