@@ -130,7 +130,8 @@ def _start_gemini_cli(place: Place) -> Launch:
     }
     options = ("-y", "-m", GEMINI_MODEL, "--output-format", "json")
     program = str(place.bin / "gemini")
-    # Two conversations: `-r latest` sends each function response of the resumed one twice; the simulator refuses that.
+    # Two conversations: `-r latest` sends each function response of the resumed one twice. The API refuses a turn with
+    # more responses than calls (google-gemini/gemini-cli#16984 and others), and so does the simulator.
     return Launch(tuple((program, *options, "-p", prompt) for prompt in (READ_PROMPT, WRITE_PROMPT)), environment)
 
 
