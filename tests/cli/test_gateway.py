@@ -108,7 +108,7 @@ def test_bytes_are_forwarded_to_the_configured_upstream(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (("--simulate", "--upstream", "openai=http://x"), "--simulate"),
-        (("--upstream", "nobody=http://x"), "unknown mount"),
+        (("--upstream", "nobody=http://x"), "unknown upstream 'nobody'"),
         (("--upstream", "openai"), "NAME=VALUE"),
         (("--upstream", "openai=ftp://x"), "https://host"),
         (("--upstream", "openai=http://[::"), "https://host"),

@@ -19,14 +19,23 @@ Models = Mapping[str, Model]
 
 NAME_CHARACTERS_MAX = 120
 NEAR_MATCHES_MAX = 3
-_SAME_MODELS = {"openai-chat": "openai", "claude-code": "anthropic"}
-"""Providers without rows of their own, and the provider whose models they serve."""
+_SAME_MODELS = {
+    "openai-chat": ("openai",),
+    "claude-code": ("anthropic",),
+    "bedrock": ("anthropic",),
+    "vertex": ("anthropic", "gemini"),
+    "azure": ("openai", "anthropic"),
+}
+"""Providers without rows of their own, and the providers whose models they serve."""
 
 _EXTERNALLY_CACHED = ("claude-code",)
 """Providers where other software places the breakpoints: the Claude Code command builds its own requests."""
 
 # Dated snapshots and aliases, such as `claude-sonnet-4-5@20250929` or `gpt-4o-2024-11-20`.
 _SNAPSHOT = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
+# Bedrock's names: an inference profile's ARN or region, the vendor, the model, and the version of its deployment, as in
+# `us.anthropic.claude-sonnet-4-5-20250929-v1:0`.
+_BEDROCK_NAME = re.compile(r"(?:arn:.*/)?(?:[a-z-]+\.)?anthropic\.(?P<name>.+?)(?:-v\d+)?(?::\d+k?)*")
 _PATH = re.compile(r" - at `\$\.?(?P<field>.*)`$")
 _UNKNOWN_FIELD = re.compile(r"unknown field `(?P<field>.*)`$")
 
@@ -87,6 +96,17 @@ def _tokens_over(price: Price) -> int:
     return price.prompt_tokens_over
 
 
+_BATCH_FACTORS = dict.fromkeys(
+    ("anthropic", "openai", "openai-chat", "gemini", "azure", "mistral", "groq", "fireworks"), Decimal("0.5")
+)
+"""Prices of batches relative to the list price, from each provider's page on batches; cache rates are scaled too."""
+
+
+def find_batch_factor(provider: str) -> Decimal | None:
+    """None if it is not known what the provider's batches cost."""
+    return _BATCH_FACTORS.get(provider)
+
+
 def utc_date(at: float) -> datetime.date:
     """The UTC date of a Unix timestamp: catalog prices change at midnight UTC."""
     return datetime.datetime.fromtimestamp(at, datetime.UTC).date()
@@ -119,16 +139,16 @@ def _find_alias(name: str, models: Models) -> Model | None:
 
 
 def _find_via_other_provider(name: str, models: Models) -> Model | None:
-    provider = name.partition(":")[0]
-    if provider not in _SAME_MODELS:
-        return None
-    owner_id = f"{_SAME_MODELS[provider]}:{_bare_name(name)}"
-    row = models.get(owner_id) or _find_alias(owner_id, models)
-    if row is None:
-        return None
-    model = msgspec.structs.replace(row, provider=provider)
-    supports_caching = row.supports_prompt_caching and not is_externally_cached(model)
-    return msgspec.structs.replace(model, supports_prompt_caching=supports_caching)
+    provider, _, bare = name.partition(":")
+    on_bedrock = _BEDROCK_NAME.fullmatch(bare) if provider == "bedrock" else None
+    for owner in _SAME_MODELS.get(provider, ()):
+        owner_id = f"{owner}:{on_bedrock['name'] if on_bedrock else bare}"
+        row = models.get(owner_id) or _find_alias(owner_id, models)
+        if row is not None:
+            model = msgspec.structs.replace(row, provider=provider, name=bare)
+            supports_caching = row.supports_prompt_caching and not is_externally_cached(model)
+            return msgspec.structs.replace(model, supports_prompt_caching=supports_caching)
+    return None
 
 
 def _unknown_model_message(name: str, models: Models) -> str:
@@ -138,7 +158,7 @@ def _unknown_model_message(name: str, models: Models) -> str:
         guess = f"did you mean {' or '.join(near)}?"
     else:
         providers = {model.provider for model in models.values()}
-        providers |= {name for name, owner in _SAME_MODELS.items() if owner in providers}
+        providers |= {name for name, owners in _SAME_MODELS.items() if providers.intersection(owners)}
         guess = f"known providers: {', '.join(sorted(providers))}."
     like = near[0] if near else next(iter(models), "provider:name")
     return (

@@ -30,9 +30,15 @@ class RequestObserver:
         self.newest_buffer: RequestBuffer | None = None
         """The last prepared request in our encoding; the next request changes it in place."""
 
-    def prepare(self, adapter: Adapter, wire: WireRequest, rewrite: RewriteRequest | None = None) -> ObservedRequest:
-        """The record of a request; without `rewrite` it is sent unchanged."""
-        model = f"{adapter.name}:{wire.parameters.model}"
+    def prepare(
+        self, adapter: Adapter, wire: WireRequest, rewrite: RewriteRequest | None = None, *, provider: str = ""
+    ) -> ObservedRequest:
+        """The record of a request; without `rewrite` it is sent unchanged.
+
+        `provider` is the host, where it has the format of another provider.
+        """
+        provider = provider or adapter.name
+        model = f"{provider}:{wire.parameters.model}"
         row = self.recorder.find_catalog_row(model)
         if row is None:
             effect = "its requests are not rewritten, and it has no price"
@@ -50,7 +56,7 @@ class RequestObserver:
             request_head = adapter.request_head(sent.parameters)
             return ObservedRequest(
                 model=model,
-                provider=adapter.name,
+                provider=provider,
                 row=row,
                 plan=Plan((*breakpoints, *automatic)),
                 digests=tuple(buffer.digests),

@@ -72,6 +72,16 @@ PROVIDERS = {
 }
 
 
+_FORMATS = {
+    **dict.fromkeys(
+        ("deepseek", "xai", "mistral", "groq", "together", "fireworks", "moonshot", "cerebras", "azure"), "openai-chat"
+    ),
+    "bedrock": "anthropic",
+    "vertex": "anthropic",
+}
+"""Hosts that only the gateway knows, and the provider whose format most of their requests have."""
+
+
 def get_provider(name: str) -> Provider:
     if name not in PROVIDERS:
         raise UserError(f"unknown provider {name!r}; known providers: {', '.join(PROVIDERS)}")
@@ -79,7 +89,7 @@ def get_provider(name: str) -> Provider:
 
 
 def get_adapter(provider: str) -> Adapter:
-    return get_provider(provider).adapter
+    return get_provider(_FORMATS.get(provider, provider)).adapter
 
 
 class DetectedApi(msgspec.Struct, frozen=True):
