@@ -274,13 +274,14 @@ def test_an_inference_profile_is_priced_as_the_model_that_answered() -> None:
     assert call.cost_usd > 0
 
 
-def test_a_host_of_ones_own_has_its_name_and_dialect() -> None:
-    upstreams = {"our-proxy": UpstreamSettings(dialect="anthropic", provider="anthropic")}
+@pytest.mark.parametrize("provider", ["anthropic", None])
+def test_calls_of_a_host_of_ones_own_are_recorded_under_its_name_or_another_provider(provider: str | None) -> None:
+    upstreams = {"our-proxy": UpstreamSettings(dialect="anthropic", provider=provider)}
     with simulated_gateway(upstreams=upstreams) as (_, gateway):
         client = anthropic.Anthropic(api_key="k", base_url=f"{gateway.url}/our-proxy", max_retries=0)
         ask_claude(client, "claude-sonnet-5-5")
         (call,) = ended_calls(gateway)
-    assert call.model == "anthropic:claude-sonnet-5-5"
+    assert call.model == f"{provider or 'our-proxy'}:claude-sonnet-5-5"
 
 
 # Rewriting
