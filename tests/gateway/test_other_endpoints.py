@@ -40,14 +40,14 @@ def claude_result(number: int, usage: dict[str, Any]) -> dict[str, Any]:
     return {"custom_id": f"request-{number}", "result": {"type": "succeeded", "message": message}}
 
 
-CLAUDE_LINES = [
+CLAUDE_LINES: list[dict[str, Any]] = [
     claude_result(1, {"input_tokens": 1_000, "output_tokens": 50}),
     claude_result(2, {"input_tokens": 10, "cache_read_input_tokens": 990, "output_tokens": 70}),
     {"custom_id": "request-3", "result": {"type": "expired"}},
     {"custom_id": "request-4", "result": {"type": "errored", "error": {"type": "invalid_request_error"}}},
 ]
 CLAUDE_USAGE = Usage(input=1_010, cache_read=990, output=120)
-GPT_LINES = [
+GPT_LINES: list[dict[str, Any]] = [
     {
         "id": "batch_req_1",
         "custom_id": "request-1",

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.bedrock import (
+    Frame,
     FrameParser,
     decode_event_stream,
     encode_chunk_frame,
@@ -58,7 +59,8 @@ def test_awss_library_reads_the_frames_that_we_encode(payload: bytes, name: str)
 @given(st.lists(st.binary(max_size=60), max_size=6), st.lists(st.integers(1, 40), min_size=1))
 def test_frames_are_the_same_however_they_are_split(payloads: list[bytes], sizes: list[int]) -> None:
     whole = b"".join(encode_frame("chunk", payload) for payload in payloads)
-    parser, frames, at = FrameParser(), [], 0
+    parser, at = FrameParser(), 0
+    frames: list[Frame] = []
     while at < len(whole):
         size = sizes[at % len(sizes)]
         frames += parser.feed(whole[at : at + size])

@@ -19,14 +19,11 @@ Models = Mapping[str, Model]
 
 NAME_CHARACTERS_MAX = 120
 NEAR_MATCHES_MAX = 3
-_SAME_MODELS = {
-    "openai-chat": ("openai",),
-    "claude-code": ("anthropic",),
-    "bedrock": ("anthropic",),
-    "vertex": ("anthropic", "gemini"),
-    "azure": ("openai", "anthropic"),
-}
-"""Providers without rows of their own, and the providers whose models they serve."""
+_SAME_MODELS = {"openai-chat": "openai", "claude-code": "anthropic"}
+"""Providers without rows of their own, and the provider whose models they serve."""
+
+_CLOUDS = {"bedrock": ("anthropic",), "vertex": ("anthropic", "gemini"), "azure": ("openai", "anthropic")}
+"""Hosts that only the gateway reaches, and whose models they serve, at the same prices and by the same rules."""
 
 _EXTERNALLY_CACHED = ("claude-code",)
 """Providers where other software places the breakpoints: the Claude Code command builds its own requests."""
@@ -141,7 +138,8 @@ def _find_alias(name: str, models: Models) -> Model | None:
 def _find_via_other_provider(name: str, models: Models) -> Model | None:
     provider, _, bare = name.partition(":")
     on_bedrock = _BEDROCK_NAME.fullmatch(bare) if provider == "bedrock" else None
-    for owner in _SAME_MODELS.get(provider, ()):
+    owners = _CLOUDS.get(provider) or ((_SAME_MODELS[provider],) if provider in _SAME_MODELS else ())
+    for owner in owners:
         owner_id = f"{owner}:{on_bedrock['name'] if on_bedrock else bare}"
         row = models.get(owner_id) or _find_alias(owner_id, models)
         if row is not None:
@@ -158,7 +156,7 @@ def _unknown_model_message(name: str, models: Models) -> str:
         guess = f"did you mean {' or '.join(near)}?"
     else:
         providers = {model.provider for model in models.values()}
-        providers |= {name for name, owners in _SAME_MODELS.items() if providers.intersection(owners)}
+        providers |= {name for name, owner in _SAME_MODELS.items() if owner in providers}
         guess = f"known providers: {', '.join(sorted(providers))}."
     like = near[0] if near else next(iter(models), "provider:name")
     return (

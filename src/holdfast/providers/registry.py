@@ -92,6 +92,11 @@ def get_adapter(provider: str) -> Adapter:
     return get_provider(_FORMATS.get(provider, provider)).adapter
 
 
+def find_adapter(provider: str) -> Adapter:
+    """The adapter of a recorded call. An upstream with a name of its own nearly always has OpenAI's chat format."""
+    return get_adapter(provider if provider in PROVIDERS or provider in _FORMATS else "openai-chat")
+
+
 class DetectedApi(msgspec.Struct, frozen=True):
     """`model` is the bare name, empty if the body has none; `reason` says what identified the provider."""
 
