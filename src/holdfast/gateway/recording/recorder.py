@@ -387,7 +387,7 @@ class GatewayRecorder:
         """Records the usage in the results of a batch: one session for each batch, one call for each of its models."""
         target, caller, body = exchange.target, exchange.caller, _decompress_or_none(exchange, is_response=True)
         exchange.free_response()
-        # Part of a file cannot be told from the whole, so only the whole is counted.
+        # Part of a file looks like the whole, so only the whole is counted.
         if exchange.status != 200 or exchange.end != "whole" or not body:
             return
         path = normalize_path(target.path) or target.path
