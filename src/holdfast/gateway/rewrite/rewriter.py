@@ -10,7 +10,7 @@ from decimal import Decimal
 
 import msgspec
 
-from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
+from holdfast.catalog.lookup import Models, price_at, resolve_model, utc_date
 from holdfast.catalog.schema import Model
 from holdfast.economics.keep_alive import pings_max
 from holdfast.engine.cache.single_flight import BreakpointPrefix, FlightKey
@@ -105,7 +105,10 @@ class RequestRewriter:
         headers = {PATH_HEADER: path}
         # Re-encode first: insignificant white space must not count as a difference.
         before = adapter.decode_request(encode_json(members), headers)
-        row = find_model(f"{provider}:{before.parameters.model}", self._models)
+        row = resolve_model(provider, before.parameters.model, self._models)
+        # Nothing is known of this model's cache, so no rewrite is known to help.
+        if row.cache.kind == "none":
+            return ImprovedRequest(None, before, row)
         if adapter_name in ("openai", "openai-chat") and provider not in _TAKE_OPENAI_FIELDS:
             unfixed |= {CACHE_KEY_MISSING, EXPLICIT_BREAKPOINT_MISSING}
         edits = RequestEdits(self._volatile, unfixed)
