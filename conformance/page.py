@@ -19,8 +19,8 @@ Each client runs three times: directly against the simulator, through `holdfast 
 --improve`. Recording taps before and after the gateway compare the bytes.
 
 **These clients were never tried against a live provider.** The simulator behaves as the providers document, and may be
-wrong where they differ from their documentation. `scripts/smoke_live.py PROVIDER` makes two calls with your key, and two
-more through the gateway, for a few cents.
+wrong where they differ from their documentation. `scripts/smoke_live.py PROVIDER` makes two calls with your key, and
+two more through the gateway, for a few cents.
 """
 _CHECKS = """\
 A run is `ok` if the client exits with 0, shows the model's answers and has changed the file; no response has a status
@@ -45,8 +45,8 @@ turn with more responses than calls, and so does the simulator, so the script be
 
 
 _CONNECT = """\
-`holdfast connect NAME --write` writes the setting of `claude-code`, `codex`, `gemini` (Gemini CLI), `opencode` or `aider`
-into the client's own file, and `--undo` restores it; [the gateway](gateway.md#connect-a-client) says more.
+`holdfast connect NAME --write` writes the setting of `claude-code`, `codex`, `gemini` (Gemini CLI), `opencode` or
+`aider` into the client's own file, and `--undo` restores it; [the gateway](gateway.md#connect-a-client) says more.
 """
 
 
