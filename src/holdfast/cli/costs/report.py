@@ -59,7 +59,10 @@ def command(
         return
     if report.sessions:
         _show(report, limit)
-    elif not simulated_count:
+    if report.failures:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.failures.items())
+        click.echo(f"{format_count(sum(report.failures.values()), 'call')} failed: {kinds}")
+    if not (report.sessions or report.failures or simulated_count):
         click.echo("No calls are stored yet; `holdfast demo --keep` records some, which --simulated shows.")
     if simulated_count:
         click.echo(f"not counted: {format_count(simulated_count, 'simulated session')}; --simulated includes them")

@@ -1,7 +1,7 @@
 """Cost and analytics queries over all sessions: the protocols, and the values they return."""
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Literal, Protocol
 
@@ -11,6 +11,7 @@ from holdfast.catalog.lookup import Catalog
 from holdfast.catalog.price_list import load_price_list
 from holdfast.catalog.schema import Model
 from holdfast.events.log import Event, SessionRow
+from holdfast.events.payloads.session import SkillLoaded, SkillUsed
 from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
 from holdfast.types.usage import Usage
 
@@ -159,13 +160,32 @@ class HasCostQueries(Protocol):
 
 
 class SkillLoad(msgspec.Struct, frozen=True):
-    """A skill body that was loaded into a session, and why."""
+    """A skill body that was loaded into a session, and why; `used` says whether the session then used the skill."""
 
     session_id: str
     at: float
     skill: str
     reason: str
     tokens: int
+    used: bool
+
+
+def find_skill_loads(events: Iterable[Event]) -> tuple[SkillLoad, ...]:
+    """The loads among the events, in their order; a skill that was loaded on demand was used."""
+    events = tuple(events)
+    used = {(event.session_id, payload.skill_id) for event in events if isinstance(payload := event.payload, SkillUsed)}
+    return tuple(
+        SkillLoad(
+            session_id=event.session_id,
+            at=event.at,
+            skill=payload.skill_id,
+            reason=payload.load_reason,
+            tokens=payload.load_size_tokens,
+            used=payload.load_reason == "on_demand" or (event.session_id, payload.skill_id) in used,
+        )
+        for event in events
+        if isinstance(payload := event.payload, SkillLoaded)
+    )
 
 
 class SessionCost(msgspec.Struct, frozen=True):
