@@ -18,7 +18,8 @@ from holdfast.errors import UserError
 from holdfast.events.payloads.calls import GatewayForwarded
 from holdfast.gateway.auth import is_subscription
 from holdfast.gateway.key_limits import KeyLimits
-from holdfast.gateway.rewrite.rewriter import RequestRewriter, analyze_request
+from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
+from holdfast.gateway.rewrite.rewriter import RequestRewriter
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
 from holdfast.ledger.calls import iter_calls
 from holdfast.service.auth.keys import make_key
@@ -272,10 +273,10 @@ def test_an_automatic_breakpoint_is_kept_alive_up_to_the_end_of_the_repeated_pre
         "messages": [{"role": "user", "content": "One. " * 400}],
         "cache_control": {"type": "ephemeral"},
     }
-    improver = RequestRewriter(shipped_models(), VolatileExtractor((DATE_RULE,)))
-    analysis = analyze_request(
-        improver, "anthropic", json.dumps(body).encode(), path="/v1/messages", account="a", at=1.79e9
-    )
-    assert bool(moved) == (b"2026-11-16" in (analysis.rewritten.body or b"")[-200:])
-    assert analysis.ping is not None
-    assert analysis.ping.block_index == 1
+    improver = ConversationRewriter(shipped_models(), VolatileExtractor((DATE_RULE,)))
+    received = json.dumps(body).encode()
+    analysis = improver.analyze("anthropic", received, path="/v1/messages", account="a", at=1.79e9)
+    assert bool(moved) == (b"2026-11-16" in (analysis.body or b"")[-200:])
+    ping = analysis.make_ping(received, 1.79e9)
+    assert ping is not None
+    assert ping.block_index == 1

@@ -9,7 +9,7 @@ import hashlib
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -28,9 +28,9 @@ from holdfast.planning.learned import (
 )
 from holdfast.planning.plan import plan_cache
 from holdfast.planning.policy import PlanningMoment, WaitedFor
-from holdfast.providers.adapter import Adapter, WireRequest
+from holdfast.providers.adapter import Adapter
 from holdfast.types.blocks import Role, ToolResult
-from holdfast.types.prompt import HistoryEntry, Plan, PromptSection, Segment, Stability
+from holdfast.types.prompt import Breakpoint, HistoryEntry, Plan, PromptSection, Segment, Stability
 from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, extend_digest_chain
 from holdfast.types.usage import Usage
 
@@ -43,7 +43,16 @@ ENDED_AFTER_SECONDS = 3_600.0
 # How many conversations may begin with one head and never continue before their first messages are no longer cached.
 SINGLE_CALLS_MAX = 2
 
-DecodeRequest = Callable[[bytes], WireRequest]
+# Instructions of at least this size were written to be used more than once; shorter ones have to be seen twice.
+SHARED_HEAD_TOKENS_MIN = 4_096
+
+
+class RestoredConversation(msgspec.Struct, frozen=True):
+    """A conversation of an earlier process: the digests of its last request, and what the cache was known to hold."""
+
+    digests: tuple[PrefixDigest, ...]
+    memory: CacheMemory
+    last_request: RequestRecord
 
 
 class RawPrompt(msgspec.Struct, frozen=True):
@@ -170,16 +179,23 @@ class PromptOutline:
 class PlannedCall(msgspec.Struct, frozen=True):
     """The plan of one request, and how to find the places of its breakpoints.
 
-    `starts` holds the first block of each message. `is_continuation`: the request extends an earlier one.
+    `starts` holds the first block of each message. `is_limited`: the next call is not expected to repeat all blocks.
     """
 
     conversation: PlannedConversation
     plan: Plan
     record: RequestRecord
     starts: tuple[int, ...]
-    digests: tuple[PrefixDigest, ...]
-    tokens_estimate: int
-    is_continuation: bool
+    digests: Sequence[PrefixDigest]
+    tokens: Sequence[int]
+    is_limited: bool
+
+    @property
+    def tokens_estimate(self) -> int:
+        return sum(self.tokens)
+
+    def tokens_upto(self, block: int) -> int:
+        return sum(self.tokens[: block + 1])
 
     def locate_block(self, block: int) -> tuple[int, int] | None:
         """The message that holds the block and the block's number in it; None for a block of the head."""
@@ -197,13 +213,45 @@ class ConversationPlans:
         self._conversations: OrderedDict[int, PlannedConversation] = OrderedDict()
         self._ended: OrderedDict[int, PlannedConversation] = OrderedDict()
         self._learned: dict[tuple[str, str], LearnedParameters] = {}
+        self._restored: dict[str, RestoredConversation] = {}
         self._lock = threading.Lock()
+
+    def restore(self, conversations: Iterable[RestoredConversation]) -> None:
+        """Conversations of earlier processes are found by the digest of their last request when they go on."""
+        for conversation in conversations:
+            if conversation.digests:
+                with self._lock:
+                    self._restored[conversation.digests[-1].digest] = conversation
+
+    def find_tool_order(self, adapter: Adapter, tools: Sequence[EncodedBlock]) -> list[int] | None:
+        """The order in which a restored conversation listed these tools, by their numbers; None if none did."""
+        with self._lock:
+            chains = [restored.digests for restored in self._restored.values() if len(restored.digests) >= len(tools)]
+        for chain in chains:
+            order: list[int] = []
+            for position in range(len(tools)):
+                before, previous = (tools[order[-1]], chain[position - 1]) if order else (None, None)
+                found = (
+                    index
+                    for index, tool in enumerate(tools)
+                    if index not in order
+                    and extend_digest_chain(previous, tool.layer, adapter.separator(before, tool) + tool.data)
+                    == chain[position]
+                )
+                if (index := next(found, None)) is None:
+                    break
+                order.append(index)
+            if len(order) == len(tools):
+                return order
+        return None
 
     def plan_call(self, adapter: Adapter, row: Model, prompt: RawPrompt, at: float) -> PlannedCall:
         """The plan of a request that is about to be sent. Raises `ProviderError` if it cannot be decoded."""
         with self._lock:
             head = self._find_head(adapter, row, prompt)
             nodes, shared, tail_owner = self._walk(adapter, row, head, prompt)
+            if tail_owner is None and shared is head:
+                shared, tail_owner = self._resume(head, nodes, (prompt.scope, row.id))
             conversation = self._continue(head, shared, tail_owner, (prompt.scope, row.id), at)
             waited_for: WaitedFor = (
                 "start" if not conversation.memory.calls else "tool" if nodes[-1].is_tool_result else "user"
@@ -211,6 +259,13 @@ class ConversationPlans:
             call = self._plan(row, conversation, nodes, prompt, (at, waited_for), shared, tail_owner)
             self._register(conversation, nodes, call)
             return call
+
+    def mark_sent(self, call: PlannedCall, breakpoints: tuple[Breakpoint, ...]) -> PlannedCall:
+        """The call as it is sent: the client's own breakpoints may have taken the place of planned ones."""
+        record = msgspec.structs.replace(call.record, breakpoints=breakpoints)
+        with self._lock:
+            call.conversation.last_request = record
+        return msgspec.structs.replace(call, record=record)
 
     def complete_call(self, call: PlannedCall, usage: Usage) -> None:
         with self._lock:
@@ -263,6 +318,24 @@ class ConversationPlans:
             nodes.append(node)
         return nodes, shared, tail_owner
 
+    def _resume(
+        self, head: _Head, nodes: Sequence[_Node], scope: tuple[str, str]
+    ) -> tuple[_Node, PlannedConversation | None]:
+        """The restored conversation that the request extends, and the node at which its last request ended."""
+        for position in range(len(nodes) - 1, 0, -1):
+            digests = nodes[position].digests
+            restored = self._restored.pop(digests[-1].digest, None) if digests else None
+            if restored is not None:
+                conversation = PlannedConversation(
+                    head, scope, self._learned.get(scope, NOTHING_LEARNED), restored.memory
+                )
+                conversation.last_request = restored.last_request
+                head.opened += 1
+                for node in nodes[1 : position + 1]:
+                    node.owner = node.owner or conversation
+                return nodes[position], conversation
+        return head, None
+
     def _continue(
         self, head: _Head, shared: _Node, tail_owner: PlannedConversation | None, scope: tuple[str, str], at: float
     ) -> PlannedConversation:
@@ -295,8 +368,9 @@ class ConversationPlans:
         shared: _Node,
         tail_owner: PlannedConversation | None,
     ) -> PlannedCall:
-        (at, waited_for), memory, head = moment, conversation.memory, conversation.head
-        outline = PromptOutline(nodes, self._cacheable_blocks(conversation, prompt, shared, tail_owner))
+        (at, waited_for), memory = moment, conversation.memory
+        blocks_max = self._cacheable_blocks(conversation, prompt, shared, tail_owner)
+        outline = PromptOutline(nodes, blocks_max)
         idle_seconds = None if memory.last_at is None else at - memory.last_at
         price = price_at(row, utc_date(at), outline.tokens_total)
         planning = PlanningMoment(outline, row.cache, price, at, idle_seconds, waited_for)
@@ -307,9 +381,9 @@ class ConversationPlans:
             plan,
             record,
             starts=tuple(node.count - len(node.blocks) for node in nodes[1:]),
-            digests=tuple(outline.digests),
-            tokens_estimate=outline.tokens_total,
-            is_continuation=tail_owner is not None or shared is not head,
+            digests=outline.digests,
+            tokens=outline.tokens,
+            is_limited=blocks_max is not None,
         )
 
     def _cacheable_blocks(
@@ -325,10 +399,11 @@ class ConversationPlans:
             return shared.count
         if tail_owner is not None or head.continued or shared is not head:
             return None
-        if head.opened == 1:
-            # A single question without tools, such as for a title, is rarely followed by another.
-            return None if prompt.has_tools else 0
-        return None if head.opened <= SINGLE_CALLS_MAX else head.count
+        if prompt.has_tools:
+            return None if head.opened <= SINGLE_CALLS_MAX else head.count
+        # A single question without tools, such as for a title, is rarely followed by another; its head may be shared.
+        is_shared = head.opened > 1 or sum(head.tokens) >= SHARED_HEAD_TOKENS_MIN
+        return head.count if is_shared else 0
 
     def _register(self, conversation: PlannedConversation, nodes: Sequence[_Node], call: PlannedCall) -> None:
         if conversation.tail is not None:

@@ -24,19 +24,23 @@ RawItem = bytes | msgspec.Raw
 class AnthropicBody:
     """The top-level members by name, and the items of `messages`, `tools` and `system`, each as its received bytes.
 
-    `system` has one item if it is a string. Raises msgspec's errors for a body that is not a JSON object with messages.
+    `system` has one item if it is a string. Raises an error for a body that is not a JSON object with messages.
     """
 
     def __init__(self, body: bytes) -> None:
         self.members: dict[str, RawItem] = dict(_decode_members(body))
         self.model = _decode_text(self.members["model"])
         self.messages: list[RawItem] = list(_decode_items(self.members["messages"]))
+        if not self.messages:
+            raise UserError("the request has no messages")
         self.tools = _split_items(self.members.get("tools"))
         self.system = _split_items(self.members.get("system"))
 
     @property
-    def has_automatic_breakpoint(self) -> bool:
-        return CACHE_CONTROL in self.members
+    def automatic_ttl(self) -> Ttl | None:
+        """The TTL of the breakpoint that the provider places at the end; None if the request does not ask for it."""
+        value = self.members.get(CACHE_CONTROL)
+        return decode_cache_control({CACHE_CONTROL: bytes(value)}) if value is not None else None
 
     def encode_head(self) -> bytes:
         """Tools and system text alone, as the smallest request that an adapter can decode."""
@@ -57,11 +61,6 @@ class AnthropicBody:
         for name, items in (("tools", self.tools), ("system", self.system)):
             members.pop(name, None) if not items else members.update({name: msgspec.Raw(_join_items(name, items))})
         return encode_json(members)
-
-
-def count_marks(items: Sequence[RawItem]) -> int:
-    """How many blocks carry a breakpoint, at any depth. Text that contains the name counts as well, to be safe."""
-    return sum(bytes(item).count(_MARK) for item in items if _MARK in bytes(item))
 
 
 def is_marked(item: RawItem) -> bool:

@@ -1,6 +1,7 @@
 """Applies a cache plan to the body of a request: breakpoints where the plan wants them, the rest byte for byte."""
 
 import hashlib
+from collections.abc import Mapping
 
 import msgspec
 
@@ -45,8 +46,10 @@ def place_planned_breakpoints(body: AnthropicBody, call: PlannedCall, slots: int
     head_items = [*body.tools, *body.system]
     client_head = {index: ttl for index, item in enumerate(head_items) if (ttl := find_mark(item)) is not None}
     planned = call.plan.breakpoints
-    if not planned:
-        return PlacedBreakpoints((), is_changed=False)
+    client = _client_breakpoints(body, call, client_head)
+    # A client that caches a single call may know that another follows.
+    if not planned or (call.is_limited and client):
+        return PlacedBreakpoints(client, is_changed=False)
     wanted_head: dict[int, Ttl] = dict(client_head)
     if not client_head:
         wanted_head = {
@@ -78,6 +81,19 @@ def place_planned_breakpoints(body: AnthropicBody, call: PlannedCall, slots: int
         is_changed = True
     head_points = tuple(Breakpoint(index, ttl) for index, ttl in sorted(wanted_head.items()))
     return PlacedBreakpoints((*head_points, *chosen), is_changed)
+
+
+def _client_breakpoints(body: AnthropicBody, call: PlannedCall, head: Mapping[int, Ttl]) -> tuple[Breakpoint, ...]:
+    points = [Breakpoint(index, ttl) for index, ttl in head.items()]
+    for index, message in enumerate(body.messages):
+        if is_marked(message):
+            points += [Breakpoint(call.starts[index] + block, ttl) for block, ttl in list_marks(message).items()]
+    # An automatic breakpoint is on the last block.
+    ttl, last = body.automatic_ttl, len(call.digests) - 1
+    automatic = (
+        [Breakpoint(last, ttl)] if ttl is not None and all(point.block_index != last for point in points) else []
+    )
+    return (*points, *automatic)
 
 
 def _set_head_item(body: AnthropicBody, index: int, item: RawItem) -> None:
