@@ -126,7 +126,8 @@ class Gateway:
             async with self._single_flight.acquire(request.analysis.flight_key, self._clock) as slot:
                 await self._forward(exchange, request, scope, send, on_response_started=slot.mark_begun)
         finally:
-            self._notify(functools.partial(self._record_response, request.analysis), exchange)
+            if not exchange.is_successful:
+                self._notify(functools.partial(self._record_response, request.analysis), exchange)
 
     async def _forward(
         self,
@@ -152,7 +153,10 @@ class Gateway:
         finally:
             sending.cancel()
             active.release()
-        if self._keep_alive is not None and request.analysis is not None and exchange.is_successful:
+        if request.analysis is None or not exchange.is_successful:
+            return
+        self._notify(functools.partial(self._record_response, request.analysis), exchange)
+        if self._keep_alive is not None:
             ping = request.analysis.make_ping(request.body, exchange.started_at)
             if ping is not None:
                 self._keep_alive.keep_alive(ping, exchange, upstream, (path, request.headers))

@@ -194,6 +194,12 @@ class PlannedCall(msgspec.Struct, frozen=True):
     def tokens_estimate(self) -> int:
         return sum(self.tokens)
 
+    @property
+    def has_sound_anchor(self) -> bool:
+        """Whether the newest entry was written for an hour from its first token on, as far as the usage shows."""
+        anchor = self.conversation.memory.anchor
+        return anchor is not None and anchor.is_sound
+
     def tokens_upto(self, block: int) -> int:
         return sum(self.tokens[: block + 1])
 
@@ -398,6 +404,9 @@ class ConversationPlans:
         if conversation.rewrites:
             return shared.count
         if tail_owner is not None or head.continued or shared is not head:
+            return None
+        if len(prompt.message_digests) > 2:
+            # It has begun elsewhere: before a restart, in another replica, or as examples.
             return None
         if prompt.has_tools:
             return None if head.opened <= SINGLE_CALLS_MAX else head.count

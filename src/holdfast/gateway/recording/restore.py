@@ -95,10 +95,13 @@ def _fold_conversation(session_id: str, events: Iterable[Event]) -> RecordedConv
                 if trace is not None:
                     blocks = (*blocks[: trace.shared_blocks], *trace.blocks)
             case RequestPrepared() as payload:
-                if payload.shared_blocks < len(digests):
+                # Text that a rewrite has moved to the end is not repeated, but it comes after the last breakpoint.
+                if sent is not None and payload.shared_blocks < sent.blocks:
                     memory = forget_cached(memory)
                 digests = (*digests[: payload.shared_blocks], *payload.digests)
-                sent = RequestRecord(event.at, payload.plan.breakpoints, len(digests), _guess_wait(memory, event.at))
+                points = payload.plan.breakpoints
+                sent_blocks = points[-1].block_index + 1 if points else len(digests)
+                sent = RequestRecord(event.at, points, sent_blocks, _guess_wait(memory, event.at))
             case LlmCallCompleted() as payload:
                 reply_id = payload.response_id or reply_id
                 memory = memory_after_call(memory, sent, payload.usage) if sent is not None else memory
@@ -112,7 +115,7 @@ def _fold_conversation(session_id: str, events: Iterable[Event]) -> RecordedConv
         blocks,
         SessionHints(trace.session_digest, trace.reason),
     )
-    plan = RestoredConversation(digests, memory, sent) if sent is not None else None
+    plan = RestoredConversation(digests[: sent.blocks], memory, sent) if sent is not None else None
     return RecordedConversation(ResumedSession(session_id, digests, last_event_id), request, reply_id, plan)
 
 

@@ -425,6 +425,9 @@ def _make_ping(analysis: RequestAnalysis, received: bytes, prefix: BreakpointPre
     members["max_tokens"] = parameters.output_tokens_max
     members.pop("stream", None)
     last = analysis.breakpoints[-1]
+    # A 1-hour entry may depend on a 5-minute one before it, which a ping has to refresh in time.
+    is_hour_safe = analysis.call is None or analysis.call.has_sound_anchor
+    ttl_seconds = prefix.ttl_seconds if is_hour_safe else min(row.cache.ttls_seconds.values())
     price = price_at(row, utc_date(at), tokens)
     pings = pings_max(read=price.cache_read, write=cache_write_rate(last.ttl, price))
     # A ping reads the whole cached prefix once; prices are per million tokens.
@@ -433,7 +436,7 @@ def _make_ping(analysis: RequestAnalysis, received: bytes, prefix: BreakpointPre
         body=encode_json(members),
         prefix_digest=prefix.digest,
         ttl=last.ttl,
-        ttl_seconds=prefix.ttl_seconds,
+        ttl_seconds=ttl_seconds,
         cost_usd=cost,
         pings_max=pings or 0,
         block_index=last.block_index,
