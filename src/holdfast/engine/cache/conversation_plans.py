@@ -405,12 +405,13 @@ class ConversationPlans:
             return shared.count
         if tail_owner is not None or head.continued or shared is not head:
             return None
-        if len(prompt.message_digests) > 2:
-            # It has begun elsewhere: before a restart, in another replica, or as examples.
+        is_single = len(prompt.message_digests) <= 2
+        if head.opened == 1 and (prompt.has_tools or not is_single):
             return None
-        if prompt.has_tools:
-            return None if head.opened <= SINGLE_CALLS_MAX else head.count
-        # A single question without tools, such as for a title, is rarely followed by another; its head may be shared.
+        if prompt.has_tools and is_single and head.opened <= SINGLE_CALLS_MAX:
+            return None
+        # Others began with this head and did not go on: its client asks single questions, or rewrites all messages.
+        # Without tools one question, such as for a title, is rarely followed by another.
         is_shared = head.opened > 1 or sum(head.tokens) >= SHARED_HEAD_TOKENS_MIN
         return head.count if is_shared else 0
 
