@@ -406,13 +406,11 @@ class ConversationPlans:
         if tail_owner is not None or head.continued or shared is not head:
             return None
         is_single = len(prompt.message_digests) <= 2
-        if head.opened == 1 and (prompt.has_tools or not is_single):
+        if prompt.has_tools and (head.opened == 1 or (is_single and head.opened <= SINGLE_CALLS_MAX)):
             return None
-        if prompt.has_tools and is_single and head.opened <= SINGLE_CALLS_MAX:
-            return None
-        # Others began with this head and did not go on: its client asks single questions, or rewrites all messages.
-        # Without tools one question, such as for a title, is rarely followed by another.
-        is_shared = head.opened > 1 or sum(head.tokens) >= SHARED_HEAD_TOKENS_MIN
+        # Others began with this head and did not go on, or there are no tools: the client may ask single questions, or
+        # write its messages anew each time. What it repeats is seen in the next call; its head may be shared.
+        is_shared = head.opened > 1 or not is_single or sum(head.tokens) >= SHARED_HEAD_TOKENS_MIN
         return head.count if is_shared else 0
 
     def _register(self, conversation: PlannedConversation, nodes: Sequence[_Node], call: PlannedCall) -> None:
