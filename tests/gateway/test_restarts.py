@@ -79,7 +79,7 @@ def test_a_session_continues_byte_for_byte_after_the_gateway_was_killed(tmp_path
                     pass
     sent = [json.loads(request.body) for request in provider.requests]
     for before, after in pairwise(sent):
-        assert json.dumps(after["system"]) == json.dumps(before["system"])
+        assert without_breakpoints({"content": after["system"]}) == without_breakpoints({"content": before["system"]})
         stable = len(before["messages"]) - 1
         assert without_breakpoints(after["messages"][:stable]) == without_breakpoints(before["messages"][:stable])
     with closing(SqliteStore(str(db))) as store:
@@ -88,8 +88,11 @@ def test_a_session_continues_byte_for_byte_after_the_gateway_was_killed(tmp_path
 
 
 def without_breakpoints(value: Any) -> Any:
+    """The prompt as the provider caches it: a string is short for one block of text."""
     if isinstance(value, dict):
-        return {name: without_breakpoints(member) for name, member in value.items() if name != "cache_control"}
+        members = {name: without_breakpoints(member) for name, member in value.items() if name != "cache_control"}
+        content = members.get("content")
+        return {**members, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else members
     return [without_breakpoints(member) for member in value] if isinstance(value, list) else value
 
 

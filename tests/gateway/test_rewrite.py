@@ -18,11 +18,13 @@ from holdfast.errors import UserError
 from holdfast.events.payloads.calls import GatewayForwarded
 from holdfast.gateway.auth import is_subscription
 from holdfast.gateway.key_limits import KeyLimits
-from holdfast.gateway.rewrite.rewriter import RequestRewriter, analyze_request
+from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
+from holdfast.gateway.rewrite.rewriter import RequestRewriter
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
 from holdfast.ledger.calls import iter_calls
 from holdfast.service.auth.keys import make_key
 from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.memory import MemoryStore
 from holdfast.testing.server_thread import serve_provider
 
 GUIDE = "You read before you write, and you say what you did. " * 400
@@ -115,7 +117,10 @@ def test_applied_changes_are_recorded_and_possible_ones_are_named() -> None:
     anti_patterns = ["volatile date", "volatile memory", "tools out of order", "breakpoints missing"]
     _, improving, _ = play_session(badly_written, improve=True)
     _, observing, _ = play_session(badly_written, improve=False)
-    assert [change.anti_pattern for change in forwarded_events(improving)[0].changes] == anti_patterns
+    applied = [[change.anti_pattern for change in event.changes] for event in forwarded_events(improving)]
+    # The order of the first request stands; that the order changes is known from the second on.
+    assert applied[0] == ["volatile date", "volatile memory", "breakpoints missing"]
+    assert {name for names in applied[1:] for name in names} == set(anti_patterns)
     assert all(
         event.is_improved and all(change.is_applied for change in event.changes)
         for event in forwarded_events(improving)
@@ -127,21 +132,25 @@ def test_applied_changes_are_recorded_and_possible_ones_are_named() -> None:
 
 
 def without_breakpoints(value: Any) -> Any:
+    """The prompt as the provider caches it: a string is short for one block of text."""
     if isinstance(value, dict):
-        return {name: without_breakpoints(member) for name, member in value.items() if name != "cache_control"}
+        members = {name: without_breakpoints(member) for name, member in value.items() if name != "cache_control"}
+        content = members.get("content")
+        return {**members, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else members
     return [without_breakpoints(member) for member in value] if isinstance(value, list) else value
 
 
 def test_a_rewritten_request_has_the_same_bytes_again_also_after_a_restart() -> None:
-    provider = SimulatedProvider(script='{"content": "Yes."}')
+    provider, store = SimulatedProvider(script='{"content": "Yes."}'), MemoryStore()
     with serve_provider(provider) as url:
         for turn in range(4):
-            with serve_gateway(url, improve=True, rules=(DATE_RULE, MEMORY)) as gateway:
+            with serve_gateway(url, improve=True, rules=(DATE_RULE, MEMORY), store=store) as gateway:
                 ask(gateway, badly_written(turn))
+                gateway.recorded_sessions()
     sent = [json.loads(request.body) for request in provider.requests]
     for before, after in pairwise(sent):
         for part in ("tools", "system"):
-            assert json.dumps(after[part]) == json.dumps(before[part])
+            assert without_breakpoints({"content": after[part]}) == without_breakpoints({"content": before[part]})
         stable = without_breakpoints(before["messages"])
         assert len(stable[-1]["content"]) == 2
         del stable[-1]["content"][-1]
@@ -272,10 +281,10 @@ def test_an_automatic_breakpoint_is_kept_alive_up_to_the_end_of_the_repeated_pre
         "messages": [{"role": "user", "content": "One. " * 400}],
         "cache_control": {"type": "ephemeral"},
     }
-    improver = RequestRewriter(shipped_models(), VolatileExtractor((DATE_RULE,)))
-    analysis = analyze_request(
-        improver, "anthropic", json.dumps(body).encode(), path="/v1/messages", account="a", at=1.79e9
-    )
-    assert bool(moved) == (b"2026-11-16" in (analysis.rewritten.body or b"")[-200:])
-    assert analysis.ping is not None
-    assert analysis.ping.block_index == 1
+    improver = ConversationRewriter(shipped_models(), VolatileExtractor((DATE_RULE,)))
+    received = json.dumps(body).encode()
+    analysis = improver.analyze("anthropic", received, path="/v1/messages", account="a", at=1.79e9)
+    assert bool(moved) == (b"2026-11-16" in (analysis.body or b"")[-200:])
+    ping = analysis.make_ping(received, 1.79e9)
+    assert ping is not None
+    assert ping.block_index == 1

@@ -1,6 +1,7 @@
 """The gateway's ASGI application: forwards provider requests and responses byte for byte, as they arrive."""
 
 import asyncio
+import functools
 import logging
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Protocol
@@ -23,7 +24,8 @@ from holdfast.gateway.http.connection import ConnectionCutError, UpstreamConnect
 from holdfast.gateway.http.headers import filter_request_headers, filter_response_headers
 from holdfast.gateway.http.response_parser import Headers
 from holdfast.gateway.keep_alive import GatewayKeepAlive
-from holdfast.gateway.rewrite.rewriter import RequestRewriter
+from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
+from holdfast.gateway.rewrite.rewriter import RequestAnalysis
 from holdfast.gateway.routes import RouteTable, Target, Upstream, get_raw_path
 from holdfast.providers.registry import get_adapter
 
@@ -70,7 +72,7 @@ class Gateway:
         authenticator: Authenticator,
         watcher: ExchangeWatcher,
         clock: Clock,
-        rewriter: RequestRewriter | None = None,
+        rewriter: ConversationRewriter | None = None,
         keep_alive: GatewayKeepAlive | None = None,
         drain: bool = False,
     ) -> None:
@@ -118,10 +120,14 @@ class Gateway:
             await self._forward(exchange, request, scope, send)
             return
         if self._keep_alive is not None:
-            self._keep_alive.on_request_sent(request.analysis.digests)
+            self._keep_alive.on_request_sent(request.analysis.prefix_digests())
         # Single flight: of concurrent requests with the same prefix, one writes the cache and the others wait.
-        async with self._single_flight.acquire(request.analysis.flight_key, self._clock) as slot:
-            await self._forward(exchange, request, scope, send, on_response_started=slot.mark_begun)
+        try:
+            async with self._single_flight.acquire(request.analysis.flight_key, self._clock) as slot:
+                await self._forward(exchange, request, scope, send, on_response_started=slot.mark_begun)
+        finally:
+            if not exchange.is_successful:
+                self._notify(functools.partial(self._record_response, request.analysis), exchange)
 
     async def _forward(
         self,
@@ -147,9 +153,20 @@ class Gateway:
         finally:
             sending.cancel()
             active.release()
-        ping = request.analysis.ping if request.analysis else None
-        if self._keep_alive is not None and ping is not None and exchange.status == 200 and exchange.end == "whole":
-            self._keep_alive.keep_alive(ping, exchange, upstream, (path, request.headers))
+        if request.analysis is None or not exchange.is_successful:
+            return
+        self._notify(functools.partial(self._record_response, request.analysis), exchange)
+        if self._keep_alive is not None:
+            ping = request.analysis.make_ping(request.body, exchange.started_at)
+            if ping is not None:
+                self._keep_alive.keep_alive(ping, exchange, upstream, (path, request.headers))
+
+    def _record_response(self, analysis: RequestAnalysis, exchange: Exchange) -> None:
+        """Tells the planner what a call that it planned has read and written."""
+        if analysis.call is not None and self._rewriter is not None:
+            self._rewriter.record_response(
+                analysis.call, exchange.decode_response() if exchange.is_successful else None
+            )
 
     async def _send_request(self, exchange: Exchange, active: "_ActiveConnection", receive: Receive) -> None:
         """Forwards the request body as it arrives; returns when the client disconnects."""

@@ -8,10 +8,13 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from holdfast.errors import ProviderError
 from holdfast.events.payloads.calls import RequestChange
+from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, OWN_HEADER_PREFIX, get_header_value
 from holdfast.gateway.http.response_parser import Headers
-from holdfast.gateway.rewrite.rewriter import RequestAnalysis, RequestRewriter, analyze_request
+from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
+from holdfast.gateway.rewrite.rewriter import RequestAnalysis
 from holdfast.gateway.routes import Target
 
 # Of larger bodies only the size is recorded.
@@ -73,6 +76,19 @@ class Exchange:
     @property
     def reads_batch_results(self) -> bool:
         return self.method == "GET" and self.target.reads_results
+
+    @property
+    def is_successful(self) -> bool:
+        """Whether a whole response with status 200 has arrived."""
+        return self.status == 200 and self.end == "whole"
+
+    def decode_response(self) -> bytes | None:
+        """The decompressed response; None if it was too large to buffer or is damaged."""
+        encoding = (get_header_value(self.response_headers, b"content-encoding") or b"").decode("latin-1")
+        try:
+            return decompress_body(self.response_body or b"", encoding) or None
+        except ProviderError:
+            return None
 
     @property
     def request_body(self) -> bytes | None:
@@ -156,19 +172,20 @@ class ExchangeWatcher(Protocol):
 
 
 class ForwardRequest(msgspec.Struct, frozen=True):
-    """The request to forward: its headers, the source of its body, and the rewrite, if any."""
+    """The request to forward: its headers, the source of its body, and the rewrite, if any, of the received `body`."""
 
     headers: Headers
     receive: Receive
     analysis: RequestAnalysis | None = None
+    body: bytes = b""
 
     @property
     def changes(self) -> tuple[RequestChange, ...]:
-        return self.analysis.rewritten.changes if self.analysis else ()
+        return self.analysis.changes if self.analysis else ()
 
 
 async def prepare_request(
-    rewriter: RequestRewriter, exchange: Exchange, headers: Headers, receive: Receive
+    rewriter: ConversationRewriter, exchange: Exchange, headers: Headers, receive: Receive
 ) -> ForwardRequest:
     """Never raises: if anything goes wrong, the request is forwarded unchanged."""
     target = exchange.target
@@ -179,8 +196,7 @@ async def prepare_request(
         return ForwardRequest(headers, _replay(messages, receive))
     analysis: RequestAnalysis | None = None
     analyze = functools.partial(
-        analyze_request,
-        rewriter,
+        rewriter.analyze,
         target.adapter_name,
         body,
         path=target.path,
@@ -192,15 +208,15 @@ async def prepare_request(
     except Exception as error:  # noqa: BLE001 - a failing rewrite must not break the client's call
         # Log the type only: the message could quote the prompt.
         logger.info("a request is forwarded unchanged: %s", type(error).__name__)
-    if analysis is None or analysis.rewritten.body is None:
-        return ForwardRequest(headers, _replay(messages, receive), analysis)
-    rewritten = analysis.rewritten.body
+    if analysis is None or analysis.body is None:
+        return ForwardRequest(headers, _replay(messages, receive), analysis, body)
+    rewritten = analysis.body
     exchange.original_body = body
     whole: Message = {"type": "http.request", "body": rewritten, "more_body": False}
     # Correct an existing content-length; a chunked body stays chunked.
     length = b"%d" % len(rewritten)
     headers = [(name, length if name == b"content-length" else value) for name, value in headers]
-    return ForwardRequest(headers, _replay([whole], receive), analysis)
+    return ForwardRequest(headers, _replay([whole], receive), analysis, body)
 
 
 async def _collect(receive: Receive) -> tuple[list[Message], bytes | None]:

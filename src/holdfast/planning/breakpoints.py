@@ -4,14 +4,15 @@ from collections.abc import Sequence
 from typing import Literal
 
 from holdfast.catalog.schema import CacheRules
+from holdfast.planning.policy import PromptShape
 from holdfast.types.prompt import Breakpoint, Plan, PromptSection, Stability, Ttl
-from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
+from holdfast.types.request_buffer import EncodedBlock
 
 # `seed` places breakpoints on the tools and the stable system prompt only; the history gets none.
 CacheProfile = Literal["default", "seed"]
 
 
-def place_breakpoints(buffer: RequestBuffer, rules: CacheRules, *, profile: CacheProfile = "default") -> Plan:
+def place_breakpoints(buffer: PromptShape, rules: CacheRules, *, profile: CacheProfile = "default") -> Plan:
     """At most as many breakpoints as the model allows; never on thinking, empty, volatile or ephemeral blocks.
 
     Looks at the stable prefix and at the end of the prompt, not at the history in between.
@@ -27,7 +28,7 @@ def place_breakpoints(buffer: RequestBuffer, rules: CacheRules, *, profile: Cach
             return Plan()
 
 
-def _candidates(buffer: RequestBuffer, profile: CacheProfile, *, rolling: bool) -> list[tuple[int | None, str]]:
+def _candidates(buffer: PromptShape, profile: CacheProfile, *, rolling: bool) -> list[tuple[int | None, str]]:
     blocks, stable = buffer.blocks, buffer.stable_count
     candidates: list[tuple[int | None, str]] = [
         (last_breakpoint_block(blocks, 0, stable, section="tools"), "end of the tools"),

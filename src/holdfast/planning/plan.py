@@ -10,9 +10,8 @@ from holdfast.planning.adaptive_policy import plan_adaptive_call
 from holdfast.planning.breakpoints import CacheProfile, place_breakpoints
 from holdfast.planning.idle_times import IdleTimes, expected_idle_times
 from holdfast.planning.learned import NOTHING_LEARNED, CacheMemory, LearnedParameters, guaranteed_read_tokens
-from holdfast.planning.policy import PlanningMoment
+from holdfast.planning.policy import PlanningMoment, PromptShape
 from holdfast.types.prompt import Breakpoint, Plan, Ttl
-from holdfast.types.request_buffer import RequestBuffer
 
 _MILLION = Decimal(1_000_000)  # Prices are US dollars per million tokens.
 _SAVING_STEP = Decimal("0.00000001")  # Recorded savings: a hundredth of a micro-dollar, below any token price.
@@ -65,7 +64,7 @@ class PromptWarmth(msgspec.Struct, frozen=True):
 
 def add_savings(
     breakpoints: Sequence[Breakpoint],
-    buffer: RequestBuffer,
+    buffer: PromptShape,
     warmth: PromptWarmth,
     idle_times: IdleTimes,
     *,
@@ -101,7 +100,7 @@ def cache_write_rate(ttl: Ttl, price: Price) -> Decimal:
             return price.cache_write_other
 
 
-def _tokens_upto(breakpoints: Sequence[Breakpoint], buffer: RequestBuffer, prompt_tokens: int) -> list[int]:
+def _tokens_upto(breakpoints: Sequence[Breakpoint], buffer: PromptShape, prompt_tokens: int) -> list[int]:
     """The tokens up to each breakpoint, scaled from our estimates to the size that the provider reports.
 
     Counts from the nearer end of the prompt, so that a breakpoint at the end of a long history is cheap.

@@ -1,5 +1,6 @@
 """The interface of a cache policy: breakpoints, their TTLs, and pings; ours and those it is compared with."""
 
+from collections.abc import Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -7,11 +8,33 @@ import msgspec
 from holdfast.catalog.schema import CacheRules, Price
 from holdfast.planning.idle_times import WaitsFor
 from holdfast.types.prompt import Breakpoint, Ttl
-from holdfast.types.request_buffer import RequestBuffer
+from holdfast.types.request_buffer import EncodedBlock, PrefixDigest
 from holdfast.types.usage import Usage
 
 # What the session waited for since the call before: nothing yet (first call), a tool, or a person.
 WaitedFor = Literal["start", "tool", "user"]
+
+
+class PromptShape(Protocol):
+    """What the planner reads of a prompt: its blocks, their sizes, and where it stops being stable."""
+
+    @property
+    def blocks(self) -> Sequence[EncodedBlock]: ...
+
+    @property
+    def digests(self) -> Sequence[PrefixDigest]: ...
+
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def tokens_total(self) -> int: ...
+
+    @property
+    def stable_count(self) -> int: ...
+
+    @property
+    def first_ephemeral(self) -> int | None: ...
 
 
 class PlanningMoment(msgspec.Struct, frozen=True):
@@ -21,7 +44,7 @@ class PlanningMoment(msgspec.Struct, frozen=True):
     call started, None for the first call.
     """
 
-    buffer: RequestBuffer
+    buffer: PromptShape
     rules: CacheRules
     price: Price
     at: float

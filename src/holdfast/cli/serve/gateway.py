@@ -20,9 +20,9 @@ from holdfast.gateway.app import Gateway, GatewayRefusedError
 from holdfast.gateway.auth import KeyAuthenticator, KeyHolder
 from holdfast.gateway.keep_alive import GatewayKeepAlive
 from holdfast.gateway.key_limits import KeyLimitTable, read_key_limits
-from holdfast.gateway.recording.restore import restore_spending
+from holdfast.gateway.recording.restore import restore_plans, restore_spending
 from holdfast.gateway.recording.worker_process import UNPRICED_USD_PER_MTOK, RecorderProcess, RecorderSetup
-from holdfast.gateway.rewrite.rewriter import RequestRewriter
+from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
 from holdfast.gateway.routes import (
     RouteTable,
@@ -103,7 +103,9 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         )
         restore_spending(key_limits, service.log, service.clock(), unpriced_usd_per_mtok=options.unpriced_usd)
         rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in options.volatile))
-        rewriter = RequestRewriter(service.models, VolatileExtractor(rules))
+        rewriter = ConversationRewriter(
+            service.models, VolatileExtractor(rules), restore=lambda: restore_plans(service.log)
+        )
         volatile = tuple((rule.name, rule.pattern) for rule in rules)
         setup = RecorderSetup(options.db, options.simulate, volatile, options.unpriced_usd)
         recorder = RecorderProcess((RECORDER_MODULE,), setup, on_spent=key_limits.add_spending)

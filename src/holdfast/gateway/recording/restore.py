@@ -6,6 +6,7 @@ from datetime import date
 import msgspec
 
 from holdfast.catalog.lookup import utc_date
+from holdfast.engine.cache.conversation_plans import RestoredConversation
 from holdfast.engine.recorder import ResumedSession
 from holdfast.events.log import Event, EventLog
 from holdfast.events.payloads.cache import CachePinged
@@ -22,21 +23,27 @@ from holdfast.events.payloads.session import SessionStarted
 from holdfast.gateway.key_limits import KeyLimitTable
 from holdfast.gateway.recording.conversation_match import RequestFingerprint, SessionHints, make_restored_scope
 from holdfast.gateway.recording.worker_process import UNPRICED_USD_PER_MTOK
+from holdfast.planning.learned import CacheMemory, RequestRecord, forget_cached, memory_after_call
+from holdfast.planning.policy import WaitedFor
 from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage
 
 RESTORED_SESSIONS_MAX = 200
 
+# After a longer idle time, a restored conversation counts as having waited for a person.
+TOOL_SECONDS_MAX = 120.0
+
 # A forwarded session has `gateway.forwarded` among its first two events, so others need not be read further.
 OPENING_EVENTS = 2
 
 
-class RestoredConversation(msgspec.Struct, frozen=True):
-    """A conversation as of its last request."""
+class RecordedConversation(msgspec.Struct, frozen=True):
+    """A conversation as of its last request; `plan` is what the planner knew of it."""
 
     resumed: ResumedSession
     request: RequestFingerprint
     reply_id: str
+    plan: RestoredConversation | None
 
 
 class CallSpending(msgspec.Struct, frozen=True):
@@ -57,7 +64,7 @@ class CallSpending(msgspec.Struct, frozen=True):
 
 def restore_conversations(
     log: EventLog, *, sessions_max: int = RESTORED_SESSIONS_MAX
-) -> Iterator[RestoredConversation]:
+) -> Iterator[RecordedConversation]:
     """The newest forwarded conversations of a log, by start time; other sessions are read only up to their opening."""
     for row in sorted(log.sessions(limit=sessions_max), key=lambda row: (row.started_at, row.id)):
         events = log.read(row.id)
@@ -68,11 +75,17 @@ def restore_conversations(
                 yield conversation
 
 
-def _fold_conversation(session_id: str, events: Iterable[Event]) -> RestoredConversation | None:
+def restore_plans(log: EventLog) -> Iterator[RestoredConversation]:
+    """What the planner knew of the newest forwarded conversations."""
+    return (conversation.plan for conversation in restore_conversations(log) if conversation.plan is not None)
+
+
+def _fold_conversation(session_id: str, events: Iterable[Event]) -> RecordedConversation | None:
     trace: ConversationTrace | None = None
     blocks: tuple[str, ...] = ()
     digests: tuple[PrefixDigest, ...] = ()
     key_id, reply_id, last_event_id = None, "", ""
+    memory, sent = CacheMemory(), None
     for event in events:
         last_event_id = event.id
         match event.payload:
@@ -81,9 +94,16 @@ def _fold_conversation(session_id: str, events: Iterable[Event]) -> RestoredConv
                 if trace is not None:
                     blocks = (*blocks[: trace.shared_blocks], *trace.blocks)
             case RequestPrepared() as payload:
+                # Text that a rewrite has moved to the end is not repeated, but it comes after the last breakpoint.
+                if sent is not None and payload.shared_blocks < sent.blocks:
+                    memory = forget_cached(memory)
                 digests = (*digests[: payload.shared_blocks], *payload.digests)
+                points = payload.plan.breakpoints
+                sent_blocks = points[-1].block_index + 1 if points else len(digests)
+                sent = RequestRecord(event.at, points, sent_blocks, _guess_wait(memory, event.at))
             case LlmCallCompleted() as payload:
                 reply_id = payload.response_id or reply_id
+                memory = memory_after_call(memory, sent, payload.usage) if sent is not None else memory
             case _:
                 pass
     if trace is None:
@@ -94,7 +114,15 @@ def _fold_conversation(session_id: str, events: Iterable[Event]) -> RestoredConv
         blocks,
         SessionHints(trace.session_digest, trace.reason),
     )
-    return RestoredConversation(ResumedSession(session_id, digests, last_event_id), request, reply_id)
+    plan = RestoredConversation(digests[: sent.blocks], memory, sent) if sent is not None else None
+    return RecordedConversation(ResumedSession(session_id, digests, last_event_id), request, reply_id, plan)
+
+
+def _guess_wait(memory: CacheMemory, at: float) -> WaitedFor:
+    """What the client waited for; it is not recorded, but tools are faster than people."""
+    if memory.last_at is None:
+        return "start"
+    return "tool" if at - memory.last_at < TOOL_SECONDS_MAX else "user"
 
 
 def iterate_spending(log: EventLog, *, since: date | None = None) -> Iterator[CallSpending]:

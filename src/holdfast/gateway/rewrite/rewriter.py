@@ -5,14 +5,15 @@ So there is no state to keep or to lose in a restart. The analysis of a request 
 that can keep its cache entry alive.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 
 import msgspec
 
 from holdfast.catalog.lookup import Models, price_at, resolve_model, utc_date
-from holdfast.catalog.schema import Model
+from holdfast.catalog.schema import CacheRules, Model
 from holdfast.economics.keep_alive import pings_max
+from holdfast.engine.cache.conversation_plans import PlannedCall
 from holdfast.engine.cache.single_flight import BreakpointPrefix, FlightKey
 from holdfast.engine.inject import anthropic as anthropic_inject
 from holdfast.engine.inject import openai as openai_inject
@@ -50,6 +51,7 @@ from holdfast.providers.registry import get_adapter
 from holdfast.types.blocks import Block, Json, Role
 from holdfast.types.json_encoding import encode_json, extend_digest, sha256_hex
 from holdfast.types.prompt import Breakpoint, Parameters, Ttl
+from holdfast.types.request_buffer import PrefixDigest
 
 # Anthropic answers 400 if a 1h breakpoint comes after a 5m one ("Mixed TTL" in its prompt caching page).
 HOUR_TTL = "1h"
@@ -351,12 +353,38 @@ class GatewayPing(msgspec.Struct, frozen=True):
 
 
 class RequestAnalysis(msgspec.Struct, frozen=True):
-    """The analysis of a request. `digests` are the prefix digests after each of its blocks."""
+    """The analysis of a request: its rewrite, and what single flight and keep-alive need to know about its prefix.
 
-    rewritten: ImprovedRequest
+    `body` is None if the request is forwarded unchanged. `chain` has the prefix digest after each block; `breakpoints`
+    are those that it is sent with, and `prefix_tokens` the tokens up to the last of them. `call` is set if the planner
+    planned it.
+    """
+
+    adapter: Adapter
+    row: Model
+    body: bytes | None
+    changes: tuple[RequestChange, ...]
     flight_key: FlightKey
-    digests: frozenset[str]
-    ping: GatewayPing | None = None
+    chain: Sequence[PrefixDigest] = ()
+    breakpoints: tuple[Breakpoint, ...] = ()
+    prefix_tokens: int = 0
+    call: PlannedCall | None = None
+    accepts_pings: bool = True
+
+    def prefix_digests(self) -> frozenset[str]:
+        return frozenset(prefix.digest for prefix in self.chain)
+
+    def make_ping(self, received: bytes, at: float) -> GatewayPing | None:
+        """The ping that refreshes the entry at the last breakpoint; None if there is none, or no ping can do that."""
+        prefixes = self.flight_key.prefixes
+        # Bedrock and Vertex document no request without output.
+        if (
+            not self.accepts_pings
+            or not prefixes
+            or prefixes[-1].digest != self.chain[self.breakpoints[-1].block_index].digest
+        ):
+            return None
+        return _make_ping(self, received, prefixes[-1], at)
 
 
 def analyze_request(
@@ -366,7 +394,6 @@ def analyze_request(
     *,
     path: str,
     account: str,
-    at: float,
     provider: str = "",
     path_fields: Mapping[str, str | bool] = {},
 ) -> RequestAnalysis:
@@ -375,78 +402,75 @@ def analyze_request(
     adapter = get_adapter(adapter_name)
     draft = RequestDraft(adapter, lambda encoded: len(encoded) // BYTES_PER_TOKEN)
     draft.update(rewritten.wire.prompt)
-    chain_digests, rules = draft.buffer.digests, rewritten.row.cache
-    breakpoints = [
-        breakpoint_ for breakpoint_ in rewritten.wire.plan.breakpoints if breakpoint_.block_index < len(chain_digests)
-    ]
+    chain, rules = draft.buffer.digests, rewritten.row.cache
+    breakpoints = [point for point in rewritten.wire.plan.breakpoints if point.block_index < len(chain)]
     if not any(change.anti_pattern.startswith(VOLATILE_PREFIX) for change in rewritten.changes):
         # After a move, the automatic breakpoint is on the moved text, which no later request has in its prefix.
         breakpoints += automatic_breakpoint(rewritten.wire.parameters, draft.buffer.blocks, breakpoints, rules)
-    prefixes = tuple(
-        BreakpointPrefix(
-            chain_digests[breakpoint_.block_index].digest,
-            chain_digests[breakpoint_.block_index].end,
-            rules.ttls_seconds[breakpoint_.ttl],
-        )
-        for breakpoint_ in breakpoints
-        if chain_digests[breakpoint_.block_index].end >= rules.tokens_min * BYTES_PER_TOKEN
-        and breakpoint_.ttl in rules.ttls_seconds
+    flight_key = FlightKey(
+        _scope(adapter, rewritten.row, rewritten.wire, account), cached_prefixes(chain, breakpoints, rules)
     )
-    flight_key = FlightKey(_scope(adapter, rewritten, account), prefixes)
-    ping = None
-    # Bedrock and Vertex document no request without output.
-    if (
-        provider in ("", adapter.name)
-        and prefixes
-        and prefixes[-1].digest == chain_digests[breakpoints[-1].block_index].digest
-    ):
-        tokens = sum(draft.buffer.tokens[: breakpoints[-1].block_index + 1])
-        ping = _make_ping(
-            adapter, rewritten, body, breakpoint_=breakpoints[-1], prefix=prefixes[-1], tokens=tokens, at=at
-        )
-    return RequestAnalysis(rewritten, flight_key, frozenset(prefix.digest for prefix in chain_digests), ping)
+    tokens = sum(draft.buffer.tokens[: breakpoints[-1].block_index + 1]) if breakpoints else 0
+    return RequestAnalysis(
+        adapter,
+        rewritten.row,
+        rewritten.body,
+        rewritten.changes,
+        flight_key,
+        tuple(chain),
+        tuple(breakpoints),
+        tokens,
+        accepts_pings=provider in ("", adapter.name),
+    )
 
 
-def _scope(adapter: Adapter, rewritten: ImprovedRequest, account: str) -> str:
+def cached_prefixes(
+    chain: Sequence[PrefixDigest], breakpoints: Sequence[Breakpoint], rules: CacheRules
+) -> tuple[BreakpointPrefix, ...]:
+    """The prefixes that end at a breakpoint and are long enough to be cached."""
+    ends = [(chain[point.block_index], point.ttl) for point in breakpoints if point.ttl in rules.ttls_seconds]
+    bytes_min = rules.tokens_min * BYTES_PER_TOKEN
+    return tuple(
+        BreakpointPrefix(end.digest, end.end, rules.ttls_seconds[ttl]) for end, ttl in ends if end.end >= bytes_min
+    )
+
+
+def _scope(adapter: Adapter, row: Model, wire: WireRequest, account: str) -> str:
     """Digest of account, model and those request parameters that the provider's cache key depends on."""
     # These parameters do not change the prefix, so requests that differ only in them share a cache entry.
     parameters = msgspec.structs.replace(
-        rewritten.wire.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
+        wire.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
     )
-    return extend_digest(sha256_hex(f"{account}\n{rewritten.row.id}".encode()), adapter.request_head(parameters))
+    return extend_digest(sha256_hex(f"{account}\n{row.id}".encode()), adapter.request_head(parameters))
 
 
-def _make_ping(
-    adapter: Adapter,
-    rewritten: ImprovedRequest,
-    body: bytes,
-    *,
-    breakpoint_: Breakpoint,
-    prefix: BreakpointPrefix,
-    tokens: int,
-    at: float,
-) -> GatewayPing | None:
+def _make_ping(analysis: RequestAnalysis, received: bytes, prefix: BreakpointPrefix, at: float) -> GatewayPing | None:
     """None if the provider has no request without output, or if the model has no price."""
-    sent = rewritten.body or body
-    if not isinstance(adapter, PingAdapter) or not rewritten.row.prices or len(sent) > PING_BYTES_MAX:
+    adapter, row, tokens = analysis.adapter, analysis.row, analysis.prefix_tokens
+    sent = analysis.body or received
+    if not isinstance(adapter, PingAdapter) or not row.prices or len(sent) > PING_BYTES_MAX:
         return None
-    parameters = adapter.ping_parameters(rewritten.wire.parameters)
+    parameters = adapter.ping_parameters(adapter.decode_request(sent).parameters)
     if adapter.find_ping_conflict(parameters) is not None:
         return None
     members: JsonObject = msgspec.json.decode(sent)
     # Anthropic's pre-warm request: max_tokens 0 gives no output, and answers 400 together with stream.
     members["max_tokens"] = parameters.output_tokens_max
     members.pop("stream", None)
-    price = price_at(rewritten.row, utc_date(at), tokens)
-    pings = pings_max(read=price.cache_read, write=cache_write_rate(breakpoint_.ttl, price))
+    last = analysis.breakpoints[-1]
+    # A 1-hour entry may depend on a 5-minute one before it, which a ping has to refresh in time.
+    is_hour_safe = analysis.call is None or analysis.call.has_sound_anchor
+    ttl_seconds = prefix.ttl_seconds if is_hour_safe else min(row.cache.ttls_seconds.values())
+    price = price_at(row, utc_date(at), tokens)
+    pings = pings_max(read=price.cache_read, write=cache_write_rate(last.ttl, price))
     # A ping reads the whole cached prefix once; prices are per million tokens.
     cost = price.cache_read * tokens / 1_000_000
     return GatewayPing(
         body=encode_json(members),
         prefix_digest=prefix.digest,
-        ttl=breakpoint_.ttl,
-        ttl_seconds=prefix.ttl_seconds,
+        ttl=last.ttl,
+        ttl_seconds=ttl_seconds,
         cost_usd=cost,
         pings_max=pings or 0,
-        block_index=breakpoint_.block_index,
+        block_index=last.block_index,
     )

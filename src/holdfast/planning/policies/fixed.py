@@ -5,9 +5,8 @@ from collections.abc import Callable, Iterable
 from holdfast.catalog.schema import CacheRules
 from holdfast.planning.breakpoints import last_breakpoint_block
 from holdfast.planning.idle_times import WaitsFor
-from holdfast.planning.policy import Ping, PingResult, PlanningMoment
+from holdfast.planning.policy import Ping, PingResult, PlanningMoment, PromptShape
 from holdfast.types.prompt import Breakpoint, PromptSection, Ttl
-from holdfast.types.request_buffer import RequestBuffer
 from holdfast.types.usage import Usage
 
 # 15 seconds before a 5-minute entry expires, the margin that our own pings keep.
@@ -22,7 +21,7 @@ BreakpointCandidates = Iterable[tuple[int | None, Ttl]]
 
 # Places the breakpoints of a request, given how many calls the session made before it.
 PlacementRule = Callable[[PlanningMoment, int], BreakpointCandidates]
-BlockFinder = Callable[[RequestBuffer], int | None]
+BlockFinder = Callable[[PromptShape], int | None]
 PingRule = Callable[[PlanningMoment, int], Ping | None]
 
 
@@ -69,25 +68,25 @@ def legal_breakpoints(candidates: BreakpointCandidates, rules: CacheRules) -> tu
     return tuple(reversed(breakpoints))
 
 
-def last_stable_block(buffer: RequestBuffer, section: PromptSection) -> int | None:
+def last_stable_block(buffer: PromptShape, section: PromptSection) -> int | None:
     """The last block of the stable tools or system prompt that can carry a breakpoint."""
     return last_breakpoint_block(buffer.blocks, 0, buffer.stable_count, section=section)
 
 
-def last_system_block(buffer: RequestBuffer) -> int | None:
+def last_system_block(buffer: PromptShape) -> int | None:
     return last_stable_block(buffer, "system")
 
 
-def last_tool_block(buffer: RequestBuffer) -> int | None:
+def last_tool_block(buffer: PromptShape) -> int | None:
     return last_stable_block(buffer, "tools")
 
 
-def last_message_block(buffer: RequestBuffer) -> int | None:
+def last_message_block(buffer: PromptShape) -> int | None:
     """The last block of the conversation that can carry a breakpoint."""
     return last_breakpoint_block(buffer.blocks, 0, len(buffer.blocks), section="messages")
 
 
-def last_user_text(buffer: RequestBuffer) -> int | None:
+def last_user_text(buffer: PromptShape) -> int | None:
     """The last text block that a person wrote; tool results, which also have the user role, do not count."""
     blocks = buffer.blocks
     for index in range(len(blocks) - 1, -1, -1):

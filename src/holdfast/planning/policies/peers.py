@@ -20,9 +20,8 @@ from holdfast.planning.policies.fixed import (
     new_fixed_policies,
     prefix_and_tail_rule,
 )
-from holdfast.planning.policy import CachePolicy, PlanningMoment
+from holdfast.planning.policy import CachePolicy, PlanningMoment, PromptShape
 from holdfast.types.prompt import PromptSection, Ttl
-from holdfast.types.request_buffer import RequestBuffer
 
 # Observed behaviour of the tools themselves, not a choice of ours.
 GURU_ANCHOR_EVERY_MESSAGES = 19
@@ -30,12 +29,12 @@ AUTOCACHE_BREAKPOINTS_MAX = 3
 place_like_opencode = fixed_rule((last_tool_block, "5m"), (last_system_block, "5m"), (last_user_text, "5m"))
 
 
-def _second_to_last_block(buffer: RequestBuffer) -> int | None:
+def _second_to_last_block(buffer: PromptShape) -> int | None:
     tail = last_message_block(buffer)
     return None if tail is None else last_breakpoint_block(buffer.blocks, 0, tail, section="messages")
 
 
-def _before_exchange(buffer: RequestBuffer) -> int | None:
+def _before_exchange(buffer: PromptShape) -> int | None:
     """The end of the history before the current exchange."""
     person_text = last_user_text(buffer)
     return None if person_text is None else last_breakpoint_block(buffer.blocks, 0, person_text, section="messages")
@@ -146,12 +145,12 @@ def new_compared_policies() -> dict[str, CachePolicy]:
     return {policy.name: policy for policy in (*new_fixed_policies(), *rivals)}
 
 
-def _breakpoint_blocks(buffer: RequestBuffer, section: PromptSection) -> list[int]:
+def _breakpoint_blocks(buffer: PromptShape, section: PromptSection) -> list[int]:
     stable = enumerate(buffer.blocks[: buffer.stable_count])
     return [index for index, block in stable if block.section == section and block.accepts_breakpoint]
 
 
-def _messages_backwards(buffer: RequestBuffer, count: int) -> Iterator[tuple[int, int]]:
+def _messages_backwards(buffer: PromptShape, count: int) -> Iterator[tuple[int, int]]:
     """The last messages as ranges of blocks, newest first."""
     blocks, stop = buffer.blocks, len(buffer.blocks)
     for _ in range(count):
@@ -164,7 +163,7 @@ def _messages_backwards(buffer: RequestBuffer, count: int) -> Iterator[tuple[int
         stop = start
 
 
-def _user_tails(buffer: RequestBuffer) -> Iterator[int]:
+def _user_tails(buffer: PromptShape) -> Iterator[int]:
     """The last blocks of the last two user messages."""
     for start, stop in _messages_backwards(buffer, 4):
         if buffer.blocks[start].role == "user":
@@ -173,7 +172,7 @@ def _user_tails(buffer: RequestBuffer) -> Iterator[int]:
                 yield block
 
 
-def _message_ends(buffer: RequestBuffer) -> Iterator[int]:
+def _message_ends(buffer: PromptShape) -> Iterator[int]:
     blocks = buffer.blocks
     for index in range(len(blocks)):
         is_last = index + 1 == len(blocks) or blocks[index + 1].role != blocks[index].role

@@ -1,0 +1,497 @@
+"""Plans the cache of conversations that other programs write: which one a request continues, and its breakpoints.
+
+Requests share a tree: the root is a head (tools and system text), and every message is a node below the message before
+it, found by the digest of its bytes. A call therefore decodes, encodes and counts only the messages that are new in it.
+"""
+
+import functools
+import hashlib
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+
+from holdfast.catalog.lookup import price_at, utc_date
+from holdfast.catalog.schema import Model
+from holdfast.catalog.token_count import count_block_tokens
+from holdfast.planning.learned import (
+    NOTHING_LEARNED,
+    CacheMemory,
+    LearnedParameters,
+    RequestRecord,
+    distrust_anchor,
+    keep_leading_blocks,
+    learned_after_session,
+    memory_after_call,
+)
+from holdfast.planning.plan import plan_cache
+from holdfast.planning.policy import PlanningMoment, WaitedFor
+from holdfast.providers.adapter import Adapter
+from holdfast.types.blocks import Role, ToolResult
+from holdfast.types.prompt import Breakpoint, HistoryEntry, Plan, PromptSection, Segment, Stability
+from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, extend_digest_chain
+from holdfast.types.usage import Usage
+
+# A node takes about half a kilobyte, so that the tree stays below 50 MB.
+NODES_MAX = 100_000
+
+# A conversation that was idle for longer than any TTL counts as ended, and others learn from it.
+ENDED_AFTER_SECONDS = 3_600.0
+
+# How many conversations may begin with one head and never continue before their first messages are no longer cached.
+SINGLE_CALLS_MAX = 2
+
+# Instructions of at least this size were written to be used more than once; shorter ones have to be seen twice.
+SHARED_HEAD_TOKENS_MIN = 4_096
+
+
+class RestoredConversation(msgspec.Struct, frozen=True):
+    """A conversation of an earlier process: the digests of its last request, and what the cache was known to hold."""
+
+    digests: tuple[PrefixDigest, ...]
+    memory: CacheMemory
+    last_request: RequestRecord
+
+
+class RawPrompt(msgspec.Struct, frozen=True):
+    """A request to plan. `encode_head` and `encode_message` give a part of it as a request that can be decoded alone.
+
+    `scope` separates what the provider's cache separates: the account, for one. `head_digest` covers tools and system
+    text, `message_digests` each message as received.
+    """
+
+    scope: str
+    head_digest: bytes
+    message_digests: Sequence[bytes]
+    has_tools: bool
+    encode_head: Callable[[], bytes]
+    encode_message: Callable[[int], bytes]
+
+
+class _Node:
+    """A message after all those before it, or a head; `count` is the number of blocks up to and including it."""
+
+    __slots__ = (
+        "blocks",
+        "by_chain",
+        "by_raw",
+        "count",
+        "digests",
+        "is_tool_result",
+        "owner",
+        "parent",
+        "tail_of",
+        "tokens",
+    )
+
+    def __init__(self, parent: "_Node | None", owner: "PlannedConversation | None") -> None:
+        self.parent = parent
+        self.owner = owner
+        self.tail_of: PlannedConversation | None = None
+        self.by_raw: dict[bytes, _Node] = {}
+        self.by_chain: dict[str, _Node] = {}
+        self.blocks: tuple[EncodedBlock, ...] = ()
+        self.digests: tuple[PrefixDigest, ...] = ()
+        self.tokens: tuple[int, ...] = ()
+        self.count: int = parent.count if parent else 0
+        self.is_tool_result = False
+
+    @property
+    def last_block(self) -> EncodedBlock | None:
+        return next((node.blocks[-1] for node in self.iter_upwards() if node.blocks), None)
+
+    @property
+    def last_digest(self) -> PrefixDigest | None:
+        return next((node.digests[-1] for node in self.iter_upwards() if node.digests), None)
+
+    def iter_upwards(self) -> "Iterator[_Node]":
+        node: _Node | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def fill(self, adapter: Adapter, blocks: Sequence[EncodedBlock], factor: float) -> None:
+        """Count and chain the blocks; their bytes are not kept."""
+        before, previous = (self.parent.last_block, self.parent.last_digest) if self.parent else (None, None)
+        kept, digests, tokens = [], [], []
+        for block in blocks:
+            previous = extend_digest_chain(previous, block.layer, adapter.separator(before, block) + block.data)
+            digests.append(previous)
+            tokens.append(count_block_tokens(block.container_start + block.data, factor))
+            kept.append(_without_data(block))
+            before = block
+        self.blocks, self.digests, self.tokens = tuple(kept), tuple(digests), tuple(tokens)
+        self.count += len(kept)
+
+
+class _Head(_Node):
+    """`opened` conversations began with this head, `continued` of them had a second call."""
+
+    __slots__ = ("continued", "key", "opened")
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__(None, None)
+        self.key = key
+        self.opened = 0
+        self.continued = 0
+
+
+class PlannedConversation:
+    """What is known of one conversation between its calls; it `rewrites` if it did not keep what it last wrote."""
+
+    def __init__(
+        self, head: _Head, learning_scope: tuple[str, str], learned: LearnedParameters, memory: CacheMemory
+    ) -> None:
+        self.head = head
+        self.learning_scope = learning_scope
+        self.learned = learned
+        self.memory = memory
+        self.tail: _Node | None = None
+        self.last_request: RequestRecord | None = None
+        self.tokens_estimate = 0
+        self.is_continued = False
+        self.rewrites = False
+        self.is_learned = False
+
+
+class PromptOutline:
+    """The blocks of a prompt without their bytes, as far as the planner looks at them."""
+
+    def __init__(self, nodes: Sequence[_Node], blocks_max: int | None) -> None:
+        self.blocks: list[EncodedBlock] = []
+        self.digests: list[PrefixDigest] = []
+        self.tokens: list[int] = []
+        for node in nodes:
+            self.blocks += node.blocks
+            self.digests += node.digests
+            self.tokens += node.tokens
+        self.tokens_total = sum(self.tokens)
+        self.stable_count = nodes[0].count
+        self.first_ephemeral: int | None = None
+        if blocks_max is not None and blocks_max < len(self.blocks):
+            # Blocks that the next call is not expected to repeat: the planner places no breakpoint on them.
+            self.blocks[blocks_max:] = map(_as_ephemeral, self.blocks[blocks_max:])
+            self.first_ephemeral = max(blocks_max, self.stable_count)
+
+
+class PlannedCall(msgspec.Struct, frozen=True):
+    """The plan of one request, and how to find the places of its breakpoints.
+
+    `starts` holds the first block of each message. `is_limited`: the next call is not expected to repeat all blocks.
+    """
+
+    conversation: PlannedConversation
+    plan: Plan
+    record: RequestRecord
+    starts: tuple[int, ...]
+    digests: Sequence[PrefixDigest]
+    tokens: Sequence[int]
+    is_limited: bool
+
+    @property
+    def tokens_estimate(self) -> int:
+        return sum(self.tokens)
+
+    @property
+    def has_sound_anchor(self) -> bool:
+        """Whether the newest entry was written for an hour from its first token on, as far as the usage shows."""
+        anchor = self.conversation.memory.anchor
+        return anchor is not None and anchor.is_sound
+
+    def tokens_upto(self, block: int) -> int:
+        return sum(self.tokens[: block + 1])
+
+    def locate_block(self, block: int) -> tuple[int, int] | None:
+        """The message that holds the block and the block's number in it; None for a block of the head."""
+        message = bisect_right(self.starts, block) - 1
+        return (message, block - self.starts[message]) if message >= 0 else None
+
+
+class ConversationPlans:
+    """The conversations of a process, found again by the prompts that continue them. Thread-safe."""
+
+    def __init__(self, *, nodes_max: int = NODES_MAX) -> None:
+        self._nodes_max = nodes_max
+        self._node_count = 0
+        self._heads: dict[bytes, _Head] = {}
+        self._conversations: OrderedDict[int, PlannedConversation] = OrderedDict()
+        self._ended: OrderedDict[int, PlannedConversation] = OrderedDict()
+        self._learned: dict[tuple[str, str], LearnedParameters] = {}
+        self._restored: dict[str, RestoredConversation] = {}
+        self._lock = threading.Lock()
+
+    def restore(self, conversations: Iterable[RestoredConversation]) -> None:
+        """Conversations of earlier processes are found by the digest of their last request when they go on."""
+        for conversation in conversations:
+            if conversation.digests:
+                with self._lock:
+                    self._restored[conversation.digests[-1].digest] = conversation
+
+    def find_tool_order(self, adapter: Adapter, tools: Sequence[EncodedBlock]) -> list[int] | None:
+        """The order in which a restored conversation listed these tools, by their numbers; None if none did."""
+        with self._lock:
+            chains = [restored.digests for restored in self._restored.values() if len(restored.digests) >= len(tools)]
+        for chain in chains:
+            order: list[int] = []
+            for position in range(len(tools)):
+                before, previous = (tools[order[-1]], chain[position - 1]) if order else (None, None)
+                found = (
+                    index
+                    for index, tool in enumerate(tools)
+                    if index not in order
+                    and extend_digest_chain(previous, tool.layer, adapter.separator(before, tool) + tool.data)
+                    == chain[position]
+                )
+                if (index := next(found, None)) is None:
+                    break
+                order.append(index)
+            if len(order) == len(tools):
+                return order
+        return None
+
+    def plan_call(self, adapter: Adapter, row: Model, prompt: RawPrompt, at: float) -> PlannedCall:
+        """The plan of a request that is about to be sent. Raises `ProviderError` if it cannot be decoded."""
+        with self._lock:
+            head = self._find_head(adapter, row, prompt)
+            nodes, shared, tail_owner = self._walk(adapter, row, head, prompt)
+            if tail_owner is None and shared is head:
+                shared, tail_owner = self._resume(head, nodes, (prompt.scope, row.id))
+            conversation = self._continue(head, shared, tail_owner, (prompt.scope, row.id), at)
+            waited_for: WaitedFor = (
+                "start" if not conversation.memory.calls else "tool" if nodes[-1].is_tool_result else "user"
+            )
+            call = self._plan(row, conversation, nodes, prompt, (at, waited_for), shared, tail_owner)
+            self._register(conversation, nodes, call)
+            return call
+
+    def mark_sent(self, call: PlannedCall, breakpoints: tuple[Breakpoint, ...]) -> PlannedCall:
+        """The call as it is sent: the client's own breakpoints may have taken the place of planned ones."""
+        record = msgspec.structs.replace(call.record, breakpoints=breakpoints)
+        with self._lock:
+            call.conversation.last_request = record
+        return msgspec.structs.replace(call, record=record)
+
+    def complete_call(self, call: PlannedCall, usage: Usage) -> None:
+        with self._lock:
+            conversation = call.conversation
+            conversation.memory = memory_after_call(conversation.memory, call.record, usage)
+
+    def fail_call(self, call: PlannedCall) -> None:
+        """The request failed: it may or may not have refreshed the cache."""
+        with self._lock:
+            call.conversation.memory = distrust_anchor(call.conversation.memory)
+
+    def _find_head(self, adapter: Adapter, row: Model, prompt: RawPrompt) -> _Head:
+        key = hashlib.sha256(b"\0".join((prompt.scope.encode(), row.id.encode(), prompt.head_digest))).digest()
+        head = self._heads.get(key)
+        if head is None:
+            head = _Head(key)
+            wire = adapter.decode_request(prompt.encode_head())
+            segments = (segment for segment in wire.prompt.segments if segment.section != "messages")
+            blocks = [block for segment in segments for block in adapter.encode_segment(segment)]
+            head.fill(adapter, blocks, row.tokens_factor)
+            self._heads[key] = head
+            self._node_count += 1
+        return head
+
+    def _walk(
+        self, adapter: Adapter, row: Model, head: _Head, prompt: RawPrompt
+    ) -> tuple[list[_Node], _Node, PlannedConversation | None]:
+        """The path of the request, its deepest node that was there before, and whose last request it extends."""
+        nodes: list[_Node] = [head]
+        shared: _Node = head
+        tail_owner: PlannedConversation | None = None
+        is_known = True
+        for index, raw_digest in enumerate(prompt.message_digests):
+            parent = nodes[-1]
+            node = parent.by_raw.get(raw_digest)
+            if node is None:
+                node = _Node(parent, None)
+                entries = adapter.decode_request(prompt.encode_message(index)).prompt.entries
+                blocks = adapter.encode_segment(Segment("history", Stability.GROWING, "messages", entries=entries))
+                node.fill(adapter, blocks, row.tokens_factor)
+                node.is_tool_result = _holds_tool_result(entries)
+                # The same message in other bytes, such as with another breakpoint, is the same node.
+                chain = node.digests[-1].digest if node.digests else ""
+                node = parent.by_chain.setdefault(chain, node)
+                parent.by_raw[raw_digest] = node
+                self._node_count += 1
+            is_known = is_known and (node.owner is not None)
+            if is_known:
+                shared, tail_owner = node, node.tail_of or tail_owner
+            nodes.append(node)
+        return nodes, shared, tail_owner
+
+    def _resume(
+        self, head: _Head, nodes: Sequence[_Node], scope: tuple[str, str]
+    ) -> tuple[_Node, PlannedConversation | None]:
+        """The restored conversation that the request extends, and the node at which its last request ended."""
+        for position in range(len(nodes) - 1, 0, -1):
+            digests = nodes[position].digests
+            restored = self._restored.pop(digests[-1].digest, None) if digests else None
+            if restored is not None:
+                conversation = PlannedConversation(
+                    head, scope, self._learned.get(scope, NOTHING_LEARNED), restored.memory
+                )
+                conversation.last_request = restored.last_request
+                head.opened += 1
+                for node in nodes[1 : position + 1]:
+                    node.owner = node.owner or conversation
+                return nodes[position], conversation
+        return head, None
+
+    def _continue(
+        self, head: _Head, shared: _Node, tail_owner: PlannedConversation | None, scope: tuple[str, str], at: float
+    ) -> PlannedConversation:
+        """The conversation that the request belongs to: one that it extends, a branch of another, or a new one."""
+        if tail_owner is not None:
+            tail_owner.rewrites = False
+            if not tail_owner.is_continued:
+                tail_owner.is_continued = True
+                head.continued += 1
+            return tail_owner
+        learned = self._learn_from_ended(scope, at)
+        if shared.owner is None:
+            head.opened += 1
+            return PlannedConversation(head, scope, learned, CacheMemory())
+        source = shared.owner
+        tokens = _estimate_prefix_tokens(source, shared)
+        memory = keep_leading_blocks(source.memory, source.last_request, blocks=shared.count, tokens=tokens)
+        branch = PlannedConversation(head, scope, source.learned, memory)
+        # What the last call wrote after `shared` is wasted, unless others continue it.
+        branch.rewrites = source.rewrites or not source.is_continued
+        return branch
+
+    def _plan(
+        self,
+        row: Model,
+        conversation: PlannedConversation,
+        nodes: Sequence[_Node],
+        prompt: RawPrompt,
+        moment: tuple[float, WaitedFor],
+        shared: _Node,
+        tail_owner: PlannedConversation | None,
+    ) -> PlannedCall:
+        (at, waited_for), memory = moment, conversation.memory
+        blocks_max = self._cacheable_blocks(conversation, prompt, shared, tail_owner)
+        outline = PromptOutline(nodes, blocks_max)
+        idle_seconds = None if memory.last_at is None else at - memory.last_at
+        price = price_at(row, utc_date(at), outline.tokens_total)
+        planning = PlanningMoment(outline, row.cache, price, at, idle_seconds, waited_for)
+        plan = plan_cache(planning, memory, conversation.learned, keep_small=not memory.blocks)
+        record = RequestRecord(at, plan.breakpoints, len(outline.blocks), waited_for, plan.floor_tokens)
+        return PlannedCall(
+            conversation,
+            plan,
+            record,
+            starts=tuple(node.count - len(node.blocks) for node in nodes[1:]),
+            digests=outline.digests,
+            tokens=outline.tokens,
+            is_limited=blocks_max is not None,
+        )
+
+    def _cacheable_blocks(
+        self,
+        conversation: PlannedConversation,
+        prompt: RawPrompt,
+        shared: _Node,
+        tail_owner: PlannedConversation | None,
+    ) -> int | None:
+        """How many leading blocks the next call is expected to repeat; None if all of them."""
+        head = conversation.head
+        if conversation.rewrites:
+            return shared.count
+        if tail_owner is not None or head.continued or shared is not head:
+            return None
+        is_single = len(prompt.message_digests) <= 2
+        if prompt.has_tools and (head.opened == 1 or (is_single and head.opened <= SINGLE_CALLS_MAX)):
+            return None
+        # Others began with this head and did not go on, or there are no tools: the client may ask single questions, or
+        # write its messages anew each time. What it repeats is seen in the next call; its head may be shared.
+        is_shared = head.opened > 1 or not is_single or sum(head.tokens) >= SHARED_HEAD_TOKENS_MIN
+        return head.count if is_shared else 0
+
+    def _register(self, conversation: PlannedConversation, nodes: Sequence[_Node], call: PlannedCall) -> None:
+        if conversation.tail is not None:
+            conversation.tail.tail_of = None
+        conversation.tail, conversation.last_request = nodes[-1], call.record
+        nodes[-1].tail_of = conversation
+        conversation.tokens_estimate = call.tokens_estimate
+        for node in reversed(nodes[1:]):
+            if node.owner is not None:
+                break
+            node.owner = conversation
+        self._ended.pop(id(conversation), None)
+        self._conversations[id(conversation)] = conversation
+        self._conversations.move_to_end(id(conversation))
+        while self._node_count > self._nodes_max and len(self._conversations) + len(self._ended) > 1:
+            oldest = self._ended or self._conversations
+            self._forget(oldest.popitem(last=False)[1])
+
+    def _forget(self, conversation: PlannedConversation) -> None:
+        """Free the nodes that no other conversation needs."""
+        node = conversation.tail
+        if node is not None and node.tail_of is conversation:
+            node.tail_of = None
+        while node is not None and node.parent is not None and not node.by_raw and node.tail_of is None:
+            parent = node.parent
+            aliases = [digest for digest, child in parent.by_raw.items() if child is node]
+            for digest in aliases:
+                del parent.by_raw[digest]
+            parent.by_chain.pop(node.digests[-1].digest if node.digests else "", None)
+            self._node_count -= len(aliases)
+            node = parent
+        head = conversation.head
+        if not head.by_raw and self._heads.pop(head.key, None) is not None:
+            self._node_count -= 1
+
+    def _learn_from_ended(self, scope: tuple[str, str], at: float) -> LearnedParameters:
+        """What a new conversation starts with: what those that ended before it have learned."""
+        for key, conversation in tuple(self._conversations.items()):
+            last_at = conversation.last_request.at if conversation.last_request else at
+            if at - last_at <= ENDED_AFTER_SECONDS:
+                break
+            # In the order of their last calls: all that follow were used later.
+            del self._conversations[key]
+            self._ended[key] = conversation
+            if not conversation.is_learned:
+                conversation.is_learned = True
+                learned = self._learned.get(conversation.learning_scope, NOTHING_LEARNED)
+                self._learned[conversation.learning_scope] = learned_after_session(learned, conversation.memory)
+        return self._learned.get(scope, NOTHING_LEARNED)
+
+
+def _estimate_prefix_tokens(source: PlannedConversation, shared: _Node) -> int:
+    """The tokens up to a node, scaled from our estimates to the size that the provider reported."""
+    estimated = sum(sum(node.tokens) for node in shared.iter_upwards())
+    reported = source.memory.tail_tokens
+    return round(estimated * reported / source.tokens_estimate) if source.tokens_estimate else estimated
+
+
+def _holds_tool_result(entries: Sequence[HistoryEntry]) -> bool:
+    return any(isinstance(block, ToolResult) for entry in entries for block in entry.content)
+
+
+def _without_data(block: EncodedBlock) -> EncodedBlock:
+    return _intern_block(
+        block.layer, block.section, block.stability, block.accepts_breakpoint, block.role, block.ephemeral
+    )
+
+
+@functools.lru_cache(maxsize=1_000)
+def _intern_block(
+    layer: str,
+    section: PromptSection,
+    stability: Stability,
+    accepts_breakpoint: bool,
+    role: Role | None,
+    ephemeral: bool,
+) -> EncodedBlock:
+    """One object for all blocks that the planner cannot tell apart."""
+    return EncodedBlock(layer, section, stability, b"", accepts_breakpoint, role, ephemeral)
+
+
+def _as_ephemeral(block: EncodedBlock) -> EncodedBlock:
+    return _intern_block(block.layer, block.section, block.stability, block.accepts_breakpoint, block.role, True)

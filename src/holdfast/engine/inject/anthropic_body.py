@@ -1,0 +1,148 @@
+"""An Anthropic request body as it was received: split once, breakpoints spliced in, all other bytes unchanged."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from holdfast.errors import UserError
+from holdfast.providers.anthropic.blocks import CACHE_CONTROL, decode_cache_control
+from holdfast.providers.anthropic.encode import encode_anthropic_breakpoint
+from holdfast.providers.json_splice import remove_member, split_object
+from holdfast.types.json_encoding import encode_json
+from holdfast.types.prompt import Ttl
+
+_MARK = b'"%b"' % CACHE_CONTROL.encode()
+_Members = dict[str, msgspec.Raw]
+_decode_members = msgspec.json.Decoder(_Members).decode
+_decode_items = msgspec.json.Decoder(list[msgspec.Raw]).decode
+_decode_text = msgspec.json.Decoder(str).decode
+
+RawItem = bytes | msgspec.Raw
+"""A JSON value as its bytes; a part of the received body is not copied."""
+
+
+class AnthropicBody:
+    """The top-level members by name, and the items of `messages`, `tools` and `system`, each as its received bytes.
+
+    `system` has one item if it is a string. Raises an error for a body that is not a JSON object with messages.
+    """
+
+    def __init__(self, body: bytes, *, model: str | None = None) -> None:
+        """`model` is the one in the path, for hosts that have it there."""
+        self.members: dict[str, RawItem] = dict(_decode_members(body))
+        self.model = model or _decode_text(self.members["model"])
+        self.messages: list[RawItem] = list(_decode_items(self.members["messages"]))
+        if not self.messages:
+            raise UserError("the request has no messages")
+        self.tools = _split_items(self.members.get("tools"))
+        self.system = _split_items(self.members.get("system"))
+
+    @property
+    def automatic_ttl(self) -> Ttl | None:
+        """The TTL of the breakpoint that the provider places at the end; None if the request does not ask for it."""
+        value = self.members.get(CACHE_CONTROL)
+        return decode_cache_control({CACHE_CONTROL: bytes(value)}) if value is not None else None
+
+    def encode_head(self) -> bytes:
+        """Tools and system text alone, as the smallest request that an adapter can decode."""
+        head: dict[str, object] = {"model": self.model, "max_tokens": 0, "messages": []}
+        for name, items in (("tools", self.tools), ("system", self.system)):
+            if items:
+                head[name] = msgspec.Raw(_join_items(name, items))
+        return encode_json(head)
+
+    def encode_message(self, index: int) -> bytes:
+        """One message alone, as the smallest request that an adapter can decode."""
+        head = {"model": self.model, "max_tokens": 0, "messages": [_to_raw(self.messages[index])]}
+        return encode_json(head)
+
+    def encode(self) -> bytes:
+        members: dict[str, object] = {name: _to_raw(value) for name, value in self.members.items()}
+        members["messages"] = [_to_raw(message) for message in self.messages]
+        for name, items in (("tools", self.tools), ("system", self.system)):
+            members.pop(name, None) if not items else members.update({name: msgspec.Raw(_join_items(name, items))})
+        return encode_json(members)
+
+
+def is_marked(item: RawItem) -> bool:
+    return _MARK in bytes(item)
+
+
+def mark_message(message: RawItem, ttls: Mapping[int, Ttl]) -> bytes:
+    """The message with breakpoints on exactly these of its blocks; those of the client on other blocks are removed."""
+    members = dict(_decode_members(message))
+    content = members.get("content", msgspec.Raw(b"[]"))
+    if bytes(content).startswith(b'"'):
+        if not ttls:
+            return bytes(message)
+        blocks: list[RawItem] = [b'{"type":"text","text":%b}' % bytes(content)]
+    else:
+        blocks = list(_decode_items(content))
+    if any(index >= len(blocks) for index in ttls):
+        raise UserError("a breakpoint belongs to a block that the message does not have")
+    marked = [_to_raw(mark_block(block, ttls.get(index))) for index, block in enumerate(blocks)]
+    return encode_json({**members, "content": marked})
+
+
+def mark_block(block: RawItem, ttl: Ttl | None) -> RawItem:
+    """The block with this breakpoint, or with none; the received object itself if that changes nothing.
+
+    Further members of a breakpoint that was there, such as its scope, stay. A bare string becomes a text block.
+    """
+    raw, control = block, {}
+    if is_marked(block) and (current := _decode_members(block).get(CACHE_CONTROL)) is not None:
+        raw = remove_member(bytes(block), CACHE_CONTROL)
+        control = _decode_members(current) if bytes(current) != b"null" else {}
+    if ttl is None:
+        return raw
+    data = bytes(raw).strip()
+    if data.startswith(b'"'):
+        data = b'{"type":"text","text":%b}' % data
+    others = {name: value for name, value in control.items() if name not in ("type", "ttl")}
+    encoded = encode_anthropic_breakpoint(ttl)
+    if others:
+        encoded = encoded[:-1] + b"," + encode_json(others)[1:]
+    # The breakpoint is the last member of the block's JSON object.
+    return data[:-1] + encoded + b"}"
+
+
+def append_text(message: RawItem, text: str) -> bytes:
+    """The message with one more text block at its end."""
+    members = dict(_decode_members(message))
+    content = members["content"]
+    blocks: list[object] = (
+        [{"type": "text", "text": content}] if bytes(content).startswith(b'"') else list(_decode_items(content))
+    )
+    return encode_json({**members, "content": [*blocks, {"type": "text", "text": text}]})
+
+
+def _split_items(value: RawItem | None) -> list[RawItem]:
+    """The items of an array, or a string as the only item."""
+    if value is None or bytes(value[:4] if isinstance(value, bytes) else value).strip() in (b"null", b"", b"[]"):
+        return []
+    if bytes(value).lstrip().startswith(b"["):
+        return list(_decode_items(value))
+    return [value]
+
+
+def _join_items(name: str, items: Sequence[RawItem]) -> bytes:
+    if name == "system" and len(items) == 1 and bytes(items[0]).lstrip().startswith(b'"'):
+        return bytes(items[0])
+    return b"[" + b",".join(bytes(item) for item in items) + b"]"
+
+
+def _to_raw(item: RawItem) -> msgspec.Raw:
+    return item if isinstance(item, msgspec.Raw) else msgspec.Raw(item)
+
+
+def list_marks(item: RawItem) -> dict[int, Ttl]:
+    """The breakpoints on the blocks of a message, by block number."""
+    content = _decode_members(item).get("content", msgspec.Raw(b"[]"))
+    if bytes(content).startswith(b'"'):
+        return {}
+    return {index: ttl for index, block in enumerate(_decode_items(content)) if (ttl := find_mark(block)) is not None}
+
+
+def find_mark(block: RawItem) -> Ttl | None:
+    """The TTL of the block's own breakpoint; None if it has none."""
+    return decode_cache_control(split_object(bytes(block))) if is_marked(block) else None
