@@ -5,6 +5,7 @@ Output is never cut at `max_tokens` and stop sequences are ignored: a reply is e
 
 import asyncio
 import math
+import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from itertools import count
@@ -189,7 +190,7 @@ class SimulatedProvider:
         query: Mapping[str, str] = EMPTY,
     ) -> SimulatedResponse:
         at = self.now()
-        request = SimulatedRequest(method, path, headers, body, query)
+        request = _collapse_slashes(SimulatedRequest(method, path, headers, body, query))
         try:
             response = self._answer(request)
         except ProviderError as error:
@@ -364,6 +365,14 @@ APIS: tuple[ProviderApi, ...] = (
 
 def find_api(http_request: SimulatedRequest) -> ProviderApi | None:
     return next((api for api in APIS if api.accepts(http_request)), None)
+
+
+def _collapse_slashes(request: SimulatedRequest) -> SimulatedRequest:
+    """OpenAI answers a path with doubled slashes as one without them; Anthropic answers 404 (both measured in 2026)."""
+    if "//" not in request.path:
+        return request
+    collapsed = msgspec.structs.replace(request, path=re.sub("/+", "/", request.path))
+    return collapsed if isinstance(find_api(collapsed), OpenAIChatApi | OpenAIResponsesApi) else request
 
 
 def encode_refusal(http_request: SimulatedRequest, error: ProviderError) -> tuple[ProviderApi, int, bytes]:

@@ -135,10 +135,12 @@ class _Conversation(Generic[T]):
 class _Comparison(msgspec.Struct, frozen=True, order=True):
     """How well a request continues a conversation; the greater comparison is the better match."""
 
+    contains_reply: bool
     is_continuation: bool
     reply_share: float
     equal: int
     is_edited: bool
+    is_shortened: bool
     key: int
 
 
@@ -234,8 +236,10 @@ class ConversationMatcher(Generic[T]):
                 return ConversationMatch(key, False, 1.0, f"{reason} and contains its response")
             # A single shared block, such as a common first message, is weak evidence.
             return ConversationMatch(key, False, 1.0 if hints.session else 0.6 if best.equal == 1 else 0.95, reason)
-        if best is not None and best.is_edited:
-            return ConversationMatch(best.key, False, 0.8, "it shares most blocks with the previous request")
+        if best is not None and (best.is_edited or best.is_shortened):
+            reason = "it contains the last response, without some earlier blocks"
+            reason = reason if best.is_shortened else "it shares most blocks with the previous request"
+            return ConversationMatch(best.key, False, 0.8, reason)
         parent = self._find_parent(request)
         if parent is not None:
             return ConversationMatch(self._next, True, 1.0, "its first message is in a tool call of its parent", parent)
@@ -272,12 +276,23 @@ class ConversationMatcher(Generic[T]):
         # conversation with the same words, as evaluations do. One that sends an id repeats its own request.
         is_pending_or_answered = conversation.open_requests > 0 or conversation.is_answered
         is_other = now == before and not request.hints.is_strong and is_pending_or_answered
+        # Some clients leave out the tool calls of earlier turns. A branch does not contain the newest reply.
+        is_shortened = (
+            not extends
+            and conversation.is_answered
+            and now[:1] == before[:1]
+            and request.head == conversation.request.head
+            and any(reply <= frozenset(now) for reply in conversation.replies[-1:])
+        )
+        is_continuation = extends and not is_other
         return _Comparison(
-            is_continuation=extends and not is_other,
+            contains_reply=is_shortened or (is_continuation and reply_share == 1.0),
+            is_continuation=is_continuation,
             reply_share=reply_share,
             equal=equal,
             # A conversation whose history was partly edited still grows; a shorter one is more likely a branch.
             is_edited=not extends and len(now) > len(before) and 2 * equal >= len(before),
+            is_shortened=is_shortened,
             key=conversation.key,
         )
 
