@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.gateway.test_unreadable import CLAUDE_CODE, REPLY, answer, post
+from tests.gateway.test_unreadable import CLAUDE_CODE, answer, post
+from tests.gateway.test_unreadable import REPLY as KNOWN_REPLY
 from tests.support.served_gateway import ServedGateway, raw_upstream, serve_gateway
 
 from holdfast.cli.main import command
@@ -23,6 +24,7 @@ from holdfast.types.usage import Usage
 
 UNKNOWN = "claude-of-tomorrow"
 UNKNOWN_ID = f"anthropic:{UNKNOWN}"
+REPLY = {**KNOWN_REPLY, "model": UNKNOWN}
 USAGE = Usage(input=3, cache_read=70, cache_write_5m=20, output=5)
 BODY = json.dumps({**CLAUDE_CODE, "model": UNKNOWN}).encode()
 
