@@ -523,10 +523,12 @@ def _find_other_model(exchange: Exchange) -> str:
 def _name_by_reply(active: _ActiveCall, reply: Reply | None) -> ObservedCall:
     """The call with the model that answered, if its request named one that the catalog does not know.
 
-    A deployment of Azure and an inference profile of Bedrock have names that their owner chose.
+    A deployment of Azure and an inference profile of Bedrock have names that their owner chose; a request that cannot
+    be read has none.
     """
     prepared = active.call.prepared
-    if prepared.row is not None or reply is None or not reply.model:
+    is_named_by_owner = prepared.provider in ("azure", "bedrock") or prepared.model.endswith(f":{UNKNOWN_MODEL}")
+    if prepared.row is not None or not is_named_by_owner or reply is None or not reply.model:
         return active.call
     model = f"{prepared.provider}:{reply.model}"
     row = active.recorder.find_catalog_row(model)
