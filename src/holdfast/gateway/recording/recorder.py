@@ -60,6 +60,7 @@ ENDPOINT_SESSIONS_MAX = 1_000
 BUSY_QUEUE_LENGTH = 64
 """With more queued calls than this, the search for anti-patterns is skipped so that recording can catch up."""
 
+_PROMPT_UNKNOWN = "previous_response_id: the prompt of that response is not known, only what was sent after it"
 _UNREADABLE = "a response could not be decoded; its usage is unknown"
 
 OnSpent = Callable[[str, float, float], None]
@@ -82,6 +83,16 @@ class _ActiveCall(msgspec.Struct, frozen=True):
     call: ObservedCall
     pricer: CounterfactualPricer
     priced_number: int
+
+
+class _WarmUp(msgspec.Struct, frozen=True):
+    """A request for no output; only its response tells whether it is recorded as prewarming or as a failed call."""
+
+    key: int
+    adapter: Adapter
+    tracked: _Tracked
+    prepared: ObservedRequest
+    forwarded: GatewayForwarded
 
 
 class GatewayRecorder:
@@ -174,7 +185,9 @@ class GatewayRecorder:
             reason = f"the request cannot be encoded: {type(error).__name__}"
             request = wrap_raw_request(body, _path_header(exchange), reason)
             prepared = observer.prepare(adapter, request.wire)
-        wire = request.wire
+        wire, websocket_call = request.wire, exchange.websocket_call
+        if websocket_call is not None and not websocket_call.is_prompt_known:
+            request = msgspec.structs.replace(request, unreadable=(*request.unreadable, _PROMPT_UNKNOWN))
         shared, blocks = (
             observer.recorder.count_shared_blocks(prepared.digests),
             observer.newest_buffer.blocks if observer.newest_buffer else [],
@@ -202,6 +215,9 @@ class GatewayRecorder:
             prompt_price=priced,
             unreadable=request.unreadable or msgspec.UNSET,
         )
+        if websocket_call is not None and websocket_call.is_warm_up:
+            exchange.record = _WarmUp(match.key, adapter, tracked, prepared, forwarded)
+            return
         call = observer.recorder.begin_call(prepared, forwarded)
         if call is not None:
             exchange.record = _ActiveCall(
@@ -284,6 +300,8 @@ class GatewayRecorder:
         )
 
     def _finish(self, exchange: Exchange) -> None:
+        if isinstance(exchange.record, _WarmUp):
+            self._finish_warm_up(exchange, exchange.record)
         active = exchange.record
         if not isinstance(active, _ActiveCall):
             return
@@ -295,6 +313,20 @@ class GatewayRecorder:
             exchange.free_response()
             if active.key is not None:
                 self._conversations.end_request(active.key, _describe_reply(reply) if reply else None)
+
+    def _finish_warm_up(self, exchange: Exchange, warm_up: "_WarmUp") -> None:
+        """A warm-up that was answered is recorded like a prewarming request, any other like a failed call."""
+        self._now = exchange.ended_at
+        recorder = warm_up.tracked.observer.recorder
+        response = self._decode_response(exchange, warm_up.adapter)
+        if response.reply is not None and response.is_complete:
+            cost = recorder.record_prewarm(warm_up.prepared, response.reply.usage, reason="a warm-up of the client")
+            if exchange.caller.key_id is not None:
+                self._on_spent(exchange.caller.key_id, self._now, float(cost))
+            self._conversations.end_request(warm_up.key, ReplyFingerprint(response.reply.id))
+            exchange.free_response()
+        elif (call := recorder.begin_call(warm_up.prepared, warm_up.forwarded)) is not None:
+            exchange.record = _ActiveCall(warm_up.key, warm_up.adapter, recorder, call, warm_up.tracked.pricer, 0)
 
     def _record_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
         active = exchange.record
@@ -450,6 +482,8 @@ def _describe_request(exchange: Exchange, wire: WireRequest, body: bytes) -> Req
     except UNREADABLE:
         hints = find_session_hints({}, exchange.headers)
     mount, caller = exchange.target.mount, exchange.caller
+    if exchange.websocket_call is not None and (previous := exchange.websocket_call.previous_response_id):
+        hints = msgspec.structs.replace(hints, previous_response_id=previous)
     if hints.session is not None:
         hints = msgspec.structs.replace(hints, session=_short_digest(hints.session.encode("utf-8", "surrogatepass")))
     scope = f"{mount} {caller.account}"
