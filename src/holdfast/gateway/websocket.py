@@ -19,6 +19,7 @@ from wsproto.connection import Connection, ConnectionState
 from wsproto.events import BytesMessage, CloseConnection, Event, Ping, Pong, TextMessage
 from wsproto.utilities import LocalProtocolError, generate_accept_token
 
+from holdfast.engine.inject.openai import CACHE_KEY_FIELD
 from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.exchange import (
     AuthenticatedRequest,
@@ -31,6 +32,7 @@ from holdfast.gateway.exchange import (
 from holdfast.gateway.http.connection import ConnectionCutError, UpstreamConnection
 from holdfast.gateway.http.headers import filter_response_headers
 from holdfast.gateway.http.response_parser import Headers, ResponseHead
+from holdfast.gateway.rewrite.operations import CACHE_KEY_MISSING
 from holdfast.gateway.rewrite.rewriter import RequestRewriter, analyze_request
 from holdfast.gateway.routes import Target
 from holdfast.gateway.websocket_calls import (
@@ -40,6 +42,7 @@ from holdfast.gateway.websocket_calls import (
     SocketCalls,
     SocketOwner,
     UsageCalls,
+    inherit_cache_key,
     splice_rewritten_body,
 )
 
@@ -263,18 +266,21 @@ class WebSocketRelay:
         adapter_name = self._target.adapter_name
         if self._rewriter is None or adapter_name is None or not message.call.is_prompt_known:
             return None
-        analyze = functools.partial(analyze_request, self._rewriter, adapter_name, message.body, path=self._target.path)
+        body, inherited = message.body, inherit_cache_key(message)
+        changes: tuple[RequestChange, ...] = ()
+        if inherited is not None:
+            body, changes = inherited, (RequestChange(CACHE_KEY_MISSING, CACHE_KEY_FIELD, is_applied=True),)
+        analyze = functools.partial(analyze_request, self._rewriter, adapter_name, body, path=self._target.path)
         try:
             # The time is only used for pings, which cannot be sent on somebody else's connection.
             analysis = await asyncio.to_thread(analyze, account=admitted.caller.account, at=0.0)
-            if analysis.rewritten.body is None:
-                return None
-            spliced = splice_rewritten_body(message, analysis.rewritten.body)
+            rewritten = analysis.rewritten.body or inherited
+            spliced = splice_rewritten_body(message, rewritten) if rewritten is not None else None
         except Exception as error:  # noqa: BLE001 - a failing rewrite must not break the client's call
             # Log the type only: the message could quote the prompt.
             logger.info("a message is forwarded unchanged: %s", type(error).__name__)
             return None
-        return None if spliced is None else (spliced, analysis.rewritten.changes)
+        return None if spliced is None else (spliced, (*changes, *analysis.rewritten.changes))
 
     async def _forward_upstream(self) -> None:
         async for event in self._upstream.receive():

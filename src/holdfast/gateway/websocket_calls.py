@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from holdfast.clock import Clock
+from holdfast.engine.inject.openai import CACHE_KEY_FIELD
 from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, Exchange, ExchangeEnd, GatewayCaller, WebSocketCall
 from holdfast.gateway.http.response_parser import Headers
@@ -42,7 +43,8 @@ _decode_items = msgspec.json.Decoder(tuple[msgspec.Raw, ...]).decode
 class PromptPart:
     """Input and output items that follow those of `base`, as JSON without brackets. Shared by all that continue it.
 
-    `is_whole`: nothing before it is unknown. `users` counts the parts and names that refer to it.
+    `is_whole`: nothing before it is unknown. `cache_key` is the one that `--improve` added to the request, as JSON;
+    requests that continue it need the same one. `users` counts the parts and names that refer to it.
     """
 
     def __init__(self, items: bytes, base: "PromptPart | None" = None, *, is_whole: bool = True) -> None:
@@ -50,6 +52,7 @@ class PromptPart:
         self.base = base
         self.is_whole: bool = is_whole and (base is None or base.is_whole)
         self.size_bytes: int = len(items) + 1 + (base.size_bytes if base else 0)
+        self.cache_key: bytes = base.cache_key if base else b""
         self.users = 0
 
     def join(self) -> bytes:
@@ -137,6 +140,13 @@ def decode_create_message(raw: bytes, prompts: ResponsePrompts, account: str) ->
     return CreateMessage(raw, join_object(body), prompt, call, stream_id)
 
 
+def inherit_cache_key(message: CreateMessage) -> bytes | None:
+    """The body with the cache key that was added to the request before; None if that had its own, or this one has."""
+    if not message.prompt.cache_key or CACHE_KEY_FIELD in (members := split_object(message.body)):
+        return None
+    return join_object({**members, CACHE_KEY_FIELD: message.prompt.cache_key})
+
+
 def splice_rewritten_body(message: CreateMessage, rewritten: bytes) -> CreateMessage | None:
     """The message with the changes of its rewritten HTTP body.
 
@@ -151,6 +161,8 @@ def splice_rewritten_body(message: CreateMessage, rewritten: bytes) -> CreateMes
             return None
         own = b"[%s]" % b",".join(map(bytes, items[len(earlier) :]))
     prompt = PromptPart(_strip_brackets(own), base)
+    if CACHE_KEY_FIELD not in split_object(message.body):
+        prompt.cache_key = members.get(CACHE_KEY_FIELD, b"")
     kept = (*_MESSAGE_MEMBERS, _PREVIOUS)
     raw = join_object(
         {name: members.get(name, value) for name, value in split_object(message.raw).items() if name in kept}
