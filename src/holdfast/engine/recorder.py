@@ -231,20 +231,19 @@ class CallRecorder:
             self._write(pinged)
         return cost
 
-    def record_prewarm(self, prepared: ObservedRequest, usage: Usage, *, reason: str) -> Decimal:
+    def record_prewarm(self, prepared: ObservedRequest, usage: Usage, *, reason: str, at: float) -> Decimal:
         """Record a request for no output that a client sent ahead of a call; returns its cost."""
-        call = ObservedCall("", prepared, self._clock())
+        call = ObservedCall("", prepared, at)
         usage, cost = bill_usage(call, usage), self.cost_of(call, bill_usage(call, usage))
         prewarmed = CachePinged(
             kind="prewarm",
             model=prepared.model,
-            ttl=prepared.plan.breakpoints[-1].ttl if prepared.plan.breakpoints else "5m",
+            ttl="5m",
             usage=usage,
             cost_usd=cost,
             pricing_version=UNPRICED if prepared.row is None else self._pricing_version,
             reason=reason,
-            sent_at=call.started_at,
-            block_count=len(prepared.digests),
+            sent_at=at,
             prefix_tokens=usage.tokens_sent,
         )
         with self._lock, self._warnings.suppress_errors(_NOT_RECORDED):

@@ -1,6 +1,7 @@
 """Records forwarded exchanges as sessions in the log: calls, usage, cost and cache verdicts."""
 
 import functools
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -57,6 +58,7 @@ DIGEST_CHARS = 16
 DELEGATED_CHARS_MIN = 24
 DELEGATED_TEXTS_PER_REPLY_MAX = 32
 ENDPOINT_SESSIONS_MAX = 1_000
+WARM_UPS_MAX = 100
 BUSY_QUEUE_LENGTH = 64
 """With more queued calls than this, the search for anti-patterns is skipped so that recording can catch up."""
 
@@ -86,13 +88,11 @@ class _ActiveCall(msgspec.Struct, frozen=True):
 
 
 class _WarmUp(msgspec.Struct, frozen=True):
-    """A request for no output; only its response tells whether it is recorded as prewarming or as a failed call."""
+    """A request for no output that was answered. It belongs to the conversation of the request that continues it."""
 
-    key: int
-    adapter: Adapter
-    tracked: _Tracked
-    prepared: ObservedRequest
-    forwarded: GatewayForwarded
+    exchange: Exchange
+    model: str
+    usage: Usage
 
 
 class GatewayRecorder:
@@ -119,7 +119,8 @@ class GatewayRecorder:
         self._unpriced_usd_per_mtok = unpriced_usd_per_mtok
         self._warnings = WarningLog("holdfast.gateway")
         self._conversations: ConversationMatcher[_Tracked] = ConversationMatcher()
-        self._endpoint_sessions: dict[tuple[str, str, str], _Tracked] = {}
+        self._endpoint_sessions: dict[tuple[str, str], _Tracked] = {}
+        self._warm_ups: OrderedDict[tuple[str, str], _WarmUp] = OrderedDict()
         self._now = 0.0
         self._is_restored = False
         self._queue = make_queue(self._process)
@@ -143,6 +144,9 @@ class GatewayRecorder:
 
     def close(self) -> None:
         self._queue.close()
+        with self._warnings.suppress_errors(_NOT_RECORDED):
+            while self._warm_ups:
+                self._record_abandoned_warm_up()
 
     def _put(self, work: Callable[[], None], exchange: Exchange) -> None:
         if not self._queue.put(work, exchange.buffered_bytes):
@@ -168,8 +172,11 @@ class GatewayRecorder:
         self._now = exchange.started_at
         if exchange.target.adapter_name is None:
             self._begin_other(exchange)
-            return
-        adapter = get_adapter(exchange.target.adapter_name)
+        elif exchange.websocket_call is None or not exchange.websocket_call.is_warm_up:
+            self._begin_call(exchange)
+
+    def _begin_call(self, exchange: Exchange) -> None:
+        adapter = get_adapter(exchange.target.adapter_name or exchange.target.mount)
         body, request = _decode_request(adapter, exchange)
         original = exchange.original_body
         exchange.free_request()
@@ -215,9 +222,7 @@ class GatewayRecorder:
             prompt_price=priced,
             unreadable=request.unreadable or msgspec.UNSET,
         )
-        if websocket_call is not None and websocket_call.is_warm_up:
-            exchange.record = _WarmUp(match.key, adapter, tracked, prepared, forwarded)
-            return
+        self._record_continued_warm_up(exchange, observer.recorder)
         call = observer.recorder.begin_call(prepared, forwarded)
         if call is not None:
             exchange.record = _ActiveCall(
@@ -227,29 +232,13 @@ class GatewayRecorder:
     def _begin_other(self, exchange: Exchange) -> None:
         """A request that calls no model directly, such as embeddings: one session for each endpoint and caller."""
         target, caller = exchange.target, exchange.caller
-        key = (target.mount, target.endpoint, caller.account)
-        if key not in self._endpoint_sessions:
-            name = f"{target.mount} {target.endpoint}"
-            self._endpoint_sessions[key] = self._open_conversation(exchange, None, name=name)
-            while len(self._endpoint_sessions) > ENDPOINT_SESSIONS_MAX:
-                del self._endpoint_sessions[next(iter(self._endpoint_sessions))]
-        tracked = self._endpoint_sessions[key]
+        tracked = self._endpoint_session(exchange)
         body = decode_or_none(msgspec.json.decode, _decompress_or_none(exchange))
         exchange.free_request()
         named = body.get("model") if isinstance(body, dict) else None
         model = f"{target.mount}:{named if isinstance(named, str) else UNKNOWN_MODEL}"
         recorder = tracked.observer.recorder
-        # No content: it is no prompt, and nothing of it is cached.
-        prepared = ObservedRequest(
-            model=model,
-            provider=target.mount,
-            row=recorder.find_catalog_row(model),
-            plan=Plan(),
-            digests=(),
-            parameters_digest="",
-            body_bytes=exchange.request_bytes,
-            tokens=0,
-        )
+        prepared = _describe_content_free(exchange, recorder, model)
         forwarded = GatewayForwarded(
             reason=f"a call of {target.endpoint}",
             confidence=1.0,
@@ -260,6 +249,16 @@ class GatewayRecorder:
         call = recorder.begin_call(prepared, forwarded)
         if call is not None:
             exchange.record = _ActiveCall(None, get_adapter(target.mount), recorder, call, tracked.pricer, 0)
+
+    def _endpoint_session(self, exchange: Exchange, kind: str = "") -> _Tracked:
+        target = exchange.target
+        name = f"{target.mount} {target.endpoint}{kind and ' '}{kind}"
+        key = (name, exchange.caller.account)
+        if key not in self._endpoint_sessions:
+            self._endpoint_sessions[key] = self._open_conversation(exchange, None, name=name)
+            while len(self._endpoint_sessions) > ENDPOINT_SESSIONS_MAX:
+                del self._endpoint_sessions[next(iter(self._endpoint_sessions))]
+        return self._endpoint_sessions[key]
 
     def _find_anti_patterns(
         self,
@@ -300,8 +299,11 @@ class GatewayRecorder:
         )
 
     def _finish(self, exchange: Exchange) -> None:
-        if isinstance(exchange.record, _WarmUp):
-            self._finish_warm_up(exchange, exchange.record)
+        websocket_call = exchange.websocket_call
+        if websocket_call is not None and websocket_call.is_warm_up:
+            if self._end_warm_up(exchange):
+                return
+            self._begin_call(exchange)
         active = exchange.record
         if not isinstance(active, _ActiveCall):
             return
@@ -314,19 +316,39 @@ class GatewayRecorder:
             if active.key is not None:
                 self._conversations.end_request(active.key, _describe_reply(reply) if reply else None)
 
-    def _finish_warm_up(self, exchange: Exchange, warm_up: "_WarmUp") -> None:
-        """A warm-up that was answered is recorded like a prewarming request, any other like a failed call."""
-        self._now = exchange.ended_at
-        recorder = warm_up.tracked.observer.recorder
-        response = self._decode_response(exchange, warm_up.adapter)
-        if response.reply is not None and response.is_complete:
-            cost = recorder.record_prewarm(warm_up.prepared, response.reply.usage, reason="a warm-up of the client")
-            if exchange.caller.key_id is not None:
-                self._on_spent(exchange.caller.key_id, self._now, float(cost))
-            self._conversations.end_request(warm_up.key, ReplyFingerprint(response.reply.id))
-            exchange.free_response()
-        elif (call := recorder.begin_call(warm_up.prepared, warm_up.forwarded)) is not None:
-            exchange.record = _ActiveCall(warm_up.key, warm_up.adapter, recorder, call, warm_up.tracked.pricer, 0)
+    def _end_warm_up(self, exchange: Exchange) -> bool:
+        """Keeps an answered warm-up until a request continues it. False if it failed, which is recorded as a call."""
+        adapter = get_adapter(exchange.target.adapter_name or exchange.target.mount)
+        response = self._decode_response(exchange, adapter)
+        if response.reply is None or not response.is_complete:
+            return False
+        model = f"{adapter.name}:{response.reply.model}"
+        self._warm_ups[exchange.caller.account, response.reply.id] = _WarmUp(exchange, model, response.reply.usage)
+        exchange.free_request()
+        exchange.free_response()
+        while len(self._warm_ups) > WARM_UPS_MAX:
+            self._record_abandoned_warm_up()
+        return True
+
+    def _record_continued_warm_up(self, exchange: Exchange, recorder: CallRecorder) -> None:
+        call = exchange.websocket_call
+        warm_up = self._warm_ups.pop((exchange.caller.account, call.previous_response_id), None) if call else None
+        if warm_up is not None:
+            self._record_warm_up(warm_up, recorder)
+
+    def _record_abandoned_warm_up(self) -> None:
+        """The oldest warm-up, in a session of its own kind, because no conversation continued it."""
+        _, warm_up = self._warm_ups.popitem(last=False)
+        self._record_warm_up(warm_up, self._endpoint_session(warm_up.exchange, "warm-ups").observer.recorder)
+
+    def _record_warm_up(self, warm_up: _WarmUp, recorder: CallRecorder) -> None:
+        exchange = warm_up.exchange
+        prepared = _describe_content_free(exchange, recorder, warm_up.model)
+        cost = recorder.record_prewarm(
+            prepared, warm_up.usage, reason="a warm-up of the client", at=exchange.started_at
+        )
+        if exchange.caller.key_id is not None and warm_up.usage != Usage():
+            self._on_spent(exchange.caller.key_id, exchange.started_at, float(cost))
 
     def _record_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
         active = exchange.record
@@ -408,6 +430,20 @@ class GatewayRecorder:
             return _DecodedResponse(adapter.decode_reply(decoded), is_complete=True)
         except ProviderError as error:
             return _read_usage_only(decoded, str(error), is_complete=exchange.end == "whole")
+
+
+def _describe_content_free(exchange: Exchange, recorder: CallRecorder, model: str) -> ObservedRequest:
+    """A request without content: it is no prompt, and nothing of it is cached."""
+    return ObservedRequest(
+        model=model,
+        provider=exchange.target.mount,
+        row=recorder.find_catalog_row(model),
+        plan=Plan(),
+        digests=(),
+        parameters_digest="",
+        body_bytes=exchange.request_bytes,
+        tokens=0,
+    )
 
 
 class _DecodedResponse(msgspec.Struct, frozen=True):

@@ -93,7 +93,8 @@ class OpenAIResponsesApi(ProviderApi):
         wire = openai_responses.decode_request(http_request.body, http_request.headers)
         _check_state(wire.parameters)
         counting = http_request.path == _COUNT
-        accepted = parse_openai_request(wire, context, _INTERFACE, counting=counting)
+        generates = http_request.generates
+        accepted = parse_openai_request(wire, context, _INTERFACE, counting=counting, generates=generates)
         _check_reasoning_options(wire.parameters, accepted.model)
         if counting:
             return encode_json({"object": "response.input_tokens", "input_tokens": accepted.call.tokens})
