@@ -149,6 +149,15 @@ def test_refusal_of_the_upstream_is_an_http_response_with_its_status_headers_and
     assert "x-holdfast-gateway" not in response.headers
 
 
+def test_chunked_refusal_arrives_whole() -> None:
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
+        head = b"HTTP/1.1 404 Not Found\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+        upstream.parts = (head, b"3\r\nno \r\n", b"4\r\nsuch\r\n0\r\n\r\n")
+        with pytest.raises(InvalidStatus) as refused:
+            open_socket(gateway.url)
+    assert (refused.value.response.status_code, refused.value.response.body) == (404, b"no such")
+
+
 def test_unreachable_upstream_is_a_502_in_the_providers_format() -> None:
     with serve_gateway("http://127.0.0.1:9") as gateway, pytest.raises(InvalidStatus) as refused:
         open_socket(gateway.url)
@@ -309,6 +318,47 @@ def test_warm_up_is_recorded_as_prewarming_in_the_session_that_continues_it(
     assert [type(payload) for payload in recorded] == [CachePinged, LlmCallCompleted]
     assert (recorded[0].kind, recorded[0].usage) == ("prewarm", Usage())
     assert recorded[1].usage.cache_write > 2_000
+
+
+def test_resumed_conversation_is_one_session_although_a_warm_up_comes_first(
+    simulator: tuple[SimulatedProvider, str],
+) -> None:
+    """As Codex does: a new process warms up without input, then sends the whole history."""
+    _, url = simulator
+    items: list[Any] = [HELLO]
+    with serve_gateway(url) as gateway:
+        for _ in range(2):
+            with open_socket(gateway.url) as client:
+                warm = send_create(client, generate=False, input=[])["response"]
+                response = send_create(client, previous_response_id=warm["id"], input=items)["response"]
+                items += [*response["output"], {"role": "user", "content": "Go on."}]
+        (recorded,) = payloads_of(gateway, CachePinged, LlmCallCompleted)
+        assert verdicts_of(gateway) == [["first_use", "held"]]
+    assert [type(payload) for payload in recorded] == [CachePinged, LlmCallCompleted] * 2
+
+
+def test_warm_up_that_nothing_continues_is_recorded_when_the_gateway_stops() -> None:
+    def answer(connection: ServerConnection) -> None:
+        connection.recv()
+        for event in response_events("resp_1"):
+            connection.send(event)
+        connection.recv()
+
+    with socket_upstream(answer) as upstream, serve_gateway(upstream.url) as gateway:
+        with open_socket(gateway.url) as client:
+            send_create(client, generate=False, input=[HELLO])
+        assert gateway.recorded_sessions() == ()
+    ((pinged,),) = payloads_of(gateway, CachePinged)
+    assert (pinged.kind, pinged.usage) == ("prewarm", Usage(input=10, output=2))
+
+
+def test_refused_warm_up_is_recorded_as_a_failed_call(simulator: tuple[SimulatedProvider, str]) -> None:
+    _, url = simulator
+    with serve_gateway(url) as gateway:
+        with open_socket(gateway.url) as client:
+            assert send_create(client, generate=False, model="gpt-none", input=[])["status"] == 404
+        ((failed,),) = payloads_of(gateway, LlmCallFailed)
+    assert failed.error_class == "invalid_request"
 
 
 def test_unknown_previous_response_is_recorded_as_such() -> None:
@@ -720,6 +770,26 @@ def test_message_that_cannot_be_decoded_is_forwarded_and_recorded(message: str |
             read_events(client)
         ((completed,),) = payloads_of(gateway, LlmCallCompleted)
     assert (received, completed.usage) == ([message], Usage(input=10, output=2))
+
+
+def test_last_event_of_an_unknown_shape_still_ends_its_call() -> None:
+    """The response is no object here; the usage of the next call must not be taken for this one's."""
+
+    def answer(connection: ServerConnection) -> None:
+        connection.recv()
+        connection.send('{"type": "response.failed", "response": "none", "status": "failed"}')
+        connection.recv()
+        for event in response_events("resp_2", "Aye"):
+            connection.send(event)
+        connection.recv()
+
+    with socket_upstream(answer) as upstream, serve_gateway(upstream.url) as gateway:
+        with open_socket(gateway.url) as client:
+            assert send_create(client, input="Hello.")["type"] == "response.failed"
+            assert send_create(client, input="Hello again.")["type"] == "response.completed"
+        ended = [p for session in payloads_of(gateway, LlmCallFailed, LlmCallCompleted) for p in session]
+    assert [type(payload) for payload in ended] == [LlmCallFailed, LlmCallCompleted]
+    assert ended[1].usage == Usage(input=10, output=2)
 
 
 def test_event_that_cannot_be_decoded_is_forwarded_and_the_call_recorded() -> None:

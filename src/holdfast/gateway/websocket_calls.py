@@ -184,6 +184,7 @@ def _strip_brackets(raw_input: bytes) -> bytes:
 
 _TERMINAL_TYPES = ("response.completed", "response.incomplete", "response.failed", "response.cancelled", "error")
 _CONTINUABLE_TYPES = ("response.completed", "response.incomplete")
+_CREATED, _ITEM_DONE = "response.created", "response.output_item.done"
 _EVENT_STREAM = [(b"content-type", b"text/event-stream")]
 _JSON = [(b"content-type", b"application/json")]
 _LINE_ENDS = bytes.maketrans(b"\r\n", b"  ")
@@ -198,12 +199,20 @@ class _Response(msgspec.Struct, frozen=True):
 class _Event(msgspec.Struct, frozen=True):
     type: str = ""
     stream_id: str | None = None
-    response: _Response = _Response()
+
+
+class _EventDetails(msgspec.Struct, frozen=True):
+    """Decoded apart from the type, so that a member of another shape does not hide which event it is."""
+
+    response: _Response | None = None
     item: msgspec.Raw = msgspec.Raw(b"")
     status: int | None = None
+    status_code: int | None = None
 
 
+# Most events are deltas, of which only the type matters.
 _decode_event = msgspec.json.Decoder(_Event).decode
+_decode_details = msgspec.json.Decoder(_EventDetails).decode
 
 
 class SocketOwner(msgspec.Struct, frozen=True):
@@ -287,24 +296,28 @@ class ResponseCalls(SocketCalls):
 
     def take_event(self, raw: bytes) -> bool:
         event = decode_or_none(_decode_event, raw) or _Event()
-        stream_id = event.stream_id or ""
-        if event.type == "response.created":
-            self._begin_response(stream_id, event)
+        has_details = event.type in (_CREATED, _ITEM_DONE, *_TERMINAL_TYPES)
+        details = (decode_or_none(_decode_details, raw) if has_details else None) or _EventDetails()
+        stream_id, response = event.stream_id or "", details.response or _Response()
+        if event.type == _CREATED:
+            self._begin_response(stream_id, response)
         call = next(iter(self._lanes.get(stream_id, ())), None)
         # The last event of a response may follow the error that ended it.
-        if call is None or (call.response_id and event.response.id not in ("", call.response_id)):
+        if call is None or (call.response_id and response.id not in ("", call.response_id)):
             return False
-        if event.type == "error" and event.status is not None and not call.exchange.response_bytes:
-            call.exchange.status, call.exchange.response_headers = event.status, _JSON
-            call.exchange.add_response_bytes(raw)
+        exchange, status = call.exchange, details.status or details.status_code
+        if event.type == "error" and status is not None and not exchange.response_bytes:
+            exchange.status, exchange.response_headers = status, _JSON
+            exchange.add_response_bytes(raw)
         else:
-            call.exchange.add_response_bytes(b"data: %s\n\n" % raw.translate(_LINE_ENDS))
-        if event.type == "response.output_item.done" and call.exchange.response_bytes <= BUFFERED_BYTES_MAX:
-            call.output.append(bytes(event.item))
+            exchange.add_response_bytes(b"data: %s\n\n" % raw.translate(_LINE_ENDS))
+        fits = exchange.response_bytes <= BUFFERED_BYTES_MAX
+        if event.type == _ITEM_DONE and fits:
+            call.output.append(bytes(details.item))
         if event.type in _TERMINAL_TYPES:
             self._end_call(stream_id, "whole")
-            if event.type in _CONTINUABLE_TYPES and call.exchange.response_bytes <= BUFFERED_BYTES_MAX:
-                self._remember(call, event.response)
+            if event.type in _CONTINUABLE_TYPES and fits:
+                self._remember(call, response)
         return False
 
     def end_all(self, end: ExchangeEnd) -> None:
@@ -312,18 +325,18 @@ class ResponseCalls(SocketCalls):
             while self._lanes.get(stream_id):
                 self._end_call(stream_id, end)
 
-    def _begin_response(self, stream_id: str, event: _Event) -> None:
+    def _begin_response(self, stream_id: str, response: _Response) -> None:
         lane = self._lanes.get(stream_id, [])
         if lane and lane[0].response_id:
             # The provider ended the response before with an event that we do not know.
             self._end_call(stream_id, "cut")
         if not self._lanes.get(stream_id):
             # The provider continues by itself, for example with input that `response.steer` added.
-            body = encode_json({"model": event.response.model, "input": []})
+            body = encode_json({"model": response.model, "input": []})
             exchange = self._owner.begin_exchange(body)
             exchange.websocket_call = WebSocketCall(is_prompt_known=False)
             self._open(stream_id, _OpenCall(exchange, PromptPart(b"", is_whole=False)))
-        self._lanes[stream_id][0].response_id = event.response.id
+        self._lanes[stream_id][0].response_id = response.id
 
     def _open(self, stream_id: str, call: _OpenCall) -> None:
         self._lanes.setdefault(stream_id, []).append(call)

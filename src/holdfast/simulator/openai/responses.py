@@ -205,7 +205,9 @@ class ResponsesSocket:
 
     def encode_event(self, request: SocketRequest, data: bytes) -> bytes:
         """The event as it is sent. The last one of a response makes that the latest of its lane."""
-        event = msgspec.json.decode(data)
+        event = decode_or_none(msgspec.json.decode, data)
+        if not isinstance(event, dict):
+            return data  # A fault has garbled it.
         completed = event.get("response") if event.get("type") == "response.completed" else None
         if completed is not None:
             self._latest[request.stream_id] = (completed["id"], [*request.items, *completed["output"]])
