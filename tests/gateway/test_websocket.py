@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from tests.support.served_gateway import ServedGateway, raw_upstream, serve_gateway
+from tests.support.served_gateway import ServedGateway, headers_in, raw_upstream, serve_gateway
 from tests.support.websockets import (
     TIMEOUT_SECONDS,
     create,
@@ -23,6 +23,7 @@ from tests.support.websockets import (
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.frames import Close
 from websockets.sync.server import ServerConnection
+from websockets.utils import accept_key
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
@@ -37,6 +38,11 @@ from holdfast.simulator.provider import SimulatedProvider
 from holdfast.testing.server_thread import serve_provider
 from holdfast.types.usage import Usage
 
+PING, PONG = 9, 10
+UPGRADE = (
+    b"GET /openai/v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+)
 LONG = "The quick brown fox jumps over the lazy dog. " * 300
 SYSTEM = "You keep the list of boats."
 HELLO = {"role": "user", "content": LONG}
@@ -176,22 +182,26 @@ def test_upstream_that_proves_no_websocket_is_refused() -> None:
 
 
 def test_pings_and_pongs_pass_to_the_other_end_and_are_not_answered_in_between() -> None:
-    asked, hold = threading.Event(), threading.Event()
-
-    def answer(connection: ServerConnection) -> None:
-        waiter = connection.ping(b"from upstream")
-        assert waiter.wait(TIMEOUT_SECONDS)
-        asked.set()
-        hold.wait(TIMEOUT_SECONDS)
-
-    with (
-        socket_upstream(answer) as upstream,
-        serve_gateway(upstream.url) as gateway,
-        open_socket(gateway.url) as client,
-    ):
-        assert asked.wait(TIMEOUT_SECONDS)
-        assert client.ping(b"from client").wait(TIMEOUT_SECONDS)
-        hold.set()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        with serve_gateway(f"http://127.0.0.1:{listening.getsockname()[1]}") as gateway:
+            client = socket.create_connection(gateway.address, timeout=TIMEOUT_SECONDS)
+            client.sendall(UPGRADE)
+            upstream, _ = listening.accept()
+            upstream.settimeout(TIMEOUT_SECONDS)
+            with client, upstream:
+                key = headers_in(read_head(upstream))[b"sec-websocket-key"].decode()
+                upstream.sendall(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n")
+                upstream.sendall(f"sec-websocket-accept: {accept_key(key)}\r\n\r\n".encode())
+                assert read_head(client).startswith(b"HTTP/1.1 101 ")
+                upstream.sendall(frame(PING, b"one", masked=False))
+                assert read_frame(client) == (PING, b"one")
+                client.sendall(frame(PING, b"two"))
+                # The first frame that arrives at each end is the other end's, not an answer of the gateway.
+                assert read_frame(upstream) == (PING, b"two")
+                client.sendall(frame(PONG, b"one"))
+                assert read_frame(upstream) == (PONG, b"one")
+                upstream.sendall(frame(PONG, b"two", masked=False))
+                assert read_frame(client) == (PONG, b"two")
 
 
 @pytest.mark.parametrize(
@@ -637,15 +647,24 @@ def test_improve_leaves_other_messages_and_unknown_prompts_alone() -> None:
 
 def upgrade(gateway: ServedGateway) -> socket.socket:
     connection = socket.create_connection(gateway.address, timeout=TIMEOUT_SECONDS)
-    connection.sendall(
-        b"GET /openai/v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
-        b"sec-websocket-version: 13\r\nsec-websocket-key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
-    )
-    received = b""
-    while b"\r\n\r\n" not in received:
-        received += connection.recv(4096)
-    assert received.startswith(b"HTTP/1.1 101 "), received
+    connection.sendall(UPGRADE)
+    assert read_head(connection).startswith(b"HTTP/1.1 101 ")
     return connection
+
+
+def read_head(connection: socket.socket) -> bytes:
+    received = b""
+    while not received.endswith(b"\r\n\r\n"):
+        received += connection.recv(1)
+    return received
+
+
+def read_frame(connection: socket.socket) -> tuple[int, bytes]:
+    """Opcode and payload of a short frame."""
+    first, length = connection.recv(2, socket.MSG_WAITALL)
+    mask = connection.recv(4, socket.MSG_WAITALL) if length & 0x80 else bytes(4)
+    payload = connection.recv(length & 0x7F, socket.MSG_WAITALL)
+    return first & 0x0F, bytes(byte ^ mask[index % 4] for index, byte in enumerate(payload))
 
 
 def frame(opcode: int, payload: bytes, *, final: bool = True, masked: bool = True) -> bytes:
@@ -770,6 +789,20 @@ def test_message_that_cannot_be_decoded_is_forwarded_and_recorded(message: str |
             read_events(client)
         ((completed,),) = payloads_of(gateway, LlmCallCompleted)
     assert (received, completed.usage) == ([message], Usage(input=10, output=2))
+
+
+def test_events_with_line_breaks_are_recorded() -> None:
+    def answer(connection: ServerConnection) -> None:
+        connection.recv()
+        for event in response_events("resp_1", "Aye\n\naye"):
+            connection.send(json.dumps(json.loads(event), indent=1).replace("\n", "\n\r\n"))
+        connection.recv()
+
+    with socket_upstream(answer) as upstream, serve_gateway(upstream.url) as gateway:
+        with open_socket(gateway.url) as client:
+            send_create(client, input="Hello.")
+        ((completed,),) = payloads_of(gateway, LlmCallCompleted)
+    assert (completed.usage, completed.unreadable or "") == (Usage(input=10, output=2), "")
 
 
 def test_last_event_of_an_unknown_shape_still_ends_its_call() -> None:
