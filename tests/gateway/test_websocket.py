@@ -5,6 +5,7 @@ import socket
 import struct
 import threading
 import time
+import urllib.request
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -28,10 +29,15 @@ from websockets.utils import accept_key
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
 from holdfast.events.payloads.cache import CachePinged
-from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallFailed
+from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallFailed, RequestPrepared
 from holdfast.gateway import websocket
 from holdfast.gateway.key_limits import KeyLimits
-from holdfast.gateway.websocket_calls import PromptPart, ResponsePrompts, decode_create_message
+from holdfast.gateway.websocket_calls import (
+    PromptPart,
+    ResponsePrompts,
+    decode_create_message,
+    splice_rewritten_body,
+)
 from holdfast.ledger.accounting import iter_entries
 from holdfast.service.auth.keys import make_key
 from holdfast.simulator.provider import SimulatedProvider
@@ -182,26 +188,28 @@ def test_upstream_that_proves_no_websocket_is_refused() -> None:
 
 
 def test_pings_and_pongs_pass_to_the_other_end_and_are_not_answered_in_between() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        with serve_gateway(f"http://127.0.0.1:{listening.getsockname()[1]}") as gateway:
-            client = socket.create_connection(gateway.address, timeout=TIMEOUT_SECONDS)
-            client.sendall(UPGRADE)
-            upstream, _ = listening.accept()
-            upstream.settimeout(TIMEOUT_SECONDS)
-            with client, upstream:
-                key = headers_in(read_head(upstream))[b"sec-websocket-key"].decode()
-                upstream.sendall(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n")
-                upstream.sendall(f"sec-websocket-accept: {accept_key(key)}\r\n\r\n".encode())
-                assert read_head(client).startswith(b"HTTP/1.1 101 ")
-                upstream.sendall(frame(PING, b"one", masked=False))
-                assert read_frame(client) == (PING, b"one")
-                client.sendall(frame(PING, b"two"))
-                # The first frame that arrives at each end is the other end's, not an answer of the gateway.
-                assert read_frame(upstream) == (PING, b"two")
-                client.sendall(frame(PONG, b"one"))
-                assert read_frame(upstream) == (PONG, b"one")
-                upstream.sendall(frame(PONG, b"two", masked=False))
-                assert read_frame(client) == (PONG, b"two")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        serve_gateway(f"http://127.0.0.1:{listening.getsockname()[1]}") as gateway,
+        socket.create_connection(gateway.address, timeout=TIMEOUT_SECONDS) as client,
+    ):
+        client.sendall(UPGRADE)
+        upstream, _ = listening.accept()
+        upstream.settimeout(TIMEOUT_SECONDS)
+        with upstream:
+            key = headers_in(read_head(upstream))[b"sec-websocket-key"].decode()
+            upstream.sendall(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n")
+            upstream.sendall(f"sec-websocket-accept: {accept_key(key)}\r\n\r\n".encode())
+            assert read_head(client).startswith(b"HTTP/1.1 101 ")
+            upstream.sendall(frame(PING, b"one", masked=False))
+            assert read_frame(client) == (PING, b"one")
+            client.sendall(frame(PING, b"two"))
+            # The first frame that arrives at each end is the other end's, not an answer of the gateway.
+            assert read_frame(upstream) == (PING, b"two")
+            client.sendall(frame(PONG, b"one"))
+            assert read_frame(upstream) == (PONG, b"one")
+            upstream.sendall(frame(PONG, b"two", masked=False))
+            assert read_frame(client) == (PONG, b"two")
 
 
 @pytest.mark.parametrize(
@@ -274,21 +282,27 @@ def test_incremental_messages_are_recorded_with_their_whole_prompt(simulator: tu
 
 def test_recording_is_the_same_as_of_the_same_calls_over_http(simulator: tuple[SimulatedProvider, str]) -> None:
     _, url = simulator
+    more = {"role": "user", "content": "And now?"}
     with serve_gateway(url) as gateway:
         with open_socket(gateway.url) as client:
             first = send_create(client, instructions=SYSTEM, input=[HELLO])["response"]
-            send_create(client, instructions=SYSTEM, previous_response_id=first["id"], input="And now?")
-        (over_socket,) = payloads_of(gateway, LlmCallCompleted)
+            send_create(client, instructions=SYSTEM, previous_response_id=first["id"], input=[more])
+        (over_socket,) = payloads_of(gateway, RequestPrepared, LlmCallCompleted)
     with serve_provider(SimulatedProvider()) as http_url, serve_gateway(http_url) as gateway:
-        sdk = openai.OpenAI(base_url=f"{gateway.url}/openai/v1", api_key="any", max_retries=0)
-        items: list[Any] = [HELLO]
-        for message in ([], [{"role": "user", "content": "And now?"}]):
-            items += message
-            reply = sdk.responses.create(model="gpt-6.1-sol", instructions=SYSTEM, store=False, input=items)
-            items += [item.model_dump(exclude_none=True) for item in reply.output]
-        (over_http,) = payloads_of(gateway, LlmCallCompleted)
-    assert [payload.usage for payload in over_socket] == [payload.usage for payload in over_http]
-    assert [payload.cost_usd for payload in over_socket] == [payload.cost_usd for payload in over_http]
+        for items in ([HELLO], [HELLO, *first["output"], more]):
+            fields = {**create(instructions=SYSTEM, input=items), "type": None}
+            body = json.dumps({name: value for name, value in fields.items() if value is not None}).encode()
+            headers = {"authorization": "Bearer any", "content-type": "application/json"}
+            request = urllib.request.Request(f"{gateway.url}/openai/v1/responses", body, headers)
+            with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+                response.read()
+        (over_http,) = payloads_of(gateway, RequestPrepared, LlmCallCompleted)
+    socket_calls, http_calls = over_socket[1::2], over_http[1::2]
+    assert [payload.usage for payload in socket_calls] == [payload.usage for payload in http_calls]
+    assert [payload.cost_usd for payload in socket_calls] == [payload.cost_usd for payload in http_calls]
+    # The digest chains too: the prompt that was put together is the prompt that HTTP sends.
+    prompts = [[(payload.shared_blocks, payload.digests) for payload in each[::2]] for each in (over_socket, over_http)]
+    assert prompts[0] == prompts[1]
 
 
 def test_two_conversations_on_one_connection_are_two_sessions(simulator: tuple[SimulatedProvider, str]) -> None:
@@ -805,6 +819,29 @@ def test_events_with_line_breaks_are_recorded() -> None:
     assert (completed.usage, completed.unreadable or "") == (Usage(input=10, output=2), "")
 
 
+@pytest.mark.parametrize("sent_before", [0, 1], ids=["before the next response begins", "after it began"])
+def test_last_event_that_follows_an_error_does_not_end_the_next_call(sent_before: int) -> None:
+    late = '{"type": "response.failed", "response": {"id": "resp_1", "status": "failed"}}'
+
+    def answer(connection: ServerConnection) -> None:
+        connection.recv()
+        connection.send(response_events("resp_1")[0])
+        connection.send('{"type": "error", "error": {"code": "server_error", "message": "failed"}}')
+        connection.recv()
+        events = response_events("resp_2", "Aye")
+        for event in (*events[:sent_before], late, *events[sent_before:]):
+            connection.send(event)
+        connection.recv()
+
+    with socket_upstream(answer) as upstream, serve_gateway(upstream.url) as gateway:
+        with open_socket(gateway.url) as client:
+            assert send_create(client, input="Hello.")["type"] == "error"
+            assert send_create(client, input="Hello again.")["type"] == "response.failed"
+            assert read_events(client)[-1]["type"] == "response.completed"
+        ended = [p for session in payloads_of(gateway, LlmCallFailed, LlmCallCompleted) for p in session]
+    assert [type(payload) for payload in ended] == [LlmCallFailed, LlmCallCompleted]
+
+
 def test_last_event_of_an_unknown_shape_still_ends_its_call() -> None:
     """The response is no object here; the usage of the next call must not be taken for this one's."""
 
@@ -960,6 +997,25 @@ def test_prompts_are_bounded_and_forget_the_least_recently_continued() -> None:
     assert found.join() == b"s" * 40 + b"," + b"b" * 20
     prompts.add("account", "4", PromptPart(b"d" * 200))
     assert (prompts.size_bytes, prompts.find("account", "4")) == (0, None)
+
+
+def test_rewrite_of_earlier_items_is_not_sent() -> None:
+    """The provider has them already; the rest of such a rewrite would not fit what it has."""
+    prompts = ResponsePrompts()
+    prompts.add("account", "resp_1", PromptPart(b'{"a":1}'))
+    raw = b'{"type":"response.create","previous_response_id":"resp_1","input":[{"c":1}],"instructions":"Now"}'
+    message = decode_create_message(raw, prompts, "account")
+    assert message is not None
+    assert splice_rewritten_body(message, b'{"input":[{"a":2},{"c":1}],"instructions":""}') is None
+    spliced = splice_rewritten_body(message, b'{"input":[{"a": 1},{"c":1},{"d":1}],"instructions":""}')
+    assert spliced is not None
+    assert json.loads(spliced.raw) == {
+        "type": "response.create",
+        "previous_response_id": "resp_1",
+        "instructions": "",
+        "input": [{"c": 1}, {"d": 1}],
+    }
+    assert json.loads(spliced.body) == {"instructions": "", "input": [{"a": 1}, {"c": 1}, {"d": 1}]}
 
 
 def test_whole_prompt_is_joined_without_decoding_it() -> None:

@@ -152,7 +152,7 @@ class Gateway:
             await _unreachable(exchange, respond)
             return
         else:
-            await self._relay_websocket(exchange, admitted, scope, channels, UpstreamSocket(connection))
+            await self._relay_websocket(exchange, admitted, scope, channels, upstream=UpstreamSocket(connection))
         finally:
             active.release()
 
@@ -162,6 +162,7 @@ class Gateway:
         admitted: AuthenticatedRequest,
         scope: Scope,
         channels: tuple[Receive, Send],
+        *,
         upstream: UpstreamSocket,
     ) -> None:
         owner = SocketOwner(

@@ -5,7 +5,7 @@ names that response in `previous_response_id`. The whole prompt is then the earl
 the gateway, which saw all of them, puts it together. Items are joined as their bytes and not decoded.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from typing import Protocol
 
@@ -31,6 +31,7 @@ from holdfast.types.json_encoding import encode_json
 CHAINED_BYTES_MAX = 64 * 1024 * 1024
 """Memory for the prompts of all connections; the least recently continued ones are dropped."""
 
+ENDED_IDS_MAX = 64
 CREATE_TYPE = "response.create"
 _PREVIOUS = "previous_response_id"
 _STREAM_ID = "stream_id"
@@ -156,7 +157,7 @@ def splice_rewritten_body(message: CreateMessage, rewritten: bytes) -> CreateMes
     own = members.pop("input", b"[]")
     if base is not None:
         items, earlier = _decode_items(own), _decode_items(b"[%s]" % base.join())
-        # As values, because a rewrite is encoded anew.
+        # As values, because a rewrite has another encoding.
         if [*map(msgspec.json.decode, items[: len(earlier)])] != [*map(msgspec.json.decode, earlier)]:
             return None
         own = b"[%s]" % b",".join(map(bytes, items[len(earlier) :]))
@@ -216,7 +217,7 @@ _decode_details = msgspec.json.Decoder(_EventDetails).decode
 
 
 class SocketOwner(msgspec.Struct, frozen=True):
-    """Where the calls of one connection go, who makes them, and who is told when one begins and ends."""
+    """Where the calls of one connection go, who makes them, and what is called when one begins and ends."""
 
     target: Target
     headers: Headers
@@ -276,6 +277,7 @@ class ResponseCalls(SocketCalls):
         self._owner = owner
         self._prompts = prompts
         self._lanes: dict[str, list[_OpenCall]] = {}
+        self._ended_ids: deque[str] = deque(maxlen=ENDED_IDS_MAX)
         self.open_count = 0
 
     def decode_message(self, raw: bytes) -> CreateMessage | None:
@@ -303,7 +305,7 @@ class ResponseCalls(SocketCalls):
             self._begin_response(stream_id, response)
         call = next(iter(self._lanes.get(stream_id, ())), None)
         # The last event of a response may follow the error that ended it.
-        if call is None or (call.response_id and response.id not in ("", call.response_id)):
+        if call is None or response.id in self._ended_ids:
             return False
         exchange, status = call.exchange, details.status or details.status_code
         if event.type == "error" and status is not None and not exchange.response_bytes:
@@ -349,6 +351,8 @@ class ResponseCalls(SocketCalls):
         if not lane:
             del self._lanes[stream_id]
         self.open_count -= 1
+        if call.response_id:
+            self._ended_ids.append(call.response_id)
         self._owner.end_exchange(call.exchange, end)
 
     def _remember(self, call: _OpenCall, response: _Response) -> None:

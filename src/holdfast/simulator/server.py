@@ -101,9 +101,8 @@ async def _serve_socket(provider: SimulatedProvider, request: web.Request) -> we
             if isinstance(parsed, bytes):
                 await socket.send_str(parsed.decode())
                 continue
-            answer = _answer_message(
-                provider, request, (socket, connection), (parsed, raw), lanes.get(parsed.stream_id)
-            )
+            ends, previous = (socket, connection), lanes.get(parsed.stream_id)
+            answer = _answer_message(provider, request, ends, (parsed, raw), previous=previous)
             lanes[parsed.stream_id] = asyncio.ensure_future(answer)
     finally:
         for task in lanes.values():
@@ -117,6 +116,7 @@ async def _answer_message(
     http_request: web.Request,
     ends: tuple[web.WebSocketResponse, ResponsesSocket],
     message: tuple[SocketRequest, bytes],
+    *,
     previous: "asyncio.Task[None] | None",
 ) -> None:
     """Messages of one lane are answered in order."""
