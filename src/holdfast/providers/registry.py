@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.catalog.lookup import Models, find_model_or_none, shipped_models
+from holdfast.catalog.lookup import Models, find_model_of_provider, shipped_models
 from holdfast.errors import UserError
 from holdfast.providers.adapter import Adapter
 
@@ -112,7 +112,7 @@ def detect_api(body: Mapping[str, object], *, model: str | None = None, models: 
 def _detect_by_messages(body: Mapping[str, object], name: str, models: Models | None) -> DetectedApi:
     catalog = shipped_models() if models is None else models
     for provider in ("anthropic", "openai-chat", "openrouter"):
-        if name and find_model_or_none(f"{provider}:{name}", catalog):
+        if name and find_model_of_provider(f"{provider}:{name}", catalog):
             return DetectedApi(provider, name, f"the model is one of {provider}'s")
     if "/" in name:
         return DetectedApi("openrouter", name, "the model's name starts with a vendor")

@@ -88,7 +88,7 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         else:
             resolved_upstreams = resolve_upstreams(configured, os.environ)
         key_limits = KeyLimitTable(rows, os.environ)
-        restore_spending(key_limits, service.log, service.clock())
+        restore_spending(key_limits, service.log, service.clock(), unpriced_usd_per_mtok=options.unpriced_usd)
         rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in options.volatile))
         rewriter = RequestRewriter(service.models, VolatileExtractor(rules))
         volatile = tuple((rule.name, rule.pattern) for rule in rules)

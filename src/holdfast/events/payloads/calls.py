@@ -11,6 +11,9 @@ from holdfast.types.reply import CacheDiagnosis, ReplySource, StopReason
 from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage
 
+UNPRICED = "unpriced"
+"""The pricing version of calls whose model has no price: their cost is recorded as 0 but is not known."""
+
 
 class RequestChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """One anti-pattern that was fixed in a request, or could have been: `anti_pattern` names it, `location` locates it.
@@ -80,7 +83,7 @@ class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
 
     The first `shared_blocks` blocks equal those of the previous call, byte for byte; where it had more, `prefix_change`
     describes the change. `settings` are the parameters that a cached prefix depends on, named as in the catalog's
-    rules.
+    rules. `unreadable` names the parts of a wrapped client's request that could not be decoded, each with the reason.
     """
 
     plan: Plan
@@ -91,6 +94,7 @@ class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
     body_bytes: int
     settings: tuple[tuple[str, str], ...] = ()
     prefix_change: PrefixChange | None = None
+    unreadable: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelSwitched(Payload, frozen=True, tag="model.switched"):

@@ -185,13 +185,7 @@ class GatewayRecorder:
             description, functools.partial(self._open_conversation, exchange)
         )
         observer, pricer = tracked.observer, tracked.pricer
-        try:
-            prepared = observer.prepare(adapter, request.wire)
-        except Exception as error:  # noqa: BLE001 - a request that cannot be encoded again is still recorded
-            # Only the type of the error: its message could quote the prompt.
-            reason = f"the request cannot be encoded: {type(error).__name__}"
-            request = wrap_raw_request(body, _path_header(exchange), reason)
-            prepared = observer.prepare(adapter, request.wire)
+        request, prepared = observer.prepare_unchanged(adapter, request, body, _path_header(exchange))
         wire, websocket_call = request.wire, exchange.websocket_call
         if websocket_call is not None and not websocket_call.is_prompt_known:
             request = msgspec.structs.replace(request, unreadable=(*request.unreadable, _PROMPT_UNKNOWN))

@@ -10,7 +10,7 @@ from decimal import Decimal
 
 import msgspec
 
-from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
+from holdfast.catalog.lookup import Models, price_at, resolve_model, utc_date
 from holdfast.catalog.schema import Model
 from holdfast.economics.keep_alive import pings_max
 from holdfast.engine.cache.single_flight import BreakpointPrefix, FlightKey
@@ -91,7 +91,10 @@ class RequestRewriter:
         headers = {PATH_HEADER: path}
         # Re-encode first: insignificant white space must not count as a difference.
         before = adapter.decode_request(encode_json(members), headers)
-        row = find_model(f"{adapter.name}:{before.parameters.model}", self._models)
+        row = resolve_model(adapter.name, before.parameters.model, self._models)
+        # Nothing is known of this model's cache, so no rewrite is known to help.
+        if row.cache.kind == "none":
+            return ImprovedRequest(None, before, row)
         edits = RequestEdits(self._volatile, unfixed)
         rewritten = (
             _REWRITERS[adapter_name](dict(members), row, edits, adapter) if adapter_name in _REWRITERS else members
