@@ -105,7 +105,7 @@ def test_the_api_gives_null_for_a_cost_that_is_not_known(gateway: ServedGateway)
 @pytest.mark.parametrize("reply", [json.dumps(REPLY).encode(), b"<html>" + b"x" * 400])
 def test_a_restart_does_not_free_a_budget_from_calls_without_a_price(reply: bytes) -> None:
     store = MemoryStore()
-    limits = {"*": KeyLimits(anthropic="sk-test", budget_usd_a_day=0.0001)}
+    limits = {"*": KeyLimits(provider_keys={"anthropic": "sk-test"}, budget_usd_a_day=0.0001)}
     made = make_key("gateway", at=0.0, random_bytes=lambda size: b"k" * size, name="team")
     store.records.add_key(made.row)
     key = {"x-api-key": made.key}

@@ -212,6 +212,17 @@ def _tokens_over(price: Price) -> int:
     return price.prompt_tokens_over
 
 
+_BATCH_FACTORS = dict.fromkeys(
+    ("anthropic", "openai", "openai-chat", "gemini", "azure", "mistral", "groq", "fireworks"), Decimal("0.5")
+)
+"""Prices of batches relative to the list price, from each provider's page on batches; cache rates are scaled too."""
+
+
+def find_batch_factor(provider: str) -> Decimal | None:
+    """None if it is not known what the provider's batches cost."""
+    return _BATCH_FACTORS.get(provider)
+
+
 def utc_date(at: float) -> datetime.date:
     """The UTC date of a Unix timestamp: catalog prices change at midnight UTC."""
     return datetime.datetime.fromtimestamp(at, datetime.UTC).date()

@@ -69,7 +69,10 @@ def bill_usage(call: ObservedCall, usage: Usage) -> Usage:
 
 
 class ResumedSession(msgspec.Struct, frozen=True):
-    """A session that an earlier process recorded: the digests of its last request, and its last event."""
+    """A session that an earlier process recorded: the digests of its last request, and its last event.
+
+    Without a last event, it is a new session with a given id.
+    """
 
     session_id: str
     digests: tuple[PrefixDigest, ...]
@@ -99,7 +102,7 @@ class CallRecorder:
         self._session_started = session_started
         self._lock = RLock()
         self._digests: tuple[PrefixDigest, ...] = resumed.digests if resumed else ()
-        self._last_event_id: str | None = resumed.last_event_id if resumed else None
+        self._last_event_id = (resumed.last_event_id if resumed else "") or None
         self._written: Future[None] | None = None
         self._open: set[str] = set()
         self._dropped: deque[tuple[ObservedCall, Reply | None]] = deque()
@@ -163,14 +166,20 @@ class CallRecorder:
             return call
         return None
 
-    def complete_call(self, call: ObservedCall, reply: Reply, *, unreadable: str = "") -> None:
-        """`unreadable` says which part of the response could not be decoded; its usage was."""
+    def complete_call(
+        self, call: ObservedCall, reply: Reply, *, unreadable: str = "", costs: tuple[Decimal, Decimal] | None = None
+    ) -> None:
+        """`unreadable` says which part of the response could not be decoded; its usage was.
+
+        `costs` are what was paid, and what would have been without a cache, where list prices do not apply.
+        """
         prepared, usage = call.prepared, bill_usage(call, reply.usage)
         completed = LlmCallCompleted(
             model=prepared.model,
             provider=prepared.provider,
             usage=usage,
-            cost_usd=self.cost_of(call, usage),
+            cost_usd=self.cost_of(call, usage) if costs is None else costs[0],
+            uncached_cost_usd=msgspec.UNSET if costs is None else costs[1],
             pricing_version=self._pricing_version if prepared.row and prepared.row.prices else UNPRICED,
             latency_ms=self._since(call),
             stop_reason=reply.stop_reason,

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any, Protocol
 
 from holdfast.clock import Clock
@@ -24,7 +24,7 @@ from holdfast.gateway.http.headers import filter_request_headers, filter_respons
 from holdfast.gateway.http.response_parser import Headers
 from holdfast.gateway.keep_alive import GatewayKeepAlive
 from holdfast.gateway.rewrite.rewriter import RequestRewriter
-from holdfast.gateway.routes import Target, Upstream, find_target, get_raw_path
+from holdfast.gateway.routes import RouteTable, Target, Upstream, get_raw_path
 from holdfast.gateway.websocket import (
     HANDSHAKE_SECONDS_MAX,
     PING_EXTENSION,
@@ -52,11 +52,11 @@ class Authenticator(Protocol):
 
 
 class Gateway:
-    """ASGI application that forwards provider requests to their upstream; serves the paths that `find_mount` knows."""
+    """ASGI application that forwards provider requests to their upstream; serves the paths that `routes` knows."""
 
     def __init__(
         self,
-        upstreams: Mapping[str, Upstream],
+        routes: RouteTable,
         *,
         authenticator: Authenticator,
         watcher: ExchangeWatcher,
@@ -65,7 +65,7 @@ class Gateway:
         keep_alive: GatewayKeepAlive | None = None,
         drain: bool = False,
     ) -> None:
-        self._upstreams = upstreams
+        self._routes = routes
         self._authenticator = authenticator
         self._watcher = watcher
         self._clock = clock
@@ -78,7 +78,7 @@ class Gateway:
         self.active_requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        target = find_target(get_raw_path(scope))
+        target = self._routes.find_target(get_raw_path(scope))
         is_websocket = scope["type"] == "websocket"
         respond = _send_as_denial(send) if is_websocket else send
         try:
@@ -125,7 +125,7 @@ class Gateway:
         self, exchange: Exchange, admitted: AuthenticatedRequest, scope: Scope, channels: tuple[Receive, Send]
     ) -> None:
         """Opens one upstream, and passes on its refusal as an HTTP response or its messages as they come."""
-        target, upstream = exchange.target, self._upstreams[exchange.target.mount]
+        target, upstream = exchange.target, self._routes.upstreams[exchange.target.mount]
         respond = _send_as_denial(channels[1])
         handshake = make_handshake(filter_request_headers(admitted.headers, upstream.authority), scope["subprotocols"])
         try:
@@ -194,7 +194,7 @@ class Gateway:
         *,
         on_response_started: Callable[[], None] = lambda: None,
     ) -> None:
-        upstream = self._upstreams[exchange.target.mount]
+        upstream = self._routes.upstreams[exchange.target.mount]
         try:
             connection = await self._connections.acquire(upstream)
         except ConnectionCutError:

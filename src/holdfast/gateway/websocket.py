@@ -270,7 +270,15 @@ class WebSocketRelay:
         changes: tuple[RequestChange, ...] = ()
         if inherited is not None:
             body, changes = inherited, (RequestChange(CACHE_KEY_MISSING, CACHE_KEY_FIELD, is_applied=True),)
-        analyze = functools.partial(analyze_request, self._rewriter, adapter_name, body, path=self._target.path)
+        analyze = functools.partial(
+            analyze_request,
+            self._rewriter,
+            adapter_name,
+            body,
+            path=self._target.path,
+            provider=self._target.provider,
+            path_fields=self._target.path_fields,
+        )
         try:
             # The time is only used for pings, which cannot be sent on somebody else's connection.
             analysis = await asyncio.to_thread(analyze, account=admitted.caller.account, at=0.0)

@@ -372,6 +372,8 @@ def find_priced_model(name: str, models: Models) -> Model | None:
 
 def uncached_call_usd(call: LlmCallCompleted | LlmCallFailed, at: float, model: Model | None) -> Decimal:
     """What a call would have cost without a cache; what was paid, where no price is known."""
+    if isinstance(call, LlmCallCompleted) and isinstance(call.uncached_cost_usd, Decimal):
+        return call.uncached_cost_usd
     if model is None:
         return call.cost_usd
     return uncached_cost_usd(call.usage, price_at(model, utc_date(at), call.usage.tokens_sent))

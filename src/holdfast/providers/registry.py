@@ -72,6 +72,16 @@ PROVIDERS = {
 }
 
 
+_FORMATS = {
+    **dict.fromkeys(
+        ("deepseek", "xai", "mistral", "groq", "together", "fireworks", "moonshot", "cerebras", "azure"), "openai-chat"
+    ),
+    "bedrock": "anthropic",
+    "vertex": "anthropic",
+}
+"""Hosts that only the gateway knows, and the provider whose format most of their requests have."""
+
+
 def get_provider(name: str) -> Provider:
     if name not in PROVIDERS:
         raise UserError(f"unknown provider {name!r}; known providers: {', '.join(PROVIDERS)}")
@@ -79,7 +89,12 @@ def get_provider(name: str) -> Provider:
 
 
 def get_adapter(provider: str) -> Adapter:
-    return get_provider(provider).adapter
+    return get_provider(_FORMATS.get(provider, provider)).adapter
+
+
+def find_adapter(provider: str) -> Adapter:
+    """The adapter of a recorded call. An upstream with a name of its own nearly always has OpenAI's chat format."""
+    return get_adapter(provider if provider in PROVIDERS or provider in _FORMATS else "openai-chat")
 
 
 class DetectedApi(msgspec.Struct, frozen=True):

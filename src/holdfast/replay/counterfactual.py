@@ -27,7 +27,7 @@ from holdfast.planning.optimum import CallStep, optimal_cost, token_rates
 from holdfast.planning.policies.fixed import TEXT_BLOCK_START
 from holdfast.planning.policies.peers import new_compared_policies
 from holdfast.planning.policy import PlanningMoment
-from holdfast.providers.registry import get_adapter
+from holdfast.providers.registry import find_adapter
 from holdfast.replay.prompt_layouts import LAYOUTS
 from holdfast.replay.size_estimate import PolicyTrack
 from holdfast.types.blocks import Role
@@ -217,7 +217,7 @@ class _Prompt:
 
     def __init__(self, row: Model) -> None:
         self._sizes: list[int] = []
-        self.buffer = RequestBuffer(get_adapter(row.provider), lambda data: self._sizes[-1])
+        self.buffer = RequestBuffer(find_adapter(row.provider), lambda data: self._sizes[-1])
         self.prefixes: list[PromptPrefix] = []
         self._bytes = 0
 

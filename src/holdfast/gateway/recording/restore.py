@@ -20,7 +20,7 @@ from holdfast.events.payloads.calls import (
 )
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.gateway.key_limits import KeyLimitTable
-from holdfast.gateway.recording.conversation_match import RequestFingerprint, SessionHints
+from holdfast.gateway.recording.conversation_match import RequestFingerprint, SessionHints, make_restored_scope
 from holdfast.gateway.recording.worker_process import UNPRICED_USD_PER_MTOK
 from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage
@@ -53,11 +53,6 @@ class CallSpending(msgspec.Struct, frozen=True):
     calls: int = 1
     failed: int = 0
     unpriced_tokens: int = 0
-
-
-def make_restored_scope(mount: str, key_id: str | None) -> str:
-    """The scope of conversations whose provider account is unknown."""
-    return f"{mount} by {key_id or 'anyone'}"
 
 
 def restore_conversations(

@@ -60,6 +60,7 @@ class RequestMessage(msgspec.Struct, frozen=True, tag=True):
     changes: tuple[RequestChange, ...]
     queue_length: int = 0
     websocket_call: WebSocketCall | None = None
+    method: str = "POST"
 
 
 class EndMessage(msgspec.Struct, frozen=True, tag=True):
@@ -152,6 +153,7 @@ class RecorderProcess:
                 changes=exchange.changes,
                 queue_length=self._queue.queue_length,
                 websocket_call=exchange.websocket_call,
+                method=exchange.method,
             )
         )
         exchange.free_request()
@@ -225,7 +227,7 @@ class MessageReceiver:
     def handle_message(self, message: RecorderMessage) -> None:
         match message:
             case RequestMessage():
-                exchange = Exchange(message.target, message.headers, message.caller, message.at)
+                exchange = Exchange(message.target, message.headers, message.caller, message.at, method=message.method)
                 exchange.restore_request(message.body, message.size_bytes)
                 exchange.original_body, exchange.changes, exchange.queue_length = (
                     message.original_body,

@@ -62,7 +62,6 @@ def check_openai_reasoning(blocks: Sequence[SentBlock]) -> None:
 _INTERFACE = OpenAIInterface(
     adapter=openai_responses,
     prompt_name="input",
-    output_tokens_unlimited=0,
     cache_options=frozenset({"mode", "ttl", "prewarm", "comparison_response_id"}),
     check_calls=check_responses_calls,
     check_thinking=check_openai_reasoning,
@@ -71,7 +70,7 @@ _INTERFACE = OpenAIInterface(
 
 class OpenAIResponsesApi(ProviderApi):
     adapter = openai_responses
-    routes = (
+    routes: tuple[str, ...] = (
         f"POST {RESPONSES_PATH}",
         f"WebSocket {RESPONSES_PATH}",
         f"POST {_COUNT}",
