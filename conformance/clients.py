@@ -59,7 +59,7 @@ name = "Holdfast"
 base_url = "{url}/v1"
 env_key = "OPENAI_API_KEY"
 wire_api = "responses"
-supports_websockets = false
+supports_websockets = true
 """
 
 
@@ -214,7 +214,7 @@ CLIENTS: tuple[Client, ...] = (
         turns=_turns(*map(_run_in_codex, _SHELL_COMMANDS)),
         start=_start_codex,
         setting="in `~/.codex/config.toml`: `model_provider` and `[model_providers.holdfast]` with "
-        '`base_url = "http://127.0.0.1:8787/openai/v1"`, `wire_api = "responses"`, `supports_websockets = false`',
+        '`base_url = "http://127.0.0.1:8787/openai/v1"`, `wire_api = "responses"`, `supports_websockets = true`',
         in_ci=True,
     ),
     Client(

@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.simulator.exchange import SimulatedResponse
 from holdfast.simulator.provider import SimulatedProvider
-from holdfast.simulator.provider_api import EMPTY
+from holdfast.simulator.provider_api import SimulatedRequest
 from holdfast.simulator.script import ScriptedReply
 from holdfast.types.blocks import Message, Opaque, Text, ToolUse
 from holdfast.types.json_encoding import encode_json, sha256_hex
@@ -50,17 +50,9 @@ class ScriptedModel(SimulatedProvider):
         self._turns = tuple(turns)
         self._body = b""
 
-    def handle(
-        self,
-        method: str,
-        path: str,
-        *,
-        headers: Mapping[str, str] = EMPTY,
-        body: bytes = b"",
-        query: Mapping[str, str] = EMPTY,
-    ) -> SimulatedResponse:
-        self._body = body
-        return super().handle(method, path, headers=headers, body=body, query=query)
+    def answer_request(self, request: SimulatedRequest, message: bytes | None = None) -> SimulatedResponse:
+        self._body = request.body
+        return super().answer_request(request, message)
 
     def _choose_reply(self, messages: Sequence[Message]) -> ScriptedReply:
         replies = 0

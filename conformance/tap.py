@@ -1,7 +1,9 @@
 """A recording tap: a reverse proxy that keeps the bytes of every request and response it passes on."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from typing import Any
 
 import aiohttp
 import msgspec
@@ -50,9 +52,45 @@ class Tap:
         await self._runner.cleanup()
         await self._session.close()
 
+    async def _pass_on_messages(self, request: web.Request, headers: list[tuple[str, str]]) -> web.StreamResponse:
+        """A WebSocket: one exchange for each message of the client, answered by the messages that follow it."""
+        sent = [item for item in headers if not item[0].lower().startswith("sec-websocket-")]
+        try:
+            upstream = await self._session.ws_connect(self._upstream + request.raw_path, headers=sent, max_msg_size=0)
+        except aiohttp.WSServerHandshakeError as error:
+            own = "x-holdfast-gateway" in (error.headers or {})
+            self.exchanges.append(TappedExchange(request.method, request.raw_path, b"", error.status, b"", own))
+            return web.Response(status=error.status)
+        client = web.WebSocketResponse(max_msg_size=0, compress=False)
+        await client.prepare(request)
+        exchanges: list[tuple[bytes, list[bytes]]] = []
+
+        async def pass_back() -> None:
+            async for message in upstream:
+                exchanges[-1][1].append(message.data.encode())
+                await client.send_str(message.data)
+
+        back = asyncio.ensure_future(pass_back())
+        # Codex disconnects without a close.
+        with suppress(ConnectionError):
+            async for message in client:
+                exchanges.append((message.data.encode(), []))
+                await upstream.send_str(message.data)
+        await upstream.close()
+        await asyncio.gather(back, return_exceptions=True)
+        for body, events in exchanges:
+            decoded = map(msgspec.json.decode, events)
+            error_event: dict[str, Any] = next((event for event in decoded if event["type"] == "error"), {})
+            own = "x-holdfast-gateway" in error_event.get("headers", {})
+            status, response = error_event.get("status", 200), b"\n".join(events)
+            self.exchanges.append(TappedExchange("WEBSOCKET", request.raw_path, body, status, response, own))
+        return client
+
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         headers = [item for item in request.headers.items() if item[0].lower() not in _CONNECTION_HEADERS]
+        if request.headers.get("upgrade", "").lower() == "websocket":
+            return await self._pass_on_messages(request, headers)
         received = bytearray()
         async with self._session.request(
             request.method, self._upstream + request.raw_path, headers=headers, data=body or None, allow_redirects=False

@@ -35,7 +35,7 @@ from importlib.metadata import version
 assert version("holdfast-context") == holdfast.__version__, version("holdfast-context")
 """,
     "server": """
-import cryptography, httptools, uvicorn, uvloop
+import cryptography, httptools, uvicorn, uvloop, wsproto
 import holdfast.cli.serve.gateway, holdfast.service.app, holdfast.service.http.uvicorn_protocol
 from importlib.resources import files
 assert (files("holdfast.service.dashboard") / "static").is_dir()

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from holdfast.cli.connect import CLIENT_NAMES
 from holdfast.cli.main import command
 from holdfast.errors import UserError
-from holdfast.runtime.client_settings import CLIENTS, CODEX_SUPPORTS_WEBSOCKETS
+from holdfast.runtime.client_settings import CLIENTS
 from holdfast.sources.settings_file import (
     EnvFormat,
     JsonFormat,
@@ -265,12 +265,12 @@ def test_other_headers_of_claude_code_stay(machine: Machine) -> None:
     assert json.loads(path.read_text())["env"]["ANTHROPIC_CUSTOM_HEADERS"] == f"x-team: a\nx-holdfast-key: {KEY}"
 
 
-def test_codex_gets_a_provider_without_websockets_until_the_gateway_has_them(machine: Machine) -> None:
+def test_codex_gets_a_provider_with_websockets(machine: Machine) -> None:
     machine.connect("codex", "--write", "--key", KEY)
     settings = tomllib.loads((machine.home / FILES["codex"]).read_text())
     provider = settings["model_providers"]["holdfast"]
     assert provider["base_url"] == f"{URL}/openai/v1"
-    assert provider["supports_websockets"] is CODEX_SUPPORTS_WEBSOCKETS
+    assert provider["supports_websockets"] is True
     assert provider["http_headers"] == {"x-holdfast-key": KEY}
 
 

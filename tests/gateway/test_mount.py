@@ -84,10 +84,12 @@ async def test_a_path_that_the_gateway_does_not_serve_is_answered_in_our_own_for
         assert (response.status_code, response.json()["error"]["code"]) == (405, "method_not_allowed")
 
 
-def test_only_http_requests_are_matched() -> None:
+def test_only_http_requests_and_websockets_are_matched() -> None:
     mount = GatewayMount(Recorder(), ROUTE_TABLE)
-    assert mount.matches({"type": "websocket", "path": "/anthropic/v1/messages"}) == (Match.NONE, {})
+    assert mount.matches({"type": "lifespan", "path": "/anthropic/v1/messages"}) == (Match.NONE, {})
     assert mount.matches({"type": "http", "path": "/anthropic/v1/messages"}) == (Match.FULL, {})
+    assert mount.matches({"type": "websocket", "path": "/anthropic/v1/messages"}) == (Match.FULL, {})
+    assert mount.matches({"type": "websocket", "path": "/api/cache"}) == (Match.NONE, {})
 
 
 @pytest.mark.parametrize(

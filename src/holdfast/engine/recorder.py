@@ -238,6 +238,25 @@ class CallRecorder:
             self._write(pinged)
         return cost
 
+    def record_prewarm(self, prepared: ObservedRequest, usage: Usage, *, reason: str, at: float) -> Decimal:
+        """Record a request for no output that a client sent ahead of a call; returns its cost."""
+        call = ObservedCall("", prepared, at)
+        usage, cost = bill_usage(call, usage), self.cost_of(call, bill_usage(call, usage))
+        prewarmed = CachePinged(
+            kind="prewarm",
+            model=prepared.model,
+            ttl="5m",
+            usage=usage,
+            cost_usd=cost,
+            pricing_version=UNPRICED if prepared.row is None else self._pricing_version,
+            reason=reason,
+            sent_at=at,
+            prefix_tokens=usage.tokens_sent,
+        )
+        with self._lock, self._warnings.suppress_errors(_NOT_RECORDED):
+            self._write(prewarmed)
+        return cost
+
     def drop_call(self, call: ObservedCall, partial: Reply | None) -> None:
         """The caller dropped a stream without closing it.
 
@@ -262,7 +281,7 @@ class CallRecorder:
         events: list[Event] = []
         parent = self._last_event_id
         if parent is None:
-            model = next(started.model for started in payloads if isinstance(started, LlmCallStarted))
+            model = next(first.model for first in payloads if isinstance(first, LlmCallStarted | CachePinged))
             payloads = (self._session_started(model), *payloads)
         for payload in payloads:
             event = Event(self._new_id(at), at, self.session_id, "agent", payload, None, parent)

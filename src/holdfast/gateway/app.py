@@ -3,21 +3,20 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any, Protocol
-
-import msgspec
 
 from holdfast.clock import Clock
 from holdfast.engine.cache.single_flight import SingleFlight
-from holdfast.errors import FailureKind
 from holdfast.gateway.exchange import (
+    AuthenticatedRequest,
     Exchange,
     ExchangeWatcher,
     ForwardRequest,
-    GatewayCaller,
+    GatewayRefusedError,
     Message,
     Receive,
+    Send,
     prepare_request,
 )
 from holdfast.gateway.http.connection import ConnectionCutError, UpstreamConnection, UpstreamPool
@@ -27,39 +26,30 @@ from holdfast.gateway.keep_alive import GatewayKeepAlive
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.rewriter import RequestAnalysis
 from holdfast.gateway.routes import RouteTable, Target, Upstream, get_raw_path
-from holdfast.providers.registry import get_adapter
+from holdfast.gateway.websocket import (
+    HANDSHAKE_SECONDS_MAX,
+    PING_EXTENSION,
+    UpstreamSocket,
+    WebSocketRelay,
+    make_accept_message,
+    make_calls,
+    make_handshake,
+)
+from holdfast.gateway.websocket_calls import ResponsePrompts, SocketOwner
 
 logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
-Send = Callable[[Message], Awaitable[None]]
 
 DRAIN_SECONDS_MAX = 600.0
 """With `drain`: how long to keep reading a response whose client has disconnected, to learn its usage."""
 
-_KINDS: Mapping[int, FailureKind] = {401: "auth", 403: "auth", 429: "rate_limit"}
-
-
-class AuthenticatedRequest(msgspec.Struct, frozen=True):
-    """An authenticated request: its caller, and the headers to forward."""
-
-    caller: GatewayCaller
-    headers: Headers
-    improve: bool = False
-
-
-class GatewayRefusedError(Exception):
-    """The gateway refuses a request; the client gets it in the provider's error format."""
-
-    def __init__(self, status: int, message: str, *, retry_after_seconds: int | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.retry_after_seconds = retry_after_seconds
-
 
 class Authenticator(Protocol):
-    async def authenticate(self, target: Target, headers: Headers) -> AuthenticatedRequest:
-        """Raises GatewayRefusedError if the caller may not use the gateway."""
+    async def authenticate(self, target: Target, headers: Headers, *, is_call: bool = True) -> AuthenticatedRequest:
+        """Raises GatewayRefusedError if the caller may not use the gateway.
+
+        What is no call by itself, such as opening a WebSocket, is not counted against a request rate.
+        """
 
 
 class Gateway:
@@ -85,19 +75,26 @@ class Gateway:
         self._drain = drain
         self._single_flight = SingleFlight()
         self._connections = UpstreamPool()
+        self._prompts = ResponsePrompts()
         self.active_requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         target = self._routes.find_target(get_raw_path(scope))
+        is_websocket = scope["type"] == "websocket"
+        respond = _send_as_denial(send) if is_websocket else send
         try:
-            admitted = await self._authenticator.authenticate(target, scope["headers"])
+            admitted = await self._authenticator.authenticate(target, scope["headers"], is_call=not is_websocket)
         except GatewayRefusedError as error:
-            await _refuse(target, error, send)
+            await _refuse(target, error, respond)
             return
-        exchange = Exchange(target, scope["headers"], admitted.caller, self._clock(), method=scope["method"])
+        method = "GET" if is_websocket else scope["method"]
+        exchange = Exchange(target, scope["headers"], admitted.caller, self._clock(), method=method)
         self.active_requests += 1
         try:
-            await self._handle(exchange, admitted, scope, (receive, send))
+            if is_websocket:
+                await self._open_websocket(exchange, admitted, scope, (receive, send))
+            else:
+                await self._handle(exchange, admitted, scope, (receive, send))
         finally:
             exchange.ended_at = self._clock()
             self._notify(self._watcher.on_end, exchange)
@@ -128,6 +125,70 @@ class Gateway:
         finally:
             if not exchange.is_successful:
                 self._notify(functools.partial(self._record_response, request.analysis), exchange)
+
+    async def _open_websocket(
+        self, exchange: Exchange, admitted: AuthenticatedRequest, scope: Scope, channels: tuple[Receive, Send]
+    ) -> None:
+        """Opens one upstream, and passes on its refusal as an HTTP response or its messages as they come."""
+        target, upstream = exchange.target, self._routes.upstreams[exchange.target.mount]
+        respond = _send_as_denial(channels[1])
+        handshake = make_handshake(filter_request_headers(admitted.headers, upstream.authority), scope["subprotocols"])
+        try:
+            # Not from the pool: an idle connection may just be closing, and clients take a failed upgrade as final.
+            connection = await self._connections.connect(upstream)
+        except ConnectionCutError:
+            await _unreachable(exchange, respond)
+            return
+        active = _ActiveConnection(self._connections, upstream, connection, drain=self._drain)
+        try:
+            connection.start_request("GET", _upstream_path(upstream, target, scope), handshake.headers, upgrades=True)
+            connection.end_request()
+            async with asyncio.timeout(HANDSHAKE_SECONDS_MAX):
+                head = await connection.read_head()
+            accepted = make_accept_message(head, handshake) if head.status == 101 else None
+            if accepted is None and head.status != 101:
+                await _relay_response(exchange, active, respond, lambda: None)
+                return
+            if accepted is None:
+                raise ConnectionCutError
+            await channels[0]()  # The client's `websocket.connect`.
+            await channels[1](accepted)
+        except (ConnectionCutError, TimeoutError):
+            await _unreachable(exchange, respond)
+            return
+        else:
+            await self._relay_websocket(exchange, admitted, scope, channels, upstream=UpstreamSocket(connection))
+        finally:
+            active.release()
+
+    async def _relay_websocket(
+        self,
+        exchange: Exchange,
+        admitted: AuthenticatedRequest,
+        scope: Scope,
+        channels: tuple[Receive, Send],
+        *,
+        upstream: UpstreamSocket,
+    ) -> None:
+        owner = SocketOwner(
+            exchange.target,
+            scope["headers"],
+            admitted.caller,
+            self._clock,
+            functools.partial(self._notify, self._watcher.on_request),
+            functools.partial(self._notify, self._watcher.on_end),
+        )
+        relay = WebSocketRelay(
+            exchange.target,
+            upstream,
+            channels,
+            make_calls(owner, self._prompts, scope.get("query_string", b"")),
+            authenticate=functools.partial(self._authenticator.authenticate, exchange.target, scope["headers"]),
+            rewriter=self._rewriter,
+            passes_pings=PING_EXTENSION in scope.get("extensions", {}),
+            drain_seconds=DRAIN_SECONDS_MAX if self._drain else 0.0,
+        )
+        await relay.run()
 
     async def _forward(
         self,
@@ -272,6 +333,15 @@ def _upstream_path(upstream: Upstream, target: Target, scope: Scope) -> bytes:
     return b"%s?%s" % (path, query) if query else path
 
 
+def _send_as_denial(send: Send) -> Send:
+    """Sends an HTTP response in place of a WebSocket (ASGI extension `websocket.http.response`)."""
+
+    async def send_denial(message: Message) -> None:
+        await send({**message, "type": f"websocket.{message['type']}"})
+
+    return send_denial
+
+
 async def _unreachable(exchange: Exchange, send: Send) -> None:
     exchange.end = "unreachable"
     message = f"the gateway got no response from its upstream for {exchange.target.mount}"
@@ -280,8 +350,7 @@ async def _unreachable(exchange: Exchange, send: Send) -> None:
 
 async def _refuse(target: Target, error: GatewayRefusedError, send: Send) -> None:
     """Answers in the provider's error format, so that its clients can parse it; a header marks it as ours."""
-    kind = _KINDS.get(error.status, "server_error")
-    status, body = get_adapter(target.format).encode_error(kind, error.message, status=error.status)
+    status, body = error.encode(target)
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),

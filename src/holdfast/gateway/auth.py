@@ -8,8 +8,7 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.gateway.app import AuthenticatedRequest, GatewayRefusedError
-from holdfast.gateway.exchange import GatewayCaller
+from holdfast.gateway.exchange import AuthenticatedRequest, GatewayCaller, GatewayRefusedError
 from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, KEY_HEADER, get_header_value
 from holdfast.gateway.http.response_parser import Headers
 from holdfast.gateway.key_limits import KeyLimitTable
@@ -54,7 +53,7 @@ class KeyAuthenticator:
         self._improve = improve
         self._cache: dict[bytes | None, tuple[float, KeyHolder | None]] = {}
 
-    async def authenticate(self, target: Target, headers: Headers) -> AuthenticatedRequest:
+    async def authenticate(self, target: Target, headers: Headers, *, is_call: bool = True) -> AuthenticatedRequest:
         key, key_header = _our_key(headers)
         holder = await self._holder(key, has_own_credential=key_header is None)
         credential = b"\n".join(value for name, value in headers if name in CREDENTIAL_HEADERS)
@@ -64,7 +63,7 @@ class KeyAuthenticator:
             return AuthenticatedRequest(
                 GatewayCaller(self._account(credential)), headers, self._improve and may_rewrite(target, headers)
             )
-        self._limits.check_request(holder.key_id, self._clock())
+        self._limits.check_request(holder.key_id, self._clock(), is_call=is_call)
         if key_header is not None:
             provider_key = self._limits.get_provider_key(holder.key_id, target.mount)
             headers = _with_provider_key(headers, key_header, provider_key)

@@ -3,12 +3,12 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Literal, Protocol
 
 import msgspec
 
-from holdfast.errors import ProviderError
+from holdfast.errors import FailureKind, ProviderError
 from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, OWN_HEADER_PREFIX, get_header_value
@@ -16,13 +16,16 @@ from holdfast.gateway.http.response_parser import Headers
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.rewriter import RequestAnalysis
 from holdfast.gateway.routes import Target
+from holdfast.providers.registry import get_adapter
 
 # Of larger bodies only the size is recorded.
 BUFFERED_BYTES_MAX = 32 * 1024 * 1024
 ExchangeEnd = Literal["whole", "cut", "cancelled", "unreachable"]
+_KINDS: Mapping[int, FailureKind] = {401: "auth", 403: "auth", 429: "rate_limit"}
 logger = logging.getLogger(__name__)
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
 
 
 class GatewayCaller(msgspec.Struct, frozen=True):
@@ -37,6 +40,40 @@ class GatewayCaller(msgspec.Struct, frozen=True):
     label: str | None = None
     user_id: str | None = None
     team_id: str | None = None
+
+
+class WebSocketCall(msgspec.Struct, frozen=True):
+    """A request that came as a message on a WebSocket: the response it continues, and whether it asks for no output.
+
+    If `is_prompt_known`, the request body has the whole prompt, else only what followed that response.
+    """
+
+    previous_response_id: str = ""
+    is_prompt_known: bool = True
+    is_warm_up: bool = False
+
+
+class GatewayRefusedError(Exception):
+    """The gateway refuses a request; the client gets it in the provider's error format."""
+
+    def __init__(self, status: int, message: str, *, retry_after_seconds: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.retry_after_seconds = retry_after_seconds
+
+    def encode(self, target: Target) -> tuple[int, bytes]:
+        """Status and body as the provider would answer."""
+        kind = _KINDS.get(self.status, "server_error")
+        return get_adapter(target.format).encode_error(kind, self.message, status=self.status)
+
+
+class AuthenticatedRequest(msgspec.Struct, frozen=True):
+    """An authenticated request: its caller, and the headers to forward."""
+
+    caller: GatewayCaller
+    headers: Headers
+    improve: bool = False
 
 
 class Exchange:
@@ -63,6 +100,7 @@ class Exchange:
         self.record: object = None
         self.queue_length = 0
         self.original_body: bytes | None = None
+        self.websocket_call: WebSocketCall | None = None
         self.request_bytes = 0
         self.response_bytes = 0
         self._request = BoundedBuffer(is_too_large=exceeds_buffer_limit(headers))

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.catalog.lookup import utc_date
 from holdfast.errors import UserError
-from holdfast.gateway.app import GatewayRefusedError
+from holdfast.gateway.exchange import GatewayRefusedError
 from holdfast.gateway.routes import PRESETS
 
 FILE_BYTES_MAX = 1024 * 1024
@@ -72,14 +72,14 @@ class KeyLimitTable:
         with self._lock:
             return self._spent.get((key_id, utc_date(now)), 0.0)
 
-    def check_request(self, key_id: str, now: float) -> None:
-        """Counts a request. Raises GatewayRefusedError if the key's budget is spent or its request rate is exceeded."""
+    def check_request(self, key_id: str, now: float, *, is_call: bool = True) -> None:
+        """Counts a call. Raises GatewayRefusedError if the key's budget is spent or its request rate is exceeded."""
         row = self.get_limits(key_id)
         if row.budget_usd_a_day is not None and self.get_spent_today(key_id, now) >= row.budget_usd_a_day:
             # Budgets reset at midnight UTC.
             wait = int(86_400 - now % 86_400) + 1
             raise GatewayRefusedError(429, "this key's budget for today is spent", retry_after_seconds=wait)
-        if row.requests_a_minute is None:
+        if row.requests_a_minute is None or not is_call:
             return
         with self._lock:
             times = self._request_times.setdefault(key_id, deque())

@@ -26,6 +26,7 @@ from holdfast.providers.sse import SseParser
 from holdfast.types.blocks import Block, Json, Opaque, Text
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import HistoryEntry, Parameters, Plan, Prompt, Segment, Stability
+from holdfast.types.reply import Reply, ReplyFinished
 from holdfast.types.tool_spec import ToolSpec
 from holdfast.types.usage import Usage
 
@@ -266,6 +267,45 @@ def _make_raw(
     name = model or (in_path[1] if in_path else UNKNOWN_MODEL)
     wire = WireRequest(Prompt(_raw_history(elements)), Plan(), Parameters(name, 0, stream))
     return TolerantRequest(wire, (reason[:FIELD_CHARS_MAX],))
+
+
+class TolerantResponse(msgspec.Struct, frozen=True):
+    """`reply` is partial if the response was truncated; `failure` is an error that the provider sent.
+
+    `unreadable` names what could not be decoded, with the reason; the usage may be known all the same.
+    """
+
+    reply: Reply | None = None
+    is_complete: bool = False
+    failure: ProviderError | None = None
+    unreadable: str = ""
+
+
+def decode_stream_tolerantly(adapter: Adapter, body: bytes, *, is_whole: bool) -> TolerantResponse:
+    """`is_whole`: the stream was received to its end. Never raises."""
+    reader = adapter.make_stream_decoder()
+    try:
+        for delta in reader.feed(body):
+            if isinstance(delta, ReplyFinished):
+                return TolerantResponse(delta.reply, is_complete=True)
+    except ProviderError as error:
+        # An error event of the provider names no field; an event that cannot be decoded does.
+        if error.field:
+            return decode_usage_only(body, str(error), is_complete=is_whole)
+        return TolerantResponse(reader.partial(), failure=error)
+    if is_whole:
+        return decode_usage_only(body, "the stream ended without its last event", reader.partial(), is_complete=False)
+    return TolerantResponse(reader.partial())
+
+
+def decode_usage_only(body: bytes, reason: str, partial: Reply | None = None, *, is_complete: bool) -> TolerantResponse:
+    """The usage of a response whose content cannot be decoded; the content is recorded as empty."""
+    usage = find_usage(body)
+    reason = reason[:FIELD_CHARS_MAX]
+    if usage is None or usage == Usage():
+        return TolerantResponse(partial, unreadable=reason)
+    reply = partial or Reply((), "error", usage)
+    return TolerantResponse(reply, is_complete=is_complete, unreadable=reason)
 
 
 def find_usage(body: bytes) -> Usage | None:

@@ -29,8 +29,6 @@ from holdfast.types.blocks import Json
 
 Dialect = Literal["anthropic", "openai", "gemini"]
 
-# Codex opens a WebSocket first if its provider supports them: set to True once the gateway does.
-CODEX_SUPPORTS_WEBSOCKETS = False
 KEY_HEADER = "x-holdfast-key"
 _ANTHROPIC_HEADERS: SettingPath = ("env", "ANTHROPIC_CUSTOM_HEADERS")
 
@@ -111,7 +109,7 @@ def _codex_settings(access: GatewayAccess, current: SettingsTree) -> dict[Settin
         "name": "Holdfast",
         "base_url": f"{access.url}/openai/v1",
         "wire_api": "responses",
-        "supports_websockets": CODEX_SUPPORTS_WEBSOCKETS,
+        "supports_websockets": True,
     }
     if access.key and access.replaces_key:
         provider["experimental_bearer_token"] = access.key

@@ -76,9 +76,14 @@ def make_app(
         exception_handlers={HTTPException: _no_such_route},
     )
     api.router.redirect_slashes = False
+
+    async def serve_api(scope: Scope, receive: Receive, send: Send) -> None:
+        no_websocket = _refusal(ApiError(404, "not_found", "no WebSocket at this path"))
+        await (no_websocket if scope["type"] == "websocket" else api)(scope, receive, send)
+
     # Beside the API, not among its routes: Starlette's exception middleware would wrap each chunk that the gateway
     # forwards (0.2 us a chunk), and its router would try them in order.
-    app = Router(mounts, redirect_slashes=False, default=api)
+    app = Router(mounts, redirect_slashes=False, default=serve_api)
     return _RequestGuard(app, allowed_hosts, requests_max)
 
 
@@ -92,7 +97,7 @@ class _RequestGuard:
         self._allowed_hosts = frozenset(name.lower() for name in allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)

@@ -14,7 +14,7 @@ from holdfast.errors import UserError
 from holdfast.service.api.instructions.schedule import measure_when_due
 from holdfast.service.auth.origins import is_address
 from holdfast.service.context import AppContext
-from holdfast.service.http.uvicorn_protocol import BoundedProtocol
+from holdfast.service.http.uvicorn_protocol import CLIENT_MESSAGE_BYTES_MAX, BoundedProtocol, PingPassingProtocol
 
 if TYPE_CHECKING:
     from holdfast.service.telemetry.exporter import TelemetryExporter
@@ -73,7 +73,12 @@ async def serve(
         server_header=False,
         date_header=False,
         proxy_headers=False,
-        ws="none",
+        ws=PingPassingProtocol,
+        ws_max_size=CLIENT_MESSAGE_BYTES_MAX,
+        # Both ends of a forwarded connection ping each other if they want to; our own time-out would end a client that
+        # does not read while it works.
+        ws_ping_interval=None,
+        ws_per_message_deflate=False,
         lifespan="off",
         http=BoundedProtocol,
         timeout_graceful_shutdown=CLOSING_SECONDS_MAX,

@@ -57,6 +57,7 @@ from holdfast.simulator.script import (
 from holdfast.types.blocks import Block
 from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.reply import CacheDiagnosis, Reply
+from holdfast.types.usage import Usage
 
 FAULT_HEADER = "x-holdfast-fault"
 ADVANCE_SECONDS_MAX = 10 * 365 * 24 * 3_600.0
@@ -189,16 +190,22 @@ class SimulatedProvider:
         body: bytes = b"",
         query: Mapping[str, str] = EMPTY,
     ) -> SimulatedResponse:
+        return self.answer_request(SimulatedRequest(method, path, headers, body, query))
+
+    def answer_request(self, request: SimulatedRequest, message: bytes | None = None) -> SimulatedResponse:
+        """`message` is the WebSocket message that the request was made from, if any; it is what the record holds."""
         at = self.now()
-        request = _collapse_slashes(SimulatedRequest(method, path, headers, body, query))
+        answered = _collapse_slashes(request)
         try:
-            response = self._answer(request)
+            response = self._answer(answered)
         except ProviderError as error:
-            response = self._refuse(request, error)
+            response = self._refuse(answered, error)
         except UserError as error:
             # The cache orders breakpoints in its own way, and web search can make that differ from the request's order.
-            response = self._refuse(request, refuse(str(error)))
-        self._requests.add(RecordedRequest(at, method, path, response.status, body, response.model, response.reply))
+            response = self._refuse(answered, refuse(str(error)))
+        method, body = (request.method, request.body) if message is None else ("WEBSOCKET", message)
+        recorded = RecordedRequest(at, method, request.path, response.status, body, response.model, response.reply)
+        self._requests.add(recorded)
         return response
 
     def _refuse(self, request: SimulatedRequest, error: ProviderError) -> SimulatedResponse:
@@ -217,7 +224,7 @@ class SimulatedProvider:
                 status=404,
             )
         # Providers isolate caches by workspace; here each API key is one. Only a digest of the key is kept.
-        workspace = sha256_hex(_read_api_key(http_request.headers, api.key_header).encode(errors="replace"))[:16]
+        workspace = sha256_hex(read_api_key(http_request.headers, api.key_header).encode(errors="replace"))[:16]
         fault_header = get_header(http_request.headers, FAULT_HEADER)
         fault = None if fault_header is None else _parse_fault_header(fault_header)
         if isinstance(fault, StatusFault):
@@ -227,6 +234,12 @@ class SimulatedProvider:
         request = api.parse_request(http_request, context)
         if isinstance(request, bytes):
             return self._respond_json(api, request)
+        if not http_request.generates:
+            # OpenAI's guide: a warm-up has no output. It says nothing of tokens or caches, so none are counted here.
+            reply = Reply(
+                (), "end_turn", Usage(), request.parameters.model, self._reply_ids[api.reply_id_prefix](context.at)
+            )
+            return SimulatedResponse(200, self._request_id(api), api.adapter.encode_stream(reply))
         return self._reply_to(api, request, fault)
 
     def _reply_to(
@@ -334,7 +347,7 @@ class SimulatedProvider:
         return {api.request_id_header: self._request_ids(self.now())}
 
 
-def _read_api_key(headers: Mapping[str, str], expected: str) -> str:
+def read_api_key(headers: Mapping[str, str], expected: str) -> str:
     """Any key is accepted, in the header of any provider."""
     scheme, _, token = (get_header(headers, "authorization") or "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""

@@ -23,13 +23,14 @@ NAME_SHOWN_CHARS_MAX = 120
 
 
 class SimulatedRequest(msgspec.Struct, frozen=True):
-    """An HTTP request as received."""
+    """An HTTP request as received. A request for no output has `generates` false (WebSocket messages only)."""
 
     method: str
     path: str
     headers: Mapping[str, str] = EMPTY
     body: bytes = b""
     query: Mapping[str, str] = EMPTY
+    generates: bool = True
 
 
 class RequestContext(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""Serves the simulator over HTTP: the providers' endpoints, and `/_sim/` endpoints to control and inspect it."""
+"""Serves the simulator over HTTP and WebSocket: the providers' endpoints, and `/_sim/` to control and inspect it."""
 
 import asyncio
 from contextlib import suppress
@@ -7,9 +7,11 @@ import msgspec
 from aiohttp import web
 
 from holdfast.errors import ProviderError, UserError
+from holdfast.providers.sse import SseParser
 from holdfast.providers.wire_request import BODY_BYTES_MAX
 from holdfast.simulator.exchange import ConnectionCut, Pause, RecordedRequest, SimulatedResponse
-from holdfast.simulator.provider import SimulatedProvider, encode_refusal
+from holdfast.simulator.openai.responses import RESPONSES_PATH, ResponsesSocket, SocketRequest
+from holdfast.simulator.provider import SimulatedProvider, encode_refusal, read_api_key
 from holdfast.simulator.provider_api import SimulatedRequest, refuse
 from holdfast.types.json_encoding import encode_json
 
@@ -71,12 +73,73 @@ async def _respond(request: web.Request) -> web.StreamResponse:
         return web.Response()
     if request.path.startswith("/_sim/"):
         return _handle_control(provider, request, body)
+    if request.path == RESPONSES_PATH and request.headers.get("upgrade", "").lower() == "websocket":
+        return await _serve_socket(provider, request)
     simulated = provider.handle(request.method, request.path, headers=request.headers, body=body, query=request.query)
     response = web.StreamResponse(status=simulated.status, headers=simulated.headers)
     # The client disconnected, or a fault closed the connection on purpose: no one is left to report to.
     with suppress(ConnectionError):
         await _send(request, response, simulated)
     return response
+
+
+async def _serve_socket(provider: SimulatedProvider, request: web.Request) -> web.StreamResponse:
+    try:
+        read_api_key(request.headers, "authorization")
+    except ProviderError as error:
+        # The handshake is refused as any request for the path is.
+        _, status, body = encode_refusal(SimulatedRequest("POST", request.path), error)
+        return web.Response(status=status, body=body, content_type="application/json")
+    socket = web.WebSocketResponse(max_msg_size=BODY_BYTES_MAX, compress=False)
+    await socket.prepare(request)
+    connection = ResponsesSocket(request.headers, provider.now())
+    lanes: dict[str, asyncio.Task[None]] = {}
+    try:
+        async for message in socket:
+            raw = message.data.encode() if isinstance(message.data, str) else b""
+            parsed = connection.parse_message(raw, provider.now())
+            if isinstance(parsed, bytes):
+                await socket.send_str(parsed.decode())
+                continue
+            ends, previous = (socket, connection), lanes.get(parsed.stream_id)
+            answer = _answer_message(provider, request, ends, (parsed, raw), previous=previous)
+            lanes[parsed.stream_id] = asyncio.ensure_future(answer)
+    finally:
+        for task in lanes.values():
+            task.cancel()
+        await asyncio.gather(*lanes.values(), return_exceptions=True)
+    return socket
+
+
+async def _answer_message(
+    provider: SimulatedProvider,
+    http_request: web.Request,
+    ends: tuple[web.WebSocketResponse, ResponsesSocket],
+    message: tuple[SocketRequest, bytes],
+    *,
+    previous: "asyncio.Task[None] | None",
+) -> None:
+    """Messages of one lane are answered in order."""
+    (socket, connection), (request, raw) = ends, message
+    if previous is not None:
+        await asyncio.wait((previous,))
+    response = provider.answer_request(request.http_request, raw)
+    if response.status != 200:
+        await socket.send_str(connection.encode_failure(request, response).decode())
+        return
+    parser = SseParser()
+    for chunk in response.chunks:
+        match chunk:
+            case Pause(seconds=seconds):
+                await asyncio.sleep(seconds)
+            case ConnectionCut():
+                if http_request.transport is not None:
+                    http_request.transport.abort()
+                return
+            case bytes():
+                parser.feed(chunk)
+                for event in parser.events():
+                    await socket.send_str(connection.encode_event(request, event.data).decode())
 
 
 async def _send(request: web.Request, response: web.StreamResponse, simulated: SimulatedResponse) -> None:

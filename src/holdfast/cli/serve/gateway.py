@@ -16,8 +16,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.cli.serve.recorder_process import RECORDER_MODULE
 from holdfast.errors import UserError
-from holdfast.gateway.app import Gateway, GatewayRefusedError
+from holdfast.gateway.app import Gateway
 from holdfast.gateway.auth import KeyAuthenticator, KeyHolder
+from holdfast.gateway.exchange import GatewayRefusedError
 from holdfast.gateway.keep_alive import GatewayKeepAlive
 from holdfast.gateway.key_limits import KeyLimitTable, read_key_limits
 from holdfast.gateway.recording.restore import restore_plans, restore_spending
@@ -70,7 +71,8 @@ class GatewayMount(BaseRoute):
         self._routes = routes
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        is_provider_path = scope["type"] == "http" and self._routes.find_mount(get_raw_path(scope)) is not None
+        is_request = scope["type"] in ("http", "websocket")
+        is_provider_path = is_request and self._routes.find_mount(get_raw_path(scope)) is not None
         return (Match.FULL if is_provider_path else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:

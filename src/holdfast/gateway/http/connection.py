@@ -83,15 +83,17 @@ class UpstreamConnection(asyncio.Protocol):
 
     # Called by the forwarder.
 
-    def start_request(self, method: str, target: bytes, headers: Headers) -> None:
+    def start_request(self, method: str, target: bytes, headers: Headers, *, upgrades: bool = False) -> None:
         """Starts a request. Its body is chunked if a transfer-encoding header says so.
+
+        With `upgrades`, the connection is a stream of bytes in both directions once the response has status 101.
 
         The head is written together with the body bytes that arrive within the next two loop iterations, which
         saves one small packet per request; without such bytes it is written alone.
         """
         names = {name.lower() for name, _ in headers}
         self._chunked = b"transfer-encoding" in names
-        self._response = ResponseParser(method)
+        self._response = ResponseParser(method, upgrades=upgrades)
         self._is_request_sent = False
         lines = [b"%s %s HTTP/1.1\r\n" % (method.encode("ascii"), target)]
         lines += [b"%s: %s\r\n" % header for header in headers]
@@ -191,6 +193,11 @@ class UpstreamPool:
             if not connection.is_closed and loop.time() - connection.idle_since < IDLE_SECONDS_MAX:
                 return connection
             connection.abort()
+        return await self.connect(upstream)
+
+    async def connect(self, upstream: Upstream) -> UpstreamConnection:
+        """A new connection. Raises ConnectionCutError if the upstream cannot be reached."""
+        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(CONNECT_SECONDS_MAX):
                 tls = _tls() if upstream.tls else None

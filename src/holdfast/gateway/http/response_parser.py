@@ -17,10 +17,15 @@ class ResponseHead(msgspec.Struct, frozen=True):
 
 
 class ResponseParser:
-    """Fed by a connection, consumed by the forwarder. Interim (1xx) responses are skipped."""
+    """Fed by a connection, consumed by the forwarder. Interim (1xx) responses are skipped.
 
-    def __init__(self, method: str) -> None:
+    With `upgrades`, status 101 is the response, and everything after its head is a body that ends with the connection.
+    """
+
+    def __init__(self, method: str, *, upgrades: bool = False) -> None:
         self._has_no_body = method == "HEAD"
+        self._upgrades = upgrades
+        self.is_upgraded = False
         self._parser = httptools.HttpResponseParser(self)
         self._headers: Headers = []
         self._header_bytes = 0
@@ -53,9 +58,18 @@ class ResponseParser:
         if self.is_ended:
             self.has_surplus = True
             return
+        if self.is_upgraded:
+            self.on_body(received)
+            return
         try:
             self._parser.feed_data(received)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        except httptools.HttpParserUpgrade as upgrade:
+            if self.is_upgraded:
+                # The error's argument is the number of bytes that belong to the head.
+                self.on_body(received[upgrade.args[0] :])
+            else:
+                self.is_broken = True
+        except httptools.HttpParserError:
             if self.is_complete:
                 self.has_surplus = True
             else:
@@ -93,6 +107,10 @@ class ResponseParser:
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
+        if status == 101 and self._upgrades:
+            self.head = ResponseHead(status, self._headers)
+            self.is_upgraded = True
+            return
         # 1xx heads (100 Continue, 103 Early Hints) are followed by the real response.
         if self.is_complete or status < 200:
             return
@@ -104,10 +122,10 @@ class ResponseParser:
         self.is_complete = self._has_no_body
 
     def on_body(self, body: bytes) -> None:
-        if not self.is_complete:
+        if body and not self.is_complete:
             self.chunks.append(body)
             self.buffered_bytes += len(body)
 
     def on_message_complete(self) -> None:
-        if self.head is not None:
+        if self.head is not None and not self.is_upgraded:
             self.is_complete = True

@@ -454,12 +454,21 @@ def make_restored_scope(mount: str, key_id: str | None) -> str:
 
 
 def describe_request(
-    wire: WireRequest, body: bytes, headers: Headers, *, scope: str, restored_scope: str
+    wire: WireRequest,
+    body: bytes,
+    headers: Headers,
+    *,
+    scope: str,
+    restored_scope: str,
+    previous_response_id: str = "",
 ) -> RequestFingerprint:
+    """`previous_response_id` is the response that the request continues although its body no longer names it."""
     try:
         hints = decode_session_hints(body, headers)
     except UNREADABLE:
         hints = find_session_hints({}, headers)
+    if previous_response_id:
+        hints = msgspec.structs.replace(hints, previous_response_id=previous_response_id)
     if hints.session is not None:
         hints = msgspec.structs.replace(hints, session=short_digest(hints.session.encode("utf-8", "surrogatepass")))
     return RequestFingerprint(

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 
@@ -41,25 +42,29 @@ from holdfast.providers.bedrock import EVENT_STREAM_TYPE, decode_event_stream, r
 from holdfast.providers.json_splice import decode_or_none
 from holdfast.providers.registry import get_adapter
 from holdfast.providers.tolerant_decode import (
-    FIELD_CHARS_MAX,
     UNKNOWN_MODEL,
     TolerantRequest,
+    TolerantResponse,
     add_missing_fields,
     decode_request_tolerantly,
+    decode_stream_tolerantly,
+    decode_usage_only,
     find_usage,
     iterate_batch_results,
     wrap_raw_request,
 )
 from holdfast.types.prompt import Plan
-from holdfast.types.reply import Reply, ReplyFinished
+from holdfast.types.reply import Reply
 from holdfast.types.usage import Usage
 
 _NOT_RECORDED = "a call was not recorded"
 
 ENDPOINT_SESSIONS_MAX = 1_000
+WARM_UPS_MAX = 100
 BUSY_QUEUE_LENGTH = 64
 """With more queued calls than this, the search for anti-patterns is skipped so that recording can catch up."""
 
+_PROMPT_UNKNOWN = "previous_response_id: the prompt of that response is not known, only what was sent after it"
 _UNREADABLE = "a response could not be decoded; its usage is unknown"
 
 OnSpent = Callable[[str, float, float], None]
@@ -82,6 +87,14 @@ class _ActiveCall(msgspec.Struct, frozen=True):
     call: ObservedCall
     pricer: CounterfactualPricer
     priced_number: int
+
+
+class _WarmUp(msgspec.Struct, frozen=True):
+    """A request for no output that was answered. It belongs to the conversation of the request that continues it."""
+
+    exchange: Exchange
+    model: str
+    usage: Usage
 
 
 class GatewayRecorder:
@@ -108,7 +121,8 @@ class GatewayRecorder:
         self._unpriced_usd_per_mtok = unpriced_usd_per_mtok
         self._warnings = WarningLog("holdfast.gateway")
         self._conversations: ConversationMatcher[_Tracked] = ConversationMatcher()
-        self._endpoint_sessions: dict[tuple[str, str, str], _Tracked] = {}
+        self._endpoint_sessions: dict[tuple[str, str], _Tracked] = {}
+        self._warm_ups: OrderedDict[tuple[str, str], _WarmUp] = OrderedDict()
         self._now = 0.0
         self._is_restored = False
         self._queue = make_queue(self._process)
@@ -132,6 +146,9 @@ class GatewayRecorder:
 
     def close(self) -> None:
         self._queue.close()
+        with self._warnings.suppress_errors(_NOT_RECORDED):
+            while self._warm_ups:
+                self._record_abandoned_warm_up()
 
     def _put(self, work: Callable[[], None], exchange: Exchange) -> None:
         if not self._queue.put(work, exchange.buffered_bytes):
@@ -159,8 +176,12 @@ class GatewayRecorder:
             return
         if target.adapter_name is None:
             self._begin_other(exchange)
-            return
-        adapter = get_adapter(target.adapter_name)
+        elif exchange.websocket_call is None or not exchange.websocket_call.is_warm_up:
+            self._begin_call(exchange)
+
+    def _begin_call(self, exchange: Exchange) -> None:
+        target, websocket_call = exchange.target, exchange.websocket_call
+        adapter = get_adapter(target.format)
         body, request = _decode_request(adapter, exchange)
         original = exchange.original_body
         exchange.free_request()
@@ -170,6 +191,7 @@ class GatewayRecorder:
             exchange.headers,
             scope=f"{target.mount} {exchange.caller.account}",
             restored_scope=make_restored_scope(target.mount, exchange.caller.key_id),
+            previous_response_id=websocket_call.previous_response_id if websocket_call else "",
         )
         match, tracked = self._conversations.match_request(
             description, functools.partial(self._open_conversation, exchange)
@@ -179,6 +201,8 @@ class GatewayRecorder:
             adapter, request, body, _path_header(exchange), provider=target.provider
         )
         wire = request.wire
+        if websocket_call is not None and not websocket_call.is_prompt_known:
+            request = msgspec.structs.replace(request, unreadable=(*request.unreadable, _PROMPT_UNKNOWN))
         shared, blocks = (
             observer.recorder.count_shared_blocks(prepared.digests),
             observer.newest_buffer.blocks if observer.newest_buffer else [],
@@ -206,6 +230,7 @@ class GatewayRecorder:
             prompt_price=priced,
             unreadable=request.unreadable or msgspec.UNSET,
         )
+        self._record_continued_warm_up(exchange, observer.recorder)
         call = observer.recorder.begin_call(prepared, forwarded)
         if call is not None:
             exchange.record = _ActiveCall(
@@ -215,13 +240,7 @@ class GatewayRecorder:
     def _begin_other(self, exchange: Exchange) -> None:
         """A request that calls no model directly, such as embeddings: one session for each endpoint and caller."""
         target, caller = exchange.target, exchange.caller
-        key = (target.mount, target.endpoint, caller.account)
-        if key not in self._endpoint_sessions:
-            name = f"{target.mount} {target.endpoint}"
-            self._endpoint_sessions[key] = self._open_conversation(exchange, None, name=name)
-            while len(self._endpoint_sessions) > ENDPOINT_SESSIONS_MAX:
-                del self._endpoint_sessions[next(iter(self._endpoint_sessions))]
-        tracked = self._endpoint_sessions[key]
+        tracked = self._endpoint_session(exchange)
         model = f"{target.provider}:{_find_other_model(exchange)}"
         exchange.free_request()
         recorder = tracked.observer.recorder
@@ -237,6 +256,16 @@ class GatewayRecorder:
         call = recorder.begin_call(prepared, forwarded)
         if call is not None:
             exchange.record = _ActiveCall(None, get_adapter(target.format), recorder, call, tracked.pricer, 0)
+
+    def _endpoint_session(self, exchange: Exchange, kind: str = "") -> _Tracked:
+        target = exchange.target
+        name = f"{target.mount} {target.endpoint}{kind and ' '}{kind}"
+        key = (name, exchange.caller.account)
+        if key not in self._endpoint_sessions:
+            self._endpoint_sessions[key] = self._open_conversation(exchange, None, name=name)
+            while len(self._endpoint_sessions) > ENDPOINT_SESSIONS_MAX:
+                del self._endpoint_sessions[next(iter(self._endpoint_sessions))]
+        return self._endpoint_sessions[key]
 
     def _find_anti_patterns(
         self,
@@ -280,6 +309,10 @@ class GatewayRecorder:
         if exchange.reads_batch_results:
             self._record_batch(exchange)
             return
+        if exchange.websocket_call is not None and exchange.websocket_call.is_warm_up:
+            if self._end_warm_up(exchange):
+                return
+            self._begin_call(exchange)
         active = exchange.record
         if not isinstance(active, _ActiveCall):
             return
@@ -291,6 +324,40 @@ class GatewayRecorder:
             exchange.free_response()
             if active.key is not None:
                 self._conversations.end_request(active.key, describe_reply(reply) if reply else None)
+
+    def _end_warm_up(self, exchange: Exchange) -> bool:
+        """Keeps an answered warm-up until a request continues it. False if it failed, which is recorded as a call."""
+        response = self._decode_response(exchange, get_adapter(exchange.target.format))
+        if response.reply is None or not response.is_complete:
+            return False
+        model = f"{exchange.target.provider}:{response.reply.model}"
+        self._warm_ups[exchange.caller.account, response.reply.id] = _WarmUp(exchange, model, response.reply.usage)
+        exchange.free_request()
+        exchange.free_response()
+        while len(self._warm_ups) > WARM_UPS_MAX:
+            self._record_abandoned_warm_up()
+        return True
+
+    def _record_continued_warm_up(self, exchange: Exchange, recorder: CallRecorder) -> None:
+        call = exchange.websocket_call
+        warm_up = self._warm_ups.pop((exchange.caller.account, call.previous_response_id), None) if call else None
+        if warm_up is not None:
+            self._record_warm_up(warm_up, recorder)
+
+    def _record_abandoned_warm_up(self) -> None:
+        """The oldest warm-up, in a session of its own kind, because no conversation continued it."""
+        _, warm_up = self._warm_ups.popitem(last=False)
+        self._record_warm_up(warm_up, self._endpoint_session(warm_up.exchange, "warm-ups").observer.recorder)
+
+    def _record_warm_up(self, warm_up: _WarmUp, recorder: CallRecorder) -> None:
+        exchange = warm_up.exchange
+        row = recorder.find_catalog_row(warm_up.model)
+        prepared = _observe_other(exchange.target.provider, warm_up.model, row, exchange.request_bytes)
+        cost = recorder.record_prewarm(
+            prepared, warm_up.usage, reason="a warm-up of the client", at=exchange.started_at
+        )
+        if exchange.caller.key_id is not None and warm_up.usage != Usage():
+            self._on_spent(exchange.caller.key_id, exchange.started_at, float(cost))
 
     def _record_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
         active = exchange.record
@@ -347,37 +414,37 @@ class GatewayRecorder:
             return float(recorder.cost_of(call, usage))
         return (usage.tokens_sent + usage.output) * self._unpriced_usd_per_mtok / 1_000_000
 
-    def _decode_response(self, exchange: Exchange, adapter: Adapter) -> "_DecodedResponse":
+    def _decode_response(self, exchange: Exchange, adapter: Adapter) -> TolerantResponse:
         body = exchange.response_body
         if not exchange.status:
-            return _DecodedResponse()
+            return TolerantResponse()
         if body is None:
-            return _DecodedResponse(unreadable=f"the response has more than {BUFFERED_BYTES_MAX} bytes")
+            return TolerantResponse(unreadable=f"the response has more than {BUFFERED_BYTES_MAX} bytes")
         try:
             decoded = decompress_body(body, _header_text(exchange.response_headers, b"content-encoding"))
         except ProviderError as error:
             self._warnings.warn_once(_UNREADABLE)
-            return _DecodedResponse(unreadable=str(error))
+            return TolerantResponse(unreadable=str(error))
         headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in exchange.response_headers}
         content_type, is_whole = headers.get("content-type", ""), exchange.end == "whole"
         if content_type.startswith(EVENT_STREAM_TYPE):
             decoded, content_type = decode_event_stream((decoded,)), "text/event-stream"
         try:
             if exchange.status != 200:
-                return _DecodedResponse(failure=adapter.decode_error(exchange.status, headers, decoded))
+                return TolerantResponse(failure=adapter.decode_error(exchange.status, headers, decoded))
             if exchange.target.adapter_name is None:
                 # Without usage it cost nothing that could be known, such as a file or a token count.
                 usage = find_usage(decoded) or read_usage_headers(headers) or Usage()
-                return _DecodedResponse(Reply((), "end_turn", usage), is_complete=is_whole)
+                return TolerantResponse(Reply((), "end_turn", usage), is_complete=is_whole)
             if content_type.startswith("text/event-stream"):
-                return _decode_stream(adapter, decoded, is_whole=is_whole)
+                return decode_stream_tolerantly(adapter, decoded, is_whole=is_whole)
             if not is_whole:
-                return _DecodedResponse()
-            return _DecodedResponse(adapter.decode_reply(decoded), is_complete=True)
+                return TolerantResponse()
+            return TolerantResponse(adapter.decode_reply(decoded), is_complete=True)
         except ProviderError as error:
             counted = read_usage_headers(headers)
             partial = Reply((), "error", counted) if counted else None
-            return _read_usage_only(decoded, str(error), partial, is_complete=is_whole)
+            return decode_usage_only(decoded, str(error), partial, is_complete=is_whole)
 
     def _record_batch(self, exchange: Exchange) -> None:
         """Records the usage in the results of a batch: one session for each batch, one call for each of its models."""
@@ -430,44 +497,6 @@ class GatewayRecorder:
         if caller.key_id is not None:
             spent = float(costs[0]) if row and row.prices else self._spent_usd(recorder, call, total)
             self._on_spent(caller.key_id, call.started_at, spent)
-
-
-class _DecodedResponse(msgspec.Struct, frozen=True):
-    """`reply` is partial if the response was truncated; `failure` is an error that the provider sent.
-
-    `unreadable` names what could not be decoded, with the reason; the usage may be known all the same.
-    """
-
-    reply: Reply | None = None
-    is_complete: bool = False
-    failure: ProviderError | None = None
-    unreadable: str = ""
-
-
-def _decode_stream(adapter: Adapter, body: bytes, *, is_whole: bool) -> _DecodedResponse:
-    reader = adapter.make_stream_decoder()
-    try:
-        for delta in reader.feed(body):
-            if isinstance(delta, ReplyFinished):
-                return _DecodedResponse(delta.reply, is_complete=True)
-    except ProviderError as error:
-        # An error event of the provider names no field; an event that cannot be decoded does.
-        if error.field:
-            return _read_usage_only(body, str(error), is_complete=is_whole)
-        return _DecodedResponse(reader.partial(), failure=error)
-    if is_whole:
-        return _read_usage_only(body, "the stream ended without its last event", reader.partial(), is_complete=False)
-    return _DecodedResponse(reader.partial())
-
-
-def _read_usage_only(body: bytes, reason: str, partial: Reply | None = None, *, is_complete: bool) -> _DecodedResponse:
-    """The usage of a response whose content cannot be decoded; the content is recorded as empty."""
-    usage = find_usage(body)
-    reason = reason[:FIELD_CHARS_MAX]
-    if usage is None or usage == Usage():
-        return _DecodedResponse(partial, unreadable=reason)
-    reply = partial or Reply((), "error", usage)
-    return _DecodedResponse(reply, is_complete=is_complete, unreadable=reason)
 
 
 def _decode_request(adapter: Adapter, exchange: Exchange) -> tuple[bytes, TolerantRequest]:

@@ -14,7 +14,7 @@ from typing import IO, Generic, TypeVar
 import msgspec
 
 from holdfast.events.payloads.calls import RequestChange
-from holdfast.gateway.exchange import Exchange, ExchangeEnd, GatewayCaller
+from holdfast.gateway.exchange import Exchange, ExchangeEnd, GatewayCaller, WebSocketCall
 from holdfast.gateway.rewrite.rewriter import GatewayPing
 from holdfast.gateway.routes import Target
 
@@ -59,6 +59,7 @@ class RequestMessage(msgspec.Struct, frozen=True, tag=True):
     original_body: bytes | None
     changes: tuple[RequestChange, ...]
     queue_length: int = 0
+    websocket_call: WebSocketCall | None = None
     method: str = "POST"
 
 
@@ -151,6 +152,7 @@ class RecorderProcess:
                 original_body=exchange.original_body,
                 changes=exchange.changes,
                 queue_length=self._queue.queue_length,
+                websocket_call=exchange.websocket_call,
                 method=exchange.method,
             )
         )
@@ -232,6 +234,7 @@ class MessageReceiver:
                     message.changes,
                     message.queue_length,
                 )
+                exchange.websocket_call = message.websocket_call
                 self._exchanges[message.number] = exchange
                 while len(self._exchanges) > TRACKED_EXCHANGES_MAX:
                     self._exchanges.popitem(last=False)

@@ -1,17 +1,27 @@
-"""uvicorn protocol with a limit on request heads, our error format for malformed requests, and no upgrades."""
+"""uvicorn's protocols for HTTP and WebSocket, with bounded request heads, our error format, and pings passed on."""
 
 import asyncio
 import re
-from typing import cast
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any, cast
 
 import httptools
 import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
+from wsproto.connection import ConnectionState
+from wsproto.events import CloseConnection, Ping, Pong, Request
 
 from holdfast.service.http.errors import ApiError
 
+if TYPE_CHECKING:
+    from uvicorn._types import ASGISendEvent
+
 HEAD_BYTES_MAX = 65_536
 """Size limit of a request head; httptools has none."""
+
+CLIENT_MESSAGE_BYTES_MAX = 32 * 1024 * 1024
+"""Size limit of a client's WebSocket message; a longer one closes the connection with code 1009."""
 
 _HEAD_STARTS = b"HTTP/1.1 "
 _UPGRADE = re.compile(rb"^upgrade[ \t]*:.*\r\n", re.IGNORECASE | re.MULTILINE)
@@ -48,8 +58,48 @@ class HeadBufferingTransport:
             self._transport.write(head)
 
 
+class PingPassingProtocol(WSProtocol):
+    """Passes pings and pongs to the application as messages, and answers broken frames with the reason they broke.
+
+    An application that takes them finds the extension `holdfast.websocket.ping` in its scope.
+    """
+
+    def handle_connect(self, event: Request) -> None:
+        super().handle_connect(event)
+        self.scope["extensions"]["holdfast.websocket.ping"] = {}
+
+    def handle_ping(self, event: Ping) -> None:
+        self._enqueue("websocket.ping", bytes(event.payload))
+
+    def handle_pong(self, event: Pong) -> None:
+        self._enqueue("websocket.pong", bytes(event.payload))
+
+    def _enqueue(self, kind: str, payload: bytes) -> None:
+        message = {"type": kind, "bytes": payload}
+        self.queue.put_nowait(message)  # type: ignore[arg-type] # a message of our extension
+        # As for any message: a flood of pings must not grow the queue.
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def handle_close(self, event: CloseConnection) -> None:
+        if self.conn.state is ConnectionState.OPEN and not self.close_sent and not self.transport.is_closing():
+            # No frame of the client: wsproto reports bytes that are no valid frame, and has not answered them.
+            self.transport.write(self.conn.send(event))
+        super().handle_close(event)
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:  # type: ignore[override] # with our extension
+        if message["type"] not in ("websocket.ping", "websocket.pong"):
+            await super().send(cast("ASGISendEvent", message))
+            return
+        await self.writable.wait()
+        frame = Ping if message["type"] == "websocket.ping" else Pong
+        if not (self.disconnected or self.close_sent or self.transport.is_closing()):
+            self.transport.write(self.conn.send(frame(message["bytes"])))
+
+
 class BoundedProtocol(HttpToolsProtocol):
-    """Ignores protocol upgrades: a request that offers one is parsed as if it had not."""
+    """Upgrades to WebSocket only; a request that offers anything else is parsed as if it had not."""
 
     _head_bytes = 0
     _in_head = True
@@ -86,7 +136,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._offers_upgrade = self.parser.should_upgrade()
+        self._offers_upgrade = self.parser.should_upgrade() and not self._should_upgrade()
         if not self._offers_upgrade:
             self._received = None
             super().on_headers_complete()
@@ -95,6 +145,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_idle = True
         if not self._offers_upgrade:
             super().on_message_complete()
+
+    def _should_upgrade(self) -> bool:
+        names = {name for name, _ in self.headers}
+        return self.parser.get_method() == b"GET" and b"sec-websocket-key" in names and super()._should_upgrade()
 
     def _unsupported_upgrade_warning(self) -> None:
         """The parser skips the body of a request that offers an upgrade, so parse it again without the offer."""

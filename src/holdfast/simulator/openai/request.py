@@ -29,13 +29,21 @@ class OpenAIInterface(msgspec.Struct, frozen=True):
 
 
 def parse_openai_request(
-    wire: WireRequest, context: RequestContext, interface: OpenAIInterface, *, counting: bool = False
+    wire: WireRequest,
+    context: RequestContext,
+    interface: OpenAIInterface,
+    *,
+    counting: bool = False,
+    generates: bool = True,
 ) -> AcceptedRequest:
-    """Raises `ProviderError` for what the provider refuses. With `counting`, output limits are not checked."""
+    """Raises `ProviderError` for what the provider refuses. With `counting`, output limits are not checked.
+
+    A request for no output needs no input: Codex warms up with its instructions and tools alone.
+    """
     parameters = wire.parameters
     model = validation.find_openai_model(parameters.model, context.models)
     messages = merge_into_messages(wire.prompt.entries)
-    if not messages:
+    if not messages and generates:
         raise refuse(f"Invalid '{interface.prompt_name}': it holds nothing to answer to.")
     validation.check_openai_types(parameters)
     if not counting:
