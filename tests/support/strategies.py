@@ -20,6 +20,11 @@ _LEAVES: dict[type[inspect.Type], Values] = {
     inspect.BytesType: st.binary(max_size=20),
     inspect.DecimalType: st.decimals(allow_nan=False, allow_infinity=False),
 }
+_LEAVES[inspect.AnyType] = st.recursive(
+    st.one_of(*(_LEAVES[kind] for kind in (inspect.NoneType, inspect.BoolType, inspect.IntType, inspect.StrType))),
+    lambda members: st.lists(members, max_size=2) | st.dictionaries(st.text(max_size=4), members, max_size=2),
+    max_leaves=4,
+)
 
 
 def values_of(declared: object) -> Values:
@@ -37,6 +42,8 @@ def _values_of(kind: inspect.Type) -> Values:
             return st.sampled_from(kind.values)
         case inspect.EnumType():
             return st.sampled_from(list(kind.cls))
+        case inspect.DictType():
+            return st.dictionaries(_values_of(kind.key_type), _values_of(kind.value_type), max_size=3)
         case inspect.VarTupleType():
             return st.lists(_values_of(kind.item_type), max_size=3).map(tuple)
         case inspect.TupleType():
