@@ -103,7 +103,7 @@ def test_a_changed_parameter_of_a_plain_client_is_named_too(client: anthropic.An
 
 def test_another_model_of_a_plain_client_has_another_cache(client: anthropic.Anthropic) -> None:
     verdict = last_verdict(client, {"system": RULES}, {"system": RULES, "model": "claude-haiku-4-5"})
-    assert (verdict.kind, verdict.component, verdict.first_lost_section) == ("parameter_changed", "model", "tools")
+    assert (verdict.kind, verdict.component, verdict.first_lost_section) == ("model_switched", "model", "tools")
 
 
 def text_block(text: str, role: Role = "user") -> EncodedBlock:

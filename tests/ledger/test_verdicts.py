@@ -10,12 +10,13 @@ from holdfast.clock import CountingIds, ManualClock
 from holdfast.events.log import Event
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallStarted, RequestPrepared
 from holdfast.ledger.accounting import iter_entries
+from holdfast.ledger.cache.prompt_cache import compute_cache_stats, find_cache_break
 from holdfast.ledger.cache.verdicts import CachedPrefix, PreparedRequest, Verdict, judge_call
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
-from holdfast.types.prompt import Plan, PrefixChange
+from holdfast.types.prompt import Breakpoint, Plan, PrefixChange
 from holdfast.types.reply import CacheDiagnosis
 from holdfast.types.usage import Usage
 
@@ -93,14 +94,14 @@ async def test_a_pause_longer_than_the_ttl_is_an_expiry() -> None:
     assert late.lost_usd == (price.cache_write_5m - price.cache_read) * late.lost_tokens / 1_000_000
 
 
-async def test_a_model_switch_is_planned() -> None:
+async def test_a_model_switch_is_named() -> None:
     simulated = SimulatedSession()
     async with Session.create(**simulated.created) as session:
         await session.send("So?")
         await session.switch_model(HAIKU)
         await session.send("So?")
         await session.send("So?")
-    assert simulated.kinds == ["first_use", "planned", "held"]
+    assert simulated.kinds == ["first_use", "model_switched", "held"]
     assert HAIKU in simulated.verdicts()[1].detail
     assert simulated.verdicts()[1].component == "model"
 
@@ -176,8 +177,9 @@ PLANNED = {make_miss("model_changed"): NO_DISAGREEMENT, HIT: NO_DISAGREEMENT}
 
 def make_request(*, shared: int = 5, planned: tuple[str, str] | None = None) -> PreparedRequest:
     prefix_change = PrefixChange(900, "system") if shared < 5 else None
+    plan = Plan((Breakpoint(4),))
     return PreparedRequest(
-        100.0, Plan(), blocks_before=5, blocks_shared=shared, prefix_change=prefix_change, planned_change=planned
+        100.0, plan, blocks_before=5, blocks_shared=shared, prefix_change=prefix_change, planned_change=planned
     )
 
 
@@ -282,20 +284,20 @@ async def test_an_entry_too_far_back_is_a_lookback_miss() -> None:
     assert simulated.verdicts()[-1].kind == "provider_side"
 
 
-async def test_small_drops_are_ignored_unless_requested() -> None:
+async def test_a_small_drop_has_its_cause_and_its_price_and_is_no_cache_break() -> None:
     simulated = SimulatedSession()
     texts = iter(["milk", "milk", "bread"])
     options: Options = {**simulated.created, "layout": "seed", "system_prompt_volatile": lambda: next(texts)}
     async with Session.create(**options) as session:
         for _ in range(3):
             await session.send("So?")
-    assert simulated.kinds == ["first_use", "held", "held"]
-    strict = [
-        entry.verdict.kind
-        for entry in iter_entries(simulated.events, shipped_models(), drop_tokens_min=1)
-        if entry.verdict
-    ]
-    assert strict == ["first_use", "held", "prefix_changed"]
+    assert simulated.kinds == ["first_use", "held", "prefix_changed"]
+    entries = list(iter_entries(simulated.events, shipped_models()))
+    assert entries[-1].verdict is not None
+    assert 0 < entries[-1].verdict.lost_tokens < 2_000
+    assert entries[-1].verdict.lost_usd > 0
+    assert compute_cache_stats(entries).unexpected_cache_breaks == 0
+    assert find_cache_break(entries[-1], drop_tokens_min=1) is not None
 
 
 async def test_models_unknown_to_the_catalog_have_no_verdict() -> None:

@@ -19,7 +19,7 @@ from holdfast.ledger.money import NAME_CHARACTERS_MAX, clamp_event, format_utc_d
 from holdfast.types.usage import Usage
 
 # Increase it when the same events lead to different verdicts or amounts: tables of an older version are rebuilt.
-LEDGER_VERSION = 4
+LEDGER_VERSION = 5
 POSTED_PAYLOADS = (*ACCOUNTED_PAYLOADS, ExplicitCacheChanged)
 _NOT_CALLS: frozenset[type[msgspec.Struct]] = frozenset((LlmCallFailed, CachePinged, ExplicitCacheChanged))
 _POSTED_SET: frozenset[type[msgspec.Struct]] = frozenset(POSTED_PAYLOADS)

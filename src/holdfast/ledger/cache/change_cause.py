@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from typing import Literal
 
 import msgspec
 
@@ -71,10 +72,23 @@ def find_prefix_change(before: Sequence[EncodedBlock], after: Sequence[EncodedBl
         return PrefixChange(at.start, new.section, *_cause_of_volatile(pattern))
     old = before[0]
     if (old.section, old.role, old.container_start) != (new.section, new.role, new.container_start):
-        return PrefixChange(at.start, new.section, *_cause_of_other_block(before, after))
+        tail = _classify_tail(before, after, 0)
+        return PrefixChange(at.start, new.section, *_cause_of_other_block(before, after), tail=tail)
     shared = common_prefix_length(old.data, new.data)
     diff = tuple(map(mask_diff_line, diff_texts(format_block(old), format_block(new)))) if _is_short(old, new) else ()
-    return PrefixChange(start + shared, new.section, *_cause_of_edit(before, after, shared), diff)
+    tail = _classify_tail(before, after, shared)
+    return PrefixChange(start + shared, new.section, *_cause_of_edit(before, after, shared), diff, tail)
+
+
+def _classify_tail(
+    before: Sequence[EncodedBlock], after: Sequence[EncodedBlock], shared_bytes: int
+) -> Literal["rewritten", "replaced"] | None:
+    """Whether the change is in what the request before added after the last reply, and what became of that."""
+    if any(block.section != "messages" or block.role == "assistant" for block in before):
+        return None
+    # The conversation went on after the message, or the message still begins as before.
+    is_continued = any(block.role == "assistant" for block in after)
+    return "rewritten" if is_continued or 2 * shared_bytes >= len(before[0].data) else "replaced"
 
 
 def mask_diff_line(line: str) -> str:
