@@ -22,6 +22,7 @@ from holdfast.integrations.proxy import Proxy, ReplaceAttribute, await_value
 from holdfast.integrations.response_capture import CallWatcher
 from holdfast.integrations.streams import WatchedStream, WatchedStreamContext
 from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
+from holdfast.providers.wire_request import drop_deferred_tools
 from holdfast.types.json_encoding import encode_json, sha256_hex
 from holdfast.types.request_buffer import RequestBuffer
 
@@ -57,7 +58,7 @@ class CallPreparer:
         arguments: Arguments = {name: materialize_iterators(value) for name, value in given.items()}
         with self.warnings.suppress_errors(_SENT_UNCHANGED):
             body = client_body(arguments, left_out=method.left_out)
-            wire = method.adapter.decode_request(encode_json(body))
+            wire = drop_deferred_tools(method.adapter, method.adapter.decode_request(encode_json(body)))
             rewritten = RewrittenRequest(arguments, wire)
 
             def rewrite(buffer: RequestBuffer, model: Model) -> WireRequest:
@@ -93,7 +94,8 @@ class CallPreparer:
     def observe_request(self, adapter: Adapter, body: bytes, path: str) -> ObservedRequest | None:
         """What to record of a body that is sent unchanged."""
         with self.warnings.suppress_errors("a call is not recorded"):
-            return self._observer.prepare(adapter, adapter.decode_request(body, {PATH_HEADER: path}))
+            wire = adapter.decode_request(body, {PATH_HEADER: path})
+            return self._observer.prepare(adapter, drop_deferred_tools(adapter, wire))
         return None
 
     def _session_of(self, wire: WireRequest) -> str:

@@ -38,7 +38,7 @@ from holdfast.ledger.cache.verdicts import (
     judge_call,
 )
 from holdfast.ledger.money import clamp_event, clamp_integer, round_usd
-from holdfast.types.blocks import Image, ToolResult
+from holdfast.providers.cache_inputs import has_image
 from holdfast.types.prompt import Plan, PrefixChange
 from holdfast.types.reply import ReplySource
 from holdfast.types.request_buffer import PrefixDigest
@@ -467,12 +467,6 @@ def _build_call_record(
         changed_layer=request.changed_layer if request else None,
         changed_byte=clamp_integer(changed_at.byte) if changed_at else None,
     )
-
-
-def has_image(block: object) -> bool:
-    if isinstance(block, ToolResult):
-        return any(isinstance(content_block, Image) for content_block in block.content)
-    return isinstance(block, Image)
 
 
 def extend_stable_prefix(before: StablePrefix, shared_blocks: int, digests: Sequence[PrefixDigest]) -> StablePrefix:

@@ -41,6 +41,7 @@ from holdfast.providers.tolerant_decode import (
     find_usage,
     wrap_raw_request,
 )
+from holdfast.providers.wire_request import drop_deferred_tools
 from holdfast.types.blocks import Block, Role, Text, is_thinking, parse_tool_call
 from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.prompt import Plan
@@ -426,7 +427,8 @@ def _decode_request(adapter: Adapter, exchange: Exchange) -> tuple[bytes, Tolera
         decoded = decompress_body(body, _header_text(exchange.headers, b"content-encoding"))
     except ProviderError as error:
         return body, wrap_raw_request(body, headers, str(error))
-    return decoded, decode_request_tolerantly(adapter, decoded, headers)
+    request = decode_request_tolerantly(adapter, decoded, headers)
+    return decoded, msgspec.structs.replace(request, wire=drop_deferred_tools(adapter, request.wire))
 
 
 def _decompress_or_none(exchange: Exchange) -> bytes | None:
