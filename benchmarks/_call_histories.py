@@ -26,6 +26,7 @@ from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.provider_api import RequestContext
 from holdfast.simulator.request_blocks import TokenCounts
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.types.blocks import Json
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.usage import Usage
@@ -50,9 +51,9 @@ Body = dict[str, Json]
 class RecordedClient:
     """A client whose requests reach the simulated provider, and are recorded as the gateway records them."""
 
-    def __init__(self) -> None:
+    def __init__(self, store: MemoryStore | SqliteStore | None = None) -> None:
         self.clock = ManualClock(1_790_000_000.0)
-        self.store = MemoryStore()
+        self.store = store or MemoryStore()
         self.recorder = CallRecorder(
             self.store, models=shipped_models(), clock=self.clock, new_id=CountingIds(), warnings=WarningLog("history")
         )
@@ -328,7 +329,8 @@ def walk_history(seed: int, calls: int) -> tuple[CallHistory, list[WalkedCall]]:
         history.client.clock.advance(history.random.choice((5, 60, 200, 400, 4_000)))
         match history.random.randrange(12):
             case 0:
-                history.messages, history.system = map(list, history.random.choice(snapshots))
+                messages, system = history.random.choice(snapshots)
+                history.messages, history.system = [*messages], [*system]
             case 1:
                 history.system = [text_block(history.words(300, 2_000))]
             case 2:
@@ -343,5 +345,7 @@ def walk_history(seed: int, calls: int) -> tuple[CallHistory, list[WalkedCall]]:
                 history.messages[0] = history.make_user_message(*((PIXEL,) if history.random.random() < 0.5 else ()))
             case 7:
                 history.style = history.random.choice(("system and end", "end", "automatic"))
+            case _:
+                pass  # Most often the conversation just goes on.
         history.extend()
     return history, walked

@@ -72,7 +72,7 @@ def test_model_switch_is_listed_between_the_calls(client: Client) -> None:
     calls = calls_of(client, "model switched")
     (switch,) = calls["between"]
     assert (switch["kind"], switch["calls_before"]) == ("model", 6)
-    assert [call["verdict"] for call in calls["calls"]][6] == "planned"
+    assert [call["verdict"] for call in calls["calls"]][6] == "model_switched"
     assert calls_of(client, "model switched", "?after=7")["between"] == []
 
 

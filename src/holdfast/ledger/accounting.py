@@ -136,6 +136,18 @@ class LedgerEntry(msgspec.Struct, frozen=True):
     stable_write_tokens: int = 0
     payer: Payer = Payer()
 
+    @property
+    def is_prefix_held(self) -> bool | None:
+        """Whether the call began with what was cached before it, byte for byte; None if its request is not stored.
+
+        Bytes that change after the last breakpoint were never cached: the verdict decides where there is one.
+        """
+        if self.source == "provider" and not self.prompt_digest:
+            return None  # Pruned.
+        if self.verdict is not None and self.verdict.evidence is not None:
+            return self.verdict.kind == "held" or self.verdict.evidence.bytes != "changed"
+        return self.record.is_prefix_unchanged
+
 
 class AccountingState(msgspec.Struct, frozen=True):
     """The accounting state of a session: everything needed to record its next call.
