@@ -4,6 +4,7 @@ The client sends Anthropic's own JSON. The simulator answers it with the usage o
 the gateway uses turns the same bodies into events.
 """
 
+import functools
 import random
 from collections.abc import Callable, Mapping
 
@@ -15,6 +16,7 @@ from holdfast.engine.guard import WarningLog
 from holdfast.engine.recorder import CallRecorder
 from holdfast.engine.request_observer import RequestObserver
 from holdfast.events.payloads.cache import CacheControlsApplied
+from holdfast.events.payloads.session import SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.ledger.accounting import LedgerEntry, iter_entries
 from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
@@ -51,11 +53,16 @@ Body = dict[str, Json]
 class RecordedClient:
     """A client whose requests reach the simulated provider, and are recorded as the gateway records them."""
 
-    def __init__(self, store: MemoryStore | SqliteStore | None = None) -> None:
+    def __init__(self, store: MemoryStore | SqliteStore | None = None, *, simulated: bool = False) -> None:
         self.clock = ManualClock(1_790_000_000.0)
         self.store = store or MemoryStore()
         self.recorder = CallRecorder(
-            self.store, models=shipped_models(), clock=self.clock, new_id=CountingIds(), warnings=WarningLog("history")
+            self.store,
+            models=shipped_models(),
+            clock=self.clock,
+            new_id=CountingIds("call-"),
+            warnings=WarningLog("history"),
+            session_started=functools.partial(SessionStarted, simulated=simulated),
         )
         self._observer = RequestObserver(self.recorder, WarningLog("history"))
         self._counts = TokenCounts()
