@@ -102,9 +102,16 @@ class RecordedClient:
 class CallHistory:
     """A client with a conversation of its own: prompt sizes, breakpoints, TTL, pauses and turns are drawn at random."""
 
-    def __init__(self, seed: str, *, system_words: tuple[int, int] = (600, 1_500), marks: bool = True) -> None:
+    def __init__(
+        self,
+        seed: str,
+        *,
+        system_words: tuple[int, int] = (600, 1_500),
+        marks: bool = True,
+        store: MemoryStore | SqliteStore | None = None,
+    ) -> None:
         self.random = random.Random(seed)
-        self.client = RecordedClient()
+        self.client = RecordedClient(store)
         self.model = SONNET
         self.marks = marks
         self.hour = self.random.random() < 0.3
@@ -323,9 +330,11 @@ class WalkedCall(msgspec.Struct, frozen=True):
     readable_tokens: int
 
 
-def walk_history(seed: int, calls: int) -> tuple[CallHistory, list[WalkedCall]]:
+def walk_history(
+    seed: int, calls: int, *, store: MemoryStore | SqliteStore | None = None
+) -> tuple[CallHistory, list[WalkedCall]]:
     """A client that does everything at random: pauses, edits, returns to older prompts, drops its breakpoints."""
-    history = CallHistory(f"walk {seed}", system_words=(300, 2_000))
+    history = CallHistory(f"walk {seed}", system_words=(300, 2_000), store=store)
     snapshots: list[tuple[list[Body], list[Json]]] = []
     walked = []
     for _ in range(calls):
