@@ -4,6 +4,7 @@ from decimal import Decimal
 
 import msgspec
 import pytest
+from benchmarks._call_histories import RecordedClient
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.clock import CountingIds, ManualClock
@@ -16,6 +17,7 @@ from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
+from holdfast.types.blocks import Json
 from holdfast.types.prompt import Breakpoint, Plan, PrefixChange
 from holdfast.types.reply import CacheDiagnosis
 from holdfast.types.usage import Usage
@@ -341,3 +343,58 @@ async def test_snapshots_and_other_routes_to_a_model_are_judged_and_priced_like_
     _, second = iter_entries(simulated.events, shipped_models())
     assert second.record.model == name
     assert second.uncached_usd > second.record.cost_usd
+
+
+def test_a_prompt_below_the_minimum_says_how_many_tokens_are_missing() -> None:
+    row = shipped_models()[SONNET]
+    verdict = judge_call(None, PreparedRequest(100.0, Plan()), Usage(input=500), row)
+    assert (verdict.kind, verdict.floor_tokens_missing) == ("below_floor", row.cache.tokens_min - 500)
+    assert f"{row.cache.tokens_min - 500} are missing" in verdict.detail
+
+
+def test_a_breakpoint_that_comes_too_early_is_below_the_minimum() -> None:
+    client = RecordedClient()
+    short: Json = {"type": "text", "text": "Be kind. " * 30, "cache_control": {"type": "ephemeral"}}
+    messages: list[Json] = [{"role": "user", "content": "So? " * 2_000}]
+    for _ in range(2):
+        client.send({"model": "claude-sonnet-5-5", "system": [short], "messages": [*messages]})
+        messages += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "And?"}]
+    assert [verdict.kind for verdict in client.verdicts] == ["below_floor", "below_floor"]
+    assert 0 < client.verdicts[1].floor_tokens_missing < shipped_models()[SONNET].cache.tokens_min
+
+
+def test_a_call_sent_before_the_previous_one_was_answered_could_not_read_it() -> None:
+    cached = CachedPrefix(SONNET, 90.0, 30_000, "5m", 4, {}, has_images=False, readable_at=101.0)
+    verdict = judge_call(cached, make_request(), Usage(input=10, cache_write_5m=30_000), shipped_models()[SONNET])
+    assert (verdict.kind, verdict.lost_tokens) == ("first_use", 0)
+    # The seed's counters know nothing of this.
+    assert (verdict.drop_tokens, verdict.drop_class) == (30_000, "unexpected")
+
+
+def test_questions_about_the_same_text_lose_nothing_but_what_their_breakpoints_miss() -> None:
+    """Another question in place of the last one is no rewritten tail, as long as the text before it is read."""
+    text = {"type": "text", "text": "Follow the rules of the house. " * 300}
+    mark: dict[str, Json] = {"cache_control": {"type": "ephemeral"}}
+    for marks_text, kinds in ((True, ["first_use", "held", "held"]), (False, ["first_use", *["tail_rewritten"] * 2])):
+        client = RecordedClient()
+        for question in ("Who?", "Where is it?", "What for?"):
+            content: list[Json] = [{"type": "text", "text": question, **mark}]
+            system: list[Json] = [{**text, **mark} if marks_text else {**text}]
+            messages: list[Json] = [{"role": "user", "content": content}]
+            client.send({"model": "claude-sonnet-5-5", "system": system, "messages": messages})
+        assert [verdict.kind for verdict in client.verdicts] == kinds
+
+
+def test_a_prefix_that_only_an_earlier_call_marked_could_still_be_read() -> None:
+    """The second call marks nothing, so it leaves nothing; the first one's prefix is still there for the third."""
+    client, content = RecordedClient(), "Follow the rules of the house. " * 300
+    marked: Json = [{"type": "text", "text": content, "cache_control": {"type": "ephemeral"}}]
+    messages: list[Json] = [{"role": "user", "content": "So?"}]
+    for system in (marked, content, marked):
+        client.send({"model": "claude-sonnet-5-5", "system": system, "messages": [*messages]})
+        if system == content:
+            client.evict()
+        messages += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "And?"}]
+    first, second, third = client.verdicts
+    assert (first.kind, second.kind, third.kind) == ("first_use", "no_breakpoint", "provider_side")
+    assert third.lost_tokens == second.lost_tokens > 2_000

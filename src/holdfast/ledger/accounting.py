@@ -368,12 +368,12 @@ def _record_call_end(
         left = derive_cached_prefix(request, usage, model, verdict=verdict, readable_at=event.at)
         # A provider that compacted the conversation itself no longer reads what it had cached before.
         is_compacted = completed is not None and completed.compaction_usage is not msgspec.UNSET
-        earlier = () if is_compacted else _remember_prefixes(cached, earlier, request, left, usage)
+        earlier = () if is_compacted else _remember_prefixes(state, request, usage, left=left)
         cached = left
     elif request is not None and cached is not None and not payload.usage.tokens_sent:
         # No usage was reported: the cached prefix is still there, unless the prompt no longer begins with it.
         used_at = max(cached.used_at, request.at)
-        earlier = _remember_prefixes(cached, earlier, request, None, payload.usage)
+        earlier = _remember_prefixes(state, request, payload.usage)
         cached = None if request.is_prefix_changed else replace(cached, used_at=used_at)
     number = state.call_count + 1
     entry = LedgerEntry(
@@ -406,13 +406,10 @@ def _record_call_end(
 
 
 def _remember_prefixes(
-    cached: CachedPrefix | None,
-    earlier: tuple[CachedPrefix, ...],
-    request: PreparedRequest,
-    left: CachedPrefix | None,
-    usage: Usage,
+    state: AccountingState, request: PreparedRequest, usage: Usage, *, left: CachedPrefix | None = None
 ) -> tuple[CachedPrefix, ...]:
     """The prefixes of earlier calls after one more call, which left `left`; the newest come first."""
+    cached, earlier = state.cached_prefix, state.earlier_prefixes
     marked = {point.block_index for point in request.plan.breakpoints}
     prefixes = []
     for prefix in (*((cached,) if cached else ()), *earlier):

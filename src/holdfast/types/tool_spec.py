@@ -38,7 +38,7 @@ class ToolSpec(msgspec.Struct, frozen=True):
     @property
     def is_deferred(self) -> bool:
         """Whether the tool is sent with `defer_loading`: the model sees it only after a tool search has found it."""
-        # Most tools are told apart without decoding them.
+        # Most tools need not be decoded to see that they are not.
         if self.wire_json is None or '"defer_loading"' not in self.wire_json:
             return False
         try:

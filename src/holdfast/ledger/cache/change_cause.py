@@ -53,6 +53,7 @@ _PATTERNS = {
 _GROUPS = (b"(?P<p%d>%b)" % (at, pattern.removeprefix(b"(?i)")) for at, pattern in enumerate(_PATTERNS.values()))
 _VOLATILE = re.compile(b"|".join(_GROUPS), re.IGNORECASE)
 _NAMES = tuple(_PATTERNS)
+_TEXT_MEMBER = b'"text":"'
 _OPAQUE = re.compile(rb'"(?:data|signature|encrypted_content|thoughtSignature)":"[^"]*"')
 
 
@@ -86,9 +87,11 @@ def _classify_tail(
     """Whether the change is in what the request before added after the last reply, and what became of that."""
     if any(block.section != "messages" or block.role == "assistant" for block in before):
         return None
-    # The conversation went on after the message, or the message still begins as before.
+    # The conversation went on after the message, or at least half of its text is still where it was.
     is_continued = any(block.role == "assistant" for block in after)
-    return "rewritten" if is_continued or 2 * shared_bytes >= len(before[0].data) else "replaced"
+    text_start = before[0].data.find(_TEXT_MEMBER, 0, AROUND_BYTES_MAX) + len(_TEXT_MEMBER)
+    is_same_text = 2 * (shared_bytes - text_start) >= len(before[0].data) - text_start
+    return "rewritten" if is_continued or is_same_text else "replaced"
 
 
 def mask_diff_line(line: str) -> str:

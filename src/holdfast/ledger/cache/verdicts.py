@@ -250,7 +250,8 @@ def judge_call(
 
     `cached` is what the last call left in the cache, `earlier` what is left of the calls before it.
     """
-    judged = _JudgedCall(request, usage, row, cached, _find_readable_prefix(cached, earlier, request, row))
+    prefix = _find_readable_prefix(cached, earlier, request, row)
+    judged = _JudgedCall(request, usage, row, cached=cached, prefix=prefix)
     expected, verdict = judged.expected_tokens, judged.find_verdict()
     drop_tokens = max(0, (cached.tokens if cached is not None else 0) - usage.cache_read)
     usage_evidence: UsageEvidence = "nothing cached" if not expected else "partly read"
@@ -302,6 +303,7 @@ class _JudgedCall:
         request: PreparedRequest,
         usage: Usage,
         row: Model,
+        *,
         cached: CachedPrefix | None,
         prefix: CachedPrefix | None,
     ) -> None:
@@ -471,7 +473,12 @@ def find_changed_parameter(cached: CachedPrefix, request: PreparedRequest, row: 
         return None
     rank, name = min(ranks)
     kind = _KIND_BY_PARAMETER.get(name, "parameter_changed")
-    detail = f"the model was switched from {cached.model} to {row.id}" if name == "model" else f"{name} changed"
+    has_images = request.has_images or "images" in after
+    details = {
+        "model": f"the model was switched from {cached.model} to {row.id}",
+        "images": f"the prompt has {'an image now, and had none' if has_images else 'no image now, and had one'}",
+    }
+    detail = details.get(name, f"{name} changed")
     return Verdict(kind, component=name, first_lost_section=sections[rank], detail=detail)
 
 
