@@ -19,7 +19,7 @@ from holdfast.events.payloads.session import EpochOpened, SessionStarted
 from holdfast.layers.assemble import assemble_prompt
 from holdfast.ledger.accounting import AccountingState, record_event
 from holdfast.ledger.cache.verdicts import Verdict
-from holdfast.providers.registry import get_adapter
+from holdfast.providers.registry import find_adapter
 from holdfast.types.json_encoding import JSON_ENCODING_VERSION
 from holdfast.types.request_buffer import PrefixDigest, count_shared_blocks
 
@@ -66,7 +66,7 @@ def certify(events: Iterable[Event], session_id: str, models: Models) -> Iterato
                 call_number += 1
                 pending = _describe_prefix(state, payload, call_number)
                 if has_content:
-                    draft = draft or RequestDraft(get_adapter(find_model(state.model, models).provider), len)
+                    draft = draft or RequestDraft(find_adapter(find_model(state.model, models).provider), len)
                     draft.update(assemble_prompt(build_sent_view(state)))
                     pending = _check_bytes(pending, state, payload, draft)
                 else:
