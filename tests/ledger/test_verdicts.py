@@ -1,6 +1,7 @@
 """Each verdict on a call, provoked by a session against the simulator."""
 
 from decimal import Decimal
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,13 +12,17 @@ from holdfast.clock import CountingIds, ManualClock
 from holdfast.events.log import Event
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallStarted, RequestPrepared
 from holdfast.ledger.accounting import iter_entries
+from holdfast.ledger.cache.prefix_diff import compare_requests
 from holdfast.ledger.cache.prompt_cache import compute_cache_stats, find_cache_break
 from holdfast.ledger.cache.verdicts import CachedPrefix, PreparedRequest, Verdict, judge_call
+from holdfast.ledger.requests.parse import parse_request
+from holdfast.providers.anthropic import anthropic
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from holdfast.types.blocks import Json
+from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import Breakpoint, Plan, PrefixChange
 from holdfast.types.reply import CacheDiagnosis
 from holdfast.types.usage import Usage
@@ -398,3 +403,57 @@ def test_a_prefix_that_only_an_earlier_call_marked_could_still_be_read() -> None
     first, second, third = client.verdicts
     assert (first.kind, second.kind, third.kind) == ("first_use", "no_breakpoint", "provider_side")
     assert third.lost_tokens == second.lost_tokens > 2_000
+
+
+def test_a_client_that_alternates_between_two_prompts_is_compared_with_the_one_it_continues() -> None:
+    client = RecordedClient()
+    marked: dict[str, Json] = {"cache_control": {"type": "ephemeral"}}
+    conversations: dict[str, list[Json]] = {"short": [], "long": []}
+    for number in range(3):
+        for name, messages in conversations.items():
+            text = f"The {name} rules of the house. " * (300 if name == "short" else 900)
+            messages.append({"role": "user", "content": f"Question {number}?"})
+            system: list[Json] = [{"type": "text", "text": text}]
+            client.send({"model": "claude-sonnet-5-5", "system": system, "messages": [*messages], **marked})
+            messages.append({"role": "assistant", "content": "Done."})
+    kinds = [verdict.kind for verdict in client.verdicts]
+    assert kinds == ["first_use", "prefix_changed", *["held"] * 4]
+    assert not any(verdict.lost_usd for verdict in client.verdicts[2:])
+
+
+def test_a_deferred_tool_is_no_part_of_the_prefix() -> None:
+    """Loading one in mid-conversation changes no cached byte, and it is given no breakpoint."""
+    client = RecordedClient()
+    tools: list[Json] = [{"name": "find", "description": "Finds tools.", "input_schema": {"type": "object"}}]
+    deferred: Json = {"name": "a", "description": "Late.", "input_schema": {"type": "object"}, "defer_loading": True}
+    messages: list[Json] = [{"role": "user", "content": "So? " * 2_000}]
+    body: dict[str, Json] = {"model": "claude-sonnet-5-5", "cache_control": {"type": "ephemeral"}}
+    sizes = []
+    for offered in (tools, [deferred, *tools], [*tools, deferred]):
+        sizes.append(client.send({**body, "tools": offered, "messages": [*messages]}).tokens_sent)
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert [verdict.kind for verdict in client.verdicts] == ["first_use", "held", "held"]
+    assert all(entry.record.is_prefix_unchanged for entry in client.entries)
+    first, second = ({**body, "tools": offered, "messages": messages} for offered in (tools, [deferred, *tools]))
+    before, after = (parse_request(encode_json({**each, "max_tokens": 9})) for each in (first, second))
+    comparison = compare_requests(before, after, None)
+    assert comparison.is_prefix_unchanged
+    blocks = anthropic.encode_segment(
+        anthropic.decode_request(encode_json({**second, "max_tokens": 9})).prompt.segments[0]
+    )
+    assert [block.accepts_breakpoint for block in blocks] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        ([{"defer_loading": True}], "at least one tool must be non-deferred"),
+        ([{}, {"defer_loading": True, "cache_control": {"type": "ephemeral"}}], "both defer_loading and cache_control"),
+    ],
+)
+def test_the_simulator_refuses_deferred_tools_that_anthropic_refuses(tools: list[Any], message: str) -> None:
+    named = [{"name": f"t{index}", "input_schema": {"type": "object"}, **tool} for index, tool in enumerate(tools)]
+    with pytest.raises(ValueError, match=message):
+        RecordedClient().send(
+            {"model": "claude-sonnet-5-5", "tools": [*named], "messages": [{"role": "user", "content": "So?"}]}
+        )
