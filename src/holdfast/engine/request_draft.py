@@ -20,7 +20,7 @@ class RequestDraft:
         self._stable_prefix: tuple[Segment, ...] = ()
         self._entries: tuple[HistoryEntry, ...] = ()
         self._starts: list[int] = []  # The block at which each history entry starts.
-        self._images: list[bool] = []  # Whether each history entry has an image.
+        self._images: list[bool] = []  # Whether there is an image up to each history entry.
         self.buffer = RequestBuffer(adapter, count)
         self._dropped: tuple[EncodedBlock, ...] = ()
         self._unchanged_blocks = 0
@@ -40,13 +40,13 @@ class RequestDraft:
             del self._starts[unchanged:], self._images[unchanged:]
         for entry in entries[unchanged:]:
             self._starts.append(len(self.buffer.blocks))
-            self._images.append(any(map(has_image, entry.content)))
+            self._images.append(self.has_images or any(map(has_image, entry.content)))
             self.buffer.extend(self.encode_entry(entry))
         self._entries = entries
 
     @property
     def has_images(self) -> bool:
-        return any(self._images)
+        return bool(self._images) and self._images[-1]
 
     @property
     def prefix_tokens(self) -> int:
