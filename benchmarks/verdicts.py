@@ -1,15 +1,19 @@
-"""The ledger's verdicts on the cache hits and misses of recorded sessions, from the reported sizes.
+"""The ledger's verdicts: on random calls with a known cause, and on the cache hits and misses of recorded sessions.
 
-Reads traces from the folder that HOLDFAST_DATA names. When the client usually loses its cache is learned from the other
-half of the sessions.
+Each cause is injected 1,000 times into random histories on the cache model. The recorded sessions are traces in the
+folder that HOLDFAST_DATA names, judged by the reported sizes; when the client usually loses its cache is learned from
+the other half of the sessions.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 
 import msgspec
 
+from benchmarks._call_histories import CAUSES, inject_cause
 from benchmarks._traces import SKIPPED, WITH_PAUSES, sessions_of, traces_folder
 from holdfast.catalog.lookup import find_model
 from holdfast.catalog.schema import Model
@@ -31,7 +35,33 @@ ROW = find_model("anthropic:claude-opus-4-6")
 UNSEEN_CHANGES = ("edited", "prefix changed")
 
 
+INJECTIONS = 1_000
+PROCESSES = 2
+
+
 def run() -> Iterator[tuple[str, str]]:
+    yield from _judge_injected_causes()
+    yield from _judge_recorded_sessions()
+
+
+def _judge_injected_causes() -> Iterator[tuple[str, str]]:
+    yield "an injected cause is named", f"{INJECTIONS} random histories each (bar: 99%, none wrongly held)"
+    with ProcessPoolExecutor(PROCESSES) as pool:
+        for name, (expected, _) in CAUSES.items():
+            judged = list(pool.map(_judge_injection, repeat(name, INJECTIONS), range(INJECTIONS), chunksize=50))
+            kinds = Counter(kind for kind, _ in judged)
+            others = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common() if kind != expected)
+            wrongly_held = sum(is_wrong for _, is_wrong in judged)
+            named = f"{_share(kinds, expected)}, wrongly held {wrongly_held}"
+            yield f"  {name}: {expected}", f"{named}; others: {others}" if others else named
+
+
+def _judge_injection(name: str, seed: int) -> tuple[str, bool]:
+    call = inject_cause(name, seed)
+    return call.verdict.kind, call.is_wrongly_held
+
+
+def _judge_recorded_sessions() -> Iterator[tuple[str, str]]:
     traces = traces_folder()
     if traces is None:
         yield SKIPPED

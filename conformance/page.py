@@ -32,7 +32,7 @@ at list prices, with the simulator's cache.
 
 A `known problem` is listed below with what was seen and fails nothing; one that no longer occurs does. Known today:
 calls that are never continued, such as those for titles, and prompts whose end is rewritten (aider) get breakpoints
-from `--improve` that are written and not read; and a lost prefix of less than 2,000 tokens counts as held.
+from `--improve` that are written and not read.
 
 `python -m conformance NAME ...` runs some clients, `--ci` those of CI, `make clients LATEST=1` all of them at their
 newest versions; none of these changes this page. Bodies, output and the gateway's log of the latest run are below

@@ -43,7 +43,9 @@ def test_every_call_is_drawn_and_described_as_in_the_api(
         assert call["verdict"].replace("_", " ") in row
     bars = page.run("return document.querySelector('.outcome.written').getAttribute('d').split('M').length - 1")
     assert bars == len(calls["calls"])
-    assert page.run("return document.querySelector('.break').getAttribute('d').split('M').length - 1") == 3
+    breaks = [call["number"] for call in calls["calls"] if call["is_break"]]
+    assert breaks == [3, 5, 7, 9]
+    assert page.run("return document.querySelector('.break').getAttribute('d').split('M').length - 1") == len(breaks)
     breakpoint_count = sum(len(call["breakpoints"]) for call in calls["calls"])
     assert (
         page.run("return document.querySelector('.breakpoint').getAttribute('d').split('M').length - 1")
@@ -64,7 +66,7 @@ def test_click_on_a_bar_selects_its_call_and_stays_in_the_url(page: Page, sessio
     page.driver.refresh()
     page.wait_until(lambda: page.text(".detail h2").startswith("Call 7"))
     detail = page.text(".detail")
-    assert "Violated: the prefix changed" in detail
+    assert "Broken: the prefix changed" in detail
     assert "miss: system_changed" in detail
     assert "end of the conversation so far" in detail
     page.click("[data-does=bytes]")

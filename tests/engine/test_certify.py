@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from benchmarks._call_histories import RecordedClient
 from click.testing import CliRunner, Result
 
 from holdfast.cli.main import command
@@ -116,7 +117,7 @@ async def test_a_message_changed_on_the_log_is_detected(tmp_path: Path) -> None:
     stored.change(position, MessageAppended(message))
     result = stored.certify()
     assert result.exit_code == 1
-    assert "call 1 failed: the bytes rebuilt from the log differ from those sent: block" in result.output
+    assert "call 1 is broken: the bytes rebuilt from the log differ from those sent: block" in result.output
     assert "layer 'history'" in result.output
 
 
@@ -133,7 +134,7 @@ async def test_a_wrong_number_of_shared_blocks_is_detected(tmp_path: Path, share
     stored.change(position, msgspec.structs.replace(request, shared_blocks=shared))
     result = stored.certify()
     assert result.exit_code == 1
-    assert f"call 4 failed: it claims {shared} shared blocks, but the previous call has" in result.output
+    assert f"call 4 is broken: it claims {shared} shared blocks, but the previous call has" in result.output
 
 
 @pytest.mark.parametrize(("simulated", "read"), [(False, 0), (True, 10)])
@@ -149,7 +150,7 @@ async def test_a_short_cache_read_is_detected(tmp_path: Path, simulated: bool, r
     stored.change(position, msgspec.structs.replace(call, usage=usage))
     result = stored.certify()
     assert result.exit_code == 1
-    assert f"call 2 failed: only {read} of" in result.output
+    assert f"call 2 is broken: only {read} of" in result.output
 
 
 def test_a_resumed_simulated_chat_is_certified_and_names_the_reads_it_did_not_require(tmp_path: Path) -> None:
@@ -176,8 +177,24 @@ async def test_a_changed_prefix_is_detected_with_its_layer_and_byte(tmp_path: Pa
     await stored.play()
     result = stored.certify()
     assert result.exit_code == 1
-    assert "the prefix changed: block" in result.output
-    assert "layer 'volatile', from byte" in result.output
+    assert "the prefix changed: layer 'volatile', from byte" in result.output
+    broken = [certificate for certificate in json.loads(stored.certify("--json").output) if certificate["byte"]]
+    assert [certificate["result"] for certificate in broken] == ["broken"]
+    assert broken[0]["byte"] > len(PROMPT)
+
+
+def test_a_wrapped_session_is_not_certifiable_because_it_has_digests_only(tmp_path: Path) -> None:
+    client = RecordedClient(SqliteStore(tmp_path / "log.db"))
+    for question in ("So?", "And?"):
+        client.send({"model": "claude-sonnet-5-5", "messages": [{"role": "user", "content": question}]})
+    client.store.close()
+    certify = ["certify", client.recorder.session_id, "--db", str(tmp_path / "log.db")]
+    result = CliRunner().invoke(command, certify)
+    assert result.exit_code == 1
+    assert "2 requests not certifiable: only digests were kept" in result.output
+    assert "broken" not in result.output
+    certificates = json.loads(CliRunner().invoke(command, [*certify, "--json"]).output)
+    assert [certificate["result"] for certificate in certificates] == ["not certifiable"] * 2
 
 
 async def test_requests_of_another_encoding_are_not_certified(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from holdfast.ledger.cache.prompt_cache import (
     iter_cache_breaks,
     rank_cache_breaks,
 )
-from holdfast.ledger.cache.verdicts import VerdictKind
+from holdfast.ledger.cache.verdicts import BreakClass
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
@@ -150,22 +150,9 @@ def test_a_hit_percentage_is_rounded_down_and_zero_without_tokens() -> None:
     assert TokenStats().hit_percent == 0
 
 
-@pytest.mark.parametrize(
-    ("kind", "unexpected"),
-    [
-        ("planned", False),
-        ("parameter_changed", False),
-        ("ttl_expired", False),
-        ("prefix_changed", True),
-        ("lookback_miss", True),
-        ("provider_side", True),
-        ("held", None),
-        ("first_use", None),
-        ("below_floor", None),
-    ],
-)
-async def test_only_some_verdicts_are_cache_breaks(kind: VerdictKind, unexpected: bool | None) -> None:
-    entry = await entry_that_lost(kind, 2_000)
+@pytest.mark.parametrize(("drop_class", "unexpected"), [("expected", False), ("unexpected", True), (None, None)])
+async def test_only_some_drops_are_cache_breaks(drop_class: BreakClass | None, unexpected: bool | None) -> None:
+    entry = await entry_that_lost(drop_class, 2_000)
     cache_break = find_cache_break(entry)
     assert (cache_break.unexpected if cache_break else None) == unexpected
     stats = compute_cache_stats([entry])
@@ -174,19 +161,19 @@ async def test_only_some_verdicts_are_cache_breaks(kind: VerdictKind, unexpected
 
 
 async def test_a_drop_counts_from_the_requested_minimum() -> None:
-    assert find_cache_break(await entry_that_lost("provider_side", 1_999)) is None
-    assert find_cache_break(await entry_that_lost("provider_side", 1_999), drop_tokens_min=1_999) is not None
-    assert find_cache_break(await entry_that_lost("planned", 0), drop_tokens_min=0) is None
+    assert find_cache_break(await entry_that_lost("unexpected", 1_999)) is None
+    assert find_cache_break(await entry_that_lost("unexpected", 1_999), drop_tokens_min=1_999) is not None
+    assert find_cache_break(await entry_that_lost("expected", 0), drop_tokens_min=0) is None
 
 
-async def entry_that_lost(kind: VerdictKind, tokens: int) -> LedgerEntry:
-    """A real call with another verdict."""
+async def entry_that_lost(drop_class: BreakClass | None, tokens: int) -> LedgerEntry:
+    """A real call that read less than the one before had left."""
     simulated = SimulatedSession()
     async with Session.create(**simulated.created) as session:
         await session.send("So?")
     (entry,) = simulated.entries
     assert entry.verdict is not None
-    verdict = msgspec.structs.replace(entry.verdict, kind=kind, expected_tokens=tokens + 7, read_tokens=7)
+    verdict = msgspec.structs.replace(entry.verdict, drop_tokens=tokens, drop_class=drop_class, read_tokens=7)
     return msgspec.structs.replace(entry, verdict=verdict)
 
 

@@ -103,7 +103,18 @@ def test_a_changed_parameter_of_a_plain_client_is_named_too(client: anthropic.An
 
 def test_another_model_of_a_plain_client_has_another_cache(client: anthropic.Anthropic) -> None:
     verdict = last_verdict(client, {"system": RULES}, {"system": RULES, "model": "claude-haiku-4-5"})
-    assert (verdict.kind, verdict.component, verdict.first_lost_section) == ("parameter_changed", "model", "tools")
+    assert (verdict.kind, verdict.component, verdict.first_lost_section) == ("model_switched", "model", "tools")
+
+
+def test_a_wrapped_client_may_load_a_deferred_tool_in_mid_conversation(client: anthropic.Anthropic) -> None:
+    late = tool("late", defer_loading=True)
+    verdict = last_verdict(client, {"system": RULES, "tools": [READ]}, {"system": RULES, "tools": [late, READ]})
+    assert verdict.kind == "held"
+    assert verdict.evidence is not None
+    assert verdict.evidence.bytes == "unchanged"
+    recorder = recorder_of(client)
+    plans = [entry.plan for entry in iter_entries(recorder.log.read(recorder.session_id), shipped_models())]
+    assert plans[0].breakpoints == plans[1].breakpoints != ()
 
 
 def text_block(text: str, role: Role = "user") -> EncodedBlock:

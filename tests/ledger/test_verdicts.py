@@ -1,21 +1,29 @@
 """Each verdict on a call, provoked by a session against the simulator."""
 
 from decimal import Decimal
+from typing import Any
 
 import msgspec
 import pytest
+from benchmarks._call_histories import RecordedClient
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.clock import CountingIds, ManualClock
 from holdfast.events.log import Event
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallStarted, RequestPrepared
 from holdfast.ledger.accounting import iter_entries
+from holdfast.ledger.cache.prefix_diff import compare_requests
+from holdfast.ledger.cache.prompt_cache import compute_cache_stats, find_cache_break
 from holdfast.ledger.cache.verdicts import CachedPrefix, PreparedRequest, Verdict, judge_call
+from holdfast.ledger.requests.parse import parse_request
+from holdfast.providers.anthropic import anthropic
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
-from holdfast.types.prompt import Plan, PrefixChange
+from holdfast.types.blocks import Json
+from holdfast.types.json_encoding import encode_json
+from holdfast.types.prompt import Breakpoint, Plan, PrefixChange
 from holdfast.types.reply import CacheDiagnosis
 from holdfast.types.usage import Usage
 
@@ -93,14 +101,14 @@ async def test_a_pause_longer_than_the_ttl_is_an_expiry() -> None:
     assert late.lost_usd == (price.cache_write_5m - price.cache_read) * late.lost_tokens / 1_000_000
 
 
-async def test_a_model_switch_is_planned() -> None:
+async def test_a_model_switch_is_named() -> None:
     simulated = SimulatedSession()
     async with Session.create(**simulated.created) as session:
         await session.send("So?")
         await session.switch_model(HAIKU)
         await session.send("So?")
         await session.send("So?")
-    assert simulated.kinds == ["first_use", "planned", "held"]
+    assert simulated.kinds == ["first_use", "model_switched", "held"]
     assert HAIKU in simulated.verdicts()[1].detail
     assert simulated.verdicts()[1].component == "model"
 
@@ -176,8 +184,9 @@ PLANNED = {make_miss("model_changed"): NO_DISAGREEMENT, HIT: NO_DISAGREEMENT}
 
 def make_request(*, shared: int = 5, planned: tuple[str, str] | None = None) -> PreparedRequest:
     prefix_change = PrefixChange(900, "system") if shared < 5 else None
+    plan = Plan((Breakpoint(4),))
     return PreparedRequest(
-        100.0, Plan(), blocks_before=5, blocks_shared=shared, prefix_change=prefix_change, planned_change=planned
+        100.0, plan, blocks_before=5, blocks_shared=shared, prefix_change=prefix_change, planned_change=planned
     )
 
 
@@ -282,20 +291,20 @@ async def test_an_entry_too_far_back_is_a_lookback_miss() -> None:
     assert simulated.verdicts()[-1].kind == "provider_side"
 
 
-async def test_small_drops_are_ignored_unless_requested() -> None:
+async def test_a_small_drop_has_its_cause_and_its_price_and_is_no_cache_break() -> None:
     simulated = SimulatedSession()
     texts = iter(["milk", "milk", "bread"])
     options: Options = {**simulated.created, "layout": "seed", "system_prompt_volatile": lambda: next(texts)}
     async with Session.create(**options) as session:
         for _ in range(3):
             await session.send("So?")
-    assert simulated.kinds == ["first_use", "held", "held"]
-    strict = [
-        entry.verdict.kind
-        for entry in iter_entries(simulated.events, shipped_models(), drop_tokens_min=1)
-        if entry.verdict
-    ]
-    assert strict == ["first_use", "held", "prefix_changed"]
+    assert simulated.kinds == ["first_use", "held", "prefix_changed"]
+    entries = list(iter_entries(simulated.events, shipped_models()))
+    assert entries[-1].verdict is not None
+    assert 0 < entries[-1].verdict.lost_tokens < 2_000
+    assert entries[-1].verdict.lost_usd > 0
+    assert compute_cache_stats(entries).unexpected_cache_breaks == 0
+    assert find_cache_break(entries[-1], drop_tokens_min=1) is not None
 
 
 async def test_models_unknown_to_the_catalog_have_no_verdict() -> None:
@@ -339,3 +348,112 @@ async def test_snapshots_and_other_routes_to_a_model_are_judged_and_priced_like_
     _, second = iter_entries(simulated.events, shipped_models())
     assert second.record.model == name
     assert second.uncached_usd > second.record.cost_usd
+
+
+def test_a_prompt_below_the_minimum_says_how_many_tokens_are_missing() -> None:
+    row = shipped_models()[SONNET]
+    verdict = judge_call(None, PreparedRequest(100.0, Plan()), Usage(input=500), row)
+    assert (verdict.kind, verdict.floor_tokens_missing) == ("below_floor", row.cache.tokens_min - 500)
+    assert f"{row.cache.tokens_min - 500} are missing" in verdict.detail
+
+
+def test_a_breakpoint_that_comes_too_early_is_below_the_minimum() -> None:
+    client = RecordedClient()
+    short: Json = {"type": "text", "text": "Be kind. " * 30, "cache_control": {"type": "ephemeral"}}
+    messages: list[Json] = [{"role": "user", "content": "So? " * 2_000}]
+    for _ in range(2):
+        client.send({"model": "claude-sonnet-5-5", "system": [short], "messages": [*messages]})
+        messages += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "And?"}]
+    assert [verdict.kind for verdict in client.verdicts] == ["below_floor", "below_floor"]
+    assert 0 < client.verdicts[1].floor_tokens_missing < shipped_models()[SONNET].cache.tokens_min
+
+
+def test_a_call_sent_before_the_previous_one_was_answered_could_not_read_it() -> None:
+    cached = CachedPrefix(SONNET, 90.0, 30_000, "5m", 4, {}, has_images=False, readable_at=101.0)
+    verdict = judge_call(cached, make_request(), Usage(input=10, cache_write_5m=30_000), shipped_models()[SONNET])
+    assert (verdict.kind, verdict.lost_tokens) == ("first_use", 0)
+    # The seed's counters know nothing of this.
+    assert (verdict.drop_tokens, verdict.drop_class) == (30_000, "unexpected")
+
+
+def test_questions_about_the_same_text_lose_nothing_but_what_their_breakpoints_miss() -> None:
+    """Another question in place of the last one is no rewritten tail, as long as the text before it is read."""
+    text = {"type": "text", "text": "Follow the rules of the house. " * 300}
+    mark: dict[str, Json] = {"cache_control": {"type": "ephemeral"}}
+    for marks_text, kinds in ((True, ["first_use", "held", "held"]), (False, ["first_use", *["tail_rewritten"] * 2])):
+        client = RecordedClient()
+        for question in ("Who?", "Where is it?", "What for?"):
+            content: list[Json] = [{"type": "text", "text": question, **mark}]
+            system: list[Json] = [{**text, **mark} if marks_text else {**text}]
+            messages: list[Json] = [{"role": "user", "content": content}]
+            client.send({"model": "claude-sonnet-5-5", "system": system, "messages": messages})
+        assert [verdict.kind for verdict in client.verdicts] == kinds
+
+
+def test_a_prefix_that_only_an_earlier_call_marked_could_still_be_read() -> None:
+    """The second call marks nothing, so it leaves nothing; the first one's prefix is still there for the third."""
+    client, content = RecordedClient(), "Follow the rules of the house. " * 300
+    marked: Json = [{"type": "text", "text": content, "cache_control": {"type": "ephemeral"}}]
+    messages: list[Json] = [{"role": "user", "content": "So?"}]
+    for system in (marked, content, marked):
+        client.send({"model": "claude-sonnet-5-5", "system": system, "messages": [*messages]})
+        if system == content:
+            client.evict()
+        messages += [{"role": "assistant", "content": "Done."}, {"role": "user", "content": "And?"}]
+    first, second, third = client.verdicts
+    assert (first.kind, second.kind, third.kind) == ("first_use", "no_breakpoint", "provider_side")
+    assert third.lost_tokens == second.lost_tokens > 2_000
+
+
+def test_a_client_that_alternates_between_two_prompts_is_compared_with_the_one_it_continues() -> None:
+    client = RecordedClient()
+    marked: dict[str, Json] = {"cache_control": {"type": "ephemeral"}}
+    conversations: dict[str, list[Json]] = {"short": [], "long": []}
+    for number in range(3):
+        for name, messages in conversations.items():
+            text = f"The {name} rules of the house. " * (300 if name == "short" else 900)
+            messages.append({"role": "user", "content": f"Question {number}?"})
+            system: list[Json] = [{"type": "text", "text": text}]
+            client.send({"model": "claude-sonnet-5-5", "system": system, "messages": [*messages], **marked})
+            messages.append({"role": "assistant", "content": "Done."})
+    kinds = [verdict.kind for verdict in client.verdicts]
+    assert kinds == ["first_use", "prefix_changed", *["held"] * 4]
+    assert not any(verdict.lost_usd for verdict in client.verdicts[2:])
+
+
+def test_a_deferred_tool_is_no_part_of_the_prefix() -> None:
+    """Loading one in mid-conversation changes no cached byte, and it is given no breakpoint."""
+    client = RecordedClient()
+    tools: list[Json] = [{"name": "find", "description": "Finds tools.", "input_schema": {"type": "object"}}]
+    deferred: Json = {"name": "a", "description": "Late.", "input_schema": {"type": "object"}, "defer_loading": True}
+    messages: list[Json] = [{"role": "user", "content": "So? " * 2_000}]
+    body: dict[str, Json] = {"model": "claude-sonnet-5-5", "cache_control": {"type": "ephemeral"}}
+    sizes = []
+    for offered in (tools, [deferred, *tools], [*tools, deferred]):
+        sizes.append(client.send({**body, "tools": offered, "messages": [*messages]}).tokens_sent)
+    assert sizes[0] == sizes[1] == sizes[2]
+    assert [verdict.kind for verdict in client.verdicts] == ["first_use", "held", "held"]
+    assert all(entry.record.is_prefix_unchanged for entry in client.entries)
+    first, second = ({**body, "tools": offered, "messages": messages} for offered in (tools, [deferred, *tools]))
+    before, after = (parse_request(encode_json({**each, "max_tokens": 9})) for each in (first, second))
+    comparison = compare_requests(before, after, None)
+    assert comparison.is_prefix_unchanged
+    blocks = anthropic.encode_segment(
+        anthropic.decode_request(encode_json({**second, "max_tokens": 9})).prompt.segments[0]
+    )
+    assert [block.accepts_breakpoint for block in blocks] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        ([{"defer_loading": True}], "at least one tool must be non-deferred"),
+        ([{}, {"defer_loading": True, "cache_control": {"type": "ephemeral"}}], "both defer_loading and cache_control"),
+    ],
+)
+def test_the_simulator_refuses_deferred_tools_that_anthropic_refuses(tools: list[Any], message: str) -> None:
+    named = [{"name": f"t{index}", "input_schema": {"type": "object"}, **tool} for index, tool in enumerate(tools)]
+    with pytest.raises(ValueError, match=message):
+        RecordedClient().send(
+            {"model": "claude-sonnet-5-5", "tools": [*named], "messages": [{"role": "user", "content": "So?"}]}
+        )

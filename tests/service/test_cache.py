@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import pytest
+from benchmarks._call_histories import RecordedClient
 from tests.support.event_examples import event
 from tests.support.served_service import Client, serve_store
 from tests.support.simulated_gemini import LONG
@@ -124,6 +125,24 @@ async def test_sessions_are_listed_newest_first_with_totals_by_provider(cache_se
         assert anthropic["ttl_seconds"] == 200
         assert (openai["provider"], openai["tokens_cached"]) == ("openai", 0)
         assert len(cache_service.client.get("/api/cache?limit=1")["discussions"]) == 1
+
+
+async def test_caching_sessions_and_cost_list_the_same_sessions(cache_service: CacheService) -> None:
+    async with cache_service.session(name="real") as real:
+        await real.send("One.")
+    simulated = RecordedClient(cache_service.store, simulated=True)
+    simulated.send({"model": "claude-sonnet-5-5", "messages": [{"role": "user", "content": "So?"}]})
+    for shows_simulated, names in ((False, {real.id}), (True, {real.id, simulated.recorder.session_id})):
+        cache_service.client.service.simulated = shows_simulated
+        assert {row["discussion_id"] for row in cache_service.client.get("/api/cache")["discussions"]} == names
+        assert {row["id"] for row in cache_service.client.get("/analytics/sessions")["data"]} == names
+
+
+def test_an_anthropic_card_has_a_ttl_even_if_nothing_is_cached(cache_service: CacheService) -> None:
+    client = RecordedClient(cache_service.store)
+    client.send({"model": "claude-sonnet-5-5", "messages": [{"role": "user", "content": "So?"}]})
+    (card,) = cache_service.client.get("/api/cache")["providers"]
+    assert (card["provider"], card["ttl_seconds"]) == ("anthropic", 0)
 
 
 async def test_disable_and_enable_apply_to_one_session_from_its_next_call(cache_service: CacheService) -> None:

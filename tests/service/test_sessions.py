@@ -72,7 +72,7 @@ def test_model_switch_is_listed_between_the_calls(client: Client) -> None:
     calls = calls_of(client, "model switched")
     (switch,) = calls["between"]
     assert (switch["kind"], switch["calls_before"]) == ("model", 6)
-    assert [call["verdict"] for call in calls["calls"]][6] == "planned"
+    assert [call["verdict"] for call in calls["calls"]][6] == "model_switched"
     assert calls_of(client, "model switched", "?after=7")["between"] == []
 
 
@@ -165,7 +165,7 @@ async def test_invalidated_cache_is_on_the_timeline() -> None:
 def test_calls_of_a_prefix_change_are_found_most_expensive_first(client: Client) -> None:
     calls = client.get("/analytics/breaks/calls?cause=prefix_changed&component=volatile")
     session = session_named(client, "time is before")
-    assert [(one["session"], one["number"]) for one in calls["data"]] == [(session, 9), (session, 7), (session, 5)]
+    assert [(one["session"], one["number"]) for one in calls["data"]] == [(session, number) for number in (9, 7, 5, 3)]
     row = next(one for one in client.get("/analytics/breaks")["data"] if one["cause"] == "prefix_changed")
     assert round(sum(one["lost_usd"] for one in calls["data"]), 5) == round(row["lost_usd"], 5)
     page = client.get("/analytics/breaks/calls?cause=prefix_changed&limit=1&skip=1")
@@ -202,7 +202,7 @@ def test_sample_plays_good_practice_and_anti_patterns_to_the_end(client: Client)
     assert [discussion["name"] for discussion in discussions] == [habit.name for habit in load_sample().sessions]
     assert all(discussion["cached"] for discussion in discussions)
     causes = {row["cause"] for row in client.get("/analytics/breaks")["data"]}
-    assert causes >= {"prefix_changed", "ttl_expired", "planned"}
+    assert causes >= {"prefix_changed", "ttl_expired", "model_switched"}
     assert {row["turn_count"] for row in client.get("/analytics/sessions")["data"]} == {len(load_sample().questions)}
     (skill,) = client.get("/analytics/skills")["data"]
     assert (skill["skill"], skill["loads_on_demand"]) == ("refunds", len(load_sample().sessions))

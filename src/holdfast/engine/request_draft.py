@@ -7,6 +7,7 @@ from holdfast.events.payloads.session import ContextInjected
 from holdfast.layers.assemble import SYSTEM_SUFFIX, changed_volatile_texts, system_suffix_text
 from holdfast.ledger.cache.change_cause import find_prefix_change
 from holdfast.providers.adapter import Adapter
+from holdfast.providers.cache_inputs import has_image
 from holdfast.types.prompt import HistoryEntry, LayerText, PrefixChange, Prompt, Segment, Stability, View
 from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, RequestBuffer
 
@@ -19,6 +20,7 @@ class RequestDraft:
         self._stable_prefix: tuple[Segment, ...] = ()
         self._entries: tuple[HistoryEntry, ...] = ()
         self._starts: list[int] = []  # The block at which each history entry starts.
+        self._images: list[bool] = []  # Whether there is an image up to each history entry.
         self.buffer = RequestBuffer(adapter, count)
         self._dropped: tuple[EncodedBlock, ...] = ()
         self._unchanged_blocks = 0
@@ -27,7 +29,7 @@ class RequestDraft:
         stable_prefix = tuple(segment for segment in prompt.segments if segment.section != "messages")
         if stable_prefix != self._stable_prefix:
             self._cut(0)
-            self._entries, self._starts = (), []
+            self._entries, self._starts, self._images = (), [], []
             for segment in stable_prefix:
                 self.buffer.extend(self._adapter.encode_segment(segment))
             self._stable_prefix = stable_prefix
@@ -35,11 +37,16 @@ class RequestDraft:
         unchanged = self._unchanged_count(entries)
         if unchanged < len(self._entries):
             self._cut(self._starts[unchanged])
-            del self._starts[unchanged:]
+            del self._starts[unchanged:], self._images[unchanged:]
         for entry in entries[unchanged:]:
             self._starts.append(len(self.buffer.blocks))
+            self._images.append(self.has_images or any(map(has_image, entry.content)))
             self.buffer.extend(self.encode_entry(entry))
         self._entries = entries
+
+    @property
+    def has_images(self) -> bool:
+        return bool(self._images) and self._images[-1]
 
     @property
     def prefix_tokens(self) -> int:

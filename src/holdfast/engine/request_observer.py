@@ -12,7 +12,7 @@ from holdfast.providers.adapter import Adapter, WireRequest, expects_diagnosis
 from holdfast.providers.cache_inputs import automatic_breakpoint, cache_settings
 from holdfast.providers.tolerant_decode import TolerantRequest, wrap_raw_request
 from holdfast.types.json_encoding import sha256_hex
-from holdfast.types.prompt import Plan, PrefixChange
+from holdfast.types.prompt import Parameters, Plan, PrefixChange
 from holdfast.types.request_buffer import RequestBuffer, count_shared_blocks
 
 RewriteRequest = Callable[[RequestBuffer, Model], WireRequest]
@@ -44,7 +44,8 @@ class RequestObserver:
         if row is None:
             self.warnings.warn_once(f"model {model[:120]!r} is not in the catalog: it has no price")
         with self._lock:
-            buffer, change = self._update_draft(adapter, wire, 1.0 if row is None else row.tokens_factor)
+            draft, change = self._update_draft(adapter, wire, 1.0 if row is None else row.tokens_factor)
+            buffer = draft.buffer
             sent = wire if row is None or rewrite is None else rewrite(buffer, row)
             # Our encoding omits what the provider would not accept, and any breakpoint on it.
             blocks, planned = buffer.blocks, sent.plan.breakpoints
@@ -64,7 +65,7 @@ class RequestObserver:
                 body_bytes=len(buffer.render(request_head, breakpoints)),
                 tokens=buffer.tokens_total,
                 expects_diagnosis=expects_diagnosis(adapter, sent.parameters),
-                settings=() if row is None else cache_settings(row.provider, row.cache, sent.parameters),
+                settings=() if row is None else _find_settings(row, sent.parameters, has_images=draft.has_images),
                 change=change,
             )
 
@@ -92,7 +93,7 @@ class RequestObserver:
 
     def _update_draft(
         self, adapter: Adapter, wire: WireRequest, factor: float
-    ) -> tuple[RequestBuffer, PrefixChange | None]:
+    ) -> tuple[RequestDraft, PrefixChange | None]:
         """The encoded request, and how its prefix changed from the previous one, if it did."""
         key = (adapter.name, factor)
         if key not in self._drafts:
@@ -109,4 +110,10 @@ class RequestObserver:
         change = draft.describe_change(shared_blocks) if shared_blocks < len(previous_digests) else None
         draft.mark_sent()
         self.newest_buffer = draft.buffer
-        return draft.buffer, change
+        return draft, change
+
+
+def _find_settings(row: Model, parameters: Parameters, *, has_images: bool) -> tuple[tuple[str, str], ...]:
+    settings = cache_settings(row.provider, row.cache, parameters)
+    # The log of a client's requests has no messages, so it has to say itself whether there is an image.
+    return tuple(sorted((*settings, ("images", "true")))) if has_images else settings

@@ -26,6 +26,7 @@ from holdfast.integrations.response_capture import CallWatcher
 from holdfast.integrations.streams import WatchedStream, WatchedStreamContext
 from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
 from holdfast.providers.tolerant_decode import UNKNOWN_MODEL, decode_request_tolerantly
+from holdfast.providers.wire_request import drop_deferred_tools
 from holdfast.types.json_encoding import encode_json, sha256_hex
 from holdfast.types.prompt import Plan
 from holdfast.types.request_buffer import RequestBuffer
@@ -62,7 +63,7 @@ class CallPreparer:
         arguments: Arguments = {name: materialize_iterators(value) for name, value in given.items()}
         with self.warnings.suppress_errors(_SENT_UNCHANGED):
             body = client_body(arguments, left_out=method.left_out)
-            wire = method.adapter.decode_request(encode_json(body))
+            wire = drop_deferred_tools(method.adapter, method.adapter.decode_request(encode_json(body)))
             rewritten = RewrittenRequest(arguments, wire)
 
             def rewrite(buffer: RequestBuffer, model: Model) -> WireRequest:
@@ -109,6 +110,7 @@ class CallPreparer:
         with self.warnings.suppress_errors("the content of a call is not recorded"):
             body = encode_body()
             request = decode_request_tolerantly(adapter, body, headers)
+            request = msgspec.structs.replace(request, wire=drop_deferred_tools(adapter, request.wire))
             request, prepared = self._observer.prepare_unchanged(adapter, request, body, headers)
             return msgspec.structs.replace(prepared, unreadable=request.unreadable)
         model = f"{adapter.name}:{model}"

@@ -31,15 +31,15 @@ from holdfast.events.payloads.union import AnyPayload
 from holdfast.layers.assemble import PINNED_LAYERS
 from holdfast.ledger.attribution import Payer, build_payer
 from holdfast.ledger.cache.verdicts import (
-    DROP_TOKENS_MIN,
     CachedPrefix,
+    PrefixEnd,
     PreparedRequest,
     Verdict,
     derive_cached_prefix,
     judge_call,
 )
 from holdfast.ledger.money import clamp_event, clamp_integer, round_usd
-from holdfast.types.blocks import Image, ToolResult
+from holdfast.providers.cache_inputs import has_image
 from holdfast.types.prompt import Plan, PrefixChange
 from holdfast.types.reply import ReplySource
 from holdfast.types.request_buffer import PrefixDigest
@@ -48,6 +48,10 @@ from holdfast.types.usage import Usage, exclude_usage
 # Requests of one session that can be in progress at once; older ones are taken as never answered. It keeps the state
 # bounded when a process dies between `llm.call_started` and the end of the call.
 REQUESTS_IN_PROGRESS_MAX = 64
+
+# Cached prefixes of earlier calls that are remembered besides that of the last one: a client that alternates between
+# prompts, or leaves out its breakpoints once, can still read them.
+EARLIER_PREFIXES_MAX = 8
 
 # Payloads that change the accounting state; all other events leave it unchanged.
 ACCOUNTED_PAYLOADS = (
@@ -134,6 +138,18 @@ class LedgerEntry(msgspec.Struct, frozen=True):
     payer: Payer = Payer()
 
     @property
+    def is_prefix_held(self) -> bool | None:
+        """Whether the call began with what was cached before it, byte for byte; None if its request is not stored.
+
+        Bytes that change after the last breakpoint were never cached: the verdict decides where there is one.
+        """
+        if self.source == "provider" and not self.prompt_digest:
+            return None  # Pruned.
+        if self.verdict is not None and self.verdict.evidence is not None:
+            return self.verdict.kind == "held" or self.verdict.evidence.bytes != "changed"
+        return self.record.is_prefix_unchanged
+
+    @property
     def is_unpriced(self) -> bool:
         """Whether no price was known for its model when it was recorded: its cost is unknown, not zero."""
         return self.pricing_version == UNPRICED
@@ -156,15 +172,14 @@ class AccountingState(msgspec.Struct, frozen=True):
     latest_request: PreparedRequest | None = None
     in_progress: tuple[tuple[str, PreparedRequest], ...] = ()
     cached_prefix: CachedPrefix | None = None
+    earlier_prefixes: tuple[CachedPrefix, ...] = ()
     refused_request: PreparedRequest | None = None
     is_simulated: bool = False
     stable_prefix: StablePrefix = StablePrefix()
     payer: Payer = Payer()
 
 
-def record_event(
-    state: AccountingState, event: Event, models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN
-) -> tuple[AccountingState, LedgerEntry | None]:
+def record_event(state: AccountingState, event: Event, models: Models) -> tuple[AccountingState, LedgerEntry | None]:
     """The state after one more event, and the entry of the call that the event ended, if it ended one."""
     event = clamp_event(event)
     match event.payload:
@@ -176,14 +191,12 @@ def record_event(
         case LlmCallCompleted(source="completion-cache" | "summary") as payload:
             return _record_side_call(state, event, payload, models)
         case LlmCallCompleted() | LlmCallFailed() as payload:
-            return _record_call_end(state, event, payload, models=models, drop_tokens_min=drop_tokens_min)
+            return _record_call_end(state, event, payload, models)
         case payload:
             return _record_other(state, payload), None
 
 
-def iter_entries(
-    events: Iterable[Event], models: Models, *, drop_tokens_min: int = DROP_TOKENS_MIN
-) -> Iterator[LedgerEntry]:
+def iter_entries(events: Iterable[Event], models: Models) -> Iterator[LedgerEntry]:
     """The calls of a session in the order in which they ended, however they overlapped.
 
     Includes calls that were interrupted after the provider had begun to answer.
@@ -191,7 +204,7 @@ def iter_entries(
     state = AccountingState()
     for event in events:
         if isinstance(event.payload, ACCOUNTED_PAYLOADS):
-            state, entry = record_event(state, event, models, drop_tokens_min=drop_tokens_min)
+            state, entry = record_event(state, event, models)
             if entry is not None:
                 yield entry
 
@@ -241,6 +254,9 @@ def _record_other(state: AccountingState, payload: AnyPayload) -> AccountingStat
                 tokens=ping.usage.cache_read + ping.usage.cache_write,
                 ttl=ping.ttl,
                 breakpoint_block=ping.breakpoint_block,
+                end=cached_end
+                if (cached_end := state.cached_prefix.end).block == ping.breakpoint_block
+                else PrefixEnd(),
             )
             return replace(state, cached_prefix=cached)
         case _:
@@ -256,6 +272,8 @@ def _record_request(state: AccountingState, prepared: RequestPrepared, at: float
     first_changed = digests[0] if digests and prepared.shared_blocks < state.blocks else None
     chain = digests[-1].digest if digests else state.prompt_digest
     stable_prefix = extend_stable_prefix(state.stable_prefix, prepared.shared_blocks, digests)
+    prompt_bytes = digests[-1].end if digests else latest.prompt_bytes if (latest := state.latest_request) else 0
+    known, dropped, is_return = _trace_prefixes(state, prepared)
     request = PreparedRequest(
         at=at,
         plan=prepared.plan,
@@ -269,6 +287,12 @@ def _record_request(state: AccountingState, prepared: RequestPrepared, at: float
         has_images=state.has_images,
         stable_share=stable_prefix.share,
         payer=state.payer,
+        end=_find_prefix_end(prepared, known),
+        shared_bytes=digests[0].start if digests else prompt_bytes,
+        prompt_bytes=prompt_bytes,
+        known_digests=tuple(end.digest for end in known),
+        dropped_digests=dropped,
+        is_return=is_return,
     )
     if state.refused_request is not None:
         request = _compare_past_refusal(state.refused_request, request)
@@ -283,6 +307,45 @@ def _record_request(state: AccountingState, prepared: RequestPrepared, at: float
     )
 
 
+def _trace_prefixes(
+    state: AccountingState, prepared: RequestPrepared
+) -> tuple[tuple[PrefixEnd, ...], tuple[str, ...], bool]:
+    """Which of the prefixes that earlier requests marked this one begins with, and which it no longer does.
+
+    The last item says whether it begins with one that the request before did not have.
+    """
+    latest, shared = state.latest_request, prepared.shared_blocks
+    cached = (state.cached_prefix,) if state.cached_prefix else ()
+    requests = [request for _, request in state.in_progress] + ([latest] if latest else [])
+    ends = {
+        source.end.digest: source.end for source in (*state.earlier_prefixes, *cached, *requests) if source.end.digest
+    }
+    before = {*latest.known_digests, latest.end.digest} if latest else set[str]()
+    known, is_return = [], False
+    for digest, end in ends.items():
+        if end.block < shared:
+            is_known = digest in before
+        else:
+            at = end.block - shared
+            is_known = at < len(prepared.digests) and prepared.digests[at].digest == digest
+            is_return = is_return or (is_known and digest not in before)
+        if is_known:
+            known.append(end)
+    dropped = before.intersection(ends).difference(end.digest for end in known)
+    return tuple(known), tuple(dropped), is_return
+
+
+def _find_prefix_end(prepared: RequestPrepared, known: Iterable[PrefixEnd]) -> PrefixEnd:
+    """Where the marked prefix ends: at the last breakpoint, or with the prompt where there is none."""
+    shared, digests = prepared.shared_blocks, prepared.digests
+    breakpoints = prepared.plan.breakpoints
+    block = max(point.block_index for point in breakpoints) if breakpoints else shared + len(digests) - 1
+    if shared <= block < shared + len(digests):
+        return PrefixEnd(block, digests[block - shared].digest, digests[block - shared].end)
+    # A block of the request before: its digest is known only if a prefix ended there.
+    return next((end for end in known if end.block == block), PrefixEnd())
+
+
 def _compare_past_refusal(refused: PreparedRequest, request: PreparedRequest) -> PreparedRequest:
     """The request compared with the one before the refused one: a change made by the refused request still counts."""
     source = refused if refused.is_prefix_changed and refused.blocks_shared <= request.blocks_shared else request
@@ -291,12 +354,7 @@ def _compare_past_refusal(refused: PreparedRequest, request: PreparedRequest) ->
 
 
 def _record_call_end(
-    state: AccountingState,
-    event: Event,
-    payload: LlmCallCompleted | LlmCallFailed,
-    *,
-    models: Models,
-    drop_tokens_min: int,
+    state: AccountingState, event: Event, payload: LlmCallCompleted | LlmCallFailed, models: Models
 ) -> tuple[AccountingState, LedgerEntry | None]:
     request = dict(state.in_progress).get(payload.request_id, state.latest_request)
     in_progress = tuple(pair for pair in state.in_progress if pair[0] != payload.request_id)
@@ -307,17 +365,21 @@ def _record_call_end(
         refused = request if request is state.latest_request else state.refused_request
         return replace(state, in_progress=in_progress, planned_change=planned, refused_request=refused), None
     model = find_priced_model(payload.model, models)
-    verdict, cached = None, state.cached_prefix
+    verdict, cached, earlier = None, state.cached_prefix, state.earlier_prefixes
     if request is not None and model is not None and payload.usage.tokens_sent and not is_externally_cached(model):
         if completed is not None:
             diagnosis = completed.diagnosis
-            verdict = judge_call(
-                cached, request, payload.usage, model, diagnosis=diagnosis, drop_tokens_min=drop_tokens_min
-            )
-        cached = derive_cached_prefix(request, answer_usage(completed) if completed else payload.usage, model)
+            verdict = judge_call(cached, request, payload.usage, model, earlier=earlier, diagnosis=diagnosis)
+        usage = answer_usage(completed) if completed else payload.usage
+        left = derive_cached_prefix(request, usage, model, verdict=verdict, readable_at=event.at)
+        # A provider that compacted the conversation itself no longer reads what it had cached before.
+        is_compacted = completed is not None and completed.compaction_usage is not msgspec.UNSET
+        earlier = () if is_compacted else _remember_prefixes(state, request, usage, left=left)
+        cached = left
     elif request is not None and cached is not None and not payload.usage.tokens_sent:
         # No usage was reported: the cached prefix is still there, unless the prompt no longer begins with it.
         used_at = max(cached.used_at, request.at)
+        earlier = _remember_prefixes(state, request, payload.usage)
         cached = None if request.is_prefix_changed else replace(cached, used_at=used_at)
     number = state.call_count + 1
     entry = LedgerEntry(
@@ -338,8 +400,33 @@ def _record_call_end(
         payer=request.payer if request else state.payer,
     )
     answered = state.blocks if completed else state.answered_blocks
-    ended = replace(state, call_count=number, in_progress=in_progress, answered_blocks=answered, cached_prefix=cached)
+    ended = replace(
+        state,
+        call_count=number,
+        in_progress=in_progress,
+        answered_blocks=answered,
+        cached_prefix=cached,
+        earlier_prefixes=earlier,
+    )
     return ended, entry
+
+
+def _remember_prefixes(
+    state: AccountingState, request: PreparedRequest, usage: Usage, *, left: CachedPrefix | None = None
+) -> tuple[CachedPrefix, ...]:
+    """The prefixes of earlier calls after one more call, which left `left`; the newest come first."""
+    cached, earlier = state.cached_prefix, state.earlier_prefixes
+    marked = {point.block_index for point in request.plan.breakpoints}
+    prefixes = []
+    for prefix in (*((cached,) if cached else ()), *earlier):
+        if not prefix.tokens or not prefix.end.digest or (left is not None and left.end == prefix.end and left.tokens):
+            continue
+        # A read restarts the TTL of the prefix that was read, and of those that the request marked again.
+        is_used = prefix.end.digest in request.known_digests and (
+            prefix.tokens == usage.cache_read or prefix.end.block in marked
+        )
+        prefixes.append(replace(prefix, used_at=max(prefix.used_at, request.at)) if is_used else prefix)
+    return tuple(prefixes[:EARLIER_PREFIXES_MAX])
 
 
 def _record_side_call(
@@ -397,12 +484,6 @@ def _build_call_record(
         changed_layer=request.changed_layer if request else None,
         changed_byte=clamp_integer(changed_at.byte) if changed_at else None,
     )
-
-
-def has_image(block: object) -> bool:
-    if isinstance(block, ToolResult):
-        return any(isinstance(content_block, Image) for content_block in block.content)
-    return isinstance(block, Image)
 
 
 def extend_stable_prefix(before: StablePrefix, shared_blocks: int, digests: Sequence[PrefixDigest]) -> StablePrefix:

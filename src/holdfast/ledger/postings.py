@@ -13,13 +13,14 @@ from holdfast.events.payloads.cache import CachePinged, ExplicitCacheChanged
 from holdfast.events.payloads.calls import LlmCallFailed
 from holdfast.events.payloads.session import MessageAppended
 from holdfast.events.payloads.union import AnyPayload
-from holdfast.ledger.accounting import ACCOUNTED_PAYLOADS, AccountingState, LedgerEntry, has_image, record_event
+from holdfast.ledger.accounting import ACCOUNTED_PAYLOADS, AccountingState, LedgerEntry, record_event
 from holdfast.ledger.attribution import NO_PAYER, Payer
 from holdfast.ledger.money import NAME_CHARACTERS_MAX, clamp_event, format_utc_day, to_picodollars
+from holdfast.providers.cache_inputs import has_image
 from holdfast.types.usage import Usage
 
 # Increase it when the same events lead to different verdicts or amounts: tables of an older version are rebuilt.
-LEDGER_VERSION = 4
+LEDGER_VERSION = 5
 POSTED_PAYLOADS = (*ACCOUNTED_PAYLOADS, ExplicitCacheChanged)
 _NOT_CALLS: frozenset[type[msgspec.Struct]] = frozenset((LlmCallFailed, CachePinged, ExplicitCacheChanged))
 _POSTED_SET: frozenset[type[msgspec.Struct]] = frozenset(POSTED_PAYLOADS)

@@ -214,7 +214,9 @@ def encode_stable_blocks(
     """One encoded block per tool and system text of the segment; `tool_breakpoints`: tools accept breakpoints."""
     layer, stability = segment.name, segment.stability
     for tool in segment.tools:
-        yield EncodedBlock(layer, "tools", stability, encode_tool(tool), accepts_breakpoint=tool_breakpoints)
+        # A deferred tool is not in the prefix; Anthropic answers 400 if it has a breakpoint.
+        accepts = tool_breakpoints and not tool.is_deferred
+        yield EncodedBlock(layer, "tools", stability, encode_tool(tool), accepts_breakpoint=accepts)
     for text in segment.system:
         accepts = accepts_breakpoint(text)
         yield EncodedBlock(layer, "system", stability, encode_text(text), accepts_breakpoint=accepts)

@@ -31,7 +31,7 @@ def anthropic_cache_inputs(blocks: Iterable[Block | ToolSpec], parameters: Param
         tool_choice=canonicalize_json(parameters.tool_choice_json),
         thinking=canonicalize_json(parameters.thinking_json),
         # Adding or removing an image anywhere invalidates all messages.
-        images=any(_has_image(block) for block in content),
+        images=any(has_image(block) for block in content),
         # No source settles whether effort invalidates: the model's `effort_breaks_messages` decides.
         effort=effort if isinstance(effort, str) else None,
     )
@@ -85,9 +85,9 @@ def is_web_search(block: Block | ToolSpec) -> bool:
     return str(nested_field(decode_json_or_none(block.wire_json), "type")).startswith("web_search_")
 
 
-def _has_image(block: Block | ToolSpec) -> bool:
+def has_image(block: Block | ToolSpec) -> bool:
     if isinstance(block, ToolResult):
-        return any(_has_image(part) for part in block.content)
+        return any(has_image(part) for part in block.content)
     return isinstance(block, Image) or (isinstance(block, Opaque) and block.kind == "image")
 
 

@@ -1,5 +1,6 @@
 """What the requests to all providers share: the transport that sends them, and parts of encoding and decoding."""
 
+from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from typing import Protocol, TypeVar
@@ -7,7 +8,7 @@ from typing import Protocol, TypeVar
 import msgspec
 
 from holdfast.errors import OrderError, ProviderError
-from holdfast.providers.adapter import Endpoint, WireRequest
+from holdfast.providers.adapter import Adapter, Endpoint, WireRequest
 from holdfast.providers.errors import decoding_errors
 from holdfast.providers.json_splice import encode_json_text, encode_string
 from holdfast.types.blocks import Text
@@ -97,6 +98,32 @@ def build_prompt(tools: tuple[ToolSpec, ...], system: tuple[Text, ...], entries:
         Segment("history", Stability.GROWING, "messages", entries=entries),
     )
     return Prompt(tuple(segment for segment in segments if segment.tools or segment.system or segment.entries))
+
+
+def drop_deferred_tools(adapter: Adapter, wire: WireRequest) -> WireRequest:
+    """The request as the provider's cache sees it: without the tools that are sent with `defer_loading`.
+
+    Anthropic leaves them out of the prefix and appends each to the conversation once a tool search has found it
+    ("Tool use with prompt caching"), so that adding one changes no cached byte. Blocks are counted without them.
+    """
+    deferred = [index for index, tool in enumerate(wire.prompt.tools) if tool.is_deferred]
+    if adapter.name != "anthropic" or not deferred:
+        return wire
+    segments = (
+        msgspec.structs.replace(segment, tools=tuple(tool for tool in segment.tools if not tool.is_deferred))
+        for segment in wire.prompt.segments
+    )
+    # Each tool is one block, and tools come first: a later block moves forward by the deferred tools before it.
+    breakpoints = tuple(
+        msgspec.structs.replace(point, block_index=point.block_index - bisect_left(deferred, point.block_index))
+        for point in wire.plan.breakpoints
+        if point.block_index not in deferred
+    )
+    return msgspec.structs.replace(
+        wire,
+        prompt=Prompt(tuple(segment for segment in segments if segment.tools or segment.system or segment.entries)),
+        plan=msgspec.structs.replace(wire.plan, breakpoints=breakpoints),
+    )
 
 
 def build_wire_request(prompt: Prompt, ttls: Sequence[Ttl | None], parameters: Parameters) -> WireRequest:

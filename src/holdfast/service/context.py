@@ -93,15 +93,16 @@ class SessionCache(msgspec.Struct, frozen=True):
 class CacheStateStore:
     """Thread-safe."""
 
-    def __init__(self, log: EventLog, models: Models) -> None:
+    def __init__(self, log: ServedLog, models: Models) -> None:
         self._log = log
         self._models = models
         self._lock = Lock()
         self._caches: OrderedDict[str, SessionCache] = OrderedDict()
 
-    def list_newest(self, *, limit: int, skip: int = 0) -> tuple[SessionCache, ...]:
-        """Newest activity first."""
-        return tuple(self.get_cache(row.id) for row in self._log.sessions(limit=skip + limit)[skip:])
+    def list_newest(self, *, limit: int, skip: int = 0, simulated: bool) -> tuple[SessionCache, ...]:
+        """Newest activity first; `simulated` ones are included only where all views include them."""
+        page = self._log.analytics_queries().session_costs(order="recency", limit=limit, skip=skip, simulated=simulated)
+        return tuple(self.get_cache(session.row.id) for session in page)
 
     def get_state(self, session_id: str) -> CacheState:
         """A session without events has no model."""

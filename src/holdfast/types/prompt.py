@@ -182,7 +182,9 @@ class Parameters(msgspec.Struct, frozen=True):
 class PrefixChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """The first cacheable byte that differs, the section of the prompt it is in, and the likely cause.
 
-    `diff` shows the surrounding lines with every letter replaced by x and every digit by 0.
+    `diff` shows the surrounding lines with every letter replaced by x and every digit by 0. `tail` is set if the change
+    is after the last assistant message of the request before, in what that request added: `rewritten` if the message
+    is still there in another form, `replaced` if this request has another one in its place.
     """
 
     byte: int
@@ -190,6 +192,7 @@ class PrefixChange(msgspec.Struct, frozen=True, omit_defaults=True):
     cause: PrefixChangeCause = "unknown"
     detail: str = ""
     diff: tuple[str, ...] = ()
+    tail: Literal["rewritten", "replaced"] | None = None
 
 
 class LayerText(msgspec.Struct, frozen=True):

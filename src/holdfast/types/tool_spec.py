@@ -35,6 +35,21 @@ class ToolSpec(msgspec.Struct, frozen=True):
     input_schema_json: str
     wire_json: str | None = None
 
+    @property
+    def is_deferred(self) -> bool:
+        """Whether the tool is sent with `defer_loading`: the model sees it only after a tool search has found it."""
+        # Most tools need not be decoded to see that they are not.
+        if self.wire_json is None or '"defer_loading"' not in self.wire_json:
+            return False
+        try:
+            return msgspec.json.decode(self.wire_json, type=_Deferral).defer_loading is True
+        except (msgspec.MsgspecError, RecursionError):
+            return False
+
+
+class _Deferral(msgspec.Struct, frozen=True):
+    defer_loading: object = False
+
 
 def build_tool_spec(name: str, description: str, input_schema: Mapping[str, object]) -> ToolSpec:
     """A tool that every provider accepts. Raises `UserError` naming the part that a provider would refuse."""

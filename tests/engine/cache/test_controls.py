@@ -271,7 +271,7 @@ async def test_a_replay_uses_the_system_prompt_sent_after_an_invalidation() -> N
 async def test_disabling_caching_is_a_planned_miss() -> None:
     play = await play_two_turns("anthropic:claude-sonnet-5-5", disable_caching)
     verdicts = [entry.verdict for entry in iter_entries(play.events, shipped_models()) if entry.verdict]
-    assert [verdict.kind for verdict in verdicts] == ["first_use", "planned", "first_use"]
+    assert [verdict.kind for verdict in verdicts] == ["first_use", "planned", "no_breakpoint"]
 
 
 async def test_an_invalidation_takes_effect_at_the_next_turn_and_not_within_one() -> None:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 def command(session_id: str, db: str | None, as_json: bool) -> None:
     """Rebuild every request of a session from the log and compare it with what was sent.
 
-    Exits with status 1 if a request has different bytes, changes the prefix of the one before, or reads fewer cached
-    tokens than were available.
+    Exits with status 1 if a request is broken: it has different bytes, changes the prefix of the one before, or reads
+    fewer cached tokens than were available. So it does if nothing can be certified because only digests were kept.
     """
     from holdfast.engine.certify import certify
     from holdfast.events.payloads.calls import LlmCallCompleted
@@ -33,16 +33,17 @@ def command(session_id: str, db: str | None, as_json: bool) -> None:
             raise UserError(
                 f"session {session_id!r} was pruned: its requests are no longer stored, so they cannot be checked"
             )
-    violated = next((certificate for certificate in certificates if certificate.violation is not None), None)
+    failed = next((certificate for certificate in certificates if certificate.result != "certified"), None)
+    failed = next((certificate for certificate in certificates if certificate.result == "broken"), failed)
     if as_json:
         print_json(certificates)
     else:
-        _show(certificates, violated)
-    if violated is not None:
+        _show(certificates, failed)
+    if failed is not None:
         raise click.exceptions.Exit(1)
 
 
-def _show(certificates: "tuple[Certificate, ...]", violated: "Certificate | None") -> None:
+def _show(certificates: "tuple[Certificate, ...]", failed: "Certificate | None") -> None:
     from holdfast.cli.tables import print_table
 
     if certificates:
@@ -54,16 +55,19 @@ def _show(certificates: "tuple[Certificate, ...]", violated: "Certificate | None
         click.echo("for these, only the bytes were checked, not what was read.")
     if not certificates:
         click.echo("no request has been made yet, so there is nothing to check")
-    elif violated is None:
+    elif failed is None:
         requests = format_count(len(certificates), "request")
         click.echo(f"{requests} certified: no prefix changed, and no cached tokens were missed")
+    elif failed.result == "broken":
+        click.echo(f"call {failed.call} is broken: {failed.violation}")
     else:
-        click.echo(f"call {violated.call} failed: {violated.violation}")
+        count = sum(certificate.result == failed.result for certificate in certificates)
+        click.echo(f"{format_count(count, 'request')} not certifiable: only digests were kept")
 
 
 def _row(certificate: "Certificate") -> tuple[str, ...]:
     equal = f"call {certificate.equal_to_call}" if certificate.equal_to_call is not None else ""
     read = "" if certificate.read_tokens is None else str(certificate.read_tokens)
-    result = "failed" if certificate.violation is not None else "ok, restarted" if certificate.is_restarted else "ok"
+    result = f"{certificate.result}, restarted" if certificate.is_restarted else certificate.result
     tokens = (str(certificate.expected_read_tokens), read)
     return str(certificate.call), equal, str(certificate.prefix_bytes), *tokens, result

@@ -90,9 +90,7 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
                 **msgspec.to_builtins(entry.record),
                 **({"cost_usd": None} if entry.is_unpriced else {}),
                 "output_estimated": entry.record.request_id in estimated,
-                "prefix_held": entry.record.is_prefix_unchanged
-                if entry.prompt_digest or entry.source != "provider"
-                else None,
+                "prefix_held": entry.is_prefix_held,
                 "verdict": msgspec.to_builtins(entry.verdict),
                 "source": entry.source,
                 "layers": msgspec.to_builtins(layers.get(entry.record.request_id, ())),
@@ -245,10 +243,9 @@ def _session_row(row: "SessionRow") -> tuple[str, ...]:
 
 
 def _call_row(entry: "LedgerEntry", estimated: set[str]) -> tuple[str, ...]:
-    call, usage = entry.record, entry.record.usage
-    prefix = "held" if call.is_prefix_unchanged else f"changed: {call.changed_layer} at byte {call.changed_byte}"
-    if entry.source == "provider" and not entry.prompt_digest:
-        prefix = ""  # A pruned session has no stored requests to compare.
+    call, usage, is_held = entry.record, entry.record.usage, entry.is_prefix_held
+    changed = f"changed: {call.changed_layer} at byte {call.changed_byte}"
+    prefix = "" if is_held is None else "held" if is_held else changed
     numbers = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input)
     output = f"{'~' if call.request_id in estimated else ''}{usage.output}"
     money = "unpriced" if entry.is_unpriced else f"${call.cost_usd:.6f}"

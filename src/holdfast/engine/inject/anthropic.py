@@ -98,7 +98,7 @@ def _with_breakpoints(arguments: Arguments, ttls: BreakpointTtls, request: Clien
         return arguments
     walk = _Walk(ttls)
     changed = dict(arguments)
-    for name, renew in (("tools", walk.blocks), ("system", walk.text_or_blocks), ("messages", walk.messages)):
+    for name, renew in (("tools", walk.tools), ("system", walk.text_or_blocks), ("messages", walk.messages)):
         value = arguments.get(name)
         if value and not is_absent(value):
             changed[name] = renew(value)
@@ -113,6 +113,16 @@ class _Walk:
     def __init__(self, ttls: BreakpointTtls) -> None:
         self._ttls = ttls
         self.seen = 0
+
+    def tools(self, value: object) -> object:
+        """Deferred tools are no blocks of the encoded request, and stay as they are."""
+        old = list_parts(value)
+        deferred = [block_members(tool).get("defer_loading") is True for tool in old]
+        if not any(deferred):
+            return self.blocks(value)
+        loaded = [tool for tool, is_deferred in zip(old, deferred, strict=True) if not is_deferred]
+        renewed = iter(list_parts(self.blocks(loaded)))
+        return [tool if is_deferred else next(renewed) for tool, is_deferred in zip(old, deferred, strict=True)]
 
     def messages(self, value: object) -> list[object]:
         renewed: list[object] = []

@@ -53,6 +53,7 @@ from holdfast.providers.tolerant_decode import (
     iterate_batch_results,
     wrap_raw_request,
 )
+from holdfast.providers.wire_request import drop_deferred_tools
 from holdfast.types.prompt import Plan
 from holdfast.types.reply import Reply
 from holdfast.types.usage import Usage
@@ -516,7 +517,7 @@ def _decode_request(adapter: Adapter, exchange: Exchange) -> tuple[bytes, Tolera
     if name is not None:
         parameters = msgspec.structs.replace(request.wire.parameters, model=name)
         request = msgspec.structs.replace(request, wire=msgspec.structs.replace(request.wire, parameters=parameters))
-    return decoded, request
+    return decoded, msgspec.structs.replace(request, wire=drop_deferred_tools(adapter, request.wire))
 
 
 def _observe_other(provider: str, model: str, row: Model | None, body_bytes: int) -> ObservedRequest:

@@ -48,6 +48,7 @@ from holdfast.providers.adapter import PATH_HEADER, Adapter, PingAdapter, WireRe
 from holdfast.providers.anthropic.blocks import CACHE_CONTROL
 from holdfast.providers.cache_inputs import automatic_breakpoint
 from holdfast.providers.registry import get_adapter
+from holdfast.providers.wire_request import drop_deferred_tools
 from holdfast.types.blocks import Block, Json, Role
 from holdfast.types.json_encoding import encode_json, extend_digest, sha256_hex
 from holdfast.types.prompt import Breakpoint, Parameters, Ttl
@@ -118,11 +119,11 @@ class RequestRewriter:
             _REWRITERS[adapter_name](dict(members), row, edits, adapter) if adapter_name in _REWRITERS else members
         )
         if not edits.changes:
-            return ImprovedRequest(None, before, row)
+            return ImprovedRequest(None, drop_deferred_tools(adapter, before), row)
         after = adapter.decode_request(encode_json(rewritten), headers)
         _check_same_content(before, after, edits.moved_text)
         sent = {name: value for name, value in rewritten.items() if name in received or name not in path_fields}
-        return ImprovedRequest(encode_json(sent), after, row, tuple(edits.changes))
+        return ImprovedRequest(encode_json(sent), drop_deferred_tools(adapter, after), row, tuple(edits.changes))
 
 
 def _rewrite_anthropic(body: JsonObject, row: Model, edits: RequestEdits, adapter: Adapter) -> JsonObject:
@@ -281,7 +282,7 @@ def _previous_end(wire: WireRequest, draft: RequestDraft) -> int | None:
 
 
 def _request(adapter: Adapter, body: JsonObject, row: Model, session: str) -> ClientRequest:
-    wire = adapter.decode_request(encode_json(body))
+    wire = drop_deferred_tools(adapter, adapter.decode_request(encode_json(body)))
     draft = RequestDraft(adapter, lambda encoded: 0)
     draft.update(wire.prompt)
     return ClientRequest(body, wire, draft.buffer, row, session, _previous_end(wire, draft))

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from decimal import Decimal
+from typing import Literal
 
 import msgspec
 
@@ -52,6 +53,7 @@ _PATTERNS = {
 _GROUPS = (b"(?P<p%d>%b)" % (at, pattern.removeprefix(b"(?i)")) for at, pattern in enumerate(_PATTERNS.values()))
 _VOLATILE = re.compile(b"|".join(_GROUPS), re.IGNORECASE)
 _NAMES = tuple(_PATTERNS)
+_TEXT_MEMBER = b'"text":"'
 _OPAQUE = re.compile(rb'"(?:data|signature|encrypted_content|thoughtSignature)":"[^"]*"')
 
 
@@ -71,10 +73,25 @@ def find_prefix_change(before: Sequence[EncodedBlock], after: Sequence[EncodedBl
         return PrefixChange(at.start, new.section, *_cause_of_volatile(pattern))
     old = before[0]
     if (old.section, old.role, old.container_start) != (new.section, new.role, new.container_start):
-        return PrefixChange(at.start, new.section, *_cause_of_other_block(before, after))
+        tail = _classify_tail(before, after, 0)
+        return PrefixChange(at.start, new.section, *_cause_of_other_block(before, after), tail=tail)
     shared = common_prefix_length(old.data, new.data)
     diff = tuple(map(mask_diff_line, diff_texts(format_block(old), format_block(new)))) if _is_short(old, new) else ()
-    return PrefixChange(start + shared, new.section, *_cause_of_edit(before, after, shared), diff)
+    tail = _classify_tail(before, after, shared)
+    return PrefixChange(start + shared, new.section, *_cause_of_edit(before, after, shared), diff, tail)
+
+
+def _classify_tail(
+    before: Sequence[EncodedBlock], after: Sequence[EncodedBlock], shared_bytes: int
+) -> Literal["rewritten", "replaced"] | None:
+    """Whether the change is in what the request before added after the last reply, and what became of that."""
+    if any(block.section != "messages" or block.role == "assistant" for block in before):
+        return None
+    # The conversation went on after the message, or at least half of its text is still where it was.
+    is_continued = any(block.role == "assistant" for block in after)
+    text_start = before[0].data.find(_TEXT_MEMBER, 0, AROUND_BYTES_MAX) + len(_TEXT_MEMBER)
+    is_same_text = 2 * (shared_bytes - text_start) >= len(before[0].data) - text_start
+    return "rewritten" if is_continued or is_same_text else "replaced"
 
 
 def mask_diff_line(line: str) -> str:

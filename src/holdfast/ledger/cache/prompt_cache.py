@@ -14,7 +14,7 @@ from holdfast.catalog.lookup import Models
 from holdfast.errors import ProviderError, UserError
 from holdfast.events.log import Event
 from holdfast.ledger.accounting import ACCOUNTED_PAYLOADS, AccountingState, LedgerEntry, record_event
-from holdfast.ledger.cache.verdicts import DROP_TOKENS_MIN, EXPECTED_KINDS, UNEXPECTED_KINDS
+from holdfast.ledger.cache.verdicts import DROP_TOKENS_MIN
 from holdfast.ledger.requests.parse import parse_request
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.cache_inputs import cache_settings
@@ -242,19 +242,20 @@ class TokenStats(msgspec.Struct, frozen=True):
 
 
 def find_cache_break(entry: LedgerEntry, *, drop_tokens_min: int = DROP_TOKENS_MIN) -> CacheBreakEvent | None:
-    """The cache break that a call was, if any. What it could have read is reported as the previous read."""
+    """The cache break that a call was, if any: it read less than the call before had left in the cache.
+
+    What that call had left is reported as the previous read.
+    """
     verdict = entry.verdict
     # max(1, ...): even with a threshold of 0 a call that read everything is no break.
-    if verdict is None or verdict.missing_tokens < max(1, drop_tokens_min):
-        return None
-    if verdict.kind not in (*EXPECTED_KINDS, *UNEXPECTED_KINDS):
+    if verdict is None or verdict.drop_class is None or verdict.drop_tokens < max(1, drop_tokens_min):
         return None
     return CacheBreakEvent(
-        unexpected=verdict.is_unexpected,
+        unexpected=verdict.drop_class == "unexpected",
         reason=f"{verdict.kind}: {verdict.detail}" if verdict.detail else verdict.kind,
-        previous_cache_read_input_tokens=verdict.expected_tokens,
+        previous_cache_read_input_tokens=verdict.read_tokens + verdict.drop_tokens,
         current_cache_read_input_tokens=verdict.read_tokens,
-        token_drop=verdict.missing_tokens,
+        token_drop=verdict.drop_tokens,
         component=verdict.component,
     )
 

@@ -21,8 +21,8 @@ Controllable = Literal["all", "caching_only", "none"]
 class CacheState(msgspec.Struct, frozen=True):
     """`cached_at` is when the current uninterrupted cached period began; each use moves `expires_at` forward.
 
-    `expires_at` is None where the provider does not state a TTL. `ttl` is the one that the last plan requested.
-    `explicit_expires_at` is when an explicit cache expires.
+    `expires_at` is None where the provider does not state a TTL, or nothing is cached; `has_stated_ttl` tells which.
+    `ttl` is the one that the last plan requested. `explicit_expires_at` is when an explicit cache expires.
     """
 
     session_id: str
@@ -40,6 +40,7 @@ class CacheState(msgspec.Struct, frozen=True):
     explicit_expires_at: float | None = None
     prefix_session_id: str | None = None
     controllable: Controllable = "caching_only"
+    has_stated_ttl: bool = False
 
     @property
     def prefix_owner_id(self) -> str:
@@ -96,6 +97,8 @@ def _apply_usage(state: CacheState, usage: Usage, at: float, models: Models) -> 
     row = find_model_or_none(state.model, models)
     if row is None or not row.supports_prompt_caching:
         return _clear_cache(state)
+    # A cache that is written at breakpoints only has a TTL for each of them.
+    state = msgspec.structs.replace(state, has_stated_ttl=row.cache.kind == "explicit")
     # While an explicit cache exists its own expiry counts, not the TTL of the implicit one.
     if state.explicit_expires_at is not None and state.explicit_expires_at > at:
         return state
@@ -104,8 +107,8 @@ def _apply_usage(state: CacheState, usage: Usage, at: float, models: Models) -> 
         return _clear_cache(state)
     # The expiry is known only where we requested a TTL; implicit caches evict whenever the provider likes.
     ttl_seconds = 0
-    if state.ttl is not None and row.cache.kind != "implicit":
-        ttl_seconds = row.cache.ttls_seconds.get(state.ttl) or min(row.cache.ttls_seconds.values(), default=0)
+    if state.has_stated_ttl or (state.ttl is not None and row.cache.kind != "implicit"):
+        ttl_seconds = row.cache.ttls_seconds.get(state.ttl or "") or min(row.cache.ttls_seconds.values(), default=0)
     # A read proves that the entry survived since the last use; a write without a read starts a new period.
     cached_at = state.cached_at if usage.cache_read and state.cached_at is not None else at
     return msgspec.structs.replace(
@@ -136,7 +139,8 @@ def _clear_cache(state: CacheState) -> CacheState:
 class ProviderCacheSummary(msgspec.Struct, frozen=True):
     """What the sessions of a provider sent, and how much of it was read from the cache.
 
-    `ttl_seconds` is the remaining time of the entry that expires last; None where the provider does not state it.
+    `ttl_seconds` is the remaining time of the entry that expires last, 0 if there is none; None where the provider does
+    not state it.
     `hit_coverage` is the share of calls that read anything at all.
     """
 
@@ -163,6 +167,7 @@ def _summarize(provider: str, states: list[CacheState], at: float) -> ProviderCa
     tokens_read = sum(state.usage.cache_read for state in states)
     calls = sum(state.calls for state in states)
     expiring = [(state, state.expires_at) for state in states if state.expires_at is not None]
+    states_ttl = any(state.has_stated_ttl for state in states)
     remaining_seconds = [expires_at - at for state, expires_at in expiring if state.is_cached(at)]
     return ProviderCacheSummary(
         provider=provider,
@@ -172,6 +177,6 @@ def _summarize(provider: str, states: list[CacheState], at: float) -> ProviderCa
         # Share of tokens, not of calls: calls differ in size by orders of magnitude.
         hit_share=tokens_read / tokens_sent if tokens_sent else None,
         # How long something is still cached without another call.
-        ttl_seconds=max(remaining_seconds, default=0.0) if expiring else None,
+        ttl_seconds=max(remaining_seconds, default=0.0) if expiring or states_ttl else None,
         hit_coverage=sum(state.hit_count for state in states) / calls if calls else None,
     )

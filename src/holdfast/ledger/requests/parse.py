@@ -16,7 +16,7 @@ from holdfast.providers import cache_inputs
 from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
 from holdfast.providers.errors import decoding_errors
 from holdfast.providers.registry import DetectedApi, detect_api, get_adapter
-from holdfast.providers.wire_request import reject_oversized
+from holdfast.providers.wire_request import drop_deferred_tools, reject_oversized
 from holdfast.types.blocks import Block
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import Breakpoint, PromptSection
@@ -211,7 +211,7 @@ def find_block_paths(
 
 def decode_body(adapter: Adapter, body: RequestJson, *, model: str) -> WireRequest:
     path = {PATH_HEADER: f"/v1beta/models/{model}:generateContent"}
-    return adapter.decode_request(encode_json(body), path)
+    return drop_deferred_tools(adapter, adapter.decode_request(encode_json(body), path))
 
 
 class _BlockCounter:

@@ -93,7 +93,7 @@ class DiscussionsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 def list_cache_states(context: AppContext, request: DiscussionsRequest) -> Discussions:
     """The cache state of every session, newest activity first, and of every provider."""
     # One extra row shows whether there is another page.
-    caches = context.cache_states.list_newest(limit=request.limit + 1, skip=request.skip)
+    caches = context.cache_states.list_newest(limit=request.limit + 1, skip=request.skip, simulated=context.simulated)
     page = caches[: request.limit]
     controls, settings = context.records.session_controls(), context.records.settings()
     discussions = (

@@ -98,6 +98,7 @@ class VerdictView(msgspec.Struct, frozen=True):
     kind: VerdictKind
     expected_tokens: int
     read_tokens: int
+    floor_tokens_missing: int
     component: str | None
     detail: str
     cause: str | None

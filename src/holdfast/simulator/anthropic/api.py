@@ -32,6 +32,7 @@ from holdfast.simulator.request_blocks import digest_conversation_starts, list_s
 from holdfast.types.blocks import Block
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.reply import Reply
+from holdfast.types.tool_spec import ToolSpec
 from holdfast.types.transcript import merge_into_messages
 
 # The SDK sends the newer version from 2.0.0 on.
@@ -153,6 +154,8 @@ def parse_anthropic_request(wire: WireRequest, context: RequestContext, *, count
     validation.check_anthropic_transcript(wire.prompt.entries, model.cache, parameters.betas)
     sent = list_sent_blocks(anthropic, wire)
     validation.check_anthropic_tools(sent, parameters, model.cache)
+    # Deferred tools are not in the prefix (Anthropic, "Tool use with prompt caching").
+    sent = tuple(block for block in sent if not (isinstance(block.block, ToolSpec) and block.block.is_deferred))
     if not counting:
         validation.check_anthropic_output(parameters, model)
     placed = validation.place_requested_breakpoints(sent, parameters, model.cache)

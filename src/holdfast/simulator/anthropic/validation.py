@@ -53,6 +53,11 @@ def check_anthropic_tools(blocks: Sequence[SentBlock], parameters: Parameters, r
     names = [sent.block.name for sent in blocks if isinstance(sent.block, ToolSpec)]
     if any(count > 1 for count in Counter(names).values()):
         raise refuse("tools: Tool names must be unique.")
+    deferred = [sent for sent in blocks if isinstance(sent.block, ToolSpec) and sent.block.is_deferred]
+    if names and len(deferred) == len(names):
+        raise refuse("tools: All tools have defer_loading set; at least one tool must be non-deferred.")
+    if marked := next((sent.path for sent in deferred if sent.ttl is not None), None):
+        raise refuse(f"{marked}: a tool cannot have both defer_loading and cache_control")
     choice = _parse_object(parameters.tool_choice_json, "tool_choice")
     if choice is None:
         return

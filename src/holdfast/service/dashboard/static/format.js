@@ -48,12 +48,16 @@ export const PROVIDERS = {
 export const provider = (name) => PROVIDERS[name] ?? name;
 
 export const VERDICTS = {
-  held: "Everything cached was read.",
+  held: "Everything that could be read was read.",
   planned: "The prefix was changed on purpose.",
+  model_switched: "Another model answers; caches are per model.",
+  image_rule: "The first image, or the last one removed: the provider caches messages with and without images apart.",
   parameter_changed: "A request parameter changed that the cache depends on.",
+  no_breakpoint: "Long enough to be cached, but nothing was marked.",
+  tail_rewritten: "The last message was sent again in another form.",
   prefix_changed: "Bytes that had been sent before changed.",
-  below_floor: "The prompt is shorter than the provider's cache minimum.",
-  first_use: "Nothing was cached before.",
+  below_floor: "The prompt, or its marked part, is shorter than the provider's cache minimum.",
+  first_use: "Nothing that the prompt begins with was cached before.",
   ttl_expired: "The pause was longer than the cache's TTL.",
   lookback_miss: "The last breakpoint was beyond the provider's lookback window.",
   provider_side: "Same bytes, within the TTL, and still not read.",

@@ -14,10 +14,20 @@ export async function callDetail(path, number, visitor) {
 
 const facts = (...rows) => h("dl", {}, rows.filter(Boolean).map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)]));
 
+const CERTIFICATE_CLASSES = { certified: "good", "not certifiable": "none", broken: "bad" };
+
+function describeCertificate({ result, violation, is_restarted: restarted }) {
+  if (result === "broken") return `Broken: ${violation}`;
+  if (result === "not certifiable") return "Not certifiable: only digests were kept, so the bytes cannot be rebuilt.";
+  return restarted
+    ? "Certified: the log rebuilds the same bytes. The simulated cache ended with its process, so nothing could be read."
+    : "Certified: the log rebuilds the same bytes, and nothing was lost unexpectedly.";
+}
+
 function certificateBlock({ certificate, chain, blocks, body_bytes: bytes }) {
   const body = !certificate
     ? h("p", { class: "none" }, "The request cannot be rebuilt from the log.")
-    : [h("p", { class: certificate.violation ? "bad" : "good" }, certificate.violation ? `Violated: ${certificate.violation}` : "Valid: the log rebuilds the same bytes, and everything expected was read from the cache."),
+    : [h("p", { class: CERTIFICATE_CLASSES[certificate.result] }, describeCertificate(certificate)),
       facts(
         ["Equal bytes", certificate.equal_to_call === null ? "no earlier request" : `the first ${count(certificate.prefix_bytes)} equal request ${certificate.equal_to_call}`],
         ["Expected read", `${count(certificate.expected_read_tokens)} tokens`],
