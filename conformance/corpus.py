@@ -1,7 +1,7 @@
 """The corpus in tests/wire: requests as the clients send them and the responses they get, one file per client.
 
-Kept are the fields, types, roles and short values. A long text is replaced by its length: the prompts of the clients
-are not ours to copy, and only their shape matters. So is what differs from machine to machine and from run to run.
+Kept are the fields, types, roles and short values. A long text or a description is replaced by its length: the prompts
+of the clients are not ours to copy, and only their shape matters. So is what differs by machine and by run.
 """
 
 import datetime
@@ -117,7 +117,7 @@ class Generalizer:
                 return [self.value(item) for item in value]
             case str():
                 is_event = value.startswith(("data:", "event:"))
-                return self.text(value) if is_event else self._shorten(self.text(value))
+                return self.text(value) if is_event else self._shorten(self.text(value), name)
             case int() | float() if name in _TIMES:
                 return 1_767_225_600
             case _:
@@ -135,5 +135,6 @@ class Generalizer:
     def _number(self, template: str) -> Callable[[re.Match[str]], str]:
         return lambda match: self._ids.setdefault(match[0], template.format(len(self._ids) + 1))
 
-    def _shorten(self, text: str) -> str:
-        return text if len(text) <= TEXT_CHARS_MAX else f"A text of the client with {len(text)} characters."
+    def _shorten(self, text: str, name: str) -> str:
+        is_kept = len(text) <= TEXT_CHARS_MAX and name != "description"
+        return text if is_kept else f"A text of the client with {len(text)} characters."
