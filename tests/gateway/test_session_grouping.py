@@ -21,7 +21,7 @@ from holdfast.gateway.recording.worker_process import SynchronousQueue
 from holdfast.gateway.routes import Target
 from holdfast.stores.memory import MemoryStore
 
-TARGET = Target("anthropic", "/v1/messages", "anthropic")
+TARGET = Target("anthropic", "/v1/messages", "anthropic", provider="anthropic", format="anthropic")
 USAGE = {"input_tokens": 10, "output_tokens": 5, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
 SYSTEM = "You are a careful agent. " * 20
 TASKS = ("Solve the task.", "Solve the other task.", "Summarise the file.")

@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.catalog.lookup import Models
 from holdfast.events.log import Event, EventLog, SessionRow
-from holdfast.events.payloads.session import SessionStarted, SkillLoaded, TurnCancelled, TurnCompleted, TurnStarted
+from holdfast.events.payloads.session import SessionStarted, TurnCancelled, TurnCompleted, TurnStarted
 from holdfast.ledger.analytics.queries import (
     HOUR_SECONDS,
     NO_FILTER,
@@ -21,6 +21,8 @@ from holdfast.ledger.analytics.queries import (
     SessionOrder,
     SizedUsage,
     SkillLoad,
+    UnpricedUsage,
+    find_skill_loads,
     format_group_name,
 )
 from holdfast.ledger.analytics.results import FULL_SCOPE, RollUpCostQueries, RollUpRows, build_amounts
@@ -95,12 +97,8 @@ class EventAnalyticsQueries:
         return tuple(call for _, call in ranked_calls[skip : skip + limit])
 
     def skill_loads(self, scope: LedgerScope = FULL_SCOPE) -> tuple[SkillLoad, ...]:
-        return tuple(
-            SkillLoad(row.id, event.at, payload.skill_id, payload.load_reason, payload.load_size_tokens)
-            for row, events in self._sessions(simulated=scope.simulated)
-            for event in events
-            if isinstance(payload := event.payload, SkillLoaded) and scope.since <= event.at < scope.until
-        )
+        loads = (load for _, events in self._sessions(simulated=scope.simulated) for load in find_skill_loads(events))
+        return tuple(load for load in loads if scope.since <= load.at < scope.until)
 
     def session_costs(
         self, *, order: SessionCostOrder, limit: int, skip: int, simulated: bool = False
@@ -198,6 +196,14 @@ class _EventSource:
             sums_by_session[row.id] = row, sums + posting.sums
         spenders = [(row, sums) for row, sums in sums_by_session.values() if sums.calls or sums.spent]
         return _sort_sessions(spenders, order)[offset : offset + limit]
+
+    def unpriced(self, scope: LedgerScope) -> tuple[UnpricedUsage, ...]:
+        usage_by_key: dict[tuple[str, str], tuple[int, Usage]] = {}
+        for row, posting in self._postings(scope):
+            if posting.entry is not None and posting.entry.is_unpriced:
+                calls, usage = usage_by_key.get((row.id, posting.model), (0, Usage()))
+                usage_by_key[row.id, posting.model] = calls + 1, usage + posting.sums.usage
+        return tuple(UnpricedUsage(*key, *calls_and_usage) for key, calls_and_usage in sorted(usage_by_key.items()))
 
     def worst_verdicts(self, session_ids: Sequence[str], scope: LedgerScope) -> dict[str, VerdictKind]:
         largest_losses: dict[str, tuple[int, VerdictKind]] = {}

@@ -6,11 +6,12 @@ from typing import Any, NamedTuple
 
 from conformance.clients import CLIENTS
 
-from holdfast.gateway.routes import find_target
+from holdfast.gateway.routes import RouteTable, make_simulated_upstreams
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.registry import get_adapter
 
 FILES = sorted((Path(__file__).parents[1] / "wire").glob("*.json"))
+_ROUTES = RouteTable(make_simulated_upstreams("http://127.0.0.1:1"))
 _MOUNTS = {client.name: client.provider for client in CLIENTS}
 
 
@@ -37,7 +38,7 @@ def load_exchanges(file: Path) -> list[WireExchange]:
 
 def _read_exchange(mount: str, exchange: dict[str, Any]) -> WireExchange:
     gateway_path = f"/{mount}{exchange['path']}"
-    target = find_target(gateway_path.partition("?")[0])
+    target = _ROUTES.find_target(gateway_path.partition("?")[0])
     assert target.adapter_name is not None, gateway_path
     return WireExchange(
         target.adapter_name,

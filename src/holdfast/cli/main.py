@@ -23,6 +23,10 @@ COMMANDS = {
     ),
     "chat": ("chat.command", "Chat with an agent that works in a folder, and see what each turn costs."),
     "compact": ("sessions.compact", "Compact a stored session, or show what compaction would remove, cost and save."),
+    "connect": (
+        "connect",
+        "Point Claude Code, Codex, Gemini CLI, opencode or aider at the gateway, undo that, and check it.",
+    ),
     "config": ("config", "Show the configuration and where each value comes from."),
     "curation": ("knowledge.curation", "Choose, by preset, which files are added to the context of sessions."),
     "db": ("db.command", "Inspect, check, rebuild, prune, export and import the store."),
@@ -43,6 +47,7 @@ COMMANDS = {
     "knowledge": ("knowledge.harvest", "Extract knowledge from finished sessions, and show what new sessions receive."),
     "learned": ("costs.learned", "Show the cache parameters learned from stored sessions."),
     "mcp": ("mcp", "Serve an agent's instructions and skills to any MCP client."),
+    "models": ("models", "List models with their cache floors, TTLs and prices, each with its source and date."),
     "rag": ("knowledge.rag", "Index the files of a project and search them for relevant passages."),
     "recovery": ("sessions.recovery", "List known failures of stored sessions and run their recovery recipes."),
     "replay": ("costs.replay", "Replay recorded conversations under other cache policies and compare their cost."),

@@ -1,6 +1,7 @@
 """Builds the cost report of a store: spending, savings, and the causes of cache misses."""
 
 import datetime
+from collections import Counter
 from collections.abc import Iterable
 from decimal import Decimal
 
@@ -14,6 +15,7 @@ from holdfast.ledger.analytics.queries import (
     LedgerScope,
     MissCause,
     SessionAmounts,
+    UnpricedUsage,
 )
 
 # Up to this many days (ten years), days without calls are filled in; a longer range means that a clock was wrong.
@@ -29,6 +31,8 @@ class CostReport(msgspec.Struct, frozen=True):
     """Sessions and causes with the largest loss first; days in order, including those without calls.
 
     `unreadable_calls` were forwarded and charged, but their responses could not be decoded: their usage is an estimate.
+    `failures` counts the other calls that failed, by error class, the most frequent first.
+    `unpriced` calls are counted with their tokens, but no amount of money contains them.
     """
 
     total: Amounts
@@ -36,6 +40,8 @@ class CostReport(msgspec.Struct, frozen=True):
     sessions: tuple[SessionAmounts, ...]
     days: tuple[DaySpending, ...]
     unreadable_calls: int = 0
+    failures: dict[str, int] = {}
+    unpriced: tuple[UnpricedUsage, ...] = ()
 
 
 def build_report(queries: CostQueries, scope: LedgerScope) -> CostReport:
@@ -47,11 +53,21 @@ def build_report(queries: CostQueries, scope: LedgerScope) -> CostReport:
         tuple(iter_session_amounts(queries, scope)),
         days,
         count_unreadable_calls(queries, scope),
+        _count_failures(queries, scope),
+        queries.unpriced(scope),
     )
 
 
 def count_unreadable_calls(queries: CostQueries, scope: LedgerScope) -> int:
     return sum(outcome.calls for outcome in queries.outcomes(scope) if outcome.outcome == "unreadable")
+
+
+def _count_failures(queries: CostQueries, scope: LedgerScope) -> dict[str, int]:
+    failures: Counter[str] = Counter()
+    for outcome in queries.outcomes(scope):
+        if outcome.outcome not in ("completed", "unreadable"):
+            failures[outcome.outcome] += outcome.calls
+    return dict(failures.most_common())
 
 
 def iter_session_amounts(queries: CostQueries, scope: LedgerScope) -> Iterable[SessionAmounts]:

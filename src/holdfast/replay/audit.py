@@ -6,10 +6,9 @@ from decimal import Decimal
 
 import msgspec
 
-from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
+from holdfast.catalog.lookup import Models, find_model_or_none, price_at, utc_date
 from holdfast.catalog.schema import Model, Price
 from holdfast.economics.cost import cost_usd
-from holdfast.errors import UserError
 from holdfast.planning.adaptive_policy import AdaptivePolicy
 from holdfast.planning.learned import NOTHING_LEARNED, LearnedParameters
 from holdfast.replay.cache_misses import CallContext, MissCost, infer_ttls_or_default, price_miss
@@ -213,11 +212,8 @@ class Audit:
     def find_priced_model(self, name: str) -> Model | None:
         """The catalog row of a model, or None if the catalog does not know or price it."""
         if name not in self._rows:
-            try:
-                row = find_model(name, self._models)
-                self._rows[name] = row if row.prices else None
-            except UserError:
-                self._rows[name] = None
+            row = find_model_or_none(name, self._models)
+            self._rows[name] = row if row is not None and row.prices else None
         return self._rows[name]
 
     def skip_line(self, line: BrokenLine) -> None:
@@ -315,12 +311,9 @@ def replay_transcripts(transcripts: Iterable[Transcript], models: Models) -> Rep
     totals, policies = ReplayTotals(), PolicyFactory()
     for transcript in transcripts:
         name = Counter(call.model or "" for call in transcript.recording.calls).most_common(1)[0][0]
-        try:
-            row = find_model(name, models)
-        except UserError:
-            continue
+        row = find_model_or_none(name, models)
         # Replaying needs the message text, and a model whose cache is controlled by breakpoints.
-        if transcript.has_text and has_plannable_cache(row):
+        if row is not None and transcript.has_text and has_plannable_cache(row):
             setting = make_replay_setting(row, ttl_upgrade=False)
             comparison = compare_policies(transcript.recording, policies.create_policies(), setting)
             totals.add_comparison(comparison, None, 0)

@@ -1,6 +1,8 @@
 """`holdfast report`: what stored sessions spent, saved and lost."""
 
 import datetime
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -10,9 +12,10 @@ from holdfast.cli.open_store import open_configured_store, resolve_session_id
 from holdfast.cli.options import db_option, json_option
 from holdfast.clock import system_clock
 from holdfast.errors import UserError
+from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
-    from holdfast.ledger.analytics.queries import Amounts, SessionAmounts
+    from holdfast.ledger.analytics.queries import Amounts, SessionAmounts, UnpricedUsage
     from holdfast.ledger.report import CostReport
 
 LIMIT = 10
@@ -56,7 +59,10 @@ def command(
         return
     if report.sessions:
         _show(report, limit)
-    elif not simulated_count:
+    if report.failures:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.failures.items())
+        click.echo(f"{format_count(sum(report.failures.values()), 'call')} failed: {kinds}")
+    if not (report.sessions or report.failures or simulated_count):
         click.echo("No calls are stored yet; `holdfast demo --keep` records some, which --simulated shows.")
     if simulated_count:
         click.echo(f"not counted: {format_count(simulated_count, 'simulated session')}; --simulated includes them")
@@ -85,10 +91,16 @@ def _show(report: "CostReport", limit: int) -> None:
 
     total = report.total
     calls = f"{format_count(total.calls, 'call')} in {format_count(len(report.sessions), 'session')}"
-    click.echo(
-        f"${total.spent_usd:.4f} spent on {calls}; "
-        f"${total.uncached_usd:.4f} without a cache: {format_usd(total.saved_usd, 4)} saved"
-    )
+    unpriced_calls = sum(part.calls for part in report.unpriced)
+    if unpriced_calls < total.calls or total.spent_usd:
+        click.echo(
+            f"${total.spent_usd:.4f} spent on {calls}; "
+            f"${total.uncached_usd:.4f} without a cache: {format_usd(total.saved_usd, 4)} saved"
+        )
+    else:
+        click.echo(f"unpriced: {calls}")
+    for line in format_unpriced(report.unpriced):
+        click.echo(line)
     click.echo(
         f"{total.usage.read_share:.1%} of prompt tokens were read from the cache, "
         f"{total.hit_rate:.1%} of the calls hit the cache"
@@ -120,7 +132,9 @@ def _show(report: "CostReport", limit: int) -> None:
         )
     click.echo("")
     headings = ("session", "name", "model", "calls", "read", "spent", "saved", "lost", "main cause")
-    print_table(headings, map(_session_row, report.sessions[:limit]), spare=("saved", "model", "name"))
+    unpriced = Counter({part.session_id: part.calls for part in report.unpriced})
+    rows_shown = (_session_row(session, unpriced[session.id]) for session in report.sessions[:limit])
+    print_table(headings, rows_shown, spare=("saved", "model", "name"))
     if len(report.sessions) > limit:
         click.echo(
             f"{format_count(len(report.sessions) - limit, 'more session')}; raise --limit, or use --json for all"
@@ -134,8 +148,26 @@ def draw_sparkline(values: "list[float]") -> str:
     return "".join(BARS[min(len(BARS) - 1, int(value / top * len(BARS)))] if top else BARS[0] for value in values)
 
 
-def _session_row(session: "SessionAmounts") -> tuple[str, ...]:
+def format_unpriced(parts: "Sequence[UnpricedUsage]") -> Iterator[str]:
+    """One line per model: the calls and tokens that no sum of money contains, and how to price them."""
+    for model in dict.fromkeys(part.model for part in parts):
+        usages = [part for part in parts if part.model == model]
+        tokens_in, tokens_out = (
+            sum(part.usage.tokens_sent for part in usages),
+            sum(part.usage.output for part in usages),
+        )
+        calls = format_count(sum(part.calls for part in usages), "call")
+        name = strip_control_characters(model) or "unnamed"
+        yield (
+            f"unpriced: {calls} of {name}, {tokens_in:,} tokens in, {tokens_out:,} out; no sum of money contains them: "
+            f'add prices to [models."{name}"] in config.toml'
+        )
+
+
+def _session_row(session: "SessionAmounts", unpriced_calls: int) -> tuple[str, ...]:
     amounts = session.amounts
     money = (f"${amounts.spent_usd:.4f}", format_usd(amounts.saved_usd, 4), f"${amounts.lost_usd:.4f}")
+    if unpriced_calls:
+        money = ("unpriced", "", "") if unpriced_calls >= amounts.calls else (f"{money[0]} + unpriced", *money[1:])
     figures = (str(amounts.calls), f"{amounts.usage.read_share:.1%}", *money)
     return session.id, session.name or "", session.model, *figures, session.worst_verdict or ""

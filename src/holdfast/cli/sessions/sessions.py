@@ -88,6 +88,7 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
         shown = [
             {
                 **msgspec.to_builtins(entry.record),
+                **({"cost_usd": None} if entry.is_unpriced else {}),
                 "output_estimated": entry.record.request_id in estimated,
                 "prefix_held": entry.record.is_prefix_unchanged
                 if entry.prompt_digest or entry.source != "provider"
@@ -119,7 +120,13 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
     shares += f", ${delegated_usd:.6f} of it for delegated tasks" if delegations else ""
     total = sum((entry.record.cost_usd for entry in calls), explicit_cache_usd + ping_usd + delegated_usd)
     models = ", then ".join(dict.fromkeys(entry.record.model for entry in calls))
-    click.echo(f"{format_count(len(calls), 'call')}, ${total:.6f}{shares}; {models or 'none'}")
+    unpriced = [entry.record.usage for entry in calls if entry.is_unpriced]
+    cost = f"${total:.6f}{shares}" if total or len(unpriced) < len(calls) or not calls else "unpriced"
+    if unpriced and cost != "unpriced":
+        cost += f", {format_count(len(unpriced), 'call')} unpriced"
+    if unpriced:
+        cost += f" ({sum(usage.tokens_sent + usage.output for usage in unpriced):,} tokens)"
+    click.echo(f"{format_count(len(calls), 'call')}, {cost}; {models or 'none'}")
     for line in _detail_lines(events):
         click.echo(line)
 
@@ -193,6 +200,7 @@ def _detail_lines(events: "list[Event]") -> "Iterator[str]":
             case _:
                 pass
     yield from describe_gateway_session(events)
+    yield from describe_unreadable_calls(events)
 
 
 def _show_stats(calls: "tuple[LedgerEntry, ...]", *, as_json: bool) -> None:
@@ -243,7 +251,7 @@ def _call_row(entry: "LedgerEntry", estimated: set[str]) -> tuple[str, ...]:
         prefix = ""  # A pruned session has no stored requests to compare.
     numbers = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input)
     output = f"{'~' if call.request_id in estimated else ''}{usage.output}"
-    money = f"${call.cost_usd:.6f}"
+    money = "unpriced" if entry.is_unpriced else f"${call.cost_usd:.6f}"
     number, at = str(call.number), format_local_time(call.at)
     return number, at, *map(str, numbers), output, money, prefix, *_verdict_cells(entry)
 
@@ -285,9 +293,28 @@ def _line(
     return f"{entry.record.number:>4} {bar:<{cells_max}} {label}".rstrip()
 
 
+def describe_unreadable_calls(events: "Iterable[Event]") -> "Iterator[str]":
+    """What could not be decoded of the calls of another client."""
+    from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallFailed, RequestPrepared
+
+    unreadable: Counter[str] = Counter()
+    for event in events:
+        match event.payload:
+            case GatewayForwarded(unreadable=tuple(parts)) | RequestPrepared(unreadable=tuple(parts)):
+                unreadable.update(f"request: {part}" for part in parts)
+            case LlmCallCompleted(unreadable=str(reason)):
+                unreadable[f"response: {reason}"] += 1
+            case LlmCallFailed(error_class="unreadable", error_message_redacted=reason):
+                unreadable[f"response, usage estimated by size: {reason}"] += 1
+            case _:
+                pass
+    for part, count in unreadable.most_common():
+        yield f"not decoded in {format_count(count, 'call')}: {strip_control_characters(part)}"
+
+
 def describe_gateway_session(events: "Iterable[Event]") -> "Iterator[str]":
-    """How its calls were matched to one session, what could not be decoded, and which anti-patterns can be fixed."""
-    from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallFailed
+    """How its calls were matched to one session, and which anti-patterns can be fixed."""
+    from holdfast.events.payloads.calls import GatewayForwarded
     from holdfast.replay.counterfactual import list_paid_calls
 
     log = list(events)
@@ -299,19 +326,6 @@ def describe_gateway_session(events: "Iterable[Event]") -> "Iterator[str]":
         f"sent through the gateway; calls matched to this session with at least {least_certain.confidence:.0%} "
         f"confidence: {strip_control_characters(least_certain.reason)}"
     )
-    unreadable: Counter[str] = Counter()
-    for event in log:
-        match event.payload:
-            case GatewayForwarded(unreadable=tuple(parts)):
-                unreadable.update(f"request: {part}" for part in parts)
-            case LlmCallCompleted(unreadable=str(reason)):
-                unreadable[f"response: {reason}"] += 1
-            case LlmCallFailed(error_class="unreadable", error_message_redacted=reason):
-                unreadable[f"response, usage estimated by size: {reason}"] += 1
-            case _:
-                pass
-    for part, count in unreadable.most_common():
-        yield f"not decoded in {format_count(count, 'call')}: {strip_control_characters(part)}"
     changes = [change for payload in list_paid_calls(log) for change in payload.changes]
     for (habit, done), count in Counter((change.anti_pattern, change.is_applied) for change in changes).most_common():
         calls = "1 call" if count == 1 else f"{count} calls"

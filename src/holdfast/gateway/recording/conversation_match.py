@@ -14,7 +14,11 @@ from typing import Generic, TypeVar
 import msgspec
 
 from holdfast.gateway.http.response_parser import Headers
-from holdfast.types.blocks import Json
+from holdfast.providers.adapter import WireRequest
+from holdfast.providers.json_splice import UNREADABLE, decode_json_or_none
+from holdfast.types.blocks import Block, Json, Role, Text, is_thinking, parse_tool_call
+from holdfast.types.json_encoding import sha256_hex
+from holdfast.types.reply import Reply
 
 MATCHED_CONVERSATIONS_MAX = 1_000
 
@@ -25,6 +29,14 @@ CANDIDATES_MAX = 8
 # Replies of one conversation that are remembered: enough for parallel calls and retries.
 REPLIES_MAX = 4
 DELEGATED_TEXTS_MAX = 10_000
+
+# Only the start of the system text: volatile lines usually come later.
+HEAD_CHARS = 40
+DIGEST_CHARS = 16
+
+# Shorter texts in a tool call, such as paths and commands, may be the first message of an unrelated conversation.
+DELEGATED_CHARS_MIN = 24
+DELEGATED_TEXTS_PER_REPLY_MAX = 32
 T = TypeVar("T")
 K = TypeVar("K")
 VALUE_CHARS_MAX = 400
@@ -434,3 +446,74 @@ def _member(value: Json | None, name: str) -> Json | None:
 
 def _text(value: Json | None) -> str | None:
     return value[:VALUE_CHARS_MAX] if isinstance(value, str) and value else None
+
+
+def make_restored_scope(mount: str, key_id: str | None) -> str:
+    """The scope of conversations whose provider account is unknown."""
+    return f"{mount} by {key_id or 'anyone'}"
+
+
+def describe_request(
+    wire: WireRequest, body: bytes, headers: Headers, *, scope: str, restored_scope: str
+) -> RequestFingerprint:
+    try:
+        hints = decode_session_hints(body, headers)
+    except UNREADABLE:
+        hints = find_session_hints({}, headers)
+    if hints.session is not None:
+        hints = msgspec.structs.replace(hints, session=short_digest(hints.session.encode("utf-8", "surrogatepass")))
+    return RequestFingerprint(
+        scope, _head_digest(wire), _block_digests(wire), hints, restored_scope, _opening_digests(wire)
+    )
+
+
+def describe_reply(reply: Reply) -> ReplyFingerprint:
+    blocks = (_digest_block("assistant", block) for block in reply.content if not is_thinking(block))
+    calls = (call for block in reply.content if (call := parse_tool_call(block)) is not None)
+    delegated = tuple(_digest_text(text) for call in calls for text in _iter_long_texts(call.arguments_json))
+    return ReplyFingerprint(reply.id, frozenset(blocks), delegated[:DELEGATED_TEXTS_PER_REPLY_MAX])
+
+
+def _iter_long_texts(arguments_json: str) -> Iterator[str]:
+    """All texts in the arguments of a call that are long enough to identify the conversation they were passed to."""
+    values: list[object] = [decode_json_or_none(arguments_json)]
+    while values:
+        match values.pop():
+            case str(text) if len(text) >= DELEGATED_CHARS_MIN:
+                yield text
+            case list(items):
+                values += items
+            case dict(members):
+                values += members.values()
+            case _:
+                pass
+
+
+def _opening_digests(wire: WireRequest) -> tuple[str, ...]:
+    entries = wire.prompt.entries
+    texts = (block.text for block in entries[0].content if isinstance(block, Text)) if entries else ()
+    return tuple(_digest_text(text) for text in texts if len(text) >= DELEGATED_CHARS_MIN)
+
+
+def _digest_text(text: str) -> str:
+    return short_digest(text.strip().encode("utf-8", "surrogatepass"))
+
+
+def short_digest(data: bytes) -> str:
+    return sha256_hex(data)[:DIGEST_CHARS]
+
+
+def _head_digest(wire: WireRequest) -> str:
+    """Digest over what is stable even in a badly ordered prompt: model, tool names, start of the system text."""
+    tools = sorted(tool.name for tool in wire.prompt.tools)
+    texts = (text.text for segment in wire.prompt.segments for text in segment.system)
+    return short_digest(msgspec.json.encode((wire.parameters.model, tools, next(texts, "")[:HEAD_CHARS])))
+
+
+def _block_digests(wire: WireRequest) -> tuple[str, ...]:
+    entries = wire.prompt.entries
+    return tuple(_digest_block(entry.role, block) for entry in entries for block in entry.content)
+
+
+def _digest_block(role: Role, block: Block) -> str:
+    return short_digest(msgspec.json.encode((role, block)))

@@ -1,14 +1,17 @@
 """Cost and analytics queries over all sessions: the protocols, and the values they return."""
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Literal, Protocol
 
 import msgspec
 
+from holdfast.catalog.lookup import Catalog
+from holdfast.catalog.price_list import load_price_list
 from holdfast.catalog.schema import Model
 from holdfast.events.log import Event, SessionRow
+from holdfast.events.payloads.session import SkillLoaded, SkillUsed
 from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
 from holdfast.types.usage import Usage
 
@@ -112,6 +115,15 @@ class CallOutcome(msgspec.Struct, frozen=True):
     latency_ms_p95_under: int
 
 
+class UnpricedUsage(msgspec.Struct, frozen=True):
+    """Calls of a session for whose model no price was known; sums of money do not contain them."""
+
+    session_id: str
+    model: str
+    calls: int
+    usage: Usage
+
+
 class CostQueries(Protocol):
     """Every result is what the events add up to at the time of the query."""
 
@@ -125,6 +137,9 @@ class CostQueries(Protocol):
 
     def causes(self, scope: LedgerScope = ...) -> tuple[MissCause, ...]:
         """The most expensive first."""
+
+    def unpriced(self, scope: LedgerScope = ...) -> tuple[UnpricedUsage, ...]:
+        """By session and model, in that order."""
 
     def verdicts(self, scope: LedgerScope = ...) -> tuple[MissCause, ...]:
         """All verdicts, including those without a loss; the most expensive first."""
@@ -145,13 +160,32 @@ class HasCostQueries(Protocol):
 
 
 class SkillLoad(msgspec.Struct, frozen=True):
-    """A skill body that was loaded into a session, and why."""
+    """A skill body that was loaded into a session, and why; `used` says whether the session then used the skill."""
 
     session_id: str
     at: float
     skill: str
     reason: str
     tokens: int
+    used: bool
+
+
+def find_skill_loads(events: Iterable[Event]) -> tuple[SkillLoad, ...]:
+    """The loads among the events, in their order; a skill that was loaded on demand was used."""
+    events = tuple(events)
+    used = {(event.session_id, payload.skill_id) for event in events if isinstance(payload := event.payload, SkillUsed)}
+    return tuple(
+        SkillLoad(
+            session_id=event.session_id,
+            at=event.at,
+            skill=payload.skill_id,
+            reason=payload.load_reason,
+            tokens=payload.load_size_tokens,
+            used=payload.load_reason == "on_demand" or (event.session_id, payload.skill_id) in used,
+        )
+        for event in events
+        if isinstance(payload := event.payload, SkillLoaded)
+    )
 
 
 class SessionCost(msgspec.Struct, frozen=True):
@@ -254,7 +288,10 @@ class HasAnalyticsQueries(Protocol):
 
 def list_size_limits(models: Mapping[str, Model]) -> tuple[int, ...]:
     """The prompt sizes in tokens above which some model's price changes, ascending."""
-    return tuple(sorted({price.prompt_tokens_over for row in models.values() for price in row.prices} - {0}))
+    listed = load_price_list().size_limits if isinstance(models, Catalog) else ()
+    return tuple(
+        sorted({*listed, *(price.prompt_tokens_over for row in models.values() for price in row.prices)} - {0})
+    )
 
 
 def format_group_name(group_by: GroupBy, cell: object) -> GroupName:

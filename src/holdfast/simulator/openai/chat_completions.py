@@ -33,7 +33,7 @@ _CHAT = OpenAIInterface(
 
 class OpenAIChatApi(ProviderApi):
     adapter = openai_chat
-    routes = (f"POST {_COMPLETIONS}",)
+    routes: tuple[str, ...] = (f"POST {_COMPLETIONS}",)
     reply_id_prefix = "chatcmpl-sim"
 
     def accepts(self, http_request: SimulatedRequest) -> bool:

@@ -62,7 +62,7 @@ _INTERFACE = OpenAIInterface(
 
 class OpenAIResponsesApi(ProviderApi):
     adapter = openai_responses
-    routes = (f"POST {_RESPONSES}", f"POST {_COUNT}", f"GET {_MODELS}", f"GET {_MODELS}/ID")
+    routes: tuple[str, ...] = (f"POST {_RESPONSES}", f"POST {_COUNT}", f"GET {_MODELS}", f"GET {_MODELS}/ID")
     reply_id_prefix = "resp_sim"
 
     def accepts(self, http_request: SimulatedRequest) -> bool:

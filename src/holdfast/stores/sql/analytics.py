@@ -9,7 +9,8 @@ import msgspec
 
 from holdfast.errors import StoreError
 from holdfast.events.log import Event, SessionRow
-from holdfast.events.payloads.session import SessionStarted, SkillLoaded, TurnStarted
+from holdfast.events.payloads.calls import UNPRICED
+from holdfast.events.payloads.session import SessionStarted, TurnStarted
 from holdfast.ledger.analytics.queries import (
     NO_FILTER,
     CacheBreakCall,
@@ -22,6 +23,8 @@ from holdfast.ledger.analytics.queries import (
     SessionOrder,
     SizedUsage,
     SkillLoad,
+    UnpricedUsage,
+    find_skill_loads,
     format_group_name,
 )
 from holdfast.ledger.analytics.results import FULL_SCOPE, VERDICT_KINDS, RollUpRows, build_amounts
@@ -94,6 +97,15 @@ class SqlRollUpSource:
         sums = sum((Sums(*amounts) for _, amounts in self.rows(SESSION_DAYS, (), scope)), Sums())
         rows = map(decode_session_row, self._fetch(queries.SESSION_ROW, (session_id,)))
         return [(row, sums) for row in rows if sums.calls or sums.spent]
+
+    def unpriced(self, scope: LedgerScope) -> tuple[UnpricedUsage, ...]:
+        self._catch_up()
+        session = () if scope.session_id is None else (scope.session_id,)
+        rows = self._fetch(queries.sum_unpriced(session=bool(session)), (*_scope_parameters(scope), UNPRICED, *session))
+        return tuple(
+            UnpricedUsage(str(session_id), str(model), as_int(calls), Usage(*map(as_int, usage)))
+            for session_id, model, calls, *usage in rows
+        )
 
     def worst_verdicts(self, session_ids: Sequence[str], scope: LedgerScope) -> dict[str, VerdictKind]:
         if not session_ids:
@@ -259,11 +271,9 @@ class SqlAnalyticsQueries:
     def skill_loads(self, scope: LedgerScope = FULL_SCOPE) -> tuple[SkillLoad, ...]:
         exclusion = () if scope.simulated else (queries.SIMULATED_MARK,)
         query = queries.select_skill_loads(simulated=scope.simulated)
-        return tuple(
-            SkillLoad(event.session_id, event.at, payload.skill_id, payload.load_reason, payload.load_size_tokens)
-            for event in _decode_events(self._fetch(query, (scope.since, scope.until, *exclusion)))
-            if isinstance(payload := event.payload, SkillLoaded)
-        )
+        loads = _decode_events(self._fetch(query, (scope.since, scope.until, *exclusion)))
+        uses = _decode_events(self._fetch(queries.select_skill_uses(), (scope.since, scope.until)))
+        return find_skill_loads([*loads, *uses])
 
     def session_costs(
         self, *, order: SessionCostOrder, limit: int, skip: int, simulated: bool = False

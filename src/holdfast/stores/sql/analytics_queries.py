@@ -257,6 +257,13 @@ def sum_usage_by_size(limits: Sequence[int]) -> str:
     return f"SELECT model, {exceeded} AS sizes, count(*), {sums} FROM holdfast.calls WHERE {where} GROUP BY 1, 2"
 
 
+def sum_unpriced(*, session: bool) -> str:
+    """Parameters: since, until, maximum of `simulated`, the pricing version of unpriced calls, and the session."""
+    sums = ", ".join(f"CAST(sum({name}) AS bigint)" for name in _BUCKETS)
+    where = f"{_time_condition(1)} AND simulated <= ? AND price_version = ?{' AND session_id = ?' * session}"
+    return f"SELECT session_id, model, count(*), {sums} FROM holdfast.calls WHERE {where} GROUP BY 1, 2 ORDER BY 1, 2"
+
+
 def select_cache_breaks(*, kind: bool, component: bool) -> str:
     """Parameters: since, until, maximum of `simulated`, kind, component, limit and offset."""
     where = f"kind <> 'held' AND {_time_condition(1)} AND simulated <= ?"
@@ -280,6 +287,14 @@ def select_skill_loads(*, simulated: bool) -> str:
         f"WHERE k.type = 'skill.loaded' AND k.at >= ? AND k.at < ?{exclusion} "
         "ORDER BY k.seq"
     )
+
+
+def select_skill_uses() -> str:
+    """Parameters: since and until. The uses of the sessions with a skill load in this time, whenever they were."""
+    columns = ", ".join(f"k.{name}" for name in EVENT_COLUMNS)
+    loading = "SELECT session_id FROM holdfast.events WHERE type = 'skill.loaded' AND at >= ? AND at < ?"
+    # The partial index is used only if the type is a literal.
+    return f"SELECT {columns} FROM holdfast.events AS k WHERE k.type = 'skill.used' AND k.session_id IN ({loading})"
 
 
 def select_session_costs(order: str, *, simulated: bool) -> str:
