@@ -24,7 +24,7 @@ _KINDS = ("type", "role", "status", "object")
 _TIMES = ("created", "created_at", "completed_at")
 _RUN_FOLDER = re.compile(r"[/-]tmp[/-]client-\w{8}")
 _UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE)
-_DIGEST = re.compile(r"\b[0-9a-f]{32,}\b")
+_DIGEST = re.compile(r"(?<![0-9a-zA-Z])[0-9a-f]{24,}(?![0-9a-zA-Z])")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?")
 
 
@@ -130,7 +130,7 @@ class Generalizer:
         text = _RUN_FOLDER.sub(lambda match: "-home-user" if match[0].startswith("-") else "/home/user", text)
         text = _TIME.sub("2026-01-01T00:00:00Z", text)
         text = _UUID.sub(self._number("{:08}-0000-4000-8000-000000000000"), text)
-        return _DIGEST.sub(self._number("{:032}"), text)
+        return _DIGEST.sub(self._number("{:024}"), text)
 
     def _number(self, template: str) -> Callable[[re.Match[str]], str]:
         return lambda match: self._ids.setdefault(match[0], template.format(len(self._ids) + 1))
