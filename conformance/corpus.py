@@ -1,7 +1,7 @@
 """The corpus in tests/wire: requests as the clients send them and the responses they get, one file per client.
 
-Kept are the fields, types, roles and short values. A long text is replaced by its length: the prompts of the clients
-are not ours to copy, and only their shape matters. So is what differs from machine to machine and from run to run.
+Kept are the fields, types, roles and short values. A long text or a description is replaced by its length: the prompts
+of the clients are not ours to copy, and only their shape matters. So is what differs by machine and by run.
 """
 
 import datetime
@@ -24,7 +24,7 @@ _KINDS = ("type", "role", "status", "object")
 _TIMES = ("created", "created_at", "completed_at")
 _RUN_FOLDER = re.compile(r"[/-]tmp[/-]client-\w{8}")
 _UUID = re.compile(r"[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}", re.IGNORECASE)
-_DIGEST = re.compile(r"\b[0-9a-f]{32,}\b")
+_DIGEST = re.compile(r"(?<![0-9a-zA-Z])[0-9a-f]{24,}(?![0-9a-zA-Z])")
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:\d\d)?")
 
 
@@ -117,7 +117,7 @@ class Generalizer:
                 return [self.value(item) for item in value]
             case str():
                 is_event = value.startswith(("data:", "event:"))
-                return self.text(value) if is_event else self._shorten(self.text(value))
+                return self.text(value) if is_event else self._shorten(self.text(value), name)
             case int() | float() if name in _TIMES:
                 return 1_767_225_600
             case _:
@@ -130,10 +130,11 @@ class Generalizer:
         text = _RUN_FOLDER.sub(lambda match: "-home-user" if match[0].startswith("-") else "/home/user", text)
         text = _TIME.sub("2026-01-01T00:00:00Z", text)
         text = _UUID.sub(self._number("{:08}-0000-4000-8000-000000000000"), text)
-        return _DIGEST.sub(self._number("{:032}"), text)
+        return _DIGEST.sub(self._number("{:024}"), text)
 
     def _number(self, template: str) -> Callable[[re.Match[str]], str]:
         return lambda match: self._ids.setdefault(match[0], template.format(len(self._ids) + 1))
 
-    def _shorten(self, text: str) -> str:
-        return text if len(text) <= TEXT_CHARS_MAX else f"A text of the client with {len(text)} characters."
+    def _shorten(self, text: str, name: str) -> str:
+        is_kept = len(text) <= TEXT_CHARS_MAX and name != "description"
+        return text if is_kept else f"A text of the client with {len(text)} characters."
