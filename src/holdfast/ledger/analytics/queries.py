@@ -1,7 +1,7 @@
 """Cost and analytics queries over all sessions: the protocols, and the values they return."""
 
 import datetime
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Literal, Protocol
 
@@ -271,3 +271,18 @@ def format_group_name(group_by: GroupBy, cell: object) -> GroupName:
             return start.strftime("%Y-%m-%dT%H")
         case _:
             return str(cell)
+
+
+def iter_session_amounts(
+    queries: CostQueries, scope: LedgerScope, order: SessionOrder = "spent"
+) -> Iterator[SessionAmounts]:
+    """All sessions of a scope, read page by page."""
+    offset = 0
+    while page := queries.session_amounts(scope, order=order, limit=PAGE_MAX, offset=offset):
+        yield from page
+        offset += len(page)
+
+
+def count_unreadable_calls(queries: CostQueries, scope: LedgerScope) -> int:
+    """Calls that were forwarded and charged, but whose responses could not be decoded: their usage is an estimate."""
+    return sum(outcome.calls for outcome in queries.outcomes(scope) if outcome.outcome == "unreadable")
