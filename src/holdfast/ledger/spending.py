@@ -54,6 +54,8 @@ ACTIONS_MAX = 3
 ACTION_SHARE_MIN = 0.01
 """An action that saves less than this share of the spending is not worth a user's time."""
 
+UNDATED = "undated"
+DAYS_MAX = 3_660  # Ten years.
 WEEK_SECONDS = 7 * 86_400.0
 _ZERO = Decimal(0)
 
@@ -241,7 +243,7 @@ class ContextPoint(msgspec.Struct, frozen=True):
 
 
 class Spending(msgspec.Struct, frozen=True):
-    """Where the money went. Models, projects and sessions: the most expensive first; days in order.
+    """Where the money went. Models, projects and sessions: the most expensive first; days in order, without gaps.
 
     `unknown_records` counts records of clients that the readers do not know; `broken` has the first broken lines, as
     `file:line: reason`.
@@ -398,7 +400,7 @@ class SpendingFold:
             from_at=self._span[0] if self._span else 0.0,
             to_at=self._span[1] if self._span else 0.0,
             models=_build_rows(self._models),
-            days=tuple(_build_row(day, sums) for day, sums in sorted(self._days.items())),
+            days=tuple(_build_row(day, sums) for day, sums in sorted(_fill_days(self._days).items())),
             projects=_build_rows(self._projects),
             clients=_build_rows(self._clients),
             sessions=tuple(sorted(sessions, key=lambda row: (-row.amounts.usd, -row.amounts.tokens, row.id))),
@@ -510,6 +512,17 @@ def _build_row(name: str, sums: KindSums) -> SpendingRow:
     )
 
 
+def _fill_days(sums_by_day: dict[str, KindSums]) -> dict[str, KindSums]:
+    """With the days between the first and the last that have no calls, unless a clock was wrong by years."""
+    dated = sorted(day for day in sums_by_day if day != UNDATED)
+    if not dated:
+        return sums_by_day
+    first, last = map(datetime.date.fromisoformat, (dated[0], dated[-1]))
+    count = min((last - first).days, DAYS_MAX)
+    filled = {(first + datetime.timedelta(days=number)).isoformat(): KindSums() for number in range(count)}
+    return filled | sums_by_day
+
+
 def _build_rows(sums_by_name: dict[str, KindSums]) -> tuple[SpendingRow, ...]:
     rows = (_build_row(name, sums) for name, sums in sums_by_name.items())
     return tuple(sorted(rows, key=lambda row: (-row.usd, -row.tokens, row.name)))
@@ -540,5 +553,5 @@ def _build_losses(causes: dict[str, CauseSums]) -> tuple[Loss, ...]:
 def format_day(at: float) -> str:
     """The UTC day, or `undated` where a recording has times relative to its start."""
     if at < 365 * 86_400.0:
-        return "undated"
+        return UNDATED
     return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d")

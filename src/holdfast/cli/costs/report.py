@@ -329,7 +329,7 @@ def _context_tables(spending: "Spending") -> Iterator[_Table]:
     if resent:
         steps = [
             (
-                _format_times(row.times_min, row.times_max),
+                format_times(row.times_min, row.times_max),
                 f"{row.context_tokens:,}",
                 _share(row.context_tokens, context),
                 _share(row.resent_tokens, resent),
@@ -340,7 +340,7 @@ def _context_tables(spending: "Spending") -> Iterator[_Table]:
         yield "", ("context sent again", "tokens", "of the context", "of what was sent again"), steps, ()
 
 
-def _format_times(times_min: int, times_max: int | None) -> str:
+def format_times(times_min: int, times_max: int | None) -> str:
     if times_max is None:
         return f"{times_min} times or more"
     return f"{times_min} to {times_max} times" if times_max else "never"
@@ -351,7 +351,7 @@ def _group_rows(
 ) -> list[tuple[str, ...]]:
     return [
         (
-            _short_name(row.name),
+            shorten_name(row.name),
             f"{row.calls:,}",
             f"{row.tokens:,}",
             row_usd(row),
@@ -449,7 +449,7 @@ def _session_row(row: "SessionSpending", id_characters: int) -> tuple[str, ...]:
     return (
         row.id[:id_characters],
         _day(row.started_at),
-        (row.name or _short_name(row.project))[:PROJECT_CHARACTERS_MAX],
+        (row.name or shorten_name(row.project))[:PROJECT_CHARACTERS_MAX],
         row.model.rpartition(":")[2].removeprefix("claude-"),
         f"{row.amounts.calls}{agents}",
         f"{row.amounts.tokens:,}",
@@ -460,7 +460,7 @@ def _session_row(row: "SessionSpending", id_characters: int) -> tuple[str, ...]:
     )
 
 
-def _short_name(name: str) -> str:
+def shorten_name(name: str) -> str:
     """The last part of a path; names of models keep their provider."""
     return name.replace("\\", "/").rstrip("/").rpartition("/")[2] or name
 
