@@ -5,12 +5,14 @@ value (`Spending`). Each conversation is summed on its own, so that a session ha
 """
 
 import datetime
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
 from typing import TypeVar
 
 import msgspec
 
+from holdfast.catalog.lookup import utc_date
 from holdfast.ledger.money import to_dollars
 from holdfast.types.usage import Usage
 
@@ -552,6 +554,9 @@ def _build_losses(causes: dict[str, CauseSums]) -> tuple[Loss, ...]:
 
 def format_day(at: float) -> str:
     """The UTC day, or `undated` where a recording has times relative to its start."""
-    if at < 365 * 86_400.0:
-        return UNDATED
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d")
+    return _name_day(int(at // 86_400))
+
+
+@functools.lru_cache(maxsize=4_096)
+def _name_day(number: int) -> str:
+    return UNDATED if number < 365 else utc_date(number * 86_400.0).isoformat()

@@ -15,7 +15,7 @@ from holdfast.errors import UserError
 from holdfast.providers.anthropic.usage import CacheCreation, UsageCounters
 from holdfast.replay.recording import REPLIES, USER_TEXT, ConversationBuilder, Transcript
 from holdfast.replay.trace_files import BrokenLine, decode_history_entry, iterate_lines, parse_timestamp
-from holdfast.types.blocks import replace_surrogates
+from holdfast.types.blocks import Block, replace_surrogates
 from holdfast.types.usage import Usage, clamp_token_count
 
 TRANSCRIPT_SUFFIX = ".jsonl"
@@ -191,7 +191,9 @@ class _ConversationFile:
         # Messages that the client generated itself, such as error texts, were not billed.
         if not message.model or message.model == SYNTHETIC_MODEL or not usage.tokens_sent:
             return
-        content = _decode_content(message.content) if self._with_text else []
+        blocks: tuple[Block, ...] = ()
+        if self._with_text:
+            blocks = decode_history_entry("assistant", _decode_content(message.content)).content
         details = message.usage.output_tokens_details if message.usage else None
         conversation.add_reply(
             self._call_id(line, message),
@@ -199,7 +201,7 @@ class _ConversationFile:
             usage,
             _timestamp_of(line),
             thinking_tokens=clamp_token_count(details.thinking_tokens if details else 0),
-            blocks=decode_history_entry("assistant", content).content,
+            blocks=blocks,
         )
         for block in _list_blocks(message.content):
             if block.type == "tool_use":

@@ -554,6 +554,7 @@ class _PiMessage(msgspec.Struct, rename="camel"):
     model: str = ""
     usage: _PiUsage | None = None
     tool_name: str = ""
+    response_id: str = ""
     content: msgspec.Raw = _EMPTY
 
 
@@ -607,7 +608,9 @@ class _PiSession:
         written = _written(message.provider, clamp_token_count(counts.cache_write))
         usage = written + Usage(plain, read, output=output)
         if usage.tokens_sent:
-            call_id, model = f"{self.id}:{line.id}", _name_model(message.provider, message.model)
+            # A forked session repeats the entries of its parent, ids and times included.
+            call_id = message.response_id or f"pi:{line.id}:{line.timestamp}"
+            model = _name_model(message.provider, message.model)
             self.conversation.add_reply(call_id, model, usage, at)
         self.conversation.add_size(REPLIES, len(bytes(message.content)))
 
