@@ -46,4 +46,5 @@ def _describe(reports: list[SkillReport]) -> str:
         f"{rule} {count}" for rule, count in sorted(rules.items(), key=lambda path: (-path[1], path[0]))[:4]
     )
     why = f", mostly for {most}" if most else ""
-    return f"{len(reports) - len(left_out)} of {len(reports)}; {len(left_out)} skipped{why}"
+    loaded = len(reports) - len(left_out)
+    return f"{loaded} of {len(reports)} ({loaded / len(reports):.1%}); {len(left_out)} skipped{why}"

@@ -19,7 +19,8 @@ Each client runs three times: directly against the simulator, through `holdfast 
 --improve`. Recording taps before and after the gateway compare the bytes.
 
 **These clients were never tried against a live provider.** The simulator behaves as the providers document, and may be
-wrong where they differ from their documentation. `scripts/smoke_live.py PROVIDER` makes two calls with your key.
+wrong where they differ from their documentation. `scripts/smoke_live.py PROVIDER` makes two calls with your key, and two
+more through the gateway, for a few cents.
 """
 _CHECKS = """\
 A run is `ok` if the client exits with 0, shows the model's answers and has changed the file; no response has a status
@@ -36,6 +37,12 @@ from `--improve` that are written and not read; and a lost prefix of less than 2
 `python -m conformance NAME ...` runs some clients, `make clients LATEST=1` all of them at their newest versions;
 neither changes this page. Bodies, output and the gateway's log of the latest run are below
 `build/clients/NAME/runs/`.
+"""
+
+
+_CONNECT = """\
+`holdfast connect NAME --write` writes the setting of `claude-code`, `codex`, `gemini` (Gemini CLI), `opencode` or `aider`
+into the client's own file, and `--undo` restores it; [the gateway](gateway.md#connect-a-client) says more.
 """
 
 
@@ -110,5 +117,5 @@ def render_page(results: Sequence[ClientResult], date: str) -> str:
     failed = f"\n## Known problems\n\n{problems}" if problems else ""
     return (
         f"{_INTRODUCTION}\n## Results\n\nRun on {date}.\n\n{matrix}\n\n{_CHECKS}{failed}\n"
-        f"## How to point a client at Holdfast\n\n{pointers}\n"
+        f"## How to point a client at Holdfast\n\n{_CONNECT}\n{pointers}\n"
     )

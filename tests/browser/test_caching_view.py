@@ -4,10 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.clock import system_clock
+from holdfast.catalog.lookup import shipped_models
+from holdfast.clock import new_ulid, system_clock
+from holdfast.engine.guard import WarningLog
+from holdfast.engine.recorder import CallRecorder, ObservedRequest
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
+from holdfast.types.prompt import Plan
+from holdfast.types.usage import Usage
 from tests.support.browsers import Page
 from tests.support.event_examples import session_started_event
 from tests.support.served_service import Client, serve_store
@@ -206,3 +211,33 @@ def test_table_is_saved_as_csv_without_formula_cells(page: Page, sample_service:
     text = page.wait_until(lambda: page.run("return window.blobs[0]?.text()"))
     assert text.splitlines()[0] == "Session,Cached,Expires,Tokens cached,Calls hit,Last verdict"
     assert len(text.splitlines()) == 1 + len(sample_service.get("/api/cache")["discussions"])
+
+
+@pytest.mark.parametrize("view", ["caching", "cost"])
+def test_number_of_unreadable_responses_is_shown_when_there_are_any(
+    page: Page, own_service: OwnService, view: str
+) -> None:
+    page.url = own_service.client.url
+    page.open(view)
+    assert page.elements("[data-figure=unreadable]") == []
+    recorder = CallRecorder(
+        own_service.store, models=shipped_models(), clock=system_clock, new_id=new_ulid, warnings=WarningLog()
+    )
+    model = "anthropic:claude-sonnet-5-5"
+    request = ObservedRequest(
+        model=model,
+        provider="anthropic",
+        row=recorder.find_catalog_row(model),
+        plan=Plan(),
+        digests=(),
+        parameters_digest="",
+        body_bytes=40,
+        tokens=10,
+    )
+    for _ in range(2):
+        call = recorder.begin_call(request)
+        assert call is not None
+        recorder.fail_call(call, "unreadable", "it is no JSON", estimated_usage=Usage(input=10, output=5))
+    assert recorder.calls
+    page.open(view)
+    page.wait_until(lambda: page.text("[data-figure=unreadable]").startswith("2 responses could not be read"))

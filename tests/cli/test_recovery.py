@@ -153,8 +153,8 @@ def test_a_dry_run_does_nothing(tmp_path: Path) -> None:
     )
     assert output.output.splitlines() == [
         "branch a: would run",
-        "  rebase_branch",
-        "  clean_build  (needs a command: give --step)",
+        "  rebase_branch: run your command",
+        "  clean_build: belongs to the program that runs the session, or give --step",
     ]
     assert not (tmp_path / "x").exists()
     plan = json.loads(run_recovery("run", "s1", "stale_branch", "--db", db, "--dry-run", "--json").output)
@@ -171,12 +171,12 @@ def test_a_lost_result_is_entered_by_hand(tmp_path: Path) -> None:
         call,
         MessageAppended(make_user_message("and?")),
     )
-    done = run_recovery("run", "s1", "orphan_tool_pair", "--db", db, "--json")
+    done = run_recovery("run", "s1", "orphan_tool_pair", "--db", db, "--json", "--yes")
     assert (done.exit_code, json.loads(done.output)["state"]) == (0, "succeeded")
     with SqliteStore(db) as store:
         state = fold_events(store.read("s1"), "s1")
     assert [entry.role for entry in state.entries] == ["user", "assistant", "user", "user"]
-    again = run_recovery("run", "s1", "orphan_tool_pair", "--db", db)
+    again = run_recovery("run", "s1", "orphan_tool_pair", "--db", db, "--yes")
     assert again.exit_code == 1
     assert "every call has its result" in again.output
 
@@ -192,7 +192,9 @@ def test_a_lost_result_is_entered_by_hand(tmp_path: Path) -> None:
         (("run", "s1", "stale_branch", "--step", "clean=true"), "there is no step 'clean'"),
         (
             ("run", "s1", "stale_branch"),
-            "these steps need a command: give --step rebase_branch=COMMAND --step clean_build=COMMAND",
+            "stale_branch: holdfast can do nothing here itself; rebase_branch, clean_build belongs to the program that "
+            "runs the session: run it there with session.recovery.run('stale_branch'), or give "
+            "--step rebase_branch=COMMAND --step clean_build=COMMAND",
         ),
     ],
 )
@@ -200,6 +202,54 @@ def test_an_impossible_recovery_is_refused_in_one_line(tmp_path: Path, arguments
     refused = run_recovery(*arguments, "--db", stored(tmp_path / "log.db"))
     assert refused.exit_code != 0
     assert words in (refused.output + str(refused.exception))
+
+
+def test_a_recipe_on_a_healthy_session_says_what_it_changes_and_asks_first(tmp_path: Path) -> None:
+    db = stored(tmp_path / "log.db", MessageAppended(make_user_message("hello")))
+
+    def run_by_hand(answer: str | None, *more: str) -> Result:
+        words = ["recovery", "run", "s1", "provider_rejects_marker", "--db", db, *more]
+        return CliRunner().invoke(command, words, input=answer)
+
+    with SqliteStore(db) as store:
+        before = list(store.read("s1"))
+    for answer in ("n\n", None):
+        refused = run_by_hand(answer)
+        assert (refused.exit_code, str(refused.exception).startswith("nothing was changed; pass --yes")) == (1, True)
+        assert refused.stderr.splitlines()[:2] == [
+            "session s1 has no open incident of provider_rejects_marker; this would:",
+            "  drop_all_markers: set no cache breakpoints until the model is switched, which turns caching off",
+        ]
+    with SqliteStore(db) as store:
+        assert list(store.read("s1")) == before
+    assert run_by_hand("y\n").exit_code == 0
+    done = run_by_hand(None, "--yes")
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
+def test_a_recipe_for_an_open_incident_runs_without_a_question(tmp_path: Path) -> None:
+    reported = RecoveryEnqueued("provider_rejects_marker", "provider_rejects_marker", "run")
+    done = run_recovery("run", "s1", "provider_rejects_marker", "--db", stored(tmp_path / "log.db", reported))
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
+def test_every_recipe_is_done_here_or_says_what_belongs_to_the_host(tmp_path: Path) -> None:
+    db = stored(tmp_path / "log.db")
+    own = []
+    for scenario in FailureScenario:
+        plan = json.loads(run_recovery("run", "s1", scenario.value, "--db", db, "--dry-run", "--json").output)
+        if not plan["missing"]:
+            own.append(scenario.value)
+            continue
+        refused = run_recovery("run", "s1", scenario.value, "--db", db, "--yes")
+        assert f"{scenario.value}: holdfast can do " in str(refused.exception)
+        assert all(f"--step {name}=COMMAND" in str(refused.exception) for name in plan["missing"])
+    assert own == [
+        *("context_overflow", "compaction_ineffective", "orphan_tool_pair", "thinking_prefix_mismatch"),
+        *("cache_cold_large", "provider_rejects_marker"),
+    ]
+    with SqliteStore(db) as store:
+        assert len(list(store.read("s1"))) == 1
 
 
 def test_all_recipes_can_be_shown() -> None:
@@ -218,7 +268,7 @@ async def test_the_next_message_is_sent_with_the_history_that_was_repaired_by_ha
         model="anthropic:claude-sonnet-5-5", store=db, transport=provider, clock=ManualClock(), new_id=CountingIds("0")
     ) as session:
         await session.send("a")
-    done = await asyncio.to_thread(run_recovery, "run", session.id, "thinking_prefix_mismatch", "--db", db)
+    done = await asyncio.to_thread(run_recovery, "run", session.id, "thinking_prefix_mismatch", "--db", db, "--yes")
     assert done.output.splitlines()[0] == "  drop_all_thinking: done: dropped thinking blocks: 1"
     async with Session.resume(session.id, store=db, transport=provider) as session:
         assert (await session.send("b")).text == "Two."

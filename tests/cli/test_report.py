@@ -7,14 +7,19 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from holdfast.catalog.lookup import shipped_models
 from holdfast.cli.costs.report import draw_sparkline, parse_time_option
 from holdfast.cli.main import command
 from holdfast.cli.tables import drop_columns_to_fit
-from holdfast.clock import ManualClock
-from holdfast.errors import UserError
+from holdfast.clock import CountingIds, ManualClock
+from holdfast.engine.guard import WarningLog
+from holdfast.engine.recorder import CallRecorder, ObservedRequest
+from holdfast.errors import FailureKind, UserError
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.sqlite.store import SqliteStore
+from holdfast.types.prompt import Plan
 
 PROMPT = "Follow the rules of the house. " * 2000
 DAY = 86_400
@@ -39,6 +44,28 @@ class Shop:
                 await session.send("So?")
                 self.clock.advance(pause)
         return session.id
+
+    def fail_calls(self, *kinds: FailureKind) -> None:
+        """Record calls of a client that the provider did not answer."""
+        with SqliteStore(self.db) as store:
+            recorder = CallRecorder(
+                store, models=shipped_models(), clock=self.clock, new_id=CountingIds(), warnings=WarningLog()
+            )
+            for kind in kinds:
+                model = "anthropic:claude-sonnet-5-5"
+                request = ObservedRequest(
+                    model=model,
+                    provider="anthropic",
+                    row=recorder.find_catalog_row(model),
+                    plan=Plan(),
+                    digests=(),
+                    parameters_digest="",
+                    body_bytes=40,
+                    tokens=10,
+                )
+                call = recorder.begin_call(request)
+                assert call is not None
+                recorder.fail_call(call, kind, "it failed")
 
     def report(self, *arguments: str) -> str:
         result = CliRunner().invoke(command, ["report", "--db", self.db, *arguments], catch_exceptions=False)
@@ -93,6 +120,17 @@ async def test_a_store_without_calls_says_so(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     await shop.run_session(name="silent")
     assert "No calls are stored yet" in shop.report()
+
+
+async def test_failed_calls_are_counted_by_kind_even_if_no_call_succeeded(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    shop.fail_calls("network", "auth", "auth")
+    assert shop.report().splitlines() == ["3 calls failed: 2 auth, 1 network"]
+    assert json.loads(shop.report("--json"))["failures"] == {"auth": 2, "network": 1}
+    await shop.run_session(10, name="steady")
+    lines = shop.report().splitlines()
+    assert "on 1 call in 1 session" in lines[0]
+    assert lines[-1] == "3 calls failed: 2 auth, 1 network"
 
 
 def test_a_missing_store_is_refused(tmp_path: Path) -> None:

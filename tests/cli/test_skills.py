@@ -41,11 +41,12 @@ def test_validate_lists_every_finding_in_json(root: Path) -> None:
     result = run("validate", root, "--json")
     assert json.loads(result.stdout) == {
         "skills": [
-            {"path": f"{root}/good", "name": "good", "valid": True, "findings": []},
+            {"path": f"{root}/good", "name": "good", "valid": True, "loadable": True, "findings": []},
             {
                 "path": f"{root}/odd",
                 "name": "Other",
                 "valid": False,
+                "loadable": False,
                 "findings": [
                     {
                         "rule": "name-characters",
@@ -156,6 +157,37 @@ def test_without_a_folder_home_and_workspace_are_searched(place: Path) -> None:
     assert str(refused.exception).startswith("--also applies only without DIR")
     (place / "home/.holdfast/config.toml").write_text('also_skills = [".claude/skills"]\n')
     assert "theirs" in run("list").stdout
+
+
+def test_a_skill_that_no_session_would_load_is_marked(place: Path) -> None:
+    write_skill(place / "skills", "manual", body="x" * 120_000)
+    result = run("validate", place / "skills")
+    assert result.stdout == (
+        f"warning: {place}/skills/manual/SKILL.md:1: not loadable: the body has about 30000 tokens, and a session "
+        "loads fewer than 30000; move what is not always needed into separate files (body-cap)\n"
+        "1 valid (1 not loadable), 0 invalid under the strict rules\n"
+    )
+    assert result.exit_code == 1
+    assert [
+        skill["loadable"] for skill in json.loads(run("validate", place / "skills", "--json").stdout)["skills"]
+    ] == [False]
+    assert "- manual [not loadable]: " in run("index", place / "skills").stdout
+    (place / "work/.holdfast").mkdir()
+    (place / "work/.holdfast/config.toml").write_text("skill_tokens_max = 40000\n")
+    assert run("validate", place / "skills").exit_code == 0
+    assert "[not loadable]" not in run("index", place / "skills").stdout
+
+
+def test_other_programs_skills_are_read_leniently_unless_a_mode_is_chosen(place: Path) -> None:
+    for root in ("home/.claude/skills", "home/.holdfast/skills"):
+        write_skill(place / root, root[5:8].strip("."), "name: Odd One\ndescription: x\n")
+    listed = run("list", "--also", ".claude/skills")
+    assert ("Odd One" in listed.stdout, listed.exit_code) == (True, 1)
+    assert "home/.holdfast/skills/ho/SKILL.md" in listed.stderr
+    assert "Odd One" not in run("list", "--also", ".claude/skills", "--mode", "seed").stdout
+    (place / "home/.holdfast/config.toml").write_text('skills_mode = "lenient"\n')
+    assert run("list", "--also", ".claude/skills").exit_code == 0
+    assert run("show", place / "home/.holdfast/skills/ho").exit_code == 0
 
 
 def test_without_any_skill_there_is_no_output(place: Path) -> None:

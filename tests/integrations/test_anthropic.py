@@ -455,7 +455,7 @@ def test_a_store_that_fails_does_not_fail_the_call(
     with wrap(simulated.client(), store=store) as client:
         store.close()
         assert create(client).stop_reason == "end_turn"
-    assert "and is not recorded: the store in memory is closed" in caplog.text
+    assert "a call is not recorded: the store in memory is closed" in caplog.text
 
 
 # The record

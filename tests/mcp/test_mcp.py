@@ -60,7 +60,7 @@ class Home:
             patch.setenv("HOLDFAST_HOME", str(self.path))
             library = open_instruction_context(store, wanted=True)
             assert library is not None
-            toolbox = McpToolbox(library, skills_of(self.path / "skills").store, agent="main")
+            toolbox = McpToolbox(library, lambda: skills_of(self.path / "skills").store, agent="main")
             authorize = make_mcp_authorizer(store.records, agent="main", require_keys=False)
             async with Client(make_mcp_server(toolbox, authorize, stdio_key=key)) as client:
                 yield client
@@ -221,3 +221,38 @@ async def test_request_from_another_origin_is_refused_over_http(served: Served) 
     async with httpx2.AsyncClient(headers=foreign_headers) as http:
         response = await http.post(served.url, json={"jsonrpc": "2.0", "id": 1, "method": "tools/list"})
     assert response.status_code in (403, 421)
+
+
+HEAVY = ("numpy", "tokenizers", "safetensors", "onnxruntime", "wordllama")
+
+
+async def test_what_a_recall_needs_is_imported_by_the_first_recall(home: Home, tmp_path: Path) -> None:
+    home.words[1:1] = ["-X", "importtime"]
+    with (tmp_path / "imports.txt").open("w") as imports:
+        words = StdioServerParameters(command=home.words[0], args=home.words[1:], env=home.environ, cwd=home.path)
+        async with Client(stdio_client(words, errlog=imports)) as client:
+            await client.list_tools()
+            await client.call_tool("list_instructions", {})
+            before = _imported(tmp_path / "imports.txt")
+            await client.call_tool("recall_instruction", {"intent": "review a pull request"})
+            after = _imported(tmp_path / "imports.txt")
+    assert "mcp" in before
+    assert before.isdisjoint(HEAVY)
+    assert {"numpy", "tokenizers"} <= after
+
+
+def _imported(path: Path) -> set[str]:
+    """The top-level packages in the output of `-X importtime`."""
+    lines = (line.rpartition("|")[2].strip() for line in path.read_text().splitlines() if "import time:" in line)
+    return {name.partition(".")[0] for name in lines}
+
+
+def test_session_start_hook_imports_nothing_heavy(home: Home) -> None:
+    words = [sys.executable, "-X", "importtime", "-m", "holdfast", "instructions", "hook"]
+    run = subprocess.run(words, capture_output=True, text=True, check=True, env=home.environ, input="{}")
+    assert "Agent Boot Stub" in run.stdout
+    (home.path / "imports.txt").write_text(run.stderr)
+    assert _imported(home.path / "imports.txt").isdisjoint({*HEAVY, "mcp", "aiohttp", "starlette", "pydantic"})
+    # Sessions and the HTTP client of the service are for other commands.
+    assert "holdfast.runtime.options" not in run.stderr
+    assert "urllib.request" not in run.stderr

@@ -375,11 +375,28 @@ async def test_a_step_that_fixes_the_problem_skips_the_remaining_steps() -> None
     assert host.incident("stale_branch").results[0].status == "recovered"
 
 
-async def test_a_step_without_a_function_has_failed() -> None:
-    attempts = AttemptsInMemory(ManualClock())
-    outcome = await RecoveryRunner(attempts, {}, clock=ManualClock()).attempt(S.ProviderFailure)
-    assert isinstance(outcome, EscalationRequired)
-    assert "no function was given for step 'restart_worker'" in outcome.reason
+@pytest.mark.parametrize("rules", [DEFAULT_RULES, SEED_RULES])
+async def test_a_missing_step_is_named_and_uses_up_no_attempt(rules: RecoveryRules) -> None:
+    attempts, clock = AttemptsInMemory(ManualClock()), ManualClock()
+    done: list[StepName] = []
+
+    def restart(context: StepContext) -> None:
+        done.append(context.step.name)
+
+    # Its first step has a subject, which is not the reason; its second step is the missing one.
+    missing = RecoveryRunner(attempts, {N.RestartPlugin: restart}, clock=clock, rules=rules)
+    outcome = await missing.attempt(S.PartialPluginStartup, detail="plugin x is slow")
+    assert outcome == EscalationRequired("no step named 'retry_mcp_handshake' is registered", P.LogAndContinue)
+    assert await RecoveryRunner(attempts, {}, clock=clock, rules=rules).attempt(S.PartialPluginStartup) == (
+        EscalationRequired("no step named 'restart_plugin' is registered", P.LogAndContinue)
+    )
+    incident = attempts.state.incidents["partial_plugin_startup"]
+    assert (incident.state, incident.attempts, done) == ("enqueued", 0, [])
+    assert incident.detail == "no step named 'restart_plugin' is registered"
+    assert [event_type_of(payload) for payload in attempts.payloads] == ["recovery.enqueued"] * 2
+    both = {N.RestartPlugin: restart, N.RetryMcpHandshake: restart}
+    registered = RecoveryRunner(attempts, both, clock=clock, rules=rules)
+    assert await registered.attempt(S.PartialPluginStartup) == Recovered(2)
 
 
 async def test_a_recipe_can_end_with_a_human() -> None:

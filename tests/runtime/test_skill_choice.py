@@ -41,7 +41,9 @@ async def test_skills_are_not_loaded_unless_enabled(agent: MakeAgent, workspace:
     assert tool_names(await first_request(agent, workspace=workspace)) == []
 
 
-async def test_the_seed_profile_has_skills_and_always_both_tools(agent: MakeAgent, workspace: Path) -> None:
+async def test_the_seed_profile_has_skills_and_both_tools_unless_skills_are_off(
+    agent: MakeAgent, workspace: Path
+) -> None:
     body = await first_request(agent, profile="seed", workspace=workspace, padding="never")
     assert tool_names(body) == ["skill_load", "skill_search"]
     assert INDEX in system_texts(body)
@@ -49,10 +51,8 @@ async def test_the_seed_profile_has_skills_and_always_both_tools(agent: MakeAgen
         "skill_load",
         "skill_search",
     ]
-    harness = agent(says(load("pdf")), says("ok"), profile="seed", skills=False)
-    async with harness.session as session:
-        await session.send("hello")
-        assert tool_result_texts(session) == ["skills are not configured for this session"]
+    off = await first_request(agent, profile="seed", workspace=workspace, padding="never", skills=False)
+    assert (tool_names(off), INDEX in system_texts(off)) == ([], False)
 
 
 def listed_skills(body: dict[str, Any]) -> list[str]:
@@ -76,6 +76,78 @@ async def test_skill_folders_of_other_programs_are_loaded_on_request(
     (workspace / ".holdfast/config.toml").write_text('also_skills = [".claude/skills"]\n')
     assert listed_skills(await first_request(agent, workspace=workspace, skills=True)) == [*usual, "theirs"]
     assert listed_skills(await first_request(agent, workspace=workspace, skills=True, also_skills=[])) == usual
+
+
+async def test_the_seed_profile_reads_the_folders_of_the_seed_and_no_nested_skills(
+    agent: MakeAgent, workspace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    write_skill(workspace / ".metis/skills", "here")
+    write_skill(tmp_path / "me/.metis/skills", "at-home")
+    write_skill(workspace / ".metis/skills", "review", body="Overridden.\n")
+    # These are read by the seed's own rules, not leniently.
+    write_skill(workspace / ".metis/skills", "odd", "name: Other\ndescription: x\n")
+    write_skill(workspace / ".holdfast/skills/group", "nested")
+    usual = ["deploy", "pdf", "review"]
+    seed: Options = {"workspace": workspace, "profile": "seed", "padding": "never"}
+    harness = agent(says(load("review")), says("ok"), **seed)
+    async with harness.session as session:
+        await session.send("hello")
+        assert tool_result_texts(session)[0].endswith("Review it.\n")
+    assert listed_skills(harness.bodies[0]) == ["at-home", "deploy", "here", "pdf", "review"]
+    # A resumed session has the same skills, whatever profile is configured now.
+    transport = ReplayTransport([says(load("at-home")), says("ok")])
+    async with Session.resume(session.id, store=harness.store, transport=transport, clock=harness.clock) as again:
+        await again.send("more")
+        assert tool_result_texts(again)[-2].startswith("# Skill: at-home (source: global)")
+    default = await first_request(agent, workspace=workspace, skills=True)
+    assert listed_skills(default) == ["deploy", "nested", *usual[1:]]
+
+
+async def test_the_seed_profile_lists_every_skill_whatever_the_size_of_the_index(
+    agent: MakeAgent, tmp_path: Path
+) -> None:
+    for number in range(40):
+        about = f"name: s{number:02}\ndescription: {'long ' * 200}\n"
+        write_skill(tmp_path, f"s{number:02}", about)
+    seed = await first_request(agent, profile="seed", skills=tmp_path, padding="never")
+    assert len(listed_skills(seed)) == 40
+    (index,) = system_texts(await first_request(agent, skills=tmp_path, padding="never"))
+    assert "more skills are not listed" in index
+
+
+async def test_folders_of_other_programs_are_read_leniently_unless_a_mode_is_set(
+    agent: MakeAgent, workspace: Path
+) -> None:
+    write_skill(workspace / ".claude/skills", "theirs", "name: Their Skill\ndescription: x\n")
+    write_skill(workspace / ".holdfast/skills", "ours", "name: Our Skill\ndescription: x\n")
+    write_skill(workspace / ".holdfast/skills", "extra", more="color: red\n")
+    chosen: Options = {"workspace": workspace, "skills": True, "also_skills": [".claude/skills"]}
+    usual = ["deploy", "extra", "pdf", "review"]
+    assert listed_skills(await first_request(agent, **chosen)) == ["Their Skill", *usual]
+    everything = listed_skills(await first_request(agent, **(chosen | Options(skills_mode="lenient"))))
+    assert everything == ["Our Skill", "Their Skill", *usual]
+    assert listed_skills(await first_request(agent, **(chosen | Options(skills_mode="seed")))) == usual
+    (workspace / ".holdfast/config.toml").write_text('skills_mode = "strict"\n')
+    assert listed_skills(await first_request(agent, **chosen)) == ["deploy", "pdf", "review"]
+    assert listed_skills(await first_request(agent, **(chosen | Options(skills_mode="seed")))) == usual
+
+
+async def test_a_skill_over_the_hard_cap_is_marked_in_the_index_and_says_what_to_do(
+    agent: MakeAgent, workspace: Path
+) -> None:
+    write_skill(workspace / ".holdfast/skills", "manual", body="x" * 400)
+    (workspace / ".holdfast/config.toml").write_text("skill_tokens_max = 100\n")
+    harness = agent(says(load("manual")), says("ok"), workspace=workspace, skills=True)
+    async with harness.session as session:
+        await session.send("hello")
+        (refusal,) = tool_result_texts(session)
+    assert listed_skills(harness.bodies[0]) == ["deploy", "manual [not loadable]", "pdf", "review"]
+    assert refusal.startswith("activation budget exhausted: 0 tokens of skills already activated this session, and")
+    file = workspace / ".holdfast/skills/manual/SKILL.md"
+    assert refusal.endswith(f"This skill alone is over the limit and is never loaded: read {file} in parts.")
+    (workspace / ".holdfast/config.toml").write_text("skill_tokens_max = 101\n")
+    assert "manual" in listed_skills(await first_request(agent, workspace=workspace, skills=True))
 
 
 async def test_skills_may_be_a_store_a_folder_or_several(agent: MakeAgent, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from holdfast.cli.main import command
 from holdfast.clock import CountingIds, ManualClock
 from holdfast.errors import ProviderError
 from holdfast.events.payloads.calls import LlmCallFailed
-from holdfast.events.payloads.session import SkillLoaded
+from holdfast.events.payloads.session import SkillLoaded, SkillUsed
 from holdfast.ledger.analytics.queries import Amounts, Group, LedgerScope, SkillLoad
 from holdfast.runtime.session import Session
 from holdfast.service.api.analytics_rows import compute_percentile, make_cost_rows, make_effect_rows, make_skill_rows
@@ -285,13 +285,15 @@ async def test_failures_are_reported_by_kind_and_latencies_by_model(analytics: A
 
 
 async def test_skills_are_reported_by_load_reason_with_unused_preloads(analytics: Analytics) -> None:
-    def loaded(number: int, session: str, reason: Any) -> None:
-        load = SkillLoaded("pdf", "1", reason, 700, "global")
-        analytics.store.append([event(f"{session}-{number}", load, session=session, at=START + number)]).result(10)
+    def record(number: int, session: str, payload: SkillLoaded | SkillUsed) -> None:
+        # The use of the first session is outside of the requested time: what counts is whether it was used at all.
+        at = START + number * 10**7
+        analytics.store.append([event(f"{session}-{number}", payload, session=session, at=at)]).result(10)
 
-    loaded(1, "used", "always")
-    loaded(2, "used", "on_demand")
-    loaded(1, "unused", "always")
+    record(0, "used", SkillLoaded("pdf", "1", "always", 700, "global"))
+    record(1, "used", SkillUsed("pdf", "output"))
+    record(0, "unused", SkillLoaded("pdf", "1", "always", 700, "global"))
+    record(0, "loading", SkillLoaded("pdf", "1", "on_demand", 700, "global"))
     (row,) = analytics.rows(f"/analytics/skills?{ALL}")
     assert row == {
         "skill": "pdf",
@@ -322,7 +324,7 @@ def test_without_calls_shares_are_null_and_sums_are_zero() -> None:
     assert make_cost_rows("model", MemoryStore().analytics_queries().groups("model")) == ()
     (nothing,) = make_cost_rows("none", MemoryStore().analytics_queries().groups("none"))
     assert (nothing.cost_usd, nothing.call_count, nothing.avg_latency_ms) == (0.0, 0, None)
-    assert make_skill_rows([SkillLoad("s", 0.0, "x", "auto_suggested", 5)])[0].loads_auto_suggested == 1
+    assert make_skill_rows([SkillLoad("s", 0.0, "x", "auto_suggested", 5, used=False)])[0].loads_auto_suggested == 1
 
 
 @pytest.mark.parametrize(("percent", "value"), [(50, 2), (95, 4), (25, 1), (100, 4)])

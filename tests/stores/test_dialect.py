@@ -63,6 +63,7 @@ def built_queries() -> Iterator[tuple[str, str]]:
     yield "sizes", analytics.sum_usage_by_size((1, 2))
     yield "breaks", analytics.select_cache_breaks(kind=True, component=True)
     yield "skills", analytics.select_skill_loads(simulated=False)
+    yield "skill uses", analytics.select_skill_uses()
     yield "costs", analytics.select_session_costs("cost", simulated=False)
     yield "models", analytics.select_last_models(2)
     yield "turns", analytics.count_turns(2)

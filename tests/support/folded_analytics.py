@@ -6,7 +6,7 @@ import msgspec
 
 from holdfast.catalog.lookup import Models
 from holdfast.events.log import Event, EventLog, SessionRow
-from holdfast.events.payloads.session import SessionStarted, SkillLoaded, TurnCancelled, TurnCompleted, TurnStarted
+from holdfast.events.payloads.session import SessionStarted, TurnCancelled, TurnCompleted, TurnStarted
 from holdfast.ledger.analytics.queries import (
     HOUR_SECONDS,
     NO_FILTER,
@@ -21,6 +21,7 @@ from holdfast.ledger.analytics.queries import (
     SessionOrder,
     SizedUsage,
     SkillLoad,
+    find_skill_loads,
     format_group_name,
 )
 from holdfast.ledger.analytics.results import FULL_SCOPE, RollUpCostQueries, RollUpRows, build_amounts
@@ -95,12 +96,8 @@ class EventAnalyticsQueries:
         return tuple(call for _, call in ranked_calls[skip : skip + limit])
 
     def skill_loads(self, scope: LedgerScope = FULL_SCOPE) -> tuple[SkillLoad, ...]:
-        return tuple(
-            SkillLoad(row.id, event.at, payload.skill_id, payload.load_reason, payload.load_size_tokens)
-            for row, events in self._sessions(simulated=scope.simulated)
-            for event in events
-            if isinstance(payload := event.payload, SkillLoaded) and scope.since <= event.at < scope.until
-        )
+        loads = (load for _, events in self._sessions(simulated=scope.simulated) for load in find_skill_loads(events))
+        return tuple(load for load in loads if scope.since <= load.at < scope.until)
 
     def session_costs(
         self, *, order: SessionCostOrder, limit: int, skip: int, simulated: bool = False

@@ -23,6 +23,10 @@ COMMANDS = {
     ),
     "chat": ("chat.command", "Chat with an agent that works in a folder, and see what each turn costs."),
     "compact": ("sessions.compact", "Compact a stored session, or show what compaction would remove, cost and save."),
+    "connect": (
+        "connect",
+        "Point Claude Code, Codex, Gemini CLI, opencode or aider at the gateway, undo that, and check it.",
+    ),
     "config": ("config", "Show the configuration and where each value comes from."),
     "curation": ("knowledge.curation", "Choose, by preset, which files are added to the context of sessions."),
     "db": ("db.command", "Inspect, check, rebuild, prune, export and import the store."),

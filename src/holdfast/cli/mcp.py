@@ -1,6 +1,7 @@
 """`holdfast mcp`: serves an agent's instructions and skills to MCP clients."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,9 +17,11 @@ from holdfast.errors import UserError
 if TYPE_CHECKING:
     from holdfast.events.records import StoreRecords
     from holdfast.instructions.access import InstructionCaller
+    from holdfast.mcp.tools import McpToolbox
     from holdfast.sources.skills.store import SkillStore
 
 PORT = 8789
+MISSING_PACKAGES_HINT = "MCP needs extra packages: pip install 'holdfast-context[mcp,server]'"
 KEY_VARIABLE = "HOLDFAST_KEY"
 
 
@@ -42,37 +45,62 @@ def command(
     created one.
     """
     import asyncio
+    import gc
 
     from holdfast.cli.open_store import open_store_with_records
 
+    # What is imported lives as long as the process: to look for garbage in it would take a quarter of the start,
+    # during which a client waits for the answer to `initialize`.
+    gc.disable()
+    try:
+        from holdfast.mcp.server import make_mcp_server, serve_stdio
+        from holdfast.mcp.tools import McpToolbox
+    except ImportError as error:
+        raise UserError(MISSING_PACKAGES_HINT) from error
+    from holdfast.cli.instructions.command import open_instruction_context
+
+    with open_store_with_records(db) as (log, records):
+        # Over stdio the first recall loads the encoder: many sessions never recall.
+        library = open_instruction_context(log, wanted=True, load_encoder=over_http)
+        assert library is not None
+        toolbox = McpToolbox(library, functools.cache(_read_skills), agent=agent)
+        gc.freeze()
+        gc.enable()
+        if over_http:
+            _serve_http(toolbox, records, agent=agent, address=(host, port), allowed=allowed, require_keys=require_keys)
+            return
+        authorize = make_mcp_authorizer(records, agent=agent, require_keys=require_keys)
+        asyncio.run(serve_stdio(make_mcp_server(toolbox, authorize, stdio_key=os.environ.get(KEY_VARIABLE))))
+
+
+def _serve_http(
+    toolbox: "McpToolbox",
+    records: "StoreRecords",
+    *,
+    agent: str,
+    address: tuple[str, int],
+    allowed: tuple[str, ...],
+    require_keys: bool,
+) -> None:
     try:
         import uvicorn
 
-        from holdfast.mcp.server import MCP_PATH, make_mcp_http_app, make_mcp_server, serve_stdio
-        from holdfast.mcp.tools import McpToolbox
+        from holdfast.mcp.server import MCP_PATH, make_mcp_http_app, make_mcp_server
         from holdfast.service.server import bind_socket, make_url
     except ImportError as error:
-        raise UserError("MCP needs extra packages: pip install 'holdfast-context[mcp,server]'") from error
-    from holdfast.cli.instructions.command import open_instruction_context
+        raise UserError(MISSING_PACKAGES_HINT) from error
     from holdfast.service.auth.origins import is_loopback
 
-    with open_store_with_records(db) as (log, records):
-        library = open_instruction_context(log, wanted=True)
-        assert library is not None
-        keys_required = require_keys or (over_http and not is_loopback(host))
-        authorize = make_mcp_authorizer(records, agent=agent, require_keys=keys_required)
-        toolbox = McpToolbox(library, _skills(), agent=agent)
-        server = make_mcp_server(toolbox, authorize, stdio_key=os.environ.get(KEY_VARIABLE))
-        if not over_http:
-            asyncio.run(serve_stdio(server))
-            return
-        # Other Host headers are refused: a web page could otherwise reach a local server by DNS rebinding.
-        names = ("127.0.0.1", "localhost", "[::1]") if is_loopback(host) else (host,)
-        app = make_mcp_http_app(server, authorize, hosts=(*names, *allowed))
-        with contextlib.closing(bind_socket(host, port)) as bound:
-            click.echo(f"{make_url(bound, host)}{MCP_PATH}")
-            config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="on")
-            uvicorn.Server(config).run(sockets=[bound])
+    host, port = address
+    authorize = make_mcp_authorizer(records, agent=agent, require_keys=require_keys or not is_loopback(host))
+    # Other Host headers are refused: a web page could otherwise reach a local server by DNS rebinding.
+    names = ("127.0.0.1", "localhost", "[::1]") if is_loopback(host) else (host,)
+    server = make_mcp_server(toolbox, authorize, stdio_key=os.environ.get(KEY_VARIABLE))
+    app = make_mcp_http_app(server, authorize, hosts=(*names, *allowed))
+    with contextlib.closing(bind_socket(host, port)) as bound:
+        click.echo(f"{make_url(bound, host)}{MCP_PATH}")
+        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="on")
+        uvicorn.Server(config).run(sockets=[bound])
 
 
 def make_mcp_authorizer(
@@ -81,10 +109,11 @@ def make_mcp_authorizer(
     """Maps an Authorization header to a caller. While no key exists, a local caller without one is the agent itself."""
     from holdfast.instructions.access import InstructionCaller
     from holdfast.instructions.errors import InstructionError
-    from holdfast.service.auth.keys import verify_key
-    from holdfast.service.http.errors import ApiError
 
     def authorize(header: str | None) -> InstructionCaller:
+        from holdfast.service.auth.keys import verify_key
+        from holdfast.service.http.errors import ApiError
+
         try:
             row = verify_key(header, records.key, system_clock())
         except ApiError as error:
@@ -98,7 +127,7 @@ def make_mcp_authorizer(
     return authorize
 
 
-def _skills() -> "SkillStore":
+def _read_skills() -> "SkillStore":
     from holdfast.runtime.config import default_skill_roots, load_config
     from holdfast.sources.skills.library import read_skill_library
 

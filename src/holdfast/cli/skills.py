@@ -12,8 +12,9 @@ from holdfast.errors import SkillValidationError, UserError
 from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
+    from holdfast.runtime.config import Config
     from holdfast.sources.skills.library import SkillLibrary
     from holdfast.sources.skills.skill import Skill, SkillMode, SkillReport
     from holdfast.sources.skills.store import SkillRanking
@@ -46,17 +47,19 @@ _also = click.option(
 )
 
 
-def _mode(default: str, *more: str) -> "Callable[[Callable[..., None]], Callable[..., None]]":
-    choice = click.Choice((*_MODES, *more))
-    return click.option("--mode", type=choice, default=default, show_default=True, help="Validation rules to apply.")
+_mode = click.option(
+    "--mode",
+    type=click.Choice(_MODES),
+    help="Validation rules to apply. Default: `skills_mode` of the configuration; else seed, and lenient for --also.",
+)
 
 
 @command.command("list")
 @click.argument("folder", metavar="[DIR]", required=False)
-@_mode("seed")
+@_mode
 @_also
 @json_option
-def list_skills(folder: str | None, mode: "SkillMode", also: tuple[str, ...], as_json: bool) -> None:
+def list_skills(folder: str | None, mode: "SkillMode | None", also: tuple[str, ...], as_json: bool) -> None:
     """List the skills that load, by name."""
     library = _library(folder, mode, also)
     skills = library.store.list_skills()
@@ -77,7 +80,13 @@ def list_skills(folder: str | None, mode: "SkillMode", also: tuple[str, ...], as
 
 @command.command("validate")
 @click.argument("folder", metavar="[DIR]", required=False)
-@_mode("strict", ALL_MODES)
+@click.option(
+    "--mode",
+    type=click.Choice((*_MODES, ALL_MODES)),
+    default="strict",
+    show_default=True,
+    help="Validation rules to apply.",
+)
 @_also
 @json_option
 def validate_skills(folder: str | None, mode: str, also: tuple[str, ...], as_json: bool) -> None:
@@ -92,16 +101,16 @@ def validate_skills(folder: str | None, mode: str, also: tuple[str, ...], as_jso
         for finding in (finding for report in reports for finding in report.findings):
             click.echo(strip_control_characters(f"{finding.severity}: {finding}"))
         click.echo(f"{_count_text(reports)} under the {mode} rules")
-    if not all(report.valid for report in reports):
+    if not all(report.loadable for report in reports):
         raise click.exceptions.Exit(1)
 
 
 @command.command("show")
 @click.argument("target")
-@_mode("seed")
+@_mode
 @_also
 @json_option
-def show_skill(target: str, mode: "SkillMode", also: tuple[str, ...], as_json: bool) -> None:
+def show_skill(target: str, mode: "SkillMode | None", also: tuple[str, ...], as_json: bool) -> None:
     """Show one skill in full. TARGET is its folder or name."""
     skill = _find_skill(target, mode, also)
     if as_json:
@@ -117,18 +126,22 @@ def show_skill(target: str, mode: "SkillMode", also: tuple[str, ...], as_json: b
 
 @command.command("index")
 @click.argument("folder", metavar="[DIR]", required=False)
-@_mode("seed")
+@_mode
 @click.option("--tokens-max", type=click.IntRange(min=1), help="Maximum size of the index, in estimated tokens.")
 @_also
 @json_option
 def show_skill_index(
-    folder: str | None, mode: "SkillMode", *, tokens_max: int | None, also: tuple[str, ...], as_json: bool
+    folder: str | None, mode: "SkillMode | None", *, tokens_max: int | None, also: tuple[str, ...], as_json: bool
 ) -> None:
     """Show the skill index that a prompt contains."""
     from holdfast.sources.skills.index import INDEX_TOKENS_MAX, render_skill_index
 
-    library = _library(folder, mode, also)
-    skill_list = render_skill_index(library.store.list_skills(), tokens_max=tokens_max or INDEX_TOKENS_MAX)
+    library, config = _library(folder, mode, also), _load_config()
+    if tokens_max is None and config.profile != "seed":
+        tokens_max = INDEX_TOKENS_MAX
+    skill_list = render_skill_index(
+        library.store.list_skills(), tokens_max=tokens_max, body_tokens_max=config.skill_tokens_max
+    )
     if as_json:
         print_json(skill_list)
     elif skill_list.text:
@@ -141,7 +154,7 @@ def show_skill_index(
 @click.argument("folder", metavar="[DIR]", required=False)
 @click.option("--ranking", type=click.Choice(("lexical", "semantic")), help="Rank by words only, or also by meaning.")
 @click.option("--limit", type=click.IntRange(1, 50), default=10, show_default=True, help="Maximum number of results.")
-@_mode("seed")
+@_mode
 @_also
 @json_option
 def search_skills(
@@ -150,16 +163,13 @@ def search_skills(
     *,
     ranking: "SkillRanking | None",
     limit: int,
-    mode: "SkillMode",
+    mode: "SkillMode | None",
     also: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Show the skills that match QUERY, best first, as the model's search would find them."""
-    from holdfast.runtime.config import load_config
-
-    config = load_config(os.environ, workspace=Path.cwd(), flags={"skill_ranking": ranking})
     library = _library(folder, mode, also)
-    store = library.store.with_ranking(config.skill_ranking)
+    store = library.store.with_ranking(_load_config(skill_ranking=ranking).skill_ranking)
     matches = store.search(query, limit=limit)
     if as_json:
         print_json([_summary(skill) for skill in matches])
@@ -173,23 +183,30 @@ def search_skills(
     _exit_if_invalid(library.reports)
 
 
-def _library(folder: str | None, mode: "SkillMode", also: "Sequence[str]") -> "SkillLibrary":
-    from holdfast.runtime.config import default_skill_roots, load_config
+def _library(folder: str | None, mode: "SkillMode | None", also: "Sequence[str]") -> "SkillLibrary":
+    from holdfast.runtime.config import default_skill_roots
+    from holdfast.sources.skills.discovery import SkillLimits
     from holdfast.sources.skills.library import read_library_at, read_skill_library
 
+    config = _load_config(also_skills=also or None, skills_mode=mode)
+    limits = SkillLimits(body_tokens_max=config.skill_tokens_max)
     if folder is None:
-        here = Path.cwd()
-        config = load_config(os.environ, workspace=here, flags={"also_skills": also or None})
-        return read_skill_library(default_skill_roots(config, os.environ, workspace=here), mode)
+        return read_skill_library(default_skill_roots(config, os.environ, workspace=Path.cwd()), limits=limits)
     if also:
         raise UserError("--also applies only without DIR; leave out one of the two")
     # Accept the path of a SKILL.md for the folder that it is in.
     if os.path.basename(folder).lower() == "skill.md":
         folder = os.path.dirname(os.path.abspath(folder))
-    return read_library_at(folder, mode)
+    return read_library_at(folder, config.skills_mode or "seed", nested=config.profile != "seed", limits=limits)
 
 
-def _find_skill(target: str, mode: "SkillMode", also: "Sequence[str]") -> "Skill":
+def _load_config(**flags: object) -> "Config":
+    from holdfast.runtime.config import load_config
+
+    return load_config(os.environ, workspace=Path.cwd(), flags=flags)
+
+
+def _find_skill(target: str, mode: "SkillMode | None", also: "Sequence[str]") -> "Skill":
     import difflib
 
     if Path(target).exists():
@@ -220,7 +237,7 @@ def _show_counts(folder: str | None, also: "Sequence[str]", as_json: bool) -> No
     else:
         for mode, mode_reports in reports.items():
             click.echo(f"{mode}: {_count_text(mode_reports)}")
-    if not all(report.valid for mode_reports in reports.values() for report in mode_reports):
+    if not all(report.loadable for mode_reports in reports.values() for report in mode_reports):
         raise click.exceptions.Exit(1)
 
 
@@ -237,6 +254,7 @@ def _reports_json(reports: "Sequence[SkillReport]") -> dict[str, object]:
             "path": report.path,
             "name": report.name,
             "valid": report.valid,
+            "loadable": report.loadable,
             "findings": [
                 {"rule": finding.rule, "line": finding.line, "message": f"{finding.message}; {finding.fix}"}
                 for finding in report.findings
@@ -249,7 +267,9 @@ def _reports_json(reports: "Sequence[SkillReport]") -> dict[str, object]:
 
 def _count_text(reports: "Sequence[SkillReport]") -> str:
     valid = sum(report.valid for report in reports)
-    return f"{valid} valid, {len(reports) - valid} invalid"
+    too_large = sum(report.valid and not report.loadable for report in reports)
+    not_loadable = f" ({too_large} not loadable)" if too_large else ""
+    return f"{valid} valid{not_loadable}, {len(reports) - valid} invalid"
 
 
 def _summary(skill: "Skill") -> dict[str, object]:

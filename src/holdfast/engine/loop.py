@@ -20,6 +20,7 @@ from holdfast.engine.reducer import fold_events, open_tool_calls
 from holdfast.engine.request_draft import plan_injections
 from holdfast.engine.state import SessionState, TurnState
 from holdfast.engine.tools.dispatch import ToolsCancelledError, error_result
+from holdfast.engine.tools.skill_usage import find_used_preloads
 from holdfast.errors import BudgetError, ProviderError, UserError
 from holdfast.events.log import EventLog
 from holdfast.events.payloads import session
@@ -76,6 +77,7 @@ async def run_turn(conversation: Conversation, content: Sequence[Block], emit: O
             match step:
                 case "call_model":
                     last_reply = await _call_with_recovery(conversation, emit)
+                    await _record_used_preloads(conversation, last_reply)
                     if not last_reply.content:
                         break
                 case "run_tools":
@@ -153,6 +155,21 @@ async def _call_with_recovery(conversation: Conversation, emit: OnDelta) -> Repl
             raise recovery.stopped
         last_error = recovery.refused
     raise last_error
+
+
+async def _record_used_preloads(conversation: Conversation, reply: Reply) -> None:
+    state = conversation.state
+    active = state.activations
+    if len(active.used) == len(active.preloaded):
+        return
+    # The reply is the last entry; what it repeats must not be looked for in itself.
+    for used in find_used_preloads(active, state.pinned, state.entries[:-1], reply.content):
+        session_in_chain: Conversation | None = conversation
+        # The delegating sessions have the same preload, and count it as used too.
+        while session_in_chain is not None:
+            if used.skill_id not in session_in_chain.state.activations.used:
+                await session_in_chain.record("agent", used)
+            session_in_chain = session_in_chain.parent
 
 
 async def _run_tools(conversation: Conversation, calls: tuple[ToolUse, ...]) -> None:

@@ -40,6 +40,7 @@ class ObservedRequest(msgspec.Struct, frozen=True):
     """A request in our encoding; `row` is None if the model is not in the catalog.
 
     `expects_diagnosis`: the caller has asked the provider for a cache diagnosis against an earlier request.
+    `unreadable` names the parts that are recorded as raw JSON, where no other event does.
     """
 
     model: str
@@ -53,6 +54,7 @@ class ObservedRequest(msgspec.Struct, frozen=True):
     expects_diagnosis: bool = False
     settings: tuple[tuple[str, str], ...] = ()
     change: PrefixChange | None = None
+    unreadable: tuple[str, ...] = ()
 
 
 class ObservedCall(msgspec.Struct, frozen=True):
@@ -157,6 +159,7 @@ class CallRecorder:
                     body_bytes=prepared.body_bytes,
                     settings=prepared.settings,
                     prefix_change=prepared.change if shared_blocks < len(self._digests) else None,
+                    unreadable=prepared.unreadable or msgspec.UNSET,
                 ),
                 LlmCallStarted(prepared.model, prepared.provider, prepared.tokens, call.request_id),
             )

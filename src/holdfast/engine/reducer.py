@@ -18,7 +18,7 @@ from holdfast.compaction.view import (
 from holdfast.engine.compaction.history import make_injected_entry
 from holdfast.engine.history_transfer import model_provider, transfer_history
 from holdfast.engine.state import NO_LIMITS, CompletedCall, DiagnosisBaseline, ProviderLimits, SessionState, TurnState
-from holdfast.engine.tools.skill_budget import add_activation, remove_activations
+from holdfast.engine.tools.skill_budget import add_activation, add_use, remove_activations
 from holdfast.events.log import Event
 from holdfast.events.payloads import session, tools
 from holdfast.events.payloads.cache import CacheControlsApplied, CacheLearned, CachePinged, ExplicitCacheChanged
@@ -125,6 +125,8 @@ def _apply(state: SessionState, event: Event) -> SessionState:
             return replace(state, turn=None, turn_count=state.turn_count + 1)
         case session.SkillLoaded() as payload:
             return replace(state, activations=add_activation(state.activations, payload))
+        case session.SkillUsed() as payload:
+            return replace(state, activations=add_use(state.activations, payload))
         case ContextCompacted() as payload:
             return compact_view(state, payload)
         case CompactionSkipped() as payload:
@@ -188,6 +190,7 @@ def _open_epoch(state: SessionState, opened: session.EpochOpened) -> SessionStat
         stable_prefix=stable_prefix,
         skills=opened.skills,
         padding=opened.padding,
+        activations=replace(state.activations, preloaded=opened.preloaded) if opened.preloaded else state.activations,
     )
 
 

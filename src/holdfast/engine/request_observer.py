@@ -1,6 +1,6 @@
 """Observes requests written by other clients: encodes them and compares each with the previous one."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import Lock
 
 from holdfast.catalog.schema import Model
@@ -10,6 +10,7 @@ from holdfast.engine.recorder import CallRecorder, ObservedRequest
 from holdfast.engine.request_draft import RequestDraft
 from holdfast.providers.adapter import Adapter, WireRequest, expects_diagnosis
 from holdfast.providers.cache_inputs import automatic_breakpoint, cache_settings
+from holdfast.providers.tolerant_decode import TolerantRequest, wrap_raw_request
 from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.prompt import Plan, PrefixChange
 from holdfast.types.request_buffer import RequestBuffer, count_shared_blocks
@@ -61,6 +62,17 @@ class RequestObserver:
                 settings=() if row is None else cache_settings(row.provider, row.cache, sent.parameters),
                 change=change,
             )
+
+    def prepare_unchanged(
+        self, adapter: Adapter, request: TolerantRequest, body: bytes, headers: Mapping[str, str]
+    ) -> tuple[TolerantRequest, ObservedRequest]:
+        """The record of a request that is sent unchanged; as raw JSON if it decodes but cannot be encoded again."""
+        try:
+            return request, self.prepare(adapter, request.wire)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the request is sent and has to be recorded
+            # Only the type of the error: its message could quote the prompt.
+            raw = wrap_raw_request(body, headers, f"the request cannot be encoded: {type(error).__name__}")
+            return raw, self.prepare(adapter, raw.wire)
 
     def previous_tail(self, adapter: Adapter, buffer: RequestBuffer) -> int | None:
         """The last breakpoint's block in the previous request, if this request is unchanged up to it."""

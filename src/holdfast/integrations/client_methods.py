@@ -4,6 +4,8 @@ import functools
 import inspect
 from collections.abc import Callable
 
+import msgspec
+
 from holdfast.catalog.schema import Model
 from holdfast.engine.guard import WarningLog
 from holdfast.engine.inject.client_method import (
@@ -12,6 +14,7 @@ from holdfast.engine.inject.client_method import (
     ClientRequest,
     RewrittenRequest,
     client_body,
+    describe_value,
     materialize_iterators,
 )
 from holdfast.engine.recorder import CallRecorder, ObservedRequest
@@ -22,7 +25,9 @@ from holdfast.integrations.proxy import Proxy, ReplaceAttribute, await_value
 from holdfast.integrations.response_capture import CallWatcher
 from holdfast.integrations.streams import WatchedStream, WatchedStreamContext
 from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
+from holdfast.providers.tolerant_decode import UNKNOWN_MODEL, decode_request_tolerantly
 from holdfast.types.json_encoding import encode_json, sha256_hex
+from holdfast.types.prompt import Plan
 from holdfast.types.request_buffer import RequestBuffer
 
 ClientMethods = dict[str, ClientMethod]
@@ -51,8 +56,8 @@ class CallPreparer:
         self._enabled = True
         self._control_changes: tuple[CacheControlsApplied, ...] = ()
 
-    def prepare_call(self, method: ClientMethod, given: Arguments) -> tuple[Arguments, ObservedRequest | None]:
-        """The arguments to send, and what to record; None if the arguments could not be decoded."""
+    def prepare_call(self, method: ClientMethod, given: Arguments) -> tuple[Arguments, ObservedRequest]:
+        """The arguments to send, and what to record. A request that we cannot decode is sent unchanged."""
         # Outside of the guard: an error that the caller's own iterator raises has to reach the caller.
         arguments: Arguments = {name: materialize_iterators(value) for name, value in given.items()}
         with self.warnings.suppress_errors(_SENT_UNCHANGED):
@@ -71,7 +76,13 @@ class CallPreparer:
             may_cache = self._may_cache(method.adapter)
             prepared = self._observer.prepare(method.adapter, wire, rewrite if may_cache else None)
             return rewritten.arguments, prepared
-        return arguments, None
+
+        def describe_body() -> bytes:
+            return encode_json(client_body(arguments, left_out=method.left_out, default=describe_value))
+
+        named = arguments.get("model")
+        model = named if isinstance(named, str) else UNKNOWN_MODEL
+        return arguments, self.observe_request(method.adapter, describe_body, model=model)
 
     def take_control_changes(self) -> tuple[CacheControlsApplied, ...]:
         """Changes of the cache controls since the last call; each is returned once."""
@@ -90,11 +101,28 @@ class CallPreparer:
             self._control_changes += (CacheControlsApplied(caching_enabled=enabled, reason=reason),)
         return enabled
 
-    def observe_request(self, adapter: Adapter, body: bytes, path: str) -> ObservedRequest | None:
-        """What to record of a body that is sent unchanged."""
-        with self.warnings.suppress_errors("a call is not recorded"):
-            return self._observer.prepare(adapter, adapter.decode_request(body, {PATH_HEADER: path}))
-        return None
+    def observe_request(
+        self, adapter: Adapter, encode_body: Callable[[], bytes], *, model: str, path: str = ""
+    ) -> ObservedRequest:
+        """What to record of a request that is sent unchanged: what can be decoded of it, at least its model."""
+        headers = {PATH_HEADER: path} if path else {}
+        with self.warnings.suppress_errors("the content of a call is not recorded"):
+            body = encode_body()
+            request = decode_request_tolerantly(adapter, body, headers)
+            request, prepared = self._observer.prepare_unchanged(adapter, request, body, headers)
+            return msgspec.structs.replace(prepared, unreadable=request.unreadable)
+        model = f"{adapter.name}:{model}"
+        return ObservedRequest(
+            model=model,
+            provider=adapter.name,
+            row=self.recorder.find_catalog_row(model),
+            plan=Plan(),
+            digests=(),
+            parameters_digest="",
+            body_bytes=0,
+            tokens=0,
+            unreadable=("the request cannot be encoded",),
+        )
 
     def _session_of(self, wire: WireRequest) -> str:
         """The key that routes all calls of this client to one cache; by default a digest of its first system text."""
@@ -166,14 +194,11 @@ def _watched_method(
 def begin_call(
     method: ClientMethod,
     preparer: CallPreparer,
-    prepared: ObservedRequest | None,
+    prepared: ObservedRequest,
     arguments: tuple[Arguments, Arguments] = ({}, {}),
 ) -> CallWatcher:
-    """Start watching a call that is sent now, with the caller's and the sent arguments.
-
-    It is not recorded if it could not be decoded.
-    """
-    call = preparer.recorder.begin_call(prepared, *preparer.take_control_changes()) if prepared is not None else None
+    """Start watching a call that is sent now, with the caller's and the sent arguments."""
+    call = preparer.recorder.begin_call(prepared, *preparer.take_control_changes())
     return CallWatcher(method, preparer.recorder, call, warnings=preparer.warnings, arguments=arguments)
 
 
@@ -190,4 +215,4 @@ async def _await_and_watch(response: object, watch: CallWatcher, streams: bool) 
     return _watch_result(result, watch, streams)
 
 
-_SENT_UNCHANGED = "a call is sent unchanged, without cache breakpoints, and is not recorded"
+_SENT_UNCHANGED = "a call is sent unchanged, without cache breakpoints"

@@ -8,7 +8,13 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import cast
 
-from holdfast.engine.inject.client_method import ClientMethod, RewrittenRequest, encode_bare_event, to_json
+from holdfast.engine.inject.client_method import (
+    ClientMethod,
+    RewrittenRequest,
+    describe_value,
+    encode_bare_event,
+    to_json,
+)
 from holdfast.integrations.client_methods import CallPreparer, WrappedClient, begin_call
 from holdfast.integrations.proxy import Proxy, ReplaceAttribute
 from holdfast.integrations.response_capture import CallWatcher
@@ -81,9 +87,12 @@ def _connection_attributes(preparer: CallPreparer) -> ReplaceAttribute:
 
 def _watch(preparer: CallPreparer, path: str, body: object) -> Callable[[], CallWatcher]:
     def start() -> CallWatcher:
-        prepared = None
-        with preparer.warnings.suppress_errors("a call is not recorded"):
-            prepared = preparer.observe_request(gemini, encode_json(to_json(body)), f"/v1/{path}")
+        prepared = preparer.observe_request(
+            gemini,
+            lambda: encode_json(to_json(body, describe_value)),
+            model=path.partition("/")[2].partition(":")[0],
+            path=f"/v1/{path}",
+        )
         return begin_call(GENERATE_METHOD, preparer, prepared)
 
     return start

@@ -29,6 +29,9 @@ GUIDE_PARTS = tuple(re.findall(r"\A# .*\n\n.*|(?:\n\n## .*)?\n - .*", OPERATING_
 """The guide in parts between which it may be cut."""
 
 PADDING_LAYER = "padding"
+SKILL_FOLDER_NOTE = "The files of this skill are in "
+"""Begins the last line of a preloaded body: without the folder, the model could not read the files it refers to."""
+
 _SKILL_HEADING = re.compile(r"^# Skill: (\S+)$", re.MULTILINE)
 
 
@@ -122,6 +125,44 @@ class DetectedPadding(msgspec.Struct, frozen=True):
     def description(self) -> str:
         parts = [f"the skill {name}" for name in self.skill_names] + ["the operating guide"] * self.has_guide
         return " and ".join(parts)
+
+
+class SkillSection(msgspec.Struct, frozen=True):
+    """A preloaded body, and the folder that its last line names; empty in sessions that did not name it yet."""
+
+    name: str
+    body: str
+    folder: str = ""
+
+
+class SplitPadding(msgspec.Struct, frozen=True):
+    """The preloaded bodies of a padding text, and the rest of it."""
+
+    sections: tuple[SkillSection, ...]
+    rest: str
+
+
+def split_skill_sections(text: str, names: Sequence[str]) -> SplitPadding:
+    """Split a text of `select_padding` at the headings of these skills, which are in the order of their names."""
+    starts: list[tuple[str, int]] = []
+    position = 0
+    for name in sorted(names):
+        start = text.find(f"# Skill: {name}\n\n", position)
+        if start >= 0:
+            starts.append((name, start))
+            position = start + 1
+    guide = text.find(GUIDE_PARTS[0], position)
+    end = guide if guide >= 0 else len(text)
+    ends = [start for _, start in starts[1:]] + [end]
+    sections = tuple(_read_section(name, text[start:end]) for (name, start), end in zip(starts, ends, strict=True))
+    return SplitPadding(sections, text[end:])
+
+
+def _read_section(name: str, text: str) -> SkillSection:
+    body, _, last_line = text.removeprefix(f"# Skill: {name}").rstrip().rpartition("\n")
+    if last_line.startswith(SKILL_FOLDER_NOTE):
+        return SkillSection(name, body, last_line.removeprefix(SKILL_FOLDER_NOTE))
+    return SkillSection(name, f"{body}\n{last_line}")
 
 
 def detect_padding(text: str) -> DetectedPadding | None:

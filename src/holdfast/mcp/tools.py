@@ -68,11 +68,14 @@ class _Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class McpToolbox:
-    """The tools over one library; `agent` is used when the caller's key names no agent."""
+    """The tools over one library; `agent` is used when the caller's key names no agent.
 
-    def __init__(self, library: InstructionContext, skills: SkillStore, *, agent: str) -> None:
+    `read_skills` is called by the tools for skills only: a client waits while the server starts.
+    """
+
+    def __init__(self, library: InstructionContext, read_skills: Callable[[], SkillStore], *, agent: str) -> None:
         self._library = library
-        self._skills = skills
+        self._read_skills = read_skills
         self._agent = agent
         tools = (
             _make_tool("recall_instruction", str(RECALL_TOOL_SCHEMA["description"]), _Recall, self._recall),
@@ -136,7 +139,7 @@ class McpToolbox:
         return McpToolResult("on record", {"closed": True})
 
     def _search(self, caller: InstructionCaller, request: _Search) -> McpToolResult:
-        skills = self._skills.search(request.query, limit=request.limit)
+        skills = self._read_skills().search(request.query, limit=request.limit)
         lines = "".join(f"- {skill.name}: {' '.join(skill.description.split())}\n" for skill in skills)
         document: dict[str, object] = {
             "skills": [{"name": skill.name, "description": skill.description} for skill in skills]
@@ -144,9 +147,10 @@ class McpToolbox:
         return McpToolResult(lines or "no skill matches", document)
 
     def _load(self, caller: InstructionCaller, request: _Load) -> McpToolResult:
-        skill = self._skills.get(request.name)
+        store = self._read_skills()
+        skill = store.get(request.name)
         if skill is None:
-            near = _near(request.name, [name for name, _ in self._skills.discovery_index()])
+            near = _near(request.name, [name for name, _ in store.discovery_index()])
             raise InstructionError("skill_not_found", f"there is no skill {request.name[:80]!a}{near}")
         text = f"# Skill: {skill.name} (source: {skill.source})\n\n{skill.body}"
         return McpToolResult(text, {"name": skill.name, "body": skill.body})

@@ -64,7 +64,8 @@ TURN_IN_PROGRESS = (
 # Options that are also settings: an option overrides the environment and the configuration files.
 _SETTINGS = (
     *("model", "layout", "profile", "padding", "diagnostics", "output_tokens_max", "steps_max", "spend_max_usd"),
-    *("keep_alive", "keep_alive_usd_max", "cache_ttl_seconds", "cache_over_an_hour", "also_skills", "digest_refresh"),
+    *("keep_alive", "keep_alive_usd_max", "cache_ttl_seconds", "cache_over_an_hour", "also_skills"),
+    *("skills_mode", "digest_refresh"),
 )
 EXAMPLE_TOKENS = 10_000
 """The prompt size for which the error about an uncached model shows the price."""

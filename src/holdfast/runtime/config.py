@@ -21,7 +21,8 @@ from holdfast.providers.registry import PROVIDERS
 from holdfast.providers.wire_request import CONCURRENT_REQUESTS_MAX
 from holdfast.sources.directories import holdfast_home, user_home
 from holdfast.sources.skills.discovery import SkillRoot
-from holdfast.sources.skills.library import OPTIONAL_FOLDERS, skill_roots
+from holdfast.sources.skills.library import OPTIONAL_FOLDERS, OWN_FOLDER, SEED_FOLDER, skill_roots
+from holdfast.sources.skills.skill import SKILL_MODES, SkillMode
 from holdfast.sources.skills.store import SkillRanking
 from holdfast.types.prompt import Layout
 
@@ -54,6 +55,7 @@ class Config(msgspec.Struct, frozen=True):
     cache_ttl_seconds: int = 3600
     cache_over_an_hour: bool = False
     also_skills: tuple[str, ...] = ()
+    skills_mode: SkillMode | None = None
     skill_ranking: SkillRanking = "lexical"
     retention_days: int = 0
     skill_loads_max: int = DEFAULT_LIMITS.loads_max
@@ -100,6 +102,7 @@ _TABLES = {"base_urls": "http://127.0.0.1:8080", "requests_max": "4"}
 
 _TYPES: Mapping[str, object] = Config.__annotations__
 _CHOICES = {name: get_args(kind) for name, kind in _TYPES.items() if get_origin(kind) is Literal}
+_CHOICES |= {"skills_mode": SKILL_MODES}
 
 # Whole-number settings and their minimum.
 _COUNTS = {"output_tokens_max": 1, "steps_max": 1, "cache_ttl_seconds": 0, "retention_days": 0}
@@ -261,7 +264,16 @@ def _dollars(key: str, value: object, origin: str) -> Decimal:
 
 
 def default_skill_roots(config: Config, environ: Mapping[str, str], *, workspace: Path | None) -> tuple[SkillRoot, ...]:
-    """The folders to read; a skill in a later folder overrides one of the same name in an earlier one."""
-    also = config.also_skills
+    """The folders to read; a skill in a later folder overrides one of the same name in an earlier one.
+
+    Without a configured mode, folders of other programs are read leniently: their skills were not written for us, and
+    9 % of public ones break a rule of the seed.
+    """
+    is_seed = config.profile == "seed"
+    # The folders of the seed document itself come first, and are read by its rules.
+    also = tuple(dict.fromkeys((SEED_FOLDER, *config.also_skills))) if is_seed else config.also_skills
+    modes: dict[str, SkillMode] = dict.fromkeys((OWN_FOLDER, *also), config.skills_mode or "seed")
+    if config.skills_mode is None:
+        modes |= {folder: "lenient" for folder in also if not (is_seed and folder == SEED_FOLDER)}
     home = user_home(environ) if also else None
-    return skill_roots(Path(config.home) / "skills", workspace, home=home, also=also)
+    return skill_roots(Path(config.home) / "skills", workspace, home=home, also=also, modes=modes, nested=not is_seed)

@@ -184,7 +184,8 @@ class Session:
 
         Instructions and skills: `instructions` come from `Library.for_session`: a stub and an index in the prompt, and
         a tool that recalls the rest. `skills` is True for the user's and the workspace's skills, or a list of folders,
-        or a `SkillStore`; they are parsed by the rules of `skills_mode` and searched by `skill_ranking`. `also_skills`
+        or a `SkillStore`; they are parsed by the rules of `skills_mode` (default: those of the seed, and
+        lenient ones for other programs' folders) and searched by `skill_ranking`. `also_skills`
         names folders of other programs to read as well. With `enforce_allowed_tools`, a loaded skill limits which
         tools may be used.
 

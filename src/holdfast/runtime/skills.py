@@ -6,19 +6,22 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.engine.state import SessionState
 from holdfast.engine.tools.builtin.skills import SKILL_TOOL_NAMES
 from holdfast.engine.tools.skill_budget import ActivationLimits, skill_loaded_event
 from holdfast.errors import UserError
 from holdfast.events.payloads.session import SkillLoaded
+from holdfast.layers.padding import SKILL_FOLDER_NOTE
 from holdfast.layers.system_prompt import clean_text
 from holdfast.runtime.config import Config, default_skill_roots
 from holdfast.runtime.options import Options
-from holdfast.sources.skills.discovery import SKILL_FILE, SkillRoot
-from holdfast.sources.skills.index import render_skill_index
+from holdfast.sources.files import format_path
+from holdfast.sources.skills.discovery import SKILL_FILE, SkillLimits, SkillRoot
+from holdfast.sources.skills.index import INDEX_TOKENS_MAX, render_skill_index
 from holdfast.sources.skills.library import SkillLibrary, load_skill, read_skill_library
-from holdfast.sources.skills.skill import SKILL_MODES, Skill, SkillMode
+from holdfast.sources.skills.skill import Skill
 from holdfast.sources.skills.store import SkillStore
 from holdfast.types.prompt import LayerText
 
@@ -27,7 +30,7 @@ SKILLS_LAYER = "skills"
 LIBRARIES_MAX = 16
 
 # Skill libraries that this process has read. Reloading one reads only the files whose time or size changed.
-_libraries: dict[tuple[tuple[SkillRoot, ...], SkillMode], SkillLibrary] = {}
+_libraries: dict[tuple[tuple[SkillRoot, ...], SkillLimits], SkillLibrary] = {}
 
 
 class SessionSkills(msgspec.Struct, frozen=True):
@@ -37,6 +40,8 @@ class SessionSkills(msgspec.Struct, frozen=True):
     has_tools: bool = False
     limits: ActivationLimits = ActivationLimits()
     enforce_allowed_tools: bool = False
+    workspace: Path | None = None
+    index_tokens_max: int | None = INDEX_TOKENS_MAX
 
     @property
     def skills(self) -> list[Skill]:
@@ -49,10 +54,23 @@ class SessionSkills(msgspec.Struct, frozen=True):
         A skill whose allowed tools are enforced is left out, because its rules apply only once it is loaded.
         """
         preloadable = (skill for skill in self.skills if not (self.enforce_allowed_tools and skill.allowed_tools))
-        return [(skill.name, clean_text(skill.body)) for skill in preloadable if skill.body.strip()]
+        return [(skill.name, self._preloaded_text(skill)) for skill in preloadable if skill.body.strip()]
+
+    def _preloaded_text(self, skill: Skill) -> str:
+        folder = skill.skill_dir
+        # Relative, so that every checkout of a project has the same prefix, and they share its cache.
+        if self.workspace is not None and skill.source == "workspace" and folder.is_relative_to(self.workspace):
+            folder = folder.relative_to(self.workspace)
+        return clean_text(f"{skill.body.rstrip()}\n\n{SKILL_FOLDER_NOTE}{format_path(folder)}")
 
     def index(self, preloaded: Collection[str] = ()) -> tuple[LayerText, ...]:
-        text = clean_text(render_skill_index(self.skills, preloaded=preloaded).text)
+        index = render_skill_index(
+            self.skills,
+            preloaded=preloaded,
+            tokens_max=self.index_tokens_max,
+            body_tokens_max=self.limits.tokens_max,
+        )
+        text = clean_text(index.text)
         return (LayerText(SKILLS_LAYER, text),) if text else ()
 
     def preloaded_events(self, names: Collection[str]) -> tuple[SkillLoaded, ...]:
@@ -61,42 +79,53 @@ class SessionSkills(msgspec.Struct, frozen=True):
 
 def load_session_skills(options: Options, config: Config, state: SessionState, workspace: Path | None) -> SessionSkills:
     """The skills of the options; by default a session has them under the seed profile, or if it had them before."""
-    by_default = any(spec.name in SKILL_TOOL_NAMES for spec in state.tools) if state.model else config.profile == "seed"
-    chosen = options.get("skills", by_default)
-    store = chosen if isinstance(chosen, SkillStore) else _load_store(chosen, options, config, workspace)
+    if state.model:
+        config = replace(config, profile=state.profile)
+    is_seed = config.profile == "seed"
+    had_tools = any(spec.name in SKILL_TOOL_NAMES for spec in state.tools)
+    chosen = options.get("skills", had_tools if state.model else is_seed)
+    store = chosen if isinstance(chosen, SkillStore) else _load_store(chosen, config, workspace)
     if store is not None and store.ranking == "lexical":
         store = store.with_ranking(options.get("skill_ranking", config.skill_ranking))
     if state.model and store is not None and (missing := [name for name in state.skills if name not in store]):
         logger.warning("skills that this session had are missing now: %s", ", ".join(missing))
-    limits = ActivationLimits(config.skill_loads_max, config.skill_tokens_warn, config.skill_tokens_max)
-    return SessionSkills(store, bool(store) or by_default, limits, options.get("enforce_allowed_tools", False))
+    return SessionSkills(
+        store,
+        # The seed has both tools for an empty store, too; a stored session has the tools that its prefix declares.
+        has_tools=had_tools or bool(store) or (is_seed and store is not None and not state.model),
+        limits=ActivationLimits(config.skill_loads_max, config.skill_tokens_warn, config.skill_tokens_max),
+        enforce_allowed_tools=options.get("enforce_allowed_tools", False),
+        workspace=Path(os.path.abspath(workspace)) if workspace else None,
+        # The seed's index has no limit.
+        index_tokens_max=None if is_seed else INDEX_TOKENS_MAX,
+    )
 
 
 def _load_store(
-    chosen: bool | str | Path | Sequence[str | Path], options: Options, config: Config, workspace: Path | None
+    chosen: bool | str | Path | Sequence[str | Path], config: Config, workspace: Path | None
 ) -> SkillStore | None:
     if chosen is False:
         return None
-    mode = options.get("skills_mode", "seed")
-    if mode not in SKILL_MODES:
-        raise UserError(f"skills_mode must be one of {', '.join(SKILL_MODES)}, not {mode!r}")
+    limits = SkillLimits(body_tokens_max=config.skill_tokens_max)
     if chosen is True:
-        return _read_cached(default_skill_roots(config, os.environ, workspace=workspace), mode)
-    roots = [_root(Path(folder), workspace) for folder in ([chosen] if isinstance(chosen, str | Path) else chosen)]
+        return _read_cached(default_skill_roots(config, os.environ, workspace=workspace), limits)
+    mode, nested = config.skills_mode or "seed", config.profile != "seed"
+    folders = [chosen] if isinstance(chosen, str | Path) else chosen
+    roots = [replace(_root(Path(folder), workspace), mode=mode, nested=nested) for folder in folders]
     skill_roots = [root for root in roots if os.path.lexists(os.path.join(root.path, SKILL_FILE))]
-    store = _read_cached(tuple(root for root in roots if root not in skill_roots), mode)
+    store = _read_cached(tuple(root for root in roots if root not in skill_roots), limits)
     if not skill_roots:
         return store
     single_skills = (load_skill(root.path, source=root.source, mode=mode) for root in skill_roots)
     return SkillStore((*store.list_skills(), *single_skills))
 
 
-def _read_cached(roots: tuple[SkillRoot, ...], mode: SkillMode) -> SkillStore:
-    cached = _libraries.get((roots, mode))
-    library = cached.reload() if cached is not None else read_skill_library(roots, mode)
+def _read_cached(roots: tuple[SkillRoot, ...], limits: SkillLimits) -> SkillStore:
+    cached = _libraries.get((roots, limits))
+    library = cached.reload() if cached is not None else read_skill_library(roots, limits=limits)
     if cached is None and len(_libraries) >= LIBRARIES_MAX:
         _libraries.clear()
-    _libraries[roots, mode] = library
+    _libraries[roots, limits] = library
     return library.store
 
 

@@ -249,6 +249,17 @@ def test_skills_of_another_program_are_loaded_on_request_and_again_on_resume(tmp
     assert (again.exit_code, "not there any more" in again.stderr) == (0, False)
 
 
+def test_the_rules_for_skills_are_chosen_and_are_the_same_on_resume(tmp_path: Path) -> None:
+    write_skill(tmp_path / ".holdfast/skills", "ours", "name: Our Skill\ndescription: x\n")
+    assert "Our Skill" not in chat_offline(tmp_path, "/skills").stdout
+    result = chat_offline(tmp_path, "/skills", "hello", words=("--skills-mode", "lenient"))
+    assert "Our Skill (workspace" in result.stdout
+    resume = result.stderr.splitlines()[-1].strip()
+    assert resume.endswith("--simulate --skills-mode lenient")
+    again = CliRunner().invoke(command, resume.split()[1:], input="hello\n")
+    assert (again.exit_code, "are missing now" in again.stderr) == (0, False)
+
+
 def test_model_lists_quotes_and_switches(tmp_path: Path) -> None:
     result = chat_offline(tmp_path, "hi", "/model", "/model openai:gpt-6-sol", "hi", "/session", words=("--yes",))
     assert "anthropic:claude-sonnet-5-5\n  anthropic:" in result.stdout

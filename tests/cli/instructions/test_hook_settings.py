@@ -14,7 +14,8 @@ from tests.support.library_projects import LibraryProject, is_insertion
 
 from holdfast.cli.main import command
 from holdfast.errors import UserError
-from holdfast.runtime.instructions.hook import add_hook, edit_settings_file, remove_hook
+from holdfast.runtime.instructions.hook import add_hook, remove_hook
+from holdfast.sources.settings_file import edit_settings_file
 
 OTHER = '{"type": "command", "command": "echo holdfast instructions"}'
 

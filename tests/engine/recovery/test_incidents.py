@@ -188,7 +188,7 @@ def test_a_cold_prompt_can_be_resolved_by_hand(tmp_path: Path) -> None:
 def test_ineffective_compaction_suggests_cuts_and_can_be_disabled(tmp_path: Path) -> None:
     db = str(tmp_path / "sessions.db")
     session_id = asyncio.run(store_session(db, config=MANUAL_COMPACTION, gap_seconds=10))
-    result = run("recovery", "run", session_id, "compaction_ineffective", "--db", db)
+    result = run("recovery", "run", session_id, "compaction_ineffective", "--db", db, "--yes")
     assert result.exit_code == 0
     assert "diagnose_head_and_tail: done: prefix " in result.stdout
     assert "suggest_cuts: done: largest: results of read_file (" in result.stdout

@@ -5,7 +5,7 @@ import functools
 import logging
 import threading
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
@@ -13,7 +13,7 @@ from tests.support.toolboxes import call
 
 from holdfast import ConfirmationRequest, ToolContext, ToolError, tool
 from holdfast.clock import ManualClock
-from holdfast.engine.tools.definition import ToolEnvironment
+from holdfast.engine.tools.definition import METADATA_BYTES_MAX, ToolEnvironment
 from holdfast.engine.tools.dispatch import Toolbox, ToolsCancelledError
 from holdfast.engine.tools.output import OUTPUT_CHARACTERS_MAX, spill_output
 from holdfast.engine.tools.permissions import PermissionRules, summarize_call
@@ -325,6 +325,31 @@ async def test_a_tool_with_a_context_parameter_gets_it_and_the_model_does_not_se
     completed = outcome.recorded[-1]
     assert isinstance(completed, ToolCompleted)
     assert (completed.files_modified, completed.command_executed, completed.success) == (("a.txt",), "true", False)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "recorded", "reason"),
+    [
+        ({"rows": (3, 4), "by": {"name": None}}, {"rows": [3, 4], "by": {"name": None}}, None),
+        ({"lock": threading.Lock()}, None, "it is not a JSON object (TypeError)"),
+        (["rows"], None, "it is not a JSON object (ValidationError)"),
+        ({"page": "x" * METADATA_BYTES_MAX}, None, "it has more than 16384 bytes"),
+    ],
+)
+async def test_metadata_that_the_log_cannot_hold_is_left_out_with_a_warning(
+    metadata: Any, recorded: object, reason: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    def work(context: ToolContext) -> str:
+        """Work."""
+        context.metadata = metadata
+        return "done"
+
+    outcome = await call(Toolbox([work]), "work")
+    completed = outcome.recorded[-1]
+    assert isinstance(completed, ToolCompleted)
+    assert (outcome.text, completed.metadata) == ("done", recorded)
+    warnings = [record.getMessage() for record in caplog.records]
+    assert warnings == ([f"the metadata of tool 'work' is not recorded: {reason}"] if reason else [])
 
 
 async def test_a_model_cannot_set_the_context_parameter() -> None:

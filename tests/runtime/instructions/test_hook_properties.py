@@ -9,7 +9,7 @@ from tests.support.library_projects import is_insertion
 
 from holdfast.errors import UserError
 from holdfast.runtime.instructions.hook import add_hook, remove_hook
-from holdfast.sources.json_edit import append_part, find_container, find_root, remove_part
+from holdfast.sources.settings_file import append_part, find_container, find_root, remove_part
 from holdfast.types.blocks import Json
 
 COMMAND = "holdfast instructions hook --agent 'ann \"ü\"'"

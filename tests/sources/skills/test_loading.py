@@ -85,6 +85,10 @@ def test_a_folder_may_be_given_as_a_string(tmp_path: Path) -> None:
         ("pdf", "name: pdf\ndescription:", ["description-missing"]),
         ("pdf", 'name: pdf\ndescription: "  "', ["description-missing"]),
         ("pdf", "name: pdf\ndescription: [a, b]", ["description-missing"]),
+        ("pdf", "name: pdf\ndescription: 123", ["description-missing"]),
+        ("7", f"name: 7\ndescription: {DESCRIPTION}", ["name-missing"]),
+        ("pdf", "name: pdf\ndescription: x\nlicense: 2.0", ["license-type"]),
+        ("pdf", "name: pdf\ndescription: x\nallowed-tools: yes", ["allowed-tools-type"]),
         ("pdf", f"name: pdf\ndescription: {'x' * 1025}", ["description-length"]),
         ("pdf", f"name: pdf\ndescription: x\ncompatibility: {'x' * 501}", ["compatibility-length"]),
         ("pdf", "name: pdf\ndescription: x\ncompatibility: [a]", ["compatibility-type"]),
@@ -111,13 +115,14 @@ def test_a_broken_rule_keeps_a_skill_from_loading(tmp_path: Path, name: str, fro
         f"name: a-1\ndescription: {'x' * 1024}",
         f"name: a\ndescription: x\ncompatibility: {'x' * 500}",
         "name: a\ndescription: x\nversion: 3\nunknown: [a, b]",
-        "name: a\ndescription: 123",
+        "name: a\ndescription: '123'",
+        "x: &x a\nname: *x\ndescription: *x",
         "name: 'a'\ndescription: >\n  folded\n  text",
         "# a comment\nname: a\n\ndescription: x",
     ],
 )
 def test_a_skill_within_the_rules_loads(tmp_path: Path, front: str) -> None:
-    name = front.split("name: ")[1].split("\n")[0].strip("'")
+    name = front.split("name: ")[1].split("\n")[0].strip("'").replace("*x", "a")
     assert load_errors(tmp_path, name, front) == []
 
 
@@ -157,7 +162,25 @@ def test_lines_may_end_with_crlf(tmp_path: Path) -> None:
     assert load_text(tmp_path).body == "One\nTwo\n"
 
 
-def test_metadata_scalars_become_text_as_they_were_written(tmp_path: Path) -> None:
+def test_metadata_scalars_become_the_text_of_what_yaml_reads(tmp_path: Path) -> None:
+    lines = "metadata:\n  version: 1.10\n  count: 0x10\n  stable: yes\n  since: 2024-02-01\n  2: two\n  text: '1.10'\n"
+    write_skill(tmp_path, "pdf", more=lines)
+    values = {"version": "1.1", "count": "16", "stable": "True", "since": "2024-02-01", "2": "two", "text": "1.10"}
+    assert load_text(tmp_path).metadata == values
+    written = {"version": "1.10", "count": "0x10", "stable": "yes", "since": "2024-02-01", "2": "two", "text": "1.10"}
+    for mode in ("strict", "lenient"):
+        skill = load_skills(global_dir=tmp_path, workspace_dir=None, mode=mode).get("pdf")
+        assert skill is not None
+        assert skill.metadata == written
+
+
+def test_aliases_and_merge_keys_are_followed(tmp_path: Path) -> None:
+    lines = "base: &base {author: me, team: us}\nmetadata:\n  <<: *base\n  team: them\n"
+    write_skill(tmp_path, "pdf", more=lines)
+    assert load_text(tmp_path).metadata == {"author": "me", "team": "them"}
+
+
+def test_metadata_with_an_impossible_date_stays_text_as_it_was_written(tmp_path: Path) -> None:
     lines = "metadata:\n  version: 1.10\n  count: 007\n  stable: yes\n  since: 2024-02-31\n  2: two\n"
     write_skill(tmp_path, "pdf", more=lines)
     expected = {"version": "1.10", "count": "007", "stable": "yes", "since": "2024-02-31", "2": "two"}

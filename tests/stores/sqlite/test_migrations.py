@@ -55,6 +55,7 @@ def test_the_shipped_migrations_are_numbered_from_one() -> None:
         (7, "accounts"),
         (8, "adoptions"),
         (9, "detected_usage"),
+        (10, "skill_use"),
     ]
     assert "CREATE TABLE events" in shipped[0].sql
 

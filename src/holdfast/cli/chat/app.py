@@ -71,7 +71,7 @@ def _load_settings(flags: ChatOptions, stored: SessionState | None, environ: Map
     config = load_config(
         environ,
         workspace=workspace,
-        flags={"model": flags.model, "also_skills": flags.also_skills or None},
+        flags={"model": flags.model, "also_skills": flags.also_skills or None, "skills_mode": flags.skills_mode},
     )
     models = apply_model_overrides(shipped_models(), config.models)
     if stored is None or stored.model:

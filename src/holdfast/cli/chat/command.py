@@ -26,6 +26,7 @@ from holdfast.providers.registry import get_provider
 from holdfast.runtime.config import Config
 from holdfast.runtime.options import Options
 from holdfast.runtime.tools import BUILTIN_TOOL_NAMES
+from holdfast.sources.skills.skill import SkillMode
 from holdfast.stores.address import redact_address
 
 NAME = "chat"
@@ -69,6 +70,11 @@ def _amount(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     multiple=True,
     type=click.Choice((".agents/skills", ".claude/skills", ".metis/skills")),
     help="Also load another program's skills from this folder, in your home and in DIR.",
+)
+@click.option(
+    "--skills-mode",
+    type=click.Choice(("seed", "strict", "lenient")),
+    help="Rules for reading skills. Default: the configured ones; else seed, and lenient for --also-skills.",
 )
 @click.option("--yes", is_flag=True, help="Let tools write files and run commands without asking.")
 @click.option("--thinking", is_flag=True, help="Show the model's thinking, if it returns any.")
@@ -124,6 +130,7 @@ class ChatOptions(msgspec.Struct, frozen=True):
     thinking: bool = False
     spend_max_usd: Decimal | None = None
     also_skills: tuple[str, ...] = ()
+    skills_mode: SkillMode | None = None
     store: str | None = None
 
     @property
@@ -194,6 +201,8 @@ def build_session_options(flags: ChatOptions, model: Model, stored: SessionState
     }
     if flags.also_skills:
         options["also_skills"] = flags.also_skills
+    if flags.skills_mode:
+        options["skills_mode"] = flags.skills_mode
     if flags.keep_alive:
         options["keep_alive"] = True
     if flags.spend_max_usd is not None:
@@ -209,6 +218,7 @@ def format_resume_command(flags: ChatOptions, session_id: str) -> str:
     words = ["holdfast", "chat", "--resume", session_id]
     words += ["--simulate"] if flags.simulate else []
     words += [word for folder in flags.also_skills for word in ("--also-skills", folder)]
+    words += ["--skills-mode", flags.skills_mode] if flags.skills_mode else []
     words += ["--store", redact_address(flags.store)] if flags.store else []
     return shlex.join(words)
 

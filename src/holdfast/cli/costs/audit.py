@@ -1,15 +1,16 @@
 """`holdfast audit`: where the money of the sessions on this disk went, of whichever client, and what to do about it."""
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.costs.report import parse_scope, spending_options, write_spending
+from holdfast.cli.costs.report import audit_stored_sessions, parse_scope, spending_options, write_spending
 from holdfast.cli.format import format_count
-from holdfast.cli.open_store import load_configured_models, open_configured_store
+from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
@@ -52,32 +53,21 @@ def command(
     import msgspec
 
     from holdfast.cli.costs.replay import print_policies
-    from holdfast.ledger.spending import SpendingFold
 
     models, scope = load_configured_models(), parse_scope(since, until, model, verbose=verbose)
     source = _find_source(path)
+    notes: tuple[str, ...] = ()
     if isinstance(source, str):
-        found = _audit_store(source, models, scope, simulated=simulated or wanted is not None)
+        spending, notes = _audit_store(source, scope, wanted, project, simulated=simulated)
     else:
-        found = _audit_files(source, models, scope)
-    conversations = _select(found.conversations, wanted, project)
-    fold = SpendingFold()
-    for conversation in conversations:
-        fold.add(conversation)
-    spending = fold.build()
+        spending = _audit_files(source, models, scope, wanted, project, with_context=bool(html) or as_json)
     if not spending.total.calls:
         when = f" since {since}" if since else ""
-        left_out = (f"{format_count(found.broken_lines, 'line')} could not be read", *found.notes)
+        left_out = (f"{format_count(spending.broken_lines, 'line')} could not be read", *notes)
         raise UserError(f"no call with reported usage{when} in {_describe(path, source)}; {'; '.join(left_out)}")
-    spending = msgspec.structs.replace(
-        spending, broken_lines=found.broken_lines, broken=found.broken, unknown_records=found.unknown
-    )
     policies: tuple[PolicyRow, ...] = ()
     if rivals:
-        sessions = {(conversation.client, conversation.session) for conversation in conversations}
-        policies = _replay(source, models, scope, sessions)
-    if html or as_json:
-        spending = _add_context(spending, source, found)
+        policies = _replay(source, models, scope, {(row.client, row.id) for row in spending.sessions})
     write_spending(
         spending,
         limit=limit,
@@ -85,23 +75,12 @@ def command(
         as_json=as_json,
         as_csv=as_csv,
         verbose=verbose,
-        notes=found.notes,
+        notes=notes,
         extra={"other_policies": msgspec.to_builtins(policies)},
     )
     if rivals and not (as_json or as_csv or html):
         click.echo("\nThe same prompts under every policy (prompt costs only, estimated tokens, today's prices):")
         print_policies(policies)
-
-
-class _Found(NamedTuple):
-    """`files` has, for each session of a client, the files that it was read from."""
-
-    conversations: "list[ConversationSpending]"
-    broken_lines: int = 0
-    broken: tuple[str, ...] = ()
-    unknown: dict[str, int] = {}
-    notes: tuple[str, ...] = ()
-    files: dict[tuple[str, str], list[Path]] = {}
 
 
 _Source = str | tuple[Path, ...]
@@ -151,57 +130,59 @@ def _is_database(path: Path) -> bool:
         return False
 
 
-def _audit_files(files: "Sequence[Path]", models: "Models", scope: "AuditScope") -> _Found:
+def _audit_files(
+    files: "Sequence[Path]",
+    models: "Models",
+    scope: "AuditScope",
+    wanted: str | None,
+    project: str | None,
+    *,
+    with_context: bool,
+) -> "Spending":
+    import msgspec
+
     from holdfast.cli.tables import track_progress
-    from holdfast.replay.audit import audit_files, audit_together, find_repeated_files
+    from holdfast.ledger.spending import SpendingFold
+    from holdfast.replay.audit import BROKEN_LINES_REPORTED_MAX, audit_files, audit_together, find_repeated_files
 
     # A file last written before the start date cannot contain a call after it.
     chosen = [file for file in files if file.stat().st_mtime >= scope.since]
     workers = min(WORKERS_MAX, os.cpu_count() or 1)
     audits = list(track_progress(audit_files(chosen, models, scope, workers=workers), "transcripts", len(chosen)))
     # A resumed or forked transcript repeats the calls of the one it continues: count each call once.
-    repeated = find_repeated_files(audits)
-    conversations = audit_together([chosen[index] for index in repeated], models, scope) if repeated else []
-    owners: dict[tuple[str, str], list[Path]] = {}
+    repeated = set(find_repeated_files(audits))
+    conversations = audit_together([chosen[index] for index in sorted(repeated)], models, scope) if repeated else []
+    files_of: dict[tuple[str, str], list[Path]] = {}
+    unknown = Counter[str]()
     for index, audit in enumerate(audits):
         for conversation in audit.conversations:
-            owners.setdefault((conversation.client, conversation.session), []).append(chosen[index])
-        if index not in repeated:
-            conversations += audit.conversations
-    unknown: dict[str, int] = {}
-    for audit in audits:
-        for kind, count in audit.unknown.items():
-            unknown[kind] = unknown.get(kind, 0) + count
-    broken = [line for audit in audits for line in audit.broken]
-    return _Found(
-        conversations,
-        sum(audit.broken_count for audit in audits),
-        tuple(f"{line.file}:{line.line}: {line.reason}" for line in broken[:100]),
-        unknown,
-        files=owners,
+            files_of.setdefault((conversation.client, conversation.session), []).append(chosen[index])
+        conversations += audit.conversations if index not in repeated else []
+        unknown.update(audit.unknown)
+    fold = SpendingFold()
+    for conversation in _select(conversations, wanted, project):
+        fold.add(conversation)
+    broken = [f"{line.file}:{line.line}: {line.reason}" for audit in audits for line in audit.broken]
+    spending = msgspec.structs.replace(
+        fold.build(),
+        broken_lines=sum(audit.broken_count for audit in audits),
+        broken=tuple(broken[:BROKEN_LINES_REPORTED_MAX]),
+        unknown_records=dict(unknown.most_common()),
     )
+    return _add_context(spending, files_of) if with_context and spending.sessions else spending
 
 
-def _audit_store(address: str, models: "Models", scope: "AuditScope", *, simulated: bool) -> _Found:
-    from holdfast.cli.tables import track_progress
+def _audit_store(
+    address: str, scope: "AuditScope", wanted: str | None, project: str | None, *, simulated: bool
+) -> "tuple[Spending, tuple[str, ...]]":
     from holdfast.ledger.calls import is_simulated
-    from holdfast.replay.audit import PriceLookup, audit_transcript
-    from holdfast.replay.stored_sessions import build_stored_transcript
 
-    conversations, skipped, prices = list["ConversationSpending"](), 0, PriceLookup(models)
     with open_configured_store(address) as log:
-        rows = log.sessions()
-        for row in track_progress(rows, "sessions", len(rows)):
-            if not simulated and is_simulated(log, row.id):
-                skipped += 1
-                continue
-            transcript = build_stored_transcript(log.read(row.id), row.id, models)
-            conversation = audit_transcript(transcript, prices, scope) if transcript is not None else None
-            if conversation is not None:
-                conversation.name = row.name or ""
-                conversations.append(conversation)
-    note = f"not counted: {format_count(skipped, 'simulated session')}; --simulated includes them"
-    return _Found(conversations, notes=(note,) if skipped else ())
+        ids = [resolve_session_id(log, wanted)] if wanted else [row.id for row in log.sessions()]
+        skipped = set() if simulated or wanted else {id for id in ids if is_simulated(log, id)}
+        spending = audit_stored_sessions(log, [id for id in ids if id not in skipped], scope, project)
+    note = f"not counted: {format_count(len(skipped), 'simulated session')}; --simulated includes them"
+    return spending, (note,) if skipped else ()
 
 
 def _select(
@@ -224,18 +205,15 @@ def _select(
     return [conversation for conversation in conversations if conversation.session in chosen]
 
 
-def _add_context(spending: "Spending", source: _Source, found: _Found) -> "Spending":
+def _add_context(spending: "Spending", files_of: "dict[tuple[str, str], list[Path]]") -> "Spending":
     """With the curve of the most expensive session's prompt sizes, which is read again for it."""
     import msgspec
 
     from holdfast.replay.audit import trace_context
 
     worst = spending.sessions[0]
-    own = [
-        transcript
-        for transcript in _read_transcripts(source, found.files.get((worst.client, worst.id), []), {worst.id})
-        if transcript.session == worst.id
-    ]
+    transcripts = _read_transcripts((), files_of[worst.client, worst.id], set())
+    own = [transcript for transcript in transcripts if transcript.session == worst.id]
     longest = max(own, key=lambda transcript: len(transcript.recording.calls), default=None)
     context = trace_context(longest) if longest is not None else ()
     return msgspec.structs.replace(spending, worst_session_context=context)

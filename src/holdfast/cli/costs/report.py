@@ -18,6 +18,7 @@ from holdfast.ledger.requests.format import strip_control_characters
 if TYPE_CHECKING:
     from holdfast.ledger.spending import SessionSpending, Spending, SpendingRow
     from holdfast.replay.audit import AuditScope
+    from holdfast.stores.open import Store
 
 LIMIT = 10
 SESSIONS_MAX = 1_000
@@ -100,14 +101,14 @@ def command(
     """Show where the money of stored sessions went, what cache misses cost and why, and what to do about it."""
     import msgspec
 
-    from holdfast.cli.tables import track_progress
-    from holdfast.ledger.analytics.queries import LedgerScope, count_unreadable_calls, iter_session_amounts
-    from holdfast.ledger.spending import SpendingFold
-    from holdfast.replay.audit import PriceLookup, audit_transcript, trace_context
-    from holdfast.replay.stored_sessions import build_stored_transcript
+    from holdfast.ledger.analytics.queries import (
+        LedgerScope,
+        count_failures,
+        count_unreadable_calls,
+        iter_session_amounts,
+    )
 
     scope = parse_scope(since, until, model, verbose=verbose)
-    models, fold = load_configured_models(), SpendingFold()
     with open_configured_store(db) as log:
         wanted = wanted and resolve_session_id(log, wanted)
         tables = log.cost_queries()
@@ -118,41 +119,62 @@ def command(
         simulated_count = sum(1 for _ in iter_session_amounts(tables, everything)) - len(ids)
         if wanted is not None and not ids and not simulated_count:
             raise UserError(f"session {wanted!r} has no call since then; `holdfast sessions list` shows all")
-        names = {row.id: row.name or "" for row in log.sessions()}
-        prices = PriceLookup(models)
-        for id in track_progress(ids[:SESSIONS_MAX], "sessions", min(len(ids), SESSIONS_MAX)):
-            transcript = build_stored_transcript(log.read(id), id, models)
-            if transcript is None or (project and project.lower() not in transcript.project.lower()):
-                continue
-            conversation = audit_transcript(transcript, prices, scope)
-            if conversation is not None:
-                conversation.name = names.get(id, "")
-                fold.add(conversation)
-        spending = fold.build()
-        if spending.sessions and (html or as_json):
-            worst = build_stored_transcript(log.read(spending.sessions[0].id), spending.sessions[0].id)
-            context = trace_context(worst) if worst is not None else ()
-            spending = msgspec.structs.replace(spending, worst_session_context=context)
-        unreadable = count_unreadable_calls(tables, window)
+        spending = audit_stored_sessions(log, ids[:SESSIONS_MAX], scope, project)
+        unreadable, failures = count_unreadable_calls(tables, window), count_failures(tables, window)
     notes = []
     if unreadable:
         notes.append(
             f"{format_count(unreadable, 'response')} could not be read: usage and cost are estimated by size; "
             "`holdfast sessions show ID` names the field"
         )
+    if failures:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in failures.items())
+        notes.append(f"{format_count(sum(failures.values()), 'call')} failed: {kinds}")
     if len(ids) > SESSIONS_MAX:
         notes.append(
             f"Only the {SESSIONS_MAX:,} sessions that spent most are counted, of {len(ids):,}; --since narrows them."
         )
     if simulated_count:
         notes.append(f"not counted: {format_count(simulated_count, 'simulated session')}; --simulated includes them")
-    if not spending.sessions and not (as_json or as_csv):
-        if not simulated_count:
-            notes.append("No calls are stored yet; `holdfast demo --keep` records some, which --simulated shows.")
+    if not (spending.sessions or notes):
+        notes.append("No calls are stored yet; `holdfast demo --keep` records some, which --simulated shows.")
+    extra: dict[str, object] = {"unreadable_calls": unreadable, "failures": failures}
+    if not spending.sessions and not (as_json or as_csv or html):
         for note in notes:
             click.echo(note)
         return
-    write_spending(spending, limit=limit, html=html, as_json=as_json, as_csv=as_csv, verbose=verbose, notes=notes)
+    write_spending(
+        spending, limit=limit, html=html, as_json=as_json, as_csv=as_csv, verbose=verbose, notes=notes, extra=extra
+    )
+
+
+def audit_stored_sessions(
+    log: "Store", ids: Sequence[str], scope: "AuditScope", project: str | None = None
+) -> "Spending":
+    """Where the money of stored sessions went, by the verdicts of the ledger."""
+    import msgspec
+
+    from holdfast.cli.tables import track_progress
+    from holdfast.ledger.spending import SpendingFold
+    from holdfast.replay.audit import PriceLookup, audit_transcript, trace_context
+    from holdfast.replay.stored_sessions import build_stored_transcript
+
+    models, fold = load_configured_models(), SpendingFold()
+    prices, names = PriceLookup(models), {row.id: row.name or "" for row in log.sessions()}
+    for id in track_progress(ids, "sessions", len(ids)):
+        transcript = build_stored_transcript(log.read(id), id, models)
+        if transcript is None or (project and project.lower() not in transcript.project.lower()):
+            continue
+        conversation = audit_transcript(transcript, prices, scope)
+        if conversation is not None:
+            conversation.name = names.get(id, "")
+            fold.add(conversation)
+    spending = fold.build()
+    if not spending.sessions:
+        return spending
+    worst = build_stored_transcript(log.read(spending.sessions[0].id), spending.sessions[0].id)
+    context = trace_context(worst) if worst is not None else ()
+    return msgspec.structs.replace(spending, worst_session_context=context)
 
 
 def parse_scope(since: str | None, until: str | None, model: str | None, *, verbose: bool) -> "AuditScope":

@@ -70,8 +70,13 @@ def limit_blas_threads() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def open_instruction_context(log: "Store", *, wanted: bool, for_sample: bool = False) -> "InstructionContext | None":
-    """The instruction library over this store; None if no flag, configuration or sample needs one."""
+def open_instruction_context(
+    log: "Store", *, wanted: bool, for_sample: bool = False, load_encoder: bool = True
+) -> "InstructionContext | None":
+    """The instruction library over this store; None if no flag, configuration or sample needs one.
+
+    Without `load_encoder` the first recall loads it.
+    """
     limit_blas_threads()
     from holdfast.runtime.instructions.settings import load_instruction_config
 
@@ -79,13 +84,13 @@ def open_instruction_context(log: "Store", *, wanted: bool, for_sample: bool = F
     if not (wanted or configured.enabled):
         return _temporary_library(log) if for_sample else None
     from holdfast.instructions.context import InstructionContext
-    from holdfast.instructions.coverage.schedule import activate_encoder
+    from holdfast.instructions.coverage.schedule import activate_encoder, choose_encoder
     from holdfast.instructions.units.signatures import load_deployment_key
 
     key = load_deployment_key(configured.key_path)
     warn = partial(click.echo, err=True)
     library = InstructionContext(log.instructions, configured.settings, key=key, warn=warn)
-    failed = activate_encoder(library)
+    failed = activate_encoder(library) if load_encoder else choose_encoder(library, again=True)
     if failed:
         click.echo(
             f"the encoder is not switched: {format_count(len(failed), 'manifest')} failed with the new one, such as "

@@ -139,8 +139,6 @@ def _fetch_start(options: HookOptions, source: str) -> "BootContext":
 
     A token is valid once and for a short time, but the session it started may be resumed or restarted.
     """
-    from holdfast.instructions.errors import InstructionError
-    from holdfast.runtime.instructions.client import ServiceError
     from holdfast.runtime.instructions.hook import RESTARTED_SOURCES
 
     fetch = _start_from_library if options.url is None else _start_from_service
@@ -148,8 +146,9 @@ def _fetch_start(options: HookOptions, source: str) -> "BootContext":
     tolerated |= set() if options.strict else {"wake_token_used"}
     try:
         return fetch(options)
-    except (InstructionError, ServiceError) as error:
-        if options.wake_token is None or error.code not in tolerated:
+    # InstructionError or ServiceError: both have a code, and only a hook that uses a service imports the latter.
+    except UserError as error:
+        if options.wake_token is None or getattr(error, "code", None) not in tolerated:
             raise
     click.echo("holdfast: the wake token is used or expired: the stub comes without preloads", err=True)
     return fetch(msgspec.structs.replace(options, wake_token=None))
@@ -263,7 +262,8 @@ def _change_hook(command: str | None, path: Path, *, dry_run: bool) -> None:
     """Install the hook with this command; without one, remove it."""
     from functools import partial
 
-    from holdfast.runtime.instructions.hook import add_hook, edit_settings_file, remove_hook
+    from holdfast.runtime.instructions.hook import add_hook, remove_hook
+    from holdfast.sources.settings_file import edit_settings_file
 
     change = remove_hook if command is None else partial(add_hook, command=command)
     changed = edit_settings_file(path, change, write=not dry_run)

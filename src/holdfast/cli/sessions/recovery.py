@@ -10,6 +10,7 @@ from holdfast.cli.format import CommandGroup, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
 from holdfast.cli.options import db_option, json_option
 from holdfast.clock import new_ulid, system_clock
+from holdfast.errors import UserError
 from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from holdfast.events.log import EventLog
     from holdfast.recovery.attempts import Incident, Incidents
     from holdfast.recovery.recipes import RecoveryRecipe
-    from holdfast.recovery.scenarios import FailureScenario
+    from holdfast.recovery.scenarios import FailureScenario, StepName
 
 COMMAND_OUTPUT_CHARS_MAX = 200
 
@@ -69,6 +70,7 @@ def list_incidents(
 @click.option("--incident", default="", help="Incident to recover, if the scenario has several.")
 @click.option("--step", "steps", multiple=True, metavar="NAME=COMMAND", help="Shell command that performs a step.")
 @click.option("--dry-run", is_flag=True, help="Show the steps; do nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask, even if the session has no such incident.")
 @click.pass_context
 def run_recipe(
     ctx: click.Context,
@@ -81,11 +83,13 @@ def run_recipe(
     incident: str,
     steps: tuple[str, ...],
     dry_run: bool,
+    yes: bool,
 ) -> None:
     """Run the recipe of SCENARIO for a stored session, from its first remaining step.
 
     Steps that change the conversation are written to its log and take effect with the next message. All other steps
-    run the commands given with --step. Exits with status 1 if the session is not recovered.
+    belong to the program that runs the session, or are commands given with --step. If the session has no open incident
+    of SCENARIO, it says what the steps change and asks first. Exits with status 1 if the session is not recovered.
     """
     import asyncio
 
@@ -105,7 +109,7 @@ def run_recipe(
         # Later entries win: a command given with --step replaces the built-in step.
         recoverer = RecoveryRunner(
             stored,
-            {**view.steps, **context_recovery_steps(stored), **_expired_cache_steps(log, stored), **commands},
+            {**view.steps, **context_recovery_steps(stored), **_large_prompt_steps(log, stored), **commands},
             clock=system_clock,
             recipes={failure: _without_request_steps(RECIPES[failure])},
             rules=select_rules(stored.state.profile),
@@ -116,8 +120,9 @@ def run_recipe(
             _show_plan(plan, as_json=as_json)
             return
         if plan.missing:
-            names = " ".join(f"--step {name.value}=COMMAND" for name in plan.missing)
-            raise click.UsageError(f"these steps need a command: give {names}")
+            raise UserError(_describe_missing(plan))
+        if not yes and not _is_open(stored.state.incidents.get(key)):
+            _confirm_changes(plan, stored.state.session_id)
         outcome = asyncio.run(recoverer.attempt(failure, incident=key, trigger="manual"))
         final = stored.state.incidents[key]
     if as_json:
@@ -126,6 +131,54 @@ def run_recipe(
         _show_outcome(final)
     if not isinstance(outcome, Recovered):
         ctx.exit(1)
+
+
+def _is_open(incident: "Incident | None") -> bool:
+    return incident is not None and incident.state != "succeeded"
+
+
+def _describe_missing(plan: "PlannedRecovery") -> str:
+    """Which steps can be done here, and which belong to the program that runs the session."""
+    own = ", ".join(step.name.value for step in plan.steps if step.name not in plan.missing) or "nothing"
+    missing = ", ".join(name.value for name in plan.missing)
+    options = " ".join(f"--step {name.value}=COMMAND" for name in plan.missing)
+    return (
+        f"{plan.scenario.value}: holdfast can do {own} here itself; {missing} belongs to the program that runs the "
+        f"session: run it there with session.recovery.run({plan.scenario.value!r}), or give {options}"
+    )
+
+
+def _confirm_changes(plan: "PlannedRecovery", session_id: str) -> None:
+    """Ask before a recipe runs on a session that has no such problem."""
+    click.echo(f"session {session_id} has no open incident of {plan.scenario.value}; this would:", err=True)
+    for step in plan.steps:
+        click.echo(f"  {step.name.value}: {_describe_change(step.name)}", err=True)
+    try:
+        is_confirmed = click.confirm("Run it anyway?", err=True)
+    except click.Abort:
+        # No terminal, or the end of its input.
+        is_confirmed = False
+    if not is_confirmed:
+        raise UserError("nothing was changed; pass --yes to run it without being asked")
+
+
+def _describe_change(name: "StepName") -> str:
+    from holdfast.recovery.scenarios import StepName
+
+    nothing, compacted = "change nothing, and report", "replace old messages of the view by a summary"
+    changes = {
+        StepName.Checkpoint: compacted,
+        StepName.DeterministicTidy: compacted,
+        StepName.ConfirmCost: nothing,
+        StepName.DiagnoseHeadAndTail: nothing,
+        StepName.SuggestCuts: nothing,
+        StepName.RevalidateView: nothing,
+        StepName.DisableAutoCompaction: "turn automatic compaction off until the next user message",
+        StepName.RepairView: "give every tool call in the view one result, and drop results without a call",
+        StepName.DropAllThinking: "send the thinking of earlier replies no more",
+        StepName.DropAllMarkers: "set no cache breakpoints until the model is switched, which turns caching off",
+    }
+    return changes.get(name, "run your command")
 
 
 def _incidents(log: "EventLog", session_id: str | None, limit: int) -> "Iterator[tuple[str, Incident]]":
@@ -145,8 +198,8 @@ def _open_conversation(log: "EventLog", session_id: str) -> "StoredConversation"
     return StoredConversation(log, state, clock=system_clock, new_id=new_ulid)
 
 
-def _expired_cache_steps(log: "EventLog", stored: "StoredConversation") -> "StepFunctions":
-    """Steps for a large prompt whose cache has expired, before it is sent again."""
+def _large_prompt_steps(log: "EventLog", stored: "StoredConversation") -> "StepFunctions":
+    """Steps for a prompt that is too large, or large with an expired cache, before it is sent again."""
     from holdfast.cli.sessions.compact import load_compaction_snapshot
     from holdfast.compaction.models import CompactionConfig
     from holdfast.engine.compaction.compact import NoCompaction, compaction_outlook, propose_compaction
@@ -154,10 +207,9 @@ def _expired_cache_steps(log: "EventLog", stored: "StoredConversation") -> "Step
     from holdfast.recovery.scenarios import StepName
 
     async def tidy(context: StepContext) -> str:
-        del context
-        proposal = propose_compaction(
-            load_compaction_snapshot(log, stored.state.session_id), CompactionConfig(), "cache_expired"
-        )
+        snapshot = load_compaction_snapshot(log, stored.state.session_id)
+        is_cold = context.step.name is StepName.DeterministicTidy
+        proposal = propose_compaction(snapshot, CompactionConfig(), "cache_expired" if is_cold else "requested")
         if isinstance(proposal, NoCompaction):
             return proposal.reason
         await stored.record("user", *proposal.payloads)
@@ -170,18 +222,21 @@ def _expired_cache_steps(log: "EventLog", stored: "StoredConversation") -> "Step
         usd = outlook.prompt_tokens * outlook.rates.write * outlook.unit_usd
         return f"the next message writes {outlook.prompt_tokens} tokens, for about ${usd:.2f}"
 
-    return {StepName.DeterministicTidy: tidy, StepName.ConfirmCost: confirm}
+    return {StepName.DeterministicTidy: tidy, StepName.Checkpoint: tidy, StepName.ConfirmCost: confirm}
 
 
 def _without_request_steps(recipe: "RecoveryRecipe") -> "RecoveryRecipe":
-    """The recipe without the steps that act on a rejected request: here the next message makes that request."""
+    """The recipe without the steps that act on a rejected request: here the next message makes that request.
+
+    A live session tries the ways to shorten its view one after another; here only the checkpoint remains.
+    """
     import msgspec
 
     from holdfast.recovery.scenarios import StepName
 
     left_out = (
         *(StepName.RetryRequest, StepName.DropDeepestMarker, StepName.DropOldThinking),
-        *(StepName.LearnWindow, StepName.ShortenNewestResults),
+        *(StepName.LearnWindow, StepName.ShortenNewestResults, StepName.BatchClear, StepName.SmallerTail),
     )
     steps = tuple(step for step in recipe.steps if step.name not in left_out)
     return msgspec.structs.replace(recipe, steps=steps)
@@ -264,8 +319,9 @@ def _show_plan(plan: "PlannedRecovery", *, as_json: bool) -> None:
         return
     click.echo(f"{plan.incident}: would run")
     for step in plan.steps:
-        missing = "  (needs a command: give --step)" if step.name in plan.missing else ""
-        click.echo(f"  {step.name.value}{missing}")
+        is_missing = step.name in plan.missing
+        change = "belongs to the program that runs the session, or give --step" if is_missing else None
+        click.echo(f"  {step.name.value}: {change or _describe_change(step.name)}")
 
 
 def _show_outcome(incident: "Incident") -> None:

@@ -193,6 +193,7 @@ def _detail_lines(events: "list[Event]") -> "Iterator[str]":
             case _:
                 pass
     yield from describe_gateway_session(events)
+    yield from describe_unreadable_calls(events)
 
 
 def _show_stats(calls: "tuple[LedgerEntry, ...]", *, as_json: bool) -> None:
@@ -285,9 +286,28 @@ def _line(
     return f"{entry.record.number:>4} {bar:<{cells_max}} {label}".rstrip()
 
 
+def describe_unreadable_calls(events: "Iterable[Event]") -> "Iterator[str]":
+    """What could not be decoded of the calls of another client."""
+    from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallFailed, RequestPrepared
+
+    unreadable: Counter[str] = Counter()
+    for event in events:
+        match event.payload:
+            case GatewayForwarded(unreadable=tuple(parts)) | RequestPrepared(unreadable=tuple(parts)):
+                unreadable.update(f"request: {part}" for part in parts)
+            case LlmCallCompleted(unreadable=str(reason)):
+                unreadable[f"response: {reason}"] += 1
+            case LlmCallFailed(error_class="unreadable", error_message_redacted=reason):
+                unreadable[f"response, usage estimated by size: {reason}"] += 1
+            case _:
+                pass
+    for part, count in unreadable.most_common():
+        yield f"not decoded in {format_count(count, 'call')}: {strip_control_characters(part)}"
+
+
 def describe_gateway_session(events: "Iterable[Event]") -> "Iterator[str]":
-    """How its calls were matched to one session, what could not be decoded, and which anti-patterns can be fixed."""
-    from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallFailed
+    """How its calls were matched to one session, and which anti-patterns can be fixed."""
+    from holdfast.events.payloads.calls import GatewayForwarded
     from holdfast.replay.counterfactual import list_paid_calls
 
     log = list(events)
@@ -299,19 +319,6 @@ def describe_gateway_session(events: "Iterable[Event]") -> "Iterator[str]":
         f"sent through the gateway; calls matched to this session with at least {least_certain.confidence:.0%} "
         f"confidence: {strip_control_characters(least_certain.reason)}"
     )
-    unreadable: Counter[str] = Counter()
-    for event in log:
-        match event.payload:
-            case GatewayForwarded(unreadable=tuple(parts)):
-                unreadable.update(f"request: {part}" for part in parts)
-            case LlmCallCompleted(unreadable=str(reason)):
-                unreadable[f"response: {reason}"] += 1
-            case LlmCallFailed(error_class="unreadable", error_message_redacted=reason):
-                unreadable[f"response, usage estimated by size: {reason}"] += 1
-            case _:
-                pass
-    for part, count in unreadable.most_common():
-        yield f"not decoded in {format_count(count, 'call')}: {strip_control_characters(part)}"
     changes = [change for payload in list_paid_calls(log) for change in payload.changes]
     for (habit, done), count in Counter((change.anti_pattern, change.is_applied) for change in changes).most_common():
         calls = "1 call" if count == 1 else f"{count} calls"

@@ -86,36 +86,52 @@ def materialize_iterators(value: object) -> object:
     return value
 
 
-def to_json(value: object) -> Json:
-    """The value as JSON; `UserError` for values without a JSON form, such as an open file."""
+def _refuse_value(value: object) -> Json:
+    raise UserError(f"cannot convert an argument of type {type(value).__name__} to JSON")
+
+
+def describe_value(value: object) -> Json:
+    """What is recorded of a value without a JSON form; the client may know how to send it."""
+    return {"type": "unreadable", "class": type(value).__name__}
+
+
+def to_json(value: object, default: Callable[[object], Json] = _refuse_value) -> Json:
+    """The value as JSON; `default` converts values without a JSON form, such as an open file. Raises UserError."""
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, Mapping):
-        return {str(name): to_json(member) for name, member in value.items() if not is_absent(member)}
+        return {str(name): to_json(member, default) for name, member in value.items() if not is_absent(member)}
     dump = getattr(value, "model_dump", None)
     if callable(dump):
         left_out = getattr(value, "__api_exclude__", None)
         dumped: object = dump(mode="json", exclude_unset=True, by_alias=True, exclude=left_out, warnings=False)
-        return to_json(dumped)
+        return to_json(dumped, default)
     if isinstance(value, Iterable) and not isinstance(value, bytes | bytearray) and not hasattr(value, "read"):
-        return [to_json(part) for part in value]
-    raise UserError(f"cannot convert an argument of type {type(value).__name__} to JSON")
+        return [to_json(part, default) for part in value]
+    return default(value)
 
 
-def client_body(arguments: Mapping[str, object], *, left_out: frozenset[str] = frozenset()) -> dict[str, Json]:
+def client_body(
+    arguments: Mapping[str, object],
+    *,
+    left_out: frozenset[str] = frozenset(),
+    default: Callable[[object], Json] = _refuse_value,
+) -> dict[str, Json]:
     """The JSON object that the client sends for these arguments."""
     unsent = NOT_IN_BODY | left_out
     sent = {name: value for name, value in arguments.items() if name not in unsent and not is_absent(value)}
-    body = {name: to_json(value) for name, value in sent.items()}
-    return body | extra_body_members(arguments)
+    body = {name: to_json(value, default) for name, value in sent.items()}
+    return body | extra_body_members(arguments, default)
 
 
-def extra_body_members(arguments: Mapping[str, object]) -> dict[str, Json]:
+def extra_body_members(
+    arguments: Mapping[str, object], default: Callable[[object], Json] = _refuse_value
+) -> dict[str, Json]:
     """The caller's `extra_body`, whose members override the arguments."""
     value = arguments.get("extra_body")
     if value is None or is_absent(value):
         return {}
-    extra = to_json(value)
+    extra = to_json(value, default)
     if not isinstance(extra, dict):
         raise UserError("extra_body must be an object")
     return extra

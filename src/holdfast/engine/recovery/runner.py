@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
@@ -169,7 +169,7 @@ class RecoveryRunner:
             attempt=planned.number if planned else recipe.attempts_max,
             attempts_max=recipe.attempts_max,
             steps=steps,
-            missing=tuple(step.name for step in steps if step.name not in self._steps),
+            missing=self._missing_steps(steps),
             pause_seconds=planned.pause_seconds if planned else 0.0,
             escalation=recipe.escalation,
         )
@@ -177,13 +177,21 @@ class RecoveryRunner:
     async def attempt(
         self, scenario: FailureScenario, *, incident: str = "", detail: str = "", trigger: RecoveryTrigger = "automatic"
     ) -> RecoveryOutcome:
-        """Run the recipe from its first remaining step; the outcome is recorded in every case."""
+        """Run the recipe from its first remaining step; the outcome is recorded in every case.
+
+        If a step has no function, nothing is run and no attempt is used up: the incident waits for a host that has it.
+        """
         async with self._lock:
             recipe = self._recipe(scenario)
             key = incident or scenario.value
             planned = self._plan(recipe, key, trigger)
             if planned is None:
                 return await self._refuse(recipe, key, trigger)
+            if missing := self._missing_steps(recipe.steps[planned.first_step :]):
+                reason = f"no step named {missing[0].value!r} is registered"
+                detail = f"{reason}; {sanitize_message(detail)}" if detail else reason
+                await self._record(RecoveryEnqueued(key, scenario.value, choose_follow_up(recipe), detail))
+                return EscalationRequired(reason, recipe.escalation)
             if planned.pause_seconds:
                 await self._sleep(planned.pause_seconds)
             attempted = RecoveryAttempted(
@@ -197,6 +205,11 @@ class RecoveryRunner:
             )
             await self._record(attempted)
             return await self._follow(recipe, attempted, sanitize_message(detail))
+
+    def _missing_steps(self, steps: Sequence[RecoveryStep]) -> tuple[StepName, ...]:
+        """The steps without a function; escalating to a person needs none, because the person is the step."""
+        known = {StepName.EscalateToHuman, *self._steps}
+        return tuple(step.name for step in steps if step.name not in known)
 
     def _plan(self, recipe: RecoveryRecipe, key: str, trigger: RecoveryTrigger) -> NextAttempt | None:
         incident = self._conversation.state.incidents.get(key)
@@ -228,7 +241,7 @@ class RecoveryRunner:
         step, started_at = context.step, self._clock()
         function = self._steps.get(step.name)
         if function is None:
-            reason = step.subject or f"no function was given for step {step.name.value!r}"
+            reason = step.subject or "a person has to look at it"
             return StepResult(step.name.value, "failed", sanitize_message(reason))
         try:
             async with asyncio.timeout(step.seconds_max) as limit:

@@ -142,6 +142,9 @@ def _as_function(function: ToolFunction) -> Callable[..., object]:
     return stand_in
 
 
+METADATA_BYTES_MAX = 16_384
+
+
 class ToolEnvironment(msgspec.Struct, frozen=True):
     """What all calls of a session share. `output_folder` is where long outputs are stored in full.
 
@@ -163,7 +166,7 @@ class ToolContext:
     """One call, passed to the tool function's parameter of this type, which is hidden from the model.
 
     `stopped` is set when the call has timed out or was cancelled; a long-running function should check it. `metadata`
-    is for callers in this process and goes neither to the model nor into the log.
+    is recorded with the call's end and does not go to the model; it must be JSON of at most `METADATA_BYTES_MAX` bytes.
     """
 
     def __init__(

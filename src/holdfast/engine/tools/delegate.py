@@ -134,7 +134,9 @@ def _first_events(parent: Conversation, tool_use_id: str) -> tuple[SessionStarte
         user_id=state.user_id,
         team_id=state.team_id,
     )
-    return started, EpochOpened(1, state.pinned, state.tools, skills=state.skills, padding=state.padding)
+    preloaded = state.activations.preloaded
+    opened = EpochOpened(1, state.pinned, state.tools, skills=state.skills, padding=state.padding, preloaded=preloaded)
+    return started, opened
 
 
 async def _finish_child(parent: Conversation, child: Conversation, outcome: DelegationOutcome) -> None:

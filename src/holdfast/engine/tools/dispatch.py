@@ -6,7 +6,9 @@ known -> schema -> allowed, inside the workspace -> confirmed -> tool.called -> 
 import asyncio
 import copy
 import functools
+import logging
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -14,6 +16,7 @@ from msgspec.structs import replace
 from holdfast.clock import Clock, system_clock
 from holdfast.engine.tools import permissions
 from holdfast.engine.tools.definition import (
+    METADATA_BYTES_MAX,
     NO_ENVIRONMENT,
     Tool,
     ToolContext,
@@ -29,10 +32,11 @@ from holdfast.errors import UserError
 from holdfast.events.payloads.tools import ToolCalled, ToolCompleted, ToolErrorClass, ToolFailed, ToolInputInvalid
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.sources.confined_paths import EscapeError, PathError, check_path_inside
-from holdfast.types.blocks import Image, Text, ToolResult, ToolUse
+from holdfast.types.blocks import Image, Json, Text, ToolResult, ToolUse
 from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.tool_spec import ToolSpec, check_arguments
 
+logger = logging.getLogger(__name__)
 RecordEvent = Callable[[AnyPayload], Awaitable[None]]
 SetResult = Callable[[ToolResult], None]
 CONCURRENT_CALLS_MAX = 4  # Tools run on the user's machine, whose cores and files they share.
@@ -224,6 +228,7 @@ class _Call:
             latency_ms=self._elapsed_ms(),
             files_modified=tuple(self.context.files_modified) or None,
             command_executed=self.context.command_executed,
+            metadata=_recordable_metadata(self.use.name, self.context.metadata),
         )
         await self.record(completed)
 
@@ -233,6 +238,21 @@ class _Call:
 
     def _elapsed_ms(self) -> int:
         return 0 if self._started_at is None else round((self._clock() - self._started_at) * 1000)
+
+
+def _recordable_metadata(tool_name: str, metadata: dict[str, Json]) -> dict[str, Json] | None:
+    """A copy as JSON; None if there is none, or if a tool put in what the log cannot hold."""
+    if not metadata:
+        return None
+    try:
+        encoded = msgspec.json.encode(metadata)
+        if len(encoded) <= METADATA_BYTES_MAX:
+            return msgspec.json.decode(encoded, type=dict[str, Any])
+        reason = f"it has more than {METADATA_BYTES_MAX} bytes"
+    except (TypeError, ValueError, RecursionError) as error:
+        reason = f"it is not a JSON object ({type(error).__name__})"
+    logger.warning("the metadata of tool %r is not recorded: %s", tool_name, reason)
+    return None
 
 
 class ToolsCancelledError(Exception):

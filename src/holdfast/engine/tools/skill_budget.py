@@ -4,16 +4,18 @@ import logging
 from collections.abc import Collection
 
 import msgspec
+from msgspec.structs import replace
 
-from holdfast.events.payloads.session import SkillLoaded
-from holdfast.sources.skills.skill import Skill
+from holdfast.events.payloads.session import SkillLoaded, SkillUsed
+from holdfast.sources.files import format_path
+from holdfast.sources.skills.skill import BODY_TOKENS_MAX, Skill
 
 logger = logging.getLogger(__name__)
 
 # Seed 000, section 5.2.4, which calls these defaults "picks, not measurements".
 MAX_EXPLICIT_ACTIVATIONS_PER_SESSION = 3
 WARN_CUMULATIVE_ACTIVATION_TOKENS = 10_000
-HARD_CAP_CUMULATIVE_ACTIVATION_TOKENS = 30_000
+HARD_CAP_CUMULATIVE_ACTIVATION_TOKENS = BODY_TOKENS_MAX
 
 
 class ActivationLimits(msgspec.Struct, frozen=True):
@@ -33,10 +35,14 @@ class LoadedSkill(msgspec.Struct, frozen=True):
 
 
 class Activations(msgspec.Struct, frozen=True):
-    """`preloaded` bodies are part of the system prompt and do not count; `loaded` ones are in the order of loading."""
+    """`preloaded` bodies are part of the system prompt and do not count; `loaded` ones are in the order of loading.
+
+    `used` are the preloaded ones that the model is known to have used.
+    """
 
     preloaded: tuple[str, ...] = ()
     loaded: tuple[LoadedSkill, ...] = ()
+    used: tuple[str, ...] = ()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -56,17 +62,22 @@ def add_activation(before: Activations, event: SkillLoaded) -> Activations:
     """The activations after one more load; a skill that is already active changes nothing."""
     name = event.skill_id
     if event.load_reason == "always":
-        return before if name in before.preloaded else Activations((*before.preloaded, name), before.loaded)
+        return before if name in before.preloaded else replace(before, preloaded=(*before.preloaded, name))
     if name in before.names:
         return before
     loaded = LoadedSkill(name, event.load_size_tokens, event.triggered_by_tool_use_id)
-    return Activations(before.preloaded, (*before.loaded, loaded))
+    return replace(before, loaded=(*before.loaded, loaded))
+
+
+def add_use(before: Activations, event: SkillUsed) -> Activations:
+    """The activations after a sign that a preloaded skill was used."""
+    return before if event.skill_id in before.used else replace(before, used=(*before.used, event.skill_id))
 
 
 def remove_activations(before: Activations, tool_use_ids: Collection[str]) -> Activations:
     """The activations after the results of these calls were removed from the history, which frees their budget."""
     remaining = tuple(skill for skill in before.loaded if skill.tool_use_id not in tool_use_ids)
-    return before if len(remaining) == len(before.loaded) else Activations(before.preloaded, remaining)
+    return before if len(remaining) == len(before.loaded) else replace(before, loaded=remaining)
 
 
 def load_refusal_reason(active: Activations, skill: Skill, limits: ActivationLimits) -> str | None:
@@ -83,7 +94,11 @@ def load_refusal_reason(active: Activations, skill: Skill, limits: ActivationLim
     # Reaching the cap is refused, not only exceeding it (seed 000, section 5.2.4).
     if active.tokens + tokens >= limits.tokens_max:
         used = f"{active.tokens} tokens of {used}, and {skill.name!r} has {tokens}"
-        return f"activation budget exhausted: {used}\n(limit {limits.tokens_max}). {hint}"
+        refusal = f"activation budget exhausted: {used}\n(limit {limits.tokens_max}). {hint}"
+        if tokens < limits.tokens_max:
+            return refusal
+        file = format_path(skill.skill_dir / "SKILL.md")
+        return f"{refusal} This skill alone is over the limit and is never loaded: read {file} in parts."
     return None
 
 

@@ -80,7 +80,7 @@ class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
 
     The first `shared_blocks` blocks equal those of the previous call, byte for byte; where it had more, `prefix_change`
     describes the change. `settings` are the parameters that a cached prefix depends on, named as in the catalog's
-    rules.
+    rules. `unreadable` names the parts of a wrapped client's request that could not be decoded, each with the reason.
     """
 
     plan: Plan
@@ -91,6 +91,7 @@ class RequestPrepared(Payload, frozen=True, tag="request.prepared"):
     body_bytes: int
     settings: tuple[tuple[str, str], ...] = ()
     prefix_change: PrefixChange | None = None
+    unreadable: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ModelSwitched(Payload, frozen=True, tag="model.switched"):

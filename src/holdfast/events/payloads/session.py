@@ -52,7 +52,8 @@ class SessionEnded(Payload, frozen=True, tag="session.ended"):
 class EpochOpened(Payload, frozen=True, tag="epoch.opened"):
     """What stays fixed until the next epoch, pinned so that a resumed session sends the same bytes.
 
-    `padding` is the reason why `system` contains a padding layer, or why it does not.
+    `padding` is the reason why `system` contains a padding layer, or why it does not. `preloaded` are the skills whose
+    bodies are in it, if it is the prefix of another session, whose log has their loads.
     """
 
     epoch: int
@@ -61,6 +62,7 @@ class EpochOpened(Payload, frozen=True, tag="epoch.opened"):
     skills: tuple[str, ...] = ()
     digest: str | None = None
     padding: str | None = None
+    preloaded: tuple[str, ...] = ()
 
 
 class TurnStarted(Payload, frozen=True, tag="turn.started"):
@@ -131,6 +133,14 @@ class SkillLoaded(Payload, frozen=True, tag="skill.loaded"):
     load_size_tokens: int
     source: Literal["global", "workspace"]
     triggered_by_tool_use_id: str | None = None
+
+
+class SkillUsed(Payload, frozen=True, tag="skill.used"):
+    """The first sign that the model used a preloaded body; a preload without one was wasted."""
+
+    skill_id: str
+    evidence: Literal["skill_load", "folder", "output"]
+    tool_use_id: str | None = None
 
 
 class MemoryUpdated(Payload, frozen=True, tag="memory.updated"):

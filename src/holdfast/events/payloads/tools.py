@@ -1,6 +1,6 @@
 """Events of a tool call: requested, confirmed or denied, called, completed or failed."""
 
-from typing import Literal
+from typing import Any, Literal
 
 from holdfast.events.payloads.base import Payload
 
@@ -26,12 +26,15 @@ class ToolCalled(Payload, frozen=True, tag="tool.called"):
 
 
 class ToolCompleted(Payload, frozen=True, tag="tool.completed"):
+    """`metadata` describes the result for readers of the log; the model does not see it."""
+
     tool_use_id: str
     success: bool
     output_size_bytes: int
     latency_ms: int
     files_modified: tuple[str, ...] | None = None
     command_executed: str | None = None
+    metadata: dict[str, Any] | None = None  # JSON, whose recursive type msgspec cannot decode.
 
 
 class ToolFailed(Payload, frozen=True, tag="tool.failed"):

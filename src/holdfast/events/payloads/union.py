@@ -27,6 +27,7 @@ from holdfast.events.payloads.session import (
     SessionEnded,
     SessionStarted,
     SkillLoaded,
+    SkillUsed,
     TurnCancelled,
     TurnCompleted,
     TurnStarted,
@@ -70,6 +71,7 @@ AnyPayload = (
     | DelegationCompleted
     | RouteDecided
     | SkillLoaded
+    | SkillUsed
     | MemoryUpdated
     | MemoryEviction
     | AnyRecoveryPayload

@@ -167,13 +167,7 @@ class GatewayRecorder:
             description, functools.partial(self._open_conversation, exchange)
         )
         observer, pricer = tracked.observer, tracked.pricer
-        try:
-            prepared = observer.prepare(adapter, request.wire)
-        except Exception as error:  # noqa: BLE001 - a request that cannot be encoded again is still recorded
-            # Only the type of the error: its message could quote the prompt.
-            reason = f"the request cannot be encoded: {type(error).__name__}"
-            request = wrap_raw_request(body, _path_header(exchange), reason)
-            prepared = observer.prepare(adapter, request.wire)
+        request, prepared = observer.prepare_unchanged(adapter, request, body, _path_header(exchange))
         wire = request.wire
         shared, blocks = (
             observer.recorder.count_shared_blocks(prepared.digests),

@@ -1,7 +1,8 @@
 """Cost and analytics queries over all sessions: the protocols, and the values they return."""
 
 import datetime
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Literal, Protocol
 
@@ -9,6 +10,7 @@ import msgspec
 
 from holdfast.catalog.schema import Model
 from holdfast.events.log import Event, SessionRow
+from holdfast.events.payloads.session import SkillLoaded, SkillUsed
 from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
 from holdfast.types.usage import Usage
 
@@ -145,13 +147,32 @@ class HasCostQueries(Protocol):
 
 
 class SkillLoad(msgspec.Struct, frozen=True):
-    """A skill body that was loaded into a session, and why."""
+    """A skill body that was loaded into a session, and why; `used` says whether the session then used the skill."""
 
     session_id: str
     at: float
     skill: str
     reason: str
     tokens: int
+    used: bool
+
+
+def find_skill_loads(events: Iterable[Event]) -> tuple[SkillLoad, ...]:
+    """The loads among the events, in their order; a skill that was loaded on demand was used."""
+    events = tuple(events)
+    used = {(event.session_id, payload.skill_id) for event in events if isinstance(payload := event.payload, SkillUsed)}
+    return tuple(
+        SkillLoad(
+            session_id=event.session_id,
+            at=event.at,
+            skill=payload.skill_id,
+            reason=payload.load_reason,
+            tokens=payload.load_size_tokens,
+            used=payload.load_reason == "on_demand" or (event.session_id, payload.skill_id) in used,
+        )
+        for event in events
+        if isinstance(payload := event.payload, SkillLoaded)
+    )
 
 
 class SessionCost(msgspec.Struct, frozen=True):
@@ -286,3 +307,12 @@ def iter_session_amounts(
 def count_unreadable_calls(queries: CostQueries, scope: LedgerScope) -> int:
     """Calls that were forwarded and charged, but whose responses could not be decoded: their usage is an estimate."""
     return sum(outcome.calls for outcome in queries.outcomes(scope) if outcome.outcome == "unreadable")
+
+
+def count_failures(queries: CostQueries, scope: LedgerScope) -> dict[str, int]:
+    """The calls that failed, unreadable ones excepted, by error class; the most frequent first."""
+    failures: Counter[str] = Counter()
+    for outcome in queries.outcomes(scope):
+        if outcome.outcome not in ("completed", "unreadable"):
+            failures[outcome.outcome] += outcome.calls
+    return dict(failures.most_common())

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -66,10 +66,11 @@ from holdfast.instructions.usage.trace import (
 )
 from holdfast.retrieval.encoders.registry import create_semantic_stage, default_encoder
 from holdfast.runtime.instructions.heartbeat import HeartbeatRun, Preload, WakeStart
-from holdfast.runtime.instructions.session_tools import instruction_tools, make_trace_submitter, shadow_instructions
-from holdfast.runtime.options import SessionInstructions
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
+
+if TYPE_CHECKING:
+    from holdfast.runtime.options import SessionInstructions
 
 
 class EncoderStatus(msgspec.Struct, frozen=True):
@@ -282,12 +283,16 @@ class Library:
         manifest_uri: str | None = None,
         sha256: str | None = None,
         shadow: bool = False,
-    ) -> SessionInstructions:
+    ) -> "SessionInstructions":
         """The value for a session's `instructions` option.
 
         Raises InstructionError if the manifest is not the one that `manifest_uri` and `sha256` name. With `shadow`,
         all instructions are in the prompt, and what would be recalled for each message is only recorded.
         """
+        # They import the engine, which no other method needs and which a session-start hook would wait for.
+        from holdfast.runtime.instructions import session_tools  # noqa: PLC0415
+        from holdfast.runtime.options import SessionInstructions  # noqa: PLC0415
+
         record, instruction_set = self._instruction_set(agent)
         manifest = instruction_set.manifest
         if manifest_uri not in (None, manifest.fact_uri) or sha256 not in (None, manifest_digest(manifest)):
@@ -296,10 +301,10 @@ class Library:
         recall = partial(self.recall, agent=agent)
         if shadow:
             text = render_all_instructions(record, instruction_set)
-            return shadow_instructions(text, recall, self.submit_usage, self.submit_trace)
+            return session_tools.shadow_instructions(text, recall, self.submit_usage, self.submit_trace)
         text = render_standing_instructions(record, manifest, normalize_profile(profile))
-        tools = instruction_tools(recall, self.submit_usage)
-        return SessionInstructions(text, tools, make_trace_submitter(self.submit_trace))
+        tools = session_tools.instruction_tools(recall, self.submit_usage)
+        return SessionInstructions(text, tools, session_tools.make_trace_submitter(self.submit_trace))
 
     def manifest_sha256(self, agent: str = DEFAULT_AGENT) -> str:
         return manifest_digest(self._instruction_set(agent)[1].manifest)

@@ -1,9 +1,8 @@
 """The session-start hook of an agent runtime: the context text that it adds, and its entry in the settings file."""
 
-import os
 import shlex
-from collections.abc import Callable
-from pathlib import Path, PurePath
+from pathlib import PurePath
+from typing import TYPE_CHECKING
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -11,11 +10,19 @@ import msgspec
 from holdfast.errors import UserError
 from holdfast.instructions.models import LoadTriggers, ManifestEntry
 from holdfast.instructions.recall.index_text import render_prompt_index
-from holdfast.runtime.instructions.client import ManifestListing
 from holdfast.runtime.instructions.heartbeat import Preload
-from holdfast.sources import confined_paths
-from holdfast.sources.json_edit import JsonContainer, append_part, find_container, find_root, read_json, remove_part
+from holdfast.sources.settings_file import (
+    JsonContainer,
+    append_part,
+    find_container,
+    find_root,
+    read_json,
+    remove_part,
+)
 from holdfast.types.blocks import Json
+
+if TYPE_CHECKING:
+    from holdfast.runtime.instructions.client import ManifestListing
 
 SESSION_START = "SessionStart"
 EVENT_BYTES_MAX = 1_000_000
@@ -31,7 +38,6 @@ RESTARTED_SOURCES = frozenset({"clear", "compact"})
 """Sources of a session that had begun before, and has lost the text from its start."""
 
 _FRONT_MATTER = "---\n"
-SETTINGS_BYTES_MAX = 4_000_000
 HOOK_TIMEOUT_SECONDS = 30
 
 # Not "resume": a resumed conversation still has the text that the hook added when it began.
@@ -108,7 +114,7 @@ def check_service_address(url: str) -> str:
     return url.rstrip("/")
 
 
-def manifest_entries(manifest: ManifestListing) -> tuple[ManifestEntry, ...]:
+def manifest_entries(manifest: "ManifestListing") -> tuple[ManifestEntry, ...]:
     """The units of a service's manifest, with the fields that an index shows."""
     entries = []
     for unit in manifest.entries:
@@ -146,17 +152,6 @@ def _without_front_matter(stub: str) -> str:
     return body.lstrip("\n") if body else front
 
 
-class SettingsChange(msgspec.Struct, frozen=True):
-    """`before` is None if there was no file."""
-
-    before: str | None
-    after: str
-
-    @property
-    def is_unchanged(self) -> bool:
-        return (self.before or "") == self.after
-
-
 def add_hook(text: str, command: str) -> str:
     """The settings with the hook exactly once. Raises UserError for settings of an unexpected shape."""
     text = text if text.strip() else "{}\n"
@@ -191,27 +186,6 @@ def remove_hook(text: str) -> str:
     while installed := _find_hooks(text):
         text = remove_part(text, installed[0].container, installed[0].index)
     return text
-
-
-def edit_settings_file(path: Path, change: Callable[[str], str], *, write: bool) -> SettingsChange:
-    """Apply `change` to the file, which is replaced atomically.
-
-    Symbolic links are followed if they stay within the project, or within the folder of `path` outside of it.
-    """
-    try:
-        located = _locate_settings(path)
-        old_bytes = _read(located)
-        old_text = None if old_bytes is None else old_bytes.decode()
-        settings_change = SettingsChange(old_text, change(old_text or ""))
-        if write and not settings_change.is_unchanged:
-            _write(located, settings_change.after.encode(), old_bytes)
-    except UnicodeError:
-        raise UserError(f"{path} is not JSON in UTF-8; it is left as it is") from None
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    except (confined_paths.EscapeError, confined_paths.PathError) as error:
-        raise UserError(f"the settings cannot be used: {error}") from None
-    return settings_change
 
 
 class _InstalledHook(msgspec.Struct, frozen=True):
@@ -274,36 +248,3 @@ def _require_object(text: str, container: JsonContainer | None, name: str) -> Js
 def _value_at(text: str, start: int) -> Json:
     container = find_container(text, start)
     return read_json(text[container.start : container.end]) if container else None
-
-
-def _locate_settings(path: Path) -> confined_paths.LocatedPath:
-    """Confined to the working folder if the file is inside it, else to the file's own folder."""
-    absolute, here = Path(os.path.abspath(path)), Path.cwd()
-    root = here if absolute.is_relative_to(here) else absolute.parent
-    return confined_paths.locate_path(confined_paths.resolve_roots(root), str(absolute), writing=True)
-
-
-def _read(located: confined_paths.LocatedPath) -> bytes | None:
-    try:
-        with confined_paths.open_parent(located) as (folder, name):
-            raw = confined_paths.read_regular_at(folder, name, SETTINGS_BYTES_MAX + 1)
-    except confined_paths.PathError as error:
-        if str(error).endswith("does not exist"):
-            return None
-        raise
-    if len(raw) > SETTINGS_BYTES_MAX:
-        raise UserError(f"it has more than {SETTINGS_BYTES_MAX} bytes; it is left as it is")
-    return raw
-
-
-def _write(located: confined_paths.LocatedPath, content: bytes, before: bytes | None) -> None:
-    with confined_paths.open_parent(located, make_folders=True) as (folder, name):
-        # Checked just before the file is replaced: an edit that another program made meanwhile must not be lost.
-        def is_unchanged() -> bool:
-            try:
-                return confined_paths.read_regular_at(folder, name, SETTINGS_BYTES_MAX + 1) == before
-            except FileNotFoundError:
-                return before is None
-
-        if not confined_paths.write_atomically(folder, name, content, is_current=is_unchanged):
-            raise UserError("another program changed it meanwhile; try again")

@@ -86,7 +86,7 @@ class BreakRow(msgspec.Struct, frozen=True):
 
 
 class SkillLoadRow(msgspec.Struct, frozen=True):
-    """`wasted_preload_tokens` were preloaded in sessions that never loaded the skill on demand."""
+    """`wasted_preload_tokens` were preloaded in sessions whose model did not ask for the skill or follow it."""
 
     skill: str
     loads_always: int
@@ -180,7 +180,6 @@ def make_break_rows(verdicts: Iterable[MissCause]) -> tuple[BreakRow, ...]:
 
 
 def make_skill_rows(loads: Sequence[SkillLoad]) -> tuple[SkillLoadRow, ...]:
-    loaded_on_demand = {(load.session_id, load.skill) for load in loads if load.reason == "on_demand"}
     by_name: dict[str, list[SkillLoad]] = {}
     for load in loads:
         by_name.setdefault(load.skill, []).append(load)
@@ -195,11 +194,7 @@ def make_skill_rows(loads: Sequence[SkillLoad]) -> tuple[SkillLoadRow, ...]:
             loads_on_demand=count(skill_loads, "on_demand"),
             loads_auto_suggested=count(skill_loads, "auto_suggested"),
             tokens=sum(load.tokens for load in skill_loads),
-            wasted_preload_tokens=sum(
-                load.tokens
-                for load in skill_loads
-                if load.reason == "always" and (load.session_id, name) not in loaded_on_demand
-            ),
+            wasted_preload_tokens=sum(load.tokens for load in skill_loads if load.reason == "always" and not load.used),
         )
         for name, skill_loads in sorted(by_name.items())
     )

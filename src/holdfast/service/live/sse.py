@@ -9,7 +9,7 @@ import msgspec
 from holdfast.events.log import Event, event_type_of
 from holdfast.events.payloads.cache import CacheControlsApplied, CachePinged, ExplicitCacheChanged
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, RequestPrepared
-from holdfast.events.payloads.session import DelegationCompleted, SkillLoaded, TurnCancelled, TurnCompleted
+from holdfast.events.payloads.session import DelegationCompleted, SkillLoaded, SkillUsed, TurnCancelled, TurnCompleted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.events.records import PositionedEvent
 from holdfast.service.context import AppContext
@@ -27,6 +27,7 @@ _WITH_PAYLOAD = (
     LlmCallCompleted,
     LlmCallFailed,
     SkillLoaded,
+    SkillUsed,
     TurnCancelled,
     TurnCompleted,
 )

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.sources.files import FileStamp, describe_read_error, make_stamp, read_regular_file
 from holdfast.sources.skills.frontmatter import SkillFault
-from holdfast.sources.skills.skill import SkillSource
+from holdfast.sources.skills.skill import BODY_TOKENS_MAX, SkillMode, SkillSource
 
 SKILL_FILE = "SKILL.md"
 OTHER_SKILL_FILE = "skill.md"
@@ -24,20 +24,30 @@ _SKIPPED_FOLDERS = frozenset(("node_modules",))
 
 
 class SkillRoot(msgspec.Struct, frozen=True):
-    """A folder of skills. In a workspace root, symlinks must not leave it, and it must not leave `within`."""
+    """A folder of skills. In a workspace root, symlinks must not leave it, and it must not leave `within`.
+
+    `mode` replaces the mode of the library that it belongs to. Unless it is `nested`, only the folders directly in it
+    can be skills.
+    """
 
     path: str
     source: SkillSource
     within: str | None = None
+    mode: SkillMode | None = None
+    nested: bool = True
 
 
 class SkillLimits(msgspec.Struct, frozen=True):
-    """Limits on reading a root; `depth_max` counts the folders from the root down to a skill."""
+    """Limits on reading a root; `depth_max` counts the folders from the root down to a skill.
+
+    A body of `body_tokens_max` or more is read, but no session would load it.
+    """
 
     depth_max: int = DEPTH_MAX
     entries_max: int = ENTRIES_MAX
     skills_max: int = SKILLS_MAX
     file_bytes_max: int = FILE_BYTES_MAX
+    body_tokens_max: int = BODY_TOKENS_MAX
 
 
 class SkillFile(NamedTuple):
@@ -76,6 +86,7 @@ class _Walk:
         self._root = root
         self._known_stamps = known_stamps
         self._limits = limits
+        self._depth_max = limits.depth_max if root.nested else min(limits.depth_max, 1)
         self._real_root = ""
         self._entries_left = limits.entries_max
         self._skills_left = limits.skills_max
@@ -170,7 +181,7 @@ class _Walk:
                 name = entry.name
                 if name == OTHER_SKILL_FILE:
                     has_other = True
-                elif folder.depth < self._limits.depth_max and name[0] != "." and name not in _SKIPPED_FOLDERS:
+                elif folder.depth < self._depth_max and name[0] != "." and name not in _SKIPPED_FOLDERS:
                     if entry.is_dir(follow_symlinks=False):
                         folders.append((name, False))
                     elif entry.is_symlink():

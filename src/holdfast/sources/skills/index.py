@@ -5,11 +5,12 @@ from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
-from holdfast.sources.skills.skill import DESCRIPTION_CHARS_MAX, Skill
+from holdfast.sources.skills.skill import BODY_TOKENS_MAX, DESCRIPTION_CHARS_MAX, Skill
 
 SKILL_INDEX_HEADING = "## Available skills\nUse `skill_search(query)` to filter and `skill_load(name)` to read a body."
 INDEX_TOKENS_MAX = 8_000
 PRELOADED_SUFFIX = " [preloaded]"
+NOT_LOADABLE_SUFFIX = " [not loadable]"
 _BLANKS = re.compile(r"[^\S ]\s*|[\x00-\x1f\x7f-\x9f]+")
 # Invisible and direction-changing characters, which could hide words from a person who reads the line.
 _INVISIBLE = re.compile("[\u00ad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\ufeff\U000e0000-\U000e0fff]")
@@ -36,21 +37,27 @@ def render_skill_index(
     skills: Iterable[Skill],
     *,
     preloaded: Collection[str] = (),
-    tokens_max: int = INDEX_TOKENS_MAX,
+    tokens_max: int | None = INDEX_TOKENS_MAX,
+    body_tokens_max: int = BODY_TOKENS_MAX,
     count: Callable[[str], int] = estimate_tokens,
 ) -> SkillIndex:
     """The lines that fit, sorted by name. Preloaded skills take the budget first, then those of the workspace.
 
-    The heading and the line with the number of unlisted skills are included whatever the budget is.
+    The heading and the line with the number of unlisted skills are included whatever the budget is. If `tokens_max` is
+    None, all are listed. A body of `body_tokens_max` or more is marked, so that the model does not try to load it.
     """
     ordered = sorted(skills, key=lambda skill: skill.name)
     if not ordered:
         return SkillIndex("")
-    lines = [render_skill_line(skill, preloaded=skill.name in preloaded) for skill in ordered]
+    lines = [
+        render_skill_line(
+            skill, preloaded=skill.name in preloaded, loadable=skill.estimated_body_tokens < body_tokens_max
+        )
+        for skill in ordered
+    ]
     sizes = [count(f"\n{line}") for line in lines]
-    room = tokens_max - count(SKILL_INDEX_HEADING)
     selected = list(range(len(lines)))
-    if sum(sizes) > room:
+    if tokens_max is not None and sum(sizes) > (room := tokens_max - count(SKILL_INDEX_HEADING)):
         room -= count(f"\n{_more_line(len(lines))}")
         selected = _select_fitting(ordered, sizes, room, preloaded)
     more = len(lines) - len(selected)
@@ -59,8 +66,8 @@ def render_skill_index(
     return SkillIndex(text, len(selected), more, count(text))
 
 
-def render_skill_line(skill: Skill, *, preloaded: bool = False) -> str:
-    suffix = PRELOADED_SUFFIX if preloaded else ""
+def render_skill_line(skill: Skill, *, preloaded: bool = False, loadable: bool = True) -> str:
+    suffix = PRELOADED_SUFFIX if preloaded else "" if loadable else NOT_LOADABLE_SUFFIX
     return f"- {neutralize(skill.name)}{suffix}: {neutralize(skill.description)}"
 
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -14,13 +15,14 @@ from holdfast.sources.files import FileStamp, format_path
 from holdfast.sources.skills.discovery import SkillFile, SkillLimits, SkillRoot, find_skill, find_skills
 from holdfast.sources.skills.frontmatter import SkillFault, quote_text
 from holdfast.sources.skills.parse import make_skill_report, parse_skill
-from holdfast.sources.skills.skill import Skill, SkillFinding, SkillMode, SkillReport, SkillSource
+from holdfast.sources.skills.skill import BODY_CAP_RULE, Skill, SkillFinding, SkillMode, SkillReport, SkillSource
 from holdfast.sources.skills.store import SkillStore
 from holdfast.sources.skills.validation import is_usable_name
 
 logger = logging.getLogger(__name__)
 OWN_FOLDER = ".holdfast/skills"
-OPTIONAL_FOLDERS = (".agents/skills", ".claude/skills", ".metis/skills")
+SEED_FOLDER = ".metis/skills"
+OPTIONAL_FOLDERS = (".agents/skills", ".claude/skills", SEED_FOLDER)
 """Skill folders of other programs, below a home or a workspace; read only on request."""
 
 
@@ -50,20 +52,35 @@ def default_skills_dir(environ: Mapping[str, str] | None = None) -> Path:
 
 
 def skill_roots(
-    global_dir: Path | str | None, workspace: Path | str | None, *, home: Path | None = None, also: Sequence[str] = ()
+    global_dir: Path | str | None,
+    workspace: Path | str | None,
+    *,
+    home: Path | None = None,
+    also: Sequence[str] = (),
+    modes: Mapping[str, SkillMode] = MappingProxyType({}),
+    nested: bool = True,
 ) -> tuple[SkillRoot, ...]:
-    """The folders to read, in increasing precedence; `also` lists some of `OPTIONAL_FOLDERS`."""
+    """The folders to read, in increasing precedence; `also` lists some of `OPTIONAL_FOLDERS`.
+
+    `modes` has the modes of folders, by their names in `also` or as `OWN_FOLDER`, that differ from the library's.
+    """
     unknown = [folder for folder in also if folder not in OPTIONAL_FOLDERS]
     if unknown:
         raise UserError(f"unknown skill folder {unknown[0]!r}; known are {', '.join(OPTIONAL_FOLDERS)}")
     roots: list[SkillRoot] = []
     if home is not None:
-        roots += (SkillRoot(str(home / folder), "global") for folder in reversed(also))
+        roots += (
+            SkillRoot(str(home / folder), "global", mode=modes.get(folder), nested=nested) for folder in reversed(also)
+        )
     if global_dir is not None:
-        roots.append(SkillRoot(str(global_dir), "global"))
+        roots.append(SkillRoot(str(global_dir), "global", mode=modes.get(OWN_FOLDER), nested=nested))
     if workspace is not None:
-        folders = (*reversed(also), OWN_FOLDER)
-        roots += (SkillRoot(os.path.join(workspace, folder), "workspace", str(workspace)) for folder in folders)
+        roots += (
+            SkillRoot(
+                os.path.join(workspace, folder), "workspace", str(workspace), mode=modes.get(folder), nested=nested
+            )
+            for folder in (*reversed(also), OWN_FOLDER)
+        )
     return tuple(roots)
 
 
@@ -72,13 +89,15 @@ def load_skills(
 ) -> SkillStore:
     """The skills of two roots; a workspace skill replaces a global one of the same name. A missing root is empty.
 
-    Nothing in a root can make this fail: skills that cannot be used are logged and left out.
+    Nothing in a root can make this fail: skills that cannot be used are logged and left out. In seed mode, as the seed
+    has it, only the folders directly in a root are skills.
     """
+    nested = mode != "seed"
     roots = []
     if global_dir is not None:
-        roots.append(SkillRoot(os.fspath(global_dir), "global"))
+        roots.append(SkillRoot(os.fspath(global_dir), "global", nested=nested))
     if workspace_dir is not None:
-        roots.append(SkillRoot(os.fspath(workspace_dir), "workspace"))
+        roots.append(SkillRoot(os.fspath(workspace_dir), "workspace", nested=nested))
     return read_skill_library(roots, mode).store
 
 
@@ -90,12 +109,18 @@ def load_skill(skill_dir: Path | str, *, source: SkillSource = "workspace", mode
     return result.skill
 
 
-def check_skill(skill_dir: Path | str, *, source: SkillSource = "workspace", mode: SkillMode = "strict") -> SkillReport:
+def check_skill(
+    skill_dir: Path | str,
+    *,
+    source: SkillSource = "workspace",
+    mode: SkillMode = "strict",
+    limits: SkillLimits | None = None,
+) -> SkillReport:
     """Validate the skill in a folder."""
     folder = os.path.abspath(skill_dir)
     skill_file = find_skill(folder, source)
     if skill_file is not None:
-        return _build_report(skill_file, source, mode)
+        return _build_report(skill_file, source, mode, limits or SkillLimits())
     if not os.path.lexists(folder):
         fault = SkillFault("not-found", "the folder does not exist", "check its path")
     elif not os.path.isdir(folder):
@@ -105,11 +130,14 @@ def check_skill(skill_dir: Path | str, *, source: SkillSource = "workspace", mod
     return make_skill_report(os.path.join(folder, "SKILL.md"), (fault,), mode)
 
 
-def read_library_at(folder: Path | str, mode: SkillMode = "seed") -> SkillLibrary:
+def read_library_at(
+    folder: Path | str, mode: SkillMode = "seed", *, nested: bool = True, limits: SkillLimits | None = None
+) -> SkillLibrary:
     """The library of a folder that is a skill or a root of skills; if it is neither, the report says what is wrong."""
-    result = check_skill(folder, mode=mode)
+    result = check_skill(folder, mode=mode, limits=limits)
     if any(finding.rule == "missing-file" for finding in result.findings):
-        root = read_skill_library((SkillRoot(os.fspath(folder), "workspace"),), mode)
+        roots = (SkillRoot(os.fspath(folder), "workspace", nested=nested),)
+        root = read_skill_library(roots, mode, limits=limits)
         if root.reports:
             return root
     return SkillLibrary((), mode, SkillStore([result.skill] if result.skill else (), result.findings), (result,))
@@ -122,7 +150,10 @@ def read_skill_library(
     limits: SkillLimits | None = None,
     before: SkillLibrary | None = None,
 ) -> SkillLibrary:
-    """Read the roots; of skills with the same name the last root wins. Unchanged files are taken from `before`."""
+    """Read the roots; of skills with the same name the last root wins. Unchanged files are taken from `before`.
+
+    `mode` applies to the roots that have none of their own.
+    """
     limits = SkillLimits() if limits is None else limits
     roots = tuple(roots)
     cached = before.cached_reports if before is not None and before.mode == mode and before.limits == limits else {}
@@ -131,17 +162,17 @@ def read_skill_library(
     merged: dict[str, Skill] = {}
     for root in roots:
         root_reports: list[SkillReport] = []
-        unchanged = cached.get(root, {})
+        unchanged, root_mode = cached.get(root, {}), root.mode or mode
         for skill_file in find_skills(root, {file: entry.stamp for file, entry in unchanged.items()}, limits):
             if skill_file.raw is None and not skill_file.faults:
                 result = unchanged[skill_file.file].report
             else:
-                result = _build_report(skill_file, root.source, mode)
+                result = _build_report(skill_file, root.source, root_mode, limits)
                 _log_findings(result)
             if skill_file.stamp is not None:
                 cached_by_root[root][skill_file.file] = _CachedReport(skill_file.stamp, result)
             root_reports.append(result)
-        root_reports = _resolve_duplicates(root_reports, mode)
+        root_reports = _resolve_duplicates(root_reports, root_mode)
         reports += root_reports
         _merge_skills(merged, root_reports)
     if before is not None and before.roots == roots and before.reports == tuple(reports):
@@ -151,10 +182,11 @@ def read_skill_library(
     return SkillLibrary(roots, mode, SkillStore(merged.values(), findings), tuple(reports), limits, cached_by_root)
 
 
-def _build_report(skill_file: SkillFile, source: SkillSource, mode: SkillMode) -> SkillReport:
-    if skill_file.raw is None:
-        return make_skill_report(skill_file.file, skill_file.faults, mode)
-    return parse_skill(skill_file.raw, skill_file.file, source, mode, faults=skill_file.faults)
+def _build_report(skill_file: SkillFile, source: SkillSource, mode: SkillMode, limits: SkillLimits) -> SkillReport:
+    file, raw, faults = skill_file.file, skill_file.raw, skill_file.faults
+    if raw is None:
+        return make_skill_report(file, faults, mode)
+    return parse_skill(raw, file, source, mode, faults=faults, body_tokens_max=limits.body_tokens_max)
 
 
 def _resolve_duplicates(reports: list[SkillReport], mode: SkillMode) -> list[SkillReport]:
@@ -214,5 +246,5 @@ def _log_findings(skill_report: SkillReport) -> None:
     for finding in skill_report.findings:
         if finding.severity == "error":
             logger.warning("skill skipped: %s", finding)
-        elif finding.rule == "body-length":
+        elif finding.rule in ("body-length", BODY_CAP_RULE):
             logger.warning("skill is long: %s", finding)

@@ -14,12 +14,27 @@ from holdfast.sources.skills.frontmatter import (
     quote_values,
     split_front_matter,
 )
-from holdfast.sources.skills.skill import BODY_TOKENS_WARN, Skill, SkillFinding, SkillMode, SkillReport, SkillSource
+from holdfast.sources.skills.skill import (
+    BODY_CAP_RULE,
+    BODY_TOKENS_MAX,
+    BODY_TOKENS_WARN,
+    Skill,
+    SkillFinding,
+    SkillMode,
+    SkillReport,
+    SkillSource,
+)
 from holdfast.sources.skills.validation import check_fields, find_severity
 
 
 def parse_skill(
-    raw: bytes, file: str, source: SkillSource, mode: SkillMode, *, faults: Iterable[SkillFault] = ()
+    raw: bytes,
+    file: str,
+    source: SkillSource,
+    mode: SkillMode,
+    *,
+    faults: Iterable[SkillFault] = (),
+    body_tokens_max: int = BODY_TOKENS_MAX,
 ) -> SkillReport:
     """Never raises. `faults` were found while locating the file; the folder name is part of the validation."""
     folder = os.path.dirname(file)
@@ -37,11 +52,18 @@ def parse_skill(
     # Only in the body: a NUL in the front matter is already a YAML fault.
     body = _replace_nul(parts.body, all_faults, text)
     skill = Skill(body=body, source=source, skill_dir=Path(folder), **fields._asdict())
-    if skill.over_body_token_warn:
-        message = f"the body has about {skill.estimated_body_tokens} tokens, over {BODY_TOKENS_WARN}"
-        all_faults.append(SkillFault("body-length", message, "move what is not always needed into separate files", 1))
+    if skill.estimated_body_tokens >= body_tokens_max or skill.over_body_token_warn:
+        all_faults.append(_long_body_fault(skill, body_tokens_max))
     name = front.fields.get("name")
     return make_skill_report(file, all_faults, mode, name=name if isinstance(name, str) else None, skill=skill)
+
+
+def _long_body_fault(skill: Skill, tokens_max: int) -> SkillFault:
+    tokens, fix = skill.estimated_body_tokens, "move what is not always needed into separate files"
+    if tokens >= tokens_max:
+        message = f"not loadable: the body has about {tokens} tokens, and a session loads fewer than {tokens_max}"
+        return SkillFault(BODY_CAP_RULE, message, fix, 1)
+    return SkillFault("body-length", f"the body has about {tokens} tokens, over {BODY_TOKENS_WARN}", fix, 1)
 
 
 def make_skill_report(
@@ -79,7 +101,7 @@ def _decode(raw: bytes, faults: list[SkillFault]) -> str:
 
 
 def _parse_front(parts: SkillFileParts, mode: SkillMode, faults: list[SkillFault]) -> FrontMatter:
-    front = parse_front_matter(parts.front)
+    front = parse_front_matter(parts.front, typed=mode == "seed")
     if front.fields is None and mode == "lenient" and any(fault.rule == "yaml" for fault in front.faults):
         text, lines = quote_values(parts.front)
         quoted_front = parse_front_matter(text) if lines else front

@@ -14,6 +14,11 @@ NAME_CHARS_MAX = 64
 DESCRIPTION_CHARS_MAX = 1024
 COMPATIBILITY_CHARS_MAX = 500
 BODY_TOKENS_WARN = 5_000
+BODY_TOKENS_MAX = 30_000
+"""The default of `skill_tokens_max`: a session refuses to load a body of this size, even as its first."""
+
+
+BODY_CAP_RULE = "body-cap"
 
 
 class Skill(msgspec.Struct, frozen=True):
@@ -76,3 +81,8 @@ class SkillReport(msgspec.Struct, frozen=True):
     @property
     def valid(self) -> bool:
         return self.skill is not None
+
+    @property
+    def loadable(self) -> bool:
+        """Whether a session can load the body; it can list a valid skill, but not load one that is too large."""
+        return self.valid and all(finding.rule != BODY_CAP_RULE for finding in self.findings)

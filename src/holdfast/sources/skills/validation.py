@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.sources.skills.frontmatter import SkillFault, YamlValue, quote_text
 from holdfast.sources.skills.skill import (
+    BODY_CAP_RULE,
     COMPATIBILITY_CHARS_MAX,
     DESCRIPTION_CHARS_MAX,
     NAME_CHARS_MAX,
@@ -47,6 +48,7 @@ _SEVERITIES: dict[str, tuple[Severity | None, Severity | None, Severity | None]]
     "metadata-type": ("error", None, "warning"),
     "allowed-tools-type": ("error", None, "warning"),
     "body-length": ("warning", "warning", "warning"),
+    BODY_CAP_RULE: ("warning", "warning", "warning"),
 }
 """The severity of a broken rule in seed, strict and lenient mode; a rule that is not listed is always an error."""
 
@@ -202,18 +204,24 @@ def _read_metadata(value: YamlValue, faults: list[SkillFault]) -> dict[str, str]
             SkillFault("metadata-type", "metadata is not a mapping", "write it as indented lines of key: value")
         )
         return None
-    invalid_keys = [key for key, item in value.items() if not isinstance(item, str)]
+    invalid_keys = [key for key, item in value.items() if item is None or isinstance(item, list | dict)]
     if invalid_keys:
-        message = f"the value of {quote_text(invalid_keys[0])} in metadata is not a string"
+        message = f"the value of {quote_text(str(invalid_keys[0]))} in metadata is not a string"
         faults.append(SkillFault("metadata-type", message, "write it as a string, in quotes if necessary"))
-    return {key: _as_text(item) for key, item in value.items()}
+    return {_as_text(key): _as_text(item) for key, item in value.items()}
 
 
 def _as_text(value: YamlValue) -> str:
-    """A value as text; lists and mappings as JSON."""
+    """A value as text; lists and mappings as JSON. In seed mode numbers are those of YAML: `1.10` becomes `1.1`."""
     if value is None or isinstance(value, str):
         return value or ""
-    return msgspec.json.encode(value).decode()
+    if not isinstance(value, list | dict):
+        return str(value)
+    try:
+        return msgspec.json.encode(value).decode()
+    except (TypeError, OverflowError):
+        # A key or number that JSON does not have; only seed mode has them, and there the skill is invalid.
+        return ""
 
 
 def _read_tools(value: YamlValue, faults: list[SkillFault]) -> tuple[str, ...]:
@@ -223,7 +231,7 @@ def _read_tools(value: YamlValue, faults: list[SkillFault]) -> tuple[str, ...]:
         return split_tools(value)
     message = "allowed-tools is not a string"
     faults.append(SkillFault("allowed-tools-type", message, "write the names on one line, separated by spaces"))
-    names = value if isinstance(value, list) else list(value)
+    names = list(value) if isinstance(value, list | dict) else []
     return tuple(name.strip() for name in names if isinstance(name, str) and name.strip())
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.errors import StoreError
 from holdfast.events.log import Event, SessionRow
-from holdfast.events.payloads.session import SessionStarted, SkillLoaded, TurnStarted
+from holdfast.events.payloads.session import SessionStarted, TurnStarted
 from holdfast.ledger.analytics.queries import (
     NO_FILTER,
     CacheBreakCall,
@@ -22,6 +22,7 @@ from holdfast.ledger.analytics.queries import (
     SessionOrder,
     SizedUsage,
     SkillLoad,
+    find_skill_loads,
     format_group_name,
 )
 from holdfast.ledger.analytics.results import FULL_SCOPE, VERDICT_KINDS, RollUpRows, build_amounts
@@ -259,11 +260,9 @@ class SqlAnalyticsQueries:
     def skill_loads(self, scope: LedgerScope = FULL_SCOPE) -> tuple[SkillLoad, ...]:
         exclusion = () if scope.simulated else (queries.SIMULATED_MARK,)
         query = queries.select_skill_loads(simulated=scope.simulated)
-        return tuple(
-            SkillLoad(event.session_id, event.at, payload.skill_id, payload.load_reason, payload.load_size_tokens)
-            for event in _decode_events(self._fetch(query, (scope.since, scope.until, *exclusion)))
-            if isinstance(payload := event.payload, SkillLoaded)
-        )
+        loads = _decode_events(self._fetch(query, (scope.since, scope.until, *exclusion)))
+        uses = _decode_events(self._fetch(queries.select_skill_uses(), (scope.since, scope.until)))
+        return find_skill_loads([*loads, *uses])
 
     def session_costs(
         self, *, order: SessionCostOrder, limit: int, skip: int, simulated: bool = False

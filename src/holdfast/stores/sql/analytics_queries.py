@@ -282,6 +282,14 @@ def select_skill_loads(*, simulated: bool) -> str:
     )
 
 
+def select_skill_uses() -> str:
+    """Parameters: since and until. The uses of the sessions with a skill load in this time, whenever they were."""
+    columns = ", ".join(f"k.{name}" for name in EVENT_COLUMNS)
+    loading = "SELECT session_id FROM holdfast.events WHERE type = 'skill.loaded' AND at >= ? AND at < ?"
+    # The partial index is used only if the type is a literal.
+    return f"SELECT {columns} FROM holdfast.events AS k WHERE k.type = 'skill.used' AND k.session_id IN ({loading})"
+
+
 def select_session_costs(order: str, *, simulated: bool) -> str:
     """Parameters: the mark of simulated sessions unless they are included; limit and offset."""
     columns = ", ".join(f"s.{name}" for name in SESSION_COLUMNS)

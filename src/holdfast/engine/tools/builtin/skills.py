@@ -6,6 +6,7 @@ import difflib
 from msgspec.structs import replace
 
 from holdfast.engine.tools.definition import Tool, ToolContext, ToolError, tool
+from holdfast.layers.padding import SKILL_FOLDER_NOTE
 from holdfast.sources.files import format_path
 from holdfast.sources.skills.index import neutralize
 from holdfast.sources.skills.skill import NAME_CHARS_MAX, Skill
@@ -92,7 +93,7 @@ async def skill_load(name: str, context: ToolContext) -> list[Text]:
     if reason := registry.refusal_reason(skill):
         raise ToolError(reason)
     context.record_event(registry.activate(skill, context.tool_use_id))
-    return [_with_heading(skill, skill.body), Text(f"The files of this skill are in {format_path(skill.skill_dir)}")]
+    return [_with_heading(skill, skill.body), Text(f"{SKILL_FOLDER_NOTE}{format_path(skill.skill_dir)}")]
 
 
 def _with_heading(skill: Skill, text: str) -> Text:

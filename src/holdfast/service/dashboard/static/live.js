@@ -6,7 +6,7 @@ const GATHER_MS = 350;
 const KINDS = [
   "session.started", "session.ended", "epoch.opened", "turn.started", "turn.completed", "turn.cancelled",
   "llm.call_completed", "llm.call_failed", "model.switched", "cache.explicit_cache", "cache.pinged", "cache.controls_applied",
-  "skill.loaded", "delegation.completed", "dropped",
+  "skill.loaded", "skill.used", "delegation.completed", "dropped",
 ];
 
 /** Calls `onEvents` at most about three times a second with the sessions that have new events; null means any. */

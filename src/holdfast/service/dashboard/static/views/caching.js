@@ -14,6 +14,7 @@ export async function show(place, { query, visitor }) {
   const skip = Number(query.get("skip")) || 0;
   const isAdmin = visitor.scope === "admin";
   const summaries = h("div", {});
+  const unreadable = h("div", {});
   const sessions = h("div", {});
   const change = async (session, action) => {
     try {
@@ -25,7 +26,8 @@ export async function show(place, { query, visitor }) {
     await refresh();
   };
   const refresh = async () => {
-    const reply = await get("/api/cache", { limit: LIMIT, skip });
+    const [reply, note] = await Promise.all([get("/api/cache", { limit: LIMIT, skip }), unreadableNote()]);
+    fill(unreadable, note);
     fill(summaries, providers(reply.providers));
     fill(sessions, reply.discussions.length || skip
       ? [discussions(reply.discussions, change, isAdmin), pager({ skip, limit: LIMIT, more: reply.more, link: (next) => `#/caching?skip=${next}` })]
@@ -33,9 +35,17 @@ export async function show(place, { query, visitor }) {
     tick(place);
   };
   await refresh();
-  place.append(h("h1", {}, "Caching"), summaries, sessions, await settings(isAdmin));
+  place.append(h("h1", {}, "Caching"), unreadable, summaries, sessions, await settings(isAdmin));
   const timer = setInterval(() => tick(place), 1000);
   return { refresh, close: () => clearInterval(timer) };
+}
+
+/** How many responses could not be decoded, since the store was made; nothing if there are none. */
+export async function unreadableNote() {
+  const { unreadable_calls: calls = 0 } = await get("/readyz");
+  if (!calls) return [];
+  const responses = `${count(calls)} ${calls === 1 ? "response" : "responses"} could not be read: usage and cost are estimated by size. `;
+  return h("p", { class: "warning", role: "note", "data-figure": "unreadable" }, responses, h("code", {}, "holdfast sessions show ID"), " names the field.");
 }
 
 const nothing = (visitor) => empty("No session yet",

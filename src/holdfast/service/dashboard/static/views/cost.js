@@ -6,6 +6,7 @@ import { chartWidth, columns, seriesLegend } from "../chart.js";
 import { svgButton } from "../download.js";
 import { VERDICTS, count, dollars, percent, verdict } from "../format.js";
 import { money, number, table } from "../table.js";
+import { unreadableNote } from "./caching.js";
 
 export const title = "Cost";
 
@@ -20,7 +21,7 @@ export async function show(place, { query }) {
   const body = h("div", {});
   const rivals = h("div", {});
   const within = () => ({ from: new Date(now() - days * 24 * HOUR).toISOString() });
-  const refresh = async () => fill(body, await render(days, within(), cachedRegret(days)));
+  const refresh = async () => fill(body, await Promise.all([unreadableNote(), render(days, within(), cachedRegret(days))]));
   await refresh();
   const play = button("Compare with other policies", async () => {
     fill(rivals, h("p", { class: "wait" }, "Replaying your newest sessions under other caching policies …"));

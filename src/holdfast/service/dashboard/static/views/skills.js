@@ -27,7 +27,7 @@ const skills = (rows) => table({
     number("On demand", (row) => row.loads_on_demand, "Loaded because the model requested it"),
     number("Suggested", (row) => row.loads_auto_suggested, "Loaded because it matched the conversation"),
     number("Tokens", (row) => row.tokens, "Tokens of all loaded skills"),
-    number("Wasted preload", (row) => row.wasted_preload_tokens, "Tokens preloaded into sessions that never loaded the skill on demand"),
+    number("Wasted preload", (row) => row.wasted_preload_tokens, "Tokens preloaded into sessions whose model did not ask for the skill or follow it"),
   ],
 });
 
