@@ -67,7 +67,7 @@ def test_the_worst_session_is_first_with_its_main_cause(folder: Path) -> None:
     lines = audit(folder).output.splitlines()
     heading = next(number for number, line in enumerate(lines) if line.startswith("session"))
     assert lines[heading + 1].split()[:5] == [SESSION[:8], "2026-04-01", "harbour", "sonnet-4-6", "5+1"]
-    assert "expired" in lines[heading + 1]
+    assert "ttl_expired" in lines[heading + 1]
     assert lines[heading + 2].startswith(OTHER[:8])
 
 
@@ -76,7 +76,7 @@ def test_json_contains_causes_models_sessions_and_invalid_lines(folder: Path) ->
     assert (read.total.calls, read.conversations, read.total.cache_misses, read.broken_lines) == (7, 3, 1, 1)
     assert read.broken == (f"{OTHER}.jsonl:7: not a transcript line",)
     (loss,) = read.losses
-    assert (loss.cause, loss.calls, loss.tokens) == ("expired", 1, 22_000)
+    assert (loss.cause, loss.calls, loss.tokens) == ("ttl_expired", 1, 22_000)
     assert float(loss.lost_usd) == pytest.approx(22_000 * (3.75 - 0.30) / 1e6, rel=1e-3)
     (model,) = read.models
     assert (model.name, read.takes_breakpoints) == ("anthropic:claude-sonnet-4-6", True)

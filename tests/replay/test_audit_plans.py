@@ -51,14 +51,14 @@ def usd(**tokens: int) -> float:
     [
         (call(10, 20_000, 500), None, 0),
         (call(10, 10_000, 10_500), None, 0),
-        (call(10, 0, 20_500), "lost", 20_000),
-        (call(10, 5_000, 15_500), "lost", 15_000),
-        (call(10, 0, 12_000), "edited", 12_000),
-        (call(400, 0, 20_500), "expired", 20_000),
+        (call(10, 0, 20_500), "provider_side", 20_000),
+        (call(10, 5_000, 15_500), "provider_side", 15_000),
+        (call(10, 0, 12_000), "prefix_changed", 12_000),
+        (call(400, 0, 20_500), "ttl_expired", 20_000),
         (call(10, 0, 20_500, kept_entries=0), None, 0),
         (call(10, 0, 20_500, kept_entries=3), None, 0),
-        (call(10, 0, 20_500, model=OPUS), "model changed", 20_000),
-        (call(10, 0, 20_500, model=OPUS, kept_entries=3), "model changed", 20_000),
+        (call(10, 0, 20_500, model=OPUS), "model_switched", 20_000),
+        (call(10, 0, 20_500, model=OPUS, kept_entries=3), "model_switched", 20_000),
         (call(10, 0, 20_500, model=OPUS, kept_entries=0), None, 0),
         (call(10, 0, 500), None, 0),
     ],
@@ -76,14 +76,14 @@ def test_without_cache_writes_there_was_nothing_to_read() -> None:
     plain = [RecordedCall(START + at, START + at, "tool", (), None, Usage(input=20_000), SONNET) for at in (0, 10)]
     report = audit_calls(*plain)
     (cause,) = report.losses
-    assert (cause.cause, cause.tokens) == ("uncached", 20_000)
+    assert (cause.cause, cause.tokens) == ("no_breakpoint", 20_000)
     assert float(cause.lost_usd) == pytest.approx(20_000 * (3.0 - READ) / 1e6)
     assert plan_range(report) == pytest.approx((usd(short=20_000, read=20_000),) * 2)
 
 
 def test_a_resumed_conversation_misses_because_of_the_time_since_its_last_call() -> None:
     report = audit_calls(call(9_000, 0, 21_000), before=call(0, 0, 20_000))
-    assert [(row.cause, row.tokens) for row in report.losses] == [("expired", 20_000)]
+    assert [(row.cause, row.tokens) for row in report.losses] == [("ttl_expired", 20_000)]
     assert report.total.calls == 1
     assert float(report.total.usd) == pytest.approx(usd(short=21_000))
 

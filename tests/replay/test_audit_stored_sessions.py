@@ -145,7 +145,7 @@ async def test_each_call_is_recorded_and_priced_with_its_own_model(agent: MakeAg
         await session.send("two")
     assert_replays_what_was_sent(harness)
     row = audit_session(build_transcript(harness.events))
-    assert row.main_cause == "model changed"
+    assert row.main_cause == "model_switched"
     assert row.amounts.usd == sum(record.cost_usd for record in iter_calls(harness.events))
 
 

@@ -454,7 +454,9 @@ class SpendingFold:
         if plan <= 0 or not self._takes_breakpoints:
             return None
         assumption = "the same prompts, sizes and times, with our breakpoints and TTLs; learned from each session alone"
-        how = "run `holdfast serve --improve`, and set its address as the client's base URL"
+        client = CONNECTED_CLIENTS.get(max(self._plan_savings, key=self._plan_savings.__getitem__))
+        connect = f"then `holdfast connect {client} --write`" if client else "and set its address as the base URL"
+        how = f"run `holdfast serve --improve`, {connect}"
         return Action("let Holdfast place breakpoints and choose TTLs", _a_week(plan, spending), how, assumption)
 
 
@@ -466,6 +468,7 @@ COMPACTION_COMMANDS = {
     "pi": "type `/compact` when the prompt is that long",
     "Holdfast": "pass `compaction=CompactionConfig(auto_compaction_input_tokens_threshold={tokens})` to the session",
 }
+CONNECTED_CLIENTS = {"Claude Code": "claude-code", "Codex": "codex", "Gemini CLI": "gemini", "opencode": "opencode"}
 TTL_COMMANDS = {
     "Claude Code": "set ENABLE_PROMPT_CACHING_1H=1",
     "pi": "set PI_CACHE_RETENTION=long",

@@ -54,6 +54,17 @@ BROKEN_LINES_REPORTED_MAX = 100  # The report counts all broken lines and lists 
 PARALLEL_BYTES_MIN = 30_000_000  # Below this, starting processes takes longer than it saves.
 FILES_A_TASK = 16
 
+# What usage and times say about a transcript, in the words of the ledger's verdicts, as verdict, tab, component.
+_VERDICTS = {
+    "expired": "ttl_expired\t",
+    "model changed": "model_switched\tmodel",
+    "edited": "prefix_changed\tmessages removed",
+    "prefix changed": "prefix_changed\ttools, system or settings",
+    "lost": "provider_side\tevicted, or changed unseen",
+    "unexplained": "provider_side\tread in part",
+    "uncached": "no_breakpoint\t",
+}
+
 
 class AuditScope(msgspec.Struct, frozen=True):
     """Which calls count: those from `since` until `until`, of models whose name contains `model`.
@@ -245,7 +256,7 @@ def _find_loss(
     around = CallContext(first_tokens or None, next_cache_read=following.cache_read if following else None)
     before = audited[index - 1]
     loss = price_miss(before.call, entry.call, before.ttl, rules=row.cache, price=entry.rates.price, around=around)
-    return (f"{loss.cause}\t", loss.tokens, to_picodollars(loss.usd)) if loss is not None else ("", 0, 0)
+    return (_VERDICTS[loss.cause], loss.tokens, to_picodollars(loss.usd)) if loss is not None else ("", 0, 0)
 
 
 def _price_longer_ttl(before: _AuditedCall, entry: _AuditedCall, lost: int) -> int:

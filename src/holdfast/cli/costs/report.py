@@ -32,20 +32,13 @@ UNCACHED_TOKENS_MIN = 4_096
 UNIT_SECONDS = {"h": 3_600, "d": 86_400, "w": 604_800}
 
 CAUSE_MEANINGS = {
-    "expired": "no call came before the TTL ended",
     "ttl_expired": "no call came before the TTL ended",
-    "edited": "the client removed messages it had sent before",
-    "prefix changed": "tools, system prompt or settings changed",
     "prefix_changed": "bytes that had been sent before changed",
     "parameter_changed": "a parameter changed that cached prompts depend on",
     "planned": "done on purpose: a compaction, another model",
-    "lost": "the provider evicted it, or the client changed it unseen",
     "provider_side": "the same bytes in time, but not read",
     "lookback_miss": "the last breakpoint was too many blocks back",
-    "unexplained": "only part of the prefix was read",
-    "model changed": "each model has its own cache",
     "model_switched": "each model has its own cache",
-    "uncached": "the previous call wrote nothing to the cache",
     "no_breakpoint": "nothing was marked for the cache",
     "image_rule": "the first image changes how a prompt is cached",
     "tail_rewritten": "the end of the prompt was written again",
