@@ -137,7 +137,7 @@ def test_csv_has_one_row_per_session_and_no_formula(folder: Path, tmp_path: Path
     assert row["session"].startswith("'=cmd")
 
 
-def test_a_long_session_is_told_to_compact(tmp_path: Path) -> None:
+def test_a_long_session_should_be_compacted(tmp_path: Path) -> None:
     path = loop([10] * 80, head=30_000, step=3_000).write(tmp_path / "a.jsonl")
     read = report(path)
     (action,) = [action for action in read.actions if action.action.startswith("compact at ")]
@@ -149,7 +149,7 @@ def test_a_long_session_is_told_to_compact(tmp_path: Path) -> None:
     assert "Assumed: each compaction keeps the first prompt and 10,000 tokens" in output
 
 
-def test_sessions_that_pause_are_told_to_use_a_longer_ttl(tmp_path: Path) -> None:
+def test_sessions_that_pause_should_have_a_longer_ttl(tmp_path: Path) -> None:
     path = loop([10, 600] * 8, head=60_000, step=200).write(tmp_path / "a.jsonl")
     assert any("1 h" in action.action or "TTL" in action.action for action in report(path).actions)
 

@@ -454,8 +454,8 @@ class SpendingFold:
         if plan <= 0 or not self._takes_breakpoints:
             return None
         assumption = "the same prompts, sizes and times, with our breakpoints and TTLs; learned from each session alone"
-        client = CONNECTED_CLIENTS.get(max(self._plan_savings, key=self._plan_savings.__getitem__))
-        connect = f"then `holdfast connect {client} --write`" if client else "and set its address as the base URL"
+        name = CONNECTED_CLIENTS.get(max(self._plan_savings, key=self._plan_savings.__getitem__))
+        connect = f"then `holdfast connect {name} --write`" if name else "and set its address as the base URL"
         how = f"run `holdfast serve --improve`, {connect}"
         return Action("let Holdfast place breakpoints and choose TTLs", _a_week(plan, spending), how, assumption)
 

@@ -190,7 +190,6 @@ def _sum_calls(
     bills: Sequence[CallBill | None],
     prices: PriceLookup,
 ) -> None:
-    first_tokens = audited[0].usage.tokens_sent
     ttl_saved = 0
     for index, entry in enumerate(audited):
         if not entry.counted:
@@ -225,7 +224,7 @@ def _sum_calls(
             if bill is not None:
                 # The ledger has the price at the time of the call; what differs from today's catalog is `other`.
                 sums.pico[-1] += to_picodollars(bill.cost_usd) - spent
-        cause, lost_tokens, lost = _find_loss(audited, index, bill, prices, first_tokens)
+        cause, lost_tokens, lost = _find_loss(audited, index, bill, prices)
         if cause:
             sums.misses += 1
             sums.lost += lost
@@ -241,7 +240,7 @@ def _sum_calls(
 
 
 def _find_loss(
-    audited: Sequence[_AuditedCall], index: int, bill: CallBill | None, prices: PriceLookup, first_tokens: int
+    audited: Sequence[_AuditedCall], index: int, bill: CallBill | None, prices: PriceLookup
 ) -> tuple[str, int, int]:
     """The verdict on a call that lost something, the tokens, and the cost; from the ledger if it has one."""
     if bill is not None:
@@ -253,6 +252,7 @@ def _find_loss(
     if not index or row is None or entry.rates is None or not has_plannable_cache(row):
         return "", 0, 0
     following = audited[index + 1].usage if index + 1 < len(audited) else None
+    first_tokens = audited[0].usage.tokens_sent
     around = CallContext(first_tokens or None, next_cache_read=following.cache_read if following else None)
     before = audited[index - 1]
     loss = price_miss(before.call, entry.call, before.ttl, rules=row.cache, price=entry.rates.price, around=around)

@@ -11,14 +11,12 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.errors import UserError
 from holdfast.providers.anthropic.usage import CacheCreation, UsageCounters
 from holdfast.replay.recording import REPLIES, USER_TEXT, ConversationBuilder, Transcript
 from holdfast.replay.trace_files import BrokenLine, decode_history_entry, iterate_lines, parse_timestamp
 from holdfast.types.blocks import Block, replace_surrogates
 from holdfast.types.usage import Usage, clamp_token_count
 
-TRANSCRIPT_SUFFIX = ".jsonl"
 SYNTHETIC_MODEL = "<synthetic>"
 """The model name that the client gives to messages that it generated itself."""
 
@@ -100,21 +98,6 @@ _decode_content = msgspec.json.Decoder(str | list[msgspec.Raw]).decode
 _decode_blocks = msgspec.json.Decoder(list[_Block]).decode
 
 
-def find_transcript_files(path: Path) -> tuple[Path, ...]:
-    """The file itself, or the transcripts in a folder and its subfolders, sorted by name."""
-    try:
-        if path.is_dir():
-            return tuple(sorted(file for file in path.rglob("*" + TRANSCRIPT_SUFFIX) if file.is_file()))
-        if path.is_file():
-            return (path,)
-    except OSError as error:
-        raise UserError(f"{str(path)!r} cannot be read: {error.strerror}; choose another folder") from error
-    raise UserError(
-        f"there is nothing at {str(path)!r}; pass a folder of transcripts ({TRANSCRIPT_SUFFIX}), a single one, or a "
-        "store"
-    )
-
-
 def read_transcript(
     file: Path, *, with_text: bool = False, unknown: Counter[str] | None = None
 ) -> Iterator[Transcript | BrokenLine]:
@@ -182,9 +165,9 @@ class _ConversationFile:
         conversation.add_input(_timestamp_of(line), by_user=by_user, entry=entry)
         for block in _list_blocks(message.content):
             if block.type == "tool_result":
-                conversation.add_result_size(block.tool_use_id, _measure(block.content))
+                conversation.add_result_size(block.tool_use_id, measure_content(block.content))
             else:
-                conversation.add_size(USER_TEXT, _measure(block.text or block.content))
+                conversation.add_size(USER_TEXT, measure_content(block.text or block.content))
 
     def _add_reply(self, conversation: ConversationBuilder, line: _Line, message: _Message) -> None:
         usage = _read_usage(message.usage) if message.usage else Usage()
@@ -247,9 +230,11 @@ def _list_blocks(content: msgspec.Raw) -> list[_Block]:
     return [_Block("text", text=content)]
 
 
-def _measure(raw: msgspec.Raw) -> int:
+def measure_content(raw: msgspec.Raw) -> int:
+    """The size of a message's content in bytes; an image, in whichever client's format, has a fixed size."""
     data = bytes(raw)
-    return IMAGE_BYTES if b'"base64"' in data else len(data)
+    has_image = b'"base64"' in data or b"base64," in data or b'"inlineData"' in data
+    return IMAGE_BYTES if has_image else len(data)
 
 
 def _read_usage(reported: UsageCounters) -> Usage:

@@ -1,4 +1,4 @@
-"""Reads what Codex, Gemini CLI, opencode and pi leave on disk; finds the files of all clients, Claude Code included.
+"""Reads what Codex, Gemini CLI, opencode and pi leave on disk; recognises the files of all clients.
 
 Every reader is tolerant: a broken line is reported, a record of an unknown kind is counted, and neither ends the
 reading. `docs/audit.md` describes the formats with the versions in which they were seen.
@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.errors import UserError
 from holdfast.replay import claude_code_transcripts
-from holdfast.replay.claude_code_transcripts import DAMAGED, IMAGE_BYTES, TIMESTAMP_MAX
+from holdfast.replay.claude_code_transcripts import DAMAGED, TIMESTAMP_MAX, measure_content
 from holdfast.replay.recording import REPLIES, USER_TEXT, ConversationBuilder, Transcript
 from holdfast.replay.trace_files import BrokenLine, iterate_lines, parse_timestamp
 from holdfast.types.blocks import replace_surrogates
@@ -22,30 +22,8 @@ from holdfast.types.usage import Usage, clamp_token_count
 
 JSON_BYTES_MAX = 256 * 1024 * 1024
 _EMPTY = msgspec.Raw(b"")
-_PROVIDERS = {
-    "google": "gemini",
-    "openai-codex": "openai",
-    "google-gemini-cli": "gemini",
-    "google-antigravity": "gemini",
-}
 
 Read = Iterator[Transcript | BrokenLine]
-
-
-def list_client_folders(environ: Mapping[str, str], home: Path) -> tuple[Path, ...]:
-    """Where each client keeps its transcripts, whether or not it is there."""
-    claude = environ.get("CLAUDE_CONFIG_DIR")
-    claude_homes = (Path(claude),) if claude else (home / ".claude", home / ".config" / "claude")
-    codex = Path(environ.get("CODEX_HOME") or home / ".codex")
-    data = Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share")
-    return (
-        *(folder / "projects" for folder in claude_homes),
-        codex / "sessions",
-        codex / "archived_sessions",
-        home / ".gemini" / "tmp",
-        Path(environ.get("OPENCODE_DATA_DIR") or data / "opencode"),
-        Path(environ.get("PI_CODING_AGENT_DIR") or home / ".pi" / "agent") / "sessions",
-    )
 
 
 def find_client_files(path: Path) -> tuple[Path, ...]:
@@ -65,17 +43,11 @@ def find_client_files(path: Path) -> tuple[Path, ...]:
 
 
 def _is_client_file(file: Path) -> bool:
-    match file.suffix:
-        case ".jsonl":
-            return True
-        case ".json":
-            # Gemini CLI before 0.40, and opencode before 1.2: one file per session, or per message.
-            is_gemini = file.parent.name == "chats" and file.name.startswith("session-")
-            return is_gemini or (file.parent.parent.name == "message" and file.name.startswith("msg_"))
-        case ".db":
-            return file.name.startswith("opencode")
-        case _:
-            return False
+    if file.suffix == ".json":
+        # Gemini CLI before 0.40, and opencode before 1.2: one file per session, or per message.
+        is_gemini = file.parent.name == "chats" and file.name.startswith("session-")
+        return is_gemini or (file.parent.parent.name == "message" and file.name.startswith("msg_"))
+    return file.suffix == ".jsonl" or (file.suffix == ".db" and file.name.startswith("opencode"))
 
 
 def read_client_file(file: Path, *, with_text: bool = False, unknown: Counter[str] | None = None) -> Read:
@@ -145,11 +117,6 @@ def _decode_lines(
                 yield BrokenLine(name, item[0], "not a transcript line")
 
 
-def _measure(raw: msgspec.Raw) -> int:
-    data = bytes(raw)
-    return IMAGE_BYTES if b"base64," in data or b'"inlineData"' in data else len(data)
-
-
 def _seconds(timestamp: str | None) -> float | None:
     seconds = parse_timestamp(timestamp)
     return seconds if seconds is not None and 0 <= seconds < TIMESTAMP_MAX else None
@@ -161,7 +128,9 @@ def _seconds_of_ms(milliseconds: float | None) -> float | None:
 
 
 def _name_model(provider: str, model: str) -> str:
-    return f"{_PROVIDERS.get(provider, provider)}:{model}"
+    # opencode and pi have several names for one provider, by the way of signing in: google-gemini-cli, openai-codex.
+    family = "gemini" if provider.startswith("google") else "openai" if provider.startswith("openai") else provider
+    return f"{family}:{model}"
 
 
 def _written(provider: str, tokens: int) -> Usage:
@@ -260,15 +229,15 @@ class _CodexSession:
     def _enter_item(self, item: _CodexPayload, at: float | None) -> None:
         if item.type.endswith("_output"):
             self.conversation.add_input(at, by_user=False)
-            self.conversation.add_result_size(item.call_id or "", _measure(item.output))
+            self.conversation.add_result_size(item.call_id or "", measure_content(item.output))
         elif item.type.endswith("_call"):
             self.conversation.name_tool_call(item.call_id or "", item.name or item.type)
             self._reply_bytes += len(bytes(item.arguments)) + len(bytes(item.input))
         elif item.type == "message" and item.role == "assistant":
-            self._reply_bytes += _measure(item.content)
+            self._reply_bytes += measure_content(item.content)
         elif item.type == "message":
             self.conversation.add_input(at, by_user=item.role == "user")
-            self.conversation.add_size(USER_TEXT, _measure(item.content))
+            self.conversation.add_size(USER_TEXT, measure_content(item.content))
         elif item.type == "reasoning":
             self._reply_bytes += len(bytes(item.content))
 
@@ -378,7 +347,7 @@ class _GeminiSession:
             is_result = b'"functionResponse"' in bytes(message.content)
             self.conversation.add_input(at, by_user=not is_result)
             if not is_result:
-                self.conversation.add_size(USER_TEXT, _measure(message.content))
+                self.conversation.add_size(USER_TEXT, measure_content(message.content))
         elif message.type not in ("gemini", "user", "info", "error", "warning", "main"):
             self._unknown[f"Gemini CLI {message.type[:40]}"] += 1
         if message.type == "gemini" and is_new:
@@ -387,7 +356,7 @@ class _GeminiSession:
             if call.id not in self._seen:
                 self._seen.add(call.id)
                 self.conversation.add_size(REPLIES, len(bytes(call.args)))
-                self.conversation.add_size(call.name, _measure(call.result))
+                self.conversation.add_size(call.name, measure_content(call.result))
         if message.id is not None:
             self._seen.add(message.id)
             self.conversation.remember_record(message.id)
@@ -512,7 +481,7 @@ def _read_opencode_session(
     for id, message, parts in messages:
         if message.role == "user":
             conversation.add_input(_seconds_of_ms(message.time.created), by_user=True)
-            conversation.add_size(USER_TEXT, sum(_measure(part.text) for part in parts))
+            conversation.add_size(USER_TEXT, sum(measure_content(part.text) for part in parts))
             continue
         if message.tokens is not None:
             usage, thinking = _read_opencode_usage(message.tokens, message.provider_id)
@@ -524,7 +493,7 @@ def _read_opencode_session(
         for part in parts:
             conversation.add_size(REPLIES, len(bytes(part.text)) + len(bytes(part.state.input if part.state else b"")))
             if part.type == "tool" and part.state is not None:
-                conversation.add_size(part.tool, _measure(part.state.output))
+                conversation.add_size(part.tool, measure_content(part.state.output))
         if bytes(message.summary) == b"true":
             conversation.compact()
     transcript = conversation.build(session, session, directory, "opencode")
@@ -596,11 +565,11 @@ class _PiSession:
             self._enter_reply(line, message, at)
         elif message.role == "toolResult":
             self.conversation.add_input(at, by_user=False)
-            self.conversation.add_size(message.tool_name or "(unknown tool)", _measure(message.content))
+            self.conversation.add_size(message.tool_name or "(unknown tool)", measure_content(message.content))
         else:
             self.conversation.go_back_to(line.parent_id)
             self.conversation.add_input(at, by_user=message.role == "user")
-            self.conversation.add_size(USER_TEXT, _measure(message.content))
+            self.conversation.add_size(USER_TEXT, measure_content(message.content))
 
     def _enter_reply(self, line: _PiLine, message: _PiMessage, at: float | None) -> None:
         counts = message.usage or _PiUsage()

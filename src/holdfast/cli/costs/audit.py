@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,7 +60,8 @@ def command(
     if isinstance(source, str):
         spending, notes = _audit_store(source, scope, wanted, project, simulated=simulated)
     else:
-        spending = _audit_files(source, models, scope, wanted, project, with_context=bool(html) or as_json)
+        with_context = html is not None or as_json
+        spending = _audit_files(source, models, scope, wanted=wanted, project=project, with_context=with_context)
     if not spending.total.calls:
         when = f" since {since}" if since else ""
         left_out = (f"{format_count(spending.broken_lines, 'line')} could not be read", *notes)
@@ -100,7 +101,7 @@ def _find_source(path: str | None) -> _Source:
 
 
 def _find_default_source() -> _Source:
-    from holdfast.replay.client_transcripts import find_client_files, list_client_folders
+    from holdfast.replay.client_transcripts import find_client_files
     from holdfast.runtime.config import load_config
 
     folders = list_client_folders(os.environ, Path.home())
@@ -112,6 +113,22 @@ def _find_default_source() -> _Source:
         return store
     searched = ", ".join(repr(str(path)) for path in (*folders, store))
     raise UserError(f"nothing to audit: no transcripts and no store at {searched}; name a folder or a store")
+
+
+def list_client_folders(environ: Mapping[str, str], home: Path) -> tuple[Path, ...]:
+    """Where each client keeps its transcripts, whether or not it is there."""
+    claude = environ.get("CLAUDE_CONFIG_DIR")
+    claude_homes = (Path(claude),) if claude else (home / ".claude", home / ".config" / "claude")
+    codex = Path(environ.get("CODEX_HOME") or home / ".codex")
+    data = Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share")
+    return (
+        *(folder / "projects" for folder in claude_homes),
+        codex / "sessions",
+        codex / "archived_sessions",
+        home / ".gemini" / "tmp",
+        Path(environ.get("OPENCODE_DATA_DIR") or data / "opencode"),
+        Path(environ.get("PI_CODING_AGENT_DIR") or home / ".pi" / "agent") / "sessions",
+    )
 
 
 def _describe(path: str | None, source: _Source) -> str:
@@ -134,9 +151,9 @@ def _audit_files(
     files: "Sequence[Path]",
     models: "Models",
     scope: "AuditScope",
+    *,
     wanted: str | None,
     project: str | None,
-    *,
     with_context: bool,
 ) -> "Spending":
     import msgspec

@@ -13,7 +13,7 @@ SESSIONS_SHOWN_MAX = 12
 ROWS_SHOWN_MAX = 12
 LABEL_WIDTH = 80
 COLUMNS_MAX = 92
-"""With more days than this, a column is a week: narrower columns cannot be told apart."""
+"""With more days than this, a column is a week: narrower columns cannot be distinguished."""
 
 # The dashboard's colours: teal is read from the cache, amber and red were written to it, grey is neither.
 _CLASSES = {
