@@ -15,6 +15,7 @@ from conformance.model_script import Turn
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "clients"
 PROGRAMS = Path(__file__).parent / "programs"
 INSTALL_SECONDS_MAX = 600
+ERROR_CHARS_MAX = 300
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -39,7 +40,7 @@ class Client(msgspec.Struct, frozen=True):
 
     Beside the conversation there are sessions of sub-agents (`children`), and of calls for titles and the like
     (`others`). `breaks` counts the cache breaks that the client itself causes in this script. A problem that contains
-    one of `known_problems` is reported, but is no regression.
+    one of `known_problems` is reported, but is no regression. CI runs the clients that are `in_ci`.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Client(msgspec.Struct, frozen=True):
     others: int = 0
     breaks: int = 0
     known_problems: tuple[str, ...] = ()
+    in_ci: bool = False
     folder_name: str = "pinned"
 
     @property
@@ -65,11 +67,11 @@ class Client(msgspec.Struct, frozen=True):
 
 
 class InstallationFailed(Exception):
-    """The registry could not be reached, or has no such version."""
+    """npm is missing, or the registry could not be reached in time, or has no such version."""
 
 
-def install_client(client: Client) -> None:
-    """Install the pinned versions, unless they are installed already."""
+def install_client(client: Client, *, seconds_max: float = INSTALL_SECONDS_MAX) -> None:
+    """Install the pinned versions, unless they are installed already. Each step takes at most `seconds_max`."""
     separator = "@" if client.registry == "npm" else "=="
     wanted = [f"{name}{separator}{version}" for name, version in client.packages]
     mark = client.folder / "installed.txt"
@@ -78,10 +80,12 @@ def install_client(client: Client) -> None:
     shutil.rmtree(client.folder, ignore_errors=True)
     client.folder.mkdir(parents=True)
     if client.registry == "npm":
-        _run(["npm", "install", "--silent", "--no-audit", "--no-fund", "--prefix", str(client.folder), *wanted])
+        quiet = ("--loglevel=error", "--no-audit", "--no-fund", "--fetch-retries=1")
+        _run(["npm", "install", *quiet, "--prefix", str(client.folder), *wanted], seconds_max)
     else:
-        _run([sys.executable, "-m", "venv", str(client.folder)])
-        _run([str(client.bin / "python"), "-m", "pip", "install", "-q", "--disable-pip-version-check", *wanted])
+        _run([sys.executable, "-m", "venv", str(client.folder)], seconds_max)
+        quiet = ("-q", "--no-input", "--retries=1", "--disable-pip-version-check")
+        _run([str(client.bin / "python"), "-m", "pip", "install", *quiet, *wanted], seconds_max)
     mark.write_text("\n".join(wanted))
 
 
@@ -97,11 +101,25 @@ def _find_newest_version(client: Client, package: str) -> str:
     return lines.partition("(")[2].partition(")")[0]
 
 
-def _run(command: list[str]) -> str:
+def _run(command: list[str], seconds_max: float = INSTALL_SECONDS_MAX) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX, check=False
-    )
+    program = Path(command[0]).name
+    try:
+        done = subprocess.run(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds_max,
+            check=False,
+        )
+    except FileNotFoundError as error:
+        raise InstallationFailed(f"{program} is not installed") from error
+    except subprocess.TimeoutExpired as error:
+        raise InstallationFailed(f"{program} had not finished after {seconds_max:.0f} s") from error
     if done.returncode:
-        raise InstallationFailed(f"{' '.join(command[:4])}: {done.stderr.strip()[-400:]}")
+        lines = [line for line in done.stderr.splitlines() if line.lower().startswith(("error", "npm err"))]
+        lines.append("no message")
+        raise InstallationFailed(f"{program} failed: {lines[0][:ERROR_CHARS_MAX]}")
     return done.stdout

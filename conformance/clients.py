@@ -1,6 +1,7 @@
 """The clients of the conformance run, with their pinned versions: one entry each."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 from conformance.client import PROGRAMS, Client, Launch, Place
 from conformance.model_script import CustomToolCall, ToolCall, Turn
@@ -88,10 +89,12 @@ _FUNCTION_TURNS = _turns(
 """The turns of the agents in `programs/`, which have these two tools."""
 
 
-def _start_program(file: str, model: str) -> Callable[[Place], Launch]:
+def _start_program(
+    file: str, model: str, environment: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[Place], Launch]:
     def start(place: Place) -> Launch:
         command = (str(place.bin / "python"), str(PROGRAMS / file), place.url, model, READ_PROMPT, WRITE_PROMPT)
-        return Launch((command,))
+        return Launch((command,), environment)
 
     return start
 
@@ -127,7 +130,8 @@ def _start_gemini_cli(place: Place) -> Launch:
     }
     options = ("-y", "-m", GEMINI_MODEL, "--output-format", "json")
     program = str(place.bin / "gemini")
-    # Two conversations: `-r latest` sends each function response of the resumed one twice; the simulator refuses that.
+    # Two conversations: `-r latest` sends each function response of the resumed one twice. The API refuses a turn with
+    # more responses than calls (google-gemini/gemini-cli#16984 and others), and so does the simulator.
     return Launch(tuple((program, *options, "-p", prompt) for prompt in (READ_PROMPT, WRITE_PROMPT)), environment)
 
 
@@ -157,6 +161,39 @@ _DEEPAGENTS_TURNS = (
 )
 
 
+_SMOLAGENTS_TURNS = tuple(
+    Turn(turn.prompt, (*turn.calls, ToolCall("final_answer", {"answer": turn.answer})), turn.answer)
+    for turn in _FUNCTION_TURNS
+)
+"""Its agents give their answer to a tool."""
+
+
+_SUBMIT = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
+
+
+def _list_mini_swe_agent_turns() -> tuple[Turn, ...]:
+    """Its model has one tool, and hands in its answer by printing a line that announces it."""
+    read, write, check = (ToolCall("bash", {"command": line}) for line in _SHELL_COMMANDS)
+    return tuple(
+        Turn(turn.prompt, (*turn.calls, ToolCall("bash", {"command": _SUBMIT}, turn.answer)), turn.answer)
+        for turn in _turns(read, write, check)
+    )
+
+
+def _start_mini_swe_agent(place: Place) -> Launch:
+    options = ("-y", "-m", f"anthropic/{ANTHROPIC_MODEL}", "-o", str(place.home / "trajectory.json"))
+    environment = {
+        "ANTHROPIC_API_BASE": place.url,
+        "ANTHROPIC_API_KEY": "any",
+        "MSWEA_CONFIGURED": "true",
+        "MSWEA_COST_TRACKING": "ignore_errors",
+        "MSWEA_SILENT_STARTUP": "1",
+        "MSWEA_MODEL_RETRY_STOP_AFTER_ATTEMPT": "2",
+    }
+    # It asks for a new task when it has finished one; an empty line ends it.
+    return Launch(((str(place.bin / "mini"), *options, "-t", READ_PROMPT),), environment, f"{WRITE_PROMPT}\n\n")
+
+
 CLIENTS: tuple[Client, ...] = (
     Client(
         name="claude-code",
@@ -167,6 +204,7 @@ CLIENTS: tuple[Client, ...] = (
         start=_start_claude_code,
         setting="`ANTHROPIC_BASE_URL=http://127.0.0.1:8787/anthropic`",
         children=1,
+        in_ci=True,
     ),
     Client(
         name="codex",
@@ -177,6 +215,7 @@ CLIENTS: tuple[Client, ...] = (
         start=_start_codex,
         setting="in `~/.codex/config.toml`: `model_provider` and `[model_providers.holdfast]` with "
         '`base_url = "http://127.0.0.1:8787/openai/v1"`, `wire_api = "responses"`, `supports_websockets = false`',
+        in_ci=True,
     ),
     Client(
         name="langchain",
@@ -195,6 +234,7 @@ CLIENTS: tuple[Client, ...] = (
         turns=_FUNCTION_TURNS,
         start=_start_program("pydantic_ai_agent.py", ANTHROPIC_MODEL),
         setting='`AnthropicModel(name, provider=AnthropicProvider(base_url="http://127.0.0.1:8787/anthropic"))`',
+        in_ci=True,
     ),
     Client(
         name="openai-agents",
@@ -204,6 +244,7 @@ CLIENTS: tuple[Client, ...] = (
         turns=_FUNCTION_TURNS,
         start=_start_program("openai_agents_agent.py", OPENAI_MODEL),
         setting='`OpenAIResponsesModel(name, AsyncOpenAI(base_url="http://127.0.0.1:8787/openai/v1"))`',
+        in_ci=True,
     ),
     Client(
         name="ai-sdk",
@@ -234,6 +275,7 @@ CLIENTS: tuple[Client, ...] = (
         start=_start_gemini_cli,
         setting="`GOOGLE_GEMINI_BASE_URL=http://127.0.0.1:8787/gemini`",
         others=1,
+        in_ci=True,
     ),
     Client(
         name="aider",
@@ -284,5 +326,46 @@ CLIENTS: tuple[Client, ...] = (
         turns=_FUNCTION_TURNS,
         start=_start_program("litellm_agent.py", ANTHROPIC_MODEL),
         setting='`completion(model="anthropic/...", api_base="http://127.0.0.1:8787/anthropic")`',
+    ),
+    Client(
+        name="google-adk",
+        registry="pypi",
+        packages=(("google-adk", "2.13.0"),),
+        provider="gemini",
+        turns=_FUNCTION_TURNS,
+        start=_start_program("google_adk_agent.py", GEMINI_MODEL, {"GOOGLE_API_KEY": "any"}),
+        setting='`LlmAgent(model=Gemini(model=name, base_url="http://127.0.0.1:8787/gemini"))`',
+    ),
+    Client(
+        name="smolagents",
+        registry="pypi",
+        packages=(("smolagents[openai]", "1.26.0"),),
+        provider="openai",
+        turns=_SMOLAGENTS_TURNS,
+        start=_start_program("smolagents_agent.py", OPENAI_MODEL),
+        setting='`OpenAIModel(model_id=name, api_base="http://127.0.0.1:8787/openai/v1")`',
+        in_ci=True,
+    ),
+    Client(
+        name="inspect",
+        registry="pypi",
+        packages=(("inspect-ai", "0.3.285"), ("anthropic", "2.9.0")),
+        provider="anthropic",
+        turns=_FUNCTION_TURNS,
+        start=_start_program("inspect_agent.py", ANTHROPIC_MODEL),
+        setting='`get_model("anthropic/...", base_url="http://127.0.0.1:8787/anthropic")`, or '
+        "`ANTHROPIC_BASE_URL=http://127.0.0.1:8787/anthropic`",
+        # Its two samples are conversations of their own.
+        others=1,
+    ),
+    Client(
+        name="mini-swe-agent",
+        registry="pypi",
+        packages=(("mini-swe-agent", "2.4.6"), ("litellm", "1.106.2"), ("mcp", "2.3.0")),
+        provider="anthropic",
+        turns=_list_mini_swe_agent_turns(),
+        start=_start_mini_swe_agent,
+        setting="`ANTHROPIC_API_BASE=http://127.0.0.1:8787/anthropic` or "
+        "`OPENAI_API_BASE=http://127.0.0.1:8787/openai/v1`",
     ),
 )

@@ -16,8 +16,11 @@ OTHER_REPLY = "Notes about a harbour"
 
 
 class ToolCall(msgspec.Struct, frozen=True):
+    """`text` is what the model says before the call."""
+
     name: str
     arguments: Mapping[str, object]
+    text: str = ""
 
 
 class CustomToolCall(msgspec.Struct, frozen=True):
@@ -79,7 +82,8 @@ class ScriptedModel(SimulatedProvider):
         if not self._is_offered(call):
             return ScriptedReply((Text(OTHER_REPLY),))
         if isinstance(call, ToolCall):
-            return ScriptedReply((ToolUse("", call.name, encode_json(call.arguments).decode()),))
+            texts = (Text(call.text),) if call.text else ()
+            return ScriptedReply((*texts, ToolUse("", call.name, encode_json(call.arguments).decode())))
         id = sha256_hex(f"{turn.prompt}/{replies}".encode())[:24]
         item = {"type": "custom_tool_call", "id": f"ctc_{id}", "call_id": f"call_{id}", "status": "completed"}
         return ScriptedReply((Opaque(item["type"], encode_json({**item, "name": call.name, "input": call.input})),))

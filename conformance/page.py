@@ -19,8 +19,8 @@ Each client runs three times: directly against the simulator, through `holdfast 
 --improve`. Recording taps before and after the gateway compare the bytes.
 
 **These clients were never tried against a live provider.** The simulator behaves as the providers document, and may be
-wrong where they differ from their documentation. `scripts/smoke_live.py PROVIDER` makes two calls with your key, and two
-more through the gateway, for a few cents.
+wrong where they differ from their documentation. `scripts/smoke_live.py PROVIDER` makes two calls with your key, and
+two more through the gateway, for a few cents.
 """
 _CHECKS = """\
 A run is `ok` if the client exits with 0, shows the model's answers and has changed the file; no response has a status
@@ -34,15 +34,19 @@ A `known problem` is listed below with what was seen and fails nothing; one that
 calls that are never continued, such as those for titles, and prompts whose end is rewritten (aider) get breakpoints
 from `--improve` that are written and not read; and a lost prefix of less than 2,000 tokens counts as held.
 
-`python -m conformance NAME ...` runs some clients, `make clients LATEST=1` all of them at their newest versions;
-neither changes this page. Bodies, output and the gateway's log of the latest run are below
-`build/clients/NAME/runs/`.
+`python -m conformance NAME ...` runs some clients, `--ci` those of CI, `make clients LATEST=1` all of them at their
+newest versions; none of these changes this page. Bodies, output and the gateway's log of the latest run are below
+`build/clients/pinned/NAME/runs/`. `python -m conformance --corpus` rewrites `tests/wire/`: bodies of each client,
+long texts replaced by their length, which `tests/wire/test_wire.py` reads without loss.
+
+`gemini -r latest` of this version sends each function response of the resumed conversation twice. The API refuses a
+turn with more responses than calls, and so does the simulator, so the script begins two conversations instead.
 """
 
 
 _CONNECT = """\
-`holdfast connect NAME --write` writes the setting of `claude-code`, `codex`, `gemini` (Gemini CLI), `opencode` or `aider`
-into the client's own file, and `--undo` restores it; [the gateway](gateway.md#connect-a-client) says more.
+`holdfast connect NAME --write` writes the setting of `claude-code`, `codex`, `gemini` (Gemini CLI), `opencode` or
+`aider` into the client's own file, and `--undo` restores it; [the gateway](gateway.md#connect-a-client) says more.
 """
 
 

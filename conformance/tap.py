@@ -23,6 +23,8 @@ class TappedExchange(msgspec.Struct, frozen=True):
     response: bytes
     by_gateway: bool = False
     """Whether the gateway answered by itself."""
+    headers: tuple[tuple[str, str], ...] = ()
+    """Those of the request."""
 
 
 class Tap:
@@ -68,7 +70,9 @@ class Tap:
                 await response.write_eof()
             own = "x-holdfast-gateway" in upstream.headers
             self.exchanges.append(
-                TappedExchange(request.method, request.raw_path, body, upstream.status, bytes(received), own)
+                TappedExchange(
+                    request.method, request.raw_path, body, upstream.status, bytes(received), own, tuple(headers)
+                )
             )
         return response
 

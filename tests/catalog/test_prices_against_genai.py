@@ -165,7 +165,7 @@ def test_the_shipped_catalog_is_what_the_script_writes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "--check") == 0
-    assert capsys.readouterr().out == "models.json: nothing to change\n"
+    assert capsys.readouterr().out == "models.json: nothing to change\nprices.json: nothing to change\n"
 
 
 def test_a_drifted_price_is_named_by_the_check_and_fixed_by_the_script(
@@ -178,7 +178,9 @@ def test_a_drifted_price_is_named_by_the_check_and_fixed_by_the_script(
     copy = tmp_path / "models.json"
     copy.write_text(wrong, "utf-8")
     assert run(monkeypatch, "--check", "--file", str(copy)) == 1
-    assert capsys.readouterr().out == "models.json: prices of anthropic:claude-opus-5-5\n"
+    assert capsys.readouterr().out == (
+        "models.json: prices of anthropic:claude-opus-5-5\nprices.json: nothing to change\n"
+    )
     assert copy.read_text("utf-8") == wrong
     assert run(monkeypatch, "--file", str(copy)) == 0
     assert copy.read_text("utf-8") == right

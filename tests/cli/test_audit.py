@@ -210,7 +210,8 @@ def test_files_last_modified_before_the_day_are_not_read(folder: Path) -> None:
 def test_a_model_without_a_price_is_named_and_its_tokens_counted(tmp_path: Path) -> None:
     path = Script(model="claude-unheard-of\x1b[31m").ask().reply(usage(0, 5_000)).write(tmp_path / "a.jsonl")
     output = audit(path).output
-    assert "No price is known for anthropic:claude-unheard-of [31m: 1 call with 5,103 tokens" in output
+    assert "unpriced: 1 call of anthropic:claude-unheard-of [31m, 5,103 tokens; no sum of money contains" in output
+    assert output.startswith("unpriced: 1 call in 1 session")
     assert "\x1b" not in output
     assert report(path).total.usd == 0
     assert "unpriced" in output

@@ -40,7 +40,7 @@ class Machine:
         self.environ: dict[str, str | None] = {
             "HOME": str(home),
             "HOLDFAST_HOME": str(home / ".holdfast"),
-            "HOLDFAST_KEY": None,
+            "HOLDFAST_GATEWAY_KEY": None,
             **dict.fromkeys(("CLAUDE_CONFIG_DIR", "CODEX_HOME", "XDG_CONFIG_HOME", "HOLDFAST_GATEWAY_URL")),
         }
 
@@ -335,7 +335,7 @@ def test_link_of_the_user_is_followed_and_one_that_leaves_a_project_is_not(
 
 
 @pytest.mark.parametrize(
-    "url", ["", "ftp://x", "http://", "http://u:p@x", "http://x?y=1", 'http://x"\nb=1', "http://x:0"]
+    "url", [" ", "ftp://x", "http://", "http://u:p@x", "http://x?y=1", 'http://x"\nb=1', "http://x:0"]
 )
 def test_address_that_is_none_is_refused(machine: Machine, url: str) -> None:
     assert isinstance(machine.run("codex", "--url", url).exception, UserError)

@@ -82,7 +82,10 @@ def test_connected_client_makes_the_call_itself(machine: Machine, gateway: Serve
     assert result.exit_code == 0, result.exception
     assert "sent by claude\n" in result.output
     assert "anthropic:claude-sonnet-5-5: 1 call" in result.output
+    assert "sent by claude\n" in machine.run("claude-code", "--check").output
     assert "sent by a request" in check(machine, gateway, "claude-code", "--direct").output
+    with SimulatorServer(parse_script("")) as simulator, serve_gateway(simulator.url) as other:
+        assert "sent by a request" in check(machine, other, "claude-code").output
 
 
 def test_client_that_fails_is_quoted_without_its_keys(machine: Machine, gateway: ServedGateway) -> None:

@@ -108,7 +108,8 @@ def test_bytes_are_forwarded_to_the_configured_upstream(tmp_path: Path) -> None:
     ("arguments", "expected"),
     [
         (("--simulate", "--upstream", "openai=http://x"), "--simulate"),
-        (("--upstream", "nobody=http://x"), "unknown mount"),
+        (("--upstream", "nobody=http://x"), "unknown upstream 'nobody'"),
+        (("--upstream", "api=openai:http://x"), "would hide the service's own path /api"),
         (("--upstream", "openai"), "NAME=VALUE"),
         (("--upstream", "openai=ftp://x"), "https://host"),
         (("--upstream", "openai=http://[::"), "https://host"),
@@ -121,3 +122,25 @@ def test_invalid_arguments_are_one_line(tmp_path: Path, arguments: tuple[str, ..
     assert isinstance(result.exception, UserError)
     assert expected in str(result.exception)
     assert "\n" not in str(result.exception)
+
+
+def test_a_configured_upstream_is_served_below_its_name_and_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
+    path = str(tmp_path / "store.db")
+    reply = json.dumps({"model": "m", "choices": [], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}).encode()
+    with raw_upstream() as upstream:
+        settings = f'dialect = "openai"\nurl = "{upstream.url}/base/v1"\nprovider = "openai"\n'
+        (tmp_path / "config.toml").write_text(f"[gateway.upstreams.ours]\n{settings}")
+        head = b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+        upstream.parts = (head % len(reply), reply)
+        with serving("--db", path) as url:
+            body = json.dumps({"model": "gpt-5", "messages": [{"role": "user", "content": "Hi"}]}).encode()
+            with urlopen(f"{url}/ours/v1/chat/completions", data=body, timeout=SECONDS_MAX) as response:
+                assert response.read() == reply
+    assert upstream.heads[0].startswith(b"POST /base/v1/chat/completions ")
+    with closing(SqliteStore(path)) as store:
+        (session,) = store.sessions()
+        (call,) = iter_calls(store.read(session.id))
+    assert (session.model, call.usage.input, call.usage.output) == ("openai-chat:gpt-5", 5, 2)

@@ -6,6 +6,7 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from conformance.__main__ import install_available
 from conformance.checks import check_run, compare_runs
 from conformance.client import Client, Launch, Place
 from conformance.clients import CLIENTS
@@ -123,3 +124,21 @@ def test_the_programs_are_named_in_the_table(tmp_path: Path) -> None:
     words = json.dumps([client.start(place).commands for client in CLIENTS])
     programs = sorted(path.name for path in (Path(__file__).parents[2] / "conformance" / "programs").iterdir())
     assert [name for name in programs if name not in words and not name.startswith("__")] == []
+
+
+def test_ci_skips_what_cannot_be_installed_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("conformance.client.FOLDER", tmp_path)
+    # A machine without npm and without a package index.
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, value in {"INDEX_URL": "http://127.0.0.1:9", "CONFIG_FILE": "/dev/null", "RETRIES": "0"}.items():
+        monkeypatch.setenv(f"PIP_{name}", value)
+    installed = replace(CLIENT, name="installed", folder_name="")
+    (tmp_path / "installed").mkdir()
+    (tmp_path / "installed" / "installed.txt").write_text("test==1")
+    missing = [replace(CLIENT, name=name, registry="npm") for name in ("first", "second")]
+    available = list(install_available([installed, *missing, replace(CLIENT, name="third")]))
+    assert [client.name for client in available] == ["installed"]
+    [line] = capsys.readouterr().out.splitlines()
+    assert line.startswith("clients skipped: first, second: npm is not installed; third: python failed: ERROR: ")

@@ -91,7 +91,7 @@ def test_a_refusal_is_in_the_providers_format_and_names_its_origin(upstream: Raw
 def test_our_key_in_the_place_of_a_providers_key_is_replaced_by_it(
     upstream: RawUpstream, header: str, value: str
 ) -> None:
-    grants = {"*": KeyLimits(anthropic="env:TEAM_KEY")}
+    grants = {"*": KeyLimits(provider_keys={"anthropic": "env:TEAM_KEY"})}
     with serve_gateway(upstream.url, grants=grants, environ={"TEAM_KEY": CANARY}) as gateway:
         key = add_key(gateway)
         assert request_with(gateway, {header: value.format(key)})[0] == 200
@@ -195,7 +195,7 @@ def test_a_grants_file_must_be_private_to_its_owner(tmp_path: Path) -> None:
         read_key_limits(path)
     path.chmod(0o600)
     assert read_key_limits(path) == {
-        "*": KeyLimits(anthropic="env:A", budget_usd_a_day=2.5),
+        "*": KeyLimits(provider_keys={"anthropic": "env:A"}, budget_usd_a_day=2.5),
         "0011": KeyLimits(requests_a_minute=3),
     }
 

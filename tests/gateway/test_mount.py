@@ -7,12 +7,13 @@ from starlette.types import Receive, Scope, Send
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.cli.serve.gateway import GatewayMount
-from holdfast.gateway.routes import find_mount, find_target
+from holdfast.gateway.routes import RouteTable, resolve_upstreams
 from holdfast.service.app import make_app
 from holdfast.service.context import AppContext
 from holdfast.service.route_table import ROUTES
 from holdfast.stores.memory import MemoryStore
 
+ROUTE_TABLE = RouteTable(resolve_upstreams({}, {}))
 FORWARDED = {
     "/anthropic": ("anthropic", "/", None),
     "/anthropic/": ("anthropic", "/", None),
@@ -52,7 +53,7 @@ class Recorder:
 
 def app_with(gateway: Recorder) -> httpx.AsyncClient:
     store = MemoryStore()
-    mount = GatewayMount(gateway)
+    mount = GatewayMount(gateway, ROUTE_TABLE)
     app = make_app(AppContext(store, store.records, shipped_models()), ROUTES, mounts=(mount,))
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
@@ -70,7 +71,7 @@ async def test_provider_paths_reach_the_gateway_with_every_method_and_all_others
 
 def test_a_target_is_the_path_as_sent_below_its_mount() -> None:
     for path, (mount, rest, adapter) in FORWARDED.items():
-        target = find_target(path)
+        target = ROUTE_TABLE.find_target(path)
         assert (target.mount, target.path, target.adapter_name) == (mount, rest, adapter)
 
 
@@ -84,7 +85,7 @@ async def test_a_path_that_the_gateway_does_not_serve_is_answered_in_our_own_for
 
 
 def test_only_http_requests_are_matched() -> None:
-    mount = GatewayMount(Recorder())
+    mount = GatewayMount(Recorder(), ROUTE_TABLE)
     assert mount.matches({"type": "websocket", "path": "/anthropic/v1/messages"}) == (Match.NONE, {})
     assert mount.matches({"type": "http", "path": "/anthropic/v1/messages"}) == (Match.FULL, {})
 
@@ -102,8 +103,8 @@ def test_only_http_requests_are_matched() -> None:
     ],
 )
 def test_doubled_and_trailing_slashes_do_not_hide_a_model_call(path: str) -> None:
-    assert find_mount(path) == "anthropic"
-    target = find_target(path)
+    assert ROUTE_TABLE.find_mount(path) == "anthropic"
+    target = ROUTE_TABLE.find_target(path)
     assert target.adapter_name == "anthropic"
     assert path.endswith(target.path)
 
@@ -112,4 +113,4 @@ def test_doubled_and_trailing_slashes_do_not_hide_a_model_call(path: str) -> Non
     "path", ["/anthropic/../openai/v1/responses", "/anthropic/%2e%2e/x", "/anthropic/./v1/messages"]
 )
 def test_a_path_with_dot_steps_is_not_a_providers(path: str) -> None:
-    assert find_mount(path) is None
+    assert ROUTE_TABLE.find_mount(path) is None

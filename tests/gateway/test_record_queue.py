@@ -89,7 +89,12 @@ def test_calls_continue_and_are_counted_when_the_recorder_process_is_gone() -> N
     )
     relay._process.wait()
     for _ in range(3):
-        exchange = Exchange(Target("anthropic", "/v1/messages", "anthropic"), [], GatewayCaller("account"), 1.0)
+        exchange = Exchange(
+            Target("anthropic", "/v1/messages", "anthropic", provider="anthropic", format="anthropic"),
+            [],
+            GatewayCaller("account"),
+            1.0,
+        )
         exchange.add_request_bytes(b"{}")
         relay.on_request(exchange)
         relay.on_end(exchange)
@@ -104,7 +109,10 @@ def test_another_process_receives_everything_that_is_recorded() -> None:
         lambda call: records.append(("ended", call.response_body, call.status, call.end)),
         lambda call, ping, answer, at: records.append(("pinged", answer, int(at), ping.ttl)),
     )
-    target, caller = Target("anthropic", "/v1/messages", "anthropic"), GatewayCaller("account", "key", "name")
+    target, caller = (
+        Target("anthropic", "/v1/messages", "anthropic", provider="anthropic", format="anthropic"),
+        GatewayCaller("account", "key", "name"),
+    )
     ping = GatewayPing(b"", "tail", "1h", 3600.0, Decimal("0.1"), 3, 7)
     sent = (
         RecorderSetup("s.db", simulated=False),
@@ -131,7 +139,7 @@ def _observe_with_backlog(waiting: int) -> GatewayForwarded:
     store = MemoryStore()
     observer = GatewayRecorder(store, models=shipped_models(), new_id=new_ulid, make_queue=SynchronousQueue)
     receiver = MessageReceiver(observer.on_request, observer.on_end, observer.on_ping)
-    target = Target("anthropic", "/v1/messages", "anthropic")
+    target = Target("anthropic", "/v1/messages", "anthropic", provider="anthropic", format="anthropic")
     receiver.handle_message(
         RequestMessage(1, target, [], GatewayCaller("account"), 5.0, WITHOUT_BREAKPOINTS, 9, None, (), waiting)
     )

@@ -150,7 +150,7 @@ def test_no_client_id_is_on_the_log() -> None:
 
 def test_the_days_spending_is_known_after_a_restart() -> None:
     store = MemoryStore()
-    grants = {"*": KeyLimits(anthropic="sk-any", budget_usd_a_day=0.0001)}
+    grants = {"*": KeyLimits(provider_keys={"anthropic": "sk-any"}, budget_usd_a_day=0.0001)}
     with serve_provider(SimulatedProvider()) as url:
         with started(store, url, grants=grants) as gateway:
             new_key = gateway_key(gateway)

@@ -21,7 +21,7 @@ from holdfast.gateway.recording.worker_process import SynchronousQueue
 from holdfast.gateway.routes import Target
 from holdfast.stores.memory import MemoryStore
 
-TARGET = Target("anthropic", "/v1/messages", "anthropic")
+TARGET = Target("anthropic", "/v1/messages", "anthropic", provider="anthropic", format="anthropic")
 USAGE = {"input_tokens": 10, "output_tokens": 5, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0}
 SYSTEM = "You are a careful agent. " * 20
 TASKS = ("Solve the task.", "Solve the other task.", "Summarise the file.")
@@ -175,3 +175,50 @@ def test_interleaved_calls_are_recorded_in_the_session_of_their_conversation(fir
     assert right >= 0.99 * calls, f"{right} of {calls} calls are right; seeds {[s for s, n in wrong.items() if n][:9]}"
     assert right_parents >= 0.99 * parents, f"{right_parents} of {parents} parents are right"
     assert false_parents == 0
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_history_cut_to_the_last_step_of_each_turn_stays_one_session(seed: int) -> None:
+    """Agents on the AI SDK may keep only the messages of a turn's last step, and send no id."""
+    chance = random.Random(seed)
+    store = MemoryStore()
+    recorder = GatewayRecorder(store, models=shipped_models(), new_id=new_ulid, make_queue=SynchronousQueue)
+    true_of: dict[str, str] = {}
+    exchange_of: dict[str, Exchange] = {}
+    conversations = [
+        Conversation(chance, f"main{index}", first=chance.choice(TASKS), system=SYSTEM, headers={})
+        for index in range(4)
+    ]
+    steps_left = {conversation.name: 6 for conversation in conversations}
+    number, at = 0, 1_000_000.0
+    while waiting := [conversation for conversation in conversations if steps_left[conversation.name]]:
+        conversation = chance.choice(waiting)
+        number, at = number + 1, at + 1.0
+        exchange = exchange_for(conversation, at)
+        recorder.on_request(exchange)
+        true_of[str(number)], exchange_of[str(number)] = conversation.name, exchange
+        kept = [message for message in conversation.messages if not has_tools(message)]
+        if steps_left[conversation.name] % 3:
+            reply: list[dict[str, Any]] = [{"type": "tool_use", "id": f"toolu_{number}", "name": "read", "input": {}}]
+            result = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": "ok"}
+            kept, answer = conversation.messages, result
+        else:
+            reply = [{"type": "text", "text": f"Turn {number} of {conversation.name} is done."}]
+            answer = {"type": "text", "text": "continue"}
+        finish(exchange, reply, number, at + 0.5)
+        recorder.on_end(exchange)
+        conversation.messages = [*kept, {"role": "assistant", "content": reply}, {"role": "user", "content": [answer]}]
+        steps_left[conversation.name] -= 1
+    recorder.close()
+    started = {
+        event.at: row.id
+        for row in store.sessions()
+        for event in store.read(row.id)
+        if isinstance(event.payload, LlmCallStarted)
+    }
+    session_of = {call: started[exchange.started_at] for call, exchange in exchange_of.items()}
+    assert count_right_calls(true_of, session_of)[0] == len(true_of)
+
+
+def has_tools(message: dict[str, Any]) -> bool:
+    return any(block["type"] in ("tool_use", "tool_result") for block in message["content"])

@@ -145,7 +145,7 @@ def test_a_body_that_is_not_json_is_recorded() -> None:
         answer(upstream, json.dumps(REPLY).encode())
         post(gateway, "/anthropic/v1/messages", b"\xff\x00{")
         _, ended = one_call(gateway)
-        assert (ended.model, ended.usage) == ("anthropic:unknown", USAGE)
+        assert (ended.model, ended.usage) == ("anthropic:claude-sonnet-4-6", USAGE)
         assert upstream.bodies == [b"\xff\x00{"]
 
 
@@ -238,7 +238,7 @@ def test_a_response_that_cannot_be_read_is_recorded_as_unreadable_with_an_estima
 @pytest.mark.parametrize("reply", [json.dumps(REPLY).encode(), b"<html>"])
 def test_a_model_without_a_price_uses_up_a_budget(reply: bytes) -> None:
     body = json.dumps({**CLAUDE_CODE, "model": "claude-of-tomorrow"}).encode()
-    limits = KeyLimits(anthropic="sk-test", budget_usd_a_day=0.0001)
+    limits = KeyLimits(provider_keys={"anthropic": "sk-test"}, budget_usd_a_day=0.0001)
     with raw_upstream() as upstream, serve_gateway(upstream.url, grants={"*": limits}) as gateway:
         answer(upstream, reply)
         made = make_key("gateway", at=0.0, random_bytes=lambda size: b"k" * size, name="team")

@@ -11,7 +11,7 @@ from tests.support.wires import wire_of
 
 from holdfast.errors import FailureKind, ProviderError, UserError
 from holdfast.providers.adapter import PATH_HEADER, Adapter
-from holdfast.providers.registry import PROVIDERS, get_adapter
+from holdfast.providers.registry import PROVIDERS, find_adapter, get_adapter
 from holdfast.types.blocks import Text
 from holdfast.types.prompt import Breakpoint, Parameters, Plan, Prompt, Segment, Stability
 from holdfast.types.reply import Delta, ReplyFinished, ReplyStarted, TextDelta
@@ -247,3 +247,9 @@ def test_the_key_is_in_the_credentials_and_nowhere_else(adapter: Adapter) -> Non
 def test_an_unknown_provider_is_refused_with_a_list_of_the_known_ones() -> None:
     with pytest.raises(UserError, match="unknown provider 'nobody'; known providers: anthropic"):
         get_adapter("nobody")
+
+
+def test_a_recorded_provider_always_has_an_adapter() -> None:
+    assert find_adapter("anthropic") is get_adapter("anthropic")
+    assert find_adapter("bedrock") is get_adapter("bedrock") is get_adapter("anthropic")
+    assert find_adapter("our-own-host") is get_adapter("deepseek") is get_adapter("openai-chat")

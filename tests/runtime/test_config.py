@@ -144,3 +144,23 @@ def test_skill_folders_are_a_list_or_comma_separated(home: Path) -> None:
         (home / "config.toml").write_text(f"also_skills = {wrong}\n")
         with pytest.raises(UserError, match=r"also_skills must be some of .*\.metis/skills, not"):
             load_config(environ)
+
+
+def test_upstreams_are_set_by_the_home_file_and_never_by_a_workspace(home: Path, workspace: Path) -> None:
+    table = '[gateway.upstreams.ours]\ndialect = "openai"\nurl = "https://llm.example.com"\n'
+    (home / "config.toml").write_text(table)
+    config = load_config({"HOLDFAST_HOME": str(home)}, workspace=workspace)
+    assert config.upstreams == {"ours": {"dialect": "openai", "url": "https://llm.example.com"}}
+    assert config.origins["gateway.upstreams.ours"] == str(home / "config.toml")
+    (workspace / ".holdfast" / "config.toml").write_text(table)
+    with pytest.raises(UserError, match=r"gateway\.upstreams cannot be set by a workspace"):
+        load_config({"HOLDFAST_HOME": str(home)}, workspace=workspace)
+
+
+@pytest.mark.parametrize(
+    "text", ["gateway = 5", "[gateway]\nurl = 5", "[gateway]\nupstreams = 5", "[gateway.upstreams]\na = 5"]
+)
+def test_a_gateway_table_that_holds_anything_but_upstreams_is_refused(home: Path, text: str) -> None:
+    (home / "config.toml").write_text(text)
+    with pytest.raises(UserError, match="gateway may only have tables of upstreams, such as"):
+        load_config({"HOLDFAST_HOME": str(home)})

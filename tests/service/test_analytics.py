@@ -111,6 +111,7 @@ async def test_costs_are_listed_by_model_most_expensive_first(analytics: Analyti
         "cache_creation_input_tokens",
         "avg_latency_ms",
         "call_count",
+        "unpriced_calls",
     }
 
 

@@ -75,3 +75,17 @@ def test_an_unknown_endpoint_is_refused_with_a_list_of_all_endpoints() -> None:
     assert status == 404
     for path in ENDPOINTS:
         assert f"POST {path.replace('gemini-3.8-flash', 'ID')}".encode() in body
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("//v1/chat/completions", {"model": "gpt-6.1-sol", "messages": [{"role": "user", "content": "x"}]}, 200),
+        ("/v1//responses", {"model": "gpt-6.1-sol", "input": "x"}, 200),
+        ("//v1/messages", {"model": "claude-sonnet-5-5", "max_tokens": 5, "messages": []}, 404),
+    ],
+)
+def test_doubled_slashes_are_answered_as_the_provider_answers_them(path: str, body: object, status: int) -> None:
+    """OpenAI reads them as one, Anthropic does not find the endpoint."""
+    response = simulator().handle("POST", path, headers={"x-api-key": "any"}, body=msgspec.json.encode(body))
+    assert response.status == status

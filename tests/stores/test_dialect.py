@@ -61,6 +61,7 @@ def built_queries() -> Iterator[tuple[str, str]]:
     yield "hours", analytics.group_rows("hour", GroupFilter(model="m"), spans=1)
     yield "workers", analytics.group_session_days("is_worker", GroupFilter())
     yield "sizes", analytics.sum_usage_by_size((1, 2))
+    yield "unpriced", analytics.sum_unpriced(session=True)
     yield "breaks", analytics.select_cache_breaks(kind=True, component=True)
     yield "skills", analytics.select_skill_loads(simulated=False)
     yield "skill uses", analytics.select_skill_uses()

@@ -21,6 +21,7 @@ from holdfast.ledger.analytics.queries import (
     SessionOrder,
     SizedUsage,
     SkillLoad,
+    UnpricedUsage,
     find_skill_loads,
     format_group_name,
 )
@@ -195,6 +196,14 @@ class _EventSource:
             sums_by_session[row.id] = row, sums + posting.sums
         spenders = [(row, sums) for row, sums in sums_by_session.values() if sums.calls or sums.spent]
         return _sort_sessions(spenders, order)[offset : offset + limit]
+
+    def unpriced(self, scope: LedgerScope) -> tuple[UnpricedUsage, ...]:
+        usage_by_key: dict[tuple[str, str], tuple[int, Usage]] = {}
+        for row, posting in self._postings(scope):
+            if posting.entry is not None and posting.entry.is_unpriced:
+                calls, usage = usage_by_key.get((row.id, posting.model), (0, Usage()))
+                usage_by_key[row.id, posting.model] = calls + 1, usage + posting.sums.usage
+        return tuple(UnpricedUsage(*key, *calls_and_usage) for key, calls_and_usage in sorted(usage_by_key.items()))
 
     def worst_verdicts(self, session_ids: Sequence[str], scope: LedgerScope) -> dict[str, VerdictKind]:
         largest_losses: dict[str, tuple[int, VerdictKind]] = {}

@@ -1,14 +1,16 @@
-"""Request bodies as real clients send them, with invented content, and mutations of them."""
+"""Request bodies of today's clients, some more with other fields, and mutations of them."""
 
 import json
 import random
 from collections.abc import Iterator
 from typing import Any
 
+from tests.support.wire_corpus import FILES, load_exchanges
+
 _TOOL = {"name": "read_file", "description": "Read a file.", "input_schema": {"type": "object", "properties": {}}}
 _IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGVsbG8="}}
 
-BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
+_HANDMADE: tuple[tuple[str, dict[str, Any]], ...] = (
     (
         "/anthropic/v1/messages?beta=true",
         {
@@ -106,6 +108,11 @@ BODIES: tuple[tuple[str, dict[str, Any]], ...] = (
             ],
         },
     ),
+)
+
+
+BODIES = _HANDMADE + tuple(
+    (exchange.gateway_path, exchange.request) for file in FILES for exchange in load_exchanges(file)
 )
 
 

@@ -22,7 +22,7 @@ from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.recording.restore import restore_spending
 from holdfast.gateway.rewrite.rewriter import RequestRewriter
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
-from holdfast.gateway.routes import make_simulated_upstreams
+from holdfast.gateway.routes import RouteTable, UpstreamSettings, make_simulated_upstreams
 from holdfast.service.app import make_app
 from holdfast.service.context import AppContext
 from holdfast.service.route_table import ROUTES
@@ -75,6 +75,7 @@ def serve_gateway(
     rules: Sequence[VolatileRule] = (DATE_RULE,),
     keep_alive_usd: str | None = None,
     drain: bool = False,
+    upstreams: Mapping[str, UpstreamSettings] | None = None,
 ) -> Iterator[ServedGateway]:
     log = store or MemoryStore()
     assert isinstance(log, HasRecords)
@@ -89,8 +90,9 @@ def serve_gateway(
     keep_alive = None
     if keep_alive_usd is not None:
         keep_alive = GatewayKeepAlive(clock=clock, usd_a_day_max=Decimal(keep_alive_usd), on_ping=observer.on_ping)
+    routes = RouteTable(make_simulated_upstreams(upstream_url, upstreams or {}))
     gateway = Gateway(
-        make_simulated_upstreams(upstream_url),
+        routes,
         authenticator=authenticator,
         watcher=watcher(observer),
         clock=clock,
@@ -101,7 +103,7 @@ def serve_gateway(
 
     async def start_serving() -> tuple[asyncio.Event, "asyncio.Task[None]"]:
         stop = asyncio.Event()
-        app = make_app(service, ROUTES, mounts=(GatewayMount(gateway),))
+        app = make_app(service, ROUTES, mounts=(GatewayMount(gateway, routes),))
         return stop, asyncio.ensure_future(serve(app, service, bound, stop=stop))
 
     async def stop_serving() -> None:

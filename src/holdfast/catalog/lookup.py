@@ -1,15 +1,19 @@
-"""Looks up a model's catalog row by name and its price by date and prompt size; applies the user's corrections."""
+"""Looks up a model's row by name and its price by date and prompt size; applies the user's corrections.
+
+Rows of `models.json` and of the configuration come first; the price list answers for the other models.
+"""
 
 import datetime
 import difflib
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 
 import msgspec
 
+from holdfast.catalog import price_list
 from holdfast.catalog.schema import CacheRules, CatalogFile, Model, Price
 from holdfast.errors import UserError
 from holdfast.types.json_encoding import canonical_json, sha256_hex
@@ -17,13 +21,35 @@ from holdfast.types.json_encoding import canonical_json, sha256_hex
 Models = Mapping[str, Model]
 """Rows by id, `provider:name`."""
 
+
+class Catalog(dict[str, Model]):
+    """Rows by id that the price list backs: a name without a row is looked up there. A plain dict is all there is."""
+
+    def __init__(self, rows: Models) -> None:
+        super().__init__(rows)
+        self.listed_rows: dict[tuple[str, bool], Model | None] = {}
+        """Rows made from the price list so far: every call of a session asks for the same one."""
+
+    def __setitem__(self, name: str, row: Model) -> None:
+        super().__setitem__(name, row)
+        self.listed_rows.clear()
+
+    def __reduce__(self) -> tuple[type["Catalog"], tuple[dict[str, Model]]]:
+        # pickle would set the items before the attributes exist; an audit sends the catalog to its processes.
+        return Catalog, (dict(self),)
+
+
 NAME_CHARACTERS_MAX = 120
 NEAR_MATCHES_MAX = 3
+LISTED_ROWS_MAX = 1024
 _SAME_MODELS = {"openai-chat": "openai", "claude-code": "anthropic"}
 """Providers without rows of their own, and the provider whose models they serve."""
 
 _EXTERNALLY_CACHED = ("claude-code",)
 """Providers where other software places the breakpoints: the Claude Code command builds its own requests."""
+
+_MAKERS_RULES = frozenset({"anthropic", "openai", "google", "azure", "aws", "openrouter"})
+"""Providers, by their names in the price list, that cache a model by the rules of its maker."""
 
 # Dated snapshots and aliases, such as `claude-sonnet-4-5@20250929` or `gpt-4o-2024-11-20`.
 _SNAPSHOT = re.compile(r"[-@](\d{8}|\d{4}-\d{2}-\d{2}|latest)$")
@@ -39,7 +65,7 @@ def load_shipped_catalog() -> CatalogFile:
 
 @functools.cache
 def shipped_models() -> Models:
-    return {model.id: model for model in load_shipped_catalog().models}
+    return Catalog({model.id: model for model in load_shipped_catalog().models})
 
 
 def find_model(name: str, models: Models | None = None) -> Model:
@@ -49,14 +75,117 @@ def find_model(name: str, models: Models | None = None) -> Model:
     the shipped catalog is searched. Raises `UserError` with the nearest names.
     """
     catalog = shipped_models() if models is None else models
-    if row := find_model_or_none(name, catalog):
+    if row := find_model_of_provider(name, catalog):
         return row
     raise UserError(_unknown_model_message(name, catalog))
 
 
+def find_model_of_provider(name: str, models: Models) -> Model | None:
+    """Like `find_model`, but None for a name that is not one of this provider's own models."""
+    return _find_own_row(name, models) or _find_listed_row(name, models, by_name=False)
+
+
 def find_model_or_none(name: str, models: Models) -> Model | None:
-    """Like `find_model`, but None for an unknown name: for recorded names, which no user can correct any more."""
+    """None for an unknown name: for recorded names, which no user can correct any more.
+
+    A name that the price list knows of another provider counts too, because clients reach many providers under the
+    wire format of one.
+    """
+    return _find_own_row(name, models) or _find_listed_row(name, models, by_name=True)
+
+
+def resolve_model(provider: str, model: str, models: Models | None = None) -> Model:
+    """The row for any model string at any provider, with its source, its date and what is `assumed` about it.
+
+    Spellings of OpenRouter, Bedrock, Vertex, Azure and LiteLLM are understood. A model that is in no list has the rules
+    of its family and no prices: it is unpriced.
+    """
+    catalog = shipped_models() if models is None else models
+    return find_model_or_none(f"{provider}:{model}", catalog) or _build_row(provider, model, None, catalog)
+
+
+def list_known_models(models: Models, provider: str | None = None) -> Iterator[Model]:
+    """The catalog's rows, then the priced models of the price list that have no row; of one provider, if given."""
+    listed_as = price_list.match_provider(provider) if provider else None
+    for row in models.values():
+        if provider is None or row.provider == provider or price_list.match_provider(row.provider) == listed_as:
+            yield row
+    ours = {"google": "gemini"}
+    for listed in price_list.load_price_list().providers:
+        if provider is not None and listed != listed_as:
+            continue
+        name = provider or ours.get(listed, listed)
+        for model in price_list.list_models(listed):
+            if model.prices and _find_own_row(f"{ours.get(listed, listed)}:{model.id}", models) is None:
+                yield _build_row(name, model.id, price_list.ListedMatch(listed, model), models)
+
+
+def _find_own_row(name: str, models: Models) -> Model | None:
     return models.get(name) or _find_alias(name, models) or _find_via_other_provider(name, models)
+
+
+def _find_listed_row(name: str, models: Models, *, by_name: bool) -> Model | None:
+    provider, _, bare = name.partition(":")
+    # Clients choose the name: a huge one must not be kept.
+    if not isinstance(models, Catalog) or not 0 < len(bare) <= price_list.NAME_CHARACTERS_MAX:
+        return None
+    kept = models.listed_rows
+    if (name, by_name) in kept:
+        return kept.get((name, by_name))
+    row = _make_listed_row(provider, bare, models, by_name=by_name)
+    if len(kept) >= LISTED_ROWS_MAX:
+        kept.clear()
+    kept[name, by_name] = row
+    return row
+
+
+def _make_listed_row(provider: str, bare: str, models: Models, *, by_name: bool) -> Model | None:
+    # `models/gemini-2.5-pro`, as Gemini's own API writes it.
+    if bare.startswith("models/") and (row := _find_own_row(f"{provider}:{bare.removeprefix('models/')}", models)):
+        return msgspec.structs.replace(row, name=bare)
+    match = price_list.find_listed(provider, bare, by_name=by_name)
+    return _build_row(provider, bare, match, models) if match is not None and match.model.prices else None
+
+
+def _build_row(provider: str, name: str, match: price_list.ListedMatch | None, models: Models) -> Model:
+    """A row with the list's prices, and with the rules of the maker's own row or else of the model's family."""
+    served_by = match.provider if match else provider
+    family = price_list.find_family(served_by, name, load_shipped_catalog().families)
+    maker_row = _find_maker_row(served_by, name, models)
+    prices, missing = price_list.build_prices(match, family) if match else ((), ())
+    base = maker_row or _row(f"{provider or '?'}:{name or '?'}", {"prices": (), **family.row}, shipped_models())
+    assumed = ["cache"] if maker_row else ["cache", "limits"]
+    if match:
+        assumed += ["prices"] if match.by_name else []
+        # Only models with breakpoints report writes.
+        assumed += [rate for rate in missing if rate == "cache_read" or base.cache.kind in ("explicit", "hybrid")]
+        assumed += match.model.assumed
+    listed_max = match.model.context_tokens_max if match else None
+    rules = f"rules of {maker_row.id}" if maker_row else f"rules: {family.source}"
+    # OpenRouter may send a request to any host of a model.
+    supports_caching = base.supports_prompt_caching and "openrouter" not in (served_by, provider)
+    return msgspec.structs.replace(
+        base,
+        provider=provider,
+        name=name,
+        context_tokens_max=base.context_tokens_max if maker_row else listed_max or base.context_tokens_max,
+        prices=prices,
+        aliases=(),
+        released=None,
+        source=f"{price_list.describe_source(match)}; {rules}" if match else rules,
+        checked_on=price_list.load_price_list().dated if match else load_shipped_catalog().dated,
+        supports_prompt_caching=supports_caching and provider not in _EXTERNALLY_CACHED,
+        assumed=tuple(assumed),
+    )
+
+
+def _find_maker_row(served_by: str, name: str, models: Models) -> Model | None:
+    """The row of the same model at its maker, where the serving provider documents the maker's cache rules."""
+    if (price_list.match_provider(served_by) or served_by) not in _MAKERS_RULES:
+        return None
+    bare = price_list.parse_bare_name(name)
+    rows = (_find_own_row(f"{maker}:{bare}", models) for maker in ("anthropic", "openai", "gemini"))
+    return next((row for row in rows if row is not None), None)
 
 
 def is_externally_cached(model: Model) -> bool:
@@ -87,6 +216,17 @@ def _tokens_over(price: Price) -> int:
     return price.prompt_tokens_over
 
 
+_BATCH_FACTORS = dict.fromkeys(
+    ("anthropic", "openai", "openai-chat", "gemini", "azure", "mistral", "groq", "fireworks"), Decimal("0.5")
+)
+"""Prices of batches relative to the list price, from each provider's page on batches; cache rates are scaled too."""
+
+
+def find_batch_factor(provider: str) -> Decimal | None:
+    """None if it is not known what the provider's batches cost."""
+    return _BATCH_FACTORS.get(provider)
+
+
 def utc_date(at: float) -> datetime.date:
     """The UTC date of a Unix timestamp: catalog prices change at midnight UTC."""
     return datetime.datetime.fromtimestamp(at, datetime.UTC).date()
@@ -96,7 +236,11 @@ def pricing_version(models: Models | None = None) -> str:
     """The catalog's date and a digest of all rates: with equal versions every call has the same price."""
     catalog = shipped_models() if models is None else models
     # Without `source`: rewording a citation does not change a price.
-    rates = {name: [msgspec.structs.replace(row, source="") for row in model.prices] for name, model in catalog.items()}
+    rates: dict[str, object] = {
+        name: [msgspec.structs.replace(row, source="") for row in model.prices] for name, model in catalog.items()
+    }
+    if isinstance(catalog, Catalog):
+        rates["price list"] = price_list.price_list_digest()
     return f"{load_shipped_catalog().dated}.{sha256_hex(canonical_json(rates))[:8]}"
 
 
@@ -158,7 +302,7 @@ def apply_model_overrides(models: Models, tables: Mapping[str, object]) -> Model
     A table corrects the row of its name, or copies the row named by `like`, or is a complete row. Fields of `cache` are
     merged one by one; any other field replaces the previous value.
     """
-    catalog = dict(models)
+    catalog = Catalog(models) if isinstance(models, Catalog) else dict(models)
     for name, table in tables.items():
         catalog[name] = _row(name, table, catalog)
     return catalog

@@ -112,6 +112,8 @@ class Model(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     aliases: tuple[str, ...] = ()
     has_reasoning: bool = True  # Whether the model reasons before it responds, with adjustable effort.
     supports_prompt_caching: bool = True  # False where a request may reach any cache or none.
+    # What no source says of this very model: "cache", "limits", "prices", or one rate, such as "cache_read".
+    assumed: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
@@ -132,8 +134,73 @@ class PriceOverride(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prompt_tokens_over: Count | None = None
 
 
+class ModelFamily(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What is documented for all models whose bare name matches `pattern`; the first family that matches counts.
+
+    `row` has the fields of a model table of config.toml, `like` included. `missing_rates` are multiples of the input
+    rate, for rates that a price list leaves out. A family without documented cache rules has the cache kind "none":
+    nothing is expected of its cache, and its requests are not rewritten.
+    """
+
+    pattern: str
+    row: dict[str, object]
+    source: str
+    missing_rates: dict[str, Decimal] = {}
+
+
 class CatalogFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     dated: datetime.date
     notes: tuple[str, ...]
     price_overrides: tuple[PriceOverride, ...]
+    families: tuple[ModelFamily, ...]
     models: tuple[Model, ...]
+
+
+class ListedPrice(msgspec.Struct, frozen=True, array_like=True):
+    """Rates of the price list, in dollars per million tokens; None where the list has no such rate."""
+
+    valid_from: datetime.date
+    prompt_tokens_over: Count
+    input: Decimal
+    output: Decimal
+    cache_read: Decimal | None = None
+    cache_write: Decimal | None = None
+    cache_write_1h: Decimal | None = None
+
+
+class ListedModel(msgspec.Struct, frozen=True, array_like=True):
+    """`names` and `pattern` say which lower-case names are this model's; the first model that matches counts.
+
+    `assumed` names what the price list knows more about than these rates can say.
+    """
+
+    id: str
+    names: tuple[str, ...]
+    pattern: str
+    context_tokens_max: int | None
+    prices: tuple[ListedPrice, ...]
+    assumed: tuple[str, ...] = ()
+
+
+class ListedProvider(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`models` is decoded when a model of this provider is looked up: the whole list takes a hundred times as long.
+
+    `ids` matches other names of the provider, `claims` the models that are taken for this provider's if no provider is
+    known. `fallbacks` are the providers whose models it offers too, at their prices. `count` is how many models have
+    a price.
+    """
+
+    count: int
+    models: msgspec.Raw
+    ids: str = ""
+    claims: str = ""
+    fallbacks: tuple[str, ...] = ()
+
+
+class PriceListFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`size_limits` are all prompt sizes above which some price changes."""
+
+    dated: datetime.date
+    source: str
+    size_limits: tuple[int, ...]
+    providers: dict[str, ListedProvider]

@@ -33,7 +33,7 @@ def command(as_json: bool, workspace: Path) -> None:
     }
     if as_json:
         settings = {key: {"value": value, "from": origins[key]} for key, value in values.items()}
-        document = {**settings, "models": config.models, "project": config.project}
+        document = {**settings, "models": config.models, "project": config.project, "upstreams": config.upstreams}
         print_json(document)
         return
 
@@ -45,5 +45,10 @@ def command(as_json: bool, workspace: Path) -> None:
     rows += [
         (f"project.{key}", to_one_line(text.encode()), config.origins[f"project.{key}"])
         for key, text in config.project.items()
+    ]
+    rows += [
+        (key, to_one_line(str(config.upstreams[name].get("url", "preset")).encode()), config.origins[key])
+        for name in config.upstreams
+        for key in (f"gateway.upstreams.{name}",)
     ]
     print_table(("setting", "value", "from"), rows)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from holdfast.cli.format import format_count, format_usd, print_json, replace_unprintable
-from holdfast.cli.mcp import KEY_VARIABLE
 from holdfast.cli.options import json_option
 from holdfast.errors import UserError
 from holdfast.redaction import redact_secrets
@@ -68,9 +67,13 @@ _PROBES: "Mapping[Dialect, _Probe]" = {
 @click.option("--dry-run", is_flag=True, help="Show what --write, or --undo, would change.")
 @click.option("--project", is_flag=True, help="Use the settings of this folder instead of the user's.")
 @click.option(
-    "--url", envvar="HOLDFAST_GATEWAY_URL", default=DEFAULT_URL, show_default=True, help="Address of the gateway."
+    "--url",
+    envvar="HOLDFAST_GATEWAY_URL",
+    show_envvar=True,
+    show_default=f"that of the connection to check, else {DEFAULT_URL}",
+    help="Address of the gateway.",
 )
-@click.option("--key", envvar=KEY_VARIABLE, show_envvar=True, help="Key of the gateway, if it needs one.")
+@click.option("--key", envvar="HOLDFAST_GATEWAY_KEY", show_envvar=True, help="Key of the gateway, if it needs one.")
 @click.option(
     "--replace-provider-key", is_flag=True, help="Send the gateway's key in place of the provider's (serve --grants)."
 )
@@ -87,7 +90,7 @@ def command(
     check: bool,
     dry_run: bool,
     project: bool,
-    url: str,
+    url: str | None,
     key: str | None,
     replace_provider_key: bool,
     providers: tuple[str, ...],
@@ -104,7 +107,7 @@ def command(
         check_gateway_url,
         connect_client,
         disconnect_client,
-        is_client_connected,
+        find_connected_url,
         show_settings,
     )
 
@@ -114,12 +117,13 @@ def command(
         raise click.UsageError(f"name a client: {', '.join(CLIENT_NAMES)}")
     program = CLIENTS[client or CLIENT_NAMES[0]]
     folder = Path.cwd() if project else None
-    access = GatewayAccess(
-        check_gateway_url(url), _check_key(key), replace_provider_key, _choose_providers(program, providers)
-    )
+    connected_url = find_connected_url(program, os.environ, project=folder) if check and client else None
+    address = check_gateway_url(url or connected_url or DEFAULT_URL)
+    access = GatewayAccess(address, _check_key(key), replace_provider_key, _choose_providers(program, providers))
     if check:
-        is_connected = client is not None and is_client_connected(program, os.environ, project=folder)
-        _check(program, access, with_client=is_connected and not direct, as_json=as_json)
+        # The client would send its call to the other gateway.
+        with_client = connected_url == address and not direct
+        _check(program, access, with_client=with_client, as_json=as_json)
     elif undo:
         changes = disconnect_client(program, os.environ, project=folder, write=not dry_run)
         _print_changes(changes, program, done="undone", dry_run=dry_run, as_json=as_json)

@@ -47,6 +47,7 @@ COMMANDS = {
     "knowledge": ("knowledge.harvest", "Extract knowledge from finished sessions, and show what new sessions receive."),
     "learned": ("costs.learned", "Show the cache parameters learned from stored sessions."),
     "mcp": ("mcp", "Serve an agent's instructions and skills to any MCP client."),
+    "models": ("models", "List models with their cache floors, TTLs and prices, each with its source and date."),
     "rag": ("knowledge.rag", "Index the files of a project and search them for relevant passages."),
     "recovery": ("sessions.recovery", "List known failures of stored sessions and run their recovery recipes."),
     "replay": ("costs.replay", "Replay recorded conversations under other cache policies and compare their cost."),

@@ -14,7 +14,7 @@ from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, Mode
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.layers.assemble import assemble_prompt
 from holdfast.ledger.cache.verdicts import DROP_TOKENS_MIN
-from holdfast.providers.registry import get_adapter
+from holdfast.providers.registry import find_adapter
 from holdfast.types.json_encoding import JSON_ENCODING_VERSION
 from holdfast.types.request_buffer import count_shared_blocks
 
@@ -52,7 +52,7 @@ def certify(
                 if pending is not None:
                     yield pending
                 call_number += 1
-                draft = draft or RequestDraft(get_adapter(find_model(state.model, models).provider), len)
+                draft = draft or RequestDraft(find_adapter(find_model(state.model, models).provider), len)
                 draft.update(assemble_prompt(build_sent_view(state)))
                 pending = _certify_bytes(state, payload, draft, call_number)
             case ModelSwitched():

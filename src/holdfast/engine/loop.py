@@ -162,8 +162,7 @@ async def _record_used_preloads(conversation: Conversation, reply: Reply) -> Non
     active = state.activations
     if len(active.used) == len(active.preloaded):
         return
-    # The reply is the last entry; what it repeats must not be looked for in itself.
-    for used in find_used_preloads(active, state.pinned, state.entries[:-1], reply.content):
+    for used in find_used_preloads(active, state.pinned, state.entries, reply.content):
         session_in_chain: Conversation | None = conversation
         # The delegating sessions have the same preload, and count it as used too.
         while session_in_chain is not None:

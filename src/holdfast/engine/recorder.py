@@ -9,16 +9,16 @@ from threading import RLock
 
 import msgspec
 
-from holdfast.catalog.lookup import Models, find_model, price_at, pricing_version, utc_date
+from holdfast.catalog.lookup import Models, find_model_or_none, price_at, pricing_version, utc_date
 from holdfast.catalog.schema import Model
 from holdfast.clock import Clock, NewId
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.call_record import split_writes_by_ttl
 from holdfast.engine.guard import WarningLog
-from holdfast.errors import FailureKind, UserError
+from holdfast.errors import FailureKind
 from holdfast.events.log import Event, EventLog
 from holdfast.events.payloads.cache import CachePinged
-from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted, RequestPrepared
+from holdfast.events.payloads.calls import UNPRICED, LlmCallCompleted, LlmCallFailed, LlmCallStarted, RequestPrepared
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.ledger.accounting import CallRecord
@@ -29,9 +29,6 @@ from holdfast.types.prompt import Plan, PrefixChange, Ttl
 from holdfast.types.reply import Reply
 from holdfast.types.request_buffer import PrefixDigest, count_shared_blocks
 from holdfast.types.usage import Usage
-
-UNPRICED = "unpriced"
-"""The pricing version of calls whose model is not in the catalog: they are recorded with a cost of 0."""
 
 _NOT_RECORDED = "a call is not recorded"
 
@@ -72,7 +69,10 @@ def bill_usage(call: ObservedCall, usage: Usage) -> Usage:
 
 
 class ResumedSession(msgspec.Struct, frozen=True):
-    """A session that an earlier process recorded: the digests of its last request, and its last event."""
+    """A session that an earlier process recorded: the digests of its last request, and its last event.
+
+    Without a last event, it is a new session with a given id.
+    """
 
     session_id: str
     digests: tuple[PrefixDigest, ...]
@@ -102,7 +102,7 @@ class CallRecorder:
         self._session_started = session_started
         self._lock = RLock()
         self._digests: tuple[PrefixDigest, ...] = resumed.digests if resumed else ()
-        self._last_event_id: str | None = resumed.last_event_id if resumed else None
+        self._last_event_id = (resumed.last_event_id if resumed else "") or None
         self._written: Future[None] | None = None
         self._open: set[str] = set()
         self._dropped: deque[tuple[ObservedCall, Reply | None]] = deque()
@@ -115,26 +115,24 @@ class CallRecorder:
         return tuple(iter_calls(self._events()))
 
     def bill(self) -> Bill:
-        """Usage and cost of all calls; models without a price count as free."""
+        """Usage and cost of all calls; those of models without a price are counted as unpriced."""
         total = Bill(0, Usage(), Decimal(0), Decimal(0))
         for model, records in groupby(self.calls, key=lambda record: record.model):
             part = self._bill_of(model, records)
             costs = (total.cost_usd + part.cost_usd, total.uncached_cost_usd + part.uncached_cost_usd)
-            total = Bill(total.calls + part.calls, total.usage + part.usage, *costs)
+            unpriced = total.unpriced_calls + part.unpriced_calls
+            total = Bill(total.calls + part.calls, total.usage + part.usage, *costs, unpriced_calls=unpriced)
         return total
 
     def _bill_of(self, model: str, records: Iterator[CallRecord]) -> Bill:
         row = self.find_catalog_row(model)
-        if row is not None:
+        if row is not None and row.prices:
             return compute_bill(records, row)
-        all_records = list(records)
-        return Bill(len(all_records), sum((record.usage for record in all_records), Usage()), Decimal(0), Decimal(0))
+        usages = [record.usage for record in records]
+        return Bill(len(usages), sum(usages, Usage()), Decimal(0), Decimal(0), unpriced_calls=len(usages))
 
     def find_catalog_row(self, model: str) -> Model | None:
-        try:
-            return find_model(model, self._models)
-        except UserError:
-            return None
+        return find_model_or_none(model, self._models)
 
     def count_shared_blocks(self, digests: Sequence[PrefixDigest]) -> int:
         """How many leading blocks a request shares with the previous one."""
@@ -168,15 +166,21 @@ class CallRecorder:
             return call
         return None
 
-    def complete_call(self, call: ObservedCall, reply: Reply, *, unreadable: str = "") -> None:
-        """`unreadable` says which part of the response could not be decoded; its usage was."""
+    def complete_call(
+        self, call: ObservedCall, reply: Reply, *, unreadable: str = "", costs: tuple[Decimal, Decimal] | None = None
+    ) -> None:
+        """`unreadable` says which part of the response could not be decoded; its usage was.
+
+        `costs` are what was paid, and what would have been without a cache, where list prices do not apply.
+        """
         prepared, usage = call.prepared, bill_usage(call, reply.usage)
         completed = LlmCallCompleted(
             model=prepared.model,
             provider=prepared.provider,
             usage=usage,
-            cost_usd=self.cost_of(call, usage),
-            pricing_version=UNPRICED if prepared.row is None else self._pricing_version,
+            cost_usd=self.cost_of(call, usage) if costs is None else costs[0],
+            uncached_cost_usd=msgspec.UNSET if costs is None else costs[1],
+            pricing_version=self._pricing_version if prepared.row and prepared.row.prices else UNPRICED,
             latency_ms=self._since(call),
             stop_reason=reply.stop_reason,
             produced_tool_calls=sum(isinstance(block, ToolUse) for block in reply.content),
@@ -223,7 +227,7 @@ class CallRecorder:
             ttl=ttl,
             usage=usage,
             cost_usd=cost,
-            pricing_version=UNPRICED if prepared.row is None else self._pricing_version,
+            pricing_version=self._pricing_version if prepared.row and prepared.row.prices else UNPRICED,
             reason="keep-alive while the client was idle",
             sent_at=self._clock(),
             breakpoint_block=block,

@@ -31,13 +31,18 @@ class RequestObserver:
         self.newest_buffer: RequestBuffer | None = None
         """The last prepared request in our encoding; the next request changes it in place."""
 
-    def prepare(self, adapter: Adapter, wire: WireRequest, rewrite: RewriteRequest | None = None) -> ObservedRequest:
-        """The record of a request; without `rewrite` it is sent unchanged."""
-        model = f"{adapter.name}:{wire.parameters.model}"
+    def prepare(
+        self, adapter: Adapter, wire: WireRequest, rewrite: RewriteRequest | None = None, *, provider: str = ""
+    ) -> ObservedRequest:
+        """The record of a request; without `rewrite` it is sent unchanged.
+
+        `provider` is the host, where it has the format of another provider.
+        """
+        provider = provider or adapter.name
+        model = f"{provider}:{wire.parameters.model}"
         row = self.recorder.find_catalog_row(model)
         if row is None:
-            effect = "its requests are not rewritten, and it has no price"
-            self.warnings.warn_once(f"model {model[:120]!r} is not in the catalog: {effect}")
+            self.warnings.warn_once(f"model {model[:120]!r} is not in the catalog: it has no price")
         with self._lock:
             buffer, change = self._update_draft(adapter, wire, 1.0 if row is None else row.tokens_factor)
             sent = wire if row is None or rewrite is None else rewrite(buffer, row)
@@ -51,7 +56,7 @@ class RequestObserver:
             request_head = adapter.request_head(sent.parameters)
             return ObservedRequest(
                 model=model,
-                provider=adapter.name,
+                provider=provider,
                 row=row,
                 plan=Plan((*breakpoints, *automatic)),
                 digests=tuple(buffer.digests),
@@ -64,15 +69,21 @@ class RequestObserver:
             )
 
     def prepare_unchanged(
-        self, adapter: Adapter, request: TolerantRequest, body: bytes, headers: Mapping[str, str]
+        self,
+        adapter: Adapter,
+        request: TolerantRequest,
+        body: bytes,
+        headers: Mapping[str, str],
+        *,
+        provider: str = "",
     ) -> tuple[TolerantRequest, ObservedRequest]:
         """The record of a request that is sent unchanged; as raw JSON if it decodes but cannot be encoded again."""
         try:
-            return request, self.prepare(adapter, request.wire)
+            return request, self.prepare(adapter, request.wire, provider=provider)
         except Exception as error:  # noqa: BLE001 - whatever it is, the request is sent and has to be recorded
             # Only the type of the error: its message could quote the prompt.
             raw = wrap_raw_request(body, headers, f"the request cannot be encoded: {type(error).__name__}")
-            return raw, self.prepare(adapter, raw.wire)
+            return raw, self.prepare(adapter, raw.wire, provider=provider)
 
     def previous_tail(self, adapter: Adapter, buffer: RequestBuffer) -> int | None:
         """The last breakpoint's block in the previous request, if this request is unchanged up to it."""

@@ -24,7 +24,7 @@ from holdfast.gateway.http.headers import filter_request_headers, filter_respons
 from holdfast.gateway.http.response_parser import Headers
 from holdfast.gateway.keep_alive import GatewayKeepAlive
 from holdfast.gateway.rewrite.rewriter import RequestRewriter
-from holdfast.gateway.routes import Target, Upstream, find_target, get_raw_path
+from holdfast.gateway.routes import RouteTable, Target, Upstream, get_raw_path
 from holdfast.providers.registry import get_adapter
 
 logger = logging.getLogger(__name__)
@@ -61,11 +61,11 @@ class Authenticator(Protocol):
 
 
 class Gateway:
-    """ASGI application that forwards provider requests to their upstream; serves the paths that `find_mount` knows."""
+    """ASGI application that forwards provider requests to their upstream; serves the paths that `routes` knows."""
 
     def __init__(
         self,
-        upstreams: Mapping[str, Upstream],
+        routes: RouteTable,
         *,
         authenticator: Authenticator,
         watcher: ExchangeWatcher,
@@ -74,7 +74,7 @@ class Gateway:
         keep_alive: GatewayKeepAlive | None = None,
         drain: bool = False,
     ) -> None:
-        self._upstreams = upstreams
+        self._routes = routes
         self._authenticator = authenticator
         self._watcher = watcher
         self._clock = clock
@@ -86,7 +86,7 @@ class Gateway:
         self.active_requests = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        target = find_target(get_raw_path(scope))
+        target = self._routes.find_target(get_raw_path(scope))
         try:
             admitted = await self._authenticator.authenticate(target, scope["headers"])
         except GatewayRefusedError as error:
@@ -132,7 +132,7 @@ class Gateway:
         *,
         on_response_started: Callable[[], None] = lambda: None,
     ) -> None:
-        upstream = self._upstreams[exchange.target.mount]
+        upstream = self._routes.upstreams[exchange.target.mount]
         try:
             connection = await self._connections.acquire(upstream)
         except ConnectionCutError:
@@ -264,9 +264,7 @@ async def _unreachable(exchange: Exchange, send: Send) -> None:
 async def _refuse(target: Target, error: GatewayRefusedError, send: Send) -> None:
     """Answers in the provider's error format, so that its clients can parse it; a header marks it as ours."""
     kind = _KINDS.get(error.status, "server_error")
-    status, body = get_adapter(target.adapter_name or target.mount).encode_error(
-        kind, error.message, status=error.status
-    )
+    status, body = get_adapter(target.format).encode_error(kind, error.message, status=error.status)
     headers = [
         (b"content-type", b"application/json"),
         (b"content-length", b"%d" % len(body)),

@@ -22,6 +22,9 @@ KEY_CACHE_MAX = 10_000
 _SUBSCRIPTION_PREFIXES = (b"sk-ant-oat", b"eyJ", b"ya29.")
 """Prefixes of subscription tokens: Anthropic OAuth, JWT (ChatGPT sign-in) and Google OAuth access tokens."""
 
+_SIGNATURE = re.compile(rb"AWS4-\S+ Credential=([^/,\s]+)")
+"""An authorization header by AWS's Signature Version 4, which covers the body; the group is the key's id."""
+
 GATEWAY_KEY_PATTERN = re.compile(rb"(?:Bearer +)?(hf_[0-9a-f]{16}_[0-9a-f]{64})", re.IGNORECASE)
 
 FindHolder = Callable[[str | None], "KeyHolder | None"]
@@ -59,7 +62,7 @@ class KeyAuthenticator:
             if key_header is not None:
                 raise GatewayRefusedError(401, "unknown or revoked gateway key")
             return AuthenticatedRequest(
-                GatewayCaller(self._account(credential)), headers, self._improve and not is_subscription(headers)
+                GatewayCaller(self._account(credential)), headers, self._improve and may_rewrite(target, headers)
             )
         self._limits.check_request(holder.key_id, self._clock())
         if key_header is not None:
@@ -70,7 +73,7 @@ class KeyAuthenticator:
         caller = GatewayCaller(
             self._account(credential), holder.key_id, holder.label, user_id=holder.user_id, team_id=holder.team_id
         )
-        return AuthenticatedRequest(caller, headers, improve and not is_subscription(headers))
+        return AuthenticatedRequest(caller, headers, improve and may_rewrite(target, headers))
 
     async def _holder(self, key: bytes | None, *, has_own_credential: bool) -> KeyHolder | None:
         now = self._clock()
@@ -96,6 +99,9 @@ class KeyAuthenticator:
 
     def _account(self, credential: bytes) -> str:
         """Pseudonymous id of a credential: equal for equal credentials within this process, and not reversible."""
+        # A signature differs from request to request; the id of the key that it was made with does not.
+        signed = _SIGNATURE.match(credential)
+        credential = signed[1] if signed else credential
         return hashlib.blake2b(credential, key=self._salt, digest_size=8).hexdigest()
 
 
@@ -122,6 +128,14 @@ def _with_provider_key(headers: Headers, key_header: bytes, provider_key: bytes)
         for name, value in headers
         if name == key_header or name not in CREDENTIAL_HEADERS or not GATEWAY_KEY_PATTERN.fullmatch(value.strip())
     ]
+
+
+def may_rewrite(target: Target, headers: Headers) -> bool:
+    """Whether a request may be changed: not if it is signed together with its body, nor if a subscription pays."""
+    if any(name == b"authorization" and _SIGNATURE.match(value) for name, value in headers):
+        return False
+    # There the tokens that look like subscriptions are the usual credentials, and usage is billed.
+    return target.provider in ("vertex", "azure") or not is_subscription(headers)
 
 
 def is_subscription(headers: Headers) -> bool:

@@ -67,8 +67,12 @@ class Exchange:
 
     @property
     def is_recorded(self) -> bool:
-        """Requests that only read, such as a list of models, cost nothing."""
-        return self.method == "POST"
+        """Requests that only read, such as a list of models, cost nothing; what a batch cost is in its results."""
+        return self.method == "POST" or self.reads_batch_results
+
+    @property
+    def reads_batch_results(self) -> bool:
+        return self.method == "GET" and self.target.reads_results
 
     @property
     def request_body(self) -> bytes | None:
@@ -137,7 +141,7 @@ def exceeds_buffer_limit(headers: Headers) -> bool:
 
 def drop_credentials(headers: Headers) -> Headers:
     """Drops credentials, cookies and the headers addressed to the gateway itself."""
-    hidden = (*CREDENTIAL_HEADERS, b"cookie", b"set-cookie")
+    hidden = (*CREDENTIAL_HEADERS, b"cookie", b"set-cookie", b"x-amz-security-token")
     return [(name, value) for name, value in headers if name not in hidden and not name.startswith(OWN_HEADER_PREFIX)]
 
 
@@ -174,7 +178,15 @@ async def prepare_request(
     if body is None or get_header_value(headers, b"content-encoding") not in (None, b"identity"):
         return ForwardRequest(headers, _replay(messages, receive))
     analysis: RequestAnalysis | None = None
-    analyze = functools.partial(analyze_request, rewriter, target.adapter_name, body, path=target.path)
+    analyze = functools.partial(
+        analyze_request,
+        rewriter,
+        target.adapter_name,
+        body,
+        path=target.path,
+        provider=target.provider,
+        path_fields=target.path_fields,
+    )
     try:
         analysis = await asyncio.to_thread(analyze, account=exchange.caller.account, at=exchange.started_at)
     except Exception as error:  # noqa: BLE001 - a failing rewrite must not break the client's call

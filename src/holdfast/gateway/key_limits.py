@@ -4,7 +4,7 @@ import os
 import stat
 import tomllib
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import date
 from pathlib import Path
 from threading import Lock
@@ -14,7 +14,7 @@ import msgspec
 from holdfast.catalog.lookup import utc_date
 from holdfast.errors import UserError
 from holdfast.gateway.app import GatewayRefusedError
-from holdfast.gateway.routes import MOUNTS, get_key_variable
+from holdfast.gateway.routes import PRESETS
 
 FILE_BYTES_MAX = 1024 * 1024
 MINUTE_SECONDS = 60.0
@@ -22,12 +22,9 @@ DEFAULT_ROW = "*"
 
 
 class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A provider key is `env:NAME` or the key itself; if absent, the provider's usual environment variable is used."""
+    """`provider_keys` are by upstream: `env:NAME` or the key itself; if absent, the upstream's variable is used."""
 
-    anthropic: str | None = None
-    openai: str | None = None
-    gemini: str | None = None
-    openrouter: str | None = None
+    provider_keys: dict[str, str] = {}
     budget_usd_a_day: float | None = None
     requests_a_minute: int | None = None
     improve: bool = False
@@ -36,8 +33,12 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class KeyLimitTable:
     """Limits by gateway key id; the row `*` applies to keys without their own. Thread-safe."""
 
-    def __init__(self, rows: Mapping[str, KeyLimits], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, rows: Mapping[str, KeyLimits], environ: Mapping[str, str], key_variables: Mapping[str, str] | None = None
+    ) -> None:
+        """`key_variables` are the upstreams' usual environment variables; without them, those of the presets."""
         self._rows = rows
+        self._key_variables = key_variables or {name: preset.key_variable for name, preset in PRESETS.items()}
         self._environ = environ
         self._lock = Lock()
         self._spent: dict[tuple[str, date], float] = {}
@@ -48,10 +49,10 @@ class KeyLimitTable:
 
     def get_provider_key(self, key_id: str, mount: str) -> bytes:
         """Raises GatewayRefusedError if there is none."""
-        configured: str | None = getattr(self.get_limits(key_id), mount)
+        configured = self.get_limits(key_id).provider_keys.get(mount)
         variable = configured.removeprefix("env:") if configured and configured.startswith("env:") else None
         if configured is None or variable:
-            provider_key = self._environ.get(variable or get_key_variable(mount))
+            provider_key = self._environ.get(variable or self._key_variables.get(mount, ""))
         else:
             provider_key = configured
         if not provider_key or not (provider_key.isascii() and provider_key.isprintable()):
@@ -90,7 +91,7 @@ class KeyLimitTable:
             times.append(now)
 
 
-def read_key_limits(path: Path) -> dict[str, KeyLimits]:
+def read_key_limits(path: Path, upstreams: Collection[str] = tuple(PRESETS)) -> dict[str, KeyLimits]:
     """Raises UserError for a file that other users can read, and for one that is not a valid table of keys."""
     try:
         with path.open("rb") as file:
@@ -101,7 +102,8 @@ def read_key_limits(path: Path) -> dict[str, KeyLimits]:
         if len(raw) > FILE_BYTES_MAX:
             raise UserError(f"{str(path)!r} has more than {FILE_BYTES_MAX} bytes")
         table = tomllib.loads(raw.decode()).get("keys", {})
-        return msgspec.convert(table, dict[str, KeyLimits])
+        rows = msgspec.convert(table, dict[str, dict[str, object]])
+        return msgspec.convert({id: _collect_keys(row, upstreams) for id, row in rows.items()}, dict[str, KeyLimits])
     except OSError as error:
         raise UserError(f"{str(path)!r} cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError):
@@ -109,5 +111,10 @@ def read_key_limits(path: Path) -> dict[str, KeyLimits]:
     except msgspec.ValidationError as error:
         # msgspec's message names fields and types, never a value, so no key leaks.
         raise UserError(
-            f"{str(path)!r} has an invalid table of keys: {error}; providers are {', '.join(MOUNTS)}"
+            f"{str(path)!r} has an invalid table of keys: {error}; upstreams are {', '.join(upstreams)}"
         ) from None
+
+
+def _collect_keys(row: Mapping[str, object], upstreams: Collection[str]) -> dict[str, object]:
+    keys = {name: value for name, value in row.items() if name in upstreams}
+    return {name: value for name, value in row.items() if name not in keys} | {"provider_keys": keys}

@@ -1,25 +1,52 @@
-"""Which request paths belong to providers (all below a mount, a few exact ones at the root), and their upstreams."""
+"""Upstreams with their URLs and dialects, and which request paths belong to them: their mounts, a few at the root."""
 
 import re
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import Any
+from typing import Any, Literal, get_args
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from holdfast.errors import UserError
-from holdfast.providers.registry import PROVIDERS
 
-MOUNTS = ("anthropic", "openai", "gemini", "openrouter")
+Dialect = Literal["anthropic", "openai", "gemini", "openrouter", "bedrock", "vertex", "azure"]
+"""Which paths of an upstream call a model, and in which format."""
 
-PROVIDER_URLS: Mapping[str, str] = {
-    "anthropic": "https://api.anthropic.com",
-    "openai": "https://api.openai.com",
-    "gemini": "https://generativelanguage.googleapis.com",
-    "openrouter": "https://openrouter.ai/api",
+
+class Preset(msgspec.Struct, frozen=True):
+    """An upstream that needs no configuration; one without `url` exists only if its URL is configured.
+
+    `url` goes up to but without `/v1`. `key_variable` is the environment variable that usually holds its key.
+    """
+
+    dialect: Dialect
+    url: str
+    key_variable: str
+
+
+PRESETS: Mapping[str, Preset] = {
+    "anthropic": Preset("anthropic", "https://api.anthropic.com", "ANTHROPIC_API_KEY"),
+    "openai": Preset("openai", "https://api.openai.com", "OPENAI_API_KEY"),
+    "gemini": Preset("gemini", "https://generativelanguage.googleapis.com", "GEMINI_API_KEY"),
+    "openrouter": Preset("openrouter", "https://openrouter.ai/api", "OPENROUTER_API_KEY"),
+    "deepseek": Preset("openai", "https://api.deepseek.com", "DEEPSEEK_API_KEY"),
+    "xai": Preset("openai", "https://api.x.ai", "XAI_API_KEY"),
+    "mistral": Preset("openai", "https://api.mistral.ai", "MISTRAL_API_KEY"),
+    "groq": Preset("openai", "https://api.groq.com/openai", "GROQ_API_KEY"),
+    "together": Preset("openai", "https://api.together.xyz", "TOGETHER_API_KEY"),
+    "fireworks": Preset("openai", "https://api.fireworks.ai/inference", "FIREWORKS_API_KEY"),
+    "moonshot": Preset("openai", "https://api.moonshot.ai", "MOONSHOT_API_KEY"),
+    "cerebras": Preset("openai", "https://api.cerebras.ai", "CEREBRAS_API_KEY"),
+    "vertex": Preset("vertex", "https://aiplatform.googleapis.com", "VERTEX_ACCESS_TOKEN"),
+    # One host per region, or per customer.
+    "bedrock": Preset("bedrock", "", "AWS_BEARER_TOKEN_BEDROCK"),
+    "azure": Preset("azure", "", "AZURE_OPENAI_API_KEY"),
 }
-"""Base URL of each provider, up to but without `/v1`."""
+
+NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,39}")
+_DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
+_CLOUDS = ("bedrock", "vertex", "azure")
+"""Dialects of hosts that serve other companies' models under names of their own; also names of their providers."""
 
 CACHED_PATHS_MAX = 64
 """Size of the path cache. Clients use few distinct paths, but each may be as long as a request head."""
@@ -35,14 +62,49 @@ _ROOT_PATHS = (
     ("openai", re.compile(r"/v1/(?:chat/completions|responses(?:/compact|/input_tokens)?)")),
     ("gemini", re.compile(_GEMINI)),
 )
-_MODEL_CALLS = (
-    ("anthropic", re.compile(r"/v1/messages"), "anthropic"),
-    ("openai", re.compile(r"/v1/chat/completions"), "openai-chat"),
-    ("openai", re.compile(r"/v1/responses"), "openai"),
-    ("gemini", re.compile(rf"{_VERSION}/models/[^/:]+:(?:generateContent|streamGenerateContent)"), "gemini"),
-    ("openrouter", re.compile(r"/v1/chat/completions"), "openrouter"),
-)
+# Hosts mount these below paths of their own, such as Groq's /openai/v1 or DeepSeek's /anthropic/v1.
+_CHAT = (re.compile(r"(?:/.*)?/chat/completions"), "openai-chat")
+_RESPONSES = (re.compile(r"(?:/.*)?/responses"), "openai")
+_MESSAGES = (re.compile(r"(?:/.*)?/v1/messages"), "anthropic")
+_PUBLISHERS = r"/v1(?:beta1?)?/.+/publishers"
+_MODEL_CALLS: Mapping[Dialect, tuple[tuple[re.Pattern[str], str], ...]] = {
+    "anthropic": (_MESSAGES,),
+    "openai": (_CHAT, _RESPONSES, _MESSAGES),
+    "gemini": (
+        (re.compile(rf"{_VERSION}/models/[^/:]+:(?:generateContent|streamGenerateContent)"), "gemini"),
+        _CHAT,
+    ),
+    "openrouter": ((_CHAT[0], "openrouter"), _RESPONSES, _MESSAGES),
+    # Ids of other companies' models have their vendor, as in `amazon.nova-lite-v1:0`; an ARN has no dot.
+    "bedrock": (
+        (re.compile(r"/model/(?:.*claude.*|[^.]+)/invoke(?:-with-response-stream)?"), "anthropic"),
+        _CHAT,
+        _RESPONSES,
+        _MESSAGES,
+    ),
+    "vertex": (
+        (
+            re.compile(rf"{_PUBLISHERS}/anthropic/models/(?!count-tokens:)[^/:]+:(?:rawPredict|streamRawPredict)"),
+            "anthropic",
+        ),
+        (re.compile(rf"{_PUBLISHERS}/google/models/[^/:]+:(?:generateContent|streamGenerateContent)"), "gemini"),
+        _CHAT,
+    ),
+    "azure": (_CHAT, _RESPONSES, _MESSAGES),
+}
 """Paths that call a model, and the adapter that decodes their bodies."""
+
+_FORMATS: Mapping[Dialect, str] = {"bedrock": "anthropic", "vertex": "anthropic", "azure": "openai"}
+"""The adapter for errors and for calls of no model, at dialects that have no adapter of their own name."""
+
+# Anthropic's results of a batch, and OpenAI's output files, which are also files of other kinds.
+_BATCH_RESULTS = re.compile(r"(?:/.*)?/(?:messages/batches/[^/]+/results|files/[^/]+/content)")
+
+_OWNERS = {"openai-chat": "openai"}
+
+_PATH_MODEL = re.compile(
+    r"/(?:model/(?P<bedrock>.+)/[a-z-]+$|deployments/(?P<azure>[^/]+)/|models/(?P<google>[^/:]+):)"
+)
 
 
 # Ids of files, batches and responses have digits; names of endpoints and API versions are short or have none.
@@ -53,21 +115,36 @@ ENDPOINT_CHARS_MAX = 80
 class Target(msgspec.Struct, frozen=True):
     """Where a request goes.
 
-    `path` is relative to the upstream's URL, as received. `adapter_name` is set if the request calls a model.
-    `endpoint` is the path without ids, under which all other requests are recorded.
+    `path` is relative to the upstream's URL, as received. `adapter_name` is set if the request calls a model; `format`
+    is the adapter for all responses. `endpoint` is the path without ids, under which other requests are recorded.
+    `reads_results`: reading it with GET may return the results of a batch.
+    `provider` is the one that calls are recorded and priced as. `path_fields` are the fields of the usual body that
+    this dialect has in the path instead. `model_names` maps names in requests to names in the catalog.
     """
 
     mount: str
     path: str
     adapter_name: str | None = None
     endpoint: str = ""
+    provider: str = ""
+    format: str = ""
+    path_fields: dict[str, str | bool] = {}
+    model_names: dict[str, str] = {}
+    reads_results: bool = False
 
 
 class Upstream(msgspec.Struct, frozen=True):
+    """`client_prefix` is the path of the host's own base URL, which clients may send although `prefix` has it."""
+
     host: str
     port: int
     tls: bool
     prefix: str
+    dialect: Dialect = "openai"
+    provider: str = ""
+    key_variable: str = ""
+    client_prefix: str = ""
+    model_names: dict[str, str] = {}
 
     @property
     def authority(self) -> bytes:
@@ -75,6 +152,16 @@ class Upstream(msgspec.Struct, frozen=True):
         host = f"[{self.host}]" if ":" in self.host else self.host
         is_default_port = self.port == (443 if self.tls else 80)
         return (host if is_default_port else f"{host}:{self.port}").encode("ascii")
+
+
+class UpstreamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The table `[gateway.upstreams.NAME]` of the configuration. What it does not set comes from the preset."""
+
+    url: str | None = None
+    dialect: Dialect | None = None
+    provider: str | None = None
+    key_variable: str | None = None
+    models: dict[str, str] = {}
 
 
 def get_raw_path(scope: Mapping[str, Any]) -> str:
@@ -93,31 +180,67 @@ def normalize_path(path: str) -> str | None:
     return None if any(step in (".", "..") for step in steps) else "/" + "/".join(steps)
 
 
-def find_mount(path: str) -> str | None:
-    """The mount of the provider whose path this is; None if it is not a provider's."""
-    normalized = normalize_path(path)
-    if normalized is None or not path.startswith("/"):
-        return None
-    first = path.lstrip("/").partition("/")[0]
-    if first in MOUNTS:
-        return first
-    return next((name for name, pattern in _ROOT_PATHS if pattern.fullmatch(normalized)), None)
+class RouteTable:
+    """Finds the upstream and the target of a request path."""
+
+    def __init__(self, upstreams: Mapping[str, Upstream]) -> None:
+        self.upstreams = upstreams
+        self._targets: dict[str, Target] = {}
+
+    def find_mount(self, path: str) -> str | None:
+        """The mount that a path belongs to; None if it is not a provider's."""
+        normalized = normalize_path(path)
+        if normalized is None or not path.startswith("/"):
+            return None
+        first = path.lstrip("/").partition("/")[0]
+        if first in self.upstreams:
+            return first
+        return next((name for name, pattern in _ROOT_PATHS if pattern.fullmatch(normalized)), None)
+
+    def find_target(self, path: str) -> Target:
+        """The target of a path that has a mount."""
+        target = self._targets.get(path)
+        if target is None:
+            if len(self._targets) >= CACHED_PATHS_MAX:
+                self._targets.clear()
+            target = self._targets[path] = self._make_target(path)
+        return target
+
+    def _make_target(self, path: str) -> Target:
+        mount = self.find_mount(path)
+        assert mount is not None, "only provider paths are routed here"
+        upstream = self.upstreams[mount]
+        path = "/" + path.lstrip("/")
+        if path.startswith(f"/{mount}"):
+            path = path.removeprefix(f"/{mount}") or "/"
+            # OpenRouter's own base URL is https://openrouter.ai/api/v1, so clients may send /api/v1.
+            if upstream.client_prefix and path.startswith(f"{upstream.client_prefix}/"):
+                path = path.removeprefix(upstream.client_prefix)
+        normalized = normalize_path(path) or path
+        calls = _MODEL_CALLS[upstream.dialect]
+        adapter = next((name for pattern, name in calls if pattern.fullmatch(normalized)), None)
+        return Target(
+            mount,
+            path,
+            adapter,
+            _ID_STEP.sub("/{id}", normalized)[:ENDPOINT_CHARS_MAX],
+            # Chat Completions at OpenAI itself are recorded as `openai-chat`, whoever forwards them to it.
+            adapter if adapter and upstream.provider == _OWNERS.get(adapter, adapter) else upstream.provider,
+            adapter or _FORMATS.get(upstream.dialect, upstream.dialect),
+            _find_path_fields(normalized, adapter),
+            upstream.model_names,
+            bool(_BATCH_RESULTS.fullmatch(normalized)),
+        )
 
 
-@lru_cache(CACHED_PATHS_MAX)
-def find_target(path: str) -> Target:
-    """The target of a path that has a mount."""
-    mount = find_mount(path)
-    assert mount is not None, "only provider paths are routed here"
-    path = "/" + path.lstrip("/")
-    if path.startswith(f"/{mount}"):
-        path = path.removeprefix(f"/{mount}") or "/"
-        # OpenRouter's own base URL is https://openrouter.ai/api/v1, so clients may send /api/v1.
-        if mount == "openrouter" and path.startswith("/api/"):
-            path = path.removeprefix("/api")
-    normalized = normalize_path(path) or path
-    adapters = (name for owner, pattern, name in _MODEL_CALLS if owner == mount and pattern.fullmatch(normalized))
-    return Target(mount, path, next(adapters, None), _ID_STEP.sub("/{id}", normalized)[:ENDPOINT_CHARS_MAX])
+def _find_path_fields(path: str, adapter: str | None) -> dict[str, str | bool]:
+    """The model, and whether a stream is requested, where the path says so instead of the body."""
+    found = _PATH_MODEL.search(path)
+    if found is None or adapter == "gemini":
+        # Gemini's own requests name no model in their body, and its adapter reads the path.
+        return {}
+    fields: dict[str, str | bool] = {"model": next(name for name in found.groups() if name)}
+    return fields | {"stream": True} if path.endswith("/invoke-with-response-stream") else fields
 
 
 def parse_upstream(url: str) -> Upstream:
@@ -131,34 +254,107 @@ def parse_upstream(url: str) -> Upstream:
         is_valid = parts.scheme in ("http", "https") and host and host.isascii() and port != 0
     except ValueError:
         is_valid, host, port = False, None, None
-    if not is_valid or host is None or parts.username is not None or parts.query or parts.fragment:
+    prefix = re.sub(rf"{_VERSION}$", "", parts.path.rstrip("/")) if is_valid else ""
+    has_more = is_valid and (parts.username is not None or parts.query or parts.fragment)
+    if host is None or not is_valid or has_more or not re.fullmatch(r"[!-~]*", prefix):
         raise UserError(
             "an upstream must be a URL such as https://host or http://host:port, without credentials or query"
         )
     tls = parts.scheme == "https"
-    prefix = re.sub(rf"{_VERSION}$", "", parts.path.rstrip("/"))
-    if not re.fullmatch(r"[!-~]*", prefix):
-        raise UserError(
-            "an upstream must be a URL such as https://host or http://host:port, without credentials or query"
-        )
     return Upstream(host, port or (443 if tls else 80), tls, prefix)
 
 
-def resolve_upstreams(urls: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, Upstream]:
-    """One upstream per mount: from `urls`, else from HOLDFAST_UPSTREAM_<MOUNT>, else the provider itself."""
-    for name in urls:
-        if name not in MOUNTS:
-            raise UserError(f"unknown mount {name[:40]!a}; use one of {', '.join(MOUNTS)}")
-    return {
-        name: parse_upstream(urls.get(name) or environ.get(f"HOLDFAST_UPSTREAM_{name.upper()}") or PROVIDER_URLS[name])
-        for name in MOUNTS
+def parse_upstream_option(text: str) -> UpstreamSettings:
+    """`URL`, or `DIALECT:URL` for an upstream that has no preset."""
+    dialect, colon, url = text.partition(":")
+    for known in _DIALECTS:
+        if colon and dialect == known:
+            return UpstreamSettings(url=url, dialect=known)
+    return UpstreamSettings(url=text)
+
+
+def parse_upstream_settings(tables: Mapping[str, object]) -> dict[str, UpstreamSettings]:
+    """The tables below `[gateway.upstreams]`. Raises UserError that names the key and what to do."""
+    settings: dict[str, UpstreamSettings] = {}
+    for name, table in tables.items():
+        try:
+            settings[name] = msgspec.convert(table, UpstreamSettings)
+        except msgspec.ValidationError as error:
+            fields = ", ".join(UpstreamSettings.__struct_fields__)
+            raise UserError(
+                f"gateway.upstreams.{name[:40]}: {error}; the fields are {fields}, and dialect is one of "
+                f"{', '.join(_DIALECTS)}"
+            ) from None
+    return settings
+
+
+def resolve_upstreams(
+    options: Mapping[str, UpstreamSettings],
+    environ: Mapping[str, str],
+    configured: Mapping[str, UpstreamSettings] = {},
+) -> dict[str, Upstream]:
+    """All upstreams by name. Options beat HOLDFAST_UPSTREAM_<NAME>, which beats `configured`, which beats presets."""
+    by_environment = {
+        name.removeprefix(_VARIABLE_PREFIX).lower().replace("_", "-"): text
+        for name, text in environ.items()
+        if name.startswith(_VARIABLE_PREFIX) and text
     }
+    names = dict.fromkeys((*PRESETS, *configured, *by_environment, *options))
+    resolved: dict[str, Upstream] = {}
+    for name in names:
+        layers = [options.get(name), configured.get(name)]
+        if name in by_environment:
+            layers.insert(1, parse_upstream_option(by_environment[name]))
+        upstream = _resolve_upstream(name, [layer for layer in layers if layer is not None])
+        if upstream is not None:
+            resolved[name] = upstream
+    return resolved
 
 
-def make_simulated_upstreams(url: str) -> dict[str, Upstream]:
-    """All mounts, served by one simulator."""
-    return {name: parse_upstream(f"{url}/api" if name == "openrouter" else url) for name in MOUNTS}
+_VARIABLE_PREFIX = "HOLDFAST_UPSTREAM_"
 
 
-def get_key_variable(mount: str) -> str:
-    return PROVIDERS[mount].key_variable
+def _resolve_upstream(name: str, layers: list[UpstreamSettings]) -> Upstream | None:
+    """None for a preset that needs a URL and has none."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise UserError(f"upstream {name[:40]!a}: a name has up to 40 letters a-z, digits and hyphens; rename it")
+    preset = PRESETS.get(name)
+    url = next((layer.url for layer in layers if layer.url), preset.url if preset else "")
+    dialect = next((layer.dialect for layer in layers if layer.dialect), preset.dialect if preset else None)
+    if dialect is None:
+        raise UserError(
+            f"unknown upstream {name!a} without a dialect; set gateway.upstreams.{name}.dialect, or write "
+            f"{name}=DIALECT:URL, with one of {', '.join(_DIALECTS)}; known are {', '.join(PRESETS)}"
+        )
+    if not url:
+        if preset and not layers:
+            return None
+        raise UserError(f"upstream {name!a} has no URL; set gateway.upstreams.{name}.url")
+    parsed = parse_upstream(url)
+    default_provider = dialect if dialect in _CLOUDS else name
+    own_url = parse_upstream(preset.url) if preset and preset.url else parsed
+    return msgspec.structs.replace(
+        parsed,
+        dialect=dialect,
+        provider=next((layer.provider for layer in layers if layer.provider), default_provider),
+        key_variable=next(
+            (layer.key_variable for layer in layers if layer.key_variable), preset.key_variable if preset else ""
+        ),
+        client_prefix=own_url.prefix,
+        model_names={name: value for layer in reversed(layers) for name, value in layer.models.items()},
+    )
+
+
+def make_simulated_upstreams(url: str, configured: Mapping[str, UpstreamSettings] = {}) -> dict[str, Upstream]:
+    """All presets and configured upstreams, served by one simulator, which knows hosts of the same dialect by path."""
+    settings = {name: UpstreamSettings(url=f"{url}{_simulated_path(name, preset)}") for name, preset in PRESETS.items()}
+    for name, own in configured.items():
+        simulated = settings.get(name) or UpstreamSettings(url=url)
+        settings[name] = msgspec.structs.replace(own, url=simulated.url)
+    return resolve_upstreams(settings, {})
+
+
+def _simulated_path(name: str, preset: Preset) -> str:
+    if name == "openrouter":
+        return "/api"
+    return f"/{name}" if preset.dialect == "openai" and name != "openai" else ""

@@ -16,6 +16,7 @@ from holdfast.economics.cost import uncached_cost_usd
 from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CacheControlsApplied, CachePinged
 from holdfast.events.payloads.calls import (
+    UNPRICED,
     GatewayForwarded,
     LlmCallCompleted,
     LlmCallFailed,
@@ -131,6 +132,11 @@ class LedgerEntry(msgspec.Struct, frozen=True):
     is_completion_cached: bool = False
     stable_write_tokens: int = 0
     payer: Payer = Payer()
+
+    @property
+    def is_unpriced(self) -> bool:
+        """Whether no price was known for its model when it was recorded: its cost is unknown, not zero."""
+        return self.pricing_version == UNPRICED
 
 
 class AccountingState(msgspec.Struct, frozen=True):
@@ -320,7 +326,7 @@ def _record_call_end(
         provider=payload.provider,
         record=_build_call_record(number, event.at, payload, request),
         uncached_usd=round_usd(uncached_call_usd(payload, event.at, model)),
-        pricing_version=completed.pricing_version if completed else "",
+        pricing_version=completed.pricing_version if completed else "" if model or payload.cost_usd else UNPRICED,
         stop_reason=payload.stop_reason if isinstance(payload, LlmCallCompleted) else payload.error_class,
         retries=payload.retry_count,
         plan=request.plan if request else Plan(),
@@ -366,6 +372,8 @@ def find_priced_model(name: str, models: Models) -> Model | None:
 
 def uncached_call_usd(call: LlmCallCompleted | LlmCallFailed, at: float, model: Model | None) -> Decimal:
     """What a call would have cost without a cache; what was paid, where no price is known."""
+    if isinstance(call, LlmCallCompleted) and isinstance(call.uncached_cost_usd, Decimal):
+        return call.uncached_cost_usd
     if model is None:
         return call.cost_usd
     return uncached_cost_usd(call.usage, price_at(model, utc_date(at), call.usage.tokens_sent))

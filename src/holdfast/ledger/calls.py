@@ -41,7 +41,8 @@ def list_delegations(events: Iterable[Event]) -> tuple[DelegationCompleted, ...]
 class Bill(msgspec.Struct, frozen=True):
     """What a session cost, and what the same calls would have cost without a cache.
 
-    `explicit_cache_cost_usd`, which is part of the cost, is for creating and storing explicit caches.
+    `explicit_cache_cost_usd`, which is part of the cost, is for creating and storing explicit caches. `unpriced_calls`
+    are in `calls` and `usage` but in no sum of money, because no price is known for their model.
     """
 
     calls: int
@@ -49,6 +50,7 @@ class Bill(msgspec.Struct, frozen=True):
     cost_usd: Decimal
     uncached_cost_usd: Decimal
     explicit_cache_cost_usd: Decimal = Decimal(0)
+    unpriced_calls: int = 0
 
     @property
     def saved_usd(self) -> Decimal:

@@ -152,22 +152,44 @@ class _CacheDetails(msgspec.Struct, frozen=True):
     cache_write_tokens: int | None = None
 
 
+class _OutputDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int | None = None
+
+
 class ChatUsage(msgspec.Struct, frozen=True):
     """The provider's own counters; None if missing. `prompt_tokens` includes cache reads and writes."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _CacheDetails | None = None
+    completion_tokens_details: _OutputDetails | None = None
+    total_tokens: int | None = None
+    prompt_cache_hit_tokens: int | None = None  # DeepSeek; `prompt_cache_miss_tokens` is the rest of the prompt.
+    cached_tokens: int | None = None  # Moonshot.
 
 
 def chat_usage_buckets(wire: ChatUsage, *, for_5m: bool = False) -> Usage:
     """`for_5m`: the TTL of cache writes is 5 minutes."""
     details = wire.prompt_tokens_details or _CacheDetails()
     written = details.cache_write_tokens
-    total, output, read = wire.prompt_tokens, wire.completion_tokens, details.cached_tokens
+    total, output = wire.prompt_tokens, _count_output(wire)
+    reads = (details.cached_tokens, wire.prompt_cache_hit_tokens, wire.cached_tokens)
+    read = next((count for count in reads if count), None)
     if for_5m:
         return _split_inclusive_usage(total, output, read, written_5m=written)
     return _split_inclusive_usage(total, output, read, written_other=written)
+
+
+def _count_output(wire: ChatUsage) -> int:
+    """The output tokens with the reasoning tokens, which are billed as output."""
+    output, details = clamp_token_count(wire.completion_tokens), wire.completion_tokens_details or _OutputDetails()
+    reasoning = clamp_token_count(details.reasoning_tokens)
+    # xAI counts them apart: "counted separately from completion_tokens, but will be counted in the total_tokens"
+    # (docs.x.ai, "Consumption and Rate Limits"). Everyone else includes them in `completion_tokens`.
+    is_apart = (
+        reasoning and clamp_token_count(wire.total_tokens) == clamp_token_count(wire.prompt_tokens) + output + reasoning
+    )
+    return output + reasoning if is_apart else output
 
 
 def encode_chat_usage(usage: Usage) -> dict[str, int | dict[str, int]]:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from holdfast.catalog.lookup import Models, find_model_or_none, shipped_models
+from holdfast.catalog.lookup import Models, find_model_of_provider, shipped_models
 from holdfast.errors import UserError
 from holdfast.providers.adapter import Adapter
 
@@ -72,6 +72,16 @@ PROVIDERS = {
 }
 
 
+_FORMATS = {
+    **dict.fromkeys(
+        ("deepseek", "xai", "mistral", "groq", "together", "fireworks", "moonshot", "cerebras", "azure"), "openai-chat"
+    ),
+    "bedrock": "anthropic",
+    "vertex": "anthropic",
+}
+"""Hosts that only the gateway knows, and the provider whose format most of their requests have."""
+
+
 def get_provider(name: str) -> Provider:
     if name not in PROVIDERS:
         raise UserError(f"unknown provider {name!r}; known providers: {', '.join(PROVIDERS)}")
@@ -79,7 +89,12 @@ def get_provider(name: str) -> Provider:
 
 
 def get_adapter(provider: str) -> Adapter:
-    return get_provider(provider).adapter
+    return get_provider(_FORMATS.get(provider, provider)).adapter
+
+
+def find_adapter(provider: str) -> Adapter:
+    """The adapter of a recorded call. An upstream with a name of its own nearly always has OpenAI's chat format."""
+    return get_adapter(provider if provider in PROVIDERS or provider in _FORMATS else "openai-chat")
 
 
 class DetectedApi(msgspec.Struct, frozen=True):
@@ -112,7 +127,7 @@ def detect_api(body: Mapping[str, object], *, model: str | None = None, models: 
 def _detect_by_messages(body: Mapping[str, object], name: str, models: Models | None) -> DetectedApi:
     catalog = shipped_models() if models is None else models
     for provider in ("anthropic", "openai-chat", "openrouter"):
-        if name and find_model_or_none(f"{provider}:{name}", catalog):
+        if name and find_model_of_provider(f"{provider}:{name}", catalog):
             return DetectedApi(provider, name, f"the model is one of {provider}'s")
     if "/" in name:
         return DetectedApi("openrouter", name, "the model's name starts with a vendor")

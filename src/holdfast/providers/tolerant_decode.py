@@ -82,6 +82,15 @@ def decode_request_tolerantly(adapter: Adapter, body: bytes, headers: Mapping[st
         return _wrap_raw_body(body, headers, str(first_error))
 
 
+def add_missing_fields(body: bytes, fields: Mapping[str, str | bool]) -> bytes:
+    """The body with those fields that it does not have, at its start; unchanged if it is no JSON object."""
+    members = decode_or_none(msgspec.json.decode, body)
+    if not isinstance(members, dict) or not (missing := {name: fields[name] for name in fields if name not in members}):
+        return body
+    start = body.index(b"{") + 1
+    return body[:start] + encode_json(missing)[1:-1] + (b"," if members else b"") + body[start:]
+
+
 def wrap_raw_request(body: bytes, headers: Mapping[str, str], reason: str) -> TolerantRequest:
     """The request as raw elements, for one that decodes but cannot be encoded again."""
     members = decode_or_none(msgspec.json.decode, body)
@@ -271,6 +280,25 @@ def find_usage(body: bytes) -> Usage | None:
     return _read_counters(counters) if counters else None
 
 
+class BatchResult(msgspec.Struct, frozen=True):
+    model: str
+    usage: Usage
+
+
+def iterate_batch_results(body: bytes) -> Iterator[BatchResult]:
+    """The answered requests of a batch: one JSON object a line, as in Anthropic's results and OpenAI's output files."""
+    for line in body.splitlines():
+        document = decode_or_none(msgspec.json.decode, line) if line.startswith(b"{") else None
+        if not isinstance(document, dict) or "custom_id" not in document:
+            continue
+        message = _child(_child(document, "result"), "message") or _child(_child(document, "response"), "body")
+        counters = {name: value for found in _iter_counters(message) for name, value in found.items()}
+        usage = _read_counters(counters) if counters else None
+        if usage is not None:
+            model = _child(message, "model")
+            yield BatchResult(model if isinstance(model, str) else UNKNOWN_MODEL, usage)
+
+
 def _iter_documents(body: bytes) -> Iterator[_Object]:
     whole = decode_or_none(msgspec.json.decode, body)
     if isinstance(whole, dict):
@@ -287,9 +315,9 @@ def _iter_documents(body: bytes) -> Iterator[_Object]:
                 yield data
 
 
-def _iter_counters(document: _Object) -> Iterator[_Object]:
-    """Usage objects: at the top, in Anthropic's `message`, or in OpenAI's `response`."""
-    for holder in (document, document.get("message"), document.get("response")):
+def _iter_counters(document: Json) -> Iterator[_Object]:
+    """Usage objects: at the top, in Anthropic's `message`, in OpenAI's `response`, or in Groq's `x_groq`."""
+    for holder in (document, *(_child(document, name) for name in ("message", "response", "x_groq"))):
         if isinstance(holder, dict):
             for name in ("usage", "usageMetadata"):
                 usage = holder.get(name)
@@ -302,6 +330,16 @@ def _read_counters(counters: _Object) -> Usage | None:
         return gemini_usage_buckets(_convert(counters, GeminiUsage))
     if "cache_read_input_tokens" in counters or "cache_creation_input_tokens" in counters:
         return anthropic_usage_buckets(merge_anthropic_usage(AnthropicUsage(), _convert(counters, AnthropicUsage)))
+    if "inputTokens" in counters or "outputTokens" in counters:
+        # Bedrock's Converse; its counters are disjoint like Anthropic's.
+        names = {
+            "input_tokens": "inputTokens",
+            "output_tokens": "outputTokens",
+            "cache_read_input_tokens": "cacheReadInputTokens",
+            "cache_creation_input_tokens": "cacheWriteInputTokens",
+        }
+        renamed = {ours: counters[theirs] for ours, theirs in names.items() if theirs in counters}
+        return anthropic_usage_buckets(_convert(renamed, AnthropicUsage))
     if "prompt_tokens" in counters:
         return chat_usage_buckets(_convert(counters, ChatUsage))
     if "input_tokens" in counters or "output_tokens" in counters:

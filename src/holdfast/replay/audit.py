@@ -211,7 +211,7 @@ def _sum_calls(
         for kind, count in enumerate(tokens):
             sums.tokens[kind] += count
         bill = bills[index]
-        if rates is None:
+        if rates is None or (bill is not None and bill.is_unpriced):
             sums.unpriced_calls += 1
             sums.unpriced_tokens += usage.tokens_sent + usage.output
         else:

@@ -10,9 +10,8 @@ from decimal import Decimal
 import msgspec
 
 from holdfast.cachemodel.values import BlockKind, PromptPrefix
-from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
+from holdfast.catalog.lookup import Models, find_model_or_none, price_at, utc_date
 from holdfast.catalog.schema import Model, Price
-from holdfast.errors import UserError
 from holdfast.events.log import Event
 from holdfast.events.payloads.calls import (
     GatewayForwarded,
@@ -28,7 +27,7 @@ from holdfast.planning.optimum import CallStep, optimal_cost, token_rates
 from holdfast.planning.policies.fixed import TEXT_BLOCK_START
 from holdfast.planning.policies.peers import new_compared_policies
 from holdfast.planning.policy import PlanningMoment
-from holdfast.providers.registry import get_adapter
+from holdfast.providers.registry import find_adapter
 from holdfast.replay.prompt_layouts import LAYOUTS
 from holdfast.replay.size_estimate import PolicyTrack
 from holdfast.types.blocks import Role
@@ -164,11 +163,13 @@ def _price_policies(
     calls: list[_ForwardedCall], models: Models
 ) -> tuple[float | None, float | None, tuple[PolicyCost, ...]]:
     """The lowest cost of the prompts as sent and as improved, and the cost under each policy."""
-    try:
-        row = find_model(calls[-1].model, models)
-    except UserError:
-        return None, None, ()
-    if row.cache.kind != "explicit" or not {"5m", "1h"} <= row.cache.ttls_seconds.keys() or not row.prices:
+    row = find_model_or_none(calls[-1].model, models)
+    if (
+        row is None
+        or row.cache.kind != "explicit"
+        or not {"5m", "1h"} <= row.cache.ttls_seconds.keys()
+        or not row.prices
+    ):
         return None, None, ()
     # A policy that changes the layout of prompts needs their text, which the log does not have.
     baselines = [policy for name, policy in new_compared_policies().items() if name not in LAYOUTS]
@@ -216,7 +217,7 @@ class _Prompt:
 
     def __init__(self, row: Model) -> None:
         self._sizes: list[int] = []
-        self.buffer = RequestBuffer(get_adapter(row.provider), lambda data: self._sizes[-1])
+        self.buffer = RequestBuffer(find_adapter(row.provider), lambda data: self._sizes[-1])
         self.prefixes: list[PromptPrefix] = []
         self._bytes = 0
 

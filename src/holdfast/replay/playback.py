@@ -15,7 +15,7 @@ from holdfast.errors import UserError
 from holdfast.planning.optimum import CallStep
 from holdfast.planning.policy import CachePolicy, PingResult, PlanningMoment
 from holdfast.providers.adapter import Adapter
-from holdfast.providers.registry import get_adapter
+from holdfast.providers.registry import find_adapter
 from holdfast.replay.recording import RecordedCall, Recording, ReplayPrompt
 from holdfast.types.prompt import Breakpoint, Parameters, Ttl
 from holdfast.types.usage import Usage
@@ -119,7 +119,7 @@ class Replayer:
         self._recording = recording
         self._setting = setting
         self._on_request = on_request
-        self._adapter: Adapter = get_adapter(setting.model.provider)
+        self._adapter: Adapter = find_adapter(setting.model.provider)
         self._prompt = ReplayPrompt(recording, self._adapter, setting.model.tokens_factor)
         self.steps: list[CallStep] = []
         """Sizes and idle times, the input of the bound and the optimum; complete once the recording was replayed."""

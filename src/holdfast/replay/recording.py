@@ -85,6 +85,7 @@ class CallBill(msgspec.Struct, frozen=True):
     component: str = ""
     lost_tokens: int = 0
     lost_usd: Decimal = Decimal(0)
+    is_unpriced: bool = False
 
 
 class Transcript(msgspec.Struct, frozen=True):

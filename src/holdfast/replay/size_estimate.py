@@ -19,7 +19,7 @@ from holdfast.planning.adaptive_policy import AdaptivePolicy
 from holdfast.planning.learned import READ_SHARE_MIN
 from holdfast.planning.optimum import SHORT_TTL_NAME, CallStep, optimal_cost, token_rates
 from holdfast.planning.policy import CachePolicy, PlanningMoment, WaitedFor
-from holdfast.providers.registry import get_adapter
+from holdfast.providers.registry import find_adapter
 from holdfast.replay.recording import RecordedCall
 from holdfast.types.prompt import Stability, Ttl
 from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
@@ -78,7 +78,7 @@ class _SizedPrompt:
     """The prompt of the newest call: one block for the tokens that were found, one for what each call added."""
 
     def __init__(self, model: Model) -> None:
-        self.buffer = RequestBuffer(get_adapter(model.provider), lambda data: self._added)
+        self.buffer = RequestBuffer(find_adapter(model.provider), lambda data: self._added)
         self.prefixes: list[PromptPrefix] = []
         self._added = 0
         self._block_count = 0

@@ -64,8 +64,9 @@ def build_stored_transcript(
 def _build_bill(entry: LedgerEntry) -> CallBill:
     cost, verdict = entry.record.cost_usd, entry.verdict
     if verdict is None:
-        return CallBill(cost)
-    return CallBill(cost, verdict.kind, verdict.component or "", verdict.lost_tokens, verdict.lost_usd)
+        return CallBill(cost, is_unpriced=entry.is_unpriced)
+    loss = (verdict.kind, verdict.component or "", verdict.lost_tokens, verdict.lost_usd)
+    return CallBill(cost, *loss, is_unpriced=entry.is_unpriced)
 
 
 class _StoredCall(msgspec.Struct):

@@ -257,6 +257,7 @@ class _Connection(msgspec.Struct, frozen=True):
 
     client: str
     path: str
+    url: str
     settings: tuple[tuple[SettingPath, Any], ...]
     previous: tuple[tuple[SettingPath, Any], ...]
     before_sha256: str | None
@@ -293,15 +294,16 @@ def disconnect_client(
 ) -> list[ConnectionChange]:
     """Restore what was there before. Raises UserError if there is nothing to undo, or our settings were changed."""
     connectors = [ClientConnector(program, file, environ, project=project) for file in program.files]
-    connected = [connector for connector in connectors if connector.is_connected()]
+    connected = [connector for connector in connectors if connector.find_url() is not None]
     if not connected:
         raise UserError(f"{connectors[0].path}: there is nothing to undo; `holdfast connect` has not written it")
     changes = [connector.disconnect(write=False) for connector in connected]
     return [connector.disconnect(write=True) for connector in connected] if write else changes
 
 
-def is_client_connected(program: ClientProgram, environ: Mapping[str, str], *, project: Path | None) -> bool:
-    return ClientConnector(program, program.files[0], environ, project=project).is_connected()
+def find_connected_url(program: ClientProgram, environ: Mapping[str, str], *, project: Path | None) -> str | None:
+    """The gateway that the client was connected to; None if it is not connected."""
+    return ClientConnector(program, program.files[0], environ, project=project).find_url()
 
 
 class ClientConnector:
@@ -336,7 +338,7 @@ class ClientConnector:
             planned.append(ConnectionChange(self.path, original, after, settings))
             if write and settings:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._save_record(planned[0], tree)
+                self._save_record(planned[0], tree, access.url)
             return after
 
         try:
@@ -368,8 +370,9 @@ class ClientConnector:
             self._restore_record(None)
         return ConnectionChange(self.path, edited.before, restored[0], {})
 
-    def is_connected(self) -> bool:
-        return self._record.exists()
+    def find_url(self) -> str | None:
+        record = self._load_record()
+        return record.url if record else None
 
     def _restore(self, record: _Connection, text: str) -> str | None:
         """The text before the connection; if the file was changed elsewhere since, only our settings are restored."""
@@ -396,7 +399,7 @@ class ClientConnector:
         except FileNotFoundError:
             return None
         except (OSError, msgspec.MsgspecError) as error:
-            raise UserError(f"{self._record} cannot be read; move it away to connect anew") from error
+            raise UserError(f"{self._record} cannot be read; move it away and connect again") from error
 
     def _read_backup(self) -> str | None:
         try:
@@ -404,12 +407,13 @@ class ClientConnector:
         except (OSError, UnicodeError):
             return None
 
-    def _save_record(self, change: ConnectionChange, tree: SettingsTree) -> None:
+    def _save_record(self, change: ConnectionChange, tree: SettingsTree, url: str) -> None:
         """Before the settings are written: after a crash the original must not be lost."""
         assert change.after is not None
         record = _Connection(
             self._client,
             str(self.path),
+            url,
             tuple(change.settings.items()),
             tuple((path, find_setting(tree, path)) for path in change.settings),
             None if change.before is None else _digest(change.before),

@@ -70,6 +70,7 @@ class Config(msgspec.Struct, frozen=True):
     requests_max: dict[str, int] = {}
     models: dict[str, dict[str, object]] = {}
     project: dict[str, str] = {}
+    upstreams: dict[str, dict[str, object]] = {}
     origins: dict[str, str] = {}
 
     @property
@@ -82,7 +83,7 @@ class Config(msgspec.Struct, frozen=True):
         return "always" if self.profile == "seed" and "padding" not in self.origins else self.padding
 
 
-_STRUCTURED_FIELDS = ("home", "base_urls", "requests_max", "models", "project", "origins")
+_STRUCTURED_FIELDS = ("home", "base_urls", "requests_max", "models", "project", "upstreams", "origins")
 SETTINGS = {
     **{name: f"HOLDFAST_{name.upper()}" for name in Config.__struct_fields__ if name not in _STRUCTURED_FIELDS},
     **{f"base_urls.{name}": provider.base_url_variable for name, provider in PROVIDERS.items() if provider.base_url},
@@ -118,17 +119,25 @@ def load_config(
     origins: dict[str, str] = {}
     models: dict[str, dict[str, object]] = {}
     project: dict[str, str] = {}
+    upstreams: dict[str, dict[str, object]] = {}
     files = [home / "config.toml"] + ([workspace / ".holdfast" / "config.toml"] if workspace else [])
     for file in files:
-        settings, file_models, file_project = _read_file(file)
+        settings, file_models, file_project, file_upstreams = _read_file(file)
         project |= file_project
+        upstreams |= file_upstreams
         if file.parent.parent == workspace:
             _check_workspace_settings(settings, file)
+            if file_upstreams:
+                raise UserError(
+                    f"{file}: gateway.upstreams cannot be set by a workspace, which may come from anywhere; set it in "
+                    "the home file or with --upstream"
+                )
         models |= file_models
         for key, value in settings.items():
             values[key], origins[key] = value, str(file)
         origins |= {f"models.{id}": str(file) for id in file_models}
         origins |= {f"project.{key}": str(file) for key in file_project}
+        origins |= {f"gateway.upstreams.{name}": str(file) for name in file_upstreams}
     for key, variable in SETTINGS.items():
         if environ.get(variable):
             values[key], origins[key] = environ[variable], variable
@@ -141,8 +150,8 @@ def load_config(
         table, dot, provider = key.partition(".")
         if dot:
             tables[table][provider] = checked.pop(key)
-    fields = {"home": str(home), **checked, **tables, "models": models, "project": project, "origins": origins}
-    config = msgspec.convert(fields, Config)
+    structured = {"models": models, "project": project, "upstreams": upstreams, "origins": origins}
+    config = msgspec.convert({"home": str(home), **checked, **tables, **structured}, Config)
     ttl, origin = config.cache_ttl_seconds, f"(set by {origins.get('cache_ttl_seconds')})"
     if ttl > CACHE_TTL_SECONDS_MAX:
         raise UserError(f"cache_ttl_seconds must be at most {CACHE_TTL_SECONDS_MAX}, a week, not {ttl} {origin}")
@@ -163,13 +172,17 @@ def setting_value(config: Config, key: str) -> object:
     return value
 
 
-def _read_file(file: Path) -> tuple[dict[str, object], dict[str, dict[str, object]], dict[str, str]]:
+Table = dict[str, dict[str, object]]
+
+
+def _read_file(file: Path) -> tuple[dict[str, object], Table, dict[str, str], Table]:
+    """The settings, and the tables of models, of the project and of upstreams."""
     try:
         if file.stat().st_size > CONFIG_BYTES_MAX:
             raise UserError(f"{file} is larger than {CONFIG_BYTES_MAX} bytes, the maximum for a configuration file")
         content = tomllib.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        return {}, {}, {}
+        return {}, {}, {}, {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{file} is not valid TOML: {error}") from error
     except OSError as error:
@@ -180,6 +193,7 @@ def _read_file(file: Path) -> tuple[dict[str, object], dict[str, dict[str, objec
     if not isinstance(models, dict) or not all(isinstance(row, dict) for row in models.values()):
         raise UserError(f'{file}: models must be tables, such as [models."anthropic:my-model"]')
     project = _project(content.pop("project", {}), file)
+    upstreams = _upstreams(content.pop("gateway", {}), file)
     for table, example in _TABLES.items():
         rows = content.pop(table, {})
         if not isinstance(rows, dict):
@@ -190,7 +204,18 @@ def _read_file(file: Path) -> tuple[dict[str, object], dict[str, dict[str, objec
             similar = difflib.get_close_matches(key, SETTINGS, n=1)
             hint = f"; did you mean {similar[0]!r}?" if similar else f"; known settings: {', '.join(SETTINGS)}"
             raise UserError(f"{file}: unknown setting {key!r}{hint}")
-    return content, models, project
+    return content, models, project, upstreams
+
+
+def _upstreams(gateway: object, file: Path) -> Table:
+    """The tables of `[gateway]`; the gateway itself checks the fields of each."""
+    upstreams = gateway.get("upstreams", {}) if isinstance(gateway, dict) and gateway.keys() <= {"upstreams"} else None
+    if not isinstance(upstreams, dict) or not all(isinstance(row, dict) for row in upstreams.values()):
+        raise UserError(
+            f"{file}: gateway may only have tables of upstreams, such as [gateway.upstreams.deepseek] with url = "
+            '"https://api.deepseek.com"'
+        )
+    return upstreams
 
 
 def _project(table: object, file: Path) -> dict[str, str]:

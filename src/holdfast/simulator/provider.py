@@ -5,6 +5,7 @@ Output is never cut at `max_tokens` and stop sequences are ignored: a reply is e
 
 import asyncio
 import math
+import re
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
 from itertools import count
@@ -31,6 +32,7 @@ from holdfast.simulator.exchange import ConnectionCut, Pause, RecordedRequest, R
 from holdfast.simulator.explicit_caches import SimulatedExplicitCaches
 from holdfast.simulator.faults import DeliveryFault, Fault, RefusalFault, StatusFault, apply_delivery_fault, parse_fault
 from holdfast.simulator.gemini.api import GeminiApi
+from holdfast.simulator.hosts import AzureChatApi, AzureResponsesApi, BedrockApi, HostChatApi, VertexApi
 from holdfast.simulator.openai.chat_completions import OpenAIChatApi
 from holdfast.simulator.openai.responses import OpenAIResponsesApi
 from holdfast.simulator.openrouter.api import OpenRouterApi
@@ -188,7 +190,7 @@ class SimulatedProvider:
         query: Mapping[str, str] = EMPTY,
     ) -> SimulatedResponse:
         at = self.now()
-        request = SimulatedRequest(method, path, headers, body, query)
+        request = _collapse_slashes(SimulatedRequest(method, path, headers, body, query))
         try:
             response = self._answer(request)
         except ProviderError as error:
@@ -245,9 +247,9 @@ class SimulatedProvider:
         reply = self._reply(api, request, scripted, outcome)
         encoded = api.encode_reply(reply, request)
         if isinstance(encoded, bytes):
-            response = self._respond_json(api, encoded, begins=outcome)
+            response = self._respond_json(api, encoded, headers=api.reply_headers(reply), begins=outcome)
         else:
-            headers = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"}
+            headers = {"content-type": api.stream_type, "cache-control": "no-cache"}
             response = SimulatedResponse(200, headers | self._request_id(api), self._publish_on_read(outcome, encoded))
         model_id = f"{api.provider}:{request.parameters.model}"
         response = msgspec.structs.replace(response, model=model_id, reply=reply)
@@ -336,7 +338,11 @@ def _read_api_key(headers: Mapping[str, str], expected: str) -> str:
     """Any key is accepted, in the header of any provider."""
     scheme, _, token = (get_header(headers, "authorization") or "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
-    key = get_header(headers, "x-api-key") or get_header(headers, "x-goog-api-key") or bearer
+    if scheme.startswith("AWS4-"):
+        # The id of the key that signed the request; the rest differs from request to request.
+        bearer = token.partition("Credential=")[2].partition("/")[0]
+    named = (get_header(headers, name) for name in ("x-api-key", "x-goog-api-key", "api-key"))
+    key = next((value for value in named if value), bearer)
     if not key:
         reason = f"{expected} header is required; any key will do, also as Authorization: Bearer"
         raise ProviderError("auth", reason, status=401)
@@ -350,12 +356,23 @@ def _parse_fault_header(text: str) -> Fault:
         raise refuse(f"{FAULT_HEADER}: {error}") from error
 
 
-APIS: tuple[ProviderApi, ...] = (AnthropicApi(), OpenRouterApi(), GeminiApi(), OpenAIChatApi(), OpenAIResponsesApi())
+APIS: tuple[ProviderApi, ...] = (
+    *(AnthropicApi(), OpenRouterApi(), GeminiApi(), OpenAIChatApi(), OpenAIResponsesApi()),
+    *(BedrockApi(), VertexApi(), AzureChatApi(), AzureResponsesApi(), HostChatApi()),
+)
 """The first that takes a request answers it, so APIs that recognise a header come before those that do not."""
 
 
 def find_api(http_request: SimulatedRequest) -> ProviderApi | None:
     return next((api for api in APIS if api.accepts(http_request)), None)
+
+
+def _collapse_slashes(request: SimulatedRequest) -> SimulatedRequest:
+    """OpenAI answers a path with doubled slashes as one without them; Anthropic answers 404 (both measured in 2026)."""
+    if "//" not in request.path:
+        return request
+    collapsed = msgspec.structs.replace(request, path=re.sub("/+", "/", request.path))
+    return collapsed if isinstance(find_api(collapsed), OpenAIChatApi | OpenAIResponsesApi) else request
 
 
 def encode_refusal(http_request: SimulatedRequest, error: ProviderError) -> tuple[ProviderApi, int, bytes]:

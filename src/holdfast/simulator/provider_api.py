@@ -89,6 +89,7 @@ class ProviderApi(ABC):
     key_header = "authorization"
     request_id_header = "x-request-id"
     call_id_prefix = "call_"
+    stream_type = "text/event-stream; charset=utf-8"
 
     @property
     def provider(self) -> str:
@@ -112,6 +113,10 @@ class ProviderApi(ABC):
     def encode_reply(self, reply: Reply, request: AcceptedRequest) -> bytes | Iterable[bytes]:
         """The reply in wire format: one body, or one event per chunk if the request asked for a stream."""
         return self.adapter.encode_stream(reply) if request.parameters.stream else self.adapter.encode_reply(reply)
+
+    def reply_headers(self, reply: Reply) -> Mapping[str, str]:
+        """Headers of a reply that is not streamed."""
+        return EMPTY
 
     def encode_error(self, error: ProviderError) -> tuple[int, bytes]:
         """Status and body of the provider's error response."""

@@ -321,7 +321,7 @@ class JsonFormat:
             if part is None:
                 for outer in reversed(path[depth + 1 :]):
                     value = {outer: value}
-                return _append_member(text, clean, container, name, value)
+                return _append_member(text, container, name, value, clean=clean)
             if depth == len(path) - 1:
                 return text[: part.value_start] + json.dumps(value, ensure_ascii=False) + text[part.end :]
             container = find_container(clean, part.value_start)
@@ -352,7 +352,7 @@ class JsonFormat:
         return blank_comments(text) if self._comments else text
 
 
-def _append_member(text: str, clean: str, container: JsonContainer, name: str, value: Json) -> str:
+def _append_member(text: str, container: JsonContainer, name: str, value: Json, *, clean: str) -> str:
     last = container.parts[-1].end if container.parts else container.start + 1
     line_end = text.find("\n", last)
     rest = text[last:line_end] if 0 <= line_end < container.end else ""

@@ -163,6 +163,8 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
 class Parameters(msgspec.Struct, frozen=True):
     """Everything in a request that is not the prompt.
 
+    An `output_tokens_max` of 0 stands for a request without a limit; Anthropic has none without, and answers 0 with
+    nothing.
     `extra` holds fields without a place of their own, as (name, JSON text), so that they survive a round trip.
     """
 

@@ -1,6 +1,7 @@
 """Incidents that a session detects by itself: recorded under their scenario names and resolved where possible."""
 
 import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -183,6 +184,14 @@ def test_a_cold_prompt_can_be_resolved_by_hand(tmp_path: Path) -> None:
     assert "tokens became" in result.stdout
     assert "confirm_cost: done: the next message writes " in result.stdout
     assert run("recovery", "list", "--db", db).stdout == "No open incidents (1 recovered; --all shows them).\n"
+
+
+def test_an_overflow_can_be_resolved_by_hand(tmp_path: Path) -> None:
+    db = str(tmp_path / "sessions.db")
+    session_id = asyncio.run(store_session(db, config=MANUAL_COMPACTION, gap_seconds=10))
+    result = run("recovery", "run", session_id, "context_overflow", "--db", db, "--yes")
+    assert result.exit_code == 0
+    assert re.search(r"^  checkpoint: done: \d+ tokens became \d+\ncontext_overflow: recovered$", result.stdout, re.M)
 
 
 def test_ineffective_compaction_suggests_cuts_and_can_be_disabled(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from holdfast.errors import ProviderError
 from holdfast.providers.adapter import PATH_HEADER, WireRequest
 from holdfast.providers.gemini import gemini
-from holdfast.providers.gemini.decode import GEMINI_BODY_BYTES_MAX, OUTPUT_TOKENS_DEFAULT
+from holdfast.providers.gemini.decode import GEMINI_BODY_BYTES_MAX
 from holdfast.types.blocks import (
     Base64Source,
     Block,
@@ -72,8 +72,8 @@ def test_a_path_full_of_slashes_is_refused_at_once() -> None:
     assert refusal_message(b'{"contents":[]}', "/a" * 50_000 + "/models/m").status == 404
 
 
-def test_a_request_without_settings_has_the_models_own_limit() -> None:
-    expected = Parameters("gemini-3.8-flash", OUTPUT_TOKENS_DEFAULT)
+def test_a_request_without_settings_has_no_limit() -> None:
+    expected = Parameters("gemini-3.8-flash", 0)
     assert request().parameters == expected
     assert request(generationConfig={"temperature": None, "stopSequences": None}).parameters == expected
 

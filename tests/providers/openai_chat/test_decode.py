@@ -7,7 +7,6 @@ import pytest
 from holdfast.errors import ProviderError
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.openai_chat import openai_chat
-from holdfast.providers.openai_chat.parameters import OUTPUT_TOKENS_DEFAULT
 from holdfast.providers.wire_request import BODY_BYTES_MAX
 from holdfast.types.blocks import Base64Source, Block, FileSource, Image, Opaque, Text, ToolResult, ToolUse
 from holdfast.types.prompt import Breakpoint, Parameters
@@ -170,7 +169,7 @@ def test_tools_that_are_not_plain_functions_are_preserved() -> None:
         ({"max_completion_tokens": 5, "max_tokens": 7}, 5),
         ({"max_tokens": 7}, 7),
         ({"max_completion_tokens": None, "max_tokens": 7}, 7),
-        ({}, OUTPUT_TOKENS_DEFAULT),
+        ({}, 0),
     ],
 )
 def test_the_output_limit_has_two_names(fields: dict[str, object], tokens: int) -> None:
@@ -218,16 +217,14 @@ def test_the_other_parameters_are_decoded() -> None:
     decoded = decode_parameters(stop="END", temperature=1, reasoning_effort="high", stream=True, user="me")
     assert decoded == Parameters(
         "m",
-        OUTPUT_TOKENS_DEFAULT,
+        0,
         stream=True,
         stop_sequences=("END",),
         temperature=1.0,
         thinking_json='{"effort":"high"}',
         extra=(("user", '"me"'),),
     )
-    assert decode_parameters(stop=None, reasoning_effort=None, temperature=None) == Parameters(
-        "m", OUTPUT_TOKENS_DEFAULT
-    )
+    assert decode_parameters(stop=None, reasoning_effort=None, temperature=None) == Parameters("m", 0)
     assert decode_parameters(stop=["a", "b"]).stop_sequences == ("a", "b")
 
 
@@ -269,7 +266,7 @@ def test_an_undecodable_message_is_refused_by_its_index(message: object, reason:
     [
         (b'{"messages":[]}', "missing required field `model`"),
         (b'{"model":"m"}', "missing required field `messages`"),
-        (b'{"model":"m","messages":[],"max_tokens":-1}', "Expected `int` >= 0"),
+        (b'{"model":"m","messages":[],"max_tokens":0}', "Expected `int` >= 1"),
         (b'{"model":"m","messages":[],"reasoning_effort":5}', "Expected `str`"),
         (b'{"model":"m","messages":[],"x":"\xff"}', "not UTF-8"),
         (b'{"model":"m","messages":[],"tool_choice":' + b"[" * 9999 + b"]" * 9999 + b"}", "nested too deeply"),

@@ -99,15 +99,13 @@ def test_reply_items_that_a_client_appends_are_decoded() -> None:
 @pytest.mark.parametrize(
     ("item", "role"),
     [
-        ({"type": "function_call", "call_id": "c", "name": "t", "arguments": "{}", "namespace": "n"}, "assistant"),
-        ({"type": "function_call_output", "call_id": "c", "output": "x", "name": "t"}, "user"),
         ({"type": "reasoning", "id": "rs_1", "summary": []}, "assistant"),
         ({"type": "reasoning", "encrypted_content": "g", "summary": [{"type": "new", "text": "x"}]}, "assistant"),
         (
             {"type": "reasoning", "encrypted_content": "g", "content": [{"type": "reasoning_text", "text": "x"}]},
             "assistant",
         ),
-        ({"type": "message", "role": "assistant", "content": "x", "phase": "commentary"}, "assistant"),
+        ({"type": "message", "role": "assistant", "content": [], "phase": "commentary"}, "assistant"),
         ({"type": "message", "role": "assistant", "content": [{"type": "new"}]}, "assistant"),
         ({"type": "message", "role": "user", "content": [{"type": "shell_call_output"}]}, "user"),
         ({"type": "web_search_call", "id": "ws_1"}, "assistant"),
@@ -115,11 +113,60 @@ def test_reply_items_that_a_client_appends_are_decoded() -> None:
         ({"type": "item_reference", "id": "x"}, "user"),
     ],
 )
-def test_an_item_with_unknown_members_is_preserved(item: dict[str, object], role: Role) -> None:
+def test_an_item_without_canonical_form_is_preserved(item: dict[str, object], role: Role) -> None:
     assert decode_messages(item) == [(role, (Opaque(str(item["type"]), json.dumps(item).encode()),))]
     request = read(input=[item])
     assert json.dumps(item).encode() in encode_again(request)
     assert encode_again(openai_responses.decode_request(encode_again(request))) == encode_again(request)
+
+
+@pytest.mark.parametrize(
+    ("item", "block"),
+    [
+        (
+            {"type": "function_call", "call_id": "c", "name": "t", "arguments": "{}", "namespace": "n"},
+            ToolUse("c", "t", "{}"),
+        ),
+        (
+            {
+                "type": "function_call_output",
+                "call_id": "c",
+                "output": [{"type": "input_text", "text": "x"}],
+                "name": "t",
+            },
+            ToolResult("c", (Text("x"),)),
+        ),
+        ({"type": "function_call_output", "call_id": "c", "output": "", "name": "t"}, ToolResult("c", ())),
+        (
+            {
+                "type": "message",
+                "role": "assistant",
+                "content": [{"type": "output_text", "text": "x", "annotations": []}],
+                "phase": "commentary",
+            },
+            Text("x"),
+        ),
+        (
+            {
+                "type": "message",
+                "role": "developer",
+                "content": [{"type": "input_text", "text": "x"}],
+                # Codex's.
+                "internal_chat_message_metadata_passthrough": {"turn_id": "7", "parts": [1, None]},
+            },
+            Text("x"),
+        ),
+    ],
+)
+def test_an_item_with_unknown_members_is_readable_and_keeps_them(item: dict[str, object], block: Block) -> None:
+    assert [content for _, content in decode_messages(item)] == [(block,)]
+    other = {"type": "message", "role": item.get("role", "user"), "content": [{"type": "input_text", "text": "y"}]}
+    for items in ([item], [item, other], [other, item], [item, item]):
+        encoded = encode_again(read(input=items))
+        assert [given for given in json.loads(encoded)["input"] if given == item] == [
+            given for given in items if given == item
+        ]
+        assert encode_again(openai_responses.decode_request(encoded)) == encoded
 
 
 @pytest.mark.parametrize(

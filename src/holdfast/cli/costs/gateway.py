@@ -110,25 +110,31 @@ def show_spending(since: str | None, db: str | None, as_json: bool) -> None:
         raise UserError("the gateway needs extra packages: pip install 'holdfast-context[server]'") from error
 
     first_day = utc_date(parse_time_option(since, system_clock())) if since else None
-    sums: dict[tuple[str, str, str], tuple[int, int, float]] = {}
+    sums: dict[tuple[str, str, str], tuple[int, int, float, int]] = {}
     with open_configured_store(db) as log:
         for entry in iterate_spending(log, since=first_day):
             row = (utc_date(entry.at).isoformat(), entry.key_id or "", entry.label or "")
-            calls, failed, usd = sums.get(row, (0, 0, 0.0))
-            sums[row] = calls + entry.calls, failed + entry.failed, usd + entry.dollars
+            calls, failed, usd, unpriced = sums.get(row, (0, 0, 0.0, 0))
+            counts = calls + entry.calls, failed + entry.failed
+            sums[row] = *counts, usd + entry.dollars, unpriced + entry.unpriced_tokens
     rows = [(*row, *amounts) for row, amounts in sorted(sums.items())]
     if as_json:
-        names = ("day", "key_id", "label", "calls", "failed", "cost_usd")
+        names = ("day", "key_id", "label", "calls", "failed", "cost_usd", "unpriced_tokens")
         print_json([dict(zip(names, row, strict=True)) for row in rows])
         return
     if not rows:
         click.echo("No gateway spending in that time.")
         return
     table_rows = (
-        (day, key or "none", label, str(calls), str(failed), f"${usd:.6f}")
-        for day, key, label, calls, failed, usd in rows
+        (day, key or "none", label, str(calls), str(failed), _format_spending(usd, unpriced))
+        for day, key, label, calls, failed, usd, unpriced in rows
     )
     print_table(("day", "key", "name", "calls", "failed", "cost"), table_rows)
+
+
+def _format_spending(usd: float, unpriced_tokens: int) -> str:
+    unpriced = f"{format_count(unpriced_tokens, 'unpriced token')}" if unpriced_tokens else ""
+    return " + ".join(part for part in (f"${usd:.6f}" if usd or not unpriced else "", unpriced) if part)
 
 
 @command.command("try")

@@ -224,10 +224,13 @@ def write_spending(
 
 
 def _print_spending(spending: "Spending", limit: int, *, verbose: bool) -> None:
+    from holdfast.cli.tables import print_table
+
     for line in _summary_lines(spending, verbose=verbose):
         click.echo(line)
-    for title, headings, rows, spare in _list_tables(spending, limit, verbose=verbose):
-        _print_titled_table(title, headings, rows, spare)
+    for headings, rows, spare in _list_tables(spending, limit, verbose=verbose):
+        click.echo("")
+        print_table(headings, rows, spare=spare)
     if len(spending.sessions) > limit:
         click.echo(
             f"{format_count(len(spending.sessions) - limit, 'more session')}; raise --limit, or use --json for all"
@@ -236,22 +239,16 @@ def _print_spending(spending: "Spending", limit: int, *, verbose: bool) -> None:
         click.echo(line)
 
 
-def _print_titled_table(
-    title: str, headings: Sequence[str], rows: Iterable[Sequence[str]], spare: Sequence[str]
-) -> None:
-    from holdfast.cli.tables import print_table
-
-    click.echo(f"\n{title}" if title else "")
-    print_table(headings, rows, spare=spare)
-
-
 def _summary_lines(spending: "Spending", *, verbose: bool) -> Iterator[str]:
     total = spending.total
     calls = f"{format_count(total.calls, 'call')} in {format_count(len(spending.sessions), 'session')}"
     days = f"{_day(spending.from_at)} to {_day(spending.to_at)}"
     saved = total.uncached_usd - total.usd
     without = f"; {usd(total.uncached_usd)} without a cache: {format_usd(saved, 4 if abs(saved) < 1 else 2)} saved"
-    yield f"You spent {usd(total.usd)} on {calls}, {days}{without if total.uncached_usd else ''}."
+    if total.unpriced_calls and not total.usd:
+        yield f"unpriced: {calls}, {days}."
+    else:
+        yield f"You spent {usd(total.usd)} on {calls}, {days}{without if total.uncached_usd else ''}."
     usage = spending.usage
     yield (
         f"{usage.read_share:.1%} of prompt tokens were read from the cache, "
@@ -271,7 +268,8 @@ def _summary_lines(spending: "Spending", *, verbose: bool) -> Iterator[str]:
         yield f"Holdfast's plan would have cost {planned} on the same prompts."
 
 
-_Table = tuple[str, Sequence[str], Iterable[Sequence[str]], Sequence[str]]
+_Table = tuple[Sequence[str], Iterable[Sequence[str]], Sequence[str]]
+"""Headings, rows, and the columns that may be dropped."""
 
 
 def _list_tables(spending: "Spending", limit: int, *, verbose: bool) -> Iterator[_Table]:
@@ -283,22 +281,21 @@ def _list_tables(spending: "Spending", limit: int, *, verbose: bool) -> Iterator
             KIND_LABELS[row.kind],
             f"{row.tokens:,}",
             _share(row.tokens, total.tokens),
-            usd(row.usd),
+            priced_usd(row.usd, total),
             _share(row.usd, total.usd),
         )
         for row in total.kinds
     ]
-    yield "", ("where it went", "tokens", "share", "dollars", "share"), rows, ()
+    yield ("where it went", "tokens", "share", "dollars", "share"), rows, ()
     for heading, group in (("model", spending.models), ("project", spending.projects), ("client", spending.clients)):
         if len(group) > 1 or heading == "model":
-            yield "", (heading, "calls", "tokens", "dollars", "share", "lost"), _group_rows(group, total), ()
+            yield (heading, "calls", "tokens", "dollars", "share", "lost"), _group_rows(group, total), ()
     if len(spending.days) > 1:
         shown = spending.days[-DAYS_SHOWN_MAX:]
         bars = draw_sparkline([float(day.usd) for day in shown])
         click.echo(f"\nspent by day  {bars}  {shown[0].name} to {shown[-1].name}")
         if verbose:
             yield (
-                "",
                 ("day", "calls", "tokens", "dollars", "share", "lost"),
                 _group_rows(spending.days, total, None),
                 (),
@@ -316,11 +313,11 @@ def _list_tables(spending: "Spending", limit: int, *, verbose: bool) -> Iterator
         for row in spending.losses
     ]
     if losses:
-        yield "", ("lost to", "component", "calls", "tokens", "lost", "meaning"), losses, ("component",)
+        yield ("lost to", "component", "calls", "tokens", "lost", "meaning"), losses, ("component",)
     headings = ("session", "date", "project", "model", "calls", "tokens", "spent", "lost", "main cause", "Holdfast")
     length = distinct_id_length([row.id for row in spending.sessions])
     table = [_session_row(row, length) for row in spending.sessions[:limit]]
-    yield "", headings, table, ("tokens", "model", "Holdfast")
+    yield headings, table, ("tokens", "model", "Holdfast")
 
 
 def _context_tables(spending: "Spending") -> Iterator[_Table]:
@@ -334,11 +331,11 @@ def _context_tables(spending: "Spending") -> Iterator[_Table]:
                 f"{row.tokens:,}",
                 f"{row.resent_tokens:,}",
                 _share(row.resent_tokens, resent),
-                usd(row.usd),
+                priced_usd(row.usd, spending.total),
             )
             for row in tools
         ]
-        yield "", ("sent again: results of", "results", "tokens", "sent again", "share", "dollars"), rows, ()
+        yield ("sent again: results of", "results", "tokens", "sent again", "share", "dollars"), rows, ()
     context = sum(row.context_tokens for row in spending.rereads)
     resent = sum(row.resent_tokens for row in spending.rereads)
     if resent:
@@ -352,7 +349,7 @@ def _context_tables(spending: "Spending") -> Iterator[_Table]:
             for row in spending.rereads
             if row.context_tokens
         ]
-        yield "", ("context sent again", "tokens", "of the context", "of what was sent again"), steps, ()
+        yield ("context sent again", "tokens", "of the context", "of what was sent again"), steps, ()
 
 
 def format_times(times_min: int, times_max: int | None) -> str:
@@ -371,7 +368,7 @@ def _group_rows(
             f"{row.tokens:,}",
             row_usd(row),
             _share(row.usd, total.usd),
-            usd(row.lost_usd),
+            priced_usd(row.lost_usd, row),
         )
         for row in group[:limit]
     ]
@@ -389,12 +386,11 @@ def _action_lines(spending: "Spending") -> Iterator[str]:
 
 def _footnotes(spending: "Spending", *, verbose: bool) -> Iterator[str]:
     yield "\nPrices are those of each day. What is saved is an estimate from prompt sizes and times."
-    if spending.total.unpriced_calls:
-        unpriced = [row for row in spending.models if row.unpriced_calls]
-        names = ", ".join(strip_control_characters(row.name) or "unnamed" for row in unpriced)
-        calls, tokens = spending.total.unpriced_calls, spending.total.unpriced_tokens
-        amount = f"{format_count(calls, 'call')} with {format_count(tokens, 'token')}"
-        yield f"No price is known for {names}: {amount} are not included."
+    for row in spending.models:
+        if row.unpriced_calls:
+            name = strip_control_characters(row.name) or "unnamed"
+            amount = f"{format_count(row.unpriced_calls, 'call')} of {name}, {row.unpriced_tokens:,} tokens"
+            yield (f'unpriced: {amount}; no sum of money contains them: add prices to [models."{name}"] in config.toml')
     uncached = [row.amounts for row in spending.sessions if _is_uncached(row.amounts)]
     if uncached:
         spent = sum(amounts.usd for amounts in uncached)
@@ -469,9 +465,9 @@ def _session_row(row: "SessionSpending", id_characters: int) -> tuple[str, ...]:
         f"{row.amounts.calls}{agents}",
         f"{row.amounts.tokens:,}",
         row_usd(row.amounts),
-        usd(row.amounts.lost_usd),
+        priced_usd(row.amounts.lost_usd, row.amounts),
         row.main_cause,
-        usd(row.planned_usd),
+        priced_usd(row.planned_usd, row.amounts),
     )
 
 
@@ -481,7 +477,15 @@ def shorten_name(name: str) -> str:
 
 
 def row_usd(row: "SpendingRow") -> str:
-    return "unpriced" if row.calls and row.unpriced_calls == row.calls else usd(row.usd)
+    """The dollars of a row, and whether calls without a price are missing from them."""
+    if row.unpriced_calls and not row.usd:
+        return "unpriced"
+    return f"{usd(row.usd)} + unpriced" if row.unpriced_calls else usd(row.usd)
+
+
+def priced_usd(amount: object, row: "SpendingRow") -> str:
+    """Empty where the calls of the row have no price: nothing is known to have cost $0.00."""
+    return "" if row.unpriced_calls and not row.usd else usd(amount)
 
 
 def usd(amount: object) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
-from holdfast.cli.costs.report import CAUSE_MEANINGS, format_times, row_usd, shorten_name, usd
+from holdfast.cli.costs.report import CAUSE_MEANINGS, format_times, priced_usd, row_usd, shorten_name, usd
 from holdfast.ledger.requests.format import strip_control_characters
 from holdfast.ledger.spending import KIND_LABELS, KINDS, Spending, SpendingRow, format_day
 
@@ -78,7 +78,7 @@ def _section(title: str, content: str) -> str:
 def _tiles(spending: Spending) -> str:
     total, weeks = spending.total, spending.weeks
     tiles = [
-        ("spent", usd(total.usd), f"about {usd(float(total.usd) / weeks)} a week"),
+        ("spent", row_usd(total), f"about {usd(float(total.usd) / weeks)} a week"),
         ("calls", f"{total.calls:,}", f"in {len(spending.sessions):,} sessions"),
         ("without a cache", usd(total.uncached_usd), "the same calls"),
         ("read from the cache", f"{spending.usage.read_share:.1%}", "of prompt tokens"),
@@ -284,7 +284,7 @@ def _table_of_kinds(spending: Spending) -> str:
             KIND_LABELS[row.kind],
             f"{row.tokens:,}",
             _share(row.tokens, total.tokens),
-            usd(row.usd),
+            priced_usd(row.usd, total),
             _share(float(row.usd), float(total.usd)),
         )
         for row in total.kinds
@@ -302,7 +302,7 @@ def _table_of_tools(spending: Spending) -> str:
             f"{row.tokens:,}",
             f"{row.resent_tokens:,}",
             _share(row.resent_tokens, resent),
-            usd(row.usd),
+            priced_usd(row.usd, spending.total),
         )
         for row in tools
     ]
@@ -334,7 +334,7 @@ def _table_of_groups(heading: str, group: Sequence[SpendingRow], total: Spending
             f"{row.tokens:,}",
             row_usd(row),
             _share(float(row.usd), float(total.usd)),
-            usd(row.lost_usd),
+            priced_usd(row.lost_usd, row),
         )
         for row in group[:ROWS_SHOWN_MAX]
     ]

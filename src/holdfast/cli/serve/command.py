@@ -37,9 +37,9 @@ PORT = 8787
 @click.option(
     "--upstream",
     "upstreams",
-    metavar="PROVIDER=URL",
+    metavar="NAME=[DIALECT:]URL",
     multiple=True,
-    help="Base URL to which the gateway sends a provider's requests.",
+    help="Where the gateway sends requests below /NAME; a NAME of your own needs a DIALECT, such as openai.",
 )
 @click.option(
     "--simulate",
@@ -98,8 +98,8 @@ def command(
     created one; on any other address the service does not start without a key of scope admin. /openapi.json describes
     all routes.
 
-    The gateway offers the providers' own APIs under /anthropic, /openai, /gemini and /openrouter and records the
-    traffic: a client only needs a different base URL.
+    The gateway offers the providers' own APIs under /anthropic, /openai, /gemini, /openrouter, /deepseek and others,
+    and records the traffic: a client only needs a different base URL.
     """
     from holdfast.cli.open_store import load_configured_models, open_store_with_records
 

@@ -5,7 +5,7 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -24,10 +24,19 @@ from holdfast.gateway.recording.restore import restore_spending
 from holdfast.gateway.recording.worker_process import UNPRICED_USD_PER_MTOK, RecorderProcess, RecorderSetup
 from holdfast.gateway.rewrite.rewriter import RequestRewriter
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
-from holdfast.gateway.routes import find_mount, get_raw_path, make_simulated_upstreams, resolve_upstreams
+from holdfast.gateway.routes import (
+    RouteTable,
+    get_raw_path,
+    make_simulated_upstreams,
+    parse_upstream_option,
+    parse_upstream_settings,
+    resolve_upstreams,
+)
+from holdfast.runtime.config import load_config
 from holdfast.service.auth.keys import verify_key
 from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError
+from holdfast.service.route_table import ROUTES
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.testing.server_thread import serve_provider
 
@@ -56,11 +65,12 @@ class GatewayMount(BaseRoute):
     It matches the path as sent, where Starlette's Mount matches the decoded one: the rest is forwarded as sent.
     """
 
-    def __init__(self, gateway: ASGIApp) -> None:
+    def __init__(self, gateway: ASGIApp, routes: RouteTable) -> None:
         self._gateway = gateway
+        self._routes = routes
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
-        is_provider_path = scope["type"] == "http" and find_mount(get_raw_path(scope)) is not None
+        is_provider_path = scope["type"] == "http" and self._routes.find_mount(get_raw_path(scope)) is not None
         return (Match.FULL if is_provider_path else Match.NONE), {}
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -70,10 +80,12 @@ class GatewayMount(BaseRoute):
 @contextmanager
 def open_gateway(service: AppContext, upstreams: Sequence[str], options: GatewayOptions) -> Iterator[GatewayMount]:
     """Yield the gateway, to be mounted in the service. Raises UserError for invalid options."""
-    configured = dict(_pair(option, "--upstream") for option in upstreams)
-    if options.simulate and configured:
+    flags = {name: parse_upstream_option(text) for name, text in (_pair(option, "--upstream") for option in upstreams)}
+    if options.simulate and flags:
         raise UserError("--simulate replaces the upstreams of all providers; leave out --upstream")
-    rows = read_key_limits(Path(options.grants)) if options.grants else {}
+    # Without the workspace: a repository must not decide where keys and prompts are sent.
+    configured = parse_upstream_settings(load_config(os.environ).upstreams)
+    _check_names((*flags, *configured))
     # A background thread passes records to the recorder process. With Python's default switch interval of 5 ms it
     # could delay the event loop, which forwards the bytes, by that much at a time.
     sys.setswitchinterval(THREAD_SWITCH_SECONDS)
@@ -82,11 +94,14 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
     with ExitStack() as stack:
         if options.simulate:
             url = stack.enter_context(serve_provider(SimulatedProvider(models=service.models)))
-            resolved_upstreams = make_simulated_upstreams(url)
+            routes = RouteTable(make_simulated_upstreams(url, configured))
         else:
-            resolved_upstreams = resolve_upstreams(configured, os.environ)
-        key_limits = KeyLimitTable(rows, os.environ)
-        restore_spending(key_limits, service.log, service.clock())
+            routes = RouteTable(resolve_upstreams(flags, os.environ, configured))
+        rows = read_key_limits(Path(options.grants), tuple(routes.upstreams)) if options.grants else {}
+        key_limits = KeyLimitTable(
+            rows, os.environ, {name: upstream.key_variable for name, upstream in routes.upstreams.items()}
+        )
+        restore_spending(key_limits, service.log, service.clock(), unpriced_usd_per_mtok=options.unpriced_usd)
         rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in options.volatile))
         rewriter = RequestRewriter(service.models, VolatileExtractor(rules))
         volatile = tuple((rule.name, rule.pattern) for rule in rules)
@@ -109,7 +124,7 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
             keep_alive = GatewayKeepAlive(clock=service.clock, usd_a_day_max=usd_per_day_max, on_ping=recorder.on_ping)
 
         gateway = Gateway(
-            resolved_upstreams,
+            routes,
             authenticator=authenticator,
             watcher=recorder,
             clock=service.clock,
@@ -119,7 +134,15 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         )
         # Everything loaded so far lives as long as the process; excluding it makes garbage collection pauses shorter.
         gc.freeze()
-        yield GatewayMount(gateway)
+        yield GatewayMount(gateway, routes)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """An upstream must not take over a path of the service."""
+    own_paths = {route.path.split("/")[1] for route in ROUTES} | {"dashboard", "openapi"}
+    for name in names:
+        if name in own_paths:
+            raise UserError(f"upstream {name[:40]!a} would hide the service's own path /{name}; give it another name")
 
 
 def _pair(text: str, option: str) -> tuple[str, str]:

@@ -211,7 +211,9 @@ def _large_prompt_steps(log: "EventLog", stored: "StoredConversation") -> "StepF
         is_cold = context.step.name is StepName.DeterministicTidy
         proposal = propose_compaction(snapshot, CompactionConfig(), "cache_expired" if is_cold else "requested")
         if isinstance(proposal, NoCompaction):
-            return proposal.reason
+            if is_cold:
+                return proposal.reason
+            raise UserError(proposal.reason)
         await stored.record("user", *proposal.payloads)
         return f"{proposal.event.tokens_before} tokens became {proposal.event.tokens_after}"
 

@@ -88,6 +88,7 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
         shown = [
             {
                 **msgspec.to_builtins(entry.record),
+                **({"cost_usd": None} if entry.is_unpriced else {}),
                 "output_estimated": entry.record.request_id in estimated,
                 "prefix_held": entry.record.is_prefix_unchanged
                 if entry.prompt_digest or entry.source != "provider"
@@ -119,7 +120,13 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
     shares += f", ${delegated_usd:.6f} of it for delegated tasks" if delegations else ""
     total = sum((entry.record.cost_usd for entry in calls), explicit_cache_usd + ping_usd + delegated_usd)
     models = ", then ".join(dict.fromkeys(entry.record.model for entry in calls))
-    click.echo(f"{format_count(len(calls), 'call')}, ${total:.6f}{shares}; {models or 'none'}")
+    unpriced = [entry.record.usage for entry in calls if entry.is_unpriced]
+    cost = f"${total:.6f}{shares}" if total or len(unpriced) < len(calls) or not calls else "unpriced"
+    if unpriced and cost != "unpriced":
+        cost += f", {format_count(len(unpriced), 'call')} unpriced"
+    if unpriced:
+        cost += f" ({sum(usage.tokens_sent + usage.output for usage in unpriced):,} tokens)"
+    click.echo(f"{format_count(len(calls), 'call')}, {cost}; {models or 'none'}")
     for line in _detail_lines(events):
         click.echo(line)
 
@@ -244,7 +251,7 @@ def _call_row(entry: "LedgerEntry", estimated: set[str]) -> tuple[str, ...]:
         prefix = ""  # A pruned session has no stored requests to compare.
     numbers = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input)
     output = f"{'~' if call.request_id in estimated else ''}{usage.output}"
-    money = f"${call.cost_usd:.6f}"
+    money = "unpriced" if entry.is_unpriced else f"${call.cost_usd:.6f}"
     number, at = str(call.number), format_local_time(call.at)
     return number, at, *map(str, numbers), output, money, prefix, *_verdict_cells(entry)
 

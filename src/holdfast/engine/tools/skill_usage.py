@@ -35,7 +35,7 @@ class _Preloads(NamedTuple):
 def find_used_preloads(
     active: Activations, pinned: tuple[LayerText, ...], history: Sequence[HistoryEntry], content: Sequence[Block]
 ) -> tuple[SkillUsed, ...]:
-    """The preloads that a reply shows to be used and that were not used before; `history` ends before the reply."""
+    """The preloads that a reply shows to be used and that were not used before."""
     unused = [name for name in active.preloaded if name not in active.used]
     preloads = _read_preloads(pinned, active.preloaded)
     found: dict[str, SkillUsed] = {}

@@ -11,6 +11,9 @@ from holdfast.types.reply import CacheDiagnosis, ReplySource, StopReason
 from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage
 
+UNPRICED = "unpriced"
+"""The pricing version of calls whose model has no price: their cost is recorded as 0 but is not known."""
+
 
 class RequestChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """One anti-pattern that was fixed in a request, or could have been: `anti_pattern` names it, `location` locates it.
@@ -126,6 +129,7 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     was stored. A call answered from that cache cost nothing; one with the source `summary` is not part of the
     conversation. `compaction_usage` is the part of the usage that the provider needed to compact the conversation
     first. `unreadable` says which part of a forwarded response could not be decoded; its usage was.
+    `uncached_cost_usd` is set where list prices do not apply, as for the results of a batch.
     """
 
     model: str
@@ -146,6 +150,7 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     is_completion_cached: bool = False
     compaction_usage: Usage | msgspec.UnsetType = msgspec.UNSET
     unreadable: str | msgspec.UnsetType = msgspec.UNSET
+    uncached_cost_usd: Decimal | msgspec.UnsetType = msgspec.UNSET
 
 
 class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):

@@ -14,7 +14,11 @@ from typing import Generic, TypeVar
 import msgspec
 
 from holdfast.gateway.http.response_parser import Headers
-from holdfast.types.blocks import Json
+from holdfast.providers.adapter import WireRequest
+from holdfast.providers.json_splice import UNREADABLE, decode_json_or_none
+from holdfast.types.blocks import Block, Json, Role, Text, is_thinking, parse_tool_call
+from holdfast.types.json_encoding import sha256_hex
+from holdfast.types.reply import Reply
 
 MATCHED_CONVERSATIONS_MAX = 1_000
 
@@ -25,6 +29,14 @@ CANDIDATES_MAX = 8
 # Replies of one conversation that are remembered: enough for parallel calls and retries.
 REPLIES_MAX = 4
 DELEGATED_TEXTS_MAX = 10_000
+
+# Only the start of the system text: volatile lines usually come later.
+HEAD_CHARS = 40
+DIGEST_CHARS = 16
+
+# Shorter texts in a tool call, such as paths and commands, may be the first message of an unrelated conversation.
+DELEGATED_CHARS_MIN = 24
+DELEGATED_TEXTS_PER_REPLY_MAX = 32
 T = TypeVar("T")
 K = TypeVar("K")
 VALUE_CHARS_MAX = 400
@@ -123,10 +135,12 @@ class _Conversation(Generic[T]):
 class _Comparison(msgspec.Struct, frozen=True, order=True):
     """How well a request continues a conversation; the greater comparison is the better match."""
 
+    contains_reply: bool
     is_continuation: bool
     reply_share: float
     equal: int
     is_edited: bool
+    is_shortened: bool
     key: int
 
 
@@ -222,8 +236,10 @@ class ConversationMatcher(Generic[T]):
                 return ConversationMatch(key, False, 1.0, f"{reason} and contains its response")
             # A single shared block, such as a common first message, is weak evidence.
             return ConversationMatch(key, False, 1.0 if hints.session else 0.6 if best.equal == 1 else 0.95, reason)
-        if best is not None and best.is_edited:
-            return ConversationMatch(best.key, False, 0.8, "it shares most blocks with the previous request")
+        if best is not None and (best.is_edited or best.is_shortened):
+            reason = "it contains the last response, without some earlier blocks"
+            reason = reason if best.is_shortened else "it shares most blocks with the previous request"
+            return ConversationMatch(best.key, False, 0.8, reason)
         parent = self._find_parent(request)
         if parent is not None:
             return ConversationMatch(self._next, True, 1.0, "its first message is in a tool call of its parent", parent)
@@ -260,12 +276,23 @@ class ConversationMatcher(Generic[T]):
         # conversation with the same words, as evaluations do. One that sends an id repeats its own request.
         is_pending_or_answered = conversation.open_requests > 0 or conversation.is_answered
         is_other = now == before and not request.hints.is_strong and is_pending_or_answered
+        # Some clients leave out the tool calls of earlier turns. A branch does not contain the newest reply.
+        is_shortened = (
+            not extends
+            and conversation.is_answered
+            and now[:1] == before[:1]
+            and request.head == conversation.request.head
+            and any(reply <= frozenset(now) for reply in conversation.replies[-1:])
+        )
+        is_continuation = extends and not is_other
         return _Comparison(
-            is_continuation=extends and not is_other,
+            contains_reply=is_shortened or (is_continuation and reply_share == 1.0),
+            is_continuation=is_continuation,
             reply_share=reply_share,
             equal=equal,
             # A conversation whose history was partly edited still grows; a shorter one is more likely a branch.
             is_edited=not extends and len(now) > len(before) and 2 * equal >= len(before),
+            is_shortened=is_shortened,
             key=conversation.key,
         )
 
@@ -419,3 +446,74 @@ def _member(value: Json | None, name: str) -> Json | None:
 
 def _text(value: Json | None) -> str | None:
     return value[:VALUE_CHARS_MAX] if isinstance(value, str) and value else None
+
+
+def make_restored_scope(mount: str, key_id: str | None) -> str:
+    """The scope of conversations whose provider account is unknown."""
+    return f"{mount} by {key_id or 'anyone'}"
+
+
+def describe_request(
+    wire: WireRequest, body: bytes, headers: Headers, *, scope: str, restored_scope: str
+) -> RequestFingerprint:
+    try:
+        hints = decode_session_hints(body, headers)
+    except UNREADABLE:
+        hints = find_session_hints({}, headers)
+    if hints.session is not None:
+        hints = msgspec.structs.replace(hints, session=short_digest(hints.session.encode("utf-8", "surrogatepass")))
+    return RequestFingerprint(
+        scope, _head_digest(wire), _block_digests(wire), hints, restored_scope, _opening_digests(wire)
+    )
+
+
+def describe_reply(reply: Reply) -> ReplyFingerprint:
+    blocks = (_digest_block("assistant", block) for block in reply.content if not is_thinking(block))
+    calls = (call for block in reply.content if (call := parse_tool_call(block)) is not None)
+    delegated = tuple(_digest_text(text) for call in calls for text in _iter_long_texts(call.arguments_json))
+    return ReplyFingerprint(reply.id, frozenset(blocks), delegated[:DELEGATED_TEXTS_PER_REPLY_MAX])
+
+
+def _iter_long_texts(arguments_json: str) -> Iterator[str]:
+    """All texts in the arguments of a call that are long enough to identify the conversation they were passed to."""
+    values: list[object] = [decode_json_or_none(arguments_json)]
+    while values:
+        match values.pop():
+            case str(text) if len(text) >= DELEGATED_CHARS_MIN:
+                yield text
+            case list(items):
+                values += items
+            case dict(members):
+                values += members.values()
+            case _:
+                pass
+
+
+def _opening_digests(wire: WireRequest) -> tuple[str, ...]:
+    entries = wire.prompt.entries
+    texts = (block.text for block in entries[0].content if isinstance(block, Text)) if entries else ()
+    return tuple(_digest_text(text) for text in texts if len(text) >= DELEGATED_CHARS_MIN)
+
+
+def _digest_text(text: str) -> str:
+    return short_digest(text.strip().encode("utf-8", "surrogatepass"))
+
+
+def short_digest(data: bytes) -> str:
+    return sha256_hex(data)[:DIGEST_CHARS]
+
+
+def _head_digest(wire: WireRequest) -> str:
+    """Digest over what is stable even in a badly ordered prompt: model, tool names, start of the system text."""
+    tools = sorted(tool.name for tool in wire.prompt.tools)
+    texts = (text.text for segment in wire.prompt.segments for text in segment.system)
+    return short_digest(msgspec.json.encode((wire.parameters.model, tools, next(texts, "")[:HEAD_CHARS])))
+
+
+def _block_digests(wire: WireRequest) -> tuple[str, ...]:
+    entries = wire.prompt.entries
+    return tuple(_digest_block(entry.role, block) for entry in entries for block in entry.content)
+
+
+def _digest_block(role: Role, block: Block) -> str:
+    return short_digest(msgspec.json.encode((role, block)))

@@ -1,12 +1,16 @@
 """Records forwarded exchanges as sessions in the log: calls, usage, cost and cache verdicts."""
 
 import functools
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Sequence
+from decimal import Decimal
 
 import msgspec
 
-from holdfast.catalog.lookup import Models
+from holdfast.catalog.lookup import Models, find_batch_factor, price_at, utc_date
+from holdfast.catalog.schema import Model
 from holdfast.clock import NewId
+from holdfast.economics.cost import cost_usd, uncached_cost_usd
 from holdfast.engine.guard import WarningLog
 from holdfast.engine.recorder import CallRecorder, ObservedCall, ObservedRequest, ResumedSession, bill_usage
 from holdfast.engine.request_observer import RequestObserver
@@ -20,42 +24,38 @@ from holdfast.gateway.http.response_parser import Headers
 from holdfast.gateway.recording.conversation_match import (
     ConversationMatch,
     ConversationMatcher,
-    ReplyFingerprint,
     RequestFingerprint,
-    decode_session_hints,
-    find_session_hints,
+    describe_reply,
+    describe_request,
+    make_restored_scope,
+    short_digest,
 )
 from holdfast.gateway.recording.counterfactual import CounterfactualPricer, encode_shape
-from holdfast.gateway.recording.restore import make_restored_scope, restore_conversations
+from holdfast.gateway.recording.restore import restore_conversations
 from holdfast.gateway.recording.worker_process import UNPRICED_USD_PER_MTOK, RecordQueue
 from holdfast.gateway.rewrite.findings import Findings, add_masked_diffs, find_anti_patterns, price_as_sent
 from holdfast.gateway.rewrite.rewriter import BYTES_PER_TOKEN, GatewayPing, RequestRewriter
+from holdfast.gateway.routes import normalize_path
 from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
-from holdfast.providers.json_splice import UNREADABLE, decode_json_or_none, decode_or_none
+from holdfast.providers.bedrock import EVENT_STREAM_TYPE, decode_event_stream, read_usage_headers
+from holdfast.providers.json_splice import decode_or_none
 from holdfast.providers.registry import get_adapter
 from holdfast.providers.tolerant_decode import (
     FIELD_CHARS_MAX,
     UNKNOWN_MODEL,
     TolerantRequest,
+    add_missing_fields,
     decode_request_tolerantly,
     find_usage,
+    iterate_batch_results,
     wrap_raw_request,
 )
-from holdfast.types.blocks import Block, Role, Text, is_thinking, parse_tool_call
-from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.prompt import Plan
 from holdfast.types.reply import Reply, ReplyFinished
 from holdfast.types.usage import Usage
 
 _NOT_RECORDED = "a call was not recorded"
 
-# Only the start of the system text: volatile lines usually come later.
-HEAD_CHARS = 40
-DIGEST_CHARS = 16
-
-# Shorter texts in a tool call, such as paths and commands, may be the first message of an unrelated conversation.
-DELEGATED_CHARS_MIN = 24
-DELEGATED_TEXTS_PER_REPLY_MAX = 32
 ENDPOINT_SESSIONS_MAX = 1_000
 BUSY_QUEUE_LENGTH = 64
 """With more queued calls than this, the search for anti-patterns is skipped so that recording can catch up."""
@@ -154,20 +154,30 @@ class GatewayRecorder:
             )
 
     def _begin(self, exchange: Exchange) -> None:
-        self._now = exchange.started_at
-        if exchange.target.adapter_name is None:
+        self._now, target = exchange.started_at, exchange.target
+        if exchange.reads_batch_results:
+            return
+        if target.adapter_name is None:
             self._begin_other(exchange)
             return
-        adapter = get_adapter(exchange.target.adapter_name)
+        adapter = get_adapter(target.adapter_name)
         body, request = _decode_request(adapter, exchange)
         original = exchange.original_body
         exchange.free_request()
-        description = _describe_request(exchange, request.wire, body)
+        description = describe_request(
+            request.wire,
+            body,
+            exchange.headers,
+            scope=f"{target.mount} {exchange.caller.account}",
+            restored_scope=make_restored_scope(target.mount, exchange.caller.key_id),
+        )
         match, tracked = self._conversations.match_request(
             description, functools.partial(self._open_conversation, exchange)
         )
         observer, pricer = tracked.observer, tracked.pricer
-        request, prepared = observer.prepare_unchanged(adapter, request, body, _path_header(exchange))
+        request, prepared = observer.prepare_unchanged(
+            adapter, request, body, _path_header(exchange), provider=target.provider
+        )
         wire = request.wire
         shared, blocks = (
             observer.recorder.count_shared_blocks(prepared.digests),
@@ -191,7 +201,7 @@ class GatewayRecorder:
             team_id=exchange.caller.team_id,
             is_improved=bool(exchange.changes),
             changes=changes,
-            trace=_trace(exchange.target.mount, description, match),
+            trace=_trace(target.mount, description, match),
             shape=encode_shape(blocks[shared:]),
             prompt_price=priced,
             unreadable=request.unreadable or msgspec.UNSET,
@@ -212,22 +222,11 @@ class GatewayRecorder:
             while len(self._endpoint_sessions) > ENDPOINT_SESSIONS_MAX:
                 del self._endpoint_sessions[next(iter(self._endpoint_sessions))]
         tracked = self._endpoint_sessions[key]
-        body = decode_or_none(msgspec.json.decode, _decompress_or_none(exchange))
+        model = f"{target.provider}:{_find_other_model(exchange)}"
         exchange.free_request()
-        named = body.get("model") if isinstance(body, dict) else None
-        model = f"{target.mount}:{named if isinstance(named, str) else UNKNOWN_MODEL}"
         recorder = tracked.observer.recorder
-        # No content: it is no prompt, and nothing of it is cached.
-        prepared = ObservedRequest(
-            model=model,
-            provider=target.mount,
-            row=recorder.find_catalog_row(model),
-            plan=Plan(),
-            digests=(),
-            parameters_digest="",
-            body_bytes=exchange.request_bytes,
-            tokens=0,
-        )
+        row = recorder.find_catalog_row(model)
+        prepared = _observe_other(target.provider, model, row, exchange.request_bytes)
         forwarded = GatewayForwarded(
             reason=f"a call of {target.endpoint}",
             confidence=1.0,
@@ -237,7 +236,7 @@ class GatewayRecorder:
         )
         call = recorder.begin_call(prepared, forwarded)
         if call is not None:
-            exchange.record = _ActiveCall(None, get_adapter(target.mount), recorder, call, tracked.pricer, 0)
+            exchange.record = _ActiveCall(None, get_adapter(target.format), recorder, call, tracked.pricer, 0)
 
     def _find_anti_patterns(
         self,
@@ -278,6 +277,9 @@ class GatewayRecorder:
         )
 
     def _finish(self, exchange: Exchange) -> None:
+        if exchange.reads_batch_results:
+            self._record_batch(exchange)
+            return
         active = exchange.record
         if not isinstance(active, _ActiveCall):
             return
@@ -288,7 +290,7 @@ class GatewayRecorder:
         finally:
             exchange.free_response()
             if active.key is not None:
-                self._conversations.end_request(active.key, _describe_reply(reply) if reply else None)
+                self._conversations.end_request(active.key, describe_reply(reply) if reply else None)
 
     def _record_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
         active = exchange.record
@@ -300,9 +302,9 @@ class GatewayRecorder:
                 self._on_spent(exchange.caller.key_id, at, float(cost))
 
     def _record_outcome(self, exchange: Exchange, active: _ActiveCall) -> Reply | None:
-        recorder, call = active.recorder, active.call
         response = self._decode_response(exchange, active.adapter)
         reply, failure = response.reply, response.failure
+        recorder, call = active.recorder, _name_by_reply(active, reply)
         usage = bill_usage(call, reply.usage) if reply is not None else Usage()
         if reply is not None and response.is_complete:
             recorder.complete_call(call, reply, unreadable=response.unreadable)
@@ -328,7 +330,7 @@ class GatewayRecorder:
         if usage == Usage():
             active.pricer.undo_pricing(active.priced_number)
         elif exchange.caller.key_id is not None:
-            self._on_spent(exchange.caller.key_id, call.started_at, self._spent_usd(active, usage))
+            self._on_spent(exchange.caller.key_id, call.started_at, self._spent_usd(recorder, call, usage))
         return reply
 
     def _estimate_usage(self, exchange: Exchange, call: ObservedCall) -> Usage:
@@ -338,11 +340,11 @@ class GatewayRecorder:
             output=exchange.response_bytes // BYTES_PER_TOKEN,
         )
 
-    def _spent_usd(self, active: _ActiveCall, usage: Usage) -> float:
+    def _spent_usd(self, recorder: CallRecorder, call: ObservedCall, usage: Usage) -> float:
         """What a call counts against a budget; one whose model has no price is estimated, never free."""
-        row = active.call.prepared.row
+        row = call.prepared.row
         if row is not None and row.prices:
-            return float(active.recorder.cost_of(active.call, usage))
+            return float(recorder.cost_of(call, usage))
         return (usage.tokens_sent + usage.output) * self._unpriced_usd_per_mtok / 1_000_000
 
     def _decode_response(self, exchange: Exchange, adapter: Adapter) -> "_DecodedResponse":
@@ -356,20 +358,78 @@ class GatewayRecorder:
         except ProviderError as error:
             self._warnings.warn_once(_UNREADABLE)
             return _DecodedResponse(unreadable=str(error))
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in exchange.response_headers}
+        content_type, is_whole = headers.get("content-type", ""), exchange.end == "whole"
+        if content_type.startswith(EVENT_STREAM_TYPE):
+            decoded, content_type = decode_event_stream((decoded,)), "text/event-stream"
         try:
             if exchange.status != 200:
-                headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in exchange.response_headers}
                 return _DecodedResponse(failure=adapter.decode_error(exchange.status, headers, decoded))
-            if _header_text(exchange.response_headers, b"content-type").startswith("text/event-stream"):
-                return _decode_stream(adapter, decoded, is_whole=exchange.end == "whole")
-            if exchange.end != "whole":
-                return _DecodedResponse()
             if exchange.target.adapter_name is None:
                 # Without usage it cost nothing that could be known, such as a file or a token count.
-                return _DecodedResponse(Reply((), "end_turn", find_usage(decoded) or Usage()), is_complete=True)
+                usage = find_usage(decoded) or read_usage_headers(headers) or Usage()
+                return _DecodedResponse(Reply((), "end_turn", usage), is_complete=is_whole)
+            if content_type.startswith("text/event-stream"):
+                return _decode_stream(adapter, decoded, is_whole=is_whole)
+            if not is_whole:
+                return _DecodedResponse()
             return _DecodedResponse(adapter.decode_reply(decoded), is_complete=True)
         except ProviderError as error:
-            return _read_usage_only(decoded, str(error), is_complete=exchange.end == "whole")
+            counted = read_usage_headers(headers)
+            partial = Reply((), "error", counted) if counted else None
+            return _read_usage_only(decoded, str(error), partial, is_complete=is_whole)
+
+    def _record_batch(self, exchange: Exchange) -> None:
+        """Records the usage in the results of a batch: one session for each batch, one call for each of its models."""
+        target, caller, body = exchange.target, exchange.caller, _decompress_or_none(exchange, is_response=True)
+        exchange.free_response()
+        # Part of a file looks like the whole, so only the whole is counted.
+        if exchange.status != 200 or exchange.end != "whole" or not body:
+            return
+        path = normalize_path(target.path) or target.path
+        session_id = f"batch-{short_digest(f'{target.mount}{path}'.encode())}"
+        results = list(iterate_batch_results(body))
+        # Clients read the same results again; an id made from the path counts them once, after a restart too.
+        if not results or next(iter(self._log.read(session_id)), None) is not None:
+            return
+        self._now = exchange.ended_at
+        make_started = functools.partial(
+            SessionStarted, name=caller.label or f"{target.mount} {path[-80:]}", simulated=self._simulated
+        )
+        recorder = self._recorder(make_started, ResumedSession(session_id, (), ""))
+        for name in dict.fromkeys(result.model for result in results):
+            usages = [result.usage for result in results if result.model == name]
+            self._record_batch_usage(exchange, recorder, target.model_names.get(name, name), usages)
+
+    def _record_batch_usage(
+        self, exchange: Exchange, recorder: CallRecorder, model: str, usages: Sequence[Usage]
+    ) -> None:
+        provider, caller = exchange.target.provider, exchange.caller
+        model = f"{provider}:{model}"
+        row, factor = recorder.find_catalog_row(model), find_batch_factor(provider)
+        forwarded = GatewayForwarded(
+            reason=f"{len(usages)} results of a batch"
+            + (", at list price: no batch price is known" if row and factor is None else ""),
+            confidence=1.0,
+            key_id=caller.key_id,
+            user_id=caller.user_id,
+            team_id=caller.team_id,
+        )
+        call = recorder.begin_call(_observe_other(provider, model, row, exchange.response_bytes), forwarded)
+        if call is None:
+            return
+        total, costs = sum(usages, Usage()), (Decimal(0), Decimal(0))
+        if row is not None and row.prices:
+            # One by one: the price of a request depends on its own size.
+            priced = [(usage, price_at(row, utc_date(self._now), usage.tokens_sent)) for usage in usages]
+            scale = Decimal(1) if factor is None else factor
+            paid = sum((cost_usd(usage, price) for usage, price in priced), Decimal(0))
+            uncached = sum((uncached_cost_usd(usage, price) for usage, price in priced), Decimal(0))
+            costs = paid * scale, uncached * scale
+        recorder.complete_call(call, Reply((), "end_turn", total), costs=costs)
+        if caller.key_id is not None:
+            spent = float(costs[0]) if row and row.prices else self._spent_usd(recorder, call, total)
+            self._on_spent(caller.key_id, call.started_at, spent)
 
 
 class _DecodedResponse(msgspec.Struct, frozen=True):
@@ -412,7 +472,7 @@ def _read_usage_only(body: bytes, reason: str, partial: Reply | None = None, *, 
 
 def _decode_request(adapter: Adapter, exchange: Exchange) -> tuple[bytes, TolerantRequest]:
     """The request's JSON and its decoded form; never raises. A body too large to buffer counts as empty."""
-    body, headers = exchange.request_body, _path_header(exchange)
+    body, headers, target = exchange.request_body, _path_header(exchange), exchange.target
     if body is None:
         reason = f"the request has {exchange.request_bytes} bytes; at most {BUFFERED_BYTES_MAX} are decoded"
         return b"", wrap_raw_request(b"", headers, reason)
@@ -420,12 +480,68 @@ def _decode_request(adapter: Adapter, exchange: Exchange) -> tuple[bytes, Tolera
         decoded = decompress_body(body, _header_text(exchange.headers, b"content-encoding"))
     except ProviderError as error:
         return body, wrap_raw_request(body, headers, str(error))
-    return decoded, decode_request_tolerantly(adapter, decoded, headers)
+    if target.path_fields:
+        decoded = add_missing_fields(decoded, target.path_fields)
+    request = decode_request_tolerantly(adapter, decoded, headers)
+    name = target.model_names.get(request.wire.parameters.model)
+    if name is not None:
+        parameters = msgspec.structs.replace(request.wire.parameters, model=name)
+        request = msgspec.structs.replace(request, wire=msgspec.structs.replace(request.wire, parameters=parameters))
+    return decoded, request
 
 
-def _decompress_or_none(exchange: Exchange) -> bytes | None:
+def _observe_other(provider: str, model: str, row: Model | None, body_bytes: int) -> ObservedRequest:
+    """A request without content: it is no prompt, and nothing of it is cached."""
+    return ObservedRequest(
+        model=model,
+        provider=provider,
+        row=row,
+        plan=Plan(),
+        digests=(),
+        parameters_digest="",
+        body_bytes=body_bytes,
+        tokens=0,
+    )
+
+
+# In forms with a file, such as those of OpenAI's audio and image endpoints, the model is a field of its own.
+_FORM_MODEL = re.compile(rb'name="model"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([!-~]{1,120})\r\n')
+
+
+def _find_other_model(exchange: Exchange) -> str:
+    target, body = exchange.target, _decompress_or_none(exchange) or b""
+    members = decode_or_none(msgspec.json.decode, body)
+    if isinstance(members, dict):
+        named = members.get("model")
+    else:
+        form = _FORM_MODEL.search(body)
+        named = form[1].decode() if form else None
+    named = named or target.path_fields.get("model")
+    return target.model_names.get(named, named) if isinstance(named, str) else UNKNOWN_MODEL
+
+
+def _name_by_reply(active: _ActiveCall, reply: Reply | None) -> ObservedCall:
+    """The call with the model that answered, if its request named one that the catalog does not know.
+
+    A deployment of Azure and an inference profile of Bedrock have names that their owner chose.
+    """
+    prepared = active.call.prepared
+    if prepared.row is not None or reply is None or not reply.model:
+        return active.call
+    model = f"{prepared.provider}:{reply.model}"
+    row = active.recorder.find_catalog_row(model)
+    if row is None:
+        return active.call
+    prepared = msgspec.structs.replace(prepared, model=model, row=row)
+    return msgspec.structs.replace(active.call, prepared=prepared)
+
+
+def _decompress_or_none(exchange: Exchange, *, is_response: bool = False) -> bytes | None:
+    body, headers = exchange.request_body, exchange.headers
+    if is_response:
+        body, headers = exchange.response_body, exchange.response_headers
     try:
-        return decompress_body(exchange.request_body or b"", _header_text(exchange.headers, b"content-encoding"))
+        return decompress_body(body or b"", _header_text(headers, b"content-encoding"))
     except ProviderError:
         return None
 
@@ -438,57 +554,6 @@ def _header_text(headers: Headers, wanted: bytes) -> str:
     return next((value.decode("latin-1") for name, value in headers if name.lower() == wanted), "")
 
 
-def _describe_request(exchange: Exchange, wire: WireRequest, body: bytes) -> RequestFingerprint:
-    try:
-        hints = decode_session_hints(body, exchange.headers)
-    except UNREADABLE:
-        hints = find_session_hints({}, exchange.headers)
-    mount, caller = exchange.target.mount, exchange.caller
-    if hints.session is not None:
-        hints = msgspec.structs.replace(hints, session=_short_digest(hints.session.encode("utf-8", "surrogatepass")))
-    scope = f"{mount} {caller.account}"
-    return RequestFingerprint(
-        scope,
-        _head_digest(wire),
-        _block_digests(wire),
-        hints,
-        make_restored_scope(mount, caller.key_id),
-        _opening_digests(wire),
-    )
-
-
-def _describe_reply(reply: Reply) -> ReplyFingerprint:
-    blocks = (_digest_block("assistant", block) for block in reply.content if not is_thinking(block))
-    calls = (call for block in reply.content if (call := parse_tool_call(block)) is not None)
-    delegated = tuple(_digest_text(text) for call in calls for text in _iter_long_texts(call.arguments_json))
-    return ReplyFingerprint(reply.id, frozenset(blocks), delegated[:DELEGATED_TEXTS_PER_REPLY_MAX])
-
-
-def _iter_long_texts(arguments_json: str) -> Iterator[str]:
-    """All texts in the arguments of a call that are long enough to identify the conversation they were passed to."""
-    values: list[object] = [decode_json_or_none(arguments_json)]
-    while values:
-        match values.pop():
-            case str(text) if len(text) >= DELEGATED_CHARS_MIN:
-                yield text
-            case list(items):
-                values += items
-            case dict(members):
-                values += members.values()
-            case _:
-                pass
-
-
-def _opening_digests(wire: WireRequest) -> tuple[str, ...]:
-    entries = wire.prompt.entries
-    texts = (block.text for block in entries[0].content if isinstance(block, Text)) if entries else ()
-    return tuple(_digest_text(text) for text in texts if len(text) >= DELEGATED_CHARS_MIN)
-
-
-def _digest_text(text: str) -> str:
-    return _short_digest(text.strip().encode("utf-8", "surrogatepass"))
-
-
 def _trace(mount: str, description: RequestFingerprint, match: ConversationMatch) -> ConversationTrace:
     return ConversationTrace(
         mount,
@@ -498,23 +563,3 @@ def _trace(mount: str, description: RequestFingerprint, match: ConversationMatch
         description.hints.session,
         description.hints.source,
     )
-
-
-def _short_digest(data: bytes) -> str:
-    return sha256_hex(data)[:DIGEST_CHARS]
-
-
-def _head_digest(wire: WireRequest) -> str:
-    """Digest over what is stable even in a badly ordered prompt: model, tool names, start of the system text."""
-    tools = sorted(tool.name for tool in wire.prompt.tools)
-    texts = (text.text for segment in wire.prompt.segments for text in segment.system)
-    return _short_digest(msgspec.json.encode((wire.parameters.model, tools, next(texts, "")[:HEAD_CHARS])))
-
-
-def _block_digests(wire: WireRequest) -> tuple[str, ...]:
-    entries = wire.prompt.entries
-    return tuple(_digest_block(entry.role, block) for entry in entries for block in entry.content)
-
-
-def _digest_block(role: Role, block: Block) -> str:
-    return _short_digest(msgspec.json.encode((role, block)))

@@ -10,6 +10,7 @@ from holdfast.engine.recorder import ResumedSession
 from holdfast.events.log import Event, EventLog
 from holdfast.events.payloads.cache import CachePinged
 from holdfast.events.payloads.calls import (
+    UNPRICED,
     ConversationTrace,
     GatewayForwarded,
     LlmCallCompleted,
@@ -19,7 +20,8 @@ from holdfast.events.payloads.calls import (
 )
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.gateway.key_limits import KeyLimitTable
-from holdfast.gateway.recording.conversation_match import RequestFingerprint, SessionHints
+from holdfast.gateway.recording.conversation_match import RequestFingerprint, SessionHints, make_restored_scope
+from holdfast.gateway.recording.worker_process import UNPRICED_USD_PER_MTOK
 from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage
 
@@ -40,7 +42,8 @@ class RestoredConversation(msgspec.Struct, frozen=True):
 class CallSpending(msgspec.Struct, frozen=True):
     """Cost of one call or ping, with the gateway key it was made with and the key's label.
 
-    `calls` and `failed` are 0 or 1; a failed call has no usage.
+    `calls` and `failed` are 0 or 1; a failed call has no usage. `unpriced_tokens` of a model without a price are not in
+    `dollars`.
     """
 
     key_id: str | None
@@ -49,11 +52,7 @@ class CallSpending(msgspec.Struct, frozen=True):
     dollars: float
     calls: int = 1
     failed: int = 0
-
-
-def make_restored_scope(mount: str, key_id: str | None) -> str:
-    """The scope of conversations whose provider account is unknown."""
-    return f"{mount} by {key_id or 'anyone'}"
+    unpriced_tokens: int = 0
 
 
 def restore_conversations(
@@ -105,12 +104,15 @@ def iterate_spending(log: EventLog, *, since: date | None = None) -> Iterator[Ca
             yield from _fold_spending(log.read(row.id), since)
 
 
-def restore_spending(limits: KeyLimitTable, log: EventLog, now: float) -> None:
-    """Charges today's budgets with what was spent before this process started."""
+def restore_spending(
+    limits: KeyLimitTable, log: EventLog, now: float, *, unpriced_usd_per_mtok: float = UNPRICED_USD_PER_MTOK
+) -> None:
+    """Charges today's budgets with what was spent before this process started, unpriced calls by estimate."""
     if limits.has_budgets:
         for spending in iterate_spending(log, since=utc_date(now)):
             if spending.key_id is not None:
-                limits.add_spending(spending.key_id, spending.at, spending.dollars)
+                estimate = spending.unpriced_tokens * unpriced_usd_per_mtok / 1_000_000
+                limits.add_spending(spending.key_id, spending.at, spending.dollars + estimate)
 
 
 def _fold_spending(events: Iterable[Event], since: date | None) -> Iterator[CallSpending]:
@@ -131,9 +133,16 @@ def _fold_spending(events: Iterable[Event], since: date | None) -> Iterator[Call
                 at, key_id = keys.pop(payload.request_id, (event.at, None))
                 failed = isinstance(payload, LlmCallFailed) and payload.usage == Usage()
                 if since is None or utc_date(at) >= since:
-                    yield CallSpending(key_id, label, at, float(payload.cost_usd), int(not failed), int(failed))
+                    costs = (float(payload.cost_usd), int(not failed), int(failed), _count_unpriced_tokens(payload))
+                    yield CallSpending(key_id, label, at, *costs)
             case CachePinged() as payload:
                 if forwarded is not None and (since is None or utc_date(event.at) >= since):
                     yield CallSpending(forwarded.key_id, label, event.at, float(payload.cost_usd), 0)
             case _:
                 pass
+
+
+def _count_unpriced_tokens(call: LlmCallCompleted | LlmCallFailed) -> int:
+    # A broken-off call has no pricing version: with usage and without a cost, its model had no price.
+    unpriced = call.pricing_version == UNPRICED if isinstance(call, LlmCallCompleted) else not call.cost_usd
+    return call.usage.tokens_sent + call.usage.output if unpriced else 0

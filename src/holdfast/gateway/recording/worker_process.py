@@ -59,6 +59,7 @@ class RequestMessage(msgspec.Struct, frozen=True, tag=True):
     original_body: bytes | None
     changes: tuple[RequestChange, ...]
     queue_length: int = 0
+    method: str = "POST"
 
 
 class EndMessage(msgspec.Struct, frozen=True, tag=True):
@@ -150,6 +151,7 @@ class RecorderProcess:
                 original_body=exchange.original_body,
                 changes=exchange.changes,
                 queue_length=self._queue.queue_length,
+                method=exchange.method,
             )
         )
         exchange.free_request()
@@ -223,7 +225,7 @@ class MessageReceiver:
     def handle_message(self, message: RecorderMessage) -> None:
         match message:
             case RequestMessage():
-                exchange = Exchange(message.target, message.headers, message.caller, message.at)
+                exchange = Exchange(message.target, message.headers, message.caller, message.at, method=message.method)
                 exchange.restore_request(message.body, message.size_bytes)
                 exchange.original_body, exchange.changes, exchange.queue_length = (
                     message.original_body,

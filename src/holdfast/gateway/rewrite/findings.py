@@ -1,6 +1,7 @@
 """Finds cache anti-patterns in requests that are forwarded unchanged, with a masked diff and a cost for each."""
 
 import difflib
+import functools
 import re
 from collections.abc import Iterator
 
@@ -44,16 +45,21 @@ def find_anti_patterns(
     `call` is the adapter, the decoded request, its time and its estimated token count.
     """
     adapter, wire, at, tokens = call
-    rewritten = rewriter.rewrite_request(target.adapter_name or "", body, path=target.path)
+    rewrite = functools.partial(
+        rewriter.rewrite_request,
+        target.adapter_name or "",
+        body,
+        path=target.path,
+        provider=target.provider,
+        path_fields=target.path_fields,
+    )
+    rewritten = rewrite()
     changes = tuple(msgspec.structs.replace(change, is_applied=False) for change in rewritten.changes)
     variants = {AS_SENT: wire}
     if rewritten.body is not None:
         variants[IMPROVED] = rewritten.wire
         for change in changes if len(body) <= PRICED_BYTES_MAX else ():
-            partial = rewriter.rewrite_request(
-                target.adapter_name or "", body, path=target.path, unfixed=frozenset({change.anti_pattern})
-            )
-            variants[change.anti_pattern] = partial.wire
+            variants[change.anti_pattern] = rewrite(unfixed=frozenset({change.anti_pattern})).wire
     costs = pricer.price_variants(adapter, rewritten.row, at, tokens=tokens, variants=variants)
     if costs is None:
         return Findings(changes)

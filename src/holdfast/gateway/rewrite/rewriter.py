@@ -10,7 +10,7 @@ from decimal import Decimal
 
 import msgspec
 
-from holdfast.catalog.lookup import Models, find_model, price_at, utc_date
+from holdfast.catalog.lookup import Models, price_at, resolve_model, utc_date
 from holdfast.catalog.schema import Model
 from holdfast.economics.keep_alive import pings_max
 from holdfast.engine.cache.single_flight import BreakpointPrefix, FlightKey
@@ -55,6 +55,9 @@ from holdfast.types.prompt import Breakpoint, Parameters, Ttl
 HOUR_TTL = "1h"
 _DECLARATIONS = "functionDeclarations"
 
+# Others answer 400 to a field that they do not know, as Groq does, or ignore it.
+_TAKE_OPENAI_FIELDS = ("openai", "openai-chat", "azure")
+
 # Rough estimate, enough to compare a prefix with the cache minimum; exact counts need the provider's tokenizer.
 BYTES_PER_TOKEN = 4
 PING_BYTES_MAX = 4 * 1024 * 1024
@@ -80,28 +83,44 @@ class RequestRewriter:
         self._volatile = volatile or VolatileExtractor()
 
     def rewrite_request(
-        self, adapter_name: str, body: bytes, *, path: str = "", unfixed: frozenset[str] = frozenset()
+        self,
+        adapter_name: str,
+        body: bytes,
+        *,
+        path: str = "",
+        unfixed: frozenset[str] = frozenset(),
+        provider: str = "",
+        path_fields: Mapping[str, str | bool] = {},
     ) -> ImprovedRequest:
         """Fixes all anti-patterns but those in `unfixed`. `path` is the request's; Gemini names the model there.
 
-        May raise anything for a body that we do not understand; the caller then forwards the original.
+        `provider` is the host, where it has another provider's format, and `path_fields` are the fields that it has in
+        the path instead of the body. May raise anything for a body that we do not understand; the caller then forwards
+        the original.
         """
         adapter = get_adapter(adapter_name)
-        members: JsonObject = msgspec.json.decode(body)
+        provider = provider or adapter.name
+        received: JsonObject = msgspec.json.decode(body)
+        members: JsonObject = {**path_fields, **received}
         headers = {PATH_HEADER: path}
         # Re-encode first: insignificant white space must not count as a difference.
         before = adapter.decode_request(encode_json(members), headers)
-        row = find_model(f"{adapter.name}:{before.parameters.model}", self._models)
+        row = resolve_model(provider, before.parameters.model, self._models)
+        # Nothing is known of this model's cache, so no rewrite is known to help.
+        if row.cache.kind == "none":
+            return ImprovedRequest(None, before, row)
+        if adapter_name in ("openai", "openai-chat") and provider not in _TAKE_OPENAI_FIELDS:
+            unfixed |= {CACHE_KEY_MISSING, EXPLICIT_BREAKPOINT_MISSING}
         edits = RequestEdits(self._volatile, unfixed)
         rewritten = (
             _REWRITERS[adapter_name](dict(members), row, edits, adapter) if adapter_name in _REWRITERS else members
         )
         if not edits.changes:
             return ImprovedRequest(None, before, row)
-        encoded = encode_json(rewritten)
-        after = adapter.decode_request(encoded, headers)
+        after = adapter.decode_request(encode_json(rewritten), headers)
         _check_same_content(before, after, edits.moved_text)
-        return ImprovedRequest(encoded, after, row, tuple(edits.changes))
+        sent = {name: value for name, value in rewritten.items() if name in received or name not in path_fields}
+        return ImprovedRequest(encode_json(sent), after, row, tuple(edits.changes))
 
 
 def _rewrite_anthropic(body: JsonObject, row: Model, edits: RequestEdits, adapter: Adapter) -> JsonObject:
@@ -341,10 +360,18 @@ class RequestAnalysis(msgspec.Struct, frozen=True):
 
 
 def analyze_request(
-    rewriter: RequestRewriter, adapter_name: str, body: bytes, *, path: str, account: str, at: float
+    rewriter: RequestRewriter,
+    adapter_name: str,
+    body: bytes,
+    *,
+    path: str,
+    account: str,
+    at: float,
+    provider: str = "",
+    path_fields: Mapping[str, str | bool] = {},
 ) -> RequestAnalysis:
     """May raise anything for a body that we do not understand."""
-    rewritten = rewriter.rewrite_request(adapter_name, body, path=path)
+    rewritten = rewriter.rewrite_request(adapter_name, body, path=path, provider=provider, path_fields=path_fields)
     adapter = get_adapter(adapter_name)
     draft = RequestDraft(adapter, lambda encoded: len(encoded) // BYTES_PER_TOKEN)
     draft.update(rewritten.wire.prompt)
@@ -367,7 +394,12 @@ def analyze_request(
     )
     flight_key = FlightKey(_scope(adapter, rewritten, account), prefixes)
     ping = None
-    if prefixes and prefixes[-1].digest == chain_digests[breakpoints[-1].block_index].digest:
+    # Bedrock and Vertex document no request without output.
+    if (
+        provider in ("", adapter.name)
+        and prefixes
+        and prefixes[-1].digest == chain_digests[breakpoints[-1].block_index].digest
+    ):
         tokens = sum(draft.buffer.tokens[: breakpoints[-1].block_index + 1])
         ping = _make_ping(
             adapter, rewritten, body, breakpoint_=breakpoints[-1], prefix=prefixes[-1], tokens=tokens, at=at

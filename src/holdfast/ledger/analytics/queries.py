@@ -8,6 +8,8 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from holdfast.catalog.lookup import Catalog
+from holdfast.catalog.price_list import load_price_list
 from holdfast.catalog.schema import Model
 from holdfast.events.log import Event, SessionRow
 from holdfast.events.payloads.session import SkillLoaded, SkillUsed
@@ -114,6 +116,15 @@ class CallOutcome(msgspec.Struct, frozen=True):
     latency_ms_p95_under: int
 
 
+class UnpricedUsage(msgspec.Struct, frozen=True):
+    """Calls of a session for whose model no price was known; sums of money do not contain them."""
+
+    session_id: str
+    model: str
+    calls: int
+    usage: Usage
+
+
 class CostQueries(Protocol):
     """Every result is what the events add up to at the time of the query."""
 
@@ -127,6 +138,9 @@ class CostQueries(Protocol):
 
     def causes(self, scope: LedgerScope = ...) -> tuple[MissCause, ...]:
         """The most expensive first."""
+
+    def unpriced(self, scope: LedgerScope = ...) -> tuple[UnpricedUsage, ...]:
+        """By session and model, in that order."""
 
     def verdicts(self, scope: LedgerScope = ...) -> tuple[MissCause, ...]:
         """All verdicts, including those without a loss; the most expensive first."""
@@ -275,7 +289,10 @@ class HasAnalyticsQueries(Protocol):
 
 def list_size_limits(models: Mapping[str, Model]) -> tuple[int, ...]:
     """The prompt sizes in tokens above which some model's price changes, ascending."""
-    return tuple(sorted({price.prompt_tokens_over for row in models.values() for price in row.prices} - {0}))
+    listed = load_price_list().size_limits if isinstance(models, Catalog) else ()
+    return tuple(
+        sorted({*listed, *(price.prompt_tokens_over for row in models.values() for price in row.prices)} - {0})
+    )
 
 
 def format_group_name(group_by: GroupBy, cell: object) -> GroupName:

@@ -17,6 +17,7 @@ from holdfast.ledger.analytics.queries import (
     ModelAmounts,
     SessionAmounts,
     SessionOrder,
+    UnpricedUsage,
 )
 from holdfast.ledger.cache.verdicts import VerdictKind
 from holdfast.ledger.money import to_dollars
@@ -46,6 +47,9 @@ class RollUpSource(Protocol):
         self, scope: LedgerScope, *, order: SessionOrder, limit: int, offset: int
     ) -> Sequence[tuple[SessionRow, Sums]]:
         """Sessions that made a call or spent anything."""
+
+    def unpriced(self, scope: LedgerScope) -> tuple[UnpricedUsage, ...]:
+        """As `CostQueries.unpriced`."""
 
     def worst_verdicts(self, session_ids: Sequence[str], scope: LedgerScope) -> dict[str, VerdictKind]:
         """The verdict of the call that lost most (the first, if several did); sessions without a loss are left out."""
@@ -78,6 +82,9 @@ class RollUpCostQueries:
 
     def causes(self, scope: LedgerScope = FULL_SCOPE) -> tuple[MissCause, ...]:
         return tuple(cause for cause in self.verdicts(scope) if cause.calls)
+
+    def unpriced(self, scope: LedgerScope = FULL_SCOPE) -> tuple[UnpricedUsage, ...]:
+        return self._source.unpriced(scope)
 
     def verdicts(self, scope: LedgerScope = FULL_SCOPE) -> tuple[MissCause, ...]:
         causes = []

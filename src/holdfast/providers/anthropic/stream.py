@@ -142,6 +142,8 @@ class AnthropicReplyFold:
             case "message_delta":
                 self._update(msgspec.json.decode(event.delta, type=_Stop), event.usage)
             case "message_stop":
+                # Only Bedrock repeats the usage here.
+                self._usage = merge_anthropic_usage(self._usage, event.usage or AnthropicUsage())
                 self.is_finished = True
                 return (ReplyFinished(self.reply()),)
             case _:

@@ -32,9 +32,6 @@ from holdfast.types.prompt import HistoryEntry, Parameters
 from holdfast.types.tool_spec import ToolSpec
 
 GEMINI_BODY_BYTES_MAX = 100 * 1024 * 1024
-OUTPUT_TOKENS_DEFAULT = 65_536
-"""The output limit of a request that sets none: the models' own limit."""
-
 _DECLARATIONS = "functionDeclarations"
 _PATH = re.compile(
     rf"(?:/[\w.-]+)*/models/({MODEL_NAME.pattern}):(generateContent|streamGenerateContent)(?:\?.*)?", re.ASCII
@@ -107,9 +104,8 @@ def decode_gemini_request(body: bytes, headers: Mapping[str, str] = NO_HEADERS) 
 def _decode_parameters(model: str, stream: bool, top: Mapping[str, bytes], typed: _Body) -> Parameters:
     members = split_object(top.get("generationConfig", b"{}"))
     settings = typed.generation_config
-    limit = OUTPUT_TOKENS_DEFAULT if settings.max_output_tokens is None else settings.max_output_tokens
-    if limit < 0:
-        raise msgspec.ValidationError("Expected `int` >= 0 - at `$.generationConfig.maxOutputTokens`")
+    if settings.max_output_tokens is not None and settings.max_output_tokens < 1:
+        raise msgspec.ValidationError("Expected `int` from 1 (inclusive) - at `$.generationConfig.maxOutputTokens`")
     choice = _decode_tool_choice(top.get(TOOL_CONFIG, b"null"))
     known = PROMPT_NAMES | ({TOOL_CONFIG} if choice is not None else set())
     outer = {name: value for name, value in top.items() if name not in known}
@@ -118,7 +114,7 @@ def _decode_parameters(model: str, stream: bool, top: Mapping[str, bytes], typed
     inner = {CONFIG_PREFIX + name: value for name, value in members.items() if name not in CONFIG_NAMES}
     return Parameters(
         model=model,
-        output_tokens_max=limit,
+        output_tokens_max=settings.max_output_tokens or 0,
         stream=stream,
         stop_sequences=settings.stop_sequences or (),
         temperature=settings.temperature,

@@ -189,7 +189,7 @@ _decode_tool_choice = msgspec.json.Decoder(_ToolChoice).decode
 
 
 def gemini_request_head(parameters: Parameters) -> bytes:
-    settings = [b'"maxOutputTokens":%d' % parameters.output_tokens_max]
+    settings = [b'"maxOutputTokens":%d' % parameters.output_tokens_max] if parameters.output_tokens_max else []
     if parameters.temperature is not None:
         settings.append(b'"temperature":' + encode_json(parameters.temperature))
     if parameters.stop_sequences:

@@ -11,9 +11,6 @@ from holdfast.providers.openai_common import decode_openai_tool_choice, encode_o
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import Parameters
 
-OUTPUT_TOKENS_DEFAULT = 128_000
-"""The output limit of a request that sets none: the highest of the current models."""
-
 _LIMIT_NAMES = ("max_completion_tokens", "max_tokens")
 _FIXED_NAMES = frozenset({"model", *_LIMIT_NAMES, "stream", "temperature", "stop", "tools", "messages"})
 # A stream has usage only if it is requested, in a last chunk without choices (OpenAI, API reference).
@@ -39,10 +36,9 @@ class _Body(msgspec.Struct, frozen=True):
 
 def chat_request_head(parameters: Parameters, variant: ChatVariant) -> bytes:
     reject_betas(parameters, variant)
-    members = {
-        "model": encode_string(parameters.model),
-        variant.output_limit_name: b"%d" % parameters.output_tokens_max,
-    }
+    members = {"model": encode_string(parameters.model)}
+    if parameters.output_tokens_max:
+        members[variant.output_limit_name] = b"%d" % parameters.output_tokens_max
     if parameters.stream:
         members["stream"] = b"true"
         if "stream_options" not in dict(parameters.extra):
@@ -81,13 +77,13 @@ def decode_chat_parameters(body: bytes, top: Mapping[str, bytes], variant: ChatV
     typed = msgspec.json.decode(body, type=_Body)
     limits = {"max_completion_tokens": typed.max_completion_tokens, "max_tokens": typed.max_tokens}
     candidates = [limits.pop(variant.output_limit_name), *limits.values()]
-    output_tokens_max = next((limit for limit in candidates if limit is not None), OUTPUT_TOKENS_DEFAULT)
-    if output_tokens_max < 0:
-        raise msgspec.ValidationError("Expected `int` >= 0 - at `$.max_tokens`")
+    output_tokens_max = next((limit for limit in candidates if limit is not None), None)
+    if output_tokens_max is not None and output_tokens_max < 1:
+        raise msgspec.ValidationError("Expected `int` >= 1 - at `$.max_tokens`")
     choice, _ = decode_openai_tool_choice(top, nested=True)
     return Parameters(
         model=typed.model,
-        output_tokens_max=output_tokens_max,
+        output_tokens_max=output_tokens_max or 0,
         stream=bool(typed.stream),
         stop_sequences=(typed.stop,) if isinstance(typed.stop, str) else typed.stop or (),
         temperature=typed.temperature,

@@ -58,7 +58,12 @@ class _Choice(msgspec.Struct, frozen=True):
     message: _Message | None = None
     delta: _Message | None = None
     finish_reason: str | None = None
+    usage: ChatUsage | None = None  # Moonshot puts the usage of a stream here.
     error: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _GroqFields(msgspec.Struct, frozen=True):
+    usage: ChatUsage | None = None
 
 
 class _Chunk(msgspec.Struct, frozen=True):
@@ -67,7 +72,13 @@ class _Chunk(msgspec.Struct, frozen=True):
     object: str | None = None
     choices: tuple[_Choice, ...] | None = None
     usage: ChatUsage | None = None
+    x_groq: _GroqFields | None = None
     error: msgspec.Raw = msgspec.Raw(b"null")
+
+    def find_usage(self) -> ChatUsage | None:
+        """Groq sends the usage of a stream in `x_groq`, and at the top only with `include_usage`."""
+        groq = self.x_groq.usage if self.x_groq else None
+        return self.usage or groq or next((choice.usage for choice in self.choices or () if choice.usage), None)
 
 
 class _Detail(msgspec.Struct, frozen=True):
@@ -121,9 +132,10 @@ class ChatReplyFold:
                 self.has_answer = True
                 deltas += self._grow(choice.message or choice.delta or _Message())
                 self._finish_reason = choice.finish_reason or self._finish_reason
-        self._usage = chunk.usage or self._usage
+        usage = chunk.find_usage()
+        self._usage = usage or self._usage
         # The chunk with the usage is the last with content; some providers send no [DONE] after it.
-        if chunk.usage is not None and self._finish_reason is not None:
+        if usage is not None and self._finish_reason is not None:
             deltas += self._end()
         return tuple(deltas)
 

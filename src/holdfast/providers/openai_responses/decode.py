@@ -51,13 +51,13 @@ def decode_responses_request(body: bytes) -> WireRequest:
     system: tuple[Text, ...] = (Text(typed.instructions),) if typed.instructions else ()
     if not isinstance(raw_input, str) and items and _is_system_prompt(raw_input[0], items[0]):
         system += tuple(block for block in items.pop(0).blocks if isinstance(block, Text))
-    entries = tuple(HistoryEntry(item.role, item.blocks) for item in items if item.blocks)
+    entries = tuple(HistoryEntry(item.role, item.blocks, fields=item.fields) for item in items if item.blocks)
     return wire_request.build_wire_request(wire_request.build_prompt(tools, system, entries), ttls, parameters)
 
 
 def _is_system_prompt(raw: msgspec.Raw, first: DecodedItem) -> bool:
     """Whether the first item is a developer message or, in the short form without `type`, a system message."""
-    if first.role != "system" or not all(isinstance(block, Text) for block in first.blocks):
+    if first.role != "system" or first.fields or not all(isinstance(block, Text) for block in first.blocks):
         return False
     head = msgspec.json.decode(raw, type=_Head)
     return head.role == "developer" or head.type is None

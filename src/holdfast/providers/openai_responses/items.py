@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.providers.json_splice import (
     decode_or_none,
+    encode_json_text,
     encode_string,
     get_optional_string,
     get_string_member,
@@ -45,22 +46,27 @@ SUMMARY_SEPARATOR = "\n\n"
 
 
 class DecodedItem(msgspec.Struct, frozen=True):
-    """`ttls` holds the TTL of each block's breakpoint, or None."""
+    """`ttls` holds the TTL of each block's breakpoint, or None; `fields` the members without a place of their own."""
 
     role: Role
     blocks: tuple[Block, ...]
     ttls: tuple[Ttl | None, ...]
+    fields: tuple[tuple[str, str], ...] = ()
 
 
 def message_start(role: str) -> bytes:
     return b'{"type":"message","role":"%b","content":[' % role.encode()
 
 
+def _encode_fields(fields: tuple[tuple[str, str], ...]) -> bytes:
+    return b"".join(b"%b:%b," % (encode_string(name), encode_json_text(value)) for name, value in fields)
+
+
 def encode_responses_entry(entry: HistoryEntry) -> Iterator[EncodedBlock]:
     """One encoded block per block. Adjacent parts share a message; everything else is an item of its own."""
     start = message_start(WIRE_ROLES[entry.role])
     in_message = False
-    for block in entry.content:
+    for index, block in enumerate(entry.content):
         is_part, accepts = False, False
         match block:
             case ToolResult():
@@ -76,6 +82,13 @@ def encode_responses_entry(entry: HistoryEntry) -> Iterator[EncodedBlock]:
                 data, accepts = _encode_part(entry.role, block)
                 is_part = True
         in_message = is_part
+        if entry.fields and not index:
+            # They come first in the item: in the data of a complete one, whose start has to stay as it is.
+            members = _encode_fields(entry.fields)
+            if container_start == ITEM_START:
+                data = members + data
+            else:
+                container_start = ITEM_START + members + container_start.removeprefix(ITEM_START)
         yield make_message_block(entry, data, accepts_breakpoint=accepts, container_start=container_start)
 
 
@@ -110,7 +123,7 @@ def is_separate_item(role: Role, kind: str) -> bool:
 
 
 def decode_responses_item(raw: bytes) -> DecodedItem:
-    """Raises msgspec's errors, which never quote a value. An item with unknown fields is carried as its bytes."""
+    """Raises msgspec's errors, which never quote a value. An item of an unknown type is carried as its bytes."""
     members = split_object(raw)
     kind = "message" if "type" not in members and "role" in members else get_string_member(members, "type")
     item: DecodedItem | None = None
@@ -143,11 +156,10 @@ def _decode_role(members: Mapping[str, bytes]) -> Role:
 
 def _decode_message(members: Mapping[str, bytes]) -> DecodedItem | None:
     role = _decode_role(members)
-    if non_default_names(members, "id", "status", "content") != {"role"}:
-        return None
+    fields = _unknown_fields(members, "role", "content")
     content = msgspec.json.decode(members.get("content", b"null"), type=str | tuple[msgspec.Raw, ...])
     if isinstance(content, str):
-        return DecodedItem(role, (Text(content),), (None,))
+        return DecodedItem(role, (Text(content),), (None,), fields)
     if role == "assistant":
         blocks: tuple[Block, ...] = tuple(decode_output_part(bytes(part)) for part in content)
         ttls: tuple[Ttl | None, ...] = (None,) * len(blocks)
@@ -158,15 +170,23 @@ def _decode_message(members: Mapping[str, bytes]) -> DecodedItem | None:
     if any(isinstance(block, Opaque) and is_separate_item(role, block.kind) for block in blocks):
         # Encoded on its own, such a part would become an item.
         return None
-    return DecodedItem(role, blocks, ttls)
+    if fields and not blocks:
+        return None
+    return DecodedItem(role, blocks, ttls, fields)
+
+
+def _unknown_fields(members: Mapping[str, bytes], *known: str) -> tuple[tuple[str, str], ...]:
+    """Clients put their own metadata on items. `id` and `status` are the API's, and change nothing if left out."""
+    names = non_default_names(members, "id", "status", *known)
+    return tuple((name, value.decode()) for name, value in members.items() if name in names)
 
 
 def _decode_call(members: Mapping[str, bytes]) -> DecodedItem | None:
-    if non_default_names(members, "id", "status") != {"call_id", "name", "arguments"}:
+    if not {"call_id", "name", "arguments"} <= members.keys():
         return None
     arguments = decode_call_arguments(get_string_member(members, "arguments"))
     call = ToolUse(get_string_member(members, "call_id"), get_string_member(members, "name"), arguments)
-    return DecodedItem("assistant", (call,), (None,))
+    return DecodedItem("assistant", (call,), (None,), _unknown_fields(members, "call_id", "name", "arguments"))
 
 
 def decode_call_arguments(text: str) -> str:
@@ -176,15 +196,16 @@ def decode_call_arguments(text: str) -> str:
 
 def _decode_result(members: Mapping[str, bytes]) -> DecodedItem | None:
     """A breakpoint inside the result is moved to its end, the nearest position an encoded block has."""
-    if non_default_names(members, "id", "status") != {"call_id", "output"}:
+    if not {"call_id", "output"} <= members.keys():
         return None
+    fields = _unknown_fields(members, "call_id", "output")
     call_id = get_string_member(members, "call_id")
     output = msgspec.json.decode(members["output"], type=str | tuple[msgspec.Raw, ...])
     if isinstance(output, str):
-        return DecodedItem("user", (ToolResult(call_id, (Text(output),) if output else ()),), (None,))
+        return DecodedItem("user", (ToolResult(call_id, (Text(output),) if output else ()),), (None,), fields)
     parts = [decode_input_part(bytes(part)) for part in output]
     ttl = next((ttl for _, ttl in reversed(parts) if ttl is not None), None)
-    return DecodedItem("user", (ToolResult(call_id, tuple(part for part, _ in parts)),), (ttl,))
+    return DecodedItem("user", (ToolResult(call_id, tuple(part for part, _ in parts)),), (ttl,), fields)
 
 
 class _Seal(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

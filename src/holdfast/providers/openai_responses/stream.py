@@ -330,8 +330,10 @@ def decode_output_item(raw: bytes) -> OutputBlocks:
             return _decode_message(raw, members)
         case "reasoning":
             return OutputBlocks((decode_reasoning(members) or Opaque("reasoning", raw),))
-        case _:
-            return OutputBlocks(decode_responses_item(raw).blocks)
+        case kind:
+            item = decode_responses_item(raw)
+            # A reply has no place for the further fields of an item, so that one is carried as its bytes.
+            return OutputBlocks((Opaque(kind, raw),) if item.fields else item.blocks)
 
 
 def _decode_message(raw: bytes, members: Mapping[str, bytes]) -> OutputBlocks:

@@ -21,9 +21,11 @@ from holdfast.service.api.analytics_rows import (
     SkillLoadRow,
     add_key_names,
     compute_percentile,
+    count_unpriced,
     make_break_rows,
     make_cost_rows,
     make_effect_rows,
+    make_json_cost,
     make_skill_rows,
     reprice_usage,
     to_json_usd,
@@ -111,11 +113,13 @@ class SessionCostsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class SessionCostRow(msgspec.Struct, frozen=True):
+    """`cost_usd` is null if no price is known for any of its calls."""
+
     id: str
     name: str | None
     workspace_path: str | None
     active_model: str
-    cost_usd: float
+    cost_usd: float | None
     turn_count: int
     created_at: datetime.datetime
     updated_at: datetime.datetime
@@ -166,7 +170,10 @@ class SavingsRequest(WindowRequest, frozen=True):
 
 
 class Savings(msgspec.Struct, frozen=True):
-    """Savings against a baseline model at today's prices, and against no cache at the prices paid."""
+    """Savings against a baseline model at today's prices, and against no cache at the prices paid.
+
+    No price was known for `unpriced_calls` when they were made; `actual_stamped_usd` does not contain them.
+    """
 
     baseline_model: str
     actual_repriced_usd: float
@@ -179,6 +186,7 @@ class Savings(msgspec.Struct, frozen=True):
     uncached_usd: float
     saved_by_caching_usd: float
     rivals: PolicyCosts | None
+    unpriced_calls: int
 
 
 class SavingsResponse(AnalyticsResponse, frozen=True, kw_only=True):
@@ -213,7 +221,8 @@ def get_cost(context: AppContext, request: CostRequest) -> CostResponse:
 
     def make(scope: LedgerScope) -> tuple[CostRow, ...] | CostRow:
         groups = context.log.analytics_queries().groups(request.group_by, scope, filters)
-        rows = make_cost_rows(request.group_by, groups)
+        unpriced = count_unpriced(request.group_by, context.log.cost_queries().unpriced(scope), filters)
+        rows = make_cost_rows(request.group_by, groups, unpriced)
         if request.group_by == "gateway_key":
             return add_key_names(rows, context.records.key)
         return rows[0] if request.group_by == "none" else rows
@@ -265,19 +274,20 @@ def get_session_costs(context: AppContext, request: SessionCostsRequest) -> Sess
         page = context.log.analytics_queries().session_costs(
             order=request.order, limit=request.limit, skip=request.skip, simulated=context.simulated
         )
-        return tuple(map(_session_cost, page))
+        unpriced = {part.session_id for part in context.log.cost_queries().unpriced(scope)}
+        return tuple(_session_cost(session, is_unpriced=session.row.id in unpriced) for session in page)
 
     return _respond(context, None, SessionCostsResponse, make)
 
 
-def _session_cost(session: queries.SessionCost) -> SessionCostRow:
+def _session_cost(session: queries.SessionCost, *, is_unpriced: bool) -> SessionCostRow:
     row = session.row
     return SessionCostRow(
         id=row.id,
         name=row.name,
         workspace_path=session.workspace_path,
         active_model=session.model,
-        cost_usd=to_json_usd(session.spent_usd),
+        cost_usd=make_json_cost(session.spent_usd, is_unpriced=is_unpriced),
         turn_count=session.turns,
         created_at=to_datetime(row.started_at),
         updated_at=to_datetime(row.last_event_at),
@@ -318,6 +328,7 @@ def get_savings(context: AppContext, request: SavingsRequest) -> SavingsResponse
             uncached_usd=to_json_usd(totals.uncached_usd),
             saved_by_caching_usd=to_json_usd(totals.saved_usd),
             rivals=compute_policy_costs(context.log, context.models, scope) if request.rivals else None,
+            unpriced_calls=sum(part.calls for part in context.log.cost_queries().unpriced(scope)),
         )
 
     return _respond(context, request, SavingsResponse, make)

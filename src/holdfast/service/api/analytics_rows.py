@@ -1,5 +1,6 @@
 """Response rows of the analytics routes and their arithmetic: sums in Decimal, reported to six decimal places."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 
@@ -14,9 +15,12 @@ from holdfast.ledger.analytics.queries import (
     Amounts,
     Group,
     GroupBy,
+    GroupFilter,
+    GroupName,
     MissCause,
     SizedUsage,
     SkillLoad,
+    UnpricedUsage,
     list_size_limits,
 )
 from holdfast.ledger.cache.verdicts import UNEXPECTED_KINDS, VerdictKind
@@ -29,13 +33,20 @@ def to_json_usd(amount: Decimal | float) -> float:
     return round(float(amount), _PLACES)
 
 
+def make_json_cost(spent_usd: Decimal, *, is_unpriced: bool) -> float | None:
+    """Null where no price is known for any of the calls: 0 would say that they were free."""
+    return None if is_unpriced and not spent_usd else to_json_usd(spent_usd)
+
+
 class CostRow(msgspec.Struct, frozen=True):
     """One group. Only the field it was grouped by is present; it is null for calls that have no such value.
 
-    The kinds of input tokens do not overlap. `gateway_key_name` is the label of the gateway key.
+    The kinds of input tokens do not overlap. `gateway_key_name` is the label of the gateway key. Grouped by model,
+    session or not at all, `unpriced_calls` counts the calls that `cost_usd` does not contain, which is null if no call
+    has a price.
     """
 
-    cost_usd: float
+    cost_usd: float | None
     input_tokens: int
     output_tokens: int
     cached_input_tokens: int
@@ -53,6 +64,7 @@ class CostRow(msgspec.Struct, frozen=True):
     team: str | UnsetType | None = UNSET
     parent_session: str | UnsetType = UNSET
     is_worker: bool | UnsetType = UNSET
+    unpriced_calls: int | UnsetType = UNSET
 
 
 class CacheEffectRow(msgspec.Struct, frozen=True):
@@ -104,19 +116,37 @@ class RepricedCost(msgspec.Struct, frozen=True):
     missing: int
 
 
-def make_cost_rows(group_by: GroupBy, groups: Iterable[Group]) -> tuple[CostRow, ...]:
-    """Most expensive first, then by name; days and hours in chronological order."""
+def make_cost_rows(
+    group_by: GroupBy, groups: Iterable[Group], unpriced: Mapping[GroupName, int] | None = None
+) -> tuple[CostRow, ...]:
+    """Most expensive first, then by name; days and hours in chronological order. `unpriced` are calls by group."""
     ordered = sorted(groups, key=lambda group: str(group.name or ""))
     if group_by not in ("day", "hour"):
         ordered.sort(key=lambda group: -group.amounts.spent_usd)
-    return tuple(_cost_row(group_by, group) for group in ordered)
+    return tuple(_cost_row(group_by, group, unpriced) for group in ordered)
 
 
-def _cost_row(group_by: GroupBy, group: Group) -> CostRow:
+def count_unpriced(
+    group_by: GroupBy, parts: Iterable[UnpricedUsage], narrowed: GroupFilter
+) -> Mapping[GroupName, int] | None:
+    """Unpriced calls by group; None for a grouping or filter that they are not counted by."""
+    if group_by not in ("model", "session", "none") or narrowed.filtered_fields - {"model", "session"}:
+        return None
+    counts = Counter[GroupName]()
+    for part in parts:
+        if narrowed.model in (None, part.model) and narrowed.session in (None, part.session_id):
+            counts[{"model": part.model, "session": part.session_id}.get(group_by)] += part.calls
+    return counts
+
+
+def _cost_row(group_by: GroupBy, group: Group, unpriced: Mapping[GroupName, int] | None) -> CostRow:
     group_field: dict[str, object] = {} if group_by == "none" else {group_by: group.name}
     amounts = group.amounts
+    unpriced_calls = unpriced.get(group.name, 0) if unpriced is not None else 0
+    if unpriced is not None:
+        group_field["unpriced_calls"] = unpriced_calls
     row = CostRow(
-        cost_usd=to_json_usd(amounts.spent_usd),
+        cost_usd=make_json_cost(amounts.spent_usd, is_unpriced=0 < amounts.calls <= unpriced_calls),
         input_tokens=amounts.usage.input,
         output_tokens=amounts.usage.output,
         cached_input_tokens=amounts.usage.cache_read,

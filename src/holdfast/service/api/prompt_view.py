@@ -16,7 +16,7 @@ from holdfast.events.log import Event, EventLog
 from holdfast.events.payloads.calls import ModelSwitched, RequestPrepared
 from holdfast.layers.assemble import assemble_prompt
 from holdfast.ledger.layers import CallTimeline
-from holdfast.providers.registry import get_adapter
+from holdfast.providers.registry import find_adapter
 from holdfast.types.request_buffer import common_prefix_length
 
 # Enough context to recognize the place, for a view of one line each.
@@ -51,7 +51,7 @@ def find_divergence(events: Iterable[Event], session_id: str, models: Models, *,
         match event.payload:
             case RequestPrepared():
                 number += 1
-                draft = draft or RequestDraft(get_adapter(find_model(state.model, models).provider), len)
+                draft = draft or RequestDraft(find_adapter(find_model(state.model, models).provider), len)
                 draft.update(assemble_prompt(build_sent_view(state)))
                 if number == ordinal:
                     return None if before is None else compare_bytes(before, draft.buffer.cacheable_bytes())

@@ -39,7 +39,8 @@ class BreakpointTokens(msgspec.Struct, frozen=True):
 class CallView(msgspec.Struct, frozen=True):
     """One billed call. Tokens of layers and breakpoints are the provider's count, distributed by bytes.
 
-    `layers` are in wire order; text injected into the history is summed by layer.
+    `layers` are in wire order; text injected into the history is summed by layer. `cost_usd` and `uncached_usd` are
+    null if no price is known for the model.
     """
 
     number: int
@@ -49,8 +50,8 @@ class CallView(msgspec.Struct, frozen=True):
     written_tokens: int
     uncached_tokens: int
     output_tokens: int
-    cost_usd: float
-    uncached_usd: float
+    cost_usd: float | None
+    uncached_usd: float | None
     latency_ms: int
     stop_reason: str
     source: str
@@ -217,8 +218,8 @@ def _call_view(call: CallLayers) -> CallView:
         written_tokens=record.usage.cache_write,
         uncached_tokens=record.usage.input,
         output_tokens=record.usage.output,
-        cost_usd=to_json_usd(record.cost_usd),
-        uncached_usd=to_json_usd(call.entry.uncached_usd),
+        cost_usd=None if call.entry.is_unpriced else to_json_usd(record.cost_usd),
+        uncached_usd=None if call.entry.is_unpriced else to_json_usd(call.entry.uncached_usd),
         latency_ms=record.latency_ms,
         stop_reason=call.entry.stop_reason,
         source=call.entry.source,

@@ -43,7 +43,7 @@ _MODELS = "/v1/models"
 
 class AnthropicApi(ProviderApi):
     adapter = anthropic
-    routes = (f"POST {_MESSAGES}", f"POST {_COUNT}", f"GET {_MODELS}", f"GET {_MODELS}/ID")
+    routes: tuple[str, ...] = (f"POST {_MESSAGES}", f"POST {_COUNT}", f"GET {_MODELS}", f"GET {_MODELS}/ID")
     key_header = "x-api-key"
     request_id_header = "request-id"
     reply_id_prefix = "msg_sim"

@@ -7,7 +7,6 @@ from holdfast.catalog.lookup import Models
 from holdfast.catalog.schema import Model
 from holdfast.errors import ProviderError
 from holdfast.providers.gemini import gemini
-from holdfast.providers.gemini.decode import OUTPUT_TOKENS_DEFAULT
 from holdfast.providers.gemini.encode import CONFIG_PREFIX
 from holdfast.providers.json_splice import decode_json_or_none, extra_field, nested_field
 from holdfast.simulator.provider_api import NAME_SHOWN_CHARS_MAX, find_simulated_model, refuse
@@ -107,8 +106,7 @@ def check_gemini_tools(blocks: Sequence[SentBlock], parameters: Parameters) -> N
 
 def check_gemini_output(parameters: Parameters, model: Model) -> None:
     requested, limit = parameters.output_tokens_max, model.output_tokens_max
-    # A request without a limit is decoded with this default, which is within the limit of every model.
-    if requested != OUTPUT_TOKENS_DEFAULT and not 1 <= requested <= limit:
+    if requested > limit:
         raise refuse(
             f"Unable to submit request because it has a maxOutputTokens value of {requested} but the supported range "
             f"is from 1 (inclusive) to {limit + 1} (exclusive)."

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 from holdfast.providers.errors import decoding_errors
 from holdfast.providers.json_splice import extra_field
 from holdfast.providers.openai_chat import openai_chat
-from holdfast.providers.openai_chat.parameters import OUTPUT_TOKENS_DEFAULT
 from holdfast.simulator.openai.request import OpenAIInterface, parse_openai_request
 from holdfast.simulator.openai.validation import check_chat_calls
 from holdfast.simulator.provider_api import AcceptedRequest, ProviderApi, RequestContext, SimulatedRequest
@@ -26,7 +25,6 @@ def _accept_all(blocks: Sequence[SentBlock]) -> None:
 _CHAT = OpenAIInterface(
     adapter=openai_chat,
     prompt_name="messages",
-    output_tokens_unlimited=OUTPUT_TOKENS_DEFAULT,
     cache_options=frozenset({"mode", "ttl"}),
     check_calls=check_chat_calls,
     check_thinking=_accept_all,
@@ -35,7 +33,7 @@ _CHAT = OpenAIInterface(
 
 class OpenAIChatApi(ProviderApi):
     adapter = openai_chat
-    routes = (f"POST {_COMPLETIONS}",)
+    routes: tuple[str, ...] = (f"POST {_COMPLETIONS}",)
     reply_id_prefix = "chatcmpl-sim"
 
     def accepts(self, http_request: SimulatedRequest) -> bool:

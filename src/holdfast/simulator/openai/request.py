@@ -23,7 +23,6 @@ class OpenAIInterface(msgspec.Struct, frozen=True):
 
     adapter: Adapter
     prompt_name: str
-    output_tokens_unlimited: int
     cache_options: frozenset[str]
     check_calls: validation.CheckCalls
     check_thinking: Callable[[Sequence[request_blocks.SentBlock]], None]
@@ -40,7 +39,7 @@ def parse_openai_request(
         raise refuse(f"Invalid '{interface.prompt_name}': it holds nothing to answer to.")
     validation.check_openai_types(parameters)
     if not counting:
-        validation.check_openai_output(parameters, model, unlimited=interface.output_tokens_unlimited)
+        validation.check_openai_output(parameters, model)
     interface.check_calls(messages)
     sent = request_blocks.list_sent_blocks(interface.adapter, wire)
     validation.check_openai_tools(sent, parameters)

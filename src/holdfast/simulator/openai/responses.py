@@ -54,7 +54,6 @@ def check_openai_reasoning(blocks: Sequence[SentBlock]) -> None:
 _INTERFACE = OpenAIInterface(
     adapter=openai_responses,
     prompt_name="input",
-    output_tokens_unlimited=0,
     cache_options=frozenset({"mode", "ttl", "prewarm", "comparison_response_id"}),
     check_calls=check_responses_calls,
     check_thinking=check_openai_reasoning,
@@ -63,7 +62,7 @@ _INTERFACE = OpenAIInterface(
 
 class OpenAIResponsesApi(ProviderApi):
     adapter = openai_responses
-    routes = (f"POST {_RESPONSES}", f"POST {_COUNT}", f"GET {_MODELS}", f"GET {_MODELS}/ID")
+    routes: tuple[str, ...] = (f"POST {_RESPONSES}", f"POST {_COUNT}", f"GET {_MODELS}", f"GET {_MODELS}/ID")
     reply_id_prefix = "resp_sim"
 
     def accepts(self, http_request: SimulatedRequest) -> bool:

@@ -125,10 +125,9 @@ def check_openai_types(parameters: Parameters) -> None:
         raise refuse("Invalid value for 'n': one choice is all that is simulated.")
 
 
-def check_openai_output(parameters: Parameters, model: Model, *, unlimited: int) -> None:
-    """`unlimited` is the value that a request without a limit is decoded with."""
+def check_openai_output(parameters: Parameters, model: Model) -> None:
     requested = parameters.output_tokens_max
-    if requested > model.output_tokens_max and requested != unlimited:
+    if requested > model.output_tokens_max:
         raise refuse(
             f"max_tokens is too large: {requested}. This model supports at most "
             f"{model.output_tokens_max} completion tokens."

@@ -14,7 +14,6 @@ from holdfast.catalog.schema import Model
 from holdfast.economics.cost import cost_usd
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.json_splice import join_object, split_object
-from holdfast.providers.openai_chat.parameters import OUTPUT_TOKENS_DEFAULT
 from holdfast.providers.openrouter import openrouter
 from holdfast.simulator.anthropic.prefixes import make_anthropic_cache_call
 from holdfast.simulator.anthropic.thinking import accept_thinking, sign_anthropic_thinking
@@ -163,7 +162,7 @@ def parse_openrouter_request(wire: WireRequest, context: RequestContext) -> Acce
     if not messages:
         raise refuse("Input required: specify messages")
     validation.check_openai_types(parameters)
-    validation.check_openai_output(parameters, model, unlimited=OUTPUT_TOKENS_DEFAULT)
+    validation.check_openai_output(parameters, model)
     validation.check_chat_calls(messages)
     sent = list_sent_blocks(openrouter, wire)
     validation.check_openai_tools(sent, parameters)

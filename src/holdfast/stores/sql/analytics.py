@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.errors import StoreError
 from holdfast.events.log import Event, SessionRow
+from holdfast.events.payloads.calls import UNPRICED
 from holdfast.events.payloads.session import SessionStarted, TurnStarted
 from holdfast.ledger.analytics.queries import (
     NO_FILTER,
@@ -22,6 +23,7 @@ from holdfast.ledger.analytics.queries import (
     SessionOrder,
     SizedUsage,
     SkillLoad,
+    UnpricedUsage,
     find_skill_loads,
     format_group_name,
 )
@@ -95,6 +97,15 @@ class SqlRollUpSource:
         sums = sum((Sums(*amounts) for _, amounts in self.rows(SESSION_DAYS, (), scope)), Sums())
         rows = map(decode_session_row, self._fetch(queries.SESSION_ROW, (session_id,)))
         return [(row, sums) for row in rows if sums.calls or sums.spent]
+
+    def unpriced(self, scope: LedgerScope) -> tuple[UnpricedUsage, ...]:
+        self._catch_up()
+        session = () if scope.session_id is None else (scope.session_id,)
+        rows = self._fetch(queries.sum_unpriced(session=bool(session)), (*_scope_parameters(scope), UNPRICED, *session))
+        return tuple(
+            UnpricedUsage(str(session_id), str(model), as_int(calls), Usage(*map(as_int, usage)))
+            for session_id, model, calls, *usage in rows
+        )
 
     def worst_verdicts(self, session_ids: Sequence[str], scope: LedgerScope) -> dict[str, VerdictKind]:
         if not session_ids:

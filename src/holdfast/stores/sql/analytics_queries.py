@@ -257,6 +257,13 @@ def sum_usage_by_size(limits: Sequence[int]) -> str:
     return f"SELECT model, {exceeded} AS sizes, count(*), {sums} FROM holdfast.calls WHERE {where} GROUP BY 1, 2"
 
 
+def sum_unpriced(*, session: bool) -> str:
+    """Parameters: since, until, maximum of `simulated`, the pricing version of unpriced calls, and the session."""
+    sums = ", ".join(f"CAST(sum({name}) AS bigint)" for name in _BUCKETS)
+    where = f"{_time_condition(1)} AND simulated <= ? AND price_version = ?{' AND session_id = ?' * session}"
+    return f"SELECT session_id, model, count(*), {sums} FROM holdfast.calls WHERE {where} GROUP BY 1, 2 ORDER BY 1, 2"
+
+
 def select_cache_breaks(*, kind: bool, component: bool) -> str:
     """Parameters: since, until, maximum of `simulated`, kind, component, limit and offset."""
     where = f"kind <> 'held' AND {_time_condition(1)} AND simulated <= ?"

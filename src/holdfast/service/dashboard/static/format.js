@@ -18,6 +18,9 @@ export function dollars(amount) {
   return `${amount < 0 ? "−" : ""}$${size.toFixed(digits)}`;
 }
 
+/** What calls cost; null where no price is known for their model. */
+export const cost = (amount) => (amount === null ? "unpriced" : dollars(amount));
+
 /** Minutes and seconds, with hours if there are any: 4:32, 1:04:32. */
 export function countdown(seconds) {
   const left = Math.max(0, Math.floor(seconds));

@@ -2,7 +2,7 @@
 
 import { h } from "./dom.js";
 import { csvButton } from "./download.js";
-import { count, dollars, percent } from "./format.js";
+import { count, cost, dollars, percent } from "./format.js";
 
 /**
  * `columns`: {heading, meaning, show(row), plain(row), number}. A column without `plain` is not exported.
@@ -27,6 +27,8 @@ const numericColumn = (format) => (heading, of, meaning) => ({ heading, meaning,
 
 export const number = numericColumn(count);
 export const money = numericColumn(dollars);
+/** Money that was spent: `unpriced` where no price is known. */
+export const spent = numericColumn(cost);
 export const share = numericColumn(percent);
 
 /** Links to the newer and older page. */

@@ -5,7 +5,7 @@ import { button, empty, fill, h, tile } from "../dom.js";
 import { chartWidth, columns, seriesLegend } from "../chart.js";
 import { svgButton } from "../download.js";
 import { VERDICTS, count, dollars, percent, verdict } from "../format.js";
-import { money, number, table } from "../table.js";
+import { money, number, spent, table } from "../table.js";
 import { unreadableNote } from "./caching.js";
 
 export const title = "Cost";
@@ -66,9 +66,12 @@ async function render(days, within, regretWithin) {
 }
 
 function tiles(savings, regret) {
+  const unpriced = savings.unpriced_calls;
+  const spentText = unpriced && unpriced === savings.rows_total ? "unpriced"
+    : dollars(savings.actual_stamped_usd) + (unpriced ? ` + ${count(unpriced)} unpriced` : "");
   const saved = savings.uncached_usd ? savings.saved_by_caching_usd / savings.uncached_usd : null;
   return h("div", { class: "tiles" },
-    tile("Spent", dollars(savings.actual_stamped_usd), "Cost of all calls in this period", "spent"),
+    tile("Spent", spentText, "Cost of all calls in this period; no price is known for unpriced ones", "spent"),
     tile("Without a cache", dollars(savings.uncached_usd), "What the same calls would have cost", "uncached"),
     tile("Saved", `${dollars(savings.saved_by_caching_usd)} (${percent(saved)})`, "Against the same calls without a cache", "saved"),
     tile("Regret", dollars(regret.regret_usd), "Cost above the optimum: the cheapest plan that knows all later calls", "regret"));
@@ -101,7 +104,7 @@ const modelTable = (rows) => table({
   name: "models", caption: "By model", rows,
   columns: [
     { heading: "Model", plain: (row) => row.model, show: (row) => row.model },
-    money("Cost", (row) => row.cost_usd), number("Calls", (row) => row.call_count),
+    spent("Cost", (row) => row.cost_usd), number("Calls", (row) => row.call_count),
     number("Read", (row) => row.cached_input_tokens, "Tokens read from the cache"),
     number("Written", (row) => row.cache_creation_input_tokens, "Tokens written to the cache"),
     number("Uncached", (row) => row.input_tokens, "Tokens neither read nor written"),
@@ -114,7 +117,7 @@ const sessionTable = (rows) => table({
   columns: [
     { heading: "Session", plain: (row) => row.name ?? row.id, show: (row) => h("a", { href: `#/session/${part(row.id)}`, "data-key": row.id }, row.name ?? row.id) },
     { heading: "Model", plain: (row) => row.active_model, show: (row) => row.active_model },
-    money("Cost", (row) => row.cost_usd), number("Turns", (row) => row.turn_count),
+    spent("Cost", (row) => row.cost_usd), number("Turns", (row) => row.turn_count),
   ],
 });
 

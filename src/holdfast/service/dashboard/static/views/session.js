@@ -3,7 +3,7 @@
 import { get, part } from "../api.js";
 import { button, empty, fill, h, tile } from "../dom.js";
 import { svgButton } from "../download.js";
-import { count, dollars, percent, time, verdict } from "../format.js";
+import { cost, count, dollars, percent, time, verdict } from "../format.js";
 import { legend, promptChart } from "../prompt_chart.js";
 import { table } from "../table.js";
 import { callDetail } from "./call.js";
@@ -132,10 +132,17 @@ function summary(session) {
     h("p", { class: "small" }, `${session.model} · ${session.session_id}`, session.simulated ? " · simulated: not billed" : ""),
     h("div", { class: "tiles" },
       tile("Calls", count(session.calls_total), "Billed calls"),
-      tile("Cost", dollars(sum((call) => call.cost_usd)), "Of the calls shown below"),
+      tile("Cost", costOf(session.calls), "Of the calls shown below"),
       tile("Without a cache", dollars(sum((call) => call.uncached_usd)), "What the same calls would have cost"),
       tile("Read", percent(sent ? sum((call) => call.read_tokens) / sent : null), "Share of input tokens read from the cache"),
       tile("Lost", dollars(sum((call) => call.lost_usd)), "Cost above the cache read price where the cache did not hold"))];
+}
+
+/** Calls of a model without a price are in no sum: their number is shown instead. */
+function costOf(calls) {
+  const unpriced = calls.filter((call) => call.cost_usd === null).length;
+  const priced = dollars(calls.reduce((total, call) => total + (call.cost_usd ?? 0), 0));
+  return !unpriced ? priced : unpriced === calls.length ? "unpriced" : `${priced} + ${count(unpriced)} unpriced`;
 }
 
 function callTable(state, link, more) {
@@ -153,7 +160,7 @@ function callTable(state, link, more) {
       { heading: "Written", meaning: "Tokens written to the cache", number: true, plain: (row) => row.written_tokens, show: (row) => count(row.written_tokens) },
       { heading: "Uncached", meaning: "Tokens neither read nor written", number: true, plain: (row) => row.uncached_tokens, show: (row) => count(row.uncached_tokens) },
       { heading: "Out", meaning: "Output tokens", number: true, plain: (row) => row.output_tokens, show: (row) => count(row.output_tokens) },
-      { heading: "Cost", number: true, plain: (row) => row.cost_usd, show: (row) => dollars(row.cost_usd) },
+      { heading: "Cost", number: true, plain: (row) => row.cost_usd, show: (row) => cost(row.cost_usd) },
       { heading: "Verdict", meaning: "Whether the cache held", plain: (row) => row.verdict ?? "", show: (row) => verdict(row.verdict, row.component ?? "") },
     ],
   }), calls.length > rows.length ? button("Show more rows", more, { "data-key": "more rows" }) : null];

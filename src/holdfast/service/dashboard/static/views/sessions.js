@@ -2,7 +2,7 @@
 
 import { get, part } from "../api.js";
 import { empty, fill, h } from "../dom.js";
-import { count, dollars, time } from "../format.js";
+import { cost, count, time } from "../format.js";
 import { pager, table } from "../table.js";
 
 export const title = "Sessions";
@@ -33,7 +33,7 @@ const sessionTable = (rows) => table({
   columns: [
     { heading: "Session", plain: (row) => row.name ?? row.id, show: (row) => [h("a", { href: `#/session/${part(row.id)}`, "data-key": row.id }, row.name ?? row.id), h("div", { class: "small" }, row.active_model)] },
     { heading: "Turns", number: true, plain: (row) => row.turn_count, show: (row) => count(row.turn_count) },
-    { heading: "Cost", meaning: "Cost of all its calls", number: true, plain: (row) => row.cost_usd, show: (row) => dollars(row.cost_usd) },
+    { heading: "Cost", meaning: "Cost of all its calls", number: true, plain: (row) => row.cost_usd, show: (row) => cost(row.cost_usd) },
     { heading: "Started", plain: (row) => row.created_at, show: (row) => time(row.created_at) },
     { heading: "Last activity", plain: (row) => row.updated_at, show: (row) => time(row.updated_at) },
   ],
