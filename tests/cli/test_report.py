@@ -107,6 +107,31 @@ async def test_json_adds_up(tmp_path: Path) -> None:
     assert only["id"] == id
 
 
+async def test_report_and_audit_say_the_same_about_a_store(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    await shop.run_session(10, 4_000, 10, name="pausing")
+    await shop.run_session(10, 10, name="steady")
+    report = json.loads(shop.report("--json"))
+    result = CliRunner().invoke(command, ["audit", shop.db, "--json"], catch_exceptions=False)
+    audit = json.loads(result.output)
+    assert {key: audit[key] for key in audit if key != "other_policies"} == {
+        key: report[key] for key in report if key in audit
+    }
+    page = tmp_path / "report.html"
+    shop.report("--html", str(page))
+    assert "Most expensive sessions" in page.read_text()
+
+
+async def test_csv_and_time_options_work_on_a_store(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    await shop.run_session(10, 10, name="steady")
+    header, row = shop.report("--csv").splitlines()
+    assert dict(zip(header.split(","), row.split(","), strict=True))["name"] == "steady"
+    assert "No calls are stored yet" in shop.report("--until", "2020-01-01")
+    assert json.loads(shop.report("--json", "--model", "sonnet"))["total"]["calls"] == 2
+    assert json.loads(shop.report("--json", "--model", "opus"))["total"]["calls"] == 0
+
+
 async def test_only_later_calls_are_counted_but_judged_by_the_earlier_ones(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     await shop.run_session(10, 3 * DAY, 10, name="pausing")

@@ -47,7 +47,7 @@ def _is_client_file(file: Path) -> bool:
         # Gemini CLI before 0.40, and opencode before 1.2: one file per session, or per message.
         is_gemini = file.parent.name == "chats" and file.name.startswith("session-")
         return is_gemini or (file.parent.parent.name == "message" and file.name.startswith("msg_"))
-    return file.suffix == ".jsonl" or (file.suffix == ".db" and file.name.startswith("opencode"))
+    return file.suffix == ".jsonl" or is_opencode_database(file)
 
 
 def read_client_file(file: Path, *, with_text: bool = False, unknown: Counter[str] | None = None) -> Read:
@@ -64,12 +64,13 @@ def read_client_file(file: Path, *, with_text: bool = False, unknown: Counter[st
 
 
 def is_opencode_database(file: Path) -> bool:
-    try:
-        with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as database:
-            names = {row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    except sqlite3.Error:
-        return False
-    return {"session", "message", "part"} <= names
+    return file.suffix == ".db" and file.name.startswith("opencode")
+
+
+def _connect_read_only(file: Path) -> sqlite3.Connection:
+    # Without a write-ahead log nobody is writing, and an immutable database is read without leaving files beside it.
+    immutable = "" if file.with_name(f"{file.name}-wal").exists() else "&immutable=1"
+    return sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro{immutable}", uri=True)
 
 
 class _FirstRecord(msgspec.Struct, rename="camel"):
@@ -444,7 +445,7 @@ def _read_opencode_database(file: Path, unknown: Counter[str]) -> Read:
     decode_message = msgspec.json.Decoder(_OpencodeMessage).decode
     decode_part = msgspec.json.Decoder(_OpencodePart).decode
     name = replace_surrogates(file.name)
-    with closing(sqlite3.connect(f"{file.resolve().as_uri()}?mode=ro", uri=True)) as database:
+    with closing(_connect_read_only(file)) as database:
         sessions = database.execute("SELECT id, parent_id, directory FROM session ORDER BY time_created, id").fetchall()
         for session, parent, directory in sessions:
             parts: dict[str, list[_OpencodePart]] = {}
