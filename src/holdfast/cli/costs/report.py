@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from holdfast.cli.format import format_count, format_usd, print_json
+from holdfast.cli.format import format_count, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
 from holdfast.cli.options import db_option
 from holdfast.clock import system_clock
@@ -243,8 +243,7 @@ def _summary_lines(spending: "Spending", *, verbose: bool) -> Iterator[str]:
     total = spending.total
     calls = f"{format_count(total.calls, 'call')} in {format_count(len(spending.sessions), 'session')}"
     days = f"{_day(spending.from_at)} to {_day(spending.to_at)}"
-    saved = total.uncached_usd - total.usd
-    without = f"; {usd(total.uncached_usd)} without a cache: {format_usd(saved, 4 if abs(saved) < 1 else 2)} saved"
+    without = f"; {usd(total.uncached_usd)} without a cache: {usd(total.uncached_usd - total.usd)} saved"
     if total.unpriced_calls and not total.usd:
         yield f"unpriced: {calls}, {days}."
     else:
