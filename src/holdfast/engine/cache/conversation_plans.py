@@ -50,7 +50,7 @@ SINGLE_CALLS_MAX = 2
 SHARED_HEAD_TOKENS_MIN = 4_096
 
 
-# Anthropic's multiples of the input rate ("Pricing"), for a model without a known price: a plan depends on nothing else.
+# Multiples of the input rate (Anthropic, "Pricing"), for a model without a known price: a plan needs nothing else.
 ASSUMED_PRICE = Price(
     valid_from=datetime.date(2026, 1, 1),
     input=Decimal(1),
