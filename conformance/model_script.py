@@ -77,8 +77,7 @@ class ScriptedModel(SimulatedProvider):
             texts = (Text(call.text),) if call.text else ()
             return ScriptedReply((*texts, ToolUse("", call.name, encode_json(call.arguments).decode())))
         id = sha256_hex(f"{turn.prompt}/{replies}".encode())[:24]
-        # In Codex's own order: a reply is compared by its bytes with the item that Codex sends back after `resume`.
-        item = {"type": "custom_tool_call", "id": f"ctc_{id}", "status": "completed", "call_id": f"call_{id}"}
+        item = {"type": "custom_tool_call", "id": f"ctc_{id}", "call_id": f"call_{id}", "status": "completed"}
         return ScriptedReply((Opaque(item["type"], encode_json({**item, "name": call.name, "input": call.input})),))
 
     def _is_offered(self, call: ToolCall | CustomToolCall) -> bool:
