@@ -374,7 +374,9 @@ class GatewayRecorder:
         reply, failure = response.reply, response.failure
         recorder, call = active.recorder, _name_by_reply(active, reply)
         usage = bill_usage(call, reply.usage) if reply is not None else Usage()
-        if reply is not None and response.is_complete:
+        # OpenAI streams usage only on request; a model call without it is estimated, never free.
+        has_usage = usage != Usage() or exchange.target.adapter_name is None
+        if reply is not None and response.is_complete and has_usage:
             recorder.complete_call(call, reply, unreadable=response.unreadable)
             tokens_sent = reply.response_usage.tokens_sent
             # Calibrates later estimates with the provider's count.
