@@ -142,7 +142,7 @@ def test_the_ttl_follows_the_pauses_of_the_conversation() -> None:
         provider, at, ttls = Provider(), 1.79e9, []
         for turn in range(12):
             provider.call(conversation(turn), at)
-            ttls.append({point.ttl for point in sent_breakpoints(provider)})
+            ttls.append({str(point.ttl) for point in sent_breakpoints(provider)})
             at += pause_seconds if turn % 2 else 20
         return ttls
 

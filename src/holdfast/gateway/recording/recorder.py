@@ -393,9 +393,9 @@ class GatewayRecorder:
             message = response.unreadable or "the response has no usage"
             recorder.fail_call(call, "unreadable", message, estimated_usage=usage)
         else:
-            recorder.fail_call(
-                call, "network", "the upstream closed the connection before its response was complete", reply
-            )
+            cut = "the upstream closed the connection before its response was complete"
+            message = "the upstream could not be reached" if exchange.end == "unreachable" else cut
+            recorder.fail_call(call, "network", message, reply)
         # A call without usage wrote nothing to a cache (a 429 or 529), so it must not count as a cache write.
         if usage == Usage():
             active.pricer.undo_pricing(active.priced_number)
