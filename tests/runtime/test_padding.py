@@ -1,13 +1,19 @@
-import pytest
-from tests.support.agents import Agent, MakeAgent, says
+from collections.abc import Callable
+from pathlib import Path
+from typing import Unpack
 
+import pytest
+from tests.support.agents import Agent, MakeAgent, ReplayTransport, says
+
+from holdfast.engine.loop import TurnResult
 from holdfast.errors import UserError
 from holdfast.events.payloads.session import EpochOpened
-from holdfast.layers.padding import OPERATING_CONTEXT_PADDING, Padding
+from holdfast.layers.padding import OPERATING_CONTEXT_PADDING, Padding, SessionPadding
 from holdfast.runtime.options import Options
-from holdfast.runtime.session import Session
+from holdfast.runtime.session import Session, run_sync
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
+from holdfast.types.blocks import ToolUse
 from holdfast.types.usage import Usage
 
 HAIKU = "anthropic:claude-haiku-4-5"
@@ -15,6 +21,16 @@ HAIKU = "anthropic:claude-haiku-4-5"
 
 WORDS = "Answer in the words of the person who asks. "
 MEDIUM_PROMPT = WORDS * 120
+
+
+def bash(command: str) -> str:
+    """Run a command."""
+    return command
+
+
+def weather(city: str) -> str:
+    """Look up the weather of a city."""
+    return city
 
 
 def epoch_of(agent: Agent) -> EpochOpened:
@@ -33,17 +49,18 @@ async def open_session(agent: Agent) -> tuple[str, str]:
 
 
 async def test_a_prompt_below_a_high_minimum_is_padded_if_it_pays(agent: MakeAgent) -> None:
-    text, reason = await open_session(agent(model=HAIKU, system_prompt=MEDIUM_PROMPT))
+    text, reason = await open_session(agent(model=HAIKU, system_prompt=MEDIUM_PROMPT, tools=[bash], calls_expected=20))
     assert text
     assert OPERATING_CONTEXT_PADDING.startswith(text)
     assert reason.startswith("padded from about ")
-    assert "the floor of 4096 tokens of anthropic:claude-haiku-4-5: it pays in 20 calls: $" in reason
+    assert "tokens with the operating guide, past the floor of 4096 tokens of anthropic:claude-haiku-4-5" in reason
+    assert ": it pays in 20 calls: $" in reason
 
 
 async def test_one_call_never_pays_for_padding(agent: MakeAgent) -> None:
     text, reason = await open_session(agent(model=HAIKU, system_prompt=MEDIUM_PROMPT, calls_expected=1))
     assert not text
-    assert "does not pay in 1 calls" in reason
+    assert "does not pay in 1 call: " in reason
 
 
 async def test_a_short_prompt_is_not_padded_for_a_low_minimum(agent: MakeAgent) -> None:
@@ -63,7 +80,8 @@ async def test_the_highest_minimum_among_the_models_of_a_session_is_the_target(a
     text, reason = await open_session(harness)
     assert "the floor of 4096 tokens of anthropic:claude-haiku-4-5" in reason
     assert not text  # Its own model caches the prompt without padding, and would pay for the padding with every call.
-    cheap = agent(model="anthropic:claude-haiku-5-5", system_prompt=MEDIUM_PROMPT, models=[HAIKU], calls_expected=5)
+    options: Options = {"system_prompt": MEDIUM_PROMPT, "models": [HAIKU], "calls_expected": 5, "tools": [bash]}
+    cheap = agent(model="anthropic:claude-haiku-5-5", **options)
     assert (await open_session(cheap))[0]
 
 
@@ -125,11 +143,13 @@ async def test_a_wrong_padding_option_is_refused_by_name(
 
 
 async def test_padding_is_the_same_in_every_turn_and_after_a_resume(agent: MakeAgent) -> None:
-    harness = agent(says("a"), says("b"), says("c"), model=HAIKU, system_prompt=MEDIUM_PROMPT)
+    created: Options = {"model": HAIKU, "system_prompt": MEDIUM_PROMPT, "tools": [bash], "calls_expected": 20}
+    harness = agent(says("a"), says("b"), says("c"), **created)
     async with harness.session as session:
         await session.send("one")
         await session.send("two")
-    async with Session.resume(session.id, store=harness.store, transport=harness.transport, padding="never") as again:
+    resumed: Options = {"store": harness.store, "transport": harness.transport, "tools": [bash], "padding": "never"}
+    async with Session.resume(session.id, **resumed) as again:
         await again.send("three")
     system_texts = [[block["text"] for block in body["system"]] for body in harness.bodies]
     assert system_texts == [[MEDIUM_PROMPT, padding_of(harness)]] * 3
@@ -140,7 +160,7 @@ async def test_padding_is_the_same_in_every_turn_and_after_a_resume(agent: MakeA
 async def test_a_padded_prompt_is_read_from_the_cache_on_the_second_turn(padding: Padding) -> None:
     async def second_turn_usage(wish: Padding) -> Usage:
         options: Options = {"model": HAIKU, "system_prompt": MEDIUM_PROMPT, "padding": wish, "store": MemoryStore()}
-        options["transport"] = SimulatedProvider()
+        options |= {"transport": SimulatedProvider(), "tools": [bash], "calls_expected": 20}
         async with Session.create(**options) as session:
             await session.send("hello")
             return (await session.send("and again")).usage
@@ -158,3 +178,72 @@ async def test_a_switch_to_a_higher_minimum_says_that_the_prompt_is_too_short(ag
     assert f"its stable part is {high.below_floor_tokens} tokens too short to be cached by itself" in str(high)
     assert low.below_floor_tokens == 0
     assert "too short" not in str(low)
+
+
+def run_one_message(padding: Padding, **options: Unpack[Options]) -> TurnResult:
+    created: Options = {"model": HAIKU, "transport": SimulatedProvider(), "store": MemoryStore(), "padding": padding}
+    return run_sync("hello", **created, **options)
+
+
+@pytest.mark.parametrize("prompt", ["Be kind.", MEDIUM_PROMPT])
+@pytest.mark.parametrize("tools", [(), (bash,)])
+def test_one_call_of_run_sync_costs_no_more_than_without_padding(
+    prompt: str, tools: tuple[Callable[..., str], ...]
+) -> None:
+    auto, never = (run_one_message(padding, system_prompt=prompt, tools=tools) for padding in ("auto", "never"))
+    assert auto.llm_calls == 1
+    assert auto.cost_usd <= never.cost_usd
+
+
+async def record_sessions(store: MemoryStore, *, calls: int, workspace: Path | None = None) -> None:
+    """Three sessions with this number of calls, one message each."""
+    for _ in range(3):
+        steps = (*(says(ToolUse(f"t{number}", "bash", '{"command":"ls"}')) for number in range(calls - 1)), says("ok"))
+        options: Options = {"store": store, "transport": ReplayTransport(steps), "tools": [bash], "padding": "never"}
+        options |= {"workspace": workspace} if workspace else {}
+        async with Session.create(model=HAIKU, **options) as session:
+            await session.send("go")
+
+
+async def decide(store: MemoryStore, *, workspace: Path | None = None, tokens: int = 3_300) -> SessionPadding:
+    options: Options = {"store": store, "transport": ReplayTransport(()), "tools": [bash]}
+    options |= {"workspace": workspace} if workspace else {}
+    async with Session.create(model=HAIKU, system_prompt=WORDS * (tokens // 11), **options) as session:
+        return session.padding
+
+
+async def test_sessions_that_were_short_are_a_reason_not_to_pad() -> None:
+    long, short = MemoryStore(), MemoryStore()
+    await record_sessions(long, calls=12)
+    await record_sessions(short, calls=1)
+    padded, unpadded = await decide(long), await decide(short)
+    assert padded.text
+    assert "calls (by 3 earlier sessions): $" in padded.reason
+    assert not unpadded.text
+    assert "calls (by 3 earlier sessions): $" in unpadded.reason
+
+
+async def test_the_sessions_of_the_workspace_decide_if_there_are_any(tmp_path: Path) -> None:
+    store, here, elsewhere = MemoryStore(), tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    await record_sessions(store, calls=1, workspace=elsewhere)
+    assert not (await decide(store, workspace=here)).text
+    await record_sessions(store, calls=12, workspace=here)
+    assert (await decide(store, workspace=here)).text
+
+
+async def test_without_a_tool_for_files_or_commands_the_guide_is_not_used(agent: MakeAgent) -> None:
+    options: Options = {"model": HAIKU, "system_prompt": MEDIUM_PROMPT, "calls_expected": 20}
+    text, reason = await open_session(agent(**options, tools=[weather]))
+    assert not text
+    assert reason.startswith("not padded: no text fits this agent: it has no skills, and the operating guide is for ")
+
+
+async def test_a_session_says_what_was_padded_and_why(agent: MakeAgent) -> None:
+    harness = agent(model=HAIKU, system_prompt=MEDIUM_PROMPT, tools=[bash], calls_expected=20)
+    async with harness.session as session:
+        pass
+    padding = session.padding
+    assert (padding.text, padding.reason) == (padding_of(harness), epoch_of(harness).padding)
+    assert (padding.has_guide, padding.skill_names) == (True, ())
