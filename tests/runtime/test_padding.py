@@ -1,6 +1,5 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Unpack
 
 import pytest
 from tests.support.agents import Agent, MakeAgent, ReplayTransport, says
@@ -180,9 +179,10 @@ async def test_a_switch_to_a_higher_minimum_says_that_the_prompt_is_too_short(ag
     assert "too short" not in str(low)
 
 
-def run_one_message(padding: Padding, **options: Unpack[Options]) -> TurnResult:
-    created: Options = {"model": HAIKU, "transport": SimulatedProvider(), "store": MemoryStore(), "padding": padding}
-    return run_sync("hello", **created, **options)
+def run_one_message(padding: Padding, prompt: str, tools: Sequence[Callable[..., str]]) -> TurnResult:
+    options: Options = {"model": HAIKU, "system_prompt": prompt, "tools": tools, "padding": padding}
+    options |= {"transport": SimulatedProvider(), "store": MemoryStore()}
+    return run_sync("hello", **options)
 
 
 @pytest.mark.parametrize("prompt", ["Be kind.", MEDIUM_PROMPT])
@@ -190,7 +190,7 @@ def run_one_message(padding: Padding, **options: Unpack[Options]) -> TurnResult:
 def test_one_call_of_run_sync_costs_no_more_than_without_padding(
     prompt: str, tools: tuple[Callable[..., str], ...]
 ) -> None:
-    auto, never = (run_one_message(padding, system_prompt=prompt, tools=tools) for padding in ("auto", "never"))
+    auto, never = run_one_message("auto", prompt, tools), run_one_message("never", prompt, tools)
     assert auto.llm_calls == 1
     assert auto.cost_usd <= never.cost_usd
 
@@ -200,15 +200,19 @@ async def record_sessions(store: MemoryStore, *, calls: int, workspace: Path | N
     for _ in range(3):
         steps = (*(says(ToolUse(f"t{number}", "bash", '{"command":"ls"}')) for number in range(calls - 1)), says("ok"))
         options: Options = {"store": store, "transport": ReplayTransport(steps), "tools": [bash], "padding": "never"}
-        options |= {"workspace": workspace} if workspace else {}
-        async with Session.create(model=HAIKU, **options) as session:
+        options["model"] = HAIKU
+        if workspace:
+            options["workspace"] = workspace
+        async with Session.create(**options) as session:
             await session.send("go")
 
 
-async def decide(store: MemoryStore, *, workspace: Path | None = None, tokens: int = 3_300) -> SessionPadding:
+async def decide(store: MemoryStore, *, workspace: Path | None = None) -> SessionPadding:
     options: Options = {"store": store, "transport": ReplayTransport(()), "tools": [bash]}
-    options |= {"workspace": workspace} if workspace else {}
-    async with Session.create(model=HAIKU, system_prompt=WORDS * (tokens // 11), **options) as session:
+    options |= {"model": HAIKU, "system_prompt": WORDS * 300}
+    if workspace:
+        options["workspace"] = workspace
+    async with Session.create(**options) as session:
         return session.padding
 
 

@@ -21,8 +21,8 @@ CALLS_EXPECTED = 20.0
 # How many idle times of earlier sessions are remembered; scaling down to this lets older ones fade.
 LEARNED_IDLE_TIMES_MAX = 2_000.0
 
-# How many session lengths are remembered: enough for a distribution, and few enough that old habits fade.
-LENGTHS_MAX = 50
+# How many session lengths are remembered: with 50, some decisions are more than 2 % off (`make bench padding`).
+LENGTHS_MAX = 200
 
 # How many records are read when a session starts; older ones are ignored.
 LEARNED_RECORDS_MAX = 500

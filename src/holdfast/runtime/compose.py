@@ -108,18 +108,9 @@ def new_event_bus(options: Options) -> EventBus:
 
 
 def compose_session(
-    options: Options,
-    state: SessionState,
-    *,
-    log: EventLog,
-    bus: EventBus,
-    owns_log: bool,
-    messages_expected: int | None = None,
+    options: Options, state: SessionState, *, log: EventLog, bus: EventBus, owns_log: bool, messages: int | None
 ) -> Composition:
-    """Compose a new session, or a stored one if `state` holds its events.
-
-    `messages_expected` is how many user messages the session will have, where its caller knows it.
-    """
+    """Compose a session of so many user messages (None: unknown), or a stored one if `state` holds its events."""
     config = load_session_config(options, workspace=state.workspace_path)
     models = load_models(config)
     model = lookup.find_model(state.model or config.model, models)
@@ -179,11 +170,10 @@ def compose_session(
         prefix_refresh=knowledge_refresh(options, config, state, workspace=workspace),
     )
     # A stored session keeps the layers that its epoch pinned: rendering them again could change the cached prefix.
-    pinned, padding = (
-        ((), None)
-        if state.model
-        else _first_epoch(options, config, deps, stable=stable_prompt, skills=skills, messages=messages_expected)
+    first = (
+        None if state.model else _first_epoch(options, config, deps, stable_prompt, skills=skills, messages=messages)
     )
+    pinned, padding = first or ((), None)
     return Composition(
         deps,
         config,
@@ -333,7 +323,7 @@ def _pinned_layers(options: Options, preset: str, workspace: Path | None, config
 
 
 def _first_epoch(
-    options: Options, config: Config, deps: Dependencies, *, stable: str, skills: SessionSkills, messages: int | None
+    options: Options, config: Config, deps: Dependencies, stable: str, *, skills: SessionSkills, messages: int | None
 ) -> tuple[tuple[LayerText, ...], PaddingDecision]:
     """The layers that a new session pins for its first epoch, and the padding decision."""
     folder = options.get("workspace")

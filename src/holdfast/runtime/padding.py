@@ -45,7 +45,7 @@ MARGIN = 0.01
 
 # With assumed lengths only, padding must save this many times as much in the sessions in which it saves as it costs in
 # the others. The more sessions are seen, the closer this gets to 1.
-ASSUMED_GAIN_RATIO = 2.0
+ASSUMED_GAIN_RATIO = 3.0
 
 # What a call may add to the conversation, with about the mean of recorded agents. It is cached with the prefix, so a
 # natural prefix below the floor reaches the floor by itself after (floor - natural) / growth calls.

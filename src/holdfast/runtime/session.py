@@ -316,13 +316,9 @@ class Session:
         log, owns_log = compose.open_session_log(self._options)
         try:
             state = compose.load_session_state(log, self._options, self._resume)
+            messages = self._messages_expected
             composition = compose.compose_session(
-                self._options,
-                state,
-                log=log,
-                bus=self._bus,
-                owns_log=owns_log,
-                messages_expected=self._messages_expected,
+                self._options, state, log=log, bus=self._bus, owns_log=owns_log, messages=messages
             )
             conversation = Conversation(composition.deps, state)
             steps = host_steps(self._options)
