@@ -2,17 +2,25 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.agents import Agent, MakeAgent, ReplayTransport, says
 
+from holdfast.catalog.lookup import find_model, price_at, utc_date
 from holdfast.engine.loop import TurnResult
 from holdfast.errors import UserError
 from holdfast.events.payloads.session import EpochOpened
 from holdfast.layers.padding import OPERATING_CONTEXT_PADDING, Padding, SessionPadding
+from holdfast.planning.learned import LearnedParameters, SessionLength
+from holdfast.providers.registry import get_adapter
 from holdfast.runtime.options import Options
+from holdfast.runtime.padding import CallForecast, PaddingInputs, count_prefix_tokens, decide_padding, forecast_calls
 from holdfast.runtime.session import Session, run_sync
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from holdfast.types.blocks import ToolUse
+from holdfast.types.prompt import LayerText, View
+from holdfast.types.tool_spec import tool_spec_from_function
 from holdfast.types.usage import Usage
 
 HAIKU = "anthropic:claude-haiku-4-5"
@@ -251,3 +259,48 @@ async def test_a_session_says_what_was_padded_and_why(agent: MakeAgent) -> None:
     padding = session.padding
     assert (padding.text, padding.reason) == (padding_of(harness), epoch_of(harness).padding)
     assert (padding.has_guide, padding.skill_names) == (True, ())
+
+
+def test_messages_of_a_script_become_calls_as_in_earlier_sessions() -> None:
+    chats = LearnedParameters(lengths=(SessionLength(calls=40, messages=10, growth_tokens=3_900),) * 3)
+    forecast = forecast_calls(chats, messages=2)
+    assert {outlook.calls for _, outlook in forecast.lengths} == {2, 8}
+    assert {outlook.calls for _, outlook in forecast_calls(chats, messages=2, has_tools=False).lengths} == {2}
+    assert sum(probability for probability, _ in forecast.lengths) == pytest.approx(1)
+
+
+@given(
+    st.lists(st.integers(1, 120), min_size=100, max_size=100),
+    st.sampled_from([100, 500, 2_000]),
+    st.sampled_from([HAIKU, "anthropic:claude-opus-4-7", "anthropic:claude-opus-4-8", "anthropic:claude-sonnet-5-5"]),
+    st.integers(1, 300),
+)
+def test_with_known_lengths_auto_is_close_to_the_better_choice(
+    lengths: list[int], growth: int, name: str, words: int
+) -> None:
+    model, adapter = find_model(name), get_adapter("anthropic")
+    learned = LearnedParameters(lengths=tuple(SessionLength(calls, 1, growth * (calls - 1)) for calls in lengths))
+    view = View(tools=(tool_spec_from_function(bash),), pinned=(LayerText("preset", WORDS * words),))
+
+    def cost_usd(forecast: CallForecast) -> float:
+        """The mean cost of the prompts, call by call, of a session padded for this forecast."""
+        decision = decide_padding("auto", view, PaddingInputs((model,), forecast, 0.0), adapter=adapter)
+        padded = View(tools=view.tools, pinned=view.pinned + decision.layers)
+        prefix, price = (
+            round(count_prefix_tokens(padded, adapter) * model.tokens_factor),
+            price_at(model, utc_date(0.0), 0),
+        )
+        total, cached, costs = 0.0, 0, [0.0]
+        for number in range(max(lengths)):
+            tokens = prefix + growth * (number + 1)
+            if tokens >= model.cache.tokens_min:
+                total += float(price.cache_read) * cached + 1.25 * float(price.input) * (tokens - cached)
+                cached = tokens
+            else:
+                total += float(price.input) * tokens
+            costs.append(total)
+        return sum(costs[length] for length in lengths)
+
+    auto = cost_usd(forecast_calls(learned))
+    padded, natural = (cost_usd(forecast_calls(learned, calls=calls, grows=False)) for calls in (100_000, 1))
+    assert auto <= 1.02 * min(padded, natural)
