@@ -174,7 +174,7 @@ def test_a_system_text_that_changes_in_every_call_is_not_cached_again_and_again(
     def play(*, improve: bool) -> Provider:
         provider = Provider(improve=improve)
         for turn in range(10):
-            provider.call(conversation(turn, system=f"Now: {1794944949.96 + turn}\n{GUIDE}"), 1.79e9 + 30 * turn)
+            provider.call(conversation(turn, system=f"Run {turn:032x}\n{GUIDE}"), 1.79e9 + 30 * turn)
         return provider
 
     improved, unchanged = play(improve=True), play(improve=False)
