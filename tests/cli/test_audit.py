@@ -76,7 +76,7 @@ def test_json_contains_causes_models_sessions_and_invalid_lines(folder: Path) ->
     assert (read.total.calls, read.conversations, read.total.cache_misses, read.broken_lines) == (7, 3, 1, 1)
     assert read.broken == (f"{OTHER}.jsonl:7: not a transcript line",)
     (loss,) = read.losses
-    assert (loss.cause, loss.calls, loss.tokens) == ("ttl_expired", 1, 22_000)
+    assert (loss.cause, loss.calls, loss.tokens) == ("ttl_expired", 1, 21_997)
     assert float(loss.lost_usd) == pytest.approx(22_000 * (3.75 - 0.30) / 1e6, rel=1e-3)
     (model,) = read.models
     assert (model.name, read.takes_breakpoints) == ("anthropic:claude-sonnet-4-6", True)
