@@ -17,12 +17,14 @@ from holdfast.ledger.analytics.queries import (
     Group,
     GroupBy,
     GroupFilter,
+    GroupName,
     LedgerScope,
     SessionCost,
     SessionCostOrder,
     SessionOrder,
     SizedUsage,
     SkillLoad,
+    UnpricedSums,
     UnpricedUsage,
     find_skill_loads,
     format_group_name,
@@ -232,6 +234,16 @@ class SqlAnalyticsQueries:
             query = queries.group_rows(group_by, filter_, spans=len(spans))
             rows += self._fetch(query, (*table_parameters * len(queries.ROLLUP_SOURCES[DAYS.name]), *filter_cells))
         return ((key, Sums(*sums)) for key, *sums in rows)  # type: ignore[arg-type] # the query casts them to bigint
+
+    def unpriced_groups(
+        self, group_by: GroupBy, scope: LedgerScope = FULL_SCOPE, narrowed: GroupFilter = NO_FILTER
+    ) -> dict[GroupName, UnpricedSums]:
+        self._catch_up()
+        query = queries.group_unpriced(group_by, narrowed)
+        rows = self._fetch(query, (*_scope_parameters(scope), UNPRICED, *queries.filter_parameters(narrowed)))
+        return {
+            format_group_name(group_by, key): UnpricedSums(as_int(calls), as_int(tokens)) for key, calls, tokens in rows
+        }
 
     def failures(self, scope: LedgerScope = FULL_SCOPE) -> dict[str, int]:
         counts: dict[str, int] = {}
