@@ -140,8 +140,9 @@ def sent_breakpoints(provider: Provider) -> tuple[Breakpoint, ...]:
 
 def test_a_tool_that_is_loaded_later_keeps_the_plan_and_its_place() -> None:
     provider, conversations = Provider(), []
-    late = [{**TOOLS[0], "name": name, "defer_loading": True} for name in ("a", "z")]
-    for turn, tools in enumerate(([*TOOLS], [late[0], *TOOLS], [late[0], *TOOLS[:2], late[1], *TOOLS[2:]])):
+    late: list[dict[str, Any]] = [{**TOOLS[0], "name": name, "defer_loading": True} for name in ("a", "z")]
+    offers: list[list[dict[str, Any]]] = [TOOLS, [late[0], *TOOLS], [late[0], *TOOLS[:2], late[1], *TOOLS[2:]]]
+    for turn, tools in enumerate(offers):
         analysis = provider.call({**conversation(turn), "tools": tools}, 1.79e9 + 30 * turn)
         assert analysis.call is not None
         conversations.append(analysis.call.conversation)
