@@ -111,7 +111,7 @@ def _encode(
         digests=tuple(buffer.digests[shared_blocks:]),
         parameters_digest=sha256_hex(deps.adapter.request_head(parameters)),
         body_bytes=len(body),
-        settings=cache_settings(deps.model.provider, deps.model.cache, parameters),
+        settings=cache_settings(deps.model.provider, deps.model.cache, parameters, ended_thinking=draft.ended_thinking),
         prefix_change=draft.describe_change(shared_blocks) if shared_blocks < len(state.digests) else None,
     )
     draft.mark_sent()
