@@ -77,7 +77,7 @@ class GatewayPlayer:
         self.sent_blocks: Sequence[EncodedBlock] = ()
 
     def open_recording(self, recording: Recording) -> None:
-        """A gateway is not told where a conversation begins."""
+        """A gateway does not know where a conversation begins."""
 
     def choose_breakpoints(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
         assert isinstance(moment.buffer, RequestBuffer)
@@ -256,7 +256,7 @@ def _placeholder_text(moment: PlanningMoment) -> tuple[LayerText, ...]:
 
 
 def _cut_history(state: SessionState, kept_entries: int) -> SessionState:
-    """The client went back, or compacted: a session's own events for that would decide anew what is kept."""
+    """The client went back, or compacted: a session's own events for that would decide themselves what is kept."""
     sent_count = min(state.sent_count, kept_entries)
     return msgspec.structs.replace(state, entries=state.entries[:kept_entries], sent_count=sent_count)
 
