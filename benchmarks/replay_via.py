@@ -1,7 +1,8 @@
 """What recorded sessions cost through a session and through a gateway, beside other programs' fixed plans.
 
-Reads traces from the folder that HOLDFAST_DATA names: every eighth session, oldest first, or all with
-HOLDFAST_EVERY_SESSION=1. Peers are the plans that other programs use; the fixed plans include some that none uses.
+Reads traces from the folder that HOLDFAST_DATA names: every fourth session, oldest first, or all with
+HOLDFAST_EVERY_SESSION=1. Peers are the plans that other programs use; the fixed plans include some that none uses. Those that change
+the prompt are left out: here all send the same one.
 """
 
 import os
@@ -15,12 +16,12 @@ from holdfast.catalog.lookup import find_model
 from holdfast.cli.costs.entry_points import ENTRY_POINTS, create_player
 from holdfast.planning.policies.peers import RIVAL_POLICIES, new_compared_policies
 from holdfast.planning.policy import CachePolicy
-from holdfast.replay.comparison import compare_policies
+from holdfast.replay.comparison import LAYOUTS, compare_policies
 from holdfast.replay.playback import make_replay_setting
 from holdfast.replay.recording import Recording
 
 MODEL = "anthropic:claude-sonnet-4-6"
-SAMPLE_STEP = 8
+SAMPLE_STEP = 4
 APART_MAX = 0.01
 OVER_PEER_MAX = {"upgrade": 0.95, "no upgrade": 1.01}
 
@@ -62,7 +63,8 @@ def _costs(sessions: list[Recording], *, upgrade: bool, keep_alive: bool) -> dic
     for session in sessions:
         for player in players:
             player.open_recording(session)
-        peers: tuple[CachePolicy, ...] = () if keep_alive else tuple(new_compared_policies().values())
+        fixed = {} if keep_alive else new_compared_policies()
+        peers: tuple[CachePolicy, ...] = tuple(policy for name, policy in fixed.items() if name not in LAYOUTS)
         for result in compare_policies(session, (*players, *peers), setting).results:
             costs[result.policy] = costs.get(result.policy, Decimal(0)) + result.cost_usd
     return costs
