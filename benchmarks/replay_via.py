@@ -1,8 +1,8 @@
 """What recorded sessions cost through a session and through a gateway, beside other programs' fixed plans.
 
 Reads traces from the folder that HOLDFAST_DATA names: every fourth session, oldest first, or all with
-HOLDFAST_EVERY_SESSION=1. Peers are the plans that other programs use; the fixed plans include some that none uses. Those that change
-the prompt are left out: here all send the same one.
+HOLDFAST_EVERY_SESSION=1. Peers are the plans that other programs use; the fixed plans include some that none uses.
+Plans that change the prompt are left out: here all send the same one.
 """
 
 import os
