@@ -99,6 +99,7 @@ class GatewayPlayer:
 
     def next_ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
         assert self._analysis is not None
+        # As `gateway/keep_alive.py` schedules them, without its daily limit.
         ping = self._analysis.make_ping(self._received, moment.at)
         if ping is None or pings_so_far >= ping.pings_max:
             return None
