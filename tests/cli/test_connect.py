@@ -248,6 +248,23 @@ def test_key_is_written_in_full_and_printed_masked(machine: Machine, client: str
         assert stat.S_IMODE(record.stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("way", [(), ("--json",), ("--dry-run",), ("--dry-run", "--json"), ("--write",)])
+@pytest.mark.parametrize("client", CLIENT_NAMES)
+def test_a_key_of_any_format_is_not_printed(machine: Machine, client: str, way: tuple[str, ...]) -> None:
+    replaced = ("--replace-provider-key",)
+    for options in (replaced,) if client == "aider" else ((), replaced):
+        output = machine.connect(client, *way, "--key", "hf_secret", *options)
+        assert ("hf_secret" in output, "[redacted]" in output) == (False, True)
+
+
+@pytest.mark.parametrize("client", [name for name in CLIENT_NAMES if name != "aider"])
+def test_a_key_written_before_is_not_printed(machine: Machine, client: str) -> None:
+    machine.connect(client, "--write", "--key", "hf_secret")
+    for words in (("--write", "--key", "hf_other"), ("--undo",)):
+        output = machine.connect(client, *words)
+        assert ("secret" in output, "other" in output) == (False, False)
+
+
 def test_backup_is_readable_by_its_owner_only_and_the_mode_of_the_file_is_kept(machine: Machine) -> None:
     path = machine.put(FILES["claude-code"], '{"env": {"ANTHROPIC_API_KEY": "sk-ant-secret"}}')
     path.chmod(0o640)
