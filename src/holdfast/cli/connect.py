@@ -116,6 +116,10 @@ def command(
 
     if sum((write, undo, check)) > 1:
         raise click.UsageError("--write, --undo or --check, not several")
+    if direct and not check:
+        raise click.UsageError("--direct says how --check sends its call; add --check")
+    if replace_provider_key and key is None:
+        raise click.UsageError("--replace-provider-key sends the gateway's key; add --key, or set HOLDFAST_GATEWAY_KEY")
     if client is None and not check:
         raise click.UsageError(f"name a client: {', '.join(CLIENT_NAMES)}")
     program = CLIENTS[client or CLIENT_NAMES[0]]
