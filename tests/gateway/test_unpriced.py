@@ -66,6 +66,13 @@ def test_the_report_counts_the_tokens_and_no_money(gateway: ServedGateway) -> No
     assert queries.totals(scope).usage == USAGE
 
 
+def test_metrics_have_the_calls_and_no_cost_of_an_unpriced_model(gateway: ServedGateway) -> None:
+    with urllib.request.urlopen(f"{gateway.url}/metrics", timeout=10) as reply:
+        lines = [line for line in reply.read().decode().splitlines() if UNKNOWN in line]
+    assert f'holdfast_llm_calls_total{{model="{UNKNOWN_ID}"}} 1' in lines
+    assert not [line for line in lines if line.startswith("holdfast_llm_cost_usd_total")]
+
+
 def test_the_report_command_says_unpriced_and_how_to_price_it(db: str) -> None:
     output = show("report", "--simulated", "--db", db)
     assert output.startswith("unpriced: 1 call in 1 session, ")
