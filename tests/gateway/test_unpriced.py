@@ -90,6 +90,12 @@ def test_a_session_shows_each_call_as_unpriced(db: str, gateway: ServedGateway) 
     assert json.loads(show("sessions", "show", session_id, "--db", db, "--json"))[0]["cost_usd"] is None
 
 
+def test_the_costs_of_a_session_name_the_model_without_a_price(db: str, gateway: ServedGateway) -> None:
+    [session_id] = gateway.recorded_sessions()
+    result = CliRunner().invoke(command, ["gateway", "costs", session_id, "--db", db])
+    assert f"has calls without a known price, of {UNKNOWN_ID}; add prices" in str(result.exception)
+
+
 def test_the_spending_of_the_gateway_has_unpriced_tokens(db: str) -> None:
     output = show("gateway", "spend", "--db", db)
     assert "98 unpriced tokens" in output
