@@ -83,7 +83,8 @@ class GatewayMount(BaseRoute):
 @contextmanager
 def open_gateway(service: AppContext, upstreams: Sequence[str], options: GatewayOptions) -> Iterator[GatewayMount]:
     """Yield the gateway, to be mounted in the service. Raises UserError for invalid options."""
-    flags = {name: parse_upstream_option(text) for name, text in (_pair(option, "--upstream") for option in upstreams)}
+    pairs = [_pair(option, "--upstream") for option in upstreams]
+    flags = {name: parse_upstream_option(text, source=f"--upstream {name[:40]}") for name, text in pairs}
     if options.simulate and flags:
         raise UserError("--simulate replaces the upstreams of all providers; leave out --upstream")
     # Without the workspace: a repository must not decide where keys and prompts are sent.
