@@ -123,7 +123,7 @@ def test_projects_and_models_can_be_chosen(folder: Path) -> None:
     assert report(folder, "--model", "Sonnet").total.calls == 7
     with pytest.raises(UserError, match="no project has 'quay' in its path"):
         audit(folder, "--project", "quay")
-    with pytest.raises(UserError, match="no call with reported usage"):
+    with pytest.raises(UserError, match="no call with reported usage matches --model opus in"):
         audit(folder, "--model", "opus")
 
 

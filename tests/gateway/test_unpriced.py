@@ -67,6 +67,13 @@ def test_the_report_counts_the_tokens_and_no_money(gateway: ServedGateway) -> No
     assert queries.totals(scope).usage == USAGE
 
 
+def test_metrics_have_the_calls_and_no_cost_of_an_unpriced_model(gateway: ServedGateway) -> None:
+    with urllib.request.urlopen(f"{gateway.url}/metrics", timeout=10) as reply:
+        lines = [line for line in reply.read().decode().splitlines() if UNKNOWN in line]
+    assert f'holdfast_llm_calls_total{{model="{UNKNOWN_ID}"}} 1' in lines
+    assert not [line for line in lines if line.startswith("holdfast_llm_cost_usd_total")]
+
+
 def test_the_report_command_says_unpriced_and_how_to_price_it(db: str) -> None:
     output = show("report", "--simulated", "--db", db)
     assert output.startswith("unpriced: 1 call in 1 session, ")
@@ -97,6 +104,12 @@ def test_a_session_shows_each_call_as_unpriced(db: str, gateway: ServedGateway) 
     assert f"1 call, unpriced (98 tokens); {UNKNOWN_ID}" in output
     assert "$0.00" not in output
     assert json.loads(show("sessions", "show", session_id, "--db", db, "--json"))[0]["cost_usd"] is None
+
+
+def test_the_costs_of_a_session_name_the_model_without_a_price(db: str, gateway: ServedGateway) -> None:
+    [session_id] = gateway.recorded_sessions()
+    result = CliRunner().invoke(command, ["gateway", "costs", session_id, "--db", db])
+    assert f"has calls without a known price, of {UNKNOWN_ID}; add prices" in str(result.exception)
 
 
 def test_the_spending_of_the_gateway_has_unpriced_tokens(db: str) -> None:

@@ -102,7 +102,9 @@ def command(
         iter_session_amounts,
     )
 
+    check_output_options(as_json=as_json, as_csv=as_csv)
     scope = parse_scope(since, until, model, verbose=verbose)
+    filters = name_filters(since=since, until=until, session=wanted, project=project, model=model)
     with open_configured_store(db) as log:
         wanted = wanted and resolve_session_id(log, wanted)
         tables = log.cost_queries()
@@ -114,7 +116,9 @@ def command(
         if wanted is not None and not ids and not simulated_count:
             raise UserError(f"session {wanted!r} has no call since then; `holdfast sessions list` shows all")
         spending = audit_stored_sessions(log, ids[:SESSIONS_MAX], scope, project)
-        unreadable, failures = count_unreadable_calls(tables, window), count_failures(tables, window)
+        # A failed call is stored without the project that it was for.
+        unreadable = None if project else count_unreadable_calls(tables, window, scope.model)
+        failures = None if project else count_failures(tables, window, scope.model)
     notes = []
     if unreadable:
         notes.append(
@@ -130,6 +134,8 @@ def command(
         )
     if simulated_count:
         notes.append(f"not counted: {format_count(simulated_count, 'simulated session')}; --simulated includes them")
+    if filters and not (spending.sessions or unreadable or failures or as_json or as_csv or html):
+        raise UserError("; ".join((f"no stored call matches {filters}", *notes)))
     if not (spending.sessions or notes):
         notes.append("No calls are stored yet; `holdfast demo --keep` records some, which --simulated shows.")
     extra: dict[str, object] = {"unreadable_calls": unreadable, "failures": failures}
@@ -169,6 +175,16 @@ def audit_stored_sessions(
     worst = build_stored_transcript(log.read(spending.sessions[0].id), spending.sessions[0].id)
     context = trace_context(worst) if worst is not None else ()
     return msgspec.structs.replace(spending, worst_session_context=context)
+
+
+def check_output_options(*, as_json: bool, as_csv: bool) -> None:
+    if as_json and as_csv:
+        raise click.UsageError("--json or --csv, not both")
+
+
+def name_filters(**filters: str | None) -> str:
+    """The options that leave calls out, as they were written; empty if there are none."""
+    return " ".join(f"--{name} {strip_control_characters(text)}" for name, text in filters.items() if text)
 
 
 def parse_scope(since: str | None, until: str | None, model: str | None, *, verbose: bool) -> "AuditScope":
