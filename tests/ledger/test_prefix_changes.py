@@ -37,7 +37,7 @@ def last_verdict(client: anthropic.Anthropic, first: Arguments, second: Argument
     for arguments in (first, second):
         client.messages.create(**{"model": "claude-sonnet-5-5", "max_tokens": 50, "messages": messages, **arguments})
     recorder = recorder_of(client)
-    *_, last = iter_entries(recorder.log.read(recorder.session_id), shipped_models())
+    *_, last = iter_entries(recorder.read_events(), shipped_models())
     assert last.verdict is not None
     return last.verdict
 
@@ -113,7 +113,7 @@ def test_a_wrapped_client_may_load_a_deferred_tool_in_mid_conversation(client: a
     assert verdict.evidence is not None
     assert verdict.evidence.bytes == "unchanged"
     recorder = recorder_of(client)
-    plans = [entry.plan for entry in iter_entries(recorder.log.read(recorder.session_id), shipped_models())]
+    plans = [entry.plan for entry in iter_entries(recorder.read_events(), shipped_models())]
     assert plans[0].breakpoints == plans[1].breakpoints != ()
 
 

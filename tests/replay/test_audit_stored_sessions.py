@@ -186,7 +186,7 @@ def test_the_session_of_a_wrapped_client_has_sizes_and_no_text() -> None:
                 messages=[{"role": "user", "content": "Hello."}],
             )
         recorder = recorder_of(client)
-        transcript = build_transcript(list(recorder.log.read(recorder.session_id)))
+        transcript = build_transcript(list(recorder.read_events()))
         cost = sum(record.cost_usd for record in recorder.calls)
     assert not transcript.has_text
     row = audit_transcript(transcript)

@@ -35,6 +35,8 @@ class AnthropicBody:
         if not self.messages:
             raise UserError("the request has no messages")
         self.tools = _split_items(self.members.get("tools"))
+        if self.tools and not bytes(self.members["tools"]).lstrip().startswith(b"["):
+            raise UserError("the tools are not a list")
         self.system = _split_items(self.members.get("system"))
 
     @property
@@ -141,6 +143,17 @@ def list_marks(item: RawItem) -> dict[int, Ttl]:
     if bytes(content).startswith(b'"'):
         return {}
     return {index: ttl for index, block in enumerate(_decode_items(content)) if (ttl := find_mark(block)) is not None}
+
+
+def count_nested_marks(message: RawItem) -> int:
+    """How many parts inside of its tool results have a breakpoint; the provider counts these too."""
+    content = _decode_members(message).get("content", msgspec.Raw(b"[]"))
+    if bytes(content).startswith(b'"'):
+        return 0
+    marked = (block for block in _decode_items(content) if is_marked(block))
+    parts = (_decode_members(block).get("content", msgspec.Raw(b"[]")) for block in marked)
+    nested = (part for value in parts if bytes(value).startswith(b"[") for part in _decode_items(value))
+    return sum(find_mark(part) is not None for part in nested)
 
 
 def find_mark(block: RawItem) -> Ttl | None:

@@ -10,6 +10,7 @@ from holdfast.engine.cache.conversation_plans import ConversationPlans, PlannedC
 from holdfast.engine.inject.anthropic_body import (
     AnthropicBody,
     RawItem,
+    count_nested_marks,
     find_mark,
     is_marked,
     list_marks,
@@ -50,11 +51,12 @@ def place_planned_breakpoints(body: AnthropicBody, call: PlannedCall, slots: int
     # A client that caches a single call may know that another follows.
     if not planned or (call.is_limited and client):
         return PlacedBreakpoints(client, is_changed=False)
+    nested_count = sum(count_nested_marks(message) for message in body.messages if is_marked(message))
+    slots = max(0, slots - nested_count)
     wanted_head: dict[int, Ttl] = dict(client_head)
     if not client_head:
-        wanted_head = {
-            point.block_index: point.ttl for point in planned if call.locate_block(point.block_index) is None
-        }
+        in_head = [point for point in planned if call.locate_block(point.block_index) is None]
+        wanted_head = {point.block_index: point.ttl for point in in_head[max(0, len(in_head) - slots) :]}
     free = max(0, slots - len(wanted_head))
     in_messages = [point for point in planned if call.locate_block(point.block_index) is not None]
     chosen = in_messages[len(in_messages) - min(free, len(in_messages)) :]

@@ -111,6 +111,8 @@ class GatewayRecorder:
         rewriter: RequestRewriter | None = None,
         on_spent: OnSpent = lambda key_id, at, dollars: None,
         unpriced_usd_per_mtok: float = UNPRICED_USD_PER_MTOK,
+        on_session: Callable[[str], None] = lambda session_id: None,
+        warnings: WarningLog | None = None,
         make_queue: Callable[[Callable[[Callable[[], None]], None]], RecordQueue[Callable[[], None]]] = RecordQueue,
     ) -> None:
         self._log = log
@@ -120,7 +122,8 @@ class GatewayRecorder:
         self._rewriter = rewriter or RequestRewriter(models)
         self._on_spent = on_spent
         self._unpriced_usd_per_mtok = unpriced_usd_per_mtok
-        self._warnings = WarningLog("holdfast.gateway")
+        self._on_session = on_session
+        self._warnings = warnings or WarningLog("holdfast.gateway")
         self._conversations: ConversationMatcher[_Tracked] = ConversationMatcher()
         self._endpoint_sessions: dict[tuple[str, str], _Tracked] = {}
         self._warm_ups: OrderedDict[tuple[str, str], _WarmUp] = OrderedDict()
@@ -144,6 +147,15 @@ class GatewayRecorder:
     def on_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
         """A keep-alive ping for this exchange's cache entry was answered."""
         self._put(functools.partial(self._record_ping, exchange, ping, response, at), exchange)
+
+    @property
+    def is_current_thread(self) -> bool:
+        """Whether the caller is in the thread that records, which cannot wait for itself."""
+        return self._queue.is_current_thread
+
+    def wait_until_recorded(self, seconds_max: float) -> bool:
+        """Waits for the exchanges that have ended to be recorded; returns whether they are."""
+        return self._queue.wait_until_empty(seconds_max)
 
     def close(self) -> None:
         self._queue.close()
@@ -232,7 +244,9 @@ class GatewayRecorder:
             unreadable=request.unreadable or msgspec.UNSET,
         )
         self._record_continued_warm_up(exchange, observer.recorder)
-        call = observer.recorder.begin_call(prepared, forwarded)
+        call = observer.recorder.begin_call(prepared, *exchange.control_changes, forwarded)
+        exchange.session_id = observer.recorder.session_id
+        self._on_session(exchange.session_id)
         if call is not None:
             exchange.record = _ActiveCall(
                 match.key, adapter, observer.recorder, call, pricer, pricer.priced_count if priced else 0

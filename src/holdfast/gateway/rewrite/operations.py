@@ -13,6 +13,9 @@ JsonObject = dict[str, Json]
 ExtractedLines = list[tuple[str, str]]
 """Extracted texts, each as (rule name, text)."""
 
+DeriveSession = Callable[[JsonObject, str], str]
+"""The id of the session that a request belongs to, from its body and the name of the member with its prompt."""
+
 TOOLS_UNSORTED = "tools out of order"
 BREAKPOINTS_MISSING = "breakpoints missing"
 TTLS_UNORDERED = "TTLs out of order"
@@ -22,9 +25,18 @@ VOLATILE_PREFIX = "volatile "
 
 
 class RequestEdits:
-    """Collects the changes made to one request; anti-patterns in `unfixed` are left as they are."""
+    """Collects the changes made to one request; anti-patterns in `unfixed` are left as they are.
 
-    def __init__(self, volatile: VolatileExtractor, unfixed: frozenset[str] = frozenset()) -> None:
+    `derive_session` returns the cache key to set.
+    """
+
+    def __init__(
+        self,
+        volatile: VolatileExtractor,
+        unfixed: frozenset[str] = frozenset(),
+        derive_session: DeriveSession = lambda body, prompt: "",
+    ) -> None:
+        self.derive_session = derive_session
         self._volatile = volatile.without_rules(frozenset(name.removeprefix(VOLATILE_PREFIX) for name in unfixed))
         self._unfixed = unfixed
         self.changes: list[RequestChange] = []

@@ -36,6 +36,7 @@ from holdfast.gateway.rewrite.operations import (
     EXPLICIT_BREAKPOINT_MISSING,
     TTLS_UNORDERED,
     VOLATILE_PREFIX,
+    DeriveSession,
     JsonObject,
     RequestEdits,
     convert_text_to_parts,
@@ -79,10 +80,17 @@ class ImprovedRequest(msgspec.Struct, frozen=True):
 
 
 class RequestRewriter:
-    """Stateless and thread-safe."""
+    """Stateless and thread-safe. `derive_session` derives the cache key of an OpenAI request from its body."""
 
-    def __init__(self, models: Models, volatile: VolatileExtractor | None = None) -> None:
+    def __init__(
+        self,
+        models: Models,
+        volatile: VolatileExtractor | None = None,
+        *,
+        derive_session: DeriveSession = derive_session_id,
+    ) -> None:
         self._models = models
+        self._derive_session = derive_session
         self._volatile = volatile or VolatileExtractor()
 
     def rewrite_request(
@@ -114,7 +122,7 @@ class RequestRewriter:
             return ImprovedRequest(None, before, row)
         if adapter_name in ("openai", "openai-chat") and provider not in _TAKE_OPENAI_FIELDS:
             unfixed |= {CACHE_KEY_MISSING, EXPLICIT_BREAKPOINT_MISSING}
-        edits = RequestEdits(self._volatile, unfixed)
+        edits = RequestEdits(self._volatile, unfixed, self._derive_session)
         rewritten = (
             _REWRITERS[adapter_name](dict(members), row, edits, adapter) if adapter_name in _REWRITERS else members
         )
@@ -159,7 +167,7 @@ def _rewrite_anthropic(body: JsonObject, row: Model, edits: RequestEdits, adapte
 def _rewrite_openai(body: JsonObject, row: Model, edits: RequestEdits, adapter: Adapter) -> JsonObject:
     prompt_member, part_type = ("messages", "text") if adapter.name == "openai-chat" else ("input", "input_text")
     role = (rewrite_chat if prompt_member == "messages" else rewrite_responses)(body, edits)
-    request = _request(adapter, body, row, derive_session_id(body, prompt_member))
+    request = _request(adapter, body, row, edits.derive_session(body, prompt_member))
     had_key = body.get(openai_inject.CACHE_KEY_FIELD) is not None
     if edits.should_fix(CACHE_KEY_MISSING) or edits.should_fix(EXPLICIT_BREAKPOINT_MISSING):
         rewritten = openai_inject.add_openai_cache_fields(
