@@ -3,10 +3,11 @@
 import copy
 import os
 import weakref
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from threading import Thread
-from typing import Any, TypeVar, cast
+from typing import Any, TypedDict, TypeVar
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.clock import Clock, NewId, new_ulid, system_clock
@@ -43,6 +44,16 @@ _HTTP_CLIENT, _CONNECTION = "_client", "_api_client"
 _GEMINI_HTTP_CLIENTS = ("_httpx_client", "_async_httpx_client")
 
 
+class WrapArguments(TypedDict, total=False):
+    """The options of `wrap`."""
+
+    store: EventLog | str | Path | None
+    session: str | None
+    models: Models | None
+    clock: Clock
+    new_id: NewId
+
+
 def wrap(
     client: AnyClient,
     *,
@@ -60,15 +71,31 @@ def wrap(
     default it is derived from the system text. If caching is turned off in the store, for a conversation or for the
     provider, calls are not rewritten.
     """
-    mount = _find_mount(client)
-    if _find_observer(client) is not None:
+    options = WrapArguments(store=store, session=session, models=models, clock=clock, new_id=new_id)
+    (wrapped,) = wrap_together([client], options)
+    return wrapped
+
+
+def wrap_together(clients: Sequence[AnyClient], options: WrapArguments) -> list[AnyClient]:
+    """Wraps several clients, such as the blocking and the asynchronous one of a framework, with one record."""
+    mounts = [_find_mount(client) for client in clients]
+    if any(_find_observer(client) is not None for client in clients):
         raise UserError("this client is wrapped already")
-    warnings = WarningLog()
-    catalog = shipped_models() if models is None else models
-    log, owns_log = _open_log(store, catalog, warnings)
+    observer = _make_observer(mounts[0], options)
+    return [_copy_client(client, observer) for client in clients]
+
+
+def _make_observer(mount: str, options: WrapArguments) -> ClientObserver:
+    session, clock, warnings = options.get("session"), options.get("clock", system_clock), WarningLog()
+    catalog = options.get("models") or shipped_models()
+    log, owns_log = _open_log(options.get("store"), catalog, warnings)
     sessions: dict[str, None] = {}
     recorder = GatewayRecorder(
-        log, models=catalog, new_id=new_id, on_session=partial(_add_session, sessions), warnings=warnings
+        log,
+        models=catalog,
+        new_id=options.get("new_id", new_ulid),
+        on_session=partial(_add_session, sessions),
+        warnings=warnings,
     )
     # Text is not moved: in a library, that is the caller's decision.
     rewriter = ConversationRewriter(
@@ -80,7 +107,7 @@ def wrap(
     client_recorder = ClientRecorder(log, catalog, recorder, sessions, clock())
     # Nothing that the recorder's thread refers to may refer to this object. A finalizer also runs at exit.
     weakref.finalize(client_recorder, _close, recorder, log if owns_log else None)
-    observer = ClientObserver(
+    return ClientObserver(
         client_recorder,
         recorder,
         rewriter,
@@ -89,12 +116,14 @@ def wrap(
         warnings=warnings,
         controls=log.records.controls if isinstance(log, HasRecords) else None,
     )
-    return cast("AnyClient", _copy_client(client, observer))
 
 
 def recorder_of(client: object) -> ClientRecorder:
-    """The record of a wrapped client's calls."""
+    """The record of the calls of a wrapped client, or of a framework's model that a helper of ours has wrapped."""
     observer = _find_observer(client)
+    if observer is None:
+        held = (getattr(client, name, None) for name in ("_client", "root_client", "client"))
+        observer = next((found for value in held if (found := _find_observer(value)) is not None), None)
     if observer is None:
         raise UserError(f"this {type(client).__name__} is not wrapped: use the client that `wrap` returned")
     return observer.recorder
