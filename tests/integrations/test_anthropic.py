@@ -498,17 +498,24 @@ def test_the_record_can_be_stored_in_a_file(simulated: SimulatorServer, tmp_path
     log.close()
 
 
-def test_a_file_is_written_completely_even_if_it_is_never_closed(simulated: SimulatorServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rest", "completed"), [("", True), (".__iter__().__next__()", False)], ids=["whole", "unread stream"]
+)
+def test_a_file_is_written_completely_even_if_nothing_is_ever_closed(
+    simulated: SimulatorServer, tmp_path: Path, rest: str, completed: bool
+) -> None:
     path = tmp_path / "calls.db"
+    arguments = f"model={SONNET!r}, max_tokens=5, messages=[dict(role='user', content='Hello.')], stream={bool(rest)}"
     program = (
         "import anthropic; from holdfast.integrations import wrap; "
         f"bare = anthropic.Anthropic(base_url={simulated.url!r}, api_key='any', timeout=5); "
         f"client = wrap(bare, store={str(path)!r}); "
-        f"client.messages.create(model={SONNET!r}, max_tokens=5, messages=[dict(role='user', content='Hello.')])"
+        f"reply = client.messages.create({arguments}); reply{rest}"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+    ended = subprocess.run([sys.executable, "-c", program], check=True, timeout=30, capture_output=True)
+    assert ended.stderr == b""
     log = open_store(path)
-    assert [record.completed for record in iter_calls(log.read(log.sessions()[0].id))] == [True]
+    assert [record.completed for record in iter_calls(log.read(log.sessions()[0].id))] == [completed]
     log.close()
 
 

@@ -4,6 +4,7 @@ No failure of ours reaches the caller: a request that cannot be planned is sent 
 """
 
 import hashlib
+import re
 import secrets
 import sys
 import weakref
@@ -39,8 +40,12 @@ _UNOBSERVED = "a call is sent unchanged and is not recorded"
 _UNPLANNED = "a call is sent unchanged, without cache breakpoints"
 _NOT_RECORDED = "a call is not recorded"
 
-# The last event of Anthropic's streams. Its client stops there, before the end of the response.
-_LAST_EVENT = b"message_stop"
+# The last event of a stream by Anthropic, or of chat completions. Clients stop there, and may leave the rest unread.
+_LAST_EVENT = re.compile(rb"^(?:event: ?message_stop\r?\ndata:[^\n]*|data: ?\[DONE\])\r?\n\r?\n", re.MULTILINE)
+
+_LAST_EVENT_BYTES_MAX = 500
+
+_PROVIDERS = RouteTable(resolve_upstreams({}, {}))
 
 
 class ClientRecorder:
@@ -97,7 +102,7 @@ class ClientRecorder:
 
 
 class ClientObserver:
-    """Thread-safe. `mount` names the upstream of hosts that are not a known provider's own."""
+    """Thread-safe. `mount` names the upstream of hosts that are not a known provider's own; if empty, the path does."""
 
     def __init__(
         self,
@@ -118,13 +123,19 @@ class ClientObserver:
         self._mount = mount
         self._controls = controls
         self._salt = secrets.token_bytes(32)
-        self._routes: dict[tuple[str, str, int | None], tuple[str, RouteTable]] = {}
+        self._routes: dict[tuple[str, str, bytes], RouteTable] = {}
+        self.open_calls: weakref.WeakSet[ObservedCall] = weakref.WeakSet()
         self._controlled: weakref.WeakKeyDictionary[object, tuple[Exchange, bool]] = weakref.WeakKeyDictionary()
 
     def begin_call(self, request: Any) -> "ObservedCall | None":
         """The call of an `httpx` request, with the request to send; None if it calls no model. Never raises."""
         with self.warnings.suppress_errors(_UNOBSERVED):
             target = self._find_target(request.url)
+            if target is None:
+                return None
+            # aiohttp, which google-genai would use without us, sends one of several values.
+            if len(agents := request.headers.get_list("user-agent")) > 1:
+                request.headers["user-agent"] = agents[-1]
             headers = [(name.lower(), value) for name, value in request.headers.raw]
             caller = GatewayCaller(self._account(headers))
             exchange = Exchange(target, headers, caller, self.clock(), method=request.method)
@@ -133,6 +144,7 @@ class ClientObserver:
             call = ObservedCall(self, exchange, request)
             if request.method == "POST":
                 self._plan(call, request.content, is_rewritable=may_rewrite(target, headers))
+            self.open_calls.add(call)
             with self.warnings.suppress_errors(_NOT_RECORDED):
                 self.watcher.on_request(exchange)
             return call
@@ -200,16 +212,17 @@ class ClientObserver:
         self._controlled[key] = exchange, is_enabled
         return is_enabled
 
-    def _find_target(self, url: Any) -> Target:
-        origin = (url.scheme, url.host, url.port)
-        if origin not in self._routes:
-            upstreams = resolve_upstreams({}, {})
-            mount = next((name for name, known in upstreams.items() if known.host == url.host), self._mount)
-            address = f"{url.scheme}://{url.netloc.decode()}"
-            resolved = resolve_upstreams({mount: UpstreamSettings(url=address)}, {})
-            self._routes[origin] = mount, RouteTable({mount: resolved[mount]})
-        mount, routes = self._routes[origin]
-        return routes.find_target(f"/{mount}{url.raw_path.partition(b'?')[0].decode('latin-1')}")
+    def _find_target(self, url: Any) -> Target | None:
+        path = url.raw_path.partition(b"?")[0].decode("latin-1")
+        known = (name for name, upstream in _PROVIDERS.upstreams.items() if upstream.host == url.host)
+        mount = next(known, self._mount or _PROVIDERS.find_mount(path))
+        if mount is None:
+            return None
+        key = (mount, url.scheme, url.netloc)
+        if key not in self._routes:
+            settings = UpstreamSettings(url=f"{url.scheme}://{url.netloc.decode()}")
+            self._routes[key] = RouteTable({mount: resolve_upstreams({mount: settings}, {})[mount]})
+        return self._routes[key].find_target(f"/{mount}{path}")
 
     def _account(self, headers: list[tuple[bytes, bytes]]) -> str:
         credential = b"\n".join(value for name, value in headers if name in CREDENTIAL_HEADERS)
@@ -280,8 +293,11 @@ class ObservedCall:
 
     def pass_chunk(self, chunk: bytes) -> tuple[bytes, ...]:
         """Copy a chunk for the record; returns what the caller gets of it."""
-        self.exchange.add_response_bytes(chunk)
-        self._tail = (self._tail + chunk)[-200:]
+        if not self._is_ended:
+            self.exchange.add_response_bytes(chunk)
+        self._tail = (self._tail + chunk)[-_LAST_EVENT_BYTES_MAX:]
+        if _LAST_EVENT.search(self._tail):
+            self.end("whole")
         return (chunk,) if self.usage_filter is None else self.usage_filter.feed(chunk)
 
     def pass_rest(self) -> tuple[bytes, ...]:
@@ -293,7 +309,7 @@ class ObservedCall:
             return
         self._is_ended = True
         exchange, observer = self.exchange, self._observer
-        exchange.end = "whole" if end == "cancelled" and _LAST_EVENT in self._tail else end
+        exchange.end = end
         exchange.ended_at = observer.clock()
         with observer.warnings.suppress_errors(_NOT_RECORDED):
             if self.analysis is not None and self.analysis.call is not None:

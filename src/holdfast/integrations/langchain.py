@@ -14,7 +14,8 @@ def wrap(model: AnyModel, **options: Unpack[WrapArguments]) -> AnyModel:
     `options` are those of `holdfast.wrap`. Wrap the model before `bind_tools`. The given model is not changed.
     """
     copied: Any = model  # The fields of LangChain's models, which no type here knows.
-    if not hasattr(copied, "model_copy"):
+    # What `bind_tools` returns has a copy method too, and passes the attributes of the model on.
+    if not hasattr(copied, "model_copy") or "bound" in type(copied).model_fields:
         raise UserError(f"a {type(model).__name__} cannot be wrapped; wrap the chat model itself, before `bind_tools`")
     copied = copied.model_copy()
     if hasattr(copied, "root_async_client"):

@@ -3,7 +3,7 @@
 import copy
 import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -20,7 +20,7 @@ from holdfast.gateway.recording.restore import restore_plans
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.openai import derive_shared_session_id
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
-from holdfast.integrations.client_observer import SESSIONS_MAX, ClientObserver, ClientRecorder
+from holdfast.integrations.client_observer import SESSIONS_MAX, ClientObserver, ClientRecorder, ObservedCall
 from holdfast.integrations.http_client import find_observer, observe_http_client
 from holdfast.runtime.config import load_config
 from holdfast.stores.memory import MemoryStore
@@ -81,11 +81,12 @@ def wrap_together(clients: Sequence[AnyClient], options: WrapArguments) -> list[
     mounts = [_find_mount(client) for client in clients]
     if any(_find_observer(client) is not None for client in clients):
         raise UserError("this client is wrapped already")
-    observer = _make_observer(mounts[0], options)
+    observer = make_observer(mounts[0], options)
     return [_copy_client(client, observer) for client in clients]
 
 
-def _make_observer(mount: str, options: WrapArguments) -> ClientObserver:
+def make_observer(mount: str, options: WrapArguments) -> ClientObserver:
+    """An observer of requests with its record; `mount` as in `ClientObserver`."""
     session, clock, warnings = options.get("session"), options.get("clock", system_clock), WarningLog()
     catalog = options.get("models") or shipped_models()
     log, owns_log = _open_log(options.get("store"), catalog, warnings)
@@ -105,9 +106,7 @@ def _make_observer(mount: str, options: WrapArguments) -> ClientObserver:
         derive_session=derive_shared_session_id if session is None else lambda body, prompt: session,
     )
     client_recorder = ClientRecorder(log, catalog, recorder, sessions, clock())
-    # Nothing that the recorder's thread refers to may refer to this object. A finalizer also runs at exit.
-    weakref.finalize(client_recorder, _close, recorder, log if owns_log else None)
-    return ClientObserver(
+    observer = ClientObserver(
         client_recorder,
         recorder,
         rewriter,
@@ -116,6 +115,9 @@ def _make_observer(mount: str, options: WrapArguments) -> ClientObserver:
         warnings=warnings,
         controls=log.records.controls if isinstance(log, HasRecords) else None,
     )
+    # It also runs at exit. Nothing that the recorder's thread refers to may refer to the object it waits for.
+    weakref.finalize(client_recorder, _close, recorder, log if owns_log else None, observer.open_calls)
+    return observer
 
 
 def recorder_of(client: object) -> ClientRecorder:
@@ -143,6 +145,8 @@ def _find_mount(client: object) -> str:
 
 
 def _find_observer(client: object) -> ClientObserver | None:
+    if (observer := find_observer(client)) is not None:
+        return observer
     connection = getattr(client, _CONNECTION, None)
     if connection is not None:
         return find_observer(getattr(connection, _GEMINI_HTTP_CLIENTS[0], None))
@@ -188,11 +192,14 @@ def _add_session(sessions: dict[str, None], session_id: str) -> None:
         del sessions[next(iter(sessions))]
 
 
-def _close(recorder: GatewayRecorder, log: EventLog | None) -> None:
+def _close(recorder: GatewayRecorder, log: EventLog | None, open_calls: Iterable[ObservedCall]) -> None:
     if recorder.is_current_thread:
         # Collected there as garbage: the thread cannot wait for itself to record the rest.
-        Thread(target=_close, args=(recorder, log)).start()
+        Thread(target=_close, args=(recorder, log, open_calls)).start()
         return
+    # At exit, responses may be left that nobody has read to their end or closed.
+    for call in tuple(open_calls):
+        call.end("cancelled")
     recorder.close()
     if log is not None:
         log.close()
