@@ -1,19 +1,24 @@
-"""How long `holdfast audit` takes on a folder of a thousand transcripts."""
+"""How long `holdfast audit` takes on 10,000 transcripts (1 GB), with how much memory, beside `ccusage`.
+
+`ccusage` (npm) is run on the same folder in the same run if `HOLDFAST_CCUSAGE` names its program or it is on the path.
+"""
 
 import datetime
 import json
+import os
 import random
+import shutil
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
-from click.testing import CliRunner
+import msgspec
 
-from holdfast.cli.main import command
-
-TRANSCRIPTS = 1_000
-CALLS = 60
+TRANSCRIPTS = 10_000
+CALLS = 22
 SEED = 7
 START = datetime.datetime(2026, 3, 1, 8, tzinfo=datetime.UTC)
 MODEL = "claude-sonnet-4-6"
@@ -21,31 +26,88 @@ FIRST_PROMPT_TOKENS = 15_000
 CHARACTERS_A_TOKEN = 4
 PAUSE_SHARE = 0.04
 TTL_SECONDS = 300
+SAMPLE_SECONDS = 0.1
+
+
+class Timed(msgspec.Struct, frozen=True):
+    """Wall-clock and processor seconds, the most memory of all processes at once, and what was printed."""
+
+    seconds: float
+    cpu_seconds: float
+    memory_bytes: int
+    output: str
+
+    @property
+    def figure(self) -> str:
+        memory = f"{self.memory_bytes / 1e6:,.0f} MB"
+        return f"{self.seconds:.1f} s, {self.cpu_seconds:.1f} s of processor time, {memory}"
 
 
 def run() -> list[tuple[str, str]]:
     """Rows of name and figure, of one run."""
     with tempfile.TemporaryDirectory() as folder:
-        written = write_transcripts(Path(folder))
-        started = time.perf_counter()
-        result = CliRunner().invoke(command, ["audit", folder], catch_exceptions=False)
-        seconds = time.perf_counter() - started
-    return [
-        ("transcripts", f"{TRANSCRIPTS:,} of {CALLS} calls, {written / 1e6:,.0f} MB"),
-        ("seconds", f"{seconds:.1f}"),
-        ("transcripts/s", f"{TRANSCRIPTS / seconds:,.0f}"),
-        ("found", result.output.splitlines()[0]),
-    ]
+        projects = Path(folder) / "projects"
+        projects.mkdir()
+        written = write_transcripts(projects)
+        audit = time_command([sys.executable, "-m", "holdfast", "audit", str(projects), "--json"])
+        rows = [
+            ("transcripts", f"{TRANSCRIPTS:,} of {CALLS} calls, {written / 1e6:,.0f} MB"),
+            ("holdfast audit", audit.figure),
+            ("tokens", f"{json.loads(audit.output)['total']['tokens']:,}"),
+        ]
+        ccusage = os.environ.get("HOLDFAST_CCUSAGE") or shutil.which("ccusage")
+        if ccusage is None:
+            return [*rows, ("ccusage", "not installed: npm install ccusage, and set HOLDFAST_CCUSAGE to its program")]
+        arguments = [ccusage, "claude", "daily", "--json", "--offline"]
+        peer = time_command(arguments, {"CLAUDE_CONFIG_DIR": folder})
+        version = subprocess.run([ccusage, "--version"], capture_output=True, text=True, check=True).stdout.split()[-1]
+        rows.append((f"ccusage {version}", peer.figure))
+        rows.append(("its tokens", f"{json.loads(peer.output)['totals']['totalTokens']:,}"))
+    return rows
+
+
+def time_command(arguments: list[str], environ: dict[str, str] | None = None) -> Timed:
+    most, before = [0], os.times()
+    started = time.perf_counter()
+    with subprocess.Popen(
+        arguments, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **(environ or {})}
+    ) as process:
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(SAMPLE_SECONDS):
+                most[0] = max(most[0], measure_memory(process.pid))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        output, _ = process.communicate()
+        done.set()
+        watcher.join()
+    if process.returncode:
+        raise SystemExit(f"{arguments[0]} ended with {process.returncode}")
+    seconds, after = time.perf_counter() - started, os.times()
+    cpu = after.children_user + after.children_system - before.children_user - before.children_system
+    return Timed(seconds, cpu, most[0], output)
+
+
+def measure_memory(pid: int) -> int:
+    """The resident memory of a process and its children; 0 where /proc does not tell."""
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (OSError, IndexError):
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE") + sum(measure_memory(int(child)) for child in children)
 
 
 def write_transcripts(folder: Path, count: int = TRANSCRIPTS, calls: int = CALLS) -> int:
-    """Write sessions whose last prompts have about 60,000 tokens; returns the number of bytes."""
+    """Write sessions as Claude Code does: compact JSON, times in UTC with a Z; returns the number of bytes."""
     random_source, written = random.Random(SEED), 0
     for number in range(count):
         project = folder / f"-home-user-project-{number % 20}"
         project.mkdir(exist_ok=True)
         lines = _session(f"{number:08x}-0000-4000-8000-000000000000", START + number * _hours(1), calls, random_source)
-        text = "".join(json.dumps(line) + "\n" for line in lines)
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
         (project / f"{number:08x}-0000-4000-8000-000000000000.jsonl").write_text(text)
         written += len(text)
     return written
@@ -60,7 +122,7 @@ def _session(id: str, at: datetime.datetime, calls: int, random_source: random.R
     sent = cached = 0
     parent: str | None = None
     for number in range(calls):
-        result = "x" * random_source.randint(200, 5_600)
+        result = "x" * random_source.randint(200, 6_400)
         idle = (
             random_source.randint(400, 4_000) if random_source.random() < PAUSE_SHARE else random_source.randint(4, 40)
         )
@@ -86,8 +148,9 @@ def _session(id: str, at: datetime.datetime, calls: int, random_source: random.R
         ]
         for part, (kind, message) in enumerate(entries):
             uuid = f"{id}-{number}-{part}"
-            stamp = (at + datetime.timedelta(seconds=2 * part)).isoformat()
+            stamp = f"{at + datetime.timedelta(seconds=2 * part):%Y-%m-%dT%H:%M:%S.000Z}"
             common = {"uuid": uuid, "parentUuid": parent, "sessionId": id, "isSidechain": False, "cwd": "/home/user/p"}
+            common |= {"version": "2.1.325", "requestId": f"req_{id}_{number}"}
             lines.append({"type": kind, "timestamp": stamp, "message": message, **common})
             parent = uuid
         sent = cached = prompt

@@ -21,8 +21,8 @@ from holdfast.planning.learned import LearnedParameters
 from holdfast.planning.policies.fixed import BreakpointCandidates, FixedPolicy, last_stable_block
 from holdfast.planning.policy import CachePolicy, PlanningMoment
 from holdfast.providers.registry import get_adapter
+from holdfast.replay.comparison import VolatileTexts, append_volatile_to_system
 from holdfast.replay.playback import Replayer, ReplayResult, find_newest_price, make_replay_setting
-from holdfast.replay.prompt_layouts import VolatileTexts, append_volatile_to_system
 from holdfast.replay.recording import RecordedCall, Recording
 from holdfast.types.blocks import Text, ToolResult
 from holdfast.types.prompt import HistoryEntry, Segment, Stability

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from conformance.checks import check_run, compare_runs, count_model_calls, sum_cost_usd, sum_usage
 from conformance.client import Client, InstallationFailed, find_newest_packages, install_client
 from conformance.clients import CLIENTS
-from conformance.corpus import write_corpus
+from conformance.corpus import choose_exchanges, write_corpus
 from conformance.page import HEADINGS, PAGE, ClientResult, format_row, format_table, render_page
 from conformance.run import MODES, run_client
 
@@ -54,6 +54,8 @@ def _write_corpus(clients: Iterable[Client]) -> int:
         install_client(client)
         run = run_client(client, "direct", folder=client.folder / "runs" / "corpus")
         problems = list(check_run(client, run))
+        if not any(choose_exchanges(run.sent)):
+            problems.append("it made no model call over HTTP; bodies of WebSockets are not kept")
         if problems:
             print(f"{client.name}: not written: {problems[0]}")
             failed = True

@@ -135,11 +135,13 @@ def _start_gemini_cli(place: Place) -> Launch:
     return Launch(tuple((program, *options, "-p", prompt) for prompt in (READ_PROMPT, WRITE_PROMPT)), environment)
 
 
+_AIDER_QUESTIONS = tuple(f"Is boat number {number} in notes.txt a bird?" for number in range(1, 4))
 _AIDER_TURNS = (
     Turn(READ_PROMPT, (), "The notes list Heron and Dunlin."),
     Turn(WRITE_PROMPT, (), "I add the boat.\n\nnotes.txt\n```\nHeron\nDunlin\nKittiwake\n```\n"),
+    *(Turn(question, (), "It has the name of one.") for question in _AIDER_QUESTIONS),
 )
-"""Aider has no tools: it takes changes from the text."""
+"""Aider has no tools: it takes changes from the text, and each turn is one call."""
 
 
 def _start_aider(place: Place) -> Launch:
@@ -147,7 +149,7 @@ def _start_aider(place: Place) -> Launch:
     options = ("--yes-always", "--no-git", "--edit-format", "whole", "--model", f"anthropic/{ANTHROPIC_MODEL}")
     command = (str(place.bin / "aider"), *quiet, *options, "notes.txt")
     environment = {"ANTHROPIC_API_BASE": place.url, "ANTHROPIC_API_KEY": "any"}
-    return Launch((command,), environment, f"{READ_PROMPT}\n{WRITE_PROMPT}\n/exit\n")
+    return Launch((command,), environment, "\n".join((READ_PROMPT, WRITE_PROMPT, *_AIDER_QUESTIONS, "/exit\n")))
 
 
 _NOTES_PATH = {"file_path": "/notes.txt"}
@@ -286,10 +288,9 @@ CLIENTS: tuple[Client, ...] = (
         start=_start_aider,
         setting="`ANTHROPIC_API_BASE=http://127.0.0.1:8787/anthropic` or "
         "`OPENAI_API_BASE=http://127.0.0.1:8787/openai/v1`",
-        # It repeats its rules at the end of the newest message only, so every call changes the message before.
-        breaks=1,
-        # What is written is never read.
-        known_problems=("--improve costs more",),
+        # It repeats its rules at the end of the newest message only, so every call changes the message before; and it
+        # lists the files again after the turns in which they were changed.
+        breaks=2,
     ),
     Client(
         name="claude-agent-sdk",
@@ -303,7 +304,6 @@ CLIENTS: tuple[Client, ...] = (
         # Each turn has a call for a title, whose system prompt begins with another `x-anthropic-billing-header`.
         others=1,
         breaks=1,
-        known_problems=("--improve costs more",),
     ),
     Client(
         name="deepagents",

@@ -30,9 +30,7 @@ is lost, except for the breaks that the client causes itself; and responses arri
 requests are forwarded byte for byte; with it, the conversation must not cost more. Costs are those of the whole run
 at list prices, with the simulator's cache.
 
-A `known problem` is listed below with what was seen and fails nothing; one that no longer occurs does. Known today:
-calls that are never continued, such as those for titles, and prompts whose end is rewritten (aider) get breakpoints
-from `--improve` that are written and not read.
+A `known problem` is listed below with what was seen and fails nothing; one that no longer occurs does.
 
 `python -m conformance NAME ...` runs some clients, `--ci` those of CI, `make clients LATEST=1` all of them at their
 newest versions; none of these changes this page. Bodies, output and the gateway's log of the latest run are below

@@ -1,7 +1,9 @@
 """`holdfast audit`: its output, its sources, and its refusals."""
 
 import contextlib
+import csv
 import io
+import json
 import os
 import subprocess
 import sys
@@ -17,10 +19,9 @@ from tests.support.client_transcripts import SESSION, Script, loop, usage
 from holdfast.cli.main import command
 from holdfast.cli.tables import track_progress
 from holdfast.errors import UserError
+from holdfast.ledger.spending import FIRST_PROMPT, Spending
 from holdfast.planning.adaptive_policy import AdaptivePolicy
 from holdfast.planning.policies.peers import new_compared_policies
-from holdfast.replay.audit import AuditReport
-from holdfast.replay.trace_files import BrokenLine
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.types.usage import Usage
 
@@ -48,39 +49,134 @@ def audit(*arguments: object) -> Result:
     return result
 
 
-def report(*arguments: object) -> AuditReport:
-    return msgspec.json.decode(audit(*arguments, "--json").output, type=AuditReport)
+def report(*arguments: object) -> Spending:
+    return msgspec.json.decode(audit(*arguments, "--json").output, type=Spending)
 
 
 def test_spending_and_loss_come_first_in_plain_words(folder: Path) -> None:
     lines = audit(folder).output.splitlines()
     cache_write, read, plain, output = 2 * 19_997 + 3 * 1_997 + 23_997 + 5_000, 64_000, 7 * 3, 7 * 100
     spent = (3.75 * cache_write + 0.30 * read + 3 * plain + 15 * output) / 1e6
-    assert lines[0] == f"You spent ${spent:.4f} on 7 calls in 2 sessions, 2026-04-01 to 2026-04-01."
-    assert lines[1].startswith("$0.0759 of it (")
-    assert lines[1].endswith("went to 1 cache miss.")
-    assert "Holdfast's plan would have cost" in lines[2]
+    assert lines[0].startswith(f"You spent ${spent:.4f} on 7 calls in 2 sessions, 2026-04-01 to 2026-04-01; $0.")
+    assert lines[2].startswith("$0.0759 of it (")
+    assert lines[2].endswith("went to 1 cache miss.")
+    assert "Holdfast's plan would have cost about $0." in lines[3]
 
 
 def test_the_worst_session_is_first_with_its_main_cause(folder: Path) -> None:
     lines = audit(folder).output.splitlines()
     heading = next(number for number, line in enumerate(lines) if line.startswith("session"))
     assert lines[heading + 1].split()[:5] == [SESSION[:8], "2026-04-01", "harbour", "sonnet-4-6", "5+1"]
-    assert "expired" in lines[heading + 1]
+    assert "ttl_expired" in lines[heading + 1]
     assert lines[heading + 2].startswith(OTHER[:8])
 
 
 def test_json_contains_causes_models_sessions_and_invalid_lines(folder: Path) -> None:
     read = report(folder)
-    assert (read.calls, read.conversations, read.cache_misses, read.broken_lines) == (7, 3, 1, 1)
-    assert read.broken == (BrokenLine(f"{OTHER}.jsonl", 7, "not a transcript line"),)
-    (cause,) = read.causes
-    assert (cause.cause, cause.calls, cause.tokens) == ("expired", 1, 22_000)
-    assert cause.lost_usd == pytest.approx(22_000 * (3.75 - 0.30) / 1e6, rel=1e-3)
+    assert (read.total.calls, read.conversations, read.total.cache_misses, read.broken_lines) == (7, 3, 1, 1)
+    assert read.broken == (f"{OTHER}.jsonl:7: not a transcript line",)
+    (loss,) = read.losses
+    assert (loss.cause, loss.calls, loss.tokens) == ("ttl_expired", 1, 22_000)
+    assert float(loss.lost_usd) == pytest.approx(22_000 * (3.75 - 0.30) / 1e6, rel=1e-3)
     (model,) = read.models
-    assert (model.model, model.takes_breakpoints) == ("anthropic:claude-sonnet-4-6", True)
+    assert (model.name, read.takes_breakpoints) == ("anthropic:claude-sonnet-4-6", True)
     first, second = read.sessions
-    assert (first.session, first.subagents, second.session) == (SESSION, 1, OTHER)
+    assert (first.id, first.subagents, second.id) == (SESSION, 1, OTHER)
+    assert [point.tokens for point in read.worst_session_context] == [20_000, 22_000, 24_000, 26_000]
+
+
+def test_money_is_shown_by_kind_of_token_and_adds_up(folder: Path) -> None:
+    read = report(folder)
+    kinds = {row.kind: row for row in read.total.kinds}
+    assert {kind: row.tokens for kind, row in kinds.items()} == {
+        "cache_read": 64_000,
+        "cache_write_5m": 2 * 19_997 + 3 * 1_997 + 23_997 + 5_000,
+        "input": 21,
+        "output": 700,
+    }
+    assert sum(row.usd for row in read.total.kinds) == read.total.usd
+    assert sum(row.tokens for row in read.total.kinds) == read.total.tokens
+    text = audit(folder).output
+    assert any(line.split()[:3] == ["cache", "reads", "64,000"] for line in text.splitlines())
+
+
+def test_results_of_a_tool_count_in_every_later_call(folder: Path) -> None:
+    tools = {row.tool: row for row in report(folder, "--session", SESSION).tools}
+    # Three results of 2,000 tokens, replies included: sent again by two, one and no later calls.
+    added = [tools[name] for name in ("Read", "(replies)")]
+    assert sum(row.tokens for row in added) == pytest.approx(6_000, abs=5)
+    assert sum(row.resent_tokens for row in added) == pytest.approx(2_000 * 3, abs=5)
+    assert (tools["Read"].results, tools[FIRST_PROMPT].resent_tokens) == (3, 3 * 20_000)
+    assert "Read " in audit(folder).output
+
+
+def test_context_is_grouped_by_how_often_it_was_sent_again(folder: Path) -> None:
+    never, few, *others = report(folder, "--session", OTHER).rereads
+    assert (never.context_tokens, never.resent_tokens) == (2_000, 0)
+    assert (few.times_min, few.times_max, few.context_tokens, few.resent_tokens) == (1, 9, 20_000, 20_000)
+    assert [row.context_tokens for row in others] == [0, 0, 0]
+
+
+def test_projects_and_models_can_be_chosen(folder: Path) -> None:
+    # Every line of these transcripts has the same working directory.
+    assert report(folder, "--project", "HARBOUR").total.calls == 7
+    assert report(folder, "--model", "Sonnet").total.calls == 7
+    with pytest.raises(UserError, match="no project has 'quay' in its path"):
+        audit(folder, "--project", "quay")
+    with pytest.raises(UserError, match="no call with reported usage"):
+        audit(folder, "--model", "opus")
+
+
+def test_csv_has_one_row_per_session_and_no_formula(folder: Path, tmp_path: Path) -> None:
+    rows = list(csv.DictReader(io.StringIO(audit(folder, "--csv").output)))
+    read = report(folder)
+    assert [row["session"] for row in rows] == [session.id for session in read.sessions]
+    assert [row["usd"] for row in rows] == [str(session.amounts.usd) for session in read.sessions]
+    hostile = loop([], "=cmd|' /C calc'!A0").write(tmp_path / "hostile.jsonl")
+    (row,) = csv.DictReader(io.StringIO(audit(hostile, "--csv").output))
+    assert row["session"].startswith("'=cmd")
+
+
+def test_a_long_session_should_be_compacted(tmp_path: Path) -> None:
+    path = loop([10] * 80, head=30_000, step=3_000).write(tmp_path / "a.jsonl")
+    read = report(path)
+    (action,) = [action for action in read.actions if action.action.startswith("compact at ")]
+    assert action.usd_a_week > 0
+    assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW=" in action.how
+    assert len(read.actions) <= 3
+    output = audit(path).output
+    assert f"{action.action}: about $" in output
+    assert "Assumed: each compaction keeps the first prompt and 10,000 tokens" in output
+
+
+def test_sessions_that_pause_should_have_a_longer_ttl(tmp_path: Path) -> None:
+    path = loop([10, 600] * 8, head=60_000, step=200).write(tmp_path / "a.jsonl")
+    assert any("1 h" in action.action or "TTL" in action.action for action in report(path).actions)
+
+
+def test_ranges_are_shown_on_request(folder: Path) -> None:
+    assert "optimum in hindsight" not in audit(folder).output
+    assert report(folder).planned_range_usd is None
+    assert "optimum in hindsight" in audit(folder, "--verbose").output
+    read = report(folder, "--verbose")
+    assert read.planned_range_usd is not None
+    assert read.planned_range_usd[0] <= read.planned_usd <= read.planned_range_usd[1]
+
+
+def test_records_of_unknown_kinds_are_counted(folder: Path) -> None:
+    with next(folder.rglob(f"{OTHER}.jsonl")).open("a") as file:
+        file.write('{"type": "weather", "sessionId": "x"}\n' * 2)
+    assert report(folder).unknown_records == {"weather": 2}
+    assert "records of unknown kinds: weather (2)" in audit(folder, "--verbose").output
+
+
+def test_two_processes_count_as_one_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = next(folder.rglob(f"{SESSION}.jsonl"))
+    (folder / "resumed.jsonl").write_bytes(first.read_bytes())
+    alone = report(folder)
+    monkeypatch.setattr("holdfast.replay.audit.PARALLEL_BYTES_MIN", 0)
+    assert report(folder) == alone
+    assert alone.total.calls == 7
 
 
 def test_a_shortened_list_says_so(folder: Path) -> None:
@@ -89,7 +185,7 @@ def test_a_shortened_list_says_so(folder: Path) -> None:
 
 
 def test_one_session_is_selected_by_the_start_of_its_id(folder: Path) -> None:
-    assert report(folder, "--session", SESSION[:6]).calls == 5
+    assert report(folder, "--session", SESSION[:6]).total.calls == 5
     with pytest.raises(UserError, match="no sessions begin with 'nobody'; `--json`"):
         audit(folder, "--session", "nobody")
     with pytest.raises(UserError, match="2 sessions begin with '': 0ther000"):
@@ -97,7 +193,9 @@ def test_one_session_is_selected_by_the_start_of_its_id(folder: Path) -> None:
 
 
 def test_only_calls_since_a_day_are_counted(folder: Path) -> None:
-    assert report(folder, "--since", "2026-04-01").calls == 7
+    assert report(folder, "--since", "2026-04-01").total.calls == 7
+    assert report(folder, "--since", "2026-04-01T09:05").total.calls == 2
+    assert report(folder, "--until", "2026-04-01T09:05").total.calls == 5
     with pytest.raises(UserError, match="since 2026-04-02"):
         audit(folder, "--since", "2026-04-02")
 
@@ -112,9 +210,12 @@ def test_files_last_modified_before_the_day_are_not_read(folder: Path) -> None:
 def test_a_model_without_a_price_is_named_and_its_tokens_counted(tmp_path: Path) -> None:
     path = Script(model="claude-unheard-of\x1b[31m").ask().reply(usage(0, 5_000)).write(tmp_path / "a.jsonl")
     output = audit(path).output
-    assert "No price is known for anthropic:claude-unheard-of [31m: 1 call with 5,103 tokens" in output
+    assert "unpriced: 1 call of anthropic:claude-unheard-of [31m, 5,103 tokens; no sum of money contains" in output
+    assert output.startswith("unpriced: 1 call in 1 session")
     assert "\x1b" not in output
-    assert report(path).spent_usd == 0
+    assert report(path).total.usd == 0
+    assert "unpriced" in output
+    assert "$0.00 " not in output
 
 
 def test_names_from_the_transcript_move_no_cursor(tmp_path: Path) -> None:
@@ -128,16 +229,21 @@ def test_names_from_the_transcript_move_no_cursor(tmp_path: Path) -> None:
     assert all(character.isprintable() or character == "\n" for character in output)
 
 
+def list_policies(*arguments: object) -> list[str]:
+    return sorted(row["policy"] for row in json.loads(audit(*arguments, "--json").output)["other_policies"])
+
+
 def test_peers_policies_are_replayed_on_request(folder: Path) -> None:
-    read = report(folder, "--session", SESSION, "--rivals")
-    assert sorted(row.policy for row in read.other_policies) == sorted([AdaptivePolicy.name, *new_compared_policies()])
-    assert report(folder).other_policies == ()
+    assert list_policies(folder, "--session", SESSION, "--rivals") == sorted(
+        [AdaptivePolicy.name, *new_compared_policies()]
+    )
+    assert list_policies(folder) == []
     assert "context-guru" in audit(folder, "--rivals").output
 
 
 def test_peers_policies_skip_calls_without_breakpoints_or_price(tmp_path: Path) -> None:
     path = Script(model="nobody").ask().reply(usage(0, 5_000)).write(tmp_path / "a.jsonl")
-    assert report(path, "--rivals").other_policies == ()
+    assert list_policies(path, "--rivals") == []
 
 
 @pytest.fixture
@@ -155,8 +261,8 @@ async def store(agent: MakeAgent, tmp_path: Path) -> Path:
 async def test_a_store_is_recognised_by_its_bytes_or_its_address(store: Path) -> None:
     for address in (store, f"sqlite:///{store}"):
         read = report(address)
-        assert (read.calls, read.cache_misses) == (2, 1)
-    assert len(report(store, "--rivals").other_policies) == len(new_compared_policies()) + 1
+        assert (read.total.calls, read.total.cache_misses) == (2, 1)
+    assert len(list_policies(store, "--rivals")) == len(new_compared_policies()) + 1
 
 
 def test_without_a_path_the_clients_own_folder_is_audited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +271,7 @@ def test_without_a_path_the_clients_own_folder_is_audited(folder: Path, monkeypa
         audit()
     (Path.home() / ".claude").mkdir()
     (Path.home() / "moved").rename(Path.home() / ".claude" / "projects")
-    assert report().calls == 7
+    assert report().total.calls == 7
     monkeypatch.setenv("CLAUDE_CONFIG_DIR", str(Path.home() / "elsewhere"))
     with pytest.raises(UserError, match="elsewhere"):
         audit()
@@ -175,7 +281,7 @@ async def test_without_transcripts_the_configured_store_is_audited(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOLDFAST_DB", str(store))
-    assert report().calls == 2
+    assert report().total.calls == 2
 
 
 def test_an_empty_folder_is_reported_in_one_line_with_what_was_searched_for(tmp_path: Path) -> None:
@@ -188,17 +294,17 @@ def test_an_empty_folder_is_reported_in_one_line_with_what_was_searched_for(tmp_
 def test_a_plan_with_a_negligible_saving_is_not_reported_as_saving(tmp_path: Path) -> None:
     path = Script().ask().reply(usage(0, 9_000)).write(tmp_path / "a.jsonl")
     lines = audit(path).output.splitlines()
-    assert lines[1] == "No call missed the cache."
-    assert lines[2:4] == [
-        "Holdfast's plan would have cost $0.0353 on the same prompts,",
-        "about what you spent; the optimum in hindsight is about $0.0285.",
-    ]
+    assert lines[2] == "No call is known to have lost anything."
+    assert lines[3] == "Holdfast's plan would have cost about $0.0353 on the same prompts."
+    assert "let Holdfast place" not in audit(path).output
 
 
 def test_a_plan_that_costs_more_says_so(tmp_path: Path) -> None:
     # Read an hour after it was written for five minutes: another session kept it warm, which no plan can rely on.
     script = Script().ask().reply(usage(0, 90_000)).ask(after=4_000).reply(usage(90_003, 100))
-    assert " more; the optimum in hindsight" in audit(script.write(tmp_path / "a.jsonl")).output.splitlines()[3]
+    read = report(script.write(tmp_path / "a.jsonl"))
+    assert read.planned_usd > read.total.usd
+    assert not any("Holdfast" in action.action for action in read.actions)
 
 
 class Terminal(io.StringIO):
@@ -247,5 +353,5 @@ def test_calls_without_a_time_are_reported_as_undated(tmp_path: Path) -> None:
     for line in script.lines:
         del line["timestamp"]
     output = audit(script.write(tmp_path / "a.jsonl")).output
-    assert "in 1 session, undated to undated." in output
+    assert "in 1 session, undated to undated;" in output
     assert "1970" not in output

@@ -327,7 +327,7 @@ CELLS: Mapping[str, tuple[str, str]] = {
     "sessions.event_count": ("sessions list", "the list of sessions is damaged"),
     "events.payload": ("certify {session}", "is damaged: restore"),
     "events.at": ("history {session}", "is damaged: restore"),
-    "verdict_days.kind": ("report --simulated", "the roll-up tables are damaged: `holdfast db rebuild`"),
+    "outcome_days.latency_bits": ("report --simulated", "the roll-up tables are damaged: `holdfast db rebuild`"),
     "api_keys.scope": ("keys list", "the list of keys is damaged"),
 }
 

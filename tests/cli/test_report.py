@@ -79,14 +79,16 @@ async def test_spending_savings_and_losses_are_reported_and_the_worst_session_is
     shop.clock.advance(DAY)
     await shop.run_session(10, 4_000, 10, name="pausing")
     lines = shop.report().splitlines()
-    assert "spent on 6 calls in 2 sessions" in lines[0]
+    assert "on 6 calls in 2 sessions" in lines[0]
+    assert "without a cache" in lines[0]
     assert "of the calls hit the cache" in lines[1]
-    assert lines[2].startswith("spent by day  ")
+    assert any(line.startswith("spent by day  ") for line in lines)
     cause = next(line for line in lines if line.startswith("ttl_expired"))
     assert cause.split()[1] == "1"
-    names = [line.split()[1] for line in lines[-2:]]
-    assert names == ["pausing", "steady"]
-    assert lines[-2].endswith("ttl_expired")
+    heading = next(number for number, line in enumerate(lines) if line.startswith("session "))
+    rows = lines[heading + 1 : heading + 3]
+    assert [row.split()[2] for row in rows] == ["pausing", "steady"]
+    assert "ttl_expired" in rows[0]
 
 
 async def test_json_adds_up(tmp_path: Path) -> None:
@@ -94,14 +96,40 @@ async def test_json_adds_up(tmp_path: Path) -> None:
     id = await shop.run_session(10, 4_000, 10, name="pausing")
     await shop.run_session(10, 10, name="steady")
     report = json.loads(shop.report("--json"))
-    total = Decimal(report["total"]["spent_usd"])
-    assert total == sum(Decimal(session["amounts"]["spent_usd"]) for session in report["sessions"])
+    total = Decimal(report["total"]["usd"])
+    assert total == sum(Decimal(session["amounts"]["usd"]) for session in report["sessions"])
     assert report["total"]["calls"] == 5
-    lost_usd = sum(Decimal(cause["lost_usd"]) for cause in report["causes"])
+    lost_usd = sum(Decimal(cause["lost_usd"]) for cause in report["losses"])
     assert Decimal(report["total"]["lost_usd"]) == lost_usd > 0
-    assert total == sum(Decimal(day["spent_usd"]) for day in report["days"])
+    assert total == sum(Decimal(day["usd"]) for day in report["days"])
+    assert total == sum(Decimal(kind["usd"]) for kind in report["total"]["kinds"])
     (only,) = json.loads(shop.report("--json", "--session", id))["sessions"]
     assert only["id"] == id
+
+
+async def test_report_and_audit_say_the_same_about_a_store(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    await shop.run_session(10, 4_000, 10, name="pausing")
+    await shop.run_session(10, 10, name="steady")
+    report = json.loads(shop.report("--json"))
+    result = CliRunner().invoke(command, ["audit", shop.db, "--json"], catch_exceptions=False)
+    audit = json.loads(result.output)
+    assert {key: audit[key] for key in audit if key != "other_policies"} == {
+        key: report[key] for key in report if key in audit
+    }
+    page = tmp_path / "report.html"
+    shop.report("--html", str(page))
+    assert "Most expensive sessions" in page.read_text()
+
+
+async def test_csv_and_time_options_work_on_a_store(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    await shop.run_session(10, 10, name="steady")
+    header, row = shop.report("--csv").splitlines()
+    assert dict(zip(header.split(","), row.split(","), strict=True))["name"] == "steady"
+    assert "No calls are stored yet" in shop.report("--until", "2020-01-01")
+    assert json.loads(shop.report("--json", "--model", "sonnet"))["total"]["calls"] == 2
+    assert json.loads(shop.report("--json", "--model", "opus"))["total"]["calls"] == 0
 
 
 async def test_only_later_calls_are_counted_but_judged_by_the_earlier_ones(tmp_path: Path) -> None:
@@ -110,7 +138,7 @@ async def test_only_later_calls_are_counted_but_judged_by_the_earlier_ones(tmp_p
     day = "2027-01-17"
     report = json.loads(shop.report("--json", "--since", day))
     assert report["total"]["calls"] == 1
-    assert [cause["kind"] for cause in report["causes"]] == ["ttl_expired"]
+    assert [loss["cause"] for loss in report["losses"]] == ["ttl_expired"]
 
 
 async def test_a_store_without_calls_says_so(tmp_path: Path) -> None:
@@ -126,7 +154,7 @@ async def test_failed_calls_are_counted_by_kind_even_if_no_call_succeeded(tmp_pa
     assert json.loads(shop.report("--json"))["failures"] == {"auth": 2, "network": 1}
     await shop.run_session(10, name="steady")
     lines = shop.report().splitlines()
-    assert "spent on 1 call in 1 session" in lines[0]
+    assert "on 1 call in 1 session" in lines[0]
     assert lines[-1] == "3 calls failed: 2 auth, 1 network"
 
 
@@ -173,13 +201,13 @@ async def test_simulated_sessions_are_counted_only_on_request(tmp_path: Path) ->
     shop = Shop(tmp_path)
     simulated_id = await shop.run_session(10, 10, name="played", simulated=True)
     assert shop.report() == "not counted: 1 simulated session; --simulated includes them\n"
-    assert "spent on 2 calls in 1 session;" in shop.report("--session", simulated_id[:8])
+    assert "on 2 calls in 1 session," in shop.report("--session", simulated_id[:8])
     await shop.run_session(10, name="paid")
     output = shop.report()
-    assert "spent on 1 call in 1 session;" in output
+    assert "on 1 call in 1 session," in output
     assert output.endswith("\nnot counted: 1 simulated session; --simulated includes them\n")
     assert [session["name"] for session in json.loads(shop.report("--json"))["sessions"]] == ["paid"]
     everything = shop.report("--simulated")
-    assert "spent on 3 calls in 2 sessions;" in everything
+    assert "on 3 calls in 2 sessions," in everything
     assert "not counted" not in everything
-    assert "spent on 2 calls in 1 session;" in shop.report("--session", simulated_id)
+    assert "on 2 calls in 1 session," in shop.report("--session", simulated_id)

@@ -10,8 +10,7 @@ from aiohttp import web
 from tests.support.fuzzed_bodies import iterate_bodies
 from tests.support.served_gateway import serve_gateway
 
-from holdfast.ledger.analytics.queries import LedgerScope
-from holdfast.ledger.report import build_report
+from holdfast.ledger.analytics.queries import LedgerScope, count_unreadable_calls
 from holdfast.testing.server_thread import LoopThread
 
 COUNT = int(os.environ.get("HOLDFAST_MUTATED_BODIES", "300"))
@@ -68,8 +67,9 @@ def test_no_mutated_exchange_is_invisible() -> None:
             assert (response.status, bool(json.loads(response.read()))) == (200, True)
         connection.close()
         gateway.recorded_sessions()
-        report = build_report(gateway.store.cost_queries(), LedgerScope(simulated=True))
+        queries, scope = gateway.store.cost_queries(), LedgerScope(simulated=True)
+        total, unreadable = queries.totals(scope), count_unreadable_calls(queries, scope)
     assert upstream.bodies == [body for _, body in bodies]
-    assert (report.total.calls, report.unreadable_calls) == (COUNT, 0)
-    assert report.total.usage.tokens_sent == COUNT * INPUT_TOKENS
-    assert report.total.usage.output == COUNT * OUTPUT_TOKENS
+    assert (total.calls, unreadable) == (COUNT, 0)
+    assert total.usage.tokens_sent == COUNT * INPUT_TOKENS
+    assert total.usage.output == COUNT * OUTPUT_TOKENS

@@ -16,7 +16,6 @@ from holdfast.cli.main import command
 from holdfast.gateway.key_limits import KeyLimits
 from holdfast.gateway.recording.restore import iterate_spending
 from holdfast.ledger.analytics.queries import LedgerScope, UnpricedUsage
-from holdfast.ledger.report import build_report
 from holdfast.service.auth.keys import make_key
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite.store import SqliteStore
@@ -61,19 +60,19 @@ def show(*arguments: str) -> str:
 
 
 def test_the_report_counts_the_tokens_and_no_money(gateway: ServedGateway) -> None:
-    report = build_report(gateway.store.cost_queries(), LedgerScope(simulated=True))
+    queries, scope = gateway.store.cost_queries(), LedgerScope(simulated=True)
     [session_id] = gateway.recorded_sessions()
-    assert report.unpriced == (UnpricedUsage(session_id, UNKNOWN_ID, 1, USAGE),)
-    assert report.total.usage == USAGE
+    assert queries.unpriced(scope) == (UnpricedUsage(session_id, UNKNOWN_ID, 1, USAGE),)
+    assert queries.totals(scope).usage == USAGE
 
 
 def test_the_report_command_says_unpriced_and_how_to_price_it(db: str) -> None:
     output = show("report", "--simulated", "--db", db)
-    assert output.startswith("unpriced: 1 call in 1 session\n")
-    assert f"unpriced: 1 call of {UNKNOWN_ID}, 93 tokens in, 5 out" in output
+    assert output.startswith("unpriced: 1 call in 1 session, ")
+    assert f"unpriced: 1 call of {UNKNOWN_ID}, 98 tokens; no sum of money contains them" in output
     assert f'[models."{UNKNOWN_ID}"]' in output
     assert "$0.0000" not in output
-    assert json.loads(show("report", "--simulated", "--db", db, "--json"))["unpriced"][0]["calls"] == 1
+    assert json.loads(show("report", "--simulated", "--db", db, "--json"))["total"]["unpriced_calls"] == 1
 
 
 def test_a_session_shows_each_call_as_unpriced(db: str, gateway: ServedGateway) -> None:

@@ -28,8 +28,9 @@ from holdfast.ledger.analytics.queries import (
     GroupFilter,
     LedgerScope,
     SessionCostOrder,
+    count_unreadable_calls,
+    iter_session_amounts,
 )
-from holdfast.ledger.report import build_report
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.maintenance import RETAINED_EVENT_TYPES, find_differences
 from holdfast.stores.memory import MemoryStore
@@ -181,7 +182,14 @@ def query_analytics(analytics: AnalyticsQueries) -> Iterator[object]:
 def query_costs(tables: CostQueries) -> list[object]:
     results: list[object] = []
     for scope in SCOPES:
-        results += [build_report(tables, scope), tables.models(scope), tables.outcomes(scope), tables.verdicts(scope)]
+        results += [tables.totals(scope), tables.days(scope), tuple(iter_session_amounts(tables, scope, "lost"))]
+        results += [
+            count_unreadable_calls(tables, scope),
+            tables.causes(scope),
+            tables.models(scope),
+            tables.outcomes(scope),
+            tables.verdicts(scope),
+        ]
         results += [tables.session_amounts(scope, order="spent", limit=1, offset=1)]
         results += [tables.session_amounts(scope, order="newest")]
     return results

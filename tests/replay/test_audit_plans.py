@@ -3,7 +3,8 @@
 import pytest
 
 from holdfast.catalog.lookup import shipped_models
-from holdfast.replay.audit import Audit, AuditReport
+from holdfast.ledger.spending import Spending, SpendingFold
+from holdfast.replay.audit import AuditScope, PriceLookup, audit_transcript
 from holdfast.replay.recording import RecordedCall, Recording, Transcript
 from holdfast.types.usage import Usage
 
@@ -19,11 +20,25 @@ def call(at: float, read: int, written: int, *, model: str = SONNET, kept_entrie
     return RecordedCall(START + at, START + at, "tool", (), None, usage, model, kept_entries)
 
 
-def audit_calls(*calls: RecordedCall, before: RecordedCall | None = None) -> AuditReport:
-    audit = Audit(shipped_models())
+def audit_calls(*calls: RecordedCall, before: RecordedCall | None = None) -> Spending:
     ids = tuple(str(number) for number in range(len(calls)))
-    audit.add_transcript(Transcript(Recording("r", "", (), calls), "r", "p", ids, previous_call=before))
-    return audit.build_report()
+    return audit_transcripts(Transcript(Recording("r", "", (), calls), "r", "p", ids, previous_call=before))
+
+
+def audit_transcripts(*transcripts: Transcript) -> Spending:
+    fold, prices = SpendingFold(), PriceLookup(shipped_models())
+    for transcript in transcripts:
+        conversation = audit_transcript(transcript, prices, AuditScope(ranges=True))
+        assert conversation is not None
+        fold.add(conversation)
+    return fold.build()
+
+
+def plan_range(spending: Spending) -> tuple[float, float]:
+    assert spending.planned_range_usd is not None
+    low, high = spending.planned_range_usd
+    assert low <= spending.planned_usd <= high
+    return float(low), float(high)
 
 
 def usd(**tokens: int) -> float:
@@ -36,14 +51,14 @@ def usd(**tokens: int) -> float:
     [
         (call(10, 20_000, 500), None, 0),
         (call(10, 10_000, 10_500), None, 0),
-        (call(10, 0, 20_500), "lost", 20_000),
-        (call(10, 5_000, 15_500), "lost", 15_000),
-        (call(10, 0, 12_000), "edited", 12_000),
-        (call(400, 0, 20_500), "expired", 20_000),
+        (call(10, 0, 20_500), "provider_side", 20_000),
+        (call(10, 5_000, 15_500), "provider_side", 15_000),
+        (call(10, 0, 12_000), "prefix_changed", 12_000),
+        (call(400, 0, 20_500), "ttl_expired", 20_000),
         (call(10, 0, 20_500, kept_entries=0), None, 0),
         (call(10, 0, 20_500, kept_entries=3), None, 0),
-        (call(10, 0, 20_500, model=OPUS), "model changed", 20_000),
-        (call(10, 0, 20_500, model=OPUS, kept_entries=3), "model changed", 20_000),
+        (call(10, 0, 20_500, model=OPUS), "model_switched", 20_000),
+        (call(10, 0, 20_500, model=OPUS, kept_entries=3), "model_switched", 20_000),
         (call(10, 0, 20_500, model=OPUS, kept_entries=0), None, 0),
         (call(10, 0, 500), None, 0),
     ],
@@ -52,37 +67,37 @@ def test_a_cache_miss_has_a_cause_and_loses_the_tokens_it_rewrote(
     second: RecordedCall, cause: str | None, tokens: int
 ) -> None:
     report = audit_calls(call(0, 0, 20_000), second)
-    assert [(row.cause, row.calls, row.tokens) for row in report.causes] == ([(cause, 1, tokens)] if cause else [])
+    assert [(row.cause, row.calls, row.tokens) for row in report.losses] == ([(cause, 1, tokens)] if cause else [])
     if cause and second.model == SONNET:
-        assert report.lost_usd == pytest.approx(usd(short=tokens) - usd(read=tokens))
+        assert float(report.total.lost_usd) == pytest.approx(usd(short=tokens) - usd(read=tokens))
 
 
 def test_without_cache_writes_there_was_nothing_to_read() -> None:
     plain = [RecordedCall(START + at, START + at, "tool", (), None, Usage(input=20_000), SONNET) for at in (0, 10)]
     report = audit_calls(*plain)
-    (cause,) = report.causes
-    assert (cause.cause, cause.tokens) == ("uncached", 20_000)
-    assert cause.lost_usd == pytest.approx(20_000 * (3.0 - READ) / 1e6)
-    assert report.planned_usd == pytest.approx((usd(short=20_000, read=20_000),) * 2)
+    (cause,) = report.losses
+    assert (cause.cause, cause.tokens) == ("no_breakpoint", 20_000)
+    assert float(cause.lost_usd) == pytest.approx(20_000 * (3.0 - READ) / 1e6)
+    assert plan_range(report) == pytest.approx((usd(short=20_000, read=20_000),) * 2)
 
 
 def test_a_resumed_conversation_misses_because_of_the_time_since_its_last_call() -> None:
     report = audit_calls(call(9_000, 0, 21_000), before=call(0, 0, 20_000))
-    assert [(row.cause, row.tokens) for row in report.causes] == [("expired", 20_000)]
-    assert report.calls == 1
-    assert report.spent_usd == pytest.approx(usd(short=21_000))
+    assert [(row.cause, row.tokens) for row in report.losses] == [("ttl_expired", 20_000)]
+    assert report.total.calls == 1
+    assert float(report.total.usd) == pytest.approx(usd(short=21_000))
 
 
 def test_tokens_cached_by_other_sessions_are_read_under_any_plan() -> None:
     report = audit_calls(call(0, 15_000, 5_000))
-    assert report.planned_usd == pytest.approx((usd(read=15_000, short=5_000),) * 2)
-    assert report.optimum_usd == pytest.approx(usd(read=15_000) + 3.0 * 5_000 / 1e6)
+    assert plan_range(report) == pytest.approx((usd(read=15_000, short=5_000),) * 2)
+    assert float(report.optimum_usd or 0) == pytest.approx(usd(read=15_000) + 3.0 * 5_000 / 1e6)
 
 
 def test_a_prompt_that_grew_is_read_as_far_as_it_was_sent() -> None:
     report = audit_calls(call(0, 0, 20_000), call(10, 20_000, 1_000), call(20, 20_500, 1_500))
     expected = usd(short=20_000) + usd(read=20_000, short=1_000) + usd(read=21_000, short=1_000)
-    assert report.planned_usd == pytest.approx((expected, expected))
+    assert plan_range(report) == pytest.approx((expected, expected))
 
 
 @pytest.mark.parametrize(
@@ -92,30 +107,32 @@ def test_a_changed_prompt_is_changed_under_any_plan(second: RecordedCall) -> Non
     assert second.usage is not None
     report = audit_calls(call(0, 0, 20_000), second)
     expected = usd(short=20_000) + usd(read=4_000, short=second.usage.cache_write_5m)
-    assert report.planned_usd == pytest.approx((expected, expected))
+    assert plan_range(report) == pytest.approx((expected, expected))
 
 
 def test_every_model_has_its_own_cache() -> None:
     first, other = call(0, 0, 20_000), call(10, 0, 20_500, model=OPUS)
-    together = audit_calls(first, other, call(20, 20_000, 1_000)).planned_usd
-    apart = audit_calls(first, call(20, 20_000, 1_000)).planned_usd[0] + audit_calls(other).planned_usd[0]
+    together = plan_range(audit_calls(first, other, call(20, 20_000, 1_000)))
+    apart = plan_range(audit_calls(first, call(20, 20_000, 1_000)))[0] + plan_range(audit_calls(other))[0]
     assert together == pytest.approx((apart, apart))
 
 
-def test_our_plan_learns_pauses_from_earlier_sessions() -> None:
-    def with_pauses(name: str, start: float) -> Transcript:
-        calls, sent = [], 20_000
-        for number in range(12):
-            calls.append(call(start + 900.0 * number, 0, sent))
-            sent += 500
-        ids = tuple(f"{name}{number}" for number in range(12))
-        return Transcript(Recording(name, "", (), tuple(calls)), name, "p", ids)
+def transcript_with_pauses(name: str, start: float) -> Transcript:
+    calls, sent = [], 20_000
+    for number in range(12):
+        calls.append(call(start + 900.0 * number, 0, sent))
+        sent += 500
+    ids = tuple(f"{name}{number}" for number in range(12))
+    return Transcript(Recording(name, "", (), tuple(calls)), name, "p", ids)
 
-    audit = Audit(shipped_models())
-    for number in range(3):
-        audit.add_transcript(with_pauses(str(number), number * 1e6))
-    first, *_, last = sorted(audit.build_report().sessions, key=lambda row: row.session)
-    assert last.planned_usd[1] < first.planned_usd[1] < first.spent_usd
+
+def test_a_session_has_the_same_estimate_whatever_is_audited_with_it() -> None:
+    transcripts = [transcript_with_pauses(str(number), number * 1e6) for number in range(3)]
+    together = {row.id: row for row in audit_transcripts(*transcripts).sessions}
+    for transcript in transcripts:
+        (alone,) = audit_transcripts(transcript).sessions
+        assert together[alone.id] == alone
+        assert alone.planned_usd < alone.amounts.usd
 
 
 def test_models_without_breakpoints_are_priced_but_not_judged() -> None:
@@ -123,15 +140,14 @@ def test_models_without_breakpoints_are_priced_but_not_judged() -> None:
     calls = [RecordedCall(START + at, START + at, "tool", (), None, usage, "openai:gpt-6-sol") for at in (0, 10)]
     report = audit_calls(*calls)
     (model,) = report.models
-    assert not model.takes_breakpoints
-    assert report.cache_misses == 0
-    assert model.spent_usd == report.spent_usd > 0
-    assert report.planned_usd == (report.spent_usd, report.spent_usd)
-    assert report.optimum_usd == report.spent_usd
+    assert not report.takes_breakpoints
+    assert report.total.cache_misses == 0
+    assert model.usd == report.total.usd > 0
+    assert report.planned_usd == report.optimum_usd == report.total.usd
 
 
 def test_each_call_has_the_price_of_its_day() -> None:
     # Until 13 March 2026 each token of a prompt of more than 200,000 tokens cost twice as much.
     early, late = (audit_calls(call(at - START, 0, 250_000)) for at in (1_771_500_000.0, 1_775_000_000.0))
-    assert early.spent_usd == pytest.approx(2 * late.spent_usd)
-    assert early.planned_usd[0] == pytest.approx(2 * late.planned_usd[0])
+    assert early.total.usd == 2 * late.total.usd
+    assert early.planned_usd == 2 * late.planned_usd

@@ -5,12 +5,15 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from tests.support.client_transcripts import Script, usage
 
 from holdfast.catalog.lookup import shipped_models
-from holdfast.replay.audit import Audit, AuditReport
+from holdfast.ledger.spending import Spending, SpendingFold
+from holdfast.replay.audit import AuditScope, PriceLookup, audit_transcript
 from holdfast.replay.claude_code_transcripts import read_transcript
 from holdfast.replay.recording import RecordedCall, Recording, Transcript, deduplicate_transcripts
 from holdfast.replay.trace_files import BrokenLine
@@ -68,9 +71,8 @@ near_lines = st.fixed_dictionaries(
 """Lines that are almost those of a transcript."""
 
 
-def audit_files(files: Sequence[bytes], *, with_text: bool = False) -> AuditReport:
-    audit = Audit(shipped_models())
-    transcripts = []
+def audit_files(files: Sequence[bytes], *, with_text: bool = False) -> Spending:
+    broken_lines, transcripts = 0, []
     with tempfile.TemporaryDirectory() as folder:
         for number, content in enumerate(files):
             path = Path(folder) / f"{number}.jsonl"
@@ -78,12 +80,19 @@ def audit_files(files: Sequence[bytes], *, with_text: bool = False) -> AuditRepo
             for item in read_transcript(path, with_text=with_text):
                 if isinstance(item, BrokenLine):
                     assert "\n" not in item.reason
-                    audit.skip_line(item)
+                    broken_lines += 1
                 else:
                     transcripts.append(item)
-    for transcript in deduplicate_transcripts(transcripts):
-        audit.add_transcript(transcript)
-    return audit.build_report()
+    return replace(audit_transcripts(*deduplicate_transcripts(transcripts)), broken_lines=broken_lines)
+
+
+def audit_transcripts(*transcripts: Transcript) -> Spending:
+    fold, prices = SpendingFold(), PriceLookup(shipped_models())
+    for transcript in transcripts:
+        conversation = audit_transcript(transcript, prices, AuditScope(ranges=True))
+        assert conversation is not None
+        fold.add(conversation)
+    return fold.build()
 
 
 def lines_of(script: Script) -> bytes:
@@ -93,7 +102,7 @@ def lines_of(script: Script) -> bytes:
 @given(st.lists(st.binary(max_size=200), max_size=3), st.booleans())
 def test_any_bytes_are_handled(files: list[bytes], with_text: bool) -> None:
     report = audit_files(files, with_text=with_text)
-    assert report.calls == 0
+    assert report.total.calls == 0
     line_count = sum(bool(line.strip()) for file in files for line in file.split(b"\n"))
     assert report.broken_lines <= line_count
 
@@ -102,10 +111,11 @@ def test_any_bytes_are_handled(files: list[bytes], with_text: bool) -> None:
 def test_any_json_is_handled_and_a_valid_call_after_it_is_counted(lines: list[object], with_text: bool) -> None:
     good = lines_of(Script("good").ask().reply(usage(0, 9_000), id="good"))
     report = audit_files([b"".join(json.dumps(line).encode() + b"\n" for line in lines) + good], with_text=with_text)
-    assert report.calls >= 1
+    assert report.total.calls >= 1
     assert report.usage.cache_write_5m >= 9_000
     assert report.broken_lines <= len(lines)
-    json.dumps([report.spent_usd, report.lost_usd, *report.planned_usd, report.optimum_usd], allow_nan=False)
+    assert report.total.usd.is_finite()
+    assert report.planned_usd.is_finite()
 
 
 @given(
@@ -125,8 +135,8 @@ def test_spending_is_counted_once_however_replies_are_split_and_files_are_copied
     files = [lines_of(script(True))]
     files += [b"".join(files[0].splitlines(keepends=True)[: 2 + length]) for length in copies]
     split = audit_files(files)
-    assert (split.calls, split.usage, split.spent_usd) == (unsplit.calls, unsplit.usage, unsplit.spent_usd)
-    assert split.calls == len(calls)
+    assert (split.usage, split.total.usd) == (unsplit.usage, unsplit.total.usd)
+    assert split.total.calls == unsplit.total.calls == len(calls)
 
 
 @st.composite
@@ -148,13 +158,27 @@ def recordings(draw: st.DrawFn) -> Transcript:
 
 @given(recordings())
 def test_no_plan_costs_less_than_the_optimum_and_losses_never_exceed_spending(transcript: Transcript) -> None:
-    audit = Audit(shipped_models())
-    audit.add_transcript(transcript)
-    report = audit.build_report()
-    assert report.optimum_usd <= report.planned_usd[0] * (1 + 1e-9)
-    assert report.planned_usd[0] <= report.planned_usd[1]
-    assert 0 <= report.lost_usd <= report.spent_usd
-    assert report.cache_misses == sum(cause.calls for cause in report.causes) <= report.calls
+    report = audit_transcripts(transcript)
+    total = report.total
+    assert report.planned_range_usd is not None
+    assert report.optimum_usd is not None
+    low, high = report.planned_range_usd
+    assert report.optimum_usd <= low <= report.planned_usd <= high
+    assert 0 <= total.lost_usd <= total.usd
+    assert total.cache_misses == sum(loss.calls for loss in report.losses) <= total.calls
     (row,) = report.sessions
-    assert (row.spent_usd, row.lost_usd, row.planned_usd) == (report.spent_usd, report.lost_usd, report.planned_usd)
-    assert sum(model.spent_usd or 0 for model in report.models) <= report.spent_usd * (1 + 1e-9)
+    assert replace(row.amounts, name=total.name) == total
+    assert row.planned_usd == report.planned_usd
+    for rows in (report.models, report.days, report.projects, report.clients):
+        assert sum(row.usd for row in rows) == total.usd == sum(kind.usd for kind in total.kinds)
+        assert sum(row.tokens for row in rows) == total.tokens
+
+
+@given(recordings())
+def test_every_token_sent_is_context_that_was_sent_first_or_again(transcript: Transcript) -> None:
+    report = audit_transcripts(transcript)
+    sent = report.usage.tokens_sent
+    context = sum(row.context_tokens + row.resent_tokens for row in report.rereads)
+    sources = sum(tool.tokens + tool.resent_tokens for tool in report.tools)
+    assert context == pytest.approx(sent, abs=10)
+    assert sources == pytest.approx(sent, abs=10)

@@ -16,8 +16,9 @@ from holdfast.events.payloads.cache import ExplicitCacheChanged
 from holdfast.events.payloads.session import EpochOpened
 from holdfast.integrations import recorder_of, wrap
 from holdfast.ledger.calls import iter_calls
+from holdfast.ledger.spending import SessionSpending, SpendingFold
 from holdfast.providers.registry import get_adapter
-from holdfast.replay.audit import Audit, AuditedSession
+from holdfast.replay.audit import PriceLookup, audit_transcript
 from holdfast.replay.recording import ReplayPrompt, Transcript
 from holdfast.replay.stored_sessions import build_stored_transcript
 from holdfast.simulator.script import parse_script
@@ -40,10 +41,12 @@ def build_transcript(events: list[Event]) -> Transcript:
     return transcript
 
 
-def audit_transcript(transcript: Transcript) -> AuditedSession:
-    audit = Audit(shipped_models())
-    audit.add_transcript(transcript)
-    (row,) = audit.build_report().sessions
+def audit_session(transcript: Transcript) -> SessionSpending:
+    conversation = audit_transcript(transcript, PriceLookup(shipped_models()))
+    assert conversation is not None
+    fold = SpendingFold()
+    fold.add(conversation)
+    (row,) = fold.build().sessions
     return row
 
 
@@ -142,9 +145,9 @@ async def test_each_call_is_recorded_and_priced_with_its_own_model(agent: MakeAg
         await session.switch_model("anthropic:claude-opus-5-5")
         await session.send("two")
     assert_replays_what_was_sent(harness)
-    row = audit_transcript(build_transcript(harness.events))
-    assert row.causes[0].cause == "model changed"
-    assert row.spent_usd == pytest.approx(float(sum(record.cost_usd for record in iter_calls(harness.events))))
+    row = audit_session(build_transcript(harness.events))
+    assert row.main_cause == "model_switched"
+    assert row.amounts.usd == sum(record.cost_usd for record in iter_calls(harness.events))
 
 
 async def test_a_new_epoch_keeps_no_entries_and_explicit_caches_are_paid_for(agent: MakeAgent) -> None:
@@ -163,9 +166,8 @@ async def test_a_new_epoch_keeps_no_entries_and_explicit_caches_are_paid_for(age
     ]
     transcript = build_transcript([*events[:second], *extra, *events[second:]])
     assert [call.kept_entries for call in transcript.recording.calls] == [None, 0]
-    assert audit_transcript(transcript).spent_usd - audit_transcript(
-        build_transcript(events)
-    ).spent_usd == pytest.approx(0.75)
+    difference = audit_session(transcript).amounts.usd - audit_session(build_transcript(events)).amounts.usd
+    assert difference == Decimal("0.75")
 
 
 async def test_a_session_without_a_paid_call_has_no_recording(agent: MakeAgent) -> None:
@@ -192,6 +194,6 @@ def test_the_session_of_a_wrapped_client_has_sizes_and_no_text() -> None:
         transcript = build_transcript(list(recorder.read_events()))
         cost = sum(record.cost_usd for record in recorder.calls)
     assert not transcript.has_text
-    row = audit_transcript(transcript)
-    assert (row.calls, row.cache_misses) == (2, 0)
-    assert row.spent_usd == pytest.approx(float(cost))
+    row = audit_session(transcript)
+    assert (row.amounts.calls, row.amounts.cache_misses) == (2, 0)
+    assert row.amounts.usd == cost

@@ -6,7 +6,8 @@ import pytest
 from tests.support.client_transcripts import SESSION, START, Script, loop, usage
 
 from holdfast.errors import UserError
-from holdfast.replay.claude_code_transcripts import find_transcript_files, read_transcript
+from holdfast.replay.claude_code_transcripts import read_transcript
+from holdfast.replay.client_transcripts import find_client_files
 from holdfast.replay.recording import Transcript, deduplicate_transcripts
 from holdfast.replay.trace_files import BrokenLine
 from holdfast.types.blocks import ToolResult
@@ -208,7 +209,7 @@ def test_transcript_files_are_found_in_all_folders(tmp_path: Path) -> None:
     loop([]).write(tmp_path / "p" / "s.jsonl")
     loop([]).write(tmp_path / "p" / "s" / "subagents" / "agent-1.jsonl")
     (tmp_path / "p" / "sessions-index.json").write_text("{}")
-    assert [file.name for file in find_transcript_files(tmp_path)] == ["agent-1.jsonl", "s.jsonl"]
-    assert [file.name for file in find_transcript_files(tmp_path / "p" / "s.jsonl")] == ["s.jsonl"]
+    assert [file.name for file in find_client_files(tmp_path)] == ["agent-1.jsonl", "s.jsonl"]
+    assert [file.name for file in find_client_files(tmp_path / "p" / "s.jsonl")] == ["s.jsonl"]
     with pytest.raises(UserError, match="there is nothing at"):
-        find_transcript_files(tmp_path / "q")
+        find_client_files(tmp_path / "q")

@@ -11,9 +11,8 @@ from holdfast.errors import UserError
 from holdfast.planning.policies.fixed import FixedPolicy, new_fixed_policies, ping_upgrade_once, prefix_and_tail_rule
 from holdfast.planning.policies.peers import new_compared_policies
 from holdfast.planning.policy import CachePolicy, Ping, PlanningMoment
-from holdfast.replay.comparison import compare_policies
+from holdfast.replay.comparison import CLEARED_TEXT, append_volatile_to_system, clear_old_results, compare_policies
 from holdfast.replay.playback import ReplayedCall, Replayer, ReplayResult, ReplaySetting, make_replay_setting
-from holdfast.replay.prompt_layouts import CLEARED_TEXT, append_volatile_to_system, clear_old_results
 from holdfast.replay.recording import Recording
 from holdfast.replay.trace_files import parse_trace_line
 from holdfast.types.prompt import Breakpoint

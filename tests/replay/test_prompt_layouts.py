@@ -11,8 +11,8 @@ from holdfast.catalog.lookup import find_model
 from holdfast.planning.adaptive_policy import AdaptivePolicy
 from holdfast.planning.policies.fixed import FixedPolicy, prefix_and_tail_rule
 from holdfast.planning.policy import CachePolicy
+from holdfast.replay.comparison import append_volatile_to_system
 from holdfast.replay.playback import Replayer, ReplayResult, make_replay_setting
-from holdfast.replay.prompt_layouts import append_volatile_to_system
 from holdfast.replay.recording import Recording
 from holdfast.replay.trace_files import parse_trace_line
 from holdfast.types.blocks import Text, ToolResult

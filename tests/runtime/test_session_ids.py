@@ -77,7 +77,7 @@ def test_an_audit_shows_id_prefixes_that_other_commands_accept(tmp_path: Path) -
     output = CliRunner().invoke(audit, [db, "--simulated"], catch_exceptions=False).output
     assert output.startswith("You spent $")
     assert "on 3 calls in 3 sessions" in output
-    shown = [line.split()[0] for line in output.splitlines() if line.startswith("0")]
+    shown = [line.split()[0] for line in output.splitlines() if line.startswith("01")]
     assert len(set(shown)) == 3
     for start in shown:
         assert run("sessions", "show", start, "--db", db).exit_code == 0

@@ -192,8 +192,9 @@ async def test_command_line_report_shows_the_same_numbers(analytics: Analytics) 
     savings = analytics.rows(f"/analytics/savings?{ALL}")
     total = report["total"]
     assert whole["call_count"] == total["calls"]
-    assert Decimal(str(whole["cost_usd"])) == round(Decimal(total["spent_usd"]), 6)
-    assert whole["cached_input_tokens"] == total["usage"]["cache_read"]
+    assert Decimal(str(whole["cost_usd"])) == round(Decimal(total["usd"]), 6)
+    kinds = {row["kind"]: row["tokens"] for row in total["kinds"]}
+    assert whole["cached_input_tokens"] == kinds.get("cache_read", 0)
     assert Decimal(str(savings["uncached_usd"])) == round(Decimal(total["uncached_usd"]), 6)
     breaks = analytics.rows(f"/analytics/breaks?{ALL}")
     assert [
@@ -201,15 +202,15 @@ async def test_command_line_report_shows_the_same_numbers(analytics: Analytics) 
         for row in breaks
         if row["losing_calls"]
     ] == [
-        (cause["kind"], cause["component"], cause["calls"], cause["tokens"], rounded(cause["lost_usd"]))
-        for cause in report["causes"]
+        (loss["cause"], loss["component"] or None, loss["calls"], loss["tokens"], rounded(loss["lost_usd"]))
+        for loss in report["losses"]
     ]
     days = analytics.rows(f"/analytics/cost?{ALL}&group_by=day")
     assert [(row["day"], row["cost_usd"]) for row in days] == [
-        (day["date"], rounded(day["spent_usd"])) for day in report["days"] if Decimal(day["spent_usd"])
+        (day["name"], rounded(day["usd"])) for day in report["days"] if Decimal(day["usd"])
     ]
     by_session = {row["id"]: row["cost_usd"] for row in analytics.rows("/analytics/sessions?limit=500")}
-    assert by_session == {session["id"]: rounded(session["amounts"]["spent_usd"]) for session in report["sessions"]}
+    assert by_session == {session["id"]: rounded(session["amounts"]["usd"]) for session in report["sessions"]}
     assert {
         row["session"]: row["cost_usd"] for row in analytics.rows(f"/analytics/cost?{ALL}&group_by=session")
     } == by_session

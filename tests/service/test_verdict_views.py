@@ -34,6 +34,7 @@ class Views:
             entries = list(iter_entries(store.read(self.session_id), shipped_models()))
             assert any(entry.verdict for entry in entries)
             self._check_command_line(entries)
+            self._check_reports(entries)
             self._check_calls(client, entries)
             self._check_analytics(client, store, entries)
             self._check_certificates(store, entries)
@@ -48,6 +49,20 @@ class Views:
             assert Decimal(row["verdict"]["lost_usd"]) == entry.verdict.lost_usd
             # A prefix that moved is never beside a call that held.
             assert row["prefix_held"] or entry.verdict.kind != "held"
+
+    def _check_reports(self, entries: list[LedgerEntry]) -> None:
+        """`report` and `audit` add up the losses of the same calls by the same causes."""
+        expected: Counter[tuple[str, str]] = Counter()
+        lost_usd = Decimal(0)
+        for entry in entries:
+            if entry.verdict is not None and entry.verdict.lost_usd:
+                expected[entry.verdict.kind, entry.verdict.component or ""] += 1
+                lost_usd += entry.verdict.lost_usd
+        for arguments in (["report", "--db", str(self.db)], ["audit", str(self.db)]):
+            shown = json.loads(CliRunner().invoke(command, [*arguments, "--json"], catch_exceptions=False).stdout)
+            losses = shown["losses"]
+            assert {(row["cause"], row["component"]): row["calls"] for row in losses} == dict(expected)
+            assert sum(Decimal(row["lost_usd"]) for row in losses) == lost_usd
 
     def _check_calls(self, client: Client, entries: list[LedgerEntry]) -> None:
         calls = client.get(f"/api/sessions/{self.session_id}/calls")["calls"]

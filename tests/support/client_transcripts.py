@@ -63,11 +63,19 @@ class Script:
         block = {"type": "tool_result", "tool_use_id": f"t{self._calls - 1}", "content": text}
         return self.put("user", message={"role": "user", "content": [block]}, toolUseResult={"stdout": text})
 
-    def reply(self, used: Mapping[str, object], *, parts: int = 2, id: str | None = None, **fields: object) -> "Script":
+    def reply(
+        self,
+        used: Mapping[str, object],
+        *,
+        parts: int = 2,
+        id: str | None = None,
+        tool: str = "Read",
+        **fields: object,
+    ) -> "Script":
         """One reply of so many lines; only the last has its full output count."""
         name = id or f"msg_{self.session}_{self.agent or 'main'}_{self._calls}"
         blocks: Sequence[Line] = [{"type": "text", "text": f"Part {part}."} for part in range(parts - 1)]
-        blocks = [*blocks, {"type": "tool_use", "id": f"t{self._calls}", "name": "Read", "input": {}}]
+        blocks = [*blocks, {"type": "tool_use", "id": f"t{self._calls}", "name": tool, "input": {}}]
         for part, block in enumerate(blocks):
             grown = used if part == parts - 1 else {**used, "output_tokens": 1}
             message = {"id": name, "model": self.model, "role": "assistant", "content": [block], "usage": grown}

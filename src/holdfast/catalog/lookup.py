@@ -34,6 +34,10 @@ class Catalog(dict[str, Model]):
         super().__setitem__(name, row)
         self.listed_rows.clear()
 
+    def __reduce__(self) -> tuple[type["Catalog"], tuple[dict[str, Model]]]:
+        # pickle would set the items before the attributes exist; an audit sends the catalog to its processes.
+        return Catalog, (dict(self),)
+
 
 NAME_CHARACTERS_MAX = 120
 NEAR_MATCHES_MAX = 3

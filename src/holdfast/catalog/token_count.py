@@ -48,6 +48,11 @@ def count_tokens(text: str | bytes, factor: float = 1.0) -> int:
     return math.ceil(sampled * len(text) / (size * SAMPLE_COUNT) * factor)
 
 
+def count_cl100k_tokens(text: str) -> int:
+    """The exact count in the vocabulary in which instructions are limited."""
+    return len(_cl100k().encode_ordinary(replace_surrogates(text)))
+
+
 def count_block_tokens(data: bytes, factor: float = 1.0) -> int:
     """An estimate for one encoded block: an image counts as an image, not as its base64 text."""
     images = 0
@@ -94,3 +99,8 @@ def _o200k_tokens(text: str | bytes) -> int:
 @functools.cache
 def _tokenizer() -> AnyTokenizer:
     return Tokenizer.from_pretrained("o200k_base")
+
+
+@functools.cache
+def _cl100k() -> AnyTokenizer:
+    return Tokenizer.from_pretrained("cl100k_base")

@@ -15,7 +15,7 @@ from holdfast.redaction import redact_secrets
 COMMANDS = {
     "audit": (
         "costs.audit",
-        "Show what your sessions spent, which calls missed the cache and why, and what Holdfast would save.",
+        "Show where the money of your sessions went, whichever client made them, and what to do about it.",
     ),
     "certify": (
         "sessions.certify",
@@ -51,7 +51,10 @@ COMMANDS = {
     "rag": ("knowledge.rag", "Index the files of a project and search them for relevant passages."),
     "recovery": ("sessions.recovery", "List known failures of stored sessions and run their recovery recipes."),
     "replay": ("costs.replay", "Replay recorded conversations under other cache policies and compare their cost."),
-    "report": ("costs.report", "Show what stored sessions spent, saved and lost, and what broke their caches."),
+    "report": (
+        "costs.report",
+        "Show where the money of stored sessions went, what was saved and lost, and what to do about it.",
+    ),
     "serve": ("serve.command", "Serve the dashboard, the HTTP API and the gateway."),
     "sessions": ("sessions.sessions", "List, show and delete stored sessions."),
     "simulate": ("simulate", "Serve a provider simulator on a local port."),

@@ -29,7 +29,6 @@ from holdfast.events.payloads.recovery import ProviderLimited, ViewRepair
 from holdfast.events.payloads.session import EpochOpened, MessageAppended, MessagesWithdrawn, SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.layers.assemble import PINNED_LAYERS
-from holdfast.ledger.attribution import Payer, build_payer
 from holdfast.ledger.cache.verdicts import (
     CachedPrefix,
     PrefixEnd,
@@ -38,7 +37,7 @@ from holdfast.ledger.cache.verdicts import (
     derive_cached_prefix,
     judge_call,
 )
-from holdfast.ledger.money import clamp_event, clamp_integer, round_usd
+from holdfast.ledger.money import Payer, build_payer, clamp_event, clamp_integer, round_usd
 from holdfast.providers.cache_inputs import has_image
 from holdfast.types.prompt import Plan, PrefixChange
 from holdfast.types.reply import ReplySource

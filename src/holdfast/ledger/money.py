@@ -1,4 +1,4 @@
-"""Exact units and bounds of the ledger: amounts are integers, and every number is clamped to what a table can hold.
+"""Exact units and bounds of the ledger: amounts are integers, and every number fits into a table; accounts.
 
 Money is counted in picodollars (10**-12 USD). A price is dollars per million tokens with at most six decimals, that is
 a multiple of 10**-6 / 10**6 = 10**-12 USD per token, so tokens * price is always a whole number of picodollars and sums
@@ -9,6 +9,7 @@ are exact in any order. Storage billed by the second is rounded to the nearest o
 import datetime
 from decimal import Decimal
 
+import msgspec
 from msgspec.structs import astuple, replace
 
 from holdfast.catalog.lookup import utc_date
@@ -27,6 +28,21 @@ AT_MAX = 253_402_300_799.0  # 9999-12-31T23:59:59Z, the last second that `dateti
 _BILLED: frozenset[type[AnyPayload]] = frozenset((LlmCallCompleted, LlmCallFailed, CachePinged, ExplicitCacheChanged))
 _PICO_DIGITS = 12
 _PICODOLLARS_PER_DOLLAR = Decimal(10) ** _PICO_DIGITS
+
+
+class Payer(msgspec.Struct, frozen=True):
+    """The account of a call: a gateway key, a user, a team; empty where there is none."""
+
+    key_id: str = ""
+    user_id: str = ""
+    team_id: str = ""
+
+
+NO_PAYER = Payer()
+
+
+def build_payer(*, key_id: str | None = None, user_id: str | None = None, team_id: str | None = None) -> Payer:
+    return Payer(*((name or "")[:NAME_CHARACTERS_MAX] for name in (key_id, user_id, team_id)))
 
 
 def to_picodollars(usd: Decimal) -> int:

@@ -14,8 +14,7 @@ from holdfast.events.payloads.calls import LlmCallFailed
 from holdfast.events.payloads.session import MessageAppended
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.ledger.accounting import ACCOUNTED_PAYLOADS, AccountingState, LedgerEntry, record_event
-from holdfast.ledger.attribution import NO_PAYER, Payer
-from holdfast.ledger.money import NAME_CHARACTERS_MAX, clamp_event, format_utc_day, to_picodollars
+from holdfast.ledger.money import NAME_CHARACTERS_MAX, NO_PAYER, Payer, clamp_event, format_utc_day, to_picodollars
 from holdfast.providers.cache_inputs import has_image
 from holdfast.types.usage import Usage
 

@@ -23,6 +23,7 @@ from holdfast.providers.openai_common import (
     responses_usage_buckets,
 )
 from holdfast.providers.sse import SseParser
+from holdfast.providers.wire_request import order_opaque_members
 from holdfast.types.blocks import Block, Json, Opaque, Text
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import HistoryEntry, Parameters, Plan, Prompt, Segment, Stability
@@ -70,7 +71,8 @@ class TolerantRequest(msgspec.Struct, frozen=True):
 def decode_request_tolerantly(adapter: Adapter, body: bytes, headers: Mapping[str, str]) -> TolerantRequest:
     """Never raises: what cannot be decoded at all becomes one raw block per element, or a single one."""
     try:
-        return TolerantRequest(adapter.decode_request(body, headers))
+        wire = adapter.decode_request(body, headers)
+        return TolerantRequest(order_opaque_members(wire) if adapter.name == "openai" else wire)
     except ProviderError as error:
         first_error = error
     members = decode_or_none(msgspec.json.decode, body)

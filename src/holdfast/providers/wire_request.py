@@ -10,8 +10,8 @@ import msgspec
 from holdfast.errors import OrderError, ProviderError
 from holdfast.providers.adapter import Adapter, Endpoint, WireRequest
 from holdfast.providers.errors import decoding_errors
-from holdfast.providers.json_splice import encode_json_text, encode_string
-from holdfast.types.blocks import Text
+from holdfast.providers.json_splice import decode_or_none, encode_json_text, encode_string, join_object, split_object
+from holdfast.types.blocks import Block, Opaque, Text
 from holdfast.types.prompt import Breakpoint, HistoryEntry, Parameters, Plan, Prompt, Segment, Stability, Ttl
 from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.tool_spec import ToolSpec
@@ -130,3 +130,30 @@ def build_wire_request(prompt: Prompt, ttls: Sequence[Ttl | None], parameters: P
     """`ttls` has one item per block of the prompt, in their order."""
     breakpoints = (Breakpoint(index, ttl) for index, ttl in enumerate(ttls) if ttl is not None)
     return WireRequest(prompt, Plan(tuple(breakpoints)), parameters)
+
+
+def order_opaque_members(wire: WireRequest) -> WireRequest:
+    """The request as the provider caches it: members of blocks that we do not know are in the order of their names.
+
+    Clients send an item of a reply back with its members in an order of their own: to OpenAI it is the same item.
+    """
+    segments = tuple(
+        msgspec.structs.replace(segment, entries=tuple(map(_order_entry, segment.entries)))
+        if segment.entries
+        else segment
+        for segment in wire.prompt.segments
+    )
+    return msgspec.structs.replace(wire, prompt=Prompt(segments))
+
+
+def _order_entry(entry: HistoryEntry) -> HistoryEntry:
+    if not any(isinstance(block, Opaque) for block in entry.content):
+        return entry
+    return msgspec.structs.replace(entry, content=tuple(map(_order_block, entry.content)))
+
+
+def _order_block(block: Block) -> Block:
+    members = decode_or_none(split_object, block.raw) if isinstance(block, Opaque) else None
+    if members is None or not isinstance(block, Opaque):
+        return block
+    return Opaque(block.kind, join_object(dict(sorted(members.items()))))

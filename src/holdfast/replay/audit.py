@@ -1,94 +1,128 @@
-"""Audit of recorded sessions: what they spent, what cache misses cost and why, and what a better plan would cost."""
+"""Audit of recorded sessions: what they spent and on what, what cache misses cost, and what a better plan would cost.
 
+Every conversation is audited on its own: an estimate depends on nothing but the conversation, the catalog and the
+assumptions named here, so that a session gets the same figures whatever else is audited with it.
+"""
+
+from array import array
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from decimal import Decimal
+from hashlib import blake2b
+from multiprocessing import get_context
+from pathlib import Path
 
 import msgspec
 
 from holdfast.catalog.lookup import Models, find_model_or_none, price_at, utc_date
 from holdfast.catalog.schema import Model, Price
 from holdfast.economics.cost import cost_usd
+from holdfast.ledger.money import to_picodollars
+from holdfast.ledger.spending import (
+    COMPACTED_TOKENS,
+    COMPACTION_SIZES,
+    FIRST_PROMPT,
+    KINDS,
+    REREAD_STEPS,
+    SUMMARY_TOKENS,
+    CauseSums,
+    ContextPoint,
+    ConversationSpending,
+    KindSums,
+    SourceSums,
+    format_day,
+)
 from holdfast.planning.adaptive_policy import AdaptivePolicy
-from holdfast.planning.learned import NOTHING_LEARNED, LearnedParameters
-from holdfast.replay.cache_misses import CallContext, MissCost, infer_ttls_or_default, price_miss
-from holdfast.replay.comparison import PolicyFactory, PolicyRow, ReplayTotals, compare_policies
+from holdfast.planning.learned import NOTHING_LEARNED
+from holdfast.replay.cache_misses import CallContext, infer_ttls_or_default, price_miss
+from holdfast.replay.client_transcripts import read_client_file
+from holdfast.replay.comparison import PolicyFactory, ReplayTotals, compare_policies
 from holdfast.replay.playback import make_replay_setting
-from holdfast.replay.recording import RecordedCall, Transcript
+from holdfast.replay.recording import CallBill, RecordedCall, SourceSize, Transcript, deduplicate_transcripts
 from holdfast.replay.size_estimate import PaidCall, price_optimum, price_plans, reduce_to_sizes
 from holdfast.replay.trace_files import BrokenLine
 from holdfast.types.prompt import Ttl
 from holdfast.types.usage import Usage
 
+HOUR_SECONDS = 3_600.0
+CONTEXT_POINTS_MAX = 400
+"""Points of a curve of context growth: more than a chart has pixels for."""
+
 BROKEN_LINES_REPORTED_MAX = 100  # The report counts all broken lines and lists this many.
-_ZERO = Decimal(0)
+PARALLEL_BYTES_MIN = 30_000_000  # Below this, starting processes takes longer than it saves.
+FILES_A_TASK = 16
+
+# What usage and times say about a transcript, in the words of the ledger's verdicts, as verdict, tab, component.
+_VERDICTS = {
+    "expired": "ttl_expired\t",
+    "model changed": "model_switched\tmodel",
+    "edited": "prefix_changed\tmessages removed",
+    "prefix changed": "prefix_changed\ttools, system or settings",
+    "lost": "provider_side\tevicted, or changed unseen",
+    "unexplained": "provider_side\tread in part",
+    "uncached": "no_breakpoint\t",
+}
 
 
-class MissCauseTotals(msgspec.Struct, frozen=True):
-    """Cache misses with one cause, and what sending their tokens again cost above reading them.
+class AuditScope(msgspec.Struct, frozen=True):
+    """Which calls count: those from `since` until `until`, of models whose name contains `model`.
 
-    A call is a miss if it read less than half of the tokens that it shares with the previous call.
+    `ranges` also asks for the range of the plan's cost and for the optimum, which takes twice as long.
     """
 
-    cause: str
-    calls: int
-    tokens: int
-    lost_usd: float
+    since: float = 0.0
+    until: float = 1e300
+    model: str = ""
+    ranges: bool = False
+
+    def includes(self, call: RecordedCall) -> bool:
+        return self.since <= call.at < self.until and self.model in (call.model or "").lower()
 
 
-class AuditedModel(msgspec.Struct, frozen=True):
-    """`spent_usd` is None if the catalog has no price; without `takes_breakpoints` there is nothing to plan."""
-
-    model: str
-    calls: int
-    usage: Usage
-    spent_usd: float | None
-    takes_breakpoints: bool
+EVERYTHING = AuditScope()
 
 
-class AuditedSession(msgspec.Struct, frozen=True):
-    """`planned_usd` (low, high) and `optimum_usd` are estimates for the same prompts and replies."""
+class _Rates(msgspec.Struct, frozen=True):
+    """A price, and the same in picodollars per token, in the order of `KINDS`."""
 
-    session: str
-    project: str
-    started_at: float
-    model: str
-    calls: int
-    cache_misses: int
-    subagents: int
-    compactions: int
-    usage: Usage
-    spent_usd: float
-    lost_usd: float
-    planned_usd: tuple[float, float]
-    optimum_usd: float
-    causes: tuple[MissCauseTotals, ...]
-
-    @property
-    def main_cause(self) -> str:
-        return self.causes[0].cause if self.causes else ""
+    price: Price
+    pico: tuple[int, ...]
+    input: int
 
 
-class AuditReport(msgspec.Struct, frozen=True):
-    """All amounts are dollars, replies included; sessions and causes are sorted by what they lost."""
+class PriceLookup:
+    """Rows and prices by the names that clients recorded; remembers what it looked up."""
 
-    sessions: tuple[AuditedSession, ...]
-    conversations: int
-    calls: int
-    cache_misses: int
-    compactions: int
-    from_at: float
-    to_at: float
-    usage: Usage
-    spent_usd: float
-    lost_usd: float
-    planned_usd: tuple[float, float]
-    optimum_usd: float
-    causes: tuple[MissCauseTotals, ...]
-    models: tuple[AuditedModel, ...]
-    broken_lines: int
-    broken: tuple[BrokenLine, ...]
-    other_policies: tuple[PolicyRow, ...] = ()
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._rows: dict[str, Model | None] = {}
+        self._limits: dict[str, tuple[int, ...]] = {}
+        self._rates: dict[tuple[str, int, int], _Rates] = {}
+
+    def find_row(self, name: str) -> Model | None:
+        """The catalog row of a model, or None if the catalog does not know or price it."""
+        if name not in self._rows:
+            row = find_model_or_none(name, self._models)
+            self._rows[name] = row if row is not None and row.prices else None
+            limits = {price.prompt_tokens_over for price in row.prices} if row is not None else set()
+            self._limits[name] = tuple(sorted(limits))
+        return self._rows[name]
+
+    def find_rates(self, name: str, at: float, tokens: int) -> _Rates | None:
+        """The price of the day, for a prompt of this size; None if there is none."""
+        row = self.find_row(name)
+        if row is None:
+            return None
+        # A tier applies above its size: `bisect_right(limits, tokens - 1)` counts the limits that are exceeded.
+        key = (name, int(at // 86_400), bisect_right(self._limits[name], tokens - 1))
+        if key not in self._rates:
+            price = price_at(row, utc_date(at), tokens)
+            # Dollars per million tokens with at most six decimals: a whole number of picodollars per token.
+            pico = {kind: round(getattr(price, kind).scaleb(6)) for kind in KINDS[:6]}
+            self._rates[key] = _Rates(price, (*pico.values(), pico["output"], 0), pico["input"])
+        return self._rates[key]
 
 
 class _AuditedCall(msgspec.Struct, frozen=True):
@@ -96,214 +130,429 @@ class _AuditedCall(msgspec.Struct, frozen=True):
 
     call: RecordedCall
     usage: Usage
+    rates: _Rates | None
     ttl: Ttl
-    row: Model | None = None
-    price: Price | None = None
-    spent_usd: Decimal = _ZERO
-    loss: MissCost | None = None
-
-    @property
-    def model(self) -> str:
-        return self.call.model or ""
-
-    @property
-    def reply_usd(self) -> Decimal:
-        return cost_usd(Usage(output=self.usage.output), self.price) if self.price else _ZERO
+    counted: bool
 
 
-class _Plan(msgspec.Struct, frozen=True):
-    """Costs under a plan. Replies are included, because no plan changes what they cost."""
+def audit_transcript(
+    transcript: Transcript, prices: PriceLookup, scope: AuditScope = EVERYTHING
+) -> ConversationSpending | None:
+    """The sums of one conversation; None if no call is in the scope."""
+    calls, before = transcript.recording.calls, transcript.previous_call
+    all_calls = calls if before is None else (before, *calls)
+    ttls = infer_ttls_or_default(all_calls)
+    audited = [
+        _AuditedCall(
+            call,
+            usage := call.usage or Usage(),
+            prices.find_rates(call.model or "", call.at, usage.tokens_sent),
+            ttls[index],
+            call is not before and scope.includes(call),
+        )
+        for index, call in enumerate(all_calls)
+    ]
+    counted = [entry for entry in audited if entry.counted]
+    if not counted:
+        return None
+    result = ConversationSpending(
+        session=transcript.session,
+        project=transcript.project,
+        client=transcript.client,
+        is_subagent=transcript.is_subagent,
+        started_at=counted[0].call.at,
+        ended_at=counted[-1].call.at,
+        compactions=sum(entry.call.kept_entries == 0 for entry in counted),
+        largest_prompt=max(entry.usage.tokens_sent for entry in counted),
+        groups={},
+        causes={},
+    )
+    bills = transcript.bills or (None,) * len(calls)
+    _sum_calls(result, audited, (*([None] if before is not None else []), *bills), prices)
+    if transcript.cache_storage_usd:
+        # Storage of explicit caches, and pings, are paid under any plan.
+        last = counted[-1]
+        key = f"{format_day(last.call.at)} {last.call.model or ''}"
+        result.groups[key].pico[-1] += to_picodollars(transcript.cache_storage_usd)
+    _track_context(result, audited)
+    _plan_models(result, counted, prices, ranges=scope.ranges)
+    stored = to_picodollars(transcript.cache_storage_usd)
+    result.planned += stored
+    if result.plans is not None and result.optimum is not None:
+        result.plans = (result.plans[0] + stored, result.plans[1] + stored)
+        result.optimum += stored
+    return result
 
-    upgraded_usd: Decimal
-    plain_usd: Decimal
-    optimum_usd: float
 
-    @classmethod
-    def of(cls, spent_usd: Decimal) -> "_Plan":
-        """The plan for costs that no plan can change."""
-        return cls(spent_usd, spent_usd, float(spent_usd))
+def _sum_calls(
+    result: ConversationSpending,
+    audited: Sequence[_AuditedCall],
+    bills: Sequence[CallBill | None],
+    prices: PriceLookup,
+) -> None:
+    ttl_saved = 0
+    for index, entry in enumerate(audited):
+        if not entry.counted:
+            continue
+        call, usage, rates = entry.call, entry.usage, entry.rates
+        sums = result.groups.setdefault(f"{format_day(call.at)} {call.model or ''}", KindSums())
+        tokens = (
+            usage.cache_read,
+            usage.cache_write_5m,
+            usage.cache_write_1h,
+            usage.cache_write_other,
+            usage.input,
+            usage.output - call.thinking_tokens,
+            call.thinking_tokens,
+            0,
+        )
+        sums.calls += 1
+        sums.hits += usage.cache_read > 0
+        for kind, count in enumerate(tokens):
+            sums.tokens[kind] += count
+        bill = bills[index]
+        if rates is None or (bill is not None and bill.is_unpriced):
+            sums.unpriced_calls += 1
+            sums.unpriced_tokens += usage.tokens_sent + usage.output
+        else:
+            spent = 0
+            for kind, count in enumerate(tokens):
+                cost = count * rates.pico[kind]
+                sums.pico[kind] += cost
+                spent += cost
+            sums.uncached += usage.tokens_sent * rates.input + usage.output * rates.pico[5]
+            if bill is not None:
+                # The ledger has the price at the time of the call; what differs from today's catalog is `other`.
+                sums.pico[-1] += to_picodollars(bill.cost_usd) - spent
+        cause, lost_tokens, lost = _find_loss(audited, index, bill, prices)
+        if cause:
+            sums.misses += 1
+            sums.lost += lost
+            result.causes.setdefault(cause, CauseSums()).add(CauseSums(1, lost_tokens, lost))
+        if (
+            index
+            and rates is not None
+            and audited[index - 1].ttl == "5m"
+            and has_long_ttl(prices.find_row(call.model or ""))
+        ):
+            ttl_saved += _price_longer_ttl(audited[index - 1], entry, lost if "expired" in cause else 0)
+    result.longer_ttl = ttl_saved
 
 
-class _Totals:
-    """Totals over a set of calls."""
+def _find_loss(
+    audited: Sequence[_AuditedCall], index: int, bill: CallBill | None, prices: PriceLookup
+) -> tuple[str, int, int]:
+    """The verdict on a call that lost something, the tokens, and the cost; from the ledger if it has one."""
+    if bill is not None:
+        if not bill.lost_usd:
+            return "", 0, 0
+        return f"{bill.cause}\t{bill.component}", bill.lost_tokens, to_picodollars(bill.lost_usd)
+    entry = audited[index]
+    row = prices.find_row(entry.call.model or "")
+    if not index or row is None or entry.rates is None or not has_plannable_cache(row):
+        return "", 0, 0
+    following = audited[index + 1].usage if index + 1 < len(audited) else None
+    first_tokens = audited[0].usage.tokens_sent
+    around = CallContext(first_tokens or None, next_cache_read=following.cache_read if following else None)
+    before = audited[index - 1]
+    loss = price_miss(before.call, entry.call, before.ttl, rules=row.cache, price=entry.rates.price, around=around)
+    return (_VERDICTS[loss.cause], loss.tokens, to_picodollars(loss.usd)) if loss is not None else ("", 0, 0)
+
+
+def _price_longer_ttl(before: _AuditedCall, entry: _AuditedCall, lost: int) -> int:
+    """What a TTL of one hour would have saved on a call: its loss, less the surcharge on what it still writes."""
+    assert entry.rates is not None
+    pico, usage = entry.rates.pico, entry.usage
+    expired_within_hour = lost > 0 and entry.call.at - before.call.at < HOUR_SECONDS
+    rewritten = min(before.usage.tokens_sent, usage.tokens_sent) - usage.cache_read if expired_within_hour else 0
+    still_written = max(0, usage.cache_write_5m - rewritten)
+    return (lost if expired_within_hour else 0) - still_written * (pico[2] - pico[1])
+
+
+def _track_context(result: ConversationSpending, audited: Sequence[_AuditedCall]) -> None:
+    """How often each part of the context was sent again, from which source it came, and what a compaction saves.
+
+    The provider's count of what a call added is spread over the added parts by their size in bytes.
+    """
+    tracker = _ContextTracker()
+    compactions = [_TriedCompaction(size) for size in COMPACTION_SIZES]
+    for entry in audited:
+        tracker.send(entry)
+        if entry.rates is not None:
+            for compaction in compactions:
+                compaction.send(entry, tracker.previous_tokens, restarted=tracker.restarted)
+    tracker.close()
+    result.sources = {name: sums for name, sums in tracker.sources.items() if sums.tokens or sums.resent_tokens}
+    result.context, result.resent = tracker.context, tracker.resent
+    result.compacted = [compaction.saved for compaction in compactions]
+
+
+class _ContextTracker:
+    """The context as a list of segments, each with the call that first sent it."""
 
     def __init__(self) -> None:
-        self.calls = self.cache_misses = self.compactions = 0
-        self.usage = Usage()
-        self.spent_usd = self.lost_usd = self.upgraded_usd = self.plain_usd = _ZERO
-        self.optimum_usd = 0.0
-        self._causes: dict[str, tuple[int, int, Decimal]] = {}
+        self.sources: dict[str, SourceSums] = {}
+        self.context = [0.0] * len(REREAD_STEPS)
+        self.resent = [0.0] * len(REREAD_STEPS)
+        self.previous_tokens = 0
+        self.restarted = False
+        self._segments: list[tuple[int, int]] = []  # Tokens, and the number of the call that first sent them.
+        self._in_context: dict[str, float] = {}
+        self._sent = 0
+        self._calls = 0
 
-    def count(self, call: _AuditedCall) -> None:
-        self.calls += 1
-        self.compactions += call.call.kept_entries == 0
-        self.usage += call.usage
-        self.spent_usd += call.spent_usd
-        if call.loss is not None:
-            self.cache_misses += 1
-            self.lost_usd += call.loss.usd
-            calls, tokens, usd = self._causes.get(call.loss.cause, (0, 0, _ZERO))
-            self._causes[call.loss.cause] = calls + 1, tokens + call.loss.tokens, usd + call.loss.usd
+    def send(self, entry: _AuditedCall) -> None:
+        self.previous_tokens, sent = self._sent, entry.usage.tokens_sent
+        self.restarted = entry.call.kept_entries is not None
+        if self._calls and (self.restarted or sent < self._sent):
+            self._shrink(sent)
+        if entry.counted:
+            self._charge(entry)
+        added = sent - self._sent
+        if added > 0:
+            self._segments.append((added, self._calls))
+            self._attribute(entry.call.sources, added, counted=entry.counted)
+        self._sent = sent
+        self._calls += 1
 
-    def plan(self, plan: _Plan) -> None:
-        self.upgraded_usd += plan.upgraded_usd
-        self.plain_usd += plan.plain_usd
-        self.optimum_usd += plan.optimum_usd
+    def _shrink(self, sent: int) -> None:
+        """Segments at the end are gone; after a compaction all but the first prompt is."""
+        kept = min(sent, self._segments[0][0] if self._segments else 0) if self.restarted else sent
+        total = sum(tokens for tokens, _ in self._segments)
+        while self._segments and total > kept:
+            tokens, since = self._segments.pop()
+            total -= tokens
+            if total < kept:
+                self._segments.append((kept - total, since))
+                tokens -= kept - total
+                total = kept
+            self._count_segment(tokens, self._calls - 1 - since)
+        before, first = self._sent or 1, self._in_context.get(FIRST_PROMPT, 0.0)
+        first = min(first, kept)
+        # What is left of the rest is spread over its sources as before.
+        share = max(0.0, kept - first) / max(1.0, before - first)
+        self._in_context = {name: tokens * share for name, tokens in self._in_context.items()}
+        self._in_context[FIRST_PROMPT] = first
+        self._sent = kept
 
-    @property
-    def causes(self) -> tuple[MissCauseTotals, ...]:
-        causes = self._causes.items()
-        rows = (MissCauseTotals(cause, calls, tokens, float(usd)) for cause, (calls, tokens, usd) in causes)
-        return tuple(sorted(rows, key=lambda row: (-row.lost_usd, -row.calls, row.cause)))
+    def _charge(self, entry: _AuditedCall) -> None:
+        """What the context cost that this call sends again: at the price per token of its whole prompt."""
+        sent = entry.usage.tokens_sent
+        if not sent:
+            return
+        price = 0.0
+        if entry.rates is not None:
+            usage, pico = entry.usage, entry.rates.pico
+            prompt = (
+                usage.cache_read,
+                usage.cache_write_5m,
+                usage.cache_write_1h,
+                usage.cache_write_other,
+                usage.input,
+            )
+            price = sum(map(int.__mul__, prompt, pico)) / sent
+        for name, tokens in self._in_context.items():
+            if tokens:
+                sums = self.sources.setdefault(name, SourceSums())
+                sums.resent_tokens += tokens
+                sums.pico += tokens * price
 
-    @property
-    def planned_usd(self) -> tuple[float, float]:
-        # Which of the two rules is cheaper depends on the idle times of the session.
-        low, high = sorted((float(self.upgraded_usd), float(self.plain_usd)))
-        return low, high
+    def _attribute(self, sources: Sequence[SourceSize], added: int, *, counted: bool) -> None:
+        if not self._calls or not sources:
+            name = FIRST_PROMPT if not self._calls else "(not recorded)"
+            sources = (SourceSize(name, 1, 1),)
+        total = sum(source.bytes for source in sources) or 1
+        for source in sources:
+            tokens = added * source.bytes / total
+            self._in_context[source.name] = self._in_context.get(source.name, 0.0) + tokens
+            if counted:
+                self.sources.setdefault(source.name, SourceSums()).add(SourceSums(source.results, tokens))
+
+    def _count_segment(self, tokens: int, times: int) -> None:
+        step = bisect_right(REREAD_STEPS, times) - 1
+        self.context[step] += tokens
+        self.resent[step] += tokens * times
+
+    def close(self) -> None:
+        for tokens, since in self._segments:
+            self._count_segment(tokens, self._calls - 1 - since)
 
 
-class _Session:
-    def __init__(self, transcript: Transcript) -> None:
-        self.project, self.started_at = transcript.project, transcript.recording.started_at
-        self.subagents = 0
-        self.total = _Totals()
-        self.models: Counter[str] = Counter()
+class _TriedCompaction:
+    """What compacting at a size would have saved so far, and how many tokens the prompts would have lost by it."""
 
-    def row(self, id: str) -> AuditedSession:
-        total = self.total
-        return AuditedSession(
-            session=id,
-            project=self.project,
-            started_at=self.started_at,
-            model=max(self.models, key=self.models.__getitem__, default=""),
-            calls=total.calls,
-            cache_misses=total.cache_misses,
-            subagents=self.subagents,
-            compactions=total.compactions,
-            usage=total.usage,
-            spent_usd=float(total.spent_usd),
-            lost_usd=float(total.lost_usd),
-            planned_usd=total.planned_usd,
-            optimum_usd=total.optimum_usd,
-            causes=total.causes,
-        )
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._first: int | None = None
+        self._removed = 0
+        self.saved = 0
+
+    def send(self, entry: _AuditedCall, previous_tokens: int, *, restarted: bool) -> None:
+        assert entry.rates is not None
+        usage, pico, sent = entry.usage, entry.rates.pico, entry.usage.tokens_sent
+        if self._first is None:
+            self._first = sent
+        if restarted or sent < previous_tokens:
+            # The client compacted, or the user went back: what was removed before is gone anyway.
+            self._removed = 0
+        if entry.counted and self._removed:
+            self.saved += self._price_removed(usage, pico, min(previous_tokens, sent))
+        kept = self._first + COMPACTED_TOKENS
+        if sent - self._removed > self._size > kept:
+            removed = sent - self._removed - kept
+            if entry.counted:
+                summary = SUMMARY_TOKENS * pico[5] + COMPACTED_TOKENS * pico[1]
+                self.saved -= (sent - self._removed) * pico[0] + summary
+            self._removed += removed
+
+    def _price_removed(self, usage: Usage, pico: tuple[int, ...], old_tokens: int) -> int:
+        """What the removed tokens cost in this call: read as far as it read, and at the price of the rest otherwise."""
+        read_share = min(1.0, usage.cache_read / old_tokens) if old_tokens else 1.0
+        unread = usage.tokens_sent - usage.cache_read
+        prompt = (usage.cache_write_5m, usage.cache_write_1h, usage.cache_write_other, usage.input)
+        unread_price = sum(map(int.__mul__, prompt, pico[1:5])) / unread if unread else 0.0
+        return round(self._removed * (read_share * pico[0] + (1 - read_share) * unread_price))
 
 
-class Audit:
-    """Takes transcripts oldest first, because the plan learns from each of them for the next.
-
-    The provider does not document whether a write with a longer TTL also extends the shorter-lived prefix before it,
-    so the plan is replayed under both rules and its cost is reported as a range.
-    """
-
-    def __init__(self, models: Models) -> None:
-        self._models = models
-        self._rows: dict[str, Model | None] = {}
-        self._learned: dict[str, tuple[LearnedParameters, LearnedParameters]] = {}
-        self._sessions: dict[str, _Session] = {}
-        self._by_model: dict[str, _Totals] = {}
-        self._total = _Totals()
-        self._conversations = 0
-        self._broken: list[BrokenLine] = []
-        self._broken_count = 0
-        self._span: tuple[float, float] | None = None
-
-    def find_priced_model(self, name: str) -> Model | None:
-        """The catalog row of a model, or None if the catalog does not know or price it."""
-        if name not in self._rows:
-            row = find_model_or_none(name, self._models)
-            self._rows[name] = row if row is not None and row.prices else None
-        return self._rows[name]
-
-    def skip_line(self, line: BrokenLine) -> None:
-        self._broken_count += 1
-        if len(self._broken) < BROKEN_LINES_REPORTED_MAX:
-            self._broken.append(line)
-
-    def add_transcript(self, transcript: Transcript) -> None:
-        session = self._sessions.setdefault(transcript.session, _Session(transcript))
-        session.subagents += transcript.is_subagent
-        self._conversations += 1
-        calls = transcript.recording.calls
-        first, last = self._span or (calls[0].at, calls[-1].at)
-        self._span = min(first, calls[0].at), max(last, calls[-1].at)
-        calls_by_model: dict[str, list[_AuditedCall]] = {}
-        for audited in self._audit_calls(transcript):
-            calls_by_model.setdefault(audited.model, []).append(audited)
-            session.models[audited.model] += 1
-            for total in (self._total, session.total, self._by_model.setdefault(audited.model, _Totals())):
-                total.count(audited)
-        # Storage of explicit caches is paid under any plan.
-        for total in (self._total, session.total):
-            total.spent_usd += transcript.cache_storage_usd
-            total.plan(_Plan.of(transcript.cache_storage_usd))
-        # Every model has its own cache, so the calls of each model are planned separately.
-        for name, model_calls in calls_by_model.items():
-            plan = self._plan(name, model_calls)
-            for total in (self._total, session.total, self._by_model[name]):
-                total.plan(plan)
-
-    def _audit_calls(self, transcript: Transcript) -> Iterator[_AuditedCall]:
-        calls, before = transcript.recording.calls, transcript.previous_call
-        all_calls = calls if before is None else (before, *calls)
-        ttls = infer_ttls_or_default(all_calls)
-        for index, call in enumerate(all_calls):
-            if call is before:
-                continue
-            row, usage = self.find_priced_model(call.model or ""), call.usage or Usage()
-            if row is None:
-                yield _AuditedCall(call, usage, ttls[index])
-                continue
-            price = price_at(row, utc_date(call.at), usage.tokens_sent)
-            loss = None
-            if index and has_plannable_cache(row):
-                previous, around = all_calls[index - 1], _around(all_calls, index)
-                loss = price_miss(previous, call, ttls[index - 1], rules=row.cache, price=price, around=around)
-            yield _AuditedCall(call, usage, ttls[index], row, price, cost_usd(usage, price), loss)
-
-    def _plan(self, name: str, model_calls: Sequence[_AuditedCall]) -> _Plan:
-        """What our plan and the best plan cost; what was really paid if the model takes no breakpoints."""
-        row = self.find_priced_model(name)
+def _plan_models(
+    result: ConversationSpending, counted: Sequence[_AuditedCall], prices: PriceLookup, *, ranges: bool
+) -> None:
+    """What our plan costs, replies included. Every model has its own cache, so each is planned separately."""
+    by_model: dict[str, list[_AuditedCall]] = {}
+    for entry in counted:
+        by_model.setdefault(entry.call.model or "", []).append(entry)
+    low = high = optimum = 0
+    for name, entries in by_model.items():
+        row = prices.find_row(name)
+        priced = [entry for entry in entries if entry.rates is not None]
         if row is None or not has_plannable_cache(row):
-            return _Plan.of(sum((audited.spent_usd for audited in model_calls), _ZERO))
-        rule_sets = tuple(msgspec.structs.replace(row.cache, ttl_upgrade=upgrade) for upgrade in (True, False))
-        learned = self._learned.get(name, (NOTHING_LEARNED, NOTHING_LEARNED))
-        policies = tuple(AdaptivePolicy(parameters) for parameters in learned)
-        paid = (PaidCall(audited.call, audited.price, audited.ttl) for audited in model_calls if audited.price)
-        prompts = reduce_to_sizes(paid, row.cache)
-        costs = price_plans(prompts, row, zip(rule_sets, policies, strict=True))
-        self._learned[name] = policies[0].learned_parameters(), policies[1].learned_parameters()
-        replies = sum((audited.reply_usd for audited in model_calls), _ZERO)
-        optimum = price_optimum(prompts, row, rule_sets[0]) + float(replies)
-        return _Plan(costs[0] + replies, costs[1] + replies, optimum)
-
-    def build_report(self) -> AuditReport:
-        total = self._total
-        sessions = (session.row(id) for id, session in self._sessions.items())
-        return AuditReport(
-            sessions=tuple(sorted(sessions, key=lambda row: (-row.lost_usd, -row.spent_usd, row.session))),
-            conversations=self._conversations,
-            calls=total.calls,
-            cache_misses=total.cache_misses,
-            compactions=total.compactions,
-            from_at=self._span[0] if self._span else 0.0,
-            to_at=self._span[1] if self._span else 0.0,
-            usage=total.usage,
-            spent_usd=float(total.spent_usd),
-            lost_usd=float(total.lost_usd),
-            planned_usd=total.planned_usd,
-            optimum_usd=total.optimum_usd,
-            causes=total.causes,
-            models=tuple(self._model_row(name, model_total) for name, model_total in sorted(self._by_model.items())),
-            broken_lines=self._broken_count,
-            broken=tuple(self._broken),
+            spent = sum(_price_call(entry) for entry in priced)
+            result.planned += spent
+            low, high, optimum = low + spent, high + spent, optimum + spent
+            continue
+        result.takes_breakpoints = True
+        sized = reduce_to_sizes(
+            (PaidCall(entry.call, entry.rates.price, entry.ttl) for entry in priced if entry.rates), row.cache
         )
+        replies = sum(entry.usage.output * entry.rates.pico[5] for entry in priced if entry.rates)
+        # No provider documents whether a longer TTL also keeps the shorter prefix before it. The estimate assumes what
+        # the catalog's row says, as the planner itself does; the range has both.
+        rules = [row.cache]
+        if ranges:
+            rules.append(msgspec.structs.replace(row.cache, ttl_upgrade=not row.cache.ttl_upgrade))
+        costs = price_plans(sized, row, ((rule, AdaptivePolicy(NOTHING_LEARNED)) for rule in rules))
+        picos = [to_pico_sum(cost) + replies for cost in costs]
+        result.planned += picos[0]
+        low, high = low + min(picos), high + max(picos)
+        if ranges:
+            best = msgspec.structs.replace(row.cache, ttl_upgrade=True)
+            optimum += round(price_optimum(sized, row, best) * 1e12) + replies
+    if ranges:
+        result.plans, result.optimum = (low, high), min(optimum, low)
 
-    def _model_row(self, name: str, total: _Totals) -> AuditedModel:
-        row = self.find_priced_model(name)
-        spent = float(total.spent_usd) if row is not None else None
-        return AuditedModel(name, total.calls, total.usage, spent, row is not None and has_plannable_cache(row))
+
+def to_pico_sum(usd: Decimal) -> int:
+    """Picodollars of a sum over calls, which may exceed what one call may cost."""
+    return round(usd.scaleb(12))
+
+
+def _price_call(entry: _AuditedCall) -> int:
+    return to_pico_sum(cost_usd(entry.usage, entry.rates.price)) if entry.rates is not None else 0
+
+
+def trace_context(transcript: Transcript) -> tuple[ContextPoint, ...]:
+    """The prompt sizes of a conversation over time."""
+    calls = transcript.recording.calls
+    step = max(1, -(-len(calls) // CONTEXT_POINTS_MAX))
+    points = ((call.at, call.usage or Usage()) for call in calls[::step])
+    return tuple(ContextPoint(at, usage.tokens_sent, usage.cache_read) for at, usage in points)
+
+
+class FileAudit(msgspec.Struct, array_like=True):
+    """What one file holds. `call_ids` has eight bytes per call, to find the calls that other files repeat."""
+
+    conversations: list[ConversationSpending] = []
+    call_ids: bytes = b""
+    broken: list[BrokenLine] = []
+    broken_count: int = 0
+    unknown: dict[str, int] = {}
+
+
+def audit_file(file: Path, prices: PriceLookup, scope: AuditScope) -> FileAudit:
+    result, unknown, transcripts = FileAudit([]), Counter[str](), list[Transcript]()
+    broken = list[BrokenLine]()
+    for item in read_client_file(file, unknown=unknown):
+        if isinstance(item, Transcript):
+            transcripts.append(item)
+        else:
+            result.broken_count += 1
+            if len(broken) < BROKEN_LINES_REPORTED_MAX:
+                broken.append(item)
+    result.call_ids, result.broken, result.unknown = hash_call_ids(transcripts), broken, dict(unknown)
+    if len(set(array("Q", result.call_ids))) * 8 < len(result.call_ids):
+        transcripts = deduplicate_transcripts(transcripts)
+    audited = (audit_transcript(transcript, prices, scope) for transcript in transcripts)
+    result.conversations = [conversation for conversation in audited if conversation is not None]
+    return result
+
+
+def audit_files(
+    files: Sequence[Path], models: Models, scope: AuditScope = EVERYTHING, *, workers: int = 1
+) -> Iterator[FileAudit]:
+    """One result per file, in order. Calls that several files repeat are counted in each: see `find_repeated_files`."""
+    size = sum(file.stat().st_size for file in files)
+    if workers < 2 or size < PARALLEL_BYTES_MIN:
+        prices = PriceLookup(models)
+        yield from (audit_file(file, prices, scope) for file in files)
+        return
+    chunks = [files[at : at + FILES_A_TASK] for at in range(0, len(files), FILES_A_TASK)]
+    decode = msgspec.msgpack.Decoder(list[FileAudit]).decode
+    # Spawned and not forked: a fork would copy the locks of threads that show progress.
+    with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (models, scope)) as pool:
+        for encoded in pool.map(_audit_chunk, chunks):
+            yield from decode(encoded)
+
+
+_worker: tuple[PriceLookup, AuditScope]
+
+
+def _start_worker(models: Models, scope: AuditScope) -> None:
+    global _worker  # A pool has no other place for what its tasks share.
+    _worker = PriceLookup(models), scope
+
+
+def _audit_chunk(files: Sequence[Path]) -> bytes:
+    return msgspec.msgpack.encode([audit_file(file, *_worker) for file in files])
+
+
+def find_repeated_files(audits: Sequence[FileAudit]) -> list[int]:
+    """The indexes of the files that share calls with another file: resumed and forked sessions."""
+    owners: dict[int, int] = {}
+    repeated: set[int] = set()
+    for index, audit in enumerate(audits):
+        for digest in array("Q", audit.call_ids):
+            owner = owners.setdefault(digest, index)
+            if owner != index:
+                repeated.update((owner, index))
+    return sorted(repeated)
+
+
+def audit_together(files: Iterable[Path], models: Models, scope: AuditScope) -> list[ConversationSpending]:
+    """Audit files that share calls, each call once."""
+    items = (item for file in files for item in read_client_file(file))
+    transcripts = deduplicate_transcripts(item for item in items if isinstance(item, Transcript))
+    prices = PriceLookup(models)
+    audited = (audit_transcript(transcript, prices, scope) for transcript in transcripts)
+    return [conversation for conversation in audited if conversation is not None]
+
+
+def hash_call_ids(transcripts: Iterable[Transcript]) -> bytes:
+    """Eight bytes per call id: enough to find the calls that two files share, at a tenth of the memory."""
+    digests = array("Q")
+    for transcript in transcripts:
+        for id in transcript.call_ids:
+            digests.frombytes(blake2b(id.encode(errors="surrogatepass"), digest_size=8).digest())
+    return digests.tobytes()
 
 
 def replay_transcripts(transcripts: Iterable[Transcript], models: Models) -> ReplayTotals:
@@ -322,12 +571,8 @@ def replay_transcripts(transcripts: Iterable[Transcript], models: Models) -> Rep
 
 def has_plannable_cache(row: Model) -> bool:
     """Whether there is something to plan: the model takes breakpoints and offers both TTLs."""
-    return row.cache.kind == "explicit" and {"5m", "1h"} <= row.cache.ttls_seconds.keys()
+    return row.cache.kind == "explicit" and has_long_ttl(row)
 
 
-def _around(calls: Sequence[RecordedCall], index: int) -> CallContext:
-    """The sizes of the other calls that help to explain this one."""
-    first = calls[0].usage
-    following = calls[index + 1].usage if index + 1 < len(calls) else None
-    next_cache_read = following.cache_read if following else None
-    return CallContext(first.tokens_sent if first else None, next_cache_read=next_cache_read)
+def has_long_ttl(row: Model | None) -> bool:
+    return row is not None and {"5m", "1h"} <= row.cache.ttls_seconds.keys()

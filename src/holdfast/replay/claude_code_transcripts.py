@@ -5,21 +5,18 @@ count grows until the reply is complete. Lines of subagents are in files of thei
 subagent is a separate conversation.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
-from holdfast.errors import UserError
-from holdfast.planning.policy import WaitedFor
 from holdfast.providers.anthropic.usage import CacheCreation, UsageCounters
-from holdfast.replay.recording import RecordedCall, Recording, Transcript
-from holdfast.replay.trace_files import BrokenLine, decode_history_entry, infer_start, iterate_lines, parse_timestamp
+from holdfast.replay.recording import REPLIES, USER_TEXT, ConversationBuilder, Transcript
+from holdfast.replay.trace_files import BrokenLine, decode_history_entry, iterate_lines, parse_timestamp
 from holdfast.types.blocks import Block, replace_surrogates
-from holdfast.types.prompt import HistoryEntry
-from holdfast.types.usage import Usage, clamp_token_count, merge_usage_reports
+from holdfast.types.usage import Usage, clamp_token_count
 
-TRANSCRIPT_SUFFIX = ".jsonl"
 SYNTHETIC_MODEL = "<synthetic>"
 """The model name that the client gives to messages that it generated itself."""
 
@@ -29,13 +26,52 @@ LONG_CONTEXT_SUFFIX = "[1m]"
 TIMESTAMP_MAX = 32_503_680_000.0
 """The year 3000; a later value is no timestamp."""
 
-_DAMAGED = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError, OverflowError)
+CLIENT = "Claude Code"
+IMAGE_BYTES = 6_000
+"""An image counts as this much text: about 1,500 tokens, however many bytes its base64 has."""
+
+DAMAGED = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError, OverflowError)
+
+# Records that are no message; every other kind is counted as unknown. Seen in versions 2.0 to 2.1.325.
+_IGNORED_KINDS = frozenset(
+    (
+        *("summary", "attachment", "file-history-snapshot", "queue-operation", "progress", "last-prompt", "tools-used"),
+        *(
+            "cost-state",
+            "atis-latch",
+            "api-request",
+            "api-request-shape",
+            "api-request-blob",
+            "custom-title",
+            "ai-title",
+        ),
+        *("mode", "permission-mode", "agent-name"),
+    )
+)
+
+
+class _OutputDetails(msgspec.Struct):
+    thinking_tokens: int | None = None
+
+
+class _Usage(UsageCounters, frozen=True):
+    output_tokens_details: _OutputDetails | None = None
+
+
+class _Block(msgspec.Struct):
+    type: str = ""
+    id: str = ""
+    name: str = ""
+    tool_use_id: str = ""
+    content: msgspec.Raw = msgspec.Raw(b"")
+    text: msgspec.Raw = msgspec.Raw(b"")
+    input: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Message(msgspec.Struct):
     id: str | None = None
     model: str | None = None
-    usage: UsageCounters | None = None
+    usage: _Usage | None = None
     content: msgspec.Raw = msgspec.Raw(b'""')
 
 
@@ -59,28 +95,19 @@ class _Line(msgspec.Struct, rename="camel"):
 _decode_line = msgspec.json.Decoder(_Line).decode
 _decode_message = msgspec.json.Decoder(_Message).decode
 _decode_content = msgspec.json.Decoder(str | list[msgspec.Raw]).decode
+_decode_blocks = msgspec.json.Decoder(list[_Block]).decode
 
 
-def find_transcript_files(path: Path) -> tuple[Path, ...]:
-    """The file itself, or the transcripts in a folder and its subfolders, sorted by name."""
-    try:
-        if path.is_dir():
-            return tuple(sorted(file for file in path.rglob("*" + TRANSCRIPT_SUFFIX) if file.is_file()))
-        if path.is_file():
-            return (path,)
-    except OSError as error:
-        raise UserError(f"{str(path)!r} cannot be read: {error.strerror}; choose another folder") from error
-    raise UserError(
-        f"there is nothing at {str(path)!r}; pass a folder of transcripts ({TRANSCRIPT_SUFFIX}), a single one, or a "
-        "store"
-    )
+def read_transcript(
+    file: Path, *, with_text: bool = False, unknown: Counter[str] | None = None
+) -> Iterator[Transcript | BrokenLine]:
+    """The conversations of one file, and its broken lines. With `with_text`, the text of the messages too.
 
-
-def read_transcript(file: Path, *, with_text: bool = False) -> Iterator[Transcript | BrokenLine]:
-    """The conversations of one file, and its broken lines. With `with_text`, the text of the messages too."""
+    Records of a kind that is not known are counted in `unknown`.
+    """
     name = replace_surrogates(file.name)
     stem, folder = replace_surrogates(file.stem), replace_surrogates(file.parent.name)
-    conversations = _ConversationFile(stem, folder, with_text=with_text)
+    conversations = _ConversationFile(stem, folder, with_text=with_text, unknown=unknown)
     try:
         with file.open("rb") as stream:
             for item in iterate_lines(name, stream):
@@ -90,118 +117,31 @@ def read_transcript(file: Path, *, with_text: bool = False) -> Iterator[Transcri
                 number, line = item
                 try:
                     conversations.enter(_decode_line(line))
-                except _DAMAGED:
+                except DAMAGED:
                     yield BrokenLine(name, number, "not a transcript line")
     except OSError as error:
         yield BrokenLine(name, 0, f"cannot be read: {error.strerror}")
     yield from conversations.transcripts()
 
 
-class _Call:
-    """One call, as far as its lines have been read."""
-
-    def __init__(self, at: float, waited_for: WaitedFor, model: str, *, kept: int | None) -> None:
-        self.at, self.replied_at, self.waited_for, self.model, self.kept = at, at, waited_for, model, kept
-        self.usage = Usage()
-        self.added: tuple[HistoryEntry, ...] = ()
-        self.reply: tuple[Block, ...] = ()
-
-    def to_recorded_call(self) -> RecordedCall:
-        reply = HistoryEntry("assistant", self.reply) if self.reply else None
-        at, replied_at, waited_for = self.at, self.replied_at, self.waited_for
-        return RecordedCall(at, replied_at, waited_for, self.added, reply, self.usage, self.model, self.kept)
-
-
-class _Conversation:
-    """One conversation, built from its lines in file order, which is the order in which the cache saw the requests.
-
-    `_entry_count` counts the history entries so far, and `_position_of_line` maps a line to that count, so that a user
-    who goes back and edits an earlier message is recognised.
-    """
-
-    def __init__(self, *, with_text: bool) -> None:
-        self._with_text = with_text
-        self.calls: dict[str, _Call] = {}
-        self._last: _Call | None = None
-        self._position_of_line: dict[str, int] = {}
-        self._entry_count = self._sent_count = 0
-        self._added: list[HistoryEntry] = []
-        self._kept: int | None = None
-        self._waited_for: WaitedFor = "start"
-        self._at: float | None = None
-
-    def compact(self) -> None:
-        """A compaction: only the summary that follows continues the conversation."""
-        self._added, self._entry_count, self._sent_count = [], 0, 0
-        self._position_of_line.clear()
-        self._kept = 0 if self._last else None
-
-    def add_input(self, line: _Line, message: _Message) -> None:
-        """Input of the next request: a user message, a tool result, a reminder."""
-        by_user = not (line.is_meta or line.is_compact_summary or _has_tool_results(message.content))
-        if line.is_compact_summary:
-            self.compact()
-        elif by_user and self._position_of_line.get(line.parent_uuid or "", self._entry_count) < self._sent_count:
-            self._entry_count = self._kept = self._position_of_line[line.parent_uuid or ""]
-            self._added = []
-        entry = decode_history_entry("user", _decode_content(message.content)) if self._with_text else None
-        if entry is None or entry.content:
-            self._entry_count += 1
-            self._added += [entry] if entry else []
-        user_waited = by_user or self._waited_for == "user"
-        self._waited_for = "start" if self._last is None else "user" if user_waited else "tool"
-        timestamp = _timestamp_of(line)
-        self._at = timestamp if timestamp is not None else self._at
-
-    def add_reply(self, line: _Line, message: _Message, call_id: str) -> None:
-        """A part of a reply; the first part marks the call."""
-        usage = _usage(message.usage) if message.usage else Usage()
-        # Messages that the client generated itself, such as error texts, were not billed.
-        if not message.model or message.model == SYNTHETIC_MODEL or not usage.tokens_sent:
-            return
-        reply = decode_history_entry("assistant", _decode_content(message.content)).content if self._with_text else ()
-        call = self.calls.get(call_id)
-        if call is None:
-            model = "anthropic:" + message.model.removesuffix(LONG_CONTEXT_SUFFIX)
-            call = self.calls[call_id] = self._begin(line, model)
-        # The lines of one reply repeat its usage with a growing output count.
-        call.usage = merge_usage_reports(call.usage, usage)
-        call.reply += reply
-        timestamp = _timestamp_of(line)
-        call.replied_at = max(call.replied_at, timestamp if timestamp is not None else call.at)
-
-    def _begin(self, line: _Line, model: str) -> _Call:
-        # Without a timestamp on the input, that of the reply is the closest.
-        at = self._at if self._at is not None else _timestamp_of(line)
-        started_at = infer_start(self._last.at if self._last else None, at, self._waited_for)
-        call = self._last = _Call(started_at, self._waited_for, model, kept=self._kept)
-        call.added = tuple(self._added)
-        self._entry_count += 1
-        self._sent_count = self._entry_count
-        self._added, self._kept, self._waited_for, self._at = [], None, "tool", None
-        return call
-
-    def remember_line(self, uuid: str | None) -> None:
-        """Remember the position of a line; lines without content can be parents of others too."""
-        if uuid is not None:
-            self._position_of_line[uuid] = self._entry_count
-
-
 class _ConversationFile:
     """The conversations of one file: the session's own and those of its subagents."""
 
-    def __init__(self, stem: str, folder: str, *, with_text: bool) -> None:
+    def __init__(self, stem: str, folder: str, *, with_text: bool, unknown: Counter[str] | None) -> None:
         self._file = f"{folder}/{stem}"
         self._session = stem
         self._project = folder
         self._with_text = with_text
-        self._conversations: dict[str, _Conversation] = {}
+        self._unknown = unknown if unknown is not None else Counter()
+        self._conversations: dict[str, ConversationBuilder] = {}
         self._agents: dict[str, str] = {}
         self._calls_without_id = 0
 
     def enter(self, line: _Line) -> None:
         if line.type not in ("user", "assistant", "system"):
-            self._conversation_of(line).remember_line(line.uuid)
+            if line.type not in _IGNORED_KINDS:
+                self._unknown[str(line.type)[:40]] += 1
+            self._conversation_of(line).remember_record(line.uuid)
             return
         message = _decode_message(line.message) if line.type != "system" else None
         conversation = self._conversation_of(line)
@@ -210,12 +150,48 @@ class _ConversationFile:
         if line.subtype == "compact_boundary":
             conversation.compact()
         if message is not None and line.type == "user":
-            conversation.add_input(line, message)
+            self._add_input(conversation, line, message)
         elif message is not None and not line.is_api_error_message:
-            conversation.add_reply(line, message, self._call_id(line, message))
-        conversation.remember_line(line.uuid)
+            self._add_reply(conversation, line, message)
+        conversation.remember_record(line.uuid)
 
-    def _conversation_of(self, line: _Line) -> _Conversation:
+    def _add_input(self, conversation: ConversationBuilder, line: _Line, message: _Message) -> None:
+        by_user = not (line.is_meta or line.is_compact_summary or _has_tool_results(message.content))
+        entry = decode_history_entry("user", _decode_content(message.content)) if self._with_text else None
+        if line.is_compact_summary:
+            conversation.compact()
+        elif by_user:
+            conversation.go_back_to(line.parent_uuid)
+        conversation.add_input(_timestamp_of(line), by_user=by_user, entry=entry)
+        for block in _list_blocks(message.content):
+            if block.type == "tool_result":
+                conversation.add_result_size(block.tool_use_id, measure_content(block.content))
+            else:
+                conversation.add_size(USER_TEXT, measure_content(block.text or block.content))
+
+    def _add_reply(self, conversation: ConversationBuilder, line: _Line, message: _Message) -> None:
+        usage = _read_usage(message.usage) if message.usage else Usage()
+        # Messages that the client generated itself, such as error texts, were not billed.
+        if not message.model or message.model == SYNTHETIC_MODEL or not usage.tokens_sent:
+            return
+        blocks: tuple[Block, ...] = ()
+        if self._with_text:
+            blocks = decode_history_entry("assistant", _decode_content(message.content)).content
+        details = message.usage.output_tokens_details if message.usage else None
+        conversation.add_reply(
+            self._call_id(line, message),
+            "anthropic:" + message.model.removesuffix(LONG_CONTEXT_SUFFIX),
+            usage,
+            _timestamp_of(line),
+            thinking_tokens=clamp_token_count(details.thinking_tokens if details else 0),
+            blocks=blocks,
+        )
+        for block in _list_blocks(message.content):
+            if block.type == "tool_use":
+                conversation.name_tool_call(block.id, block.name)
+            conversation.add_size(REPLIES, len(bytes(block.text)) + len(bytes(block.input)))
+
+    def _conversation_of(self, line: _Line) -> ConversationBuilder:
         """The conversation that a line belongs to; a subagent is recognised by its id or by the line's parent."""
         agent = ""
         if line.is_sidechain:
@@ -223,7 +199,7 @@ class _ConversationFile:
             if line.uuid is not None:
                 self._agents[line.uuid] = agent
         if agent not in self._conversations:
-            self._conversations[agent] = _Conversation(with_text=self._with_text)
+            self._conversations[agent] = ConversationBuilder()
         return self._conversations[agent]
 
     def _call_id(self, line: _Line, message: _Message) -> str:
@@ -232,19 +208,10 @@ class _ConversationFile:
 
     def transcripts(self) -> Iterator[Transcript]:
         for agent, conversation in self._conversations.items():
-            if not conversation.calls:
-                continue
-            calls = tuple(call.to_recorded_call() for call in conversation.calls.values())
             id = f"{self._session}/{agent}" if agent else self._session
-            first = calls[0].usage.tokens_sent if calls[0].usage else None
-            yield Transcript(
-                Recording(id, "", (), calls, first or None),
-                self._session,
-                self._project,
-                tuple(conversation.calls),
-                is_subagent=bool(agent),
-                has_text=self._with_text,
-            )
+            transcript = conversation.build(id, self._session, self._project, CLIENT)
+            if transcript is not None:
+                yield msgspec.structs.replace(transcript, is_subagent=bool(agent), has_text=self._with_text)
 
 
 def _has_tool_results(content: msgspec.Raw) -> bool:
@@ -253,7 +220,24 @@ def _has_tool_results(content: msgspec.Raw) -> bool:
     return raw.startswith(b"[") and b'"tool_result"' in raw
 
 
-def _usage(reported: UsageCounters) -> Usage:
+def _list_blocks(content: msgspec.Raw) -> list[_Block]:
+    """The blocks with their sizes; content that is no list of blocks counts as one text."""
+    if bytes(content).startswith(b"["):
+        try:
+            return _decode_blocks(content)
+        except DAMAGED:
+            pass
+    return [_Block("text", text=content)]
+
+
+def measure_content(raw: msgspec.Raw) -> int:
+    """The size of a message's content in bytes; an image, in whichever client's format, has a fixed size."""
+    data = bytes(raw)
+    has_image = b'"base64"' in data or b"base64," in data or b'"inlineData"' in data
+    return IMAGE_BYTES if has_image else len(data)
+
+
+def _read_usage(reported: UsageCounters) -> Usage:
     by_ttl = reported.cache_creation or CacheCreation()
     written_1h = clamp_token_count(by_ttl.ephemeral_1h_input_tokens)
     written = max(

@@ -28,7 +28,7 @@ from holdfast.planning.policies.fixed import TEXT_BLOCK_START
 from holdfast.planning.policies.peers import new_compared_policies
 from holdfast.planning.policy import PlanningMoment
 from holdfast.providers.registry import find_adapter
-from holdfast.replay.prompt_layouts import LAYOUTS
+from holdfast.replay.comparison import LAYOUTS
 from holdfast.replay.size_estimate import PolicyTrack
 from holdfast.types.blocks import Role
 from holdfast.types.prompt import PromptSection, Stability

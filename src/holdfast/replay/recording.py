@@ -27,7 +27,8 @@ class RecordedCall(msgspec.Struct, frozen=True):
 
     `kept_entries` is how many history entries of the earlier conversation come before `added`: all of them if it is
     None, none after a compaction. The reply to the previous call counts as one entry. `system_suffix` is text after
-    the stable system prompt, in this request only.
+    the stable system prompt, in this request only. `sources` says where the bytes come from that it added to the
+    prompt; `thinking_tokens` are the part of the output that the client recorded as thinking.
     """
 
     at: float
@@ -39,12 +40,27 @@ class RecordedCall(msgspec.Struct, frozen=True):
     model: str | None = None
     kept_entries: int | None = None
     system_suffix: str = ""
+    sources: tuple["SourceSize", ...] = ()
+    thinking_tokens: int = 0
 
     @property
     def next_waits_for(self) -> WaitsFor:
         """What the next call waits for: the tools that the reply calls, or the user who reads it."""
         calls_tools = self.reply is not None and any(isinstance(block, ToolUse) for block in self.reply.content)
         return "tool" if calls_tools else "user"
+
+
+class SourceSize(msgspec.Struct, frozen=True):
+    """The bytes that the results of one tool, or one of the sources below, added to a prompt."""
+
+    name: str
+    results: int
+    bytes: int
+
+
+USER_TEXT = "(user text)"
+REPLIES = "(replies)"
+"""Names of sources that are no tools; no tool name has parentheses."""
 
 
 class Recording(msgspec.Struct, frozen=True):
@@ -61,12 +77,24 @@ class Recording(msgspec.Struct, frozen=True):
         return self.calls[0].at if self.calls else 0.0
 
 
+class CallBill(msgspec.Struct, frozen=True):
+    """What the ledger says about a call: its cost, and the verdict on what it lost."""
+
+    cost_usd: Decimal
+    cause: str = ""
+    component: str = ""
+    lost_tokens: int = 0
+    lost_usd: Decimal = Decimal(0)
+    is_unpriced: bool = False
+
+
 class Transcript(msgspec.Struct, frozen=True):
     """A recording with its session and the ids of its calls, so that copies of a call can be recognised.
 
     `call_ids` has one id per call. `previous_call` is the call before the first one, if that is counted in another
-    transcript. If not `has_text`, calls have sizes and times but no text. `cache_storage_usd` was paid for the storage
-    of explicit caches.
+    transcript. If not `has_text`, calls have sizes and times but no text. `cache_storage_usd` was paid for explicit
+    caches and pings. `client` is the program that recorded it. `bills` has, for a stored session, what the ledger says
+    about each call.
     """
 
     recording: Recording
@@ -77,6 +105,8 @@ class Transcript(msgspec.Struct, frozen=True):
     has_text: bool = False
     previous_call: RecordedCall | None = None
     cache_storage_usd: Decimal = Decimal(0)
+    client: str = ""
+    bills: tuple[CallBill, ...] = ()
 
 
 def deduplicate_transcripts(transcripts: Iterable[Transcript], *, since: float = 0.0) -> list[Transcript]:
@@ -103,8 +133,151 @@ def deduplicate_transcripts(transcripts: Iterable[Transcript], *, since: float =
             before = calls[fresh[0] - 1][1] if fresh[0] else transcript.previous_call
             ids, kept_calls = zip(*(calls[at] for at in fresh), strict=True)
             recording = msgspec.structs.replace(transcript.recording, calls=kept_calls)
-            unique.append(msgspec.structs.replace(transcript, recording=recording, call_ids=ids, previous_call=before))
+            bills = tuple(transcript.bills[at] for at in fresh) if transcript.bills else ()
+            changes = {"recording": recording, "call_ids": ids, "previous_call": before, "bills": bills}
+            unique.append(msgspec.structs.replace(transcript, **changes))
     return sorted(unique, key=lambda transcript: (transcript.recording.started_at, transcript.recording.id))
+
+
+class _CallInProgress:
+    """One call, as far as its records have been read."""
+
+    def __init__(self, at: float, waited_for: WaitedFor, model: str, *, kept: int | None) -> None:
+        self.at, self.replied_at, self.waited_for, self.model, self.kept = at, at, waited_for, model, kept
+        self.usage, self.thinking_tokens = Usage(), 0
+        self.added: tuple[HistoryEntry, ...] = ()
+        self.reply: tuple[Block, ...] = ()
+        self.sources: tuple[SourceSize, ...] = ()
+
+    def to_recorded_call(self) -> RecordedCall:
+        return RecordedCall(
+            at=self.at,
+            replied_at=self.replied_at,
+            waited_for=self.waited_for,
+            added=self.added,
+            reply=HistoryEntry("assistant", self.reply) if self.reply else None,
+            usage=self.usage,
+            model=self.model,
+            kept_entries=self.kept,
+            sources=self.sources,
+            thinking_tokens=self.thinking_tokens,
+        )
+
+
+class ConversationBuilder:
+    """One conversation, built from a client's records in file order: the order in which the cache saw the requests.
+
+    `_entry_count` counts the history entries so far, and `_position_of_record` maps a record to that count, so that a
+    user who goes back and edits an earlier message is recognised.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[str, _CallInProgress] = {}
+        self._last: _CallInProgress | None = None
+        self._position_of_record: dict[str, int] = {}
+        self._tool_names: dict[str, str] = {}
+        self._sizes: dict[str, list[int]] = {}
+        self._entry_count = self._sent_count = 0
+        self._added: list[HistoryEntry] = []
+        self._kept: int | None = None
+        self._waited_for: WaitedFor = "start"
+        self._at: float | None = None
+
+    def compact(self) -> None:
+        """A compaction: only the summary that follows continues the conversation."""
+        self._added, self._entry_count, self._sent_count = [], 0, 0
+        self._position_of_record.clear()
+        self._sizes.clear()
+        self._kept = 0 if self._last else None
+
+    def go_back_to(self, parent: str | None) -> None:
+        """The user edits an earlier message: what was sent after its parent record is no longer sent."""
+        position = self._position_of_record.get(parent or "", self._entry_count)
+        if position < self._sent_count:
+            self._entry_count = self._kept = position
+            self._added = []
+            self._sizes.clear()
+
+    def add_input(self, at: float | None, *, by_user: bool, entry: HistoryEntry | None = None) -> None:
+        """Input of the next request: a user message, tool results, a reminder."""
+        if entry is None or entry.content:
+            self._entry_count += 1
+            self._added += [entry] if entry else []
+        user_waited = by_user or self._waited_for == "user"
+        self._waited_for = "start" if self._last is None else "user" if user_waited else "tool"
+        self._at = at if at is not None else self._at
+
+    def add_size(self, source: str, byte_count: int) -> None:
+        size = self._sizes.setdefault(source, [0, 0])
+        size[0] += 1
+        size[1] += byte_count
+
+    def name_tool_call(self, call_id: str, tool: str) -> None:
+        self._tool_names[call_id] = tool
+
+    def add_result_size(self, call_id: str, byte_count: int) -> None:
+        """The size of the result of a tool call that was named before."""
+        self.add_size(self._tool_names.get(call_id, "(unknown tool)"), byte_count)
+
+    def add_reply(
+        self,
+        call_id: str,
+        model: str,
+        usage: Usage,
+        at: float | None,
+        *,
+        thinking_tokens: int = 0,
+        blocks: tuple[Block, ...] = (),
+    ) -> None:
+        """A part of a reply; the first part marks the call. Parts repeat the usage with a growing output count."""
+        call = self.calls.get(call_id)
+        if call is None:
+            call = self.calls[call_id] = self._begin(model, at)
+        call.usage = merge_usage_reports(call.usage, usage)
+        call.thinking_tokens = min(max(call.thinking_tokens, thinking_tokens), call.usage.output)
+        call.reply += blocks
+        call.replied_at = max(call.replied_at, at if at is not None else call.at)
+
+    def _begin(self, model: str, replied_at: float | None) -> _CallInProgress:
+        # Without a timestamp on the input, that of the reply is the closest.
+        at = self._at if self._at is not None else replied_at
+        started_at = infer_start(self._last.at if self._last else None, at, self._waited_for)
+        call = self._last = _CallInProgress(started_at, self._waited_for, model, kept=self._kept)
+        call.added = tuple(self._added)
+        call.sources = tuple(SourceSize(name, *size) for name, size in self._sizes.items())
+        self._entry_count += 1
+        self._sent_count = self._entry_count
+        self._added, self._kept, self._waited_for, self._at = [], None, "tool", None
+        self._sizes.clear()
+        return call
+
+    def remember_record(self, id: str | None) -> None:
+        """Remember the position of a record; records without content can be parents of others too."""
+        if id is not None:
+            self._position_of_record[id] = self._entry_count
+
+    def build(self, id: str, session: str, project: str, client: str) -> Transcript | None:
+        """None if no call was recorded."""
+        if not self.calls:
+            return None
+        calls = tuple(call.to_recorded_call() for call in self.calls.values())
+        first = calls[0].usage.tokens_sent if calls[0].usage else None
+        recording = Recording(id, "", (), calls, first or None)
+        return Transcript(recording, session, project, tuple(self.calls), client=client)
+
+
+# Assumed idle times where a recording has no timestamps.
+TOOL_IDLE_SECONDS = 8.0
+USER_IDLE_SECONDS = 60.0
+
+
+def infer_start(previous_at: float | None, input_at: float | None, waited_for: WaitedFor) -> float:
+    """A request starts when its last input was available, and never before the previous request."""
+    if previous_at is None:
+        return input_at if input_at is not None else 0.0
+    if input_at is not None:
+        return max(input_at, previous_at)
+    return previous_at + (USER_IDLE_SECONDS if waited_for == "user" else TOOL_IDLE_SECONDS)
 
 
 class ReplayPrompt:

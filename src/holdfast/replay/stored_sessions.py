@@ -1,9 +1,11 @@
 """Converts the event log of a stored session into a recording: what each call added to the prompt, and its usage."""
 
 from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
 
 import msgspec
 
+from holdfast.catalog.lookup import Models
 from holdfast.compaction.view import apply_compaction, count_leading_summaries
 from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CacheControlsApplied
@@ -18,20 +20,24 @@ from holdfast.events.payloads.session import (
     SessionStarted,
     TurnStarted,
 )
-from holdfast.ledger.calls import explicit_cache_cost_usd
+from holdfast.ledger.accounting import LedgerEntry, iter_entries
+from holdfast.ledger.calls import explicit_cache_cost_usd, ping_cost_usd
 from holdfast.planning.policy import WaitedFor
 from holdfast.recovery.history_edits import apply_repair
-from holdfast.replay.recording import RecordedCall, Recording, Transcript
-from holdfast.types.blocks import Text
+from holdfast.replay.recording import REPLIES, USER_TEXT, CallBill, RecordedCall, Recording, SourceSize, Transcript
+from holdfast.types.blocks import Text, Thinking, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry, Stability, drop_thinking
 from holdfast.types.tool_spec import ToolSpec
 from holdfast.types.usage import Usage
 
 
-def build_stored_transcript(events: Iterable[Event], session_id: str) -> Transcript | None:
+def build_stored_transcript(
+    events: Iterable[Event], session_id: str, models: Models | None = None
+) -> Transcript | None:
     """None if no call was paid for. Calls are in the order in which they started.
 
-    The log of a wrapped client's session has no text, so its calls have only sizes.
+    The log of a wrapped client's session has no text, so its calls have only sizes. With `models`, what the ledger
+    says about each call is included.
     """
     logged = list(events)
     fold = _Fold()
@@ -42,14 +48,25 @@ def build_stored_transcript(events: Iterable[Event], session_id: str) -> Transcr
         return None
     calls = _build_calls(tuple(paid.values()))
     first = calls[0].usage.tokens_sent if calls[0].usage else 0
+    bills = {entry.record.request_id: _build_bill(entry) for entry in iter_entries(logged, models)} if models else {}
     return Transcript(
         Recording(session_id, fold.system, fold.tools, calls, first or None),
         session_id,
         fold.project,
         tuple(paid),
         has_text=any(call.added for call in calls),
-        cache_storage_usd=explicit_cache_cost_usd(logged),
+        cache_storage_usd=explicit_cache_cost_usd(logged) + ping_cost_usd(logged),
+        client="Holdfast",
+        bills=tuple(bills.get(id, CallBill(Decimal(0))) for id in paid) if models else (),
     )
+
+
+def _build_bill(entry: LedgerEntry) -> CallBill:
+    cost, verdict = entry.record.cost_usd, entry.verdict
+    if verdict is None:
+        return CallBill(cost, is_unpriced=entry.is_unpriced)
+    loss = (verdict.kind, verdict.component or "", verdict.lost_tokens, verdict.lost_usd)
+    return CallBill(cost, *loss, is_unpriced=entry.is_unpriced)
 
 
 class _StoredCall(msgspec.Struct):
@@ -69,15 +86,57 @@ class _StoredCall(msgspec.Struct):
 def _build_calls(stored_calls: Sequence[_StoredCall]) -> tuple[RecordedCall, ...]:
     calls: list[RecordedCall] = []
     sent: tuple[HistoryEntry, ...] = ()
+    tool_names: dict[str, str] = {}
+    previous_reply: HistoryEntry | None = None
     for call in stored_calls:
         shared = _count_shared(sent, call.entries) if not call.new_epoch else 0
         waited: WaitedFor = "start" if not calls else "user" if call.by_user else "tool"
         added, kept = call.entries[shared:], shared if shared < len(sent) else None
+        # A reply that is history by now is among the added entries; it is measured once, with its call.
+        measured = [entry for entry in added if entry is not previous_reply]
+        sources = _measure_sources(measured, previous_reply, tool_names)
         calls.append(
-            RecordedCall(call.at, call.replied_at, waited, added, call.reply, call.usage, call.model, kept, call.suffix)
+            RecordedCall(
+                at=call.at,
+                replied_at=call.replied_at,
+                waited_for=waited,
+                added=added,
+                reply=call.reply,
+                usage=call.usage,
+                model=call.model,
+                kept_entries=kept,
+                system_suffix=call.suffix,
+                sources=sources,
+                thinking_tokens=_estimate_thinking(call.reply, call.usage),
+            )
         )
+        previous_reply = call.reply
         sent = call.entries + ((call.reply,) if call.reply is not None else ())
     return tuple(calls)
+
+
+def _measure_sources(
+    added: Iterable[HistoryEntry], reply: HistoryEntry | None, tool_names: dict[str, str]
+) -> tuple[SourceSize, ...]:
+    sizes: dict[str, list[int]] = {}
+    for entry in (*((reply,) if reply is not None else ()), *added):
+        for block in entry.content:
+            if isinstance(block, ToolUse):
+                tool_names[block.id] = block.name
+            is_result = isinstance(block, ToolResult)
+            name = REPLIES if entry.role == "assistant" else USER_TEXT
+            size = sizes.setdefault(tool_names.get(block.tool_use_id, "(unknown tool)") if is_result else name, [0, 0])
+            size[0] += 1
+            size[1] += len(msgspec.json.encode(block))
+    return tuple(SourceSize(name, *size) for name, size in sizes.items())
+
+
+def _estimate_thinking(reply: HistoryEntry | None, usage: Usage | None) -> int:
+    """The share of a reply's bytes that is thinking, of its output; 0 where the thinking is not stored."""
+    blocks = reply.content if reply is not None else ()
+    thinking = sum(len(block.text) for block in blocks if isinstance(block, Thinking))
+    others = sum(len(msgspec.json.encode(block)) for block in blocks if not isinstance(block, Thinking))
+    return (usage.output if usage else 0) * thinking // (thinking + others) if thinking else 0
 
 
 def _count_shared(previous: Sequence[HistoryEntry], current: Sequence[HistoryEntry]) -> int:

@@ -12,16 +12,13 @@ import msgspec
 from holdfast.errors import UserError
 from holdfast.planning.policy import WaitedFor
 from holdfast.providers.anthropic.blocks import decode_anthropic_block, is_blank_text
-from holdfast.replay.recording import RecordedCall, Recording
+from holdfast.replay.recording import RecordedCall, Recording, infer_start
 from holdfast.types.blocks import Block, Text
 from holdfast.types.prompt import HistoryEntry
 from holdfast.types.tool_spec import ToolSpec
 from holdfast.types.usage import Usage
 
 LINE_BYTES_MAX = 256 * 1024 * 1024  # One line is one whole conversation, and must fit into memory.
-# Assumed idle times where a trace has no timestamps.
-TOOL_IDLE_SECONDS = 8.0
-USER_IDLE_SECONDS = 60.0
 TRACE_SUFFIXES = (".jsonl", ".jsonl.gz")
 OPENING_TEXT = "(The assistant speaks first.)"
 """Placed before a conversation that starts with an assistant message, because a request must start with the user."""
@@ -182,15 +179,6 @@ def _list_calls(trace: _Line, summaries: dict[int, str]) -> tuple[RecordedCall, 
             )
             added, kept, waited_for, at = [], None, "tool", None
     return tuple(calls)
-
-
-def infer_start(previous_at: float | None, input_at: float | None, waited_for: WaitedFor) -> float:
-    """A request starts when its last input was available, and never before the previous request."""
-    if previous_at is None:
-        return input_at if input_at is not None else 0.0
-    if input_at is not None:
-        return max(input_at, previous_at)
-    return previous_at + (USER_IDLE_SECONDS if waited_for == "user" else TOOL_IDLE_SECONDS)
 
 
 def _extend_reply(call: RecordedCall, entry: HistoryEntry) -> RecordedCall:

@@ -16,7 +16,6 @@ from holdfast.ledger.accounting import LedgerEntry, iter_entries
 from holdfast.ledger.analytics.queries import LedgerScope
 from holdfast.ledger.cache.prompt_cache import compute_cache_stats
 from holdfast.ledger.calls import compute_turn_costs
-from holdfast.ledger.report import build_report
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
@@ -248,7 +247,7 @@ async def test_reports_count_only_calls_to_a_provider() -> None:
     for _ in range(2):
         async with Session.create(**account.options()) as session:
             await session.send("So?")
-    assert build_report(account.store.cost_queries(), LedgerScope(simulated=True)).total.calls == 1
+    assert account.store.cost_queries().totals(LedgerScope(simulated=True)).calls == 1
     (turn,) = compute_turn_costs(account.store.read(session.id), shipped_models())
     assert turn.cost_usd == turn.uncached_cost_usd == 0
 

@@ -8,6 +8,7 @@ import pytest
 from holdfast.errors import ProviderError
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.openai_responses import openai_responses
+from holdfast.providers.tolerant_decode import decode_request_tolerantly
 from holdfast.providers.wire_request import BODY_BYTES_MAX
 from holdfast.types.blocks import (
     Base64Source,
@@ -383,3 +384,15 @@ def test_bytes_that_are_not_utf8_are_refused() -> None:
 
 def test_a_request_that_is_too_large_is_refused() -> None:
     assert f"more than {BODY_BYTES_MAX} bytes" in refusal_message(b" " * (BODY_BYTES_MAX + 1))
+
+
+def test_an_observed_item_is_the_same_in_whatever_order_its_members_are() -> None:
+    """Codex sends a `custom_tool_call` back with its members in an order of its own."""
+    item = {"type": "custom_tool_call", "id": "ctc_1", "call_id": "call_1", "name": "run", "input": "ls"}
+    bodies = [
+        json.dumps({"model": "gpt-5.6", "input": [dict(order)]}).encode()
+        for order in (item.items(), reversed(item.items()))
+    ]
+    first, second = (decode_request_tolerantly(openai_responses, body, {}).wire.prompt for body in bodies)
+    assert first == second
+    assert openai_responses.decode_request(bodies[0]).prompt != openai_responses.decode_request(bodies[1]).prompt

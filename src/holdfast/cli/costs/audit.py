@@ -1,160 +1,142 @@
-"""`holdfast audit`: what the sessions on this disk spent, what cache misses cost, and what Holdfast would save."""
+"""`holdfast audit`: where the money of the sessions on this disk went, of whichever client, and what to do about it."""
 
-import datetime
 import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.format import format_count, print_json
-from holdfast.cli.open_store import load_configured_models, open_configured_store
+from holdfast.cli.costs.report import audit_stored_sessions, parse_scope, spending_options, write_spending
+from holdfast.cli.format import format_count
+from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
 from holdfast.errors import UserError
-from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from holdfast.replay.audit import AuditedSession, AuditReport
+    from holdfast.catalog.lookup import Models
+    from holdfast.ledger.spending import ConversationSpending, Spending
+    from holdfast.replay.audit import AuditScope
+    from holdfast.replay.comparison import PolicyRow
     from holdfast.replay.recording import Transcript
-    from holdfast.replay.trace_files import BrokenLine
 
-    Read = Iterator[Transcript | BrokenLine]
-
-LIMIT = 20
 CANDIDATES_MAX = 5
-ID_CHARACTERS = 8
-PROJECT_CHARACTERS_MAX = 24
-PROJECT_CHARACTERS_NARROW = 12
-NARROW_COLUMNS = 110
-"""On a narrower terminal the model column is dropped and project names are cut shorter."""
-
-DATED_FROM_SECONDS = 365 * 86_400.0
-"""Timestamps in 1970 are relative to the start of a recording, so they have no date."""
-
-EQUAL_COST_SHARE = 0.005
-"""Cost differences below this share are within the error of the estimate and are reported as equal."""
-
 SQLITE_HEADER = b"SQLite format 3\0"
-
-CAUSE_MEANINGS = {
-    "expired": "no call came before the TTL ended",
-    "edited": "the client removed messages it had sent before",
-    "prefix changed": "tools, system prompt or settings changed",
-    "lost": "the provider evicted it, or the client changed it unseen",
-    "unexplained": "only part of the prefix was read",
-    "model changed": "each model has its own cache",
-    "uncached": "the previous call wrote nothing to the cache",
-}
-"""Cause of a cache miss -> explanation for the user."""
+WORKERS_MAX = 2
 
 
 @click.command("audit")
 @click.argument("path", required=False)
-@click.option("--session", "wanted", metavar="ID", help="Only this session; the start of its id is enough.")
-@click.option("--since", type=click.DateTime(formats=["%Y-%m-%d"]), help="Only calls from this day on (UTC).")
-@click.option("--simulated", is_flag=True, help="Include simulated sessions of a store.")
-@click.option("--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="Sessions to list.")
+@spending_options
 @click.option("--rivals", is_flag=True, help="Also replay every other cache policy; slow.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON, with all sessions.")
 def command(
     *,
     path: str | None,
+    since: str | None,
+    until: str | None,
     wanted: str | None,
-    since: datetime.datetime | None,
+    project: str | None,
+    model: str | None,
     simulated: bool,
     limit: int,
-    rivals: bool,
+    html: str | None,
     as_json: bool,
+    as_csv: bool,
+    verbose: bool,
+    rivals: bool,
 ) -> None:
-    """Show what was spent, what cache misses cost and why, and what Holdfast's plan would have cost.
+    """Show where the money went, what cache misses cost and why, and what to do about it.
 
-    PATH is a folder of Claude Code transcripts, a single transcript, or a Holdfast store. Without PATH, Claude Code's
-    own folder is used if it exists, otherwise the configured store. Nothing leaves this machine.
+    PATH is a folder of transcripts, a single one, or a Holdfast store. Without PATH, the folders of Claude Code, Codex,
+    Gemini CLI, opencode and pi are read, or the configured store if there is none. Nothing leaves this machine.
     """
     import msgspec
 
-    from holdfast.cli.tables import track_progress
-    from holdfast.replay.audit import Audit, replay_transcripts
-    from holdfast.replay.recording import Transcript, deduplicate_transcripts
-    from holdfast.replay.trace_files import BrokenLine
+    from holdfast.cli.costs.replay import print_policies
 
-    models = load_configured_models()
-    audit = Audit(models)
-    start_at = since.replace(tzinfo=datetime.UTC).timestamp() if since else 0.0
-    query = AuditQuery(start_at, rivals, simulated or wanted is not None, [])
-    location, items = _find_transcripts(path, query)
-    transcripts: list[Transcript] = []
-    for item in items:
-        if isinstance(item, BrokenLine):
-            audit.skip_line(item)
-        else:
-            transcripts.append(item)
-    # A resumed or forked transcript repeats the calls of the one it continues: count each call once.
-    chosen = _select_session(deduplicate_transcripts(transcripts, since=start_at), wanted)
-    for transcript in track_progress(chosen, "conversations", len(chosen)):
-        audit.add_transcript(transcript)
-    report = audit.build_report()
-    if not report.calls:
-        when = f" since {since:%Y-%m-%d}" if since else ""
-        skipped = (f"{format_count(report.broken_lines, 'line')} could not be read", *_describe_left_out(query))
-        raise UserError(f"no call with reported usage{when} in {location}; {'; '.join(skipped)}")
-    if rivals:
-        played = replay_transcripts(track_progress(chosen, "conversations played", len(chosen)), models)
-        report = msgspec.structs.replace(report, other_policies=played.build_report().policies)
-    if as_json:
-        print_json(report)
+    models, scope = load_configured_models(), parse_scope(since, until, model, verbose=verbose)
+    source = _find_source(path)
+    notes: tuple[str, ...] = ()
+    if isinstance(source, str):
+        spending, notes = _audit_store(source, scope, wanted, project, simulated=simulated)
     else:
-        _show(report, limit)
-        for line in _describe_left_out(query):
-            click.echo(line)
+        with_context = html is not None or as_json
+        spending = _audit_files(source, models, scope, wanted=wanted, project=project, with_context=with_context)
+    if not spending.total.calls:
+        when = f" since {since}" if since else ""
+        left_out = (f"{format_count(spending.broken_lines, 'line')} could not be read", *notes)
+        raise UserError(f"no call with reported usage{when} in {_describe(path, source)}; {'; '.join(left_out)}")
+    policies: tuple[PolicyRow, ...] = ()
+    if rivals:
+        policies = _replay(source, models, scope, {(row.client, row.id) for row in spending.sessions})
+    write_spending(
+        spending,
+        limit=limit,
+        html=html,
+        as_json=as_json,
+        as_csv=as_csv,
+        verbose=verbose,
+        notes=notes,
+        extra={"other_policies": msgspec.to_builtins(policies)},
+    )
+    if rivals and not (as_json or as_csv or html):
+        click.echo("\nThe same prompts under every policy (prompt costs only, estimated tokens, today's prices):")
+        print_policies(policies)
 
 
-class AuditQuery(NamedTuple):
-    """What to audit; the readers add ids of skipped simulated sessions to `skipped_ids`."""
-
-    since: float
-    with_content: bool
-    with_simulated: bool
-    skipped_ids: list[str]
+_Source = str | tuple[Path, ...]
+"""The address of a store, or transcript files."""
 
 
-def _describe_left_out(query: AuditQuery) -> "Iterator[str]":
-    if query.skipped_ids:
-        yield f"not counted: {format_count(len(query.skipped_ids), 'simulated session')}; --simulated includes them"
-
-
-def _find_transcripts(path: str | None, query: AuditQuery) -> "tuple[str, Read]":
-    """The source in words (for error messages), and its transcripts."""
-    from holdfast.stores.address import redact_address
+def _find_source(path: str | None) -> _Source:
+    from holdfast.replay.client_transcripts import find_client_files, is_opencode_database
 
     if path is None:
-        return _find_default_transcripts(query)
-    if path.startswith(("sqlite:", "postgresql:", "postgres:")) or _is_database(Path(path)):
-        return f"the store {redact_address(path)!r}", _read_store(path, query)
-    return f"the transcripts (.jsonl) at {path!r}", _read_transcripts(Path(path), query)
+        return _find_default_source()
+    if path.startswith(("sqlite:", "postgresql:", "postgres:")):
+        return path
+    if _is_database(Path(path)) and not is_opencode_database(Path(path)):
+        return path
+    return find_client_files(Path(path))
 
 
-def _find_default_transcripts(query: AuditQuery) -> "tuple[str, Read]":
+def _find_default_source() -> _Source:
+    from holdfast.replay.client_transcripts import find_client_files
     from holdfast.runtime.config import load_config
-    from holdfast.stores.address import redact_address
 
-    folders = _client_folders()
-    for folder in folders:
-        if next(folder.rglob("*.jsonl"), None) is not None:
-            return f"the transcripts of {str(folder)!r}", _read_transcripts(folder, query)
+    folders = list_client_folders(os.environ, Path.home())
+    files = tuple(file for folder in folders if folder.is_dir() for file in find_client_files(folder))
+    if files:
+        return files
     store = load_config(os.environ, workspace=Path.cwd()).db_path
     if "://" in store or Path(store).exists():
-        return f"the store {redact_address(store)!r}", _read_store(store, query)
+        return store
     searched = ", ".join(repr(str(path)) for path in (*folders, store))
-    raise UserError(f"nothing to audit: no transcripts (.jsonl) and no store at {searched}; name a folder or a store")
+    raise UserError(f"nothing to audit: no transcripts and no store at {searched}; name a folder or a store")
 
 
-def _client_folders() -> "tuple[Path, ...]":
-    """Where Claude Code stores its transcripts: below CLAUDE_CONFIG_DIR, or in one of its two default places."""
-    configured = os.environ.get("CLAUDE_CONFIG_DIR")
-    homes = (Path(configured),) if configured else (Path.home() / ".claude", Path.home() / ".config" / "claude")
-    return tuple(home / "projects" for home in homes)
+def list_client_folders(environ: Mapping[str, str], home: Path) -> tuple[Path, ...]:
+    """Where each client keeps its transcripts, whether or not it is there."""
+    claude = environ.get("CLAUDE_CONFIG_DIR")
+    claude_homes = (Path(claude),) if claude else (home / ".claude", home / ".config" / "claude")
+    codex = Path(environ.get("CODEX_HOME") or home / ".codex")
+    data = Path(environ.get("XDG_DATA_HOME") or home / ".local" / "share")
+    return (
+        *(folder / "projects" for folder in claude_homes),
+        codex / "sessions",
+        codex / "archived_sessions",
+        home / ".gemini" / "tmp",
+        Path(environ.get("OPENCODE_DATA_DIR") or data / "opencode"),
+        Path(environ.get("PI_CODING_AGENT_DIR") or home / ".pi" / "agent") / "sessions",
+    )
+
+
+def _describe(path: str | None, source: _Source) -> str:
+    from holdfast.stores.address import redact_address
+
+    if isinstance(source, str):
+        return f"the store {redact_address(source)!r}"
+    return f"the transcripts (.jsonl) at {path!r}" if path else "the transcripts of your clients"
 
 
 def _is_database(path: Path) -> bool:
@@ -165,158 +147,124 @@ def _is_database(path: Path) -> bool:
         return False
 
 
-def _read_transcripts(path: Path, query: AuditQuery) -> "Read":
+def _audit_files(
+    files: "Sequence[Path]",
+    models: "Models",
+    scope: "AuditScope",
+    *,
+    wanted: str | None,
+    project: str | None,
+    with_context: bool,
+) -> "Spending":
+    import msgspec
+
     from holdfast.cli.tables import track_progress
-    from holdfast.replay.claude_code_transcripts import find_transcript_files, read_transcript
+    from holdfast.ledger.spending import SpendingFold
+    from holdfast.replay.audit import BROKEN_LINES_REPORTED_MAX, audit_files, audit_together, find_repeated_files
 
     # A file last written before the start date cannot contain a call after it.
-    files = [file for file in find_transcript_files(path) if file.stat().st_mtime >= query.since]
-    for file in track_progress(files, "transcripts", len(files)):
-        yield from read_transcript(file, with_text=query.with_content)
+    chosen = [file for file in files if file.stat().st_mtime >= scope.since]
+    workers = min(WORKERS_MAX, os.cpu_count() or 1)
+    audits = list(track_progress(audit_files(chosen, models, scope, workers=workers), "transcripts", len(chosen)))
+    # A resumed or forked transcript repeats the calls of the one it continues: count each call once.
+    repeated = set(find_repeated_files(audits))
+    conversations = audit_together([chosen[index] for index in sorted(repeated)], models, scope) if repeated else []
+    files_of: dict[tuple[str, str], list[Path]] = {}
+    unknown = Counter[str]()
+    for index, audit in enumerate(audits):
+        for conversation in audit.conversations:
+            files_of.setdefault((conversation.client, conversation.session), []).append(chosen[index])
+        conversations += audit.conversations if index not in repeated else []
+        unknown.update(audit.unknown)
+    fold = SpendingFold()
+    for conversation in _select(conversations, wanted, project):
+        fold.add(conversation)
+    broken = [f"{line.file}:{line.line}: {line.reason}" for audit in audits for line in audit.broken]
+    spending = msgspec.structs.replace(
+        fold.build(),
+        broken_lines=sum(audit.broken_count for audit in audits),
+        broken=tuple(broken[:BROKEN_LINES_REPORTED_MAX]),
+        unknown_records=dict(unknown.most_common()),
+    )
+    return _add_context(spending, files_of) if with_context and spending.sessions else spending
 
 
-def _read_store(address: str, query: AuditQuery) -> "Read":
-    from holdfast.cli.tables import track_progress
+def _audit_store(
+    address: str, scope: "AuditScope", wanted: str | None, project: str | None, *, simulated: bool
+) -> "tuple[Spending, tuple[str, ...]]":
     from holdfast.ledger.calls import is_simulated
-    from holdfast.replay.stored_sessions import build_stored_transcript
 
     with open_configured_store(address) as log:
-        rows = log.sessions()
-        for row in track_progress(rows, "sessions", len(rows)):
-            if not query.with_simulated and is_simulated(log, row.id):
-                query.skipped_ids.append(row.id)
-                continue
-            transcript = build_stored_transcript(log.read(row.id), row.id)
-            if transcript is not None:
-                yield transcript
+        ids = [resolve_session_id(log, wanted)] if wanted else [row.id for row in log.sessions()]
+        skipped = set() if simulated or wanted else {id for id in ids if is_simulated(log, id)}
+        spending = audit_stored_sessions(log, [id for id in ids if id not in skipped], scope, project)
+    note = f"not counted: {format_count(len(skipped), 'simulated session')}; --simulated includes them"
+    return spending, (note,) if skipped else ()
 
 
-def _select_session(transcripts: "list[Transcript]", wanted: str | None) -> "list[Transcript]":
+def _select(
+    conversations: "list[ConversationSpending]", wanted: str | None, project: str | None
+) -> "list[ConversationSpending]":
+    if project is not None:
+        part = project.lower()
+        conversations = [conversation for conversation in conversations if part in conversation.project.lower()]
+        if not conversations:
+            raise UserError(f"no project has {project!r} in its path; `--json` lists all projects")
     if wanted is None:
-        return transcripts
-    matches = [transcript for transcript in transcripts if transcript.session.startswith(wanted)]
-    names = {transcript.session for transcript in matches}
-    if wanted in names:
-        return [transcript for transcript in matches if transcript.session == wanted]
-    if len(names) != 1:
+        return conversations
+    names = {conversation.session for conversation in conversations if conversation.session.startswith(wanted)}
+    chosen = {wanted} if wanted in names else names
+    if len(chosen) != 1:
         candidates = f": {', '.join(sorted(names)[:CANDIDATES_MAX])}" if names else ""
         raise UserError(
             f"{len(names) or 'no'} sessions begin with {wanted!r}{candidates}; `--json` lists all session ids"
         )
-    return matches
+    return [conversation for conversation in conversations if conversation.session in chosen]
 
 
-def _show(report: "AuditReport", limit: int) -> None:
-    from holdfast.cli.costs.replay import print_policies
-    from holdfast.cli.tables import get_table_width, print_table
+def _add_context(spending: "Spending", files_of: "dict[tuple[str, str], list[Path]]") -> "Spending":
+    """With the curve of the most expensive session's prompt sizes, which is read again for it."""
+    import msgspec
 
-    for line in _summary_lines(report):
-        click.echo(line)
-    if report.causes:
-        click.echo("")
-        rows = (
-            (row.cause, str(row.calls), f"{row.tokens:,}", _usd(row.lost_usd), CAUSE_MEANINGS.get(row.cause, ""))
-            for row in report.causes
-        )
-        print_table(("cache miss", "calls", "tokens", "lost", "meaning"), rows)
-    click.echo("")
-    headings = ("session", "date", "project", "model", "calls", "spent", "lost", "main cause", "Holdfast")
-    characters = _distinct_id_length([row.session for row in report.sessions])
-    table = [headings, *(_session_row(row, characters) for row in report.sessions[:limit])]
-    table = [_narrow_row(row) for row in table] if get_table_width() < NARROW_COLUMNS else table
-    print_table(table[0], table[1:])
-    if len(report.sessions) > limit:
-        click.echo(
-            f"{format_count(len(report.sessions) - limit, 'more session')}; raise --limit, or use --json for all"
-        )
-    if report.other_policies:
-        click.echo("\nThe same prompts under every policy (prompt costs only, estimated tokens, today's prices):")
-        print_policies(report.other_policies)
-    for line in _footnotes(report):
-        click.echo(line)
+    from holdfast.replay.audit import trace_context
+
+    worst = spending.sessions[0]
+    transcripts = _read_transcripts((), files_of[worst.client, worst.id], set())
+    own = [transcript for transcript in transcripts if transcript.session == worst.id]
+    longest = max(own, key=lambda transcript: len(transcript.recording.calls), default=None)
+    context = trace_context(longest) if longest is not None else ()
+    return msgspec.structs.replace(spending, worst_session_context=context)
 
 
-def _summary_lines(report: "AuditReport") -> "Iterator[str]":
-    sessions, calls = format_count(len(report.sessions), "session"), format_count(report.calls, "call")
-    days = f"{_day(report.from_at)} to {_day(report.to_at)}"
-    yield f"You spent {_usd(report.spent_usd)} on {calls} in {sessions}, {days}."
-    if report.cache_misses:
-        share = report.lost_usd / report.spent_usd if report.spent_usd else 0.0
-        calls_missed = f"{report.cache_misses:,} cache miss{'' if report.cache_misses == 1 else 'es'}"
-        yield f"{_usd(report.lost_usd)} of it ({share:.0%}) went to {calls_missed}."
-    else:
-        yield "No call missed the cache."
-    if any(model.takes_breakpoints for model in report.models):
-        yield f"Holdfast's plan would have cost {_range(report.planned_usd)} on the same prompts,"
-        yield f"{_describe_difference(report)}; the optimum in hindsight is about {_usd(report.optimum_usd)}."
+def _read_transcripts(
+    source: _Source, files: "Sequence[Path]", sessions: set[str], *, with_text: bool = False
+) -> "list[Transcript]":
+    from holdfast.replay.client_transcripts import read_client_file
+    from holdfast.replay.recording import Transcript
+    from holdfast.replay.stored_sessions import build_stored_transcript
+
+    if isinstance(source, str):
+        with open_configured_store(source) as log:
+            stored = [build_stored_transcript(log.read(id), id) for id in sorted(sessions)]
+        return [transcript for transcript in stored if transcript is not None]
+    items = (item for file in files for item in read_client_file(file, with_text=with_text))
+    return [item for item in items if isinstance(item, Transcript)]
 
 
-def _describe_difference(report: "AuditReport") -> str:
-    # planned_usd is (lowest, highest) cost; the highest cost gives the lowest saving.
-    low, high = (report.spent_usd - cost for cost in reversed(report.planned_usd))
-    if max(abs(low), abs(high)) < EQUAL_COST_SHARE * report.spent_usd:
-        return "about what you spent"
-    if low >= 0:
-        return f"{_range((low, high))} less"
-    if high < 0:
-        return f"{_range((-high, -low))} more"
-    return f"between {_usd(-low)} more and {_usd(high)} less"
+def _replay(
+    source: _Source, models: "Models", scope: "AuditScope", wanted: set[tuple[str, str]]
+) -> "tuple[PolicyRow, ...]":
+    from holdfast.cli.tables import track_progress
+    from holdfast.replay.audit import replay_transcripts
+    from holdfast.replay.recording import deduplicate_transcripts
 
-
-def _footnotes(report: "AuditReport") -> "Iterator[str]":
-    yield "\nPrices are those of each day. Plan costs are estimates from prompt sizes and times;"
-    yield "they are a range because no provider documents whether a 1h breakpoint also extends"
-    yield "the 5m prefix before it."
-    unpriced = [model for model in report.models if model.spent_usd is None]
-    if unpriced:
-        names = ", ".join(strip_control_characters(model.model) or "unnamed" for model in unpriced)
-        tokens = sum(model.usage.tokens_sent + model.usage.output for model in unpriced)
-        calls = format_count(sum(model.calls for model in unpriced), "call")
-        yield f"No price is known for {names}: {calls} with {format_count(tokens, 'token')} are not included."
-    if report.broken_lines:
-        first = report.broken[0]
-        where = strip_control_characters(f"{first.file}:{first.line}: {first.reason}")
-        yield f"skipped: {format_count(report.broken_lines, 'broken line')}, the first at {where}"
-
-
-def _distinct_id_length(ids: "Sequence[str]") -> int:
-    """The shortest length, from ID_CHARACTERS on, at which all shortened ids differ."""
-    longest = max(map(len, ids), default=ID_CHARACTERS)
-    lengths = range(ID_CHARACTERS, longest)
-    return next((length for length in lengths if len({id[:length] for id in ids}) == len(ids)), longest)
-
-
-def _session_row(row: "AuditedSession", id_characters: int) -> tuple[str, ...]:
-    project = row.project.replace("\\", "/").rstrip("/").rpartition("/")[2]
-    agents = f"+{row.subagents}" if row.subagents else ""
+    files = () if isinstance(source, str) else source
+    transcripts = _read_transcripts(source, files, {session for _, session in wanted}, with_text=True)
+    chosen = [
+        transcript
+        for transcript in deduplicate_transcripts(transcripts, since=scope.since)
+        if (transcript.client, transcript.session) in wanted
+    ]
     return (
-        row.session[:id_characters],
-        _day(row.started_at),
-        project[:PROJECT_CHARACTERS_MAX],
-        row.model.rpartition(":")[2].removeprefix("claude-"),
-        f"{row.calls}{agents}",
-        _usd(row.spent_usd),
-        _usd(row.lost_usd),
-        row.main_cause,
-        _range(row.planned_usd).replace(" to ", "-"),
+        replay_transcripts(track_progress(chosen, "conversations played", len(chosen)), models).build_report().policies
     )
-
-
-def _narrow_row(row: "Sequence[str]") -> tuple[str, ...]:
-    session, date, project, _, *rest = row
-    return session, date, project[:PROJECT_CHARACTERS_NARROW], *rest
-
-
-def _usd(amount: float) -> str:
-    return f"${amount:,.2f}" if amount >= 1 else f"${amount:.4f}"
-
-
-def _range(amounts: tuple[float, float]) -> str:
-    low, high = map(_usd, amounts)
-    return low if low == high else f"{low} to {high[1:]}"
-
-
-def _day(at: float) -> str:
-    if at < DATED_FROM_SECONDS:
-        return "undated"
-    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%d")

@@ -1,71 +1,182 @@
-"""`holdfast report`: what stored sessions spent, saved and lost."""
+"""`holdfast report`: where the money of stored sessions went; and how `report` and `audit` print that."""
 
+import csv
 import datetime
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from holdfast.cli.format import format_count, format_usd, print_json
-from holdfast.cli.open_store import open_configured_store, resolve_session_id
-from holdfast.cli.options import db_option, json_option
+from holdfast.cli.format import format_count, print_json
+from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
+from holdfast.cli.options import db_option
 from holdfast.clock import system_clock
 from holdfast.errors import UserError
 from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
-    from holdfast.ledger.analytics.queries import Amounts, SessionAmounts, UnpricedUsage
-    from holdfast.ledger.report import CostReport
+    from holdfast.ledger.spending import SessionSpending, Spending, SpendingRow
+    from holdfast.replay.audit import AuditScope
+    from holdfast.stores.open import Store
 
 LIMIT = 10
+SESSIONS_MAX = 1_000
 DAYS_SHOWN_MAX = 60
+ROWS_SHOWN_MAX = 8
+ID_CHARACTERS = 8
+PROJECT_CHARACTERS_MAX = 24
 BARS = "▁▂▃▄▅▆▇█"
 UNCACHED_TOKENS_MIN = 4_096
 """The highest cache floor of any model: a longer prompt could have been cached on every one of them."""
 UNIT_SECONDS = {"h": 3_600, "d": 86_400, "w": 604_800}
 
+CAUSE_MEANINGS = {
+    "ttl_expired": "no call came before the TTL ended",
+    "prefix_changed": "bytes that had been sent before changed",
+    "parameter_changed": "a parameter changed that cached prompts depend on",
+    "planned": "done on purpose: a compaction, another model",
+    "provider_side": "the same bytes in time, but not read",
+    "lookback_miss": "the last breakpoint was too many blocks back",
+    "model_switched": "each model has its own cache",
+    "no_breakpoint": "nothing was marked for the cache",
+    "image_rule": "the first image changes how a prompt is cached",
+    "tail_rewritten": "the end of the prompt was written again",
+    "below_floor": "shorter than the model's minimum",
+}
+"""Cause of a loss -> explanation for the user."""
+
+
+Function = TypeVar("Function", bound=Callable[..., None])
+
+
+def spending_options(command: Function) -> Function:
+    """The options that `report` and `audit` share."""
+    for option in reversed(
+        (
+            click.option("--since", metavar="7d|12h|2w|DATE", help="Only calls from then on."),
+            click.option("--until", metavar="7d|12h|2w|DATE", help="Only calls before then."),
+            click.option("--session", "wanted", metavar="ID", help="Only this session; the start of its id is enough."),
+            click.option("--project", metavar="TEXT", help="Only projects with this in their path or name."),
+            click.option("--model", metavar="TEXT", help="Only models with this in their name."),
+            click.option("--simulated", is_flag=True, help="Include simulated sessions of a store."),
+            click.option(
+                "--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="Sessions to list."
+            ),
+            click.option("--html", metavar="FILE", type=click.Path(dir_okay=False), help="Write a page with charts."),
+            click.option("--json", "as_json", is_flag=True, help="Print JSON, with all rows."),
+            click.option("--csv", "as_csv", is_flag=True, help="Print one CSV row per session."),
+            click.option("--verbose", is_flag=True, help="Show days, ranges of estimates, and unknown records."),
+        )
+    ):
+        command = option(command)
+    return command
+
 
 @click.command("report")
-@click.option("--since", metavar="7d|12h|2w|DATE", help="Only calls from then on.")
-@click.option("--session", "wanted", metavar="ID", help="Only this session; the start of its id is enough.")
-@click.option("--simulated", is_flag=True, help="Include simulated sessions.")
-@click.option("--limit", type=click.IntRange(min=1), default=LIMIT, show_default=True, help="Sessions to list.")
+@spending_options
 @db_option
-@json_option
 def command(
-    *, since: str | None, wanted: str | None, simulated: bool, limit: int, db: str | None, as_json: bool
+    *,
+    since: str | None,
+    until: str | None,
+    wanted: str | None,
+    project: str | None,
+    model: str | None,
+    simulated: bool,
+    limit: int,
+    html: str | None,
+    as_json: bool,
+    as_csv: bool,
+    verbose: bool,
+    db: str | None,
 ) -> None:
-    """Show what was spent and saved, what broke the cache, and which sessions lost most."""
+    """Show where the money of stored sessions went, what cache misses cost and why, and what to do about it."""
     import msgspec
 
-    from holdfast.ledger.analytics.queries import LedgerScope
-    from holdfast.ledger.report import build_report, iter_session_amounts
+    from holdfast.ledger.analytics.queries import (
+        LedgerScope,
+        count_failures,
+        count_unreadable_calls,
+        iter_session_amounts,
+    )
 
-    start = parse_time_option(since, system_clock()) if since else 0.0
+    scope = parse_scope(since, until, model, verbose=verbose)
     with open_configured_store(db) as log:
         wanted = wanted and resolve_session_id(log, wanted)
-        rows = [row for row in log.sessions() if row.last_event_at >= start and wanted in (None, row.id)]
-        if wanted is not None and not rows:
-            raise UserError(f"session {wanted!r} has no event since then; `holdfast sessions list` shows all")
         tables = log.cost_queries()
-        scope = LedgerScope(since=start, session_id=wanted, simulated=simulated or wanted is not None)
-        report = build_report(tables, scope)
+        window = LedgerScope(scope.since, scope.until, wanted, simulated or wanted is not None)
+        ids = [row.id for row in iter_session_amounts(tables, window)]
         # Simulated sessions cost no real money, so they are left out by default; the output says how many there are.
-        everything = msgspec.structs.replace(scope, simulated=True)
-        simulated_count = sum(1 for _ in iter_session_amounts(tables, everything)) - len(report.sessions)
-    if as_json:
-        print_json(report)
-        return
-    if report.sessions:
-        _show(report, limit)
-    if report.failures:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in report.failures.items())
-        click.echo(f"{format_count(sum(report.failures.values()), 'call')} failed: {kinds}")
-    if not (report.sessions or report.failures or simulated_count):
-        click.echo("No calls are stored yet; `holdfast demo --keep` records some, which --simulated shows.")
+        everything = msgspec.structs.replace(window, simulated=True)
+        simulated_count = sum(1 for _ in iter_session_amounts(tables, everything)) - len(ids)
+        if wanted is not None and not ids and not simulated_count:
+            raise UserError(f"session {wanted!r} has no call since then; `holdfast sessions list` shows all")
+        spending = audit_stored_sessions(log, ids[:SESSIONS_MAX], scope, project)
+        unreadable, failures = count_unreadable_calls(tables, window), count_failures(tables, window)
+    notes = []
+    if unreadable:
+        notes.append(
+            f"{format_count(unreadable, 'response')} could not be read: usage and cost are estimated by size; "
+            "`holdfast sessions show ID` names the field"
+        )
+    if failures:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in failures.items())
+        notes.append(f"{format_count(sum(failures.values()), 'call')} failed: {kinds}")
+    if len(ids) > SESSIONS_MAX:
+        notes.append(
+            f"Only the {SESSIONS_MAX:,} sessions that spent most are counted, of {len(ids):,}; --since narrows them."
+        )
     if simulated_count:
-        click.echo(f"not counted: {format_count(simulated_count, 'simulated session')}; --simulated includes them")
+        notes.append(f"not counted: {format_count(simulated_count, 'simulated session')}; --simulated includes them")
+    if not (spending.sessions or notes):
+        notes.append("No calls are stored yet; `holdfast demo --keep` records some, which --simulated shows.")
+    extra: dict[str, object] = {"unreadable_calls": unreadable, "failures": failures}
+    if not spending.sessions and not (as_json or as_csv or html):
+        for note in notes:
+            click.echo(note)
+        return
+    write_spending(
+        spending, limit=limit, html=html, as_json=as_json, as_csv=as_csv, verbose=verbose, notes=notes, extra=extra
+    )
+
+
+def audit_stored_sessions(
+    log: "Store", ids: Sequence[str], scope: "AuditScope", project: str | None = None
+) -> "Spending":
+    """Where the money of stored sessions went, by the verdicts of the ledger."""
+    import msgspec
+
+    from holdfast.cli.tables import track_progress
+    from holdfast.ledger.spending import SpendingFold
+    from holdfast.replay.audit import PriceLookup, audit_transcript, trace_context
+    from holdfast.replay.stored_sessions import build_stored_transcript
+
+    models, fold = load_configured_models(), SpendingFold()
+    prices, names = PriceLookup(models), {row.id: row.name or "" for row in log.sessions()}
+    for id in track_progress(ids, "sessions", len(ids)):
+        transcript = build_stored_transcript(log.read(id), id, models)
+        if transcript is None or (project and project.lower() not in transcript.project.lower()):
+            continue
+        conversation = audit_transcript(transcript, prices, scope)
+        if conversation is not None:
+            conversation.name = names.get(id, "")
+            fold.add(conversation)
+    spending = fold.build()
+    if not spending.sessions:
+        return spending
+    worst = build_stored_transcript(log.read(spending.sessions[0].id), spending.sessions[0].id)
+    context = trace_context(worst) if worst is not None else ()
+    return msgspec.structs.replace(spending, worst_session_context=context)
+
+
+def parse_scope(since: str | None, until: str | None, model: str | None, *, verbose: bool) -> "AuditScope":
+    from holdfast.replay.audit import AuditScope
+
+    now = system_clock()
+    start = parse_time_option(since, now) if since else 0.0
+    end = parse_time_option(until, now, option="--until") if until else 1e300
+    return AuditScope(start, end, (model or "").lower(), verbose)
 
 
 def parse_time_option(since: str, now: float, *, option: str = "--since") -> float:
@@ -79,66 +190,254 @@ def parse_time_option(since: str, now: float, *, option: str = "--since") -> flo
         raise UserError(f"{option} takes 7d, 12h, 2w or a date such as 2026-11-01, not {since[:40]!r}") from error
 
 
-def _is_uncached(amounts: "Amounts") -> bool:
-    """Whether the session sent several prompts long enough to be cached, and nothing was read or written."""
-    usage = amounts.usage
-    cached = usage.cache_read + usage.cache_write
-    return not cached and amounts.calls > 1 and usage.tokens_sent > UNCACHED_TOKENS_MIN * amounts.calls
+def write_spending(
+    spending: "Spending",
+    *,
+    limit: int,
+    html: str | None,
+    as_json: bool,
+    as_csv: bool,
+    verbose: bool,
+    notes: Sequence[str] = (),
+    extra: dict[str, object] | None = None,
+) -> None:
+    """Write the page, JSON, CSV or text that was asked for."""
+    import msgspec
+
+    if html is not None:
+        from holdfast.cli.costs.spending_page import render_spending_page
+
+        try:
+            with open(html, "w", encoding="utf-8") as file:
+                file.write(render_spending_page(spending))
+        except OSError as error:
+            raise UserError(f"{html!r} cannot be written: {error.strerror}; name another file") from error
+        click.echo(f"written: {strip_control_characters(html)}", err=True)
+    if as_json:
+        print_json({**msgspec.to_builtins(spending), **(extra or {})})
+    elif as_csv:
+        _print_csv(spending)
+    elif html is None:
+        _print_spending(spending, limit, verbose=verbose)
+        for note in notes:
+            click.echo(note)
 
 
-def _show(report: "CostReport", limit: int) -> None:
+def _print_spending(spending: "Spending", limit: int, *, verbose: bool) -> None:
     from holdfast.cli.tables import print_table
 
-    total = report.total
-    calls = f"{format_count(total.calls, 'call')} in {format_count(len(report.sessions), 'session')}"
-    unpriced_calls = sum(part.calls for part in report.unpriced)
-    if unpriced_calls < total.calls or total.spent_usd:
-        click.echo(
-            f"${total.spent_usd:.4f} spent on {calls}; "
-            f"${total.uncached_usd:.4f} without a cache: {format_usd(total.saved_usd, 4)} saved"
-        )
-    else:
-        click.echo(f"unpriced: {calls}")
-    for line in format_unpriced(report.unpriced):
+    for line in _summary_lines(spending, verbose=verbose):
         click.echo(line)
-    click.echo(
-        f"{total.usage.read_share:.1%} of prompt tokens were read from the cache, "
-        f"{total.hit_rate:.1%} of the calls hit the cache"
-    )
-    if report.unreadable_calls:
+    for headings, rows, spare in _list_tables(spending, limit, verbose=verbose):
+        click.echo("")
+        print_table(headings, rows, spare=spare)
+    if len(spending.sessions) > limit:
         click.echo(
-            f"{format_count(report.unreadable_calls, 'response')} could not be read: usage and cost are estimated by "
-            "size; `holdfast sessions show ID` names the field"
+            f"{format_count(len(spending.sessions) - limit, 'more session')}; raise --limit, or use --json for all"
         )
-    if len(report.days) > 1:
-        shown = report.days[-DAYS_SHOWN_MAX:]
-        bars = draw_sparkline([float(day.spent_usd) for day in shown])
-        click.echo(f"spent by day  {bars}  {shown[0].date} to {shown[-1].date}")
-    click.echo("")
-    if report.causes:
-        rows = (
-            (cause.kind, cause.component or "", str(cause.calls), f"{cause.tokens:,}", f"${cause.lost_usd:.4f}")
-            for cause in report.causes
-        )
-        print_table(("cache miss", "component", "calls", "tokens", "lost"), rows)
+    for line in (*_action_lines(spending), *_footnotes(spending, verbose=verbose)):
+        click.echo(line)
+
+
+def _summary_lines(spending: "Spending", *, verbose: bool) -> Iterator[str]:
+    total = spending.total
+    calls = f"{format_count(total.calls, 'call')} in {format_count(len(spending.sessions), 'session')}"
+    days = f"{_day(spending.from_at)} to {_day(spending.to_at)}"
+    without = f"; {usd(total.uncached_usd)} without a cache: {usd(total.uncached_usd - total.usd)} saved"
+    if total.unpriced_calls and not total.usd:
+        yield f"unpriced: {calls}, {days}."
     else:
-        click.echo("No cache losses are known.")
-    uncached = [session.amounts for session in report.sessions if _is_uncached(session.amounts)]
+        yield f"You spent {usd(total.usd)} on {calls}, {days}{without if total.uncached_usd else ''}."
+    usage = spending.usage
+    yield (
+        f"{usage.read_share:.1%} of prompt tokens were read from the cache, "
+        f"{total.cache_hits / total.calls if total.calls else 0:.1%} of the calls hit the cache."
+    )
+    if total.cache_misses:
+        share = total.lost_usd / total.usd if total.usd else 0
+        misses = f"{total.cache_misses:,} cache miss{'' if total.cache_misses == 1 else 'es'}"
+        yield f"{usd(total.lost_usd)} of it ({share:.0%}) went to {misses}."
+    else:
+        yield "No call is known to have lost anything."
+    if spending.takes_breakpoints:
+        planned = f"about {usd(spending.planned_usd)}"
+        if verbose and spending.planned_range_usd and spending.optimum_usd is not None:
+            low, high = map(usd, spending.planned_range_usd)
+            planned += f" ({low} to {high[1:]}, optimum in hindsight {usd(spending.optimum_usd)})"
+        yield f"Holdfast's plan would have cost {planned} on the same prompts."
+
+
+_Table = tuple[Sequence[str], Iterable[Sequence[str]], Sequence[str]]
+"""Headings, rows, and the columns that may be dropped."""
+
+
+def _list_tables(spending: "Spending", limit: int, *, verbose: bool) -> Iterator[_Table]:
+    from holdfast.ledger.spending import KIND_LABELS
+
+    total = spending.total
+    rows = [
+        (
+            KIND_LABELS[row.kind],
+            f"{row.tokens:,}",
+            _share(row.tokens, total.tokens),
+            priced_usd(row.usd, total),
+            _share(row.usd, total.usd),
+        )
+        for row in total.kinds
+    ]
+    yield ("where it went", "tokens", "share", "dollars", "share"), rows, ()
+    for heading, group in (("model", spending.models), ("project", spending.projects), ("client", spending.clients)):
+        if len(group) > 1 or heading == "model":
+            yield (heading, "calls", "tokens", "dollars", "share", "lost"), _group_rows(group, total), ()
+    if len(spending.days) > 1:
+        shown = spending.days[-DAYS_SHOWN_MAX:]
+        bars = draw_sparkline([float(day.usd) for day in shown])
+        click.echo(f"\nspent by day  {bars}  {shown[0].name} to {shown[-1].name}")
+        if verbose:
+            yield (
+                ("day", "calls", "tokens", "dollars", "share", "lost"),
+                _group_rows(spending.days, total, None),
+                (),
+            )
+    yield from _context_tables(spending)
+    losses = [
+        (
+            row.cause,
+            row.component,
+            str(row.calls),
+            f"{row.tokens:,}",
+            usd(row.lost_usd),
+            CAUSE_MEANINGS.get(row.cause, ""),
+        )
+        for row in spending.losses
+    ]
+    if losses:
+        yield ("lost to", "component", "calls", "tokens", "lost", "meaning"), losses, ("component",)
+    headings = ("session", "date", "project", "model", "calls", "tokens", "spent", "lost", "main cause", "Holdfast")
+    length = distinct_id_length([row.id for row in spending.sessions])
+    table = [_session_row(row, length) for row in spending.sessions[:limit]]
+    yield headings, table, ("tokens", "model", "Holdfast")
+
+
+def _context_tables(spending: "Spending") -> Iterator[_Table]:
+    tools = [row for row in spending.tools if row.resent_tokens][:ROWS_SHOWN_MAX]
+    if tools:
+        resent = sum(row.resent_tokens for row in spending.tools)
+        rows = [
+            (
+                row.tool,
+                f"{row.results:,}",
+                f"{row.tokens:,}",
+                f"{row.resent_tokens:,}",
+                _share(row.resent_tokens, resent),
+                priced_usd(row.usd, spending.total),
+            )
+            for row in tools
+        ]
+        yield ("sent again: results of", "results", "tokens", "sent again", "share", "dollars"), rows, ()
+    context = sum(row.context_tokens for row in spending.rereads)
+    resent = sum(row.resent_tokens for row in spending.rereads)
+    if resent:
+        steps = [
+            (
+                format_times(row.times_min, row.times_max),
+                f"{row.context_tokens:,}",
+                _share(row.context_tokens, context),
+                _share(row.resent_tokens, resent),
+            )
+            for row in spending.rereads
+            if row.context_tokens
+        ]
+        yield ("context sent again", "tokens", "of the context", "of what was sent again"), steps, ()
+
+
+def format_times(times_min: int, times_max: int | None) -> str:
+    if times_max is None:
+        return f"{times_min} times or more"
+    return f"{times_min} to {times_max} times" if times_max else "never"
+
+
+def _group_rows(
+    group: "Sequence[SpendingRow]", total: "SpendingRow", limit: int | None = ROWS_SHOWN_MAX
+) -> list[tuple[str, ...]]:
+    return [
+        (
+            shorten_name(row.name),
+            f"{row.calls:,}",
+            f"{row.tokens:,}",
+            row_usd(row),
+            _share(row.usd, total.usd),
+            priced_usd(row.lost_usd, row),
+        )
+        for row in group[:limit]
+    ]
+
+
+def _action_lines(spending: "Spending") -> Iterator[str]:
+    if not spending.actions:
+        return
+    yield "\nWhat to do:"
+    for number, action in enumerate(spending.actions, 1):
+        yield f"{number}. {action.action}: about {usd(action.usd_a_week)} a week less."
+        yield f"   How: {action.how}."
+        yield f"   Assumed: {action.assumption}."
+
+
+def _footnotes(spending: "Spending", *, verbose: bool) -> Iterator[str]:
+    yield "\nPrices are those of each day. What is saved is an estimate from prompt sizes and times."
+    for row in spending.models:
+        if row.unpriced_calls:
+            name = strip_control_characters(row.name) or "unnamed"
+            amount = f"{format_count(row.unpriced_calls, 'call')} of {name}, {row.unpriced_tokens:,} tokens"
+            yield (f'unpriced: {amount}; no sum of money contains them: add prices to [models."{name}"] in config.toml')
+    uncached = [row.amounts for row in spending.sessions if _is_uncached(row.amounts)]
     if uncached:
-        spent = sum(amounts.spent_usd for amounts in uncached)
-        click.echo(
-            f"{format_count(len(uncached), 'long session')} used no cache at all, for ${spent:.4f}; "
+        spent = sum(amounts.usd for amounts in uncached)
+        yield (
+            f"{format_count(len(uncached), 'long session')} used no cache at all, for {usd(spent)}; "
             "`holdfast sessions show ID` lists what can be fixed."
         )
-    click.echo("")
-    headings = ("session", "name", "model", "calls", "read", "spent", "saved", "lost", "main cause")
-    unpriced = Counter({part.session_id: part.calls for part in report.unpriced})
-    rows_shown = (_session_row(session, unpriced[session.id]) for session in report.sessions[:limit])
-    print_table(headings, rows_shown, spare=("saved", "model", "name"))
-    if len(report.sessions) > limit:
-        click.echo(
-            f"{format_count(len(report.sessions) - limit, 'more session')}; raise --limit, or use --json for all"
+    if spending.broken_lines:
+        first = strip_control_characters(spending.broken[0]) if spending.broken else ""
+        yield f"skipped: {format_count(spending.broken_lines, 'broken line')}, the first at {first}"
+    if verbose and spending.unknown_records:
+        kinds = ", ".join(
+            f"{strip_control_characters(kind)} ({count:,})" for kind, count in spending.unknown_records.items()
         )
+        yield f"records of unknown kinds: {kinds}"
+
+
+def _is_uncached(row: "SpendingRow") -> bool:
+    """Whether the session sent several prompts long enough to be cached, and nothing was read or written."""
+    cached = any(amount.kind.startswith("cache_") for amount in row.kinds)
+    return not cached and row.calls > 1 and row.tokens > UNCACHED_TOKENS_MIN * row.calls
+
+
+def _print_csv(spending: "Spending") -> None:
+    from holdfast.ledger.spending import KINDS
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    columns = ("session", "name", "client", "project", "model", "started", "ended", "calls", "subagents", "compactions")
+    amounts = ("tokens", "usd", "lost_usd", "planned_usd", "main_cause")
+    by_kind = tuple(f"{kind}_{unit}" for kind in KINDS for unit in ("tokens", "usd"))
+    writer.writerow((*columns, *amounts, *by_kind))
+    for row in spending.sessions:
+        kinds = {amount.kind: amount for amount in row.amounts.kinds}
+        cells = [
+            str(value)
+            for kind in KINDS
+            for value in ((kinds[kind].tokens, kinds[kind].usd) if kind in kinds else (0, 0))
+        ]
+        text = (row.id, row.name, row.client, row.project, row.model)
+        figures = (_time(row.started_at), _time(row.ended_at), row.amounts.calls, row.subagents, row.compactions)
+        money = (row.amounts.tokens, row.amounts.usd, row.amounts.lost_usd, row.planned_usd, row.main_cause)
+        writer.writerow((*map(_csv_text, text), *figures, *money, *cells))
+
+
+def _csv_text(text: str) -> str:
+    """A text that begins like a formula would be run by a spreadsheet: an apostrophe makes it text again."""
+    clean = strip_control_characters(text)
+    return f"'{clean}" if clean.startswith(("=", "+", "-", "@")) else clean
 
 
 def draw_sparkline(values: "list[float]") -> str:
@@ -148,26 +447,62 @@ def draw_sparkline(values: "list[float]") -> str:
     return "".join(BARS[min(len(BARS) - 1, int(value / top * len(BARS)))] if top else BARS[0] for value in values)
 
 
-def format_unpriced(parts: "Sequence[UnpricedUsage]") -> Iterator[str]:
-    """One line per model: the calls and tokens that no sum of money contains, and how to price them."""
-    for model in dict.fromkeys(part.model for part in parts):
-        usages = [part for part in parts if part.model == model]
-        tokens_in, tokens_out = (
-            sum(part.usage.tokens_sent for part in usages),
-            sum(part.usage.output for part in usages),
-        )
-        calls = format_count(sum(part.calls for part in usages), "call")
-        name = strip_control_characters(model) or "unnamed"
-        yield (
-            f"unpriced: {calls} of {name}, {tokens_in:,} tokens in, {tokens_out:,} out; no sum of money contains them: "
-            f'add prices to [models."{name}"] in config.toml'
-        )
+def distinct_id_length(ids: "Sequence[str]") -> int:
+    """The shortest length, from ID_CHARACTERS on, at which all shortened ids differ."""
+    longest = max(map(len, ids), default=ID_CHARACTERS)
+    lengths = range(ID_CHARACTERS, longest)
+    return next((length for length in lengths if len({id[:length] for id in ids}) == len(set(ids))), longest)
 
 
-def _session_row(session: "SessionAmounts", unpriced_calls: int) -> tuple[str, ...]:
-    amounts = session.amounts
-    money = (f"${amounts.spent_usd:.4f}", format_usd(amounts.saved_usd, 4), f"${amounts.lost_usd:.4f}")
-    if unpriced_calls:
-        money = ("unpriced", "", "") if unpriced_calls >= amounts.calls else (f"{money[0]} + unpriced", *money[1:])
-    figures = (str(amounts.calls), f"{amounts.usage.read_share:.1%}", *money)
-    return session.id, session.name or "", session.model, *figures, session.worst_verdict or ""
+def _session_row(row: "SessionSpending", id_characters: int) -> tuple[str, ...]:
+    agents = f"+{row.subagents}" if row.subagents else ""
+    return (
+        row.id[:id_characters],
+        _day(row.started_at),
+        (row.name or shorten_name(row.project))[:PROJECT_CHARACTERS_MAX],
+        row.model.rpartition(":")[2].removeprefix("claude-"),
+        f"{row.amounts.calls}{agents}",
+        f"{row.amounts.tokens:,}",
+        row_usd(row.amounts),
+        priced_usd(row.amounts.lost_usd, row.amounts),
+        row.main_cause,
+        priced_usd(row.planned_usd, row.amounts),
+    )
+
+
+def shorten_name(name: str) -> str:
+    """The last part of a path; names of models keep their provider."""
+    return name.replace("\\", "/").rstrip("/").rpartition("/")[2] or name
+
+
+def row_usd(row: "SpendingRow") -> str:
+    """The dollars of a row, and whether calls without a price are missing from them."""
+    if row.unpriced_calls and not row.usd:
+        return "unpriced"
+    return f"{usd(row.usd)} + unpriced" if row.unpriced_calls else usd(row.usd)
+
+
+def priced_usd(amount: object, row: "SpendingRow") -> str:
+    """Empty where the calls of the row have no price: nothing is known to have cost $0.00."""
+    return "" if row.unpriced_calls and not row.usd else usd(amount)
+
+
+def usd(amount: object) -> str:
+    number = float(str(amount))
+    sign, number = ("-" if number < 0 else ""), abs(number)
+    return f"{sign}${number:,.2f}" if number >= 1 else f"{sign}${number:.4f}"
+
+
+def _share(part: object, whole: object) -> str:
+    total = float(str(whole))
+    return f"{float(str(part)) / total:.1%}" if total else ""
+
+
+def _day(at: float) -> str:
+    from holdfast.ledger.spending import format_day
+
+    return format_day(at)
+
+
+def _time(at: float) -> str:
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -4,17 +4,20 @@ Requests share a tree: the root is a head (tools and system text), and every mes
 it, found by the digest of its bytes. A call therefore decodes, encodes and counts only the messages that are new in it.
 """
 
+import datetime
 import functools
 import hashlib
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal
+from typing import NamedTuple
 
 import msgspec
 
 from holdfast.catalog.lookup import price_at, utc_date
-from holdfast.catalog.schema import Model
+from holdfast.catalog.schema import Model, Price
 from holdfast.catalog.token_count import count_block_tokens
 from holdfast.planning.learned import (
     NOTHING_LEARNED,
@@ -45,6 +48,18 @@ SINGLE_CALLS_MAX = 2
 
 # Instructions of at least this size were written to be used more than once; shorter ones have to be seen twice.
 SHARED_HEAD_TOKENS_MIN = 4_096
+
+
+# Multiples of the input rate (Anthropic, "Pricing"), for a model without a known price: a plan needs nothing else.
+ASSUMED_PRICE = Price(
+    valid_from=datetime.date(2026, 1, 1),
+    input=Decimal(1),
+    output=Decimal(5),
+    cache_read=Decimal("0.1"),
+    cache_write_5m=Decimal("1.25"),
+    cache_write_1h=Decimal(2),
+    cache_write_other=Decimal("1.25"),
+)
 
 
 class RestoredConversation(msgspec.Struct, frozen=True):
@@ -176,6 +191,14 @@ class PromptOutline:
             self.first_ephemeral = max(blocks_max, self.stable_count)
 
 
+class _Path(NamedTuple):
+    """The nodes of a request, the deepest that was there before, and the conversation whose last request it extends."""
+
+    nodes: list[_Node]
+    shared: _Node
+    extends: PlannedConversation | None
+
+
 class PlannedCall(msgspec.Struct, frozen=True):
     """The plan of one request, and how to find the places of its breakpoints.
 
@@ -255,15 +278,12 @@ class ConversationPlans:
         """The plan of a request that is about to be sent. Raises `ProviderError` if it cannot be decoded."""
         with self._lock:
             head = self._find_head(adapter, row, prompt)
-            nodes, shared, tail_owner = self._walk(adapter, row, head, prompt)
-            if tail_owner is None and shared is head:
-                shared, tail_owner = self._resume(head, nodes, (prompt.scope, row.id))
-            conversation = self._continue(head, shared, tail_owner, (prompt.scope, row.id), at)
-            waited_for: WaitedFor = (
-                "start" if not conversation.memory.calls else "tool" if nodes[-1].is_tool_result else "user"
-            )
-            call = self._plan(row, conversation, nodes, prompt, (at, waited_for), shared, tail_owner)
-            self._register(conversation, nodes, call)
+            path = self._walk(adapter, row, head, prompt)
+            if path.extends is None and path.shared is head:
+                path = self._resume(head, path, (prompt.scope, row.id))
+            conversation = self._continue(head, path, (prompt.scope, row.id), at)
+            call = self._plan(row, conversation, path, prompt, at=at)
+            self._register(conversation, path.nodes, call)
             return call
 
     def mark_sent(self, call: PlannedCall, breakpoints: tuple[Breakpoint, ...]) -> PlannedCall:
@@ -296,10 +316,8 @@ class ConversationPlans:
             self._node_count += 1
         return head
 
-    def _walk(
-        self, adapter: Adapter, row: Model, head: _Head, prompt: RawPrompt
-    ) -> tuple[list[_Node], _Node, PlannedConversation | None]:
-        """The path of the request, its deepest node that was there before, and whose last request it extends."""
+    def _walk(self, adapter: Adapter, row: Model, head: _Head, prompt: RawPrompt) -> _Path:
+        """The path of the request; its new messages are decoded, encoded and counted."""
         nodes: list[_Node] = [head]
         shared: _Node = head
         tail_owner: PlannedConversation | None = None
@@ -322,12 +340,11 @@ class ConversationPlans:
             if is_known:
                 shared, tail_owner = node, node.tail_of or tail_owner
             nodes.append(node)
-        return nodes, shared, tail_owner
+        return _Path(nodes, shared, tail_owner)
 
-    def _resume(
-        self, head: _Head, nodes: Sequence[_Node], scope: tuple[str, str]
-    ) -> tuple[_Node, PlannedConversation | None]:
-        """The restored conversation that the request extends, and the node at which its last request ended."""
+    def _resume(self, head: _Head, path: _Path, scope: tuple[str, str]) -> _Path:
+        """The path with the restored conversation that the request extends, if there is one."""
+        nodes = path.nodes
         for position in range(len(nodes) - 1, 0, -1):
             digests = nodes[position].digests
             restored = self._restored.pop(digests[-1].digest, None) if digests else None
@@ -339,13 +356,12 @@ class ConversationPlans:
                 head.opened += 1
                 for node in nodes[1 : position + 1]:
                     node.owner = node.owner or conversation
-                return nodes[position], conversation
-        return head, None
+                return _Path(nodes, nodes[position], conversation)
+        return path
 
-    def _continue(
-        self, head: _Head, shared: _Node, tail_owner: PlannedConversation | None, scope: tuple[str, str], at: float
-    ) -> PlannedConversation:
+    def _continue(self, head: _Head, path: _Path, scope: tuple[str, str], at: float) -> PlannedConversation:
         """The conversation that the request belongs to: one that it extends, a branch of another, or a new one."""
+        shared, tail_owner = path.shared, path.extends
         if tail_owner is not None:
             tail_owner.rewrites = False
             if not tail_owner.is_continued:
@@ -365,20 +381,14 @@ class ConversationPlans:
         return branch
 
     def _plan(
-        self,
-        row: Model,
-        conversation: PlannedConversation,
-        nodes: Sequence[_Node],
-        prompt: RawPrompt,
-        moment: tuple[float, WaitedFor],
-        shared: _Node,
-        tail_owner: PlannedConversation | None,
+        self, row: Model, conversation: PlannedConversation, path: _Path, prompt: RawPrompt, *, at: float
     ) -> PlannedCall:
-        (at, waited_for), memory = moment, conversation.memory
-        blocks_max = self._cacheable_blocks(conversation, prompt, shared, tail_owner)
+        memory, nodes = conversation.memory, path.nodes
+        waited_for: WaitedFor = "start" if not memory.calls else "tool" if nodes[-1].is_tool_result else "user"
+        blocks_max = self._cacheable_blocks(conversation, prompt, path)
         outline = PromptOutline(nodes, blocks_max)
         idle_seconds = None if memory.last_at is None else at - memory.last_at
-        price = price_at(row, utc_date(at), outline.tokens_total)
+        price = price_at(row, utc_date(at), outline.tokens_total) if row.prices else ASSUMED_PRICE
         planning = PlanningMoment(outline, row.cache, price, at, idle_seconds, waited_for)
         plan = plan_cache(planning, memory, conversation.learned, keep_small=not memory.blocks)
         record = RequestRecord(at, plan.breakpoints, len(outline.blocks), waited_for, plan.floor_tokens)
@@ -392,24 +402,18 @@ class ConversationPlans:
             is_limited=blocks_max is not None,
         )
 
-    def _cacheable_blocks(
-        self,
-        conversation: PlannedConversation,
-        prompt: RawPrompt,
-        shared: _Node,
-        tail_owner: PlannedConversation | None,
-    ) -> int | None:
+    def _cacheable_blocks(self, conversation: PlannedConversation, prompt: RawPrompt, path: _Path) -> int | None:
         """How many leading blocks the next call is expected to repeat; None if all of them."""
         head = conversation.head
         if conversation.rewrites:
-            return shared.count
-        if tail_owner is not None or head.continued or shared is not head:
+            return path.shared.count
+        if path.extends is not None or head.continued or path.shared is not head:
             return None
         is_single = len(prompt.message_digests) <= 2
         if prompt.has_tools and (head.opened == 1 or (is_single and head.opened <= SINGLE_CALLS_MAX)):
             return None
         # Others began with this head and did not go on, or there are no tools: the client may ask single questions, or
-        # write its messages anew each time. What it repeats is seen in the next call; its head may be shared.
+        # write all its messages again each time. What it repeats is seen in the next call; its head may be shared.
         is_shared = head.opened > 1 or not is_single or sum(head.tokens) >= SHARED_HEAD_TOKENS_MIN
         return head.count if is_shared else 0
 
@@ -474,9 +478,14 @@ def _holds_tool_result(entries: Sequence[HistoryEntry]) -> bool:
     return any(isinstance(block, ToolResult) for entry in entries for block in entry.content)
 
 
-def _without_data(block: EncodedBlock) -> EncodedBlock:
+def _without_data(block: EncodedBlock, *, ephemeral: bool | None = None) -> EncodedBlock:
     return _intern_block(
-        block.layer, block.section, block.stability, block.accepts_breakpoint, block.role, block.ephemeral
+        block.layer,
+        block.section,
+        block.stability,
+        block.role,
+        accepts_breakpoint=block.accepts_breakpoint,
+        ephemeral=block.ephemeral if ephemeral is None else ephemeral,
     )
 
 
@@ -485,13 +494,13 @@ def _intern_block(
     layer: str,
     section: PromptSection,
     stability: Stability,
-    accepts_breakpoint: bool,
     role: Role | None,
+    *,
+    accepts_breakpoint: bool,
     ephemeral: bool,
 ) -> EncodedBlock:
     """One object for all blocks that the planner cannot tell apart."""
     return EncodedBlock(layer, section, stability, b"", accepts_breakpoint, role, ephemeral)
 
 
-def _as_ephemeral(block: EncodedBlock) -> EncodedBlock:
-    return _intern_block(block.layer, block.section, block.stability, block.accepts_breakpoint, block.role, True)
+_as_ephemeral = functools.partial(_without_data, ephemeral=True)

@@ -525,4 +525,6 @@ def _block_digests(wire: WireRequest) -> tuple[str, ...]:
 
 
 def _digest_block(role: Role, block: Block) -> str:
-    return short_digest(msgspec.json.encode((role, block)))
+    # Clients strip white space from a reply before they send it back, as aider does.
+    content = block.text.strip() if isinstance(block, Text) else block
+    return short_digest(msgspec.json.encode((role, content)))

@@ -12,8 +12,14 @@ from holdfast.catalog.lookup import Models, resolve_model
 from holdfast.catalog.schema import Model
 from holdfast.engine.cache.conversation_plans import ConversationPlans, PlannedCall, RestoredConversation
 from holdfast.engine.cache.single_flight import FlightKey
-from holdfast.engine.inject.anthropic_body import AnthropicBody, RawItem, append_text, is_marked
-from holdfast.engine.inject.planned_request import place_planned_breakpoints, plan_anthropic_call
+from holdfast.engine.inject.anthropic_body import (
+    AnthropicBody,
+    RawItem,
+    append_text,
+    is_marked,
+    place_planned_breakpoints,
+    plan_anthropic_call,
+)
 from holdfast.errors import UserError
 from holdfast.gateway.rewrite.openai import derive_session_id
 from holdfast.gateway.rewrite.operations import BREAKPOINTS_MISSING, TOOLS_UNSORTED, DeriveSession, RequestEdits

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from holdfast.catalog.token_count import count_cl100k_tokens
 from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.manifest.validate import MANIFEST_TOKENS_MAX, ManifestDraft
 from holdfast.instructions.migration.classify import SectionKind, applies_always, find_task_types, group_sections
@@ -20,7 +21,6 @@ from holdfast.instructions.migration.triggers import (
 from holdfast.instructions.models import Agent, LoadTriggers, ManifestEntry, MigrationMode
 from holdfast.instructions.recall.boot_stub import check_stub_size
 from holdfast.instructions.recall.ranking import DEFAULT_TOKEN_BUDGET
-from holdfast.instructions.tokens import count_cl100k_tokens
 from holdfast.instructions.uri import UnitAddress, parse_unit_uri
 
 # Below the limit, so that people can still edit a description. A manifest of 1,000 tokens has about 18 entries

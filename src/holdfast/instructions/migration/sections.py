@@ -12,7 +12,7 @@ import msgspec
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from holdfast.instructions.tokens import count_cl100k_tokens
+from holdfast.catalog.token_count import count_cl100k_tokens
 from holdfast.sources.skills.frontmatter import (
     SkillFault,
     YamlValue,

@@ -4,10 +4,10 @@ import hashlib
 
 import msgspec
 
+from holdfast.catalog.token_count import count_cl100k_tokens
 from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.models import Agent, BootStub, Manifest, format_time
 from holdfast.instructions.recall.ranking import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET
-from holdfast.instructions.tokens import count_cl100k_tokens
 from holdfast.types.blocks import Json
 
 # The limit of 500 cl100k tokens is on the body (seed 003); 450 warns before it is reached.

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from holdfast.catalog.token_count import count_cl100k_tokens
 from holdfast.instructions.models import ManifestEntry
-from holdfast.instructions.tokens import count_cl100k_tokens
 
 INDEX_HEADING = "## Instructions that can be recalled\n\n"
 

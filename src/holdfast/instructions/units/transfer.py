@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from holdfast.catalog.token_count import count_cl100k_tokens
 from holdfast.instructions.context import DEPLOYMENT_SIGNER, InstructionContext, make_agent
 from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.manifest import validate
@@ -11,7 +12,6 @@ from holdfast.instructions.manifest.validate import ManifestDraft
 from holdfast.instructions.models import Agent, Approval, AuditRecord, CoverageRun, Manifest, Probe, Signer, UnitVersion
 from holdfast.instructions.recall.boot_stub import check_stub_size
 from holdfast.instructions.store import OwnedRecord, record_owner
-from holdfast.instructions.tokens import count_cl100k_tokens
 from holdfast.instructions.units.signatures import find_unit_signer, is_signed_by_author
 from holdfast.instructions.units.write import TRUST_ENTITY, TRUST_SIGNED, check_unit_text
 from holdfast.instructions.uri import UnitAddress, is_shared_owner, parse_unit_uri

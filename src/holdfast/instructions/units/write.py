@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from holdfast.catalog.token_count import count_cl100k_tokens
 from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.context import InstructionContext, make_agent
 from holdfast.instructions.coverage.measure import measure_unit
@@ -19,7 +20,6 @@ from holdfast.instructions.manifest.approvals import (
 )
 from holdfast.instructions.models import Agent, ManifestEntry, UnitCoverage, UnitStatus, UnitVersion
 from holdfast.instructions.recall.snapshot import select_newest_units
-from holdfast.instructions.tokens import count_cl100k_tokens
 from holdfast.instructions.units.signatures import find_unit_signer, unit_message
 from holdfast.instructions.uri import UnitAddress, is_newer_than_all, is_shared_owner, parse_unit_uri
 

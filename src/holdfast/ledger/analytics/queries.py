@@ -1,7 +1,8 @@
 """Cost and analytics queries over all sessions: the protocols, and the values they return."""
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Literal, Protocol
 
@@ -308,3 +309,27 @@ def format_group_name(group_by: GroupBy, cell: object) -> GroupName:
             return start.strftime("%Y-%m-%dT%H")
         case _:
             return str(cell)
+
+
+def iter_session_amounts(
+    queries: CostQueries, scope: LedgerScope, order: SessionOrder = "spent"
+) -> Iterator[SessionAmounts]:
+    """All sessions of a scope, read page by page."""
+    offset = 0
+    while page := queries.session_amounts(scope, order=order, limit=PAGE_MAX, offset=offset):
+        yield from page
+        offset += len(page)
+
+
+def count_unreadable_calls(queries: CostQueries, scope: LedgerScope) -> int:
+    """Calls that were forwarded and charged, but whose responses could not be decoded: their usage is an estimate."""
+    return sum(outcome.calls for outcome in queries.outcomes(scope) if outcome.outcome == "unreadable")
+
+
+def count_failures(queries: CostQueries, scope: LedgerScope) -> dict[str, int]:
+    """The calls that failed, unreadable ones excepted, by error class; the most frequent first."""
+    failures: Counter[str] = Counter()
+    for outcome in queries.outcomes(scope):
+        if outcome.outcome not in ("completed", "unreadable"):
+            failures[outcome.outcome] += outcome.calls
+    return dict(failures.most_common())

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.schema import CacheRules, Model
-from holdfast.ledger.attribution import Payer
+from holdfast.ledger.money import Payer
 from holdfast.types.prompt import Plan, PrefixChange, PrefixChangeCause, PromptSection, Ttl
 from holdfast.types.reply import CacheDiagnosis
 from holdfast.types.usage import Usage

@@ -119,7 +119,7 @@ class ContextGuruPolicy(FixedPolicy):
             yield last_breakpoint_block(buffer.blocks, 0, end, section="messages"), "5m"
 
 
-# By name; `metis` and `langchain-clearing` also lay the prompt out differently, which `replay.prompt_layouts` does.
+# By name; `metis` and `langchain-clearing` also lay the prompt out differently, which `replay.comparison` does.
 RIVAL_POLICIES: Mapping[str, Callable[[str], CachePolicy]] = {
     "none": lambda name: FixedPolicy(name, fixed_rule()),
     "automatic": lambda name: FixedPolicy(name, fixed_rule((last_message_block, "5m"))),

@@ -8,8 +8,7 @@ import msgspec
 
 from holdfast import __version__
 from holdfast.errors import StoreError
-from holdfast.ledger.analytics.queries import CostQueries, LedgerScope
-from holdfast.ledger.report import count_unreadable_calls
+from holdfast.ledger.analytics.queries import CostQueries, LedgerScope, count_unreadable_calls
 from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError
 from holdfast.service.http.routes import PLAIN_TEXT, EmptyRequest, Route, RouteResponse, json_route, raw_route

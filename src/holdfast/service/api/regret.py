@@ -1,12 +1,14 @@
 """What the same prompts would have cost under the optimal caching plan, and under other tools' policies."""
 
 from collections.abc import Iterator
+from decimal import Decimal
 
 import msgspec
 
 from holdfast.catalog.lookup import Models
 from holdfast.ledger.analytics.queries import PAGE_MAX, LedgerScope
-from holdfast.replay.audit import Audit, AuditedSession, AuditReport, replay_transcripts
+from holdfast.ledger.spending import SessionSpending, Spending, SpendingFold
+from holdfast.replay.audit import AuditScope, PriceLookup, audit_transcript, replay_transcripts
 from holdfast.replay.recording import Transcript, deduplicate_transcripts
 from holdfast.replay.stored_sessions import build_stored_transcript
 from holdfast.service.api.analytics_rows import to_json_usd
@@ -57,19 +59,21 @@ class Regret(msgspec.Struct, frozen=True):
 
 def compute_regret(log: ServedLog, models: Models, scope: LedgerScope) -> Regret:
     transcripts, left_out = _transcripts(log, scope, sessions_max=SESSIONS_MAX)
-    audit = Audit(models)
+    fold, prices, ranges = SpendingFold(), PriceLookup(models), AuditScope(since=scope.since, ranges=True)
     for transcript in transcripts:
-        audit.add_transcript(transcript)
-    report = audit.build_report()
-    sessions = tuple(RegretRow(row.session, *_amounts(row)) for row in report.sessions)
-    return Regret(*_amounts(report), report.calls, sessions, left_out)
+        conversation = audit_transcript(transcript, prices, ranges)
+        if conversation is not None:
+            fold.add(conversation)
+    spending = fold.build()
+    sessions = tuple(RegretRow(row.id, *_amounts(row, row.amounts.usd)) for row in spending.sessions)
+    return Regret(*_amounts(spending, spending.total.usd), spending.total.calls, sessions, left_out)
 
 
-def _amounts(costs: AuditReport | AuditedSession) -> tuple[float, tuple[float, float], float, float]:
+def _amounts(costs: Spending | SessionSpending, spent: Decimal) -> tuple[float, tuple[float, float], float, float]:
     """What was spent, the range of our plan, the optimum, and the regret."""
-    low, high = map(to_json_usd, costs.planned_usd)
-    regret_usd = to_json_usd(costs.spent_usd - costs.optimum_usd)
-    return to_json_usd(costs.spent_usd), (low, high), to_json_usd(costs.optimum_usd), regret_usd
+    low, high = map(to_json_usd, costs.planned_range_usd or (spent, spent))
+    optimum = costs.optimum_usd if costs.optimum_usd is not None else spent
+    return to_json_usd(spent), (low, high), to_json_usd(optimum), to_json_usd(spent - optimum)
 
 
 def compute_policy_costs(log: ServedLog, models: Models, scope: LedgerScope) -> PolicyCosts:

@@ -10,6 +10,7 @@ from holdfast.catalog.schema import Model
 from holdfast.providers.json_splice import decode_json_or_none, decode_or_none, extra_field, nested_field
 from holdfast.providers.openai_responses import openai_responses
 from holdfast.providers.openai_responses.items import make_signature
+from holdfast.providers.wire_request import order_opaque_members
 from holdfast.simulator.exchange import SimulatedResponse
 from holdfast.simulator.openai.request import OpenAIInterface, parse_openai_request
 from holdfast.simulator.openai.validation import OPENAI, check_responses_calls, find_openai_model
@@ -89,7 +90,7 @@ class OpenAIResponsesApi(ProviderApi):
             return encode_json(list_openai_models(context.models))
         if name := parse_model_name(http_request.path, _MODELS):
             return encode_json(describe_openai_model(find_openai_model(name, context.models)))
-        wire = openai_responses.decode_request(http_request.body, http_request.headers)
+        wire = order_opaque_members(openai_responses.decode_request(http_request.body, http_request.headers))
         _check_state(wire.parameters)
         counting = http_request.path == _COUNT
         generates = http_request.generates

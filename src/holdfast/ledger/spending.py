@@ -1,0 +1,565 @@
+"""Where the money went, for `audit` and `report` alike: spending by kind of token, losses by cause, and what to do.
+
+A conversation is reduced to sums (`ConversationSpending`), sums are added (`SpendingFold`), and the total becomes one
+value (`Spending`). Each conversation is summed on its own, so that a session has the same figures in every view.
+"""
+
+import datetime
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.catalog.lookup import utc_date
+from holdfast.ledger.money import to_dollars
+from holdfast.types.usage import Usage
+
+KINDS = (
+    "cache_read",
+    "cache_write_5m",
+    "cache_write_1h",
+    "cache_write_other",
+    "input",
+    "output",
+    "thinking",
+    "other",
+)
+"""Kinds of tokens, and `other`: pings and the storage of explicit caches. `output` is without `thinking`."""
+
+KIND_LABELS = {
+    "cache_read": "cache reads",
+    "cache_write_5m": "cache writes, 5 min",
+    "cache_write_1h": "cache writes, 1 h",
+    "cache_write_other": "cache writes, other TTL",
+    "input": "uncached input",
+    "output": "output",
+    "thinking": "thinking",
+    "other": "pings and cache storage",
+}
+
+FIRST_PROMPT = "(first prompt)"
+"""The source of everything that the first call sends: tools, system prompt, first message."""
+
+REREAD_STEPS = (0, 1, 10, 50, 200)
+"""Context is grouped by how many later calls sent it again: from this many, up to the next step."""
+
+COMPACTION_SIZES = (60_000, 100_000, 150_000, 200_000)
+"""The prompt sizes, in tokens, at which a compaction is tried."""
+
+COMPACTED_TOKENS = 10_000
+SUMMARY_TOKENS = 3_000
+"""Assumed of a compaction: what stays after the first prompt, and what the model writes for it."""
+
+ACTIONS_MAX = 3
+ACTION_SHARE_MIN = 0.01
+"""An action that saves less than this share of the spending is not worth a user's time."""
+
+UNDATED = "undated"
+DAYS_MAX = 3_660  # Ten years.
+WEEK_SECONDS = 7 * 86_400.0
+_ZERO = Decimal(0)
+
+
+class KindSums(msgspec.Struct, array_like=True):
+    """Sums over calls: tokens and picodollars by kind in the order of `KINDS`. `uncached` is the cost without a cache.
+
+    Unpriced calls count in `calls` and `tokens`, and again on their own.
+    """
+
+    calls: int = 0
+    tokens: list[int] = msgspec.field(default_factory=lambda: [0] * len(KINDS))
+    pico: list[int] = msgspec.field(default_factory=lambda: [0] * len(KINDS))
+    hits: int = 0
+    misses: int = 0
+    lost: int = 0
+    uncached: int = 0
+    unpriced_calls: int = 0
+    unpriced_tokens: int = 0
+
+    def add(self, other: "KindSums") -> None:
+        for name in ("calls", "hits", "misses", "lost", "uncached", "unpriced_calls", "unpriced_tokens"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.tokens = [*map(int.__add__, self.tokens, other.tokens)]
+        self.pico = [*map(int.__add__, self.pico, other.pico)]
+
+    @property
+    def spent(self) -> int:
+        return sum(self.pico)
+
+
+class CauseSums(msgspec.Struct, array_like=True):
+    """Misses with one cause; `lost` is in picodollars."""
+
+    calls: int = 0
+    tokens: int = 0
+    lost: int = 0
+
+    def add(self, other: "CauseSums") -> None:
+        self.calls, self.tokens, self.lost = (
+            self.calls + other.calls,
+            self.tokens + other.tokens,
+            self.lost + other.lost,
+        )
+
+
+class SourceSums(msgspec.Struct, array_like=True):
+    """What one source put into prompts, and how often that was sent again; estimates, so floats are exact enough."""
+
+    results: int = 0
+    tokens: float = 0.0
+    resent_tokens: float = 0.0
+    pico: float = 0.0
+
+    def add(self, other: "SourceSums") -> None:
+        self.results += other.results
+        self.tokens += other.tokens
+        self.resent_tokens += other.resent_tokens
+        self.pico += other.pico
+
+
+_Sums = TypeVar("_Sums", CauseSums, SourceSums)
+
+
+class ConversationSpending(msgspec.Struct, array_like=True):
+    """The sums of one conversation, all amounts in picodollars. Small, because an audit keeps one for each.
+
+    `planned` is the cost under our plan; `plans` the lowest and highest cost over the rules that no provider documents,
+    and `optimum` the lowest possible cost, where they were asked for. `compacted` is what a compaction at each of
+    `COMPACTION_SIZES` would have saved, `longer_ttl` what a TTL of one hour would have.
+    """
+
+    session: str
+    project: str
+    client: str
+    name: str = ""
+    is_subagent: bool = False
+    started_at: float = 0.0
+    ended_at: float = 0.0
+    compactions: int = 0
+    largest_prompt: int = 0
+    groups: dict[str, KindSums] = {}  # Keyed by `day model`: neither has a space.
+    causes: dict[str, CauseSums] = {}  # Keyed by cause, tab, component.
+    sources: dict[str, SourceSums] = {}
+    context: list[float] = []  # Tokens of context by REREAD_STEPS,
+    resent: list[float] = []  # and how many tokens sending them again took.
+    takes_breakpoints: bool = False
+    planned: int = 0
+    plans: tuple[int, int] | None = None
+    optimum: int | None = None
+    compacted: list[int] = []
+    longer_ttl: int = 0
+
+
+class KindAmount(msgspec.Struct, frozen=True):
+    kind: str
+    tokens: int
+    usd: Decimal
+
+
+class SpendingRow(msgspec.Struct, frozen=True):
+    """What the calls of one model, day, project or session add up to. Kinds without tokens and cost are left out.
+
+    `usd` leaves out `unpriced_calls`, for whose model no price is known.
+    """
+
+    name: str
+    calls: int
+    tokens: int
+    usd: Decimal
+    lost_usd: Decimal
+    uncached_usd: Decimal
+    cache_hits: int
+    cache_misses: int
+    kinds: tuple[KindAmount, ...]
+    unpriced_calls: int = 0
+    unpriced_tokens: int = 0
+
+
+class SessionSpending(msgspec.Struct, frozen=True):
+    """`planned_usd` and what follows are estimates for the same prompts and replies, from this session alone."""
+
+    id: str
+    name: str
+    client: str
+    project: str
+    started_at: float
+    ended_at: float
+    model: str
+    subagents: int
+    compactions: int
+    largest_prompt_tokens: int
+    amounts: SpendingRow
+    main_cause: str
+    planned_usd: Decimal
+    planned_range_usd: tuple[Decimal, Decimal] | None = None
+    optimum_usd: Decimal | None = None
+
+
+class ToolSpending(msgspec.Struct, frozen=True):
+    """Estimates: the provider's count of what a call added, spread over the added parts by their size.
+
+    `tokens` were sent first by this tool's results, `resent_tokens` are the same tokens in later calls, for `usd`.
+    """
+
+    tool: str
+    results: int
+    tokens: int
+    resent_tokens: int
+    usd: Decimal
+
+
+class RereadContext(msgspec.Struct, frozen=True):
+    """Context that `times_min` to `times_max` later calls sent again."""
+
+    times_min: int
+    times_max: int | None
+    context_tokens: int
+    resent_tokens: int
+
+
+class Loss(msgspec.Struct, frozen=True):
+    """Calls that could have read more from the cache, by verdict, and what sending it again cost above reading it."""
+
+    cause: str
+    component: str
+    calls: int
+    tokens: int
+    lost_usd: Decimal
+
+
+class Action(msgspec.Struct, frozen=True):
+    """What to do, what it would save at the pace of the calls that were counted, and the assumption behind that."""
+
+    action: str
+    usd_a_week: Decimal
+    how: str
+    assumption: str
+
+
+class ContextPoint(msgspec.Struct, frozen=True):
+    at: float
+    tokens: int
+    read_tokens: int
+
+
+class Spending(msgspec.Struct, frozen=True):
+    """Where the money went. Models, projects and sessions: the most expensive first; days in order, without gaps.
+
+    `unknown_records` counts records of clients that the readers do not know; `broken` has the first broken lines, as
+    `file:line: reason`.
+    """
+
+    total: SpendingRow
+    conversations: int
+    compactions: int
+    from_at: float
+    to_at: float
+    models: tuple[SpendingRow, ...]
+    days: tuple[SpendingRow, ...]
+    projects: tuple[SpendingRow, ...]
+    clients: tuple[SpendingRow, ...]
+    sessions: tuple[SessionSpending, ...]
+    tools: tuple[ToolSpending, ...]
+    rereads: tuple[RereadContext, ...]
+    losses: tuple[Loss, ...]
+    actions: tuple[Action, ...]
+    takes_breakpoints: bool
+    planned_usd: Decimal
+    planned_range_usd: tuple[Decimal, Decimal] | None = None
+    optimum_usd: Decimal | None = None
+    worst_session_context: tuple[ContextPoint, ...] = ()
+    unknown_records: dict[str, int] = {}
+    broken_lines: int = 0
+    broken: tuple[str, ...] = ()
+
+    @property
+    def usage(self) -> Usage:
+        """The tokens in the provider's buckets: thinking is output."""
+        tokens = {amount.kind: amount.tokens for amount in self.total.kinds}
+        tokens["output"] = tokens.get("output", 0) + tokens.pop("thinking", 0)
+        tokens.pop("other", None)
+        return Usage(**tokens)
+
+    @property
+    def weeks(self) -> float:
+        """The time that was covered; at least one week, so that a busy afternoon is not taken for a whole one."""
+        return max(1.0, (self.to_at - self.from_at) / WEEK_SECONDS)
+
+
+class _SessionFold:
+    def __init__(self, first: ConversationSpending) -> None:
+        self.first = first
+        self.started_at, self.ended_at = first.started_at, first.ended_at
+        self.subagents = self.compactions = self.largest_prompt = self.planned = 0
+        self.plans: tuple[int, int] | None = (0, 0)
+        self.optimum: int | None = 0
+        self.sums = KindSums()
+        self.by_model: dict[str, int] = {}
+        self.causes: dict[str, CauseSums] = {}
+
+    def add(self, conversation: ConversationSpending) -> None:
+        self.started_at = min(self.started_at, conversation.started_at)
+        self.ended_at = max(self.ended_at, conversation.ended_at)
+        self.subagents += conversation.is_subagent
+        self.compactions += conversation.compactions
+        self.largest_prompt = max(self.largest_prompt, conversation.largest_prompt)
+        self.planned += conversation.planned
+        plans, optimum = conversation.plans, conversation.optimum
+        self.plans = (self.plans[0] + plans[0], self.plans[1] + plans[1]) if self.plans and plans else None
+        self.optimum = self.optimum + optimum if self.optimum is not None and optimum is not None else None
+        for key, sums in conversation.groups.items():
+            self.sums.add(sums)
+            model = key.partition(" ")[2]
+            self.by_model[model] = self.by_model.get(model, 0) + sums.calls
+        _add_all(self.causes, conversation.causes)
+
+    def row(self) -> SessionSpending:
+        first = self.first
+        worst = min(self.causes.items(), key=lambda item: (-item[1].lost, item[0]), default=("", CauseSums()))
+        return SessionSpending(
+            id=first.session,
+            name=first.name,
+            client=first.client,
+            project=first.project,
+            started_at=self.started_at,
+            ended_at=self.ended_at,
+            model=max(self.by_model, key=self.by_model.__getitem__, default=""),
+            subagents=self.subagents,
+            compactions=self.compactions,
+            largest_prompt_tokens=self.largest_prompt,
+            amounts=_build_row(first.session, self.sums),
+            main_cause=worst[0].partition("\t")[0] if worst[1].lost else "",
+            planned_usd=to_dollars(self.planned),
+            planned_range_usd=None if self.plans is None else (to_dollars(self.plans[0]), to_dollars(self.plans[1])),
+            optimum_usd=None if self.optimum is None else to_dollars(self.optimum),
+        )
+
+
+class SpendingFold:
+    """Adds conversations up, in any order."""
+
+    def __init__(self) -> None:
+        self._total = KindSums()
+        self._sessions: dict[tuple[str, str], _SessionFold] = {}
+        self._models: dict[str, KindSums] = {}
+        self._days: dict[str, KindSums] = {}
+        self._projects: dict[str, KindSums] = {}
+        self._clients: dict[str, KindSums] = {}
+        self._causes: dict[str, CauseSums] = {}
+        self._sources: dict[str, SourceSums] = {}
+        self._context = [0.0] * len(REREAD_STEPS)
+        self._resent = [0.0] * len(REREAD_STEPS)
+        self._compacted = dict[str, list[int]]()
+        self._longer_ttl = dict[str, int]()
+        self._plan_savings = dict[str, int]()
+        self._conversations = 0
+        self._takes_breakpoints = False
+        self._span: tuple[float, float] | None = None
+
+    def add(self, conversation: ConversationSpending) -> None:
+        key = (conversation.client, conversation.session)
+        session = self._sessions.setdefault(key, _SessionFold(conversation))
+        session.add(conversation)
+        self._conversations += 1
+        self._takes_breakpoints |= conversation.takes_breakpoints
+        first, last = self._span or (conversation.started_at, conversation.ended_at)
+        self._span = min(first, conversation.started_at), max(last, conversation.ended_at)
+        spent = 0
+        for group, sums in conversation.groups.items():
+            day, _, model = group.partition(" ")
+            spent += sums.spent
+            for rows, name in (
+                (self._days, day),
+                (self._models, model),
+                (self._projects, conversation.project),
+                (self._clients, conversation.client),
+            ):
+                rows.setdefault(name, KindSums()).add(sums)
+            self._total.add(sums)
+        _add_all(self._causes, conversation.causes)
+        _add_all(self._sources, conversation.sources)
+        self._context = [*map(float.__add__, self._context, conversation.context or self._context_zero())]
+        self._resent = [*map(float.__add__, self._resent, conversation.resent or self._context_zero())]
+        client = conversation.client
+        compacted = self._compacted.setdefault(client, [0] * len(COMPACTION_SIZES))
+        self._compacted[client] = [*map(int.__add__, compacted, conversation.compacted or [0] * len(COMPACTION_SIZES))]
+        self._longer_ttl[client] = self._longer_ttl.get(client, 0) + conversation.longer_ttl
+        self._plan_savings[client] = self._plan_savings.get(client, 0) + spent - conversation.planned
+
+    def _context_zero(self) -> list[float]:
+        return [0.0] * len(REREAD_STEPS)
+
+    def build(self) -> Spending:
+        sessions = [session.row() for session in self._sessions.values()]
+        ranges, optima = [row.planned_range_usd for row in sessions], [row.optimum_usd for row in sessions]
+        low, high = ([pair[at] for pair in ranges if pair is not None] for at in (0, 1))
+        spending = Spending(
+            total=_build_row("total", self._total),
+            conversations=self._conversations,
+            compactions=sum(row.compactions for row in sessions),
+            from_at=self._span[0] if self._span else 0.0,
+            to_at=self._span[1] if self._span else 0.0,
+            models=_build_rows(self._models),
+            days=tuple(_build_row(day, sums) for day, sums in sorted(_fill_days(self._days).items())),
+            projects=_build_rows(self._projects),
+            clients=_build_rows(self._clients),
+            sessions=tuple(sorted(sessions, key=lambda row: (-row.amounts.usd, -row.amounts.tokens, row.id))),
+            tools=_build_tools(self._sources),
+            rereads=tuple(_build_rereads(self._context, self._resent)),
+            losses=_build_losses(self._causes),
+            actions=(),
+            takes_breakpoints=self._takes_breakpoints,
+            planned_usd=sum((row.planned_usd for row in sessions), _ZERO),
+            planned_range_usd=(sum(low, _ZERO), sum(high, _ZERO)) if None not in ranges else None,
+            optimum_usd=sum((usd for usd in optima if usd is not None), _ZERO) if None not in optima else None,
+        )
+        return msgspec.structs.replace(spending, actions=self._choose_actions(spending))
+
+    def _choose_actions(self, spending: Spending) -> tuple[Action, ...]:
+        actions = [self._propose_compaction(spending), self._propose_plan(spending), _propose_tool_set(spending)]
+        minimum = float(spending.total.usd) * ACTION_SHARE_MIN / spending.weeks
+        worthwhile = [action for action in actions if action is not None and float(action.usd_a_week) > minimum]
+        return tuple(sorted(worthwhile, key=lambda action: -action.usd_a_week)[:ACTIONS_MAX])
+
+    def _propose_compaction(self, spending: Spending) -> Action | None:
+        savings = [sum(column) for column in zip(*self._compacted.values(), strict=True)]
+        best = max(savings, default=0)
+        if best <= 0:
+            return None
+        # A later compaction loses less context, so the latest one that saves nearly as much is proposed.
+        index = max(at for at, saving in enumerate(savings) if saving >= 0.8 * best)
+        client = max(self._compacted, key=lambda name: self._compacted[name][index])
+        size = COMPACTION_SIZES[index]
+        how = COMPACTION_COMMANDS.get(client, "start a new session, or compact, when the prompt is that long")
+        return Action(
+            f"compact at {size:,} tokens",
+            _a_week(savings[index], spending),
+            how.format(tokens=size, share=size / 1_000_000),
+            f"each compaction keeps the first prompt and {COMPACTED_TOKENS:,} tokens, and costs one reading of the "
+            f"prompt and {SUMMARY_TOKENS:,} tokens of output",
+        )
+
+    def _propose_plan(self, spending: Spending) -> Action | None:
+        """The better of a longer TTL, which is one setting, and our plan, which needs the gateway."""
+        plan, ttl = sum(self._plan_savings.values()), sum(self._longer_ttl.values())
+        if ttl > 0 and ttl >= plan:
+            client = max(self._longer_ttl, key=self._longer_ttl.__getitem__)
+            how = TTL_COMMANDS.get(client, "ask for a TTL of 1 h, or run `holdfast serve --improve` as its base URL")
+            assumption = (
+                "what expired within an hour would have been read; every 5 min write costs as much as a 1 h one"
+            )
+            return Action("a cache TTL of 1 h", _a_week(ttl, spending), how, assumption)
+        if plan <= 0 or not self._takes_breakpoints:
+            return None
+        assumption = "the same prompts, sizes and times, with our breakpoints and TTLs; learned from each session alone"
+        name = CONNECTED_CLIENTS.get(max(self._plan_savings, key=self._plan_savings.__getitem__))
+        connect = f"then `holdfast connect {name} --write`" if name else "and set its address as the base URL"
+        how = f"run `holdfast serve --improve`, {connect}"
+        return Action("let Holdfast place breakpoints and choose TTLs", _a_week(plan, spending), how, assumption)
+
+
+COMPACTION_COMMANDS = {
+    "Claude Code": "type `/autocompact {tokens}`, or set CLAUDE_CODE_AUTO_COMPACT_WINDOW={tokens}",
+    "Codex": "set `model_auto_compact_token_limit = {tokens}` in ~/.codex/config.toml",
+    "Gemini CLI": 'set `"model": {{"compressionThreshold": {share:g}}}` in ~/.gemini/settings.json (share of 1M)',
+    "opencode": "type `/compact` when the prompt is that long",
+    "pi": "type `/compact` when the prompt is that long",
+    "Holdfast": "pass `compaction=CompactionConfig(auto_compaction_input_tokens_threshold={tokens})` to the session",
+}
+CONNECTED_CLIENTS = {"Claude Code": "claude-code", "Codex": "codex", "Gemini CLI": "gemini", "opencode": "opencode"}
+TTL_COMMANDS = {
+    "Claude Code": "set ENABLE_PROMPT_CACHING_1H=1",
+    "pi": "set PI_CACHE_RETENTION=long",
+}
+
+
+def _propose_tool_set(spending: Spending) -> Action | None:
+    first = next((row for row in spending.tools if row.tool == FIRST_PROMPT), None)
+    if first is None or not first.usd or not first.results or first.tokens / first.results < 10_000:
+        return None
+    return Action(
+        "send a smaller first prompt: fewer tools and MCP servers, shorter instruction files",
+        _a_week(round(first.usd.scaleb(12)) // 2, spending),
+        "see what it holds (`/context` in Claude Code), remove MCP servers that are not used, shorten CLAUDE.md",
+        f"half of its {first.tokens // first.results:,} tokens can go; every call sends them again",
+    )
+
+
+def _a_week(pico: int, spending: Spending) -> Decimal:
+    return to_dollars(round(pico / spending.weeks)).quantize(Decimal("0.0001"))
+
+
+def _add_all(totals: dict[str, _Sums], added: dict[str, _Sums]) -> None:
+    for key, sums in added.items():
+        if key in totals:
+            totals[key].add(sums)
+        else:
+            totals[key] = msgspec.structs.replace(sums)
+
+
+def _build_row(name: str, sums: KindSums) -> SpendingRow:
+    amounts = zip(KINDS, sums.tokens, sums.pico, strict=True)
+    kinds = tuple(KindAmount(kind, tokens, to_dollars(pico)) for kind, tokens, pico in amounts if tokens or pico)
+    return SpendingRow(
+        name=name,
+        calls=sums.calls,
+        tokens=sum(sums.tokens),
+        usd=to_dollars(sums.spent),
+        lost_usd=to_dollars(sums.lost),
+        uncached_usd=to_dollars(sums.uncached),
+        cache_hits=sums.hits,
+        cache_misses=sums.misses,
+        kinds=kinds,
+        unpriced_calls=sums.unpriced_calls,
+        unpriced_tokens=sums.unpriced_tokens,
+    )
+
+
+def _fill_days(sums_by_day: dict[str, KindSums]) -> dict[str, KindSums]:
+    """With the days between the first and the last that have no calls, unless a clock was wrong by years."""
+    dated = sorted(day for day in sums_by_day if day != UNDATED)
+    if not dated:
+        return sums_by_day
+    first, last = map(datetime.date.fromisoformat, (dated[0], dated[-1]))
+    count = min((last - first).days, DAYS_MAX)
+    filled = {(first + datetime.timedelta(days=number)).isoformat(): KindSums() for number in range(count)}
+    return filled | sums_by_day
+
+
+def _build_rows(sums_by_name: dict[str, KindSums]) -> tuple[SpendingRow, ...]:
+    rows = (_build_row(name, sums) for name, sums in sums_by_name.items())
+    return tuple(sorted(rows, key=lambda row: (-row.usd, -row.tokens, row.name)))
+
+
+def _build_tools(sources: dict[str, SourceSums]) -> tuple[ToolSpending, ...]:
+    rows = (
+        ToolSpending(name, sums.results, round(sums.tokens), round(sums.resent_tokens), to_dollars(round(sums.pico)))
+        for name, sums in sources.items()
+    )
+    return tuple(sorted(rows, key=lambda row: (-row.usd, -row.resent_tokens, -row.tokens, row.tool)))
+
+
+def _build_rereads(context: Sequence[float], resent: Sequence[float]) -> Iterator[RereadContext]:
+    ends: Iterable[int | None] = (*(step - 1 for step in REREAD_STEPS[1:]), None)
+    for start, end, tokens, again in zip(REREAD_STEPS, ends, context, resent, strict=True):
+        yield RereadContext(start, end, round(tokens), round(again))
+
+
+def _build_losses(causes: dict[str, CauseSums]) -> tuple[Loss, ...]:
+    rows = []
+    for key, sums in causes.items():
+        cause, _, component = key.partition("\t")
+        rows.append(Loss(cause, component, sums.calls, sums.tokens, to_dollars(sums.lost)))
+    return tuple(sorted(rows, key=lambda row: (-row.lost_usd, -row.calls, row.cause, row.component)))
+
+
+def format_day(at: float) -> str:
+    """The UTC day, or `undated` where a recording has times relative to its start."""
+    return _name_day(int(at // 86_400))
+
+
+@functools.lru_cache(maxsize=4_096)
+def _name_day(number: int) -> str:
+    return UNDATED if number < 365 else utc_date(number * 86_400.0).isoformat()
