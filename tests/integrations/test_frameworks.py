@@ -153,7 +153,7 @@ def test_litellm_is_recorded_through_its_own_handlers_and_openais_client(simulat
 
 
 async def test_litellms_asynchronous_calls_are_recorded_too(simulated: SimulatorServer) -> None:
-    handler = litellm_integration.wrap(AsyncHTTPHandler(), store="memory:")
+    handler: Any = litellm_integration.wrap(AsyncHTTPHandler(), store="memory:")
     await litellm.acompletion(**complete(simulated.url, model=f"anthropic/{CLAUDE}", client=handler))
     assert [call.completed for call in recorder_of(handler).calls] == [True]
     await handler.close()

@@ -15,7 +15,7 @@ def wrap(model: AnyModel, **options: Unpack[WrapArguments]) -> AnyModel:
     `options` are those of `holdfast.wrap`. The given model and its provider are not changed.
     """
     copied: Any = copy.copy(model)  # The fields of pydantic-ai's models, which no type here knows.
-    provider = getattr(copied, "_provider", None)
+    provider: Any = getattr(copied, "_provider", None)
     if not hasattr(provider, "_client"):
         raise UserError(f"a {type(model).__name__} cannot be wrapped: its provider has no client")
     copied._provider = copy.copy(provider)

@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import msgspec
-
 from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.providers.anthropic.blocks import CACHE_CONTROL
@@ -115,8 +113,3 @@ def convert_text_to_parts(messages: Json, kind: str, roles: tuple[str, ...]) -> 
 
 def list_objects(value: Json | None) -> list[JsonObject]:
     return [member for member in value if isinstance(member, dict)] if isinstance(value, list) else []
-
-
-def convert_to_object(arguments: object) -> JsonObject:
-    body: JsonObject = msgspec.convert(arguments, dict)
-    return body
