@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import Any
 
 from holdfast.catalog.lookup import Models, find_model_or_none
+from holdfast.catalog.schema import Model
 from holdfast.clock import Clock
 from holdfast.engine.guard import WarningLog
 from holdfast.errors import UserError
@@ -29,7 +30,6 @@ from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.rewriter import RequestAnalysis
 from holdfast.gateway.routes import RouteTable, Target, UpstreamSettings, resolve_upstreams
-from holdfast.integrations.usage_event import UsageEventFilter, request_usage
 from holdfast.ledger.accounting import CallRecord
 from holdfast.ledger.calls import Bill, compute_bill, iter_calls
 from holdfast.types.usage import Usage
@@ -45,6 +45,11 @@ _LAST_EVENT = re.compile(rb"^(?:event: ?message_stop\r?\ndata:[^\n]*|data: ?\[DO
 
 _LAST_EVENT_BYTES_MAX = 500
 
+INCLUDE_USAGE = "include_usage"
+EVENT_BYTES_MAX = 1024 * 1024
+_EVENT_END = re.compile(rb"\r?\n\r?\n")
+_Members = dict[str, msgspec.Raw]
+
 _PROVIDERS = RouteTable(resolve_upstreams({}, {}))
 
 
@@ -55,7 +60,7 @@ class ClientRecorder:
     """
 
     def __init__(
-        self, log: EventLog, models: Models, recorder: GatewayRecorder, sessions: dict[str, None], since: float
+        self, log: EventLog, models: Models, recorder: GatewayRecorder, *, sessions: dict[str, None], since: float
     ) -> None:
         self.log = log
         """The event log, which has the events of each of `session_ids`."""
@@ -67,7 +72,7 @@ class ClientRecorder:
     @property
     def session_ids(self) -> tuple[str, ...]:
         """The conversations of this client, oldest first; waits until the calls that have ended are recorded."""
-        self._recorder.wait_until_recorded(RECORDED_SECONDS_MAX)
+        self._recorder.queue.wait_until_empty(RECORDED_SECONDS_MAX)
         # A store writes in order: once nothing is written, so is everything before it.
         self.log.append(()).exception(RECORDED_SECONDS_MAX)
         return tuple(self._sessions)
@@ -329,3 +334,61 @@ class ObservedCall:
             self.exchange.ended_at = self._observer.clock()
             with self._observer.warnings.suppress_errors(_NOT_RECORDED):
                 self._observer.watcher.on_end(self.exchange)
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    choices: list[msgspec.Raw] | None = None
+    usage: dict[str, msgspec.Raw] | None = None
+
+
+def request_usage(target: Target, body: bytes, row: Model) -> bytes | None:
+    """The body with `include_usage`; None if it is no chat stream, if the caller has set it, or at other hosts."""
+    if target.adapter_name != "openai-chat" or target.provider not in ("openai", "openai-chat") or not row.prices:
+        return None
+    members = msgspec.json.decode(body, type=_Members)
+    if bytes(members.get("stream", msgspec.Raw(b"false"))) != b"true":
+        return None
+    given = members.get("stream_options")
+    options = msgspec.json.decode(given, type=_Members | None) if given is not None else None
+    if options is not None and options.get(INCLUDE_USAGE) is not None:
+        return None
+    members["stream_options"] = msgspec.Raw(
+        msgspec.json.encode({**(options or {}), INCLUDE_USAGE: msgspec.Raw(b"true")})
+    )
+    return msgspec.json.encode(members)
+
+
+class UsageEventFilter:
+    """Passes events on as soon as they are complete, but for the one that exists only because we asked for usage."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> tuple[bytes, ...]:
+        data = self._rest + chunk
+        passed: list[bytes] = []
+        start = 0
+        for end in _EVENT_END.finditer(data):
+            event = data[start : end.end()]
+            if not _has_only_usage(event):
+                passed.append(event)
+            start = end.end()
+        self._rest = data[start:]
+        if len(self._rest) > EVENT_BYTES_MAX:
+            passed.append(self._rest)
+            self._rest = b""
+        return (b"".join(passed),) if passed else ()
+
+    def flush(self) -> tuple[bytes, ...]:
+        rest, self._rest = self._rest, b""
+        return (rest,) if rest else ()
+
+
+def _has_only_usage(event: bytes) -> bool:
+    if b'"usage"' not in event:
+        return False
+    try:
+        chunk = msgspec.json.decode(event.strip().removeprefix(b"data:"), type=_Chunk)
+    except msgspec.MsgspecError:
+        return False
+    return chunk.choices == [] and chunk.usage is not None

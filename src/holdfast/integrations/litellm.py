@@ -1,7 +1,7 @@
 """`handler = wrap(handler)` for LiteLLM's HTTP handlers, which `litellm.completion(..., client=handler)` sends with.
 
-A callback of LiteLLM is told of a call, but gets neither the bytes of the request, which would have to be changed, nor
-those of the response. For OpenAI's models LiteLLM takes OpenAI's own client: use `holdfast.wrap` for that.
+A callback of LiteLLM gets neither the bytes of a request, which would have to be changed, nor those of the response.
+For OpenAI's models LiteLLM takes OpenAI's own client: use `holdfast.wrap` for that.
 """
 
 import copy

@@ -105,7 +105,7 @@ def make_observer(mount: str, options: WrapArguments) -> ClientObserver:
         restore=lambda: restore_plans(log),
         derive_session=derive_shared_session_id if session is None else lambda body, prompt: session,
     )
-    client_recorder = ClientRecorder(log, catalog, recorder, sessions, clock())
+    client_recorder = ClientRecorder(log, catalog, recorder, sessions=sessions, since=clock())
     observer = ClientObserver(
         client_recorder,
         recorder,
@@ -193,7 +193,7 @@ def _add_session(sessions: dict[str, None], session_id: str) -> None:
 
 
 def _close(recorder: GatewayRecorder, log: EventLog | None, open_calls: Iterable[ObservedCall]) -> None:
-    if recorder.is_current_thread:
+    if recorder.queue.is_current_thread:
         # Collected there as garbage: the thread cannot wait for itself to record the rest.
         Thread(target=_close, args=(recorder, log, open_calls)).start()
         return

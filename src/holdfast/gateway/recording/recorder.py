@@ -115,26 +115,24 @@ class GatewayRecorder:
         warnings: WarningLog | None = None,
         make_queue: Callable[[Callable[[Callable[[], None]], None]], RecordQueue[Callable[[], None]]] = RecordQueue,
     ) -> None:
-        self._log = log
-        self._models = models
+        self._log, self._models = log, models
         self._new_id = new_id
         self._simulated = simulated
         self._rewriter = rewriter or RequestRewriter(models)
-        self._on_spent = on_spent
+        self._on_spent, self._on_session = on_spent, on_session
         self._unpriced_usd_per_mtok = unpriced_usd_per_mtok
-        self._on_session = on_session
         self._warnings = warnings or WarningLog("holdfast.gateway")
         self._conversations: ConversationMatcher[_Tracked] = ConversationMatcher()
         self._endpoint_sessions: dict[tuple[str, str], _Tracked] = {}
         self._warm_ups: OrderedDict[tuple[str, str], _WarmUp] = OrderedDict()
         self._now = 0.0
         self._is_restored = False
-        self._queue = make_queue(self._process)
+        self.queue = make_queue(self._process)
 
     @property
     def dropped_count(self) -> int:
         """How many exchanges were dropped because recording could not keep up."""
-        return self._queue.dropped_count
+        return self.queue.dropped_count
 
     def on_request(self, exchange: Exchange) -> None:
         if exchange.is_recorded:
@@ -148,23 +146,14 @@ class GatewayRecorder:
         """A keep-alive ping for this exchange's cache entry was answered."""
         self._put(functools.partial(self._record_ping, exchange, ping, response, at), exchange)
 
-    @property
-    def is_current_thread(self) -> bool:
-        """Whether the caller is in the thread that records, which cannot wait for itself."""
-        return self._queue.is_current_thread
-
-    def wait_until_recorded(self, seconds_max: float) -> bool:
-        """Waits for the exchanges that have ended to be recorded; returns whether they are."""
-        return self._queue.wait_until_empty(seconds_max)
-
     def close(self) -> None:
-        self._queue.close()
+        self.queue.close()
         with self._warnings.suppress_errors(_NOT_RECORDED):
             while self._warm_ups:
                 self._record_abandoned_warm_up()
 
     def _put(self, work: Callable[[], None], exchange: Exchange) -> None:
-        if not self._queue.put(work, exchange.buffered_bytes):
+        if not self.queue.put(work, exchange.buffered_bytes):
             self._warnings.warn_once("recording cannot keep up: calls are forwarded but not recorded; see /metrics")
 
     def _process(self, work: Callable[[], None]) -> None:
@@ -290,7 +279,7 @@ class GatewayRecorder:
         call: tuple[Adapter, WireRequest, float, int],
     ) -> Findings:
         """What `--improve` would have changed; empty while the recorder is behind."""
-        if max(self._queue.queue_length, exchange.queue_length) > BUSY_QUEUE_LENGTH:
+        if max(self.queue.queue_length, exchange.queue_length) > BUSY_QUEUE_LENGTH:
             return Findings()
         try:
             return find_anti_patterns(self._rewriter, exchange.target, body, pricer=pricer, call=call)
