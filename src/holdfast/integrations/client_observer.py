@@ -15,6 +15,8 @@ from decimal import Decimal
 from itertools import groupby
 from typing import Any
 
+import msgspec
+
 from holdfast.catalog.lookup import Models, find_model_or_none
 from holdfast.catalog.schema import Model
 from holdfast.clock import Clock
