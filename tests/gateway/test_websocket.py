@@ -89,7 +89,7 @@ def wait_until_recorded(gateway: ServedGateway) -> None:
     ):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    assert gateway.observer._queue.wait_until_empty(TIMEOUT_SECONDS)
+    assert gateway.observer.queue.wait_until_empty(TIMEOUT_SECONDS)
 
 
 # What passes.

@@ -4,6 +4,7 @@ import asyncio
 import copy
 import gc
 import logging
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx2
 import msgspec
 import pytest
 import pytest_asyncio
@@ -25,6 +27,7 @@ from holdfast.events.payloads.calls import LlmCallFailed
 from holdfast.integrations import recorder_of, wrap
 from holdfast.ledger.accounting import iter_entries
 from holdfast.ledger.calls import iter_calls
+from holdfast.runtime.config import load_config
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import parse_script
 from holdfast.simulator.server import serve_simulator
@@ -32,7 +35,7 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
 
 SONNET = "claude-sonnet-5-5"
-SYSTEM = "You are a careful assistant that reads files before it speaks of them. " * 60
+SYSTEM = "You are a careful assistant that reads files before it speaks of them. " * 240
 SECRET = "the-launch-code-is-swordfish"
 HELLO: list[MessageParam] = [{"role": "user", "content": "Hello."}]
 CACHE_CONTROL = {"type": "ephemeral"}
@@ -84,7 +87,7 @@ def recorded_usage(client: object) -> list[tuple[int, int, int, int]]:
 
 def failures(client: object) -> list[LlmCallFailed]:
     recorder = recorder_of(client)
-    events = recorder.log.read(recorder.session_id)
+    events = recorder.read_events()
     return [event.payload for event in events if isinstance(event.payload, LlmCallFailed)]
 
 
@@ -172,7 +175,7 @@ def test_only_text_with_a_breakpoint_is_turned_into_blocks(
     simulated: SimulatorServer, client: anthropic.Anthropic
 ) -> None:
     messages_so_far: Any = [*HELLO, {"role": "assistant", "content": "Hi."}, {"role": "user", "content": "More."}]
-    create(client, messages=messages_so_far)
+    create(client, messages=messages_so_far, tools=[TOOL])
     body = simulated.bodies()[0]
     assert body["system"] == [{"type": "text", "text": SYSTEM, "cache_control": CACHE_CONTROL}]
     assert body["messages"] == [
@@ -200,7 +203,7 @@ def text_with_breakpoint(text: str, cache_control: Wire = CACHE_CONTROL) -> Wire
     return {"type": "text", "text": text, "cache_control": cache_control}
 
 
-@pytest.mark.parametrize(("own", "sent"), [(4, 4), (3, 4), (2, 4), (1, 3)])
+@pytest.mark.parametrize(("own", "sent"), [(4, 4), (3, 4), (2, 3), (1, 2)])
 def test_the_callers_breakpoints_have_priority(
     simulated: SimulatorServer, client: anthropic.Anthropic, own: int, sent: int
 ) -> None:
@@ -210,7 +213,6 @@ def test_the_callers_breakpoints_have_priority(
     assert body["system"] == system
     assert len(breakpoints_in(body)) == sent
     assert bool(breakpoints_in(body["messages"])) == (own < 4)
-    assert bool(breakpoints_in(body["tools"])) == (own < 3)
 
 
 def test_a_breakpoint_inside_a_tool_result_counts(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
@@ -227,28 +229,28 @@ def test_a_breakpoint_inside_a_tool_result_counts(simulated: SimulatorServer, cl
     assert len(breakpoints_in(simulated.bodies()[0])) == 4
 
 
-def test_a_block_with_a_breakpoint_of_the_caller_gets_no_second_one(
+def test_a_single_question_keeps_the_callers_breakpoint(
     simulated: SimulatorServer, client: anthropic.Anthropic
 ) -> None:
     create(client, messages=[{"role": "user", "content": [text_with_breakpoint("Hello.", CACHE_CONTROL_1H)]}])
-    assert breakpoints_in(simulated.bodies()[0]) == [CACHE_CONTROL_1H, CACHE_CONTROL_1H]
+    assert breakpoints_in(simulated.bodies()[0]) == [CACHE_CONTROL_1H]
 
 
-def test_our_breakpoints_before_the_callers_one_hour_ttl_get_one_hour_and_later_ones_five_minutes(
+def test_our_breakpoint_follows_the_callers_one_hour_ttl(
     simulated: SimulatorServer, client: anthropic.Anthropic
 ) -> None:
     create(client, system=[{"type": "text", "text": "A."}, text_with_breakpoint("B.", CACHE_CONTROL_1H)], tools=[TOOL])
-    assert breakpoints_in(simulated.bodies()[0]) == [CACHE_CONTROL_1H, CACHE_CONTROL_1H, CACHE_CONTROL]
+    assert breakpoints_in(simulated.bodies()[0]) == [CACHE_CONTROL_1H, CACHE_CONTROL]
 
 
 @pytest.mark.parametrize("cache_control", [CACHE_CONTROL, CACHE_CONTROL_1H])
-def test_the_automatic_breakpoint_replaces_ours_at_the_end(
+def test_the_planned_breakpoint_replaces_the_automatic_one_at_the_end(
     simulated: SimulatorServer, client: anthropic.Anthropic, cache_control: Wire
 ) -> None:
     create(client, cache_control=cache_control, tools=[TOOL])
     body = simulated.bodies()[0]
-    assert breakpoints_in(body["messages"]) == []
-    assert breakpoints_in(body["tools"]) == breakpoints_in(body["system"]) == [cache_control]
+    assert "cache_control" not in body
+    assert len(breakpoints_in(body["messages"])) == 1
 
 
 def test_the_automatic_breakpoint_counts(simulated: SimulatorServer, client: anthropic.Anthropic) -> None:
@@ -259,16 +261,6 @@ def test_the_automatic_breakpoint_counts(simulated: SimulatorServer, client: ant
         tools=[TOOL],
     )
     assert len(breakpoints_in(simulated.bodies()[0])) == 4
-
-
-@pytest.mark.parametrize("extra", [{"system": "Another one."}, {"cache_control": CACHE_CONTROL}])
-def test_a_prompt_in_extra_body_is_left_unchanged(
-    simulated: SimulatorServer, client: anthropic.Anthropic, extra: Wire
-) -> None:
-    create(client, extra_body=extra)
-    body = simulated.bodies()[0]
-    assert body["messages"] == HELLO
-    assert len(recorder_of(client).calls) == 1
 
 
 # Pass-through
@@ -284,17 +276,32 @@ def test_a_wrapped_client_is_a_client(simulated: SimulatorServer, client: anthro
     assert client.messages.with_raw_response.create(model=SONNET, max_tokens=5, messages=HELLO).status_code == 200
     client.api_key = "other"
     create(client)
-    assert len(recorder_of(client).calls) == 1
+    assert len(recorder_of(client).calls) == 2
 
 
-def test_a_setting_on_the_wrapped_client_is_set_on_the_client(simulated: SimulatorServer) -> None:
-    with simulated.client() as bare:
-        client: Any = wrap(bare)
+def test_the_wrapped_client_has_the_options_of_the_given_one_which_stays_as_it_was(simulated: SimulatorServer) -> None:
+    with simulated.client(default_headers={"x-team": "core"}) as bare:
+        client = wrap(bare)
         client.max_retries = 1
-        client.note = "mine"
-        assert (bare.max_retries, client.note) == (1, "mine")
-        del client.note
-        assert not hasattr(client, "note")
+        assert (bare.max_retries, client.timeout, client.base_url) == (0, bare.timeout, bare.base_url)
+        assert client.default_headers["x-team"] == "core"
+
+
+def test_the_callers_own_http_client_stays_in_use(simulated: SimulatorServer) -> None:
+    seen: list[str] = []
+    hooks: Any = {"request": [lambda request: seen.append(request.headers["x-own"])]}
+    own = httpx2.Client(headers={"x-own": "yes"}, event_hooks=hooks)
+    with wrap(simulated.client(http_client=own)) as client:
+        create(client)
+    assert seen == ["yes"]
+    own.close()
+
+
+def test_the_given_client_stays_usable_after_the_wrapped_one_is_collected(simulated: SimulatorServer) -> None:
+    with simulated.client() as bare:
+        create(wrap(bare))
+        gc.collect()
+        assert create(bare).stop_reason == "end_turn"
 
 
 def test_copies_of_a_wrapped_client_are_wrapped_and_share_its_recorder(client: anthropic.Anthropic) -> None:
@@ -357,7 +364,7 @@ def test_a_stream_with_snapshots_is_the_clients_own_type(client: anthropic.Anthr
 def test_a_stream_that_is_never_entered_is_no_call(client: anthropic.Anthropic) -> None:
     client.messages.stream(model=SONNET, max_tokens=50, messages=HELLO)
     recorder = recorder_of(client)
-    assert list(recorder.log.read(recorder.session_id)) == []
+    assert list(recorder.read_events()) == []
 
 
 def test_a_stream_that_is_closed_early_is_recorded_with_its_usage_so_far(client: anthropic.Anthropic) -> None:
@@ -378,7 +385,7 @@ def test_a_dropped_stream_is_recorded_once_it_is_collected(client: anthropic.Ant
         break
     gc.collect()
     assert [record.completed for record in recorder_of(client).calls] == [False]
-    assert failures(client)[0].error_message_redacted == "the stream was not read to its end"
+    assert failures(client)[0].error_message_redacted == "the client disconnected before the response ended"
 
 
 @scripted('{"content": "At last.", "fault": "cut;after=3"}')
@@ -405,7 +412,7 @@ def test_the_clients_errors_are_raised_unchanged_and_recorded(client: anthropic.
         pass
     recorded_failures = failures(client)
     assert [failure.error_class for failure in recorded_failures] == ["rate_limit"] * 2
-    assert recorded_failures[0].error_message_redacted == "OverloadedError (HTTP status 529)"
+    assert recorded_failures[0].error_message_redacted == "rate_limit (HTTP status 529)"
     assert recorder_of(client).calls == ()
 
 
@@ -423,6 +430,7 @@ def test_a_call_with_an_unknown_model_is_sent_unchanged_with_one_warning(
         with pytest.raises(anthropic.NotFoundError):
             create(client, model="claude-sonnet-55")
     assert breakpoints_in(simulated.bodies()[0]) == []
+    assert recorder_of(client).calls == ()
     assert [(record.name, record.levelno) for record in caplog.records if record.name.startswith("holdfast")] == [
         ("holdfast.integrations", logging.WARNING)
     ]
@@ -455,6 +463,7 @@ def test_a_store_that_fails_does_not_fail_the_call(
     with wrap(simulated.client(), store=store) as client:
         store.close()
         assert create(client).stop_reason == "end_turn"
+        assert len(recorder_of(client).session_ids) == 1
     assert "a call is not recorded: the store in memory is closed" in caplog.text
 
 
@@ -464,9 +473,10 @@ def test_a_store_that_fails_does_not_fail_the_call(
 def test_the_record_contains_no_prompt(client: anthropic.Anthropic) -> None:
     create(client, system=SYSTEM + SECRET, messages=[{"role": "user", "content": SECRET}], metadata={"user_id": SECRET})
     recorder = recorder_of(client)
-    events = list(recorder.log.read(recorder.session_id))
+    events = list(recorder.read_events())
     assert [type(event.payload).__name__ for event in events] == [
         "SessionStarted",
+        "GatewayForwarded",
         "RequestPrepared",
         "LlmCallStarted",
         "LlmCallCompleted",
@@ -480,24 +490,32 @@ def test_the_record_can_be_stored_in_a_file(simulated: SimulatorServer, tmp_path
         create(client)
         recorder = recorder_of(client)
         calls_recorded = recorder.calls
+        (session_id,) = recorder.session_ids
         recorder.log.close()
     log = open_store(path)
-    assert tuple(iter_calls(log.read(recorder.session_id))) == calls_recorded
+    assert tuple(iter_calls(log.read(session_id))) == calls_recorded
     assert log.sessions()[0].model == f"anthropic:{SONNET}"
     log.close()
 
 
-def test_a_file_is_written_completely_even_if_it_is_never_closed(simulated: SimulatorServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("rest", "completed"), [("", True), (".__iter__().__next__()", False)], ids=["whole", "unread stream"]
+)
+def test_a_file_is_written_completely_even_if_nothing_is_ever_closed(
+    simulated: SimulatorServer, tmp_path: Path, rest: str, completed: bool
+) -> None:
     path = tmp_path / "calls.db"
+    arguments = f"model={SONNET!r}, max_tokens=5, messages=[dict(role='user', content='Hello.')], stream={bool(rest)}"
     program = (
         "import anthropic; from holdfast.integrations import wrap; "
         f"bare = anthropic.Anthropic(base_url={simulated.url!r}, api_key='any', timeout=5); "
         f"client = wrap(bare, store={str(path)!r}); "
-        f"client.messages.create(model={SONNET!r}, max_tokens=5, messages=[dict(role='user', content='Hello.')])"
+        f"reply = client.messages.create({arguments}); reply{rest}"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=30)
+    ended = subprocess.run([sys.executable, "-c", program], check=True, timeout=30, capture_output=True)
+    assert ended.stderr == b""
     log = open_store(path)
-    assert [record.completed for record in iter_calls(log.read(log.sessions()[0].id))] == [True]
+    assert [record.completed for record in iter_calls(log.read(log.sessions()[0].id))] == [completed]
     log.close()
 
 
@@ -513,11 +531,31 @@ def test_the_bill_adds_up_over_models(client: anthropic.Anthropic) -> None:
     assert bill.usage.output == sum(record.usage.output for record in recorder.calls)
 
 
-def test_a_changed_prefix_is_recorded_with_its_layer(client: anthropic.Anthropic) -> None:
+def test_each_conversation_is_a_session_of_its_own(client: anthropic.Anthropic) -> None:
     create(client)
     create(client, system="Something else.")
-    record = recorder_of(client).calls[1]
-    assert (record.is_prefix_unchanged, record.changed_layer, record.blocks_before) == (False, "system", 2)
+    recorder = recorder_of(client)
+    assert len(recorder.session_ids) == len(recorder.calls) == 2
+    assert all(call.is_prefix_unchanged for call in recorder.calls)
+
+
+def test_without_a_store_the_record_is_in_the_default_one(simulated: SimulatorServer) -> None:
+    with wrap(simulated.client()) as client:
+        create(client)
+        session_ids = recorder_of(client).session_ids
+    with open_store(load_config(os.environ).db_path, read_only=True) as log:
+        assert tuple(row.id for row in log.sessions()) == session_ids != ()
+
+
+def test_a_default_store_that_cannot_be_opened_is_replaced_by_memory_with_one_warning(
+    simulated: SimulatorServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "file"))
+    with wrap(simulated.client()) as client:
+        create(client)
+        assert len(recorder_of(client).calls) == 1
+    assert "calls are recorded in memory only" in caplog.text
 
 
 # The asynchronous client
@@ -584,7 +622,7 @@ async def test_parallel_calls_are_recorded_separately(async_client: anthropic.As
     )
     assert sorted(recorded_usage(async_client)) == sorted(client_usage(message.usage) for message in messages)
     records = recorder_of(async_client).calls
-    assert sorted(record.blocks_shared for record in records) == [0, 1, 1, 1, 1]
+    assert sorted(record.blocks_shared for record in records) == [0] * 5
 
 
 # Cache controls of the store
@@ -592,33 +630,38 @@ async def test_parallel_calls_are_recorded_separately(async_client: anthropic.As
 
 def test_disabling_caching_adds_nothing_to_a_call_until_it_is_enabled_again(simulated: SimulatorServer) -> None:
     store = MemoryStore()
+    messages: list[Any] = []
     with wrap(simulated.client(), store=store) as client:
-        create(client)
-        session = recorder_of(client).session_id
+
+        def go_on() -> str:
+            messages.append({"role": "user", "content": "Go on."})
+            reply = create(client, messages=messages, tools=[TOOL])
+            messages.append({"role": "assistant", "content": reply.content})
+            (session,) = recorder_of(client).session_ids
+            return session
+
+        session = go_on()
         store.records.set_caching_enabled(session, enabled=False)
-        create(client)
+        go_on()
         store.records.set_caching_enabled(session, enabled=True)
-        create(client)
+        go_on()
         store.records.set_settings(CacheSettings({"anthropic": False}))
-        create(client)
+        go_on()
         store.records.set_settings(CacheSettings({"openai": False}))
-        create(client)
-        applied = [event.payload for event in store.read(session) if isinstance(event.payload, CacheControlsApplied)]
-    first, off, on, provider_off, other_off = simulated.bodies()
-    with simulated.client() as bare:
-        create(bare)
-    assert off == provider_off == simulated.bodies()[-1]
-    assert first == on == other_off
-    assert [bool(breakpoints_in(body)) for body in (first, off)] == [True, False]
+        go_on()
+    applied = [event.payload for event in store.read(session) if isinstance(event.payload, CacheControlsApplied)]
+    assert [bool(breakpoints_in(body)) for body in simulated.bodies()] == [True, False, True, False, True]
     assert [controls.caching_enabled for controls in applied] == [False, True, False, True]
 
 
 def test_a_miss_because_caching_was_disabled_is_planned(simulated: SimulatorServer) -> None:
     store = MemoryStore()
     with wrap(simulated.client(), store=store) as client:
-        create(client, system=SYSTEM * 5)
-        session = recorder_of(client).session_id
+        first = create(client, tools=[TOOL])
+        (session,) = recorder_of(client).session_ids
         store.records.set_caching_enabled(session, enabled=False)
-        create(client, system=SYSTEM * 5)
+        more: Any = [*HELLO, {"role": "assistant", "content": first.content}, *HELLO]
+        create(client, tools=[TOOL], messages=more)
+        assert recorder_of(client).session_ids == (session,)
     verdicts = [entry.verdict for entry in iter_entries(store.read(session), shipped_models()) if entry.verdict]
     assert [verdict.kind for verdict in verdicts] == ["first_use", "planned"]

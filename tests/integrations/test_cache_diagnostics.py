@@ -75,7 +75,7 @@ def ask_gpt(client: Any, *items: Any, stream: bool = False, previous: str | None
 
 def recorded(client: object) -> list[CacheDiagnosis | None]:
     recorder = recorder_of(client)
-    events = (event.payload for event in recorder.log.read(recorder.session_id))
+    events = (event.payload for event in recorder.read_events())
     return [payload.diagnosis for payload in events if isinstance(payload, LlmCallCompleted)]
 
 

@@ -1,5 +1,6 @@
 """Gemini's own client, wrapped, against a server that answers with our adapter's encoding, over a real socket."""
 
+import gc
 import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -50,7 +51,7 @@ def recorded_usage(client: object) -> list[Usage]:
 
 def failure_classes(client: object) -> list[str]:
     recorder = recorder_of(client)
-    payloads = [event.payload for event in recorder.log.read(recorder.session_id)]
+    payloads = [event.payload for event in recorder.read_events()]
     return [payload.error_class for payload in payloads if isinstance(payload, LlmCallFailed)]
 
 
@@ -66,6 +67,16 @@ def test_a_call_is_sent_unchanged_and_recorded(server: Server, client: genai.Cli
     body = json.loads(server.bodies[0])
     assert body["contents"] == [{"parts": [{"text": "Hello."}], "role": "user"}]
     assert body["systemInstruction"]["parts"] == [{"text": SYSTEM}]
+
+
+def test_the_given_client_stays_usable_after_the_wrapped_one_is_collected(server: Server) -> None:
+    options = types.HttpOptions(base_url=server.url, timeout=int(TIMEOUT_SECONDS * 1000))
+    with genai.Client(api_key="any", http_options=options) as bare:
+        client = wrap(bare)
+        client.models.generate_content(model=FLASH, contents="Hello.")
+        del client
+        gc.collect()
+        assert bare.models.generate_content(model=FLASH, contents="Hello.").text
 
 
 def test_a_stream_is_passed_through_and_recorded(client: genai.Client) -> None:
@@ -109,7 +120,7 @@ def test_other_methods_pass_through_without_a_record() -> None:
     with serve_handlers(counting) as server, connect(server) as client:
         assert client.models.count_tokens(model=FLASH, contents="Hello.").total_tokens == 3
         recorder = recorder_of(client)
-        assert list(recorder.log.read(recorder.session_id)) == []
+        assert list(recorder.read_events()) == []
 
 
 def test_the_clients_errors_are_raised_unchanged_and_recorded() -> None:

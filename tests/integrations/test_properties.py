@@ -1,38 +1,40 @@
-"""Properties of every call of a wrapped client, for any arguments."""
+"""Properties of every request of a wrapped client, for any body that it sends."""
 
-import copy
 import json
 from typing import Any
 
+import anthropic as anthropic_sdk
+import httpx2
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support import wire_values as values
 
-from holdfast.catalog.lookup import shipped_models
-from holdfast.clock import CountingIds, ManualClock
-from holdfast.engine.guard import WarningLog
-from holdfast.engine.inject.anthropic import MESSAGES_METHOD
-from holdfast.engine.inject.client_method import ClientMethod, client_body
-from holdfast.engine.inject.openai import CHAT_METHOD, RESPONSES_METHOD
-from holdfast.engine.recorder import CallRecorder
-from holdfast.integrations.client_methods import CallPreparer
+from holdfast.integrations import recorder_of, wrap
 from holdfast.providers.anthropic import anthropic
-from holdfast.stores.memory import MemoryStore
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import Breakpoint, Parameters, Plan, Prompt, Ttl
 
 BREAKPOINTS_MAX = 4
-MODELS = {"anthropic": "claude-sonnet-5-5", "openai": "gpt-6.1-sol", "openai-chat": "gpt-6.1-sol"}
+MODEL = "claude-sonnet-5-5"
+PATHS = ["/v1/messages", "/v1/chat/completions", "/v1/responses"]
 
 automatic = st.sampled_from([None, {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}])
 
 
-def make_preparer() -> CallPreparer:
-    warnings = WarningLog()
-    recorder = CallRecorder(
-        MemoryStore(), models=shipped_models(), clock=ManualClock(), new_id=CountingIds(), warnings=warnings
-    )
-    return CallPreparer(recorder, warnings, session=None)
+def send(body: dict[str, Any], path: str = "/v1/messages") -> tuple[dict[str, Any], int]:
+    """The body that leaves a wrapped client, and how many calls it has recorded."""
+    received: list[bytes] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        received.append(request.content)
+        return httpx2.Response(200, json={"usage": {"input_tokens": 3, "output_tokens": 2}})
+
+    http_client = httpx2.Client(transport=httpx2.MockTransport(answer))
+    bare = anthropic_sdk.Anthropic(base_url="http://sdk.test", api_key="any", http_client=http_client, max_retries=0)
+    with wrap(bare, store="memory:") as client:
+        client.post(path, body=body, cast_to=object)
+        sent: dict[str, Any] = json.loads(received[0])
+        return sent, len(recorder_of(client).session_ids)
 
 
 @st.composite
@@ -53,10 +55,10 @@ def legal_plans(draw: st.DrawFn, prompt: Prompt) -> Plan:
 
 @st.composite
 def calls(draw: st.DrawFn) -> dict[str, Any]:
-    """Arguments for Anthropic's client, with some texts given as strings."""
+    """Bodies of Anthropic's requests, with some texts given as strings."""
     prompt = draw(values.prompts)
     plan = draw(legal_plans(prompt))
-    body: dict[str, Any] = json.loads(anthropic.encode_request(prompt, plan, Parameters(MODELS["anthropic"], 10)))
+    body: dict[str, Any] = json.loads(anthropic.encode_request(prompt, plan, Parameters(MODEL, 10)))
     top = draw(automatic) if len(plan.breakpoints) < BREAKPOINTS_MAX else None
     if top is not None and not (
         top.get("ttl") == "1h" and any(breakpoint.ttl == "5m" for breakpoint in plan.breakpoints)
@@ -69,50 +71,37 @@ def calls(draw: st.DrawFn) -> dict[str, Any]:
     return body
 
 
-def decode_arguments(arguments: dict[str, Any]) -> Any:
-    return anthropic.decode_request(encode_json(client_body(arguments)))
+def decode_body(body: dict[str, Any]) -> Any:
+    return anthropic.decode_request(encode_json({name: body[name] for name in body if name != "cache_control"}))
 
 
 @given(calls())
-def test_breakpoints_are_added_and_nothing_else_changes(call: dict[str, Any]) -> None:
-    before = copy.deepcopy(call)
-    arguments, prepared = make_preparer().prepare_call(MESSAGES_METHOD, call)
-    assert call == before
-    assert prepared is not None
-    original, sent = decode_arguments(call), decode_arguments(arguments)
-    assert sent.prompt == original.prompt
-    assert sent.parameters == original.parameters
-    assert set(original.plan.breakpoints) <= set(sent.plan.breakpoints)
-    # A breakpoint requested at the top of a request is placed by the provider, so it is on no block.
-    placed = [
-        (breakpoint.block_index, breakpoint.ttl)
-        for breakpoint in prepared.plan.breakpoints
-        if breakpoint.reason != "automatic"
-    ]
-    assert placed == [(breakpoint.block_index, breakpoint.ttl) for breakpoint in sent.plan.breakpoints]
+def test_only_breakpoints_are_changed(body: dict[str, Any]) -> None:
+    sent, recorded_count = send(body)
+    original, rewritten = decode_body(body), decode_body(sent)
+    assert rewritten.prompt == original.prompt
+    assert rewritten.parameters == original.parameters
+    assert recorded_count == 1
 
 
 @given(calls())
-def test_breakpoints_stay_within_the_providers_limit_and_order(call: dict[str, Any]) -> None:
-    arguments, _ = make_preparer().prepare_call(MESSAGES_METHOD, call)
-    ttls = [breakpoint.ttl for breakpoint in decode_arguments(arguments).plan.breakpoints]
-    if "cache_control" in call:
-        ttls.append(call["cache_control"].get("ttl", "5m"))
+def test_breakpoints_stay_within_the_providers_limit_and_order(body: dict[str, Any]) -> None:
+    sent, _ = send(body)
+    ttls = [breakpoint.ttl for breakpoint in decode_body(sent).plan.breakpoints]
+    if "cache_control" in sent:
+        ttls.append(sent["cache_control"].get("ttl", "5m"))
     assert len(ttls) <= BREAKPOINTS_MAX
     assert ttls == sorted(ttls)  # "1h" sorts before "5m".
 
 
 @given(
-    st.sampled_from([MESSAGES_METHOD, CHAT_METHOD, RESPONSES_METHOD]),
+    st.sampled_from(PATHS),
     st.dictionaries(
-        st.sampled_from(["messages", "input", "instructions", "system", "tools", "extra_body", "stream_options"]),
+        st.sampled_from(["messages", "input", "instructions", "system", "tools", "stream_options"]),
         values.json_values | st.lists(st.fixed_dictionaries({"role": st.just("user"), "content": values.json_values})),
     ),
 )
-def test_no_arguments_can_break_the_call(dialect: ClientMethod, extra_arguments: dict[str, Any]) -> None:
-    call = {"model": MODELS[dialect.adapter.name], "max_tokens": 5, **extra_arguments}
-    before = copy.deepcopy(call)
-    arguments, prepared = make_preparer().prepare_call(dialect, call)
-    assert call == before
-    if prepared is None:
-        assert arguments == call
+def test_no_body_can_break_the_call(path: str, members: dict[str, Any]) -> None:
+    body = {"model": MODEL, "max_tokens": 5, **members}
+    sent, _ = send(body, path)
+    assert sent.keys() >= body.keys()

@@ -33,11 +33,14 @@ def client() -> Iterator[anthropic.Anthropic]:
 
 
 def last_verdict(client: anthropic.Anthropic, first: Arguments, second: Arguments) -> Verdict:
-    messages = [{"role": "user", "content": f"{SECRET} " + "So? " * 3_000}]
-    for arguments in (first, second):
-        client.messages.create(**{"model": "claude-sonnet-5-5", "max_tokens": 50, "messages": messages, **arguments})
+    messages: list[Any] = [{"role": "user", "content": f"{SECRET} " + "So? " * 3_000}]
+    request: Arguments = {"model": "claude-sonnet-5-5", "max_tokens": 50, "tools": [READ], "messages": messages}
+    reply = client.messages.create(**{**request, **first})
+    messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": "Go on."}]
+    client.messages.create(**{**request, **second})
     recorder = recorder_of(client)
-    *_, last = iter_entries(recorder.log.read(recorder.session_id), shipped_models())
+    assert len(recorder.session_ids) == 1
+    *_, last = iter_entries(recorder.read_events(), shipped_models())
     assert last.verdict is not None
     return last.verdict
 
@@ -56,7 +59,6 @@ OTHER_ORDER = tool("read", input_schema={"properties": {"path": {"type": "string
         ({"system": f"{RULES} /tmp/run1/x"}, {"system": f"{RULES} /tmp/run2/x"}, "path", "system"),
         ({"system": f"{RULES} red green"}, {"system": f"{RULES} green red"}, "order", "system"),
         ({"system": f"{RULES} milk"}, {"system": f"{RULES} bread"}, "text", "system"),
-        ({"system": RULES, "tools": [READ, LIST]}, {"system": RULES, "tools": [LIST, READ]}, "order", "tools"),
         ({"system": RULES, "tools": [READ]}, {"system": RULES, "tools": [OTHER_SCHEMA]}, "tool schema", "tools"),
         ({"system": RULES, "tools": [OTHER_SCHEMA]}, {"system": RULES, "tools": [OTHER_ORDER]}, "order", "tools"),
         ({"system": RULES, "tools": [READ]}, {"system": RULES, "tools": [READ, LIST]}, "tool list", "system"),
@@ -75,7 +77,7 @@ def test_the_cause_of_a_plain_clients_prefix_change_is_named_and_never_quoted(
 
 
 def test_byte_and_masked_lines_show_the_position_of_the_change(client: anthropic.Anthropic) -> None:
-    verdict = last_verdict(client, {"system": AT_NINE}, {"system": AT_TEN})
+    verdict = last_verdict(client, {"system": AT_NINE, "tools": []}, {"system": AT_TEN, "tools": []})
     assert verdict.byte is not None
     # Before it there is only the start of the system array and of its one block.
     assert verdict.byte - AT_TEN.index("T10") - 1 in range(20, 60)
@@ -113,8 +115,16 @@ def test_a_wrapped_client_may_load_a_deferred_tool_in_mid_conversation(client: a
     assert verdict.evidence is not None
     assert verdict.evidence.bytes == "unchanged"
     recorder = recorder_of(client)
-    plans = [entry.plan for entry in iter_entries(recorder.log.read(recorder.session_id), shipped_models())]
-    assert plans[0].breakpoints == plans[1].breakpoints != ()
+    plans = [entry.plan for entry in iter_entries(recorder.read_events(), shipped_models())]
+    head, later_head = (plan.breakpoints[:2] for plan in plans)
+    assert head == later_head != ()
+
+
+def test_tools_that_a_plain_client_lists_in_another_order_are_sent_in_the_first_one(
+    client: anthropic.Anthropic,
+) -> None:
+    verdict = last_verdict(client, {"system": RULES, "tools": [READ, LIST]}, {"system": RULES, "tools": [LIST, READ]})
+    assert verdict.kind == "held"
 
 
 def text_block(text: str, role: Role = "user") -> EncodedBlock:

@@ -5,6 +5,7 @@ from decimal import Decimal
 
 import anthropic
 import pytest
+from anthropic.types import MessageParam
 from tests.support.agents import Agent, MakeAgent, says
 from tests.support.served import SimulatorServer
 
@@ -180,15 +181,17 @@ async def test_a_session_without_a_paid_call_has_no_recording(agent: MakeAgent) 
 def test_the_session_of_a_wrapped_client_has_sizes_and_no_text() -> None:
     with SimulatorServer(parse_script("")) as simulated, wrap(simulated.client()) as client:
         assert isinstance(client, anthropic.Anthropic)
+        messages: list[MessageParam] = [{"role": "user", "content": "Hello."}]
         for _ in range(2):
-            client.messages.create(
+            reply = client.messages.create(
                 model="claude-sonnet-5-5",
                 max_tokens=100,
-                system="Be careful with the books of the harbour. " * 200,
-                messages=[{"role": "user", "content": "Hello."}],
+                system="Be careful with the books of the harbour. " * 600,
+                messages=messages,
             )
+            messages += [{"role": "assistant", "content": reply.content}, {"role": "user", "content": "Go on."}]
         recorder = recorder_of(client)
-        transcript = build_transcript(list(recorder.log.read(recorder.session_id)))
+        transcript = build_transcript(list(recorder.read_events()))
         cost = sum(record.cost_usd for record in recorder.calls)
     assert not transcript.has_text
     row = audit_session(transcript)

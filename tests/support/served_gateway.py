@@ -58,7 +58,7 @@ class ServedGateway:
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while self._under_way():
             assert time.monotonic() < deadline
-        assert self.observer._queue.wait_until_empty(TIMEOUT_SECONDS)
+        assert self.observer.queue.wait_until_empty(TIMEOUT_SECONDS)
         return tuple(row.id for row in self.store.sessions())
 
 

@@ -127,7 +127,7 @@ def test_a_wrapped_client_keeps_its_prefix_and_reads_the_cache(
     messages: list[Any] = []
     with anthropic.Anthropic() as plain:
         client = wrap(plain)
-        for question in ("one", "two"):
+        for question in ("one", "two", "three"):
             messages.append({"role": "user", "content": question})
             reply = client.messages.create(model=SONNET, max_tokens=99, system=LONG, messages=messages)
             messages.append({"role": "assistant", "content": reply.content})

@@ -7,7 +7,7 @@ import pytest
 from tests.tidy.checks import code, documents, public_api, readme
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/library.md", "docs/recovery.md")
+PAGES = ("docs/integrations.md", "docs/library.md", "docs/recovery.md")
 
 
 def join_lines(offenders: list[str]) -> str:

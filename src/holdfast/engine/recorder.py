@@ -1,10 +1,8 @@
-"""Records the calls of a wrapped client or a forwarded conversation as events, as a session of ours would."""
+"""Records the calls of one conversation of another program as events, as a session of ours would."""
 
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from decimal import Decimal
-from itertools import groupby
 from threading import RLock
 
 import msgspec
@@ -22,7 +20,7 @@ from holdfast.events.payloads.calls import UNPRICED, LlmCallCompleted, LlmCallFa
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.ledger.accounting import CallRecord
-from holdfast.ledger.calls import Bill, compute_bill, iter_calls
+from holdfast.ledger.calls import iter_calls
 from holdfast.types.blocks import THINKING_TYPES, ToolUse
 from holdfast.types.json_encoding import JSON_ENCODING_VERSION
 from holdfast.types.prompt import Plan, PrefixChange, Ttl
@@ -105,7 +103,6 @@ class CallRecorder:
         self._last_event_id = (resumed.last_event_id if resumed else "") or None
         self._written: Future[None] | None = None
         self._open: set[str] = set()
-        self._dropped: deque[tuple[ObservedCall, Reply | None]] = deque()
         self._pricing_version = pricing_version(models)
         self.session_id = resumed.session_id if resumed else new_id(clock())
 
@@ -113,23 +110,6 @@ class CallRecorder:
     def calls(self) -> tuple[CallRecord, ...]:
         """The completed calls, oldest first."""
         return tuple(iter_calls(self._events()))
-
-    def bill(self) -> Bill:
-        """Usage and cost of all calls; those of models without a price are counted as unpriced."""
-        total = Bill(0, Usage(), Decimal(0), Decimal(0))
-        for model, records in groupby(self.calls, key=lambda record: record.model):
-            part = self._bill_of(model, records)
-            costs = (total.cost_usd + part.cost_usd, total.uncached_cost_usd + part.uncached_cost_usd)
-            unpriced = total.unpriced_calls + part.unpriced_calls
-            total = Bill(total.calls + part.calls, total.usage + part.usage, *costs, unpriced_calls=unpriced)
-        return total
-
-    def _bill_of(self, model: str, records: Iterator[CallRecord]) -> Bill:
-        row = self.find_catalog_row(model)
-        if row is not None and row.prices:
-            return compute_bill(records, row)
-        usages = [record.usage for record in records]
-        return Bill(len(usages), sum(usages, Usage()), Decimal(0), Decimal(0), unpriced_calls=len(usages))
 
     def find_catalog_row(self, model: str) -> Model | None:
         return find_model_or_none(model, self._models)
@@ -142,7 +122,6 @@ class CallRecorder:
     def begin_call(self, prepared: ObservedRequest, *also: AnyPayload) -> ObservedCall | None:
         """Record the start of a call, with the events `also` before it; None if recording failed."""
         with self._lock, self._warnings.suppress_errors(_NOT_RECORDED):
-            self._flush_dropped()
             at = self._clock()
             shared_blocks = count_shared_blocks(self._digests, prepared.digests)
             call = ObservedCall(self._new_id(at), prepared, at)
@@ -257,18 +236,6 @@ class CallRecorder:
             self._write(prewarmed)
         return cost
 
-    def drop_call(self, call: ObservedCall, partial: Reply | None) -> None:
-        """The caller dropped a stream without closing it.
-
-        This runs in a finalizer, possibly in the middle of a store's work, so it only queues the call.
-        """
-        self._dropped.append((call, partial))
-
-    def _flush_dropped(self) -> None:
-        while self._dropped:
-            call, partial = self._dropped.popleft()
-            self.fail_call(call, "cancelled", "the stream was not read to its end", partial)
-
     def _end(self, call: ObservedCall, payload: AnyPayload) -> None:
         with self._lock, self._warnings.suppress_errors(_NOT_RECORDED):
             if call.request_id in self._open:
@@ -297,7 +264,6 @@ class CallRecorder:
 
     def _events(self) -> Iterator[Event]:
         with self._lock:
-            self._flush_dropped()
             written = self._written
         if written is not None:
             written.exception()

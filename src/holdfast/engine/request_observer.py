@@ -1,6 +1,6 @@
 """Observes requests written by other clients: encodes them and compares each with the previous one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from threading import Lock
 
 from holdfast.catalog.schema import Model
@@ -15,9 +15,6 @@ from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.prompt import Parameters, Plan, PrefixChange
 from holdfast.types.request_buffer import RequestBuffer, count_shared_blocks
 
-RewriteRequest = Callable[[RequestBuffer, Model], WireRequest]
-"""Rewrites a request: the same prompt with other breakpoints."""
-
 
 class RequestObserver:
     """Follows the requests of one conversation; blocks encoded for the previous request are reused."""
@@ -27,17 +24,11 @@ class RequestObserver:
         self.warnings = warnings
         self._lock = Lock()
         self._drafts: dict[tuple[str, float], RequestDraft] = {}
-        self._tails: dict[str, tuple[int, str]] = {}
         self.newest_buffer: RequestBuffer | None = None
         """The last prepared request in our encoding; the next request changes it in place."""
 
-    def prepare(
-        self, adapter: Adapter, wire: WireRequest, rewrite: RewriteRequest | None = None, *, provider: str = ""
-    ) -> ObservedRequest:
-        """The record of a request; without `rewrite` it is sent unchanged.
-
-        `provider` is the host, where it has the format of another provider.
-        """
+    def prepare(self, adapter: Adapter, wire: WireRequest, *, provider: str = "") -> ObservedRequest:
+        """The record of a request; `provider` is the host, where it has the format of another provider."""
         provider = provider or adapter.name
         model = f"{provider}:{wire.parameters.model}"
         row = self.recorder.find_catalog_row(model)
@@ -46,15 +37,11 @@ class RequestObserver:
         with self._lock:
             draft, change = self._update_draft(adapter, wire, 1.0 if row is None else row.tokens_factor)
             buffer = draft.buffer
-            sent = wire if row is None or rewrite is None else rewrite(buffer, row)
             # Our encoding omits what the provider would not accept, and any breakpoint on it.
-            blocks, planned = buffer.blocks, sent.plan.breakpoints
+            blocks, planned = buffer.blocks, wire.plan.breakpoints
             breakpoints = tuple(breakpoint for breakpoint in planned if breakpoint.block_index < len(blocks))
-            automatic = automatic_breakpoint(sent.parameters, blocks, breakpoints, row.cache) if row else ()
-            if breakpoints:
-                tail = breakpoints[-1].block_index
-                self._tails[adapter.name] = (tail, buffer.digests[tail].digest)
-            request_head = adapter.request_head(sent.parameters)
+            automatic = automatic_breakpoint(wire.parameters, blocks, breakpoints, row.cache) if row else ()
+            request_head = adapter.request_head(wire.parameters)
             return ObservedRequest(
                 model=model,
                 provider=provider,
@@ -64,8 +51,8 @@ class RequestObserver:
                 parameters_digest=sha256_hex(request_head),
                 body_bytes=len(buffer.render(request_head, breakpoints)),
                 tokens=buffer.tokens_total,
-                expects_diagnosis=expects_diagnosis(adapter, sent.parameters),
-                settings=() if row is None else _find_settings(row, sent.parameters, draft),
+                expects_diagnosis=expects_diagnosis(adapter, wire.parameters),
+                settings=() if row is None else _find_settings(row, wire.parameters, draft),
                 change=change,
             )
 
@@ -85,11 +72,6 @@ class RequestObserver:
             # Only the type of the error: its message could quote the prompt.
             raw = wrap_raw_request(body, headers, f"the request cannot be encoded: {type(error).__name__}")
             return raw, self.prepare(adapter, raw.wire, provider=provider)
-
-    def previous_tail(self, adapter: Adapter, buffer: RequestBuffer) -> int | None:
-        """The last breakpoint's block in the previous request, if this request is unchanged up to it."""
-        block, digest_before = self._tails.get(adapter.name, (-1, ""))
-        return block if 0 <= block < len(buffer.digests) and buffer.digests[block].digest == digest_before else None
 
     def _update_draft(
         self, adapter: Adapter, wire: WireRequest, factor: float

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from holdfast.errors import FailureKind, ProviderError
+from holdfast.events.payloads.cache import CacheControlsApplied
 from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, OWN_HEADER_PREFIX, get_header_value
@@ -21,6 +22,13 @@ from holdfast.providers.registry import get_adapter
 # Of larger bodies only the size is recorded.
 BUFFERED_BYTES_MAX = 32 * 1024 * 1024
 ExchangeEnd = Literal["whole", "cut", "cancelled", "unreachable"]
+INTERRUPTIONS: Mapping[str, tuple[FailureKind, str]] = {
+    "cancelled": ("cancelled", "the client disconnected before the response ended"),
+    "unreachable": ("network", "the upstream could not be reached"),
+    "cut": ("network", "the upstream closed the connection before its response was complete"),
+}
+"""How an exchange that did not end with a whole response is recorded."""
+
 _KINDS: Mapping[int, FailureKind] = {401: "auth", 403: "auth", 429: "rate_limit"}
 logger = logging.getLogger(__name__)
 Message = MutableMapping[str, Any]
@@ -81,7 +89,8 @@ class Exchange:
 
     `request_bytes` and `response_bytes` are the sizes as received, of bodies that were too large to buffer as well.
     `record` belongs to the watcher. `queue_length` is how many exchanges waited for the recorder before this one.
-    `original_body` is the request body as received, if a rewritten one was sent.
+    `original_body` is the request body as received, if a rewritten one was sent. `session_id` is set once it is
+    recorded.
     """
 
     def __init__(
@@ -97,6 +106,8 @@ class Exchange:
         self.response_headers: Headers = []
         self.end: ExchangeEnd = "cancelled"
         self.changes: tuple[RequestChange, ...] = ()
+        self.control_changes: tuple[CacheControlsApplied, ...] = ()
+        self.session_id = ""
         self.record: object = None
         self.queue_length = 0
         self.original_body: bytes | None = None

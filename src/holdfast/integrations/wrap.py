@@ -1,47 +1,57 @@
 """`client = wrap(client)`: adds prompt caching and a record of calls to an existing SDK client."""
 
+import copy
+import os
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from threading import Thread
+from typing import Any, TypedDict, TypeVar
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.clock import Clock, NewId, new_ulid, system_clock
 from holdfast.engine.guard import WarningLog
-from holdfast.engine.inject import anthropic, openai
-from holdfast.engine.recorder import CallRecorder
-from holdfast.errors import UserError
+from holdfast.errors import HoldfastError, UserError
 from holdfast.events.log import EventLog
 from holdfast.events.records import HasRecords
-from holdfast.integrations.client_methods import CallPreparer, WrappedClient, wrap_client
-from holdfast.integrations.gemini import wrap_gemini
-from holdfast.integrations.proxy import Proxy
+from holdfast.gateway.recording.recorder import GatewayRecorder
+from holdfast.gateway.recording.restore import restore_plans
+from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
+from holdfast.gateway.rewrite.openai import derive_shared_session_id
+from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
+from holdfast.integrations.client_observer import SESSIONS_MAX, ClientObserver, ClientRecorder, ObservedCall
+from holdfast.integrations.http_client import find_observer, observe_http_client
+from holdfast.runtime.config import load_config
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
 
 AnyClient = TypeVar("AnyClient")
-WrapClient = Callable[[object, CallPreparer], Proxy]
 
-_ANTHROPIC_METHODS = {
-    "messages.create": anthropic.MESSAGES_METHOD,
-    "messages.stream": anthropic.MESSAGES_METHOD._replace(opens_stream=True),
+# The base classes of all clients of these SDKs, with the clouds' own, and the upstream of hosts that we do not know.
+_SDK_CLASSES = {
+    ("anthropic", "SyncAPIClient"): "anthropic",
+    ("anthropic", "AsyncAPIClient"): "anthropic",
+    ("openai", "SyncAPIClient"): "openai",
+    ("openai", "AsyncAPIClient"): "openai",
+    ("google", "Client"): "gemini",
 }
-_OPENAI_METHODS = {
-    "chat.completions.create": openai.CHAT_METHOD,
-    "responses.create": openai.RESPONSES_METHOD,
-    "responses.stream": openai.RESPONSES_METHOD._replace(opens_stream=True),
-}
-_ANTHROPIC, _OPENAI = (partial(wrap_client, methods=methods) for methods in (_ANTHROPIC_METHODS, _OPENAI_METHODS))
+_SUPPORTED = "anthropic.Anthropic, anthropic.AsyncAnthropic, openai.OpenAI, openai.AsyncOpenAI, google.genai.Client"
+_CLOUD_MARKS = {"Bedrock": "bedrock", "Vertex": "vertex", "Azure": "azure", "Foundry": "azure"}
 
-_WRAPPINGS: dict[tuple[str, str], WrapClient] = {
-    ("anthropic", "Anthropic"): _ANTHROPIC,
-    ("anthropic", "AsyncAnthropic"): _ANTHROPIC,
-    ("openai", "OpenAI"): _OPENAI,
-    ("openai", "AsyncOpenAI"): _OPENAI,
-    ("google.genai", "Client"): wrap_gemini,
-}
-"""By package and class of the client. The SDKs are optional, so they are not imported here."""
+# Fields of the SDKs' clients that no public method returns.
+_HTTP_CLIENT, _CONNECTION = "_client", "_api_client"
+_GEMINI_HTTP_CLIENTS = ("_httpx_client", "_async_httpx_client")
+
+
+class WrapArguments(TypedDict, total=False):
+    """The options of `wrap`."""
+
+    store: EventLog | str | Path | None
+    session: str | None
+    models: Models | None
+    clock: Clock
+    new_id: NewId
 
 
 def wrap(
@@ -55,46 +65,141 @@ def wrap(
 ) -> AnyClient:
     """Return a client that behaves like the given one, places cache breakpoints, and records the usage of its calls.
 
-    Prompts are recorded only as digests. Without `store` the record lives as long as the process. `session` is the
-    key that routes OpenAI's calls to one cache; by default it is derived from the first system text. If caching is
-    turned off in the store, for this record or for the provider, calls are not rewritten. The given client is not
-    changed.
+    The returned client is of the same class and has the same options; the given one is not changed. Every method that
+    sends a request over HTTP is covered. Prompts are recorded only as digests, in the default store unless `store`
+    names another (`memory:` for none that lasts). `session` is the key that routes OpenAI's calls to one cache; by
+    default it is derived from the system text. If caching is turned off in the store, for a conversation or for the
+    provider, calls are not rewritten.
     """
-    wrapping = _wrapping_of(client)
-    warnings = WarningLog()
-    catalog = shipped_models() if models is None else models
-    log, owns_log = _log_of(store, catalog)
-    recorder = CallRecorder(log, models=catalog, clock=clock, new_id=new_id, warnings=warnings)
-    if owns_log:
-        # Closing writes the queued events; a finalizer also runs at the end of the process.
-        weakref.finalize(recorder, log.close)
-    controls = log.records.controls if isinstance(log, HasRecords) else None
-    wrapped = wrapping(client, CallPreparer(recorder, warnings, session=session, controls=controls))
-    return cast("AnyClient", wrapped)  # The proxy has every attribute of the client.
+    options = WrapArguments(store=store, session=session, models=models, clock=clock, new_id=new_id)
+    (wrapped,) = wrap_together([client], options)
+    return wrapped
 
 
-def _log_of(store: EventLog | str | Path | None, models: Models) -> tuple[EventLog, bool]:
-    """The log to write to, and whether it has to be closed by the wrapper."""
-    if store is None:
-        return MemoryStore(models=models), False
-    return (open_store(store, models=models), True) if isinstance(store, str | Path) else (store, False)
-
-
-def recorder_of(client: object) -> CallRecorder:
-    """The record of a wrapped client's calls."""
-    if not issubclass(type(client), WrappedClient):
-        raise UserError(f"this {type(client).__name__} is not wrapped: use the client that `wrap` returned")
-    return cast("CallRecorder", object.__getattribute__(client, "_holdfast_recorder"))  # Set by `WrappedClient`.
-
-
-def _wrapping_of(client: object) -> WrapClient:
-    if issubclass(type(client), WrappedClient):
+def wrap_together(clients: Sequence[AnyClient], options: WrapArguments) -> list[AnyClient]:
+    """Wraps several clients, such as the blocking and the asynchronous one of a framework, with one record."""
+    mounts = [_find_mount(client) for client in clients]
+    if any(_find_observer(client) is not None for client in clients):
         raise UserError("this client is wrapped already")
-    # The base classes too: a subclass of a known client is wrapped like it.
+    observer = make_observer(mounts[0], options)
+    return [_copy_client(client, observer) for client in clients]
+
+
+def make_observer(mount: str, options: WrapArguments) -> ClientObserver:
+    """An observer of requests with its record; `mount` as in `ClientObserver`."""
+    session, clock, warnings = options.get("session"), options.get("clock", system_clock), WarningLog()
+    catalog = options.get("models") or shipped_models()
+    log, owns_log = _open_log(options.get("store"), catalog, warnings)
+    sessions: dict[str, None] = {}
+    recorder = GatewayRecorder(
+        log,
+        models=catalog,
+        new_id=options.get("new_id", new_ulid),
+        on_session=partial(_add_session, sessions),
+        warnings=warnings,
+    )
+    # Text is not moved: in a library, that is the caller's decision.
+    rewriter = ConversationRewriter(
+        catalog,
+        VolatileExtractor(()),
+        restore=lambda: restore_plans(log),
+        derive_session=derive_shared_session_id if session is None else lambda body, prompt: session,
+    )
+    client_recorder = ClientRecorder(log, catalog, recorder, sessions=sessions, since=clock())
+    observer = ClientObserver(
+        client_recorder,
+        recorder,
+        rewriter,
+        mount=mount,
+        clock=clock,
+        warnings=warnings,
+        controls=log.records.controls if isinstance(log, HasRecords) else None,
+    )
+    # It also runs at exit. Nothing that the recorder's thread refers to may refer to the object it waits for.
+    weakref.finalize(client_recorder, _close, recorder, log if owns_log else None, observer.open_calls)
+    return observer
+
+
+def recorder_of(client: object) -> ClientRecorder:
+    """The record of the calls of a wrapped client, or of a framework's model that a helper of ours has wrapped."""
+    observer = _find_observer(client)
+    if observer is None:
+        held = (getattr(client, name, None) for name in ("_client", "root_client", "client"))
+        observer = next((found for value in held if (found := _find_observer(value)) is not None), None)
+    if observer is None:
+        raise UserError(f"this {type(client).__name__} is not wrapped: use the client that `wrap` returned")
+    return observer.recorder
+
+
+def _find_mount(client: object) -> str:
     for ancestor in type(client).__mro__:
-        package = ancestor.__module__.rpartition(".")[0] or ancestor.__module__
-        if (package, ancestor.__name__) in _WRAPPINGS:
-            return _WRAPPINGS[package, ancestor.__name__]
+        mount = _SDK_CLASSES.get((ancestor.__module__.partition(".")[0], ancestor.__name__))
+        if mount is not None:
+            if mount == "gemini":
+                return "vertex" if getattr(client, "vertexai", False) else mount
+            names = [parent.__name__ for parent in type(client).__mro__]
+            clouds = (cloud for mark, cloud in _CLOUD_MARKS.items() if any(mark in name for name in names))
+            return next(clouds, mount)
     origin = f"{type(client).__module__.partition('.')[0]}.{type(client).__name__}"
-    supported = ", ".join(f"{package}.{name}" for package, name in _WRAPPINGS)
-    raise UserError(f"a {origin} cannot be wrapped; these clients can: {supported}")
+    raise UserError(f"a {origin} cannot be wrapped; these clients can: {_SUPPORTED}")
+
+
+def _find_observer(client: object) -> ClientObserver | None:
+    if (observer := find_observer(client)) is not None:
+        return observer
+    connection = getattr(client, _CONNECTION, None)
+    if connection is not None:
+        return find_observer(getattr(connection, _GEMINI_HTTP_CLIENTS[0], None))
+    return find_observer(getattr(client, _HTTP_CLIENT, None))
+
+
+# `Any`: the fields of the SDKs' clients, which no type here knows.
+def _copy_client(client: Any, observer: ClientObserver) -> Any:
+    connection = getattr(client, _CONNECTION, None)
+    if connection is None:
+        return client.copy(http_client=observe_http_client(getattr(client, _HTTP_CLIENT), observer))
+    observed = copy.copy(connection)
+    # The client closes its connections, which both share, when it is collected.
+    observed.holdfast_original = client
+    for name in _GEMINI_HTTP_CLIENTS:
+        if getattr(connection, name, None) is not None:
+            setattr(observed, name, observe_http_client(getattr(connection, name), observer))
+    if connection._http_options.aiohttp_client is None:
+        # By default the SDK sends asynchronous requests through aiohttp, if that is installed.
+        observed._use_aiohttp = lambda: False
+    else:
+        observer.warnings.warn_once("asynchronous requests are not recorded, because the client has an aiohttp_client")
+    # All parts of the client refer to its connection; in the copy they refer to the observed one.
+    return copy.deepcopy(client, {id(connection): observed})
+
+
+def _open_log(store: EventLog | str | Path | None, models: Models, warnings: WarningLog) -> tuple[EventLog, bool]:
+    """The log to write to, and whether it has to be closed by the wrapper."""
+    if store is not None:
+        return (open_store(store, models=models), True) if isinstance(store, str | Path) else (store, False)
+    try:
+        return open_store(load_config(os.environ).db_path, models=models), True
+    except (HoldfastError, OSError) as error:
+        # The caller has not asked for this store, so its failure must not stop them.
+        reason = str(error) if isinstance(error, HoldfastError) else type(error).__name__
+        warnings.warn_once(f"calls are recorded in memory only: {reason}")
+        return MemoryStore(models=models), False
+
+
+def _add_session(sessions: dict[str, None], session_id: str) -> None:
+    sessions[session_id] = None
+    while len(sessions) > SESSIONS_MAX:
+        del sessions[next(iter(sessions))]
+
+
+def _close(recorder: GatewayRecorder, log: EventLog | None, open_calls: Iterable[ObservedCall]) -> None:
+    if recorder.queue.is_current_thread:
+        # Collected there as garbage: the thread cannot wait for itself to record the rest.
+        Thread(target=_close, args=(recorder, log, open_calls)).start()
+        return
+    # At exit, responses may be left that nobody has read to their end or closed.
+    for call in tuple(open_calls):
+        call.end("cancelled")
+    recorder.close()
+    if log is not None:
+        log.close()

@@ -1,1 +1,1 @@
-"""Adds cache breakpoints and cache keys to the arguments of the providers' own SDK clients."""
+"""Adds cache breakpoints and cache keys to the requests of other programs."""

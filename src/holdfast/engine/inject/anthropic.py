@@ -1,25 +1,13 @@
-"""Adds cache breakpoints to the arguments of Anthropic's client."""
+"""Adds cache breakpoints to the bodies of Anthropic's requests."""
 
 from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from holdfast.engine.inject.client_method import (
-    Arguments,
-    ClientMethod,
-    ClientRequest,
-    RewrittenRequest,
-    block_members,
-    encode_named_event,
-    extra_body_members,
-    is_absent,
-    list_parts,
-)
+from holdfast.engine.inject.client_request import ClientRequest, RewrittenRequest, as_list, as_object
 from holdfast.errors import UserError
 from holdfast.planning.breakpoints import can_carry_breakpoint, place_breakpoints
-from holdfast.providers.anthropic import anthropic as adapter
 from holdfast.providers.anthropic.blocks import CACHE_CONTROL
-from holdfast.providers.anthropic.encode import PROMPT_NAMES
 from holdfast.types.blocks import Json
 from holdfast.types.prompt import Breakpoint, Plan, Ttl
 
@@ -28,18 +16,16 @@ BreakpointTtls = Mapping[int, Ttl]
 
 
 def add_anthropic_breakpoints(
-    arguments: Arguments, request: ClientRequest, *, text_follows: bool = False
+    body: dict[str, Json], request: ClientRequest, *, text_follows: bool = False
 ) -> RewrittenRequest:
-    """Add our breakpoints in the slots that the caller's own leave free; the caller's stay unchanged.
+    """Add our breakpoints in the slots that the client's own leave free; the client's stay unchanged.
 
     `text_follows`: text will be appended after the conversation that the next request will not repeat.
     """
-    if (PROMPT_NAMES | {CACHE_CONTROL}) & extra_body_members(arguments).keys():
-        return RewrittenRequest(arguments, request.wire_request)
     existing = request.wire_request.plan.breakpoints
     ours = missing_breakpoints(request, existing, text_follows=text_follows)
     breakpoints = tuple(sorted((*existing, *ours), key=lambda breakpoint: breakpoint.block_index))
-    changed = _with_breakpoints(arguments, {breakpoint.block_index: breakpoint.ttl for breakpoint in ours}, request)
+    changed = _with_breakpoints(body, {breakpoint.block_index: breakpoint.ttl for breakpoint in ours}, request)
     return RewrittenRequest(changed, replace(request.wire_request, plan=Plan(breakpoints)))
 
 
@@ -92,59 +78,46 @@ def _count_blocks(blocks: Json) -> int:
     return sum((block.get(CACHE_CONTROL) is not None) + _count_blocks(block.get("content")) for block in members)
 
 
-def _with_breakpoints(arguments: Arguments, ttls: BreakpointTtls, request: ClientRequest) -> Arguments:
-    """A copy of the arguments with breakpoints on the given blocks; the caller's objects are not changed."""
+def _with_breakpoints(body: dict[str, Json], ttls: BreakpointTtls, request: ClientRequest) -> dict[str, Json]:
+    """A copy of the body with breakpoints on the given blocks."""
     if not ttls:
-        return arguments
+        return body
     walk = _Walk(ttls)
-    changed = dict(arguments)
-    for name, renew in (("tools", walk.tools), ("system", walk.text_or_blocks), ("messages", walk.messages)):
-        value = arguments.get(name)
-        if value and not is_absent(value):
+    changed = dict(body)
+    for name, renew in (("tools", walk.blocks), ("system", walk.text_or_blocks), ("messages", walk.messages)):
+        value = body.get(name)
+        if value:
             changed[name] = renew(value)
     if walk.seen != len(request.buffer.blocks):
-        raise UserError("the blocks of the arguments do not match those of the encoded request")
+        raise UserError("the blocks of the body do not match those of the encoded request")
     return changed
 
 
 class _Walk:
-    """Walks the arguments block by block, in the order of the encoded blocks."""
+    """Walks a body block by block, in the order of the encoded blocks."""
 
     def __init__(self, ttls: BreakpointTtls) -> None:
         self._ttls = ttls
         self.seen = 0
 
-    def tools(self, value: object) -> object:
-        """Deferred tools are no blocks of the encoded request, and stay as they are."""
-        old = list_parts(value)
-        deferred = [block_members(tool).get("defer_loading") is True for tool in old]
-        if not any(deferred):
-            return self.blocks(value)
-        loaded = [tool for tool, is_deferred in zip(old, deferred, strict=True) if not is_deferred]
-        renewed = iter(list_parts(self.blocks(loaded)))
-        return [tool if is_deferred else next(renewed) for tool, is_deferred in zip(old, deferred, strict=True)]
+    def messages(self, value: Json) -> Json:
+        return [
+            {**message, "content": self.text_or_blocks(message.get("content"))}
+            for message in map(as_object, as_list(value))
+        ]
 
-    def messages(self, value: object) -> list[object]:
-        renewed: list[object] = []
-        for message in list_parts(value):
-            content = block_members(message).get("content")
-            new = self.text_or_blocks(content)
-            renewed.append(message if new is content else {**block_members(message), "content": new})
-        return renewed
-
-    def text_or_blocks(self, value: object) -> object:
+    def text_or_blocks(self, value: Json) -> Json:
         if isinstance(value, str):
             ttl = self._next()
             return [_with_cache_control({"type": "text", "text": value}, ttl)] if ttl else value
         return self.blocks(value)
 
-    def blocks(self, value: object) -> object:
-        old = list_parts(value)
-        new: list[object] = []
-        for block in old:
+    def blocks(self, value: Json) -> Json:
+        blocks: list[Json] = []
+        for block in as_list(value):
             ttl = self._next()
-            new.append(_with_cache_control(block_members(block), ttl) if ttl else block)
-        return new if any(after is not before for after, before in zip(new, old, strict=True)) else value
+            blocks.append(_with_cache_control(as_object(block), ttl) if ttl else block)
+        return blocks
 
     def _next(self) -> Ttl | None:
         ttl = self._ttls.get(self.seen)
@@ -152,9 +125,5 @@ class _Walk:
         return ttl
 
 
-def _with_cache_control(block: Mapping[str, object], ttl: Ttl) -> dict[str, object]:
+def _with_cache_control(block: Mapping[str, Json], ttl: Ttl) -> dict[str, Json]:
     return {**block, CACHE_CONTROL: {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}}
-
-
-_HELPER_ARGUMENTS = frozenset({"output_format", "user_profile_id", "workspace_id"})
-MESSAGES_METHOD = ClientMethod(adapter, add_anthropic_breakpoints, encode_named_event, left_out=_HELPER_ARGUMENTS)

@@ -40,6 +40,8 @@ class AnthropicBody:
         if not self.messages:
             raise UserError("the request has no messages")
         tools = _split_items(self.members.get("tools"))
+        if tools and not bytes(self.members["tools"]).lstrip().startswith(b"["):
+            raise UserError("the tools are not a list")
         self._deferred = {index: tool for index, tool in enumerate(tools) if _is_deferred(tool)}
         self.tools = [tool for index, tool in enumerate(tools) if index not in self._deferred]
         self.system = _split_items(self.members.get("system"))
@@ -157,6 +159,17 @@ def list_marks(item: RawItem) -> dict[int, Ttl]:
     return {index: ttl for index, block in enumerate(_decode_items(content)) if (ttl := find_mark(block)) is not None}
 
 
+def count_nested_marks(message: RawItem) -> int:
+    """How many parts inside of its tool results have a breakpoint; the provider counts these too."""
+    content = _decode_members(message).get("content", msgspec.Raw(b"[]"))
+    if bytes(content).startswith(b'"'):
+        return 0
+    marked = (block for block in _decode_items(content) if is_marked(block))
+    parts = (_decode_members(block).get("content", msgspec.Raw(b"[]")) for block in marked)
+    nested = (part for value in parts if bytes(value).startswith(b"[") for part in _decode_items(value))
+    return sum(find_mark(part) is not None for part in nested)
+
+
 def find_mark(block: RawItem) -> Ttl | None:
     """The TTL of the block's own breakpoint; None if it has none."""
     return decode_cache_control(split_object(bytes(block))) if is_marked(block) else None
@@ -192,11 +205,12 @@ def place_planned_breakpoints(body: AnthropicBody, call: PlannedCall, slots: int
     # A client that caches a single call may know that another follows.
     if not planned or (call.is_limited and client):
         return PlacedBreakpoints(client, is_changed=False)
+    nested_count = sum(count_nested_marks(message) for message in body.messages if is_marked(message))
+    slots = max(0, slots - nested_count)
     wanted_head: dict[int, Ttl] = dict(client_head)
     if not client_head:
-        wanted_head = {
-            point.block_index: point.ttl for point in planned if call.locate_block(point.block_index) is None
-        }
+        in_head = [point for point in planned if call.locate_block(point.block_index) is None]
+        wanted_head = {point.block_index: point.ttl for point in in_head[max(0, len(in_head) - slots) :]}
     free = max(0, slots - len(wanted_head))
     in_messages = [point for point in planned if call.locate_block(point.block_index) is not None]
     chosen = in_messages[len(in_messages) - min(free, len(in_messages)) :]

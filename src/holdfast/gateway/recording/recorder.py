@@ -19,7 +19,7 @@ from holdfast.errors import ProviderError
 from holdfast.events.log import EventLog
 from holdfast.events.payloads.calls import ConversationTrace, GatewayForwarded
 from holdfast.events.payloads.session import ParentSession, SessionStarted
-from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, Exchange
+from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, INTERRUPTIONS, Exchange
 from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.response_parser import Headers
 from holdfast.gateway.recording.conversation_match import (
@@ -111,27 +111,28 @@ class GatewayRecorder:
         rewriter: RequestRewriter | None = None,
         on_spent: OnSpent = lambda key_id, at, dollars: None,
         unpriced_usd_per_mtok: float = UNPRICED_USD_PER_MTOK,
+        on_session: Callable[[str], None] = lambda session_id: None,
+        warnings: WarningLog | None = None,
         make_queue: Callable[[Callable[[Callable[[], None]], None]], RecordQueue[Callable[[], None]]] = RecordQueue,
     ) -> None:
-        self._log = log
-        self._models = models
+        self._log, self._models = log, models
         self._new_id = new_id
         self._simulated = simulated
         self._rewriter = rewriter or RequestRewriter(models)
-        self._on_spent = on_spent
+        self._on_spent, self._on_session = on_spent, on_session
         self._unpriced_usd_per_mtok = unpriced_usd_per_mtok
-        self._warnings = WarningLog("holdfast.gateway")
+        self._warnings = warnings or WarningLog("holdfast.gateway")
         self._conversations: ConversationMatcher[_Tracked] = ConversationMatcher()
         self._endpoint_sessions: dict[tuple[str, str], _Tracked] = {}
         self._warm_ups: OrderedDict[tuple[str, str], _WarmUp] = OrderedDict()
         self._now = 0.0
         self._is_restored = False
-        self._queue = make_queue(self._process)
+        self.queue = make_queue(self._process)
 
     @property
     def dropped_count(self) -> int:
         """How many exchanges were dropped because recording could not keep up."""
-        return self._queue.dropped_count
+        return self.queue.dropped_count
 
     def on_request(self, exchange: Exchange) -> None:
         if exchange.is_recorded:
@@ -146,13 +147,13 @@ class GatewayRecorder:
         self._put(functools.partial(self._record_ping, exchange, ping, response, at), exchange)
 
     def close(self) -> None:
-        self._queue.close()
+        self.queue.close()
         with self._warnings.suppress_errors(_NOT_RECORDED):
             while self._warm_ups:
                 self._record_abandoned_warm_up()
 
     def _put(self, work: Callable[[], None], exchange: Exchange) -> None:
-        if not self._queue.put(work, exchange.buffered_bytes):
+        if not self.queue.put(work, exchange.buffered_bytes):
             self._warnings.warn_once("recording cannot keep up: calls are forwarded but not recorded; see /metrics")
 
     def _process(self, work: Callable[[], None]) -> None:
@@ -232,7 +233,9 @@ class GatewayRecorder:
             unreadable=request.unreadable or msgspec.UNSET,
         )
         self._record_continued_warm_up(exchange, observer.recorder)
-        call = observer.recorder.begin_call(prepared, forwarded)
+        call = observer.recorder.begin_call(prepared, *exchange.control_changes, forwarded)
+        exchange.session_id = observer.recorder.session_id
+        self._on_session(exchange.session_id)
         if call is not None:
             exchange.record = _ActiveCall(
                 match.key, adapter, observer.recorder, call, pricer, pricer.priced_count if priced else 0
@@ -276,7 +279,7 @@ class GatewayRecorder:
         call: tuple[Adapter, WireRequest, float, int],
     ) -> Findings:
         """What `--improve` would have changed; empty while the recorder is behind."""
-        if max(self._queue.queue_length, exchange.queue_length) > BUSY_QUEUE_LENGTH:
+        if max(self.queue.queue_length, exchange.queue_length) > BUSY_QUEUE_LENGTH:
             return Findings()
         try:
             return find_anti_patterns(self._rewriter, exchange.target, body, pricer=pricer, call=call)
@@ -386,16 +389,12 @@ class GatewayRecorder:
             # Only the kind and status: the provider's message may quote the prompt.
             message = f"{failure.kind} (HTTP status {failure.status or exchange.status})"
             recorder.fail_call(call, failure.kind, message, reply)
-        elif exchange.end == "cancelled":
-            recorder.fail_call(call, "cancelled", "the client disconnected before the response ended", reply)
         elif exchange.end == "whole":
             usage = bill_usage(call, self._estimate_usage(exchange, call))
             message = response.unreadable or "the response has no usage"
             recorder.fail_call(call, "unreadable", message, estimated_usage=usage)
         else:
-            cut = "the upstream closed the connection before its response was complete"
-            message = "the upstream could not be reached" if exchange.end == "unreachable" else cut
-            recorder.fail_call(call, "network", message, reply)
+            recorder.fail_call(call, *INTERRUPTIONS[exchange.end], reply)
         # A call without usage wrote nothing to a cache (a 429 or 529), so it must not count as a cache write.
         if usage == Usage():
             active.pricer.undo_pricing(active.priced_number)

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from threading import Condition, Event, Lock, Thread
+from threading import Condition, Event, Lock, Thread, current_thread
 from typing import IO, Generic, TypeVar
 
 import msgspec
@@ -275,6 +275,10 @@ class RecordQueue(Generic[T]):
     @property
     def queue_length(self) -> int:
         return len(self._pending)
+
+    @property
+    def is_current_thread(self) -> bool:
+        return self._thread is current_thread()
 
     def put(self, record: T, size_bytes: int) -> bool:
         """Returns whether the item was accepted."""

@@ -21,7 +21,8 @@ from holdfast.engine.inject.anthropic_body import (
     plan_anthropic_call,
 )
 from holdfast.errors import UserError
-from holdfast.gateway.rewrite.operations import BREAKPOINTS_MISSING, TOOLS_UNSORTED, RequestEdits
+from holdfast.gateway.rewrite.openai import derive_session_id
+from holdfast.gateway.rewrite.operations import BREAKPOINTS_MISSING, TOOLS_UNSORTED, DeriveSession, RequestEdits
 from holdfast.gateway.rewrite.rewriter import (
     RequestAnalysis,
     RequestRewriter,
@@ -68,11 +69,15 @@ class ConversationRewriter:
         volatile: VolatileExtractor | None = None,
         *,
         restore: Callable[[], Iterable[RestoredConversation]] = tuple,
+        derive_session: DeriveSession = derive_session_id,
     ) -> None:
-        """`restore` reads the conversations of earlier processes; it is called before the first request is planned."""
+        """`restore` reads the conversations of earlier processes; it is called before the first request is planned.
+
+        `derive_session` as in `RequestRewriter`.
+        """
         self._models = models
         self._volatile = volatile or VolatileExtractor()
-        self._stateless = RequestRewriter(models, volatile)
+        self._stateless = RequestRewriter(models, volatile, derive_session=derive_session)
         self._plans = ConversationPlans()
         self._tool_orders: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()
         self._restore: Callable[[], Iterable[RestoredConversation]] | None = restore

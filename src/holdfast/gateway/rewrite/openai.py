@@ -53,6 +53,18 @@ def derive_session_id(body: JsonObject, prompt: str) -> str:
     return f"{OWN_SESSION_PREFIX}{sha256_hex(encode_json([next(user_messages, messages), body.get('tools')]))[:32]}"
 
 
+def derive_shared_session_id(body: JsonObject, prompt: str) -> str:
+    """An id that is equal for all conversations with the same system text, which they can then read from one cache."""
+    system: list[Json] = [body["instructions"]] if body.get("instructions") else []
+    for message in list_objects(body.get(prompt)):
+        if message.get("role") not in ("system", "developer"):
+            break
+        system.append(message.get("content"))
+    if not system:
+        return derive_session_id(body, prompt)
+    return f"{OWN_SESSION_PREFIX}{sha256_hex(encode_json([system, body.get('tools')]))[:32]}"
+
+
 def append_message(messages: Json, last: JsonObject, *, breakpoint_in: str | None) -> Json:
     """Appends `last`. The message before it ends with a breakpoint if its last part has the type `breakpoint_in`."""
     if not isinstance(messages, list):

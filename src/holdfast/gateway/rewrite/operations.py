@@ -2,8 +2,6 @@
 
 from collections.abc import Callable
 
-import msgspec
-
 from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.providers.anthropic.blocks import CACHE_CONTROL
@@ -12,6 +10,9 @@ from holdfast.types.blocks import Json
 JsonObject = dict[str, Json]
 ExtractedLines = list[tuple[str, str]]
 """Extracted texts, each as (rule name, text)."""
+
+DeriveSession = Callable[[JsonObject, str], str]
+"""The id of the session that a request belongs to, from its body and the name of the member with its prompt."""
 
 TOOLS_UNSORTED = "tools out of order"
 BREAKPOINTS_MISSING = "breakpoints missing"
@@ -22,9 +23,18 @@ VOLATILE_PREFIX = "volatile "
 
 
 class RequestEdits:
-    """Collects the changes made to one request; anti-patterns in `unfixed` are left as they are."""
+    """Collects the changes made to one request; anti-patterns in `unfixed` are left as they are.
 
-    def __init__(self, volatile: VolatileExtractor, unfixed: frozenset[str] = frozenset()) -> None:
+    `derive_session` returns the cache key to set.
+    """
+
+    def __init__(
+        self,
+        volatile: VolatileExtractor,
+        unfixed: frozenset[str] = frozenset(),
+        derive_session: DeriveSession = lambda body, prompt: "",
+    ) -> None:
+        self.derive_session = derive_session
         self._volatile = volatile.without_rules(frozenset(name.removeprefix(VOLATILE_PREFIX) for name in unfixed))
         self._unfixed = unfixed
         self.changes: list[RequestChange] = []
@@ -103,8 +113,3 @@ def convert_text_to_parts(messages: Json, kind: str, roles: tuple[str, ...]) -> 
 
 def list_objects(value: Json | None) -> list[JsonObject]:
     return [member for member in value if isinstance(member, dict)] if isinstance(value, list) else []
-
-
-def convert_to_object(arguments: object) -> JsonObject:
-    body: JsonObject = msgspec.convert(arguments, dict)
-    return body

@@ -17,7 +17,7 @@ from holdfast.engine.cache.conversation_plans import PlannedCall
 from holdfast.engine.cache.single_flight import BreakpointPrefix, FlightKey
 from holdfast.engine.inject import anthropic as anthropic_inject
 from holdfast.engine.inject import openai as openai_inject
-from holdfast.engine.inject.client_method import ClientRequest, RewrittenRequest
+from holdfast.engine.inject.client_request import ClientRequest
 from holdfast.engine.request_draft import RequestDraft
 from holdfast.errors import UserError
 from holdfast.events.payloads.calls import RequestChange
@@ -36,10 +36,10 @@ from holdfast.gateway.rewrite.operations import (
     EXPLICIT_BREAKPOINT_MISSING,
     TTLS_UNORDERED,
     VOLATILE_PREFIX,
+    DeriveSession,
     JsonObject,
     RequestEdits,
     convert_text_to_parts,
-    convert_to_object,
     list_objects,
 )
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
@@ -79,10 +79,17 @@ class ImprovedRequest(msgspec.Struct, frozen=True):
 
 
 class RequestRewriter:
-    """Stateless and thread-safe."""
+    """Stateless and thread-safe. `derive_session` derives the cache key of an OpenAI request from its body."""
 
-    def __init__(self, models: Models, volatile: VolatileExtractor | None = None) -> None:
+    def __init__(
+        self,
+        models: Models,
+        volatile: VolatileExtractor | None = None,
+        *,
+        derive_session: DeriveSession = derive_session_id,
+    ) -> None:
         self._models = models
+        self._derive_session = derive_session
         self._volatile = volatile or VolatileExtractor()
 
     def rewrite_request(
@@ -114,7 +121,7 @@ class RequestRewriter:
             return ImprovedRequest(None, before, row)
         if adapter_name in ("openai", "openai-chat") and provider not in _TAKE_OPENAI_FIELDS:
             unfixed |= {CACHE_KEY_MISSING, EXPLICIT_BREAKPOINT_MISSING}
-        edits = RequestEdits(self._volatile, unfixed)
+        edits = RequestEdits(self._volatile, unfixed, self._derive_session)
         rewritten = (
             _REWRITERS[adapter_name](dict(members), row, edits, adapter) if adapter_name in _REWRITERS else members
         )
@@ -149,7 +156,7 @@ def _rewrite_anthropic(body: JsonObject, row: Model, edits: RequestEdits, adapte
         added = len(rewritten.wire_request.plan.breakpoints) - len(request.wire_request.plan.breakpoints)
         if added:
             edits.record_change(BREAKPOINTS_MISSING, f"{added} placed")
-        body = _merge_extra_body(rewritten)
+        body = rewritten.body
     if edits.moved_text:
         # After the last breakpoint, so that it is neither cached nor part of a later request's prefix.
         _append_to_last_message(body, {"type": "text", "text": edits.moved_text})
@@ -159,7 +166,7 @@ def _rewrite_anthropic(body: JsonObject, row: Model, edits: RequestEdits, adapte
 def _rewrite_openai(body: JsonObject, row: Model, edits: RequestEdits, adapter: Adapter) -> JsonObject:
     prompt_member, part_type = ("messages", "text") if adapter.name == "openai-chat" else ("input", "input_text")
     role = (rewrite_chat if prompt_member == "messages" else rewrite_responses)(body, edits)
-    request = _request(adapter, body, row, derive_session_id(body, prompt_member))
+    request = _request(adapter, body, row, edits.derive_session(body, prompt_member))
     had_key = body.get(openai_inject.CACHE_KEY_FIELD) is not None
     if edits.should_fix(CACHE_KEY_MISSING) or edits.should_fix(EXPLICIT_BREAKPOINT_MISSING):
         rewritten = openai_inject.add_openai_cache_fields(
@@ -167,7 +174,7 @@ def _rewrite_openai(body: JsonObject, row: Model, edits: RequestEdits, adapter: 
         )
         if len(rewritten.wire_request.plan.breakpoints) > len(request.wire_request.plan.breakpoints):
             edits.record_change(EXPLICIT_BREAKPOINT_MISSING, "end of the system text")
-        body = _merge_extra_body(rewritten)
+        body = rewritten.body
         if not had_key and body.get(openai_inject.CACHE_KEY_FIELD) is not None:
             edits.record_change(CACHE_KEY_MISSING, openai_inject.CACHE_KEY_FIELD)
     if edits.moved_text:
@@ -264,13 +271,6 @@ def _gemini_ends_with_user(contents: list[Json]) -> bool:
     last = contents[-1] if contents else None
     # Gemini treats a missing role as "user".
     return isinstance(last, dict) and last.get("role", "user") == "user"
-
-
-def _merge_extra_body(rewritten: RewrittenRequest) -> JsonObject:
-    """SDK arguments as a request body: the members of `extra_body` move to the top level."""
-    body = dict(rewritten.arguments)
-    extra = body.pop("extra_body", None)
-    return convert_to_object({**body, **(extra if isinstance(extra, dict) else {})})
 
 
 def _previous_end(wire: WireRequest, draft: RequestDraft) -> int | None:

@@ -1,0 +1,396 @@
+"""Plans and records the requests of one wrapped client with the gateway's planner and recorder, in process.
+
+No failure of ours reaches the caller: a request that cannot be planned is sent as the SDK built it, with one warning.
+"""
+
+import hashlib
+import re
+import secrets
+import sys
+import weakref
+from asyncio import CancelledError
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from decimal import Decimal
+from itertools import groupby
+from typing import Any
+
+import msgspec
+
+from holdfast.catalog.lookup import Models, find_model_or_none
+from holdfast.catalog.schema import Model
+from holdfast.clock import Clock
+from holdfast.engine.guard import WarningLog
+from holdfast.errors import UserError
+from holdfast.events.cache_controls import CacheControls
+from holdfast.events.log import Event, EventLog
+from holdfast.events.payloads.cache import CacheControlsApplied
+from holdfast.gateway.auth import may_rewrite
+from holdfast.gateway.exchange import Exchange, ExchangeEnd, GatewayCaller
+from holdfast.gateway.http.headers import CREDENTIAL_HEADERS
+from holdfast.gateway.recording.recorder import GatewayRecorder
+from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
+from holdfast.gateway.rewrite.rewriter import RequestAnalysis
+from holdfast.gateway.routes import RouteTable, Target, UpstreamSettings, resolve_upstreams
+from holdfast.ledger.accounting import CallRecord
+from holdfast.ledger.calls import Bill, compute_bill, iter_calls
+from holdfast.types.usage import Usage
+
+SESSIONS_MAX = 10_000
+RECORDED_SECONDS_MAX = 10.0
+_UNOBSERVED = "a call is sent unchanged and is not recorded"
+_UNPLANNED = "a call is sent unchanged, without cache breakpoints"
+_NOT_RECORDED = "a call is not recorded"
+
+# The last event of a stream by Anthropic, or of chat completions. Clients stop there, and may leave the rest unread.
+_LAST_EVENT = re.compile(rb"^(?:event: ?message_stop\r?\ndata:[^\n]*|data: ?\[DONE\])\r?\n\r?\n", re.MULTILINE)
+
+_LAST_EVENT_BYTES_MAX = 500
+
+INCLUDE_USAGE = "include_usage"
+EVENT_BYTES_MAX = 1024 * 1024
+_EVENT_END = re.compile(rb"\r?\n\r?\n")
+_Members = dict[str, msgspec.Raw]
+
+_PROVIDERS = RouteTable(resolve_upstreams({}, {}))
+
+
+class ClientRecorder:
+    """The record of a wrapped client's calls, over all its conversations; each is a session in the log.
+
+    Calls before `since` are not this client's: a conversation may continue one that an earlier process recorded.
+    """
+
+    def __init__(
+        self, log: EventLog, models: Models, recorder: GatewayRecorder, *, sessions: dict[str, None], since: float
+    ) -> None:
+        self.log = log
+        """The event log, which has the events of each of `session_ids`."""
+        self._since = since
+        self._models = models
+        self._recorder = recorder
+        self._sessions = sessions
+
+    @property
+    def session_ids(self) -> tuple[str, ...]:
+        """The conversations of this client, oldest first; waits until the calls that have ended are recorded."""
+        self._recorder.queue.wait_until_empty(RECORDED_SECONDS_MAX)
+        # A store writes in order: once nothing is written, so is everything before it.
+        self.log.append(()).exception(RECORDED_SECONDS_MAX)
+        return tuple(self._sessions)
+
+    def read_events(self) -> Iterator[Event]:
+        """The events of all conversations, one conversation after the other."""
+        events = (event for session_id in self.session_ids for event in self.log.read(session_id))
+        return (event for event in events if event.at >= self._since)
+
+    @property
+    def calls(self) -> tuple[CallRecord, ...]:
+        """The completed calls, oldest first; `number` counts within a conversation."""
+        calls = [call for session_id in self.session_ids for call in iter_calls(self.log.read(session_id))]
+        return tuple(sorted((call for call in calls if call.at >= self._since), key=lambda call: call.at))
+
+    def bill(self) -> Bill:
+        """Usage and cost of all calls; those of models without a price are counted as unpriced."""
+        total = Bill(0, Usage(), Decimal(0), Decimal(0))
+        for model, records in groupby(self.calls, key=lambda record: record.model):
+            part = self._bill_of(model, records)
+            costs = (total.cost_usd + part.cost_usd, total.uncached_cost_usd + part.uncached_cost_usd)
+            unpriced = total.unpriced_calls + part.unpriced_calls
+            total = Bill(total.calls + part.calls, total.usage + part.usage, *costs, unpriced_calls=unpriced)
+        return total
+
+    def _bill_of(self, model: str, records: Iterator[CallRecord]) -> Bill:
+        row = find_model_or_none(model, self._models)
+        if row is not None and row.prices:
+            return compute_bill(records, row)
+        usages = [record.usage for record in records]
+        return Bill(len(usages), sum(usages, Usage()), Decimal(0), Decimal(0), unpriced_calls=len(usages))
+
+
+class ClientObserver:
+    """Thread-safe. `mount` names the upstream of hosts that are not a known provider's own; if empty, the path does."""
+
+    def __init__(
+        self,
+        recorder: ClientRecorder,
+        watcher: GatewayRecorder,
+        rewriter: ConversationRewriter,
+        *,
+        mount: str,
+        clock: Clock,
+        warnings: WarningLog,
+        controls: Callable[[str], CacheControls] | None = None,
+    ) -> None:
+        self.recorder = recorder
+        self.watcher = watcher
+        self.rewriter = rewriter
+        self.clock = clock
+        self.warnings = warnings
+        self._mount = mount
+        self._controls = controls
+        self._salt = secrets.token_bytes(32)
+        self._routes: dict[tuple[str, str, bytes], RouteTable] = {}
+        self.open_calls: weakref.WeakSet[ObservedCall] = weakref.WeakSet()
+        self._controlled: weakref.WeakKeyDictionary[object, tuple[Exchange, bool]] = weakref.WeakKeyDictionary()
+
+    def begin_call(self, request: Any) -> "ObservedCall | None":
+        """The call of an `httpx` request, with the request to send; None if it calls no model. Never raises."""
+        with self.warnings.suppress_errors(_UNOBSERVED):
+            target = self._find_target(request.url)
+            if target is None:
+                return None
+            # aiohttp, which google-genai would use without us, sends one of several values.
+            if len(agents := request.headers.get_list("user-agent")) > 1:
+                request.headers["user-agent"] = agents[-1]
+            headers = [(name.lower(), value) for name, value in request.headers.raw]
+            caller = GatewayCaller(self._account(headers))
+            exchange = Exchange(target, headers, caller, self.clock(), method=request.method)
+            if (target.adapter_name is None or request.method != "POST") and not exchange.reads_batch_results:
+                return None
+            call = ObservedCall(self, exchange, request)
+            if request.method == "POST":
+                self._plan(call, request.content, is_rewritable=may_rewrite(target, headers))
+            self.open_calls.add(call)
+            with self.warnings.suppress_errors(_NOT_RECORDED):
+                self.watcher.on_request(exchange)
+            return call
+        return None
+
+    def _plan(self, call: "ObservedCall", body: bytes, *, is_rewritable: bool) -> None:
+        exchange = call.exchange
+        exchange.add_request_bytes(body)
+        analysis = self._analyze(exchange, body) if is_rewritable else None
+        if analysis is None or not analysis.row.prices:
+            # The catalog does not know the model.
+            return
+        if not self._is_caching_enabled(exchange, analysis):
+            if analysis.call is not None:
+                self.rewriter.record_response(analysis.call, None)
+            return
+        call.analysis = analysis
+        rewritten = analysis.body
+        with_usage = request_usage(exchange.target, rewritten or body, analysis.row)
+        if with_usage is not None:
+            rewritten, call.usage_filter = with_usage, UsageEventFilter()
+        if rewritten is not None:
+            call.replace_body(rewritten)
+            exchange.restore_request(rewritten, len(rewritten))
+            exchange.changes, exchange.original_body = analysis.changes, body if analysis.changes else None
+
+    def _analyze(self, exchange: Exchange, body: bytes) -> RequestAnalysis | None:
+        target = exchange.target
+        try:
+            return self.rewriter.analyze(
+                target.format,
+                body,
+                path=target.path,
+                account=exchange.caller.account,
+                at=exchange.started_at,
+                provider=target.provider,
+                path_fields=target.path_fields,
+            )
+        except UserError:
+            # No rewrite is known to help this request. The recorder warns of a model that is not in the catalog.
+            return None
+        except Exception as error:  # noqa: BLE001 - the caller's call must not break, whatever this was
+            # Only the type of the error: its message could quote the prompt.
+            self.warnings.warn_once(f"{_UNPLANNED}: {type(error).__name__}")
+            return None
+
+    def _is_caching_enabled(self, exchange: Exchange, analysis: RequestAnalysis) -> bool:
+        """Whether caching is turned on in the store, for the provider and for the conversation of this request.
+
+        Only the planner knows conversations before they are recorded. Requests that it does not plan count as of the
+        conversation that this client last recorded.
+        """
+        if self._controls is None:
+            return True
+        key = self if analysis.call is None else analysis.call.conversation
+        previous, was_enabled = self._controlled.get(key, (None, True))
+        is_enabled = was_enabled
+        with self.warnings.suppress_errors("the cache controls cannot be read"):
+            controls = self._controls(previous.session_id if previous else "")
+            providers = controls.settings.providers
+            is_enabled = controls.session.caching_enabled and providers.get(analysis.adapter.name, True)
+        if is_enabled != was_enabled:
+            reason = "" if is_enabled else "caching was turned off"
+            exchange.control_changes = (CacheControlsApplied(caching_enabled=is_enabled, reason=reason),)
+        self._controlled[key] = exchange, is_enabled
+        return is_enabled
+
+    def _find_target(self, url: Any) -> Target | None:
+        path = url.raw_path.partition(b"?")[0].decode("latin-1")
+        known = (name for name, upstream in _PROVIDERS.upstreams.items() if upstream.host == url.host)
+        mount = next(known, self._mount or _PROVIDERS.find_mount(path))
+        if mount is None:
+            return None
+        key = (mount, url.scheme, url.netloc)
+        if key not in self._routes:
+            settings = UpstreamSettings(url=f"{url.scheme}://{url.netloc.decode()}")
+            self._routes[key] = RouteTable({mount: resolve_upstreams({mount: settings}, {})[mount]})
+        return self._routes[key].find_target(f"/{mount}{path}")
+
+    def _account(self, headers: list[tuple[bytes, bytes]]) -> str:
+        credential = b"\n".join(value for name, value in headers if name in CREDENTIAL_HEADERS)
+        return hashlib.blake2b(credential, key=self._salt, digest_size=8).hexdigest()
+
+
+class ObservedCall:
+    """One request and its response. `request` is the one to send; no method raises but the caller's own errors."""
+
+    def __init__(self, observer: ClientObserver, exchange: Exchange, request: Any) -> None:
+        self.exchange = exchange
+        self.request = request
+        self.analysis: RequestAnalysis | None = None
+        self.usage_filter: UsageEventFilter | None = None
+        self._observer = observer
+        self._is_ended = False
+        self._tail = b""
+
+    def replace_body(self, body: bytes) -> None:
+        """The caller's request stays as it is, because the SDK may send it again."""
+        request = self.request
+        headers = request.headers.copy()
+        headers["content-length"] = str(len(body))
+        if self.usage_filter is not None:
+            # Events can be taken out of a response only if it is not compressed.
+            headers["accept-encoding"] = "identity"
+        self.request = type(request)(
+            request.method, request.url, headers=headers, content=body, extensions=request.extensions
+        )
+
+    @contextmanager
+    def sending(self) -> Iterator[None]:
+        try:
+            yield
+        except BaseException as error:
+            is_cancelled = isinstance(error, CancelledError | KeyboardInterrupt | GeneratorExit)
+            self.end("cancelled" if is_cancelled else "unreachable")
+            raise
+
+    def begin_response(self, response: Any) -> bool:
+        """Whether the body of the response is still to be read."""
+        exchange = self.exchange
+        exchange.status = response.status_code
+        exchange.response_headers = [(name.lower(), value) for name, value in response.headers.raw]
+        encoding = response.headers.get("content-encoding", "identity")
+        if exchange.status != 200 or encoding != "identity":
+            self.usage_filter = None
+        if not response.is_stream_consumed:
+            return True
+        # A hook of the caller has read it: the content is decompressed.
+        dropped = (b"content-encoding", b"content-length")
+        exchange.response_headers = [pair for pair in exchange.response_headers if pair[0] not in dropped]
+        exchange.add_response_bytes(response.content)
+        self.end("whole")
+        return False
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        try:
+            yield
+        except GeneratorExit:
+            # The caller stops reading; `close` or `drop` follows.
+            raise
+        except BaseException as error:
+            self.end("cancelled" if isinstance(error, CancelledError | KeyboardInterrupt) else "cut")
+            raise
+        self.end("whole")
+
+    def pass_chunk(self, chunk: bytes) -> tuple[bytes, ...]:
+        """Copy a chunk for the record; returns what the caller gets of it."""
+        if not self._is_ended:
+            self.exchange.add_response_bytes(chunk)
+        self._tail = (self._tail + chunk)[-_LAST_EVENT_BYTES_MAX:]
+        if _LAST_EVENT.search(self._tail):
+            self.end("whole")
+        return (chunk,) if self.usage_filter is None else self.usage_filter.feed(chunk)
+
+    def pass_rest(self) -> tuple[bytes, ...]:
+        return () if self.usage_filter is None else self.usage_filter.flush()
+
+    def end(self, end: ExchangeEnd) -> None:
+        """The response has ended; only the first of several signs counts."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        exchange, observer = self.exchange, self._observer
+        exchange.end = end
+        exchange.ended_at = observer.clock()
+        with observer.warnings.suppress_errors(_NOT_RECORDED):
+            if self.analysis is not None and self.analysis.call is not None:
+                response = exchange.decode_response() if exchange.is_successful else None
+                observer.rewriter.record_response(self.analysis.call, response)
+        with observer.warnings.suppress_errors(_NOT_RECORDED):
+            observer.watcher.on_end(exchange)
+
+    def drop(self) -> None:
+        """The response was collected as garbage.
+
+        This runs in a finalizer, maybe inside the planner, whose lock it must not take: the call is only queued.
+        """
+        if not self._is_ended and not sys.is_finalizing():
+            self._is_ended = True
+            self.exchange.end = "cancelled"
+            self.exchange.ended_at = self._observer.clock()
+            with self._observer.warnings.suppress_errors(_NOT_RECORDED):
+                self._observer.watcher.on_end(self.exchange)
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    choices: list[msgspec.Raw] | None = None
+    usage: dict[str, msgspec.Raw] | None = None
+
+
+def request_usage(target: Target, body: bytes, row: Model) -> bytes | None:
+    """The body with `include_usage`; None if it is no chat stream, if the caller has set it, or at other hosts."""
+    if target.adapter_name != "openai-chat" or target.provider not in ("openai", "openai-chat") or not row.prices:
+        return None
+    members = msgspec.json.decode(body, type=_Members)
+    if bytes(members.get("stream", msgspec.Raw(b"false"))) != b"true":
+        return None
+    given = members.get("stream_options")
+    options = msgspec.json.decode(given, type=_Members | None) if given is not None else None
+    if options is not None and options.get(INCLUDE_USAGE) is not None:
+        return None
+    members["stream_options"] = msgspec.Raw(
+        msgspec.json.encode({**(options or {}), INCLUDE_USAGE: msgspec.Raw(b"true")})
+    )
+    return msgspec.json.encode(members)
+
+
+class UsageEventFilter:
+    """Passes events on as soon as they are complete, but for the one that exists only because we asked for usage."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> tuple[bytes, ...]:
+        data = self._rest + chunk
+        passed: list[bytes] = []
+        start = 0
+        for end in _EVENT_END.finditer(data):
+            event = data[start : end.end()]
+            if not _has_only_usage(event):
+                passed.append(event)
+            start = end.end()
+        self._rest = data[start:]
+        if len(self._rest) > EVENT_BYTES_MAX:
+            passed.append(self._rest)
+            self._rest = b""
+        return (b"".join(passed),) if passed else ()
+
+    def flush(self) -> tuple[bytes, ...]:
+        rest, self._rest = self._rest, b""
+        return (rest,) if rest else ()
+
+
+def _has_only_usage(event: bytes) -> bool:
+    if b'"usage"' not in event:
+        return False
+    try:
+        chunk = msgspec.json.decode(event.strip().removeprefix(b"data:"), type=_Chunk)
+    except msgspec.MsgspecError:
+        return False
+    return chunk.choices == [] and chunk.usage is not None

@@ -1,0 +1,142 @@
+"""Copies the HTTP client inside an SDK client so that each request and response passes a `ClientObserver`.
+
+Every method of an SDK ends in `send` of its HTTP client, so this covers all of them. The copy shares connections,
+proxies, credentials, hooks and time limits with the original. SDKs use `httpx` or `httpx2`, which have the same API.
+"""
+
+import copy
+import importlib
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from typing import Any
+
+from holdfast.errors import UserError
+from holdfast.integrations.client_observer import ClientObserver, ObservedCall
+
+_LIBRARIES = ("httpx2", "httpx")
+_OBSERVER = "holdfast_observer"
+
+
+def observe_http_client(client: Any, observer: ClientObserver) -> Any:
+    """A copy of an `httpx` client whose requests pass the observer. Raises UserError for any other client."""
+    for ancestor in type(client).__mro__:
+        name = ancestor.__module__.partition(".")[0]
+        if name in _LIBRARIES and ancestor.__name__ in ("Client", "AsyncClient"):
+            library = importlib.import_module(name)
+            make_class = _make_async_class if ancestor.__name__ == "AsyncClient" else _make_class
+            observed = copy.copy(client)
+            observed.__class__ = make_class(type(client), library)
+            setattr(observed, _OBSERVER, observer)
+            # The SDKs' clients close their connections when they are collected: the original has to live as long.
+            observed.holdfast_original = client
+            return observed
+    raise UserError(f"a client that sends with {type(client).__module__}.{type(client).__name__} cannot be wrapped")
+
+
+def find_observer(http_client: object) -> ClientObserver | None:
+    observer = getattr(http_client, _OBSERVER, None)
+    return observer if isinstance(observer, ClientObserver) else None
+
+
+# `Any`: the base classes are known only at run time, because the HTTP libraries come with the SDKs.
+def _make_class(base: Any, library: Any) -> Any:
+    class ObservedStream(library.SyncByteStream):  # type: ignore[misc]
+        def __init__(self, stream: Any, call: ObservedCall) -> None:
+            self._stream = stream
+            self._call = call
+
+        def __iter__(self) -> Iterator[bytes]:
+            with self._call.reading():
+                for chunk in self._stream:
+                    yield from self._call.pass_chunk(chunk)
+                yield from self._call.pass_rest()
+
+        def close(self) -> None:
+            self._stream.close()
+            self._call.end("cancelled")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._stream, name)
+
+        def __del__(self) -> None:
+            self._call.drop()
+
+    class ObservedClient(base):  # type: ignore[misc]
+        def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+            call: ObservedCall | None = self.holdfast_observer.begin_call(request)
+            if call is None:
+                return super().send(request, stream=stream, **options)
+            with call.sending():
+                response = super().send(call.request, stream=True, **options)
+            if call.begin_response(response):
+                response.stream = ObservedStream(response.stream, call)
+            if not stream:
+                try:
+                    response.read()
+                except BaseException:
+                    response.close()
+                    raise
+            return response
+
+        def __del__(self) -> None:
+            # The original closes the connections that both share, or its owner still uses them.
+            pass
+
+    return _rename(ObservedClient, base)
+
+
+def _make_async_class(base: Any, library: Any) -> Any:
+    class ObservedStream(library.AsyncByteStream):  # type: ignore[misc]
+        def __init__(self, stream: Any, call: ObservedCall) -> None:
+            self._stream = stream
+            self._call = call
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            chunks = aiter(self._stream)
+            try:
+                with self._call.reading():
+                    async for chunk in chunks:
+                        for passed in self._call.pass_chunk(chunk):
+                            yield passed
+                    for passed in self._call.pass_rest():
+                        yield passed
+            finally:
+                if isinstance(chunks, AsyncGenerator):
+                    await chunks.aclose()
+
+        async def aclose(self) -> None:
+            await self._stream.aclose()
+            self._call.end("cancelled")
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._stream, name)
+
+        def __del__(self) -> None:
+            self._call.drop()
+
+    class ObservedClient(base):  # type: ignore[misc]
+        async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+            call: ObservedCall | None = self.holdfast_observer.begin_call(request)
+            if call is None:
+                return await super().send(request, stream=stream, **options)
+            with call.sending():
+                response = await super().send(call.request, stream=True, **options)
+            if call.begin_response(response):
+                response.stream = ObservedStream(response.stream, call)
+            if not stream:
+                try:
+                    await response.aread()
+                except BaseException:
+                    await response.aclose()
+                    raise
+            return response
+
+        def __del__(self) -> None:
+            # As for the blocking client.
+            pass
+
+    return _rename(ObservedClient, base)
+
+
+def _rename(observed: Any, base: Any) -> Any:
+    observed.__name__, observed.__qualname__, observed.__module__ = base.__name__, base.__qualname__, base.__module__
+    return observed
