@@ -27,7 +27,7 @@ GUIDE = "You read before you write, and you say what you did. " * 200
 MARK = {"type": "ephemeral"}
 TOOLS = [
     {"name": name, "description": f"{name} a file. " * 60, "input_schema": {"type": "object", "properties": {}}}
-    for name in ("delete", "edit", "list", "read")
+    for name in ("delete", "edit", "list", "read", "search", "write")
 ]
 
 
@@ -138,11 +138,17 @@ def sent_breakpoints(provider: Provider) -> tuple[Breakpoint, ...]:
 
 
 def test_the_ttl_follows_the_pauses_of_the_conversation() -> None:
-    provider, at = Provider(), 1.79e9
-    for turn in range(12):
-        provider.call(conversation(turn), at)
-        at += 900 if turn % 2 else 20
-    assert "1h" in {point.ttl for point in sent_breakpoints(provider)}
+    def list_ttls(pause_seconds: float) -> list[set[str]]:
+        provider, at, ttls = Provider(), 1.79e9, []
+        for turn in range(12):
+            provider.call(conversation(turn), at)
+            ttls.append({str(point.ttl) for point in sent_breakpoints(provider)})
+            at += pause_seconds if turn % 2 else 20
+        return ttls
+
+    # One entry for an hour is enough for several pauses.
+    assert "1h" in set[str]().union(*list_ttls(900))
+    assert "1h" not in set[str]().union(*list_ttls(20))
 
 
 def test_a_client_that_rewrites_the_end_of_its_prompt_is_cached_up_to_there() -> None:
@@ -162,6 +168,19 @@ def test_a_client_that_rewrites_the_end_of_its_prompt_is_cached_up_to_there() ->
     written = [usage.cache_write for usage in improved.usages]
     # Only the first call writes the end of the prompt, because nothing shows yet that it will be rewritten.
     assert all(later < written[0] / 3 for later in written[1:])
+
+
+def test_a_system_text_that_changes_in_every_call_is_not_cached_again_and_again() -> None:
+    def play(*, improve: bool) -> Provider:
+        provider = Provider(improve=improve)
+        for turn in range(10):
+            provider.call(conversation(turn, system=f"Now: {1794944949.96 + turn}\n{GUIDE}"), 1.79e9 + 30 * turn)
+        return provider
+
+    improved, unchanged = play(improve=True), play(improve=False)
+    # The first call is written in vain; the tools before the system text are read from then on.
+    assert improved.cost < unchanged.cost
+    assert all(usage.cache_write == 0 for usage in improved.usages[2:])
 
 
 def test_single_questions_are_not_cached_until_they_share_their_instructions() -> None:
