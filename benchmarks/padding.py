@@ -40,6 +40,14 @@ BAR = 1.02
 AT = 1_790_000_000.0
 TRACES = ("entire_claude_code", "livemcpbench", "sweagent_demos", "tau2_whissle", "tau_bench_airline")
 
+LIMITS = {
+    "learned from 188 sessions": "the longest sessions decide, and the two halves differ in them",
+    "learned from 50 sessions": "50 lengths are a small sample of a wide distribution",
+    "learned from 5 sessions": "5 lengths say little, so padding must gain clearly more than it may lose",
+    "calls_expected is given, turns learned from 5 sessions": "how much the turns vary",
+    "nothing learned": "whether the session ends after one call or after ten, in short turns or long ones, is unknown",
+}
+
 MakeForecast = Callable[[int, int], CallForecast]
 """The forecast for a mean number of calls and the tokens that each adds."""
 
@@ -104,6 +112,8 @@ def _table(title: str, forecast: MakeForecast, measured: list[int] | None) -> It
     yield "  cells above the bar", "; ".join(above) or "none"
     strictly_above = [f"{cell}: {ratio:.3f}" for ratio, cell in to_floor if ratio > BAR]
     yield "  against padding to the floor as well, cells above the bar", "; ".join(strictly_above) or "none"
+    if above or strictly_above:
+        yield "  what limits it", LIMITS[title]
 
 
 def _recorded(title: str, known: list[int], measured: list[int]) -> Iterator[tuple[str, str]]:

@@ -166,7 +166,7 @@ def _pad_if_worthwhile(
     # First for the shortest padding that would do: if that does not pay, no real text will.
     cost = _compare_costs(natural, target, caching, inputs)
     if not _pays(cost):
-        return PaddingDecision(f"not padded: to reach {floor} does not pay in {calls}: {_describe_cost(cost)}")
+        return PaddingDecision(f"not padded: to reach {floor} {_refusal(cost)} in {calls}: {_describe_cost(cost)}")
     with_guide = has_file_tools(prefix.tools)
     if not bodies and not with_guide:
         guide = "the operating guide is for tools that work on files or run commands"
@@ -182,7 +182,7 @@ def _pad_if_worthwhile(
     # Whole skill bodies may overshoot the target, so the decision is made again with the real length.
     cost = _compare_costs(natural, filler.prefix_tokens, caching, inputs)
     if not _pays(cost):
-        reason = f"the available padding text does not pay in {calls}: {_describe_cost(cost)}"
+        reason = f"the available padding text {_refusal(cost)} in {calls}: {_describe_cost(cost)}"
         return PaddingDecision(f"not padded: {reason}")
     growth = f"from about {_model_tokens(highest, natural)} to {_model_tokens(highest, filler.prefix_tokens)} tokens"
     detected = detect_padding(filler.text)
@@ -262,6 +262,10 @@ def _pays(cost: ExpectedCosts) -> bool:
     savings = [costs.second_units - costs.first_units for costs in cost.by_length]
     gains, losses = sum(saving for saving in savings if saving > 0), -sum(saving for saving in savings if saving < 0)
     return gains > losses * Decimal(cost.gain_ratio) and cost.padded * Decimal(1 + MARGIN) < cost.natural
+
+
+def _refusal(cost: ExpectedCosts) -> str:
+    return "does not pay" if cost.padded >= cost.natural else "does not clearly pay"
 
 
 def _describe_cost(cost: ExpectedCosts) -> str:
