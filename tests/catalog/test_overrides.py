@@ -158,6 +158,11 @@ def test_like_must_name_a_known_model() -> None:
         ("cache.knd = 3", "field 'cache': Object contains unknown field `knd`; did you mean 'kind'?"),
         ("prices = [{ y = 3 }]", "field 'prices[0]': Object contains unknown field `y`"),
         ("zzzz = 3", "Object contains unknown field `zzzz`"),
+        (
+            'input = "x"',
+            "field 'input' belongs into prices, such as prices = [{ input = 1.5, ... }], with all of "
+            "valid_from, input, output, cache_read, cache_write_5m, cache_write_1h, cache_write_other",
+        ),
         ('context_tokens_max = "3"', "field 'context_tokens_max': Expected `int`, got `str`"),
         ("output_tokens_max = 0", "field 'output_tokens_max': Expected `int` >= 1"),
         ("tokens_factor = 0.05", "field 'tokens_factor': Expected `float` >= 0.1"),

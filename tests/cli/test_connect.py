@@ -248,6 +248,23 @@ def test_key_is_written_in_full_and_printed_masked(machine: Machine, client: str
         assert stat.S_IMODE(record.stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("way", [(), ("--json",), ("--dry-run",), ("--dry-run", "--json"), ("--write",)])
+@pytest.mark.parametrize("client", CLIENT_NAMES)
+def test_a_key_of_any_format_is_not_printed(machine: Machine, client: str, way: tuple[str, ...]) -> None:
+    replaced = ("--replace-provider-key",)
+    for options in (replaced,) if client == "aider" else ((), replaced):
+        output = machine.connect(client, *way, "--key", "hf_secret", *options)
+        assert ("hf_secret" in output, "[redacted]" in output) == (False, True)
+
+
+@pytest.mark.parametrize("client", [name for name in CLIENT_NAMES if name != "aider"])
+def test_a_key_written_before_is_not_printed(machine: Machine, client: str) -> None:
+    machine.connect(client, "--write", "--key", "hf_secret")
+    for words in (("--write", "--key", "hf_other"), ("--undo",)):
+        output = machine.connect(client, *words)
+        assert ("secret" in output, "other" in output) == (False, False)
+
+
 def test_backup_is_readable_by_its_owner_only_and_the_mode_of_the_file_is_kept(machine: Machine) -> None:
     path = machine.put(FILES["claude-code"], '{"env": {"ANTHROPIC_API_KEY": "sk-ant-secret"}}')
     path.chmod(0o640)
@@ -413,3 +430,33 @@ def test_blanking_comments_keeps_every_position(text: str) -> None:
     blanked = blank_comments(text)
     assert len(blanked) == len(text)
     assert all(new == old or new == " " for new, old in zip(blanked, text, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "line"), [('{\n  // mine\n  "env": {}\n}\n', 2), ('{"a": 1}\n\n/* b */', 3), ('{"a": 1, // b\n"c": 2}', 1)]
+)
+def test_a_comment_that_claude_code_would_not_read_is_named(machine: Machine, text: str, line: int) -> None:
+    path = machine.put(FILES["claude-code"], text)
+    result = machine.run("claude-code", "--write")
+    assert isinstance(result.exception, UserError)
+    assert f"line {line} has a comment, and comments are not allowed there" in str(result.exception)
+    assert path.read_text() == text
+
+
+def test_the_line_that_is_not_json_is_named(machine: Machine) -> None:
+    machine.put(FILES["claude-code"], '{\n  "a": 1\n  "b": 2\n}\n')
+    assert "it is not JSON from line 3 on" in str(machine.run("claude-code", "--write").exception)
+
+
+@pytest.mark.parametrize("path", ["/anthropic", "/anthropic/", "/openai/v1", "/gemini/v1beta"])
+def test_the_address_of_a_provider_is_refused_and_that_of_the_gateway_suggested(machine: Machine, path: str) -> None:
+    result = machine.run("claude-code", "--url", f"{URL}{path}")
+    assert str(result.exception).endswith(f"is the address of one provider; give that of the gateway: {URL}")
+    assert f"{URL}/llm/anthropic" in machine.run("claude-code", "--url", f"{URL}/llm").output
+
+
+@pytest.mark.parametrize(("option", "missing"), [("--direct", "--check"), ("--replace-provider-key", "--key")])
+def test_an_option_that_would_have_no_effect_is_refused(machine: Machine, option: str, missing: str) -> None:
+    result = machine.run("claude-code", "--write", option)
+    assert (result.exit_code, f"add {missing}" in result.output) == (2, True)
+    assert not (machine.home / FILES["claude-code"]).exists()

@@ -67,6 +67,11 @@ class Shop:
                 assert call is not None
                 recorder.fail_call(call, kind, "it failed")
 
+    def refuse(self, *arguments: str) -> str:
+        result = CliRunner().invoke(command, ["report", "--db", self.db, *arguments])
+        assert isinstance(result.exception, UserError)
+        return str(result.exception)
+
     def report(self, *arguments: str) -> str:
         result = CliRunner().invoke(command, ["report", "--db", self.db, *arguments], catch_exceptions=False)
         assert result.exit_code == 0
@@ -127,7 +132,7 @@ async def test_csv_and_time_options_work_on_a_store(tmp_path: Path) -> None:
     await shop.run_session(10, 10, name="steady")
     header, row = shop.report("--csv").splitlines()
     assert dict(zip(header.split(","), row.split(","), strict=True))["name"] == "steady"
-    assert "No calls are stored yet" in shop.report("--until", "2020-01-01")
+    assert shop.refuse("--until", "2020-01-01") == "no stored call matches --until 2020-01-01"
     assert json.loads(shop.report("--json", "--model", "sonnet"))["total"]["calls"] == 2
     assert json.loads(shop.report("--json", "--model", "opus"))["total"]["calls"] == 0
 
@@ -156,6 +161,31 @@ async def test_failed_calls_are_counted_by_kind_even_if_no_call_succeeded(tmp_pa
     lines = shop.report().splitlines()
     assert "on 1 call in 1 session" in lines[0]
     assert lines[-1] == "3 calls failed: 2 auth, 1 network"
+
+
+async def test_filters_that_no_call_matches_are_named_and_hold_for_failures_too(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    await shop.run_session(10, name="steady")
+    shop.fail_calls("network", "auth", "auth")
+    for filters in ("--since 2099-01-01", "--project zzz", "--model zz", "--until 2099-01-01 --model zz"):
+        assert shop.refuse(*filters.split()) == f"no stored call matches {filters}"
+    assert json.loads(shop.report("--json", "--model", "zz"))["failures"] == {}
+    assert json.loads(shop.report("--json", "--project", "zz"))["failures"] is None
+    assert json.loads(shop.report("--json", "--model", "SONNET"))["failures"] == {"auth": 2, "network": 1}
+    assert shop.report("--model", "sonnet").splitlines()[-1] == "3 calls failed: 2 auth, 1 network"
+
+
+async def test_simulated_sessions_are_mentioned_if_no_other_matches(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    await shop.run_session(10, name="pretended", simulated=True)
+    reason = shop.refuse("--model", "zz")
+    assert reason.startswith("no stored call matches --model zz; not counted: 1 simulated session;")
+
+
+@pytest.mark.parametrize("name", ["report", "audit"])
+def test_json_and_csv_are_not_printed_together(name: str) -> None:
+    result = CliRunner().invoke(command, [name, "--json", "--csv"])
+    assert (result.exit_code, "--json or --csv, not both" in result.output) == (2, True)
 
 
 def test_a_missing_store_is_refused(tmp_path: Path) -> None:

@@ -248,3 +248,25 @@ def test_without_its_packages_the_service_says_how_to_install_them(tmp_path: Pat
     )
     assert completed.returncode == 1
     assert completed.stderr == "holdfast: the service needs extra packages: pip install 'holdfast-context[server]'\n"
+
+
+def test_a_temporary_store_is_announced_and_one_of_the_user_is_not(tmp_path: Path) -> None:
+    for options, announced in (((), True), (("--db", str(tmp_path / "log.db")), False)):
+        with served("--simulate", *options) as (url, process):
+            assert fetch(f"{url}/readyz")[0] == 200
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=SECONDS_MAX)
+        assert ("the store is temporary" in errors) == announced
+
+
+def test_keep_alive_without_improve_is_refused() -> None:
+    result = run("serve", "--simulate", "--port", "0", "--keep-alive", "1")
+    assert (result.exit_code, "add --improve" in result.stderr) == (1, True)
+
+
+def test_volatile_rules_without_improve_say_that_nothing_is_moved() -> None:
+    for options, said in ((("--improve",), False), ((), True)):
+        with served("--simulate", "--volatile", "memory=<memory>", *options) as (_, process):
+            process.send_signal(signal.SIGINT)
+            _, errors = process.communicate(timeout=SECONDS_MAX)
+        assert ("nothing is moved" in errors) == said

@@ -390,3 +390,28 @@ def test_a_request_file_can_be_tried_out(tmp_path: Path) -> None:
     file.write_text("{")
     result = CliRunner().invoke(command, ("gateway", "try", str(file)))
     assert isinstance(result.exception, UserError)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("[]", "JSON, but not an object; a request body is one JSON object"),
+        ('{"a": 1}\n{"a": 2}\n', "not one JSON document: "),
+    ],
+)
+def test_a_file_that_is_no_request_is_refused_in_one_plain_line(tmp_path: Path, content: str, reason: str) -> None:
+    file = tmp_path / "request.json"
+    file.write_text(content)
+    result = CliRunner().invoke(command, ("gateway", "try", str(file)))
+    assert isinstance(result.exception, UserError)
+    assert str(result.exception).startswith(f"{str(file)!r} is {reason}")
+    assert "Error" not in str(result.exception)
+
+
+async def test_a_session_of_our_own_is_said_to_have_no_gateway_costs(tmp_path: Path) -> None:
+    path = str(tmp_path / "log.db")
+    with closing(SqliteStore(path)) as store:
+        async with new_session(SimulatedProvider(clock=ManualClock()), store=store) as session:
+            await session.send("Hello.")
+    result = CliRunner().invoke(command, ("gateway", "costs", session.id, "--db", path))
+    assert "did not go through the gateway; `holdfast report" in str(result.exception)

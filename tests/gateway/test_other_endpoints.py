@@ -15,6 +15,7 @@ from holdfast.clock import ManualClock
 from holdfast.economics.cost import cost_usd, uncached_cost_usd
 from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallFailed
 from holdfast.gateway.key_limits import KeyLimits
+from holdfast.gateway.recording.restore import iterate_spending
 from holdfast.ledger.accounting import uncached_call_usd
 from holdfast.service.auth.keys import make_key
 from holdfast.stores.memory import MemoryStore
@@ -282,3 +283,12 @@ def test_a_call_of_another_endpoint_is_recorded_with_its_model_and_usage(name: s
     assert isinstance(call, LlmCallCompleted)
     assert (call.model, call.usage) == (model, usage)
     assert call.cost_usd >= Decimal(0)
+
+
+def test_an_endpoint_is_not_the_name_of_a_key() -> None:
+    path, request, response, content_type, _, _ = OTHER_CALLS["embeddings"]
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
+        respond(upstream, response, content_type)
+        httpx.post(gateway.url + path, **request)
+        gateway.recorded_sessions()
+        assert [(entry.key_id, entry.label) for entry in iterate_spending(gateway.store)] == [(None, None)]

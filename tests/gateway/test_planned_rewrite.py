@@ -18,6 +18,7 @@ from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.rewriter import RequestAnalysis
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor
 from holdfast.providers.anthropic import anthropic
+from holdfast.providers.wire_request import drop_deferred_tools
 from holdfast.types.prompt import Breakpoint
 from holdfast.types.usage import Usage
 
@@ -54,7 +55,7 @@ class Provider:
         analysis = self.rewriter.analyze("anthropic", received, path="/v1/messages", account="a", at=at)
         sent = analysis.body or received if self.improve else received
         self.sent.append(sent)
-        wire = anthropic.decode_request(sent)
+        wire = drop_deferred_tools(anthropic, anthropic.decode_request(sent))
         draft = RequestDraft(anthropic, len)
         draft.update(wire.prompt)
         tokens, prefixes = 0, []
@@ -137,6 +138,25 @@ def sent_breakpoints(provider: Provider) -> tuple[Breakpoint, ...]:
     return anthropic.decode_request(provider.sent[-1]).plan.breakpoints
 
 
+def test_a_tool_that_is_loaded_later_keeps_the_plan_and_its_place() -> None:
+    provider, conversations = Provider(), []
+    late: list[dict[str, Any]] = [{**TOOLS[0], "name": name, "defer_loading": True} for name in ("a", "z")]
+    offers: list[list[dict[str, Any]]] = [TOOLS, [late[0], *TOOLS], [late[0], *TOOLS[:2], late[1], *TOOLS[2:]]]
+    for turn, tools in enumerate(offers):
+        analysis = provider.call({**conversation(turn), "tools": tools}, 1.79e9 + 30 * turn)
+        assert analysis.call is not None
+        conversations.append(analysis.call.conversation)
+        sent = json.loads(provider.sent[-1])["tools"]
+        assert [tool["name"] for tool in sent] == [tool["name"] for tool in tools]
+        assert not any("cache_control" in tool for tool in sent if tool["name"] in "az")
+        written = drop_deferred_tools(anthropic, anthropic.decode_request(provider.sent[-1])).plan.breakpoints
+        assert {point.block_index for point in written} == {point.block_index for point in analysis.breakpoints}
+    assert conversations[0] is conversations[1] is conversations[2]
+    first, second, third = provider.usages
+    assert second.cache_read == first.cache_read + first.cache_write > 0
+    assert third.cache_read == second.cache_read + second.cache_write
+
+
 def test_the_ttl_follows_the_pauses_of_the_conversation() -> None:
     def list_ttls(pause_seconds: float) -> list[set[str]]:
         provider, at, ttls = Provider(), 1.79e9, []
@@ -174,7 +194,7 @@ def test_a_system_text_that_changes_in_every_call_is_not_cached_again_and_again(
     def play(*, improve: bool) -> Provider:
         provider = Provider(improve=improve)
         for turn in range(10):
-            provider.call(conversation(turn, system=f"Now: {1794944949.96 + turn}\n{GUIDE}"), 1.79e9 + 30 * turn)
+            provider.call(conversation(turn, system=f"Run {turn:032x}\n{GUIDE}"), 1.79e9 + 30 * turn)
         return provider
 
     improved, unchanged = play(improve=True), play(improve=False)

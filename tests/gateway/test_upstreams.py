@@ -383,13 +383,36 @@ def test_the_dialect_and_the_path_decide_how_a_call_is_recorded(
 def test_options_beat_the_environment_which_beats_the_configuration_which_beats_presets() -> None:
     configured = parse_upstream_settings({"deepseek": {"url": "http://configured", "key_variable": "MY_KEY"}})
     environ = {"HOLDFAST_UPSTREAM_DEEPSEEK": "http://environment", "HOLDFAST_UPSTREAM_OUR_VLLM": "openai:http://vllm"}
-    options = {"deepseek": parse_upstream_option("http://option")}
+    options = {"deepseek": parse_upstream_option("http://option", source="--upstream deepseek")}
     assert resolve_upstreams({}, {})["deepseek"].host == "api.deepseek.com"
     assert resolve_upstreams({}, {}, configured)["deepseek"].host == "configured"
     assert resolve_upstreams({}, environ, configured)["deepseek"].host == "environment"
     upstreams = resolve_upstreams(options, environ, configured)
     assert (upstreams["deepseek"].host, upstreams["deepseek"].key_variable) == ("option", "MY_KEY")
     assert (upstreams["our-vllm"].host, upstreams["our-vllm"].dialect) == ("vllm", "openai")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("klingon:http://x", "--upstream foo: unknown dialect 'klingon'; use one of anthropic, "),
+        ("openai:ftp://x", "--upstream foo: an upstream must be a URL such as https://host"),
+        ("foo", "--upstream foo: an upstream must be a URL such as https://host"),
+    ],
+)
+def test_an_invalid_option_is_refused_in_a_line_that_names_it(text: str, expected: str) -> None:
+    with pytest.raises(UserError) as refused:
+        parse_upstream_option(text, source="--upstream foo")
+    assert str(refused.value).startswith(expected)
+
+
+def test_an_invalid_variable_is_named() -> None:
+    with pytest.raises(UserError, match=r"^HOLDFAST_UPSTREAM_DEEPSEEK: an upstream must be a URL"):
+        resolve_upstreams({}, {"HOLDFAST_UPSTREAM_DEEPSEEK": "foo"})
+
+
+def test_a_url_may_contain_another_one() -> None:
+    assert parse_upstream_option("http://proxy/https://api.x", source="").url == "http://proxy/https://api.x"
 
 
 def test_a_cloud_without_a_url_is_not_mounted() -> None:
@@ -408,7 +431,10 @@ def test_a_cloud_without_a_url_is_not_mounted() -> None:
         ({"mine": {"dialect": "klingon", "url": "http://x"}}, "gateway.upstreams.mine: Invalid enum value 'klingon'"),
         ({"mine": {"address": "http://x"}}, "gateway.upstreams.mine: Object contains unknown field `address`"),
         ({"My Own": {"dialect": "openai", "url": "http://x"}}, "upstream 'My Own': a name has up to 40 letters a-z"),
-        ({"mine": {"dialect": "openai", "url": "ftp://x"}}, "an upstream must be a URL such as https://host"),
+        (
+            {"mine": {"dialect": "openai", "url": "ftp://x"}},
+            "gateway.upstreams.mine.url: an upstream must be a URL such as https://host",
+        ),
     ],
 )
 def test_an_invalid_upstream_is_refused_in_one_line_that_names_it(settings: dict[str, Any], expected: str) -> None:

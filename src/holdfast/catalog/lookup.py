@@ -351,7 +351,11 @@ def _reword(message: str) -> str:
     path = _PATH.search(message)
     problem = message[: path.start()] if path else message
     unknown = _UNKNOWN_FIELD.search(problem)
-    if unknown:
+    if unknown and path is None and unknown["field"] in Price.__struct_fields__:
+        rate = unknown["field"]
+        problem = f"field {rate!r} belongs into prices, such as prices = [{{ {rate} = 1.5, ... }}], with all of "
+        problem += ", ".join(field.name for field in msgspec.structs.fields(Price) if field.required)
+    elif unknown:
         fields = [*Model.__struct_fields__, *CacheRules.__struct_fields__, *Price.__struct_fields__]
         near = difflib.get_close_matches(unknown["field"], fields, n=1)
         problem += f"; did you mean {near[0]!r}?" if near else ""

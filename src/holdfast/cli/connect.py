@@ -2,6 +2,7 @@
 
 import datetime
 import os
+import re
 import subprocess
 import time
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ import click
 from holdfast.cli.format import format_count, format_usd, print_json, replace_unprintable
 from holdfast.cli.options import json_option
 from holdfast.errors import UserError
-from holdfast.redaction import redact_secrets
+from holdfast.redaction import REDACTION_MASK, redact_secrets
 
 if TYPE_CHECKING:
     from holdfast.runtime.client_settings import ClientProgram, ConnectionChange, Dialect, GatewayAccess
@@ -25,6 +26,8 @@ REQUEST_SECONDS_MAX = 60.0
 RECORD_SECONDS_MAX = 10.0
 RESPONSE_BYTES_MAX = 4_000_000
 OUTPUT_LINES_SHOWN = 8
+_KEY_IN_SETTINGS = r"""(?i)(x-holdfast-key["']?\s*[:=]\s*["']?)[^\s"'\\]+"""
+"""A key that was written before may have any format, too."""
 
 
 class _Probe(NamedTuple):
@@ -113,6 +116,10 @@ def command(
 
     if sum((write, undo, check)) > 1:
         raise click.UsageError("--write, --undo or --check, not several")
+    if direct and not check:
+        raise click.UsageError("--direct says how --check sends its call; add --check")
+    if replace_provider_key and key is None:
+        raise click.UsageError("--replace-provider-key sends the gateway's key; add --key, or set HOLDFAST_GATEWAY_KEY")
     if client is None and not check:
         raise click.UsageError(f"name a client: {', '.join(CLIENT_NAMES)}")
     program = CLIENTS[client or CLIENT_NAMES[0]]
@@ -126,12 +133,12 @@ def command(
         _check(program, access, with_client=with_client, as_json=as_json)
     elif undo:
         changes = disconnect_client(program, os.environ, project=folder, write=not dry_run)
-        _print_changes(changes, program, done="undone", dry_run=dry_run, as_json=as_json)
+        _print_changes(changes, program, key, done="undone", dry_run=dry_run, as_json=as_json)
     elif write or dry_run:
         changes = connect_client(program, access, os.environ, project=folder, write=write and not dry_run)
-        _print_changes(changes, program, done="written", dry_run=dry_run, as_json=as_json)
+        _print_changes(changes, program, key, done="written", dry_run=dry_run, as_json=as_json)
     else:
-        _print_settings(program, show_settings(program, access, os.environ, project=folder), as_json=as_json)
+        _print_settings(program, show_settings(program, access, os.environ, project=folder), key, as_json=as_json)
 
 
 def _check_key(key: str | None) -> str | None:
@@ -150,20 +157,26 @@ def _choose_providers(program: "ClientProgram", names: tuple[str, ...]) -> tuple
     return tuple(dict.fromkeys(names))
 
 
-def _print_settings(program: "ClientProgram", files: list[tuple[Path, str]], *, as_json: bool) -> None:
+def _print_settings(program: "ClientProgram", files: list[tuple[Path, str]], key: str | None, *, as_json: bool) -> None:
     if as_json:
-        shown = [{"path": str(path), "settings": text} for path, text in files]
+        shown = [{"path": str(path), "settings": _mask(text, key)} for path, text in files]
         print_json({"client": program.name, "files": shown, "note": program.note})
         return
     for path, text in files:
         click.echo(f"in {path}:\n")
-        click.echo(_mask(text))
+        click.echo(_mask(text, key))
     _print_note(program)
     click.echo(f"`holdfast connect {program.name} --write` writes this.", err=True)
 
 
 def _print_changes(
-    changes: "list[ConnectionChange]", program: "ClientProgram", *, done: str, dry_run: bool, as_json: bool
+    changes: "list[ConnectionChange]",
+    program: "ClientProgram",
+    key: str | None,
+    *,
+    done: str,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
     if as_json:
         files = [
@@ -171,7 +184,7 @@ def _print_changes(
                 "path": str(change.path),
                 "is_changed": not change.is_unchanged,
                 "is_written": not (dry_run or change.is_unchanged),
-                "diff": _mask(_diff(change)),
+                "diff": _mask(_diff(change), key),
                 "backup": str(change.backup) if change.backup else None,
             }
             for change in changes
@@ -182,7 +195,7 @@ def _print_changes(
         if change.is_unchanged:
             click.echo(f"{change.path}: nothing to change")
             continue
-        click.echo(_mask(_diff(change)), nl=False)
+        click.echo(_mask(_diff(change), key), nl=False)
         if not dry_run:
             removed = "; the file is removed" if change.after is None else ""
             backup = f"; the file as it was: {change.backup}" if change.backup else ""
@@ -205,8 +218,10 @@ def _diff(change: "ConnectionChange") -> str:
     return "".join(line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines)
 
 
-def _mask(text: str) -> str:
-    """For the screen: the file may contain keys of the user, and control characters."""
+def _mask(text: str, key: str | None = None) -> str:
+    """For the screen: the file may contain keys of the user, and control characters; `key` may have any format."""
+    text = text.replace(key, REDACTION_MASK) if key else text
+    text = re.sub(_KEY_IN_SETTINGS, rf"\1{REDACTION_MASK}", text)
     # Line by line: across lines a name such as `api-key:` would hide the next line's name.
     lines = (redact_secrets(line) for line in text.replace("\t", "    ").splitlines())
     return replace_unprintable("".join(f"{line}\n" for line in lines))

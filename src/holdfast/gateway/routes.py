@@ -264,13 +264,20 @@ def parse_upstream(url: str) -> Upstream:
     return Upstream(host, port or (443 if tls else 80), tls, prefix)
 
 
-def parse_upstream_option(text: str) -> UpstreamSettings:
-    """`URL`, or `DIALECT:URL` for an upstream that has no preset."""
+def parse_upstream_option(text: str, *, source: str) -> UpstreamSettings:
+    """`URL`, or `DIALECT:URL` for an upstream that has no preset. Raises UserError that names the source."""
     dialect, colon, url = text.partition(":")
+    settings = UpstreamSettings(url=text)
     for known in _DIALECTS:
         if colon and dialect == known:
-            return UpstreamSettings(url=url, dialect=known)
-    return UpstreamSettings(url=text)
+            settings = UpstreamSettings(url=url, dialect=known)
+    if settings.dialect is None and "://" in url and not url.startswith("//"):
+        raise UserError(f"{source}: unknown dialect {dialect[:40]!a}; use one of {', '.join(_DIALECTS)}")
+    try:
+        parse_upstream(settings.url)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+    return settings
 
 
 def parse_upstream_settings(tables: Mapping[str, object]) -> dict[str, UpstreamSettings]:
@@ -295,16 +302,14 @@ def resolve_upstreams(
 ) -> dict[str, Upstream]:
     """All upstreams by name. Options beat HOLDFAST_UPSTREAM_<NAME>, which beats `configured`, which beats presets."""
     by_environment = {
-        name.removeprefix(_VARIABLE_PREFIX).lower().replace("_", "-"): text
+        name.removeprefix(_VARIABLE_PREFIX).lower().replace("_", "-"): parse_upstream_option(text, source=name)
         for name, text in environ.items()
         if name.startswith(_VARIABLE_PREFIX) and text
     }
     names = dict.fromkeys((*PRESETS, *configured, *by_environment, *options))
     resolved: dict[str, Upstream] = {}
     for name in names:
-        layers = [options.get(name), configured.get(name)]
-        if name in by_environment:
-            layers.insert(1, parse_upstream_option(by_environment[name]))
+        layers = [options.get(name), by_environment.get(name), configured.get(name)]
         upstream = _resolve_upstream(name, [layer for layer in layers if layer is not None])
         if upstream is not None:
             resolved[name] = upstream
@@ -330,7 +335,10 @@ def _resolve_upstream(name: str, layers: list[UpstreamSettings]) -> Upstream | N
         if preset and not layers:
             return None
         raise UserError(f"upstream {name!a} has no URL; set gateway.upstreams.{name}.url")
-    parsed = parse_upstream(url)
+    try:
+        parsed = parse_upstream(url)
+    except UserError as error:
+        raise UserError(f"gateway.upstreams.{name}.url: {error}") from None
     default_provider = dialect if dialect in _CLOUDS else name
     own_url = parse_upstream(preset.url) if preset and preset.url else parsed
     return msgspec.structs.replace(

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -78,7 +79,11 @@ def check_gateway_url(url: str) -> str:
         raise UserError(f"{url[:80]!r} is no address of a gateway; use one such as http://127.0.0.1:8787")
     if "@" in parts.netloc or parts.query or parts.fragment:
         raise UserError("the address of a gateway has no user, password or query; give its key with --key")
-    return url.rstrip("/")
+    address = url.rstrip("/")
+    own = re.sub(rf"/({'|'.join(_OPENCODE_PROVIDERS)})(/v1(beta)?)?$", "", address)
+    if own != address:
+        raise UserError(f"{url[:80]!r} is the address of one provider; give that of the gateway: {own[:80]}")
+    return address
 
 
 def _claude_code_file(environ: Mapping[str, str], project: Path | None) -> Path:

@@ -133,6 +133,17 @@ def read_json(text: str) -> Json:
     return value
 
 
+def describe_json_error(error: ValueError) -> str:
+    """Why `read_json` refused a settings file, for its user."""
+    if not isinstance(error, json.JSONDecodeError):
+        return "it is not JSON; it is left as it is"
+    position = _skip_spaces(error.doc, error.pos)
+    line = error.doc.count("\n", 0, position) + 1
+    if error.doc.startswith(("//", "/*"), position):
+        return f"line {line} has a comment, and comments are not allowed there; it is left as it is, remove the comment"
+    return f"it is not JSON from line {line} on; it is left as it is, correct it first"
+
+
 def find_container(text: str, start: int) -> JsonContainer | None:
     """The object or array that starts at `start` of a valid JSON text; None for any other value."""
     if text[start] not in "{[":
@@ -305,8 +316,8 @@ class JsonFormat:
     def read(self, text: str) -> SettingsTree:
         try:
             tree = read_json(self._clean(text) if text.strip() else "{}")
-        except ValueError:
-            raise UserError("it is not JSON; it is left as it is") from None
+        except ValueError as error:
+            raise UserError(describe_json_error(error)) from None
         if not isinstance(tree, dict):
             raise UserError("it is not a JSON object; it is left as it is")
         return tree

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.costs.report import audit_stored_sessions, parse_scope, spending_options, write_spending
+from holdfast.cli.costs.report import (
+    audit_stored_sessions,
+    check_output_options,
+    name_filters,
+    parse_scope,
+    spending_options,
+    write_spending,
+)
 from holdfast.cli.format import format_count
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
 from holdfast.errors import UserError
@@ -54,6 +61,7 @@ def command(
 
     from holdfast.cli.costs.replay import print_policies
 
+    check_output_options(as_json=as_json, as_csv=as_csv)
     models, scope = load_configured_models(), parse_scope(since, until, model, verbose=verbose)
     source = _find_source(path)
     notes: tuple[str, ...] = ()
@@ -63,9 +71,10 @@ def command(
         with_context = html is not None or as_json
         spending = _audit_files(source, models, scope, wanted=wanted, project=project, with_context=with_context)
     if not spending.total.calls:
-        when = f" since {since}" if since else ""
+        filters = name_filters(since=since, until=until, session=wanted, project=project, model=model)
+        matching = f" matches {filters}" if filters else ""
         left_out = (f"{format_count(spending.broken_lines, 'line')} could not be read", *notes)
-        raise UserError(f"no call with reported usage{when} in {_describe(path, source)}; {'; '.join(left_out)}")
+        raise UserError(f"no call with reported usage{matching} in {_describe(path, source)}; {'; '.join(left_out)}")
     policies: tuple[PolicyRow, ...] = ()
     if rivals:
         policies = _replay(source, models, scope, {(row.client, row.id) for row in spending.sessions})

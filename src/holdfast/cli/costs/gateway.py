@@ -1,5 +1,6 @@
 """`holdfast gateway`: costs of forwarded sessions and their alternatives, rewritten requests, spending per key."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,7 @@ from holdfast.errors import HoldfastError, UserError
 from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
+    from holdfast.events.log import Event
     from holdfast.replay.counterfactual import Counterfactual
 
 REQUEST_BYTES_MAX = 32 * 1024 * 1024
@@ -37,13 +39,27 @@ def show_session_costs(session_id: str, db: str | None, as_json: bool) -> None:
 
     with open_configured_store(db) as log:
         resolved_id = resolve_session_id(log, session_id)
-        costs = estimate_counterfactual(log.read(resolved_id), load_configured_models())
+        events = list(log.read(resolved_id))
+    costs = estimate_counterfactual(events, load_configured_models())
     if costs is None:
-        raise UserError(f"session {resolved_id!r} did not go through the gateway, or no price is known for its calls")
+        raise UserError(f"session {resolved_id!r} {_explain_missing_costs(events)}")
     if as_json:
         print_json(costs)
         return
     _show_costs(costs)
+
+
+def _explain_missing_costs(events: "Sequence[Event]") -> str:
+    from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallStarted
+
+    payloads = [event.payload for event in events]
+    if not any(isinstance(payload, GatewayForwarded) for payload in payloads):
+        return "did not go through the gateway; `holdfast report --session ID` shows its costs"
+    if not any(isinstance(payload, LlmCallCompleted) for payload in payloads):
+        return "has no call that was answered; `holdfast sessions show ID` says why"
+    models = dict.fromkeys(payload.model for payload in payloads if isinstance(payload, LlmCallStarted))
+    names = ", ".join(map(strip_control_characters, models))
+    return f'has calls without a known price, of {names}; add prices to [models."provider:name"] in config.toml'
 
 
 def _show_costs(costs: "Counterfactual") -> None:
@@ -151,6 +167,7 @@ def preview_improvement(file: str, speaks: str, path: str, volatile: tuple[str, 
     except ImportError as error:
         raise UserError("the gateway needs extra packages: pip install 'holdfast-context[server]'") from error
     body = _read(Path(file))
+    _check_request(file, body)
     rules = tuple(VolatileRule(*option.partition("=")[::2]) for option in volatile)
     improver = RequestRewriter(load_configured_models(), VolatileExtractor((DATE_RULE, *rules)))
     try:
@@ -159,7 +176,9 @@ def preview_improvement(file: str, speaks: str, path: str, volatile: tuple[str, 
         raise
     # FILE may hold anything, and a body that is no request can fail anywhere in the improver.
     except Exception as error:
-        raise UserError(f"{file!r} is not a request that can be improved: {type(error).__name__}") from error
+        raise UserError(
+            f"{file!r} is not a request in the format {speaks}; choose another with --speaks, or correct the file"
+        ) from error
     if improved.body is None:
         click.echo("The request would be forwarded unchanged.")
         return
@@ -167,6 +186,20 @@ def preview_improvement(file: str, speaks: str, path: str, volatile: tuple[str, 
         click.echo(f"{change.anti_pattern} ({change.location})")
     for line in iterate_diff_lines(body, improved.body):
         click.echo(line)
+
+
+def _check_request(file: str, body: bytes) -> None:
+    import msgspec
+
+    try:
+        request = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        reason = f"not one JSON document: {error}"
+    else:
+        if isinstance(request, dict):
+            return
+        reason = "JSON, but not an object"
+    raise UserError(f"{file!r} is {reason}; a request body is one JSON object")
 
 
 def _read(path: Path) -> bytes:

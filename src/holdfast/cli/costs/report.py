@@ -4,7 +4,8 @@ import csv
 import datetime
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -101,7 +102,9 @@ def command(
         iter_session_amounts,
     )
 
+    check_output_options(as_json=as_json, as_csv=as_csv)
     scope = parse_scope(since, until, model, verbose=verbose)
+    filters = name_filters(since=since, until=until, session=wanted, project=project, model=model)
     with open_configured_store(db) as log:
         wanted = wanted and resolve_session_id(log, wanted)
         tables = log.cost_queries()
@@ -113,7 +116,9 @@ def command(
         if wanted is not None and not ids and not simulated_count:
             raise UserError(f"session {wanted!r} has no call since then; `holdfast sessions list` shows all")
         spending = audit_stored_sessions(log, ids[:SESSIONS_MAX], scope, project)
-        unreadable, failures = count_unreadable_calls(tables, window), count_failures(tables, window)
+        # A failed call is stored without the project that it was for.
+        unreadable = None if project else count_unreadable_calls(tables, window, scope.model)
+        failures = None if project else count_failures(tables, window, scope.model)
     notes = []
     if unreadable:
         notes.append(
@@ -129,6 +134,8 @@ def command(
         )
     if simulated_count:
         notes.append(f"not counted: {format_count(simulated_count, 'simulated session')}; --simulated includes them")
+    if filters and not (spending.sessions or unreadable or failures or as_json or as_csv or html):
+        raise UserError("; ".join((f"no stored call matches {filters}", *notes)))
     if not (spending.sessions or notes):
         notes.append("No calls are stored yet; `holdfast demo --keep` records some, which --simulated shows.")
     extra: dict[str, object] = {"unreadable_calls": unreadable, "failures": failures}
@@ -168,6 +175,16 @@ def audit_stored_sessions(
     worst = build_stored_transcript(log.read(spending.sessions[0].id), spending.sessions[0].id)
     context = trace_context(worst) if worst is not None else ()
     return msgspec.structs.replace(spending, worst_session_context=context)
+
+
+def check_output_options(*, as_json: bool, as_csv: bool) -> None:
+    if as_json and as_csv:
+        raise click.UsageError("--json or --csv, not both")
+
+
+def name_filters(**filters: str | None) -> str:
+    """The options that leave calls out, as they were written; empty if there are none."""
+    return " ".join(f"--{name} {strip_control_characters(text)}" for name, text in filters.items() if text)
 
 
 def parse_scope(since: str | None, until: str | None, model: str | None, *, verbose: bool) -> "AuditScope":
@@ -214,7 +231,7 @@ def write_spending(
             raise UserError(f"{html!r} cannot be written: {error.strerror}; name another file") from error
         click.echo(f"written: {strip_control_characters(html)}", err=True)
     if as_json:
-        print_json({**msgspec.to_builtins(spending), **(extra or {})})
+        print_json({**_clear_unknown_costs(msgspec.to_builtins(spending)), **(extra or {})})
     elif as_csv:
         _print_csv(spending)
     elif html is None:
@@ -244,7 +261,7 @@ def _summary_lines(spending: "Spending", *, verbose: bool) -> Iterator[str]:
     calls = f"{format_count(total.calls, 'call')} in {format_count(len(spending.sessions), 'session')}"
     days = f"{_day(spending.from_at)} to {_day(spending.to_at)}"
     without = f"; {usd(total.uncached_usd)} without a cache: {usd(total.uncached_usd - total.usd)} saved"
-    if total.unpriced_calls and not total.usd:
+    if has_no_price(total):
         yield f"unpriced: {calls}, {days}."
     else:
         yield f"You spent {usd(total.usd)} on {calls}, {days}{without if total.uncached_usd else ''}."
@@ -413,25 +430,50 @@ def _is_uncached(row: "SpendingRow") -> bool:
     return not cached and row.calls > 1 and row.tokens > UNCACHED_TOKENS_MIN * row.calls
 
 
+def _clear_unknown_costs(value: Any) -> Any:
+    """Null instead of 0 in every row whose calls have no price, and in the rows within it."""
+    if isinstance(value, tuple):
+        return [_clear_unknown_costs(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    amounts = next((value[name] for name in ("amounts", "total") if name in value), value)
+    if not (amounts.get("unpriced_calls") and Decimal(amounts["usd"]) == 0):
+        return {name: _clear_unknown_costs(item) for name, item in value.items()}
+    return _clear_costs(value)
+
+
+def _clear_costs(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_clear_costs(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: None if name.endswith("usd") else _clear_costs(item) for name, item in value.items()}
+
+
 def _print_csv(spending: "Spending") -> None:
     from holdfast.ledger.spending import KINDS
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     columns = ("session", "name", "client", "project", "model", "started", "ended", "calls", "subagents", "compactions")
-    amounts = ("tokens", "usd", "lost_usd", "planned_usd", "main_cause")
+    amounts = ("tokens", "unpriced_calls", "unpriced_tokens", "usd", "lost_usd", "planned_usd", "main_cause")
     by_kind = tuple(f"{kind}_{unit}" for kind in KINDS for unit in ("tokens", "usd"))
     writer.writerow((*columns, *amounts, *by_kind))
     for row in spending.sessions:
         kinds = {amount.kind: amount for amount in row.amounts.kinds}
+        total, is_unpriced = row.amounts, has_no_price(row.amounts)
         cells = [
             str(value)
             for kind in KINDS
-            for value in ((kinds[kind].tokens, kinds[kind].usd) if kind in kinds else (0, 0))
+            for value in (
+                kinds[kind].tokens if kind in kinds else 0,
+                "" if is_unpriced else kinds[kind].usd if kind in kinds else 0,
+            )
         ]
         text = (row.id, row.name, row.client, row.project, row.model)
         figures = (_time(row.started_at), _time(row.ended_at), row.amounts.calls, row.subagents, row.compactions)
-        money = (row.amounts.tokens, row.amounts.usd, row.amounts.lost_usd, row.planned_usd, row.main_cause)
-        writer.writerow((*map(_csv_text, text), *figures, *money, *cells))
+        tokens = (total.tokens, total.unpriced_calls, total.unpriced_tokens)
+        money = ("", "", "") if is_unpriced else (total.usd, total.lost_usd, row.planned_usd)
+        writer.writerow((*map(_csv_text, text), *figures, *tokens, *money, row.main_cause, *cells))
 
 
 def _csv_text(text: str) -> str:
@@ -477,14 +519,18 @@ def shorten_name(name: str) -> str:
 
 def row_usd(row: "SpendingRow") -> str:
     """The dollars of a row, and whether calls without a price are missing from them."""
-    if row.unpriced_calls and not row.usd:
+    if has_no_price(row):
         return "unpriced"
     return f"{usd(row.usd)} + unpriced" if row.unpriced_calls else usd(row.usd)
 
 
 def priced_usd(amount: object, row: "SpendingRow") -> str:
     """Empty where the calls of the row have no price: nothing is known to have cost $0.00."""
-    return "" if row.unpriced_calls and not row.usd else usd(amount)
+    return "" if has_no_price(row) else usd(amount)
+
+
+def has_no_price(row: "SpendingRow") -> bool:
+    return bool(row.unpriced_calls and not row.usd)
 
 
 def usd(amount: object) -> str:

@@ -133,6 +133,8 @@ def command(
             app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), mounts=(gateway,))
             with contextlib.closing(bind_socket(host, port)) as bound:
                 click.echo(make_url(bound, host))
+                if temporary is not None:
+                    click.echo("the store is temporary: it is deleted at the end; --db FILE keeps one", err=True)
                 run_until_signal(app, service, bound, exporter=exporter)
     click.echo("stopped", err=True)
 

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from decimal import Decimal
 from pathlib import Path
 
+import click
 import msgspec
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -82,7 +83,8 @@ class GatewayMount(BaseRoute):
 @contextmanager
 def open_gateway(service: AppContext, upstreams: Sequence[str], options: GatewayOptions) -> Iterator[GatewayMount]:
     """Yield the gateway, to be mounted in the service. Raises UserError for invalid options."""
-    flags = {name: parse_upstream_option(text) for name, text in (_pair(option, "--upstream") for option in upstreams)}
+    pairs = [_pair(option, "--upstream") for option in upstreams]
+    flags = {name: parse_upstream_option(text, source=f"--upstream {name[:40]}") for name, text in pairs}
     if options.simulate and flags:
         raise UserError("--simulate replaces the upstreams of all providers; leave out --upstream")
     # Without the workspace: a repository must not decide where keys and prompts are sent.
@@ -100,6 +102,8 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         else:
             routes = RouteTable(resolve_upstreams(flags, os.environ, configured))
         rows = read_key_limits(Path(options.grants), tuple(routes.upstreams)) if options.grants else {}
+        if not (options.improve or any(row.improve for row in rows.values())):
+            _check_without_improve(options)
         key_limits = KeyLimitTable(
             rows, os.environ, {name: upstream.key_variable for name, upstream in routes.upstreams.items()}
         )
@@ -154,6 +158,14 @@ def _pair(text: str, option: str) -> tuple[str, str]:
     if not (name and equals and value):
         raise UserError(f"{option} {text[:80]!a} is not NAME=VALUE")
     return name, value
+
+
+def _check_without_improve(options: GatewayOptions) -> None:
+    """For options whose purpose is `--improve`, if neither that nor a grant turns it on. Raises UserError."""
+    if options.keep_alive_usd is not None:
+        raise UserError("--keep-alive has no effect without --improve; add --improve, or leave it out")
+    if options.volatile:
+        click.echo("without --improve nothing is moved: --volatile only says what could be; add --improve", err=True)
 
 
 def make_key_check(service: AppContext) -> Callable[[str | None], KeyHolder | None]:

@@ -162,10 +162,12 @@ def _fold_spending(events: Iterable[Event], since: date | None) -> Iterator[Call
                 failed = isinstance(payload, LlmCallFailed) and payload.usage == Usage()
                 if since is None or utc_date(at) >= since:
                     costs = (float(payload.cost_usd), int(not failed), int(failed), _count_unpriced_tokens(payload))
-                    yield CallSpending(key_id, label, at, *costs)
+                    # Without a key the session may be named by its endpoint, which is no label of a key.
+                    yield CallSpending(key_id, label if key_id else None, at, *costs)
             case CachePinged() as payload:
                 if forwarded is not None and (since is None or utc_date(event.at) >= since):
-                    yield CallSpending(forwarded.key_id, label, event.at, float(payload.cost_usd), 0)
+                    key_id = forwarded.key_id
+                    yield CallSpending(key_id, label if key_id else None, event.at, float(payload.cost_usd), 0)
             case _:
                 pass
 

@@ -125,6 +125,13 @@ class UnpricedUsage(msgspec.Struct, frozen=True):
     usage: Usage
 
 
+class UnpricedSums(msgspec.Struct, frozen=True):
+    """Calls for whose model no price was known, and all their tokens."""
+
+    calls: int = 0
+    tokens: int = 0
+
+
 class CostQueries(Protocol):
     """Every result is what the events add up to at the time of the query."""
 
@@ -251,6 +258,11 @@ class AnalyticsQueries(Protocol):
     def groups(self, group_by: GroupBy, scope: LedgerScope = ..., narrowed: GroupFilter = ...) -> tuple[Group, ...]:
         """In no particular order. `none` gives exactly one group, otherwise only groups with calls or spending."""
 
+    def unpriced_groups(
+        self, group_by: GroupBy, scope: LedgerScope = ..., narrowed: GroupFilter = ...
+    ) -> dict[GroupName, UnpricedSums]:
+        """The calls of each group that have no price; groups without such calls are left out."""
+
     def failures(self, scope: LedgerScope = ...) -> dict[str, int]:
         """The number of failed calls by error class."""
 
@@ -321,15 +333,22 @@ def iter_session_amounts(
         offset += len(page)
 
 
-def count_unreadable_calls(queries: CostQueries, scope: LedgerScope) -> int:
-    """Calls that were forwarded and charged, but whose responses could not be decoded: their usage is an estimate."""
-    return sum(outcome.calls for outcome in queries.outcomes(scope) if outcome.outcome == "unreadable")
+def count_unreadable_calls(queries: CostQueries, scope: LedgerScope, model: str = "") -> int:
+    """Calls that were forwarded and charged, but whose responses could not be decoded: their usage is an estimate.
+
+    Only those whose model's name contains `model`, which is in lower case.
+    """
+    return sum(
+        outcome.calls
+        for outcome in queries.outcomes(scope)
+        if outcome.outcome == "unreadable" and model in outcome.model.lower()
+    )
 
 
-def count_failures(queries: CostQueries, scope: LedgerScope) -> dict[str, int]:
-    """The calls that failed, unreadable ones excepted, by error class; the most frequent first."""
+def count_failures(queries: CostQueries, scope: LedgerScope, model: str = "") -> dict[str, int]:
+    """The calls that failed, unreadable ones excepted, by error class; the most frequent first; `model` as above."""
     failures: Counter[str] = Counter()
     for outcome in queries.outcomes(scope):
-        if outcome.outcome not in ("completed", "unreadable"):
+        if outcome.outcome not in ("completed", "unreadable") and model in outcome.model.lower():
             failures[outcome.outcome] += outcome.calls
     return dict(failures.most_common())

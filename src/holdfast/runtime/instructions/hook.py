@@ -14,6 +14,7 @@ from holdfast.runtime.instructions.heartbeat import Preload
 from holdfast.sources.settings_file import (
     JsonContainer,
     append_part,
+    describe_json_error,
     find_container,
     find_root,
     read_json,
@@ -234,8 +235,8 @@ def _is_our_hook(hook: Json) -> bool:
 def _check(text: str) -> None:
     try:
         read_json(text)
-    except ValueError:
-        raise UserError("it is not JSON; it is left as it is") from None
+    except ValueError as error:
+        raise UserError(describe_json_error(error)) from None
     _require_object(text, find_root(text), "the file")
 
 

@@ -69,7 +69,9 @@ def _call_metrics(tables: CostQueries, scope: LedgerScope) -> Iterator[str]:
         for kind, count in (*kinds.items(), ("output", totals.output)):
             yield format_sample("holdfast_llm_tokens_total", {"model": model, "kind": kind}, count)
     yield from format_metric_header("holdfast_llm_cost_usd_total", "counter", "Cost in US dollars at catalog prices.")
-    for model in sorted(cost):
+    # A model without a price costs an unknown amount, not nothing. Asked only if there may be one: it reads calls.
+    unpriced = {part.model for part in tables.unpriced(scope)} if not all(cost.values()) else set()
+    for model in sorted(model for model in cost if cost[model] or model not in unpriced):
         yield format_sample("holdfast_llm_cost_usd_total", {"model": model}, float(cost[model]))
     yield from format_metric_header(
         "holdfast_llm_calls_ended_total", "counter", "Calls by outcome: completed, or the error class."
