@@ -116,8 +116,7 @@ class GatewayRecorder:
         make_queue: Callable[[Callable[[Callable[[], None]], None]], RecordQueue[Callable[[], None]]] = RecordQueue,
     ) -> None:
         self._log, self._models = log, models
-        self._new_id = new_id
-        self._simulated = simulated
+        self._new_id, self._simulated = new_id, simulated
         self._rewriter = rewriter or RequestRewriter(models)
         self._on_spent, self._on_session = on_spent, on_session
         self._unpriced_usd_per_mtok = unpriced_usd_per_mtok
@@ -125,8 +124,7 @@ class GatewayRecorder:
         self._conversations: ConversationMatcher[_Tracked] = ConversationMatcher()
         self._endpoint_sessions: dict[tuple[str, str], _Tracked] = {}
         self._warm_ups: OrderedDict[tuple[str, str], _WarmUp] = OrderedDict()
-        self._now = 0.0
-        self._is_restored = False
+        self._now, self._is_restored = 0.0, False
         self.queue = make_queue(self._process)
 
     @property
