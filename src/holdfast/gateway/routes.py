@@ -274,7 +274,7 @@ def parse_upstream_option(text: str, *, source: str) -> UpstreamSettings:
     if settings.dialect is None and "://" in url and not url.startswith("//"):
         raise UserError(f"{source}: unknown dialect {dialect[:40]!a}; use one of {', '.join(_DIALECTS)}")
     try:
-        parse_upstream(settings.url)
+        parse_upstream(settings.url or "")
     except UserError as error:
         raise UserError(f"{source}: {error}") from None
     return settings
