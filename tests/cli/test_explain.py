@@ -117,18 +117,22 @@ SONNET = "anthropic:claude-sonnet-5-5"
 
 
 @pytest.mark.parametrize(
-    ("model", "repeated", "place", "decided"),
+    ("model", "repeated", "tool", "place", "decided"),
     [
-        (SONNET, 1, "below the floor of 512", "not padded: to reach the floor of 512 tokens"),
-        (HAIKU, 250, "below the floor of 4096", "padded from about "),
-        (HAIKU, 900, "not below the floor of 4096", "not padded: about "),
+        (SONNET, 1, "read_file", "below the floor of 512", "not padded: to reach the floor of 512 tokens"),
+        (HAIKU, 300, "read_file", "below the floor of 4096", "padded from about "),
+        (HAIKU, 300, "weather", "below the floor of 4096", "not padded: no text fits this agent: "),
+        (HAIKU, 900, "read_file", "not below the floor of 4096", "not padded: about "),
     ],
 )
-def test_the_padding_decision_is_explained(tmp_path: Path, model: str, repeated: int, place: str, decided: str) -> None:
+def test_the_padding_decision_is_explained(
+    tmp_path: Path, model: str, repeated: int, tool: str, place: str, decided: str
+) -> None:
     words = "Answer in the words of the person who asks. " * repeated
-    body = with_value(with_value(ANTHROPIC, "tools", to=[]), "system", to=words)
+    tools = [{"name": tool, "description": "Look it up.", "input_schema": {"type": "object"}}]
+    body = with_value(with_value(ANTHROPIC, "tools", to=tools), "system", to=words)
     report = explain(tmp_path, body, "--model", model)
-    tokens = report["layers"][0]["tokens"]
+    tokens = sum(layer["tokens"] for layer in report["layers"] if layer["name"] in ("tools", "system"))
     assert report["padding"].startswith(
         f'tools and stable system prompt have about {tokens} tokens, {place}; padding="auto" decides: {decided}'
     )

@@ -328,6 +328,7 @@ CELLS: Mapping[str, tuple[str, str]] = {
     "events.payload": ("certify {session}", "is damaged: restore"),
     "events.at": ("history {session}", "is damaged: restore"),
     "outcome_days.latency_bits": ("report --simulated", "the roll-up tables are damaged: `holdfast db rebuild`"),
+    "outcome_days.calls": ("report --simulated", "the roll-up tables are damaged: `holdfast db rebuild`"),
     "api_keys.scope": ("keys list", "the list of keys is damaged"),
 }
 

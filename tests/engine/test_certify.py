@@ -8,6 +8,7 @@ import pytest
 from benchmarks._call_histories import RecordedClient
 from click.testing import CliRunner, Result
 
+from holdfast.catalog.lookup import shipped_models
 from holdfast.cli.main import command
 from holdfast.clock import ManualClock
 from holdfast.engine.tools.definition import tool
@@ -18,6 +19,7 @@ from holdfast.events.payloads.session import MessageAppended, SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
+from holdfast.service.api.prompt_view import find_divergence
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.maintenance import RETAINED_EVENT_TYPES
 from holdfast.stores.sqlite.store import SqliteStore
@@ -91,6 +93,22 @@ async def test_a_session_is_certified_with_every_provider(tmp_path: Path, model:
     result = stored.certify()
     assert result.exit_code == 0, result.output
     assert "4 requests certified" in result.output
+
+
+async def test_a_session_whose_model_left_the_configuration_is_certified_and_its_prompts_are_compared(
+    tmp_path: Path,
+) -> None:
+    stored = StoredSession(tmp_path)
+    await stored.play()
+    for number, event in enumerate(stored.events()):
+        if isinstance(event.payload, SessionStarted | LlmCallCompleted):
+            stored.change(number, msgspec.structs.replace(event.payload, model="anthropic:in-no-list"))
+    result = stored.certify()
+    assert result.exit_code == 0, result.output
+    assert "4 requests certified" in result.output
+    divergence = find_divergence(stored.events(), stored.id, shipped_models(), ordinal=2)
+    assert divergence is not None
+    assert divergence.byte is None
 
 
 async def test_each_request_reports_how_many_bytes_it_shares_with_which_call(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.rewriter import RequestAnalysis
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor
 from holdfast.providers.anthropic import anthropic
+from holdfast.providers.wire_request import drop_deferred_tools
 from holdfast.types.prompt import Breakpoint
 from holdfast.types.usage import Usage
 
@@ -27,7 +28,7 @@ GUIDE = "You read before you write, and you say what you did. " * 200
 MARK = {"type": "ephemeral"}
 TOOLS = [
     {"name": name, "description": f"{name} a file. " * 60, "input_schema": {"type": "object", "properties": {}}}
-    for name in ("delete", "edit", "list", "read")
+    for name in ("delete", "edit", "list", "read", "search", "write")
 ]
 
 
@@ -54,7 +55,7 @@ class Provider:
         analysis = self.rewriter.analyze("anthropic", received, path="/v1/messages", account="a", at=at)
         sent = analysis.body or received if self.improve else received
         self.sent.append(sent)
-        wire = anthropic.decode_request(sent)
+        wire = drop_deferred_tools(anthropic, anthropic.decode_request(sent))
         draft = RequestDraft(anthropic, len)
         draft.update(wire.prompt)
         tokens, prefixes = 0, []
@@ -137,12 +138,37 @@ def sent_breakpoints(provider: Provider) -> tuple[Breakpoint, ...]:
     return anthropic.decode_request(provider.sent[-1]).plan.breakpoints
 
 
+def test_a_tool_that_is_loaded_later_keeps_the_plan_and_its_place() -> None:
+    provider, conversations = Provider(), []
+    late: list[dict[str, Any]] = [{**TOOLS[0], "name": name, "defer_loading": True} for name in ("a", "z")]
+    offers: list[list[dict[str, Any]]] = [TOOLS, [late[0], *TOOLS], [late[0], *TOOLS[:2], late[1], *TOOLS[2:]]]
+    for turn, tools in enumerate(offers):
+        analysis = provider.call({**conversation(turn), "tools": tools}, 1.79e9 + 30 * turn)
+        assert analysis.call is not None
+        conversations.append(analysis.call.conversation)
+        sent = json.loads(provider.sent[-1])["tools"]
+        assert [tool["name"] for tool in sent] == [tool["name"] for tool in tools]
+        assert not any("cache_control" in tool for tool in sent if tool["name"] in "az")
+        written = drop_deferred_tools(anthropic, anthropic.decode_request(provider.sent[-1])).plan.breakpoints
+        assert {point.block_index for point in written} == {point.block_index for point in analysis.breakpoints}
+    assert conversations[0] is conversations[1] is conversations[2]
+    first, second, third = provider.usages
+    assert second.cache_read == first.cache_read + first.cache_write > 0
+    assert third.cache_read == second.cache_read + second.cache_write
+
+
 def test_the_ttl_follows_the_pauses_of_the_conversation() -> None:
-    provider, at = Provider(), 1.79e9
-    for turn in range(12):
-        provider.call(conversation(turn), at)
-        at += 900 if turn % 2 else 20
-    assert "1h" in {point.ttl for point in sent_breakpoints(provider)}
+    def list_ttls(pause_seconds: float) -> list[set[str]]:
+        provider, at, ttls = Provider(), 1.79e9, []
+        for turn in range(12):
+            provider.call(conversation(turn), at)
+            ttls.append({str(point.ttl) for point in sent_breakpoints(provider)})
+            at += pause_seconds if turn % 2 else 20
+        return ttls
+
+    # One entry for an hour is enough for several pauses.
+    assert "1h" in set[str]().union(*list_ttls(900))
+    assert "1h" not in set[str]().union(*list_ttls(20))
 
 
 def test_a_client_that_rewrites_the_end_of_its_prompt_is_cached_up_to_there() -> None:
@@ -162,6 +188,19 @@ def test_a_client_that_rewrites_the_end_of_its_prompt_is_cached_up_to_there() ->
     written = [usage.cache_write for usage in improved.usages]
     # Only the first call writes the end of the prompt, because nothing shows yet that it will be rewritten.
     assert all(later < written[0] / 3 for later in written[1:])
+
+
+def test_a_system_text_that_changes_in_every_call_is_not_cached_again_and_again() -> None:
+    def play(*, improve: bool) -> Provider:
+        provider = Provider(improve=improve)
+        for turn in range(10):
+            provider.call(conversation(turn, system=f"Run {turn:032x}\n{GUIDE}"), 1.79e9 + 30 * turn)
+        return provider
+
+    improved, unchanged = play(improve=True), play(improve=False)
+    # The first call is written in vain; the tools before the system text are read from then on.
+    assert improved.cost < unchanged.cost
+    assert all(usage.cache_write == 0 for usage in improved.usages[2:])
 
 
 def test_single_questions_are_not_cached_until_they_share_their_instructions() -> None:

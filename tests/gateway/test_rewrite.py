@@ -264,12 +264,34 @@ def test_rules_that_could_run_for_ever_are_refused() -> None:
             VolatileExtractor((VolatileRule("mine", pattern),))
 
 
-def test_only_text_that_a_rule_matches_is_extracted() -> None:
-    today, time, other = "Today's date is 2026-11-16.", "Current time: 2026-11-16 08:00", "The release of 2026-01-01."
-    text = "\n".join(("Be kind.", today, other, time, "End."))
-    rest, extracted = VolatileExtractor().extract(text)
-    assert rest == "\n".join(("Be kind.", other, "End."))
-    assert [match for _, match in extracted] == [today, time]
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Today's date is 2026-11-16.",
+        "Current time: 2026-11-16 08:00",
+        "Now: 2026-11-17T19:55:01.123",
+        "Now: 1794944949.96",
+        "It is Tue Nov 17 19:50:12 2026.",
+        "Date: Tue, 17 Nov 2026 19:50:12 GMT",
+        "Tuesday, November 17, 2026 19:50",
+    ],
+)
+def test_a_line_with_the_current_time_is_extracted(line: str) -> None:
+    rest, extracted = VolatileExtractor().extract(f"Be kind.\n{line}\nEnd.")
+    assert (rest, [text for _, text in extracted]) == ("Be kind.\nEnd.", [line])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "The release of 2026-01-01.",
+        "Call 1794944949 in an emergency.",
+        "Tuesday is the day of the harbour market.",
+        "Answer in real time; 12345678901 is no date.",
+    ],
+)
+def test_other_lines_stay(line: str) -> None:
+    assert VolatileExtractor().extract(f"Be kind.\n{line}\nEnd.") == (f"Be kind.\n{line}\nEnd.", ())
 
 
 @pytest.mark.parametrize("moved", ["", "Today's date is 2026-11-16.\n"])

@@ -1,10 +1,11 @@
 """A model without a price is unpriced wherever money is shown, with its tokens, and never $0.00."""
 
+import csv
 import json
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from click.testing import CliRunner
@@ -15,7 +16,7 @@ from tests.support.served_gateway import ServedGateway, raw_upstream, serve_gate
 from holdfast.cli.main import command
 from holdfast.gateway.key_limits import KeyLimits
 from holdfast.gateway.recording.restore import iterate_spending
-from holdfast.ledger.analytics.queries import LedgerScope, UnpricedUsage
+from holdfast.ledger.analytics.queries import GroupBy, LedgerScope, UnpricedUsage
 from holdfast.service.auth.keys import make_key
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite.store import SqliteStore
@@ -79,7 +80,22 @@ def test_the_report_command_says_unpriced_and_how_to_price_it(db: str) -> None:
     assert f"unpriced: 1 call of {UNKNOWN_ID}, 98 tokens; no sum of money contains them" in output
     assert f'[models."{UNKNOWN_ID}"]' in output
     assert "$0.0000" not in output
-    assert json.loads(show("report", "--simulated", "--db", db, "--json"))["total"]["unpriced_calls"] == 1
+
+
+def test_no_machine_readable_report_gives_zero_for_a_cost_that_is_not_known(db: str, tmp_path: Path) -> None:
+    read = json.loads(show("report", "--simulated", "--db", db, "--json"))
+    [session] = read["sessions"]
+    for row in (read["total"], *read["models"], *read["days"], session["amounts"]):
+        assert (row["usd"], row["lost_usd"], row["uncached_usd"], row["unpriced_calls"]) == (None, None, None, 1)
+        assert {kind["usd"] for kind in row["kinds"]} == {None}
+    assert (session["planned_usd"], read["planned_usd"]) == (None, None)
+    header, line = csv.reader(show("report", "--simulated", "--db", db, "--csv").splitlines())
+    cells = dict(zip(header, line, strict=True))
+    assert {cells[name] for name in header if name.endswith("usd")} == {""}
+    assert (cells["unpriced_calls"], cells["unpriced_tokens"]) == ("1", "98")
+    page = tmp_path / "report.html"
+    show("report", "--simulated", "--db", db, "--html", str(page))
+    assert "$0.00" not in page.read_text()
 
 
 def test_a_session_shows_each_call_as_unpriced(db: str, gateway: ServedGateway) -> None:
@@ -114,6 +130,14 @@ def test_the_api_gives_null_for_a_cost_that_is_not_known(gateway: ServedGateway)
     assert session["cost_usd"] is None
     savings = get(gateway, "/analytics/savings")["data"]
     assert (savings["unpriced_calls"], savings["rows_total"]) == (1, 1)
+
+
+@pytest.mark.parametrize("group", [*get_args(GroupBy), "day&provider=anthropic", "team&include_workers=false"])
+def test_every_grouping_of_the_cost_counts_the_calls_without_a_price(gateway: ServedGateway, group: str) -> None:
+    gateway.service.simulated = True
+    rows = get(gateway, f"/analytics/cost?group_by={group}")["data"]
+    [row] = rows if isinstance(rows, list) else [rows]
+    assert (row["cost_usd"], row["unpriced_calls"], row["unpriced_tokens"]) == (None, 1, 98)
 
 
 @pytest.mark.parametrize("reply", [json.dumps(REPLY).encode(), b"<html>" + b"x" * 400])

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import socket
 from typing import Any
 
 import pytest
@@ -296,3 +297,35 @@ def test_requests_that_only_read_are_forwarded_and_not_recorded() -> None:
         get(gateway, "/openai/v1/models")
         assert gateway.recorded_sessions() == ()
         assert len(upstream.heads) == 1
+
+
+def test_a_streamed_response_without_usage_is_estimated_and_not_free() -> None:
+    """OpenAI's chat completions stream usage only if the request asks for it."""
+    chunk = {"id": "c", "object": "chat.completion.chunk", "model": "gpt-6-sol"}
+    delta = {**chunk, "choices": [{"index": 0, "delta": {"role": "assistant", "content": "Yes. " * 40}}]}
+    last = {**chunk, "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+    stream = "".join(f"data: {json.dumps(event)}\n\n" for event in (delta, last)) + "data: [DONE]\n\n"
+    body = {"model": "gpt-6-sol", "stream": True, "messages": [{"role": "user", "content": "Which boats? " * 400}]}
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
+        answer(upstream, stream.encode(), "text/event-stream")
+        assert post(gateway, "/openai/v1/chat/completions", json.dumps(body).encode()) == 200
+        (session,) = gateway.recorded_sessions()
+        (failed,) = (event.payload for event in gateway.store.read(session) if isinstance(event.payload, LlmCallFailed))
+    assert (failed.error_class, failed.error_message_redacted) == ("unreadable", "the response has no usage")
+    assert failed.usage.input > 500
+    assert failed.usage.output > 20
+    assert failed.cost_usd > 0
+
+
+def test_a_call_whose_upstream_cannot_be_reached_is_recorded() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as unused:
+        port = unused.getsockname()[1]
+    with serve_gateway(f"http://127.0.0.1:{port}") as gateway:
+        connection = http.client.HTTPConnection(*gateway.address, timeout=10)
+        connection.request("POST", "/anthropic/v1/messages", json.dumps(CLAUDE_CODE), {"x-api-key": "any"})
+        response = connection.getresponse()
+        assert (response.status, b"it refuses connections" in response.read()) == (502, True)
+        connection.close()
+        (session,) = gateway.recorded_sessions()
+        (failed,) = (event.payload for event in gateway.store.read(session) if isinstance(event.payload, LlmCallFailed))
+    assert (failed.error_class, failed.error_message_redacted) == ("network", "the upstream could not be reached")

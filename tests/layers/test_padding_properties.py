@@ -1,6 +1,7 @@
 import random
 import re
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,13 +14,14 @@ from holdfast.layers.padding import (
     OPERATING_CONTEXT_PADDING,
     PaddingBounds,
     detect_padding,
+    has_file_tools,
     heuristic_prefix_tokens,
     heuristic_tokens,
     select_padding,
 )
 from holdfast.layers.system_prompt import CODING_GUIDANCE
 from holdfast.types.prompt import LayerText
-from holdfast.types.tool_spec import ToolSpec
+from holdfast.types.tool_spec import ToolSpec, build_tool_spec
 
 bodies = st.lists(
     st.tuples(st.text("abc-", min_size=1, max_size=5), st.text("word \n", max_size=8_000)),
@@ -113,3 +115,23 @@ def test_the_heuristic_counts_tools_and_system_text_at_four_characters_a_token()
     own = ToolSpec("x", "y", "{}", wire_json='{"type":"own"}')
     texts = [LayerText("preset", "x" * 40), LayerText("persona", "y" * 3)]
     assert heuristic_prefix_tokens([plain, own], texts) == (4 + 4 + 7 + 14 + 43) // 4
+
+
+@pytest.mark.parametrize(
+    ("name", "parameter", "fits"),
+    [
+        ("read_file", "path", True),
+        ("Bash", "command", True),
+        ("Read", "file_path", True),
+        ("listDir", "path", True),
+        ("str_replace_editor", "path", True),
+        ("profile", "user", False),
+        ("weather", "city", False),
+        ("recommand", "city", False),
+    ],
+)
+def test_tools_for_files_and_commands_are_known_by_their_names_and_parameters(
+    name: str, parameter: str, fits: bool
+) -> None:
+    schema = {"type": "object", "properties": {parameter: {"type": "string"}}}
+    assert has_file_tools([build_tool_spec(name, "Do it.", schema)]) is fits

@@ -165,6 +165,7 @@ def query_analytics(analytics: AnalyticsQueries) -> Iterator[object]:
     for scope in (one for one in SCOPES if one.session_id is None):
         for group_by in get_args(GroupBy):
             yield sorted(analytics.groups(group_by, scope), key=repr)
+            yield analytics.unpriced_groups(group_by, scope)
         yield analytics.failures(scope), analytics.latencies(scope), analytics.usage_by_size((1_000, 80_000), scope)
         yield analytics.cache_breaks(scope, limit=100, skip=0), analytics.cache_breaks(scope, limit=1, skip=1)
         yield analytics.cache_breaks(scope, kind="provider_side", limit=100, skip=0)
@@ -174,6 +175,7 @@ def query_analytics(analytics: AnalyticsQueries) -> Iterator[object]:
     some: tuple[GroupBy, ...] = ("model", "session", "hour", "none")
     for group_filter, group_by in product(GROUP_FILTERS, some):
         yield sorted(analytics.groups(group_by, SCOPES[-1], group_filter), key=repr)
+        yield analytics.unpriced_groups(group_by, SCOPES[-1], group_filter)
     for order, simulated in product(get_args(SessionCostOrder), (False, True)):
         yield analytics.session_costs(order=order, limit=10, skip=0, simulated=simulated)
         yield analytics.session_costs(order=order, limit=1, skip=1, simulated=simulated)

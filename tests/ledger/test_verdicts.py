@@ -19,9 +19,10 @@ from holdfast.ledger.requests.parse import parse_request
 from holdfast.providers.anthropic import anthropic
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
+from holdfast.simulator.anthropic.thinking import sign_anthropic_thinking
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
-from holdfast.types.blocks import Json
+from holdfast.types.blocks import Json, Thinking
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import Breakpoint, Plan, PrefixChange
 from holdfast.types.reply import CacheDiagnosis
@@ -419,6 +420,41 @@ def test_a_client_that_alternates_between_two_prompts_is_compared_with_the_one_i
     kinds = [verdict.kind for verdict in client.verdicts]
     assert kinds == ["first_use", "prefix_changed", *["held"] * 4]
     assert not any(verdict.lost_usd for verdict in client.verdicts[2:])
+
+
+@pytest.mark.parametrize("pause", [10, 400])
+def test_thinking_that_the_model_drops_when_a_turn_ends_is_named(pause: float) -> None:
+    """Sonnet 4.5 sees no thinking of earlier turns, so what follows it is read only within the turn."""
+    (thought,) = sign_anthropic_thinking((Thinking("Let me see. " * 300, None),), model="claude-sonnet-4-5", prefix="")
+    assert isinstance(thought, Thinking)
+    assert thought.signature
+    thinking: Json = {"type": "thinking", "thinking": thought.text, "signature": thought.signature}
+    use: Json = {"type": "tool_use", "id": "t1", "name": "find", "input": {}}
+    body: dict[str, Json] = {
+        "model": "claude-sonnet-4-5",
+        "max_tokens": 9_000,
+        "thinking": {"type": "enabled", "budget_tokens": 2_000},
+        "cache_control": {"type": "ephemeral"},
+        "tools": [{"name": "find", "description": "Finds.", "input_schema": {"type": "object"}}],
+    }
+    messages: list[Json] = [{"role": "user", "content": "So? " * 2_000}]
+    client = RecordedClient()
+    client.send({**body, "messages": [*messages]})
+    messages.append({"role": "assistant", "content": [thinking, use]})
+    messages.append({"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "A. " * 900}]})
+    client.send({**body, "messages": [*messages]})
+    messages.append({"role": "assistant", "content": "Done."})
+    messages.append({"role": "user", "content": "And?"})
+    client.clock.advance(pause)
+    client.send({**body, "messages": [*messages]})
+    messages.append({"role": "assistant", "content": [thinking, {"type": "text", "text": "Yes."}]})
+    messages.append({"role": "user", "content": "Why?"})
+    client.send({**body, "messages": [*messages]})
+    first, second, third, fourth = client.verdicts
+    assert (first.kind, second.kind, fourth.kind) == ("first_use", "held", "held")
+    assert (third.kind, third.component, third.first_lost_section) == ("parameter_changed", "old_thinking", "messages")
+    assert third.lost_usd > 0
+    assert third.drop_class == ("unexpected" if pause < 300 else "expected")
 
 
 def test_a_deferred_tool_is_no_part_of_the_prefix() -> None:

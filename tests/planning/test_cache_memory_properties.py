@@ -284,3 +284,13 @@ def test_a_reply_is_in_no_cache_entry_until_a_ping_includes_it(prompt: int, repl
         memory_after_ping(memory, PingResult(280.0, "1h", usage_with_reply, 11, 12, prompt + reply)).reply_tokens == 0
     )
     assert forget_cached(memory).reply_tokens == 0
+
+
+def test_growth_is_what_each_prompt_adds_to_the_one_before() -> None:
+    memory = CacheMemory()
+    for number, tokens in enumerate((5_000, 5_400, 6_000)):
+        memory = memory_after_call(memory, RequestRecord(number, SHORT, 10), Usage(input=tokens))
+    assert memory.growth_tokens == 1_000
+    # After the prefix changed, the size of the new prompt is no growth.
+    rebuilt = memory_after_call(forget_cached(memory), RequestRecord(3.0, SHORT, 10), Usage(input=9_000))
+    assert rebuilt.growth_tokens == 1_000

@@ -63,6 +63,13 @@ def test_only_the_newest_record_of_each_session_counts(early: CacheMemory, late:
     assert combine_learned([event("s", early)], HERE, session_id="s") == LearnedParameters()
 
 
+@given(memories, memories)
+def test_lengths_of_other_workspaces_count_until_this_one_has_its_own(other: CacheMemory, own: CacheMemory) -> None:
+    elsewhere = event("s", other, LearningScope("anthropic:y", "gateway", "other"))
+    assert [length.calls for length in combine_learned([elsewhere], HERE).lengths] == [other.calls]
+    assert [length.calls for length in combine_learned([elsewhere, event("t", own)], HERE).lengths] == [own.calls]
+
+
 @given(memories)
 def test_idle_times_belong_to_the_workspace_and_cache_behaviour_to_model_and_route(memory: CacheMemory) -> None:
     elsewhere = combine_learned([event("s", memory, LearningScope(HERE.model, HERE.route, "other"))], HERE)

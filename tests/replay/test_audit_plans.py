@@ -1,6 +1,7 @@
 """Why recorded calls missed the cache, what that cost, and what our plan would have cost, by sizes and times only."""
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.ledger.spending import Spending, SpendingFold
@@ -50,16 +51,18 @@ def usd(**tokens: int) -> float:
     ("second", "cause", "tokens"),
     [
         (call(10, 20_000, 500), None, 0),
-        (call(10, 10_000, 10_500), None, 0),
+        (call(10, 19_999, 501), "provider_side", 1),
+        (call(10, 10_000, 10_500), "provider_side", 10_000),
         (call(10, 0, 20_500), "provider_side", 20_000),
         (call(10, 5_000, 15_500), "provider_side", 15_000),
         (call(10, 0, 12_000), "prefix_changed", 12_000),
         (call(400, 0, 20_500), "ttl_expired", 20_000),
-        (call(10, 0, 20_500, kept_entries=0), None, 0),
+        (call(10, 0, 20_500, kept_entries=0), "planned", 20_000),
         (call(10, 0, 20_500, kept_entries=3), None, 0),
+        (call(10, 5_000, 15_500, kept_entries=3), None, 0),
         (call(10, 0, 20_500, model=OPUS), "model_switched", 20_000),
         (call(10, 0, 20_500, model=OPUS, kept_entries=3), "model_switched", 20_000),
-        (call(10, 0, 20_500, model=OPUS, kept_entries=0), None, 0),
+        (call(10, 0, 20_500, model=OPUS, kept_entries=0), "planned", 20_000),
         (call(10, 0, 500), None, 0),
     ],
 )
@@ -72,12 +75,39 @@ def test_a_cache_miss_has_a_cause_and_loses_the_tokens_it_rewrote(
         assert float(report.total.lost_usd) == pytest.approx(usd(short=tokens) - usd(read=tokens))
 
 
+def test_an_automatic_cache_that_was_not_read_has_a_cause_and_a_price() -> None:
+    sol = "openai:gpt-6-sol"  # Dollars per million tokens: reads 0.20, writes 2.50.
+    first = RecordedCall(START, START, "tool", (), None, Usage(cache_write_other=20_480), sol)
+    missed = RecordedCall(START + 10, START + 10, "tool", (), None, Usage(cache_write_other=21_000), sol)
+    report = audit_calls(first, missed)
+    (loss,) = report.losses
+    assert (loss.cause, loss.component, loss.tokens) == ("provider_side", "evicted, or changed unseen", 20_480)
+    assert float(loss.lost_usd) == pytest.approx(20_480 * 2.30 / 1e6)
+
+
+def test_losses_that_mostly_follow_a_users_message_are_the_clients() -> None:
+    calls, sent = [call(0, 0, 20_000)], 20_000
+    for turn in range(4):
+        for step in range(12):
+            at = 100.0 * turn + 5 * step + 5
+            calls.append(call(at, sent, 100))
+            sent += 100
+        lost = call(100.0 * turn + 99, 10_000, sent - 9_900)
+        calls.append(replace(lost, waited_for="user"))
+        sent += 100
+    report = audit_calls(*calls)
+    assert [(row.cause, row.component, row.calls) for row in report.losses] == [
+        ("prefix_changed", "tools, system or settings", 4)
+    ]
+
+
 def test_without_cache_writes_there_was_nothing_to_read() -> None:
     plain = [RecordedCall(START + at, START + at, "tool", (), None, Usage(input=20_000), SONNET) for at in (0, 10)]
     report = audit_calls(*plain)
     (cause,) = report.losses
     assert (cause.cause, cause.tokens) == ("no_breakpoint", 20_000)
-    assert float(cause.lost_usd) == pytest.approx(20_000 * (3.0 - READ) / 1e6)
+    # Marking the first prompt would have cost a write's surcharge.
+    assert float(cause.lost_usd) == pytest.approx(20_000 * ((3.0 - READ) - (SHORT - 3.0)) / 1e6)
     assert plan_range(report) == pytest.approx((usd(short=20_000, read=20_000),) * 2)
 
 

@@ -12,8 +12,10 @@ from msgspec.structs import replace
 from tests.support.client_transcripts import Script, usage
 
 from holdfast.catalog.lookup import shipped_models
+from holdfast.ledger.cache.verdicts import EXPECTED_KINDS, UNEXPECTED_KINDS, cached_tokens_after, find_read_granularity
 from holdfast.ledger.spending import Spending, SpendingFold
 from holdfast.replay.audit import AuditScope, PriceLookup, audit_transcript
+from holdfast.replay.cache_misses import judge_calls
 from holdfast.replay.claude_code_transcripts import read_transcript
 from holdfast.replay.recording import RecordedCall, Recording, Transcript, deduplicate_transcripts
 from holdfast.replay.trace_files import BrokenLine
@@ -182,3 +184,25 @@ def test_every_token_sent_is_context_that_was_sent_first_or_again(transcript: Tr
     sources = sum(tool.tokens + tool.resent_tokens for tool in report.tools)
     assert context == pytest.approx(sent, abs=10)
     assert sources == pytest.approx(sent, abs=10)
+
+
+@given(recordings())
+def test_a_recorded_call_holds_only_if_all_that_was_left_to_read_was_read(transcript: Transcript) -> None:
+    calls, models = transcript.recording.calls, shipped_models()
+    rows = [models.get(call.model or "") for call in calls]
+    left = 0
+    for call, row, verdict in zip(calls, rows, judge_calls(calls, rows), strict=True):
+        if row is None:
+            assert verdict is None
+            continue
+        assert verdict is not None
+        assert call.usage is not None
+        missing = left - call.usage.cache_read
+        if verdict.kind == "held":
+            # Reads that are reported in steps may end up to two steps earlier: their own, and the last one's.
+            assert missing <= 2 * find_read_granularity(row.cache)
+        elif missing > 2 * find_read_granularity(row.cache) and call.usage.tokens_sent >= row.cache.tokens_min:
+            assert verdict.kind in (*EXPECTED_KINDS, *UNEXPECTED_KINDS)
+            assert bool(verdict.lost_usd) == bool(verdict.lost_tokens)
+            assert verdict.component or verdict.detail
+        left = cached_tokens_after(call.usage, row.cache)

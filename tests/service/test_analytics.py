@@ -112,6 +112,7 @@ async def test_costs_are_listed_by_model_most_expensive_first(analytics: Analyti
         "avg_latency_ms",
         "call_count",
         "unpriced_calls",
+        "unpriced_tokens",
     }
 
 
@@ -322,8 +323,8 @@ def test_without_calls_shares_are_null_and_sums_are_zero() -> None:
     (row,) = make_effect_rows([Group("a:b", Amounts(calls=1))])
     assert (row.hit_rate, row.cache_write_share, row.stable_write_share, row.hit_coverage) == (None, None, None, 0.0)
     assert make_effect_rows([Group("a:b", Amounts(spent_usd=Decimal(1)))]) == ()
-    assert make_cost_rows("model", MemoryStore().analytics_queries().groups("model")) == ()
-    (nothing,) = make_cost_rows("none", MemoryStore().analytics_queries().groups("none"))
+    assert make_cost_rows("model", MemoryStore().analytics_queries().groups("model"), {}) == ()
+    (nothing,) = make_cost_rows("none", MemoryStore().analytics_queries().groups("none"), {})
     assert (nothing.cost_usd, nothing.call_count, nothing.avg_latency_ms) == (0.0, 0, None)
     assert make_skill_rows([SkillLoad("s", 0.0, "x", "auto_suggested", 5, used=False)])[0].loads_auto_suggested == 1
 

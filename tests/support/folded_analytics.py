@@ -15,12 +15,14 @@ from holdfast.ledger.analytics.queries import (
     Group,
     GroupBy,
     GroupFilter,
+    GroupName,
     LedgerScope,
     SessionCost,
     SessionCostOrder,
     SessionOrder,
     SizedUsage,
     SkillLoad,
+    UnpricedSums,
     UnpricedUsage,
     find_skill_loads,
     format_group_name,
@@ -46,6 +48,17 @@ class EventAnalyticsQueries:
                 key = _group_key(group_by, row, posting)
                 sums_by_key[key] = sums_by_key.get(key, Sums()) + posting.sums
         return tuple(Group(format_group_name(group_by, key), build_amounts(sums)) for key, sums in sums_by_key.items())
+
+    def unpriced_groups(
+        self, group_by: GroupBy, scope: LedgerScope = FULL_SCOPE, narrowed: GroupFilter = NO_FILTER
+    ) -> dict[GroupName, UnpricedSums]:
+        sums: dict[GroupName, UnpricedSums] = {}
+        for row, posting in self._postings(scope):
+            if posting.entry is not None and posting.entry.is_unpriced and _matches_filter(narrowed, row, posting):
+                name, usage = format_group_name(group_by, _group_key(group_by, row, posting)), posting.sums.usage
+                before = sums.get(name, UnpricedSums())
+                sums[name] = UnpricedSums(before.calls + 1, before.tokens + usage.tokens_sent + usage.output)
+        return sums
 
     def failures(self, scope: LedgerScope = FULL_SCOPE) -> dict[str, int]:
         counts: dict[str, int] = {}

@@ -9,7 +9,8 @@ from typing import Literal
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.catalog.lookup import Models, find_model
+from holdfast.catalog.lookup import Models
+from holdfast.engine.history_transfer import model_provider
 from holdfast.engine.reducer import apply_event
 from holdfast.engine.request_draft import RequestDraft, build_sent_view
 from holdfast.engine.state import SessionState
@@ -66,7 +67,7 @@ def certify(events: Iterable[Event], session_id: str, models: Models) -> Iterato
                 call_number += 1
                 pending = _describe_prefix(state, payload, call_number)
                 if has_content:
-                    draft = draft or RequestDraft(find_adapter(find_model(state.model, models).provider), len)
+                    draft = draft or RequestDraft(find_adapter(model_provider(state.model)), len)
                     draft.update(assemble_prompt(build_sent_view(state)))
                     pending = _check_bytes(pending, state, payload, draft)
                 else:

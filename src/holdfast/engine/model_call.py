@@ -67,7 +67,7 @@ async def _call_once(conversation: Conversation, options: RequestOptions, emit: 
         key, received = _response_cache_key(conversation, options, plan), RawResponse()
         if (stored := await _replay_stored_reply(conversation, stored_replies, key, emit)) is not None:
             return stored
-    body, prepared = _encode(conversation, options, plan, shared_blocks)
+    body, prepared = encode_request(conversation, options, plan, shared_blocks)
     tokens = conversation.request_tokens
     with reserve_budget(conversation, tokens):
         flight_key = make_flight_key(conversation, buffer, plan)
@@ -96,7 +96,7 @@ async def _call_once(conversation: Conversation, options: RequestOptions, emit: 
     return recorded_reply
 
 
-def _encode(
+def encode_request(
     conversation: Conversation, options: RequestOptions, plan: Plan, shared_blocks: int
 ) -> tuple[bytes, RequestPrepared]:
     """The assembled request with the planned breakpoints, and its event; the draft counts as sent from here on."""
@@ -111,7 +111,7 @@ def _encode(
         digests=tuple(buffer.digests[shared_blocks:]),
         parameters_digest=sha256_hex(deps.adapter.request_head(parameters)),
         body_bytes=len(body),
-        settings=cache_settings(deps.model.provider, deps.model.cache, parameters),
+        settings=cache_settings(deps.model.provider, deps.model.cache, parameters, ended_thinking=draft.ended_thinking),
         prefix_change=draft.describe_change(shared_blocks) if shared_blocks < len(state.digests) else None,
     )
     draft.mark_sent()

@@ -1,6 +1,7 @@
 """The next request under construction: blocks encoded for the last call are reused, only new ones are encoded."""
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from holdfast.engine.state import SessionState
 from holdfast.events.payloads.session import ContextInjected
@@ -8,8 +9,25 @@ from holdfast.layers.assemble import SYSTEM_SUFFIX, changed_volatile_texts, syst
 from holdfast.ledger.cache.change_cause import find_prefix_change
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.cache_inputs import has_image
+from holdfast.types.blocks import ToolResult, is_thinking
 from holdfast.types.prompt import HistoryEntry, LayerText, PrefixChange, Prompt, Segment, Stability, View
 from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, RequestBuffer
+
+
+class _ThinkingCounts(NamedTuple):
+    """Thinking blocks up to a history entry: not sent yet, sent in this turn, and of turns that a new message ended."""
+
+    new: int = 0
+    sent: int = 0
+    ended: int = 0
+
+    def count_entry(self, entry: HistoryEntry) -> "_ThinkingCounts":
+        if entry.role == "assistant":
+            thoughts = sum(map(is_thinking, entry.content))
+            return self._replace(new=self.new + thoughts)
+        if all(isinstance(block, ToolResult) for block in entry.content):
+            return _ThinkingCounts(0, self.sent + self.new, self.ended)
+        return _ThinkingCounts(0, 0, self.ended + self.sent)
 
 
 class RequestDraft:
@@ -21,6 +39,7 @@ class RequestDraft:
         self._entries: tuple[HistoryEntry, ...] = ()
         self._starts: list[int] = []  # The block at which each history entry starts.
         self._images: list[bool] = []  # Whether there is an image up to each history entry.
+        self._thinking: list[_ThinkingCounts] = []
         self.buffer = RequestBuffer(adapter, count)
         self._dropped: tuple[EncodedBlock, ...] = ()
         self._unchanged_blocks = 0
@@ -29,7 +48,7 @@ class RequestDraft:
         stable_prefix = tuple(segment for segment in prompt.segments if segment.section != "messages")
         if stable_prefix != self._stable_prefix:
             self._cut(0)
-            self._entries, self._starts, self._images = (), [], []
+            self._entries, self._starts, self._images, self._thinking = (), [], [], []
             for segment in stable_prefix:
                 self.buffer.extend(self._adapter.encode_segment(segment))
             self._stable_prefix = stable_prefix
@@ -37,16 +56,22 @@ class RequestDraft:
         unchanged = self._unchanged_count(entries)
         if unchanged < len(self._entries):
             self._cut(self._starts[unchanged])
-            del self._starts[unchanged:], self._images[unchanged:]
+            del self._starts[unchanged:], self._images[unchanged:], self._thinking[unchanged:]
         for entry in entries[unchanged:]:
             self._starts.append(len(self.buffer.blocks))
             self._images.append(self.has_images or any(map(has_image, entry.content)))
+            self._thinking.append((self._thinking[-1] if self._thinking else _ThinkingCounts()).count_entry(entry))
             self.buffer.extend(self.encode_entry(entry))
         self._entries = entries
 
     @property
     def has_images(self) -> bool:
         return bool(self._images) and self._images[-1]
+
+    @property
+    def ended_thinking(self) -> int:
+        """Thinking blocks of earlier turns that a request of their own turn contained."""
+        return self._thinking[-1].ended if self._thinking else 0
 
     @property
     def prefix_tokens(self) -> int:

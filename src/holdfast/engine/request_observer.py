@@ -65,7 +65,7 @@ class RequestObserver:
                 body_bytes=len(buffer.render(request_head, breakpoints)),
                 tokens=buffer.tokens_total,
                 expects_diagnosis=expects_diagnosis(adapter, sent.parameters),
-                settings=() if row is None else _find_settings(row, sent.parameters, has_images=draft.has_images),
+                settings=() if row is None else _find_settings(row, sent.parameters, draft),
                 change=change,
             )
 
@@ -113,7 +113,7 @@ class RequestObserver:
         return draft, change
 
 
-def _find_settings(row: Model, parameters: Parameters, *, has_images: bool) -> tuple[tuple[str, str], ...]:
-    settings = cache_settings(row.provider, row.cache, parameters)
+def _find_settings(row: Model, parameters: Parameters, draft: RequestDraft) -> tuple[tuple[str, str], ...]:
+    settings = cache_settings(row.provider, row.cache, parameters, ended_thinking=draft.ended_thinking)
     # The log of a client's requests has no messages, so it has to say itself whether there is an image.
-    return tuple(sorted((*settings, ("images", "true")))) if has_images else settings
+    return tuple(sorted((*settings, ("images", "true")))) if draft.has_images else settings

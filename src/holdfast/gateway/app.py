@@ -4,11 +4,13 @@ import asyncio
 import functools
 import logging
 from collections.abc import Callable, MutableMapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from holdfast.clock import Clock
 from holdfast.engine.cache.single_flight import SingleFlight
 from holdfast.gateway.exchange import (
+    BUFFERED_BYTES_MAX,
     AuthenticatedRequest,
     Exchange,
     ExchangeWatcher,
@@ -39,6 +41,9 @@ from holdfast.gateway.websocket_calls import ResponsePrompts, SocketOwner
 
 logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
+
+UNSENT_SECONDS_MAX = 5.0
+"""How long to read a request whose upstream cannot be reached."""
 
 DRAIN_SECONDS_MAX = 600.0
 """With `drain`: how long to keep reading a response whose client has disconnected, to learn its usage."""
@@ -202,8 +207,9 @@ class Gateway:
         upstream = self._routes.upstreams[exchange.target.mount]
         try:
             connection = await self._connections.acquire(upstream)
-        except ConnectionCutError:
-            await _unreachable(exchange, send)
+        except ConnectionCutError as error:
+            await self._receive_unsent(exchange, request.receive)
+            await _unreachable(exchange, send, str(error))
             return
         path = _upstream_path(upstream, exchange.target, scope)
         connection.start_request(scope["method"], path, filter_request_headers(request.headers, upstream.authority))
@@ -228,6 +234,17 @@ class Gateway:
             self._rewriter.record_response(
                 analysis.call, exchange.decode_response() if exchange.is_successful else None
             )
+
+    async def _receive_unsent(self, exchange: Exchange, receive: Receive) -> None:
+        """Reads a request that cannot be forwarded, so that it is recorded."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(UNSENT_SECONDS_MAX):
+                more_body = True
+                while more_body and exchange.request_bytes <= BUFFERED_BYTES_MAX:
+                    message = await receive()
+                    exchange.add_request_bytes(message.get("body", b""))
+                    more_body = bool(message.get("more_body", False))
+        self._notify(self._watcher.on_request, exchange)
 
     async def _send_request(self, exchange: Exchange, active: "_ActiveConnection", receive: Receive) -> None:
         """Forwards the request body as it arrives; returns when the client disconnects."""
@@ -342,9 +359,10 @@ def _send_as_denial(send: Send) -> Send:
     return send_denial
 
 
-async def _unreachable(exchange: Exchange, send: Send) -> None:
+async def _unreachable(exchange: Exchange, send: Send, reason: str = "") -> None:
     exchange.end = "unreachable"
     message = f"the gateway got no response from its upstream for {exchange.target.mount}"
+    message = f"{message}: {reason}" if reason else message
     await _refuse(exchange.target, GatewayRefusedError(502, message), send)
 
 

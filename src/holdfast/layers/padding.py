@@ -28,6 +28,13 @@ OPERATING_CONTEXT_PADDING = _GUIDE_FILE.read_text(encoding="utf-8").removesuffix
 GUIDE_PARTS = tuple(re.findall(r"\A# .*\n\n.*|(?:\n\n## .*)?\n - .*", OPERATING_CONTEXT_PADDING))
 """The guide in parts between which it may be cut."""
 
+# Words in the names of tools, and names of their parameters, by which tools that work on files or run commands are
+# known: ours, the providers' own, and those of other agents (Read and Bash of Claude Code).
+_FILE_TOOL_WORDS = frozenset(
+    ["bash", "command", "commands", "dir", "directory", "editor", "file", "files", "glob", "grep", "shell", "terminal"]
+)
+_FILE_TOOL_PARAMETERS = ('"file_path"', '"filename"', '"command"')
+
 PADDING_LAYER = "padding"
 SKILL_FOLDER_NOTE = "The files of this skill are in "
 """Begins the last line of a preloaded body: without the folder, the model could not read the files it refers to."""
@@ -65,6 +72,15 @@ def heuristic_prefix_tokens(tools: Sequence[ToolSpec], system: Sequence[LayerTex
     return (sum(map(len, definitions)) + sum(len(layer.text) for layer in system)) // 4
 
 
+def has_file_tools(tools: Sequence[ToolSpec]) -> bool:
+    """Whether a tool works on files or runs commands, which is what the operating guide is about."""
+    return any(
+        not _FILE_TOOL_WORDS.isdisjoint(re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", tool.name).lower()))
+        or any(parameter in tool.input_schema_json for parameter in _FILE_TOOL_PARAMETERS)
+        for tool in tools
+    )
+
+
 def select_padding(
     prefix_tokens: int,
     bounds: PaddingBounds,
@@ -72,6 +88,7 @@ def select_padding(
     *,
     count: Callable[[str], int] = heuristic_tokens,
     index_note: str = "",
+    with_guide: bool = True,
 ) -> PaddingText:
     """Add whole skill bodies in the order of their names, then rules of the operating guide, up to the minimum.
 
@@ -87,7 +104,7 @@ def select_padding(
         tokens = prefix_tokens + note_tokens * (len(filling.skill_names) + 1) + count(text)
         if tokens <= bounds.tokens_max:
             filling = PaddingText(text, (*filling.skill_names, name), tokens)
-    if filling.prefix_tokens >= bounds.tokens_min:
+    if filling.prefix_tokens >= bounds.tokens_min or not with_guide:
         return filling
     return _with_guide(filling, prefix_tokens + note_tokens * len(filling.skill_names), bounds, count)
 
@@ -173,6 +190,24 @@ def detect_padding(text: str) -> DetectedPadding | None:
     if not starts:
         return None
     return DetectedPadding(text[: min(starts)].rstrip(), tuple(heading[1] for heading in headings), guide >= 0)
+
+
+class SessionPadding(msgspec.Struct, frozen=True):
+    """The padding of a session's prefix: its text, what it consists of, and why it is there or not."""
+
+    reason: str
+    text: str = ""
+    skill_names: tuple[str, ...] = ()
+    has_guide: bool = False
+
+
+def read_session_padding(pinned: Sequence[LayerText], reason: str | None) -> SessionPadding:
+    """The padding among the layers that a session has pinned."""
+    text = "".join(layer.text for layer in pinned if layer.layer == PADDING_LAYER)
+    detected = detect_padding(text)
+    if detected is None:
+        return SessionPadding(reason or "not padded: no decision is recorded", text)
+    return SessionPadding(reason or "", text, detected.skill_names, detected.has_guide)
 
 
 def _append(before: str, text: str) -> str:

@@ -21,6 +21,9 @@ CALLS_EXPECTED = 20.0
 # How many idle times of earlier sessions are remembered; scaling down to this lets older ones fade.
 LEARNED_IDLE_TIMES_MAX = 2_000.0
 
+# How many session lengths are remembered: with 50, some decisions are more than 2 % off (`make bench padding`).
+LENGTHS_MAX = 200
+
 # How many records are read when a session starts; older ones are ignored.
 LEARNED_RECORDS_MAX = 500
 
@@ -120,6 +123,17 @@ class UpgradeBelief(msgspec.Struct, frozen=True):
         return UpgradeBelief(log_odds, self.read + other.read, self.lost + other.lost)
 
 
+class SessionLength(msgspec.Struct, frozen=True):
+    """How long an earlier session was: its calls, its user messages, and by how much its prompts grew in total.
+
+    `growth_tokens` is None if its record does not have it.
+    """
+
+    calls: int
+    messages: float = 1.0
+    growth_tokens: int | None = None
+
+
 class LearnedParameters(msgspec.Struct, frozen=True):
     """Parameters learned from earlier sessions: idle times, session length, and observed provider behaviour."""
 
@@ -128,6 +142,7 @@ class LearnedParameters(msgspec.Struct, frozen=True):
     calls: float = 0.0
     upgrade_belief: UpgradeBelief = UpgradeBelief()
     floor: ObservedFloor = ObservedFloor()
+    lengths: tuple[SessionLength, ...] = ()
 
     @property
     def calls_expected(self) -> float:
@@ -175,6 +190,7 @@ class CacheMemory(msgspec.Struct, frozen=True):
     anchor: Anchor | None = None
     upgrade_belief: UpgradeBelief = UpgradeBelief()
     floor: ObservedFloor = ObservedFloor()
+    growth_tokens: int | None = 0
 
 
 def forget_cached(memory: CacheMemory) -> CacheMemory:
@@ -186,6 +202,7 @@ def forget_cached(memory: CacheMemory) -> CacheMemory:
         waited_for=memory.waited_for,
         upgrade_belief=memory.upgrade_belief,
         floor=memory.floor,
+        growth_tokens=memory.growth_tokens,
     )
 
 
@@ -270,6 +287,8 @@ def memory_after_call(memory: CacheMemory, sent: RequestRecord, usage: Usage) ->
     idle_times = memory.idle_times
     if memory.last_at is not None:
         idle_times = idle_times.add(sent.at - memory.last_at, "tool" if sent.waited_for == "tool" else "user")
+    # Not known after the prefix changed: the size of the earlier prompt is forgotten with it.
+    growth_tokens = max(0, usage.tokens_sent - memory.tail_tokens) if memory.tail_tokens else 0
     return CacheMemory(
         calls=memory.calls + 1,
         idle_times=idle_times,
@@ -285,6 +304,7 @@ def memory_after_call(memory: CacheMemory, sent: RequestRecord, usage: Usage) ->
         anchor=anchor,
         upgrade_belief=belief,
         floor=floor,
+        growth_tokens=(memory.growth_tokens or 0) + growth_tokens,
     )
 
 
@@ -354,7 +374,13 @@ def learned_after_session(learned: LearnedParameters, memory: CacheMemory) -> Le
         calls=learned.calls + memory.calls,
         upgrade_belief=learned.upgrade_belief + memory.upgrade_belief,
         floor=learned.floor + memory.floor,
+        lengths=(*learned.lengths, _measure_length(memory))[-LENGTHS_MAX:],
     )
+
+
+def _measure_length(memory: CacheMemory) -> SessionLength:
+    # Every user message but the first ends an idle time of the user.
+    return SessionLength(memory.calls, 1 + memory.idle_times.user.total, memory.growth_tokens)
 
 
 class LearningScope(msgspec.Struct, frozen=True):
@@ -379,14 +405,16 @@ def make_learned_record(memory: CacheMemory, scope: LearningScope) -> CacheLearn
         floor_above_tokens=memory.floor.uncached_tokens_max,
         floor_misses=memory.floor.misses,
         floor_at_most_tokens=memory.floor.cached_tokens_min,
+        growth_tokens=memory.growth_tokens,
     )
 
 
 def combine_learned(events: Iterable[Event], scope: LearningScope, *, session_id: str = "") -> LearnedParameters:
     """The parameters that a session starts with, from the events of other sessions, oldest first.
 
-    Idle times depend on the workspace; cache behaviour depends on the model and the route. Only the newest record of
-    each session, model and route counts.
+    Idle times and session lengths depend on the workspace, and lengths are those of all workspaces as long as this one
+    has none; cache behaviour depends on the model and the route. Only the newest record of each session, model and
+    route counts.
     """
     newest: dict[tuple[str, str, str], CacheLearned] = {}
     for event in events:
@@ -401,15 +429,23 @@ def combine_learned(events: Iterable[Event], scope: LearningScope, *, session_id
     learned = NOTHING_LEARNED
     for (session, model, route), record in newest.items():
         if idle_time_records.get(session) is record:
-            idle_times = IdleTimesByCause(_histogram(record.tool_idle_times), _histogram(record.user_idle_times))
-            learned = learned_after_session(learned, CacheMemory(calls=record.calls, idle_times=idle_times))
+            learned = learned_after_session(learned, _recorded_memory(record))
         if (model, route) == (scope.model, scope.route):
             # Adding to an empty belief applies the bound on the log odds, which a stored record may exceed.
             belief = UpgradeBelief() + UpgradeBelief(record.upgrade_log_odds, record.anchors_read, record.anchors_lost)
             floor = ObservedFloor(record.floor_above_tokens, record.floor_misses, record.floor_at_most_tokens)
             belief, floor = learned.upgrade_belief + belief, learned.floor + floor
             learned = msgspec.structs.replace(learned, upgrade_belief=belief, floor=floor)
+    if not learned.lengths:
+        elsewhere = {session: record for (session, _, _), record in newest.items() if record.calls}
+        lengths = tuple(_measure_length(_recorded_memory(record)) for record in elsewhere.values())[-LENGTHS_MAX:]
+        learned = msgspec.structs.replace(learned, lengths=lengths)
     return learned
+
+
+def _recorded_memory(record: CacheLearned) -> CacheMemory:
+    idle_times = IdleTimesByCause(_histogram(record.tool_idle_times), _histogram(record.user_idle_times))
+    return CacheMemory(calls=record.calls, idle_times=idle_times, growth_tokens=record.growth_tokens)
 
 
 def _histogram(counts: tuple[float, ...]) -> IdleTimes:

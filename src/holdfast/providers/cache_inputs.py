@@ -11,7 +11,7 @@ from holdfast.providers.gemini.encode import TOOL_CONFIG
 from holdfast.providers.json_splice import canonicalize_json, decode_json_or_none, extra_field, nested_field
 from holdfast.types.blocks import Block, Image, Opaque, ToolResult
 from holdfast.types.json_encoding import canonical_json
-from holdfast.types.prompt import Breakpoint, Parameters
+from holdfast.types.prompt import OLD_THINKING, Breakpoint, Parameters
 from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.tool_spec import ToolSpec
 
@@ -66,8 +66,13 @@ def gemini_cache_inputs(parameters: Parameters, others: Mapping[str, str | None]
     return CacheParameters(parameters.model, others={"tool_config": choice, **others})
 
 
-def cache_settings(provider: str, rules: CacheRules, parameters: Parameters) -> tuple[tuple[str, str], ...]:
-    """The set parameters that a cached prefix depends on, as sorted (name, value) pairs, without the model."""
+def cache_settings(
+    provider: str, rules: CacheRules, parameters: Parameters, *, ended_thinking: int = 0
+) -> tuple[tuple[str, str], ...]:
+    """The set parameters that a cached prefix depends on, as sorted (name, value) pairs, without the model.
+
+    A model that drops the thinking of earlier turns sees another prefix once a turn with `ended_thinking` has ended.
+    """
     if provider == "gemini":
         inputs = gemini_cache_inputs(parameters, {})
     elif rules.kind == "explicit":
@@ -75,6 +80,8 @@ def cache_settings(provider: str, rules: CacheRules, parameters: Parameters) -> 
     else:
         inputs = openai_cache_inputs(parameters)
     by_name: dict[str, object] = {**msgspec.structs.asdict(inputs), **inputs.others}
+    if rules.strips_old_thinking and ended_thinking:
+        by_name[OLD_THINKING] = str(ended_thinking)
     return tuple((name, value) for name, value in sorted(by_name.items()) if isinstance(value, str) and name != "model")
 
 

@@ -19,6 +19,7 @@ import msgspec
 from holdfast.catalog.lookup import Models, find_model_or_none, price_at, utc_date
 from holdfast.catalog.schema import Model, Price
 from holdfast.economics.cost import cost_usd
+from holdfast.ledger.cache.verdicts import EXPECTED_KINDS, UNEXPECTED_KINDS, Verdict
 from holdfast.ledger.money import to_picodollars
 from holdfast.ledger.spending import (
     COMPACTED_TOKENS,
@@ -36,11 +37,11 @@ from holdfast.ledger.spending import (
 )
 from holdfast.planning.adaptive_policy import AdaptivePolicy
 from holdfast.planning.learned import NOTHING_LEARNED
-from holdfast.replay.cache_misses import CallContext, infer_ttls_or_default, price_miss
+from holdfast.replay.cache_misses import count_losses, infer_ttls_or_default, judge_calls
 from holdfast.replay.client_transcripts import read_client_file
 from holdfast.replay.comparison import PolicyFactory, ReplayTotals, compare_policies
 from holdfast.replay.playback import make_replay_setting
-from holdfast.replay.recording import CallBill, RecordedCall, SourceSize, Transcript, deduplicate_transcripts
+from holdfast.replay.recording import CallBill, RecordedCall, Recording, SourceSize, Transcript, deduplicate_transcripts
 from holdfast.replay.size_estimate import PaidCall, price_optimum, price_plans, reduce_to_sizes
 from holdfast.replay.trace_files import BrokenLine
 from holdfast.types.prompt import Ttl
@@ -54,16 +55,7 @@ BROKEN_LINES_REPORTED_MAX = 100  # The report counts all broken lines and lists 
 PARALLEL_BYTES_MIN = 30_000_000  # Below this, starting processes takes longer than it saves.
 FILES_A_TASK = 16
 
-# What usage and times say about a transcript, in the words of the ledger's verdicts, as verdict, tab, component.
-_VERDICTS = {
-    "expired": "ttl_expired\t",
-    "model changed": "model_switched\tmodel",
-    "edited": "prefix_changed\tmessages removed",
-    "prefix changed": "prefix_changed\ttools, system or settings",
-    "lost": "provider_side\tevicted, or changed unseen",
-    "unexplained": "provider_side\tread in part",
-    "uncached": "no_breakpoint\t",
-}
+_LOSING_KINDS = frozenset((*EXPECTED_KINDS, *UNEXPECTED_KINDS))
 
 
 class AuditScope(msgspec.Struct, frozen=True):
@@ -191,6 +183,7 @@ def _sum_calls(
     prices: PriceLookup,
 ) -> None:
     ttl_saved = 0
+    verdicts = _judge_audited(audited, prices) if not any(bills) else []
     for index, entry in enumerate(audited):
         if not entry.counted:
             continue
@@ -224,7 +217,7 @@ def _sum_calls(
             if bill is not None:
                 # The ledger has the price at the time of the call; what differs from today's catalog is `other`.
                 sums.pico[-1] += to_picodollars(bill.cost_usd) - spent
-        cause, lost_tokens, lost = _find_loss(audited, index, bill, prices)
+        cause, lost_tokens, lost = _find_loss(bill, verdicts[index] if verdicts else None)
         if cause:
             sums.misses += 1
             sums.lost += lost
@@ -239,24 +232,28 @@ def _sum_calls(
     result.longer_ttl = ttl_saved
 
 
-def _find_loss(
-    audited: Sequence[_AuditedCall], index: int, bill: CallBill | None, prices: PriceLookup
-) -> tuple[str, int, int]:
-    """The verdict on a call that lost something, the tokens, and the cost; from the ledger if it has one."""
+def _judge_audited(audited: Sequence[_AuditedCall], prices: PriceLookup) -> list[Verdict | None]:
+    calls = [entry.call for entry in audited]
+    rows = [prices.find_row(entry.call.model or "") if entry.rates is not None else None for entry in audited]
+    verdicts = judge_calls(calls, rows)
+    blamed = [row for row, verdict in zip(rows, verdicts, strict=True) if verdict and verdict.kind == "provider_side"]
+    if not blamed or not has_long_ttl(row := blamed[0]):
+        return verdicts
+    # Before the provider is blamed: the client, if this conversation is mostly lost after messages of the user.
+    assert row is not None
+    losses = count_losses(Recording("", "", (), tuple(calls)), row.cache)
+    return judge_calls(calls, rows, client_losses=losses) if losses.is_likely_client else verdicts
+
+
+def _find_loss(bill: CallBill | None, verdict: Verdict | None) -> tuple[str, int, int]:
+    """The cause of what a call lost, the tokens, and the cost; from the ledger if it has one."""
     if bill is not None:
         if not bill.lost_usd:
             return "", 0, 0
         return f"{bill.cause}\t{bill.component}", bill.lost_tokens, to_picodollars(bill.lost_usd)
-    entry = audited[index]
-    row = prices.find_row(entry.call.model or "")
-    if not index or row is None or entry.rates is None or not has_plannable_cache(row):
+    if verdict is None or verdict.kind not in _LOSING_KINDS or not verdict.lost_usd:
         return "", 0, 0
-    following = audited[index + 1].usage if index + 1 < len(audited) else None
-    first_tokens = audited[0].usage.tokens_sent
-    around = CallContext(first_tokens or None, next_cache_read=following.cache_read if following else None)
-    before = audited[index - 1]
-    loss = price_miss(before.call, entry.call, before.ttl, rules=row.cache, price=entry.rates.price, around=around)
-    return (_VERDICTS[loss.cause], loss.tokens, to_picodollars(loss.usd)) if loss is not None else ("", 0, 0)
+    return f"{verdict.kind}\t{verdict.component or ''}", verdict.lost_tokens, to_picodollars(verdict.lost_usd)
 
 
 def _price_longer_ttl(before: _AuditedCall, entry: _AuditedCall, lost: int) -> int:

@@ -1,4 +1,7 @@
-"""Why a recorded call missed the cache, with the evidence that the recording has for it.
+"""Verdicts on recorded calls, and why a call missed the cache, with the evidence that the recording has for it.
+
+The ledger's own function judges a recorded call. A recording has neither the exact bytes nor the system prompt, so
+where the ledger would blame the provider, the evidence of the recording is examined first (decision 0027).
 
 A specific reason needs evidence in the recording: the clock, the model, a compaction, a prompt that became shorter, a
 stable prefix that was read less far than before, a cache entry that the next call still reads, or a turn that the
@@ -9,18 +12,23 @@ the client changed something that the recording does not contain; the recording 
 
 import operator
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Literal, get_args
 
 import msgspec
 
-from holdfast.catalog.schema import CacheRules, Price
-from holdfast.economics.cost import cost_usd
-from holdfast.ledger.cache.verdicts import DROP_TOKENS_MIN
+from holdfast.catalog.schema import CacheRules, Model
+from holdfast.ledger.cache.verdicts import (
+    DROP_TOKENS_MIN,
+    CachedPrefix,
+    PreparedRequest,
+    Verdict,
+    derive_cached_prefix,
+    judge_call,
+)
 from holdfast.replay.playback import is_cache_miss
 from holdfast.replay.recording import RecordedCall, Recording
 from holdfast.types.blocks import Text
-from holdfast.types.prompt import Ttl
+from holdfast.types.prompt import Breakpoint, Plan, PrefixChange, Ttl
 from holdfast.types.usage import Usage
 
 MissReason = Literal["expired", "model changed", "compacted", "edited", "prefix changed", "lost", "unexplained"]
@@ -114,22 +122,12 @@ def explain_misses(recording: Recording, rules: CacheRules) -> tuple[CacheMiss |
     ttls = infer_ttls(recording)
     if not ttls:
         return (None,) * len(recording.calls)
-    switches = find_settings_switches(recording)
-    first = recording.calls[0].usage
-    first_tokens = first.tokens_sent if first is not None else None
-    prefix_tokens = first.cache_read if first is not None else 0
+    context = _ContextOfCalls(recording.calls)
     causes: list[CacheMiss | None] = [None]
     for index in range(1, len(recording.calls)):
         before, call = recording.calls[index - 1], recording.calls[index]
-        following = recording.calls[index + 1].usage if index + 1 < len(recording.calls) else None
-        next_cache_read = following.cache_read if following is not None else None
-        around = CallContext(first_tokens, prefix_tokens, next_cache_read, switches[index])
-        causes.append(explain_miss(before, call, rules, ttls[index - 1], around=around))
-        # Another model has its own cache, so nothing is known about its stable prefix.
-        if has_model_changed(before, call):
-            prefix_tokens = 0
-        if _read_only_stable_prefix(before, call, first_tokens or 0):
-            prefix_tokens = max(prefix_tokens, call.usage.cache_read if call.usage else 0)
+        causes.append(explain_miss(before, call, rules, ttls[index - 1], around=context.describe(index)))
+        context.add(before, call)
     return tuple(causes)
 
 
@@ -181,64 +179,6 @@ def find_settings_switches(recording: Recording) -> tuple[SettingsSwitch | None,
 def _starts_with(call: RecordedCall, prefix: str) -> bool:
     blocks = (block for entry in call.added for block in entry.content)
     return any(isinstance(block, Text) and block.text.startswith(prefix) for block in blocks)
-
-
-UNCACHED = "uncached"
-"""The previous call cached nothing, so there was nothing to read."""
-
-
-class MissCost(msgspec.Struct, frozen=True):
-    """Tokens that were sent again instead of read from the cache, and what that cost above reading them."""
-
-    cause: str
-    tokens: int
-    usd: Decimal
-
-
-def price_miss(
-    before: RecordedCall,
-    call: RecordedCall,
-    ttl: Ttl,
-    *,
-    rules: CacheRules,
-    price: Price,
-    around: CallContext = NO_CONTEXT,
-) -> MissCost | None:
-    """None if the call was a hit, or missed because the conversation had been compacted.
-
-    `ttl` is the TTL that the previous call wrote its prefix with.
-    """
-    cause = classify_miss(before, call, ttl, rules, around=around)
-    if cause is None or call.usage is None or before.usage is None:
-        return None
-    usage = call.usage
-    tokens = min(before.usage.tokens_sent, usage.tokens_sent) - usage.cache_read
-    unread = usage.tokens_sent - usage.cache_read
-    # Usage does not tell which of the unread tokens were written and which were plain input, so the missed ones are
-    # charged the average price of all unread tokens of the call.
-    paid = cost_usd(msgspec.structs.replace(usage, cache_read=0, output=0), price) * tokens / unread
-    return MissCost(cause, tokens, max(Decimal(0), paid - cost_usd(Usage(cache_read=tokens), price)))
-
-
-def classify_miss(
-    before: RecordedCall, call: RecordedCall, ttl: Ttl, rules: CacheRules, *, around: CallContext = NO_CONTEXT
-) -> str | None:
-    """The cause of a miss; None for a hit and for an intended restart (a compaction, or a user who went back)."""
-    if call.usage is None or before.usage is None:
-        return None
-    shared = min(before.usage.tokens_sent, call.usage.tokens_sent)
-    # A prefix below the model's minimum is never cached, so missing it is no loss.
-    if shared < rules.tokens_min or not is_cache_miss(call.usage, shared):
-        return None
-    if before.model != call.model and call.kept_entries != 0:
-        return "model changed"
-    # The client replaced or cut the history on purpose.
-    if call.kept_entries is not None:
-        return None
-    if not before.usage.cache_read + before.usage.cache_write:
-        return UNCACHED
-    miss = explain_miss(before, call, rules, ttl, around=around)
-    return miss.reason if miss is not None else None
 
 
 def infer_ttls_or_default(calls: Sequence[RecordedCall]) -> tuple[Ttl, ...]:
@@ -306,3 +246,118 @@ def should_hit(before: RecordedCall, call: RecordedCall, seconds: float) -> bool
         and call.kept_entries is None
         and call.usage.tokens_sent >= before.usage.tokens_sent
     )
+
+
+REPLACED_TAIL = PrefixChange(0, "messages", tail="replaced")
+HELD = Verdict("held")
+
+
+def judge_calls(
+    calls: Sequence[RecordedCall], rows: Sequence[Model | None], *, client_losses: LossCounts | None = None
+) -> list[Verdict | None]:
+    """The ledger's verdict on each call; None for a call without usage or without a row.
+
+    `client_losses` say where this client usually loses its cache. A verdict of `held` has no token counts.
+    """
+    ttls, context = infer_ttls_or_default(calls), _ContextOfCalls(calls)
+    verdicts: list[Verdict | None] = []
+    before: RecordedCall | None = None
+    cached: CachedPrefix | None = None
+    for index, (call, row) in enumerate(zip(calls, rows, strict=True)):
+        usage = call.usage
+        if usage is None or not usage.tokens_sent:
+            verdicts.append(None)
+            continue
+        verdict = None
+        if row is not None:
+            request = _make_request(before, call, ttls[index], cached)
+            if cached is not None and 0 < cached.tokens <= usage.cache_read:
+                verdict = HELD  # As `judge_call` says, without the time that it takes: most calls are read in full.
+            else:
+                verdict = judge_call(cached, request, usage, row)
+            if verdict.kind == "provider_side" and before is not None:
+                verdict = _examine_recording(
+                    verdict, before, call, row, around=context.describe(index), client_losses=client_losses
+                )
+            cached = derive_cached_prefix(request, usage, row, verdict=verdict)
+        verdicts.append(verdict)
+        if before is not None:
+            context.add(before, call)
+        before = call
+    return verdicts
+
+
+def _make_request(
+    before: RecordedCall | None, call: RecordedCall, ttl: Ttl, cached: CachedPrefix | None
+) -> PreparedRequest:
+    """The request as far as the recording shows it: what was changed on purpose, and whether anything was marked."""
+    planned, usage = None, call.usage or Usage()
+    if call.kept_entries == 0:
+        planned = ("compaction", "the recording contains a compaction")
+    elif before is not None and has_model_changed(before, call):
+        planned = ("model", f"the model was switched from {before.model} to {call.model}")
+    # A marked prompt that is long enough is read or written.
+    marks = (Breakpoint(0, ttl),) if usage.cache_read + usage.cache_write else ()
+    plan = Plan(marks, expected_read_tokens=cached.tokens if cached is not None else 0)
+    if call.kept_entries and planned is None:
+        # The user went back: only what comes before the edited message could have been read.
+        return PreparedRequest(call.at, plan, blocks_before=1, prefix_change=REPLACED_TAIL)
+    return PreparedRequest(call.at, plan, planned_change=planned)
+
+
+class _ContextOfCalls:
+    """What the rest of the recording says about a call; settings are looked up when a call needs them."""
+
+    def __init__(self, calls: Sequence[RecordedCall]) -> None:
+        self._calls = calls
+        self._switches: tuple[SettingsSwitch | None, ...] | None = None
+        first = calls[0].usage if calls else None
+        self._first_tokens = first.tokens_sent if first is not None else None
+        self._stable_tokens = first.cache_read if first is not None else 0
+
+    def describe(self, index: int) -> CallContext:
+        if self._switches is None:
+            self._switches = find_settings_switches(Recording("", "", (), tuple(self._calls)))
+        following = self._calls[index + 1].usage if index + 1 < len(self._calls) else None
+        next_cache_read = following.cache_read if following is not None else None
+        return CallContext(self._first_tokens, self._stable_tokens, next_cache_read, self._switches[index])
+
+    def add(self, before: RecordedCall, call: RecordedCall) -> None:
+        # Another model has its own cache, so nothing is known about its stable prefix.
+        if has_model_changed(before, call):
+            self._stable_tokens = 0
+        if _read_only_stable_prefix(before, call, self._first_tokens or 0):
+            self._stable_tokens = max(self._stable_tokens, call.usage.cache_read if call.usage else 0)
+
+
+def _examine_recording(
+    verdict: Verdict,
+    before: RecordedCall,
+    call: RecordedCall,
+    row: Model,
+    *,
+    around: CallContext,
+    client_losses: LossCounts | None,
+) -> Verdict:
+    """The verdict on a call whose bytes seem unchanged, after the evidence of the recording."""
+    assert call.usage is not None
+    assert before.usage is not None
+    sent, sent_before = call.usage.tokens_sent, before.usage.tokens_sent
+    kind, component, detail = verdict.kind, "evicted, or changed unseen", verdict.detail
+    miss = _explain_within_ttl(before.usage, call.usage, around)
+    if sent < sent_before:
+        kind, component = "prefix_changed", "messages removed"
+        detail = f"the prompt shrank from {sent_before} to {sent} tokens"
+    elif miss.reason == "prefix changed":
+        kind, component, detail = "prefix_changed", "tools, system or settings", miss.evidence
+    elif (
+        client_losses is not None
+        and client_losses.is_likely_client
+        and call.waited_for == "user"
+        and should_hit(before, call, min(row.cache.ttls_seconds.values(), default=0))
+    ):
+        kind, component = "prefix_changed", "tools, system or settings"
+        detail = f"lost {client_losses.loss_ratio:.0f} times as often after user messages as after tool results"
+    elif miss.reason == "unexplained":
+        component, detail = "read in part", miss.evidence
+    return msgspec.structs.replace(verdict, kind=kind, component=component, detail=detail)

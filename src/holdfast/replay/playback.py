@@ -3,6 +3,7 @@
 import datetime
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -18,6 +19,7 @@ from holdfast.providers.adapter import Adapter
 from holdfast.providers.registry import find_adapter
 from holdfast.replay.recording import RecordedCall, Recording, ReplayPrompt
 from holdfast.types.prompt import Breakpoint, Parameters, Ttl
+from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.usage import Usage
 
 PINGS_MAX = 1_000
@@ -86,6 +88,15 @@ def is_cache_miss(usage: Usage, shared_tokens: int) -> bool:
     return usage.cache_read * 2 < shared_tokens
 
 
+@runtime_checkable
+class PromptEditor(Protocol):
+    """A policy whose requests may differ from the recorded ones in more than their breakpoints."""
+
+    @property
+    def sent_blocks(self) -> Sequence[EncodedBlock]:
+        """All blocks of its last request."""
+
+
 class _PolicyRun:
     """The cache as one policy has shaped it so far."""
 
@@ -149,8 +160,10 @@ class Replayer:
             if self._on_request is not None:
                 track.body = prompt.buffer.render(b"", breakpoints)
                 self._report_request(track, call.at, OUTPUT_TOKENS_MAX)
-            usage = track.send(prefixes, breakpoints, call.at, shared=prompt.shared_tokens)
-            track.conversation_blocks = len(prefixes)
+            editor = track.policy if isinstance(track.policy, PromptEditor) else None
+            sent = prompt.measure_blocks(editor.sent_blocks) if editor is not None else prefixes
+            usage = track.send(sent, breakpoints, call.at, shared=prompt.shared_tokens)
+            track.conversation_blocks = len(sent)
             track.policy.record_usage(moment, usage)
         # Pings after this call may contain its reply.
         prompt.append_reply()

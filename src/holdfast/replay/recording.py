@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
+from itertools import accumulate
 
 import msgspec
 
@@ -324,6 +325,21 @@ class ReplayPrompt:
             tools = sum(block.section == "tools" for block in blocks)
             blocks[tools:tools] = placeholder
         self._extend(blocks)
+
+    def measure_blocks(self, blocks: Sequence[EncodedBlock]) -> tuple[PromptPrefix, ...]:
+        """The prefixes of a request that differs from the recorded one, with tokens counted in the same way."""
+        recorded = self.buffer
+        if len(blocks) == len(recorded.blocks) and all(
+            block.data == other.data for block, other in zip(blocks, recorded.blocks, strict=True)
+        ):
+            return tuple(self.prefixes)
+        kinds = {block.data: prefix.kind for block, prefix in zip(recorded.blocks, self.prefixes, strict=True)}
+        sent = RequestBuffer(self._adapter, self._count)
+        sent.extend(blocks)
+        return tuple(
+            PromptPrefix(block.section, digest.digest, tokens, kinds.get(block.data, "plain"))
+            for block, digest, tokens in zip(blocks, sent.digests, accumulate(sent.tokens), strict=True)
+        )
 
     def iterate_calls(self, recording: Recording) -> Iterator[RecordedCall]:
         """Each call, with the buffer in the state in which its request was sent."""

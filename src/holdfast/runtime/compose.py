@@ -12,7 +12,6 @@ import msgspec
 from holdfast.catalog import lookup
 from holdfast.catalog.schema import Model
 from holdfast.clock import new_ulid, system_clock
-from holdfast.economics.breakeven import PaddingOutlook
 from holdfast.engine.conversation import Dependencies, KeepAlive, VolatileSource
 from holdfast.engine.reducer import fold_events
 from holdfast.engine.state import SessionState
@@ -38,11 +37,10 @@ from holdfast.runtime.knowledge import knowledge_layer, knowledge_refresh
 from holdfast.runtime.learned import load_learned, provider_route, with_learned_floor
 from holdfast.runtime.options import Options, TransportProvider, request_parameters
 from holdfast.runtime.padding import (
-    CALLS_EXPECTED,
-    GROWTH_TOKENS_EXPECTED,
     PaddingDecision,
     PaddingInputs,
     decide_padding,
+    forecast_calls,
 )
 from holdfast.runtime.shared import account_name, controls_reader, response_cache_of, single_flight_of
 from holdfast.runtime.skills import SessionSkills, load_session_skills
@@ -110,9 +108,9 @@ def new_event_bus(options: Options) -> EventBus:
 
 
 def compose_session(
-    options: Options, state: SessionState, *, log: EventLog, bus: EventBus, owns_log: bool
+    options: Options, state: SessionState, *, log: EventLog, bus: EventBus, owns_log: bool, messages: int | None
 ) -> Composition:
-    """Compose a new session, or a stored one if `state` holds its events."""
+    """Compose a session of so many user messages (None: unknown), or a stored one if `state` holds its events."""
     config = load_session_config(options, workspace=state.workspace_path)
     models = load_models(config)
     model = lookup.find_model(state.model or config.model, models)
@@ -172,7 +170,9 @@ def compose_session(
         prefix_refresh=knowledge_refresh(options, config, state, workspace=workspace),
     )
     # A stored session keeps the layers that its epoch pinned: rendering them again could change the cached prefix.
-    first = None if state.model else _first_epoch(options, config, deps, stable=stable_prompt, skills=skills)
+    first = (
+        None if state.model else _first_epoch(options, config, deps, stable_prompt, skills=skills, messages=messages)
+    )
     pinned, padding = first or ((), None)
     return Composition(
         deps,
@@ -323,18 +323,24 @@ def _pinned_layers(options: Options, preset: str, workspace: Path | None, config
 
 
 def _first_epoch(
-    options: Options, config: Config, deps: Dependencies, *, stable: str, skills: SessionSkills
+    options: Options, config: Config, deps: Dependencies, stable: str, *, skills: SessionSkills, messages: int | None
 ) -> tuple[tuple[LayerText, ...], PaddingDecision]:
     """The layers that a new session pins for its first epoch, and the padding decision."""
     folder = options.get("workspace")
     pinned = _pinned_layers(options, stable, Path(folder) if folder else None, config)
     models = load_models(config)
     other_models = tuple(lookup.find_model(name, models) for name in options.get("models", ()))
-    # The seed profile places no breakpoint after the stable prefix, so the cached part does not grow.
-    growth_tokens = 0 if config.profile == "seed" else GROWTH_TOKENS_EXPECTED
+    forecast = forecast_calls(
+        deps.learned,
+        calls=options.get("calls_expected"),
+        messages=messages,
+        has_tools=bool(deps.toolbox.specs),
+        # The seed profile places no breakpoint after the stable prefix, so the cached part does not grow.
+        grows=config.profile != "seed",
+    )
     inputs = PaddingInputs(
         models=(deps.model, *(model for model in other_models if model.id != deps.model.id)),
-        outlook=PaddingOutlook(options.get("calls_expected", CALLS_EXPECTED), growth_tokens),
+        forecast=forecast,
         at=deps.clock(),
     )
     view = View(tools=deps.toolbox.specs, pinned=pinned + skills.index())

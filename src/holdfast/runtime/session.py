@@ -30,7 +30,7 @@ from holdfast.events.log import Event, EventListener, EventLog
 from holdfast.events.payloads.session import SessionEnded
 from holdfast.events.payloads.tools import SideEffects
 from holdfast.knowledge.flags import DigestRefresh
-from holdfast.layers.padding import Padding
+from holdfast.layers.padding import Padding, SessionPadding, read_session_padding
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.wire_request import Transport
 from holdfast.runtime import compose
@@ -74,6 +74,7 @@ class Session:
     def __init__(self, options: Options, *, resume: str | None = None) -> None:
         self._options = check_options(options)
         self._resume = resume
+        self._messages_expected: int | None = None
         self._state: SessionState | None = None
         self._bus = compose.new_event_bus(self._options)
         self._composition: compose.Composition | None = None
@@ -200,8 +201,8 @@ class Session:
 
         Cost and caching: a model without prompt caching needs `allow_uncached`. `padding` says whether a prefix that
         is too short to be cached is extended, `models` which other models the session may switch to, `calls_expected`
-        how many calls it is likely to make; all three matter only when a session is created. Of sessions that start
-        with the same prefix at the same time, one writes it to the cache and the others wait for it;
+        how many calls it will make (by default, as earlier sessions of the workspace did); all three matter only when
+        a session is created. Of sessions that start with the same prefix at once, one writes it and the others wait;
         `single_flight=False` turns this off, a `SingleFlight` restricts it to the sessions that share it. `prewarm`
         writes the stable prefix to the cache when the session is entered. `keep_alive` pings the cache of an idle
         session where that is expected to save money, up to `keep_alive_usd_max`. By default a session asks its
@@ -315,7 +316,10 @@ class Session:
         log, owns_log = compose.open_session_log(self._options)
         try:
             state = compose.load_session_state(log, self._options, self._resume)
-            composition = compose.compose_session(self._options, state, log=log, bus=self._bus, owns_log=owns_log)
+            messages = self._messages_expected
+            composition = compose.compose_session(
+                self._options, state, log=log, bus=self._bus, owns_log=owns_log, messages=messages
+            )
             conversation = Conversation(composition.deps, state)
             steps = host_steps(self._options)
             if composition.delegation is not None:
@@ -491,6 +495,11 @@ class Session:
         return self._current_state.tools
 
     @property
+    def padding(self) -> SessionPadding:
+        """What was added to the prefix so that the provider caches it, and why, or why nothing was."""
+        return read_session_padding(self._current_state.pinned, self._current_state.padding)
+
+    @property
     def turn_count(self) -> int:
         return self._current_state.turn_count
 
@@ -567,7 +576,9 @@ def run_sync(*messages: str | Block | Sequence[Block], **options: Unpack[Options
         raise UserError("run_sync cannot be used inside a running event loop; use `async with Session.create(...)`")
 
     async def send_all() -> TurnResult:
-        async with Session.create(**options) as session:
+        session = Session.create(**options)
+        session._messages_expected = len(messages)
+        async with session:
             for message in messages[:-1]:
                 await session.send(message)
             return await session.send(messages[-1])

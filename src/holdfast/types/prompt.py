@@ -22,6 +22,9 @@ PrefixChangeCause = Literal["clock", "id", "path", "order", "tool schema", "tool
 Layout = Literal["default", "seed"]
 """Where volatile text goes: `default` after the history, `seed` at the end of the system prompt."""
 
+OLD_THINKING = "old_thinking"
+"""The setting that changes when a turn with thinking ends, for models that drop the thinking of earlier turns."""
+
 _CALL_ID_DIGEST_CHARS = 24  # 96 bits: no two calls of a conversation share an id by chance.
 
 

@@ -17,6 +17,7 @@ from holdfast.replay.comparison import ALL_POLICIES, PolicyFactory, PolicyRow
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.cli.costs.entry_points import EntryPoint
     from holdfast.replay.comparison import ReplayTotals
     from holdfast.replay.playback import OnRequest, ReplaySetting
 
@@ -27,6 +28,12 @@ if TYPE_CHECKING:
     "--model", "model_name", required=True, help="Model whose cache rules and prices apply, as provider:name."
 )
 @click.option("--policy", default=ALL_POLICIES, show_default=True, help="Name of one policy, or all.")
+@click.option(
+    "--via",
+    multiple=True,
+    type=click.Choice(["session", "gateway", "wrap"]),
+    help="Also play through the code of this entry point; can be repeated.",
+)
 @click.option("--lookback", type=click.Choice(["blocks", "positions"]), help="Unit of the provider's cache lookback.")
 @click.option("--compact", is_flag=True, help="Compact each conversation whenever a session would have.")
 @click.option("--keep-alive", is_flag=True, help="Let policies ping an idle cache.")
@@ -48,6 +55,7 @@ def command(
     traces: tuple[Path, ...],
     model_name: str,
     policy: str,
+    via: tuple[str, ...],
     lookback: str | None,
     compact: bool,
     keep_alive: bool,
@@ -58,7 +66,7 @@ def command(
     """Replay recorded conversations call by call with their own timestamps, and compare the cost of cache policies.
 
     TRACES are .jsonl or .jsonl.gz files, or folders of them. Costs cover prompts only: no policy changes what replies
-    cost.
+    cost. --via shows what a gateway with --improve or a session would have sent, and paid, for the same calls.
     """
     import msgspec
 
@@ -66,13 +74,15 @@ def command(
     from holdfast.replay.playback import make_replay_setting
     from holdfast.replay.trace_files import find_trace_files
 
-    if requests_out is not None and policy == ALL_POLICIES:
-        raise UserError("requests are written for one policy; name it with --policy")
+    if requests_out is not None and (policy == ALL_POLICIES or via):
+        raise UserError("requests are written for one policy; name it with --policy, without --via")
     policies = PolicyFactory(policy, keep_alive=keep_alive)
     model = find_model(model_name, load_configured_models())
     setting = make_replay_setting(model, ttl_upgrade=truth == "upgrade", lookback=lookback)
     setting = msgspec.structs.replace(setting, keep_alive=keep_alive)
-    totals = _replay_all(find_trace_files(traces), policies, setting, compact=compact, requests_out=requests_out)
+    players = _create_players(via, setting)
+    files = find_trace_files(traces)
+    totals = _replay_all(files, policies, players, setting, compact=compact, requests_out=requests_out)
     if not totals.recordings:
         raise UserError(f"none of the {totals.broken} lines holds a conversation; check the traces")
     if as_json:
@@ -81,9 +91,18 @@ def command(
         _show(totals)
 
 
+def _create_players(via: tuple[str, ...], setting: "ReplaySetting") -> "tuple[EntryPoint, ...]":
+    if not via:
+        return ()
+    from holdfast.cli.costs.entry_points import create_player
+
+    return tuple(create_player(name, setting) for name in dict.fromkeys(via))
+
+
 def _replay_all(
     files: tuple[Path, ...],
     policies: PolicyFactory,
+    players: "tuple[EntryPoint, ...]",
     setting: "ReplaySetting",
     *,
     compact: bool,
@@ -113,7 +132,9 @@ def _replay_all(
                 played = compacted.recording
             else:
                 model_fit = measure_model_fit(recording, setting)
-            comparison = compare_policies(played, policies.create_policies(), setting, on_request)
+            for player in players:
+                player.open_recording(played)
+            comparison = compare_policies(played, (*policies.create_policies(), *players), setting, on_request)
             totals.add_comparison(comparison, model_fit, len(recording.calls))
     return totals
 

@@ -4,7 +4,8 @@ import csv
 import datetime
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -230,7 +231,7 @@ def write_spending(
             raise UserError(f"{html!r} cannot be written: {error.strerror}; name another file") from error
         click.echo(f"written: {strip_control_characters(html)}", err=True)
     if as_json:
-        print_json({**msgspec.to_builtins(spending), **(extra or {})})
+        print_json({**_clear_unknown_costs(msgspec.to_builtins(spending)), **(extra or {})})
     elif as_csv:
         _print_csv(spending)
     elif html is None:
@@ -260,7 +261,7 @@ def _summary_lines(spending: "Spending", *, verbose: bool) -> Iterator[str]:
     calls = f"{format_count(total.calls, 'call')} in {format_count(len(spending.sessions), 'session')}"
     days = f"{_day(spending.from_at)} to {_day(spending.to_at)}"
     without = f"; {usd(total.uncached_usd)} without a cache: {usd(total.uncached_usd - total.usd)} saved"
-    if total.unpriced_calls and not total.usd:
+    if has_no_price(total):
         yield f"unpriced: {calls}, {days}."
     else:
         yield f"You spent {usd(total.usd)} on {calls}, {days}{without if total.uncached_usd else ''}."
@@ -429,25 +430,50 @@ def _is_uncached(row: "SpendingRow") -> bool:
     return not cached and row.calls > 1 and row.tokens > UNCACHED_TOKENS_MIN * row.calls
 
 
+def _clear_unknown_costs(value: Any) -> Any:
+    """Null instead of 0 in every row whose calls have no price, and in the rows within it."""
+    if isinstance(value, tuple):
+        return [_clear_unknown_costs(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    amounts = next((value[name] for name in ("amounts", "total") if name in value), value)
+    if not (amounts.get("unpriced_calls") and Decimal(amounts["usd"]) == 0):
+        return {name: _clear_unknown_costs(item) for name, item in value.items()}
+    return _clear_costs(value)
+
+
+def _clear_costs(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_clear_costs(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    return {name: None if name.endswith("usd") else _clear_costs(item) for name, item in value.items()}
+
+
 def _print_csv(spending: "Spending") -> None:
     from holdfast.ledger.spending import KINDS
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     columns = ("session", "name", "client", "project", "model", "started", "ended", "calls", "subagents", "compactions")
-    amounts = ("tokens", "usd", "lost_usd", "planned_usd", "main_cause")
+    amounts = ("tokens", "unpriced_calls", "unpriced_tokens", "usd", "lost_usd", "planned_usd", "main_cause")
     by_kind = tuple(f"{kind}_{unit}" for kind in KINDS for unit in ("tokens", "usd"))
     writer.writerow((*columns, *amounts, *by_kind))
     for row in spending.sessions:
         kinds = {amount.kind: amount for amount in row.amounts.kinds}
+        total, is_unpriced = row.amounts, has_no_price(row.amounts)
         cells = [
             str(value)
             for kind in KINDS
-            for value in ((kinds[kind].tokens, kinds[kind].usd) if kind in kinds else (0, 0))
+            for value in (
+                kinds[kind].tokens if kind in kinds else 0,
+                "" if is_unpriced else kinds[kind].usd if kind in kinds else 0,
+            )
         ]
         text = (row.id, row.name, row.client, row.project, row.model)
         figures = (_time(row.started_at), _time(row.ended_at), row.amounts.calls, row.subagents, row.compactions)
-        money = (row.amounts.tokens, row.amounts.usd, row.amounts.lost_usd, row.planned_usd, row.main_cause)
-        writer.writerow((*map(_csv_text, text), *figures, *money, *cells))
+        tokens = (total.tokens, total.unpriced_calls, total.unpriced_tokens)
+        money = ("", "", "") if is_unpriced else (total.usd, total.lost_usd, row.planned_usd)
+        writer.writerow((*map(_csv_text, text), *figures, *tokens, *money, row.main_cause, *cells))
 
 
 def _csv_text(text: str) -> str:
@@ -493,14 +519,18 @@ def shorten_name(name: str) -> str:
 
 def row_usd(row: "SpendingRow") -> str:
     """The dollars of a row, and whether calls without a price are missing from them."""
-    if row.unpriced_calls and not row.usd:
+    if has_no_price(row):
         return "unpriced"
     return f"{usd(row.usd)} + unpriced" if row.unpriced_calls else usd(row.usd)
 
 
 def priced_usd(amount: object, row: "SpendingRow") -> str:
     """Empty where the calls of the row have no price: nothing is known to have cost $0.00."""
-    return "" if row.unpriced_calls and not row.usd else usd(amount)
+    return "" if has_no_price(row) else usd(amount)
+
+
+def has_no_price(row: "SpendingRow") -> bool:
+    return bool(row.unpriced_calls and not row.usd)
 
 
 def usd(amount: object) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
 
-from holdfast.cli.costs.report import CAUSE_MEANINGS, format_times, priced_usd, row_usd, shorten_name, usd
+from holdfast.cli.costs.report import CAUSE_MEANINGS, format_times, has_no_price, priced_usd, row_usd, shorten_name, usd
 from holdfast.ledger.requests.format import strip_control_characters
 from holdfast.ledger.spending import KIND_LABELS, KINDS, Spending, SpendingRow, format_day
 
@@ -78,12 +78,14 @@ def _section(title: str, content: str) -> str:
 def _tiles(spending: Spending) -> str:
     total, weeks = spending.total, spending.weeks
     tiles = [
-        ("spent", row_usd(total), f"about {usd(float(total.usd) / weeks)} a week"),
+        ("spent", row_usd(total), "" if has_no_price(total) else f"about {usd(float(total.usd) / weeks)} a week"),
         ("calls", f"{total.calls:,}", f"in {len(spending.sessions):,} sessions"),
         ("without a cache", usd(total.uncached_usd), "the same calls"),
         ("read from the cache", f"{spending.usage.read_share:.1%}", "of prompt tokens"),
         ("lost", usd(total.lost_usd), f"in {total.cache_misses:,} cache misses"),
     ]
+    if has_no_price(total):
+        tiles = [tile for tile in tiles if tile[0] not in ("without a cache", "lost")]
     if total.unpriced_calls:
         tiles.append(("unpriced", f"{total.unpriced_calls:,} calls", f"{total.unpriced_tokens:,} tokens"))
     cells = (
@@ -129,7 +131,7 @@ def _amounts(row: SpendingRow) -> dict[str, float]:
 
 
 def _chart_days(spending: Spending) -> str:
-    rows: list[_Row] = [(row.name, _amounts(row)) for row in spending.days]
+    rows: list[_Row] = [(row.name, _amounts(row)) for row in spending.days if not has_no_price(row)]
     if len(rows) > COLUMNS_MAX:
         rows = [_merge(rows[at : at + 7]) for at in range(0, len(rows), 7)]
     if not rows:
@@ -167,10 +169,13 @@ def _describe(name: str, kinds: dict[str, float]) -> str:
 
 def _chart_sessions(spending: Spending) -> str:
     rows = []
-    for session in spending.sessions[:SESSIONS_SHOWN_MAX]:
+    priced = [session for session in spending.sessions if not has_no_price(session.amounts)]
+    for session in priced[:SESSIONS_SHOWN_MAX]:
         name = session.name or shorten_name(session.project)
         label = f"{session.id[:8]}  {format_day(session.started_at)}  {name}"
         rows.append((label, _amounts(session.amounts)))
+    if not rows:
+        return ""
     return _chart_bars("Most expensive sessions", rows, 330)
 
 

@@ -34,11 +34,14 @@ from holdfast.planning.policy import PlanningMoment, WaitedFor
 from holdfast.providers.adapter import Adapter
 from holdfast.types.blocks import Role, ToolResult
 from holdfast.types.prompt import Breakpoint, HistoryEntry, Plan, PromptSection, Segment, Stability
-from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, extend_digest_chain
+from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, count_shared_blocks, extend_digest_chain
 from holdfast.types.usage import Usage
 
 # A node takes about half a kilobyte, so that the tree stays below 50 MB.
 NODES_MAX = 100_000
+
+# How many first messages are remembered with the head that they last followed.
+OPENINGS_MAX = 10_000
 
 # A conversation that was idle for longer than any TTL counts as ended, and others learn from it.
 ENDED_AFTER_SECONDS = 3_600.0
@@ -92,6 +95,7 @@ class _Node:
         "blocks",
         "by_chain",
         "by_raw",
+        "content_digest",
         "count",
         "digests",
         "is_tool_result",
@@ -112,6 +116,7 @@ class _Node:
         self.tokens: tuple[int, ...] = ()
         self.count: int = parent.count if parent else 0
         self.is_tool_result = False
+        self.content_digest = b""
 
     @property
     def last_block(self) -> EncodedBlock | None:
@@ -142,15 +147,19 @@ class _Node:
 
 
 class _Head(_Node):
-    """`opened` conversations began with this head, `continued` of them had a second call."""
+    """`opened` conversations began with this head, `continued` of them had a second call.
 
-    __slots__ = ("continued", "key", "opened")
+    `kept_blocks` is set if it took the place of another head in the middle of a conversation: the blocks of both.
+    """
+
+    __slots__ = ("continued", "kept_blocks", "key", "opened")
 
     def __init__(self, key: bytes) -> None:
         super().__init__(None, None)
         self.key = key
         self.opened = 0
         self.continued = 0
+        self.kept_blocks: int | None = None
 
 
 class PlannedConversation:
@@ -243,6 +252,7 @@ class ConversationPlans:
         self._ended: OrderedDict[int, PlannedConversation] = OrderedDict()
         self._learned: dict[tuple[str, str], LearnedParameters] = {}
         self._restored: dict[str, RestoredConversation] = {}
+        self._openings: OrderedDict[tuple[str, bytes], _Head] = OrderedDict()
         self._lock = threading.Lock()
 
     def restore(self, conversations: Iterable[RestoredConversation]) -> None:
@@ -281,6 +291,7 @@ class ConversationPlans:
             path = self._walk(adapter, row, head, prompt)
             if path.extends is None and path.shared is head:
                 path = self._resume(head, path, (prompt.scope, row.id))
+            self._compare_heads(head, path, prompt.scope)
             conversation = self._continue(head, path, (prompt.scope, row.id), at)
             call = self._plan(row, conversation, path, prompt, at=at)
             self._register(conversation, path.nodes, call)
@@ -331,6 +342,8 @@ class ConversationPlans:
                 blocks = adapter.encode_segment(Segment("history", Stability.GROWING, "messages", entries=entries))
                 node.fill(adapter, blocks, row.tokens_factor)
                 node.is_tool_result = _holds_tool_result(entries)
+                if parent is head:
+                    node.content_digest = hashlib.sha256(b"".join(block.data for block in blocks)).digest()
                 # The same message in other bytes, such as with another breakpoint, is the same node.
                 chain = node.digests[-1].digest if node.digests else ""
                 node = parent.by_chain.setdefault(chain, node)
@@ -358,6 +371,17 @@ class ConversationPlans:
                     node.owner = node.owner or conversation
                 return _Path(nodes, nodes[position], conversation)
         return path
+
+    def _compare_heads(self, head: _Head, path: _Path, scope: str) -> None:
+        """Recognises a client that changes its system text in every call, such as by a clock at its start."""
+        opening = (scope, path.nodes[1].content_digest)
+        before = self._openings.get(opening)
+        if before is not None and before is not head and not head.opened and len(path.nodes) > 2:
+            head.kept_blocks = count_shared_blocks(before.digests, head.digests)
+        self._openings[opening] = head
+        self._openings.move_to_end(opening)
+        while len(self._openings) > OPENINGS_MAX:
+            self._openings.popitem(last=False)
 
     def _continue(self, head: _Head, path: _Path, scope: tuple[str, str], at: float) -> PlannedConversation:
         """The conversation that the request belongs to: one that it extends, a branch of another, or a new one."""
@@ -407,6 +431,8 @@ class ConversationPlans:
         head = conversation.head
         if conversation.rewrites:
             return path.shared.count
+        if head.kept_blocks is not None and path.extends is None:
+            return head.kept_blocks
         if path.extends is not None or head.continued or path.shared is not head:
             return None
         is_single = len(prompt.message_digests) <= 2

@@ -28,7 +28,8 @@ RawItem = bytes | msgspec.Raw
 class AnthropicBody:
     """The top-level members by name, and the items of `messages`, `tools` and `system`, each as its received bytes.
 
-    `system` has one item if it is a string. Raises an error for a body that is not a JSON object with messages.
+    `system` has one item if it is a string. `tools` leaves out those with `defer_loading`, which are not part of the
+    prefix; `encode` puts them back in their places. Raises an error for a body that is not a JSON object with messages.
     """
 
     def __init__(self, body: bytes, *, model: str | None = None) -> None:
@@ -38,7 +39,9 @@ class AnthropicBody:
         self.messages: list[RawItem] = list(_decode_items(self.members["messages"]))
         if not self.messages:
             raise UserError("the request has no messages")
-        self.tools = _split_items(self.members.get("tools"))
+        tools = _split_items(self.members.get("tools"))
+        self._deferred = {index: tool for index, tool in enumerate(tools) if _is_deferred(tool)}
+        self.tools = [tool for index, tool in enumerate(tools) if index not in self._deferred]
         self.system = _split_items(self.members.get("system"))
 
     @property
@@ -63,9 +66,16 @@ class AnthropicBody:
     def encode(self) -> bytes:
         members: dict[str, object] = {name: _to_raw(value) for name, value in self.members.items()}
         members["messages"] = [_to_raw(message) for message in self.messages]
-        for name, items in (("tools", self.tools), ("system", self.system)):
+        tools = list(self.tools)
+        for index, tool in self._deferred.items():
+            tools.insert(index, tool)
+        for name, items in (("tools", tools), ("system", self.system)):
             members.pop(name, None) if not items else members.update({name: msgspec.Raw(_join_items(name, items))})
         return encode_json(members)
+
+
+def _is_deferred(tool: RawItem) -> bool:
+    return b'"defer_loading"' in bytes(tool) and bytes(_decode_members(tool).get("defer_loading", b"")) == b"true"
 
 
 def is_marked(item: RawItem) -> bool:

@@ -75,6 +75,7 @@ class CacheLearned(Payload, frozen=True, tag="cache.learned"):
     Idle times are histograms by length, separately for waiting on a tool and on a person. An anchor is a breakpoint
     with the long TTL after a warm prefix: it was read after a pause, or lost. The provider's floor is above the largest
     prompt with a breakpoint of which nothing was cached, and at most the smallest of which something was.
+    `growth_tokens` is how much its prompts grew from call to call, in total; older records do not have it.
     """
 
     model: str
@@ -89,3 +90,4 @@ class CacheLearned(Payload, frozen=True, tag="cache.learned"):
     floor_above_tokens: int = 0
     floor_misses: int = 0
     floor_at_most_tokens: int | None = None
+    growth_tokens: int | None = None

@@ -1,6 +1,7 @@
 """Keep-alive HTTP/1.1 connections to upstreams that stream request and response bytes without buffering them."""
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from functools import cache
@@ -202,8 +203,8 @@ class UpstreamPool:
             async with asyncio.timeout(CONNECT_SECONDS_MAX):
                 tls = _tls() if upstream.tls else None
                 _, connection = await loop.create_connection(UpstreamConnection, upstream.host, upstream.port, ssl=tls)
-        except (OSError, TimeoutError, UnicodeError):
-            raise ConnectionCutError from None
+        except (OSError, TimeoutError, UnicodeError) as error:
+            raise ConnectionCutError(_describe_failure(error)) from None
         return connection
 
     def release(self, upstream: Upstream, connection: UpstreamConnection) -> None:
@@ -229,3 +230,18 @@ def _pool_key(upstream: Upstream) -> tuple[str, int, bool]:
 @cache
 def _tls() -> ssl.SSLContext:
     return ssl.create_default_context()
+
+
+def _describe_failure(error: Exception) -> str:
+    """Why no connection was made, in words that name no address."""
+    match error:
+        case ssl.SSLError():
+            return "TLS failed"
+        case socket.gaierror() | UnicodeError():
+            return "its name cannot be resolved"
+        case ConnectionRefusedError():
+            return "it refuses connections"
+        case TimeoutError():
+            return f"no connection within {CONNECT_SECONDS_MAX:g} s"
+        case _:
+            return "no connection can be made"

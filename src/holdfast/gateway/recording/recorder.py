@@ -374,7 +374,9 @@ class GatewayRecorder:
         reply, failure = response.reply, response.failure
         recorder, call = active.recorder, _name_by_reply(active, reply)
         usage = bill_usage(call, reply.usage) if reply is not None else Usage()
-        if reply is not None and response.is_complete:
+        # OpenAI streams usage only on request; a model call without it is estimated, never free.
+        has_usage = usage != Usage() or exchange.target.adapter_name is None
+        if reply is not None and response.is_complete and has_usage:
             recorder.complete_call(call, reply, unreadable=response.unreadable)
             tokens_sent = reply.response_usage.tokens_sent
             # Calibrates later estimates with the provider's count.
@@ -391,9 +393,9 @@ class GatewayRecorder:
             message = response.unreadable or "the response has no usage"
             recorder.fail_call(call, "unreadable", message, estimated_usage=usage)
         else:
-            recorder.fail_call(
-                call, "network", "the upstream closed the connection before its response was complete", reply
-            )
+            cut = "the upstream closed the connection before its response was complete"
+            message = "the upstream could not be reached" if exchange.end == "unreachable" else cut
+            recorder.fail_call(call, "network", message, reply)
         # A call without usage wrote nothing to a cache (a 429 or 529), so it must not count as a cache write.
         if usage == Usage():
             active.pricer.undo_pricing(active.priced_number)

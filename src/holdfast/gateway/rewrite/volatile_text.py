@@ -22,9 +22,12 @@ class VolatileRule(msgspec.Struct, frozen=True):
     pattern: str
 
 
-# A line that mentions a date or time and contains an ISO date; bounded repetitions keep matching linear.
+# A line that mentions a date or time and contains an ISO date or seconds since the epoch, or one with a weekday and a
+# time of day, as `time.ctime()` writes them. Bounded repetitions keep matching linear.
 DATE_RULE = VolatileRule(
-    "date", r"^[^\n]{0,80}\b(?:[Dd]ate|[Tt]ime|[Tt]oday|[Nn]ow)\b[^\n]{0,40}\b\d{4}-\d{2}-\d{2}\b[^\n]{0,80}$\n?"
+    "date",
+    r"^[^\n]{0,80}(?:\b(?:[Dd]ate|[Tt]ime|[Tt]oday|[Nn]ow)\b[^\n]{0,40}(?<!\d)(?:\d{4}-\d{2}-\d{2}|1\d{9})(?!\d)"
+    r"|\b(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6},? [A-Za-z0-9 ]{4,16},? [^\n]{0,12}\d{2}:\d{2})[^\n]{0,80}$\n?",
 )
 
 

@@ -125,6 +125,13 @@ class UnpricedUsage(msgspec.Struct, frozen=True):
     usage: Usage
 
 
+class UnpricedSums(msgspec.Struct, frozen=True):
+    """Calls for whose model no price was known, and all their tokens."""
+
+    calls: int = 0
+    tokens: int = 0
+
+
 class CostQueries(Protocol):
     """Every result is what the events add up to at the time of the query."""
 
@@ -250,6 +257,11 @@ class AnalyticsQueries(Protocol):
 
     def groups(self, group_by: GroupBy, scope: LedgerScope = ..., narrowed: GroupFilter = ...) -> tuple[Group, ...]:
         """In no particular order. `none` gives exactly one group, otherwise only groups with calls or spending."""
+
+    def unpriced_groups(
+        self, group_by: GroupBy, scope: LedgerScope = ..., narrowed: GroupFilter = ...
+    ) -> dict[GroupName, UnpricedSums]:
+        """The calls of each group that have no price; groups without such calls are left out."""
 
     def failures(self, scope: LedgerScope = ...) -> dict[str, int]:
         """The number of failed calls by error class."""

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.schema import CacheRules, Model
 from holdfast.ledger.money import Payer
-from holdfast.types.prompt import Plan, PrefixChange, PrefixChangeCause, PromptSection, Ttl
+from holdfast.types.prompt import OLD_THINKING, Plan, PrefixChange, PrefixChangeCause, PromptSection, Ttl
 from holdfast.types.reply import CacheDiagnosis
 from holdfast.types.usage import Usage
 
@@ -467,6 +467,8 @@ def find_changed_parameter(cached: CachedPrefix, request: PreparedRequest, row: 
     changed += ["images"] if request.has_images != cached.has_images else []
     changed += ["model"] if cached.model != row.id else []
     first_lost_by_name = {**rules.invalidates, **({"effort": "messages"} if rules.effort_breaks_messages else {})}
+    if rules.strips_old_thinking:
+        first_lost_by_name[OLD_THINKING] = "messages"
     sections: tuple[PromptSection, ...] = ("tools", "system", "messages")
     ranks = [(sections.index(first_lost_by_name[name]), name) for name in changed if name in first_lost_by_name]
     if not ranks:
@@ -478,6 +480,7 @@ def find_changed_parameter(cached: CachedPrefix, request: PreparedRequest, row: 
         "model": f"the model was switched from {cached.model} to {row.id}",
         "images": f"the prompt has {'an image now, and had none' if has_images else 'no image now, and had one'}",
     }
+    details[OLD_THINKING] = "the model drops the thinking of the turn that ended, and all after it is sent again"
     detail = details.get(name, f"{name} changed")
     return Verdict(kind, component=name, first_lost_section=sections[rank], detail=detail)
 
@@ -491,7 +494,9 @@ def _classify_drop(
     """
     if cached is None:
         return None
-    if request.planned_change is not None or find_changed_parameter(cached, request, row) is not None:
+    parameter = find_changed_parameter(cached, request, row)
+    # The seed does not know that thinking is dropped.
+    if request.planned_change is not None or (parameter is not None and parameter.component != OLD_THINKING):
         return "expected"
     if request.is_prefix_changed:
         return "unexpected"

@@ -21,7 +21,6 @@ from holdfast.service.api.analytics_rows import (
     SkillLoadRow,
     add_key_names,
     compute_percentile,
-    count_unpriced,
     make_break_rows,
     make_cost_rows,
     make_effect_rows,
@@ -220,9 +219,9 @@ def get_cost(context: AppContext, request: CostRequest) -> CostResponse:
     filters = copy_fields(GroupFilter, request, workers=request.include_workers)
 
     def make(scope: LedgerScope) -> tuple[CostRow, ...] | CostRow:
-        groups = context.log.analytics_queries().groups(request.group_by, scope, filters)
-        unpriced = count_unpriced(request.group_by, context.log.cost_queries().unpriced(scope), filters)
-        rows = make_cost_rows(request.group_by, groups, unpriced)
+        figures = context.log.analytics_queries()
+        groups = figures.groups(request.group_by, scope, filters)
+        rows = make_cost_rows(request.group_by, groups, figures.unpriced_groups(request.group_by, scope, filters))
         if request.group_by == "gateway_key":
             return add_key_names(rows, context.records.key)
         return rows[0] if request.group_by == "none" else rows

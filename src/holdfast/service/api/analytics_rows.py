@@ -1,6 +1,5 @@
 """Response rows of the analytics routes and their arithmetic: sums in Decimal, reported to six decimal places."""
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 
@@ -15,12 +14,11 @@ from holdfast.ledger.analytics.queries import (
     Amounts,
     Group,
     GroupBy,
-    GroupFilter,
     GroupName,
     MissCause,
     SizedUsage,
     SkillLoad,
-    UnpricedUsage,
+    UnpricedSums,
     list_size_limits,
 )
 from holdfast.ledger.cache.verdicts import UNEXPECTED_KINDS, VerdictKind
@@ -41,9 +39,9 @@ def make_json_cost(spent_usd: Decimal, *, is_unpriced: bool) -> float | None:
 class CostRow(msgspec.Struct, frozen=True):
     """One group. Only the field it was grouped by is present; it is null for calls that have no such value.
 
-    The kinds of input tokens do not overlap. `gateway_key_name` is the label of the gateway key. Grouped by model,
-    session or not at all, `unpriced_calls` counts the calls that `cost_usd` does not contain, which is null if no call
-    has a price.
+    The kinds of input tokens do not overlap. `gateway_key_name` is the label of the gateway key. `cost_usd`
+    does not contain the `unpriced_calls`, for whose model no price is known, with `unpriced_tokens`; it is null if no
+    call has a price.
     """
 
     cost_usd: float | None
@@ -53,6 +51,8 @@ class CostRow(msgspec.Struct, frozen=True):
     cache_creation_input_tokens: int
     avg_latency_ms: float | None
     call_count: int
+    unpriced_calls: int
+    unpriced_tokens: int
     model: str | UnsetType = UNSET
     provider: str | UnsetType = UNSET
     session: str | UnsetType = UNSET
@@ -64,7 +64,6 @@ class CostRow(msgspec.Struct, frozen=True):
     team: str | UnsetType | None = UNSET
     parent_session: str | UnsetType = UNSET
     is_worker: bool | UnsetType = UNSET
-    unpriced_calls: int | UnsetType = UNSET
 
 
 class CacheEffectRow(msgspec.Struct, frozen=True):
@@ -117,42 +116,28 @@ class RepricedCost(msgspec.Struct, frozen=True):
 
 
 def make_cost_rows(
-    group_by: GroupBy, groups: Iterable[Group], unpriced: Mapping[GroupName, int] | None = None
+    group_by: GroupBy, groups: Iterable[Group], unpriced: Mapping[GroupName, UnpricedSums]
 ) -> tuple[CostRow, ...]:
-    """Most expensive first, then by name; days and hours in chronological order. `unpriced` are calls by group."""
+    """Most expensive first, then by name; days and hours in chronological order."""
     ordered = sorted(groups, key=lambda group: str(group.name or ""))
     if group_by not in ("day", "hour"):
         ordered.sort(key=lambda group: -group.amounts.spent_usd)
-    return tuple(_cost_row(group_by, group, unpriced) for group in ordered)
+    return tuple(_cost_row(group_by, group, unpriced.get(group.name, UnpricedSums())) for group in ordered)
 
 
-def count_unpriced(
-    group_by: GroupBy, parts: Iterable[UnpricedUsage], narrowed: GroupFilter
-) -> Mapping[GroupName, int] | None:
-    """Unpriced calls by group; None for a grouping or filter that they are not counted by."""
-    if group_by not in ("model", "session", "none") or narrowed.filtered_fields - {"model", "session"}:
-        return None
-    counts = Counter[GroupName]()
-    for part in parts:
-        if narrowed.model in (None, part.model) and narrowed.session in (None, part.session_id):
-            counts[{"model": part.model, "session": part.session_id}.get(group_by)] += part.calls
-    return counts
-
-
-def _cost_row(group_by: GroupBy, group: Group, unpriced: Mapping[GroupName, int] | None) -> CostRow:
+def _cost_row(group_by: GroupBy, group: Group, unpriced: UnpricedSums) -> CostRow:
     group_field: dict[str, object] = {} if group_by == "none" else {group_by: group.name}
     amounts = group.amounts
-    unpriced_calls = unpriced.get(group.name, 0) if unpriced is not None else 0
-    if unpriced is not None:
-        group_field["unpriced_calls"] = unpriced_calls
     row = CostRow(
-        cost_usd=make_json_cost(amounts.spent_usd, is_unpriced=0 < amounts.calls <= unpriced_calls),
+        cost_usd=make_json_cost(amounts.spent_usd, is_unpriced=0 < amounts.calls <= unpriced.calls),
         input_tokens=amounts.usage.input,
         output_tokens=amounts.usage.output,
         cached_input_tokens=amounts.usage.cache_read,
         cache_creation_input_tokens=amounts.usage.cache_write,
         avg_latency_ms=round(amounts.latency_ms / amounts.calls, 1) if amounts.calls else None,
         call_count=amounts.calls,
+        unpriced_calls=unpriced.calls,
+        unpriced_tokens=unpriced.tokens,
     )
     return msgspec.structs.replace(row, **group_field)
 

@@ -7,7 +7,8 @@ from typing import TypeVar
 
 import msgspec
 
-from holdfast.catalog.lookup import Models, find_model
+from holdfast.catalog.lookup import Models
+from holdfast.engine.history_transfer import model_provider
 from holdfast.engine.reducer import apply_event
 from holdfast.engine.request_draft import RequestDraft, build_sent_view
 from holdfast.engine.state import SessionState
@@ -51,7 +52,7 @@ def find_divergence(events: Iterable[Event], session_id: str, models: Models, *,
         match event.payload:
             case RequestPrepared():
                 number += 1
-                draft = draft or RequestDraft(find_adapter(find_model(state.model, models).provider), len)
+                draft = draft or RequestDraft(find_adapter(model_provider(state.model)), len)
                 draft.update(assemble_prompt(build_sent_view(state)))
                 if number == ordinal:
                     return None if before is None else compare_bytes(before, draft.buffer.cacheable_bytes())

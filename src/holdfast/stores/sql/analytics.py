@@ -17,12 +17,14 @@ from holdfast.ledger.analytics.queries import (
     Group,
     GroupBy,
     GroupFilter,
+    GroupName,
     LedgerScope,
     SessionCost,
     SessionCostOrder,
     SessionOrder,
     SizedUsage,
     SkillLoad,
+    UnpricedSums,
     UnpricedUsage,
     find_skill_loads,
     format_group_name,
@@ -60,6 +62,9 @@ class SqlRollUpSource:
         else:
             rows = self._read_days(table, keys, scope)
         if not all(_is_roll_up_key(name, cell) for row in rows for name, cell in zip(keys, row, strict=False)):
+            raise _damaged_tables_error()
+        # A row whose number of calls drops to 0 is deleted, and averages divide by it.
+        if table is OUTCOME_DAYS and any(as_int(row[len(keys)]) < 1 for row in rows):
             raise _damaged_tables_error()
         return [(row[: len(keys)], row[len(keys) :]) for row in rows]  # type: ignore[misc] # the columns are those of the query
 
@@ -229,6 +234,16 @@ class SqlAnalyticsQueries:
             query = queries.group_rows(group_by, filter_, spans=len(spans))
             rows += self._fetch(query, (*table_parameters * len(queries.ROLLUP_SOURCES[DAYS.name]), *filter_cells))
         return ((key, Sums(*sums)) for key, *sums in rows)  # type: ignore[arg-type] # the query casts them to bigint
+
+    def unpriced_groups(
+        self, group_by: GroupBy, scope: LedgerScope = FULL_SCOPE, narrowed: GroupFilter = NO_FILTER
+    ) -> dict[GroupName, UnpricedSums]:
+        self._catch_up()
+        query = queries.group_unpriced(group_by, narrowed)
+        rows = self._fetch(query, (*_scope_parameters(scope), UNPRICED, *queries.filter_parameters(narrowed)))
+        return {
+            format_group_name(group_by, key): UnpricedSums(as_int(calls), as_int(tokens)) for key, calls, tokens in rows
+        }
 
     def failures(self, scope: LedgerScope = FULL_SCOPE) -> dict[str, int]:
         counts: dict[str, int] = {}

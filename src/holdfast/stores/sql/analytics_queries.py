@@ -239,8 +239,10 @@ def group_session_days(group_by: GroupBy, filter_: GroupFilter) -> str:
     return _build_group_query(group_by, filter_, source)
 
 
-def _build_group_query(group_by: GroupBy, filter_: GroupFilter, source: str) -> str:
-    sums = ", ".join(f"CAST(coalesce(sum({name}), 0) AS bigint)" for name in Sums.__struct_fields__)
+def _build_group_query(
+    group_by: GroupBy, filter_: GroupFilter, source: str, columns: Sequence[str] = Sums.__struct_fields__
+) -> str:
+    sums = ", ".join(f"CAST(coalesce(sum({name}), 0) AS bigint)" for name in columns)
     key = f"CAST(trunc(at) AS bigint) / {HOUR_SECONDS}" if group_by == "hour" else _GROUP_KEYS[group_by]
     conditions = [f"{_GROUP_KEYS[name]} = ?" for name in sorted(filter_.filtered_fields)]
     if not filter_.workers:
@@ -255,6 +257,14 @@ def sum_usage_by_size(limits: Sequence[int]) -> str:
     sums = ", ".join(f"CAST(sum({name}) AS bigint)" for name in _BUCKETS)
     where = f"{_time_condition(1)} AND simulated <= ?"
     return f"SELECT model, {exceeded} AS sizes, count(*), {sums} FROM holdfast.calls WHERE {where} GROUP BY 1, 2"
+
+
+def group_unpriced(group_by: GroupBy, filter_: GroupFilter) -> str:
+    """Parameters: since, until, maximum of `simulated`, the pricing version of unpriced calls; those of the filter."""
+    where = f"{_time_condition(1)} AND simulated <= ? AND price_version = ?"
+    columns = f"{_ROW_COLUMNS}, 1 AS calls, {_TOKENS_SENT} + output AS tokens"
+    source = f"(SELECT {columns} FROM holdfast.calls WHERE {where}) AS part"
+    return _build_group_query(group_by, filter_, source, ("calls", "tokens"))
 
 
 def sum_unpriced(*, session: bool) -> str:

@@ -1,0 +1,166 @@
+"""What `padding="auto"` costs relative to the better of always and never, by session length, turn length and floor.
+
+Session lengths come from the traces in the folder that HOLDFAST_DATA names: half of the sessions are learned from, the
+other half is measured. A cell is a workspace: its sessions have the recorded lengths, scaled to a mean of 1 to 100.
+"""
+
+import functools
+import hashlib
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from decimal import Decimal
+
+from benchmarks._traces import SKIPPED, sessions_of, traces_folder
+from holdfast.catalog.lookup import find_model, price_at, utc_date
+from holdfast.catalog.schema import Model
+from holdfast.catalog.token_count import count_tokens
+from holdfast.engine.model_switch import first_send_rate
+from holdfast.layers.padding import Padding
+from holdfast.planning.learned import NOTHING_LEARNED, LearnedParameters, SessionLength
+from holdfast.providers.registry import get_adapter
+from holdfast.runtime.padding import CallForecast, PaddingInputs, count_prefix_tokens, decide_padding, forecast_calls
+from holdfast.types.prompt import LayerText, View
+from holdfast.types.tool_spec import tool_spec_from_function
+
+# One model for each floor of the catalog.
+MODELS = {
+    512: "anthropic:claude-sonnet-5-5",
+    1024: "anthropic:claude-opus-4-8",
+    2048: "anthropic:claude-opus-4-7",
+    4096: "anthropic:claude-haiku-4-5",
+}
+CALLS = (1, 3, 10, 20, 40, 100)
+TURNS = {"short": 100, "medium": 500, "long": 2_000}
+"""Tokens that each call adds."""
+
+PREFIX_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
+"""Sizes of the natural prefix, as shares of the floor; a cell shows the worst."""
+
+BAR = 1.02
+AT = 1_790_000_000.0
+TRACES = ("entire_claude_code", "livemcpbench", "sweagent_demos", "tau2_whissle", "tau_bench_airline")
+
+MakeForecast = Callable[[int, int], CallForecast]
+"""The forecast for a mean number of calls and the tokens that each adds."""
+
+
+def run_command(command: str) -> str:
+    """Run a command."""
+    return command
+
+
+def run() -> Iterator[tuple[str, str]]:
+    traces = traces_folder()
+    if traces is None:
+        yield SKIPPED
+        return
+    recordings = [session for name in TRACES for session in sessions_of(traces, name, compactions=False)]
+    recordings.sort(key=lambda session: hashlib.sha256(session.id.encode()).hexdigest())
+    lengths = [len(session.calls) for session in recordings]
+    known, measured = lengths[::2], lengths[1::2]
+    yield "sessions", f"{len(lengths)}, {statistics.fmean(lengths):.0f} calls on average; {len(measured)} measured"
+
+    def learned(sessions: int) -> MakeForecast:
+        return lambda mean, turn: forecast_calls(_learn(_scale(known, mean)[:sessions], turn))
+
+    def given(mean: int, turn: int) -> CallForecast:
+        return forecast_calls(_learn(_scale(known, 20)[:5], turn), calls=mean)
+
+    yield from _table("learned from 188 sessions", learned(188), measured)
+    yield from _table("learned from 50 sessions", learned(50), measured)
+    yield from _table("learned from 5 sessions", learned(5), measured)
+    yield from _table("calls_expected is given, turns learned from 5 sessions", given, None)
+    yield from _table("nothing learned", lambda mean, turn: forecast_calls(NOTHING_LEARNED), measured)
+    yield from _recorded("the recorded lengths, unscaled", known, measured)
+
+
+def _learn(lengths: Sequence[int], turn: int) -> LearnedParameters:
+    return LearnedParameters(lengths=tuple(SessionLength(calls, 1, turn * (calls - 1)) for calls in lengths))
+
+
+def _scale(lengths: Sequence[int], mean: int) -> list[int]:
+    """The recorded lengths with another mean; each has at least one call."""
+    return [max(1, round(length * mean / statistics.fmean(lengths))) for length in lengths]
+
+
+def _table(title: str, forecast: MakeForecast, measured: list[int] | None) -> Iterator[tuple[str, str]]:
+    """The worst prefix of each cell; without `measured` all sessions have exactly the mean length."""
+    yield title, f"auto over the better of always and never, for {', '.join(map(str, CALLS))} calls (bar: {BAR})"
+    above: list[str] = []
+    to_floor: list[tuple[float, str]] = []
+    for floor in MODELS:
+        for turn_name, turn in TURNS.items():
+            cells = []
+            for calls in CALLS:
+                lengths = _scale(measured, calls) if measured else [calls]
+                ratios = _compare_prefixes(floor, turn, forecast(calls, turn), lengths)
+                worst, _, share = max(ratios)
+                cell = f"{floor}/{turn_name}/{calls} calls"
+                cells.append(f"{worst:.3f}")
+                if worst > BAR:
+                    above.append(f"{cell}, prefix {share:.0%} of the floor: {worst:.3f}")
+                to_floor.append((max(strict for _, strict, _ in ratios), cell))
+            yield f"  floor {floor}, {turn_name} turns", "  ".join(cells)
+    yield "  cells above the bar", "; ".join(above) or "none"
+    strictly_above = [f"{cell}: {ratio:.3f}" for ratio, cell in to_floor if ratio > BAR]
+    yield "  against padding to the floor as well, cells above the bar", "; ".join(strictly_above) or "none"
+
+
+def _recorded(title: str, known: list[int], measured: list[int]) -> Iterator[tuple[str, str]]:
+    for floor in MODELS:
+        worst = {
+            name: max(_compare_prefixes(floor, turn, forecast_calls(_learn(known, turn)), measured))
+            for name, turn in TURNS.items()
+        }
+        figures = (
+            f"{name} {ratio:.3f} (to the floor as well: {strict:.3f})" for name, (ratio, strict, _) in worst.items()
+        )
+        yield f"{title}, floor {floor}", ", ".join(figures)
+
+
+def _compare_prefixes(
+    floor: int, turn: int, forecast: CallForecast, lengths: Sequence[int]
+) -> list[tuple[float, float, float]]:
+    """For each natural prefix: auto over the better of always and never, the same with a third choice, and its size.
+
+    `always` pads to about 4,500 tokens, too much for a low floor; the third choice is padding to the floor.
+    """
+    model = find_model(MODELS[floor])
+    endless = forecast_calls(NOTHING_LEARNED, calls=100_000, grows=False)
+    ratios = []
+    for share in PREFIX_SHARES:
+        auto, always, never, to_floor = (
+            _expected_cost(model, _padded_tokens(floor, share, mode, ahead), turn, lengths)
+            for mode, ahead in (("auto", forecast), ("always", endless), ("never", endless), ("auto", endless))
+        )
+        ratios.append((auto / min(always, never), auto / min(always, never, to_floor), share))
+    return ratios
+
+
+@functools.cache
+def _padded_tokens(floor: int, share: float, mode: Padding, forecast: CallForecast) -> int:
+    """The model's tokens of the prefix that `decide_padding` returns."""
+    model = find_model(MODELS[floor])
+    sentence = "Answer in the words of the person who asks. "
+    count = round(model.cache.tokens_min * share / model.tokens_factor / count_tokens(sentence))
+    tools = (tool_spec_from_function(run_command),)
+    view, adapter = View(tools=tools, pinned=(LayerText("preset", sentence * count),)), get_adapter("anthropic")
+    decision = decide_padding(mode, view, PaddingInputs((model,), forecast, AT), adapter=adapter)
+    padded = View(tools=tools, pinned=view.pinned + decision.layers)
+    return round(count_prefix_tokens(padded, adapter) * model.tokens_factor)
+
+
+def _expected_cost(model: Model, prefix: int, turn: int, lengths: Sequence[int]) -> float:
+    """The mean cost of the prompts of sessions with these lengths, counted call by call."""
+    price = price_at(model, utc_date(AT), prefix)
+    write = first_send_rate(model, price)
+    costs, cached, total = [Decimal(0)], 0, Decimal(0)
+    for number in range(max(lengths)):
+        tokens = prefix + turn * (number + 1)
+        if tokens >= model.cache.tokens_min:
+            total += price.cache_read * cached + write * (tokens - cached)
+            cached = tokens
+        else:
+            total += price.input * tokens
+        costs.append(total)
+    return float(statistics.fmean(float(costs[length]) for length in lengths))

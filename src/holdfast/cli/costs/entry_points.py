@@ -1,0 +1,280 @@
+"""Plays recorded conversations through the code of an entry point: what a gateway or a session would send.
+
+Each player is a cache policy for the replay, so that costs and cache come from the same model as those of the policies.
+"""
+
+import asyncio
+import datetime
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from decimal import Decimal
+from typing import Protocol
+
+import msgspec
+
+from holdfast.catalog.schema import Model
+from holdfast.clock import new_ulid
+from holdfast.economics.cost import cost_usd
+from holdfast.engine.cache.keep_alive import plan_next_ping
+from holdfast.engine.cache.plan import plan_next_call
+from holdfast.engine.call_record import completed_call_event
+from holdfast.engine.conversation import Conversation, Dependencies, KeepAlive
+from holdfast.engine.exchange import RequestOptions
+from holdfast.engine.model_call import encode_request
+from holdfast.engine.state import SessionState
+from holdfast.engine.tools.dispatch import Toolbox
+from holdfast.errors import ProviderError, UserError
+from holdfast.events.log import EventBus
+from holdfast.events.payloads.cache import CachePinged
+from holdfast.events.payloads.calls import LlmCallStarted
+from holdfast.events.payloads.session import EpochOpened, MessageAppended, SessionStarted, TurnStarted
+from holdfast.events.payloads.union import AnyPayload
+from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
+from holdfast.gateway.rewrite.rewriter import RequestAnalysis
+from holdfast.planning.idle_times import WaitsFor
+from holdfast.planning.keep_alive import PING_MARGIN_SECONDS
+from holdfast.planning.learned import NOTHING_LEARNED, LearnedParameters, keep_leading_blocks, learned_after_session
+from holdfast.planning.policy import CachePolicy, Ping, PingResult, PlanningMoment
+from holdfast.providers.adapter import Endpoint
+from holdfast.providers.anthropic import anthropic
+from holdfast.providers.anthropic.usage import encode_anthropic_usage
+from holdfast.providers.wire_request import OnRetry
+from holdfast.replay.playback import OUTPUT_TOKENS_MAX, ReplaySetting
+from holdfast.replay.recording import Recording
+from holdfast.stores.memory import MemoryStore
+from holdfast.types.blocks import Message
+from holdfast.types.json_encoding import encode_json
+from holdfast.types.prompt import Breakpoint, LayerText, Parameters
+from holdfast.types.reply import Reply
+from holdfast.types.request_buffer import EncodedBlock, RequestBuffer, count_shared_blocks
+from holdfast.types.usage import Usage
+
+REPLAYED = "replay"
+"""The account, the request id and the pricing version of calls that nobody makes."""
+
+
+class EntryPoint(CachePolicy, Protocol):
+    """A player keeps what it learned from one recording to the next, as a process does."""
+
+    @property
+    def sent_blocks(self) -> Sequence[EncodedBlock]:
+        """The blocks of its last request, which may differ from the recorded ones."""
+
+    def open_recording(self, recording: Recording) -> None:
+        """The next calls are those of this recording."""
+
+
+class GatewayPlayer:
+    """A gateway with `--improve`: recorded requests as bytes, and breakpoints as found in the rewritten bytes."""
+
+    name = "via-gateway"
+
+    def __init__(self, setting: ReplaySetting) -> None:
+        model = _at_newest_price(setting)
+        self._head = anthropic.request_head(Parameters(model.name, OUTPUT_TOKENS_MAX))
+        self._rewriter = ConversationRewriter({model.id: model})
+        self._analysis: RequestAnalysis | None = None
+        self._received = b""
+        self.sent_blocks: Sequence[EncodedBlock] = ()
+
+    def open_recording(self, recording: Recording) -> None:
+        """A gateway does not know where a conversation begins."""
+
+    def choose_breakpoints(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
+        assert isinstance(moment.buffer, RequestBuffer)
+        self._received = moment.buffer.render(self._head)
+        self._analysis = self._rewriter.analyze(
+            anthropic.name, self._received, path="/v1/messages", account=REPLAYED, at=moment.at
+        )
+        self.sent_blocks = moment.buffer.blocks
+        if self._analysis.body is None:
+            return ()
+        sent = anthropic.decode_request(self._analysis.body)
+        self.sent_blocks = [block for segment in sent.prompt.segments for block in anthropic.encode_segment(segment)]
+        return sent.plan.breakpoints
+
+    def record_usage(self, moment: PlanningMoment, usage: Usage) -> None:
+        assert self._analysis is not None
+        assert self._analysis.call is not None
+        self._rewriter.record_response(self._analysis.call, _encode_response(usage))
+
+    def next_ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
+        assert self._analysis is not None
+        # As `gateway/keep_alive.py` schedules them, without its daily limit.
+        ping = self._analysis.make_ping(self._received, moment.at)
+        if ping is None or pings_so_far >= ping.pings_max:
+            return None
+        return Ping(ping.ttl_seconds - PING_MARGIN_SECONDS, ping.ttl, "the gateway's schedule")
+
+    def record_ping(self, ping: PingResult) -> None:
+        """The gateway's planner does not look at the responses to pings."""
+
+
+class SessionPlayer:
+    """A `Session` fed with the recorded messages: its state, its prompt, its plan and its encoding.
+
+    There is no compaction and no padding, because the recording says what each request holds.
+    """
+
+    name = "via-session"
+
+    def __init__(self, setting: ReplaySetting) -> None:
+        self._model = _at_newest_price(setting)
+        self._learned: LearnedParameters = NOTHING_LEARNED
+        self._conversation: Conversation | None = None
+        self._recording: Recording | None = None
+        self._next_call = 0
+        self._now = 0.0
+        self.sent_blocks: Sequence[EncodedBlock] = ()
+
+    def open_recording(self, recording: Recording) -> None:
+        if self._conversation is not None:
+            self._learned = learned_after_session(self._learned, self._conversation.state.cache_memory)
+        self._recording, self._conversation, self._next_call = recording, None, 0
+
+    def choose_breakpoints(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
+        assert self._recording is not None
+        self._now = moment.at
+        if self._conversation is None:
+            self._conversation = self._start_session(self._recording, moment)
+        conversation, call = self._conversation, self._recording.calls[self._next_call]
+        if call.kept_entries is not None:
+            conversation.state = _cut_history(conversation.state, call.kept_entries)
+        turn = (TurnStarted(REPLAYED, 0),) if call.waited_for != "tool" or conversation.state.turn is None else ()
+        messages = (MessageAppended(Message(entry.role, entry.content)) for entry in call.added)
+        self._record(*turn, *messages)
+        conversation.assemble_request()
+        buffer = conversation.draft.buffer
+        shared = count_shared_blocks(conversation.state.digests, buffer.digests)
+        if shared < len(conversation.state.digests):
+            conversation.state = _forget_changed_blocks(conversation, shared)
+        plan = plan_next_call(conversation, buffer, shared)
+        options = RequestOptions(conversation.parameters, conversation.parameters)
+        body, prepared = encode_request(conversation, options, plan, shared)
+        started = LlmCallStarted(self._model.id, self._model.provider, conversation.request_tokens, REPLAYED)
+        self._record(prepared, started)
+        self.sent_blocks = tuple(buffer.blocks)
+        return anthropic.decode_request(body).plan.breakpoints
+
+    def record_usage(self, moment: PlanningMoment, usage: Usage) -> None:
+        assert self._conversation is not None
+        assert self._recording is not None
+        call = self._recording.calls[self._next_call]
+        self._next_call += 1
+        content = call.reply.content if call.reply is not None else ()
+        reply = Reply(content, "end_turn", usage)
+        completed = completed_call_event(
+            self._conversation, reply, started_at=moment.at, retries=0, request_id=REPLAYED
+        )
+        self._record(completed, *((MessageAppended(Message("assistant", content)),) if content else ()))
+
+    def next_ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
+        assert self._conversation is not None
+        ping = plan_next_ping(self._conversation)
+        return None if isinstance(ping, str) else ping
+
+    def record_ping(self, ping: PingResult) -> None:
+        assert self._conversation is not None
+        self._now = ping.at
+        pinged = CachePinged(
+            kind="refresh",
+            model=self._model.id,
+            ttl=ping.ttl,
+            usage=ping.usage,
+            cost_usd=cost_usd(ping.usage, self._conversation.price(ping.usage.tokens_sent)),
+            pricing_version=REPLAYED,
+            sent_at=ping.at,
+            breakpoint_block=ping.block,
+            block_count=ping.blocks,
+            prefix_tokens=ping.prefix_tokens,
+        )
+        self._record(pinged)
+
+    def _start_session(self, recording: Recording, moment: PlanningMoment) -> Conversation:
+        parameters = Parameters(self._model.name, OUTPUT_TOKENS_MAX)
+        deps = Dependencies(
+            log=MemoryStore(),
+            transport=_NoTransport(),
+            adapter=anthropic,
+            model=self._model,
+            pricing_version=REPLAYED,
+            toolbox=Toolbox(()),
+            volatile=_no_volatile_text,
+            parameters=parameters,
+            clock=lambda: self._now,
+            new_id=new_ulid,
+            bus=EventBus(),
+            learned=self._learned,
+            keep_alive=KeepAlive(Decimal("Infinity"), asyncio.sleep),
+            diagnoses_misses=False,
+        )
+        conversation = self._conversation = Conversation(deps, SessionState(recording.id))
+        system = (*_placeholder_text(moment), LayerText("preset", recording.system))
+        self._record(
+            SessionStarted(self._model.id, parameters=parameters, simulated=True),
+            EpochOpened(1, system, recording.tools),
+        )
+        return conversation
+
+    def _record(self, *payloads: AnyPayload) -> None:
+        assert self._conversation is not None
+        asyncio.run(self._conversation.record("system", *payloads))
+
+
+class _NoTransport:
+    """A replay sends nothing."""
+
+    async def send(
+        self, endpoint: Endpoint, body: bytes, *, on_retry: OnRetry | None = None
+    ) -> AsyncGenerator[bytes, None]:
+        raise ProviderError("network", "a replay sends no requests")
+        yield b""
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def _no_volatile_text() -> tuple[LayerText, ...]:
+    return ()
+
+
+def _at_newest_price(setting: ReplaySetting) -> Model:
+    """The model with the rules that policies assume, and at every date with the prices that the replay uses."""
+    newest = max((price.valid_from for price in setting.model.prices), default=datetime.date.min)
+    prices = tuple(price for price in setting.model.prices if price.valid_from == newest)
+    return msgspec.structs.replace(setting.model, cache=setting.assumed_rules, prices=prices)
+
+
+def _encode_response(usage: Usage) -> bytes:
+    return encode_json({"type": "message", "usage": encode_anthropic_usage(usage, output=0)})
+
+
+def _placeholder_text(moment: PlanningMoment) -> tuple[LayerText, ...]:
+    """The text that stands for the part of the system prompt that was not recorded, if there is one."""
+    placeholder = next(
+        (block for block in moment.buffer.blocks[: moment.buffer.stable_count] if block.layer == "role"), None
+    )
+    return (LayerText("role", msgspec.json.decode(placeholder.data)["text"]),) if placeholder is not None else ()
+
+
+def _cut_history(state: SessionState, kept_entries: int) -> SessionState:
+    """The client went back, or compacted: a session's own events for that would decide themselves what is kept."""
+    sent_count = min(state.sent_count, kept_entries)
+    return msgspec.structs.replace(state, entries=state.entries[:kept_entries], sent_count=sent_count)
+
+
+def _forget_changed_blocks(conversation: Conversation, shared: int) -> SessionState:
+    """As after a compaction: the unchanged leading blocks stay cached."""
+    state = conversation.state
+    tokens = state.calibration.correct_estimate(sum(conversation.draft.buffer.tokens[:shared]))
+    memory = keep_leading_blocks(state.cache_memory, state.request, blocks=shared, tokens=tokens)
+    return msgspec.structs.replace(state, digests=state.digests[:shared], cache_memory=memory)
+
+
+ENTRY_POINTS: Mapping[str, Callable[[ReplaySetting], EntryPoint]] = {"session": SessionPlayer, "gateway": GatewayPlayer}
+"""What `holdfast replay --via` can play."""
+
+
+def create_player(name: str, setting: ReplaySetting) -> EntryPoint:
+    if name not in ENTRY_POINTS:
+        raise UserError(f"no replay via {name} yet; choose from: {', '.join(ENTRY_POINTS)}")
+    return ENTRY_POINTS[name](setting)
