@@ -65,3 +65,24 @@ def test_the_table_fits_into_80_columns(arguments: tuple[str, ...], tmp_path: Pa
         lines = terminal.rest().splitlines()
     assert len(lines) > 20
     assert max(map(len, lines)) <= 80
+
+
+def test_a_provider_is_found_in_any_case_and_a_search_by_all_its_words() -> None:
+    assert run("--provider", "OpenRouter", "--search", "sonnet").output == (
+        run("--provider", "openrouter", "--search", "Sonnet").output
+    )
+    names = {row["model"] for row in json.loads(run("--search", "sonnet claude", "--json").output)}
+    assert {"anthropic:claude-sonnet-5-5", "openrouter:anthropic/claude-sonnet-5.5"} <= names
+    assert all("claude" in name.lower() and "sonnet" in name.lower() for name in names)
+
+
+@pytest.mark.parametrize("arguments", [("--provider", "zz"), ("--provider", "zz", "--search", "sonnet")])
+def test_an_unknown_provider_is_refused_with_those_that_are_known(arguments: tuple[str, ...]) -> None:
+    error = run(*arguments).exception
+    assert isinstance(error, UserError)
+    assert str(error).startswith("no model of the provider 'zz' is known; use one of anthropic, ")
+    assert all(f", {name}" in str(error) for name in ("gemini", "openai", "openrouter"))
+
+
+def test_a_long_source_is_no_column() -> None:
+    assert max(map(len, run("--search", "sonnet").output.splitlines())) <= 120

@@ -23,14 +23,14 @@ TERMINAL_ROWS_MAX = 100
 
 
 @click.command("models")
-@click.option("--search", metavar="TEXT", help="Only models with this text in their name, or exactly `provider:name`.")
+@click.option("--search", metavar="TEXT", help="Only models with all these words in their name, or `provider:name`.")
 @click.option("--provider", metavar="NAME", help="Only models of this provider, such as openrouter or bedrock.")
 @json_option
 def command(search: str | None, provider: str | None, as_json: bool) -> None:
     """List models with cache rules and prices; without options, those whose rules were checked by hand.
 
     Prices are US dollars per million tokens on the standard tier. `~` marks cache rules that are assumed from the
-    model's family or maker, `+` prices that rise for long prompts.
+    model's family or maker, `+` prices that rise for long prompts. A single match is shown with its source, as in JSON.
     """
     from holdfast.catalog.lookup import list_known_models, utc_date
 
@@ -38,8 +38,12 @@ def command(search: str | None, provider: str | None, as_json: bool) -> None:
     if search is None and provider is None:
         rows = list(models.values())
     else:
-        wanted = (search or "").lower()
-        rows = [row for row in list_known_models(models, provider) if wanted in row.id.lower()]
+        known = list(list_known_models(models, provider and provider.lower()))
+        if not known:
+            providers = sorted({row.provider for row in list_known_models(models)})
+            raise UserError(f"no model of the provider {provider!r} is known; use one of {', '.join(providers)}")
+        words = (search or "").lower().split()
+        rows = [row for row in known if all(word in row.id.lower() for word in words)]
         rows = rows or _resolve_exactly(search, models)
     if as_json:
         print_json([_describe(row, today) for row in rows])
@@ -84,8 +88,8 @@ def _show_table(rows: "Sequence[Model]", today: "datetime.date", *, is_whole: bo
     from holdfast.cli.tables import print_table
 
     shown = rows[:TERMINAL_ROWS_MAX] if sys.stdout.isatty() else rows
-    headings = ("model", "input", "read", "write", "1h", "output", "floor", "TTLs", "checked", "source")
-    print_table(headings, (_table_row(row, today) for row in shown), spare=("source", "checked", "1h"))
+    headings = ("model", "input", "read", "write", "1h", "output", "floor", "TTLs", "checked")
+    print_table(headings, (_table_row(row, today) for row in shown), spare=("checked", "1h"))
     if len(shown) < len(rows):
         click.echo(f"{format_count(len(rows) - len(shown), 'more model')}; narrow the list with --search TEXT")
     if is_whole:
@@ -107,7 +111,6 @@ def _table_row(row: "Model", today: "datetime.date") -> tuple[str, ...]:
         floor,
         " ".join(rules.ttls_seconds),
         str(row.checked_on or ""),
-        row.source,
     )
 
 
