@@ -21,6 +21,7 @@ from holdfast.ledger.calls import iter_calls
 from holdfast.stores.sqlite.store import SqliteStore
 
 SECONDS_MAX = 20
+TEMPORARY_STORE = "the store is temporary: it is deleted at the end; --db FILE keeps one"
 
 
 @contextmanager
@@ -32,7 +33,8 @@ def serving(*arguments: str) -> Iterator[str]:
             yield process.stdout.readline().strip()
             process.send_signal(signal.SIGTERM)
             _, stderr = process.communicate(timeout=SECONDS_MAX)
-            assert stderr == "stopped\n"
+            temporary = "" if "--db" in arguments else f"{TEMPORARY_STORE}\n"
+            assert stderr == f"{temporary}stopped\n"
         finally:
             process.kill()
 

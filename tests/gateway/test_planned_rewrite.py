@@ -198,9 +198,20 @@ def test_a_system_text_that_changes_in_every_call_is_not_cached_again_and_again(
         return provider
 
     improved, unchanged = play(improve=True), play(improve=False)
-    # The first call is written in vain; the tools before the system text are read from then on.
+    # Two calls are written in vain; the tools before the system text are read from then on.
     assert improved.cost < unchanged.cost
-    assert all(usage.cache_write == 0 for usage in improved.usages[2:])
+    assert all(usage.cache_write == 0 for usage in improved.usages[3:])
+
+
+def test_a_tool_that_is_added_once_does_not_end_the_caching_of_a_conversation() -> None:
+    provider = Provider()
+    for turn in range(6):
+        body = conversation(turn)
+        body["tools"] = TOOLS[: 4 if turn < 3 else 5]
+        provider.call(body, 1.79e9 + 30 * turn)
+    reads = [usage.cache_read for usage in provider.usages]
+    # The added tool changes the whole prompt after it, once.
+    assert reads[3] < reads[2] < reads[4] < reads[5]
 
 
 def test_single_questions_are_not_cached_until_they_share_their_instructions() -> None:

@@ -40,6 +40,9 @@ from holdfast.types.usage import Usage
 # A node takes about half a kilobyte, so that the tree stays below 50 MB.
 NODES_MAX = 100_000
 
+# After how many changes of its head in a row a conversation is no longer cached beyond what stays.
+HEAD_CHANGES_MIN = 2
+
 # How many first messages are remembered with the head that they last followed.
 OPENINGS_MAX = 10_000
 
@@ -252,7 +255,7 @@ class ConversationPlans:
         self._ended: OrderedDict[int, PlannedConversation] = OrderedDict()
         self._learned: dict[tuple[str, str], LearnedParameters] = {}
         self._restored: dict[str, RestoredConversation] = {}
-        self._openings: OrderedDict[tuple[str, bytes], _Head] = OrderedDict()
+        self._openings: OrderedDict[tuple[str, bytes], tuple[_Head, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def restore(self, conversations: Iterable[RestoredConversation]) -> None:
@@ -375,10 +378,15 @@ class ConversationPlans:
     def _compare_heads(self, head: _Head, path: _Path, scope: str) -> None:
         """Recognises a client that changes its system text in every call, such as by a clock at its start."""
         opening = (scope, path.nodes[1].content_digest)
-        before = self._openings.get(opening)
-        if before is not None and before is not head and not head.opened and len(path.nodes) > 2:
-            head.kept_blocks = count_shared_blocks(before.digests, head.digests)
-        self._openings[opening] = head
+        before, changes = self._openings.get(opening, (head, 0))
+        if before is not head and len(path.nodes) > 2:
+            # One change may be a tool that was added; a client that changes its head again will go on with it.
+            changes = changes + 1 if not before.continued else 1
+            if changes >= HEAD_CHANGES_MIN and not head.opened:
+                head.kept_blocks = count_shared_blocks(before.digests, head.digests)
+        elif before is head:
+            changes = 0
+        self._openings[opening] = head, changes
         self._openings.move_to_end(opening)
         while len(self._openings) > OPENINGS_MAX:
             self._openings.popitem(last=False)
