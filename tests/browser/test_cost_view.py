@@ -32,11 +32,13 @@ def test_totals_match_the_api(page: Page, sample_service: Client) -> None:
 def test_prefix_changes_are_listed_worst_first_and_link_to_their_calls(page: Page, sample_service: Client) -> None:
     page.url = sample_service.url
     page.open("cost")
-    breaks = [row["cause"].replace("_", " ") for row in sample_service.get("/analytics/breaks")["data"]]
+    rows = sample_service.get("/analytics/breaks")["data"]
+    breaks = [row["cause"].replace("_", " ") for row in rows]
     assert page.texts("section[aria-label='Breaks by cause, worst first'] .verdict") == breaks
-    page.click("a[aria-label='3 calls: prefix_changed']")
+    (changed,) = (row["call_count"] for row in rows if row["cause"] == "prefix_changed")
+    page.click(f"a[aria-label='{changed} calls: prefix_changed']")
     page.wait_until(lambda: page.text("h1") == "prefix changed: volatile")
-    assert len(page.elements("tbody tr")) == 3
+    assert len(page.elements("tbody tr")) == changed > 1
     page.click("tbody tr a")
     page.wait_until(lambda: page.text(".detail h2").startswith("Call 9"))
 
