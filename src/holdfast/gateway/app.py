@@ -22,8 +22,7 @@ from holdfast.gateway.exchange import (
     prepare_request,
 )
 from holdfast.gateway.http.connection import ConnectionCutError, UpstreamConnection, UpstreamPool
-from holdfast.gateway.http.headers import filter_request_headers, filter_response_headers
-from holdfast.gateway.http.response_parser import Headers
+from holdfast.gateway.http.headers import Headers, filter_request_headers, filter_response_headers
 from holdfast.gateway.keep_alive import GatewayKeepAlive
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.rewriter import RequestAnalysis

@@ -9,8 +9,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.gateway.exchange import AuthenticatedRequest, GatewayCaller, GatewayRefusedError
-from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, KEY_HEADER, get_header_value
-from holdfast.gateway.http.response_parser import Headers
+from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, KEY_HEADER, Headers, get_header_value
 from holdfast.gateway.key_limits import KeyLimitTable
 from holdfast.gateway.routes import Target
 

@@ -12,8 +12,7 @@ from holdfast.errors import FailureKind, ProviderError
 from holdfast.events.payloads.cache import CacheControlsApplied
 from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.http.content_encoding import decompress_body
-from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, OWN_HEADER_PREFIX, get_header_value
-from holdfast.gateway.http.response_parser import Headers
+from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, OWN_HEADER_PREFIX, Headers, get_header_value
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.rewriter import RequestAnalysis
 from holdfast.gateway.routes import Target

@@ -10,8 +10,7 @@ from holdfast.catalog.lookup import utc_date
 from holdfast.clock import Clock
 from holdfast.gateway.exchange import Exchange
 from holdfast.gateway.http.connection import ConnectionCutError, UpstreamPool
-from holdfast.gateway.http.headers import filter_request_headers
-from holdfast.gateway.http.response_parser import Headers
+from holdfast.gateway.http.headers import Headers, filter_request_headers
 from holdfast.gateway.rewrite.rewriter import GatewayPing
 from holdfast.gateway.routes import Upstream
 from holdfast.planning.keep_alive import PING_MARGIN_SECONDS

@@ -30,8 +30,8 @@ from holdfast.gateway.exchange import (
     Send,
 )
 from holdfast.gateway.http.connection import ConnectionCutError, UpstreamConnection
-from holdfast.gateway.http.headers import filter_response_headers
-from holdfast.gateway.http.response_parser import Headers, ResponseHead
+from holdfast.gateway.http.headers import Headers, filter_response_headers
+from holdfast.gateway.http.response_parser import ResponseHead
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.operations import CACHE_KEY_MISSING
 from holdfast.gateway.routes import Target

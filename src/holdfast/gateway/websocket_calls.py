@@ -15,7 +15,7 @@ from holdfast.clock import Clock
 from holdfast.engine.inject.openai import CACHE_KEY_FIELD
 from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, Exchange, ExchangeEnd, GatewayCaller, WebSocketCall
-from holdfast.gateway.http.response_parser import Headers
+from holdfast.gateway.http.headers import Headers
 from holdfast.gateway.routes import Target
 from holdfast.providers.json_splice import (
     UNREADABLE,

@@ -7,7 +7,8 @@ from collections import deque
 from functools import cache
 from typing import cast
 
-from holdfast.gateway.http.response_parser import Headers, ResponseHead, ResponseParser
+from holdfast.gateway.http.headers import Headers
+from holdfast.gateway.http.response_parser import ResponseHead, ResponseParser
 from holdfast.gateway.routes import Upstream
 
 CONNECT_SECONDS_MAX = 10.0

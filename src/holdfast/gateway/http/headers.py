@@ -3,7 +3,8 @@
 from collections.abc import Iterable
 
 from holdfast.events.records import KEY_COOKIE
-from holdfast.gateway.http.response_parser import Headers
+
+Headers = list[tuple[bytes, bytes]]
 
 KEY_HEADER = b"x-holdfast-key"
 OWN_HEADER_PREFIX = b"x-holdfast-"

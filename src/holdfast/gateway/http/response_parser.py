@@ -5,7 +5,7 @@ from collections import deque
 import httptools
 import msgspec
 
-Headers = list[tuple[bytes, bytes]]
+from holdfast.gateway.http.headers import Headers
 
 # httptools has no limit of its own, so an endless head would fill the memory.
 HEADER_BYTES_MAX = 256 * 1024

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import msgspec
 
-from holdfast.gateway.http.response_parser import Headers
+from holdfast.gateway.http.headers import Headers
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.json_splice import UNREADABLE, decode_json_or_none
 from holdfast.types.blocks import Block, Json, Role, Text, is_thinking, parse_tool_call

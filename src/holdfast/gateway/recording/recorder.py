@@ -21,7 +21,7 @@ from holdfast.events.payloads.calls import ConversationTrace, GatewayForwarded
 from holdfast.events.payloads.session import ParentSession, SessionStarted
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, INTERRUPTIONS, Exchange
 from holdfast.gateway.http.content_encoding import decompress_body
-from holdfast.gateway.http.response_parser import Headers
+from holdfast.gateway.http.headers import Headers
 from holdfast.gateway.recording.conversation_match import (
     ConversationMatch,
     ConversationMatcher,
