@@ -1,277 +1,370 @@
-"""How much of what a conversation needs later survives its compaction, compared with truncation and other ways.
+"""What compaction costs and what it keeps: our modes against never, seed 002, LangChain and the last ten groups.
 
-Recorded conversations are cut whenever they have grown by a fixed number of tokens, at the first call where the view
-can be a fifth of its size. Constants were chosen on the half of the sessions that is not scored here.
+Recorded conversations are sent again call by call under each policy. A call reads from the cache the entries that it
+shares with the call before, if they have not expired, and writes the rest; prices and TTL are those of `MODEL`. Replies
+are the recorded ones, so an agent that would have read a file again is not charged for it: the share of edits whose
+text is still in view, and the names that are used next and still in view, show what a policy would have to fetch again.
 """
 
 import hashlib
-import statistics
-import time
-from collections import Counter
+import re
+import sys
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 
 import msgspec
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, trim_messages
 
-from benchmarks._traces import SKIPPED, sessions_of, traces_folder
+from benchmarks._traces import SKIPPED, WITH_PAUSES, sessions_of, traces_folder
+from holdfast.catalog.lookup import find_model
 from holdfast.catalog.token_count import count_tokens
-from holdfast.compaction.decision import split_token_budget
-from holdfast.compaction.models import DEFAULT_CONFIG, Summary
-from holdfast.compaction.seed_strategy import summarize_messages
-from holdfast.compaction.summary import KeptMessages, build_summary, render_summary
-from holdfast.compaction.view import choose_cut, group_exchanges
-from holdfast.extraction.entities import Entity, collapse_whitespace, error_signature, find_entities
-from holdfast.extraction.facts import extract_facts
-from holdfast.extraction.tool_calls import extract_plain_text, interpret_call
-from holdfast.replay.recording import RecordedCall, Recording
-from holdfast.types.blocks import Message, ToolUse
+from holdfast.compaction.models import CompactionConfig
+from holdfast.compaction.seed_strategy import compact_messages
+from holdfast.compaction.view import group_exchanges
+from holdfast.extraction.entities import Entity, find_entities
+from holdfast.extraction.tool_calls import extract_plain_text
+from holdfast.replay.compaction import compact_recording
+from holdfast.replay.playback import find_newest_price
+from holdfast.replay.recording import Recording
+from holdfast.types.blocks import Json, Message, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry
 
-SOURCES = ("entire_claude_code", "pi_coding_agent")
-EVERY_TOKENS = 40_000
-NEXT_TURNS = 20
-IN_VIEW_MIN, EXPANDABLE_MIN = 0.70, 0.90
-SHARE_MAX = DEFAULT_CONFIG.share_max
-SESSIONS_MAX = 40
-"""So that it ends within minutes; they are the first by the digest of their ids."""
+MODEL = find_model("anthropic:claude-sonnet-4-6")
+TTL = "5m"
+LIMIT_TOKENS = 100_000
+"""The threshold of seed 002; LangChain trims to the same size."""
+
+NEXT_CALLS = 20
+KINDS = ("path", "symbol", "value")
+WORKERS = 2
+_LINE_NUMBER = re.compile(r"^ *\d+[→\t]", re.MULTILINE)
 
 
-class Moment(msgspec.Struct, frozen=True):
-    """A conversation at a cut, its tokens message by message, and the entities that are used again after it."""
+class Session(msgspec.Struct, frozen=True):
+    """A recorded conversation that only grows: entry `n` has number `n + 1`, and a call sends the first `stop`."""
 
-    history: tuple[HistoryEntry, ...]
+    recording: Recording
+    entries: tuple[HistoryEntry, ...]
     tokens: tuple[int, ...]
-    since: int
-    number: int
-    used: frozenset[Entity]
-
-    @property
-    def before_tokens(self) -> int:
-        return sum(self.tokens[self.since :])
+    prefix_tokens: int
+    stops: tuple[int, ...]
 
 
-class View(msgspec.Struct, frozen=True):
-    """The compacted view: its text, its size, and the messages that single lines refer to."""
+class SentCall(msgspec.Struct, frozen=True):
+    """The entries that a call sends after the stable prefix."""
 
-    text: str
-    tokens: int
-    kept_from: int
-    sources: frozenset[int] = frozenset()
-    summary: Summary | None = None
+    at: float
+    view: tuple[HistoryEntry, ...]
 
 
-Compactor = Callable[[Moment], View | None]
+Policy = Callable[[Session], list[SentCall]]
 
 
-def is_scored(recording: Recording) -> bool:
-    """Whether a session is one of the half that is scored."""
-    return hashlib.sha256(recording.id.encode()).digest()[0] % 2 == 1
+class Score(msgspec.Struct, frozen=True):
+    """Sums over sessions, so that scores can be added."""
+
+    sessions: int = 0
+    calls: int = 0
+    cuts: int = 0
+    cost: float = 0.0
+    edits: int = 0
+    edits_in_view: int = 0
+    uses: tuple[int, ...] = (0,) * len(KINDS)
+    uses_in_view: tuple[int, ...] = (0,) * len(KINDS)
+    uses_after_cut: int = 0
+    uses_after_cut_in_view: int = 0
+
+    def __add__(self, other: "Score") -> "Score":
+        pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
+        return Score(*(tuple(map(sum, zip(a, b, strict=True))) if isinstance(a, tuple) else a + b for a, b in pairs))
 
 
-def number_entries(recording: Recording) -> tuple[HistoryEntry, ...]:
-    entries = (item for call in recording.calls for item in (*call.added, *((call.reply,) if call.reply else ())))
-    return tuple(msgspec.structs.replace(entry, number=at + 1) for at, entry in enumerate(entries))
-
-
-def find_named(entry: HistoryEntry) -> set[Entity]:
-    found = set(find_entities(extract_plain_text(entry.content)))
-    for block in entry.content:
-        if isinstance(block, ToolUse) and (command := interpret_call(block).command):
-            found.add(Entity("command", collapse_whitespace(command)[:160]))
-    return found
-
-
-def find_cuts(recording: Recording) -> Iterator[Moment]:
-    """Cuts of a conversation, each when it has grown enough since the previous one and can shrink to a fifth."""
-    history = number_entries(recording)
-    tokens = tuple(count_tokens(extract_plain_text(item.content)) for item in history)
-    named = [find_named(item) for item in history]
-    since, number = 0, 0
-    for end in range(1, len(history)):
-        if history[end].role != "assistant" or sum(tokens[since:end]) < EVERY_TOKENS:
-            continue
-        moment = Moment(history[:end], tokens[:end], since, number + 1, frozenset())
-        cut = _cut(moment)
-        if cut is None or sum(tokens[cut.stop : end]) > SHARE_MAX * moment.before_tokens / 2:
-            continue
-        seen = set().union(*named[:end])
-        used = seen.intersection(_used_next(history, named, end))
-        yield msgspec.structs.replace(moment, used=frozenset(used))
-        since, number = cut.stop, number + 1
-
-
-def _used_next(history: Sequence[HistoryEntry], named: Sequence[set[Entity]], end: int) -> set[Entity]:
-    """What the model or the user mentions in the turns after a cut; tool outputs do not count."""
-    used, turns = set[Entity](), 0
-    for entry, found in zip(history[end:], named[end:], strict=True):
-        turns += entry.role == "assistant"
-        if turns > NEXT_TURNS:
-            break
-        if entry.role == "assistant" or not any(type(block).__name__ == "ToolResult" for block in entry.content):
-            used |= found
-    return used
-
-
-def _cut(moment: Moment):  # type: ignore[no-untyped-def]  # the type is that of cut_at
-    _, tail = split_token_budget(moment.before_tokens, DEFAULT_CONFIG)
-    return choose_cut(moment.history, moment.tokens, tail_tokens_max=tail, unsent=len(moment.history))
-
-
-def _text(history: Sequence[HistoryEntry]) -> str:
-    return "\n".join(extract_plain_text(item.content) for item in history)
-
-
-def ours(moment: Moment) -> View | None:
-    cut = _cut(moment)
-    summary_max, _ = split_token_budget(moment.before_tokens, DEFAULT_CONFIG)
-    retained = moment.history[cut.stop :]
-    summary = build_summary(
-        extract_facts(moment.history[: cut.stop]),
-        tokens_max=summary_max,
-        count=count_tokens,
-        kept=KeptMessages(_text(retained), len(extract_facts(retained).requests)),
-    )
-    text = render_summary(summary, recall=True)
-    sources = frozenset(number for line in summary.lines for number in line.sources)
-    size = count_tokens(text) + sum(moment.tokens[cut.stop :])
-    return View(f"{text}\n{_text(retained)}", size, cut.stop, sources, summary)
-
-
-def truncation(moment: Moment) -> View:
-    """The newest groups that fit into a fifth."""
-    room = int(moment.before_tokens * SHARE_MAX)
-    cut = choose_cut(moment.history, moment.tokens, tail_tokens_max=room, unsent=len(moment.history))
-    start = cut.stop if cut else 0
-    return View(_text(moment.history[start:]), sum(moment.tokens[start:]), start)
-
-
-def keep_last(count: int) -> Compactor:
-    def last(moment: Moment) -> View:
-        groups = group_exchanges(moment.history, moment.tokens)[-count:]
-        start = groups[0].start
-        return View(_text(moment.history[start:]), sum(moment.tokens[start:]), start)
-
-    return last
-
-
-def seed(moment: Moment) -> View:
-    """The summary of seed 002 and its last four messages."""
-    start = group_exchanges(moment.history)[-2].start if len(moment.history) > 4 else 0
-    text = summarize_messages([Message(item.role, item.content) for item in moment.history[:start]])
-    return View(f"{text}\n{_text(moment.history[start:])}", count_tokens(text) + sum(moment.tokens[start:]), start)
-
-
-def read_client_summaries(recording: Recording) -> Iterator[tuple[Moment, View]]:
-    """What a recorded client has really put in place of its conversation, and the moment in which it did."""
+def number_session(recording: Recording) -> Session:
     entries: list[HistoryEntry] = []
-    for index, call in enumerate(recording.calls):
-        if call.kept_entries == 0 and entries:
-            later_entries = [item for later in recording.calls[index:] for item in (*later.added, *_reply(later))]
-            later_entries = later_entries[len(call.added) :]
-            before = tuple(entries)
-            seen = set().union(*(find_named(item) for item in before))
-            used = seen & _used_next(later_entries, [find_named(item) for item in later_entries], 0)
-            tokens = tuple(count_tokens(extract_plain_text(item.content)) for item in before)
-            text = _text(call.added)
-            yield Moment(before, tokens, 0, 1, frozenset(used)), View(text, count_tokens(text), len(before))
-            entries = []
-        entries += [*call.added, *_reply(call)]
+    stops = []
+    for call in recording.calls:
+        for entry in call.added:
+            entries.append(msgspec.structs.replace(entry, number=len(entries) + 1))
+        stops.append(len(entries))
+        if call.reply is not None:
+            entries.append(msgspec.structs.replace(call.reply, number=len(entries) + 1))
+    tokens = tuple(count_tokens(extract_plain_text(entry.content), MODEL.tokens_factor) for entry in entries)
+    # The client's system prompt and tools are not recorded, but the size of the first prompt is.
+    prefix_tokens = max(0, (recording.first_prompt_tokens or 0) - sum(tokens[: stops[0]]))
+    return Session(recording, tuple(entries), tokens, prefix_tokens, tuple(stops))
 
 
-def _reply(call: RecordedCall) -> tuple[HistoryEntry, ...]:
-    return (call.reply,) if call.reply is not None else ()
+def never(session: Session) -> list[SentCall]:
+    calls = zip(session.recording.calls, session.stops, strict=True)
+    return [SentCall(call.at, session.entries[:stop]) for call, stop in calls]
 
 
-def find_reachable(moment: Moment, view: View) -> set[Entity]:
-    """The text of the groups that a line of the summary refers to."""
-    found = set[Entity]()
-    for group in group_exchanges(moment.history):
-        inside = moment.history[group.start : group.stop]
-        if any(item.number in view.sources for item in inside):
-            for item in inside:
-                found |= find_named(item)
-    return found
+def keep_last(count: int) -> Policy:
+    def play(session: Session) -> list[SentCall]:
+        sent = []
+        for call in never(session):
+            groups = group_exchanges(call.view)
+            sent.append(SentCall(call.at, call.view[groups[-count:][0].start :]))
+        return sent
+
+    return play
 
 
-def present(entity: Entity, view: View, normalized: str) -> bool:
-    return entity.text in (normalized if entity.kind in ("error", "command") else view.text)
+def seed_002(session: Session) -> list[SentCall]:
+    """The seed's own functions: four messages are kept, from 100,000 tokens of prompt on."""
+    sent: list[SentCall] = []
+    view: tuple[HistoryEntry, ...] = ()
+    summary_tokens = before = 0
+    for call in never(session):
+        view += call.view[before:]
+        before = len(call.view)
+        numbered_tokens = sum(session.tokens[entry.number - 1] for entry in view if entry.number)
+        if session.prefix_tokens + summary_tokens + numbered_tokens >= LIMIT_TOKENS:
+            result = compact_messages([Message(entry.role, entry.content) for entry in view], CompactionConfig())
+            if result.removed_message_count:
+                summary = HistoryEntry("user", result.messages[0].content, layer="record")
+                view = (summary, *view[len(view) - len(result.messages) + 1 :])
+                summary_tokens = count_tokens(extract_plain_text(summary.content), MODEL.tokens_factor)
+        sent.append(SentCall(call.at, view))
+    return sent
 
 
-def count_fabricated(moment: Moment, summary: Summary) -> int:
-    """Entities in a summary that the conversation does not contain; our own digests do not count."""
-    entries = _text(moment.history)
-    count = 0
-    for line in summary.lines:
-        for entity in find_entities(line.text):
-            ours_to_make = f"sha:{entity.text}" in line.text or entity.kind == "error"
-            count += not ours_to_make and entity.text not in entries
-    return count
+def langchain_trim(session: Session) -> list[SentCall]:
+    """`trim_messages` of langchain-core with the arguments of its documentation, to the same limit."""
+    converted = [_to_langchain(entry) for entry in session.entries]
+
+    def count(messages: Sequence[BaseMessage]) -> int:
+        return sum(session.tokens[int(number) - 1] for number in dict.fromkeys(m.id for m in messages) if number)
+
+    sent = []
+    for call in never(session):
+        trimmed = trim_messages(
+            [message for entry in call.view for message in converted[entry.number - 1]],
+            max_tokens=max(1, LIMIT_TOKENS - session.prefix_tokens),
+            token_counter=count,
+            strategy="last",
+            start_on="human",
+            end_on=("human", "tool"),
+        )
+        numbers = {int(message.id) for message in trimmed if message.id}
+        view = tuple(entry for entry in call.view if entry.number in numbers)
+        # Where no user text is among the newest messages, as in a long tool loop, it returns nothing that can be sent.
+        sent.append(SentCall(call.at, view or call.view[group_exchanges(call.view)[-1].start :]))
+    return sent
+
+
+def _to_langchain(entry: HistoryEntry) -> list[BaseMessage]:
+    number = str(entry.number)
+    if entry.role == "assistant":
+        calls = [block for block in entry.content if isinstance(block, ToolUse)]
+        return [AIMessage("", id=number, tool_calls=[{"name": call.name, "args": {}, "id": call.id} for call in calls])]
+    results = [block for block in entry.content if isinstance(block, ToolResult)]
+    return [ToolMessage("", tool_call_id=r.tool_use_id, id=number) for r in results] or [HumanMessage("", id=number)]
+
+
+def holdfast_mode(config: CompactionConfig) -> Policy:
+    def play(session: Session) -> list[SentCall]:
+        compacted = compact_recording(session.recording, MODEL, config)
+        view: tuple[HistoryEntry, ...] = ()
+        sent = []
+        for call in compacted.recording.calls:
+            view = (*(view if call.kept_entries is None else view[: call.kept_entries]), *call.added)
+            sent.append(SentCall(call.at, view))
+            number = max(entry.number for entry in view) + 1
+            view += (msgspec.structs.replace(call.reply, number=number),) if call.reply else ()
+        return sent
+
+    return play
+
+
+POLICIES: dict[str, Policy] = {
+    "never": never,
+    "seed 002": seed_002,
+    "LangChain trim_messages": langchain_trim,
+    "the last 10 groups": keep_last(10),
+    "holdfast threshold": holdfast_mode(CompactionConfig(money=False)),
+    "holdfast economical": holdfast_mode(CompactionConfig()),
+}
+
+
+class Uses:
+    """What each reply of a session uses of the conversation before it, and in which entries that was seen."""
+
+    def __init__(self, session: Session) -> None:
+        texts = [_LINE_NUMBER.sub("", extract_plain_text(entry.content)) for entry in session.entries]
+        self.texts = texts
+        seen: dict[Entity, list[int]] = {}
+        self.names_by_call: list[list[tuple[Entity, list[int]]]] = []
+        self.edits_by_call: list[list[tuple[str, list[int]]]] = []
+        self.seen = seen
+        at = 0
+        for stop in session.stops:
+            for index in range(at, stop):
+                self._index(index)
+            at = stop
+            reply = session.entries[stop] if stop < len(session.entries) else None
+            if reply is None or reply.role != "assistant":
+                self.names_by_call.append([])
+                self.edits_by_call.append([])
+                continue
+            found = {entity for entity in find_entities(texts[stop]) if entity.kind in KINDS}
+            self.names_by_call.append([(entity, seen[entity]) for entity in sorted(found, key=str) if entity in seen])
+            edits = []
+            for old in find_old_strings(reply):
+                numbers = [index + 1 for index in range(stop) if old in texts[index]]
+                edits += [(old, numbers)] if numbers else []
+            self.edits_by_call.append(edits)
+
+    def _index(self, index: int) -> None:
+        for entity in set(find_entities(self.texts[index])):
+            if entity.kind in KINDS:
+                self.seen.setdefault(entity, []).append(index + 1)
+
+
+def find_old_strings(reply: HistoryEntry) -> Iterator[str]:
+    """The texts that the edits of a reply replace."""
+    for block in reply.content:
+        if isinstance(block, ToolUse):
+            try:
+                arguments = msgspec.json.decode(block.arguments_json)
+            except msgspec.MsgspecError:
+                continue
+            yield from _old_strings(arguments)
+
+
+def _old_strings(value: Json) -> Iterator[str]:
+    if isinstance(value, dict):
+        for name in ("old_string", "old_str", "oldText"):
+            text = value.get(name)
+            if isinstance(text, str) and text.strip():
+                yield text
+        for edit in value.get("edits") or () if isinstance(value.get("edits"), list) else ():
+            yield from _old_strings(edit)
+
+
+class _View:
+    """Answers whether something is in view: by number for unchanged entries, by text for the others."""
+
+    def __init__(self, session: Session, call: SentCall) -> None:
+        unchanged, changed = [], []
+        for entry in call.view:
+            original = session.entries[entry.number - 1] if entry.number else None
+            if original is not None and entry.content is original.content:
+                unchanged.append(entry.number)
+            else:
+                changed.append(_LINE_NUMBER.sub("", extract_plain_text(entry.content)))
+        self.first = unchanged[0] if unchanged else sys.maxsize
+        self.is_contiguous = not unchanged or unchanged[-1] - unchanged[0] + 1 == len(unchanged)
+        self.last = unchanged[-1] if unchanged else 0
+        self.numbers = frozenset(unchanged)
+        self.text = "\n".join(changed)
+
+    def has(self, text: str, numbers: Sequence[int]) -> bool:
+        if self.is_contiguous:
+            at = bisect_left(numbers, self.first)
+            if at < len(numbers) and numbers[at] <= self.last:
+                return True
+        elif any(number in self.numbers for number in numbers):
+            return True
+        return text in self.text
+
+
+def score_session(session: Session, uses: Uses, policy: Policy) -> Score:
+    sent = policy(session)
+    setting = find_newest_price(MODEL, LIMIT_TOKENS)
+    read, write = float(setting.cache_read / setting.input), float(setting.cache_write_5m / setting.input)
+    ttl_seconds = MODEL.cache.ttls_seconds[TTL]
+    score = Score(1, len(sent))
+    previous: SentCall | None = None
+    for index, call in enumerate(sent):
+        shared = _shared_entries(previous, call)
+        sizes = [_entry_tokens(session, entry) for entry in call.view]
+        prompt = session.prefix_tokens + sum(sizes)
+        shared_tokens = session.prefix_tokens + sum(sizes[:shared])
+        is_cold = previous is None or call.at - previous.at >= ttl_seconds
+        cost = write * prompt if is_cold else read * shared_tokens + write * (prompt - shared_tokens)
+        view = _View(session, call)
+        edits = [view.has(*edit) for edit in uses.edits_by_call[index]]
+        names = uses.names_by_call[index]
+        in_view = [entity.kind for entity, numbers in names if view.has(entity.text, numbers)]
+        is_cut = previous is not None and shared < len(previous.view)
+        after_cut = _score_after_cut(uses, view, index, session.stops[index]) if is_cut else (0, 0)
+        score += Score(
+            cuts=is_cut,
+            cost=cost,
+            edits=len(edits),
+            edits_in_view=sum(edits),
+            uses=tuple(sum(entity.kind == kind for entity, _ in names) for kind in KINDS),
+            uses_in_view=tuple(in_view.count(kind) for kind in KINDS),
+            uses_after_cut=after_cut[0],
+            uses_after_cut_in_view=after_cut[1],
+        )
+        previous = call
+    return score
+
+
+def _score_after_cut(uses: Uses, view: _View, index: int, stop: int) -> tuple[int, int]:
+    """Names seen before a cut and used in the next calls, and how many of them the cut left in view."""
+    following = uses.names_by_call[index : index + NEXT_CALLS]
+    names = {entity: numbers for used in following for entity, numbers in used if numbers[0] <= stop}
+    return len(names), sum(view.has(entity.text, numbers) for entity, numbers in names.items())
+
+
+def _shared_entries(previous: SentCall | None, call: SentCall) -> int:
+    if previous is None:
+        return 0
+    pairs = enumerate(zip(previous.view, call.view, strict=False))
+    differing = (at for at, (old, new) in pairs if old.content is not new.content)
+    return next(differing, min(len(previous.view), len(call.view)))
+
+
+def _entry_tokens(session: Session, entry: HistoryEntry) -> int:
+    if entry.number and entry.content is session.entries[entry.number - 1].content:
+        return session.tokens[entry.number - 1]
+    return count_tokens(extract_plain_text(entry.content), MODEL.tokens_factor)
+
+
+def score_recording(recording: Recording) -> dict[str, Score]:
+    session = number_session(recording)
+    uses = Uses(session)
+    return {name: score_session(session, uses, policy) for name, policy in POLICIES.items()}
 
 
 def run() -> list[tuple[str, str]]:
     folder = traces_folder()
     if folder is None:
         return [SKIPPED]
-    sessions = [item for name in SOURCES for item in sessions_of(folder, name, compactions=False) if is_scored(item)]
-    sessions.sort(key=lambda item: hashlib.sha256(item.id.encode()).hexdigest())
-    cuts = [moment for item in sessions[:SESSIONS_MAX] for moment in find_cuts(item)]
-    rivals: dict[str, Compactor] = {
-        "holdfast": ours,
-        "truncation to a fifth": truncation,
-        "the last 10 groups": keep_last(10),
-        "seed 002": seed,
-    }
-    rows = [("cuts", f"{len(cuts)} in {len(sessions[:SESSIONS_MAX])} sessions that chose no constant")]
-    for name, compactor in rivals.items():
-        rows += _scores(name, compactor, cuts)
-    summaries = {
-        id(moment): (moment, view)
-        for name in SOURCES
-        for item in sessions_of(folder, name, compactions=True)
-        for moment, view in read_client_summaries(item)
-    }
-    if summaries:
-        normalized = [moment for moment, _ in summaries.values()]
-        label = f"the client's own {len(normalized)} summaries"
-        rows += _scores(label, lambda moment: summaries[id(moment)][1], normalized)
-    return rows
+    recordings = sessions_of(folder, WITH_PAUSES, compactions=False)
+    # Longest first, so that the workers end together.
+    recordings.sort(key=lambda recording: (-len(recording.calls), hashlib.sha256(recording.id.encode()).hexdigest()))
+    scores = dict.fromkeys(POLICIES, Score())
+    with ProcessPoolExecutor(WORKERS) as pool:
+        for done, result in enumerate(pool.map(score_recording, recordings), start=1):
+            scores = {name: scores[name] + result[name] for name in scores}
+            if done % 20 == 0:
+                print(f"{done} sessions", file=sys.stderr, flush=True)
+    return print_scores(scores)
 
 
-def _scores(name: str, compactor: Compactor, cuts: Sequence[Moment]) -> list[tuple[str, str]]:
-    total, seen, reachable = Counter[str](), Counter[str](), Counter[str]()
-    shares, fabricated_count, seconds = [], 0, []
-    for moment in cuts:
-        started = time.perf_counter()
-        view = compactor(moment)
-        seconds.append(time.perf_counter() - started)
-        if view is None:
-            continue
-        shares.append(view.tokens / moment.before_tokens)
-        normalized, reach = normalize_text(view.text), find_reachable(moment, view) if view.sources else set()
-        fabricated_count += count_fabricated(moment, view.summary) if view.summary else 0
-        for entity in moment.used:
-            for key in ("all", entity.kind, f"compaction {min(moment.number, 4)}"):
-                total[key] += 1
-                there = present(entity, view, normalized)
-                seen[key] += there
-                reachable[key] += there or entity in reach
-    bars = f" (bar: {IN_VIEW_MIN:.2f} and {EXPANDABLE_MIN:.2f})" if name == "holdfast" else ""
+def print_scores(scores: dict[str, Score]) -> list[tuple[str, str]]:
+    base = scores["never"]
     rows = [
-        (f"{name}: recall in view, and with lines that lead there", f"{_both(seen, reachable, total, 'all')}{bars}")
+        ("sessions", f"{base.sessions}, {base.calls} calls, {base.edits} edits of text seen before, {MODEL.id}, {TTL}")
     ]
-    rows.append((f"{name}: size", f"{statistics.mean(shares):.3f} of before, at most {max(shares):.3f}"))
-    if name == "holdfast":
-        rows += [
-            (f"  {key}, {total[key]} uses", _both(seen, reachable, total, key)) for key in sorted(total) if key != "all"
-        ]
-        rows.append(("fabricated entities", f"{fabricated_count} (bar: 0)"))
-        rows.append(("time for a record", f"{statistics.median(seconds):.2f} s, at most {max(seconds):.2f} s"))
+    for name, score in scores.items():
+        kinds = ", ".join(f"{kind} {in_view / max(1, uses):.3f}" for kind, uses, in_view in _by_kind(score))
+        after_cut = score.uses_after_cut_in_view / score.uses_after_cut if score.uses_after_cut else 1.0
+        figures = (
+            f"cost {score.cost / base.cost:.3f}",
+            f"edits {score.edits_in_view / max(1, score.edits):.3f}",
+            f"next use {sum(score.uses_in_view) / max(1, sum(score.uses)):.3f} ({kinds})",
+            f"after a cut {after_cut:.3f}",
+            f"{score.cuts} cuts",
+        )
+        rows.append((name, ", ".join(figures)))
     return rows
 
 
-def normalize_text(text: str) -> str:
-    """The text on one line and without its numbers, as signatures of errors and commands are."""
-    return "\n".join((collapse_whitespace(text), *(error_signature(line) for line in text.splitlines())))
-
-
-def _both(seen: Counter[str], reachable: Counter[str], total: Counter[str], key: str) -> str:
-    return f"{seen[key] / max(1, total[key]):.3f}, {reachable[key] / max(1, total[key]):.3f}"
+def _by_kind(score: Score) -> Iterator[tuple[str, int, int]]:
+    return zip(KINDS, score.uses, score.uses_in_view, strict=True)
