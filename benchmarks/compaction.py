@@ -12,6 +12,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import msgspec
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, trim_messages
@@ -22,7 +23,7 @@ from holdfast.catalog.token_count import count_tokens
 from holdfast.compaction.models import CompactionConfig
 from holdfast.compaction.seed_strategy import compact_messages
 from holdfast.compaction.view import group_exchanges
-from holdfast.extraction.entities import Entity, find_entities
+from holdfast.extraction.entities import Entity, EntityKind, find_entities
 from holdfast.extraction.tool_calls import extract_plain_text
 from holdfast.replay.compaction import compact_recording
 from holdfast.replay.playback import find_newest_price
@@ -36,7 +37,7 @@ LIMIT_TOKENS = 100_000
 """The threshold of seed 002; LangChain trims to the same size."""
 
 NEXT_CALLS = 20
-KINDS = ("path", "symbol", "value")
+KINDS: tuple[EntityKind, ...] = ("path", "symbol", "value")
 WORKERS = 2
 _LINE_NUMBER = re.compile(r"^ *\d+[→\t]", re.MULTILINE)
 
@@ -77,7 +78,8 @@ class Score(msgspec.Struct, frozen=True):
 
     def __add__(self, other: "Score") -> "Score":
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
-        return Score(*(tuple(map(sum, zip(a, b, strict=True))) if isinstance(a, tuple) else a + b for a, b in pairs))
+        sums: list[Any] = [tuple(map(sum, zip(a, b, strict=True))) if isinstance(a, tuple) else a + b for a, b in pairs]
+        return Score(*sums)
 
 
 def number_session(recording: Recording) -> Session:
@@ -239,7 +241,8 @@ def _old_strings(value: Json) -> Iterator[str]:
             text = value.get(name)
             if isinstance(text, str) and text.strip():
                 yield text
-        for edit in value.get("edits") or () if isinstance(value.get("edits"), list) else ():
+        edits = value.get("edits")
+        for edit in edits if isinstance(edits, list) else ():
             yield from _old_strings(edit)
 
 
