@@ -45,9 +45,7 @@ def test_the_recorder_process_runs_no_code_from_the_working_directory(
 ) -> None:
     (tmp_path / "msgspec.py").write_text("open('was_run', 'w').close()\n")
     monkeypatch.chdir(tmp_path)
-    RecorderProcess(
-        (RECORDER_MODULE,), RecorderSetup("memory:", simulated=True), on_spent=lambda key_id, at, dollars: None
-    ).close()
+    RecorderProcess((RECORDER_MODULE,), RecorderSetup("memory:", simulated=True), on_spent=lambda charge: None).close()
     assert [path.name for path in tmp_path.iterdir()] == ["msgspec.py"]
 
 
@@ -84,9 +82,7 @@ def test_an_unused_queue_closes() -> None:
 
 
 def test_calls_continue_and_are_counted_when_the_recorder_process_is_gone() -> None:
-    relay = RecorderProcess(
-        ("holdfast.errors",), RecorderSetup(None, simulated=True), on_spent=lambda key_id, at, dollars: None
-    )
+    relay = RecorderProcess(("holdfast.errors",), RecorderSetup(None, simulated=True), on_spent=lambda charge: None)
     relay._process.wait()
     for _ in range(3):
         exchange = Exchange(

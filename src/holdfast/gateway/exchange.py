@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
+from holdfast.clock import new_ulid
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.events.payloads.cache import CacheControlsApplied
 from holdfast.events.payloads.calls import RequestChange
@@ -49,6 +50,20 @@ class GatewayCaller(msgspec.Struct, frozen=True):
     team_id: str | None = None
 
 
+class CallCharge(msgspec.Struct, frozen=True):
+    """What a call of a gateway key counts against its budget; 0 dollars for one that cost nothing.
+
+    `id` is that of the exchange. Pings and batch results, which have no exchange of their own, have an id that is the
+    same whenever they are recorded again.
+    """
+
+    id: str
+    key_id: str
+    at: float
+    dollars: float
+    output_tokens: int = 0
+
+
 class WebSocketCall(msgspec.Struct, frozen=True):
     """A request that came as a message on a WebSocket: the response it continues, and whether it asks for no output.
 
@@ -86,6 +101,7 @@ class AuthenticatedRequest(msgspec.Struct, frozen=True):
 class Exchange:
     """Bodies are buffered as received, up to BUFFERED_BYTES_MAX; headers are stored without credentials.
 
+    `id` is unique, also across processes; what is recorded twice under one id counts once.
     `request_bytes` and `response_bytes` are the sizes as received, of bodies that were too large to buffer as well.
     `record` belongs to the watcher. `queue_length` is how many exchanges waited for the recorder before this one.
     `original_body` is the request body as received, if a rewritten one was sent. `session_id` is set once it is
@@ -93,8 +109,16 @@ class Exchange:
     """
 
     def __init__(
-        self, target: Target, headers: Headers, caller: GatewayCaller, at: float, *, method: str = "POST"
+        self,
+        target: Target,
+        headers: Headers,
+        caller: GatewayCaller,
+        at: float,
+        *,
+        method: str = "POST",
+        id: str | None = None,
     ) -> None:
+        self.id = id or new_ulid(at)
         self.target = target
         self.method = method
         self.caller = caller

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.catalog.lookup import utc_date
 from holdfast.errors import UserError
-from holdfast.gateway.exchange import GatewayRefusedError
+from holdfast.gateway.exchange import CallCharge, GatewayRefusedError
 from holdfast.gateway.routes import PRESETS
 
 FILE_BYTES_MAX = 1024 * 1024
@@ -59,10 +59,10 @@ class KeyLimitTable:
             raise GatewayRefusedError(403, f"no {mount} key is configured for this gateway key")
         return provider_key.encode("ascii")
 
-    def add_spending(self, key_id: str, at: float, dollars: float) -> None:
-        day = (key_id, utc_date(at))
+    def add_spending(self, charge: CallCharge) -> None:
+        day = (charge.key_id, utc_date(charge.at))
         with self._lock:
-            self._spent[day] = self._spent.get(day, 0.0) + dollars
+            self._spent[day] = self._spent.get(day, 0.0) + charge.dollars
 
     @property
     def has_budgets(self) -> bool:

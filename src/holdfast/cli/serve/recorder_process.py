@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.cli.open_store import load_configured_models, open_store_with_records
 from holdfast.clock import new_ulid
+from holdfast.gateway.exchange import CallCharge
 from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.recording.worker_process import (
     MessageReceiver,
@@ -54,10 +55,10 @@ def run_recorder() -> None:
         observer.close()
 
 
-def _report_spending(key_id: str, at: float, dollars: float) -> None:
+def _report_spending(charge: CallCharge) -> None:
     # The gateway may have closed its end of the pipe already.
     with contextlib.suppress(OSError):
-        write_frame(sys.stdout.buffer, msgspec.msgpack.encode(SpendingMessage(key_id, at, dollars)))
+        write_frame(sys.stdout.buffer, msgspec.msgpack.encode(SpendingMessage(charge)))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from holdfast.errors import ProviderError
 from holdfast.events.log import EventLog
 from holdfast.events.payloads.calls import ConversationTrace, GatewayForwarded
 from holdfast.events.payloads.session import ParentSession, SessionStarted
-from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, INTERRUPTIONS, Exchange
+from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, INTERRUPTIONS, CallCharge, Exchange
 from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.headers import Headers
 from holdfast.gateway.recording.conversation_match import (
@@ -68,8 +68,8 @@ BUSY_QUEUE_LENGTH = 64
 _PROMPT_UNKNOWN = "previous_response_id: the prompt of that response is not known, only what was sent after it"
 _UNREADABLE = "a response could not be decoded; its usage is unknown"
 
-OnSpent = Callable[[str, float, float], None]
-"""Called with key id, time and cost in dollars of each call made with a gateway key."""
+OnSpent = Callable[[CallCharge], None]
+"""Called with the charge of each call made with a gateway key."""
 
 
 class _Tracked(msgspec.Struct, frozen=True):
@@ -109,7 +109,7 @@ class GatewayRecorder:
         new_id: NewId,
         simulated: bool = False,
         rewriter: RequestRewriter | None = None,
-        on_spent: OnSpent = lambda key_id, at, dollars: None,
+        on_spent: OnSpent = lambda charge: None,
         unpriced_usd_per_mtok: float = UNPRICED_USD_PER_MTOK,
         on_session: Callable[[str], None] = lambda session_id: None,
         warnings: WarningLog | None = None,
@@ -358,8 +358,7 @@ class GatewayRecorder:
         cost = recorder.record_prewarm(
             prepared, warm_up.usage, reason="a warm-up of the client", at=exchange.started_at
         )
-        if exchange.caller.key_id is not None and warm_up.usage != Usage():
-            self._on_spent(exchange.caller.key_id, exchange.started_at, float(cost))
+        self._charge(exchange, exchange.id, exchange.started_at, float(cost))
 
     def _record_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
         active = exchange.record
@@ -367,8 +366,7 @@ class GatewayRecorder:
             self._now = at
             usage = active.adapter.decode_reply(response).usage
             cost = active.recorder.record_ping(active.call, usage, ttl=ping.ttl, block=ping.block_index)
-            if exchange.caller.key_id is not None:
-                self._on_spent(exchange.caller.key_id, at, float(cost))
+            self._charge(exchange, f"{exchange.id}.ping.{at}", at, float(cost))
 
     def _record_outcome(self, exchange: Exchange, active: _ActiveCall) -> Reply | None:
         response = self._decode_response(exchange, active.adapter)
@@ -396,9 +394,13 @@ class GatewayRecorder:
         # A call without usage wrote nothing to a cache (a 429 or 529), so it must not count as a cache write.
         if usage == Usage():
             active.pricer.undo_pricing(active.priced_number)
-        elif exchange.caller.key_id is not None:
-            self._on_spent(exchange.caller.key_id, call.started_at, self._spent_usd(recorder, call, usage))
+        spent = self._spent_usd(recorder, call, usage)
+        self._charge(exchange, exchange.id, call.started_at, spent, output_tokens=usage.output)
         return reply
+
+    def _charge(self, exchange: Exchange, id: str, at: float, dollars: float, *, output_tokens: int = 0) -> None:
+        if exchange.caller.key_id is not None:
+            self._on_spent(CallCharge(id, exchange.caller.key_id, at, dollars, output_tokens))
 
     def _estimate_usage(self, exchange: Exchange, call: ObservedCall) -> Usage:
         """Usage by size, for a response that cannot be decoded: nothing read from the cache, one token per 4 bytes."""
@@ -494,9 +496,8 @@ class GatewayRecorder:
             uncached = sum((uncached_cost_usd(usage, price) for usage, price in priced), Decimal(0))
             costs = paid * scale, uncached * scale
         recorder.complete_call(call, Reply((), "end_turn", total), costs=costs)
-        if caller.key_id is not None:
-            spent = float(costs[0]) if row and row.prices else self._spent_usd(recorder, call, total)
-            self._on_spent(caller.key_id, call.started_at, spent)
+        spent = float(costs[0]) if row and row.prices else self._spent_usd(recorder, call, total)
+        self._charge(exchange, f"{recorder.session_id}.{model}", call.started_at, spent)
 
 
 def _decode_request(adapter: Adapter, exchange: Exchange) -> tuple[bytes, TolerantRequest]:

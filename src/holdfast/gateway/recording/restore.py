@@ -20,6 +20,7 @@ from holdfast.events.payloads.calls import (
     RequestPrepared,
 )
 from holdfast.events.payloads.session import SessionStarted
+from holdfast.gateway.exchange import CallCharge
 from holdfast.gateway.key_limits import KeyLimitTable
 from holdfast.gateway.recording.conversation_match import RequestFingerprint, SessionHints, make_restored_scope
 from holdfast.gateway.recording.worker_process import UNPRICED_USD_PER_MTOK
@@ -140,7 +141,7 @@ def restore_spending(
         for spending in iterate_spending(log, since=utc_date(now)):
             if spending.key_id is not None:
                 estimate = spending.unpriced_tokens * unpriced_usd_per_mtok / 1_000_000
-                limits.add_spending(spending.key_id, spending.at, spending.dollars + estimate)
+                limits.add_spending(CallCharge("", spending.key_id, spending.at, spending.dollars + estimate))
 
 
 def _fold_spending(events: Iterable[Event], since: date | None) -> Iterator[CallSpending]:

@@ -14,7 +14,7 @@ from typing import IO, Generic, TypeVar
 import msgspec
 
 from holdfast.events.payloads.calls import RequestChange
-from holdfast.gateway.exchange import Exchange, ExchangeEnd, GatewayCaller, WebSocketCall
+from holdfast.gateway.exchange import CallCharge, Exchange, ExchangeEnd, GatewayCaller, WebSocketCall
 from holdfast.gateway.rewrite.rewriter import GatewayPing
 from holdfast.gateway.routes import Target
 
@@ -61,6 +61,7 @@ class RequestMessage(msgspec.Struct, frozen=True, tag=True):
     queue_length: int = 0
     websocket_call: WebSocketCall | None = None
     method: str = "POST"
+    id: str = ""
 
 
 class EndMessage(msgspec.Struct, frozen=True, tag=True):
@@ -83,9 +84,7 @@ class PingMessage(msgspec.Struct, frozen=True, tag=True):
 class SpendingMessage(msgspec.Struct, frozen=True, tag=True):
     """Sent back by the recorder process: the cost of a call made with a gateway key."""
 
-    key_id: str
-    at: float
-    dollars: float
+    charge: CallCharge
 
 
 RecorderMessage = RecorderSetup | RequestMessage | EndMessage | PingMessage | SpendingMessage
@@ -112,7 +111,7 @@ class RecorderProcess:
     """A watcher that forwards exchanges to the recorder process. Never raises, never blocks."""
 
     def __init__(
-        self, arguments: Sequence[str], setup: RecorderSetup, *, on_spent: Callable[[str, float, float], None]
+        self, arguments: Sequence[str], setup: RecorderSetup, *, on_spent: Callable[[CallCharge], None]
     ) -> None:
         self._process = subprocess.Popen(
             # -P: do not import modules from the working directory. A new session: Ctrl-C must not end the recorder
@@ -143,6 +142,7 @@ class RecorderProcess:
         self._put(
             RequestMessage(
                 number=self._last_number,
+                id=exchange.id,
                 target=exchange.target,
                 headers=exchange.headers,
                 caller=exchange.caller,
@@ -209,7 +209,7 @@ class RecorderProcess:
         if self._process.stdout is not None:
             for message in read_frames(self._process.stdout):
                 if isinstance(message, SpendingMessage):
-                    self._on_spent(message.key_id, message.at, message.dollars)
+                    self._on_spent(message.charge)
 
 
 class MessageReceiver:
@@ -227,7 +227,9 @@ class MessageReceiver:
     def handle_message(self, message: RecorderMessage) -> None:
         match message:
             case RequestMessage():
-                exchange = Exchange(message.target, message.headers, message.caller, message.at, method=message.method)
+                exchange = Exchange(
+                    message.target, message.headers, message.caller, message.at, method=message.method, id=message.id
+                )
                 exchange.restore_request(message.body, message.size_bytes)
                 exchange.original_body, exchange.changes, exchange.queue_length = (
                     message.original_body,
