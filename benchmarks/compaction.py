@@ -185,8 +185,8 @@ POLICIES: dict[str, Policy] = {
     "seed 002": seed_002,
     "LangChain trim_messages": langchain_trim,
     "the last 10 groups": keep_last(10),
-    "holdfast threshold": holdfast_mode(CompactionConfig(money=False)),
-    "holdfast economical": holdfast_mode(CompactionConfig()),
+    "holdfast threshold": holdfast_mode(CompactionConfig(mode="threshold")),
+    "holdfast economical": holdfast_mode(CompactionConfig(mode="economical")),
 }
 
 

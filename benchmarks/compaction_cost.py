@@ -40,7 +40,7 @@ RATIO_MAX = 1.15
 CLEARED_TOKENS = 40
 REFETCHED_TOKENS = (0, 4_000)
 EXPECTED_TOKENS = (0, 1_000, 2_000, 3_000, 4_000, 6_000)
-CONFIG = CompactionConfig()
+CONFIG = CompactionConfig(mode="economical")
 SETTINGS = (
     ("anthropic:claude-sonnet-4-6", "1h"),
     ("anthropic:claude-sonnet-4-6", "5m"),

@@ -40,7 +40,8 @@ from holdfast.types.transcript import validate_transcript
 from holdfast.types.usage import Usage
 
 RATES = CacheRates(Decimal("0.1"), Decimal("1.25"))
-CONFIG = CompactionConfig(money=False)
+CONFIG = CompactionConfig()
+ECONOMICAL = CompactionConfig(mode="economical")
 NUMBERS = CompactionNumbers(0, 0, 0, 0, 0, 0.0)
 
 
@@ -67,12 +68,12 @@ def test_the_current_size_decides_and_not_the_tokens_spent(prompt: int, trigger:
     assert find_compaction_trigger(outlook(prompt), CompactionMonitor(), CONFIG) == trigger
 
 
-def test_with_auto_disabled_nothing_triggers() -> None:
-    assert find_compaction_trigger(outlook(500_000), CompactionMonitor(), CompactionConfig(auto=False)) is None
+def test_with_compaction_off_nothing_triggers() -> None:
+    assert find_compaction_trigger(outlook(500_000), CompactionMonitor(), CompactionConfig(mode="off")) is None
 
 
 def test_the_cost_trigger_waits_until_carrying_has_cost_as_much_as_removing() -> None:
-    config = CompactionConfig()
+    config = ECONOMICAL
     early = outlook(60_000, calls=2, sent_tokens=80_000, base_tokens=35_000)
     late = outlook(60_000, calls=30, sent_tokens=30 * 45_000)
     assert find_compaction_trigger(early, CompactionMonitor(), config) is None
@@ -86,8 +87,23 @@ def test_the_cost_trigger_waits_until_carrying_has_cost_as_much_as_removing() ->
 
 
 def test_a_cold_cache_triggers_only_if_there_is_something_to_gain() -> None:
-    assert find_compaction_trigger(outlook(60_000, is_cache_cold=True), CompactionMonitor(), CONFIG) == "cache_expired"
-    assert find_compaction_trigger(outlook(17_000, is_cache_cold=True), CompactionMonitor(), CONFIG) is None
+    cold = outlook(60_000, is_cache_cold=True)
+    assert find_compaction_trigger(cold, CompactionMonitor(), ECONOMICAL) == "cache_expired"
+    assert find_compaction_trigger(outlook(17_000, is_cache_cold=True), CompactionMonitor(), ECONOMICAL) is None
+
+
+@pytest.mark.parametrize("prompt", [11_496, 60_000, 99_999])
+def test_money_triggers_nothing_unless_it_is_asked_for(prompt: int) -> None:
+    for cold in (False, True):
+        ripe = outlook(prompt, is_cache_cold=cold, calls=90, sent_tokens=90 * prompt, stable_prefix_tokens=1_000)
+        assert find_compaction_trigger(ripe, CompactionMonitor(), CONFIG) is None
+
+
+@pytest.mark.parametrize(("window", "limit"), [(1_000_000, 100_000), (128_000, 100_000), (64_000, 51_200)])
+def test_the_limit_is_eighty_percent_of_a_small_window(window: int, limit: int) -> None:
+    for prompt, trigger in ((limit - 1, None), (limit, "soft")):
+        session = outlook(prompt, window_tokens=window)
+        assert find_compaction_trigger(session, CompactionMonitor(), CONFIG) == trigger
 
 
 def test_nothing_triggers_directly_after_a_compaction() -> None:
@@ -246,6 +262,7 @@ async def test_a_prompt_over_the_window_can_be_shortened_step_by_step() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"mode": "on"}, "mode of a CompactionConfig must be one of off, threshold, economical, not 'on'"),
         ({"preserve_recent_messages": -1}, "preserve_recent_messages of a CompactionConfig must be a whole number"),
         ({"max_estimated_tokens": "x"}, "max_estimated_tokens of a CompactionConfig must be a whole number"),
         (

@@ -220,7 +220,7 @@ async def test_a_session_can_be_compacted_by_the_rules_of_the_seed() -> None:
 
 @pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
 async def test_the_seed_profile_compacts_by_the_rules_of_the_seed_automatically() -> None:
-    limit = CompactionConfig(auto_compaction_input_tokens_threshold=20_000, money=False)
+    limit = CompactionConfig(auto_compaction_input_tokens_threshold=20_000)
     conversation = LongConversation(profile="seed", compaction=limit)
     async with conversation.create() as session:
         await conversation.send_turns(session, 20)

@@ -44,7 +44,7 @@ def request_entries(recording: Recording) -> list[list[HistoryEntry]]:
 
 
 def test_every_request_is_valid_and_contains_the_goal() -> None:
-    done = compact_recording(make_recording(60), MODEL, CompactionConfig())
+    done = compact_recording(make_recording(60), MODEL, CompactionConfig(mode="economical"))
     assert done.compactions > 1
     requests = request_entries(done.recording)
     assert all(validate_transcript(merge_into_messages(request)) == () for request in requests)
@@ -54,7 +54,7 @@ def test_every_request_is_valid_and_contains_the_goal() -> None:
 
 def test_without_a_due_compaction_requests_are_unchanged() -> None:
     recording = make_recording(60)
-    done = compact_recording(recording, MODEL, CompactionConfig(auto=False))
+    done = compact_recording(recording, MODEL, CompactionConfig(mode="off"))
     assert done.compactions == 0
     plain = [[(entry.role, entry.content) for entry in request] for request in request_entries(done.recording)]
     assert plain == [[(entry.role, entry.content) for entry in request] for request in request_entries(recording)]
@@ -84,7 +84,7 @@ def test_replay_compact_costs_less_and_writes_the_compacted_requests(tmp_path: P
         messages.append({"role": "assistant", "content": [tool_use_block]})
     trace.write_bytes(msgspec.json.encode({"id": "r1", "messages": messages}) + b"\n")
     costs = []
-    for words in ([], ["--compact", "--requests-out", str(out)]):
+    for words in ([], ["--compaction", "economical", "--requests-out", str(out)]):
         arguments = ["replay", str(trace), "--model", MODEL.id, "--policy", "holdfast", "--json", *words]
         report = msgspec.json.decode(CliRunner().invoke(command, arguments, catch_exceptions=False).stdout)
         costs.append((report["policies"][0]["cost_usd"], report["compactions"]))

@@ -1,6 +1,6 @@
 """Growing conversations: a simulated model that reads one long file per turn, and sessions with it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from holdfast.clock import ManualClock
 from holdfast.compaction.models import CompactionConfig
@@ -15,14 +15,20 @@ from holdfast.types.json_encoding import encode_json
 MODEL = "anthropic:claude-sonnet-4-6"
 PROMPT = "Follow the rules of the house, and never guess. " * 300
 GOAL = "Port the parser to the new lexer.\nNever touch tests/golden; use the module names of docs/names.md."
-BY_HAND = CompactionConfig(auto=False)
+BY_HAND = CompactionConfig(mode="off")
 
 
-def read_file(path: str) -> str:
-    """Reads a file."""
-    return f"# {path}\n" + "\n".join(
-        f"def step_{number}(token): return token + {number}  # of {path}" for number in range(60)
-    )
+def make_read_file(lines: int) -> Callable[[str], str]:
+    def read_file(path: str) -> str:
+        """Reads a file."""
+        return f"# {path}\n" + "\n".join(
+            f"def step_{number}(token): return token + {number}  # of {path}" for number in range(lines)
+        )
+
+    return read_file
+
+
+read_file = make_read_file(60)
 
 
 def read_one_file_a_turn(messages: Sequence[Message]) -> ScriptedReply:

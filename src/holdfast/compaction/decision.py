@@ -24,6 +24,10 @@ from holdfast.events.payloads.compaction import (
 )
 from holdfast.types.usage import Usage
 
+SOFT_WINDOW_SHARE = 0.8
+"""A prompt of this share of the context window is compacted even if it is below the configured limit: the rest is
+room for the reply, a large tool result and the error of the token estimate."""
+
 WINDOW_SHARE_MAX = 0.95
 """How full the context window may be; the margin covers the error of the token estimate."""
 
@@ -114,7 +118,7 @@ def find_compaction_trigger(
     outlook: CompactionOutlook, monitor: CompactionMonitor, config: CompactionConfig, *, by_size_alone: bool = False
 ) -> CompactionTrigger | None:
     """The reason to compact before the next call; None if there is none."""
-    if not config.auto or not monitor.may_act:
+    if config.mode == "off" or not monitor.may_act:
         return None
     prompt, prefix = outlook.prompt_tokens, outlook.stable_prefix_tokens
     sizes = CompactionSizes(prompt, prefix, estimate_compacted_tokens(prompt - prefix, config))
@@ -124,12 +128,17 @@ def find_compaction_trigger(
     # where the shorter prompt saves from the first call on; the soft limit holds even where money says no.
     if sizes.removed < removed_tokens_min(outlook.prompt_tokens, "soft"):
         return None
-    if not by_size_alone and _pays(sizes, outlook):
+    if config.mode == "economical" and not by_size_alone and _pays(sizes, outlook):
         if outlook.is_cache_cold:
             return "cache_expired"
-        if config.money and _is_ripe(sizes, outlook, config):
+        if _is_ripe(sizes, outlook, config):
             return "money"
-    return "soft" if outlook.prompt_tokens >= config.auto_compaction_input_tokens_threshold else None
+    return "soft" if outlook.prompt_tokens >= soft_limit_tokens(outlook, config) else None
+
+
+def soft_limit_tokens(outlook: CompactionOutlook, config: CompactionConfig) -> int:
+    """The prompt size at which a session is compacted."""
+    return min(config.auto_compaction_input_tokens_threshold, int(outlook.window_tokens * SOFT_WINDOW_SHARE))
 
 
 def _pays(sizes: CompactionSizes, outlook: CompactionOutlook) -> bool:
@@ -162,7 +171,7 @@ def removed_tokens_min(prompt_tokens: int, trigger: CompactionTrigger) -> int:
 
 def is_stable_prefix_too_large(outlook: CompactionOutlook, config: CompactionConfig) -> bool:
     """Whether the stable prefix alone exceeds the limit, so that no compaction can help."""
-    limit = min(outlook.hard_tokens, config.auto_compaction_input_tokens_threshold)
+    limit = min(outlook.hard_tokens, soft_limit_tokens(outlook, config))
     return outlook.stable_prefix_tokens >= limit
 
 

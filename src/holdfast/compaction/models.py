@@ -1,6 +1,6 @@
 """Values of a compaction: configuration, groups, cut, summary lines, result."""
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -15,6 +15,9 @@ SHARE_MAX = 0.2
 GAIN_TOKENS_MIN = 8_000
 REQUESTED_GAIN_TOKENS_MIN = 2_000
 GAIN_SHARE_MIN = 0.2
+CompactionMode = Literal["off", "threshold", "economical"]
+"""When a session is compacted without being asked: never; at a limit; or also when that is expected to save money."""
+
 PROTECTED_TOOLS = ("skill_load", "recall_instruction")
 """Tools whose results are never cleared, because the model keeps following what they returned."""
 
@@ -30,19 +33,18 @@ class CompactionConfig(msgspec.Struct, frozen=True):
     The first two fields apply to strategy `seed`, which keeps a number of messages. Otherwise the newest groups are
     kept up to `tail_tokens_max`, the summary takes at most `summary_tokens_max`, and both together at most `share_max`
     of the message tokens before. With `clear`, old results of unprotected tools are cleared first if that suffices.
-    `auto` compacts automatically: above the soft limit, when the cache is cold anyway, when the window is nearly full,
-    and with `money` as soon as it is expected to save money. With `llm_summary` the model adds its reasons to the
-    summary if its cache is warm.
+    `mode` "threshold" compacts when the prompt has `auto_compaction_input_tokens_threshold` tokens or fills 80 % of the
+    context window; "economical" also when the cache is cold or carrying old messages has cost more than removing them.
+    With `llm_summary` the model adds its reasons to the summary if its cache is warm.
     """
 
     preserve_recent_messages: int = 4
     max_estimated_tokens: int = 10_000
-    auto: bool = True
+    mode: CompactionMode = "threshold"
     auto_compaction_input_tokens_threshold: int = SOFT_LIMIT_TOKENS
     summary_tokens_max: int = SUMMARY_TOKENS_MAX
     tail_tokens_max: int = TAIL_TOKENS_MAX
     share_max: float = SHARE_MAX
-    money: bool = True
     clear: bool = True
     protected_tools: tuple[str, ...] = PROTECTED_TOOLS
     llm_summary: bool = False
@@ -53,6 +55,9 @@ class CompactionConfig(msgspec.Struct, frozen=True):
             # bool is a subclass of int: True would otherwise pass as a limit of one token.
             if not isinstance(count, int) or isinstance(count, bool) or count < 0:
                 raise UserError(f"{name} of a CompactionConfig must be a whole number of at least 0, not {count!r:.80}")
+        if self.mode not in get_args(CompactionMode):
+            modes = ", ".join(get_args(CompactionMode))
+            raise UserError(f"mode of a CompactionConfig must be one of {modes}, not {self.mode!r:.80}")
         share: object = self.share_max
         if not isinstance(share, int | float) or not 0 <= share <= 1:
             raise UserError(f"share_max of a CompactionConfig must be a number from 0 to 1, not {share!r:.80}")

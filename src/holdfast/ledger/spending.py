@@ -466,7 +466,7 @@ COMPACTION_COMMANDS = {
     "Gemini CLI": 'set `"model": {{"compressionThreshold": {share:g}}}` in ~/.gemini/settings.json (share of 1M)',
     "opencode": "type `/compact` when the prompt is that long",
     "pi": "type `/compact` when the prompt is that long",
-    "Holdfast": "pass `compaction=CompactionConfig(auto_compaction_input_tokens_threshold={tokens})` to the session",
+    "Holdfast": "set `compaction_tokens = {tokens}` in config.toml, or pass it to the session",
 }
 CONNECTED_CLIENTS = {"Claude Code": "claude-code", "Codex": "codex", "Gemini CLI": "gemini", "opencode": "opencode"}
 TTL_COMMANDS = {

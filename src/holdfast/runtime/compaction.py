@@ -12,13 +12,14 @@ from holdfast.engine.compaction.triggers import (
 )
 from holdfast.engine.conversation import Conversation, OverflowStep
 from holdfast.recovery.scenarios import StepName
+from holdfast.runtime.config import Config
 from holdfast.runtime.options import Options
 from holdfast.types.transcript import merge_into_messages
 
 
-def overflow_steps(options: Options) -> Mapping[StepName, OverflowStep]:
+def overflow_steps(options: Options, config: Config) -> Mapping[StepName, OverflowStep]:
     """The recovery steps that shrink a prompt after a context overflow; none if compaction is turned off."""
-    if options.get("compaction") is False:
+    if compaction_config(options, config).mode == "off":
         return {}
     return {
         StepName.BatchClear: clear_tool_results,
@@ -27,10 +28,12 @@ def overflow_steps(options: Options) -> Mapping[StepName, OverflowStep]:
     }
 
 
-def compaction_config(options: Options) -> CompactionConfig:
-    """The compaction config of the options; by default the session compacts automatically."""
-    setting = options.get("compaction", True)
-    return setting if isinstance(setting, CompactionConfig) else CompactionConfig(auto=setting)
+def compaction_config(options: Options, config: Config) -> CompactionConfig:
+    """The compaction settings of the options; what they leave out is as configured."""
+    setting = options.get("compaction")
+    if isinstance(setting, CompactionConfig):
+        return setting
+    return CompactionConfig(mode=config.compaction, auto_compaction_input_tokens_threshold=config.compaction_tokens)
 
 
 async def compact_conversation(

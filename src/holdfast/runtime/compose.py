@@ -63,7 +63,7 @@ TURN_IN_PROGRESS = (
 _SETTINGS = (
     *("model", "layout", "profile", "padding", "diagnostics", "output_tokens_max", "steps_max", "spend_max_usd"),
     *("keep_alive", "keep_alive_usd_max", "cache_ttl_seconds", "cache_over_an_hour", "also_skills"),
-    *("skills_mode", "digest_refresh"),
+    *("skills_mode", "digest_refresh", "compaction_tokens"),
 )
 EXAMPLE_TOKENS = 10_000
 """The prompt size for which the error about an uncached model shows the price."""
@@ -90,6 +90,8 @@ class Composition(msgspec.Struct, frozen=True):
 def load_session_config(options: Options, *, workspace: str | None = None) -> Config:
     """The configuration, with the session's options as its flags."""
     flags: dict[str, object] = {key: options.get(key) for key in _SETTINGS}
+    if isinstance(mode := options.get("compaction"), str):
+        flags["compaction"] = mode
     folder = options.get("workspace") or workspace
     return load_config(os.environ, workspace=Path(folder) if folder else None, flags=flags)
 
@@ -165,8 +167,8 @@ def compose_session(
         response_cache=response_cache_of(options),
         simulated=state.simulated if state.model else options.get("simulated", False),
         controls=controls_reader(log),
-        compaction=compaction_config(options),
-        overflow_steps=overflow_steps(options),
+        compaction=compaction_config(options, config),
+        overflow_steps=overflow_steps(options, config),
         prefix_refresh=knowledge_refresh(options, config, state, workspace=workspace),
     )
     # A stored session keeps the layers that its epoch pinned: rendering them again could change the cached prefix.

@@ -12,6 +12,7 @@ from typing import Literal, get_args, get_origin
 
 import msgspec
 
+from holdfast.compaction.models import SOFT_LIMIT_TOKENS, CompactionMode
 from holdfast.engine.tools.skill_budget import DEFAULT_LIMITS
 from holdfast.errors import UserError
 from holdfast.knowledge.flags import DigestRefresh, Setting
@@ -48,6 +49,8 @@ class Config(msgspec.Struct, frozen=True):
     padding: Padding = "auto"
     diagnostics: Diagnostics = "auto"
     output_tokens_max: int = 8192
+    compaction: CompactionMode = "threshold"
+    compaction_tokens: int = SOFT_LIMIT_TOKENS
     steps_max: int = 50
     spend_max_usd: Decimal | None = None
     keep_alive: bool = False
@@ -107,7 +110,7 @@ _CHOICES |= {"skills_mode": SKILL_MODES}
 
 # Whole-number settings and their minimum.
 _COUNTS = {"output_tokens_max": 1, "steps_max": 1, "cache_ttl_seconds": 0, "retention_days": 0}
-_COUNTS |= {"skill_loads_max": 0, "skill_tokens_warn": 0, "skill_tokens_max": 0}
+_COUNTS |= {"compaction_tokens": 1, "skill_loads_max": 0, "skill_tokens_warn": 0, "skill_tokens_max": 0}
 
 
 def load_config(

@@ -12,7 +12,7 @@ import msgspec
 from holdfast.catalog.lookup import Models
 from holdfast.catalog.schema import Model
 from holdfast.clock import Clock, NewId, Sleep
-from holdfast.compaction.models import CompactionConfig
+from holdfast.compaction.models import CompactionConfig, CompactionMode
 from holdfast.engine.cache.single_flight import SingleFlight
 from holdfast.engine.recovery.runner import StepFunction
 from holdfast.engine.tools.definition import Tool, ToolFunction
@@ -92,7 +92,8 @@ class Options(TypedDict, total=False):
     curation: str
     rag: bool
     # History and recovery.
-    compaction: bool | CompactionConfig
+    compaction: CompactionMode | CompactionConfig
+    compaction_tokens: int
     recall_history: bool
     recovery_steps: Mapping[str, StepFunction]
     # Cost and caching.
@@ -167,6 +168,11 @@ def check_options(options: Options) -> Options:
     for text, file_name in (("system_prompt", "preset_name"), ("persona", "persona_name")):
         if text in passed and file_name in passed:
             raise UserError(f"{text} and {file_name} exclude each other; pass one of them")
+    if "compaction_tokens" in passed and isinstance(passed.get("compaction"), CompactionConfig):
+        raise UserError(
+            "compaction_tokens and a CompactionConfig exclude each other; set "
+            "auto_compaction_input_tokens_threshold of the CompactionConfig"
+        )
     _check_folders(passed)
     return cast("Options", passed)  # Every key and value was just checked.
 
@@ -208,7 +214,8 @@ def _expected_type(key: str, value: object) -> str | None:
         "single_flight": (isinstance(value, SingleFlight | bool), "a SingleFlight, True or False"),
         "completion_cache_seconds": (_is_duration(value), "a number of seconds above 0"),
         "builtin_tools": (isinstance(value, bool) or _are_texts(value), "True, False or a list of names"),
-        "compaction": (isinstance(value, bool | CompactionConfig), "True, False or a CompactionConfig"),
+        "compaction": (isinstance(value, str | CompactionConfig), "off, threshold, economical or a CompactionConfig"),
+        "compaction_tokens": (_is_count(value), "a whole number of at least 1"),
         "skills": (_are_skills(value), "True, False, a folder, a list of folders or a SkillStore"),
         "instructions": (isinstance(value, SessionInstructions), "the result of Library.for_session"),
         "delegate": (isinstance(value, bool) or _is_count(value), "True, False or a whole number of at least 1"),

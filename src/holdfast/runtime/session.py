@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Never, Self, Unpack
 
 from holdfast.clock import Clock, NewId, Sleep
-from holdfast.compaction.models import CompactionConfig, CompactionResult
+from holdfast.compaction.models import CompactionConfig, CompactionMode, CompactionResult
 from holdfast.economics.keep_alive import NextWake
 from holdfast.engine.cache.explicit_cache import delete_explicit_cache
 from holdfast.engine.cache.keep_alive import SessionKeepAlive
@@ -126,7 +126,8 @@ class Session:
         curation: str | None = None,
         rag: bool | None = None,
         # History and recovery.
-        compaction: bool | CompactionConfig | None = None,
+        compaction: CompactionMode | CompactionConfig | None = None,
+        compaction_tokens: int | None = None,
         recall_history: bool | None = None,
         recovery_steps: Mapping[str, StepFunction] | None = None,
         # Cost and caching.
@@ -195,9 +196,11 @@ class Session:
         `curation` names the preset of active files, in place of the one chosen for the workspace. `rag` turns
         retrieved passages of project files on or off; by default they are on if `holdfast rag index` was run.
 
-        History: `compaction` configures automatic compaction; False turns it off. `recall_history` adds a tool that
-        shows messages that compaction removed from the prompt. `recovery_steps` maps names of recipe steps, such as
-        `rebase_branch`, to functions.
+        History: `compaction` says when old messages are replaced by a summary without being asked: at
+        `compaction_tokens` tokens (100,000) or 80 % of the context window ("threshold", the default), also when that
+        is expected to save money ("economical"), or never ("off"); a `CompactionConfig` sets more. `recall_history`
+        adds a tool that shows messages that compaction removed from the prompt. `recovery_steps` maps names of recipe
+        steps, such as `rebase_branch`, to functions.
 
         Cost and caching: a model without prompt caching needs `allow_uncached`. `padding` says whether a prefix that
         is too short to be cached is extended, `models` which other models the session may switch to, `calls_expected`
@@ -260,7 +263,8 @@ class Session:
         curation: str | None = None,
         rag: bool | None = None,
         # History and recovery.
-        compaction: bool | CompactionConfig | None = None,
+        compaction: CompactionMode | CompactionConfig | None = None,
+        compaction_tokens: int | None = None,
         recall_history: bool | None = None,
         recovery_steps: Mapping[str, StepFunction] | None = None,
         # Cost and caching.

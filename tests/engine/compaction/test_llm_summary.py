@@ -22,7 +22,7 @@ from holdfast.simulator.faults import parse_fault
 from holdfast.simulator.script import ScriptedReply
 from holdfast.types.blocks import Message, Text, ToolUse, join_text_blocks
 
-WITH_LLM_SUMMARY = CompactionConfig(auto=False, llm_summary=True)
+WITH_LLM_SUMMARY = CompactionConfig(mode="off", llm_summary=True)
 CONVERSATION_TEXT = "The lexer in src/lexer.py took 30 seconds, so TokenStream was chosen over a generator."
 GOOD = (
     "## Rationale\n- The lexer is slow because it copies.\n## Next\n- Look at the next part.\n- Open src/unheard_of.py."

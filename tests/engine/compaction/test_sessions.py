@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from tests.support.long_conversations import GOAL, PROMPT, LongConversation
+from tests.support.long_conversations import GOAL, PROMPT, LongConversation, make_read_file
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.compaction.models import CompactionConfig
@@ -177,7 +177,7 @@ async def test_the_summary_is_its_own_layer_so_that_a_refused_message_does_not_r
 
 
 async def test_the_size_of_the_prompt_triggers_a_compaction() -> None:
-    limit = CompactionConfig(auto_compaction_input_tokens_threshold=20_000, money=False)
+    limit = CompactionConfig(auto_compaction_input_tokens_threshold=20_000)
     conversation = LongConversation(compaction=limit)
     async with conversation.create() as session:
         await conversation.send_turns(session, 24)
@@ -190,18 +190,16 @@ async def test_the_size_of_the_prompt_triggers_a_compaction() -> None:
 
 
 async def test_below_the_limit_nothing_is_compacted() -> None:
-    conversation = LongConversation(
-        compaction=CompactionConfig(auto_compaction_input_tokens_threshold=1_000_000, money=False)
-    )
+    conversation = LongConversation(compaction=CompactionConfig(auto_compaction_input_tokens_threshold=1_000_000))
     async with conversation.create() as session:
         await conversation.send_turns(session, 12)
     assert compactions(conversation.store) == []
 
 
 async def test_a_cold_cache_triggers_a_compaction() -> None:
-    conversation = LongConversation(compaction=CompactionConfig(money=False))
+    conversation = LongConversation(compaction="economical", tools=(make_read_file(1_000),))
     async with conversation.create() as session:
-        await conversation.send_turns(session, 14)
+        await conversation.send_turns(session, 1)
         assert compactions(conversation.store) == []
         await conversation.send_turns(session, 1, gap_seconds=7_200)
     (event,) = compactions(conversation.store)
@@ -213,7 +211,7 @@ async def test_a_cold_cache_triggers_a_compaction() -> None:
 async def test_a_compaction_done_for_cost_pays_for_itself() -> None:
     costs = {}
     for money in (True, False):
-        conversation = LongConversation(compaction=CompactionConfig(auto=money))
+        conversation = LongConversation(compaction="economical" if money else "off")
         async with conversation.create() as session:
             await conversation.send_turns(session, 60)
         costs[money] = session.cost
@@ -222,7 +220,7 @@ async def test_a_compaction_done_for_cost_pays_for_itself() -> None:
 
 
 async def test_a_stable_prefix_that_is_too_large_is_reported_at_most_once_per_turn() -> None:
-    limit = CompactionConfig(auto_compaction_input_tokens_threshold=1_000, money=False)
+    limit = CompactionConfig(auto_compaction_input_tokens_threshold=1_000)
     conversation = LongConversation(compaction=limit, system_prompt="Follow the rules. " * 9_000)
     async with conversation.create() as session:
         await conversation.send_turns(session, 10)
@@ -267,7 +265,7 @@ async def test_retained_tool_results_keep_their_calls() -> None:
 
 
 async def test_old_tool_outputs_are_cleared_first_if_that_is_enough() -> None:
-    limit = CompactionConfig(auto_compaction_input_tokens_threshold=30_000, money=False)
+    limit = CompactionConfig(auto_compaction_input_tokens_threshold=30_000)
     conversation = LongConversation(compaction=limit, recall_history=True)
     async with conversation.create() as session:
         await conversation.send_turns(session, 26)
@@ -282,7 +280,7 @@ async def test_old_tool_outputs_are_cleared_first_if_that_is_enough() -> None:
 
 
 async def test_clearing_can_be_disabled() -> None:
-    limit = CompactionConfig(auto_compaction_input_tokens_threshold=30_000, money=False, clear=False)
+    limit = CompactionConfig(auto_compaction_input_tokens_threshold=30_000, clear=False)
     conversation = LongConversation(compaction=limit)
     async with conversation.create() as session:
         await conversation.send_turns(session, 26)
@@ -329,3 +327,38 @@ async def test_a_hand_off_tells_a_new_session_everything_that_was_done() -> None
     async with conversation.create() as another:
         await another.send(hand_off)
         assert another.turn_count == 1
+
+
+async def test_default_settings_compact_with_loss_only_at_the_threshold() -> None:
+    conversation = LongConversation()
+    del conversation.options["compaction"]
+    async with conversation.create() as session:
+        await conversation.send_turns(session, 40)
+        assert session.context_use().tokens < 100_000
+        assert [event.tokens_before for event in compactions(conversation.store)] == []
+        await conversation.send_turns(session, 16)
+    (event,) = compactions(conversation.store)
+    assert event.trigger == "soft"
+    assert event.tokens_before >= 100_000
+
+
+async def test_the_mode_and_its_limit_can_be_configured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_COMPACTION_TOKENS", "20000")
+    conversation = LongConversation()
+    del conversation.options["compaction"]
+    for mode, triggers in (("threshold", {"soft"}), ("off", set())):
+        monkeypatch.setenv("HOLDFAST_COMPACTION", mode)
+        async with conversation.create() as session:
+            await conversation.send_turns(session, 12)
+        payloads = [event.payload for event in conversation.store.read(session.id)]
+        assert {payload.trigger for payload in payloads if isinstance(payload, ContextCompacted)} == triggers
+
+
+async def test_a_wrong_mode_is_refused_with_the_known_ones() -> None:
+    conversation = LongConversation(compaction="on")
+    with pytest.raises(UserError, match="compaction must be one of off, threshold, economical, not 'on'"):
+        await conversation.create().__aenter__()
+    with pytest.raises(UserError, match="compaction must be off, threshold, economical or a CompactionConfig"):
+        LongConversation(compaction=False).create()
+    with pytest.raises(UserError, match="exclude each other"):
+        LongConversation(compaction_tokens=5).create()

@@ -9,7 +9,7 @@ from typing import TypeVar
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.long_conversations import LongConversation, read_one_file_a_turn
+from tests.support.long_conversations import LongConversation, make_read_file, read_one_file_a_turn
 
 from holdfast.cli.main import command
 from holdfast.compaction.models import CompactionConfig
@@ -26,7 +26,7 @@ from holdfast.types.blocks import Message, Text, ToolUse, join_text_blocks
 from holdfast.types.json_encoding import encode_json
 
 PayloadType = TypeVar("PayloadType", bound=AnyPayload)
-MANUAL_COMPACTION = CompactionConfig(auto=False, auto_compaction_input_tokens_threshold=20_000)
+MANUAL_COMPACTION = CompactionConfig(mode="off", auto_compaction_input_tokens_threshold=20_000)
 
 pytestmark = pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
 
@@ -75,17 +75,18 @@ async def test_a_large_prompt_with_an_expired_cache_is_reported_with_its_cost() 
 
 async def test_a_large_prompt_that_is_compacted_when_its_cache_expired_is_no_incident() -> None:
     long_session = LongConversation(
-        compaction=msgspec.structs.replace(MANUAL_COMPACTION, auto=True, money=False, clear=False)
+        compaction=msgspec.structs.replace(MANUAL_COMPACTION, mode="economical", clear=False),
+        tools=(make_read_file(1_000),),
     )
     async with long_session.create() as session:
-        await long_session.send_turns(session, 8)
+        await long_session.send_turns(session, 1)
         await long_session.send_turns(session, 1, gap_seconds=7_200)
     assert payloads_of(long_session, ContextCompacted)[-1].trigger == "cache_expired"
     assert payloads_of(long_session, RecoveryEnqueued) == []
 
 
 async def test_a_stable_prefix_that_no_compaction_can_shorten_is_reported_once() -> None:
-    limit = CompactionConfig(auto_compaction_input_tokens_threshold=1_000, money=False, clear=False)
+    limit = CompactionConfig(auto_compaction_input_tokens_threshold=1_000, clear=False)
     long_session = LongConversation(compaction=limit, system_prompt="Follow the rules. " * 9_000)
     async with long_session.create() as session:
         await long_session.send_turns(session, 12)
@@ -96,7 +97,7 @@ async def test_a_stable_prefix_that_no_compaction_can_shorten_is_reported_once()
 
 
 async def test_two_ineffective_compactions_in_one_turn_are_reported() -> None:
-    little = CompactionConfig(auto=False, share_max=1.0, summary_tokens_max=600, tail_tokens_max=1_000_000)
+    little = CompactionConfig(mode="off", share_max=1.0, summary_tokens_max=600, tail_tokens_max=1_000_000)
     long_session = LongConversation()
 
     async def read_file(path: str) -> str:
@@ -210,7 +211,7 @@ def test_ineffective_compaction_suggests_cuts_and_can_be_disabled(tmp_path: Path
 
 
 async def test_a_learned_window_replaces_the_one_of_the_catalog() -> None:
-    long_session = LongConversation(compaction=CompactionConfig(money=False))
+    long_session = LongConversation(compaction=CompactionConfig())
     async with long_session.create() as session:
         await long_session.send_turns(session, 10)
         assert payloads_of(long_session, ContextCompacted) == []
@@ -223,7 +224,7 @@ async def test_a_learned_window_replaces_the_one_of_the_catalog() -> None:
 
 
 async def test_a_window_smaller_than_a_reply_does_not_cause_endless_compactions() -> None:
-    long_session = LongConversation(compaction=CompactionConfig(money=False))
+    long_session = LongConversation(compaction=CompactionConfig())
     async with long_session.create() as session:
         await long_session.send_turns(session, 6)
         assert session._conversation is not None

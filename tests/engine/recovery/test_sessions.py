@@ -307,9 +307,7 @@ async def test_a_host_can_add_steps_that_shorten_the_view() -> None:
 async def test_a_history_over_the_window_is_compacted_unless_disabled(never: bool) -> None:
     messages = [f"Part {number}: " + "so it was noted. " * 400 for number in range(6)]
     lines = ["One.", "Two.", "Three.", "Four.", "Five.", {"fault": "window;tokens=16000"}, "Six."]
-    faulty = FaultySession(
-        *lines, model=DOES_NOT_BIND_THINKING, compaction=False if never else CompactionConfig(money=False)
-    )
+    faulty = FaultySession(*lines, model=DOES_NOT_BIND_THINKING, compaction="off" if never else CompactionConfig())
     outcome = await faulty.say(*messages)
     if never:
         assert outcome[-1] == "context_overflow"

@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.catalog.schema import Model
 from holdfast.cli.open_store import resolve_session_id
+from holdfast.compaction.models import CompactionMode
 from holdfast.engine.compaction.compact import RECALL_TOOL
 from holdfast.engine.reducer import fold_events
 from holdfast.engine.state import SessionState
@@ -80,6 +81,14 @@ def _amount(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 @click.option("--thinking", is_flag=True, help="Show the model's thinking, if it returns any.")
 @click.option("--keep-alive", is_flag=True, help="Keep an idle cache alive when that is expected to save money.")
 @click.option(
+    "--compaction",
+    type=click.Choice(("off", "threshold", "economical")),
+    help="When to replace old messages by a summary unasked: never, at --compaction-tokens, or also to save money.",
+)
+@click.option(
+    "--compaction-tokens", type=click.IntRange(min=1), metavar="N", help="Prompt size to compact at. Default: 100,000."
+)
+@click.option(
     "--spend-max",
     "spend_max_usd",
     callback=_amount,
@@ -128,6 +137,8 @@ class ChatOptions(msgspec.Struct, frozen=True):
     allow_uncached: bool = False
     yes: bool = False
     thinking: bool = False
+    compaction: CompactionMode | None = None
+    compaction_tokens: int | None = None
     spend_max_usd: Decimal | None = None
     also_skills: tuple[str, ...] = ()
     skills_mode: SkillMode | None = None
@@ -203,6 +214,10 @@ def build_session_options(flags: ChatOptions, model: Model, stored: SessionState
         options["also_skills"] = flags.also_skills
     if flags.skills_mode:
         options["skills_mode"] = flags.skills_mode
+    if flags.compaction:
+        options["compaction"] = flags.compaction
+    if flags.compaction_tokens:
+        options["compaction_tokens"] = flags.compaction_tokens
     if flags.keep_alive:
         options["keep_alive"] = True
     if flags.spend_max_usd is not None:
@@ -219,6 +234,8 @@ def format_resume_command(flags: ChatOptions, session_id: str) -> str:
     words += ["--simulate"] if flags.simulate else []
     words += [word for folder in flags.also_skills for word in ("--also-skills", folder)]
     words += ["--skills-mode", flags.skills_mode] if flags.skills_mode else []
+    words += ["--compaction", flags.compaction] if flags.compaction else []
+    words += ["--compaction-tokens", str(flags.compaction_tokens)] if flags.compaction_tokens else []
     words += ["--store", redact_address(flags.store)] if flags.store else []
     return shlex.join(words)
 

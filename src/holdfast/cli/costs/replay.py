@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from holdfast.cli.costs.entry_points import EntryPoint
+    from holdfast.compaction.models import CompactionMode
     from holdfast.replay.comparison import ReplayTotals
     from holdfast.replay.playback import OnRequest, ReplaySetting
 
@@ -35,7 +36,11 @@ if TYPE_CHECKING:
     help="Also play through the code of this entry point; can be repeated.",
 )
 @click.option("--lookback", type=click.Choice(["blocks", "positions"]), help="Unit of the provider's cache lookback.")
-@click.option("--compact", is_flag=True, help="Compact each conversation whenever a session would have.")
+@click.option(
+    "--compaction",
+    type=click.Choice(["off", "threshold", "economical"]),
+    help="Compact each conversation whenever a session in this mode would have. Default: as recorded.",
+)
 @click.option("--keep-alive", is_flag=True, help="Let policies ping an idle cache.")
 @click.option(
     "--truth",
@@ -57,7 +62,7 @@ def command(
     policy: str,
     via: tuple[str, ...],
     lookback: str | None,
-    compact: bool,
+    compaction: "CompactionMode | None",
     keep_alive: bool,
     truth: str,
     requests_out: Path | None,
@@ -82,7 +87,7 @@ def command(
     setting = msgspec.structs.replace(setting, keep_alive=keep_alive)
     players = _create_players(via, setting)
     files = find_trace_files(traces)
-    totals = _replay_all(files, policies, players, setting, compact=compact, requests_out=requests_out)
+    totals = _replay_all(files, policies, players, setting, compaction=compaction, requests_out=requests_out)
     if not totals.recordings:
         raise UserError(f"none of the {totals.broken} lines holds a conversation; check the traces")
     if as_json:
@@ -105,11 +110,11 @@ def _replay_all(
     players: "tuple[EntryPoint, ...]",
     setting: "ReplaySetting",
     *,
-    compact: bool,
+    compaction: "CompactionMode | None",
     requests_out: Path | None,
 ) -> "ReplayTotals":
     from holdfast.cli.tables import track_progress
-    from holdfast.compaction.models import DEFAULT_CONFIG
+    from holdfast.compaction.models import CompactionConfig
     from holdfast.replay.compaction import compact_recording
     from holdfast.replay.comparison import ReplayTotals, compare_policies
     from holdfast.replay.model_accuracy import measure_model_fit
@@ -119,15 +124,15 @@ def _replay_all(
     totals = ReplayTotals()
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(requests_out.open("wb")) if requests_out is not None else None
-        for recording in track_progress(read_traces(files, compactions=not compact), "conversations"):
+        for recording in track_progress(read_traces(files, compactions=compaction is None), "conversations"):
             if not isinstance(recording, Recording):
                 totals.broken += 1
                 continue
             on_request = _request_writer(out.write, recording.id) if out is not None else None
             played, model_fit = recording, None
-            if compact:
+            if compaction is not None:
                 # The recorded usage is of the uncompacted conversation, so it cannot validate the cache model here.
-                compacted = compact_recording(recording, setting.model, DEFAULT_CONFIG)
+                compacted = compact_recording(recording, setting.model, CompactionConfig(mode=compaction))
                 totals.compactions += compacted.compactions
                 played = compacted.recording
             else:

@@ -88,7 +88,7 @@ async def compact_if_due(conversation: Conversation) -> bool:
     is_allowed = trigger == "hard" or not _is_thinking(conversation)
     if trigger is not None and is_allowed and await _compact_for(conversation, snapshot, trigger, config):
         return True
-    if config.auto and is_stable_prefix_too_large(outlook, config):
+    if config.mode != "off" and is_stable_prefix_too_large(outlook, config):
         await report_ineffective_compaction(conversation, PREFIX_TOO_LARGE)
     if outlook.is_cache_cold:
         await report_expired_cache(conversation, outlook)
