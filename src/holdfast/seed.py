@@ -21,8 +21,8 @@ if TYPE_CHECKING:
         WARN_CUMULATIVE_ACTIVATION_TOKENS as WARN_CUMULATIVE_ACTIVATION_TOKENS,
     )
     from holdfast.errors import SkillValidationError as SkillValidationError
-    from holdfast.events.payloads.tools import SideEffects as SideEffects
-    from holdfast.layers.aggregate_stack import AggregateStack as AggregateStack
+    from holdfast.events.payloads.calls import SideEffects as SideEffects
+    from holdfast.layers.assemble import AggregateStack as AggregateStack
     from holdfast.layers.padding import MAX_CACHEABLE_PREFIX_TOKENS as MAX_CACHEABLE_PREFIX_TOKENS
     from holdfast.layers.padding import MIN_CACHEABLE_PREFIX_TOKENS as MIN_CACHEABLE_PREFIX_TOKENS
     from holdfast.layers.padding import OPERATING_CONTEXT_PADDING as OPERATING_CONTEXT_PADDING
@@ -62,8 +62,8 @@ _NAMES = {
         "WARN_CUMULATIVE_ACTIVATION_TOKENS",
     ),
     "holdfast.errors": ("SkillValidationError",),
-    "holdfast.events.payloads.tools": ("SideEffects",),
-    "holdfast.layers.aggregate_stack": ("AggregateStack",),
+    "holdfast.events.payloads.calls": ("SideEffects",),
+    "holdfast.layers.assemble": ("AggregateStack",),
     "holdfast.layers.padding": (
         "OPERATING_CONTEXT_PADDING",
         "MAX_CACHEABLE_PREFIX_TOKENS",

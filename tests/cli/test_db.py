@@ -13,8 +13,8 @@ from tests.support.event_examples import call_events, event, message_event
 
 from holdfast.cli.main import command
 from holdfast.errors import HoldfastError
+from holdfast.events.payloads.calls import ToolCompleted
 from holdfast.events.payloads.session import SessionStarted
-from holdfast.events.payloads.tools import ToolCompleted
 from holdfast.stores.sqlite.store import SqliteStore
 
 SECRET = "the launch code is 1234"

@@ -17,9 +17,16 @@ from holdfast.engine.reducer import fold_events
 from holdfast.errors import BudgetError, ProviderError, UserError
 from holdfast.events.log import Event, event_type_of
 from holdfast.events.payloads.cache import CacheLearned
-from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted, RequestPrepared
+from holdfast.events.payloads.calls import (
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    RequestPrepared,
+    ToolCalled,
+    ToolCompleted,
+    ToolFailed,
+)
 from holdfast.events.payloads.session import ContextInjected, TurnCancelled, TurnCompleted, TurnStarted
-from holdfast.events.payloads.tools import ToolCalled, ToolCompleted, ToolFailed
 from holdfast.providers.registry import get_adapter
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.types.blocks import Base64Source, Image, Text, Thinking, ToolResult, ToolUse

@@ -21,8 +21,7 @@ from tests.support.served import TIMEOUT_SECONDS, SimulatorServer
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.errors import UserError
-from holdfast.events.cache_controls import CacheSettings
-from holdfast.events.payloads.cache import CacheControlsApplied
+from holdfast.events.payloads.cache import CacheControlsApplied, CacheSettings
 from holdfast.events.payloads.calls import LlmCallFailed
 from holdfast.integrations import recorder_of, wrap
 from holdfast.ledger.accounting import iter_entries

@@ -11,18 +11,16 @@ from splintr import Tokenizer
 
 from holdfast.errors import UserError
 from holdfast.layers.assemble import check_layer_order
-from holdfast.layers.render import (
-    render_bullets,
-    render_environment,
-    render_instructions,
-    render_project_context,
-    render_section,
-)
 from holdfast.layers.system_prompt import (
     CODING_GUIDANCE,
     SYSTEM_PROMPT_DYNAMIC_BOUNDARY,
     SystemPromptBuilder,
     remove_boundary,
+    render_bullets,
+    render_environment,
+    render_instructions,
+    render_project_context,
+    render_section,
     split_at_boundary,
 )
 from holdfast.sources.environment import Environment

@@ -4,13 +4,13 @@ import pytest
 
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.errors import classify_status
-from holdfast.recovery.error_classification import (
+from holdfast.recovery.scenarios import (
+    FailureScenario,
     ReportedWindow,
     classify_breakpoint_problem,
     classify_refusal,
     parse_reported_window,
 )
-from holdfast.recovery.scenarios import FailureScenario
 
 BREAKPOINTS, THINKING = FailureScenario.ProviderRejectsMarker, FailureScenario.ThinkingPrefixMismatch
 PAIR, OVERFLOW = FailureScenario.OrphanToolPair, FailureScenario.ContextOverflow

@@ -12,10 +12,11 @@ from holdfast.retrieval.paraphrases import (
     COUNT,
     COUNT_MAX,
     INTENT_CHARACTERS_MAX,
+    find_synonyms,
     generate_paraphrases,
     generate_probes,
+    load_synonym_groups,
 )
-from holdfast.retrieval.synonyms import find_synonyms, load_synonym_groups
 
 _GROUPS = load_synonym_groups()
 _WORDS = sorted({*chain(*_GROUPS.verbs, *_GROUPS.other_words), "the", "of", "parser", "harbour"})

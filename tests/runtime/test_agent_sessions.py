@@ -11,9 +11,8 @@ from tests.support.scripted_sessions import new_session, scripted_provider, tool
 
 from holdfast import ConfirmationRequest, MemoryStore, Session, SimulatedProvider, UserError
 from holdfast.clock import ManualClock
-from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared
+from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared, ToolFailed
 from holdfast.events.payloads.session import EpochOpened, MemoryUpdated
-from holdfast.events.payloads.tools import ToolFailed
 from holdfast.runtime.options import Options
 from holdfast.types.blocks import ToolUse
 from holdfast.types.prompt import LayerText

@@ -9,9 +9,9 @@ import pytest
 from tests.support.changed_layers import first_changed_layer
 
 from holdfast.errors import OrderError
-from holdfast.layers.aggregate_stack import EncodedPrompt
 from holdfast.layers.assemble import (
     STANDARD_LAYERS,
+    EncodedPrompt,
     assemble_prompt,
     history_layer,
     pinned_layer,

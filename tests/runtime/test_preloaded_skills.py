@@ -11,8 +11,8 @@ from tests.support.skill_folders import first_request, load, system_texts, write
 
 from holdfast.engine.reducer import fold_events
 from holdfast.events.log import Event
+from holdfast.events.payloads.calls import ToolCompleted
 from holdfast.events.payloads.session import SkillLoaded, SkillUsed
-from holdfast.events.payloads.tools import ToolCompleted
 from holdfast.ledger.analytics.queries import LedgerScope
 from holdfast.service.api.analytics_rows import make_skill_rows
 from holdfast.stores.memory import MemoryStore

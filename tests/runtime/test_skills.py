@@ -17,9 +17,8 @@ from tests.support.skill_folders import INDEX, first_request, load, system_texts
 from holdfast import MemoryStore, ProviderError, Session, UserError
 from holdfast.engine.reducer import fold_events
 from holdfast.events.log import Event
-from holdfast.events.payloads.calls import LlmCallCompleted
+from holdfast.events.payloads.calls import LlmCallCompleted, ToolFailed
 from holdfast.events.payloads.session import EpochOpened, MessagesWithdrawn, SessionStarted, SkillLoaded, TurnStarted
-from holdfast.events.payloads.tools import ToolFailed
 from holdfast.types.blocks import Text, ToolResult, ToolUse
 
 

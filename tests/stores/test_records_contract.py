@@ -10,8 +10,8 @@ from tests.support.event_examples import message_event, message_events
 from tests.support.postgres_server import reused_database
 
 from holdfast.errors import StoreError
-from holdfast.events.cache_controls import CacheControls, CacheSettings, SessionControl
 from holdfast.events.log import EventLog
+from holdfast.events.payloads.cache import CacheControls, CacheSettings, SessionControl
 from holdfast.events.records import HasRecords, KeyRow, StoreRecords
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.postgres.store import PostgresStore

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from holdfast.layers.aggregate_stack import EncodedPrompt
+from holdfast.layers.assemble import EncodedPrompt
 from holdfast.types.request_buffer import common_prefix_length, count_shared_blocks, count_stable_blocks
 
 _EXCERPT_BYTES = 24

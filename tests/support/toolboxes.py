@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.engine.tools.definition import ToolEnvironment
 from holdfast.engine.tools.dispatch import Toolbox
-from holdfast.events.payloads.tools import ToolFailed
+from holdfast.events.payloads.calls import ToolFailed
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.runtime.tools import builtin_tools
 from holdfast.sources.confined_paths import resolve_roots

@@ -19,9 +19,8 @@ from holdfast.engine.reducer import apply_event
 from holdfast.engine.request_draft import RequestDraft, build_sent_view, plan_injections
 from holdfast.engine.state import SessionState
 from holdfast.engine.tools.dispatch import Toolbox
-from holdfast.events.cache_controls import CacheControls
 from holdfast.events.log import Actor, Event, EventBus, EventLog
-from holdfast.events.payloads.cache import CacheControlsApplied
+from holdfast.events.payloads.cache import CacheControls, CacheControlsApplied
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed
 from holdfast.events.payloads.session import TurnStarted
 from holdfast.events.payloads.union import AnyPayload

@@ -26,8 +26,7 @@ from holdfast.events.log import EventLog
 from holdfast.events.payloads import session
 from holdfast.extraction.tool_calls import is_failed_result, result_text
 from holdfast.providers.errors import sanitize_message
-from holdfast.recovery.error_classification import classify_refusal
-from holdfast.recovery.scenarios import FailureScenario
+from holdfast.recovery.scenarios import FailureScenario, classify_refusal
 from holdfast.types.blocks import (
     Base64Source,
     Block,

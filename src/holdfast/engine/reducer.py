@@ -20,7 +20,7 @@ from holdfast.engine.history_transfer import model_provider, transfer_history
 from holdfast.engine.state import NO_LIMITS, CompletedCall, DiagnosisBaseline, ProviderLimits, SessionState, TurnState
 from holdfast.engine.tools.skill_budget import add_activation, add_use, remove_activations
 from holdfast.events.log import Event
-from holdfast.events.payloads import session, tools
+from holdfast.events.payloads import calls, session
 from holdfast.events.payloads.cache import CacheControlsApplied, CacheLearned, CachePinged, ExplicitCacheChanged
 from holdfast.events.payloads.calls import (
     GatewayForwarded,
@@ -55,11 +55,11 @@ from holdfast.types.usage import Usage
 
 # Recorded for readers of the log only: the state does not depend on these.
 LogOnlyPayload = (
-    tools.ToolCompleted
-    | tools.ToolFailed
-    | tools.ToolInputInvalid
-    | tools.ToolConfirmationRequested
-    | tools.ToolConfirmationResolved
+    calls.ToolCompleted
+    | calls.ToolFailed
+    | calls.ToolInputInvalid
+    | calls.ToolConfirmationRequested
+    | calls.ToolConfirmationResolved
     | RouteDecided
     | GatewayForwarded
     | session.MemoryUpdated
@@ -118,7 +118,7 @@ def _apply(state: SessionState, event: Event) -> SessionState:
         case session.DelegationCompleted() as payload:
             after = add_turn_cost(state, payload.cost_usd, payload.usage)
             return replace(after, delegated_sessions=state.delegated_sessions - {payload.child_session_id})
-        case tools.ToolCalled():
+        case calls.ToolCalled():
             turn = state.turn and replace(state.turn, tool_calls=state.turn.tool_calls + 1)
             return replace(state, turn=turn, has_called_tools=True)
         case session.TurnCompleted() | session.TurnCancelled():

@@ -8,7 +8,14 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from holdfast.events.payloads.calls import LlmCallStarted
+from holdfast.events.payloads.calls import (
+    LlmCallStarted,
+    ToolCalled,
+    ToolCompleted,
+    ToolConfirmationRequested,
+    ToolConfirmationResolved,
+    ToolFailed,
+)
 from holdfast.events.payloads.compaction import ContextCompacted
 from holdfast.events.payloads.recovery import RecoveryPayload, ViewRepair
 from holdfast.events.payloads.session import (
@@ -18,13 +25,6 @@ from holdfast.events.payloads.session import (
     MemoryUpdated,
     MessageAppended,
     TurnStarted,
-)
-from holdfast.events.payloads.tools import (
-    ToolCalled,
-    ToolCompleted,
-    ToolConfirmationRequested,
-    ToolConfirmationResolved,
-    ToolFailed,
 )
 from holdfast.events.payloads.union import AnyPayload
 

@@ -4,8 +4,8 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from holdfast.events.cache_controls import ControlStore
 from holdfast.events.log import Event
+from holdfast.events.payloads.cache import ControlStore
 
 
 class PositionedEvent(msgspec.Struct, frozen=True):

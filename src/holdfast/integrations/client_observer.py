@@ -22,9 +22,8 @@ from holdfast.catalog.schema import Model
 from holdfast.clock import Clock
 from holdfast.engine.guard import WarningLog
 from holdfast.errors import UserError
-from holdfast.events.cache_controls import CacheControls
 from holdfast.events.log import Event, EventLog
-from holdfast.events.payloads.cache import CacheControlsApplied
+from holdfast.events.payloads.cache import CacheControls, CacheControlsApplied
 from holdfast.gateway.auth import may_rewrite
 from holdfast.gateway.exchange import Exchange, ExchangeEnd, GatewayCaller
 from holdfast.gateway.http.headers import CREDENTIAL_HEADERS

@@ -22,6 +22,8 @@ Each layer is a function from the view to a segment.
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+import msgspec
+
 from holdfast.errors import OrderError
 from holdfast.types.blocks import Text, ToolResult
 from holdfast.types.prompt import (
@@ -34,6 +36,7 @@ from holdfast.types.prompt import (
     View,
     find_layer_text,
 )
+from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, count_stable_blocks
 from holdfast.types.tool_spec import sort_tool_specs
 
 Layer = Callable[[View], Segment | None]
@@ -231,3 +234,49 @@ def _has_tool_results(entry: HistoryEntry) -> bool:
 def _escape_frame(text: str) -> str:
     # Text from a file must not be able to close the tag and pose as the user's message.
     return text.replace("</context>", "<\\/context>")
+
+
+class AggregateStack(msgspec.Struct, frozen=True):
+    """Byte offsets of one prompt. An empty layer ends where the layer before it in the request ends.
+
+    Tools come before the system prompt in a request, so `TOOLS_END` is the smallest of the offsets.
+    """
+
+    ROLE_INSTRUCTIONS_END: int
+    SCHEMA_END: int
+    TOOLS_END: int
+    SYSTEM_PROMPT_END: int
+    PERSONA_END: int
+    PROJECT_CONTEXT_END: int
+    KNOWLEDGE_DIGEST_END: int
+    INSTANCE_START: int
+
+
+_LAYERS_IN_ORDER = (
+    ("TOOLS_END", ("tools",)),
+    ("ROLE_INSTRUCTIONS_END", ("role",)),
+    ("SCHEMA_END", ("schema",)),
+    ("SYSTEM_PROMPT_END", ("preset",)),
+    ("PERSONA_END", ("persona",)),
+    ("PROJECT_CONTEXT_END", ("project",)),
+    ("KNOWLEDGE_DIGEST_END", ("knowledge", "skills")),
+)
+
+
+def measure_stack(blocks: Sequence[EncodedBlock], digests: Sequence[PrefixDigest]) -> AggregateStack:
+    """Compute the offsets from the blocks of a prompt and their prefix digests."""
+    stable = count_stable_blocks(blocks)
+    ends: dict[str, int] = {}
+    end = 0
+    for name, layers in _LAYERS_IN_ORDER:
+        layer_ends = (digest.end for digest in digests[:stable] if digest.layer in layers)
+        end = ends[name] = max(layer_ends, default=end)
+    return AggregateStack(**ends, INSTANCE_START=digests[stable - 1].end if stable else 0)
+
+
+class EncodedPrompt(msgspec.Struct, frozen=True):
+    """The cacheable bytes of a prompt, with its blocks and their prefix digests."""
+
+    cacheable: bytes
+    blocks: tuple[EncodedBlock, ...]
+    digests: tuple[PrefixDigest, ...]

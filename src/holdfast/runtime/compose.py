@@ -22,8 +22,7 @@ from holdfast.errors import UserError
 from holdfast.events.log import EventBus, EventLog
 from holdfast.events.payloads.session import EpochOpened, SessionStarted, SkillLoaded
 from holdfast.events.payloads.union import AnyPayload
-from holdfast.layers.render import render_instructions, render_settings
-from holdfast.layers.system_prompt import clean_text, split_at_boundary
+from holdfast.layers.system_prompt import clean_text, render_instructions, render_settings, split_at_boundary
 from holdfast.planning.explicit_cache import ExplicitCacheConfig
 from holdfast.planning.learned import LearningScope
 from holdfast.providers.adapter import model_capabilities

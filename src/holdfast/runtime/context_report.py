@@ -5,8 +5,7 @@ import msgspec
 from holdfast.catalog.lookup import find_model
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.request_draft import build_sent_view
-from holdfast.layers.aggregate_stack import AggregateStack, EncodedPrompt, measure_stack
-from holdfast.layers.assemble import assemble_prompt
+from holdfast.layers.assemble import AggregateStack, EncodedPrompt, assemble_prompt, measure_stack
 from holdfast.providers.registry import get_adapter
 from holdfast.types.blocks import Text, replace_surrogates
 from holdfast.types.prompt import HistoryEntry, Prompt, View

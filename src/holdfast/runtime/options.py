@@ -19,7 +19,7 @@ from holdfast.engine.tools.definition import Tool, ToolFunction
 from holdfast.engine.tools.permissions import Allowed, Confirm
 from holdfast.errors import UserError
 from holdfast.events.log import EventListener, EventLog
-from holdfast.events.payloads.tools import SideEffects
+from holdfast.events.payloads.calls import SideEffects
 from holdfast.knowledge.flags import DigestRefresh
 from holdfast.layers.padding import Padding
 from holdfast.planning.breakpoints import CacheProfile

@@ -27,8 +27,8 @@ from holdfast.engine.tools.definition import Tool, ToolFunction
 from holdfast.engine.tools.permissions import Allowed, Confirm
 from holdfast.errors import StoreError, UserError
 from holdfast.events.log import Event, EventListener, EventLog
+from holdfast.events.payloads.calls import SideEffects
 from holdfast.events.payloads.session import SessionEnded
-from holdfast.events.payloads.tools import SideEffects
 from holdfast.knowledge.flags import DigestRefresh
 from holdfast.layers.padding import Padding, SessionPadding, read_session_padding
 from holdfast.planning.breakpoints import CacheProfile

@@ -19,7 +19,7 @@ from holdfast.engine.tools.dispatch import Toolbox
 from holdfast.engine.tools.output import OUTPUTS_FOLDER, delete_old_outputs, mark_used
 from holdfast.engine.tools.permissions import CONFIRM_FOR, CONFIRM_SECONDS_MAX, PermissionRules
 from holdfast.errors import UserError
-from holdfast.events.payloads.tools import SideEffects
+from holdfast.events.payloads.calls import SideEffects
 from holdfast.runtime.options import Options
 from holdfast.runtime.skills import SessionSkills
 from holdfast.sources.confined_paths import resolve_roots

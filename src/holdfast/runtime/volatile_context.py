@@ -17,8 +17,7 @@ from holdfast.knowledge.flags import resolve_flag
 from holdfast.knowledge.folder import KnowledgeFolder, open_knowledge_folder
 from holdfast.knowledge.rag_index import INDEX_FILE, RagIndex, read_rag_index, render_chunks
 from holdfast.layers.assemble import VOLATILE_LAYERS
-from holdfast.layers.render import render_environment, render_project_context, render_session
-from holdfast.layers.system_prompt import clean_text
+from holdfast.layers.system_prompt import clean_text, render_environment, render_project_context, render_session
 from holdfast.runtime.config import Config
 from holdfast.runtime.options import Options
 from holdfast.runtime.tools import memory_files

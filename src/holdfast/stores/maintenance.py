@@ -5,11 +5,17 @@ from collections.abc import Iterator
 from msgspec.structs import astuple
 
 from holdfast.catalog.lookup import Models
-from holdfast.events.payloads.base import Payload
+from holdfast.events.payloads import Payload
 from holdfast.events.payloads.cache import CachePinged, ExplicitCacheChanged
-from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallFailed, ModelSwitched
+from holdfast.events.payloads.calls import (
+    GatewayForwarded,
+    LlmCallCompleted,
+    LlmCallFailed,
+    ModelSwitched,
+    ToolCalled,
+    ToolConfirmationResolved,
+)
 from holdfast.events.payloads.session import DelegationCompleted, DelegationStarted, SessionEnded, SessionStarted
-from holdfast.events.payloads.tools import ToolCalled, ToolConfirmationResolved
 from holdfast.ledger.postings import ROLLUPS, RollUpTotals, iter_postings
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.sql.rollups import TABLE_NAMES, TableRow, encode_posting

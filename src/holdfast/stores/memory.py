@@ -7,7 +7,7 @@ from threading import Lock
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import StoreError
-from holdfast.events.cache_controls import CacheControls
+from holdfast.events.payloads.cache import CacheControls
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.migrate import load_migrations, migrate_sqlite
 from holdfast.stores.sql.connection import SqlChanges, SqlConnection, SqlReader

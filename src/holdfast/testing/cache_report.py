@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from holdfast.testing.limits import Limits
-from holdfast.testing.simulated_provider import ServedProvider
-from holdfast.testing.spending import Spending, sum_spending
+from holdfast.testing.simulated_provider import ServedProvider, Spending, sum_spending
 from holdfast.types.usage import Usage
 
 CALLS_TO_READ_MIN = 2  # The first call writes the cache; only a second one can read it.

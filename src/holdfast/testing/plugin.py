@@ -15,8 +15,7 @@ from holdfast.testing.markers import MARK_DECLARATION, get_mark_reason
 if TYPE_CHECKING:
     from holdfast.testing.cache_report import CacheReport
     from holdfast.testing.prefix_guard import PrefixGuard
-    from holdfast.testing.simulated_provider import ServedProvider
-    from holdfast.testing.spending import Spending
+    from holdfast.testing.simulated_provider import ServedProvider, Spending
 
 SPENDING_PROPERTY = "holdfast"
 """Name of the report property that holds the spending of a test."""
@@ -38,8 +37,7 @@ _guard = pytest.StashKey["PrefixGuard"]()
 def simulated_provider(request: pytest.FixtureRequest) -> Iterator["ServedProvider"]:
     """A simulated provider on a local port; environment variables point the official clients to it."""
     from holdfast.testing.cache_report import pack_spending
-    from holdfast.testing.simulated_provider import ServedProvider
-    from holdfast.testing.spending import sum_spending
+    from holdfast.testing.simulated_provider import ServedProvider, sum_spending
 
     # Not the `monkeypatch` fixture: a test may call its undo().
     with ServedProvider().serve_on_port() as provider, pytest.MonkeyPatch.context() as environment:
@@ -102,7 +100,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
         guard.check(at_end=True)
     if (provider := item.stash.get(_provider, None)) is not None and get_mark_reason(item) is None:
         from holdfast.testing.cache_report import check_read_share
-        from holdfast.testing.spending import sum_spending
+        from holdfast.testing.simulated_provider import sum_spending
 
         check_read_share(sum_spending(provider.calls), item.config.stash[_limits])
     return outcome

@@ -12,9 +12,8 @@ import pytest
 
 from holdfast.cli.chat.screen import ChatScreen, TurnView, read_piped_messages, shorten_home_path
 from holdfast.events.log import Event
-from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared
+from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared, ToolCalled, ToolCompleted, ToolFailed
 from holdfast.events.payloads.session import TurnCancelled
-from holdfast.events.payloads.tools import ToolCalled, ToolCompleted, ToolFailed
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.types.blocks import Block, Text, ToolUse
 from holdfast.types.prompt import Plan

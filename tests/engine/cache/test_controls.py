@@ -19,9 +19,14 @@ from holdfast.clock import CountingIds, ManualClock
 from holdfast.engine.cache.controls import cache_nonce
 from holdfast.engine.certify import certify
 from holdfast.engine.reducer import apply_event, fold_events
-from holdfast.events.cache_controls import CacheSettings, FixedTtl
 from holdfast.events.log import Event
-from holdfast.events.payloads.cache import CacheControlsApplied, CachePinged, ExplicitCacheChanged
+from holdfast.events.payloads.cache import (
+    CacheControlsApplied,
+    CachePinged,
+    CacheSettings,
+    ExplicitCacheChanged,
+    FixedTtl,
+)
 from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared
 from holdfast.events.payloads.session import EpochOpened, MessageAppended, SessionStarted
 from holdfast.events.records import StoreRecords

@@ -18,8 +18,7 @@ from holdfast.engine.tools.dispatch import Toolbox, ToolsCancelledError
 from holdfast.engine.tools.output import OUTPUT_CHARACTERS_MAX, spill_output
 from holdfast.engine.tools.permissions import PermissionRules, summarize_call
 from holdfast.errors import UserError
-from holdfast.events.payloads.session import MemoryEviction
-from holdfast.events.payloads.tools import (
+from holdfast.events.payloads.calls import (
     SideEffects,
     ToolCalled,
     ToolCompleted,
@@ -27,6 +26,7 @@ from holdfast.events.payloads.tools import (
     ToolConfirmationResolved,
     ToolFailed,
 )
+from holdfast.events.payloads.session import MemoryEviction
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.sources.confined_paths import resolve_roots
 from holdfast.types.blocks import ToolUse

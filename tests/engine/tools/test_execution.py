@@ -26,7 +26,7 @@ from holdfast.engine.tools.output import (
     truncate_middle,
 )
 from holdfast.errors import StoreError, UserError
-from holdfast.events.payloads.tools import ToolCalled, ToolCompleted, ToolFailed
+from holdfast.events.payloads.calls import ToolCalled, ToolCompleted, ToolFailed
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.types.blocks import Base64Source, Image, Json, Text, ToolResult, ToolUse, UrlSource
 

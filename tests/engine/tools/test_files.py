@@ -18,7 +18,7 @@ from holdfast.engine.tools.builtin.files import (
 )
 from holdfast.engine.tools.definition import ToolContext, ToolEnvironment, ToolError
 from holdfast.errors import UserError
-from holdfast.events.payloads.tools import ToolCompleted
+from holdfast.events.payloads.calls import ToolCompleted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.runtime.tools import builtin_tools
 from holdfast.sources.confined_paths import PATH_BYTES_MAX, resolve_roots, write_atomically

@@ -19,7 +19,7 @@ from holdfast.engine.tools.builtin.shell import (
 )
 from holdfast.engine.tools.definition import ToolEnvironment, tool
 from holdfast.engine.tools.dispatch import Toolbox, ToolsCancelledError
-from holdfast.events.payloads.tools import ToolCompleted
+from holdfast.events.payloads.calls import ToolCompleted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.sources.confined_paths import resolve_roots
 from holdfast.types.blocks import ToolUse

@@ -26,8 +26,8 @@ from holdfast.engine.tools.skill_budget import (
     SkillActivationRegistry,
     add_activation,
 )
+from holdfast.events.payloads.calls import ToolFailed
 from holdfast.events.payloads.session import SkillLoaded
-from holdfast.events.payloads.tools import ToolFailed
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.sources.skills.skill import Skill, SkillSource
 from holdfast.sources.skills.store import SkillStore

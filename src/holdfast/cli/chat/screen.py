@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from holdfast.cli.chat.format import clean_streamed_text, format_tool_call, format_tool_outcome, truncate_lines
 from holdfast.events.log import Event
-from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared
+from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared, ToolCalled, ToolCompleted, ToolFailed
 from holdfast.events.payloads.session import TurnCancelled
-from holdfast.events.payloads.tools import ToolCalled, ToolCompleted, ToolFailed
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.ledger.requests.format import strip_control_characters
 from holdfast.types.blocks import ToolUse

@@ -7,8 +7,7 @@ from msgspec.structs import replace
 from holdfast.catalog.schema import Model
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.state import SessionState
-from holdfast.events.cache_controls import CacheControls
-from holdfast.events.payloads.cache import CacheControlsApplied
+from holdfast.events.payloads.cache import CacheControls, CacheControlsApplied
 from holdfast.events.payloads.session import EpochOpened
 from holdfast.providers.cache_inputs import invalidation_methods
 from holdfast.types.json_encoding import sha256_hex

@@ -12,10 +12,15 @@ from holdfast.engine.recovery.runner import FixedByStep, RecoveryRunner, StepCon
 from holdfast.engine.recovery.transcript_repair import RepairSteps
 from holdfast.errors import ProviderError, UserError
 from holdfast.events.payloads.recovery import ContextRepaired, ProviderLimited, Splice
-from holdfast.recovery.error_classification import classify_breakpoint_problem, classify_refusal, parse_reported_window
 from holdfast.recovery.history_edits import count_answered_entries
 from holdfast.recovery.recipes import RECIPES, keep_runnable_steps, select_rules
-from holdfast.recovery.scenarios import FailureScenario, StepName
+from holdfast.recovery.scenarios import (
+    FailureScenario,
+    StepName,
+    classify_breakpoint_problem,
+    classify_refusal,
+    parse_reported_window,
+)
 from holdfast.types.blocks import Block, Text, ToolResult
 from holdfast.types.prompt import HistoryEntry
 from holdfast.types.reply import Reply

@@ -12,7 +12,7 @@ import msgspec
 from holdfast.engine.tools.output import OUTPUT_CHARACTERS_MAX
 from holdfast.engine.tools.skill_budget import DEFAULT_LIMITS, ActivationLimits, SkillActivationRegistry
 from holdfast.errors import UserError
-from holdfast.events.payloads.tools import SideEffects, ToolErrorClass
+from holdfast.events.payloads.calls import SideEffects, ToolErrorClass
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.sources.confined_paths import Roots
 from holdfast.sources.skills.store import SkillStore

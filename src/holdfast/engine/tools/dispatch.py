@@ -29,7 +29,7 @@ from holdfast.engine.tools.execution import EscapedError, call_function, is_task
 from holdfast.engine.tools.output import spill_output, to_content_blocks, truncate_middle
 from holdfast.engine.tools.skill_budget import NO_ACTIVATIONS, Activations, SkillActivationRegistry
 from holdfast.errors import UserError
-from holdfast.events.payloads.tools import ToolCalled, ToolCompleted, ToolErrorClass, ToolFailed, ToolInputInvalid
+from holdfast.events.payloads.calls import ToolCalled, ToolCompleted, ToolErrorClass, ToolFailed, ToolInputInvalid
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.sources.confined_paths import EscapeError, PathError, check_path_inside
 from holdfast.types.blocks import Image, Json, Text, ToolResult, ToolUse

@@ -27,7 +27,7 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.engine.tools.builtin.skills import SKILL_TOOL_NAMES as SKILL_TOOLS
 from holdfast.engine.tools.execution import call_function, is_task_cancelled
-from holdfast.events.payloads.tools import SideEffects, ToolConfirmationRequested, ToolConfirmationResolved
+from holdfast.events.payloads.calls import SideEffects, ToolConfirmationRequested, ToolConfirmationResolved
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.sources.files import to_one_line
 from holdfast.sources.skills.skill import Skill

@@ -1,1 +1,7 @@
-"""The payload of every event type, by subject, and their union."""
+"""The payload of every event type, by subject, their common base, and their union."""
+
+import msgspec
+
+
+class Payload(msgspec.Struct, frozen=True, tag_field="type"):
+    """The tag of a payload is the event type."""

@@ -5,7 +5,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.events.payloads.base import Payload
+from holdfast.events.payloads import Payload
 from holdfast.types.blocks import Role
 from holdfast.types.usage import Usage
 

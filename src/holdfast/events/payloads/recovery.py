@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.events.payloads.base import Payload
+from holdfast.events.payloads import Payload
 from holdfast.types.prompt import HistoryEntry
 
 # What happens to an enqueued recipe: it is run, shown to a person, or the work ends.

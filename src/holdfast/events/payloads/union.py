@@ -12,6 +12,12 @@ from holdfast.events.payloads.calls import (
     ModelSwitched,
     RequestPrepared,
     RouteDecided,
+    ToolCalled,
+    ToolCompleted,
+    ToolConfirmationRequested,
+    ToolConfirmationResolved,
+    ToolFailed,
+    ToolInputInvalid,
 )
 from holdfast.events.payloads.compaction import CompactionSkipped, ContextCompacted, SkillReleased
 from holdfast.events.payloads.recovery import AnyRecoveryPayload
@@ -31,14 +37,6 @@ from holdfast.events.payloads.session import (
     TurnCancelled,
     TurnCompleted,
     TurnStarted,
-)
-from holdfast.events.payloads.tools import (
-    ToolCalled,
-    ToolCompleted,
-    ToolConfirmationRequested,
-    ToolConfirmationResolved,
-    ToolFailed,
-    ToolInputInvalid,
 )
 
 AnyPayload = (

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.retrieval.synonyms import is_imperative
+from holdfast.retrieval.paraphrases import is_imperative
 
 PHRASE_CHARACTERS_MAX = 80
 DATA_FILE = "situations.toml"

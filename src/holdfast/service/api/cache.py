@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.catalog.lookup import find_model
 from holdfast.errors import UserError
-from holdfast.events.cache_controls import (
+from holdfast.events.payloads.cache import (
     EXPLICIT_TTL_SECONDS_MAX,
     HOUR_SECONDS,
     CacheSettings,

@@ -9,9 +9,15 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from holdfast.events.log import Event
-from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from holdfast.events.payloads.calls import (
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    ToolCalled,
+    ToolCompleted,
+    ToolFailed,
+)
 from holdfast.events.payloads.session import MessageAppended, TurnCancelled, TurnCompleted, TurnStarted
-from holdfast.events.payloads.tools import ToolCalled, ToolCompleted, ToolFailed
 from holdfast.redaction import redact_secrets
 from holdfast.types.blocks import Message, Text
 from holdfast.types.usage import Usage

@@ -7,8 +7,8 @@ import msgspec
 from msgspec.structs import astuple
 
 from holdfast.errors import StoreError
-from holdfast.events.cache_controls import CacheControls, CacheSettings, SessionControl
 from holdfast.events.log import Event
+from holdfast.events.payloads.cache import CacheControls, CacheSettings, SessionControl
 from holdfast.events.records import KeyRow, PositionedEvent
 from holdfast.stores.sql.connection import ChangeRunner
 from holdfast.stores.sql.dialect import repeat_params
