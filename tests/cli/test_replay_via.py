@@ -71,11 +71,12 @@ def test_entry_points_have_a_row_beside_the_policies_and_cost_the_same(traces: P
     assert "via-session" in table
 
 
-def test_pings_of_a_session_follow_its_planner(traces: Path) -> None:
-    arguments = (traces, "--model", MODEL, "--via", "session", "--keep-alive", "--json")
+@pytest.mark.parametrize("entry_point", ENTRY_POINTS)
+def test_pings_of_every_entry_point_follow_the_planner(traces: Path, entry_point: str) -> None:
+    arguments = (traces, "--model", MODEL, "--via", entry_point, "--keep-alive", "--json")
     rows = {row["policy"]: row for row in json.loads(replay(*arguments).output)["policies"]}
-    assert rows["via-session"]["pings"] == rows["holdfast"]["pings"] > 0
-    assert rows["via-session"]["cost_usd"] == pytest.approx(rows["holdfast"]["cost_usd"], rel=0.01)
+    assert rows[f"via-{entry_point}"]["pings"] == rows["holdfast"]["pings"] > 0
+    assert rows[f"via-{entry_point}"]["cost_usd"] == pytest.approx(rows["holdfast"]["cost_usd"], rel=0.01)
 
 
 def test_a_plan_learns_from_the_usage_of_the_calls_before() -> None:

@@ -6,21 +6,25 @@ import http.client
 import json
 import socket
 import threading
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
 import pytest
 from tests.support.served_gateway import TIMEOUT_SECONDS, ServedGateway, raw_upstream, serve_gateway
 
+from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
 from holdfast.events.payloads.cache import CachePinged
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed
 from holdfast.gateway.key_limits import KeyLimits
-from holdfast.gateway.recording.restore import iterate_spending
+from holdfast.gateway.recording.restore import iterate_spending, restore_plans
 from holdfast.ledger.calls import iter_calls
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.testing.server_thread import serve_provider
 
+SONNET = "anthropic:claude-sonnet-5-5"
 SYSTEM = "You look after the harbour, its cranes and its lights. " * 400
 SLOW = '{"fault": "slow;seconds=0.3"}\n{"content": "Well."}\n'
 
@@ -76,61 +80,139 @@ def pings(gateway: ServedGateway) -> list[CachePinged]:
     return [event.payload for event in gateway.store.read(session) if isinstance(event.payload, CachePinged)]
 
 
-def test_an_idle_conversation_is_kept_alive_and_the_cost_is_recorded() -> None:
-    clock = ManualClock(1_000_000)
-    provider = SimulatedProvider(clock=clock)
-    with (
-        serve_provider(provider) as url,
-        serve_gateway(url, improve=True, keep_alive_usd="1", clock=clock) as gateway,
-    ):
-        ask(gateway, body("one"))
-        for _ in range(3):
-            clock.advance(200)
-            assert gateway.send_due_pings() == 0
-            clock.advance(90)
-            assert gateway.send_due_pings() == 1
-        clock.advance(200)
-        later = ask(gateway, body("one", "yes", "two"))
-        ping_requests = pings(gateway)
-        spending = list(iterate_spending(gateway.store))
-    assert sum(entry.calls for entry in spending) == 2
+class IdleChat:
+    """A conversation through a gateway with keep-alive; its pauses take no real time, and pings are sent in them."""
+
+    def __init__(self, *, usd: str = "1", upgrades: bool = True) -> None:
+        row = shipped_models()[SONNET]
+        rules = msgspec.structs.replace(row.cache, ttl_upgrade=upgrades)
+        models = {**shipped_models(), SONNET: msgspec.structs.replace(row, cache=rules)}
+        self.clock = ManualClock(1_000_000)
+        self.provider = SimulatedProvider(clock=self.clock, models=models)
+        self.stack = ExitStack()
+        url = self.stack.enter_context(serve_provider(self.provider))
+        self.gateway = self.stack.enter_context(serve_gateway(url, improve=True, keep_alive_usd=usd, clock=self.clock))
+        self.texts: list[str] = []
+        self.ping_count = 0
+
+    def __enter__(self) -> "IdleChat":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.stack.close()
+
+    def say(self, text: str, *, repeated: str | None = None, pause: float = 10) -> dict[str, Any]:
+        """Ask, and then wait; `repeated` replaces the reply in later requests."""
+        self.texts.append(text)
+        reply = ask(self.gateway, body(*self.texts))
+        self.texts.append(reply["content"][0]["text"] if repeated is None else repeated)
+        self.wait(pause)
+        usage: dict[str, Any] = reply["usage"]
+        return usage
+
+    def wait(self, seconds: float) -> None:
+        until = self.clock.now + seconds
+        while self.clock.now < until:
+            self.clock.advance(min(10, until - self.clock.now))
+            self.ping_count += self.gateway.send_due_pings()
+
+
+def cacheable_text(message: dict[str, Any]) -> tuple[str, str]:
+    content = message["content"]
+    return message["role"], content if isinstance(content, str) else content[0]["text"]
+
+
+def test_a_conversation_with_long_pauses_is_kept_alive_and_the_cost_is_recorded() -> None:
+    with IdleChat() as chat:
+        for number, pause in enumerate((10, 10, 4000, 4000)):
+            chat.say(f"question {number}", pause=pause)
+        later = chat.say("later")
+        ping_requests = pings(chat.gateway)
+        spending = list(iterate_spending(chat.gateway.store))
+    assert [(ping.kind, ping.ttl) for ping in ping_requests] == [("upgrade", "1h"), ("refresh", "1h")]
+    assert all(ping.usage.cache_read > 1_000 and ping.usage.output == 0 for ping in ping_requests)
+    assert later["cache_read_input_tokens"] > 7_000
+    assert later["cache_creation_input_tokens"] < 100
+    assert sum(entry.calls for entry in spending) == 5
     assert [entry.dollars for entry in spending if not entry.calls] == [float(ping.cost_usd) for ping in ping_requests]
-    assert later["usage"]["cache_read_input_tokens"] > 1_000
-    assert [ping.usage.cache_write for ping in ping_requests] == [0, 0, 0]
-    assert all(ping.usage.cache_read > 1_000 and ping.usage.output == 0 and ping.cost_usd > 0 for ping in ping_requests)
 
 
-def test_keep_alive_spends_at_most_the_value_of_one_return_and_the_daily_budget() -> None:
-    for most, sent in (("1", 11), ("0.003", 2), ("0.0001", 0)):
-        clock = ManualClock(1_000_000)
-        with (
-            serve_provider(SimulatedProvider(clock=clock)) as url,
-            serve_gateway(url, improve=True, keep_alive_usd=most, clock=clock) as gateway,
-        ):
-            ask(gateway, body("one"))
-            ping_count = 0
-            for _ in range(20):
-                clock.advance(290)
-                ping_count += gateway.send_due_pings()
-        assert ping_count == sent
+def test_an_upgrade_ping_holds_the_reply_as_the_client_repeats_it() -> None:
+    with IdleChat() as chat:
+        for number, pause in enumerate((10, 10, 4000, 400)):
+            chat.say(f"question {number}", pause=pause)
+        chat.say("later")
+        ping, after = (json.loads(request.body)["messages"] for request in chat.provider.requests[-2:])
+    assert ping[-1] == {"role": "user", "content": [{"type": "text", "text": "Wait."}]}
+    assert ping[-2]["content"][0]["cache_control"] == {"type": "ephemeral", "ttl": "1h"}
+    assert cacheable_text(after[len(ping) - 2]) == cacheable_text(ping[-2])
+
+
+def test_where_ttls_do_not_upgrade_the_last_request_is_repeated() -> None:
+    with IdleChat(upgrades=False) as chat:
+        for number in range(12):
+            chat.say(f"question {number}", pause=420)
+        later = chat.say("later")
+        ping_requests = pings(chat.gateway)
+    assert ping_requests
+    assert {(ping.kind, ping.usage.cache_write) for ping in ping_requests[-3:]} == {("refresh", 0)}
+    assert later["cache_read_input_tokens"] > 7_000
+
+
+def test_a_conversation_without_long_pauses_is_not_pinged() -> None:
+    """Nothing says that the client returns, so a ping is not expected to pay."""
+    with IdleChat() as chat:
+        for number in range(6):
+            chat.say(f"question {number}", pause=30)
+        chat.wait(20_000)
+        assert chat.ping_count == 0
+
+
+def test_a_reply_that_the_client_does_not_repeat_is_not_expected_in_the_cache() -> None:
+    with IdleChat() as chat:
+        for number, pause in enumerate((10, 10, 4000)):
+            chat.say(f"question {number}", pause=pause)
+        chat.say("not repeated", repeated="Something else.", pause=400)
+        assert chat.ping_count == 1
+        usages = [chat.say(f"later {number}") for number in range(3)]
+    # The prefix before the reply was refreshed by the ping; from the next call on all of it is read again.
+    assert usages[0]["cache_read_input_tokens"] > 7_000
+    assert all(usage["cache_creation_input_tokens"] < 100 for usage in usages[1:])
+
+
+def test_pings_are_part_of_the_memory_that_another_process_restores() -> None:
+    with IdleChat() as chat:
+        for number, pause in enumerate((10, 10, 4000, 400)):
+            chat.say(f"question {number}", pause=pause)
+        (ping,) = pings(chat.gateway)
+        (restored,) = restore_plans(chat.gateway.store)
+    assert restored.memory.used_at == ping.sent_at
+    assert restored.memory.anchor is not None
+    assert restored.memory.anchor.block == ping.breakpoint_block
+
+
+@pytest.mark.parametrize(("most", "sent"), [("1", 2), ("0.002", 1), ("0.0001", 0)])
+def test_keep_alive_stops_when_the_client_does_not_return_and_at_the_daily_limit(most: str, sent: int) -> None:
+    with IdleChat(usd=most) as chat:
+        for number, pause in enumerate((10, 10, 4000)):
+            chat.say(f"question {number}", pause=pause)
+        chat.say("last", pause=100_000)
+        assert chat.ping_count == sent
 
 
 def test_continued_refused_and_expired_conversations_are_not_kept_alive() -> None:
-    clock = ManualClock(1_000_000)
-    provider = SimulatedProvider(clock=clock)
-    with (
-        serve_provider(provider) as url,
-        serve_gateway(url, improve=True, keep_alive_usd="1", clock=clock) as gateway,
-    ):
-        ask(gateway, body("one"))
-        ask(gateway, body("one", "yes", "two"))
-        clock.advance(290)
-        assert gateway.send_due_pings() == 1
-        clock.advance(400)
-        assert gateway.send_due_pings() == 0
-        ask(gateway, {**body("other"), "max_tokens": -1})
-        clock.advance(290)
-        assert gateway.send_due_pings() == 0
+    with IdleChat() as chat:
+        for number, pause in enumerate((10, 10, 4000, 290)):
+            chat.say(f"question {number}", pause=pause)
+        assert chat.ping_count == 1
+        # The process was suspended: nothing is left to refresh.
+        chat.clock.advance(4_000)
+        assert chat.gateway.send_due_pings() == 0
+        chat.say("next", pause=200)
+        chat.texts.append("refused")
+        ask(chat.gateway, {**body(*chat.texts), "max_tokens": -1})
+        chat.wait(4_000)
+        assert chat.ping_count == 1
 
 
 @pytest.mark.parametrize("drain", [True, False])

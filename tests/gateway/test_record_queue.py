@@ -2,7 +2,6 @@
 
 import io
 import threading
-from decimal import Decimal
 from pathlib import Path
 
 import msgspec
@@ -109,7 +108,7 @@ def test_another_process_receives_everything_that_is_recorded() -> None:
         Target("anthropic", "/v1/messages", "anthropic", provider="anthropic", format="anthropic"),
         GatewayCaller("account", "key", "name"),
     )
-    ping = GatewayPing(b"", "tail", "1h", 3600.0, Decimal("0.1"), 3, 7)
+    ping = GatewayPing(b"", "refresh", "1h", "pays", 7, 8)
     sent = (
         RecorderSetup("s.db", simulated=False),
         RequestMessage(1, target, [(b"a", b"b")], caller, 5.0, b"body", 4, b"before", ()),

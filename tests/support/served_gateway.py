@@ -91,7 +91,9 @@ def serve_gateway(
     authenticator = KeyAuthenticator(make_key_check(service), limits, clock=clock, salt=b"salt", improve=improve)
     keep_alive = None
     if keep_alive_usd is not None:
-        keep_alive = GatewayKeepAlive(clock=clock, usd_a_day_max=Decimal(keep_alive_usd), on_ping=observer.on_ping)
+        keep_alive = GatewayKeepAlive(
+            rewriter, clock=clock, usd_a_day_max=Decimal(keep_alive_usd), on_ping=observer.on_ping
+        )
     routes = RouteTable(make_simulated_upstreams(upstream_url, upstreams or {}))
     gateway = Gateway(
         routes,

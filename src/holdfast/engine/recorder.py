@@ -15,15 +15,16 @@ from holdfast.engine.call_record import split_writes_by_ttl
 from holdfast.engine.guard import WarningLog
 from holdfast.errors import FailureKind
 from holdfast.events.log import Event, EventLog
-from holdfast.events.payloads.cache import CachePinged
+from holdfast.events.payloads.cache import CachePinged, PingKind
 from holdfast.events.payloads.calls import UNPRICED, LlmCallCompleted, LlmCallFailed, LlmCallStarted, RequestPrepared
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.ledger.accounting import CallRecord
 from holdfast.ledger.calls import iter_calls
+from holdfast.planning.policy import PingResult
 from holdfast.types.blocks import THINKING_TYPES, ToolUse
 from holdfast.types.json_encoding import JSON_ENCODING_VERSION
-from holdfast.types.prompt import Plan, PrefixChange, Ttl
+from holdfast.types.prompt import Plan, PrefixChange
 from holdfast.types.reply import Reply
 from holdfast.types.request_buffer import PrefixDigest, count_shared_blocks
 from holdfast.types.usage import Usage
@@ -197,21 +198,21 @@ class CallRecorder:
         )
         self._end(call, failed)
 
-    def record_ping(self, call: ObservedCall, usage: Usage, *, ttl: Ttl, block: int) -> Decimal:
-        """Record a keep-alive ping that repeated a call; returns its cost."""
-        prepared, cost = call.prepared, self.cost_of(call, usage)
+    def record_ping(self, call: ObservedCall, ping: PingResult, *, kind: PingKind, reason: str) -> Decimal:
+        """Record a keep-alive ping after a call; returns its cost."""
+        prepared, cost = call.prepared, self.cost_of(call, ping.usage)
         pinged = CachePinged(
-            kind="refresh",
+            kind=kind,
             model=prepared.model,
-            ttl=ttl,
-            usage=usage,
+            ttl=ping.ttl,
+            usage=ping.usage,
             cost_usd=cost,
             pricing_version=self._pricing_version if prepared.row and prepared.row.prices else UNPRICED,
-            reason="keep-alive while the client was idle",
-            sent_at=self._clock(),
-            breakpoint_block=block,
-            block_count=len(prepared.digests),
-            prefix_tokens=usage.tokens_sent,
+            reason=reason,
+            sent_at=ping.at,
+            breakpoint_block=ping.block,
+            block_count=ping.blocks,
+            prefix_tokens=ping.prefix_tokens,
         )
         with self._lock, self._warnings.suppress_errors(_NOT_RECORDED):
             self._write(pinged)

@@ -23,7 +23,7 @@ from holdfast.gateway.exchange import (
 )
 from holdfast.gateway.http.connection import ConnectionCutError, UpstreamConnection, UpstreamPool
 from holdfast.gateway.http.headers import Headers, filter_request_headers, filter_response_headers
-from holdfast.gateway.keep_alive import GatewayKeepAlive
+from holdfast.gateway.keep_alive import GatewayKeepAlive, IdleConversation
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.rewriter import RequestAnalysis
 from holdfast.gateway.routes import RouteTable, Target, Upstream, get_raw_path
@@ -120,8 +120,6 @@ class Gateway:
         if request.analysis is None:
             await self._forward(exchange, request, scope, send)
             return
-        if self._keep_alive is not None:
-            self._keep_alive.on_request_sent(request.analysis.prefix_digests())
         # Single flight: of concurrent requests with the same prefix, one writes the cache and the others wait.
         try:
             async with self._single_flight.acquire(request.analysis.flight_key, self._clock) as slot:
@@ -222,10 +220,10 @@ class Gateway:
         if request.analysis is None or not exchange.is_successful:
             return
         self._notify(functools.partial(self._record_response, request.analysis), exchange)
-        if self._keep_alive is not None:
-            ping = request.analysis.make_ping(request.body, exchange.started_at)
-            if ping is not None:
-                self._keep_alive.keep_alive(ping, exchange, upstream, (path, request.headers))
+        if (keep_alive := self._keep_alive) is not None:
+            head = path, request.headers
+            idle = IdleConversation(request.analysis, exchange, request.body, upstream=upstream, head=head)
+            self._notify(lambda _: keep_alive.watch(idle), exchange)
 
     def _record_response(self, analysis: RequestAnalysis, exchange: Exchange) -> None:
         """Tells the planner what a call that it planned has read and written."""

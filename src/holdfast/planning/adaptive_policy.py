@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from holdfast.catalog.schema import Price
 from holdfast.economics.cost import price_multipliers
 from holdfast.planning.breakpoints import can_carry_breakpoint, last_breakpoint_block
 from holdfast.planning.idle_times import WaitsFor, expected_idle_times
@@ -116,12 +117,12 @@ def first_block_above(tokens: Sequence[int], floor: float) -> int:
 
 
 def plan_session_ping(
-    memory: CacheMemory, learned: LearnedParameters, moment: PlanningMoment, waits_for: WaitsFor
+    memory: CacheMemory, learned: LearnedParameters, price: Price, waits_for: WaitsFor
 ) -> Ping | None:
     """The ping that keeps the newest cache entry warm, if one is worth it."""
     own, others = memory.idle_times.waiting_for(waits_for), learned.idle_times.waiting_for(waits_for)
     idle_times = expected_idle_times(own, others)
-    return plan_ping(_idle_session(memory, learned), idle_times, price_multipliers(moment.price))
+    return plan_ping(_idle_session(memory, learned), idle_times, price_multipliers(price))
 
 
 def _idle_session(memory: CacheMemory, learned: LearnedParameters) -> IdleSession:
@@ -160,7 +161,7 @@ class AdaptivePolicy:
         self._memory = forget_cached(self._memory)
 
     def next_ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
-        return plan_session_ping(self._memory, self._learned, moment, waits_for) if self._keep_alive else None
+        return plan_session_ping(self._memory, self._learned, moment.price, waits_for) if self._keep_alive else None
 
     def record_ping(self, ping: PingResult) -> None:
         self._memory = memory_after_ping(self._memory, ping)

@@ -97,6 +97,22 @@ class PromptEditor(Protocol):
         """All blocks of its last request."""
 
 
+class EncodedPing(msgspec.Struct, frozen=True):
+    """A ping as an entry point sends it; its first `conversation_blocks` blocks belong to the conversation."""
+
+    blocks: Sequence[EncodedBlock]
+    breakpoints: tuple[Breakpoint, ...]
+    conversation_blocks: int
+
+
+@runtime_checkable
+class PingEncoder(Protocol):
+    """A policy that encodes its own pings."""
+
+    def encode_ping(self) -> EncodedPing:
+        """The ping that `next_ping` last returned."""
+
+
 class _PolicyRun:
     """The cache as one policy has shaped it so far."""
 
@@ -184,6 +200,9 @@ class Replayer:
         """Repeat the last request if its last breakpoint has that TTL; else add the reply with a breakpoint on it."""
         last = track.last
         assert last is not None
+        if isinstance(track.policy, PingEncoder):
+            self._send_encoded(track, track.policy.encode_ping(), at)
+            return
         newest = max(last.breakpoints, key=lambda breakpoint: breakpoint.block_index, default=None)
         if newest is not None and (newest.ttl == ttl or ttl == "5m"):
             self._report_request(track, at, 0)
@@ -207,6 +226,14 @@ class Replayer:
         usage = track.send((*prefixes, closing), breakpoints, at, shared=None)
         track.conversation_blocks = len(prefixes)
         track.policy.record_ping(PingResult(at, ttl, usage, last_block, len(prefixes), prefixes[-1].tokens))
+
+    def _send_encoded(self, track: _PolicyRun, ping: EncodedPing, at: float) -> None:
+        prefixes, last = self._prompt.measure_blocks(ping.blocks), ping.breakpoints[-1]
+        usage = track.send(prefixes, ping.breakpoints, at, shared=None)
+        track.conversation_blocks = ping.conversation_blocks
+        tokens = prefixes[ping.conversation_blocks - 1].tokens
+        result = PingResult(at, last.ttl, usage, last.block_index, ping.conversation_blocks, tokens)
+        track.policy.record_ping(result)
 
     def _takes_breakpoint(self, index: int) -> bool:
         block = self._prompt.buffer.blocks[index]

@@ -12,9 +12,8 @@ from holdfast.clock import Clock, NewId, Sleep
 from holdfast.compaction.models import CompactionConfig, CompactionMode, CompactionResult
 from holdfast.economics.keep_alive import NextWake
 from holdfast.engine.cache.explicit_cache import delete_explicit_cache
-from holdfast.engine.cache.keep_alive import SessionKeepAlive
+from holdfast.engine.cache.keep_alive import PrewarmResult, SessionKeepAlive, prewarm
 from holdfast.engine.cache.plan import record_learned
-from holdfast.engine.cache.prewarm import PrewarmResult, prewarm
 from holdfast.engine.cache.single_flight import SingleFlight
 from holdfast.engine.compaction.compact import handoff_summary
 from holdfast.engine.compaction.triggers import snapshot_conversation

@@ -5,7 +5,7 @@ Each player is a cache policy for the replay, so that costs and cache come from 
 
 import asyncio
 import datetime
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import Protocol
 
@@ -29,21 +29,18 @@ from holdfast.events.payloads.calls import LlmCallStarted
 from holdfast.events.payloads.session import EpochOpened, MessageAppended, SessionStarted, TurnStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
-from holdfast.gateway.rewrite.rewriter import RequestAnalysis
+from holdfast.gateway.rewrite.rewriter import GatewayPing, RequestAnalysis
 from holdfast.planning.idle_times import WaitsFor
-from holdfast.planning.keep_alive import PING_MARGIN_SECONDS
 from holdfast.planning.learned import NOTHING_LEARNED, LearnedParameters, keep_leading_blocks, learned_after_session
 from holdfast.planning.policy import CachePolicy, Ping, PingResult, PlanningMoment
-from holdfast.providers.adapter import Endpoint
+from holdfast.providers.adapter import Endpoint, WireRequest
 from holdfast.providers.anthropic import anthropic
-from holdfast.providers.anthropic.usage import encode_anthropic_usage
 from holdfast.providers.wire_request import OnRetry
-from holdfast.replay.playback import OUTPUT_TOKENS_MAX, ReplaySetting
-from holdfast.replay.recording import Recording
+from holdfast.replay.playback import OUTPUT_TOKENS_MAX, EncodedPing, ReplaySetting
+from holdfast.replay.recording import RecordedCall, Recording
 from holdfast.stores.memory import MemoryStore
 from holdfast.types.blocks import Message
-from holdfast.types.json_encoding import encode_json
-from holdfast.types.prompt import Breakpoint, LayerText, Parameters
+from holdfast.types.prompt import Breakpoint, HistoryEntry, LayerText, Parameters
 from holdfast.types.reply import Reply
 from holdfast.types.request_buffer import EncodedBlock, RequestBuffer, count_shared_blocks
 from holdfast.types.usage import Usage
@@ -73,11 +70,15 @@ class GatewayPlayer:
         self._head = anthropic.request_head(Parameters(model.name, OUTPUT_TOKENS_MAX))
         self._rewriter = ConversationRewriter({model.id: model})
         self._analysis: RequestAnalysis | None = None
-        self._received = b""
+        self._received = self._response = b""
+        self._used_at = 0.0
+        self._ping: GatewayPing | None = None
+        self._calls: Iterator[RecordedCall] = iter(())
         self.sent_blocks: Sequence[EncodedBlock] = ()
 
     def open_recording(self, recording: Recording) -> None:
-        """A gateway does not know where a conversation begins."""
+        """For the replies; a gateway does not know where a conversation begins."""
+        self._calls = iter(recording.calls)
 
     def choose_breakpoints(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
         assert isinstance(moment.buffer, RequestBuffer)
@@ -89,24 +90,37 @@ class GatewayPlayer:
         if self._analysis.body is None:
             return ()
         sent = anthropic.decode_request(self._analysis.body)
-        self.sent_blocks = [block for segment in sent.prompt.segments for block in anthropic.encode_segment(segment)]
+        self.sent_blocks = _encode_blocks(sent)
         return sent.plan.breakpoints
 
     def record_usage(self, moment: PlanningMoment, usage: Usage) -> None:
         assert self._analysis is not None
         assert self._analysis.call is not None
-        self._rewriter.record_response(self._analysis.call, _encode_response(usage))
+        reply, self._used_at = next(self._calls).reply, moment.at
+        self._response = _encode_response(usage, reply)
+        self._rewriter.record_response(self._analysis.call, self._response)
 
     def next_ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
+        """As `gateway/keep_alive.py` sends them, without its daily limit."""
         assert self._analysis is not None
-        # As `gateway/keep_alive.py` schedules them, without its daily limit.
-        ping = self._analysis.make_ping(self._received, moment.at)
-        if ping is None or pings_so_far >= ping.pings_max:
+        due = self._rewriter.plan_ping(self._analysis, self._response)
+        if due is None:
             return None
-        return Ping(ping.ttl_seconds - PING_MARGIN_SECONDS, ping.ttl, "the gateway's schedule")
+        sent = self._analysis.body or self._received
+        self._ping = self._rewriter.encode_ping(self._analysis, due, sent=sent, response=self._response)
+        return Ping(due.at - self._used_at, due.ttl, due.reason) if self._ping is not None else None
+
+    def encode_ping(self) -> EncodedPing:
+        assert self._ping is not None
+        sent = anthropic.decode_request(self._ping.body)
+        return EncodedPing(_encode_blocks(sent), sent.plan.breakpoints, self._ping.block_count)
 
     def record_ping(self, ping: PingResult) -> None:
-        """The gateway's planner does not look at the responses to pings."""
+        assert self._analysis is not None
+        assert self._analysis.call is not None
+        assert self._ping is not None
+        self._used_at = ping.at
+        self._rewriter.record_ping(self._analysis.call, self._ping, _encode_response(ping.usage, None), ping.at)
 
 
 class SessionPlayer:
@@ -244,8 +258,13 @@ def _at_newest_price(setting: ReplaySetting) -> Model:
     return msgspec.structs.replace(setting.model, cache=setting.assumed_rules, prices=prices)
 
 
-def _encode_response(usage: Usage) -> bytes:
-    return encode_json({"type": "message", "usage": encode_anthropic_usage(usage, output=0)})
+def _encode_blocks(request: WireRequest) -> list[EncodedBlock]:
+    return [block for segment in request.prompt.segments for block in anthropic.encode_segment(segment)]
+
+
+def _encode_response(usage: Usage, reply: HistoryEntry | None) -> bytes:
+    content = reply.content if reply is not None else ()
+    return anthropic.encode_reply(Reply(content, "end_turn", usage))
 
 
 def _placeholder_text(moment: PlanningMoment) -> tuple[LayerText, ...]:

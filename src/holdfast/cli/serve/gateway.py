@@ -129,7 +129,9 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         keep_alive = None
         if options.keep_alive_usd is not None:
             usd_per_day_max = Decimal(str(options.keep_alive_usd))
-            keep_alive = GatewayKeepAlive(clock=service.clock, usd_a_day_max=usd_per_day_max, on_ping=recorder.on_ping)
+            keep_alive = GatewayKeepAlive(
+                rewriter, clock=service.clock, usd_a_day_max=usd_per_day_max, on_ping=recorder.on_ping
+            )
 
         gateway = Gateway(
             routes,

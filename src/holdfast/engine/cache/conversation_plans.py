@@ -5,12 +5,11 @@ it, found by the digest of its bytes. A call therefore decodes, encodes and coun
 """
 
 import datetime
-import functools
 import hashlib
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import NamedTuple
 
@@ -18,7 +17,9 @@ import msgspec
 
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.schema import Model, Price
-from holdfast.catalog.token_count import count_block_tokens
+from holdfast.engine.cache.message_tree import HeadNode, MessageNode, PingedReply, PlannedConversation, PromptOutline
+from holdfast.planning.adaptive_policy import plan_session_ping
+from holdfast.planning.idle_times import WaitsFor
 from holdfast.planning.learned import (
     NOTHING_LEARNED,
     CacheMemory,
@@ -28,12 +29,13 @@ from holdfast.planning.learned import (
     keep_leading_blocks,
     learned_after_session,
     memory_after_call,
+    memory_after_ping,
 )
-from holdfast.planning.plan import plan_cache
-from holdfast.planning.policy import PlanningMoment, WaitedFor
+from holdfast.planning.plan import cache_write_rate, plan_cache
+from holdfast.planning.policy import PingResult, PlanningMoment, WaitedFor
 from holdfast.providers.adapter import Adapter
-from holdfast.types.blocks import Role, ToolResult
-from holdfast.types.prompt import Breakpoint, HistoryEntry, Plan, PromptSection, Segment, Stability
+from holdfast.types.blocks import ToolResult
+from holdfast.types.prompt import Breakpoint, HistoryEntry, Plan, Segment, Stability, Ttl
 from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, count_shared_blocks, extend_digest_chain
 from holdfast.types.usage import Usage
 
@@ -91,123 +93,21 @@ class RawPrompt(msgspec.Struct, frozen=True):
     encode_message: Callable[[int], bytes]
 
 
-class _Node:
-    """A message after all those before it, or a head; `count` is the number of blocks up to and including it."""
+class DuePing(msgspec.Struct, frozen=True):
+    """A ping that is worth its cost if the conversation is idle until then: the last request `with_reply`, or alone."""
 
-    __slots__ = (
-        "blocks",
-        "by_chain",
-        "by_raw",
-        "content_digest",
-        "count",
-        "digests",
-        "is_tool_result",
-        "owner",
-        "parent",
-        "tail_of",
-        "tokens",
-    )
-
-    def __init__(self, parent: "_Node | None", owner: "PlannedConversation | None") -> None:
-        self.parent = parent
-        self.owner = owner
-        self.tail_of: PlannedConversation | None = None
-        self.by_raw: dict[bytes, _Node] = {}
-        self.by_chain: dict[str, _Node] = {}
-        self.blocks: tuple[EncodedBlock, ...] = ()
-        self.digests: tuple[PrefixDigest, ...] = ()
-        self.tokens: tuple[int, ...] = ()
-        self.count: int = parent.count if parent else 0
-        self.is_tool_result = False
-        self.content_digest = b""
-
-    @property
-    def last_block(self) -> EncodedBlock | None:
-        return next((node.blocks[-1] for node in self.iter_upwards() if node.blocks), None)
-
-    @property
-    def last_digest(self) -> PrefixDigest | None:
-        return next((node.digests[-1] for node in self.iter_upwards() if node.digests), None)
-
-    def iter_upwards(self) -> "Iterator[_Node]":
-        node: _Node | None = self
-        while node is not None:
-            yield node
-            node = node.parent
-
-    def fill(self, adapter: Adapter, blocks: Sequence[EncodedBlock], factor: float) -> None:
-        """Count and chain the blocks; their bytes are not kept."""
-        before, previous = (self.parent.last_block, self.parent.last_digest) if self.parent else (None, None)
-        kept, digests, tokens = [], [], []
-        for block in blocks:
-            previous = extend_digest_chain(previous, block.layer, adapter.separator(before, block) + block.data)
-            digests.append(previous)
-            tokens.append(count_block_tokens(block.container_start + block.data, factor))
-            kept.append(_without_data(block))
-            before = block
-        self.blocks, self.digests, self.tokens = tuple(kept), tuple(digests), tuple(tokens)
-        self.count += len(kept)
-
-
-class _Head(_Node):
-    """`opened` conversations began with this head, `continued` of them had a second call.
-
-    `kept_blocks` is set if it took the place of another head in the middle of a conversation: the blocks of both.
-    """
-
-    __slots__ = ("continued", "kept_blocks", "key", "opened")
-
-    def __init__(self, key: bytes) -> None:
-        super().__init__(None, None)
-        self.key = key
-        self.opened = 0
-        self.continued = 0
-        self.kept_blocks: int | None = None
-
-
-class PlannedConversation:
-    """What is known of one conversation between its calls; it `rewrites` if it did not keep what it last wrote."""
-
-    def __init__(
-        self, head: _Head, learning_scope: tuple[str, str], learned: LearnedParameters, memory: CacheMemory
-    ) -> None:
-        self.head = head
-        self.learning_scope = learning_scope
-        self.learned = learned
-        self.memory = memory
-        self.tail: _Node | None = None
-        self.last_request: RequestRecord | None = None
-        self.tokens_estimate = 0
-        self.is_continued = False
-        self.rewrites = False
-        self.is_learned = False
-
-
-class PromptOutline:
-    """The blocks of a prompt without their bytes, as far as the planner looks at them."""
-
-    def __init__(self, nodes: Sequence[_Node], blocks_max: int | None) -> None:
-        self.blocks: list[EncodedBlock] = []
-        self.digests: list[PrefixDigest] = []
-        self.tokens: list[int] = []
-        for node in nodes:
-            self.blocks += node.blocks
-            self.digests += node.digests
-            self.tokens += node.tokens
-        self.tokens_total = sum(self.tokens)
-        self.stable_count = nodes[0].count
-        self.first_ephemeral: int | None = None
-        if blocks_max is not None and blocks_max < len(self.blocks):
-            # Blocks that the next call is not expected to repeat: the planner places no breakpoint on them.
-            self.blocks[blocks_max:] = map(_as_ephemeral, self.blocks[blocks_max:])
-            self.first_ephemeral = max(blocks_max, self.stable_count)
+    at: float
+    ttl: Ttl
+    reason: str
+    with_reply: bool
+    cost_usd: Decimal
 
 
 class _Path(NamedTuple):
     """The nodes of a request, the deepest that was there before, and the conversation whose last request it extends."""
 
-    nodes: list[_Node]
-    shared: _Node
+    nodes: list[MessageNode]
+    shared: MessageNode
     extends: PlannedConversation | None
 
 
@@ -250,12 +150,12 @@ class ConversationPlans:
     def __init__(self, *, nodes_max: int = NODES_MAX) -> None:
         self._nodes_max = nodes_max
         self._node_count = 0
-        self._heads: dict[bytes, _Head] = {}
+        self._heads: dict[bytes, HeadNode] = {}
         self._conversations: OrderedDict[int, PlannedConversation] = OrderedDict()
         self._ended: OrderedDict[int, PlannedConversation] = OrderedDict()
         self._learned: dict[tuple[str, str], LearnedParameters] = {}
         self._restored: dict[str, RestoredConversation] = {}
-        self._openings: OrderedDict[tuple[str, bytes], tuple[_Head, int]] = OrderedDict()
+        self._openings: OrderedDict[tuple[str, bytes], tuple[HeadNode, int]] = OrderedDict()
         self._lock = threading.Lock()
 
     def restore(self, conversations: Iterable[RestoredConversation]) -> None:
@@ -317,11 +217,46 @@ class ConversationPlans:
         with self._lock:
             call.conversation.memory = distrust_anchor(call.conversation.memory)
 
-    def _find_head(self, adapter: Adapter, row: Model, prompt: RawPrompt) -> _Head:
+    def plan_ping(self, call: PlannedCall, row: Model, waits_for: WaitsFor) -> DuePing | None:
+        """The next ping after this call; None if none is expected to pay, or another call has followed."""
+        with self._lock:
+            conversation, record, memory = call.conversation, call.record, call.conversation.memory
+            is_newest = conversation.last_request is record and memory.last_at == record.at
+            if not is_newest or call.is_limited or memory.tail_block is None:
+                return None
+            if not row.prices or memory.used_at is None or not {"5m", "1h"} <= row.cache.ttls_seconds.keys():
+                return None
+            price = price_at(row, utc_date(memory.used_at), memory.tail_tokens)
+            ping = plan_session_ping(memory, conversation.learned, price, waits_for)
+            if ping is None:
+                return None
+            is_repeated = memory.blocks == record.blocks and ping.ttl in ("5m", record.breakpoints[-1].ttl)
+            # A ping reads what is cached, and one with the reply writes that.
+            written = 0 if is_repeated else cache_write_rate(ping.ttl, price) * memory.reply_tokens
+            cost = (price.cache_read * memory.tail_tokens + written) / 1_000_000
+            return DuePing(memory.used_at + ping.after_seconds, ping.ttl, ping.reason, not is_repeated, cost)
+
+    def complete_ping(
+        self, call: PlannedCall, ping: PingResult, reply: Sequence[EncodedBlock], adapter: Adapter
+    ) -> None:
+        """A ping after this call was answered; it held the blocks of the `reply`, if any."""
+        with self._lock:
+            conversation, memory = call.conversation, call.conversation.memory
+            if memory.last_at != call.record.at or conversation.tail is None:
+                return
+            if reply:
+                before = conversation.pinged.memory_without if conversation.pinged else memory
+                node = MessageNode(conversation.tail, None)
+                node.fill(adapter, reply, 1.0)
+                refreshed = msgspec.structs.replace(before, used_at=ping.at)
+                conversation.pinged = PingedReply(node.count, node.digests[-1].digest, refreshed)
+            conversation.memory = memory_after_ping(memory, ping)
+
+    def _find_head(self, adapter: Adapter, row: Model, prompt: RawPrompt) -> HeadNode:
         key = hashlib.sha256(b"\0".join((prompt.scope.encode(), row.id.encode(), prompt.head_digest))).digest()
         head = self._heads.get(key)
         if head is None:
-            head = _Head(key)
+            head = HeadNode(key)
             wire = adapter.decode_request(prompt.encode_head())
             segments = (segment for segment in wire.prompt.segments if segment.section != "messages")
             blocks = [block for segment in segments for block in adapter.encode_segment(segment)]
@@ -330,17 +265,17 @@ class ConversationPlans:
             self._node_count += 1
         return head
 
-    def _walk(self, adapter: Adapter, row: Model, head: _Head, prompt: RawPrompt) -> _Path:
+    def _walk(self, adapter: Adapter, row: Model, head: HeadNode, prompt: RawPrompt) -> _Path:
         """The path of the request; its new messages are decoded, encoded and counted."""
-        nodes: list[_Node] = [head]
-        shared: _Node = head
+        nodes: list[MessageNode] = [head]
+        shared: MessageNode = head
         tail_owner: PlannedConversation | None = None
         is_known = True
         for index, raw_digest in enumerate(prompt.message_digests):
             parent = nodes[-1]
             node = parent.by_raw.get(raw_digest)
             if node is None:
-                node = _Node(parent, None)
+                node = MessageNode(parent, None)
                 entries = adapter.decode_request(prompt.encode_message(index)).prompt.entries
                 blocks = adapter.encode_segment(Segment("history", Stability.GROWING, "messages", entries=entries))
                 node.fill(adapter, blocks, row.tokens_factor)
@@ -358,7 +293,7 @@ class ConversationPlans:
             nodes.append(node)
         return _Path(nodes, shared, tail_owner)
 
-    def _resume(self, head: _Head, path: _Path, scope: tuple[str, str]) -> _Path:
+    def _resume(self, head: HeadNode, path: _Path, scope: tuple[str, str]) -> _Path:
         """The path with the restored conversation that the request extends, if there is one."""
         nodes = path.nodes
         for position in range(len(nodes) - 1, 0, -1):
@@ -375,7 +310,7 @@ class ConversationPlans:
                 return _Path(nodes, nodes[position], conversation)
         return path
 
-    def _compare_heads(self, head: _Head, path: _Path, scope: str) -> None:
+    def _compare_heads(self, head: HeadNode, path: _Path, scope: str) -> None:
         """Recognises a client that changes its system text in every call, such as by a clock at its start."""
         opening = (scope, path.nodes[1].content_digest)
         before, changes = self._openings.get(opening, (head, 0))
@@ -391,7 +326,7 @@ class ConversationPlans:
         while len(self._openings) > OPENINGS_MAX:
             self._openings.popitem(last=False)
 
-    def _continue(self, head: _Head, path: _Path, scope: tuple[str, str], at: float) -> PlannedConversation:
+    def _continue(self, head: HeadNode, path: _Path, scope: tuple[str, str], at: float) -> PlannedConversation:
         """The conversation that the request belongs to: one that it extends, a branch of another, or a new one."""
         shared, tail_owner = path.shared, path.extends
         if tail_owner is not None:
@@ -415,7 +350,8 @@ class ConversationPlans:
     def _plan(
         self, row: Model, conversation: PlannedConversation, path: _Path, prompt: RawPrompt, *, at: float
     ) -> PlannedCall:
-        memory, nodes = conversation.memory, path.nodes
+        nodes = path.nodes
+        memory = conversation.memory = _settle_ping(conversation, nodes)
         waited_for: WaitedFor = "start" if not memory.calls else "tool" if nodes[-1].is_tool_result else "user"
         blocks_max = self._cacheable_blocks(conversation, prompt, path)
         outline = PromptOutline(nodes, blocks_max)
@@ -451,7 +387,7 @@ class ConversationPlans:
         is_shared = head.opened > 1 or not is_single or sum(head.tokens) >= SHARED_HEAD_TOKENS_MIN
         return head.count if is_shared else 0
 
-    def _register(self, conversation: PlannedConversation, nodes: Sequence[_Node], call: PlannedCall) -> None:
+    def _register(self, conversation: PlannedConversation, nodes: Sequence[MessageNode], call: PlannedCall) -> None:
         if conversation.tail is not None:
             conversation.tail.tail_of = None
         conversation.tail, conversation.last_request = nodes[-1], call.record
@@ -501,40 +437,21 @@ class ConversationPlans:
         return self._learned.get(scope, NOTHING_LEARNED)
 
 
-def _estimate_prefix_tokens(source: PlannedConversation, shared: _Node) -> int:
+def _estimate_prefix_tokens(source: PlannedConversation, shared: MessageNode) -> int:
     """The tokens up to a node, scaled from our estimates to the size that the provider reported."""
     estimated = sum(sum(node.tokens) for node in shared.iter_upwards())
     reported = source.memory.tail_tokens
     return round(estimated * reported / source.tokens_estimate) if source.tokens_estimate else estimated
 
 
+def _settle_ping(conversation: PlannedConversation, nodes: Sequence[MessageNode]) -> CacheMemory:
+    """The memory before a request: what a ping wrote of the reply can be read only if the request repeats the reply."""
+    pinged, conversation.pinged = conversation.pinged, None
+    if pinged is None:
+        return conversation.memory
+    ends = {node.count: node.digests[-1].digest for node in nodes if node.digests}
+    return conversation.memory if ends.get(pinged.blocks) == pinged.digest else pinged.memory_without
+
+
 def _holds_tool_result(entries: Sequence[HistoryEntry]) -> bool:
     return any(isinstance(block, ToolResult) for entry in entries for block in entry.content)
-
-
-def _without_data(block: EncodedBlock, *, ephemeral: bool | None = None) -> EncodedBlock:
-    return _intern_block(
-        block.layer,
-        block.section,
-        block.stability,
-        block.role,
-        accepts_breakpoint=block.accepts_breakpoint,
-        ephemeral=block.ephemeral if ephemeral is None else ephemeral,
-    )
-
-
-@functools.lru_cache(maxsize=1_000)
-def _intern_block(
-    layer: str,
-    section: PromptSection,
-    stability: Stability,
-    role: Role | None,
-    *,
-    accepts_breakpoint: bool,
-    ephemeral: bool,
-) -> EncodedBlock:
-    """One object for all blocks that the planner cannot tell apart."""
-    return EncodedBlock(layer, section, stability, b"", accepts_breakpoint, role, ephemeral)
-
-
-_as_ephemeral = functools.partial(_without_data, ephemeral=True)

@@ -1,13 +1,16 @@
-"""Keep-alive: pings that refresh an idle session's cache, for as long as that is expected to pay."""
+"""Pings that write a session's stable prefix ahead of its first call, or keep its idle cache alive while that pays."""
 
 import asyncio
 import logging
 from collections.abc import Callable
 from decimal import Decimal
 
+import msgspec
+
 from holdfast.engine.cache.controls import apply_controls
 from holdfast.engine.cache.ping import PingRequest, build_ping_parameters, keep_alive_refusal, send_ping
-from holdfast.engine.cache.plan import current_moment
+from holdfast.engine.cache.plan import make_flight_key, plan_next_call
+from holdfast.engine.cache.single_flight import acquire_slot
 from holdfast.engine.conversation import Conversation, KeepAlive
 from holdfast.engine.reducer import open_tool_calls
 from holdfast.errors import HoldfastError
@@ -16,12 +19,14 @@ from holdfast.events.payloads.cache import CachePinged, PingKind
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallStarted, ModelSwitched
 from holdfast.events.payloads.compaction import ContextCompacted
 from holdfast.events.payloads.session import SessionEnded, TurnStarted
+from holdfast.layers.assemble import assemble_prompt
 from holdfast.planning.adaptive_policy import plan_session_ping
 from holdfast.planning.breakpoints import can_carry_breakpoint
 from holdfast.planning.keep_alive import PING_MARGIN_SECONDS, closing_entry
 from holdfast.planning.plan import cache_write_rate
 from holdfast.planning.policy import Ping
-from holdfast.types.prompt import Breakpoint
+from holdfast.types.prompt import Breakpoint, Plan, View
+from holdfast.types.usage import Usage
 
 CLOSE_WAIT_SECONDS_MAX = 2.0
 """How long closing a session waits for a ping in progress."""
@@ -117,8 +122,8 @@ def plan_next_ping(conversation: Conversation) -> Ping | str:
         return refused
     if state.cache_memory.tail_block is None or not {"5m", "1h"} <= deps.model.cache.ttls_seconds.keys():
         return "the last request had no breakpoints"
-    moment = current_moment(conversation, conversation.draft.buffer)
-    ping = plan_session_ping(state.cache_memory, deps.learned, moment, "tool" if open_tool_calls(state) else "user")
+    price = conversation.price(state.calibration.correct_estimate(conversation.draft.buffer.tokens_total))
+    ping = plan_session_ping(state.cache_memory, deps.learned, price, "tool" if open_tool_calls(state) else "user")
     if ping is None:
         return "it is not expected to pay"
     if state.cache_settings.ttl not in ("auto", ping.ttl):
@@ -183,3 +188,45 @@ def _with_reply(conversation: Conversation, ping: Ping, request_head: bytes) -> 
     buffer.truncate(blocks)
     kind: PingKind = "refresh" if state.cache_memory.blocks == blocks else "upgrade"
     return PingRequest(body, kind, ping.ttl, tokens, ping.reason, last_block, blocks, closing_tokens, new_tokens)
+
+
+class PrewarmResult(msgspec.Struct, frozen=True):
+    """The result of a prewarm; `reason` says why nothing was sent."""
+
+    is_sent: bool
+    reason: str = ""
+    usage: Usage = Usage()
+    cost_usd: Decimal = Decimal(0)
+
+
+async def prewarm(conversation: Conversation) -> PrewarmResult:
+    """Send tools and stable system prompt with a breakpoint and `max_tokens: 0`; a failure is not raised.
+
+    Nothing is sent if the prefix is known to be cached, also by another session that is just writing it.
+    """
+    await apply_controls(conversation)
+    deps = conversation.deps
+    parameters = build_ping_parameters(conversation.parameters, deps.model)
+    if isinstance(parameters, str):
+        return PrewarmResult(False, parameters)
+    draft = conversation.new_draft()
+    draft.update(assemble_prompt(View(head=conversation.state.stable_prefix, newest=(closing_entry(None),))))
+    buffer, calibration = draft.buffer, conversation.state.calibration
+    planned = plan_next_call(conversation, buffer, 0).breakpoints
+    breakpoints = tuple(breakpoint for breakpoint in planned if breakpoint.block_index < buffer.stable_count)
+    flight_key = make_flight_key(conversation, buffer, Plan(breakpoints))
+    if not flight_key.prefixes:
+        prefix_tokens = calibration.correct_estimate(sum(buffer.tokens[: buffer.stable_count]))
+        size = f"tools and system prompt have about {prefix_tokens} tokens"
+        return PrewarmResult(False, f"{size}, and {deps.model.id} caches nothing below {deps.model.cache.tokens_min}")
+    body = buffer.render(deps.adapter.request_head(parameters), breakpoints)
+    tokens = calibration.correct_estimate(buffer.tokens_total)
+    request = PingRequest(body, "prewarm", breakpoints[-1].ttl, tokens, "the caller asked for it")
+    async with acquire_slot(deps.single_flight, flight_key, deps.clock) as slot:
+        if not slot.writes:
+            return PrewarmResult(False, "the prefix is already cached")
+        ping = await send_ping(conversation, request)
+        if isinstance(ping, str):
+            return PrewarmResult(False, ping)
+        slot.mark_begun()
+    return PrewarmResult(True, usage=ping.usage, cost_usd=ping.cost_usd)

@@ -8,12 +8,14 @@ import msgspec
 from holdfast.catalog.schema import Model
 from holdfast.engine.cache.conversation_plans import ConversationPlans, PlannedCall, RawPrompt
 from holdfast.errors import UserError
+from holdfast.planning.breakpoints import can_carry_breakpoint
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.anthropic.blocks import CACHE_CONTROL, decode_cache_control
 from holdfast.providers.anthropic.encode import encode_anthropic_breakpoint
 from holdfast.providers.json_splice import remove_member, split_object
 from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import Breakpoint, Ttl
+from holdfast.types.request_buffer import EncodedBlock
 
 _MARK = b'"%b"' % CACHE_CONTROL.encode()
 _Members = dict[str, msgspec.Raw]
@@ -237,6 +239,33 @@ def place_planned_breakpoints(body: AnthropicBody, call: PlannedCall, slots: int
         is_changed = True
     head_points = tuple(Breakpoint(index, ttl) for index, ttl in sorted(wanted_head.items()))
     return PlacedBreakpoints((*head_points, *chosen), is_changed)
+
+
+def append_reply(
+    body: AnthropicBody, call: PlannedCall, reply: Sequence[EncodedBlock], *, ttl: Ttl, slots: int
+) -> int | None:
+    """Append the reply to a sent request with a breakpoint on it, and set all breakpoints to this TTL.
+
+    Returns the block that has the new breakpoint; None if the reply cannot take one. The shallowest breakpoints make
+    room for it.
+    """
+    last = next((index for index in range(len(reply) - 1, -1, -1) if can_carry_breakpoint(reply, index)), None)
+    # A breakpoint inside of a tool result keeps its TTL, and a 1-hour one after a 5-minute one is refused.
+    if last is None or any(count_nested_marks(message) for message in body.messages if is_marked(message)):
+        return None
+    kept = sorted({point.block_index for point in call.record.breakpoints})[-(slots - 1) :]
+    for index, item in enumerate((*body.tools, *body.system)):
+        if is_marked(item) or index in kept:
+            _set_head_item(body, index, mark_block(item, ttl if index in kept else None))
+    places = [place for index in kept if (place := call.locate_block(index)) is not None]
+    for index, message in enumerate(body.messages):
+        marks = {block: ttl for number, block in places if number == index}
+        if marks or is_marked(message):
+            body.messages[index] = mark_message(message, marks)
+    body.members.pop(CACHE_CONTROL, None)
+    content = [_to_raw(mark_block(block.data, ttl if index == last else None)) for index, block in enumerate(reply)]
+    body.messages.append(encode_json({"role": "assistant", "content": content}))
+    return call.record.blocks + last
 
 
 def _client_breakpoints(body: AnthropicBody, call: PlannedCall, head: Mapping[int, Ttl]) -> tuple[Breakpoint, ...]:

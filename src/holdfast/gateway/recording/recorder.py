@@ -364,8 +364,8 @@ class GatewayRecorder:
         active = exchange.record
         if isinstance(active, _ActiveCall):
             self._now = at
-            usage = active.adapter.decode_reply(response).usage
-            cost = active.recorder.record_ping(active.call, usage, ttl=ping.ttl, block=ping.block_index)
+            result = ping.to_result(at, active.adapter.decode_reply(response).usage)
+            cost = active.recorder.record_ping(active.call, result, kind=ping.kind, reason=ping.reason)
             self._charge(exchange, f"{exchange.id}.ping.{at}", at, float(cost))
 
     def _record_outcome(self, exchange: Exchange, active: _ActiveCall) -> Reply | None:

@@ -24,8 +24,8 @@ from holdfast.gateway.exchange import CallCharge
 from holdfast.gateway.key_limits import KeyLimitTable
 from holdfast.gateway.recording.conversation_match import RequestFingerprint, SessionHints, make_restored_scope
 from holdfast.gateway.recording.worker_process import UNPRICED_USD_PER_MTOK
-from holdfast.planning.learned import CacheMemory, RequestRecord, forget_cached, memory_after_call
-from holdfast.planning.policy import WaitedFor
+from holdfast.planning.learned import CacheMemory, RequestRecord, forget_cached, memory_after_call, memory_after_ping
+from holdfast.planning.policy import PingResult, WaitedFor
 from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage
 
@@ -105,6 +105,10 @@ def _fold_conversation(session_id: str, events: Iterable[Event]) -> RecordedConv
             case LlmCallCompleted() as payload:
                 reply_id = payload.response_id or reply_id
                 memory = memory_after_call(memory, sent, payload.usage) if sent is not None else memory
+            case CachePinged(kind="refresh" | "upgrade", breakpoint_block=int(block)) as payload:
+                at, blocks_sent, tokens = payload.sent_at or event.at, payload.block_count, payload.prefix_tokens
+                ping = PingResult(at, payload.ttl, payload.usage, block, blocks_sent, tokens)
+                memory = memory_after_ping(memory, ping)
             case _:
                 pass
     if trace is None:

@@ -175,8 +175,8 @@ class RecorderProcess:
 
     def on_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
         if isinstance(exchange.record, int):
-            # Without the body, which the recorder does not need and which may have megabytes.
-            self._put(PingMessage(exchange.record, msgspec.structs.replace(ping, body=b""), response, at))
+            # Without the parts that the recorder does not need and that may have megabytes.
+            self._put(PingMessage(exchange.record, msgspec.structs.replace(ping, body=b"", reply=()), response, at))
 
     def close(self) -> None:
         """Waits for queued exchanges to be recorded, for up to CLOSING_SECONDS_MAX."""

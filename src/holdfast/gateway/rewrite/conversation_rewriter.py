@@ -10,36 +10,54 @@ import msgspec
 
 from holdfast.catalog.lookup import Models, resolve_model
 from holdfast.catalog.schema import Model
-from holdfast.engine.cache.conversation_plans import ConversationPlans, PlannedCall, RestoredConversation
+from holdfast.catalog.token_count import count_block_tokens
+from holdfast.engine.cache.conversation_plans import ConversationPlans, DuePing, PlannedCall, RestoredConversation
 from holdfast.engine.cache.single_flight import FlightKey
 from holdfast.engine.inject.anthropic_body import (
     AnthropicBody,
     RawItem,
+    append_reply,
     append_text,
     is_marked,
     place_planned_breakpoints,
     plan_anthropic_call,
 )
-from holdfast.errors import UserError
+from holdfast.errors import ProviderError, UserError
+from holdfast.events.payloads.cache import PingKind
 from holdfast.gateway.rewrite.openai import derive_session_id
-from holdfast.gateway.rewrite.operations import BREAKPOINTS_MISSING, TOOLS_UNSORTED, DeriveSession, RequestEdits
+from holdfast.gateway.rewrite.operations import (
+    BREAKPOINTS_MISSING,
+    TOOLS_UNSORTED,
+    VOLATILE_PREFIX,
+    DeriveSession,
+    RequestEdits,
+)
 from holdfast.gateway.rewrite.rewriter import (
+    GatewayPing,
     RequestAnalysis,
     RequestRewriter,
     analyze_request,
     cached_prefixes,
 )
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
+from holdfast.planning.idle_times import WaitsFor
+from holdfast.planning.keep_alive import closing_entry
 from holdfast.providers.anthropic import anthropic
-from holdfast.providers.tolerant_decode import find_usage
+from holdfast.providers.tolerant_decode import decode_stream_tolerantly, find_usage
 from holdfast.types.blocks import Json
 from holdfast.types.json_encoding import encode_json, sha256_hex
+from holdfast.types.prompt import HistoryEntry, Segment, Stability
+from holdfast.types.reply import Reply
+from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.usage import Usage
 
 logger = logging.getLogger(__name__)
 
 # How many tool lists and system texts are remembered, each by its digest.
 REMEMBERED_HEADS_MAX = 1_000
+
+# Larger requests and responses are not held in memory for a ping.
+PING_BYTES_MAX = 4 * 1024 * 1024
 
 # Members that a cached prefix does not depend on (Anthropic, "Prompt caching"), or that are keyed separately.
 _UNKEYED_MEMBERS = frozenset(
@@ -130,7 +148,6 @@ class ConversationRewriter:
             raw.messages[-1] = append_text(raw.messages[-1], edits.moved_text)
         rewritten = raw.encode() if edits.changes else None
         prefixes = cached_prefixes(call.digests, placed.breakpoints, row.cache)
-        tokens = call.tokens_upto(placed.breakpoints[-1].block_index) if placed.breakpoints else 0
         return RequestAnalysis(
             anthropic,
             row,
@@ -139,7 +156,6 @@ class ConversationRewriter:
             FlightKey(scope, prefixes),
             call.digests,
             placed.breakpoints,
-            tokens,
             call,
             accepts_pings=provider in ("", anthropic.name),
         )
@@ -151,6 +167,51 @@ class ConversationRewriter:
             self._plans.fail_call(call)
         else:
             self._plans.complete_call(call, usage)
+
+    def plan_ping(self, analysis: RequestAnalysis, response: bytes) -> DuePing | None:
+        """The next ping after this call; None if none is expected to pay, or none is possible."""
+        # Bedrock and Vertex document no request without output.
+        if analysis.call is None or not analysis.accepts_pings or len(response) > PING_BYTES_MAX:
+            return None
+        # In a string the quotes would be escaped: this is a block's type, or the reason why the reply ended.
+        waits_for: WaitsFor = "tool" if b'"tool_use"' in response else "user"
+        return self._plans.plan_ping(analysis.call, analysis.row, waits_for)
+
+    def encode_ping(
+        self, analysis: RequestAnalysis, due: DuePing, *, sent: bytes, response: bytes
+    ) -> GatewayPing | None:
+        """The ping as a request; None if this one cannot be sent without output, or its reply not be repeated."""
+        call = analysis.call
+        parameters = anthropic.ping_parameters(anthropic.decode_request(sent).parameters)
+        if call is None or len(sent) > PING_BYTES_MAX or anthropic.find_ping_conflict(parameters) is not None:
+            return None
+        body = AnthropicBody(sent)
+        # Anthropic's pre-warm request: max_tokens 0 gives no output, and answers 400 together with stream.
+        body.members["max_tokens"] = b"%d" % parameters.output_tokens_max
+        body.members.pop("stream", None)
+        last, blocks = call.record.breakpoints[-1], call.record.blocks
+        if not due.with_reply:
+            return GatewayPing(body.encode(), "refresh", last.ttl, due.reason, last.block_index, blocks)
+        is_moved = any(change.anti_pattern.startswith(VOLATILE_PREFIX) for change in analysis.changes)
+        entry = HistoryEntry("assistant", _decode_reply(response).content)
+        reply, closing = (_encode_entry(each) for each in (entry, closing_entry(entry)))
+        # Text that was moved to the end would be before the reply, which no later request repeats.
+        if is_moved or not reply or _role_of(body.messages[-1]) != "user":
+            return None
+        block = append_reply(body, call, reply, ttl=due.ttl, slots=analysis.row.cache.breakpoints_max)
+        if block is None:
+            return None
+        content = [msgspec.Raw(part.data) for part in closing]
+        body.messages.append(encode_json({"role": "user", "content": content}))
+        tokens = sum(count_block_tokens(part.data, analysis.row.tokens_factor) for part in closing)
+        kind: PingKind = "upgrade" if call.conversation.pinged is None else "refresh"
+        count = blocks + len(reply)
+        return GatewayPing(body.encode(), kind, due.ttl, due.reason, block, count, tokens, reply)
+
+    def record_ping(self, call: PlannedCall, ping: GatewayPing, response: bytes, at: float) -> None:
+        """A ping after this call was answered."""
+        result = ping.to_result(at, find_response_usage(response) or Usage())
+        self._plans.complete_ping(call, result, ping.reply, anthropic)
 
     def _restore_conversations(self) -> None:
         with self._lock:
@@ -230,6 +291,20 @@ def _cache_scope(raw: AnthropicBody, row: Model, account: str) -> str:
     return sha256_hex(
         f"{account}\n{row.id}\n".encode() + b"\n".join(b"%b:%b" % (name.encode(), value) for name, value in members)
     )
+
+
+def _decode_reply(response: bytes) -> Reply:
+    """Raises `ProviderError` for a response without one."""
+    if response.lstrip()[:1] == b"{":
+        return anthropic.decode_reply(response)
+    reply = decode_stream_tolerantly(anthropic, response, is_whole=True).reply
+    if reply is None:
+        raise ProviderError("unreadable", "the response has no reply")
+    return reply
+
+
+def _encode_entry(entry: HistoryEntry) -> tuple[EncodedBlock, ...]:
+    return anthropic.encode_segment(Segment("history", Stability.GROWING, "messages", entries=(entry,)))
 
 
 def find_response_usage(response: bytes) -> Usage | None:

@@ -1,18 +1,15 @@
 """Rewrites forwarded requests so that the prompt cache hits: same content, stable order, cache breakpoints.
 
 A rewrite depends on the request alone, and the rewrite of a longer conversation extends the rewrite of a shorter one.
-So there is no state to keep or to lose in a restart. The analysis of a request adds its single-flight key and the ping
-that can keep its cache entry alive.
+So there is no state to keep or to lose in a restart. The analysis of a request adds its single-flight key.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from decimal import Decimal
 
 import msgspec
 
-from holdfast.catalog.lookup import Models, price_at, resolve_model, utc_date
+from holdfast.catalog.lookup import Models, resolve_model
 from holdfast.catalog.schema import CacheRules, Model
-from holdfast.economics.keep_alive import pings_max
 from holdfast.engine.cache.conversation_plans import PlannedCall
 from holdfast.engine.cache.single_flight import BreakpointPrefix, FlightKey
 from holdfast.engine.inject import anthropic as anthropic_inject
@@ -20,6 +17,7 @@ from holdfast.engine.inject import openai as openai_inject
 from holdfast.engine.inject.client_request import ClientRequest
 from holdfast.engine.request_draft import RequestDraft
 from holdfast.errors import UserError
+from holdfast.events.payloads.cache import PingKind
 from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.rewrite import openai as openrouter
 from holdfast.gateway.rewrite.openai import (
@@ -43,8 +41,8 @@ from holdfast.gateway.rewrite.operations import (
     list_objects,
 )
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
-from holdfast.planning.plan import cache_write_rate
-from holdfast.providers.adapter import PATH_HEADER, Adapter, PingAdapter, WireRequest
+from holdfast.planning.policy import PingResult
+from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
 from holdfast.providers.anthropic.blocks import CACHE_CONTROL
 from holdfast.providers.cache_inputs import automatic_breakpoint
 from holdfast.providers.registry import get_adapter
@@ -52,7 +50,8 @@ from holdfast.providers.wire_request import drop_deferred_tools
 from holdfast.types.blocks import Block, Json, Role
 from holdfast.types.json_encoding import encode_json, extend_digest, sha256_hex
 from holdfast.types.prompt import Breakpoint, Parameters, Ttl
-from holdfast.types.request_buffer import PrefixDigest
+from holdfast.types.request_buffer import EncodedBlock, PrefixDigest
+from holdfast.types.usage import Usage
 
 # Anthropic answers 400 if a 1h breakpoint comes after a 5m one ("Mixed TTL" in its prompt caching page).
 HOUR_TTL = "1h"
@@ -63,7 +62,6 @@ _TAKE_OPENAI_FIELDS = ("openai", "openai-chat", "azure")
 
 # Rough estimate, enough to compare a prefix with the cache minimum; exact counts need the provider's tokenizer.
 BYTES_PER_TOKEN = 4
-PING_BYTES_MAX = 4 * 1024 * 1024
 
 
 class ImprovedRequest(msgspec.Struct, frozen=True):
@@ -339,26 +337,31 @@ def _comparable_parameters(wire: WireRequest) -> Parameters:
 
 
 class GatewayPing(msgspec.Struct, frozen=True):
-    """A request without output that refreshes a conversation's cache entry; at most `pings_max` pings pay off.
+    """A request without output for a conversation's cache: its last request, for an upgrade with the `reply` after it.
 
-    `prefix_digest` is the digest of the cached prefix; a later request with that digest continues the conversation.
+    `block_index` is the block of its last breakpoint among the conversation's `block_count` blocks; `closing_tokens`
+    follow them.
     """
 
     body: bytes
-    prefix_digest: str
+    kind: PingKind
     ttl: Ttl
-    ttl_seconds: float
-    cost_usd: Decimal
-    pings_max: int
+    reason: str
     block_index: int
+    block_count: int
+    closing_tokens: int = 0
+    reply: tuple[EncodedBlock, ...] = ()
+
+    def to_result(self, at: float, usage: Usage) -> PingResult:
+        tokens = max(0, usage.tokens_sent - self.closing_tokens)
+        return PingResult(at, self.ttl, usage, self.block_index, self.block_count, tokens)
 
 
 class RequestAnalysis(msgspec.Struct, frozen=True):
     """The analysis of a request: its rewrite, and what single flight and keep-alive need to know about its prefix.
 
     `body` is None if the request is forwarded unchanged. `chain` has the prefix digest after each block; `breakpoints`
-    are those that it is sent with, and `prefix_tokens` the tokens up to the last of them. `call` is set if the planner
-    planned it.
+    are those that it is sent with. `call` is set if the planner planned it.
     """
 
     adapter: Adapter
@@ -368,24 +371,8 @@ class RequestAnalysis(msgspec.Struct, frozen=True):
     flight_key: FlightKey
     chain: Sequence[PrefixDigest] = ()
     breakpoints: tuple[Breakpoint, ...] = ()
-    prefix_tokens: int = 0
     call: PlannedCall | None = None
     accepts_pings: bool = True
-
-    def prefix_digests(self) -> frozenset[str]:
-        return frozenset(prefix.digest for prefix in self.chain)
-
-    def make_ping(self, received: bytes, at: float) -> GatewayPing | None:
-        """The ping that refreshes the entry at the last breakpoint; None if there is none, or no ping can do that."""
-        prefixes = self.flight_key.prefixes
-        # Bedrock and Vertex document no request without output.
-        if (
-            not self.accepts_pings
-            or not prefixes
-            or prefixes[-1].digest != self.chain[self.breakpoints[-1].block_index].digest
-        ):
-            return None
-        return _make_ping(self, received, prefixes[-1], at)
 
 
 def analyze_request(
@@ -411,7 +398,6 @@ def analyze_request(
     flight_key = FlightKey(
         _scope(adapter, rewritten.row, rewritten.wire, account), cached_prefixes(chain, breakpoints, rules)
     )
-    tokens = sum(draft.buffer.tokens[: breakpoints[-1].block_index + 1]) if breakpoints else 0
     return RequestAnalysis(
         adapter,
         rewritten.row,
@@ -420,7 +406,6 @@ def analyze_request(
         flight_key,
         tuple(chain),
         tuple(breakpoints),
-        tokens,
         accepts_pings=provider in ("", adapter.name),
     )
 
@@ -443,35 +428,3 @@ def _scope(adapter: Adapter, row: Model, wire: WireRequest, account: str) -> str
         wire.parameters, output_tokens_max=0, stream=False, stop_sequences=(), temperature=None
     )
     return extend_digest(sha256_hex(f"{account}\n{row.id}".encode()), adapter.request_head(parameters))
-
-
-def _make_ping(analysis: RequestAnalysis, received: bytes, prefix: BreakpointPrefix, at: float) -> GatewayPing | None:
-    """None if the provider has no request without output, or if the model has no price."""
-    adapter, row, tokens = analysis.adapter, analysis.row, analysis.prefix_tokens
-    sent = analysis.body or received
-    if not isinstance(adapter, PingAdapter) or not row.prices or len(sent) > PING_BYTES_MAX:
-        return None
-    parameters = adapter.ping_parameters(adapter.decode_request(sent).parameters)
-    if adapter.find_ping_conflict(parameters) is not None:
-        return None
-    members: JsonObject = msgspec.json.decode(sent)
-    # Anthropic's pre-warm request: max_tokens 0 gives no output, and answers 400 together with stream.
-    members["max_tokens"] = parameters.output_tokens_max
-    members.pop("stream", None)
-    last = analysis.breakpoints[-1]
-    # A 1-hour entry may depend on a 5-minute one before it, which a ping has to refresh in time.
-    is_hour_safe = analysis.call is None or analysis.call.has_sound_anchor
-    ttl_seconds = prefix.ttl_seconds if is_hour_safe else min(row.cache.ttls_seconds.values())
-    price = price_at(row, utc_date(at), tokens)
-    pings = pings_max(read=price.cache_read, write=cache_write_rate(last.ttl, price))
-    # A ping reads the whole cached prefix once; prices are per million tokens.
-    cost = price.cache_read * tokens / 1_000_000
-    return GatewayPing(
-        body=encode_json(members),
-        prefix_digest=prefix.digest,
-        ttl=last.ttl,
-        ttl_seconds=ttl_seconds,
-        cost_usd=cost,
-        pings_max=pings or 0,
-        block_index=last.block_index,
-    )

@@ -1,0 +1,162 @@
+"""The tree of messages that requests share, the conversations in it, and the outline of one request."""
+
+import functools
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+from holdfast.catalog.token_count import count_block_tokens
+from holdfast.planning.learned import CacheMemory, LearnedParameters, RequestRecord
+from holdfast.providers.adapter import Adapter
+from holdfast.types.blocks import Role
+from holdfast.types.prompt import PromptSection, Stability
+from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, extend_digest_chain
+
+
+class MessageNode:
+    """A message after all those before it, or a head; `count` is the number of blocks up to and including it."""
+
+    __slots__ = (
+        "blocks",
+        "by_chain",
+        "by_raw",
+        "content_digest",
+        "count",
+        "digests",
+        "is_tool_result",
+        "owner",
+        "parent",
+        "tail_of",
+        "tokens",
+    )
+
+    def __init__(self, parent: "MessageNode | None", owner: "PlannedConversation | None") -> None:
+        self.parent = parent
+        self.owner = owner
+        self.tail_of: PlannedConversation | None = None
+        self.by_raw: dict[bytes, MessageNode] = {}
+        self.by_chain: dict[str, MessageNode] = {}
+        self.blocks: tuple[EncodedBlock, ...] = ()
+        self.digests: tuple[PrefixDigest, ...] = ()
+        self.tokens: tuple[int, ...] = ()
+        self.count: int = parent.count if parent else 0
+        self.is_tool_result = False
+        self.content_digest = b""
+
+    @property
+    def last_block(self) -> EncodedBlock | None:
+        return next((node.blocks[-1] for node in self.iter_upwards() if node.blocks), None)
+
+    @property
+    def last_digest(self) -> PrefixDigest | None:
+        return next((node.digests[-1] for node in self.iter_upwards() if node.digests), None)
+
+    def iter_upwards(self) -> "Iterator[MessageNode]":
+        node: MessageNode | None = self
+        while node is not None:
+            yield node
+            node = node.parent
+
+    def fill(self, adapter: Adapter, blocks: Sequence[EncodedBlock], factor: float) -> None:
+        """Count and chain the blocks; their bytes are not kept."""
+        before, previous = (self.parent.last_block, self.parent.last_digest) if self.parent else (None, None)
+        kept, digests, tokens = [], [], []
+        for block in blocks:
+            previous = extend_digest_chain(previous, block.layer, adapter.separator(before, block) + block.data)
+            digests.append(previous)
+            tokens.append(count_block_tokens(block.container_start + block.data, factor))
+            kept.append(_without_data(block))
+            before = block
+        self.blocks, self.digests, self.tokens = tuple(kept), tuple(digests), tuple(tokens)
+        self.count += len(kept)
+
+
+class HeadNode(MessageNode):
+    """`opened` conversations began with this head, `continued` of them had a second call.
+
+    `kept_blocks` is set if it took the place of another head in the middle of a conversation: the blocks of both.
+    """
+
+    __slots__ = ("continued", "kept_blocks", "key", "opened")
+
+    def __init__(self, key: bytes) -> None:
+        super().__init__(None, None)
+        self.key = key
+        self.opened = 0
+        self.continued = 0
+        self.kept_blocks: int | None = None
+
+
+class PingedReply(msgspec.Struct, frozen=True):
+    """The end of a ping that held the reply, and the memory for a client that does not repeat that reply."""
+
+    blocks: int
+    digest: str
+    memory_without: CacheMemory
+
+
+class PlannedConversation:
+    """What is known of one conversation between its calls; it `rewrites` if it did not keep what it last wrote."""
+
+    def __init__(
+        self, head: HeadNode, learning_scope: tuple[str, str], learned: LearnedParameters, memory: CacheMemory
+    ) -> None:
+        self.head = head
+        self.learning_scope = learning_scope
+        self.learned = learned
+        self.memory = memory
+        self.tail: MessageNode | None = None
+        self.last_request: RequestRecord | None = None
+        self.tokens_estimate = 0
+        self.is_continued = False
+        self.rewrites = False
+        self.is_learned = False
+        self.pinged: PingedReply | None = None
+
+
+class PromptOutline:
+    """The blocks of a prompt without their bytes, as far as the planner looks at them."""
+
+    def __init__(self, nodes: Sequence[MessageNode], blocks_max: int | None) -> None:
+        self.blocks: list[EncodedBlock] = []
+        self.digests: list[PrefixDigest] = []
+        self.tokens: list[int] = []
+        for node in nodes:
+            self.blocks += node.blocks
+            self.digests += node.digests
+            self.tokens += node.tokens
+        self.tokens_total = sum(self.tokens)
+        self.stable_count = nodes[0].count
+        self.first_ephemeral: int | None = None
+        if blocks_max is not None and blocks_max < len(self.blocks):
+            # Blocks that the next call is not expected to repeat: the planner places no breakpoint on them.
+            self.blocks[blocks_max:] = map(_as_ephemeral, self.blocks[blocks_max:])
+            self.first_ephemeral = max(blocks_max, self.stable_count)
+
+
+def _without_data(block: EncodedBlock, *, ephemeral: bool | None = None) -> EncodedBlock:
+    return _intern_block(
+        block.layer,
+        block.section,
+        block.stability,
+        block.role,
+        accepts_breakpoint=block.accepts_breakpoint,
+        ephemeral=block.ephemeral if ephemeral is None else ephemeral,
+    )
+
+
+@functools.lru_cache(maxsize=1_000)
+def _intern_block(
+    layer: str,
+    section: PromptSection,
+    stability: Stability,
+    role: Role | None,
+    *,
+    accepts_breakpoint: bool,
+    ephemeral: bool,
+) -> EncodedBlock:
+    """One object for all blocks that the planner cannot tell apart."""
+    return EncodedBlock(layer, section, stability, b"", accepts_breakpoint, role, ephemeral)
+
+
+_as_ephemeral = functools.partial(_without_data, ephemeral=True)
