@@ -187,6 +187,7 @@ class Gateway:
             make_calls(owner, self._prompts, scope.get("query_string", b"")),
             authenticate=functools.partial(self._authenticator.authenticate, exchange.target, scope["headers"]),
             rewriter=self._rewriter,
+            clock=self._clock,
             passes_pings=PING_EXTENSION in scope.get("extensions", {}),
             drain_seconds=DRAIN_SECONDS_MAX if self._drain else 0.0,
         )

@@ -19,7 +19,8 @@ from wsproto.connection import Connection, ConnectionState
 from wsproto.events import BytesMessage, CloseConnection, Event, Ping, Pong, TextMessage
 from wsproto.utilities import LocalProtocolError, generate_accept_token
 
-from holdfast.engine.inject.openai import CACHE_KEY_FIELD
+from holdfast.clock import Clock
+from holdfast.engine.inject.openai_body import CACHE_KEY_FIELD
 from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.exchange import (
     AuthenticatedRequest,
@@ -174,6 +175,7 @@ class WebSocketRelay:
         *,
         authenticate: Callable[..., Awaitable[AuthenticatedRequest]],
         rewriter: ConversationRewriter | None,
+        clock: Clock,
         passes_pings: bool,
         drain_seconds: float = 0.0,
     ) -> None:
@@ -184,6 +186,7 @@ class WebSocketRelay:
         self._calls = calls
         self._authenticate = authenticate
         self._rewriter = rewriter
+        self._clock = clock
         self._drain_seconds = drain_seconds
         self._active_at = 0.0
         self._is_client_gone = False
@@ -279,8 +282,7 @@ class WebSocketRelay:
             path_fields=self._target.path_fields,
         )
         try:
-            # The time is only used for pings, which cannot be sent on somebody else's connection.
-            analysis = await asyncio.to_thread(analyze, account=admitted.caller.account, at=0.0)
+            analysis = await asyncio.to_thread(analyze, account=admitted.caller.account, at=self._clock())
             rewritten = analysis.body or inherited
             spliced = splice_rewritten_body(message, rewritten) if rewritten is not None else None
         except Exception as error:  # noqa: BLE001 - a failing rewrite must not break the client's call

@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from holdfast.clock import Clock
-from holdfast.engine.inject.openai import CACHE_KEY_FIELD
+from holdfast.engine.inject.openai_body import CACHE_KEY_FIELD
 from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, Exchange, ExchangeEnd, GatewayCaller, WebSocketCall
 from holdfast.gateway.http.headers import Headers

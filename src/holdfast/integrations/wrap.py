@@ -18,7 +18,6 @@ from holdfast.events.records import HasRecords
 from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.recording.restore import restore_plans
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
-from holdfast.gateway.rewrite.openai import derive_shared_session_id
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.integrations.client_observer import SESSIONS_MAX, ClientObserver, ClientRecorder, ObservedCall
 from holdfast.integrations.http_client import find_observer, observe_http_client
@@ -103,7 +102,7 @@ def make_observer(mount: str, options: WrapArguments) -> ClientObserver:
         catalog,
         VolatileExtractor(()),
         restore=lambda: restore_plans(log),
-        derive_session=derive_shared_session_id if session is None else lambda body, prompt: session,
+        session=session,
     )
     client_recorder = ClientRecorder(log, catalog, recorder, sessions=sessions, since=clock())
     observer = ClientObserver(

@@ -35,7 +35,7 @@ from holdfast.planning.plan import cache_write_rate, plan_cache
 from holdfast.planning.policy import PingResult, PlanningMoment, WaitedFor
 from holdfast.providers.adapter import Adapter
 from holdfast.types.blocks import ToolResult
-from holdfast.types.prompt import Breakpoint, HistoryEntry, Plan, Segment, Stability, Ttl
+from holdfast.types.prompt import Breakpoint, HistoryEntry, Plan, Prompt, Segment, Stability, Ttl
 from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, count_shared_blocks, extend_digest_chain
 from holdfast.types.usage import Usage
 
@@ -79,7 +79,7 @@ class RestoredConversation(msgspec.Struct, frozen=True):
 
 
 class RawPrompt(msgspec.Struct, frozen=True):
-    """A request to plan. `encode_head` and `encode_message` give a part of it as a request that can be decoded alone.
+    """A request to plan. `decode_head` and `decode_message` decode a part of it alone.
 
     `scope` separates what the provider's cache separates: the account, for one. `head_digest` covers tools and system
     text, `message_digests` each message as received.
@@ -89,8 +89,8 @@ class RawPrompt(msgspec.Struct, frozen=True):
     head_digest: bytes
     message_digests: Sequence[bytes]
     has_tools: bool
-    encode_head: Callable[[], bytes]
-    encode_message: Callable[[int], bytes]
+    decode_head: Callable[[], Prompt]
+    decode_message: Callable[[int], Prompt]
 
 
 class DuePing(msgspec.Struct, frozen=True):
@@ -257,9 +257,7 @@ class ConversationPlans:
         head = self._heads.get(key)
         if head is None:
             head = HeadNode(key)
-            wire = adapter.decode_request(prompt.encode_head())
-            segments = (segment for segment in wire.prompt.segments if segment.section != "messages")
-            blocks = [block for segment in segments for block in adapter.encode_segment(segment)]
+            blocks = [block for segment in prompt.decode_head().segments for block in adapter.encode_segment(segment)]
             head.fill(adapter, blocks, row.tokens_factor)
             self._heads[key] = head
             self._node_count += 1
@@ -276,7 +274,7 @@ class ConversationPlans:
             node = parent.by_raw.get(raw_digest)
             if node is None:
                 node = MessageNode(parent, None)
-                entries = adapter.decode_request(prompt.encode_message(index)).prompt.entries
+                entries = prompt.decode_message(index).entries
                 blocks = adapter.encode_segment(Segment("history", Stability.GROWING, "messages", entries=entries))
                 node.fill(adapter, blocks, row.tokens_factor)
                 node.is_tool_result = _holds_tool_result(entries)
@@ -353,7 +351,7 @@ class ConversationPlans:
         nodes = path.nodes
         memory = conversation.memory = _settle_ping(conversation, nodes)
         waited_for: WaitedFor = "start" if not memory.calls else "tool" if nodes[-1].is_tool_result else "user"
-        blocks_max = self._cacheable_blocks(conversation, prompt, path)
+        blocks_max = self._cacheable_blocks(row, conversation, prompt, path)
         outline = PromptOutline(nodes, blocks_max)
         idle_seconds = None if memory.last_at is None else at - memory.last_at
         price = price_at(row, utc_date(at), outline.tokens_total) if row.prices else ASSUMED_PRICE
@@ -370,7 +368,9 @@ class ConversationPlans:
             is_limited=blocks_max is not None,
         )
 
-    def _cacheable_blocks(self, conversation: PlannedConversation, prompt: RawPrompt, path: _Path) -> int | None:
+    def _cacheable_blocks(
+        self, row: Model, conversation: PlannedConversation, prompt: RawPrompt, path: _Path
+    ) -> int | None:
         """How many leading blocks the next call is expected to repeat; None if all of them."""
         head = conversation.head
         if conversation.rewrites:
@@ -385,7 +385,9 @@ class ConversationPlans:
         # Others began with this head and did not go on, or there are no tools: the client may ask single questions, or
         # write all its messages again each time. What it repeats is seen in the next call; its head may be shared.
         is_shared = head.opened > 1 or not is_single or sum(head.tokens) >= SHARED_HEAD_TOKENS_MIN
-        return head.count if is_shared else 0
+        # Where the provider writes the end of every prompt by itself, an entry for its head costs nothing.
+        is_free = row.cache.kind == "hybrid"
+        return head.count if is_shared or is_free else 0
 
     def _register(self, conversation: PlannedConversation, nodes: Sequence[MessageNode], call: PlannedCall) -> None:
         if conversation.tail is not None:

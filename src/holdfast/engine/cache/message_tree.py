@@ -12,6 +12,9 @@ from holdfast.types.blocks import Role
 from holdfast.types.prompt import PromptSection, Stability
 from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, extend_digest_chain
 
+# The starts that separators compare with are shorter.
+CONTAINER_START_BYTES_MAX = 64
+
 
 class MessageNode:
     """A message after all those before it, or a head; `count` is the number of blocks up to and including it."""
@@ -23,6 +26,7 @@ class MessageNode:
         "content_digest",
         "count",
         "digests",
+        "end",
         "is_tool_result",
         "owner",
         "parent",
@@ -37,15 +41,12 @@ class MessageNode:
         self.by_raw: dict[bytes, MessageNode] = {}
         self.by_chain: dict[str, MessageNode] = {}
         self.blocks: tuple[EncodedBlock, ...] = ()
+        self.end: EncodedBlock | None = parent.end if parent else None
         self.digests: tuple[PrefixDigest, ...] = ()
         self.tokens: tuple[int, ...] = ()
         self.count: int = parent.count if parent else 0
         self.is_tool_result = False
         self.content_digest = b""
-
-    @property
-    def last_block(self) -> EncodedBlock | None:
-        return next((node.blocks[-1] for node in self.iter_upwards() if node.blocks), None)
 
     @property
     def last_digest(self) -> PrefixDigest | None:
@@ -59,7 +60,7 @@ class MessageNode:
 
     def fill(self, adapter: Adapter, blocks: Sequence[EncodedBlock], factor: float) -> None:
         """Count and chain the blocks; their bytes are not kept."""
-        before, previous = (self.parent.last_block, self.parent.last_digest) if self.parent else (None, None)
+        before, previous = self.end, self.parent.last_digest if self.parent else None
         kept, digests, tokens = [], [], []
         for block in blocks:
             previous = extend_digest_chain(previous, block.layer, adapter.separator(before, block) + block.data)
@@ -67,6 +68,8 @@ class MessageNode:
             tokens.append(count_block_tokens(block.container_start + block.data, factor))
             kept.append(_without_data(block))
             before = block
+        if blocks:
+            self.end = _keep_end(blocks[-1])
         self.blocks, self.digests, self.tokens = tuple(kept), tuple(digests), tuple(tokens)
         self.count += len(kept)
 
@@ -85,6 +88,10 @@ class HeadNode(MessageNode):
         self.opened = 0
         self.continued = 0
         self.kept_blocks: int | None = None
+
+    def fill(self, adapter: Adapter, blocks: Sequence[EncodedBlock], factor: float) -> None:
+        super().fill(adapter, blocks, factor)
+        self.blocks = tuple(map(_as_system, self.blocks))
 
 
 class PingedReply(msgspec.Struct, frozen=True):
@@ -134,10 +141,25 @@ class PromptOutline:
             self.first_ephemeral = max(blocks_max, self.stable_count)
 
 
-def _without_data(block: EncodedBlock, *, ephemeral: bool | None = None) -> EncodedBlock:
+def _keep_end(block: EncodedBlock) -> EncodedBlock:
+    """What the separator of the next block depends on: how the data begins, and a short start of its container."""
+    # A longer start holds earlier parts of a tool result, which no separator looks at.
+    return msgspec.structs.replace(
+        _without_data(block), data=block.data[:1], container_start=block.container_start[:CONTAINER_START_BYTES_MAX]
+    )
+
+
+def _as_system(block: EncodedBlock) -> EncodedBlock:
+    """A system message of the head, which a chat API has among the messages."""
+    return _without_data(block, section="system") if block.section == "messages" else block
+
+
+def _without_data(
+    block: EncodedBlock, *, ephemeral: bool | None = None, section: PromptSection | None = None
+) -> EncodedBlock:
     return _intern_block(
         block.layer,
-        block.section,
+        section or block.section,
         block.stability,
         block.role,
         accepts_breakpoint=block.accepts_breakpoint,

@@ -24,6 +24,7 @@ from holdfast.gateway.exchange import CallCharge
 from holdfast.gateway.key_limits import KeyLimitTable
 from holdfast.gateway.recording.conversation_match import RequestFingerprint, SessionHints, make_restored_scope
 from holdfast.gateway.recording.worker_process import UNPRICED_USD_PER_MTOK
+from holdfast.gateway.rewrite.operations import VOLATILE_PREFIX
 from holdfast.planning.learned import CacheMemory, RequestRecord, forget_cached, memory_after_call, memory_after_ping
 from holdfast.planning.policy import PingResult, WaitedFor
 from holdfast.types.request_buffer import PrefixDigest
@@ -86,21 +87,26 @@ def _fold_conversation(session_id: str, events: Iterable[Event]) -> RecordedConv
     blocks: tuple[str, ...] = ()
     digests: tuple[PrefixDigest, ...] = ()
     key_id, reply_id, last_event_id = None, "", ""
-    memory, sent = CacheMemory(), None
+    memory, sent, moved_blocks = CacheMemory(), None, 0
     for event in events:
         last_event_id = event.id
         match event.payload:
             case GatewayForwarded() as payload:
                 key_id, trace = payload.key_id, payload.trace
+                # Text that a rewrite has moved to the end is one block, which no later request repeats.
+                applied = (change.anti_pattern for change in payload.changes if change.is_applied)
+                moved_blocks = int(any(name.startswith(VOLATILE_PREFIX) for name in applied))
                 if trace is not None:
                     blocks = (*blocks[: trace.shared_blocks], *trace.blocks)
             case RequestPrepared() as payload:
-                # Text that a rewrite has moved to the end is not repeated, but it comes after the last breakpoint.
                 if sent is not None and payload.shared_blocks < sent.blocks:
                     memory = forget_cached(memory)
                 digests = (*digests[: payload.shared_blocks], *payload.digests)
                 points = payload.plan.breakpoints
-                sent_blocks = points[-1].block_index + 1 if points else len(digests)
+                sent_blocks = len(digests) - moved_blocks
+                if points and points[-1].ttl in ("5m", "1h"):
+                    # Where only breakpoints are cached, the conversation is found again by what is cached of it.
+                    sent_blocks = points[-1].block_index + 1
                 sent = RequestRecord(event.at, points, sent_blocks, _guess_wait(memory, event.at))
             case LlmCallCompleted() as payload:
                 reply_id = payload.response_id or reply_id

@@ -13,36 +13,46 @@ from holdfast.catalog.schema import Model
 from holdfast.catalog.token_count import count_block_tokens
 from holdfast.engine.cache.conversation_plans import ConversationPlans, DuePing, PlannedCall, RestoredConversation
 from holdfast.engine.cache.single_flight import FlightKey
-from holdfast.engine.inject.anthropic_body import (
-    AnthropicBody,
+from holdfast.engine.inject.anthropic_body import AnthropicBody, append_reply
+from holdfast.engine.inject.gemini_body import GeminiBody
+from holdfast.engine.inject.openai_body import (
+    CACHE_KEY_FIELD,
+    RETENTION_FIELD,
+    SESSION_FIELD,
+    ChatBody,
+    OpenAIBody,
+    OpenRouterBody,
+    ResponsesBody,
+)
+from holdfast.engine.inject.raw_body import (
+    PlacedBreakpoints,
+    RawBody,
     RawItem,
-    append_reply,
-    append_text,
-    is_marked,
+    add_planned_breakpoints,
+    check_same_content,
+    derive_cache_scope,
     place_planned_breakpoints,
-    plan_anthropic_call,
+    plan_raw_call,
 )
 from holdfast.errors import ProviderError, UserError
 from holdfast.events.payloads.cache import PingKind
-from holdfast.gateway.rewrite.openai import derive_session_id
+from holdfast.gateway.recording.conversation_match import OWN_SESSION_PREFIX
 from holdfast.gateway.rewrite.operations import (
     BREAKPOINTS_MISSING,
+    CACHE_KEY_MISSING,
+    EXPLICIT_BREAKPOINT_MISSING,
+    RETENTION_SHORT,
     TOOLS_UNSORTED,
     VOLATILE_PREFIX,
-    DeriveSession,
     RequestEdits,
 )
-from holdfast.gateway.rewrite.rewriter import (
-    GatewayPing,
-    RequestAnalysis,
-    RequestRewriter,
-    analyze_request,
-    cached_prefixes,
-)
+from holdfast.gateway.rewrite.rewriter import GatewayPing, RequestAnalysis, cached_prefixes
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.planning.idle_times import WaitsFor
 from holdfast.planning.keep_alive import closing_entry
 from holdfast.providers.anthropic import anthropic
+from holdfast.providers.openai_common import CACHE_KEY_CHARS_MAX, EXTENDED_RETENTION, fit_cache_key
+from holdfast.providers.openrouter import SESSION_ID_CHARS_MAX
 from holdfast.providers.tolerant_decode import decode_stream_tolerantly, find_usage
 from holdfast.types.blocks import Json
 from holdfast.types.json_encoding import encode_json, sha256_hex
@@ -59,27 +69,13 @@ REMEMBERED_HEADS_MAX = 1_000
 # Larger requests and responses are not held in memory for a ping.
 PING_BYTES_MAX = 4 * 1024 * 1024
 
-# Members that a cached prefix does not depend on (Anthropic, "Prompt caching"), or that are keyed separately.
-_UNKEYED_MEMBERS = frozenset(
-    {
-        "messages",
-        "tools",
-        "system",
-        "max_tokens",
-        "stream",
-        "stop_sequences",
-        "temperature",
-        "metadata",
-        "cache_control",
-    }
-)
+# Other hosts with OpenAI's formats answer 400 to a field that they do not know, as Groq does, or ignore it.
+_TAKE_CACHE_KEY = ("openai", "openai-chat", "azure")
+_TAKE_RETENTION = ("openai", "openai-chat")
 
 
 class ConversationRewriter:
-    """Plans the requests of one process; conversations are found again by their content. Thread-safe.
-
-    Providers without a planner of their own are rewritten by the request alone.
-    """
+    """Plans the requests of one process; conversations are found again by their content. Thread-safe."""
 
     def __init__(
         self,
@@ -87,15 +83,15 @@ class ConversationRewriter:
         volatile: VolatileExtractor | None = None,
         *,
         restore: Callable[[], Iterable[RestoredConversation]] = tuple,
-        derive_session: DeriveSession = derive_session_id,
+        session: str | None = None,
     ) -> None:
         """`restore` reads the conversations of earlier processes; it is called before the first request is planned.
 
-        `derive_session` as in `RequestRewriter`.
+        `session` is the cache key of all OpenAI requests; by default it is derived from each.
         """
         self._models = models
         self._volatile = volatile or VolatileExtractor()
-        self._stateless = RequestRewriter(models, volatile, derive_session=derive_session)
+        self._session = session
         self._plans = ConversationPlans()
         self._tool_orders: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()
         self._restore: Callable[[], Iterable[RestoredConversation]] | None = restore
@@ -112,44 +108,34 @@ class ConversationRewriter:
         provider: str = "",
         path_fields: Mapping[str, str | bool] = {},
     ) -> RequestAnalysis:
-        """`provider` and `path_fields` as in `RequestRewriter.rewrite_request`.
+        """`path` is the request's; Gemini names the model there. `provider` is the host, where it has the format of
+        another, and `path_fields` are the fields that it has in the path instead of the body.
 
         May raise anything for a body that we do not understand; the caller then forwards the original.
         """
-        if adapter_name != anthropic.name:
-            return analyze_request(
-                self._stateless,
-                adapter_name,
-                body,
-                path=path,
-                account=account,
-                provider=provider,
-                path_fields=path_fields,
-            )
         self._restore_conversations()
-        named = path_fields.get("model")
-        raw = AnthropicBody(body, model=named if isinstance(named, str) else None)
-        row = resolve_model(provider or anthropic.name, raw.model, self._models)
-        if row.cache.kind != "explicit":
+        raw = split_body(adapter_name, body, path=path, path_fields=path_fields)
+        provider = provider or raw.adapter.name
+        row = resolve_model(provider, raw.model, self._models)
+        if row.cache.kind == "none" or (isinstance(raw, AnthropicBody) and row.cache.kind != "explicit"):
             raise UserError("nothing is known of this model's cache, so no rewrite is known to help")
         edits = RequestEdits(self._volatile)
         self._restore_tool_order(raw, edits)
-        _move_volatile_text(raw, edits)
-        scope = _cache_scope(raw, row, account)
-        call = plan_anthropic_call(self._plans, raw, row, scope=scope, at=at)
-        before = list(raw.messages)
-        placed = place_planned_breakpoints(raw, call, row.cache.breakpoints_max)
+        role = _move_volatile_text(raw, edits)
+        # Without our own key: it is derived from the conversation.
+        scope = derive_cache_scope(raw, row, account)
+        call = plan_raw_call(self._plans, raw, row, scope=scope, at=at)
+        placed = _place_breakpoints(raw, row, call, provider=provider, edits=edits)
         call = self._plans.mark_sent(call, placed.breakpoints)
-        if placed.is_changed:
-            edits.record_change(BREAKPOINTS_MISSING, f"{len(placed.breakpoints)} placed")
-        _check_same_messages(raw, before)
+        if isinstance(raw, OpenAIBody):
+            self._add_session_fields(raw, row, provider, edits)
         if edits.moved_text:
             # After the last breakpoint, so that it is neither cached nor part of a later request's prefix.
-            raw.messages[-1] = append_text(raw.messages[-1], edits.moved_text)
+            raw.append_text(edits.moved_text, role)
         rewritten = raw.encode() if edits.changes else None
         prefixes = cached_prefixes(call.digests, placed.breakpoints, row.cache)
         return RequestAnalysis(
-            anthropic,
+            raw.adapter,
             row,
             rewritten,
             tuple(edits.changes),
@@ -157,7 +143,7 @@ class ConversationRewriter:
             call.digests,
             placed.breakpoints,
             call,
-            accepts_pings=provider in ("", anthropic.name),
+            accepts_pings=isinstance(raw, AnthropicBody) and provider == raw.adapter.name,
         )
 
     def record_response(self, call: PlannedCall, response: bytes | None) -> None:
@@ -213,6 +199,26 @@ class ConversationRewriter:
         result = ping.to_result(at, find_response_usage(response) or Usage())
         self._plans.complete_ping(call, result, ping.reply, anthropic)
 
+    def _add_session_fields(self, raw: OpenAIBody, row: Model, provider: str, edits: RequestEdits) -> None:
+        """What keeps a conversation on one cache, for as long as it costs nothing; a client's own stay."""
+        if isinstance(raw, OpenRouterBody):
+            # Requests with the same id are routed to the same host, whose cache they share.
+            if not raw.has_member(SESSION_FIELD):
+                key = self._session or derive_conversation_key(raw)
+                raw.members[SESSION_FIELD] = encode_json(fit_cache_key(key, SESSION_ID_CHARS_MAX))
+                edits.record_change(CACHE_KEY_MISSING, SESSION_FIELD)
+            return
+        if provider in _TAKE_CACHE_KEY and not raw.has_member(CACHE_KEY_FIELD):
+            cache_key = self._session or derive_cache_key(raw, row)
+            if cache_key is not None:
+                raw.members[CACHE_KEY_FIELD] = encode_json(fit_cache_key(cache_key, CACHE_KEY_CHARS_MAX))
+                edits.record_change(CACHE_KEY_MISSING, CACHE_KEY_FIELD)
+        retentions = row.cache.ttls_seconds.keys()
+        is_choice = row.cache.kind == "implicit" and EXTENDED_RETENTION in retentions and len(retentions) > 1
+        if provider in _TAKE_RETENTION and is_choice and not raw.has_member(RETENTION_FIELD):
+            raw.members[RETENTION_FIELD] = encode_json(EXTENDED_RETENTION)
+            edits.record_change(RETENTION_SHORT, RETENTION_FIELD)
+
     def _restore_conversations(self) -> None:
         with self._lock:
             if self._restore is not None:
@@ -222,10 +228,10 @@ class ConversationRewriter:
                 except Exception as error:  # noqa: BLE001 - without the log the planner starts from nothing
                     logger.warning("earlier conversations were not restored: %s", type(error).__name__)
 
-    def _restore_tool_order(self, raw: AnthropicBody, edits: RequestEdits) -> None:
+    def _restore_tool_order(self, raw: RawBody, edits: RequestEdits) -> None:
         """Tools that an earlier request listed in another order are listed as there; others stay as they are."""
         # A breakpoint on a tool covers the tools before it, so another order would change what it caches.
-        if len(raw.tools) < 2 or any(map(is_marked, raw.tools)):
+        if len(raw.tools) < 2 or not raw.is_tool_order_free or any(map(raw.is_marked, raw.tools)):
             return
         by_digest = {hashlib.sha256(tool).digest(): tool for tool in raw.tools}
         key = hashlib.sha256(b"".join(sorted(by_digest))).digest()
@@ -240,28 +246,137 @@ class ConversationRewriter:
             raw.tools = [by_digest[digest] for digest in order]
             edits.record_change(TOOLS_UNSORTED, "tools")
 
-    def _find_restored_order(self, raw: AnthropicBody, received: tuple[bytes, ...]) -> tuple[bytes, ...]:
+    def _find_restored_order(self, raw: RawBody, received: tuple[bytes, ...]) -> tuple[bytes, ...]:
         """The order of the tools in an earlier process; the received one if there was none."""
-        segments = anthropic.decode_request(raw.encode_head()).prompt.segments
-        blocks = [block for segment in segments if segment.tools for block in anthropic.encode_segment(segment)]
-        order = self._plans.find_tool_order(anthropic, blocks) if len(blocks) == len(received) else None
+        segments = raw.decode_head().segments
+        blocks = [block for segment in segments if segment.tools for block in raw.adapter.encode_segment(segment)]
+        order = self._plans.find_tool_order(raw.adapter, blocks) if len(blocks) == len(received) else None
         return received if order is None else tuple(received[index] for index in order)
 
 
-def _move_volatile_text(raw: AnthropicBody, edits: RequestEdits) -> None:
-    """Takes volatile lines out of the system text; they are appended to the last message, which must be the user's."""
-    # After an assistant prefill they would be taken for the model's own words.
-    if not raw.system or not raw.messages or _role_of(raw.messages[-1]) != "user":
-        return
-    system: Json = msgspec.json.decode(b"[" + b",".join(bytes(item) for item in raw.system) + b"]")
-    assert isinstance(system, list)
-    is_text = isinstance(system[0], str)
-    rest, volatile = edits.extract_from_content(system[0] if is_text else system)
-    if not volatile:
-        return
-    edits.record_move(volatile, "system")
-    items: Sequence[Json] = rest if isinstance(rest, list) else [rest] if rest else []
-    raw.system = [encode_json(item) for item in items]
+def split_body(adapter_name: str, body: bytes, *, path: str, path_fields: Mapping[str, str | bool]) -> RawBody:
+    """Raises an error for a body that is no request in the adapter's format."""
+    named = path_fields.get("model")
+    model = named if isinstance(named, str) else None
+    match adapter_name:
+        case "anthropic":
+            return AnthropicBody(body, model=model)
+        case "openai-chat":
+            return ChatBody(body, model=model)
+        case "openai":
+            return ResponsesBody(body, model=model)
+        case "openrouter":
+            return OpenRouterBody(body, model=model)
+        case "gemini":
+            return GeminiBody(body, path=path)
+        case _:
+            raise UserError(f"no rewrite is known for requests in the format of {adapter_name}")
+
+
+def _place_breakpoints(
+    raw: RawBody, row: Model, call: PlannedCall, *, provider: str, edits: RequestEdits
+) -> PlacedBreakpoints:
+    """Raises UserError if that would change the content of the request."""
+    head, messages = list(raw.system), list(raw.messages)
+    slots, finding = row.cache.breakpoints_max, BREAKPOINTS_MISSING
+    if row.cache.kind == "explicit" and raw.mark_name:
+        placed = place_planned_breakpoints(raw, call, slots)
+    elif row.cache.kind == "hybrid" and isinstance(raw, OpenAIBody) and provider in _TAKE_CACHE_KEY:
+        # The implicit breakpoint at the newest message takes one of the provider's 4. Moved text gets that one, so
+        # that the message before it needs its own.
+        finding, free = EXPLICIT_BREAKPOINT_MISSING, slots - 1 if raw.takes_implicit_breakpoint else 0
+        placed = add_planned_breakpoints(raw, call, free, end_ttl="30m" if edits.moved_text else None)
+    else:
+        return PlacedBreakpoints((), is_changed=False)
+    if placed.is_changed:
+        edits.record_change(finding, f"{len(placed.breakpoints)} placed")
+    check_same_content(raw.decode_message, messages, raw.messages)
+    if isinstance(raw, OpenAIBody):
+        check_same_content(raw.decode_message, head, raw.system)
+    return placed
+
+
+def _move_volatile_text(raw: RawBody, edits: RequestEdits) -> str:
+    """Takes volatile lines out of the system text, to be appended at the end; returns the role of what they become."""
+    match raw:
+        case OpenRouterBody() | AnthropicBody() | GeminiBody():
+            # Appended to the last message, which must be the user's: after an assistant prefill they would be taken for
+            # the model's own words. Gemini treats a missing role as the user's.
+            if _role_of(raw.messages[-1]) != "user":
+                return "user"
+        case ResponsesBody() if raw.is_stored_by_provider:
+            # The provider would store the moved text in the conversation.
+            return "developer"
+        case _:
+            pass
+    if isinstance(raw, OpenAIBody):
+        return _move_from_messages(raw, edits)
+    if raw.system:
+        system: Json = msgspec.json.decode(b"[" + b",".join(bytes(item) for item in raw.system) + b"]")
+        assert isinstance(system, list)
+        rest, volatile = edits.extract_from_content(system[0] if isinstance(system[0], str) else system)
+        if volatile:
+            edits.record_move(volatile, "systemInstruction" if isinstance(raw, GeminiBody) else "system")
+            items: Sequence[Json] = rest if isinstance(rest, list) else [rest] if rest else []
+            raw.system = [encode_json(item) for item in items]
+    return "user"
+
+
+def _move_from_messages(raw: OpenAIBody, edits: RequestEdits) -> str:
+    role = "developer" if isinstance(raw, ResponsesBody) else "system"
+    kept: list[RawItem] = []
+    for item in raw.system:
+        message = msgspec.json.decode(item)
+        rest, volatile = edits.extract_from_content(message.get("content"))
+        if volatile:
+            role = "system" if message["role"] == "system" else "developer"
+            edits.record_move(volatile, message["role"])
+            item = encode_json({**message, "content": rest})
+        if rest or not volatile:
+            kept.append(item)
+    raw.system = kept
+    if isinstance(raw, ResponsesBody) and raw.instructions:
+        text, volatile = edits.extract_from_text(raw.instructions)
+        if volatile:
+            edits.record_move(volatile, "instructions")
+            raw.members["instructions"] = encode_json(text)
+    return role
+
+
+def derive_cache_key(raw: OpenAIBody, row: Model) -> str | None:
+    """The key of a request without one; None if no later request of its conversation could derive the same.
+
+    From GPT-5.6 on a key separates caches, so conversations that begin with the same head share one. Before, it decides
+    which machine serves a request, and one machine serves about 15 requests a minute (OpenAI, "Prompt caching"): there
+    each conversation gets its own.
+    """
+    stored = raw.is_stored_by_provider
+    if row.cache.kind == "implicit" and not stored:
+        return derive_conversation_key(raw)
+    system: list[Json] = [raw.instructions] if isinstance(raw, ResponsesBody) and raw.instructions else []
+    system += [_find_content(raw.remove_marks(item)) for item in raw.system]
+    if system or raw.tools:
+        return _derive_key(system, raw.tools)
+    return None if stored else derive_conversation_key(raw)
+
+
+def derive_conversation_key(raw: OpenAIBody) -> str:
+    """Equal for all requests of one conversation: from its first user message and its tools, whatever their order."""
+    first = raw.first_user_message() or raw.messages[0]
+    return _derive_key(_find_content(raw.remove_marks(first)), raw.tools)
+
+
+def _derive_key(content: Json, tools: Sequence[RawItem]) -> str:
+    digests = sorted(hashlib.sha256(tool).hexdigest() for tool in tools)
+    return f"{OWN_SESSION_PREFIX}{sha256_hex(encode_json([content, digests]))[:32]}"
+
+
+def _find_content(message: RawItem) -> Json:
+    """The content of a message; a single text part equals a string."""
+    content: Json = msgspec.json.decode(message).get("content")
+    if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
+        return content[0].get("text", content)
+    return content
 
 
 def _role_of(message: RawItem) -> str:
@@ -269,28 +384,7 @@ def _role_of(message: RawItem) -> str:
 
 
 class _Role(msgspec.Struct, frozen=True):
-    role: str = ""
-
-
-def _check_same_messages(raw: AnthropicBody, before: Sequence[RawItem]) -> None:
-    """Raises UserError unless the changed messages have the same content as before."""
-    for index, (old, new) in enumerate(zip(before, raw.messages, strict=True)):
-        if new is old:
-            continue
-        after = anthropic.decode_request(raw.encode_message(index)).prompt
-        raw.messages[index] = old
-        same = anthropic.decode_request(raw.encode_message(index)).prompt == after
-        raw.messages[index] = new
-        if not same:
-            raise UserError("the rewrite would change the content of the request")
-
-
-def _cache_scope(raw: AnthropicBody, row: Model, account: str) -> str:
-    """Digest of account, model and those members that the provider's cache key depends on."""
-    members = sorted((name, bytes(value)) for name, value in raw.members.items() if name not in _UNKEYED_MEMBERS)
-    return sha256_hex(
-        f"{account}\n{row.id}\n".encode() + b"\n".join(b"%b:%b" % (name.encode(), value) for name, value in members)
-    )
+    role: str = "user"
 
 
 def _decode_reply(response: bytes) -> Reply:
@@ -309,7 +403,7 @@ def _encode_entry(entry: HistoryEntry) -> tuple[EncodedBlock, ...]:
 
 def find_response_usage(response: bytes) -> Usage | None:
     """The usage of a response; of a stream only the events that have one are decoded."""
-    if response.lstrip()[:1] == b"{":
+    if response.lstrip()[:1] in (b"{", b"["):
         return find_usage(response)
-    lines = [line for line in response.splitlines() if b'"usage"' in line]
+    lines = [line for line in response.splitlines() if b'"usage' in line]
     return find_usage(b"\n\n".join(lines))

@@ -12,33 +12,31 @@ from holdfast.catalog.lookup import Models, resolve_model
 from holdfast.catalog.schema import CacheRules, Model
 from holdfast.engine.cache.conversation_plans import PlannedCall
 from holdfast.engine.cache.single_flight import BreakpointPrefix, FlightKey
-from holdfast.engine.inject import anthropic as anthropic_inject
-from holdfast.engine.inject import openai as openai_inject
-from holdfast.engine.inject.client_request import ClientRequest
+from holdfast.engine.inject import cache_fields
+from holdfast.engine.inject.cache_fields import ClientRequest
+from holdfast.engine.inject.openai_body import CACHE_KEY_FIELD
 from holdfast.engine.request_draft import RequestDraft
 from holdfast.errors import UserError
 from holdfast.events.payloads.cache import PingKind
 from holdfast.events.payloads.calls import RequestChange
-from holdfast.gateway.rewrite import openai as openrouter
-from holdfast.gateway.rewrite.openai import (
-    RESPONSES_ROLES,
-    append_message,
-    derive_session_id,
-    rewrite_chat,
-    rewrite_responses,
-    sort_request_tools,
-)
+from holdfast.gateway.rewrite import operations as openrouter
 from holdfast.gateway.rewrite.operations import (
     BREAKPOINTS_MISSING,
     CACHE_KEY_MISSING,
     EXPLICIT_BREAKPOINT_MISSING,
+    RESPONSES_ROLES,
     TTLS_UNORDERED,
     VOLATILE_PREFIX,
     DeriveSession,
     JsonObject,
     RequestEdits,
+    append_message,
     convert_text_to_parts,
+    derive_session_id,
     list_objects,
+    rewrite_chat,
+    rewrite_responses,
+    sort_request_tools,
 )
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.planning.policy import PingResult
@@ -150,7 +148,7 @@ def _rewrite_anthropic(body: JsonObject, row: Model, edits: RequestEdits, adapte
         edits.record_change(TTLS_UNORDERED, "breakpoints")
     if edits.should_fix(BREAKPOINTS_MISSING):
         request = _request(adapter, body, row, "")
-        rewritten = anthropic_inject.add_anthropic_breakpoints({**body}, request, text_follows=bool(edits.moved_text))
+        rewritten = cache_fields.add_anthropic_breakpoints({**body}, request, text_follows=bool(edits.moved_text))
         added = len(rewritten.wire_request.plan.breakpoints) - len(request.wire_request.plan.breakpoints)
         if added:
             edits.record_change(BREAKPOINTS_MISSING, f"{added} placed")
@@ -165,16 +163,16 @@ def _rewrite_openai(body: JsonObject, row: Model, edits: RequestEdits, adapter: 
     prompt_member, part_type = ("messages", "text") if adapter.name == "openai-chat" else ("input", "input_text")
     role = (rewrite_chat if prompt_member == "messages" else rewrite_responses)(body, edits)
     request = _request(adapter, body, row, edits.derive_session(body, prompt_member))
-    had_key = body.get(openai_inject.CACHE_KEY_FIELD) is not None
+    had_key = body.get(CACHE_KEY_FIELD) is not None
     if edits.should_fix(CACHE_KEY_MISSING) or edits.should_fix(EXPLICIT_BREAKPOINT_MISSING):
-        rewritten = openai_inject.add_openai_cache_fields(
+        rewritten = cache_fields.add_openai_cache_fields(
             {**body}, request, adapter=adapter, prompt_name=prompt_member, part_type=part_type
         )
         if len(rewritten.wire_request.plan.breakpoints) > len(request.wire_request.plan.breakpoints):
             edits.record_change(EXPLICIT_BREAKPOINT_MISSING, "end of the system text")
         body = rewritten.body
-        if not had_key and body.get(openai_inject.CACHE_KEY_FIELD) is not None:
-            edits.record_change(CACHE_KEY_MISSING, openai_inject.CACHE_KEY_FIELD)
+        if not had_key and body.get(CACHE_KEY_FIELD) is not None:
+            edits.record_change(CACHE_KEY_MISSING, CACHE_KEY_FIELD)
     if edits.moved_text:
         has_free_breakpoint = row.cache.breakpoints_max - 1 > len(
             adapter.decode_request(encode_json(body)).plan.breakpoints
@@ -198,7 +196,7 @@ def _rewrite_openrouter(body: JsonObject, row: Model, edits: RequestEdits, adapt
             edits.record_change(TTLS_UNORDERED, "breakpoints")
         if edits.should_fix(BREAKPOINTS_MISSING):
             request = _request(adapter, body, row, "")
-            missing = anthropic_inject.missing_breakpoints(
+            missing = cache_fields.missing_breakpoints(
                 request, request.wire_request.plan.breakpoints, text_follows=bool(edits.moved_text)
             )
             body, added = openrouter.add_breakpoints(body, missing, adapter)
@@ -331,7 +329,7 @@ def _content_blocks(wire: WireRequest) -> list[tuple[Role, Block]]:
 
 def _comparable_parameters(wire: WireRequest) -> Parameters:
     """All parameters but the cache key and the OpenRouter session id, which a rewrite may add."""
-    added = (openai_inject.CACHE_KEY_FIELD, openrouter.SESSION_MEMBER)
+    added = (CACHE_KEY_FIELD, openrouter.SESSION_MEMBER)
     extra = tuple(sorted(pair for pair in wire.parameters.extra if pair[0] not in added))
     return msgspec.structs.replace(wire.parameters, extra=extra)
 

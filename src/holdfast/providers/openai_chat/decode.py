@@ -24,8 +24,9 @@ from holdfast.types.tool_spec import ToolSpec
 
 _ROLES: dict[str, Role] = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
 
-# Members that can be dropped with this value.
-_DEFAULT_MEMBERS = (("annotations", b"[]"), ("tool_calls", b"[]"))
+DEFAULT_MEMBERS = (("annotations", b"[]"), ("tool_calls", b"[]"))
+"""Members that can be dropped with this value."""
+
 _DecodedBlock = tuple[Block, Ttl | None]
 
 
@@ -87,7 +88,7 @@ def _decode_tool(raw: bytes) -> ToolSpec:
 def _decode_message(raw: bytes, variant: ChatVariant) -> tuple[Role, list[_DecodedBlock]]:
     members = split_object(raw)
     present = {
-        name: value for name, value in members.items() if value != b"null" and (name, value) not in _DEFAULT_MEMBERS
+        name: value for name, value in members.items() if value != b"null" and (name, value) not in DEFAULT_MEMBERS
     }
     role = get_string_member(present, "role")
     del present["role"]

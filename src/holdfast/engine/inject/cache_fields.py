@@ -1,15 +1,58 @@
-"""Adds cache breakpoints to the bodies of Anthropic's requests."""
+"""Adds breakpoints and a cache key to the decoded body of a request, by that request alone."""
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+import msgspec
 from msgspec.structs import replace
 
-from holdfast.engine.inject.client_request import ClientRequest, RewrittenRequest, as_list, as_object
+from holdfast.catalog.schema import Model
+from holdfast.engine.inject.openai_body import CACHE_KEY_FIELD, CACHE_OPTIONS_FIELD
 from holdfast.errors import UserError
 from holdfast.planning.breakpoints import can_carry_breakpoint, place_breakpoints
+from holdfast.providers.adapter import Adapter, WireRequest
 from holdfast.providers.anthropic.blocks import CACHE_CONTROL
 from holdfast.types.blocks import Json
+from holdfast.types.json_encoding import encode_json
 from holdfast.types.prompt import Breakpoint, Plan, Ttl
+from holdfast.types.request_buffer import RequestBuffer
+
+BREAKPOINT_FIELD = "prompt_cache_breakpoint"
+_SYSTEM_ROLES = ("system", "developer")
+
+
+class ClientRequest(NamedTuple):
+    """A client's request, decoded and encoded by us.
+
+    `previous_tail` is the last breakpoint's block in the previous request, if this request is unchanged up to it.
+    """
+
+    body: Mapping[str, Json]
+    wire_request: WireRequest
+    buffer: RequestBuffer
+    model: Model
+    session: str
+    previous_tail: int | None = None
+
+
+class RewrittenRequest(NamedTuple):
+    """The body to send, and its decoded form: the same prompt with all breakpoints."""
+
+    body: dict[str, Json]
+    wire_request: WireRequest
+
+
+def as_list(value: Json | None) -> list[Json]:
+    if not isinstance(value, list):
+        raise UserError(f"expected a list, got {type(value).__name__}")
+    return value
+
+
+def as_object(value: Json) -> dict[str, Json]:
+    if not isinstance(value, dict):
+        raise UserError(f"expected an object, got {type(value).__name__}")
+    return value
+
 
 BreakpointTtls = Mapping[int, Ttl]
 """The TTLs of the new breakpoints, by block; blocks are counted from the first tool."""
@@ -127,3 +170,53 @@ class _Walk:
 
 def _with_cache_control(block: Mapping[str, Json], ttl: Ttl) -> dict[str, Json]:
     return {**block, CACHE_CONTROL: {"type": "ephemeral"} if ttl == "5m" else {"type": "ephemeral", "ttl": ttl}}
+
+
+def add_openai_cache_fields(
+    body: dict[str, Json], request: ClientRequest, *, adapter: Adapter, prompt_name: str, part_type: str
+) -> RewrittenRequest:
+    """Add what the client has not set. Raises `UserError` if the prompt would decode differently with a breakpoint."""
+    changed = dict(body)
+    fields = dict(adapter.session_fields(request.model, request.session))
+    if body.get(CACHE_KEY_FIELD) is None and CACHE_KEY_FIELD in fields:
+        changed[CACHE_KEY_FIELD] = msgspec.json.decode(fields[CACHE_KEY_FIELD])
+    if prompt_name in body and _takes_breakpoint(request):
+        changed[prompt_name] = _with_openai_breakpoint(body[prompt_name], part_type)
+    wire_request = adapter.decode_request(encode_json(changed))
+    if wire_request.prompt != request.wire_request.prompt:
+        raise UserError("adding a breakpoint would change the prompt")
+    return RewrittenRequest(changed, wire_request)
+
+
+def _takes_breakpoint(request: ClientRequest) -> bool:
+    """Whether a slot is free: the implicit breakpoint at the newest message takes one of the provider's 4."""
+    options = request.body.get(CACHE_OPTIONS_FIELD)
+    if isinstance(options, dict) and options.get("mode") == "explicit":
+        return False
+    rules = request.model.cache
+    return rules.kind == "hybrid" and len(request.wire_request.plan.breakpoints) + 1 < rules.breakpoints_max
+
+
+def _with_openai_breakpoint(value: Json, part_type: str) -> Json:
+    """The messages with a breakpoint at the end of the leading system messages, if there are any."""
+    if value is None or isinstance(value, str):
+        return value
+    messages = [as_object(message) for message in as_list(value)]
+    end = 0
+    while end < len(messages) and messages[end].get("role") in _SYSTEM_ROLES:
+        end += 1
+    content = _content_with_openai_breakpoint(messages[end - 1].get("content"), part_type) if end else None
+    if content is None:
+        return value
+    return [*messages[: end - 1], {**messages[end - 1], "content": content}, *messages[end:]]
+
+
+def _content_with_openai_breakpoint(content: Json | None, part_type: str) -> list[Json] | None:
+    """The content with a breakpoint at its end; None if it cannot carry one or already does."""
+    parts: list[Json] = [{"type": part_type, "text": content}] if isinstance(content, str) else as_list(content)
+    last = as_object(parts[-1]) if parts else {}
+    text = last.get("text")
+    has_text = last.get("type") == part_type and isinstance(text, str) and text.strip()
+    if not has_text or last.get(BREAKPOINT_FIELD) is not None:
+        return None
+    return [*parts[:-1], {**last, BREAKPOINT_FIELD: {"mode": "explicit"}}]
