@@ -4,7 +4,7 @@ Lines that do not fit are dropped by rank and not by age: user requests rank fir
 state, then the timeline.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
 
@@ -17,12 +17,15 @@ from holdfast.extraction.facts import (
     ConversationFacts,
     ErrorOccurrence,
     FileState,
+    UserRequest,
 )
 
 CountTokens = Callable[[str], int]
 GOAL_CHARACTERS_MAX = 6_000
 USER_REQUEST_CHARACTERS_MAX = 1_500
+USER_REQUEST_CHARACTERS_MIN = 300
 LINE_CHARACTERS_MAX = 200
+DECISION_LINE_CHARACTERS_MAX = 400
 PINNED_CONSTRAINTS_MAX = 40
 NAMES_PER_LINE_MAX = 40
 SOURCES_PER_LINE_MAX = 3
@@ -34,11 +37,11 @@ SECTION_QUOTAS: tuple[tuple[SummarySection, float], ...] = (
     ("tests", 0.04),
     ("decisions", 0.04),
     ("current", 0.04),
-    ("asks", 0.12),
+    ("asks", 0.16),
     ("files", 0.14),
-    ("commands", 0.08),
-    ("names", 0.30),
-    ("timeline", 0.12),
+    ("commands", 0.06),
+    ("names", 0.32),
+    ("timeline", 0.08),
 )
 """Shares of the budget by rank; what a section does not use goes to the others in the same order."""
 
@@ -46,18 +49,18 @@ SECTION_HEADINGS: dict[SummarySection, str] = {
     "scope": "Scope",
     "tools": "Tools mentioned",
     "goal": "The user's words, verbatim",
-    "asks": "Recent user requests",
+    "asks": "Other user requests",
     "constraints": "Standing constraints",
     "pending": "Pending work",
     "questions": "Open questions",
-    "decisions": "Decisions",
+    "decisions": "Decisions and answers, verbatim",
     "files": "Key files",
     "commands": "Commands",
     "tests": "Tests",
-    "errors": "Errors",
+    "errors": "Errors, not seen resolved",
     "names": "Names and values, by the message they were last seen in",
     "current": "Current work",
-    "timeline": "Timeline",
+    "timeline": "What the assistant reported, turn by turn",
 }
 """In the order in which the sections are rendered."""
 
@@ -94,9 +97,10 @@ def build_summary(
     kept message has one, and standing constraints.
     """
     budget = _LineBudget(tokens_max - count(_FRAME), count)
-    for line in (*_scope_lines(facts), *_pinned_lines(facts, kept)):
+    pinned = (*_scope_lines(facts), *_pinned_lines(facts, kept))
+    for line in pinned:
         budget.pin(line)
-    candidates, names_budget = _candidate_lines(facts), int(tokens_max * dict(SECTION_QUOTAS)["names"])
+    candidates, names_budget = _candidate_lines(facts, pinned), int(tokens_max * dict(SECTION_QUOTAS)["names"])
     # First every section gets its quota, then the tokens left over go by rank, except the reserve for names.
     for section, share in SECTION_QUOTAS:
         budget.fill(candidates.get(section, ()), int(tokens_max * share))
@@ -116,7 +120,7 @@ class _LineBudget:
         self._named: set[Entity] = set()
         self._offered: set[SummaryLine] = set()
         self._costs: dict[SummaryLine, int] = {}
-        self._covered: set[int] = set()
+        self._requests: set[int] = set()
 
     def pin(self, line: SummaryLine) -> None:
         if line not in self._lines:
@@ -127,8 +131,9 @@ class _LineBudget:
         """Take as many lines as the share and the budget allow; a line that is too long is skipped."""
         room = min(share, self.left)
         for line in lines:
-            if line in self._lines or (line.section == "timeline" and self._covered.issuperset(line.sources)):
-                # A timeline line whose messages are all cited elsewhere does not count as left out.
+            is_shown = line.section == "asks" and line.sources[0] in self._requests
+            if line in self._lines or is_shown:
+                # A long request may be shown cut; then its longer form does not count as left out.
                 self._offered.discard(line)
                 continue
             self._offered.add(line)
@@ -136,7 +141,7 @@ class _LineBudget:
             self._costs[line] = cost
             if cost <= room:
                 self._lines[line] = None
-                self._covered.update(line.sources)
+                self._requests.update(line.sources if line.section == "asks" else ())
                 room -= cost
                 self.left -= cost
 
@@ -182,14 +187,16 @@ def _scope_lines(facts: ConversationFacts) -> list[SummaryLine]:
 
 
 def _pinned_lines(facts: ConversationFacts, kept: KeptMessages) -> list[SummaryLine]:
-    unanswered = [request for request in facts.requests if not request.is_answered]
-    newest = facts.requests[-1:] if not kept.request_count else ()
+    requests = [request for request in facts.requests if request.text.strip() and not request.is_consent]
+    unanswered = [request for request in requests if not request.is_answered]
+    newest = requests[-1:] if not kept.request_count else ()
     verbatim = {request.number for request in (*unanswered, *newest)}
-    pinned = {request.number: request for request in (*facts.requests[:1], *unanswered, *newest)}
+    pinned = {request.number: request for request in (*requests[:1], *unanswered, *newest)}
     lines = [
-        SummaryLine("goal", request.text if number in verbatim else _goal_text(request.text), (number,))
+        SummaryLine(
+            "goal", request.text if number in verbatim else _cut_request(request, GOAL_CHARACTERS_MAX), (number,)
+        )
         for number, request in sorted(pinned.items())
-        if request.text.strip()
     ]
     constraints = facts.constraints[:4] + facts.constraints[4:][-(PINNED_CONSTRAINTS_MAX - 4) :]
     # Do not repeat constraints that a pinned request contains.
@@ -201,35 +208,55 @@ def _pinned_lines(facts: ConversationFacts, kept: KeptMessages) -> list[SummaryL
     ]
 
 
-def _goal_text(text: str) -> str:
-    """The beginning of a long request, up to the end of a line."""
-    if len(text) <= GOAL_CHARACTERS_MAX:
+def _cut_request(request: UserRequest, characters_max: int, *, is_one_line: bool = False) -> str:
+    """The request, or its beginning with a marker that says how much is missing and where the rest is."""
+    text = collapse_whitespace(request.text) if is_one_line else request.text
+    if len(text) <= characters_max:
         return text
-    beginning = text[:GOAL_CHARACTERS_MAX]
-    return beginning[: beginning.rfind("\n") + 1] or truncate_words(text, GOAL_CHARACTERS_MAX)
+    beginning = text[:characters_max]
+    end = beginning.rfind(" " if is_one_line else "\n")
+    beginning = beginning[:end] if end > characters_max // 2 else beginning
+    return f"{beginning.rstrip()} [cut: {len(text) - len(beginning):,} more characters in m{request.number}]"
 
 
-def _candidate_lines(facts: ConversationFacts) -> dict[SummarySection, list[SummaryLine]]:
+def _request_lines(facts: ConversationFacts, pinned: Iterable[SummaryLine]) -> list[SummaryLine]:
+    """Requests that are not pinned: corrections first, then the newest; a long one is also offered cut short."""
+    shown = {number for line in pinned if line.section == "goal" for number in line.sources}
+    requests = [
+        request
+        for request in reversed(facts.requests)
+        if request.number not in shown and request.text.strip() and not request.is_consent
+    ]
+    requests.sort(key=lambda request: not request.is_correction)
+    return [
+        SummaryLine("asks", _cut_request(request, limit, is_one_line=True), (request.number,))
+        for request in requests
+        for limit in (USER_REQUEST_CHARACTERS_MAX, USER_REQUEST_CHARACTERS_MIN)
+    ]
+
+
+def _candidate_lines(
+    facts: ConversationFacts, pinned: Sequence[SummaryLine]
+) -> dict[SummarySection, list[SummaryLine]]:
     """Candidate lines by section, most important first."""
-    # A step that is repeated is listed once, for its last message.
+    # A report that is repeated is listed once, for its last message.
     steps = {step.text: step for step in facts.steps if step.text.strip()}.values()
     return {
         "pending": _pending_lines(facts),
         "questions": [_cited_line("questions", question) for question in facts.questions],
-        "errors": [_error_line(error) for error in sorted(facts.errors, key=lambda error: bool(error.resolved_in))],
+        "errors": [_error_line(error) for error in facts.errors if not error.resolved_in],
         "tests": [
             SummaryLine("tests", f"failing: {truncate_words(test.text, LINE_CHARACTERS_MAX)}", (test.number,))
             for test in facts.failing_tests
         ],
-        "decisions": [_cited_line("decisions", decision) for decision in reversed(facts.decisions)],
-        "current": [_cited_line("current", facts.current_work)] if facts.current_work else [],
-        "asks": [
-            SummaryLine("asks", truncate_words(request.text, USER_REQUEST_CHARACTERS_MAX), (request.number,))
-            for request in reversed(facts.requests[1:])
-            if request.text.strip()
+        "decisions": [
+            SummaryLine("decisions", truncate_words(decision.text, DECISION_LINE_CHARACTERS_MAX), (decision.number,))
+            for decision in reversed(facts.decisions)
         ],
-        "files": [_file_line(file) for file in facts.files],
-        "commands": [_command_line(command) for command in facts.commands],
+        "current": [_cited_line("current", facts.current_work)] if facts.current_work else [],
+        "asks": _request_lines(facts, pinned),
+        "files": [line for file in facts.files if (line := _file_line(file)) is not None],
+        "commands": _command_lines(facts),
         "timeline": [_cited_line("timeline", step) for step in reversed(steps)],
     }
 
@@ -251,30 +278,39 @@ def _pending_lines(facts: ConversationFacts) -> list[SummaryLine]:
     return open_calls + tasks
 
 
-def _file_line(file: FileState) -> SummaryLine:
-    lines = " ".join(f"{first} to {last or 'end'}" for first, last in file.lines)
+def _file_line(file: FileState) -> SummaryLine | None:
+    """What was done with the file; None if nothing can be said about it."""
+    lines = ", ".join(f"{first}-{last or 'end'}" for first, last in dict.fromkeys(file.lines))
+    written = file.writes - file.edits
     states = (
+        (file.is_missing, "not found"),
         (file.is_deleted, "deleted"),
-        (file.reads, f"read x{file.reads}"),
-        (file.lines, f"lines {lines}"),
-        (file.writes, f"written x{file.writes}"),
-        (file.written_since_read and file.reads, "changed since read"),
-        (file.sha, f"sha:{file.sha}"),
+        (file.reads, f"read x{file.reads}" + (f" (lines {lines})" if lines else "")),
+        (written, f"written x{written}"),
+        (file.edits, f"edited x{file.edits}"),
+        (file.written_in > file.read_in > 0 and not file.is_deleted, "changed since read"),
     )
-    state = ", ".join(text for applies, text in states if applies) or "not found"
-    return SummaryLine("files", f"{file.path}: {state}", file.numbers[-SOURCES_PER_LINE_MAX:])
+    state = ", ".join(text for applies, text in states if applies)
+    return SummaryLine("files", f"{file.path}: {state}", file.numbers[-SOURCES_PER_LINE_MAX:]) if state else None
 
 
-def _command_line(command: CommandRun) -> SummaryLine:
-    state = "no result" if not command.has_result else "failed" if command.is_failed else "ok"
-    last_line = f"; {command.last_line}" if command.last_line else ""
-    return SummaryLine("commands", f"{truncate_words(command.command, 160)}: {state}{last_line}", (command.number,))
+def _command_lines(facts: ConversationFacts) -> list[SummaryLine]:
+    """Commands that still fail, then the others that did something; a failure that was resolved is not repeated."""
+    runs = [
+        run for run in facts.commands if run.has_result and not run.only_looks and (run.failing or not run.is_failed)
+    ]
+    runs.sort(key=lambda run: not run.failing)
+    return [_command_line(run) for run in runs]
+
+
+def _command_line(run: CommandRun) -> SummaryLine:
+    state = f"failing; {run.last_line}" if run.failing else run.state
+    return SummaryLine("commands", f"{truncate_words(run.command, 160)}: {state}".rstrip("; "), (run.number,))
 
 
 def _error_line(error: ErrorOccurrence) -> SummaryLine:
-    state = f"resolved in m{error.resolved_in}" if error.resolved_in else "unresolved"
-    text = f"{truncate_words(error.line, LINE_CHARACTERS_MAX)} (x{error.times}, {state})"
-    return SummaryLine("errors", text, (error.number,))
+    line = truncate_words(error.line, LINE_CHARACTERS_MAX)
+    return SummaryLine("errors", f"{truncate_words(error.call, 80)}: {line}", (error.number,))
 
 
 def render_summary(summary: Summary, *, recall: bool) -> str:

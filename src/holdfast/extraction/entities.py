@@ -54,6 +54,7 @@ _KIND_OF: dict[str, EntityKind] = {
 _WORD = re.compile(r"[^\s\"'`<>()\[\]{},;|*=]+")
 _MEASURED = re.compile(r"(?<![\w.-])\d+(?:\.\d+)? (?:ms|seconds?|minutes?|hours?|days?|KB|MB|GB|bytes|tokens)\b")
 _ERROR = re.compile(r"[a-z](?:Error|Exception)\b|\berror(?:\[\w+\])?:|\bfatal:|\bpanic:|\bFAILED\b|--- FAIL:")
+_PASSED = re.compile(r"^\s*(?:--- PASS|=== |PASS\b|ok\s|✓|✔|√|test .* \.\.\. ok$)")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\b\d[\d.,:]*\b")
 
 # Abbreviations that look like a file name with a suffix.
@@ -95,9 +96,15 @@ def find_error_lines(text: str) -> list[str]:
         start = text.rfind("\n", 0, match.start()) + 1
         end = text.find("\n", match.end())
         end = len(text) if end < 0 else end
-        if end - start <= ENTITY_CHARACTERS_MAX * 2:
+        # A test may be named after an error: `--- PASS: TestParseError` reports none.
+        if end - start <= ENTITY_CHARACTERS_MAX * 2 and not reports_success(text[start:end]):
             lines[text[start:end].strip()] = None
     return list(lines)
+
+
+def reports_success(line: str) -> bool:
+    """Whether a line of a test run says that something passed."""
+    return _PASSED.match(line) is not None
 
 
 def error_signature(line: str) -> str:

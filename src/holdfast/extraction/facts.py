@@ -14,18 +14,33 @@ from holdfast.extraction.entities import (
     find_entities,
     find_error_lines,
     find_last_line,
+    reports_success,
     split_sentences,
 )
 from holdfast.extraction.tool_calls import (
     CallAction,
     PlannedTask,
+    RunState,
+    ShellCommand,
+    find_covered_parts,
+    find_failed_lines,
     find_failing_tests,
+    find_passing_tests,
     interpret_call,
-    is_failed_result,
+    judge_run,
+    parse_command,
     result_text,
 )
+from holdfast.extraction.user_text import (
+    extract_user_words,
+    find_prose_sentences,
+    is_answer,
+    is_consent,
+    is_correction,
+    remove_element,
+    was_not_run,
+)
 from holdfast.types.blocks import Block, Image, ToolResult, ToolUse, join_text_blocks
-from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.prompt import HistoryEntry
 
 HALF_LIFE_ENTRIES = 30.0
@@ -40,6 +55,7 @@ FACTS_MAX = 500
 
 CONSTRAINT_CHARACTERS_MAX = 400
 DECISION_CHARACTERS_MAX = 300
+ERRORS_PER_CALL_MAX = 4
 DONE_STATUSES = ("completed", "done", "cancelled", "canceled", "deleted")
 _Value = TypeVar("_Value")
 
@@ -49,18 +65,33 @@ _CONSTRAINT = re.compile(
     re.IGNORECASE,
 )
 _DECISION = re.compile(
-    r"\b(decided|decision|instead of|rather than|going with|we'll use|we will use|chose|rejected|ruled out)\b",
+    r"\b(decided|decision|instead of|rather than|going with|go with|we'll|we will|chose|rejected|ruled out|keep)\b",
     re.IGNORECASE,
 )
+_DECIDED = re.compile(r"\b(?:we|i)(?:'ve| have)? (?:decided|chose|rejected|ruled out|agreed)\b", re.IGNORECASE)
+_REASON = re.compile(
+    r"\b(because|since|so that|otherwise|due to|to avoid|in order to|which means|that way|the reason)\b|, (?:as|so) ",
+    re.IGNORECASE,
+)
+_NOT_FOUND = re.compile(
+    r"does not exist|doesn't exist|no such file|ENOENT|file not found|cannot find the (?:file|path)|: not found$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_TASK_NUMBER = re.compile(r"\btask #?(\d{1,6})\b", re.IGNORECASE)
 
 
 class UserRequest(msgspec.Struct, frozen=True):
-    """A user request; `is_answered` once the model has ended a turn after it."""
+    """What the user said; `is_answered` once the model has ended a turn after it.
+
+    `is_consent` messages ask for nothing new; `is_correction` ones take back or restrict what was asked before.
+    """
 
     number: int
     text: str
     is_answered: bool = False
     image_count: int = 0
+    is_consent: bool = False
+    is_correction: bool = False
 
 
 class CitedText(msgspec.Struct, frozen=True):
@@ -69,35 +100,53 @@ class CitedText(msgspec.Struct, frozen=True):
 
 
 class FileState(msgspec.Struct, frozen=True):
-    """What was done with a file; `sha` is of the content last read whole, `numbers` are messages, newest last."""
+    """What was done with a file by calls that succeeded; `numbers` are messages, newest last.
+
+    `writes` counts all changes, of which `edits` replaced a part. `is_missing` is what the newest call on it reported.
+    `read_in` and `written_in` are the messages of the newest calls that did so.
+    """
 
     path: str
     reads: int = 0
     writes: int = 0
+    edits: int = 0
     is_deleted: bool = False
-    sha: str = ""
-    written_since_read: bool = False
+    is_missing: bool = False
+    read_in: int = 0
+    written_in: int = 0
     lines: tuple[tuple[int, int], ...] = ()
     numbers: tuple[int, ...] = ()
     at: int = 0
 
 
 class CommandRun(msgspec.Struct, frozen=True):
+    """A command and its newest result. `failing` has the parts that failed and have not been seen passing since.
+
+    `only_looks` commands, such as `ls` and `git status`, show something and change or check nothing.
+    """
+
     command: str
     times: int = 0
-    is_failed: bool = False
+    state: RunState = "ran"
     has_result: bool = False
     last_line: str = ""
     number: int = 0
+    failing: frozenset[str] = frozenset()
+    only_looks: bool = False
+
+    @property
+    def is_failed(self) -> bool:
+        return self.state == "failed"
 
 
 class ErrorOccurrence(msgspec.Struct, frozen=True):
-    """`resolved_in` is the message in which the same call succeeded, 0 if there is none."""
+    """`resolved_in` is the message in which the same call or command succeeded, 0 if there is none."""
 
     line: str
     times: int
     number: int
     resolved_in: int = 0
+    call: str = ""
 
 
 class Mention(msgspec.Struct, frozen=True):
@@ -153,10 +202,10 @@ class FactsReader:
         self.calls: dict[str, tuple[CallAction, int]] = {}
         self.files: dict[str, FileState] = {}
         self.commands: dict[str, CommandRun] = {}
-        self.failing_tests: dict[str, CitedText] = {}
+        self.failing_tests: dict[str, tuple[CitedText, tuple[str, ...]]] = {}
         self.failed_once: set[str] = set()
         self.errors: dict[str, ErrorOccurrence] = {}
-        self.errors_of: dict[tuple[str, str, str], set[str]] = {}
+        self.errors_of: dict[str, set[str]] = {}
         self.mentions: dict[Entity, Mention] = {}
         self.steps: list[CitedText] = []
         self.tools: Counter[str] = Counter()
@@ -210,24 +259,49 @@ class FactsReader:
             self.mentions = {mention.entity: mention for mention in ranked[:MENTIONS_MAX]}
 
     def _read_request(self, text: str, content: Sequence[Block]) -> None:
+        words = extract_user_words(text)
         others = sum(isinstance(block, Image) for block in content)
-        self.requests.append(UserRequest(self.number, text, image_count=others))
+        if not words and text.strip() and not others:
+            return
+        self.requests.append(
+            UserRequest(
+                self.number,
+                words,
+                image_count=others,
+                is_consent=not others and is_consent(words),
+                is_correction=len(self.requests) > 0 and is_correction(words),
+            )
+        )
+        if self.question is not None and is_answer(words):
+            question = f"Asked in m{self.question.number}: {collapse_whitespace(self.question.text)}"
+            self._add_decision(f"{question} The user answered: {collapse_whitespace(words)}")
         # Whatever the model asked last, the user has now replied.
         self.question = None
-        for sentence in split_sentences(text):
+        for sentence in find_prose_sentences(words):
             if len(sentence) <= CONSTRAINT_CHARACTERS_MAX and _CONSTRAINT.search(sentence):
                 self.constraints.setdefault(collapse_whitespace(sentence).lower(), CitedText(sentence, self.number))
-        self._add_mentions(text, SPOKEN_WEIGHT)
+            self._add_reasoned_decision(sentence)
+        self._add_mentions(words, SPOKEN_WEIGHT)
+
+    def _add_reasoned_decision(self, sentence: str) -> None:
+        """A sentence that says what was decided, or gives a reason for it; announcements of a next step do neither."""
+        if len(sentence) > DECISION_CHARACTERS_MAX or sentence.endswith(("?", ":")):
+            return
+        if _DECIDED.search(sentence) or (_DECISION.search(sentence) and _REASON.search(sentence)):
+            self._add_decision(sentence)
+
+    def _add_decision(self, text: str) -> None:
+        key = collapse_whitespace(text).lower()
+        self.decisions.pop(key, None)
+        self.decisions[key] = CitedText(text, self.number)
 
     def _read_reply(self, text: str, content: Sequence[Block]) -> None:
         calls = [block for block in content if isinstance(block, ToolUse)]
         if text.strip():
             self.current_work = CitedText(text, self.number)
             self._add_mentions(text, SPOKEN_WEIGHT)
-            for sentence in split_sentences(text):
-                if len(sentence) <= DECISION_CHARACTERS_MAX and _DECISION.search(sentence):
-                    self.decisions.pop(collapse_whitespace(sentence).lower(), None)
-                    self.decisions[collapse_whitespace(sentence).lower()] = CitedText(sentence, self.number)
+            for sentence in find_prose_sentences(text):
+                self._add_reasoned_decision(sentence)
         for call in calls:
             self._read_call(call)
         if not calls:
@@ -236,7 +310,7 @@ class FactsReader:
             self.first_unanswered = len(self.requests)
             questions = [sentence_text for sentence_text in split_sentences(text)[-3:] if sentence_text.endswith("?")]
             self.question = CitedText(questions[-1], self.number) if questions else None
-        self.steps.append(CitedText(_step(text, calls), self.number))
+            self.steps.append(CitedText(collapse_whitespace(text[:600]), self.number))
 
     def _read_call(self, call: ToolUse) -> None:
         action = interpret_call(call)
@@ -246,84 +320,131 @@ class FactsReader:
             self._add_mentions(text, SPOKEN_WEIGHT)
         if action.kind == "run" and action.command:
             self._add_mention(Entity("command", collapse_whitespace(action.command)[:160]), SPOKEN_WEIGHT)
-            before = self.commands.pop(action.command, CommandRun(action.command))
-            self.commands[action.command] = msgspec.structs.replace(before, times=before.times + 1, number=self.number)
         if action.kind == "plan":
             self._update_tasks(action)
 
     def _update_tasks(self, action: CallAction) -> None:
-        if len(action.tasks) != 1 or not action.task_id:
-            if len(action.tasks) > 1:
-                self.tasks.clear()
-            for task in action.tasks:
-                self.tasks[task.text] = task, self.number
+        """A list replaces the list before; a single task is added, or changes the one that has its id."""
+        if action.is_task_list:
+            self.tasks = {f"#{index}": (task, self.number) for index, task in enumerate(action.tasks)}
             return
-        (task,) = action.tasks
-        listed = [name for name, (existing, _) in self.tasks.items() if existing.text]
-        # Task tools that update by id count tasks from 1 in the order of creation.
-        position = int(action.task_id) - 1 if action.task_id.isdigit() else -1
-        name = listed[position] if not task.text and 0 <= position < len(listed) else task.text
-        if name:
-            existing = self.tasks.get(name, (PlannedTask(name), 0))[0]
-            self.tasks[name] = PlannedTask(existing.text or name, task.status or existing.status), self.number
+        for task in action.tasks:
+            key = f"id {action.task_id}" if action.task_id else task.text
+            existing = self.tasks.get(key, (PlannedTask(""), 0))[0]
+            self.tasks[key] = PlannedTask(task.text or existing.text, task.status or existing.status), self.number
+
+    def _name_task(self, action: CallAction, text: str) -> None:
+        """Task tools report the id of a new task in its result."""
+        is_new = action.kind == "plan" and not action.is_task_list and not action.task_id and len(action.tasks) == 1
+        match = _TASK_NUMBER.search(text[:400]) if is_new else None
+        if match is not None and (created := self.tasks.pop(action.tasks[0].text, None)) is not None:
+            self.tasks[f"id {match.group(1)}"] = created
 
     def _read_result(self, result: ToolResult) -> None:
-        text = result_text(result)
+        text = remove_element(result_text(result), "system-reminder")
         # Attribute a result to the message of its call: both are one group, and the call says what it is.
         action, self.number = self.calls.pop(result.tool_use_id, (CallAction("other", result.name), self.number))
-        is_failed = is_failed_result(result)
+        if was_not_run(text):
+            return
         self._add_mentions(text, 1.0)
-        if action.path:
-            self._update_file(action, text, is_failed)
-        if action.command in self.commands:
-            run = self.commands[action.command]
-            self.commands[action.command] = msgspec.structs.replace(
-                run, is_failed=is_failed, has_result=True, last_line=find_last_line(text, 120), number=self.number
-            )
-        self._update_tests(action, text, is_failed)
-        self._update_errors(action, text, is_failed)
+        self._name_task(action, text)
+        if action.path and action.kind in ("read", "write", "delete"):
+            self._update_file(action, text, result.is_error)
+        if action.kind == "run" and action.command:
+            self._update_command(action, text, is_error=result.is_error)
+        else:
+            self._update_call_errors(action, text, result.is_error)
 
     def _update_file(self, action: CallAction, text: str, is_failed: bool) -> None:
         change = msgspec.structs.replace
+        is_missing = is_failed and _NOT_FOUND.search(text[:2_000]) is not None
+        if is_failed and not is_missing and action.path not in self.files:
+            return
         file = self.files.pop(action.path, FileState(action.path))
         file = change(file, numbers=(*file.numbers[-2:], self.number), at=self.at)
-        if not is_failed and action.kind == "read":
+        if is_missing and action.kind == "read":
+            file = change(file, is_missing=True)
+        elif not is_failed and action.kind == "read":
             lines = file.lines if action.lines is None else (*file.lines[-3:], action.lines)
-            sha = sha256_hex(text.encode("utf-8", "surrogatepass"))[:8] if action.lines is None else file.sha
-            file = change(file, reads=file.reads + 1, sha=sha, lines=lines, written_since_read=False, is_deleted=False)
+            file = change(file, reads=file.reads + 1, lines=lines, read_in=self.number)
+            file = change(file, is_deleted=False, is_missing=False)
         elif not is_failed and action.kind == "write":
-            file = change(file, writes=file.writes + 1, written_since_read=True, is_deleted=False)
+            file = change(file, writes=file.writes + 1, edits=file.edits + action.is_edit, written_in=self.number)
+            file = change(file, is_deleted=False, is_missing=False)
         elif not is_failed and action.kind == "delete":
-            file = change(file, is_deleted=True)
+            file = change(file, is_deleted=True, is_missing=False)
         self.files[action.path] = file
 
-    def _update_tests(self, action: CallAction, text: str, is_failed: bool) -> None:
-        if action.kind != "run":
+    def _update_command(self, action: CallAction, text: str, *, is_error: bool) -> None:
+        parsed = parse_command(action.command)
+        state = judge_run(parsed, text, is_error=is_error)
+        before = self.commands.pop(action.command, CommandRun(action.command))
+        self.commands[action.command] = CommandRun(
+            action.command,
+            times=before.times + 1,
+            state=state,
+            has_result=True,
+            last_line=find_last_line(text, 120),
+            number=self.number,
+            failing=frozenset(parsed.parts) if state == "failed" else frozenset(),
+            only_looks=parsed.only_looks,
+        )
+        if parsed.only_looks:
             return
-        names = find_failing_tests(text)
-        for name in names:
-            self.failing_tests.setdefault(name, CitedText(name, self.number))
-        self.failed_once.update(names)
-        # A test run that succeeds without naming a failure means that everything that failed before passes now.
-        if not names and not is_failed and re.search(r"\btest", action.command):
-            self.failing_tests.clear()
+        self._supersede_failures(action.command, parsed, state)
+        self._resolve_errors(action.command)
+        if state == "failed":
+            last_line = [find_last_line(text, 200)] if is_error else []
+            self._add_errors(action.command, find_error_lines(text) or find_failed_lines(text) or last_line)
+        self._update_tests(parsed, text)
 
-    def _update_errors(self, action: CallAction, text: str, is_failed: bool) -> None:
-        lines = find_error_lines(text) if is_failed or action.kind == "run" else []
-        if not lines and is_failed:
-            lines = [line for line in [find_last_line(text, 200)] if line]
-        # The same call succeeded: every error that it reported before counts as resolved.
-        if not is_failed and not lines:
-            for resolved_sign in self.errors_of.pop(action.key, ()):
-                error = self.errors.get(resolved_sign)
-                if error is not None:
-                    self.errors[resolved_sign] = msgspec.structs.replace(error, resolved_in=self.number)
+    def _supersede_failures(self, newest: str, parsed: ShellCommand, state: RunState) -> None:
+        """What ran again, however it was written before, is known by its newest result alone."""
+        for command, run in self.commands.items():
+            if run.failing and command != newest:
+                earlier = parse_command(command)
+                ran_again = parsed.parts if state == "failed" else find_covered_parts(earlier, parsed)
+                failing = run.failing.difference(ran_again)
+                self.commands[command] = msgspec.structs.replace(run, failing=failing)
+                if not failing:
+                    self._resolve_errors(command)
+
+    def _update_tests(self, parsed: ShellCommand, text: str) -> None:
+        names = find_failing_tests(text)
+        for name in find_passing_tests(text):
+            self.failing_tests.pop(name, None)
+        # The same tests ran again, or all of them: only those that this run names still fail.
+        for name, (_, parts) in list(self.failing_tests.items()):
+            if parsed.runs_all_tests or set(parts) <= set(parsed.parts):
+                del self.failing_tests[name]
+        for name in names:
+            self.failing_tests[name] = CitedText(name, self.number), parsed.parts
+        self.failed_once.update(names)
+
+    def _update_call_errors(self, action: CallAction, text: str, is_failed: bool) -> None:
+        """Errors of other calls; one is resolved as soon as the same call succeeds."""
+        # A search that fails has found nothing, and a file that is missing is listed with the files.
+        call = f"{action.tool} {action.path or action.pattern}".strip()
+        if not is_failed:
+            self._resolve_errors(call)
+        elif action.kind != "search" and not (action.path and _NOT_FOUND.search(text[:2_000])):
+            self._add_errors(call, (find_error_lines(text) or [find_last_line(text, 200)])[:1])
+
+    def _add_errors(self, call: str, lines: Sequence[str]) -> None:
         # One noisy result must not push out the errors of all others.
-        for line in lines[:8]:
-            sign = error_signature(line)
-            before = self.errors.pop(sign, None)
-            self.errors[sign] = ErrorOccurrence(line, before.times + 1 if before else 1, self.number)
-            self.errors_of.setdefault(action.key, set()).add(sign)
+        for line in lines[:ERRORS_PER_CALL_MAX]:
+            if line and not reports_success(line):
+                sign = error_signature(line)
+                before = self.errors.pop(sign, None)
+                times = before.times + 1 if before else 1
+                self.errors[sign] = ErrorOccurrence(line, times, self.number, call=call)
+                self.errors_of.setdefault(call, set()).add(sign)
+
+    def _resolve_errors(self, call: str) -> None:
+        for sign in self.errors_of.pop(call, ()):
+            error = self.errors.get(sign)
+            if error is not None and error.call == call:
+                self.errors[sign] = msgspec.structs.replace(error, resolved_in=self.number)
 
     def _add_mentions(self, text: str, weight: float) -> None:
         for entity in dict.fromkeys(find_entities(text)):
@@ -353,7 +474,7 @@ class FactsReader:
             open_calls=tuple(self.calls.values()),
             files=tuple(sorted(self.files.values(), key=lambda file: -file.at)),
             commands=tuple(reversed(self.commands.values())),
-            failing_tests=tuple(self.failing_tests.values()),
+            failing_tests=tuple(test for test, _ in self.failing_tests.values()),
             fixed_tests=len(self.failed_once - self.failing_tests.keys()),
             errors=tuple(reversed(self.errors.values())),
             mentions=tuple(mentions),
@@ -371,12 +492,3 @@ def _drop_oldest(values: dict[str, _Value], *, keep_first: int = 0) -> bool:
     for key in list(values)[keep_first : len(values) - FACTS_MAX]:
         del values[key]
     return True
-
-
-def _step(text: str, calls: Sequence[ToolUse]) -> str:
-    """One line on what the model did: its tool calls, or else its text."""
-    actions = []
-    for call in calls:
-        action = interpret_call(call)
-        actions.append(collapse_whitespace(f"{call.name} {action.path or action.command or action.pattern}"[:300]))
-    return "; ".join(actions) if actions else collapse_whitespace(text[:600])

@@ -26,6 +26,9 @@ _BY_NAME: tuple[tuple[CallKind, re.Pattern[str]], ...] = (
     ("write", re.compile(r"write|edit|create|insert|replace|patch|append", re.IGNORECASE)),
     ("read", re.compile(r"read|open|view|cat$|fetch|get_?file", re.IGNORECASE)),
 )
+# Editors that are one tool take what to do as their command.
+_EDITOR_COMMANDS: dict[str, CallKind] = {"view": "read", "create": "write", "str_replace": "write", "insert": "write"}
+_EDITS = re.compile(r"edit|insert|replace|patch|append", re.IGNORECASE)
 
 
 class PlannedTask(msgspec.Struct, frozen=True):
@@ -45,11 +48,8 @@ class CallAction(msgspec.Struct, frozen=True):
     tasks: tuple[PlannedTask, ...] = ()
     task_id: str = ""
     texts: tuple[str, ...] = ()
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """Equal for two calls that attempt the same thing."""
-        return self.kind, self.path or self.pattern, self.command
+    is_edit: bool = False
+    is_task_list: bool = False
 
 
 def interpret_call(call: ToolUse) -> CallAction:
@@ -70,6 +70,8 @@ def interpret_call(call: ToolUse) -> CallAction:
         tasks=_tasks(arguments),
         task_id=_word(arguments.get("taskId", arguments.get("task_id", arguments.get("id")))),
         texts=_texts(arguments),
+        is_edit=_EDITS.search(call.name) is not None and command != "create",
+        is_task_list=any(isinstance(arguments.get(name), list) for name in _TASKS),
     )
 
 
@@ -80,6 +82,8 @@ def _word(value: Json) -> str:
 def _kind(name: str, path: str, command: str, arguments: dict[str, Json]) -> CallKind:
     # MCP tools are offered as mcp__server__tool.
     plain = name.rpartition("__")[2]
+    if path and command in _EDITOR_COMMANDS:
+        return _EDITOR_COMMANDS[command]
     for kind, pattern in _BY_NAME:
         if pattern.search(plain) and (kind not in ("read", "write", "delete") or path):
             return kind
@@ -152,16 +156,20 @@ def extract_plain_text(content: tuple[Block, ...]) -> str:
     return "\n".join(parts)
 
 
-# Shell tools report failures in the text of a result that is not marked as an error.
-_EXIT = re.compile(r"\bexit (?:code|status):? (\d{1,3})\b", re.IGNORECASE)
+# Shell tools report failures in the text of a result that is not marked as an error: first or last, never in between,
+# where it would be the output of the command itself.
+_EXIT = re.compile(r"\bexit(?:ed)?(?: with)? (?:code|status):? (\d{1,3})\b", re.IGNORECASE)
 
 
 def is_failed_result(result: ToolResult) -> bool:
     """Whether the result is an error or reports a non-zero exit code."""
-    if result.is_error:
-        return True
-    match = _EXIT.search(result_text(result)[:2_000])
-    return match is not None and match.group(1) != "0"
+    return result.is_error or reports_exit_code(result_text(result))
+
+
+def reports_exit_code(text: str) -> bool:
+    """Whether the first line or one of the last two reports an exit code other than 0."""
+    ends = (*text[:200].splitlines()[:1], *text[-400:].rstrip().splitlines()[-2:])
+    return any(match.group(1) != "0" for line in ends if (match := _EXIT.search(line[:200])) is not None)
 
 
 _FAILING = re.compile(
@@ -170,7 +178,172 @@ _FAILING = re.compile(
 )
 
 
+_PASSING = re.compile(
+    r"^\s*--- PASS: (\S+)|^(\S+::\S+) PASSED|^test (\S+) \.\.\. ok$|^[^\S\n]*[✓✔√] (.{3,120})$", re.MULTILINE
+)
+
+
+def find_passing_tests(text: str) -> tuple[str, ...]:
+    """The names of passed tests in the output of a test run, each once."""
+    names = ("".join(filter(None, match.groups())).strip() for match in _PASSING.finditer(text))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
 def find_failing_tests(text: str) -> tuple[str, ...]:
     """The names of failed tests in the output of a test run, each once."""
     names = ("".join(filter(None, match.groups())).strip() for match in _FAILING.finditer(text))
     return tuple(dict.fromkeys(name for name in names if name))
+
+
+RunState = Literal["passed", "failed", "ran"]
+"""`ran` where neither can be shown: the exit code is that of another command, and the output has no result line."""
+
+_FAILED_LINE = re.compile(
+    r"^\s*--- FAIL: |^FAIL\b|^FAILED\b|^test result: FAILED|^[=\s]*(?:\d+ \w+, )*\d+ (?:failed|errors?)\b.* in [\d.]+s"
+    r"|^\s*Tests?:? .*\b[1-9]\d* fail|^\s*[1-9]\d* failing\b|^npm ERR!|^make(?:\[\d+\])?: \*\*\* "
+    r"|^\[\S+\] ERROR task failed|^Traceback \(most recent call last\)",
+    re.MULTILINE,
+)
+_PASSED_LINE = re.compile(
+    r"^ok\s+\S+\s+(?:[\d.]+s|\(cached\))|^PASS$|^test result: ok|^[=\s]*\d+ passed\b|^\s*Tests:? +\d+ passed"
+    r"|^\s*\d+ passing\b|^0 issues\.$|^All checks passed|^Success: no issues found",
+    re.MULTILINE,
+)
+# Commands that look at something: their exit code says what was found and not whether anything works.
+_LOOKS = frozenset((
+    "grep", "egrep", "rg", "ag", "ls", "cat", "head", "tail", "find", "wc", "echo", "printf", "pwd", "cd", "sed",
+    "awk", "sort", "uniq", "cut", "tr", "diff", "stat", "file", "which", "type", "tree", "less", "jq", "xargs", "du",
+    "df", "ps", "env", "date", "sleep", "true", "test", "[", "nl", "column", "basename", "dirname", "realpath",
+    "readlink",
+))  # fmt: skip
+_LOOKS_GIT = frozenset((
+    "status", "diff", "log", "show", "branch", "blame", "rev-parse", "ls-files", "ls-tree", "remote", "cat-file",
+    "merge-base",
+))  # fmt: skip
+_LOOKS_GITHUB = frozenset(("view", "list", "diff", "checks", "status", "api"))
+_WRAPPERS = ("time", "sudo", "env", "nohup", "npx", "command", "exec")
+_PIPES_TO_END = ("tail", "tee", "cat")
+_QUIET_OPTION = re.compile(
+    r"^(?:-v+|-q+|-s|-x|--verbose|--quiet|-count=\d+|--count=\d+|--tb=\w+|--no-header|--color(?:=\w+)?)$"
+)
+_ASSIGNMENT = re.compile(r"^\w+=\S*$")
+_REDIRECTION = re.compile(r"\s*(?:\d|&)?>{1,2}\s*(?:&\d|[^\s;|&<>]+)|\s*<\s*[^\s;|&<>]+")
+_TESTS = re.compile(r"(?:^|[\s:/_-])(?:tests?|pytest|tox|nox|jest|vitest|rspec|check|spec|ci)(?:$|[\s:_-])")
+_BUILDS = re.compile(r"(?:^|\s)(?:build|vet|compile|lint|typecheck|tsc|mypy|clippy|check)(?:$|\s)")
+_FILTERED = re.compile(r"(?:^|\s)(?:--?run|-k|-t|--grep|--filter|--testNamePattern|-g)(?:$|[\s=])|::|\.\w{1,4}(?:$|\s)")
+COMMAND_CHARACTERS_MAX = 4_000
+
+
+class ShellCommand(msgspec.Struct, frozen=True):
+    """A command line: its parts normalised, and whether its exit code is that of all parts."""
+
+    parts: tuple[str, ...]
+    is_exit_code_of_all: bool
+    is_end_visible: bool
+    only_looks: bool
+
+    @property
+    def runs_all_tests(self) -> bool:
+        """Whether a part runs tests without selecting some of them."""
+        return any(_TESTS.search(part) and not _FILTERED.search(part) for part in self.parts)
+
+
+def parse_command(command: str) -> ShellCommand:
+    """Split a command line at its operators, outside of quotation marks, and normalise each part."""
+    text = command[:COMMAND_CHARACTERS_MAX]
+    operators, pipelines = _split_command(text)
+    parts, pipes = [], []
+    for pipeline in pipelines:
+        part = _normalize_part(pipeline[0])
+        if part:
+            parts.append(part)
+        pipes += [word for piece in pipeline[1:] for word in piece.split()[:1]]
+    # A here-document may hold anything; its command is compared as a whole.
+    is_plain = "<<" not in text and operators <= {"&&"}
+    is_piped = bool(pipes) and "pipefail" not in text
+    return ShellCommand(
+        parts=tuple(dict.fromkeys(parts)) or (" ".join(text.split()),),
+        is_exit_code_of_all=is_plain and not is_piped,
+        is_end_visible=is_plain and all(word in _PIPES_TO_END for word in pipes),
+        only_looks=bool(parts) and all(map(_only_looks, parts)),
+    )
+
+
+def _split_command(text: str) -> tuple[set[str], list[list[str]]]:
+    """The operators between pipelines, and each pipeline as its pieces."""
+    operators: set[str] = set()
+    pipelines, quote, start, at = [[""]], "", 0, 0
+    while at < len(text):
+        character = text[at]
+        if quote:
+            at += 2 if character == "\\" and quote == '"' else 1
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote, at = character, at + 1
+        elif character == "\\":
+            at += 2
+        elif character in "|&;\n" and not (
+            character == "&" and (text[at - 1 : at] == ">" or text[at + 1 : at + 2] == ">")
+        ):
+            operator = text[at : at + 2] if text[at : at + 2] in ("&&", "||") else character
+            pipelines[-1][-1] = text[start:at]
+            if operator == "|":
+                pipelines[-1].append("")
+            else:
+                operators.add(operator)
+                pipelines.append([""])
+            at = start = at + len(operator)
+        else:
+            at += 1
+    pipelines[-1][-1] = text[start:]
+    kept = [pipeline for pipeline in pipelines if pipeline[0].strip()]
+    # An operator at the very end, such as a line break, separates nothing.
+    return (operators if len(kept) > 1 or "&" in operators else set()), kept
+
+
+def _normalize_part(part: str) -> str:
+    words = [word.strip("\"'") for word in _REDIRECTION.sub(" ", part).split()]
+    while words and (words[0] in _WRAPPERS or _ASSIGNMENT.match(words[0])):
+        words = words[1:]
+    if words[:1] == ["timeout"]:
+        words = words[2:]
+    if words[:2] in (["uv", "run"], ["poetry", "run"]):
+        words = words[2:]
+    if len(words) > 2 and words[0].rpartition("/")[2].startswith("python") and words[1] == "-m":
+        words = words[2:]
+    if words[:1] == ["cd"]:
+        return ""
+    return " ".join(word.removeprefix("./").rstrip("/") for word in words if not _QUIET_OPTION.match(word))
+
+
+def _only_looks(part: str) -> bool:
+    words = part.split()
+    if words[0] == "git":
+        return next((word for word in words[1:] if not word.startswith("-")), "") in _LOOKS_GIT
+    if words[0] == "gh":
+        return not _LOOKS_GITHUB.isdisjoint(words[1:3])
+    return words[0] in _LOOKS and not (words[0] == "sed" and "-i" in words)
+
+
+def judge_run(command: ShellCommand, text: str, *, is_error: bool) -> RunState:
+    """What the result shows about the command: its exit code, or the result lines of a test run in its output."""
+    has_result_lines = not command.is_exit_code_of_all or any(map(_TESTS.search, command.parts))
+    if is_error or reports_exit_code(text) or (has_result_lines and _FAILED_LINE.search(text)):
+        return "failed"
+    if command.is_exit_code_of_all:
+        return "passed"
+    return "passed" if command.is_end_visible and _PASSED_LINE.search(text) else "ran"
+
+
+def find_failed_lines(text: str) -> list[str]:
+    """The result lines of a test run or build that report a failure."""
+    starts = (match.start() for match in _FAILED_LINE.finditer(text))
+    return list(dict.fromkeys(text[start:].lstrip()[:200].splitlines()[0] for start in starts))
+
+
+def find_covered_parts(failed: ShellCommand, later: ShellCommand) -> frozenset[str]:
+    """The parts of a failed command that a later command ran too: the same, or everything that a test run implies."""
+    covered = set(failed.parts) & set(later.parts)
+    if later.runs_all_tests:
+        covered |= {part for part in failed.parts if _TESTS.search(part) or _BUILDS.search(part)}
+    return frozenset(covered)

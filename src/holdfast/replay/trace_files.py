@@ -14,12 +14,15 @@ from holdfast.planning.policy import WaitedFor
 from holdfast.providers.anthropic.blocks import decode_anthropic_block, is_blank_text
 from holdfast.replay.recording import RecordedCall, Recording, infer_start
 from holdfast.types.blocks import Block, Text
-from holdfast.types.prompt import HistoryEntry
+from holdfast.types.prompt import HistoryEntry, Stability
 from holdfast.types.tool_spec import ToolSpec
 from holdfast.types.usage import Usage
 
 LINE_BYTES_MAX = 256 * 1024 * 1024  # One line is one whole conversation, and must fit into memory.
 TRACE_SUFFIXES = (".jsonl", ".jsonl.gz")
+CLIENT_LAYER = "client"
+"""The layer of messages that the recorded client injected: skills, command output and the like."""
+
 OPENING_TEXT = "(The assistant speaks first.)"
 """Placed before a conversation that starts with an assistant message, because a request must start with the user."""
 
@@ -158,6 +161,8 @@ def _list_calls(trace: _Line, summaries: dict[int, str]) -> tuple[RecordedCall, 
         if index in summaries:
             added, kept = [HistoryEntry("user", (Text(summaries[index] or OPENING_TEXT),))], 0
         entry = decode_history_entry(message.role, message.content)
+        if message.injected:
+            entry = msgspec.structs.replace(entry, layer=CLIENT_LAYER, stability=Stability.VOLATILE)
         timestamp = parse_timestamp(message.ts)
         if message.role != "assistant":
             if entry.content:

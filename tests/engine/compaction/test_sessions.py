@@ -321,7 +321,7 @@ async def test_a_hand_off_tells_a_new_session_everything_that_was_done() -> None
         hand_off = session.hand_off()
         assert compactions(conversation.store) == []
     assert GOAL in hand_off
-    assert "read x1, sha:" in hand_off
+    assert "read x1 [m" in hand_off
     assert "recall_history" not in hand_off
     assert "preserved word for word below" not in hand_off
     async with conversation.create() as another:
