@@ -21,7 +21,6 @@ from holdfast.gateway.key_limits import KeyLimits, KeyLimitTable
 from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.recording.restore import restore_plans, restore_spending
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
-from holdfast.gateway.rewrite.rewriter import RequestRewriter
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
 from holdfast.gateway.routes import RouteTable, UpstreamSettings, make_simulated_upstreams
 from holdfast.service.app import make_app
@@ -83,10 +82,13 @@ def serve_gateway(
     service = AppContext(log, log.records, shipped_models(), clock=clock, require_keys=require_keys)
     limits = KeyLimitTable(grants or {}, environ or {})
     restore_spending(limits, log, clock())
-    stateless = RequestRewriter(shipped_models(), VolatileExtractor(rules))
     rewriter = ConversationRewriter(shipped_models(), VolatileExtractor(rules), restore=lambda: restore_plans(log))
     observer = GatewayRecorder(
-        log, models=shipped_models(), new_id=new_ulid, rewriter=stateless, on_spent=limits.add_spending
+        log,
+        models=shipped_models(),
+        new_id=new_ulid,
+        volatile=VolatileExtractor(rules),
+        on_spent=limits.add_spending,
     )
     authenticator = KeyAuthenticator(make_key_check(service), limits, clock=clock, salt=b"salt", improve=improve)
     keep_alive = None

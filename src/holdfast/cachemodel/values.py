@@ -1,6 +1,6 @@
 """Values of the cache model: calls as chains of prefixes, cache entries and how they expire, outcomes."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -108,7 +108,7 @@ class CacheCall(msgspec.Struct, frozen=True):
     """
 
     scope: CacheScope
-    prefixes: tuple[PromptPrefix, ...]
+    prefixes: Sequence[PromptPrefix]
     breakpoints: tuple[Breakpoint, ...]
     at: float
     ttl: str | None = None

@@ -16,7 +16,14 @@ from holdfast.engine.guard import WarningLog
 from holdfast.errors import FailureKind
 from holdfast.events.log import Event, EventLog
 from holdfast.events.payloads.cache import CachePinged, PingKind
-from holdfast.events.payloads.calls import UNPRICED, LlmCallCompleted, LlmCallFailed, LlmCallStarted, RequestPrepared
+from holdfast.events.payloads.calls import (
+    UNPRICED,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    RequestPrepared,
+    RewriteEstimate,
+)
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.ledger.accounting import CallRecord
@@ -147,7 +154,13 @@ class CallRecorder:
         return None
 
     def complete_call(
-        self, call: ObservedCall, reply: Reply, *, unreadable: str = "", costs: tuple[Decimal, Decimal] | None = None
+        self,
+        call: ObservedCall,
+        reply: Reply,
+        *,
+        unreadable: str = "",
+        costs: tuple[Decimal, Decimal] | None = None,
+        rewrite: RewriteEstimate | None = None,
     ) -> None:
         """`unreadable` says which part of the response could not be decoded; its usage was.
 
@@ -170,6 +183,7 @@ class CallRecorder:
             response_id=reply.id,
             diagnosis=reply.diagnosis if prepared.expects_diagnosis else None,
             unreadable=unreadable or msgspec.UNSET,
+            rewrite=rewrite or msgspec.UNSET,
         )
         self._end(call, completed)
 

@@ -116,7 +116,7 @@ class Gateway:
         request = ForwardRequest(admitted.headers, receive)
         if admitted.improve and self._rewriter is not None and exchange.target.adapter_name is not None:
             request = await prepare_request(self._rewriter, exchange, admitted.headers, receive)
-            exchange.changes = request.changes
+            exchange.changes, exchange.is_planned = request.changes, request.analysis is not None
         if request.analysis is None:
             await self._forward(exchange, request, scope, send)
             return

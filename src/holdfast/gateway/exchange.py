@@ -104,8 +104,8 @@ class Exchange:
     `id` is unique, also across processes; what is recorded twice under one id counts once.
     `request_bytes` and `response_bytes` are the sizes as received, of bodies that were too large to buffer as well.
     `record` belongs to the watcher. `queue_length` is how many exchanges waited for the recorder before this one.
-    `original_body` is the request body as received, if a rewritten one was sent. `session_id` is set once it is
-    recorded.
+    `original_body` is the request body as received, if a rewritten one was sent; `is_planned` says whether the planner
+    has seen it. `session_id` is set once it is recorded.
     """
 
     def __init__(
@@ -134,6 +134,7 @@ class Exchange:
         self.record: object = None
         self.queue_length = 0
         self.original_body: bytes | None = None
+        self.is_planned = False
         self.websocket_call: WebSocketCall | None = None
         self.request_bytes = 0
         self.response_bytes = 0

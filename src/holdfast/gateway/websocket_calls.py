@@ -294,6 +294,7 @@ class ResponseCalls(SocketCalls):
         exchange = self._owner.begin_exchange(message.body, caller=caller)
         exchange.websocket_call = message.call
         exchange.original_body, exchange.changes = original_body, changes
+        exchange.is_planned = bool(changes)
         self._open(message.stream_id, _OpenCall(exchange, message.prompt))
 
     def take_event(self, raw: bytes) -> bool:

@@ -167,7 +167,7 @@ class ClientObserver:
             if analysis.call is not None:
                 self.rewriter.record_response(analysis.call, None)
             return
-        call.analysis = analysis
+        call.analysis, exchange.is_planned = analysis, True
         rewritten = analysis.body
         with_usage = request_usage(exchange.target, rewritten or body, analysis.row)
         if with_usage is not None:

@@ -125,8 +125,10 @@ _Sums = TypeVar("_Sums", CauseSums, SourceSums)
 class ConversationSpending(msgspec.Struct, array_like=True):
     """The sums of one conversation, all amounts in picodollars. Small, because an audit keeps one for each.
 
-    `planned` is the cost under our plan; `plans` the lowest and highest cost over the rules that no provider documents,
-    and `optimum` the lowest possible cost, where they were asked for. `compacted` is what a compaction at each of
+    `planned` is the cost under our plan: estimated, unless it was sent that way; `unplanned` the cost as the client
+    wrote its requests, where the gateway has recorded both. `plans` is the lowest and highest cost over the rules that
+    no provider documents, and `optimum` the lowest possible cost, where they were asked for. `overspent` is why our
+    plan costs more than none. `compacted` is what a compaction at each of
     `COMPACTION_SIZES` would have saved, `longer_ttl` what a TTL of one hour would have.
     """
 
@@ -150,6 +152,8 @@ class ConversationSpending(msgspec.Struct, array_like=True):
     optimum: int | None = None
     compacted: list[int] = []
     longer_ttl: int = 0
+    unplanned: int | None = None
+    overspent: str = ""
 
 
 class KindAmount(msgspec.Struct, frozen=True):
@@ -178,7 +182,11 @@ class SpendingRow(msgspec.Struct, frozen=True):
 
 
 class SessionSpending(msgspec.Struct, frozen=True):
-    """`planned_usd` and what follows are estimates for the same prompts and replies, from this session alone."""
+    """`planned_usd` and what follows are estimates for the same prompts and replies, from this session alone.
+
+    `unplanned_usd` is the cost without the gateway's rewrite, where both are recorded: either it or `planned_usd` was
+    paid. `saved_usd` is the difference, and `overspent` why it is below zero.
+    """
 
     id: str
     name: str
@@ -195,6 +203,9 @@ class SessionSpending(msgspec.Struct, frozen=True):
     planned_usd: Decimal
     planned_range_usd: tuple[Decimal, Decimal] | None = None
     optimum_usd: Decimal | None = None
+    unplanned_usd: Decimal | None = None
+    saved_usd: Decimal | None = None
+    overspent: str = ""
 
 
 class ToolSpending(msgspec.Struct, frozen=True):
@@ -247,6 +258,7 @@ class ContextPoint(msgspec.Struct, frozen=True):
 class Spending(msgspec.Struct, frozen=True):
     """Where the money went. Models, projects and sessions: the most expensive first; days in order, without gaps.
 
+    `unplanned_usd` is the cost without a rewrite; sessions of which that is not recorded count with what they cost.
     `unknown_records` counts records of clients that the readers do not know; `broken` has the first broken lines, as
     `file:line: reason`.
     """
@@ -267,6 +279,7 @@ class Spending(msgspec.Struct, frozen=True):
     actions: tuple[Action, ...]
     takes_breakpoints: bool
     planned_usd: Decimal
+    unplanned_usd: Decimal
     planned_range_usd: tuple[Decimal, Decimal] | None = None
     optimum_usd: Decimal | None = None
     worst_session_context: tuple[ContextPoint, ...] = ()
@@ -295,6 +308,8 @@ class _SessionFold:
         self.subagents = self.compactions = self.largest_prompt = self.planned = 0
         self.plans: tuple[int, int] | None = (0, 0)
         self.optimum: int | None = 0
+        self.unplanned: int | None = None
+        self.overspent = ""
         self.sums = KindSums()
         self.by_model: dict[str, int] = {}
         self.causes: dict[str, CauseSums] = {}
@@ -309,6 +324,12 @@ class _SessionFold:
         plans, optimum = conversation.plans, conversation.optimum
         self.plans = (self.plans[0] + plans[0], self.plans[1] + plans[1]) if self.plans and plans else None
         self.optimum = self.optimum + optimum if self.optimum is not None and optimum is not None else None
+        self.overspent = self.overspent or conversation.overspent
+        spent = sum(sums.spent for sums in conversation.groups.values())
+        if conversation.unplanned is not None or self.unplanned is not None:
+            # Conversations of one session are counted with their cost as long as nothing else is known of them.
+            earlier = self.sums.spent if self.unplanned is None else self.unplanned
+            self.unplanned = earlier + (spent if conversation.unplanned is None else conversation.unplanned)
         for key, sums in conversation.groups.items():
             self.sums.add(sums)
             model = key.partition(" ")[2]
@@ -334,6 +355,9 @@ class _SessionFold:
             planned_usd=to_dollars(self.planned),
             planned_range_usd=None if self.plans is None else (to_dollars(self.plans[0]), to_dollars(self.plans[1])),
             optimum_usd=None if self.optimum is None else to_dollars(self.optimum),
+            unplanned_usd=None if self.unplanned is None else to_dollars(self.unplanned),
+            saved_usd=None if self.unplanned is None else to_dollars(self.unplanned - self.planned),
+            overspent=self.overspent if self.unplanned is not None and self.unplanned < self.planned else "",
         )
 
 
@@ -412,6 +436,9 @@ class SpendingFold:
             actions=(),
             takes_breakpoints=self._takes_breakpoints,
             planned_usd=sum((row.planned_usd for row in sessions), _ZERO),
+            unplanned_usd=sum(
+                (row.amounts.usd if row.unplanned_usd is None else row.unplanned_usd for row in sessions), _ZERO
+            ),
             planned_range_usd=(sum(low, _ZERO), sum(high, _ZERO)) if None not in ranges else None,
             optimum_usd=sum((usd for usd in optima if usd is not None), _ZERO) if None not in optima else None,
         )

@@ -4,6 +4,7 @@ Every conversation is audited on its own: an estimate depends on nothing but the
 assumptions named here, so that a session gets the same figures whatever else is audited with it.
 """
 
+import itertools
 from array import array
 from bisect import bisect_right
 from collections import Counter
@@ -39,15 +40,21 @@ from holdfast.planning.adaptive_policy import AdaptivePolicy
 from holdfast.planning.learned import NOTHING_LEARNED
 from holdfast.replay.cache_misses import count_losses, infer_ttls_or_default, judge_calls
 from holdfast.replay.client_transcripts import read_client_file
-from holdfast.replay.comparison import PolicyFactory, ReplayTotals, compare_policies
-from holdfast.replay.playback import make_replay_setting
 from holdfast.replay.recording import CallBill, RecordedCall, Recording, SourceSize, Transcript, deduplicate_transcripts
-from holdfast.replay.size_estimate import PaidCall, price_optimum, price_plans, reduce_to_sizes
+from holdfast.replay.size_estimate import (
+    PaidCall,
+    has_long_ttl,
+    has_plannable_cache,
+    price_optimum,
+    price_plans,
+    reduce_to_sizes,
+)
 from holdfast.replay.trace_files import BrokenLine
 from holdfast.types.prompt import Ttl
 from holdfast.types.usage import Usage
 
 HOUR_SECONDS = 3_600.0
+SHORT_TTL_SECONDS = 300.0
 CONTEXT_POINTS_MAX = 400
 """Points of a curve of context growth: more than a chart has pixels for."""
 
@@ -88,7 +95,7 @@ class PriceLookup:
     """Rows and prices by the names that clients recorded; remembers what it looked up."""
 
     def __init__(self, models: Models) -> None:
-        self._models = models
+        self.models = models
         self._rows: dict[str, Model | None] = {}
         self._limits: dict[str, tuple[int, ...]] = {}
         self._rates: dict[tuple[str, int, int], _Rates] = {}
@@ -96,7 +103,7 @@ class PriceLookup:
     def find_row(self, name: str) -> Model | None:
         """The catalog row of a model, or None if the catalog does not know or price it."""
         if name not in self._rows:
-            row = find_model_or_none(name, self._models)
+            row = find_model_or_none(name, self.models)
             self._rows[name] = row if row is not None and row.prices else None
             limits = {price.prompt_tokens_over for price in row.prices} if row is not None else set()
             self._limits[name] = tuple(sorted(limits))
@@ -159,8 +166,8 @@ def audit_transcript(
         groups={},
         causes={},
     )
-    bills = transcript.bills or (None,) * len(calls)
-    _sum_calls(result, audited, (*([None] if before is not None else []), *bills), prices)
+    bills = (*([None] if before is not None else []), *(transcript.bills or (None,) * len(calls)))
+    _sum_calls(result, audited, bills, prices)
     if transcript.cache_storage_usd:
         # Storage of explicit caches, and pings, are paid under any plan.
         last = counted[-1]
@@ -168,8 +175,13 @@ def audit_transcript(
         result.groups[key].pico[-1] += to_picodollars(transcript.cache_storage_usd)
     _track_context(result, audited)
     _plan_models(result, counted, prices, ranges=scope.ranges)
+    _apply_estimates(result, [bill for entry, bill in zip(audited, bills, strict=True) if entry.counted and bill])
     stored = to_picodollars(transcript.cache_storage_usd)
     result.planned += stored
+    if result.unplanned is not None:
+        result.unplanned += stored - to_picodollars(transcript.keep_alive_usd)
+        if result.unplanned < result.planned:
+            result.overspent = _explain_overspending(result, counted, transcript.keep_alive_usd)
     if result.plans is not None and result.optimum is not None:
         result.plans = (result.plans[0] + stored, result.plans[1] + stored)
         result.optimum += stored
@@ -448,6 +460,42 @@ def _plan_models(
         result.plans, result.optimum = (low, high), min(optimum, low)
 
 
+def _apply_estimates(result: ConversationSpending, bills: Sequence[CallBill]) -> None:
+    """What the gateway's planner recorded with each call takes the place of what sizes and times let us guess.
+
+    It had the bytes: it knows that a prompt changes, and what of that a rewrite avoids.
+    """
+    if not any(bill.rewrite for bill in bills):
+        return
+    planned = unplanned = 0
+    for bill in bills:
+        planned += to_picodollars(bill.rewrite.with_usd if bill.rewrite else bill.cost_usd)
+        unplanned += to_picodollars(bill.rewrite.without_usd if bill.rewrite else bill.cost_usd)
+    result.planned, result.unplanned = planned, unplanned
+    if result.plans is not None and result.optimum is not None:
+        result.plans, result.optimum = (planned, planned), min(result.optimum, planned, unplanned)
+
+
+def _explain_overspending(
+    result: ConversationSpending, counted: Sequence[_AuditedCall], keep_alive_usd: Decimal
+) -> str:
+    """Why our plan costs more than the requests as the client wrote them."""
+    assert result.unplanned is not None
+    overspent = result.planned - result.unplanned
+    if to_picodollars(keep_alive_usd) >= overspent:
+        return f"keep-alive pings cost ${keep_alive_usd:.4f}"
+    if len(counted) == 1:
+        return "a single call: nothing reads what it writes to the cache"
+    for cause in ("tail_rewritten", "prefix_changed"):
+        calls = sum(sums.calls for key, sums in result.causes.items() if key.partition("\t")[0] == cause)
+        if calls:
+            return f"{calls} of {len(counted)} calls changed what had been written to the cache ({cause})"
+    pauses = [later.call.at - entry.call.at for entry, later in itertools.pairwise(counted)]
+    if max(pauses) < SHORT_TTL_SECONDS and any(entry.usage.cache_write_1h for entry in counted):
+        return "it wrote for an hour, and no pause was longer than five minutes"
+    return "too little of what it writes to the cache is read again"
+
+
 def to_pico_sum(usd: Decimal) -> int:
     """Picodollars of a sum over calls, which may exceed what one call may cost."""
     return round(usd.scaleb(12))
@@ -550,26 +598,3 @@ def hash_call_ids(transcripts: Iterable[Transcript]) -> bytes:
         for id in transcript.call_ids:
             digests.frombytes(blake2b(id.encode(errors="surrogatepass"), digest_size=8).digest())
     return digests.tobytes()
-
-
-def replay_transcripts(transcripts: Iterable[Transcript], models: Models) -> ReplayTotals:
-    """Replay each conversation with the cache rules and today's prices of the model that answered most of its calls."""
-    totals, policies = ReplayTotals(), PolicyFactory()
-    for transcript in transcripts:
-        name = Counter(call.model or "" for call in transcript.recording.calls).most_common(1)[0][0]
-        row = find_model_or_none(name, models)
-        # Replaying needs the message text, and a model whose cache is controlled by breakpoints.
-        if row is not None and transcript.has_text and has_plannable_cache(row):
-            setting = make_replay_setting(row, ttl_upgrade=False)
-            comparison = compare_policies(transcript.recording, policies.create_policies(), setting)
-            totals.add_comparison(comparison, None, 0)
-    return totals
-
-
-def has_plannable_cache(row: Model) -> bool:
-    """Whether there is something to plan: the model takes breakpoints and offers both TTLs."""
-    return row.cache.kind == "explicit" and has_long_ttl(row)
-
-
-def has_long_ttl(row: Model | None) -> bool:
-    return row is not None and {"5m", "1h"} <= row.cache.ttls_seconds.keys()

@@ -1,17 +1,19 @@
-"""What a forwarded session would have cost with `--improve`, under other policies, and at the optimum.
+"""What forwarded sessions cost without and with a rewrite, and under the policies of other tools.
 
-The log holds no text of such a session, but the digest, size and kind of every block. All estimates are of prompts
-only, computed with the cache model and the provider's own token counts; they are meant to be compared with one another.
+The log holds no text of such a session, but the digest, size and kind of every block. So other policies run through the
+cache model; what they differ by from the requests as sent is added to what was paid.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 
 import msgspec
 
 from holdfast.cachemodel.values import BlockKind, PromptPrefix
 from holdfast.catalog.lookup import Models, find_model_or_none, price_at, utc_date
-from holdfast.catalog.schema import Model, Price
+from holdfast.catalog.schema import Model
+from holdfast.errors import UserError
 from holdfast.events.log import Event
 from holdfast.events.payloads.calls import (
     GatewayForwarded,
@@ -19,19 +21,21 @@ from holdfast.events.payloads.calls import (
     LlmCallFailed,
     LlmCallStarted,
     RequestPrepared,
+    RewriteEstimate,
 )
-from holdfast.ledger.calls import ping_cost_usd
-from holdfast.planning.adaptive_policy import AdaptivePolicy
-from holdfast.planning.learned import LearnedParameters
-from holdfast.planning.optimum import CallStep, optimal_cost, token_rates
+from holdfast.ledger.spending import SessionSpending, SpendingFold
 from holdfast.planning.policies.fixed import TEXT_BLOCK_START
 from holdfast.planning.policies.peers import new_compared_policies
-from holdfast.planning.policy import PlanningMoment
+from holdfast.planning.policy import CachePolicy, PlanningMoment
 from holdfast.providers.registry import find_adapter
-from holdfast.replay.comparison import LAYOUTS
-from holdfast.replay.size_estimate import PolicyTrack
+from holdfast.replay.audit import AuditScope, PriceLookup
+from holdfast.replay.comparison import LAYOUTS, PolicyFactory, ReplayTotals, compare_policies
+from holdfast.replay.playback import make_replay_setting
+from holdfast.replay.recording import Transcript
+from holdfast.replay.size_estimate import PolicyTrack, has_plannable_cache
+from holdfast.replay.stored_sessions import audit_stored_session
 from holdfast.types.blocks import Role
-from holdfast.types.prompt import PromptSection, Stability
+from holdfast.types.prompt import Breakpoint, PromptSection, Stability
 from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, RequestBuffer
 from holdfast.types.usage import Usage
 
@@ -55,22 +59,44 @@ class PolicyCost(msgspec.Struct, frozen=True):
     usd: float
 
 
-class Counterfactual(msgspec.Struct, frozen=True):
-    """`cost_usd` is what was paid, replies and pings included. All other amounts are modelled, for prompts only.
+class GatewayCosts(msgspec.Struct, frozen=True):
+    """What a session or the sessions of a client cost, replies and pings included, without and with the rewrite.
 
-    `optimum_usd` is the lowest possible cost of the prompts as sent, under any placement of breakpoints;
-    `improved_optimum_usd` is the same for the improved prompts. If nothing can be planned there are no policies and no
-    optimum.
+    Of `unplanned_usd` and `planned_usd` one is `observed_usd` where all calls were sent one way, and the other is an
+    estimate. `overspent` says why `saved_usd` is below zero.
     """
 
+    client: str
+    sessions: int
     calls: int
-    cost_usd: float
-    as_sent_usd: float
-    improved_usd: float
-    optimum_usd: float | None
-    improved_optimum_usd: float | None
+    observed_usd: float
+    unplanned_usd: float
+    planned_usd: float
+    saved_usd: float
+    lost_usd: float
+    overspent: str = ""
+
+
+class Counterfactual(GatewayCosts, frozen=True, kw_only=True):
+    """`optimum_usd` is the lowest cost that any plan could have reached. Other tools' policies: where there is one."""
+
+    optimum_usd: float
     anti_patterns: tuple[AntiPatternCost, ...]
     policies: tuple[PolicyCost, ...]
+
+
+def replay_transcripts(transcripts: Iterable[Transcript], models: Models) -> ReplayTotals:
+    """Replay each conversation with the cache rules and today's prices of the model that answered most of its calls."""
+    totals, policies = ReplayTotals(), PolicyFactory()
+    for transcript in transcripts:
+        name = Counter(call.model or "" for call in transcript.recording.calls).most_common(1)[0][0]
+        row = find_model_or_none(name, models)
+        # Replaying needs the message text, and a model whose cache is controlled by breakpoints.
+        if row is not None and transcript.has_text and has_plannable_cache(row):
+            setting = make_replay_setting(row, ttl_upgrade=False)
+            comparison = compare_policies(transcript.recording, policies.create_policies(), setting)
+            totals.add_comparison(comparison, None, 0)
+    return totals
 
 
 class _ForwardedCall(msgspec.Struct):
@@ -82,42 +108,62 @@ class _ForwardedCall(msgspec.Struct):
     at: float
     model: str
     forwarded: GatewayForwarded
-    shared_blocks: int
-    digests: tuple[PrefixDigest, ...]
+    prepared: RequestPrepared
     tokens: int
-    cost_usd: Decimal = Decimal(0)
-    failed: bool = False
+    failed: bool = True
+    rewrite: RewriteEstimate | None = None
 
 
-def list_paid_calls(events: Iterable[Event]) -> tuple[GatewayForwarded, ...]:
-    """The forwarding record of each call that was answered or is in progress."""
-    return tuple(call.forwarded for call in _list_forwarded_calls(events) if not call.failed)
-
-
-def estimate_counterfactual(events: Iterable[Event], models: Models) -> Counterfactual | None:
+def estimate_counterfactual(events: Iterable[Event], session_id: str, prices: PriceLookup) -> Counterfactual | None:
     """None if no call of the session went through a gateway, was answered and was priced."""
     logged = list(events)
-    calls = [call for call in _list_forwarded_calls(logged) if call.forwarded.prompt_price is not None]
-    answered = [call for call in calls if not call.failed]
-    if not answered:
+    calls = _list_forwarded_calls(logged)
+    conversation = audit_stored_session(logged, session_id, prices, AuditScope(ranges=True))
+    if conversation is None or conversation.unplanned is None or all(call.failed for call in calls):
         return None
-    spent = sum((call.cost_usd for call in answered), ping_cost_usd(logged))
-    lowest, lowest_improved, policies = _price_policies(calls, models)
-    priced = [call.forwarded.prompt_price for call in answered if call.forwarded.prompt_price is not None]
-    as_sent = sum(estimate.as_sent_usd for estimate in priced)
-    improved = sum(estimate.improved_usd for estimate in priced)
-    paid = (as_sent, *(row.usd for row in policies))
+    fold = SpendingFold()
+    fold.add(conversation)
+    (session,) = fold.build().sessions
     return Counterfactual(
-        calls=len(answered),
-        cost_usd=float(spent),
-        as_sent_usd=as_sent,
-        improved_usd=improved,
-        # Token counts are rounded slightly differently in the two models; no reached cost may be below the optimum.
-        optimum_usd=None if lowest is None else min(lowest, *paid),
-        improved_optimum_usd=None if lowest_improved is None else min(lowest_improved, improved),
-        anti_patterns=_price_anti_patterns(answered),
-        policies=policies,
+        **msgspec.structs.asdict(sum_gateway_costs(session.client, (session,))),
+        optimum_usd=float(session.optimum_usd or session.amounts.usd),
+        anti_patterns=list_anti_patterns(logged),
+        policies=_price_policies(calls, prices, session.amounts.usd),
     )
+
+
+def sum_gateway_costs(client: str, sessions: Sequence[SessionSpending]) -> GatewayCosts:
+    """The sessions of one client; those that no gateway has recorded with an estimate are left out."""
+    known = [(row, row.unplanned_usd) for row in sessions if row.unplanned_usd is not None]
+    unplanned = sum((usd for _, usd in known), Decimal(0))
+    planned = sum((row.planned_usd for row, _ in known), Decimal(0))
+    worst = min(known, key=lambda pair: pair[0].saved_usd or 0, default=None)
+    return GatewayCosts(
+        client=client,
+        sessions=len(known),
+        calls=sum(row.amounts.calls for row, _ in known),
+        observed_usd=float(sum((row.amounts.usd for row, _ in known), Decimal(0))),
+        unplanned_usd=float(unplanned),
+        planned_usd=float(planned),
+        saved_usd=float(unplanned - planned),
+        lost_usd=float(sum((row.amounts.lost_usd for row, _ in known), Decimal(0))),
+        overspent=worst[0].overspent if worst is not None and unplanned < planned else "",
+    )
+
+
+def list_anti_patterns(events: Iterable[Event]) -> tuple[AntiPatternCost, ...]:
+    """The anti-patterns of the calls that were answered, the most expensive first."""
+    totals: dict[tuple[str, bool], tuple[int, float]] = {}
+    for call in _list_forwarded_calls(events):
+        if call.failed:
+            continue
+        costs = dict(call.rewrite.findings) if call.rewrite else {}
+        for change in call.forwarded.changes:
+            count, usd = totals.get((change.anti_pattern, change.is_applied), (0, 0.0))
+            cost = 0.0 if change.is_applied else float(costs.get(change.anti_pattern, 0))
+            totals[change.anti_pattern, change.is_applied] = count + 1, usd + cost
+    rows = (AntiPatternCost(name, count, fixed, usd) for (name, fixed), (count, usd) in totals.items())
+    return tuple(sorted(rows, key=lambda row: (-row.usd, row.anti_pattern)))
 
 
 def _list_forwarded_calls(events: Iterable[Event]) -> list[_ForwardedCall]:
@@ -133,83 +179,71 @@ def _list_forwarded_calls(events: Iterable[Event]) -> list[_ForwardedCall]:
                 prepared = payload
             case LlmCallStarted() as payload:
                 if forwarded is not None and prepared is not None:
-                    size = forwarded.prompt_price.tokens if forwarded.prompt_price else 0
-                    shared_blocks, digests = prepared.shared_blocks, prepared.digests
-                    call = _ForwardedCall(event.at, payload.model, forwarded, shared_blocks, digests, size)
+                    size = payload.estimated_input_tokens
+                    call = _ForwardedCall(event.at, payload.model, forwarded, prepared, size)
                     in_progress[payload.request_id] = call
                     calls.append(call)
             case LlmCallCompleted() | LlmCallFailed() as payload:
-                completed = in_progress.pop(payload.request_id, None)
-                if completed is not None:
-                    completed.tokens = payload.usage.tokens_sent or completed.tokens
-                    completed.cost_usd = payload.cost_usd
-                    completed.failed = isinstance(payload, LlmCallFailed) and payload.usage == Usage()
+                ended = in_progress.pop(payload.request_id, None)
+                if ended is not None:
+                    ended.tokens = payload.usage.tokens_sent or ended.tokens
+                    ended.failed = isinstance(payload, LlmCallFailed) and payload.usage == Usage()
+                    if isinstance(payload, LlmCallCompleted):
+                        ended.rewrite = payload.rewrite or None
             case _:
                 pass
     return calls
 
 
-def _price_anti_patterns(forwarded_calls: Iterable[_ForwardedCall]) -> tuple[AntiPatternCost, ...]:
-    totals: dict[tuple[str, bool], tuple[int, float]] = {}
-    for call in forwarded_calls:
-        for change in call.forwarded.changes:
-            calls, usd = totals.get((change.anti_pattern, change.is_applied), (0, 0.0))
-            totals[change.anti_pattern, change.is_applied] = calls + 1, usd + (change.cost_usd or 0.0)
-    rows = (AntiPatternCost(name, calls, fixed, usd) for (name, fixed), (calls, usd) in totals.items())
-    return tuple(sorted(rows, key=lambda row: (-row.usd, row.anti_pattern)))
-
-
-def _price_policies(
-    calls: list[_ForwardedCall], models: Models
-) -> tuple[float | None, float | None, tuple[PolicyCost, ...]]:
-    """The lowest cost of the prompts as sent and as improved, and the cost under each policy."""
-    row = find_model_or_none(calls[-1].model, models)
-    if (
-        row is None
-        or row.cache.kind != "explicit"
-        or not {"5m", "1h"} <= row.cache.ttls_seconds.keys()
-        or not row.prices
-    ):
-        return None, None, ()
+def _price_policies(calls: list[_ForwardedCall], prices: PriceLookup, paid: Decimal) -> tuple[PolicyCost, ...]:
+    """What the session would have cost under the policy of each other tool."""
+    row = find_model_or_none(calls[-1].model, prices.models)
+    if row is None or not row.prices or not has_plannable_cache(row):
+        return ()
+    as_sent = _SentBreakpoints()
     # A policy that changes the layout of prompts needs their text, which the log does not have.
-    baselines = [policy for name, policy in new_compared_policies().items() if name not in LAYOUTS]
-    tracks = [PolicyTrack(row.cache, policy, row) for policy in (AdaptivePolicy(LearnedParameters()), *baselines)]
-    prompt, as_sent, improved = _Prompt(row), list[CallStep](), list[CallStep]()
-    previous: _ForwardedCall | None = None
-    shared_since: int | None = None
+    peers: list[CachePolicy] = [policy for name, policy in new_compared_policies().items() if name not in LAYOUTS]
+    sent, *tracks = (PolicyTrack(row.cache, policy, row) for policy in (as_sent, *peers))
+    prompt, previous = _Prompt(row), None
     for call in calls:
-        shared = prompt.enter(call)
-        # A prefix shared with the last answered request must be shared with every failed request in between as well.
-        shared = shared if shared_since is None else min(shared_since, shared)
-        shared_since = shared if call.failed else None
-        if call.failed:
+        prompt.enter(call)
+        if call.failed or not prompt.prefixes:
             continue
         idle = call.at - previous.at if previous else None
         price = price_at(row, utc_date(call.at), call.tokens)
         moment = PlanningMoment(prompt.buffer, row.cache, price, call.at, idle, "user" if previous else "start")
-        for track in tracks:
-            track.send(moment, tuple(prompt.prefixes))
-        as_sent.append(CallStep(prompt.prefixes[-1].tokens if prompt.prefixes else 0, shared, idle))
-        if call.forwarded.prompt_price is not None:
-            size = call.forwarded.prompt_price
-            improved.append(CallStep(size.improved_tokens, size.improved_shared_tokens, idle))
+        points = call.prepared.plan.breakpoints
+        as_sent.breakpoints = tuple(point for point in points if point.block_index < len(prompt.prefixes))
+        try:
+            for track in (sent, *tracks):
+                track.send(moment, tuple(prompt.prefixes))
+        except UserError:
+            # Breakpoints that the cache model refuses, though the provider took them.
+            return ()
         previous = call
-    newest = price_at(row, utc_date(calls[-1].at), max(step.prompt_tokens for step in as_sent))
-    rows = (PolicyCost(track.policy.name, float(track.cost_usd)) for track in tracks)
-    lowest, lowest_improved = (_lowest_cost(steps, newest, row) for steps in (as_sent, improved))
-    return lowest, lowest_improved, tuple(sorted(rows, key=lambda row: (row.usd, row.policy)))
+    rows = (PolicyCost(track.policy.name, float(paid + track.cost_usd - sent.cost_usd)) for track in tracks)
+    return tuple(sorted(rows, key=lambda policy: (policy.usd, policy.policy)))
 
 
-def _lowest_cost(steps: list[CallStep], price: Price, row: Model) -> float:
-    """The optimum with hindsight: tokens that no later call shares are sent uncached, the rest is planned optimally."""
-    rates = token_rates(price, row.cache)
-    plain_tokens, cacheable = 0, list[CallStep]()
-    # Step(prompt, shared, idle): what neither this call shares with the last one nor the next with this is plain input.
-    for current, following in zip(steps, (*steps[1:], None), strict=True):
-        reusable = max(current.shared_tokens, following.shared_tokens if following else 0)
-        plain_tokens += current.prompt_tokens - reusable
-        cacheable.append(CallStep(reusable, current.shared_tokens, current.idle_seconds))
-    return optimal_cost(cacheable, rates, upgrades=row.cache.ttl_upgrade) + rates.plain * plain_tokens
+class _SentBreakpoints:
+    """The breakpoints that were sent, as a policy."""
+
+    name = "as sent"
+
+    def __init__(self) -> None:
+        self.breakpoints: tuple[Breakpoint, ...] = ()
+
+    def choose_breakpoints(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
+        return self.breakpoints
+
+    def record_usage(self, moment: PlanningMoment, usage: Usage) -> None:
+        pass
+
+    def next_ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: object) -> None:
+        return None
+
+    def record_ping(self, ping: object) -> None:
+        pass
 
 
 class _Prompt:
@@ -219,23 +253,21 @@ class _Prompt:
         self._sizes: list[int] = []
         self.buffer = RequestBuffer(find_adapter(row.provider), lambda data: self._sizes[-1])
         self.prefixes: list[PromptPrefix] = []
-        self._bytes = 0
 
-    def enter(self, call: _ForwardedCall) -> int:
-        """Switch to the prompt of a call; returns how many leading tokens it shares with the previous prompt."""
-        shared_blocks = min(call.shared_blocks, len(self.prefixes))
+    def enter(self, call: _ForwardedCall) -> None:
+        """Switch to the prompt of a call."""
+        shared_blocks, digests = min(call.prepared.shared_blocks, len(self.prefixes)), call.prepared.digests
         self.buffer.truncate(shared_blocks)
         del self.prefixes[shared_blocks:]
-        total_bytes = call.digests[-1].end if call.digests else 0
+        total_bytes = digests[-1].end if digests else 0
         # The provider's count of the whole prompt is spread over the blocks by their size in bytes.
         tokens_per_byte = call.tokens / total_bytes if total_bytes else 0.0
-        for digest, letter in zip(call.digests, call.forwarded.shape, strict=False):
+        for digest, letter in zip(digests, call.forwarded.shape, strict=False):
             self._sizes.append(round((digest.end - digest.start) * tokens_per_byte))
             self.buffer.extend((_make_block(digest, letter),))
             total = (self.prefixes[-1].tokens if self.prefixes else 0) + self._sizes[-1]
             section, chained = self.buffer.blocks[-1].section, self.buffer.digests[-1].digest
             self.prefixes.append(PromptPrefix(section, chained, total, _KIND_OF_LETTER.get(letter.lower(), "plain")))
-        return self.prefixes[shared_blocks - 1].tokens if shared_blocks else 0
 
 
 def _make_block(digest: PrefixDigest, letter: str) -> EncodedBlock:

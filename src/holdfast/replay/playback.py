@@ -128,7 +128,7 @@ class _PolicyRun:
         self.body = b""
 
     def send(
-        self, prefixes: tuple[PromptPrefix, ...], breakpoints: tuple[Breakpoint, ...], at: float, *, shared: int | None
+        self, prefixes: Sequence[PromptPrefix], breakpoints: tuple[Breakpoint, ...], at: float, *, shared: int | None
     ) -> Usage:
         call = CacheCall(self.scope, prefixes, breakpoints, at)
         outcome, self.entries = run_call(self.setting.provider_rules, self.entries, call)

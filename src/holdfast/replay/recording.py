@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.cachemodel.values import BlockKind, PromptPrefix
 from holdfast.catalog.token_count import count_block_tokens
+from holdfast.events.payloads.calls import RewriteEstimate
 from holdfast.layers.assemble import stable_segments
 from holdfast.planning.idle_times import WaitsFor
 from holdfast.planning.keep_alive import closing_entry
@@ -79,7 +80,7 @@ class Recording(msgspec.Struct, frozen=True):
 
 
 class CallBill(msgspec.Struct, frozen=True):
-    """What the ledger says about a call: its cost, and the verdict on what it lost."""
+    """What the ledger says about a call: its cost, the verdict on what it lost, and the cost of a rewrite, if known."""
 
     cost_usd: Decimal
     cause: str = ""
@@ -87,6 +88,7 @@ class CallBill(msgspec.Struct, frozen=True):
     lost_tokens: int = 0
     lost_usd: Decimal = Decimal(0)
     is_unpriced: bool = False
+    rewrite: RewriteEstimate | None = None
 
 
 class Transcript(msgspec.Struct, frozen=True):
@@ -94,8 +96,8 @@ class Transcript(msgspec.Struct, frozen=True):
 
     `call_ids` has one id per call. `previous_call` is the call before the first one, if that is counted in another
     transcript. If not `has_text`, calls have sizes and times but no text. `cache_storage_usd` was paid for explicit
-    caches and pings. `client` is the program that recorded it. `bills` has, for a stored session, what the ledger says
-    about each call.
+    caches and pings, and `keep_alive_usd` of it for pings that the client did not ask for. `client` is the program that
+    recorded it. `bills` has, for a stored session, what the ledger says about each call.
     """
 
     recording: Recording
@@ -106,6 +108,7 @@ class Transcript(msgspec.Struct, frozen=True):
     has_text: bool = False
     previous_call: RecordedCall | None = None
     cache_storage_usd: Decimal = Decimal(0)
+    keep_alive_usd: Decimal = Decimal(0)
     client: str = ""
     bills: tuple[CallBill, ...] = ()
 

@@ -173,3 +173,12 @@ def _stretches(calls: Sequence[SizedCall]) -> list[list[SizedCall]]:
             stretches.append([])
         stretches[-1].append(call)
     return stretches
+
+
+def has_plannable_cache(row: Model) -> bool:
+    """Whether there is something to plan: the model takes breakpoints and offers both TTLs."""
+    return row.cache.kind == "explicit" and has_long_ttl(row)
+
+
+def has_long_ttl(row: Model | None) -> bool:
+    return row is not None and {"5m", "1h"} <= row.cache.ttls_seconds.keys()

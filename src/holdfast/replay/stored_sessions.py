@@ -1,4 +1,7 @@
-"""Converts the event log of a stored session into a recording: what each call added to the prompt, and its usage."""
+"""Converts the event log of a stored session into a recording: what each call added to the prompt, and its usage.
+
+Every view of a stored session shows what `audit_stored_session` returns: report, audit, gateway costs, API.
+"""
 
 from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
@@ -8,8 +11,15 @@ import msgspec
 from holdfast.catalog.lookup import Models
 from holdfast.compaction.view import apply_compaction, count_leading_summaries
 from holdfast.events.log import Event
-from holdfast.events.payloads.cache import CacheControlsApplied
-from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted, ModelSwitched
+from holdfast.events.payloads.cache import CacheControlsApplied, CachePinged
+from holdfast.events.payloads.calls import (
+    GatewayForwarded,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    ModelSwitched,
+    RewriteEstimate,
+)
 from holdfast.events.payloads.compaction import ContextCompacted
 from holdfast.events.payloads.recovery import ViewRepair
 from holdfast.events.payloads.session import (
@@ -22,13 +32,36 @@ from holdfast.events.payloads.session import (
 )
 from holdfast.ledger.accounting import LedgerEntry, iter_entries
 from holdfast.ledger.calls import explicit_cache_cost_usd, ping_cost_usd
+from holdfast.ledger.money import round_usd
+from holdfast.ledger.spending import ConversationSpending
 from holdfast.planning.policy import WaitedFor
 from holdfast.recovery.history_edits import apply_repair
+from holdfast.replay.audit import EVERYTHING, AuditScope, PriceLookup, audit_transcript
 from holdfast.replay.recording import REPLIES, USER_TEXT, CallBill, RecordedCall, Recording, SourceSize, Transcript
 from holdfast.types.blocks import Text, Thinking, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry, Stability, drop_thinking
 from holdfast.types.tool_spec import ToolSpec
 from holdfast.types.usage import Usage
+
+CLIENTS = {
+    "claude-cli": "Claude Code",
+    "codex_cli_rs": "Codex",
+    "codex_exec": "Codex",
+    "GeminiCLI": "Gemini CLI",
+    "opencode": "opencode",
+    "pi": "pi",
+}
+"""Names in user agents -> names of the clients whose transcripts `audit` reads."""
+
+
+def audit_stored_session(
+    events: Iterable[Event], session_id: str, prices: PriceLookup, scope: AuditScope = EVERYTHING, *, project: str = ""
+) -> ConversationSpending | None:
+    """The sums of one session, by the verdicts of the ledger; None if it is of another project or without calls."""
+    transcript = build_stored_transcript(events, session_id, prices.models)
+    if transcript is None or project.lower() not in transcript.project.lower():
+        return None
+    return audit_transcript(transcript, prices, scope)
 
 
 def build_stored_transcript(
@@ -56,8 +89,14 @@ def build_stored_transcript(
         tuple(paid),
         has_text=any(call.added for call in calls),
         cache_storage_usd=explicit_cache_cost_usd(logged) + ping_cost_usd(logged),
-        client="Holdfast",
-        bills=tuple(bills.get(id, CallBill(Decimal(0))) for id in paid) if models else (),
+        keep_alive_usd=fold.keep_alive_usd,
+        client=fold.client or "Holdfast",
+        bills=tuple(
+            msgspec.structs.replace(bills.get(id, CallBill(Decimal(0))), rewrite=call.rewrite)
+            for id, call in paid.items()
+        )
+        if models
+        else (),
     )
 
 
@@ -81,6 +120,7 @@ class _StoredCall(msgspec.Struct):
     replied_at: float
     usage: Usage | None = None
     reply: HistoryEntry | None = None
+    rewrite: RewriteEstimate | None = None
 
 
 def _build_calls(stored_calls: Sequence[_StoredCall]) -> tuple[RecordedCall, ...]:
@@ -159,6 +199,9 @@ class _Fold:
         self._by_user = False
         self._new_epoch = False
         self._last: _StoredCall | None = None
+        self.client = ""
+        self.is_forwarded = False
+        self.keep_alive_usd = Decimal(0)
 
     @property
     def system(self) -> str:
@@ -192,12 +235,19 @@ class _Fold:
                 self._inject(payload)
             case ModelSwitched():
                 self._filter_entries(drop_thinking)
+            case GatewayForwarded(client=client):
+                self.is_forwarded = True
+                self.client = self.client or CLIENTS.get(client, client)
+            case CachePinged(kind=kind, cost_usd=cost) if self.is_forwarded and kind != "prewarm":
+                self.keep_alive_usd += round_usd(cost)
             case LlmCallStarted() as payload:
                 self._begin(payload, event.at)
             case LlmCallCompleted() | LlmCallFailed() as payload:
                 call = self.calls.get(payload.request_id)
                 if call is not None and (payload.usage != Usage() or isinstance(payload, LlmCallCompleted)):
                     call.replied_at, call.usage = event.at, payload.usage
+                    if isinstance(payload, LlmCallCompleted) and payload.rewrite is not msgspec.UNSET:
+                        call.rewrite = payload.rewrite
             case _:
                 pass
 

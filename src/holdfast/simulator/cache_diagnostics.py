@@ -45,7 +45,7 @@ class AnsweredRequest(msgspec.Struct, frozen=True):
     """An answered request; `cached_tokens` of its prompt are in the cache since."""
 
     fingerprint: DiagnosisFingerprint
-    prefixes: tuple[PromptPrefix, ...]
+    prefixes: Sequence[PromptPrefix]
     cached_tokens: int
 
 

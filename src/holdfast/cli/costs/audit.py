@@ -264,7 +264,7 @@ def _replay(
     source: _Source, models: "Models", scope: "AuditScope", wanted: set[tuple[str, str]]
 ) -> "tuple[PolicyRow, ...]":
     from holdfast.cli.tables import track_progress
-    from holdfast.replay.audit import replay_transcripts
+    from holdfast.replay.counterfactual import replay_transcripts
     from holdfast.replay.recording import deduplicate_transcripts
 
     files = () if isinstance(source, str) else source

@@ -27,26 +27,71 @@ def command() -> None:
 
 
 @command.command("costs")
-@click.argument("session_id")
+@click.argument("session_id", required=False)
+@click.option("--since", metavar="7d|12h|2w|DATE", help="Without SESSION_ID: only calls from then on.")
+@click.option("--simulated", is_flag=True, help="Without SESSION_ID: include simulated sessions.")
 @db_option
 @json_option
-def show_session_costs(session_id: str, db: str | None, as_json: bool) -> None:
-    """Show what a session cost, and what it would have cost improved, with single anti-patterns, or under other plans.
+def show_costs(*, session_id: str | None, since: str | None, simulated: bool, db: str | None, as_json: bool) -> None:
+    """Show what each client or one session cost, and what it would have cost without or with a rewrite.
 
-    The optimum is the lowest cost that any plan could have reached in hindsight.
+    For a session also: what single anti-patterns cost, other tools' caching policies, and the optimum, which is the
+    lowest cost that any plan could have reached in hindsight.
     """
+    from holdfast.replay.audit import PriceLookup
     from holdfast.replay.counterfactual import estimate_counterfactual
 
+    if session_id is None:
+        _show_clients(since, db, simulated=simulated, as_json=as_json)
+        return
     with open_configured_store(db) as log:
         resolved_id = resolve_session_id(log, session_id)
         events = list(log.read(resolved_id))
-    costs = estimate_counterfactual(events, load_configured_models())
+    costs = estimate_counterfactual(events, resolved_id, PriceLookup(load_configured_models()))
     if costs is None:
         raise UserError(f"session {resolved_id!r} {_explain_missing_costs(events)}")
     if as_json:
         print_json(costs)
         return
-    _show_costs(costs)
+    _show_session_costs(costs)
+
+
+def _show_clients(since: str | None, db: str | None, *, simulated: bool, as_json: bool) -> None:
+    from holdfast.cli.costs.report import audit_stored_sessions, parse_scope
+    from holdfast.cli.tables import print_table
+    from holdfast.ledger.analytics.queries import LedgerScope, iter_session_amounts
+    from holdfast.replay.counterfactual import sum_gateway_costs
+
+    scope = parse_scope(since, None, None, verbose=False)
+    with open_configured_store(db) as log:
+        window = LedgerScope(scope.since, scope.until, None, simulated)
+        ids = [row.id for row in iter_session_amounts(log.cost_queries(), window)]
+        forwarded = [row for row in audit_stored_sessions(log, ids, scope).sessions if row.unplanned_usd is not None]
+    clients = dict.fromkeys(row.client for row in forwarded)
+    rows = [sum_gateway_costs(client, [row for row in forwarded if row.client == client]) for client in clients]
+    rows.sort(key=lambda row: (-row.observed_usd, row.client))
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        others = "" if simulated else "; --simulated includes simulated ones"
+        click.echo(f"No session has gone through the gateway in that time{others}.")
+        return
+    print_table(
+        ("client", "sessions", "calls", "observed", "without rewrite", "with rewrite", "saved"),
+        (
+            (
+                strip_control_characters(row.client),
+                str(row.sessions),
+                str(row.calls),
+                *(format_usd(usd, 4) for usd in (row.observed_usd, row.unplanned_usd, row.planned_usd, row.saved_usd)),
+            )
+            for row in rows
+        ),
+    )
+    for row in rows:
+        if row.overspent:
+            click.echo(f"{strip_control_characters(row.client)} costs more with a rewrite: {row.overspent}")
 
 
 def _explain_missing_costs(events: "Sequence[Event]") -> str:
@@ -62,19 +107,21 @@ def _explain_missing_costs(events: "Sequence[Event]") -> str:
     return f'has calls without a known price, of {names}; add prices to [models."provider:name"] in config.toml'
 
 
-def _show_costs(costs: "Counterfactual") -> None:
+def _show_session_costs(costs: "Counterfactual") -> None:
     from holdfast.cli.tables import print_table
 
-    click.echo(f"paid: ${costs.cost_usd:.6f} for {format_count(costs.calls, 'call')}, replies included")
-    click.echo("prompts only, by the cache model:")
-    rows = [("as sent", costs.as_sent_usd), ("improved", costs.improved_usd)]
-    if costs.optimum_usd is not None and costs.improved_optimum_usd is not None:
-        rows.append(("optimum, as sent", costs.optimum_usd))
-        rows.append(("optimum, improved", costs.improved_optimum_usd))
-    rows += [(f"policy {row.policy}", row.usd) for row in costs.policies]
+    click.echo(f"paid: ${costs.observed_usd:.6f} for {format_count(costs.calls, 'call')}, replies included")
+    reason = f" ({costs.overspent})" if costs.overspent else ""
+    click.echo(f"saved by a rewrite: {format_usd(costs.saved_usd, 6)}{reason}")
+    rows = [
+        ("without a rewrite", costs.unplanned_usd),
+        ("with a rewrite", costs.planned_usd),
+        ("optimum in hindsight", costs.optimum_usd),
+        *((f"policy {row.policy}", row.usd) for row in costs.policies),
+    ]
     print_table(
-        ("", "cost", "vs improved"),
-        ((name, f"${usd:.6f}", _times(usd, costs.improved_usd)) for name, usd in rows),
+        ("", "cost", "vs rewrite"),
+        ((name, f"${usd:.6f}", _times(usd, costs.planned_usd)) for name, usd in rows),
     )
     if costs.anti_patterns:
         click.echo("cost of each anti-pattern, if only the others are fixed:")
@@ -159,22 +206,22 @@ def _format_spending(usd: float, unpriced_tokens: int) -> str:
 @click.option("--path", default="", help="Path of the request, needed for Gemini, whose path names the model.")
 @click.option("--volatile", metavar="NAME=REGEX", multiple=True, help="As for `holdfast serve`.")
 def preview_improvement(file: str, speaks: str, path: str, volatile: tuple[str, ...]) -> None:
-    """Show, as a diff, what --improve would rewrite in the request body in FILE."""
+    """Show, as a diff, what --improve would rewrite in the request body in FILE, if it were the first of its kind."""
     try:
+        from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
         from holdfast.gateway.rewrite.findings import iterate_diff_lines
-        from holdfast.gateway.rewrite.rewriter import RequestRewriter
         from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
     except ImportError as error:
         raise UserError("the gateway needs extra packages: pip install 'holdfast-context[server]'") from error
     body = _read(Path(file))
     _check_request(file, body)
     rules = tuple(VolatileRule(*option.partition("=")[::2]) for option in volatile)
-    improver = RequestRewriter(load_configured_models(), VolatileExtractor((DATE_RULE, *rules)))
+    rewriter = ConversationRewriter(load_configured_models(), VolatileExtractor((DATE_RULE, *rules)))
     try:
-        improved = improver.rewrite_request(speaks, body, path=path)
+        improved = rewriter.analyze(speaks, body, path=path, account="", at=system_clock())
     except HoldfastError:
         raise
-    # FILE may hold anything, and a body that is no request can fail anywhere in the improver.
+    # FILE may hold anything, and a body that is no request can fail anywhere in the rewriter.
     except Exception as error:
         raise UserError(
             f"{file!r} is not a request in the format {speaks}; choose another with --speaks, or correct the file"

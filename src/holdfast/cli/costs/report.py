@@ -156,16 +156,13 @@ def audit_stored_sessions(
 
     from holdfast.cli.tables import track_progress
     from holdfast.ledger.spending import SpendingFold
-    from holdfast.replay.audit import PriceLookup, audit_transcript, trace_context
-    from holdfast.replay.stored_sessions import build_stored_transcript
+    from holdfast.replay.audit import PriceLookup, trace_context
+    from holdfast.replay.stored_sessions import audit_stored_session, build_stored_transcript
 
-    models, fold = load_configured_models(), SpendingFold()
-    prices, names = PriceLookup(models), {row.id: row.name or "" for row in log.sessions()}
+    prices, fold = PriceLookup(load_configured_models()), SpendingFold()
+    names = {row.id: row.name or "" for row in log.sessions()}
     for id in track_progress(ids, "sessions", len(ids)):
-        transcript = build_stored_transcript(log.read(id), id, models)
-        if transcript is None or (project and project.lower() not in transcript.project.lower()):
-            continue
-        conversation = audit_transcript(transcript, prices, scope)
+        conversation = audit_stored_session(log.read(id), id, prices, scope, project=project or "")
         if conversation is not None:
             conversation.name = names.get(id, "")
             fold.add(conversation)
@@ -281,7 +278,11 @@ def _summary_lines(spending: "Spending", *, verbose: bool) -> Iterator[str]:
         if verbose and spending.planned_range_usd and spending.optimum_usd is not None:
             low, high = map(usd, spending.planned_range_usd)
             planned += f" ({low} to {high[1:]}, optimum in hindsight {usd(spending.optimum_usd)})"
-        yield f"Holdfast's plan would have cost {planned} on the same prompts."
+        if spending.unplanned_usd == total.usd:
+            yield f"Holdfast's plan would have cost {planned} on the same prompts."
+        else:
+            without = f"Without Holdfast's rewrite it would have cost about {usd(spending.unplanned_usd)}"
+            yield f"{without}; with it in every call, {planned}."
 
 
 _Table = tuple[Sequence[str], Iterable[Sequence[str]], Sequence[str]]

@@ -19,7 +19,6 @@ from holdfast.gateway.recording.worker_process import (
     read_frames,
     write_frame,
 )
-from holdfast.gateway.rewrite.rewriter import RequestRewriter
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor, VolatileRule
 
 RECORDER_MODULE = "holdfast.cli.serve.recorder_process"
@@ -44,7 +43,7 @@ def run_recorder() -> None:
             models=models,
             new_id=new_ulid,
             simulated=setup.simulated,
-            rewriter=RequestRewriter(models, VolatileExtractor(tuple(VolatileRule(*pair) for pair in setup.volatile))),
+            volatile=VolatileExtractor(tuple(VolatileRule(*pair) for pair in setup.volatile)),
             on_spent=_report_spending,
             unpriced_usd_per_mtok=setup.unpriced_usd_per_mtok,
             make_queue=SynchronousQueue,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.chat.format import FILLS, divide_bar_cells
-from holdfast.cli.format import CommandGroup, format_count, format_local_time, print_json
+from holdfast.cli.format import CommandGroup, format_count, format_local_time, format_usd, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
 from holdfast.cli.options import db_option, json_option
 from holdfast.ledger.accounting import LedgerEntry
@@ -310,9 +310,12 @@ def describe_unreadable_calls(events: "Iterable[Event]") -> "Iterator[str]":
 
 
 def describe_gateway_session(events: "Iterable[Event]") -> "Iterator[str]":
-    """How its calls were matched to one session, and which anti-patterns can be fixed."""
+    """How its calls were matched to one session, which anti-patterns can be fixed, and what a rewrite saves."""
     from holdfast.events.payloads.calls import GatewayForwarded
-    from holdfast.replay.counterfactual import list_paid_calls
+    from holdfast.ledger.money import to_dollars
+    from holdfast.replay.audit import PriceLookup
+    from holdfast.replay.counterfactual import list_anti_patterns
+    from holdfast.replay.stored_sessions import audit_stored_session
 
     log = list(events)
     forwarded = [event.payload for event in log if isinstance(event.payload, GatewayForwarded)]
@@ -323,11 +326,13 @@ def describe_gateway_session(events: "Iterable[Event]") -> "Iterator[str]":
         f"sent through the gateway; calls matched to this session with at least {least_certain.confidence:.0%} "
         f"confidence: {strip_control_characters(least_certain.reason)}"
     )
-    changes = [change for payload in list_paid_calls(log) for change in payload.changes]
-    for (habit, done), count in Counter((change.anti_pattern, change.is_applied) for change in changes).most_common():
-        calls = "1 call" if count == 1 else f"{count} calls"
-        usd = sum(
-            change.cost_usd or 0.0 for change in changes if change.anti_pattern == habit and change.is_applied == done
-        )
-        price = f", which would save ${usd:.6f}" if usd > 0 else ""
-        yield f"{'fixed' if done else 'can be fixed'} in {calls}: {strip_control_characters(habit)}{price}"
+    for row in list_anti_patterns(log):
+        price = f", which would save ${row.usd:.6f}" if row.usd > 0 else ""
+        fixed = "fixed" if row.is_fixed else "can be fixed"
+        yield f"{fixed} in {format_count(row.calls, 'call')}: {strip_control_characters(row.anti_pattern)}{price}"
+    conversation = audit_stored_session(log, "", PriceLookup(load_configured_models()))
+    if conversation is not None and conversation.unplanned is not None:
+        unplanned, planned = to_dollars(conversation.unplanned), to_dollars(conversation.planned)
+        reason = f": {conversation.overspent}" if conversation.overspent else ""
+        saved = f"{format_usd(unplanned - planned, 6)} saved{reason}"
+        yield f"${unplanned:.6f} without a rewrite, ${planned:.6f} with one: {saved}"

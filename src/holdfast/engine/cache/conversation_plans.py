@@ -57,7 +57,6 @@ SINGLE_CALLS_MAX = 2
 # Instructions of at least this size were written to be used more than once; shorter ones have to be seen twice.
 SHARED_HEAD_TOKENS_MIN = 4_096
 
-
 # Multiples of the input rate (Anthropic, "Pricing"), for a model without a known price: a plan needs nothing else.
 ASSUMED_PRICE = Price(
     valid_from=datetime.date(2026, 1, 1),
@@ -114,7 +113,8 @@ class _Path(NamedTuple):
 class PlannedCall(msgspec.Struct, frozen=True):
     """The plan of one request, and how to find the places of its breakpoints.
 
-    `starts` holds the first block of each message. `is_limited`: the next call is not expected to repeat all blocks.
+    `starts` holds the first block of each message; `blocks` are without their bytes. `is_limited`: the next call is not
+    expected to repeat all blocks.
     """
 
     conversation: PlannedConversation
@@ -124,6 +124,7 @@ class PlannedCall(msgspec.Struct, frozen=True):
     digests: Sequence[PrefixDigest]
     tokens: Sequence[int]
     is_limited: bool
+    blocks: Sequence[EncodedBlock] = ()
 
     @property
     def tokens_estimate(self) -> int:
@@ -366,6 +367,7 @@ class ConversationPlans:
             digests=outline.digests,
             tokens=outline.tokens,
             is_limited=blocks_max is not None,
+            blocks=outline.blocks,
         )
 
     def _cacheable_blocks(

@@ -14,6 +14,7 @@ from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, extend_dig
 
 # The starts that separators compare with are shorter.
 CONTAINER_START_BYTES_MAX = 64
+TOOL_BLOCK_STARTS = (b'{"type":"tool_use"', b'{"type":"tool_result"')
 
 
 class MessageNode:
@@ -162,6 +163,8 @@ def _without_data(
         section or block.section,
         block.stability,
         block.role,
+        # Enough to tell calls of tools and their results from other blocks, which the cache's lookback may count apart.
+        start=next((start for start in TOOL_BLOCK_STARTS if block.data.startswith(start)), b""),
         accepts_breakpoint=block.accepts_breakpoint,
         ephemeral=block.ephemeral if ephemeral is None else ephemeral,
     )
@@ -174,11 +177,12 @@ def _intern_block(
     stability: Stability,
     role: Role | None,
     *,
+    start: bytes,
     accepts_breakpoint: bool,
     ephemeral: bool,
 ) -> EncodedBlock:
     """One object for all blocks that the planner cannot tell apart."""
-    return EncodedBlock(layer, section, stability, b"", accepts_breakpoint, role, ephemeral)
+    return EncodedBlock(layer, section, stability, start, accepts_breakpoint, role, ephemeral)
 
 
 _as_ephemeral = functools.partial(_without_data, ephemeral=True)

@@ -166,7 +166,7 @@ def place_planned_breakpoints(body: RawBody, call: PlannedCall, slots: int) -> P
     """
     client_head = body.list_head_marks()
     planned = [point for point in call.plan.breakpoints if _is_placeable(body, call, point)]
-    client = _client_breakpoints(body, call, client_head)
+    client = list_client_breakpoints(body, call)
     # A client that caches a single call may know that another follows.
     if not planned or (call.is_limited and client):
         return PlacedBreakpoints(client, is_changed=False)
@@ -198,8 +198,7 @@ def add_planned_breakpoints(
 
     With `end_ttl` the last message gets one too.
     """
-    client_head = body.list_head_marks()
-    client = _client_breakpoints(body, call, client_head)
+    client = list_client_breakpoints(body, call)
     taken = {point.block_index for point in client}
     planned = list(call.plan.breakpoints)
     if end_ttl is not None and not call.is_limited:
@@ -243,8 +242,9 @@ def _mark_messages(body: RawBody, call: PlannedCall, points: Iterable[Breakpoint
     return is_changed
 
 
-def _client_breakpoints(body: RawBody, call: PlannedCall, head: Marks) -> tuple[Breakpoint, ...]:
-    points = [Breakpoint(block, ttl) for block, ttl in sorted(head.items())]
+def list_client_breakpoints(body: RawBody, call: PlannedCall) -> tuple[Breakpoint, ...]:
+    """The breakpoints that the client set itself, and the automatic one that it asked for."""
+    points = [Breakpoint(block, ttl) for block, ttl in sorted(body.list_head_marks().items())]
     for index, message in enumerate(body.messages):
         if body.is_marked(message):
             points += [Breakpoint(call.starts[index] + block, ttl) for block, ttl in body.list_marks(message).items()]

@@ -19,28 +19,24 @@ UNPRICED = "unpriced"
 class RequestChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """One anti-pattern that was fixed in a request, or could have been: `anti_pattern` names it, `location` locates it.
 
-    `cost_usd` is what leaving it costs in this call if all others are fixed; `diff` shows the change with every letter
-    as x and every digit as 0.
+    `diff` shows the change with every letter as x and every digit as 0.
     """
 
     anti_pattern: str
     location: str
     is_applied: bool = False
-    cost_usd: float | None = None
     diff: tuple[str, ...] = ()
 
 
-class PromptPrice(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The cost of a prompt by the cache model, as sent and as improved, with its tokens in both versions.
+class RewriteEstimate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a forwarded call costs without and with a rewrite, reply included: one is its cost, the other an estimate.
 
-    `improved_shared_tokens` is the length of the prefix shared with the previous improved request.
+    `findings` has what each anti-pattern costs if only the others are fixed.
     """
 
-    as_sent_usd: float
-    improved_usd: float
-    tokens: int
-    improved_tokens: int
-    improved_shared_tokens: int
+    without_usd: Decimal
+    with_usd: Decimal
+    findings: tuple[tuple[str, Decimal], ...] = ()
 
 
 class ConversationTrace(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -61,9 +57,10 @@ class ConversationTrace(msgspec.Struct, frozen=True, omit_defaults=True):
 class GatewayForwarded(Payload, frozen=True, tag="gateway.forwarded"):
     """Why a request was assigned to this session, with which confidence from 0 to 1, and by whose key.
 
-    `key_id` is one of our own keys, with its user and team; provider keys are never stored. `shape` has one letter for
-    each block that the previous request did not have. `unreadable` names the parts of the request that could not be
-    decoded, each with the reason; they are recorded as raw JSON.
+    `key_id` is one of our own keys, with its user and team; provider keys are never stored. `client` is the program, as
+    its user agent names it. `shape` has one letter for each block that the previous request did not have. If
+    `is_planned`, `--improve` was on for the request, whether it changed anything or not. `unreadable` names the parts
+    of the request that could not be decoded, each with the reason; they are recorded as raw JSON.
     """
 
     reason: str
@@ -75,7 +72,8 @@ class GatewayForwarded(Payload, frozen=True, tag="gateway.forwarded"):
     team_id: str | None = None
     trace: ConversationTrace | None = None
     shape: str = ""
-    prompt_price: PromptPrice | None = None
+    client: str = ""
+    is_planned: bool = False
     unreadable: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -130,7 +128,8 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     was stored. A call answered from that cache cost nothing; one with the source `summary` is not part of the
     conversation. `compaction_usage` is the part of the usage that the provider needed to compact the conversation
     first. `unreadable` says which part of a forwarded response could not be decoded; its usage was.
-    `uncached_cost_usd` is set where list prices do not apply, as for the results of a batch.
+    `uncached_cost_usd` is set where list prices do not apply, as for the results of a batch. `rewrite` is set for calls
+    through a gateway or a wrapped client.
     """
 
     model: str
@@ -152,6 +151,7 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     compaction_usage: Usage | msgspec.UnsetType = msgspec.UNSET
     unreadable: str | msgspec.UnsetType = msgspec.UNSET
     uncached_cost_usd: Decimal | msgspec.UnsetType = msgspec.UNSET
+    rewrite: RewriteEstimate | msgspec.UnsetType = msgspec.UNSET
 
 
 class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):

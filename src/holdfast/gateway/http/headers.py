@@ -1,5 +1,6 @@
 """Filters headers for forwarding: hop-by-hop headers and those addressed to the gateway are dropped."""
 
+import re
 from collections.abc import Iterable
 
 from holdfast.events.records import KEY_COOKIE
@@ -24,6 +25,7 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _NOT_SENT = _HOP_BY_HOP | {b"expect"}
+CLIENT_CHARACTERS_MAX = 60
 CREDENTIAL_HEADERS = (b"authorization", b"x-api-key", b"x-goog-api-key", b"api-key")
 
 
@@ -60,6 +62,13 @@ def filter_response_headers(headers: Headers) -> Headers:
 def get_header_value(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes | None:
     """The first value of that name; names must be lower case."""
     return next((value for name, value in headers if name == wanted), None)
+
+
+def name_client(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """The program that sent a request: the first product of its user agent, without the version."""
+    product = (get_header_value(headers, b"user-agent") or b"").decode("latin-1").partition(" ")[0]
+    name = re.split(r"/v?[0-9]", product)[0].replace("/", " ")
+    return re.sub(r"[^\w. @+-]", "", name)[:CLIENT_CHARACTERS_MAX]
 
 
 def _is_ours(name: bytes) -> bool:

@@ -15,13 +15,13 @@ from holdfast.economics.cost import cost_usd, uncached_cost_usd
 from holdfast.engine.guard import WarningLog
 from holdfast.engine.recorder import CallRecorder, ObservedCall, ObservedRequest, ResumedSession, bill_usage
 from holdfast.engine.request_observer import RequestObserver
-from holdfast.errors import ProviderError
+from holdfast.errors import ProviderError, UserError
 from holdfast.events.log import EventLog
-from holdfast.events.payloads.calls import ConversationTrace, GatewayForwarded
+from holdfast.events.payloads.calls import ConversationTrace, GatewayForwarded, RewriteEstimate
 from holdfast.events.payloads.session import ParentSession, SessionStarted
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, INTERRUPTIONS, CallCharge, Exchange
 from holdfast.gateway.http.content_encoding import decompress_body
-from holdfast.gateway.http.headers import Headers
+from holdfast.gateway.http.headers import Headers, name_client
 from holdfast.gateway.recording.conversation_match import (
     ConversationMatch,
     ConversationMatcher,
@@ -31,13 +31,14 @@ from holdfast.gateway.recording.conversation_match import (
     make_restored_scope,
     short_digest,
 )
-from holdfast.gateway.recording.counterfactual import CounterfactualPricer, encode_shape
 from holdfast.gateway.recording.restore import restore_conversations
+from holdfast.gateway.recording.rewrite_estimate import ComparedCall, RewriteEstimator, encode_shape
 from holdfast.gateway.recording.worker_process import UNPRICED_USD_PER_MTOK, RecordQueue
-from holdfast.gateway.rewrite.findings import Findings, add_masked_diffs, find_anti_patterns, price_as_sent
-from holdfast.gateway.rewrite.rewriter import BYTES_PER_TOKEN, GatewayPing, RequestRewriter
+from holdfast.gateway.rewrite.findings import add_masked_diffs
+from holdfast.gateway.rewrite.rewriter import BYTES_PER_TOKEN, GatewayPing
+from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.gateway.routes import normalize_path
-from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
+from holdfast.providers.adapter import PATH_HEADER, Adapter
 from holdfast.providers.bedrock import EVENT_STREAM_TYPE, decode_event_stream, read_usage_headers
 from holdfast.providers.json_splice import decode_or_none
 from holdfast.providers.registry import get_adapter
@@ -56,6 +57,7 @@ from holdfast.providers.tolerant_decode import (
 from holdfast.providers.wire_request import drop_deferred_tools
 from holdfast.types.prompt import Plan
 from holdfast.types.reply import Reply
+from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.usage import Usage
 
 _NOT_RECORDED = "a call was not recorded"
@@ -72,13 +74,6 @@ OnSpent = Callable[[CallCharge], None]
 """Called with the charge of each call made with a gateway key."""
 
 
-class _Tracked(msgspec.Struct, frozen=True):
-    """The recording state of one conversation."""
-
-    observer: RequestObserver
-    pricer: CounterfactualPricer
-
-
 class _ActiveCall(msgspec.Struct, frozen=True):
     """`key` is that of the conversation; None for a call that belongs to none, such as embeddings."""
 
@@ -86,8 +81,7 @@ class _ActiveCall(msgspec.Struct, frozen=True):
     adapter: Adapter
     recorder: CallRecorder
     call: ObservedCall
-    pricer: CounterfactualPricer
-    priced_number: int
+    compared: ComparedCall | None = None
 
 
 class _WarmUp(msgspec.Struct, frozen=True):
@@ -108,7 +102,7 @@ class GatewayRecorder:
         models: Models,
         new_id: NewId,
         simulated: bool = False,
-        rewriter: RequestRewriter | None = None,
+        volatile: VolatileExtractor | None = None,
         on_spent: OnSpent = lambda charge: None,
         unpriced_usd_per_mtok: float = UNPRICED_USD_PER_MTOK,
         on_session: Callable[[str], None] = lambda session_id: None,
@@ -117,12 +111,12 @@ class GatewayRecorder:
     ) -> None:
         self._log, self._models = log, models
         self._new_id, self._simulated = new_id, simulated
-        self._rewriter = rewriter or RequestRewriter(models)
+        self._estimator = RewriteEstimator(models, volatile)
         self._on_spent, self._on_session = on_spent, on_session
         self._unpriced_usd_per_mtok = unpriced_usd_per_mtok
         self._warnings = warnings or WarningLog("holdfast.gateway")
-        self._conversations: ConversationMatcher[_Tracked] = ConversationMatcher()
-        self._endpoint_sessions: dict[tuple[str, str], _Tracked] = {}
+        self._conversations: ConversationMatcher[RequestObserver] = ConversationMatcher()
+        self._endpoint_sessions: dict[tuple[str, str], RequestObserver] = {}
         self._warm_ups: OrderedDict[tuple[str, str], _WarmUp] = OrderedDict()
         self._now, self._is_restored = 0.0, False
         self.queue = make_queue(self._process)
@@ -166,9 +160,7 @@ class GatewayRecorder:
         """Conversations of earlier processes continue under their old session ids."""
         for conversation in restore_conversations(self._log):
             observer = RequestObserver(self._recorder(SessionStarted, conversation.resumed), self._warnings)
-            self._conversations.restore(
-                conversation.request, _Tracked(observer, CounterfactualPricer()), conversation.reply_id
-            )
+            self._conversations.restore(conversation.request, observer, conversation.reply_id)
 
     def _begin(self, exchange: Exchange) -> None:
         self._now, target = exchange.started_at, exchange.target
@@ -193,30 +185,26 @@ class GatewayRecorder:
             restored_scope=make_restored_scope(target.mount, exchange.caller.key_id),
             previous_response_id=websocket_call.previous_response_id if websocket_call else "",
         )
-        match, tracked = self._conversations.match_request(
+        match, observer = self._conversations.match_request(
             description, functools.partial(self._open_conversation, exchange)
         )
-        observer, pricer = tracked.observer, tracked.pricer
         request, prepared = observer.prepare_unchanged(
             adapter, request, body, _path_header(exchange), provider=target.provider
         )
-        wire = request.wire
         if websocket_call is not None and not websocket_call.is_prompt_known:
             request = msgspec.structs.replace(request, unreadable=(*request.unreadable, _PROMPT_UNKNOWN))
         shared, blocks = (
             observer.recorder.count_shared_blocks(prepared.digests),
             observer.newest_buffer.blocks if observer.newest_buffer else [],
         )
+        compared = None
+        # A rewrite would not touch a request that it cannot read.
+        if not request.unreadable:
+            compared = self._compare(exchange, body, original, (prepared, blocks))
         if exchange.changes:
             changes = add_masked_diffs(exchange.changes, original, body) if original is not None else exchange.changes
-            priced = price_as_sent(adapter, prepared.row, pricer, (wire, exchange.started_at, prepared.tokens))
-        elif request.unreadable:
-            # A rewrite would not touch a request that it cannot read.
-            changes, priced = (), None
         else:
-            call_details = (adapter, wire, exchange.started_at, prepared.tokens)
-            anti_patterns = self._find_anti_patterns(exchange, body, pricer, call_details)
-            changes, priced = anti_patterns.changes, anti_patterns.priced
+            changes = compared.findings if compared is not None else ()
         forwarded = GatewayForwarded(
             reason=match.reason,
             confidence=match.confidence,
@@ -227,7 +215,8 @@ class GatewayRecorder:
             changes=changes,
             trace=_trace(target.mount, description, match),
             shape=encode_shape(blocks[shared:]),
-            prompt_price=priced,
+            client=name_client(exchange.headers),
+            is_planned=exchange.is_planned,
             unreadable=request.unreadable or msgspec.UNSET,
         )
         self._record_continued_warm_up(exchange, observer.recorder)
@@ -235,17 +224,14 @@ class GatewayRecorder:
         exchange.session_id = observer.recorder.session_id
         self._on_session(exchange.session_id)
         if call is not None:
-            exchange.record = _ActiveCall(
-                match.key, adapter, observer.recorder, call, pricer, pricer.priced_count if priced else 0
-            )
+            exchange.record = _ActiveCall(match.key, adapter, observer.recorder, call, compared)
 
     def _begin_other(self, exchange: Exchange) -> None:
         """A request that calls no model directly, such as embeddings: one session for each endpoint and caller."""
         target, caller = exchange.target, exchange.caller
-        tracked = self._endpoint_session(exchange)
         model = f"{target.provider}:{_find_other_model(exchange)}"
         exchange.free_request()
-        recorder = tracked.observer.recorder
+        recorder = self._endpoint_session(exchange).recorder
         row = recorder.find_catalog_row(model)
         prepared = _observe_other(target.provider, model, row, exchange.request_bytes)
         forwarded = GatewayForwarded(
@@ -257,9 +243,9 @@ class GatewayRecorder:
         )
         call = recorder.begin_call(prepared, forwarded)
         if call is not None:
-            exchange.record = _ActiveCall(None, get_adapter(target.format), recorder, call, tracked.pricer, 0)
+            exchange.record = _ActiveCall(None, get_adapter(target.format), recorder, call)
 
-    def _endpoint_session(self, exchange: Exchange, kind: str = "") -> _Tracked:
+    def _endpoint_session(self, exchange: Exchange, kind: str = "") -> RequestObserver:
         target = exchange.target
         name = f"{target.mount} {target.endpoint}{kind and ' '}{kind}"
         key = (name, exchange.caller.account)
@@ -269,30 +255,35 @@ class GatewayRecorder:
                 del self._endpoint_sessions[next(iter(self._endpoint_sessions))]
         return self._endpoint_sessions[key]
 
-    def _find_anti_patterns(
+    def _compare(
         self,
         exchange: Exchange,
         body: bytes,
-        pricer: CounterfactualPricer,
-        call: tuple[Adapter, WireRequest, float, int],
-    ) -> Findings:
-        """What `--improve` would have changed; empty while the recorder is behind."""
+        original: bytes | None,
+        sent: tuple[ObservedRequest, Sequence[EncodedBlock]],
+    ) -> ComparedCall | None:
+        """The request with and without a rewrite; None while the recorder is behind."""
         if max(self.queue.queue_length, exchange.queue_length) > BUSY_QUEUE_LENGTH:
-            return Findings()
+            return None
+        target, account, at = exchange.target, exchange.caller.account, exchange.started_at
         try:
-            return find_anti_patterns(self._rewriter, exchange.target, body, pricer=pricer, call=call)
+            if exchange.is_planned:
+                received = original if exchange.changes else None
+                changes = exchange.changes
+                return self._estimator.compare_improved(target, received, sent, changes=changes, account=account, at=at)
+            return self._estimator.compare_received(target, body, sent, account=account, at=at)
         except Exception:  # noqa: BLE001 - a body we cannot parse has no findings; it is still recorded
-            return Findings()
+            return None
 
     def _open_conversation(
-        self, exchange: Exchange, parent_conversation: "_Tracked | None", *, name: str | None = None
-    ) -> "_Tracked":
-        session_id = None if parent_conversation is None else parent_conversation.observer.recorder.session_id
+        self, exchange: Exchange, parent_conversation: RequestObserver | None, *, name: str | None = None
+    ) -> RequestObserver:
+        session_id = None if parent_conversation is None else parent_conversation.recorder.session_id
         parent = None if session_id is None else ParentSession(session_id, "", session_id, 1)
         make_started = functools.partial(
             SessionStarted, name=exchange.caller.label or name, parent=parent, simulated=self._simulated
         )
-        return _Tracked(RequestObserver(self._recorder(make_started), self._warnings), CounterfactualPricer())
+        return RequestObserver(self._recorder(make_started), self._warnings)
 
     def _recorder(
         self, opening: Callable[[str], SessionStarted], resumed: ResumedSession | None = None
@@ -349,7 +340,7 @@ class GatewayRecorder:
     def _record_abandoned_warm_up(self) -> None:
         """The oldest warm-up, in a session of its own kind, because no conversation continued it."""
         _, warm_up = self._warm_ups.popitem(last=False)
-        self._record_warm_up(warm_up, self._endpoint_session(warm_up.exchange, "warm-ups").observer.recorder)
+        self._record_warm_up(warm_up, self._endpoint_session(warm_up.exchange, "warm-ups").recorder)
 
     def _record_warm_up(self, warm_up: _WarmUp, recorder: CallRecorder) -> None:
         exchange = warm_up.exchange
@@ -366,6 +357,8 @@ class GatewayRecorder:
             self._now = at
             result = ping.to_result(at, active.adapter.decode_reply(response).usage)
             cost = active.recorder.record_ping(active.call, result, kind=ping.kind, reason=ping.reason)
+            if active.compared is not None:
+                self._estimator.refresh(active.compared, at)
             self._charge(exchange, f"{exchange.id}.ping.{at}", at, float(cost))
 
     def _record_outcome(self, exchange: Exchange, active: _ActiveCall) -> Reply | None:
@@ -376,11 +369,8 @@ class GatewayRecorder:
         # OpenAI streams usage only on request; a model call without it is estimated, never free.
         has_usage = usage != Usage() or exchange.target.adapter_name is None
         if reply is not None and response.is_complete and has_usage:
-            recorder.complete_call(call, reply, unreadable=response.unreadable)
-            tokens_sent = reply.response_usage.tokens_sent
-            # Calibrates later estimates with the provider's count.
-            if tokens_sent and call.prepared.tokens:
-                active.pricer.tokens_factor = tokens_sent / call.prepared.tokens
+            estimate = self._estimate_rewrite(active, bill_usage(call, reply.usage))
+            recorder.complete_call(call, reply, unreadable=response.unreadable, rewrite=estimate)
         elif failure is not None:
             # Only the kind and status: the provider's message may quote the prompt.
             message = f"{failure.kind} (HTTP status {failure.status or exchange.status})"
@@ -391,9 +381,9 @@ class GatewayRecorder:
             recorder.fail_call(call, "unreadable", message, estimated_usage=usage)
         else:
             recorder.fail_call(call, *INTERRUPTIONS[exchange.end], reply)
-        # A call without usage wrote nothing to a cache (a 429 or 529), so it must not count as a cache write.
-        if usage == Usage():
-            active.pricer.undo_pricing(active.priced_number)
+        if (reply is None or not response.is_complete or not has_usage) and active.compared is not None:
+            # It wrote nothing to a cache that is known (a 429 or 529).
+            self._estimator.discard(active.compared)
         spent = self._spent_usd(recorder, call, usage)
         self._charge(exchange, exchange.id, call.started_at, spent, output_tokens=usage.output)
         return reply
@@ -401,6 +391,15 @@ class GatewayRecorder:
     def _charge(self, exchange: Exchange, id: str, at: float, dollars: float, *, output_tokens: int = 0) -> None:
         if exchange.caller.key_id is not None:
             self._on_spent(CallCharge(id, exchange.caller.key_id, at, dollars, output_tokens))
+
+    def _estimate_rewrite(self, active: _ActiveCall, usage: Usage) -> RewriteEstimate | None:
+        if active.compared is None or not usage.tokens_sent:
+            return None
+        try:
+            return self._estimator.estimate(active.compared, usage, active.recorder.cost_of(active.call, usage))
+        except UserError:
+            # Breakpoints that the cache model refuses, though the provider took them.
+            return None
 
     def _estimate_usage(self, exchange: Exchange, call: ObservedCall) -> Usage:
         """Usage by size, for a response that cannot be decoded: nothing read from the cache, one token per 4 bytes."""

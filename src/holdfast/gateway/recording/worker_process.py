@@ -62,6 +62,7 @@ class RequestMessage(msgspec.Struct, frozen=True, tag=True):
     websocket_call: WebSocketCall | None = None
     method: str = "POST"
     id: str = ""
+    is_planned: bool = False
 
 
 class EndMessage(msgspec.Struct, frozen=True, tag=True):
@@ -154,6 +155,7 @@ class RecorderProcess:
                 queue_length=self._queue.queue_length,
                 websocket_call=exchange.websocket_call,
                 method=exchange.method,
+                is_planned=exchange.is_planned,
             )
         )
         exchange.free_request()
@@ -236,7 +238,7 @@ class MessageReceiver:
                     message.changes,
                     message.queue_length,
                 )
-                exchange.websocket_call = message.websocket_call
+                exchange.websocket_call, exchange.is_planned = message.websocket_call, message.is_planned
                 self._exchanges[message.number] = exchange
                 while len(self._exchanges) > TRACKED_EXCHANGES_MAX:
                     self._exchanges.popitem(last=False)

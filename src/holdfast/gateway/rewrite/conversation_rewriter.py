@@ -11,7 +11,13 @@ import msgspec
 from holdfast.catalog.lookup import Models, resolve_model
 from holdfast.catalog.schema import Model
 from holdfast.catalog.token_count import count_block_tokens
-from holdfast.engine.cache.conversation_plans import ConversationPlans, DuePing, PlannedCall, RestoredConversation
+from holdfast.engine.cache.conversation_plans import (
+    NODES_MAX,
+    ConversationPlans,
+    DuePing,
+    PlannedCall,
+    RestoredConversation,
+)
 from holdfast.engine.cache.single_flight import FlightKey
 from holdfast.engine.inject.anthropic_body import AnthropicBody, append_reply
 from holdfast.engine.inject.gemini_body import GeminiBody
@@ -31,6 +37,7 @@ from holdfast.engine.inject.raw_body import (
     add_planned_breakpoints,
     check_same_content,
     derive_cache_scope,
+    list_client_breakpoints,
     place_planned_breakpoints,
     plan_raw_call,
 )
@@ -84,15 +91,19 @@ class ConversationRewriter:
         *,
         restore: Callable[[], Iterable[RestoredConversation]] = tuple,
         session: str | None = None,
+        unfixed: frozenset[str] = frozenset(),
+        nodes_max: int = NODES_MAX,
     ) -> None:
         """`restore` reads the conversations of earlier processes; it is called before the first request is planned.
 
-        `session` is the cache key of all OpenAI requests; by default it is derived from each.
+        `session` is the cache key of all OpenAI requests; by default it is derived from each. Anti-patterns in
+        `unfixed` are left as they are. `nodes_max` bounds how many messages are remembered.
         """
         self._models = models
         self._volatile = volatile or VolatileExtractor()
         self._session = session
-        self._plans = ConversationPlans()
+        self._unfixed = unfixed
+        self._plans = ConversationPlans(nodes_max=nodes_max)
         self._tool_orders: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()
         self._restore: Callable[[], Iterable[RestoredConversation]] | None = restore
         self._lock = threading.Lock()
@@ -119,8 +130,9 @@ class ConversationRewriter:
         row = resolve_model(provider, raw.model, self._models)
         if row.cache.kind == "none" or (isinstance(raw, AnthropicBody) and row.cache.kind != "explicit"):
             raise UserError("nothing is known of this model's cache, so no rewrite is known to help")
-        edits = RequestEdits(self._volatile)
-        self._restore_tool_order(raw, edits)
+        edits = RequestEdits(self._volatile, self._unfixed)
+        if edits.should_fix(TOOLS_UNSORTED):
+            self._restore_tool_order(raw, edits)
         role = _move_volatile_text(raw, edits)
         # Without our own key: it is derived from the conversation.
         scope = derive_cache_scope(raw, row, account)
@@ -144,11 +156,16 @@ class ConversationRewriter:
             placed.breakpoints,
             call,
             accepts_pings=isinstance(raw, AnthropicBody) and provider == raw.adapter.name,
+            blocks=call.blocks,
+            moved_bytes=len(edits.moved_text.encode()),
         )
 
     def record_response(self, call: PlannedCall, response: bytes | None) -> None:
         """`response` is the decompressed body of a complete and successful response, else None."""
-        usage = find_response_usage(response) if response is not None else None
+        self.record_usage(call, find_response_usage(response) if response is not None else None)
+
+    def record_usage(self, call: PlannedCall, usage: Usage | None) -> None:
+        """None if the call failed."""
         if usage is None or usage == Usage():
             self._plans.fail_call(call)
         else:
@@ -201,21 +218,23 @@ class ConversationRewriter:
 
     def _add_session_fields(self, raw: OpenAIBody, row: Model, provider: str, edits: RequestEdits) -> None:
         """What keeps a conversation on one cache, for as long as it costs nothing; a client's own stay."""
+        needs_key = edits.should_fix(CACHE_KEY_MISSING)
         if isinstance(raw, OpenRouterBody):
             # Requests with the same id are routed to the same host, whose cache they share.
-            if not raw.has_member(SESSION_FIELD):
+            if needs_key and not raw.has_member(SESSION_FIELD):
                 key = self._session or derive_conversation_key(raw)
                 raw.members[SESSION_FIELD] = encode_json(fit_cache_key(key, SESSION_ID_CHARS_MAX))
                 edits.record_change(CACHE_KEY_MISSING, SESSION_FIELD)
             return
-        if provider in _TAKE_CACHE_KEY and not raw.has_member(CACHE_KEY_FIELD):
+        if needs_key and provider in _TAKE_CACHE_KEY and not raw.has_member(CACHE_KEY_FIELD):
             cache_key = self._session or derive_cache_key(raw, row)
             if cache_key is not None:
                 raw.members[CACHE_KEY_FIELD] = encode_json(fit_cache_key(cache_key, CACHE_KEY_CHARS_MAX))
                 edits.record_change(CACHE_KEY_MISSING, CACHE_KEY_FIELD)
         retentions = row.cache.ttls_seconds.keys()
         is_choice = row.cache.kind == "implicit" and EXTENDED_RETENTION in retentions and len(retentions) > 1
-        if provider in _TAKE_RETENTION and is_choice and not raw.has_member(RETENTION_FIELD):
+        is_choice = is_choice and edits.should_fix(RETENTION_SHORT) and not raw.has_member(RETENTION_FIELD)
+        if provider in _TAKE_RETENTION and is_choice:
             raw.members[RETENTION_FIELD] = encode_json(EXTENDED_RETENTION)
             edits.record_change(RETENTION_SHORT, RETENTION_FIELD)
 
@@ -279,6 +298,8 @@ def _place_breakpoints(
     """Raises UserError if that would change the content of the request."""
     head, messages = list(raw.system), list(raw.messages)
     slots, finding = row.cache.breakpoints_max, BREAKPOINTS_MISSING
+    if not edits.should_fix(EXPLICIT_BREAKPOINT_MISSING if row.cache.kind == "hybrid" else BREAKPOINTS_MISSING):
+        return PlacedBreakpoints(list_client_breakpoints(raw, call) if raw.mark_name else (), is_changed=False)
     if row.cache.kind == "explicit" and raw.mark_name:
         placed = place_planned_breakpoints(raw, call, slots)
     elif row.cache.kind == "hybrid" and isinstance(raw, OpenAIBody) and provider in _TAKE_CACHE_KEY:

@@ -1,82 +1,22 @@
-"""Finds cache anti-patterns in requests that are forwarded unchanged, with a masked diff and a cost for each."""
+"""Shows what a rewrite changes in a request: as a diff, and as one that reveals no text."""
 
 import difflib
-import functools
 import re
 from collections.abc import Iterator
 
 import msgspec
 
-from holdfast.catalog.schema import Model
-from holdfast.events.payloads.calls import PromptPrice, RequestChange
-from holdfast.gateway.recording.counterfactual import AS_SENT, IMPROVED, CounterfactualPricer
+from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.rewrite.operations import TOOLS_UNSORTED, VOLATILE_PREFIX, JsonObject
-from holdfast.gateway.rewrite.rewriter import RequestRewriter
-from holdfast.gateway.routes import Target
-from holdfast.providers.adapter import Adapter, WireRequest
 from holdfast.types.blocks import Json
 from holdfast.types.json_encoding import encode_json
 
-# Pricing each finding needs one more rewrite of the request; for larger bodies only the total is priced.
-PRICED_BYTES_MAX = 1024 * 1024
 LINES_MAX = 12
 LINE_CHARS_MAX = 160
 DIFF_BYTES_MAX = 512 * 1024
 _CONTENT_MEMBERS = ("messages", "input", "contents", "prompt_cache_key")
 _MEMBERS_BY_FINDING = {TOOLS_UNSORTED: ("tools",), VOLATILE_PREFIX: ("system", "instructions", "systemInstruction")}
 """The request members an anti-pattern concerns, by prefix of its name."""
-
-
-class Findings(msgspec.Struct, frozen=True):
-    changes: tuple[RequestChange, ...] = ()
-    priced: PromptPrice | None = None
-
-
-def find_anti_patterns(
-    rewriter: RequestRewriter,
-    target: Target,
-    body: bytes,
-    *,
-    pricer: CounterfactualPricer,
-    call: tuple[Adapter, WireRequest, float, int],
-) -> Findings:
-    """What a rewrite would change in a request, and what that would save. May raise anything for an unknown body.
-
-    `call` is the adapter, the decoded request, its time and its estimated token count.
-    """
-    adapter, wire, at, tokens = call
-    rewrite = functools.partial(
-        rewriter.rewrite_request,
-        target.adapter_name or "",
-        body,
-        path=target.path,
-        provider=target.provider,
-        path_fields=target.path_fields,
-    )
-    rewritten = rewrite()
-    changes = tuple(msgspec.structs.replace(change, is_applied=False) for change in rewritten.changes)
-    variants = {AS_SENT: wire}
-    if rewritten.body is not None:
-        variants[IMPROVED] = rewritten.wire
-        for change in changes if len(body) <= PRICED_BYTES_MAX else ():
-            variants[change.anti_pattern] = rewrite(unfixed=frozenset({change.anti_pattern})).wire
-    costs = pricer.price_variants(adapter, rewritten.row, at, tokens=tokens, variants=variants)
-    if costs is None:
-        return Findings(changes)
-    priced, extra_usd = costs
-    return Findings(
-        tuple(msgspec.structs.replace(change, cost_usd=extra_usd.get(change.anti_pattern)) for change in changes),
-        priced,
-    )
-
-
-def price_as_sent(
-    adapter: Adapter, row: Model | None, pricer: CounterfactualPricer, call: tuple[WireRequest, float, int]
-) -> PromptPrice | None:
-    """The cost of a request as sent, for requests that were already rewritten."""
-    wire, at, tokens = call
-    costs = None if row is None else pricer.price_variants(adapter, row, at, tokens=tokens, variants={AS_SENT: wire})
-    return None if costs is None else costs[0]
 
 
 def add_masked_diffs(changes: tuple[RequestChange, ...], before: bytes, after: bytes) -> tuple[RequestChange, ...]:

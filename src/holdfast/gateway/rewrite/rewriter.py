@@ -359,7 +359,8 @@ class RequestAnalysis(msgspec.Struct, frozen=True):
     """The analysis of a request: its rewrite, and what single flight and keep-alive need to know about its prefix.
 
     `body` is None if the request is forwarded unchanged. `chain` has the prefix digest after each block; `breakpoints`
-    are those that it is sent with. `call` is set if the planner planned it.
+    are those that it is sent with. `call` is set if the planner planned it. `blocks` are those of the chain;
+    `moved_bytes` of volatile text follow them.
     """
 
     adapter: Adapter
@@ -371,6 +372,8 @@ class RequestAnalysis(msgspec.Struct, frozen=True):
     breakpoints: tuple[Breakpoint, ...] = ()
     call: PlannedCall | None = None
     accepts_pings: bool = True
+    blocks: Sequence[EncodedBlock] = ()
+    moved_bytes: int = 0
 
 
 def analyze_request(
@@ -382,9 +385,12 @@ def analyze_request(
     account: str,
     provider: str = "",
     path_fields: Mapping[str, str | bool] = {},
+    unfixed: frozenset[str] = frozenset(),
 ) -> RequestAnalysis:
     """May raise anything for a body that we do not understand."""
-    rewritten = rewriter.rewrite_request(adapter_name, body, path=path, provider=provider, path_fields=path_fields)
+    rewritten = rewriter.rewrite_request(
+        adapter_name, body, path=path, unfixed=unfixed, provider=provider, path_fields=path_fields
+    )
     adapter = get_adapter(adapter_name)
     draft = RequestDraft(adapter, lambda encoded: len(encoded) // BYTES_PER_TOKEN)
     draft.update(rewritten.wire.prompt)
@@ -405,6 +411,7 @@ def analyze_request(
         tuple(chain),
         tuple(breakpoints),
         accepts_pings=provider in ("", adapter.name),
+        blocks=draft.buffer.blocks,
     )
 
 

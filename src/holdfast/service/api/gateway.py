@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 
 from holdfast.events.payloads.calls import GatewayForwarded, RequestChange
+from holdfast.replay.audit import PriceLookup
 from holdfast.replay.counterfactual import Counterfactual, estimate_counterfactual
 from holdfast.service.context import AppContext
 from holdfast.service.http.errors import ApiError, make_not_found_error
@@ -46,9 +47,10 @@ class ForwardedCalls(msgspec.Struct, frozen=True):
 
 
 def get_gateway_costs(context: AppContext, request: SessionRequest) -> Counterfactual:
-    """Cost of a gateway session: actual, rewritten, under other caching policies, and at the optimum."""
+    """Cost of a gateway session: without and with the rewrite, under other caching policies, and at the optimum."""
     _check_exists(context, request.session_id)
-    costs = estimate_counterfactual(context.log.read(request.session_id), context.models)
+    prices = PriceLookup(context.models)
+    costs = estimate_counterfactual(context.log.read(request.session_id), request.session_id, prices)
     if costs is None:
         raise ApiError(404, "costs_not_found", "this session has no priced calls through the gateway")
     return costs

@@ -2,15 +2,17 @@
 
 from collections.abc import Iterator
 from decimal import Decimal
+from itertools import islice
 
 import msgspec
 
 from holdfast.catalog.lookup import Models
 from holdfast.ledger.analytics.queries import PAGE_MAX, LedgerScope
 from holdfast.ledger.spending import SessionSpending, Spending, SpendingFold
-from holdfast.replay.audit import AuditScope, PriceLookup, audit_transcript, replay_transcripts
+from holdfast.replay.audit import AuditScope, PriceLookup
+from holdfast.replay.counterfactual import replay_transcripts
 from holdfast.replay.recording import Transcript, deduplicate_transcripts
-from holdfast.replay.stored_sessions import build_stored_transcript
+from holdfast.replay.stored_sessions import audit_stored_session, build_stored_transcript
 from holdfast.service.api.analytics_rows import to_json_usd
 from holdfast.service.context import ServedLog
 
@@ -36,7 +38,8 @@ class PolicyCosts(msgspec.Struct, frozen=True):
 class RegretRow(msgspec.Struct, frozen=True):
     session: str
     spent_usd: float
-    planned_usd: tuple[float, float]
+    planned_usd: float
+    planned_range_usd: tuple[float, float]
     optimum_usd: float
     regret_usd: float
 
@@ -44,12 +47,13 @@ class RegretRow(msgspec.Struct, frozen=True):
 class Regret(msgspec.Struct, frozen=True):
     """`regret_usd` is the cost above the optimum, which knows all later calls.
 
-    `planned_usd` is the cost of our plan as a range: providers do not document whether a long TTL also keeps the
-    shorter prefixes inside it.
+    `planned_usd` is the cost of our plan, as in the report, and `planned_range_usd` its range: providers do not
+    document whether a long TTL also keeps the shorter prefixes inside it.
     """
 
     spent_usd: float
-    planned_usd: tuple[float, float]
+    planned_usd: float
+    planned_range_usd: tuple[float, float]
     optimum_usd: float
     regret_usd: float
     call_count: int
@@ -58,27 +62,36 @@ class Regret(msgspec.Struct, frozen=True):
 
 
 def compute_regret(log: ServedLog, models: Models, scope: LedgerScope) -> Regret:
-    transcripts, left_out = _transcripts(log, scope, sessions_max=SESSIONS_MAX)
-    fold, prices, ranges = SpendingFold(), PriceLookup(models), AuditScope(since=scope.since, ranges=True)
-    for transcript in transcripts:
-        conversation = audit_transcript(transcript, prices, ranges)
+    ids = list(_sessions_with_calls(log, scope))
+    fold, prices = SpendingFold(), PriceLookup(models)
+    ranges = AuditScope(since=scope.since, until=scope.until, ranges=True)
+    for session_id in ids[:SESSIONS_MAX]:
+        conversation = audit_stored_session(log.read(session_id), session_id, prices, ranges)
         if conversation is not None:
             fold.add(conversation)
-    spending = fold.build()
+    spending, left_out = fold.build(), max(0, len(ids) - SESSIONS_MAX)
     sessions = tuple(RegretRow(row.id, *_amounts(row, row.amounts.usd)) for row in spending.sessions)
     return Regret(*_amounts(spending, spending.total.usd), spending.total.calls, sessions, left_out)
 
 
-def _amounts(costs: Spending | SessionSpending, spent: Decimal) -> tuple[float, tuple[float, float], float, float]:
-    """What was spent, the range of our plan, the optimum, and the regret."""
+def _amounts(
+    costs: Spending | SessionSpending, spent: Decimal
+) -> tuple[float, float, tuple[float, float], float, float]:
+    """What was spent, the cost of our plan and its range, the optimum, and the regret."""
     low, high = map(to_json_usd, costs.planned_range_usd or (spent, spent))
     optimum = costs.optimum_usd if costs.optimum_usd is not None else spent
-    return to_json_usd(spent), (low, high), to_json_usd(optimum), to_json_usd(spent - optimum)
+    return (
+        to_json_usd(spent),
+        to_json_usd(costs.planned_usd),
+        (low, high),
+        to_json_usd(optimum),
+        to_json_usd(spent - optimum),
+    )
 
 
 def compute_policy_costs(log: ServedLog, models: Models, scope: LedgerScope) -> PolicyCosts:
     """The newest sessions under our policy and under those of other tools."""
-    transcripts, _ = _transcripts(log, scope, sessions_max=REPLAYED_SESSIONS_MAX)
+    transcripts = _transcripts(log, scope, sessions_max=REPLAYED_SESSIONS_MAX)
     totals = replay_transcripts(transcripts, models)
     rows = (
         PolicyCostRow(row.policy, to_json_usd(row.cost_usd), round(row.read_share, 6))
@@ -87,12 +100,11 @@ def compute_policy_costs(log: ServedLog, models: Models, scope: LedgerScope) -> 
     return PolicyCosts(totals.recordings, tuple(sorted(rows, key=lambda row: (row.cost_usd, row.policy))))
 
 
-def _transcripts(log: ServedLog, scope: LedgerScope, *, sessions_max: int) -> tuple[list[Transcript], int]:
-    """Transcripts of the newest sessions with a call in the window, and how many sessions were left out."""
-    session_ids = list(_sessions_with_calls(log, scope))
-    stored = (build_stored_transcript(log.read(session_id), session_id) for session_id in session_ids[:sessions_max])
-    transcripts = deduplicate_transcripts((transcript for transcript in stored if transcript), since=scope.since)
-    return transcripts, max(0, len(session_ids) - sessions_max)
+def _transcripts(log: ServedLog, scope: LedgerScope, *, sessions_max: int) -> list[Transcript]:
+    """Transcripts of the newest sessions with a call in the window."""
+    ids = islice(_sessions_with_calls(log, scope), sessions_max)
+    stored = (build_stored_transcript(log.read(session_id), session_id) for session_id in ids)
+    return deduplicate_transcripts((transcript for transcript in stored if transcript), since=scope.since)
 
 
 def _sessions_with_calls(log: ServedLog, scope: LedgerScope) -> Iterator[str]:
