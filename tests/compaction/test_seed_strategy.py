@@ -124,6 +124,33 @@ def test_a_second_compaction_separates_new_from_old_and_keeps_the_newest_request
     assert second.messages[1] == make_user_message("Now the docs.")
 
 
+def test_every_item_stays_under_its_heading_when_summaries_are_merged() -> None:
+    plan = ToolUse("p1", "TodoWrite", '{"todos":[{"content":"rewrite the lexer","status":"pending"}]}')
+    first = compact_messages(
+        [
+            make_user_message("Build the parser."),
+            make_assistant_message("ok", plan),
+            result("p1"),
+            make_user_message("Then test."),
+            make_assistant_message("yes"),
+        ],
+        KEEP_2,
+    )
+    more = [make_user_message("Now the docs."), make_assistant_message("sure", SECOND), result("c2")]
+    second = compact_messages(
+        [*first.messages, *more, make_user_message("And ship."), make_assistant_message("ok")], KEEP_2
+    )
+    headings: dict[str, str] = {}
+    heading = ""
+    for line in second.summary.partition("- Key timeline:")[0].splitlines():
+        if line.startswith("  "):
+            headings[line.strip()] = heading
+        else:
+            heading = line
+    assert headings["- rewrite the lexer"] == "- Pending work:"
+    assert headings["- Build the parser."] == headings["- Then test."] == "- Recent user requests:"
+
+
 def test_list_markers_do_not_accumulate_and_the_first_goal_stays_over_many_merges() -> None:
     messages: list[Message] = [make_user_message("Build the parser, verbatim."), make_assistant_message("ok")]
     sizes = []

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.compaction.models import CompactionResult
 from holdfast.compaction.summary_compression import SummaryCompressionBudget, compress_summary, compress_summary_text
 
 SEVEN = "\n".join(
@@ -102,3 +103,12 @@ def test_compressing_twice_equals_compressing_once(text: str, budget: SummaryCom
     result = compress_summary(text, budget)
     if not result.omitted_lines:
         assert compress_summary(result.summary, budget).summary == result.summary
+
+
+def test_a_compaction_shows_its_summary_compressed() -> None:
+    lines = "\n".join(f"- module_{number}.py: read x1 [m{number}]" for number in range(80))
+    shown = CompactionResult(
+        (), summary=f"A preamble.\n\n## Scope\n- 80 messages\n\n## Key files\n{lines}"
+    ).compressed_summary
+    assert shown.splitlines()[:4] == ["## Scope", "- 80 messages", "## Key files", "- module_0.py: read x1 [m0]"]
+    assert len(shown.splitlines()) <= 24

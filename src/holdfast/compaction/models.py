@@ -4,6 +4,7 @@ from typing import Literal, get_args
 
 import msgspec
 
+from holdfast.compaction.summary_compression import compress_summary_text
 from holdfast.errors import UserError
 from holdfast.types.blocks import Message
 
@@ -117,3 +118,8 @@ class CompactionResult(msgspec.Struct, frozen=True):
     tokens_before: int = 0
     tokens_after: int = 0
     reason: str = ""
+
+    @property
+    def compressed_summary(self) -> str:
+        """The most important lines of the summary, for a screen: at most 24 lines and 1,200 characters."""
+        return compress_summary_text(self.summary)

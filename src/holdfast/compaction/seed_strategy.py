@@ -208,21 +208,44 @@ def truncate_block(text: str, chars_max: int = BLOCK_CHARS_MAX) -> str:
 def merge_summaries(before: str | None, after: str) -> str:
     """The highlights of the earlier summary, the new highlights, and the new timeline.
 
-    Old highlights are taken over unchanged and bounded, so that repeated merging adds no headings and does not grow.
+    Old highlights are taken over unchanged, each under its heading, and bounded, so that repeated merging adds no
+    headings and does not grow.
     """
     if before is None:
         return after
     headings = ("Summary:", "Conversation summary:", NEWLY_COMPACTED)
-    highlights = _highlights("\n".join(line for line in before.splitlines() if line.strip() not in headings))
+    earlier = _highlights("\n".join(line for line in before.splitlines() if line.strip() not in headings))
     new, timeline = _highlights(after)[1:], after[after.index("- Key timeline:") :]
-    room = SUMMARY_CHARS_MAX
-    earlier_highlights: list[str] = []
-    for line in dict.fromkeys(highlights):
-        if line in new or room < len(line):
+    new_sections, room = _sections(new), SUMMARY_CHARS_MAX
+    earlier_lines: list[str] = []
+    for heading, items in _sections(earlier).items():
+        if not items and heading in new_sections:
             continue
-        earlier_highlights.append(line)
-        room -= len(line) + 1
-    return "\n".join(["Conversation summary:", *earlier_highlights, NEWLY_COMPACTED, *new, timeline])
+        kept = [heading]
+        room -= len(heading) + 1
+        for item in items:
+            # Only what the new summary repeats under the same heading is left out.
+            if item not in new_sections.get(heading, {}) and len(item) < room:
+                kept.append(item)
+                room -= len(item) + 1
+        if room >= 0 and (len(kept) > 1 or not items):
+            earlier_lines += kept
+        else:
+            room += len(heading) + 1
+    return "\n".join(["Conversation summary:", *earlier_lines, NEWLY_COMPACTED, *new, timeline])
+
+
+def _sections(highlights: Sequence[str]) -> dict[str, dict[str, None]]:
+    """Each highlight with the items below it, in order; items of headings that are repeated come together."""
+    sections: dict[str, dict[str, None]] = {}
+    heading = ""
+    for line in highlights:
+        if line.startswith("  ") and heading:
+            sections[heading][line] = None
+        else:
+            heading = line
+            sections.setdefault(heading, {})
+    return sections
 
 
 def _highlights(summary: str) -> list[str]:

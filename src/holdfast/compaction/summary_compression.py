@@ -114,6 +114,6 @@ def _select_lines(lines: Sequence[str], budget: SummaryCompressionBudget) -> lis
 def _priority(line: str) -> int:
     if line in _HEADINGS or line.startswith(_CORE):
         return 0
-    if line.endswith(":"):
+    if line.endswith(":") or line.startswith("## "):
         return 1
     return 2 if line.startswith("- ") else 3

@@ -130,6 +130,7 @@ def _compact(chat: ChatSession, argument: str) -> None:
         f"compacted {result.removed_message_count} messages: {result.tokens_before:,} tokens became "
         f"{result.tokens_after:,}; the log keeps the messages",
         f"`holdfast history {chat.session.id}` shows them; the next call writes the shorter prompt to the cache",
+        *result.compressed_summary.splitlines(),
     )
 
 
