@@ -1,4 +1,4 @@
-"""What recorded sessions cost through a session and through a gateway, beside other programs' fixed plans.
+"""What recorded sessions cost through a session, a gateway and a wrapped client, beside other programs' fixed plans.
 
 Reads traces from the folder that HOLDFAST_DATA names: every fourth session, oldest first, or all with
 HOLDFAST_EVERY_SESSION=1. Peers are the plans that other programs use; the fixed plans include some that none uses.

@@ -1,6 +1,7 @@
-"""`holdfast replay --via`: recorded conversations through the code of a gateway and of a session."""
+"""`holdfast replay --via`: recorded conversations through the code of a gateway, a session and a wrapped client."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -61,10 +62,11 @@ def traces(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("truth", ["upgrade", "no-upgrade"])
 def test_entry_points_have_a_row_beside_the_policies_and_cost_the_same(traces: Path, truth: str) -> None:
-    arguments = (traces, "--model", MODEL, "--truth", truth, "--via", "gateway", "--via", "session", "--json")
+    arguments = (traces, "--model", MODEL, "--truth", truth, *(f"--via={name}" for name in ENTRY_POINTS), "--json")
     rows = {row["policy"]: row for row in json.loads(replay(*arguments).output)["policies"]}
-    assert {"holdfast", "tail-5m", "via-gateway", "via-session"} <= rows.keys()
-    assert rows["via-gateway"]["cost_usd"] == pytest.approx(rows["via-session"]["cost_usd"], rel=0.01)
+    assert {"holdfast", "tail-5m", "via-gateway", "via-session", "via-wrap"} <= rows.keys()
+    for name in ("gateway", "wrap"):
+        assert rows[f"via-{name}"]["cost_usd"] == pytest.approx(rows["via-session"]["cost_usd"], rel=0.01)
     assert rows["via-gateway"]["cost_usd"] < rows["none"]["cost_usd"]
     table = replay(*arguments[:-1]).output
     assert "via-gateway" in table
@@ -82,7 +84,7 @@ def test_pings_of_every_entry_point_follow_the_planner(traces: Path, entry_point
 def test_a_plan_learns_from_the_usage_of_the_calls_before() -> None:
     """After long pauses both choose the 1-hour TTL, which no fixed 5-minute plan does."""
     results = play([read_recording(tool_loop_recording([1500] * 8))])[0]
-    for name in ("via-gateway", "via-session"):
+    for name in ("via-gateway", "via-session", "via-wrap"):
         assert results[name].usage.cache_write_1h > 0
         assert results[name].cost_usd < results["tail-5m"].cost_usd
 
@@ -93,7 +95,7 @@ def test_a_recording_that_goes_back_is_played_with_what_it_kept() -> None:
     calls[3] = msgspec.structs.replace(calls[3], kept_entries=1)
     results = play([msgspec.structs.replace(recording, calls=tuple(calls))])[0]
     sizes = {name: [call.usage.tokens_sent for call in result.calls] for name, result in results.items()}
-    assert sizes["via-session"] == sizes["via-gateway"] == sizes["tail-5m"]
+    assert sizes["via-session"] == sizes["via-gateway"] == sizes["via-wrap"] == sizes["tail-5m"]
     assert sizes["tail-5m"][3] < sizes["tail-5m"][2]
 
 
@@ -114,8 +116,9 @@ def test_text_that_the_gateway_moves_is_not_cached_and_leaves_the_rest_cached() 
         assert gateway[-1].usage.cache_read > 0.5 * gateway[-1].usage.tokens_sent
 
 
-def test_wrapped_clients_cannot_be_played_yet(traces: Path) -> None:
-    with pytest.raises(UserError, match="no replay via wrap yet; choose from: session, gateway"):
+def test_a_wrapped_client_cannot_be_played_without_its_sdk(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "anthropic", None)
+    with pytest.raises(UserError, match="install it with: pip install anthropic"):
         replay(traces, "--model", MODEL, "--via", "wrap")
 
 

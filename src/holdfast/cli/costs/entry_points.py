@@ -1,13 +1,14 @@
-"""Plays recorded conversations through the code of an entry point: what a gateway or a session would send.
+"""Plays recorded conversations through the code of an entry point: what a session, gateway or wrapped client sends.
 
 Each player is a cache policy for the replay, so that costs and cache come from the same model as those of the policies.
 """
 
 import asyncio
 import datetime
+import importlib
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Protocol
+from typing import Any, Protocol
 
 import msgspec
 
@@ -30,6 +31,8 @@ from holdfast.events.payloads.session import EpochOpened, MessageAppended, Sessi
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.rewriter import GatewayPing, RequestAnalysis
+from holdfast.integrations.http_client import find_observer
+from holdfast.integrations.wrap import wrap
 from holdfast.planning.idle_times import WaitsFor
 from holdfast.planning.learned import NOTHING_LEARNED, LearnedParameters, keep_leading_blocks, learned_after_session
 from holdfast.planning.policy import CachePolicy, Ping, PingResult, PlanningMoment
@@ -121,6 +124,63 @@ class GatewayPlayer:
         assert self._ping is not None
         self._used_at = ping.at
         self._rewriter.record_ping(self._analysis.call, self._ping, _encode_response(ping.usage, None), ping.at)
+
+
+class WrapPlayer(GatewayPlayer):
+    """A wrapped client of Anthropic's SDK, whose transport answers with the recorded replies."""
+
+    name = "via-wrap"
+
+    def __init__(self, setting: ReplaySetting) -> None:
+        super().__init__(setting)
+        model = _at_newest_price(setting)
+        self._now = 0.0
+        sdk, http_library = _import_sdk()
+        transport = http_library.MockTransport(self._respond)
+        bare = sdk.Anthropic(api_key=REPLAYED, max_retries=0, http_client=http_library.Client(transport=transport))
+        self._http_library = http_library
+        self._client = wrap(bare, store="memory:", models={model.id: model}, clock=lambda: self._now)
+        observer = find_observer(self._client._client)  # No public method of the SDK returns it.
+        assert observer is not None
+        self._observer, self._rewriter = observer, observer.rewriter
+        # Read to its end once the usage is known.
+        self._stream: Iterator[object] = iter(())
+
+    def choose_breakpoints(self, moment: PlanningMoment) -> tuple[Breakpoint, ...]:
+        assert isinstance(moment.buffer, RequestBuffer)
+        self._now = moment.at
+        request = msgspec.json.decode(moment.buffer.render(self._head))
+        self._stream = iter(self._client.messages.create(**request, stream=True))
+        (call,) = self._observer.open_calls
+        self._analysis = call.analysis
+        wire = anthropic.decode_request(self._received)
+        self.sent_blocks = _encode_blocks(wire)
+        return wire.plan.breakpoints
+
+    def record_usage(self, moment: PlanningMoment, usage: Usage) -> None:
+        self._used_at = moment.at
+        self._response = _encode_response(usage, next(self._calls).reply)
+        for _ in self._stream:
+            pass
+
+    def _respond(self, request: Any) -> Any:
+        self._received = request.content
+
+        def stream() -> Iterator[bytes]:
+            yield from anthropic.encode_stream(anthropic.decode_reply(self._response))
+
+        headers = {"content-type": "text/event-stream"}
+        return self._http_library.Response(200, headers=headers, content=stream())
+
+
+def _import_sdk() -> tuple[Any, Any]:
+    """Anthropic's SDK and the HTTP library that it uses."""
+    try:
+        sdk = importlib.import_module("anthropic")
+    except ImportError:
+        raise UserError("a replay via wrap uses the official client; install it with: pip install anthropic") from None
+    modules = {ancestor.__module__.partition(".")[0] for ancestor in sdk.DefaultHttpxClient.__mro__}
+    return sdk, importlib.import_module("httpx2" if "httpx2" in modules else "httpx")
 
 
 class SessionPlayer:
@@ -289,11 +349,15 @@ def _forget_changed_blocks(conversation: Conversation, shared: int) -> SessionSt
     return msgspec.structs.replace(state, digests=state.digests[:shared], cache_memory=memory)
 
 
-ENTRY_POINTS: Mapping[str, Callable[[ReplaySetting], EntryPoint]] = {"session": SessionPlayer, "gateway": GatewayPlayer}
+ENTRY_POINTS: Mapping[str, Callable[[ReplaySetting], EntryPoint]] = {
+    "session": SessionPlayer,
+    "gateway": GatewayPlayer,
+    "wrap": WrapPlayer,
+}
 """What `holdfast replay --via` can play."""
 
 
 def create_player(name: str, setting: ReplaySetting) -> EntryPoint:
     if name not in ENTRY_POINTS:
-        raise UserError(f"no replay via {name} yet; choose from: {', '.join(ENTRY_POINTS)}")
+        raise UserError(f"no entry point {name!r}; choose from: {', '.join(ENTRY_POINTS)}")
     return ENTRY_POINTS[name](setting)

@@ -71,7 +71,7 @@ def command(
     """Replay recorded conversations call by call with their own timestamps, and compare the cost of cache policies.
 
     TRACES are .jsonl or .jsonl.gz files, or folders of them. Costs cover prompts only: no policy changes what replies
-    cost. --via shows what a gateway with --improve or a session would have sent, and paid, for the same calls.
+    cost. --via shows what a gateway with --improve, a session or a wrapped client would have sent and paid.
     """
     import msgspec
 
