@@ -23,7 +23,7 @@ from holdfast.gateway.exchange import (
 )
 from holdfast.gateway.http.connection import ConnectionCutError, UpstreamConnection, UpstreamPool
 from holdfast.gateway.http.headers import Headers, filter_request_headers, filter_response_headers
-from holdfast.gateway.keep_alive import GatewayKeepAlive, IdleConversation
+from holdfast.gateway.keep_alive import ForwardedConversation, GatewayKeepAlive
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.rewriter import RequestAnalysis
 from holdfast.gateway.routes import RouteTable, Target, Upstream, get_raw_path
@@ -223,7 +223,7 @@ class Gateway:
         self._notify(functools.partial(self._record_response, request.analysis), exchange)
         if (keep_alive := self._keep_alive) is not None:
             head = path, request.headers
-            idle = IdleConversation(request.analysis, exchange, request.body, upstream=upstream, head=head)
+            idle = ForwardedConversation(request.analysis, exchange, request.body, upstream=upstream, head=head)
             self._notify(lambda _: keep_alive.watch(idle), exchange)
 
     def _record_response(self, analysis: RequestAnalysis, exchange: Exchange) -> None:

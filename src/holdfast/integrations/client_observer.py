@@ -31,6 +31,7 @@ from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.rewriter import RequestAnalysis
 from holdfast.gateway.routes import RouteTable, Target, UpstreamSettings, resolve_upstreams
+from holdfast.integrations.keep_alive import ClientKeepAlive, ObservedConversation, SendRequest, replace_content
 from holdfast.ledger.accounting import CallRecord
 from holdfast.ledger.calls import Bill, compute_bill, iter_calls
 from holdfast.types.usage import Usage
@@ -120,8 +121,10 @@ class ClientObserver:
         clock: Clock,
         warnings: WarningLog,
         controls: Callable[[str], CacheControls] | None = None,
+        keep_alive: ClientKeepAlive | None = None,
     ) -> None:
         self.recorder = recorder
+        self.keep_alive = keep_alive
         self.watcher = watcher
         self.rewriter = rewriter
         self.clock = clock
@@ -243,21 +246,15 @@ class ObservedCall:
         self.request = request
         self.analysis: RequestAnalysis | None = None
         self.usage_filter: UsageEventFilter | None = None
+        self.send_again: SendRequest | None = None
         self._observer = observer
         self._is_ended = False
         self._tail = b""
 
     def replace_body(self, body: bytes) -> None:
-        """The caller's request stays as it is, because the SDK may send it again."""
-        request = self.request
-        headers = request.headers.copy()
-        headers["content-length"] = str(len(body))
-        if self.usage_filter is not None:
-            # Events can be taken out of a response only if it is not compressed.
-            headers["accept-encoding"] = "identity"
-        self.request = type(request)(
-            request.method, request.url, headers=headers, content=body, extensions=request.extensions
-        )
+        # Events can be taken out of a response only if it is not compressed.
+        headers = {} if self.usage_filter is None else {"accept-encoding": "identity"}
+        self.request = replace_content(self.request, body, **headers)
 
     @contextmanager
     def sending(self) -> Iterator[None]:
@@ -321,8 +318,16 @@ class ObservedCall:
             if self.analysis is not None and self.analysis.call is not None:
                 response = exchange.decode_response() if exchange.is_successful else None
                 observer.rewriter.record_response(self.analysis.call, response)
+            self._watch()
         with observer.warnings.suppress_errors(_NOT_RECORDED):
             observer.watcher.on_end(exchange)
+
+    def _watch(self) -> None:
+        keep_alive, analysis, send = self._observer.keep_alive, self.analysis, self.send_again
+        if keep_alive is None or analysis is None or send is None or not self.exchange.is_successful:
+            return
+        received = self.request.content
+        keep_alive.watch(ObservedConversation(analysis, self.exchange, received, request=self.request, send=send))
 
     def drop(self) -> None:
         """The response was collected as garbage.

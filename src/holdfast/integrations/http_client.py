@@ -4,13 +4,16 @@ Every method of an SDK ends in `send` of its HTTP client, so this covers all of 
 proxies, credentials, hooks and time limits with the original. SDKs use `httpx` or `httpx2`, which have the same API.
 """
 
+import asyncio
 import copy
 import importlib
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
 from holdfast.errors import UserError
+from holdfast.gateway.rewrite.ping_schedule import PING_SECONDS_MAX
 from holdfast.integrations.client_observer import ClientObserver, ObservedCall
+from holdfast.integrations.keep_alive import SendRequest
 
 _LIBRARIES = ("httpx2", "httpx")
 _OBSERVER = "holdfast_observer"
@@ -65,6 +68,7 @@ def _make_class(base: Any, library: Any) -> Any:
             call: ObservedCall | None = self.holdfast_observer.begin_call(request)
             if call is None:
                 return super().send(request, stream=stream, **options)
+            call.send_again = self.holdfast_original.send
             with call.sending():
                 response = super().send(call.request, stream=True, **options)
             if call.begin_response(response):
@@ -118,6 +122,7 @@ def _make_async_class(base: Any, library: Any) -> Any:
             call: ObservedCall | None = self.holdfast_observer.begin_call(request)
             if call is None:
                 return await super().send(request, stream=stream, **options)
+            call.send_again = _make_blocking(self.holdfast_original)
             with call.sending():
                 response = await super().send(call.request, stream=True, **options)
             if call.begin_response(response):
@@ -135,6 +140,19 @@ def _make_async_class(base: Any, library: Any) -> Any:
             pass
 
     return _rename(ObservedClient, base)
+
+
+def _make_blocking(client: Any) -> SendRequest | None:
+    """Sends from another thread through the event loop that is running now; None without one of asyncio."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+    def send(request: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(client.send(request), loop).result(PING_SECONDS_MAX)
+
+    return send
 
 
 def _rename(observed: Any, base: Any) -> Any:

@@ -4,6 +4,7 @@ import copy
 import os
 import weakref
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from threading import Thread
@@ -21,6 +22,7 @@ from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.integrations.client_observer import SESSIONS_MAX, ClientObserver, ClientRecorder, ObservedCall
 from holdfast.integrations.http_client import find_observer, observe_http_client
+from holdfast.integrations.keep_alive import ClientKeepAlive
 from holdfast.runtime.config import load_config
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
@@ -48,6 +50,7 @@ class WrapArguments(TypedDict, total=False):
 
     store: EventLog | str | Path | None
     session: str | None
+    keep_alive_usd: float | None
     models: Models | None
     clock: Clock
     new_id: NewId
@@ -58,6 +61,7 @@ def wrap(
     *,
     store: EventLog | str | Path | None = None,
     session: str | None = None,
+    keep_alive_usd: float | None = None,
     models: Models | None = None,
     clock: Clock = system_clock,
     new_id: NewId = new_ulid,
@@ -67,10 +71,13 @@ def wrap(
     The returned client is of the same class and has the same options; the given one is not changed. Every method that
     sends a request over HTTP is covered. Prompts are recorded only as digests, in the default store unless `store`
     names another (`memory:` for none that lasts). `session` is the key that routes OpenAI's calls to one cache; by
-    default it is derived from the system text. If caching is turned off in the store, for a conversation or for the
-    provider, calls are not rewritten.
+    default it is derived from the system text. With `keep_alive_usd` the caches of idle Anthropic conversations are
+    refreshed by pings where that is expected to pay, for up to so many dollars a day. If caching is turned off in the
+    store, for a conversation or for the provider, calls are not rewritten.
     """
-    options = WrapArguments(store=store, session=session, models=models, clock=clock, new_id=new_id)
+    options = WrapArguments(
+        store=store, session=session, keep_alive_usd=keep_alive_usd, models=models, clock=clock, new_id=new_id
+    )
     (wrapped,) = wrap_together([client], options)
     return wrapped
 
@@ -104,6 +111,11 @@ def make_observer(mount: str, options: WrapArguments) -> ClientObserver:
         restore=lambda: restore_plans(log),
         session=session,
     )
+    keep_alive_usd = options.get("keep_alive_usd")
+    keep_alive = None
+    if keep_alive_usd is not None:
+        usd_a_day_max = Decimal(str(keep_alive_usd))
+        keep_alive = ClientKeepAlive(rewriter, clock=clock, usd_a_day_max=usd_a_day_max, on_ping=recorder.on_ping)
     client_recorder = ClientRecorder(log, catalog, recorder, sessions=sessions, since=clock())
     observer = ClientObserver(
         client_recorder,
@@ -113,9 +125,10 @@ def make_observer(mount: str, options: WrapArguments) -> ClientObserver:
         clock=clock,
         warnings=warnings,
         controls=log.records.controls if isinstance(log, HasRecords) else None,
+        keep_alive=keep_alive,
     )
     # It also runs at exit. Nothing that the recorder's thread refers to may refer to the object it waits for.
-    weakref.finalize(client_recorder, _close, recorder, log if owns_log else None, observer.open_calls)
+    weakref.finalize(client_recorder, _close, recorder, log if owns_log else None, observer.open_calls, keep_alive)
     return observer
 
 
@@ -191,10 +204,17 @@ def _add_session(sessions: dict[str, None], session_id: str) -> None:
         del sessions[next(iter(sessions))]
 
 
-def _close(recorder: GatewayRecorder, log: EventLog | None, open_calls: Iterable[ObservedCall]) -> None:
+def _close(
+    recorder: GatewayRecorder,
+    log: EventLog | None,
+    open_calls: Iterable[ObservedCall],
+    keep_alive: ClientKeepAlive | None,
+) -> None:
+    if keep_alive is not None:
+        keep_alive.close()
     if recorder.queue.is_current_thread:
         # Collected there as garbage: the thread cannot wait for itself to record the rest.
-        Thread(target=_close, args=(recorder, log, open_calls)).start()
+        Thread(target=_close, args=(recorder, log, open_calls, keep_alive)).start()
         return
     # At exit, responses may be left that nobody has read to their end or closed.
     for call in tuple(open_calls):

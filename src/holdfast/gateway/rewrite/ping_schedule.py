@@ -1,0 +1,121 @@
+"""The idle conversations of a process that a ping is planned for, and what pings may cost a day."""
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from datetime import date
+from decimal import Decimal
+
+from holdfast.catalog.lookup import utc_date
+from holdfast.engine.cache.conversation_plans import DuePing
+from holdfast.engine.cache.message_tree import PlannedConversation
+from holdfast.gateway.exchange import Exchange
+from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
+from holdfast.gateway.rewrite.rewriter import GatewayPing, RequestAnalysis
+from holdfast.planning.keep_alive import PING_MARGIN_SECONDS
+
+logger = logging.getLogger(__name__)
+
+# Each idle conversation with a planned ping holds its last request and response, up to 4 MiB each, in memory.
+IDLE_CONVERSATIONS_MAX = 64
+KEEP_ALIVE_CHECK_SECONDS = 5.0
+PING_SECONDS_MAX = 30.0
+
+OnPing = Callable[[Exchange, GatewayPing, bytes, float], None]
+"""Called with exchange, ping, response body and send time of each answered ping."""
+
+
+class IdleConversation:
+    """A conversation after a successful call, with what a ping repeats; `received` is the body of the request."""
+
+    def __init__(self, analysis: RequestAnalysis, exchange: Exchange, received: bytes) -> None:
+        self.analysis = analysis
+        self.exchange = exchange
+        self.sent = analysis.body or received
+        self.response = exchange.decode_response() or b""
+
+
+class PingSchedule:
+    """Thread-safe. Holds conversations only while the planner expects a ping to pay, and within the daily limit."""
+
+    def __init__(self, rewriter: ConversationRewriter, *, usd_a_day_max: Decimal, on_ping: OnPing) -> None:
+        self._rewriter = rewriter
+        self._usd_a_day_max = usd_a_day_max
+        self._on_ping = on_ping
+        self._idle: OrderedDict[PlannedConversation, IdleConversation] = OrderedDict()
+        self._spent: tuple[date, Decimal] = utc_date(0.0), Decimal(0)
+        self._lock = threading.Lock()
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._idle
+
+    def add(self, idle: IdleConversation) -> None:
+        """A call has ended: ping its conversation for as long as that pays."""
+        call, due = idle.analysis.call, self._plan(idle)
+        if call is None:
+            return
+        with self._lock:
+            self._idle.pop(call.conversation, None)
+            if due is not None:
+                self._idle[call.conversation] = idle
+            while len(self._idle) > IDLE_CONVERSATIONS_MAX:
+                self._idle.popitem(last=False)
+
+    def clear(self) -> None:
+        with self._lock:
+            self._idle.clear()
+
+    def find_due(self, now: float) -> list[tuple[IdleConversation, DuePing]]:
+        """The pings that are due; conversations that none is expected to pay for any more are dropped."""
+        with self._lock:
+            waiting = list(self._idle.values())
+        found = []
+        for idle in waiting:
+            # Planned again each time: a call that has followed, or has just begun, ends the wait.
+            due = self._plan(idle)
+            # After expiry a ping would be a cache write, which is the cost it was meant to avoid.
+            if due is None or now >= due.at + PING_MARGIN_SECONDS:
+                self.drop(idle)
+            elif now >= due.at:
+                found.append((idle, due))
+        return found
+
+    def encode(self, idle: IdleConversation, due: DuePing, now: float) -> GatewayPing | None:
+        """The request of a ping that is due; drops the conversation if there can be none or it exceeds the limit."""
+        ping = None
+        try:
+            ping = self._rewriter.encode_ping(idle.analysis, due, sent=idle.sent, response=idle.response)
+        except Exception as error:  # noqa: BLE001 - what cannot be encoded is not kept alive, whatever this was
+            logger.info("a conversation is not kept alive: %s", type(error).__name__)
+        if ping is None or not self._may_spend(due.cost_usd, now):
+            self.drop(idle)
+            return None
+        return ping
+
+    def complete(self, idle: IdleConversation, ping: GatewayPing, response: bytes, sent_at: float) -> None:
+        """The provider accepted the ping. The TTL restarts when a request starts, not when it ends."""
+        if idle.analysis.call is not None:
+            self._rewriter.record_ping(idle.analysis.call, ping, response, sent_at)
+        self._on_ping(idle.exchange, ping, response, sent_at)
+
+    def drop(self, idle: IdleConversation) -> None:
+        with self._lock:
+            conversation = idle.analysis.call.conversation if idle.analysis.call is not None else None
+            if conversation is not None and self._idle.get(conversation) is idle:
+                del self._idle[conversation]
+
+    def _plan(self, idle: IdleConversation) -> DuePing | None:
+        return self._rewriter.plan_ping(idle.analysis, idle.response)
+
+    def _may_spend(self, cost_usd: Decimal, now: float) -> bool:
+        # Reserve the cost before sending: if the response is lost, the ping may still have been billed.
+        with self._lock:
+            day, spent = self._spent
+            if day != utc_date(now):
+                day, spent = utc_date(now), Decimal(0)
+            if spent + cost_usd > self._usd_a_day_max:
+                return False
+            self._spent = day, spent + cost_usd
+            return True
