@@ -17,7 +17,7 @@ from holdfast.service.api import analytics
 from holdfast.service.api.analytics import CostRequest, SavingsRequest, SessionCostsRequest, TurnRequest, WindowRequest
 from holdfast.service.api.breaks import CacheBreaksRequest, list_cache_breaks
 from holdfast.service.context import AppContext
-from holdfast.service.http.errors import ApiError
+from holdfast.service.http.routes import ApiError
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.open import open_store
 

@@ -4,13 +4,14 @@ HoldfastError
 ├── UserError          the request is invalid; the message says what to do
 │   ├── OrderError     a changing layer comes before a stable one
 │   ├── BudgetError    the next call could exceed a spending limit
-│   └── SkillValidationError    a folder cannot be loaded as a skill
+│   ├── SkillValidationError    a folder cannot be loaded as a skill
+│   └── InstructionError        an operation on instructions is refused
 ├── ProviderError      a provider refused, failed, or could not be reached
 ├── AbortedError       a known failure whose recovery recipe ends the work
 └── StoreError         the event log cannot be read or written
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from holdfast.redaction import redact_secrets
@@ -54,6 +55,15 @@ class SkillValidationError(UserError):
     def __init__(self, errors: Sequence[str]) -> None:
         super().__init__("; ".join(errors))
         self.errors = tuple(errors)
+
+
+class InstructionError(UserError):
+    """A refused operation on instructions: an error code of the API, a one-line message, optional details."""
+
+    def __init__(self, code: str, message: str, *, details: Mapping[str, object] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.details = details
 
 
 class ProviderError(HoldfastError):

@@ -10,7 +10,7 @@ from holdfast.clock import new_ulid, system_clock
 from holdfast.instructions.context import InstructionContext
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.units.signatures import DeploymentKey
-from holdfast.service.sample.sessions import SamplePlayer
+from holdfast.service.sample import SamplePlayer
 from holdfast.stores.sqlite.store import SqliteStore
 from tests.support.browsers import Page, open_browser
 from tests.support.served_service import Client, serve_store

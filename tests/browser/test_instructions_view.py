@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.service.sample.instructions import AGENT as SAMPLE
+from holdfast.service.sample import AGENT as SAMPLE
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import Keys, Page
 from tests.support.instruction_service import AGENT as OWN

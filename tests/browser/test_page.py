@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.service.dashboard.static_files import load_page_files
-from holdfast.service.sample.instructions import AGENT as SAMPLE
+from holdfast.service.sample import AGENT as SAMPLE
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import SCREENSHOTS, Keys, Page
 from tests.support.served_service import Client, serve_store

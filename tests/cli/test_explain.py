@@ -13,7 +13,7 @@ from tests.support.request_files import ANTHROPIC, CHAT, GEMINI, GEMINI_MODEL, R
 
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.cli.main import command
-from holdfast.cli.requests.request_file import FILE_BYTES_MAX
+from holdfast.cli.requests import FILE_BYTES_MAX
 from holdfast.clock import system_clock
 from holdfast.layers.padding import HEURISTIC_BOUNDS, select_padding
 from holdfast.ledger.requests.parse import parse_request

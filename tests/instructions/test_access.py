@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.errors import InstructionError
 from holdfast.instructions.access import (
     InstructionCaller,
     check_instruction_access,
     check_owner_access,
     check_recall_access,
 )
-from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.models import Agent
 
 NAMES = st.text("ab:/ A", min_size=1, max_size=4)

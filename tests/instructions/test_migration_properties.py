@@ -15,7 +15,7 @@ from tests.support.markdown_texts import (
     words,
 )
 
-from holdfast.instructions.errors import InstructionError
+from holdfast.errors import InstructionError
 from holdfast.instructions.manifest.check import check_draft
 from holdfast.instructions.migration.classify import group_sections
 from holdfast.instructions.migration.naming import make_slug, name_sections

@@ -10,7 +10,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.instructions.errors import InstructionError
+from holdfast.errors import InstructionError
 from holdfast.instructions.recall.wake_token import WAKE_TOKEN_CHARACTERS_MAX, WakeIssuer, verify_wake_token
 
 SECRET = "a secret of the control plane, 32+"

@@ -11,8 +11,7 @@ from tests.support.served_service import Client, serve_store, serve_store_in_pro
 
 from holdfast.clock import ManualClock
 from holdfast.service.auth.keys import check_allowed
-from holdfast.service.http.errors import ApiError
-from holdfast.service.http.routes import AccessRule, Route
+from holdfast.service.http.routes import AccessRule, ApiError, Route
 from holdfast.service.route_table import ROUTES
 from holdfast.stores.event_log import DatabaseEventLog
 

@@ -14,7 +14,7 @@ from tests.support.skill_folders import write_skill
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountingIds, ManualClock
 from holdfast.runtime.session import Session
-from holdfast.service.sample.sessions import SamplePlayer, load_sample
+from holdfast.service.sample import SamplePlayer, load_sample
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.sources.skills.discovery import SkillRoot
 from holdfast.stores.memory import MemoryStore

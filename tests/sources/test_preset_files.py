@@ -10,7 +10,7 @@ from tests.support.skill_folders import first_request, system_texts
 
 from holdfast import Session, UserError
 from holdfast.runtime.options import Options
-from holdfast.sources.preset_files import TEXT_BYTES_MAX, list_named_texts, read_named_text
+from holdfast.sources.instruction_files import TEXT_BYTES_MAX, list_named_texts, read_named_text
 from holdfast.types.prompt import LayerText
 
 

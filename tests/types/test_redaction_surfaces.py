@@ -25,7 +25,7 @@ from holdfast.knowledge.screening import contains_secret
 from holdfast.ledger.cache.prefix_diff import compare_requests
 from holdfast.ledger.requests.parse import parse_request
 from holdfast.providers.errors import make_refusal
-from holdfast.service.http.errors import ApiError
+from holdfast.service.http.routes import ApiError
 from holdfast.service.telemetry.spans import SpanBuilder
 from holdfast.sources.skills.frontmatter import quote_text
 from holdfast.types.blocks import Message, Text

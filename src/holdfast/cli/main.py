@@ -29,16 +29,19 @@ COMMANDS = {
     ),
     "config": ("config", "Show the configuration and where each value comes from."),
     "curation": ("knowledge.curation", "Choose, by preset, which files are added to the context of sessions."),
-    "db": ("db.command", "Inspect, check, rebuild, prune, export and import the store."),
+    "db": ("db", "Inspect, check, rebuild, prune, export and import the store."),
     "demo": ("demo.command", "Run a cached multi-turn session against the simulator, offline."),
-    "diff": ("requests.diff", "Show where one request breaks the cached prefix of another, and what that costs."),
-    "doctor": ("requests.doctor", "Find what makes a prompt differ from run to run, in a function or a request file."),
+    "diff": ("requests:diff", "Show where one request breaks the cached prefix of another, and what that costs."),
+    "doctor": ("requests:doctor", "Find what makes a prompt differ from run to run, in a function or a request file."),
     "explain": (
-        "requests.explain",
+        "requests:explain",
         "Show the blocks and cache breakpoints of a request, and what a change to each block would cost.",
     ),
     "gateway": ("costs.gateway", "Show gateway traffic: costs and possible savings, rewritten requests, spending."),
-    "history": ("sessions.history", "Show the original messages of a session, including those that were compacted."),
+    "history": (
+        "sessions.sessions:history",
+        "Show the original messages of a session, including those that were compacted.",
+    ),
     "instructions": (
         "instructions.command",
         "Split instruction files into units that agents recall when they need them.",
@@ -60,7 +63,10 @@ COMMANDS = {
     "simulate": ("simulate", "Serve a provider simulator on a local port."),
     "skills": ("skills", "List, check and search skills, and show the skill index that a prompt contains."),
 }
-"""Command name -> (module, one line of help). `holdfast.cli.<module>` defines the click `command`."""
+"""Command name -> (module, one line of help).
+
+`holdfast.cli.<module>` defines the click `command`, or under another name the one after the colon.
+"""
 
 
 class LazyCommandGroup(click.Group):
@@ -70,7 +76,8 @@ class LazyCommandGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"holdfast.cli.{COMMANDS[cmd_name][0]}").command
+        module, _, name = COMMANDS[cmd_name][0].partition(":")
+        command = getattr(importlib.import_module(f"holdfast.cli.{module}"), name or "command")
         assert isinstance(command, click.Command)
         return command
 

@@ -107,12 +107,12 @@ def make_mcp_authorizer(
     records: "StoreRecords", *, agent: str, require_keys: bool
 ) -> "Callable[[str | None], InstructionCaller]":
     """Maps an Authorization header to a caller. While no key exists, a local caller without one is the agent itself."""
+    from holdfast.errors import InstructionError
     from holdfast.instructions.access import InstructionCaller
-    from holdfast.instructions.errors import InstructionError
 
     def authorize(header: str | None) -> InstructionCaller:
         from holdfast.service.auth.keys import verify_key
-        from holdfast.service.http.errors import ApiError
+        from holdfast.service.http.routes import ApiError
 
         try:
             row = verify_key(header, records.key, system_clock())

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.instructions.errors import InstructionError
+from holdfast.errors import InstructionError
 from holdfast.instructions.models import Agent
 
 FindAgent = Callable[[str], Agent | None]

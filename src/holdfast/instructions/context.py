@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from holdfast.clock import Clock, NewId, new_ulid, system_clock
-from holdfast.instructions.errors import InstructionError
+from holdfast.errors import InstructionError
 from holdfast.instructions.models import Agent, Manifest, Signer
 from holdfast.instructions.recall.ranking import InstructionSet
 from holdfast.instructions.recall.snapshot import InstructionSetCache

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from holdfast.instructions.errors import InstructionError
+from holdfast.errors import InstructionError
 
 URI_CHARACTERS_MAX = 600
 SHARED = "shared"

@@ -14,9 +14,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast import __version__
-from holdfast.errors import StoreError, UserError
+from holdfast.errors import InstructionError, StoreError, UserError
 from holdfast.instructions.access import InstructionCaller
-from holdfast.instructions.errors import InstructionError
 from holdfast.mcp.tools import McpToolbox
 
 MCP_PATH = "/mcp"

@@ -9,13 +9,12 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from holdfast.errors import InstructionError
 from holdfast.instructions.access import InstructionCaller, check_instruction_access, check_recall_access
 from holdfast.instructions.context import InstructionContext
-from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.models import Agent, format_optional_time
 from holdfast.instructions.recall.answer import RecallAnswer, answer_recall, close_audit_record, render_recall
-from holdfast.instructions.recall.boot_stub import RECALL_TOOL_SCHEMA
-from holdfast.instructions.recall.index_text import instruction_index_line, render_index
+from holdfast.instructions.recall.boot_stub import RECALL_TOOL_SCHEMA, instruction_index_line, render_index
 from holdfast.instructions.recall.ranking import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET, InstructionSet, RecallQuery
 from holdfast.sources.skills.store import SEARCH_LIMIT, SkillStore
 

@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.errors import ProviderError
 from holdfast.providers.adapter import PATH_HEADER, Adapter, WireRequest
-from holdfast.providers.anthropic.usage import AnthropicUsage, anthropic_usage_buckets, merge_anthropic_usage
+from holdfast.providers.anthropic.response import AnthropicUsage, anthropic_usage_buckets, merge_anthropic_usage
 from holdfast.providers.gemini.stream import GeminiUsage, gemini_usage_buckets
 from holdfast.providers.json_splice import UNREADABLE, decode_or_none
 from holdfast.providers.openai_common import (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.providers.anthropic.usage import CacheCreation, UsageCounters
+from holdfast.providers.anthropic.response import CacheCreation, UsageCounters
 from holdfast.replay.recording import REPLIES, USER_TEXT, ConversationBuilder, Transcript
 from holdfast.replay.trace_files import BrokenLine, decode_history_entry, iterate_lines, parse_timestamp
 from holdfast.types.blocks import Block, replace_surrogates

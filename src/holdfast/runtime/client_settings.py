@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from holdfast.errors import UserError
-from holdfast.sources.directories import holdfast_home, user_home
+from holdfast.sources.files import holdfast_home, user_home
 from holdfast.sources.settings_file import (
     EnvFormat,
     JsonFormat,

@@ -45,8 +45,7 @@ from holdfast.runtime.shared import account_name, controls_reader, response_cach
 from holdfast.runtime.skills import SessionSkills, load_session_skills
 from holdfast.runtime.tools import build_toolbox, missing_tools_hint, session_delegation
 from holdfast.runtime.volatile_context import KnowledgeLayers, volatile_source
-from holdfast.sources.instruction_files import read_instructions
-from holdfast.sources.preset_files import read_named_text
+from holdfast.sources.instruction_files import read_instructions, read_named_text
 from holdfast.stores.open import open_store
 from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.prompt import LayerText, View

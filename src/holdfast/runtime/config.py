@@ -20,7 +20,7 @@ from holdfast.layers.padding import Padding
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.registry import PROVIDERS
 from holdfast.providers.wire_request import CONCURRENT_REQUESTS_MAX
-from holdfast.sources.directories import holdfast_home, user_home
+from holdfast.sources.files import holdfast_home, user_home
 from holdfast.sources.skills.discovery import SkillRoot
 from holdfast.sources.skills.library import OPTIONAL_FOLDERS, OWN_FOLDER, SEED_FOLDER, skill_roots
 from holdfast.sources.skills.skill import SKILL_MODES, SkillMode

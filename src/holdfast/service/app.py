@@ -25,10 +25,9 @@ from holdfast.service.auth.keys import check_allowed, verify_key
 from holdfast.service.auth.origins import check_origin
 from holdfast.service.context import AppContext
 from holdfast.service.dashboard.static_files import make_page_routes
-from holdfast.service.http.errors import ApiError
 from holdfast.service.http.openapi import make_openapi
 from holdfast.service.http.request_parsing import decode_fields
-from holdfast.service.http.routes import JSON, Route, RouteRequest, RouteResponse
+from holdfast.service.http.routes import JSON, ApiError, Route, RouteRequest, RouteResponse
 
 logger = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode

@@ -1,12 +1,12 @@
 """All routes, in matching order."""
 
+from holdfast.service import sample
 from holdfast.service.api import analytics, breaks, cache, gateway, health, knowledge, knowledge_pending, skills
 from holdfast.service.api import sessions as session_routes
 from holdfast.service.api.instructions import agents, agents_view, explore
 from holdfast.service.auth import cookies
 from holdfast.service.http.routes import Route
 from holdfast.service.live import sse
-from holdfast.service.sample import sessions as trying
 
 ROUTES: tuple[Route, ...] = (
     *health.ROUTES,
@@ -20,7 +20,7 @@ ROUTES: tuple[Route, ...] = (
     *skills.ROUTES,
     *knowledge_pending.ROUTES,
     *knowledge.ROUTES,
-    *trying.ROUTES,
+    *sample.ROUTES,
     *agents_view.ROUTES,
     *explore.ROUTES,
     *agents.ROUTES,

@@ -1,4 +1,4 @@
-"""Reads files of unknown kind safely, decodes their text, and reports on what was skipped.
+"""Locates the folders of a user and a project, and reads files of unknown kind safely, reporting on what was skipped.
 
 Reading is bounded, never blocks and follows no final symlink; text is decoded the same in every locale.
 """
@@ -7,9 +7,43 @@ import codecs
 import errno
 import os
 import stat
+from collections.abc import Mapping
+from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+
+from holdfast.errors import UserError
+
+
+def user_home(environ: Mapping[str, str]) -> Path:
+    """The user's home folder, shared with other programs."""
+    try:
+        return Path(environ.get("HOME") or Path.home())
+    except RuntimeError as error:
+        raise UserError("there is no home folder: set HOME or HOLDFAST_HOME") from error
+
+
+def holdfast_home(environ: Mapping[str, str]) -> Path:
+    """HOLDFAST_HOME, or `.holdfast` in the home folder."""
+    if environ.get("HOLDFAST_HOME"):
+        return Path(environ["HOLDFAST_HOME"])
+    return user_home(environ) / ".holdfast"
+
+
+def find_git_root(cwd: Path) -> Path | None:
+    """The git root with symlinks resolved; None if there is none or `cwd` cannot be read."""
+    try:
+        here = Path(os.path.realpath(cwd, strict=True))
+        for folder in (here, *here.parents):
+            git = folder / ".git"
+            # In a linked worktree or a submodule, `.git` is a file that names the real folder.
+            if git.is_dir() or git.is_file():
+                return folder
+    except (OSError, ValueError):
+        return None
+    return None
+
 
 # O_NONBLOCK: opening a FIFO must not wait for a writer.
 _OPEN_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)

@@ -13,8 +13,7 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.sources.command import BoundedOutput, run_bounded
-from holdfast.sources.directories import find_git_root
-from holdfast.sources.files import SourceFinding, cut_utf8, to_one_line
+from holdfast.sources.files import SourceFinding, cut_utf8, find_git_root, to_one_line
 
 SECONDS_MAX = 5.0
 STATUS_LINES_MAX = 100

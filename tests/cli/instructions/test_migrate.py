@@ -9,7 +9,7 @@ from click.testing import CliRunner, Result
 
 from holdfast.cli.main import command
 from holdfast.errors import UserError
-from holdfast.instructions.migration.inputs import read_migration_files
+from holdfast.instructions.migration.files import read_migration_files
 from holdfast.stores.sqlite.store import SqliteStore
 
 AGENTS = """# Weather service

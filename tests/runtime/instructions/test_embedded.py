@@ -12,9 +12,8 @@ from tests.support.instruction_service import UNITS
 from tests.support.library_projects import LibraryProject, TickingClock
 
 from holdfast.cli.main import command
-from holdfast.errors import UserError
-from holdfast.instructions.errors import InstructionError
-from holdfast.instructions.manifest.lint import lint_manifest
+from holdfast.errors import InstructionError, UserError
+from holdfast.instructions.manifest.check import lint_manifest
 from holdfast.instructions.models import LoadTriggers, ManifestEntry
 
 DAY = 86_400
@@ -416,7 +415,7 @@ def test_the_encoder_is_loaded_only_for_a_recall(project: LibraryProject) -> Non
     code = (
         "import sys\n"
         "from holdfast import Library\n"
-        "from holdfast.instructions.settings import InstructionSettings\n"
+        "from holdfast.instructions.context import InstructionSettings\n"
         "with Library('kept.db', settings=InstructionSettings(encoder='wordllama')) as library:\n"
         "    views = library.stub(), library.index(), library.entries()\n"
         "    print(all(views), 'numpy' in sys.modules)\n"

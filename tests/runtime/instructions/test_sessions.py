@@ -12,11 +12,11 @@ from tests.support.scripted_sessions import new_session, scripted_provider, tool
 from holdfast import Library, MemoryStore, UserError
 from holdfast.compaction.models import PROTECTED_TOOLS
 from holdfast.engine.tools.definition import ToolError
+from holdfast.errors import InstructionError
 from holdfast.events.log import Event
 from holdfast.events.payloads.calls import LlmCallCompleted
 from holdfast.events.payloads.session import EpochOpened, MessageAppended
-from holdfast.instructions.errors import InstructionError
-from holdfast.instructions.migration.folder import write_instruction_folder
+from holdfast.instructions.migration.files import write_instruction_folder
 from holdfast.types.blocks import ToolUse, make_user_message
 
 AGENTS = """# Weather service

@@ -7,7 +7,7 @@ from tests.support.instruction_service import AGENT, InstructionService
 
 from holdfast.instructions.coverage.schedule import SAMPLED_PROBE_PREFIX, calibrate_due_agents, redact_personal_text
 from holdfast.instructions.models import Probe
-from holdfast.service.api.instructions.schedule import LEASE, LEASE_MS, measure_under_lease
+from holdfast.service.server import LEASE, LEASE_MS, measure_under_lease
 
 DAY_SECONDS = 86_400
 

@@ -7,8 +7,8 @@ from tests.support.instruction_service import AGENT, UNITS, InstructionService, 
 from tests.support.served_service import serve_store
 
 from holdfast.clock import CountingIds
-from holdfast.service.sample.instructions import AGENT as SAMPLE
-from holdfast.service.sample.instructions import GUARANTEED, add_sample_instructions
+from holdfast.service.sample import AGENT as SAMPLE
+from holdfast.service.sample import GUARANTEED, add_sample_instructions
 from holdfast.stores.memory import MemoryStore
 
 PATHS = ("", f"/{AGENT}", f"/{AGENT}/recall?intent=x", f"/{AGENT}/days")

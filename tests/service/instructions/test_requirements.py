@@ -3,9 +3,9 @@
 import pytest
 from tests.support.instruction_service import AGENT, ANN, UNITS, InstructionService, entry, uri
 
+from holdfast.errors import InstructionError
 from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.coverage.measure import gate_queries
-from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.manifest.deploy import promote_manifest
 from holdfast.instructions.models import LoadTriggers, ManifestEntry
 from holdfast.retrieval.paraphrases import generate_paraphrases

@@ -14,7 +14,7 @@ from holdfast.instructions.coverage.schedule import (
     calibrate_due_agents,
     run_due_coverage,
 )
-from holdfast.service.api.instructions.schedule import measure_when_due
+from holdfast.service.server import measure_when_due
 
 DAY_SECONDS = 86_400
 

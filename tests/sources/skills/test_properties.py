@@ -17,8 +17,7 @@ from holdfast.sources.skills.index import (
     render_skill_index,
     render_skill_line,
 )
-from holdfast.sources.skills.library import load_skill
-from holdfast.sources.skills.parse import parse_skill
+from holdfast.sources.skills.library import load_skill, parse_skill
 from holdfast.sources.skills.skill import SKILL_MODES, Skill, SkillMode
 from holdfast.sources.skills.store import SkillStore
 from holdfast.sources.skills.validation import split_tools

@@ -16,8 +16,7 @@ from tests.support.postgres_server import run, wait_for_blocked_connections
 from holdfast.errors import StoreError
 from holdfast.stores.event_log import READ_BATCH_EVENTS
 from holdfast.stores.postgres.server import explain_postgres_error
-from holdfast.stores.postgres.store import PostgresStore
-from holdfast.stores.postgres.writer import COMMIT_ATTEMPTS_MAX, COPY_EVENTS
+from holdfast.stores.postgres.store import COMMIT_ATTEMPTS_MAX, COPY_EVENTS, PostgresStore
 from holdfast.stores.sql.dialect import POSTGRES
 from holdfast.stores.sql.events import (
     ADD_TO_SESSION,

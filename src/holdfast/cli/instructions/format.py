@@ -7,8 +7,7 @@ import msgspec
 
 from holdfast.cli.format import format_count
 from holdfast.cli.tables import print_table
-from holdfast.instructions.manifest.check import DraftCheck
-from holdfast.instructions.manifest.lint import LintFlaw
+from holdfast.instructions.manifest.check import DraftCheck, LintFlaw
 from holdfast.instructions.manifest.validate import MANIFEST_TOKENS_MAX
 from holdfast.instructions.migration.proposal import MigrationProposal
 from holdfast.instructions.migration.sections import LineSpan

@@ -63,8 +63,7 @@ def migrate(
     import msgspec
 
     from holdfast.cli.instructions.format import encode_proposal, show_proposal
-    from holdfast.instructions.migration.folder import write_instruction_folder
-    from holdfast.instructions.migration.inputs import read_migration_files
+    from holdfast.instructions.migration.files import read_migration_files, write_instruction_folder
     from holdfast.instructions.migration.proposal import MigrationTarget, propose_migration
     from holdfast.retrieval.encoders.registry import create_semantic_stage
     from holdfast.runtime.instructions.settings import load_instruction_config

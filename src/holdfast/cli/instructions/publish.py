@@ -49,7 +49,7 @@ def _check_without_store(folder: Path) -> "DraftCheck":
     """Before the first publication there is no store, and a check must not create one."""
     from holdfast.instructions.access import InstructionCaller
     from holdfast.instructions.manifest.check import assume_submitted, check_draft
-    from holdfast.instructions.migration.folder import read_instruction_folder
+    from holdfast.instructions.migration.files import read_instruction_folder
     from holdfast.instructions.models import Agent
     from holdfast.runtime.instructions.settings import load_instruction_config
 

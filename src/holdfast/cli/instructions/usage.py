@@ -12,7 +12,7 @@ from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.instructions.models import DetectedUnit
-    from holdfast.instructions.usage.record import UsageComparison
+    from holdfast.instructions.usage.detect import UsageComparison
     from holdfast.instructions.usage.shadow import ShadowReport
     from holdfast.instructions.usage.trace import Trace
     from holdfast.runtime.instructions.embedded import Library

@@ -169,7 +169,7 @@ def turn_on(workspace: str) -> None:
 
 def _folder(workspace: str) -> "tuple[KnowledgeFolder, Path | None]":
     from holdfast.knowledge.folder import open_knowledge_folder
-    from holdfast.sources.directories import holdfast_home
+    from holdfast.sources.files import holdfast_home
 
     # --no-workspace is stored in the context's meta, so that no command needs a parameter for it.
     root = None if click.get_current_context().meta[_NO_WORKSPACE] else Path(workspace)

@@ -173,7 +173,7 @@ def _add_sources(service: "AppContext", *, simulate: bool, temporary: Path | Non
         service.workspace = temporary / "project"
         service.workspace.mkdir()
     if simulate:
-        from holdfast.service.sample.sessions import SamplePlayer
+        from holdfast.service.sample import SamplePlayer
 
         library, workspace = (service.instructions, service.workspace) if temporary else (None, None)
         service.sample = SamplePlayer(service.log, service.models, instructions=library, workspace=workspace)

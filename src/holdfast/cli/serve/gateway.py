@@ -37,7 +37,7 @@ from holdfast.gateway.routes import (
 from holdfast.runtime.config import load_config
 from holdfast.service.auth.keys import verify_key
 from holdfast.service.context import AppContext
-from holdfast.service.http.errors import ApiError
+from holdfast.service.http.routes import ApiError
 from holdfast.service.route_table import ROUTES
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.testing.server_thread import serve_provider

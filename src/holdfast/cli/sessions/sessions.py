@@ -1,4 +1,4 @@
-"""`holdfast sessions`: lists, shows, draws and deletes stored sessions."""
+"""`holdfast sessions` and `holdfast history`: lists, shows and deletes stored sessions, and prints their messages."""
 
 import os
 from collections import Counter
@@ -12,6 +12,7 @@ from holdfast.cli.chat.format import FILLS, divide_bar_cells
 from holdfast.cli.format import CommandGroup, format_count, format_local_time, format_usd, print_json
 from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
 from holdfast.cli.options import db_option, json_option
+from holdfast.errors import UserError
 from holdfast.ledger.accounting import LedgerEntry
 from holdfast.ledger.requests.format import strip_control_characters
 
@@ -156,7 +157,7 @@ def _draw(calls: "Sequence[LedgerEntry]", events: "Sequence[Event]") -> None:
 def delete_session(session_id: str, db: str | None, yes: bool, dry_run: bool) -> None:
     """Delete one session for good, with all its events and its long tool outputs stored in files."""
     from holdfast.engine.tools.output import OUTPUTS_FOLDER, delete_outputs, find_outputs
-    from holdfast.sources.directories import holdfast_home
+    from holdfast.sources.files import holdfast_home
 
     with open_configured_store(db, writable=True) as log:
         session_id = resolve_session_id(log, session_id)
@@ -336,3 +337,42 @@ def describe_gateway_session(events: "Iterable[Event]") -> "Iterator[str]":
         reason = f": {conversation.overspent}" if conversation.overspent else ""
         saved = f"{format_usd(unplanned - planned, 6)} saved{reason}"
         yield f"${unplanned:.6f} without a rewrite, ${planned:.6f} with one: {saved}"
+
+
+@click.command("history")
+@click.argument("session_id", metavar="SESSION")
+@click.option(
+    "--range", "wanted", metavar="RANGE", help="Messages to show: m12 or 12-20. A tool call is shown with its result."
+)
+@db_option
+@json_option
+def history(session_id: str, wanted: str | None, db: str | None, as_json: bool) -> None:
+    """Show the messages of a session with the numbers by which compaction summaries refer to them.
+
+    Compacted messages are included.
+    """
+    from holdfast.engine.compaction.history import groups_containing, read_logged_messages, render_messages
+    from holdfast.engine.tools.builtin.history import parse_message_range
+    from holdfast.events.payloads.calls import LlmCallStarted
+
+    numbers = parse_message_range(wanted) if wanted is not None else (1, 10**9)
+    if numbers is None:
+        raise UserError(f"{wanted!r} is not a range of messages; write m12 or 12-20")
+    with open_configured_store(db) as log:
+        session_id = resolve_session_id(log, session_id)
+        events = list(log.read(session_id))
+    entries = read_logged_messages(events)
+    if not entries and any(isinstance(event.payload, LlmCallStarted) for event in events):
+        raise UserError(
+            f"session {session_id!r} was recorded from another client or was pruned: the log has no messages of it"
+        )
+    selected = [entry for group in groups_containing(entries, *numbers) for entry in group]
+    if not selected:
+        last = entries[-1].number if entries else 0
+        raise UserError(f"session {session_id!r} has no such messages; its last is m{last}")
+    if as_json:
+        fields = ("number", "role", "layer", "content")
+        print_json([{name: getattr(entry, name) for name in fields} for entry in selected], redact=False)
+        return
+    for line in render_messages(selected).split("\n"):
+        click.echo(strip_control_characters(line))

@@ -8,9 +8,9 @@ from typing import Literal
 
 import msgspec
 
+from holdfast.errors import InstructionError
 from holdfast.instructions.context import InstructionContext
 from holdfast.instructions.coverage.measure import gate_queries, measure_unit
-from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.models import FailedProbe, UnitCoverage
 from holdfast.instructions.recall.ranking import InstructionSet
 from holdfast.instructions.settings import InstructionSettings

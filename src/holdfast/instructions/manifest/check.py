@@ -1,19 +1,106 @@
-"""Check whether a manifest with its texts could be published, reporting every failed check and not only the first."""
+"""Checks whether a manifest with its texts could be published, and lints it for likely mistakes."""
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Literal
 
 import msgspec
 
+from holdfast.errors import InstructionError
 from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.coverage.measure import measure_all_units
-from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.manifest import validate
-from holdfast.instructions.manifest.lint import LintFlaw, lint_manifest
 from holdfast.instructions.manifest.validate import ManifestDraft, SubmittedApproval
-from holdfast.instructions.models import Agent, Approval, Manifest, Provenance, UnitCoverage
-from holdfast.instructions.recall.boot_stub import check_stub_size
+from holdfast.instructions.migration.naming import describe_situation, is_situation
+from holdfast.instructions.models import Agent, Approval, Manifest, ManifestEntry, Provenance, UnitCoverage
+from holdfast.instructions.recall.boot_stub import check_stub_size, measure_entry_cost
 from holdfast.instructions.recall.ranking import InstructionSet, make_content
 from holdfast.instructions.settings import InstructionSettings
+from holdfast.redaction import redact_secrets
+from holdfast.retrieval.bm25 import extract_terms
+
+COSTLY_TOKENS = 120
+SAME_TEXT_SHARE = 0.85
+LintRule = Literal["no-trigger", "content-trigger", "same-trigger", "same-text", "when-finishing", "costly-entry"]
+_FINISHING = re.compile(
+    r"wrap.?up|finish|checklist|definition of done|hand.?over|before (?:you )?(?:submit|push)", re.I
+)
+_FINISHING_TRIGGER = re.compile(r"wrap|finish|done|complete|submit|hand", re.I)
+
+
+class LintFlaw(msgspec.Struct, frozen=True):
+    unit: str
+    rule: LintRule
+    message: str
+    fix: str
+
+
+def lint_manifest(entries: Sequence[ManifestEntry], texts: Mapping[str, str] | None = None) -> tuple[LintFlaw, ...]:
+    """Flaws in the order of the manifest; a flaw of two entries is reported for the second."""
+    flaws = [flaw for entry in entries for flaw in _entry_flaws(entry)]
+    flaws += _pair_flaws(entries, texts or {})
+    order = {entry.name: position for position, entry in enumerate(entries)}
+    return tuple(sorted(flaws, key=lambda flaw: order[flaw.unit]))
+
+
+def _entry_flaws(entry: ManifestEntry) -> Iterator[LintFlaw]:
+    triggers = entry.load_triggers
+    if not triggers.intents:
+        yield LintFlaw(entry.name, "no-trigger", "it has no intents", "add the situations in which it is needed")
+    for intent in triggers.intents:
+        # The check knows English only.
+        if intent.isascii() and not is_situation(intent):
+            message = f"{intent[:80]!a} describes the unit's content"
+            fix = f"describe what the agent is about to do: {describe_situation(intent)!a}"
+            yield LintFlaw(entry.name, "content-trigger", message, fix)
+    about = f"{entry.name} {entry.description}"
+    if triggers.intents and _FINISHING.search(about) and not any(map(_FINISHING_TRIGGER.search, triggers.intents)):
+        message = "it is needed at the end of a task, but no intent says so"
+        yield LintFlaw(entry.name, "when-finishing", message, "add 'wrap up' or 'finish a task'")
+    cost = measure_entry_cost(entry).entry_tokens
+    if cost > COSTLY_TOKENS:
+        message = f"its entry has {cost} tokens"
+        yield LintFlaw(entry.name, "costly-entry", message, "shorten the description or remove redundant triggers")
+
+
+def _pair_flaws(entries: Sequence[ManifestEntry], texts: Mapping[str, str]) -> Iterator[LintFlaw]:
+    first_with: dict[tuple[str, ...], str] = {}
+    for entry in entries:
+        for intent in entry.load_triggers.intents:
+            other = first_with.setdefault(tuple(sorted(set(extract_terms(intent)))), entry.name)
+            if other != entry.name:
+                message = f"{intent[:80]!a} is also an intent of {other[:80]!a}"
+                yield LintFlaw(entry.name, "same-trigger", message, "make the intents distinct")
+    with_text = (entry.name for entry in entries if entry.name in texts)
+    terms_by_name = [(name, frozenset(extract_terms(texts[name]))) for name in with_text]
+    for (first, first_terms), (other, other_terms) in combinations(terms_by_name, 2):
+        # Jaccard similarity of the terms.
+        if first_terms and len(first_terms & other_terms) / len(first_terms | other_terms) >= SAME_TEXT_SHARE:
+            message = f"its text is nearly the same as that of {first[:80]!a}"
+            yield LintFlaw(other, "same-text", message, "keep one of them")
+
+
+def credential_warnings(entries: Sequence[ManifestEntry], contents: Mapping[str, str]) -> tuple[str, ...]:
+    """A warning for each unit that every heartbeat or recall returns and whose text looks like a credential.
+
+    A prompt injection can make the agent repeat such a text, so nothing confidential belongs in it.
+    """
+    preloaded = (entry.name for entry in entries if entry.guarantee_load or entry.required_by_task_types)
+    return tuple(
+        f"{name}: it is loaded without being recalled and contains what looks like a credential; "
+        "a prompt injection can make the agent repeat it"
+        for name in preloaded
+        if redact_secrets(text := contents.get(name, "")) != text
+    )
+
+
+def guarantee_warnings(entries: Sequence[ManifestEntry], guaranteed_count: int, soft_max: int) -> tuple[str, ...]:
+    """Only a warning: the binding cap is per agent."""
+    if guaranteed_count <= soft_max or not any(entry.guarantee_load for entry in entries):
+        return ()
+    return (f"{guaranteed_count} units across all agents have guarantee_load; more than {soft_max} is not recommended",)
+
 
 DRAFT_ID = "draft"
 

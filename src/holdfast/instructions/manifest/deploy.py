@@ -8,11 +8,10 @@ from typing import Literal
 
 import msgspec
 
-from holdfast.errors import UserError
+from holdfast.errors import InstructionError, UserError
 from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.context import InstructionContext, make_agent
 from holdfast.instructions.coverage.metrics import METRICS_WINDOW_MS, PROMOTE_MISS_RATE, compute_recall_metrics
-from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.manifest.approvals import (
     find_active_version,
     list_pending_units,
@@ -29,7 +28,7 @@ from holdfast.instructions.manifest.publish import (
     select_valid_approvals,
 )
 from holdfast.instructions.manifest.validate import ManifestDraft, SubmittedApproval
-from holdfast.instructions.migration.folder import InstructionFolder
+from holdfast.instructions.migration.files import InstructionFolder
 from holdfast.instructions.migration.proposal import MigrationProposal
 from holdfast.instructions.models import Agent, ApprovalKind, Manifest, ManifestEntry, UnitVersion
 from holdfast.instructions.recall.snapshot import select_newest_units, unit_key

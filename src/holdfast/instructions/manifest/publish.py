@@ -4,11 +4,11 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from holdfast.errors import InstructionError
 from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.context import InstructionContext, make_agent
 from holdfast.instructions.coverage.measure import GATE_K, scale_k
 from holdfast.instructions.coverage.schedule import run_coverage
-from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.manifest import validate
 from holdfast.instructions.manifest.approvals import (
     PendingUnit,
@@ -18,7 +18,7 @@ from holdfast.instructions.manifest.approvals import (
     list_pending_units,
     required_approvals,
 )
-from holdfast.instructions.manifest.lint import credential_warnings, guarantee_warnings
+from holdfast.instructions.manifest.check import credential_warnings, guarantee_warnings
 from holdfast.instructions.manifest.validate import ManifestDraft, SubmittedApproval
 from holdfast.instructions.models import (
     Agent,

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from holdfast.catalog.token_count import count_cl100k_tokens
-from holdfast.instructions.errors import InstructionError
+from holdfast.errors import InstructionError
 from holdfast.instructions.models import Approval, ApprovalKind, ManifestEntry, MigrationMode
 from holdfast.instructions.uri import UnitAddress, check_version, is_newer_than_all, is_shared_owner, parse_unit_uri
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Literal
 
+from holdfast.instructions.migration.naming import strip_title
 from holdfast.instructions.migration.sections import LARGE_TOKENS, Section
-from holdfast.instructions.migration.situations import strip_title
 
 SectionKind = Literal["always", "task_type", "lazy"]
 ALWAYS_TOKENS_MAX = 150

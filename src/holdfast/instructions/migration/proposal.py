@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.catalog.token_count import count_cl100k_tokens
-from holdfast.instructions.errors import InstructionError
+from holdfast.errors import InstructionError
 from holdfast.instructions.manifest.validate import MANIFEST_TOKENS_MAX, ManifestDraft
 from holdfast.instructions.migration.classify import SectionKind, applies_always, find_task_types, group_sections
 from holdfast.instructions.migration.naming import describe_section, name_sections, section_title

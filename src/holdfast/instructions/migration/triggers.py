@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from holdfast.instructions.coverage.measure import GATE_K, GATE_SHARE_MIN, PARAPHRASES_PER_INTENT
-from holdfast.instructions.migration.naming import section_title
+from holdfast.instructions.migration.naming import describe_situation, find_topics, section_title, strip_title
 from holdfast.instructions.migration.sections import Section
-from holdfast.instructions.migration.situations import describe_situation, find_topics, strip_title
 from holdfast.retrieval.bm25 import STOP_WORDS
 from holdfast.retrieval.encoders.registry import SemanticStage
 from holdfast.retrieval.index import SearchIndex

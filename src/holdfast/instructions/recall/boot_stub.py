@@ -1,14 +1,50 @@
-"""Render the boot stub: who the agent is, where its instructions are, and how to recall them."""
+"""Renders what the prompt has of an agent's instructions: the boot stub, and the manifest's index with its cost."""
 
 import hashlib
+from collections.abc import Sequence
 
 import msgspec
 
 from holdfast.catalog.token_count import count_cl100k_tokens
-from holdfast.instructions.errors import InstructionError
-from holdfast.instructions.models import Agent, BootStub, Manifest, format_time
+from holdfast.errors import InstructionError
+from holdfast.instructions.models import Agent, BootStub, Manifest, ManifestEntry, format_time
 from holdfast.instructions.recall.ranking import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET
 from holdfast.types.blocks import Json
+
+INDEX_HEADING = "## Instructions that can be recalled\n\n"
+
+
+class EntryCost(msgspec.Struct, frozen=True):
+    """`index_tokens` are in every prompt; `entry_tokens` count towards the limit of the manifest."""
+
+    name: str
+    index_tokens: int
+    entry_tokens: int
+
+
+def instruction_index_line(entry: ManifestEntry) -> str:
+    """Name, description and triggers on one line, with white space collapsed."""
+    triggers = (*entry.load_triggers.intents, *entry.load_triggers.keywords)
+    text = f"{entry.description} | when: {'; '.join(triggers)}" if triggers else entry.description
+    # A line break in a description could otherwise add a line that reads as another unit.
+    return " ".join(f"- {entry.name}: {text}".split())
+
+
+def render_index(entries: Sequence[ManifestEntry]) -> str:
+    """Equal entries give equal bytes, so that a prompt prefix with the index stays cached."""
+    return "".join(f"{instruction_index_line(entry)}\n" for entry in entries)
+
+
+def render_prompt_index(entries: Sequence[ManifestEntry]) -> str:
+    """The index with its heading, as it is in the prompt."""
+    return f"{INDEX_HEADING}{render_index(entries)}"
+
+
+def measure_entry_cost(entry: ManifestEntry) -> EntryCost:
+    entry_json = msgspec.json.encode(entry).decode()
+    index_line = f"{instruction_index_line(entry)}\n"
+    return EntryCost(entry.name, count_cl100k_tokens(index_line), count_cl100k_tokens(entry_json))
+
 
 # The limit of 500 cl100k tokens is on the body (seed 003); 450 warns before it is reached.
 STUB_VERSION = 1

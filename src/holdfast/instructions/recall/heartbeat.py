@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from holdfast.errors import InstructionError
 from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.context import InstructionContext, manifest_not_found_error
-from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.models import WAKE_INTENT_PREFIX, Agent, AuditRecord, BootStub, LoadedUnit, Manifest
 from holdfast.instructions.recall.answer import write_audit_record
 from holdfast.instructions.recall.boot_stub import normalize_profile, render_stub, stub_cache_key

@@ -10,8 +10,7 @@ from functools import cached_property
 import msgspec
 
 from holdfast.catalog.token_count import count_cl100k_tokens
-from holdfast.errors import UserError
-from holdfast.instructions.errors import InstructionError
+from holdfast.errors import InstructionError, UserError
 from holdfast.instructions.models import ChunkSource, Manifest
 from holdfast.retrieval.encoders.registry import create_semantic_stage
 from holdfast.retrieval.index import DECIMALS, RankedUnit, Ranking, SearchIndex, StageContribution, StageWeights

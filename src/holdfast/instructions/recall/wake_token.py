@@ -3,7 +3,7 @@
 import msgspec
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from holdfast.instructions.errors import InstructionError
+from holdfast.errors import InstructionError
 from holdfast.instructions.units.signatures import decode_base64url
 
 WAKE_TOKEN_CHARACTERS_MAX = 8_000

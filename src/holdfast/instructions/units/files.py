@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from holdfast.instructions.errors import InstructionError
+from holdfast.errors import InstructionError
 from holdfast.instructions.models import ManifestEntry
 from holdfast.sources.confined_paths import (
     EscapeError,

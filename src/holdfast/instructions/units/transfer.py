@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from holdfast.catalog.token_count import count_cl100k_tokens
+from holdfast.errors import InstructionError
 from holdfast.instructions.context import DEPLOYMENT_SIGNER, InstructionContext, make_agent
-from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.manifest import validate
 from holdfast.instructions.manifest.validate import ManifestDraft
 from holdfast.instructions.models import Agent, Approval, AuditRecord, CoverageRun, Manifest, Probe, Signer, UnitVersion

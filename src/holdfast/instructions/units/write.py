@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.catalog.token_count import count_cl100k_tokens
+from holdfast.errors import InstructionError
 from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.context import InstructionContext, make_agent
 from holdfast.instructions.coverage.measure import measure_unit
-from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.manifest.approvals import (
     ATTEMPTS_MAX,
     find_active_version,

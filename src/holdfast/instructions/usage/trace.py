@@ -7,10 +7,9 @@ from typing import Annotated
 
 import msgspec
 
-from holdfast.errors import UserError
+from holdfast.errors import InstructionError, UserError
 from holdfast.events.log import Event
 from holdfast.events.payloads.session import MessageAppended
-from holdfast.instructions.errors import InstructionError
 from holdfast.types.blocks import Message, Text, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry
 

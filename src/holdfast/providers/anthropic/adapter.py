@@ -5,7 +5,7 @@ from functools import partial
 
 from holdfast.catalog.schema import Model
 from holdfast.providers.adapter import Adapter
-from holdfast.providers.anthropic import cache_diagnostics, encode, response, stream
+from holdfast.providers.anthropic import encode, response, stream
 from holdfast.providers.anthropic.decode import decode_anthropic_request
 from holdfast.providers.sse import EventStreamDecoder
 
@@ -32,9 +32,9 @@ class AnthropicAdapter(Adapter):
     # The protocols `PingAdapter` and `CacheDiagnosticsAdapter`.
     ping_parameters = staticmethod(encode.anthropic_ping_parameters)
     find_ping_conflict = staticmethod(encode.find_anthropic_ping_conflict)
-    request_diagnosis = staticmethod(cache_diagnostics.request_anthropic_diagnosis)
-    requests_comparison = staticmethod(cache_diagnostics.requests_anthropic_comparison)
-    is_diagnosis_refusal = staticmethod(cache_diagnostics.is_anthropic_diagnosis_refusal)
+    request_diagnosis = staticmethod(response.request_anthropic_diagnosis)
+    requests_comparison = staticmethod(response.requests_anthropic_comparison)
+    is_diagnosis_refusal = staticmethod(response.is_anthropic_diagnosis_refusal)
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
         """None: the cache is keyed by the prefix alone."""

@@ -5,12 +5,12 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.providers.anthropic.blocks import decode_anthropic_block, is_blank_text
-from holdfast.providers.anthropic.cache_diagnostics import decode_anthropic_diagnosis
-from holdfast.providers.anthropic.response import decode_anthropic_stream_error
-from holdfast.providers.anthropic.usage import (
+from holdfast.providers.anthropic.response import (
     AnthropicUsage,
     anthropic_usage_buckets,
     compaction_usage,
+    decode_anthropic_diagnosis,
+    decode_anthropic_stream_error,
     merge_anthropic_usage,
 )
 from holdfast.providers.errors import decoding_errors

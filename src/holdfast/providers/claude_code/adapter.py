@@ -8,7 +8,7 @@ from holdfast.catalog.schema import Model
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Adapter, Endpoint
 from holdfast.providers.anthropic import anthropic
-from holdfast.providers.anthropic.usage import AnthropicUsage, anthropic_usage_buckets, encode_anthropic_usage
+from holdfast.providers.anthropic.response import AnthropicUsage, anthropic_usage_buckets, encode_anthropic_usage
 from holdfast.providers.errors import decoding_errors, sanitize_message
 from holdfast.types.blocks import Text, join_text_blocks, replace_surrogates
 from holdfast.types.json_encoding import encode_json

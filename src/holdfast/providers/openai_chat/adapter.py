@@ -7,10 +7,9 @@ from holdfast.errors import FailureKind
 from holdfast.providers.adapter import NO_HEADERS, Adapter, Endpoint, WireRequest
 from holdfast.providers.openai_chat import encode
 from holdfast.providers.openai_chat.decode import decode_chat_request
-from holdfast.providers.openai_chat.parameters import chat_request_head, reject_betas
+from holdfast.providers.openai_chat.parameters import ChatVariant, RequestFields, chat_request_head, reject_betas
 from holdfast.providers.openai_chat.response import encode_chat_reply, encode_chat_stream
 from holdfast.providers.openai_chat.stream import ChatReplyFold, decode_chat_reply
-from holdfast.providers.openai_chat.variant import ChatVariant, RequestFields
 from holdfast.providers.openai_common import decode_openai_error, encode_openai_error, openai_session_fields
 from holdfast.providers.sse import EventStreamDecoder
 from holdfast.types.prompt import HistoryEntry, Parameters, Segment, Ttl

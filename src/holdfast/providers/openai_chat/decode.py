@@ -7,7 +7,7 @@ import msgspec
 from holdfast.providers import wire_request
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.json_splice import get_optional_string, get_string_member, make_valid_arguments, split_object
-from holdfast.providers.openai_chat.parameters import decode_chat_parameters
+from holdfast.providers.openai_chat.parameters import ChatVariant, decode_chat_parameters
 from holdfast.providers.openai_chat.parts import (
     CALL_KIND,
     MESSAGE_KIND,
@@ -16,7 +16,6 @@ from holdfast.providers.openai_chat.parts import (
     decode_chat_part,
     decode_request_detail,
 )
-from holdfast.providers.openai_chat.variant import ChatVariant
 from holdfast.providers.openai_common import ERROR_TEXT
 from holdfast.types.blocks import Block, Opaque, Role, Text, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry, Ttl

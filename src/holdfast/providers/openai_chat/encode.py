@@ -9,6 +9,7 @@ import msgspec
 from holdfast.errors import UserError
 from holdfast.providers.adapter import encode_stable_blocks
 from holdfast.providers.json_splice import encode_string
+from holdfast.providers.openai_chat.parameters import ChatVariant
 from holdfast.providers.openai_chat.parts import (
     CALL_KIND,
     MESSAGE_KIND,
@@ -18,7 +19,6 @@ from holdfast.providers.openai_chat.parts import (
     encode_chat_part,
     encode_reasoning_detail,
 )
-from holdfast.providers.openai_chat.variant import ChatVariant
 from holdfast.providers.openai_common import ERROR_TEXT, IMAGE_TEXT, normalize_image
 from holdfast.providers.wire_request import check_section_order, encode_tool_spec
 from holdfast.types.blocks import Block, Image, Opaque, RedactedThinking, Role, Text, Thinking, ToolResult, ToolUse

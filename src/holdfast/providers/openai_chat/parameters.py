@@ -1,15 +1,40 @@
-"""Encodes and decodes the parameters of a Chat Completions request."""
+"""How the providers of Chat Completions differ, and the parameters of a request, encoded and decoded."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 import msgspec
 
-from holdfast.errors import UserError
+from holdfast.catalog.schema import Model
+from holdfast.errors import FailureKind, UserError
 from holdfast.providers.json_splice import decode_or_none, encode_json_text, encode_string, join_object, split_object
-from holdfast.providers.openai_chat.variant import ChatVariant
 from holdfast.providers.openai_common import decode_openai_tool_choice, encode_openai_tool_choice
 from holdfast.types.json_encoding import encode_json
-from holdfast.types.prompt import Parameters
+from holdfast.types.prompt import Parameters, Ttl
+
+RequestFields = tuple[tuple[str, str], ...]
+
+
+class ErrorEncoder(Protocol):
+    def __call__(self, kind: FailureKind, message: str, *, status: int | None = None) -> tuple[int, bytes]: ...
+
+
+class ChatVariant(msgspec.Struct, frozen=True):
+    """`breakpoints` are the values of the member `breakpoint_name`, by TTL."""
+
+    name: str
+    vendor: str
+    output_limit_name: str
+    thinking_name: str
+    breakpoint_name: str
+    breakpoints: Mapping[Ttl, bytes]
+    parts_with_breakpoints: frozenset[str]
+    carries_reasoning: bool
+    session_fields: Callable[[Model, str], RequestFields]
+    encode_error: ErrorEncoder
+    # Whether a model's cache writes have the TTL 5m; all others count as `cache_write_other`.
+    writes_with_ttl_5m: Callable[[str], bool]
+
 
 _LIMIT_NAMES = ("max_completion_tokens", "max_tokens")
 _FIXED_NAMES = frozenset({"model", *_LIMIT_NAMES, "stream", "temperature", "stop", "tools", "messages"})

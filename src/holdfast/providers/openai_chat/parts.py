@@ -6,7 +6,7 @@ A part with anything we do not know is carried as its bytes, without its cache b
 import msgspec
 
 from holdfast.providers.json_splice import decode_or_none, encode_string, get_string_member, remove_member, split_object
-from holdfast.providers.openai_chat.variant import ChatVariant
+from holdfast.providers.openai_chat.parameters import ChatVariant
 from holdfast.providers.openai_common import decode_image_url, encode_image_url
 from holdfast.types.blocks import FileSource, Image, Opaque, RedactedThinking, Text, Thinking
 from holdfast.types.prompt import Ttl

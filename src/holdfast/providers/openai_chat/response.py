@@ -9,9 +9,9 @@ import msgspec
 
 from holdfast.providers.json_splice import encode_string
 from holdfast.providers.openai_chat.encode import encode_chat_call, is_call_block, is_reasoning_block
+from holdfast.providers.openai_chat.parameters import ChatVariant
 from holdfast.providers.openai_chat.parts import MESSAGE_KIND, REASONING_DETAILS, Reasoning, encode_reasoning_detail
 from holdfast.providers.openai_chat.stream import DONE
-from holdfast.providers.openai_chat.variant import ChatVariant
 from holdfast.providers.openai_common import encode_chat_usage
 from holdfast.providers.sse import encode_event, split_into_deltas
 from holdfast.types.blocks import Opaque, RedactedThinking, Thinking, ToolUse, join_text_blocks

@@ -9,6 +9,7 @@ import msgspec
 from holdfast.providers.errors import decoding_errors
 from holdfast.providers.json_splice import UNREADABLE, remove_member
 from holdfast.providers.openai_chat.encode import is_reasoning_block
+from holdfast.providers.openai_chat.parameters import ChatVariant
 from holdfast.providers.openai_chat.parts import CALL_KIND, MESSAGE_KIND, decode_chat_part
 from holdfast.providers.openai_chat.stream_blocks import (
     CallAccumulator,
@@ -21,7 +22,6 @@ from holdfast.providers.openai_chat.stream_blocks import (
     TextAccumulator,
     ThinkingAccumulator,
 )
-from holdfast.providers.openai_chat.variant import ChatVariant
 from holdfast.providers.openai_common import ChatUsage, chat_usage_buckets, decode_openai_stream_error
 from holdfast.providers.sse import ServerSentEvent
 from holdfast.types.blocks import Block, Opaque, Text, ToolUse

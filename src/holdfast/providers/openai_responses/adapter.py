@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from holdfast.catalog.schema import Model
 from holdfast.providers.adapter import NO_HEADERS, Adapter, WireRequest
 from holdfast.providers.openai_common import decode_openai_error, encode_openai_error, openai_session_fields
-from holdfast.providers.openai_responses import cache_diagnostics, encode, response, stream
+from holdfast.providers.openai_responses import encode, response, stream
 from holdfast.providers.openai_responses.decode import decode_responses_request
 from holdfast.providers.sse import EventStreamDecoder
 
@@ -27,9 +27,9 @@ class OpenAIResponsesAdapter(Adapter):
     decode_error = staticmethod(decode_openai_error)
 
     # The protocol `CacheDiagnosticsAdapter`.
-    request_diagnosis = staticmethod(cache_diagnostics.request_responses_diagnosis)
-    requests_comparison = staticmethod(cache_diagnostics.requests_responses_comparison)
-    is_diagnosis_refusal = staticmethod(cache_diagnostics.is_responses_diagnosis_refusal)
+    request_diagnosis = staticmethod(response.request_responses_diagnosis)
+    requests_comparison = staticmethod(response.requests_responses_comparison)
+    is_diagnosis_refusal = staticmethod(response.is_responses_diagnosis_refusal)
 
     def session_fields(self, model: Model, session_id: str) -> tuple[tuple[str, str], ...]:
         fields = openai_session_fields(model, session_id)

@@ -8,7 +8,6 @@ from holdfast.errors import ProviderError
 from holdfast.providers.errors import decoding_errors
 from holdfast.providers.json_splice import get_string_member, split_object
 from holdfast.providers.openai_common import ResponsesUsage, decode_openai_stream_error, responses_usage_buckets
-from holdfast.providers.openai_responses.cache_diagnostics import decode_responses_diagnosis
 from holdfast.providers.openai_responses.items import (
     SUMMARY_SEPARATOR,
     decode_call_arguments,
@@ -16,6 +15,7 @@ from holdfast.providers.openai_responses.items import (
     decode_responses_item,
 )
 from holdfast.providers.openai_responses.parts import OUTPUT_KINDS, decode_output_part
+from holdfast.providers.openai_responses.response import decode_responses_diagnosis
 from holdfast.providers.sse import ServerSentEvent, get_event_name
 from holdfast.types.blocks import THINKING_TYPES, Block, Opaque, Text, Thinking, ToolUse
 from holdfast.types.reply import (

@@ -3,7 +3,7 @@
 from holdfast.catalog.schema import Model
 from holdfast.providers.json_splice import encode_string
 from holdfast.providers.openai_chat.adapter import ChatAdapter
-from holdfast.providers.openai_chat.variant import ChatVariant, RequestFields
+from holdfast.providers.openai_chat.parameters import ChatVariant, RequestFields
 from holdfast.providers.openai_common import encode_openrouter_error, fit_cache_key
 
 SESSION_ID_CHARS_MAX = 256  # OpenRouter's limit.

@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Self
 import msgspec
 
 from holdfast.clock import Clock, NewId, new_ulid, system_clock
-from holdfast.errors import UserError
+from holdfast.errors import InstructionError, UserError
 from holdfast.events.payloads.session import MessageAppended
 from holdfast.instructions import context
 from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.coverage.compare import CoverageDiff, MeasuredUnit, compare_manifest_versions, measure_units
+from holdfast.instructions.coverage.measure import ProbeReport, probe_manifest
 from holdfast.instructions.coverage.metrics import RecallMetrics, compute_recall_metrics
-from holdfast.instructions.coverage.probes import ProbeReport, probe_manifest
 from holdfast.instructions.coverage.schedule import choose_encoder, use_recorded_encoder
-from holdfast.instructions.errors import InstructionError
-from holdfast.instructions.manifest.check import DraftCheck
+from holdfast.instructions.manifest.check import DraftCheck, LintFlaw, lint_manifest
 from holdfast.instructions.manifest.deploy import (
     ApprovalResult,
     ArchiveResult,
@@ -32,10 +31,8 @@ from holdfast.instructions.manifest.deploy import (
     roll_back_manifest,
     write_proposed_units,
 )
-from holdfast.instructions.manifest.lint import LintFlaw, lint_manifest
 from holdfast.instructions.manifest.publish import PublicationResult
-from holdfast.instructions.migration.folder import read_instruction_folder
-from holdfast.instructions.migration.inputs import read_migration_files
+from holdfast.instructions.migration.files import read_instruction_folder, read_migration_files
 from holdfast.instructions.migration.proposal import MigrationProposal, MigrationTarget, propose_migration
 from holdfast.instructions.models import Agent, ManifestEntry
 from holdfast.instructions.recall.answer import (
@@ -48,13 +45,12 @@ from holdfast.instructions.recall.answer import (
     render_standing_instructions,
     replay_recall,
 )
-from holdfast.instructions.recall.boot_stub import normalize_profile
+from holdfast.instructions.recall.boot_stub import EntryCost, measure_entry_cost, normalize_profile, render_index
 from holdfast.instructions.recall.heartbeat import load_boot_stub, start_heartbeat
-from holdfast.instructions.recall.index_text import EntryCost, measure_entry_cost, render_index
 from holdfast.instructions.recall.ranking import InstructionSet, RecallQuery
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.units.signatures import load_deployment_key
-from holdfast.instructions.usage.record import UsageComparison, analyse_trace, record_trace_usage
+from holdfast.instructions.usage.detect import UsageComparison, analyse_trace, record_trace_usage
 from holdfast.instructions.usage.shadow import ShadowReport, make_shadow_report
 from holdfast.instructions.usage.trace import (
     Trace,

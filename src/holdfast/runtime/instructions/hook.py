@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.errors import UserError
 from holdfast.instructions.models import LoadTriggers, ManifestEntry
-from holdfast.instructions.recall.index_text import render_prompt_index
+from holdfast.instructions.recall.boot_stub import render_prompt_index
 from holdfast.runtime.instructions.heartbeat import Preload
 from holdfast.sources.settings_file import (
     JsonContainer,

@@ -14,7 +14,7 @@ from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.units.signatures import KEY_BYTES, decode_base64url
 from holdfast.instructions.uri import SEGMENT_PATTERN
 from holdfast.retrieval.encoders.registry import check_encoder_name, default_encoder
-from holdfast.sources.directories import holdfast_home
+from holdfast.sources.files import holdfast_home
 
 WAKE_SECRET_VARIABLE = "HOLDFAST_WAKE_SECRET"
 WAKE_SECRET_BYTES_MIN = 32  # HS256 needs a key of at least the hash's 256 bits (RFC 7518, section 3.2).

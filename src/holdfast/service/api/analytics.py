@@ -31,9 +31,8 @@ from holdfast.service.api.analytics_rows import (
 )
 from holdfast.service.api.regret import PolicyCosts, Regret, compute_policy_costs, compute_regret
 from holdfast.service.context import AppContext
-from holdfast.service.http.errors import ApiError, make_not_found_error
 from holdfast.service.http.request_parsing import TimeText, TimeWindow, parse_window, to_datetime
-from holdfast.service.http.routes import Route, copy_fields, json_route
+from holdfast.service.http.routes import ApiError, Route, copy_fields, json_route, make_not_found_error
 
 BASELINE = "anthropic:claude-sonnet-4-6"
 LISTED_MAX = 500

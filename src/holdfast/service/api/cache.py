@@ -19,9 +19,8 @@ from holdfast.ledger.cache.verdicts import VerdictKind
 from holdfast.providers.cache_inputs import InvalidationMethod, invalidation_methods
 from holdfast.service.api.analytics import LISTED_MAX, SKIPPED_MAX
 from holdfast.service.context import AppContext, SessionCache
-from holdfast.service.http.errors import ApiError, make_not_found_error
 from holdfast.service.http.request_parsing import to_optional_datetime
-from holdfast.service.http.routes import EmptyRequest, Route, copy_fields, json_route
+from holdfast.service.http.routes import ApiError, EmptyRequest, Route, copy_fields, json_route, make_not_found_error
 
 _DISCUSSION = "/api/cache/{discussion_id}"
 ProviderName = Literal["anthropic", "openai", "openai-chat", "gemini", "openrouter", "claude-code"]

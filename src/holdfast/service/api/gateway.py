@@ -10,8 +10,7 @@ from holdfast.events.payloads.calls import GatewayForwarded, RequestChange
 from holdfast.replay.audit import PriceLookup
 from holdfast.replay.counterfactual import Counterfactual, estimate_counterfactual
 from holdfast.service.context import AppContext
-from holdfast.service.http.errors import ApiError, make_not_found_error
-from holdfast.service.http.routes import Route, SessionRequest, json_route
+from holdfast.service.http.routes import ApiError, Route, SessionRequest, json_route, make_not_found_error
 
 _GATEWAY = "/api/sessions/{session_id}/gateway"
 CALLS_MAX = 1_000

@@ -10,8 +10,7 @@ from holdfast import __version__
 from holdfast.errors import StoreError
 from holdfast.ledger.analytics.queries import CostQueries, LedgerScope, count_unreadable_calls
 from holdfast.service.context import AppContext
-from holdfast.service.http.errors import ApiError
-from holdfast.service.http.routes import PLAIN_TEXT, EmptyRequest, Route, RouteResponse, json_route, raw_route
+from holdfast.service.http.routes import PLAIN_TEXT, ApiError, EmptyRequest, Route, RouteResponse, json_route, raw_route
 from holdfast.service.telemetry.prometheus import format_metric_header, format_sample
 from holdfast.types.usage import Usage
 

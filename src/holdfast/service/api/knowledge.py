@@ -23,8 +23,7 @@ from holdfast.knowledge.pages import list_page_items
 from holdfast.knowledge.screening import contains_secret
 from holdfast.runtime.knowledge import KNOWLEDGE_LAYER, finished_sessions, project_lookup
 from holdfast.service.context import AppContext
-from holdfast.service.http.errors import ApiError, make_not_found_error
-from holdfast.service.http.routes import Route, copy_fields, json_route
+from holdfast.service.http.routes import ApiError, Route, copy_fields, json_route, make_not_found_error
 from holdfast.sources.files import decode_text
 
 ITEMS_LISTED_MAX = 1_000

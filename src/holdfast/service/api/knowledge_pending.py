@@ -17,9 +17,8 @@ from holdfast.service.api.cache import make_not_controllable_error
 from holdfast.service.api.knowledge import DigestChange, DigestRequest, get_digest, make_digest_change, run_in_folder
 from holdfast.service.api.sessions import CallsRequest, CallsResponse, list_calls
 from holdfast.service.context import AppContext
-from holdfast.service.http.errors import ApiError, make_not_found_error
 from holdfast.service.http.request_parsing import to_datetime
-from holdfast.service.http.routes import EmptyRequest, Route, SessionRequest, json_route
+from holdfast.service.http.routes import ApiError, EmptyRequest, Route, SessionRequest, json_route, make_not_found_error
 from holdfast.sources.files import decode_text
 
 SESSIONS_MAX = 12

@@ -14,9 +14,8 @@ from holdfast.ledger.layers import CallLayers, CallTimeline, RequestLayers
 from holdfast.service.api.analytics_rows import to_json_usd
 from holdfast.service.api.prompt_view import Divergence, find_divergence
 from holdfast.service.context import AppContext
-from holdfast.service.http.errors import ApiError, make_not_found_error
 from holdfast.service.http.request_parsing import to_datetime
-from holdfast.service.http.routes import Route, SessionRequest, copy_fields, json_route
+from holdfast.service.http.routes import ApiError, Route, SessionRequest, copy_fields, json_route, make_not_found_error
 from holdfast.types.prompt import PlanProbabilities, PromptSection
 
 _CALL = "/api/sessions/{session_id}/calls/{number}"

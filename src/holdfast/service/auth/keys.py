@@ -10,8 +10,7 @@ import msgspec
 
 from holdfast.errors import UserError
 from holdfast.events.records import KeyRow
-from holdfast.service.http.errors import ApiError
-from holdfast.service.http.routes import AccessRule
+from holdfast.service.http.routes import AccessRule, ApiError
 
 # 256 random bits; the id is public and only has to be unique.
 SECRET_BYTES = 32

@@ -4,7 +4,7 @@ import ipaddress
 from collections.abc import Collection
 from urllib.parse import urlsplit
 
-from holdfast.service.http.errors import ApiError
+from holdfast.service.http.routes import ApiError
 
 _SCHEMES = ("http", "https")
 

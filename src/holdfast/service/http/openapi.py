@@ -5,8 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast import __version__
-from holdfast.service.http.errors import ErrorResponse
-from holdfast.service.http.routes import JSON, NonJsonResponse, Route
+from holdfast.service.http.routes import JSON, ErrorResponse, NonJsonResponse, Route
 
 REF = "#/components/schemas/{name}"
 ERROR_SCHEMA = {"$ref": REF.format(name=ErrorResponse.__name__)}

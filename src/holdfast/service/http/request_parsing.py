@@ -7,8 +7,7 @@ from typing import Annotated
 import msgspec
 from starlette.requests import Request
 
-from holdfast.service.http.errors import ApiError
-from holdfast.service.http.routes import JSON, Route
+from holdfast.service.http.routes import JSON, ApiError, Route
 
 BODY_BYTES_MAX = 1_000_000
 QUERY_BYTES_MAX = 8_000

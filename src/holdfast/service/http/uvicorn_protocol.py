@@ -12,7 +12,7 @@ from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 from wsproto.connection import ConnectionState
 from wsproto.events import CloseConnection, Ping, Pong, Request
 
-from holdfast.service.http.errors import ApiError
+from holdfast.service.http.routes import ApiError
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent

@@ -13,8 +13,7 @@ from holdfast.events.payloads.session import DelegationCompleted, SkillLoaded, S
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.events.records import PositionedEvent
 from holdfast.service.context import AppContext
-from holdfast.service.http.errors import ApiError
-from holdfast.service.http.routes import EVENT_STREAM, Route, RouteResponse, copy_fields, raw_route
+from holdfast.service.http.routes import EVENT_STREAM, ApiError, Route, RouteResponse, copy_fields, raw_route
 from holdfast.service.live.hub import EventHub, NoEvents, SkippedEvents
 
 POSITION_DIGITS_MAX = 18

@@ -15,7 +15,7 @@ from holdfast.economics.cost import cost_usd
 from holdfast.providers.adapter import WireRequest
 from holdfast.providers.json_splice import join_object, split_object
 from holdfast.providers.openrouter import openrouter
-from holdfast.simulator.anthropic.prefixes import make_anthropic_cache_call
+from holdfast.simulator.anthropic.api import make_anthropic_cache_call
 from holdfast.simulator.anthropic.thinking import accept_thinking, sign_anthropic_thinking
 from holdfast.simulator.anthropic.validation import place_requested_breakpoints
 from holdfast.simulator.openai import validation

@@ -5,8 +5,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.errors import UserError
-from holdfast.instructions.errors import InstructionError
+from holdfast.errors import InstructionError, UserError
 from holdfast.instructions.models import Agent, AuditRecord, UnitVersion
 from holdfast.instructions.store import InstructionRecords, OwnedRecord, export_record, record_owner
 from holdfast.instructions.uri import is_shared_owner

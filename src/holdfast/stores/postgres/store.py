@@ -1,7 +1,20 @@
 """The store in a PostgreSQL database, which any number of processes and machines can share.
 
-Reads use pooled connections and reconnect once; changes beside the log use connections of their own.
+Reads use pooled connections and reconnect once; changes beside the log use connections of their own. The writer commits
+a group of jobs as one transaction, and recovers when the connection is lost.
+
+Every append first updates its session's row, which stays locked until the commit, and only then gets its sequence
+numbers. So within a session they are assigned in commit order, however many servers write: a reader that continues
+after a sequence number misses nothing.
 """
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+import psycopg
+from msgspec.structs import astuple
+from psycopg.errors import DeadlockDetected, SerializationFailure
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import StoreError
@@ -12,15 +25,148 @@ from holdfast.stores.postgres.server import (
     LOCK_SECONDS_MAX,
     STATEMENT_SECONDS_MAX,
     ConnectionLimits,
+    PostgresConnection,
     PostgresServer,
     open_postgres_database,
     parse_address,
 )
-from holdfast.stores.postgres.writer import RECONNECT_SECONDS_MAX, PostgresWriter
 from holdfast.stores.sql.analytics_queries import ANY_PENDING_SESSION, LEDGER_VERSION_QUERY
 from holdfast.stores.sql.connection import ConnectionPool, SqlChanges, SqlReader
-from holdfast.stores.sql.events import EVENT_BYTES_MAX
-from holdfast.stores.write.queue import GROUP_JOBS_MAX, QUEUE_BYTES_MAX, RefusingWriter, WriterThread
+from holdfast.stores.sql.dialect import POSTGRES, escape_nul
+from holdfast.stores.sql.events import EVENT_BYTES_MAX, EVENT_COLUMNS, Cell, EventRow
+from holdfast.stores.write.group_writer import GroupWriter
+from holdfast.stores.write.queue import (
+    GROUP_JOBS_MAX,
+    QUEUE_BYTES_MAX,
+    AppendJob,
+    DeleteJob,
+    PruneJob,
+    RefusingWriter,
+    RollUpJob,
+    SettleJob,
+    WriteJob,
+    WriterThread,
+)
+
+RECONNECT_SECONDS_MAX = 10.0  # Outlasts the restart of a server.
+COMMIT_ATTEMPTS_MAX = 5  # Deadlocks and lost connections are rare: five in a row have another cause.
+COPY_EVENTS = f"COPY holdfast.events ({', '.join(EVENT_COLUMNS)}) FROM STDIN"
+LOCK_SESSIONS = "SELECT 1 FROM holdfast.sessions WHERE id = ANY(%s) ORDER BY id FOR UPDATE"
+
+# No appends while the tables are emptied: a session that started just then would never be counted.
+LOCK_SESSIONS_TABLE = "LOCK TABLE holdfast.sessions IN SHARE ROW EXCLUSIVE MODE"
+
+# The transaction id tells later whether it was committed. A server with synchronous_commit = off acknowledges commits
+# that are not on disk yet, which we must not.
+BEGIN_TRANSACTION = """
+BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE;
+SELECT pg_current_xact_id()::text, CASE WHEN current_setting('synchronous_commit') = 'off'
+    THEN set_config('synchronous_commit', 'on', true) END
+"""
+
+_PAUSE_SECONDS = 0.1  # Between two attempts to reconnect.
+
+
+class _PendingCommit(msgspec.Struct, frozen=True):
+    """A COMMIT that was sent and not acknowledged yet."""
+
+    transaction: str
+    answers: list[SettleJob]
+
+
+class PostgresWriter(GroupWriter):
+    _connection: PostgresConnection
+
+    def __init__(
+        self,
+        connection: PostgresConnection,
+        server: PostgresServer,
+        *,
+        models: Models,
+        reconnect_seconds_max: float = RECONNECT_SECONDS_MAX,
+    ) -> None:
+        super().__init__(server, connection, models)
+        self._server = server
+        self._pauses_max = int(reconnect_seconds_max / _PAUSE_SECONDS)
+        self._transaction_id = ""
+        self._pending: _PendingCommit | None = None
+        self._reset_outdated_tables()
+
+    def commit(self, group: Sequence[WriteJob]) -> list[SettleJob]:
+        try:
+            for _ in range(COMMIT_ATTEMPTS_MAX - 1):
+                try:
+                    return self._commit_group(group)
+                except (DeadlockDetected, SerializationFailure):
+                    continue  # The server rolled everything back; try again.
+                except psycopg.Error:
+                    if not self._connection.closed:
+                        raise
+                    pending = self._pending
+                    self._reconnect()
+                    if pending is not None and self._was_committed(pending.transaction):
+                        return pending.answers
+            return self._commit_group(group)
+        except psycopg.Error as error:
+            raise self._server.explain(error) from error
+
+    def _begin(self) -> None:
+        self._pending = None
+        result = self._connection.execute(BEGIN_TRANSACTION)
+        result.nextset()
+        ((transaction_id, _),) = result.fetchall()
+        self._transaction_id = str(transaction_id)
+
+    def _commit(self, settles: Sequence[SettleJob]) -> None:
+        self._pending = _PendingCommit(self._transaction_id, list(settles))
+        super()._commit(settles)
+
+    def _insert_events(self, rows: Sequence[EventRow]) -> None:
+        with self._connection.cursor() as cursor, cursor.copy(COPY_EVENTS) as copy:
+            for row in rows:
+                copy.write_row(POSTGRES.encode_cells(astuple(row)))
+
+    def write(self, query: str, rows: Sequence[Sequence[Cell]], /) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.executemany(POSTGRES.translate(query), [POSTGRES.encode_cells(row) for row in rows])
+
+    def _lock(self, group: Sequence[WriteJob]) -> None:
+        sessions: set[str] = set()
+        for job in group:
+            match job:
+                case AppendJob(rows=rows):
+                    sessions.update(row.session_id for row in rows)
+                case RollUpJob(session_ids=ids, clear_first=afresh):
+                    sessions.update(ids)
+                    if afresh:
+                        self._connection.execute(LOCK_SESSIONS_TABLE)
+                case DeleteJob(session_id=id) | PruneJob(session_id=id):
+                    sessions.add(id)
+        self._connection.execute(LOCK_SESSIONS, ([escape_nul(session) for session in sessions],))
+
+    def _was_committed(self, transaction: str) -> bool:
+        """Whether a commit took effect although its acknowledgement was lost; raises StoreError if unknown."""
+        for pauses_left in reversed(range(1 + self._pauses_max)):
+            ((status,),) = self._connection.execute("SELECT pg_xact_status(%s::xid8)", (transaction,)).fetchall()
+            if status in ("committed", "aborted"):
+                return bool(status == "committed")
+            if status is None or not pauses_left:
+                break
+            time.sleep(_PAUSE_SECONDS)
+        raise StoreError(
+            f"the connection to {self._server.name} was lost during a commit, and it is unknown whether it took "
+            "effect: open the store again and check whether the last events are there"
+        )
+
+    def _reconnect(self) -> None:
+        for pauses_left in reversed(range(1 + self._pauses_max)):
+            try:
+                self._connection = self._server.connect()
+                return
+            except psycopg.OperationalError:
+                if not pauses_left:
+                    raise
+                time.sleep(_PAUSE_SECONDS)
 
 
 class PostgresStore(DatabaseEventLog):

@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import UNSET
 
-from holdfast.errors import StoreError, UserError
+from holdfast.errors import InstructionError, StoreError, UserError
 from holdfast.instructions.access import (
     InstructionCaller,
     access_denied_error,
@@ -12,7 +12,6 @@ from holdfast.instructions.access import (
     check_recall_access,
 )
 from holdfast.instructions.context import InstructionContext, make_agent
-from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.manifest.publish import PublicationRequest, publish_manifest
 from holdfast.instructions.manifest.validate import ManifestDraft
 from holdfast.instructions.models import ManifestEntry, UnitCoverage, format_optional_time, format_time
@@ -22,7 +21,7 @@ from holdfast.instructions.recall.heartbeat import PreloadedUnit, load_boot_stub
 from holdfast.instructions.recall.ranking import RecallQuery, SelectedChunk
 from holdfast.instructions.units.write import SubmittedUnit, write_unit
 from holdfast.instructions.uri import garden_id
-from holdfast.instructions.usage.record import record_trace_usage
+from holdfast.instructions.usage.detect import record_trace_usage
 from holdfast.instructions.usage.trace import check_trace_size
 from holdfast.retrieval.index import StageWeights
 from holdfast.service.api.instructions import reviews, schemas

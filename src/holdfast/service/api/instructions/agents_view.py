@@ -6,8 +6,8 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
+from holdfast.errors import InstructionError
 from holdfast.instructions.context import InstructionContext
-from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.manifest.approvals import find_active_version, may_replace, missing_approvals
 from holdfast.instructions.models import (
     Agent,
@@ -24,8 +24,8 @@ from holdfast.service.api.instructions.routing import SCOPE_DENIED, make_instruc
 from holdfast.service.api.instructions.schemas import AgentRequest
 from holdfast.service.auth.keys import make_key_required_error
 from holdfast.service.context import AppContext
-from holdfast.service.http.errors import ApiError
 from holdfast.service.http.routes import (
+    ApiError,
     Route,
     RouteRequest,
     RouteResponse,

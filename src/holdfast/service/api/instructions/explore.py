@@ -6,9 +6,9 @@ from typing import Annotated
 
 import msgspec
 
+from holdfast.errors import InstructionError
 from holdfast.instructions.context import InstructionContext
 from holdfast.instructions.coverage.metrics import RecallMetrics, TraceMetrics, compute_recall_metrics
-from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.models import AuditRecord
 from holdfast.instructions.recall.ranking import RecallQuery
 from holdfast.retrieval.index import QUERY_CHARACTERS_MAX

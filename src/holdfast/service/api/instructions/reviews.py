@@ -2,12 +2,12 @@
 
 import msgspec
 
+from holdfast.errors import InstructionError
 from holdfast.instructions.access import InstructionCaller, check_owner_access
 from holdfast.instructions.context import InstructionContext, make_agent, manifest_not_found_error
 from holdfast.instructions.coverage.measure import classify_coverage, run_probes
 from holdfast.instructions.coverage.metrics import RecallMetrics, compute_recall_metrics
 from holdfast.instructions.coverage.schedule import measure_coverage, recertify
-from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.manifest.approvals import record_approvals
 from holdfast.instructions.manifest.publish import select_valid_approvals
 from holdfast.instructions.manifest.validate import SubmittedApproval

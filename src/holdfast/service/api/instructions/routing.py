@@ -6,16 +6,16 @@ from typing import TypeVar
 
 import msgspec
 
+from holdfast.errors import InstructionError
 from holdfast.events.records import KeyRow
 from holdfast.instructions.access import FindAgent, InstructionCaller, check_owner_access
 from holdfast.instructions.context import InstructionContext
-from holdfast.instructions.errors import InstructionError
 from holdfast.instructions.models import Agent
 from holdfast.instructions.recall.ranking import UNAVAILABLE
 from holdfast.service.context import AppContext
-from holdfast.service.http.errors import ApiError
 from holdfast.service.http.routes import (
     AccessRule,
+    ApiError,
     Method,
     NonJsonResponse,
     Route,

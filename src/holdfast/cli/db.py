@@ -2,13 +2,16 @@
 
 import os
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 import click
 
 from holdfast.cli.format import CommandGroup, format_count, format_local_time, print_json
+from holdfast.cli.instructions.open import explain_missing_package
 from holdfast.cli.open_store import (
     load_configured_models,
     open_configured_store,
@@ -20,11 +23,11 @@ from holdfast.clock import system_clock
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from holdfast.events.log import SessionRow
+    from holdfast.runtime.instructions.settings import InstructionConfig
     from holdfast.stores.event_log import DatabaseEventLog, StoreFacts
-    from holdfast.stores.instructions.transfer import ImportedOwner
+    from holdfast.stores.instructions.transfer import ImportedOwner, OwnerImporter
+    from holdfast.stores.open import Store
 
 DAY_SECONDS = 86_400
 
@@ -179,7 +182,6 @@ def export_events(
     Without --content, messages, system prompts, tool results, names and paths are left out. Keys are never exported.
     """
     from holdfast.cli.costs.report import parse_time_option
-    from holdfast.cli.db.instructions import get_exported_deployment
     from holdfast.cli.tables import track_progress
     from holdfast.stores.export import export_lines
 
@@ -229,7 +231,6 @@ def import_events(file: IO[bytes], db: str | None) -> None:
     Each session is imported completely or not at all. The same holds for each agent's instructions, which must belong
     to this deployment. After a failure, run the same command again to continue where it stopped.
     """
-    from holdfast.cli.db.instructions import check_deployment, open_instruction_intake, summarize_imported_owners
     from holdfast.cli.tables import track_progress
     from holdfast.stores.export import ImportedSession, import_lines, read_export_header
 
@@ -274,3 +275,67 @@ def _catch_up(log: "DatabaseEventLog") -> int:
         log.roll_up_session(session_id)
         entered += 1
     return entered
+
+
+def get_exported_deployment(log: "Store", *, content: bool) -> str:
+    """The deployment whose instructions are exported.
+
+    Raises UserError without --content, or if the store also holds instructions of another deployment.
+    """
+    if not content:
+        raise UserError("instructions are content: export them with --content --instructions, or without them")
+    here = _configured().settings.deployment
+    other = log.instructions.other_deployment(here)
+    if other is not None:
+        raise UserError(
+            f"the store has instructions of deployment {other[:80]!a}, but this deployment is {here!a}: "
+            "set instructions.deployment in the home file, or export without them"
+        )
+    return here
+
+
+def check_deployment(deployment: str, name: str) -> None:
+    """Raise UserError if the file comes from another deployment."""
+    here = _configured().settings.deployment
+    if deployment != here:
+        raise UserError(
+            f"{name} has instructions of deployment {deployment[:80]!a}, but this deployment is {here!a}: "
+            "import it there, or export it without --instructions"
+        )
+
+
+def open_instruction_intake(log: "Store") -> "OwnerImporter":
+    from holdfast.stores.instructions.transfer import OwnerImporter
+
+    configured = _configured()
+    with explain_missing_package():
+        from holdfast.instructions.context import InstructionContext
+        from holdfast.instructions.units.signatures import load_deployment_key
+        from holdfast.instructions.units.transfer import validate_imported_records
+    # Do not create a key: a new one has signed nothing in the file, and would block restoring the original key.
+    key = load_deployment_key(configured.key_path) if configured.key_path.exists() else None
+    library = InstructionContext(log.instructions, configured.settings, key=key)
+    return OwnerImporter(log.instructions, partial(validate_imported_records, library))
+
+
+def summarize_imported_owners(owners: "Sequence[ImportedOwner]") -> Iterator[str]:
+    """Lines that say what was imported for the owners of instructions."""
+    if not owners:
+        return
+    existing = sum(owner.already_existed for owner in owners)
+    already = f", {existing:,} of them already stored" if existing else ""
+    added = format_count(sum(owner.added for owner in owners), "record")
+    yield f"{format_count(len(owners), 'owner')} of instructions{already}: {added} added"
+    if quarantined := sum(owner.quarantined for owner in owners):
+        yield (
+            f"{format_count(quarantined, 'unit')} quarantined: not signed by a key that this deployment knows; "
+            "restore the key or register the signer, then write them again"
+        )
+    if left_out := sum(owner.dropped_approvals for owner in owners):
+        yield f"{format_count(left_out, 'approval')} left out: not signed by a key that this deployment knows"
+
+
+def _configured() -> "InstructionConfig":
+    with explain_missing_package():
+        from holdfast.runtime.instructions.settings import load_instruction_config
+    return load_instruction_config(os.environ)

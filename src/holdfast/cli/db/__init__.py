@@ -1,1 +1,0 @@
-"""`holdfast db`: maintains, exports and imports a store."""

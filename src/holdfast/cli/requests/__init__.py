@@ -1,1 +1,0 @@
-"""Commands that read request files: explain, diff and doctor."""

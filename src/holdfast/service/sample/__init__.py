@@ -1,1 +1,0 @@
-"""Sample sessions and instructions, so that a new dashboard is not empty."""
