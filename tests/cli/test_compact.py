@@ -131,7 +131,7 @@ def test_unknown_sessions_and_invalid_ranges_are_one_line(db: str, session_id: s
 def test_the_source_of_a_summary_line_is_shown_with_its_result(db: str, session_id: str) -> None:
     run("compact", session_id, "--db", db)
     (event,) = compactions(db, session_id)
-    match = re.search(r"^- (src/part_\d+/lexer.py): read x1, sha:[0-9a-f]{8} \[(m\d+)\]$", event.segments[0].text, re.M)
+    match = re.search(r"^- (src/part_\d+/lexer.py): read x1 \[(m\d+)\]$", event.segments[0].text, re.M)
     assert match is not None
     output = run("history", session_id, "--db", db, "--range", match.group(2)).stdout
     assert f'calls read_file {{"path":"{match.group(1)}"}}' in output

@@ -178,8 +178,9 @@ def test_the_numbers_add_up_to_the_prompt() -> None:
     assert numbers.removed_tokens == 72_000
     assert numbers.cost_usd == Decimal("1.15") * 13_000 * Decimal("0.000003")
     assert numbers.saving_per_call_usd == Decimal("0.1") * 72_000 * Decimal("0.000003")
-    assert estimate_compacted_tokens(85_000, CONFIG) == 16_000
-    assert estimate_compacted_tokens(25_000, CONFIG) == 5_000
+    assert estimate_compacted_tokens(85_000, CONFIG) == 46_000
+    assert estimate_compacted_tokens(25_000, CONFIG) == 15_000
+    assert estimate_compacted_tokens(20_000, ECONOMICAL) == 9_000
 
 
 def make_exchange(number: int, text: str, *, name: str = "read_file", bad: bool = False) -> list[HistoryEntry]:

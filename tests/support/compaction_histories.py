@@ -24,7 +24,8 @@ from holdfast.types.prompt import LayerText
 MODEL: Model = find_model("anthropic:claude-sonnet-4-6")
 BINDING: Model = find_model("anthropic:claude-sonnet-5-5")
 ADAPTER = get_adapter("anthropic")
-SMALL = CompactionConfig(summary_tokens_max=900, tail_tokens_max=900)
+SMALL = CompactionConfig(summary_tokens_max=900, tail_tokens_max=900, files_tokens_max=0)
+WITH_FILES = CompactionConfig(summary_tokens_max=900, tail_tokens_max=900, files_tokens_max=3_000)
 RULES = ("Never touch tests/golden.", "Always run make check.", "You must not push.", "Use tabs in Makefile.")
 WORDS = (
     "parser",

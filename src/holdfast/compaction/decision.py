@@ -39,6 +39,10 @@ that the agent loses is worth more than the tokens that bring it back."""
 SUMMARY_SHARE = 0.5
 """The summary's share of what a compaction leaves, when `share_max` is the binding limit."""
 
+ECONOMICAL_SHARE_MAX = 0.45
+"""The share of the messages that a compaction for money leaves; more saves less and is soon compacted again. Chosen on
+one half of the recorded sessions (`python -m benchmarks compaction`, decision 0023)."""
+
 SUMMARY_TOKENS_MIN = 600
 
 # Guards against compacting in a loop: a compaction is a strike if the prompt is not below 80 % of its size before
@@ -80,23 +84,30 @@ class CompactionOutlook(msgspec.Struct, frozen=True):
 
 def estimate_compacted_tokens(message_tokens: int, config: CompactionConfig) -> int:
     """Upper bound on what is left of this many tokens after the stable prefix, without the newest group."""
-    return min(config.summary_tokens_max + config.tail_tokens_max, int(max(0, message_tokens) * config.share_max))
+    most = config.summary_tokens_max + config.tail_tokens_max + config.files_tokens_max
+    return min(most, int(max(0, message_tokens) * _share_max(config)))
 
 
-def split_token_budget(message_tokens: int, config: CompactionConfig) -> tuple[int, int]:
-    """Token budgets of the summary and of the recent messages that are kept."""
-    room = int(message_tokens * config.share_max)
-    # The summary is sized first; the recent messages get what is left of the room.
+def _share_max(config: CompactionConfig) -> float:
+    return min(config.share_max, ECONOMICAL_SHARE_MAX) if config.mode == "economical" else config.share_max
+
+
+def split_token_budget(message_tokens: int, config: CompactionConfig) -> tuple[int, int, int]:
+    """Token budgets of the summary, of the recent messages that are kept, and of files in progress before them."""
+    room = int(message_tokens * _share_max(config))
+    # The summary is sized first; the recent messages get half of what is left, and the files the rest.
     summary_tokens = max(SUMMARY_TOKENS_MIN, min(config.summary_tokens_max, int(room * SUMMARY_SHARE)))
-    return summary_tokens, min(config.tail_tokens_max, max(0, room - summary_tokens))
+    rest = max(0, room - summary_tokens)
+    tail_tokens = min(config.tail_tokens_max, rest - rest // 2 if config.files_tokens_max else rest)
+    return summary_tokens, tail_tokens, min(config.files_tokens_max, rest - tail_tokens)
 
 
 class CompactionMonitor(msgspec.Struct, frozen=True):
     """The state since the last compaction, which covered up to `last_message` and left `base_tokens`.
 
     `calls` were answered since and sent `sent_tokens`; `from_tokens` is the size before, until a call reports the size
-    after. After STRIKES_MAX compactions that did not help, there is no automatic one until the next user message; after
-    a refused one, not for WAIT_CALLS calls.
+    after. `covered_until` is the last message that the summary covers. After STRIKES_MAX compactions that did not help,
+    there is no automatic one until the next user message; after a refused one, not for WAIT_CALLS calls.
     """
 
     count: int = 0
@@ -107,6 +118,7 @@ class CompactionMonitor(msgspec.Struct, frozen=True):
     calls_to_wait: int = 0
     sent_tokens: int = 0
     base_tokens: int = 0
+    covered_until: int = 0
 
     @property
     def may_act(self) -> bool:
@@ -157,6 +169,11 @@ def _is_ripe(sizes: CompactionSizes, outlook: CompactionOutlook, config: Compact
     return is_compaction_ripe(outlook.rates, carried, fixed_tokens=fixed, lost_tokens=outlook.refetch_tokens)
 
 
+def recent_groups_tokens_max(trigger: CompactionTrigger, config: CompactionConfig) -> int:
+    """Up to how many tokens the newest groups are kept whatever their size; none where the prompt has to fit."""
+    return 0 if trigger in ("hard", "overflow", "requested") else config.auto_compaction_input_tokens_threshold
+
+
 def removed_tokens_min(prompt_tokens: int, trigger: CompactionTrigger) -> int:
     """The minimum number of tokens to remove that justifies a cache miss; less accumulates again within a few calls.
 
@@ -197,8 +214,14 @@ def compute_compaction_numbers(
 
 
 def observe_compaction(monitor: CompactionMonitor, event: ContextCompacted, *, messages: int) -> CompactionMonitor:
+    if event.strategy == "lossless":
+        # Nothing was lost and nothing was paid: the next compaction is decided as if this had not happened.
+        return monitor
     before, after = event.tokens_before, event.tokens_after
-    return CompactionMonitor(monitor.count + 1, messages, 0, before, monitor.strikes, base_tokens=after)
+    covered = event.last if event.strategy != "clear" else monitor.covered_until
+    return CompactionMonitor(
+        monitor.count + 1, messages, 0, before, monitor.strikes, base_tokens=after, covered_until=covered
+    )
 
 
 def observe_call(monitor: CompactionMonitor, usage: Usage) -> CompactionMonitor:

@@ -12,7 +12,8 @@ from holdfast.types.blocks import Message
 SOFT_LIMIT_TOKENS = 100_000
 SUMMARY_TOKENS_MAX = 6_000
 TAIL_TOKENS_MAX = 10_000
-SHARE_MAX = 0.2
+FILES_TOKENS_MAX = 30_000
+SHARE_MAX = 0.6
 GAIN_TOKENS_MIN = 8_000
 REQUESTED_GAIN_TOKENS_MIN = 2_000
 GAIN_SHARE_MIN = 0.2
@@ -33,7 +34,7 @@ class CompactionConfig(msgspec.Struct, frozen=True):
 
     The first two fields apply to strategy `seed`, which keeps a number of messages. Otherwise the newest groups are
     kept up to `tail_tokens_max`, the summary takes at most `summary_tokens_max`, and both together at most `share_max`
-    of the message tokens before. With `clear`, old results of unprotected tools are cleared first if that suffices.
+    of the message tokens before. Of what is covered, files in progress stay in view up to `files_tokens_max`.
     `mode` "threshold" compacts when the prompt has `auto_compaction_input_tokens_threshold` tokens or fills 80 % of the
     context window; "economical" also when the cache is cold or carrying old messages has cost more than removing them.
     With `llm_summary` the model adds its reasons to the summary if its cache is warm.
@@ -45,8 +46,8 @@ class CompactionConfig(msgspec.Struct, frozen=True):
     auto_compaction_input_tokens_threshold: int = SOFT_LIMIT_TOKENS
     summary_tokens_max: int = SUMMARY_TOKENS_MAX
     tail_tokens_max: int = TAIL_TOKENS_MAX
+    files_tokens_max: int = FILES_TOKENS_MAX
     share_max: float = SHARE_MAX
-    clear: bool = True
     protected_tools: tuple[str, ...] = PROTECTED_TOOLS
     llm_summary: bool = False
 

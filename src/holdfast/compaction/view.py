@@ -14,14 +14,17 @@ from holdfast.types.prompt import HistoryEntry, drop_thinking
 from holdfast.types.transcript import split_into_exchanges
 
 SUMMARY_LAYER = "record"
+GROUPS_KEPT = 8
+"""An agent reads many files at once and then works on them for some calls: what it has just read is not removed yet."""
 
 
 def apply_compaction(entries: Sequence[HistoryEntry], event: ContextCompacted) -> tuple[HistoryEntry, ...]:
-    """The summary and the kept entries, or for strategy `clear` the same entries with old tool results replaced."""
-    if event.strategy == "clear":
-        texts = {result.tool_use_id: result.text for result in event.cleared}
-        return drop_stale_thinking([_clear_results(entry, texts) for entry in entries], event)
-    kept = [entry for entry in entries if entry.number > event.last and not is_summary(entry)]
+    """The summary and the kept entries; if the strategy only clears, all entries with some tool results replaced."""
+    texts = {result.tool_use_id: result.text for result in event.cleared}
+    if event.strategy in ("clear", "lossless"):
+        return drop_stale_thinking([clear_results(entry, texts) for entry in entries], event)
+    in_view = [entry for entry in entries if entry.number > event.last or entry.number in event.kept]
+    kept = [clear_results(entry, texts) for entry in in_view if not is_summary(entry)]
     summary = HistoryEntry(event.role, tuple(Text(part.text) for part in event.segments), layer=SUMMARY_LAYER)
     return (summary, *drop_stale_thinking(kept, event))
 
@@ -41,7 +44,7 @@ def summary_as_user_message(entries: tuple[HistoryEntry, ...]) -> tuple[HistoryE
     return (msgspec.structs.replace(entries[0], role="user"), *entries[1:])
 
 
-def _clear_results(entry: HistoryEntry, texts: dict[str, str]) -> HistoryEntry:
+def clear_results(entry: HistoryEntry, texts: dict[str, str]) -> HistoryEntry:
     if not any(isinstance(block, ToolResult) and block.tool_use_id in texts for block in entry.content):
         return entry
     content = (
@@ -92,12 +95,21 @@ def _has_user_text(entries: Sequence[HistoryEntry]) -> bool:
 
 
 def choose_cut(
-    entries: Sequence[HistoryEntry], tokens: Sequence[int], *, tail_tokens_max: int, unsent: int
+    entries: Sequence[HistoryEntry],
+    tokens: Sequence[int],
+    *,
+    tail_tokens_max: int,
+    unsent: int,
+    covered_until: int = 0,
+    groups_tokens_max: int = 0,
 ) -> CompactionCut | None:
     """The cut that keeps as many of the newest groups as fit `tail_tokens_max`, and always the newest one.
 
+    The newest GROUPS_KEPT groups are kept even if they take up to `groups_tokens_max` tokens.
+
     Unsent entries, from index `unsent` on, are never covered. The kept part preferably starts with a user message, if
-    that drops no more than a quarter of the tail. None if there is nothing to cover.
+    that drops no more than a quarter of the tail. None if there is nothing to cover after `covered_until`, the last
+    message that an earlier summary covers: messages before it are only kept for the files in them.
     """
     front = count_leading_summaries(entries)
     groups = [group for group in group_exchanges(entries, tokens) if group.stop > front]
@@ -107,14 +119,17 @@ def choose_cut(
     # A group that is partly unsent is kept whole: covering a message before it was sent would lose it.
     while first > 0 and groups[first - 1].stop > unsent:
         first -= 1
-    room = tail_tokens_max - sum(group.tokens for group in groups[first:])
+    kept_tokens = sum(group.tokens for group in groups[first:])
+    while first > max(0, len(groups) - GROUPS_KEPT) and kept_tokens + groups[first - 1].tokens <= groups_tokens_max:
+        first -= 1
+        kept_tokens += groups[first].tokens
+    room = tail_tokens_max - kept_tokens
     while first > 0 and groups[first - 1].tokens <= room:
         first -= 1
         room -= groups[first].tokens
     first = _advance_to_request(entries, groups, first, spare=tail_tokens_max // 4, unsent=unsent)
     start, stop = max(front, groups[0].start), groups[first].start
-    # Number 0 means that an entry is not a message of the log.
-    numbers = [entry.number for entry in entries[start:stop] if entry.number]
+    numbers = [entry.number for entry in entries[start:stop] if entry.number > covered_until]
     if not numbers:
         return None
     return CompactionCut(start, stop, numbers[0], numbers[-1])

@@ -9,8 +9,10 @@ from holdfast.catalog.token_count import count_tokens
 from holdfast.compaction import decision
 from holdfast.compaction.models import CompactionConfig
 from holdfast.compaction.summary import KeptMessages, build_summary, render_resume_note, render_summary
-from holdfast.compaction.view import SUMMARY_LAYER, choose_cut
+from holdfast.compaction.view import SUMMARY_LAYER, choose_cut, clear_results
+from holdfast.compaction.working_set import WorkingSet, choose_working_set
 from holdfast.economics.breakeven import CacheRates
+from holdfast.events.payloads.compaction import CompactionTrigger
 from holdfast.extraction.facts import FactsReader, extract_facts
 from holdfast.extraction.tool_calls import extract_plain_text
 from holdfast.planning.learned import CALLS_EXPECTED
@@ -79,7 +81,9 @@ class _Fold:
         unsent = len(self._view)
         added = tuple(self._enter(entry) for entry in call.added)
         compacted_call = msgspec.structs.replace(call, added=added, kept_entries=None)
-        if self._is_due(call.at) and self._compact(unsent):
+        if (trigger := self._find_trigger(call.at)) is not None and not self._compact(unsent, trigger):
+            self._monitor = msgspec.structs.replace(self._monitor, calls_to_wait=decision.WAIT_CALLS)
+        elif trigger is not None:
             compacted_call = msgspec.structs.replace(call, added=tuple(self._view), kept_entries=0)
         self._monitor = decision.observe_call(self._monitor, Usage(input=self._prompt_tokens()))
         self._last_at, self._calls = call.at, self._calls + 1
@@ -87,10 +91,10 @@ class _Fold:
             self._enter(call.reply)
         return compacted_call
 
-    def _is_due(self, at: float) -> bool:
+    def _find_trigger(self, at: float) -> CompactionTrigger | None:
         if self._last_at is None:
-            return False
-        return decision.find_compaction_trigger(self._outlook(at), self._monitor, self._config) is not None
+            return None
+        return decision.find_compaction_trigger(self._outlook(at), self._monitor, self._config)
 
     def _prompt_tokens(self) -> int:
         return self._prefix_tokens + sum(self._view_sizes())
@@ -116,13 +120,39 @@ class _Fold:
             base_tokens=self._monitor.base_tokens,
         )
 
-    def _compact(self, unsent: int) -> bool:
+    def _keep(self, files: WorkingSet, last: int, sizes: dict[int, int]) -> list[HistoryEntry]:
+        """The entries of the view that stay after a compaction up to message `last`; `sizes` are updated."""
+        texts = {result.tool_use_id: result.text for result in files.cleared}
+        kept = []
+        for entry in self._view:
+            if entry.number in files.numbers:
+                cleared = clear_results(entry, texts)
+                sizes[entry.number] = self._tokens(extract_plain_text(cleared.content))
+                kept.append(cleared)
+            elif entry.number > last:
+                kept.append(entry)
+        return kept
+
+    def _compact(self, unsent: int, trigger: CompactionTrigger) -> bool:
         sizes = self._view_sizes()
-        summary_max, tail_max = decision.split_token_budget(sum(sizes), self._config)
-        cut = choose_cut(self._view, sizes, tail_tokens_max=tail_max, unsent=unsent)
+        summary_max, tail_max, files_max = decision.split_token_budget(sum(sizes), self._config)
+        cut = choose_cut(
+            self._view,
+            sizes,
+            tail_tokens_max=tail_max,
+            unsent=unsent,
+            covered_until=self._facts_read_until,
+            groups_tokens_max=decision.recent_groups_tokens_max(trigger, self._config),
+        )
         if cut is None:
             return False
-        recent = self._view[cut.stop :]
+        files = choose_working_set(self._view, sizes, cut, tokens_max=files_max)
+        kept_sizes = dict(self._sizes)
+        recent = self._keep(files, cut.last, kept_sizes)
+        removed = sum(sizes) - summary_max - sum(kept_sizes[entry.number] for entry in recent)
+        if removed < decision.removed_tokens_min(self._prompt_tokens(), trigger):
+            return False
+        self._sizes = kept_sizes
         text = "\n".join(extract_plain_text(entry.content) for entry in recent)
         for entry in self._history[self._facts_read_until : cut.last]:
             self._facts.read(entry)

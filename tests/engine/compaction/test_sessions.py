@@ -1,5 +1,7 @@
 """Compaction of a session: the log stays complete, the view changes, and everything else continues."""
 
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 from tests.support.long_conversations import GOAL, PROMPT, LongConversation, make_read_file
@@ -13,8 +15,9 @@ from holdfast.errors import UserError
 from holdfast.events.payloads.compaction import CompactionSkipped, ContextCompacted
 from holdfast.ledger.accounting import iter_entries
 from holdfast.ledger.calls import iter_calls
+from holdfast.simulator.script import ScriptedReply
 from holdfast.stores.memory import MemoryStore
-from holdfast.types.blocks import Text, ToolResult, join_text_blocks
+from holdfast.types.blocks import Message, Text, ToolResult, ToolUse, join_text_blocks
 from holdfast.types.transcript import merge_into_messages, validate_transcript
 
 pytestmark = pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
@@ -30,7 +33,7 @@ async def test_the_view_is_the_summary_followed_by_the_retained_messages_unchang
     async with conversation.create() as session:
         await conversation.send_turns(session, 12)
         before = session.history
-        result = await session.compact()
+        result = await session.compact(CompactionConfig(files_tokens_max=0))
         after = session.history
     assert result.reason == ""
     assert result.tokens_after * 2 < result.tokens_before
@@ -197,10 +200,11 @@ async def test_below_the_limit_nothing_is_compacted() -> None:
 
 
 async def test_a_cold_cache_triggers_a_compaction() -> None:
-    conversation = LongConversation(compaction="economical", tools=(make_read_file(1_000),))
+    conversation = LongConversation(tools=(make_read_file(200),))
     async with conversation.create() as session:
-        await conversation.send_turns(session, 1)
-        assert compactions(conversation.store) == []
+        await conversation.send_turns(session, 12)
+    conversation.options["compaction"] = "economical"
+    async with conversation.resume(session.id) as session:
         await conversation.send_turns(session, 1, gap_seconds=7_200)
     (event,) = compactions(conversation.store)
     assert event.trigger == "cache_expired"
@@ -262,29 +266,6 @@ async def test_retained_tool_results_keep_their_calls() -> None:
     state = fold_events(conversation.store.read(session.id), session.id)
     assert merge_into_messages(state.entries) == session.history
     assert any(isinstance(block, ToolResult | Text) for message in session.history for block in message.content)
-
-
-async def test_old_tool_outputs_are_cleared_first_if_that_is_enough() -> None:
-    limit = CompactionConfig(auto_compaction_input_tokens_threshold=30_000)
-    conversation = LongConversation(compaction=limit, recall_history=True)
-    async with conversation.create() as session:
-        await conversation.send_turns(session, 26)
-        assert validate_transcript(session.history) == ()
-        view = str(session.history)
-    first = compactions(conversation.store)[0]
-    assert (first.strategy, first.segments) == ("clear", ())
-    assert first.unchanged_blocks > 0
-    assert "[The output of read_file src/part_" in view
-    certificates = list(certify(conversation.store.read(session.id), session.id, shipped_models()))
-    assert [certificate.violation for certificate in certificates] == [None] * len(certificates)
-
-
-async def test_clearing_can_be_disabled() -> None:
-    limit = CompactionConfig(auto_compaction_input_tokens_threshold=30_000, clear=False)
-    conversation = LongConversation(compaction=limit)
-    async with conversation.create() as session:
-        await conversation.send_turns(session, 26)
-    assert {event.strategy for event in compactions(conversation.store)} == {"checkpoint"}
 
 
 @pytest.mark.parametrize(
@@ -362,3 +343,44 @@ async def test_a_wrong_mode_is_refused_with_the_known_ones() -> None:
         LongConversation(compaction=False).create()
     with pytest.raises(UserError, match="exclude each other"):
         LongConversation(compaction_tokens=5).create()
+
+
+def read_the_same_file(messages: Sequence[Message]) -> ScriptedReply:
+    if any(isinstance(block, ToolResult) for block in messages[-1].content):
+        return ScriptedReply((Text("As expected."),))
+    return ScriptedReply((ToolUse("", "read_file", '{"path":"src/lexer.py"}'),))
+
+
+@pytest.mark.parametrize(("mode", "strategies"), [("threshold", ["lossless"]), ("off", [])])
+async def test_repeated_reads_are_cleared_when_the_cache_is_cold_anyway(mode: str, strategies: list[str]) -> None:
+    conversation = LongConversation(compaction=mode)
+    conversation.provider._script = read_the_same_file
+    async with conversation.create() as session:
+        await conversation.send_turns(session, 4)
+        assert compactions(conversation.store) == []
+        before = str(session.history)
+        await conversation.send_turns(session, 1, gap_seconds=7_200)
+        after = str(session.history)
+    events = compactions(conversation.store)
+    assert [event.strategy for event in events] == strategies
+    if events:
+        assert events[0].tokens_after < events[0].tokens_before
+        assert after.count("def step_59(token)") < before.count("def step_59(token)") == 4
+        assert after.count("[The same content is in the output of read_file src/lexer.py, message m") == 3
+        assert validate_transcript(session.history) == ()
+    certificates = list(certify(conversation.store.read(session.id), session.id, shipped_models()))
+    assert [certificate.violation for certificate in certificates] == [None] * len(certificates)
+
+
+async def test_a_file_in_progress_is_still_in_view_after_a_compaction() -> None:
+    conversation = LongConversation(compaction=CompactionConfig(auto_compaction_input_tokens_threshold=30_000))
+    async with conversation.create() as session:
+        await conversation.send_turns(session, 21)
+    (event, *_) = compactions(conversation.store)
+    assert event.kept
+    assert event.tokens_after < event.tokens_before
+    kept = [entry for entry in read_logged_messages(conversation.store.read(session.id)) if entry.number in event.kept]
+    assert any(isinstance(block, ToolResult) for entry in kept for block in entry.content)
+    assert validate_transcript(session.history) == ()
+    certificates = list(certify(conversation.store.read(session.id), session.id, shipped_models()))
+    assert [certificate.violation for certificate in certificates] == [None] * len(certificates)

@@ -75,18 +75,19 @@ async def test_a_large_prompt_with_an_expired_cache_is_reported_with_its_cost() 
 
 async def test_a_large_prompt_that_is_compacted_when_its_cache_expired_is_no_incident() -> None:
     long_session = LongConversation(
-        compaction=msgspec.structs.replace(MANUAL_COMPACTION, mode="economical", clear=False),
-        tools=(make_read_file(1_000),),
+        compaction=msgspec.structs.replace(MANUAL_COMPACTION, mode="off"), tools=(make_read_file(200),)
     )
     async with long_session.create() as session:
-        await long_session.send_turns(session, 1)
+        await long_session.send_turns(session, 12)
+    long_session.options["compaction"] = "economical"
+    async with long_session.resume(session.id) as session:
         await long_session.send_turns(session, 1, gap_seconds=7_200)
     assert payloads_of(long_session, ContextCompacted)[-1].trigger == "cache_expired"
     assert payloads_of(long_session, RecoveryEnqueued) == []
 
 
 async def test_a_stable_prefix_that_no_compaction_can_shorten_is_reported_once() -> None:
-    limit = CompactionConfig(auto_compaction_input_tokens_threshold=1_000, clear=False)
+    limit = CompactionConfig(auto_compaction_input_tokens_threshold=1_000)
     long_session = LongConversation(compaction=limit, system_prompt="Follow the rules. " * 9_000)
     async with long_session.create() as session:
         await long_session.send_turns(session, 12)
@@ -97,7 +98,9 @@ async def test_a_stable_prefix_that_no_compaction_can_shorten_is_reported_once()
 
 
 async def test_two_ineffective_compactions_in_one_turn_are_reported() -> None:
-    little = CompactionConfig(mode="off", share_max=1.0, summary_tokens_max=600, tail_tokens_max=1_000_000)
+    little = CompactionConfig(
+        mode="off", share_max=1.0, summary_tokens_max=600, tail_tokens_max=1_000_000, files_tokens_max=0
+    )
     long_session = LongConversation()
 
     async def read_file(path: str) -> str:
@@ -108,7 +111,7 @@ async def test_two_ineffective_compactions_in_one_turn_are_reported() -> None:
             size = conversation.draft.buffer.tokens_total - conversation.draft.prefix_tokens
             wanted = msgspec.structs.replace(little, tail_tokens_max=size - 4_500)
             await compact_on_request(conversation, wanted)
-        return f"# {path}\n" + "step\n" * 600
+        return "\n".join(f"step {number} of {path}" for number in range(120))
 
     long_session.options["tools"] = (read_file,)
 

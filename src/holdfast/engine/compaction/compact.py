@@ -11,14 +11,16 @@ from holdfast.catalog.token_count import count_tokens
 from holdfast.compaction.decision import (
     CompactionOutlook,
     compute_compaction_numbers,
+    recent_groups_tokens_max,
     removed_tokens_min,
     split_token_budget,
 )
 from holdfast.compaction.models import CompactionConfig, CompactionCut, Summary
 from holdfast.compaction.seed_strategy import compact_messages
 from holdfast.compaction.summary import KeptMessages, build_summary, render_resume_note, render_summary
-from holdfast.compaction.tool_results import plan_clearing
-from holdfast.compaction.view import choose_cut, is_summary
+from holdfast.compaction.tool_results import ClearingBatch, plan_clearing, plan_lossless_clearing
+from holdfast.compaction.view import apply_compaction, choose_cut, is_summary
+from holdfast.compaction.working_set import WorkingSet, choose_working_set
 from holdfast.economics.breakeven import CacheRates
 from holdfast.engine.compaction.history import LoggedMessages, messages_digest
 from holdfast.engine.reducer import compact_view
@@ -38,7 +40,7 @@ from holdfast.extraction.tool_calls import extract_plain_text
 from holdfast.layers.assemble import assemble_prompt
 from holdfast.planning.learned import READ_SHARE_MIN, LearnedParameters
 from holdfast.planning.plan import cache_write_rate
-from holdfast.types.blocks import Message, Role, ToolResult, get_result_call_id, join_text_blocks
+from holdfast.types.blocks import Message, Role, Thinking, ToolResult, get_result_call_id, join_text_blocks
 from holdfast.types.prompt import HistoryEntry
 from holdfast.types.request_buffer import count_shared_blocks
 from holdfast.types.transcript import TranscriptRules, merge_into_messages, validate_transcript
@@ -121,42 +123,42 @@ def propose_compaction(
     *,
     tail_tokens_max: int | None = None,
 ) -> CompactionProposal | NoCompaction:
-    """The mildest compaction that helps: clearing old tool results, else a checkpoint; or why neither would.
-
-    On request it is always a checkpoint. When done for money, it is the one that saves more over the expected calls.
-    """
+    """A summary of all but the newest messages and the files in progress; or why that would not help."""
     if snapshot.state.profile == "seed":
         # The automatic trigger has already checked the prompt's size, so the limit for explicit requests is lifted.
         seed = config if trigger == "requested" else replace(config, max_estimated_tokens=0)
         return propose_seed_summary(snapshot, seed, trigger)
-    checkpoint = _checkpoint(snapshot, config, trigger, tail_tokens_max)
-    if trigger in ("requested", "overflow") or not config.clear:
-        return checkpoint
-    clearing = propose_clearing(snapshot, config, trigger)
-    if isinstance(clearing, NoCompaction) or _saved_usd(clearing) <= 0:
-        return checkpoint
-    if isinstance(checkpoint, NoCompaction) or trigger in ("soft", "hard"):
-        return clearing
-    return clearing if _saved_usd(clearing) >= _saved_usd(checkpoint) else checkpoint
+    return _checkpoint(snapshot, config, trigger, tail_tokens_max)
 
 
-def _saved_usd(proposal: CompactionProposal) -> Decimal:
-    """Saving over all expected calls, minus the one-time cost."""
-    numbers = proposal.event.numbers
-    return Decimal(numbers.expected_calls) * numbers.saving_per_call_usd - numbers.cost_usd
-
-
-def propose_clearing(
-    snapshot: CompactionSnapshot, config: CompactionConfig, trigger: CompactionTrigger
-) -> CompactionProposal | NoCompaction:
-    """Clear old tool results in one batch; or why that would not help."""
-    state, outlook = snapshot.state, compaction_outlook(snapshot)
+def propose_clearing(snapshot: CompactionSnapshot, config: CompactionConfig) -> CompactionProposal | NoCompaction:
+    """After an overflow: clear old tool results in one batch; or why that would not help."""
+    state = snapshot.state
     batch = plan_clearing(state.entries, _entry_tokens(snapshot), config, unsent=state.sent_count)
+    return _propose_batch(snapshot, batch, "overflow", "clear")
+
+
+def propose_lossless_clearing(snapshot: CompactionSnapshot) -> CompactionProposal | NoCompaction:
+    """With a cold cache: clear tool results whose whole text is still in view later; or why that would not help."""
+    state = snapshot.state
+    has_thinking = any(isinstance(block, Thinking) for entry in state.entries for block in entry.content)
+    if snapshot.model.cache.binds_thinking and has_thinking:
+        # Another prefix would invalidate the thinking after it, and dropping that is a loss.
+        return NoCompaction("thinking is bound to the prefix", _unchanged_numbers(compaction_outlook(snapshot)))
+    batch = plan_lossless_clearing(state.entries, sent=state.sent_count)
+    return _propose_batch(snapshot, batch, "cache_expired", "lossless")
+
+
+def _propose_batch(
+    snapshot: CompactionSnapshot, batch: ClearingBatch | None, trigger: CompactionTrigger, strategy: CompactionStrategy
+) -> CompactionProposal | NoCompaction:
     if batch is None:
+        outlook = compaction_outlook(snapshot)
         return NoCompaction("too few tool results can be cleared", _unchanged_numbers(outlook))
-    ids = {entry.tool_use_id for entry in batch.results}
-    covered = [entry for entry in state.entries if any(get_result_call_id(block) in ids for block in entry.content)]
-    event = _new_event(snapshot, trigger, "clear", covered, first_last=(batch.first, batch.last))
+    ids = {cleared.tool_use_id for cleared in batch.results}
+    entries = snapshot.state.entries
+    covered = [entry for entry in entries if any(get_result_call_id(block) in ids for block in entry.content)]
+    event = _new_event(snapshot, trigger, strategy, covered, first_last=(batch.first, batch.last))
     return validate_compaction(snapshot, replace(event, cleared=batch.results))
 
 
@@ -210,21 +212,37 @@ def _checkpoint(
 ) -> CompactionProposal | NoCompaction:
     state, outlook = snapshot.state, compaction_outlook(snapshot)
     tokens = _entry_tokens(snapshot)
-    summary_tokens_max, tail_tokens_default = split_token_budget(sum(tokens), config)
-    tail_tokens = tail_tokens_max or tail_tokens_default
-    cut = choose_cut(state.entries, tokens, tail_tokens_max=tail_tokens, unsent=state.sent_count)
+    summary_tokens_max, tail_tokens_default, files_tokens = split_token_budget(sum(tokens), config)
+    cut = choose_cut(
+        state.entries,
+        tokens,
+        tail_tokens_max=tail_tokens_max or tail_tokens_default,
+        unsent=state.sent_count,
+        covered_until=state.compaction_watch.covered_until,
+        groups_tokens_max=recent_groups_tokens_max(trigger, config),
+    )
     # After an overflow the prompt has to shrink even if no message was added since the last compaction.
     is_unchanged = state.compaction_watch.last_message == state.message_count and trigger != "overflow"
     if cut is None or is_unchanged:
         return NoCompaction("there is nothing new to compact", _unchanged_numbers(outlook))
-    summary, covered = _summarize(snapshot, cut, summary_tokens_max)
+    # After an overflow everything but the tail has to go.
+    files_tokens = files_tokens if trigger != "overflow" else 0
+    files = choose_working_set(state.entries, tokens, cut, tokens_max=files_tokens)
+    summary, covered = _summarize(snapshot, cut, files, summary_tokens_max)
     has_recall_tool = any(spec.name == RECALL_TOOL for spec in state.tools)
     segments = (
         SummarySegment("facts", render_summary(summary, recall=has_recall_tool)),
         SummarySegment("note", render_resume_note(recent=cut.stop < len(state.entries))),
     )
     event = _new_event(snapshot, trigger, "checkpoint", covered, first_last=(cut.first, cut.last))
-    return validate_compaction(snapshot, replace(event, segments=segments, role=summary_role(snapshot)), summary)
+    event = replace(event, segments=segments, role=summary_role(snapshot), kept=files.numbers, cleared=files.cleared)
+    return validate_compaction(snapshot, _clear_repeated(state, event), summary)
+
+
+def _clear_repeated(state: SessionState, event: ContextCompacted) -> ContextCompacted:
+    """Also clear kept results that are repeated later: the prefix changes anyway."""
+    repeated = plan_lossless_clearing(apply_compaction(state.entries, event), sent=len(state.entries))
+    return replace(event, cleared=event.cleared + repeated.results) if repeated else event
 
 
 def summary_role(snapshot: CompactionSnapshot) -> Role:
@@ -233,12 +251,15 @@ def summary_role(snapshot: CompactionSnapshot) -> Role:
     return "system" if has_system_prompt and snapshot.model.provider in _TAKES_SYSTEM_FIRST else "user"
 
 
-def _summarize(snapshot: CompactionSnapshot, cut: CompactionCut, tokens_max: int) -> tuple[Summary, list[HistoryEntry]]:
+def _summarize(
+    snapshot: CompactionSnapshot, cut: CompactionCut, files: WorkingSet, tokens_max: int
+) -> tuple[Summary, list[HistoryEntry]]:
     """The summary, always made from the logged messages, never from an earlier summary."""
     facts, covered = snapshot.logged.read_range(cut.first, cut.last)
-    kept_entries = [entry for entry in snapshot.state.entries[cut.stop :] if not entry.is_injected]
-    text = "\n".join(extract_plain_text(entry.content) for entry in kept_entries)
-    request_count = len(extract_facts(kept_entries).requests)
+    tail = [entry for entry in snapshot.state.entries[cut.stop :] if not entry.is_injected]
+    in_files = [entry for entry in snapshot.state.entries[: cut.stop] if entry.number in files.numbers]
+    text = "\n".join(extract_plain_text(entry.content) for entry in (*in_files, *tail))
+    request_count = len(extract_facts(tail).requests)
     kept = KeptMessages(text, request_count)
     return build_summary(facts, tokens_max=tokens_max, count=_token_counter(snapshot), kept=kept), covered
 
@@ -270,8 +291,10 @@ def validate_compaction(
     numbers = _measure(snapshot, draft, after)
     if problems:
         return NoCompaction(f"the shorter conversation would not be legal: {problems[0].text}", numbers)
-    # Seed 002 has no minimum gain: it compacts whatever its own limits allow.
-    gain_min = 1 if event.strategy == "seed" else removed_tokens_min(event.tokens_before, event.trigger)
+    # Seed 002 has no minimum gain: it compacts whatever its own limits allow. Lossless clearing is free.
+    gain_min = removed_tokens_min(event.tokens_before, event.trigger)
+    if event.strategy in ("seed", "lossless"):
+        gain_min = 1
     if event.tokens_before - tokens_after < gain_min:
         return NoCompaction("too little can be removed: the rest is stable prefix, summary or newest messages", numbers)
     unchanged_blocks = count_shared_blocks(state.digests, draft.buffer.digests)

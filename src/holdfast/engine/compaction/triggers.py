@@ -12,6 +12,7 @@ from holdfast.engine.compaction.compact import (
     compaction_outlook,
     propose_clearing,
     propose_compaction,
+    propose_lossless_clearing,
     propose_seed_summary,
 )
 from holdfast.engine.compaction.llm_summary import add_llm_summary
@@ -92,14 +93,26 @@ async def compact_if_due(conversation: Conversation) -> bool:
         await report_ineffective_compaction(conversation, PREFIX_TOO_LARGE)
     if outlook.is_cache_cold:
         await report_expired_cache(conversation, outlook)
+        return config.mode != "off" and not is_seed and await _clear_lossless(conversation, snapshot)
     return False
+
+
+async def _clear_lossless(conversation: Conversation, snapshot: CompactionSnapshot) -> bool:
+    """Clear repeated tool results; the whole prompt is written again anyway, so this costs nothing."""
+    if not snapshot.state.has_called_tools or _is_thinking(conversation):
+        return False
+    proposal = await asyncio.to_thread(propose_lossless_clearing, snapshot)
+    if isinstance(proposal, NoCompaction):
+        return False
+    await conversation.record("system", *proposal.payloads)
+    return True
 
 
 async def clear_tool_results(conversation: Conversation) -> str:
     """After an overflow: clear old tool results; returns what was done."""
     conversation.assemble_request()
     snapshot, config = snapshot_conversation(conversation), conversation.deps.compaction
-    return await _apply_after_overflow(conversation, propose_clearing(snapshot, config, "overflow"))
+    return await _apply_after_overflow(conversation, propose_clearing(snapshot, config))
 
 
 async def compact_after_overflow(conversation: Conversation, tokens_max: int = SMALL_TAIL_TOKENS) -> str:

@@ -9,9 +9,10 @@ from holdfast.events.payloads import Payload
 from holdfast.types.blocks import Role
 from holdfast.types.usage import Usage
 
-# `clear` replaces old tool results by one line each. `checkpoint` replaces messages by a summary; `seed` does so by the
+# `clear` replaces old tool results by one line each, `lossless` only those whose text is still in view later, by a
+# pointer to it. `checkpoint` replaces messages by a summary; `seed` does so by the
 # seed's rules.
-CompactionStrategy = Literal["clear", "checkpoint", "seed"]
+CompactionStrategy = Literal["clear", "lossless", "checkpoint", "seed"]
 CompactionTrigger = Literal["requested", "cache_expired", "money", "soft", "hard", "overflow"]
 
 
@@ -54,7 +55,8 @@ class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
 
     The first `unchanged_blocks` blocks of the prompt are unchanged, and `cached_tokens` of them were cached up to a
     breakpoint of their own. `tokens_before` and `tokens_after` are estimates for the whole prompt. `cost_usd` is that
-    of the LLM summary, whose call is on the log as well.
+    of the LLM summary, whose call is on the log as well. `kept` are covered messages that stay in view after the
+    summary, because files in progress are in them.
     """
 
     strategy: CompactionStrategy
@@ -75,6 +77,7 @@ class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
     usage: Usage = Usage()
     cost_usd: Decimal = Decimal(0)
     notes: tuple[str, ...] = ()
+    kept: tuple[int, ...] = ()
 
 
 class CompactionSkipped(Payload, frozen=True, tag="context.compaction_skipped"):
