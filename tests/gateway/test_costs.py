@@ -239,7 +239,7 @@ def play_with_refusals(store: SqliteStore, *, refused: bool) -> str:
     lines = ['{"fault": "429"}', '{"content": "Yes."}'] if refused else ['{"content": "Yes."}']
     with (
         serve_provider(SimulatedProvider(clock=clock, script="\n".join(lines * 2 + ['{"content": "Yes."}']))) as url,
-        serve_gateway(url, store=store, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,  # type: ignore[arg-type]
+        serve_gateway(url, store=store, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,
     ):
         for turn in range(3):
             for status in (429, 200) if refused and turn < 2 else (200,):
@@ -315,7 +315,7 @@ def stored(tmp_path: Path) -> tuple[str, str]:
     new_key = make_key("gateway", at=0.0, random_bytes=lambda size: b"1" * size, name="team-a")
     with (
         serve_provider(SimulatedProvider(clock=clock)) as url,
-        serve_gateway(url, store=store, improve=True, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,  # type: ignore[arg-type]
+        serve_gateway(url, store=store, improve=True, rules=(DATE_RULE, MEMORY), clock=clock) as gateway,
     ):
         store.records.add_key(new_key.row)
         for turn in range(3):

@@ -93,7 +93,7 @@ def db(tmp_path_factory: pytest.TempPathFactory) -> Path:
     script = "\n".join(['{"content": "Yes."}'] * 50)
     with SqliteStore(path) as store, serve_provider(SimulatedProvider(clock=clock, script=script)) as url:
         for improve in (False, True):
-            with serve_gateway(url, store=store, improve=improve, clock=clock) as gateway:  # type: ignore[arg-type]
+            with serve_gateway(url, store=store, improve=improve, clock=clock) as gateway:
                 for is_improved, agent, requests in SCENARIOS.values():
                     for request in requests if is_improved == improve else ():
                         ask(gateway, request, agent)

@@ -1,4 +1,4 @@
-"""What every store has beside its log: keys, settings, controls and the order of all events."""
+"""What every store has beside its log: keys, budgets, settings, controls and the order of all events."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +12,7 @@ from tests.support.postgres_server import reused_database
 from holdfast.errors import StoreError
 from holdfast.events.log import EventLog
 from holdfast.events.payloads.cache import CacheControls, CacheSettings, SessionControl
-from holdfast.events.records import HasRecords, KeyRow, StoreRecords
+from holdfast.events.records import BudgetCharge, BudgetDay, HasRecords, KeyRow, StoreRecords
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.postgres.store import PostgresStore
 from holdfast.stores.sqlite.store import SqliteStore
@@ -141,3 +141,87 @@ def test_a_closed_store_raises_an_error(store: EventLog, records: StoreRecords) 
     store.close()
     with pytest.raises(StoreError, match="closed"):
         records.events_after(0, limit=1)
+
+
+# Budgets of gateway keys.
+
+DAY = "2026-11-17"
+
+
+def charge(id: str, amount: int, *, key_id: str = "k1", day: str = DAY, at: float = 100.0) -> BudgetCharge:
+    return BudgetCharge(id, key_id, day, amount, at)
+
+
+def test_a_reservation_counts_until_its_call_is_settled(records: StoreRecords) -> None:
+    assert records.get_budget_day("k1", DAY) == BudgetDay()
+    assert records.reserve_budget(charge("a", 30), limit=100)
+    assert records.reserve_budget(charge("b", 70), limit=100)
+    assert not records.reserve_budget(charge("c", 1), limit=100)
+    assert records.get_budget_day("k1", DAY) == BudgetDay(spent=0, reserved=100)
+    assert records.settle_budget(charge("a", 20), output_tokens=7)
+    assert records.get_budget_day("k1", DAY) == BudgetDay(20, 70, 7)
+    assert records.reserve_budget(charge("c", 10), limit=100)
+
+
+def test_a_call_alone_is_admitted_while_anything_is_left_and_none_afterwards(records: StoreRecords) -> None:
+    assert records.reserve_budget(charge("a", 5_000), limit=100)
+    assert not records.reserve_budget(charge("b", 1), limit=100)
+    records.settle_budget(charge("a", 99))
+    assert records.reserve_budget(charge("c", 5_000), limit=100)
+    records.settle_budget(charge("c", 1))
+    assert not records.reserve_budget(charge("d", 0), limit=100)
+    assert not records.reserve_budget(charge("e", 1, key_id="k2"), limit=0)
+    assert records.reserve_budget(charge("f", 1, day="2026-11-18"), limit=100)
+
+
+def test_a_call_is_settled_once_with_or_without_a_reservation(records: StoreRecords) -> None:
+    records.reserve_budget(charge("a", 30), limit=100)
+    assert [records.settle_budget(charge("a", 20)) for _ in range(3)] == [True, False, False]
+    assert [records.settle_budget(charge("unreserved", 5)) for _ in range(2)] == [True, False]
+    assert records.get_budget_day("k1", DAY) == BudgetDay(spent=25)
+
+
+def test_an_unsettled_reservation_is_spent_in_time_and_a_late_settlement_corrects_it(records: StoreRecords) -> None:
+    records.reserve_budget(charge("dead", 30, at=10.0), limit=100)
+    records.reserve_budget(charge("alive", 40, at=90.0), limit=100)
+    assert records.expire_reservations(50.0) == 1
+    assert records.expire_reservations(50.0) == 0
+    assert records.get_budget_day("k1", DAY) == BudgetDay(spent=30, reserved=40)
+    assert records.settle_budget(charge("dead", 12))
+    assert records.get_budget_day("k1", DAY) == BudgetDay(spent=12, reserved=40)
+    records.delete_settled(50.0)
+    assert not records.reserve_budget(charge("alive", 1), limit=1_000)
+    assert records.get_budget_day("k1", DAY) == BudgetDay(spent=12, reserved=40)
+
+
+def test_a_call_that_ends_after_midnight_is_charged_to_the_day_it_began(records: StoreRecords) -> None:
+    records.reserve_budget(charge("a", 30), limit=100)
+    records.settle_budget(charge("a", 20, day="2026-11-18"))
+    assert records.get_budget_day("k1", DAY) == BudgetDay(spent=20)
+
+
+def test_usual_output_follows_the_largest_recent_output_into_the_next_day(records: StoreRecords) -> None:
+    for number, tokens in enumerate((160, 1_600, 0, 160)):
+        records.settle_budget(charge(f"{number}", 1), output_tokens=tokens)
+    usual = records.get_budget_day("k1", "2026-11-18")
+    assert usual == BudgetDay(0, 0, 1_510)
+    records.reserve_budget(charge("n", 1, day="2026-11-18"), limit=9, usual_output_tokens=usual.usual_output_tokens)
+    assert records.get_budget_day("k1", "2026-11-18") == BudgetDay(0, 1, 1_510)
+
+
+def test_a_day_is_seeded_only_while_nothing_of_it_is_stored(records: StoreRecords) -> None:
+    assert records.seed_budget("k1", DAY, 7)
+    assert not records.seed_budget("k1", DAY, 9)
+    assert records.get_budget_day("k1", DAY) == BudgetDay(spent=7)
+
+
+def test_concurrent_reservations_and_settlements_admit_and_count_each_call_once(records: StoreRecords) -> None:
+    def call(number: int) -> bool:
+        admitted = records.reserve_budget(charge(f"{number}", 10), limit=55)
+        records.settle_budget(charge("one", 3))
+        return admitted
+
+    with ThreadPoolExecutor(16) as pool:
+        admitted = list(pool.map(call, range(64)))
+    assert sum(admitted) == 5
+    assert records.get_budget_day("k1", DAY) == BudgetDay(spent=3, reserved=50)

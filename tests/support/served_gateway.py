@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from holdfast.catalog.lookup import shipped_models
@@ -17,9 +18,9 @@ from holdfast.gateway.app import Gateway
 from holdfast.gateway.auth import KeyAuthenticator
 from holdfast.gateway.exchange import ExchangeWatcher
 from holdfast.gateway.keep_alive import GatewayKeepAlive
-from holdfast.gateway.key_limits import KeyLimits, KeyLimitTable
+from holdfast.gateway.key_limits import KeyBudgets, KeyLimits, KeyLimitTable
 from holdfast.gateway.recording.recorder import GatewayRecorder
-from holdfast.gateway.recording.restore import restore_plans, restore_spending
+from holdfast.gateway.recording.restore import restore_plans, sum_spending_today
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
 from holdfast.gateway.routes import RouteTable, UpstreamSettings, make_simulated_upstreams
@@ -27,6 +28,7 @@ from holdfast.service.app import make_app
 from holdfast.service.context import AppContext
 from holdfast.service.route_table import ROUTES
 from holdfast.service.server import bind_socket, make_url, serve
+from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.server_thread import LoopThread
 
@@ -35,7 +37,12 @@ TIMEOUT_SECONDS = 10.0
 
 class ServedGateway:
     def __init__(
-        self, url: str, service: AppContext, observer: GatewayRecorder, store: MemoryStore, under_way: Callable[[], int]
+        self,
+        url: str,
+        service: AppContext,
+        observer: GatewayRecorder,
+        store: DatabaseEventLog,
+        under_way: Callable[[], int],
     ) -> None:
         self._under_way = under_way
         self.url = url
@@ -65,7 +72,7 @@ class ServedGateway:
 def serve_gateway(
     upstream_url: str,
     *,
-    store: MemoryStore | None = None,
+    store: DatabaseEventLog | None = None,
     clock: Clock = system_clock,
     watcher: Callable[[GatewayRecorder], ExchangeWatcher] = lambda observer: observer,
     grants: Mapping[str, KeyLimits] | None = None,
@@ -75,20 +82,22 @@ def serve_gateway(
     rules: Sequence[VolatileRule] = (DATE_RULE,),
     keep_alive_usd: str | None = None,
     drain: bool = False,
+    when_unavailable: Literal["deny", "allow"] = "deny",
     upstreams: Mapping[str, UpstreamSettings] | None = None,
 ) -> Iterator[ServedGateway]:
     log = store or MemoryStore()
     assert isinstance(log, HasRecords)
     service = AppContext(log, log.records, shipped_models(), clock=clock, require_keys=require_keys)
-    limits = KeyLimitTable(grants or {}, environ or {})
-    restore_spending(limits, log, clock())
+    limits = KeyLimitTable(grants or {}, environ or {}, when_unavailable=when_unavailable)
+    budgets = KeyBudgets(limits, log.records, shipped_models(), clock=clock)
+    budgets.seed(sum_spending_today(log, clock()))
     rewriter = ConversationRewriter(shipped_models(), VolatileExtractor(rules), restore=lambda: restore_plans(log))
     observer = GatewayRecorder(
         log,
         models=shipped_models(),
         new_id=new_ulid,
         volatile=VolatileExtractor(rules),
-        on_spent=limits.add_spending,
+        on_spent=budgets.settle,
     )
     authenticator = KeyAuthenticator(make_key_check(service), limits, clock=clock, salt=b"salt", improve=improve)
     keep_alive = None
@@ -104,6 +113,7 @@ def serve_gateway(
         clock=clock,
         rewriter=rewriter,
         keep_alive=keep_alive,
+        budgets=budgets,
         drain=drain,
     )
 
@@ -130,6 +140,7 @@ def serve_gateway(
         finally:
             thread.run(stop_serving())
             observer.close()
+            budgets.close()
 
 
 async def _tasks() -> int:

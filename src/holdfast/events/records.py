@@ -1,4 +1,4 @@
-"""What a store holds beside the log: API keys (as digests), cache controls, and the global order of all events."""
+"""What a store holds beside the log: API keys (as digests), budgets, cache controls, the global order of all events."""
 
 from typing import Protocol, runtime_checkable
 
@@ -60,7 +60,59 @@ class KeyStore(Protocol):
         """Revokes a key; False if there is no such key or it was already revoked."""
 
 
-class StoreRecords(ControlStore, KeyStore, EventFeed, Protocol):
+class BudgetDay(msgspec.Struct, frozen=True):
+    """What a gateway key has spent on a day and what is reserved for its calls in progress, in picodollars.
+
+    `usual_output_tokens` is the largest output of its recent calls, on this or an earlier day; 0 if there was none.
+    """
+
+    spent: int = 0
+    reserved: int = 0
+    usual_output_tokens: int = 0
+
+
+class BudgetCharge(msgspec.Struct, frozen=True):
+    """An amount in picodollars under the id of its call, on a day in UTC (`2026-11-17`)."""
+
+    id: str
+    key_id: str
+    day: str
+    amount: int
+    at: float
+
+
+class BudgetStore(Protocol):
+    """Daily spending of gateway keys. Each method is one transaction, atomic for all processes that share the store."""
+
+    def get_budget_day(self, key_id: str, day: str) -> BudgetDay: ...
+
+    def reserve_budget(self, charge: BudgetCharge, *, limit: int, usual_output_tokens: int = 0) -> bool:
+        """Reserves an estimate, if the day's spending is below the limit and the estimate fits.
+
+        The only call in progress need not fit: so a key can always use its last cent, and exceeds its limit by at most
+        one call. `usual_output_tokens` is that of an earlier day, for the first call of a day.
+        """
+
+    def settle_budget(self, charge: BudgetCharge, *, output_tokens: int = 0) -> bool:
+        """Replaces what is reserved under the id by what the call cost; a call without a reservation is just added.
+
+        Returns False, and changes nothing, if the id was settled before.
+        """
+
+    def expire_reservations(self, before: float) -> int:
+        """Counts reservations made before a time as spent, because nobody settled them; returns their number.
+
+        Settling one later still replaces the estimate.
+        """
+
+    def delete_settled(self, before: float) -> None:
+        """Deletes the ids of calls before a time; settling one of them again would count it again."""
+
+    def seed_budget(self, key_id: str, day: str, spent: int) -> bool:
+        """Sets the spending of a day of which nothing is stored yet."""
+
+
+class StoreRecords(ControlStore, KeyStore, EventFeed, BudgetStore, Protocol):
     """Everything beside the log that a service needs from a store."""
 
 

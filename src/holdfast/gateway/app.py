@@ -19,11 +19,15 @@ from holdfast.gateway.exchange import (
     Message,
     Receive,
     Send,
+    collect_body,
+    exceeds_buffer_limit,
     prepare_request,
+    replay,
 )
 from holdfast.gateway.http.connection import ConnectionCutError, UpstreamConnection, UpstreamPool
-from holdfast.gateway.http.headers import Headers, filter_request_headers, filter_response_headers
+from holdfast.gateway.http.headers import Headers, filter_request_headers, filter_response_headers, get_header_value
 from holdfast.gateway.keep_alive import ForwardedConversation, GatewayKeepAlive
+from holdfast.gateway.key_limits import KeyBudgets, RequestSize, measure_request
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.rewriter import RequestAnalysis
 from holdfast.gateway.routes import RouteTable, Target, Upstream, get_raw_path
@@ -68,6 +72,7 @@ class Gateway:
         clock: Clock,
         rewriter: ConversationRewriter | None = None,
         keep_alive: GatewayKeepAlive | None = None,
+        budgets: KeyBudgets | None = None,
         drain: bool = False,
     ) -> None:
         self._routes = routes
@@ -76,6 +81,7 @@ class Gateway:
         self._clock = clock
         self._rewriter = rewriter
         self._keep_alive = keep_alive
+        self._budgets = budgets
         self._drain = drain
         self._single_flight = SingleFlight()
         self._connections = UpstreamPool()
@@ -95,11 +101,15 @@ class Gateway:
         exchange = Exchange(target, scope["headers"], admitted.caller, self._clock(), method=method)
         self.active_requests += 1
         try:
+            receive = await self._check_budget(exchange, receive, is_websocket=is_websocket)
             if is_websocket:
                 await self._open_websocket(exchange, admitted, scope, (receive, send))
             else:
                 await self._handle(exchange, admitted, scope, (receive, send))
+        except GatewayRefusedError as error:
+            await _refuse(target, error, respond)
         finally:
+            self._release_unused(exchange)
             exchange.ended_at = self._clock()
             self._notify(self._watcher.on_end, exchange)
             self.active_requests -= 1
@@ -108,6 +118,35 @@ class Gateway:
         self._connections.close()
         if self._keep_alive is not None:
             self._keep_alive.close()
+
+    async def _check_budget(self, exchange: Exchange, receive: Receive, *, is_websocket: bool) -> Receive:
+        """Reserves what the call may cost; returns the source of its body, which had to be read for that.
+
+        Raises GatewayRefusedError if the budget of the key is spent or has no room.
+        """
+        key_id = exchange.caller.key_id
+        if self._budgets is None or key_id is None or not exchange.caller.has_budget:
+            return receive
+        if is_websocket or exchange.method != "POST":
+            await self._budgets.check(key_id)
+            return receive
+        declared = get_header_value(exchange.headers, b"content-length") or b""
+        if exceeds_buffer_limit(exchange.headers):
+            request = RequestSize(int(declared[:20]))
+        else:
+            messages, body = await collect_body(receive)
+            receive = replay(messages, receive)
+            if messages[-1]["type"] != "http.request":
+                return receive  # The client left before its request was complete: nothing will be called.
+            request = measure_request(body, exchange.headers)
+        exchange.is_reserved = await self._budgets.reserve(exchange.id, key_id, exchange.target, request)
+        return receive
+
+    def _release_unused(self, exchange: Exchange) -> None:
+        """Frees the reservation of a call that the provider never got; all others are settled by the recorder."""
+        is_unused = exchange.end == "unreachable" or not exchange.is_sent
+        if self._budgets is not None and exchange.is_reserved and is_unused and exchange.caller.key_id is not None:
+            self._budgets.release(exchange.id, exchange.caller.key_id, exchange.started_at)
 
     async def _handle(
         self, exchange: Exchange, admitted: AuthenticatedRequest, scope: Scope, channels: tuple[Receive, Send]
@@ -186,6 +225,7 @@ class Gateway:
             channels,
             make_calls(owner, self._prompts, scope.get("query_string", b"")),
             authenticate=functools.partial(self._authenticator.authenticate, exchange.target, scope["headers"]),
+            budgets=self._budgets,
             rewriter=self._rewriter,
             clock=self._clock,
             passes_pings=PING_EXTENSION in scope.get("extensions", {}),
@@ -242,6 +282,7 @@ class Gateway:
                     message = await receive()
                     exchange.add_request_bytes(message.get("body", b""))
                     more_body = bool(message.get("more_body", False))
+        exchange.is_sent = True
         self._notify(self._watcher.on_request, exchange)
 
     async def _send_request(self, exchange: Exchange, active: "_ActiveConnection", receive: Receive) -> None:
@@ -262,6 +303,7 @@ class Gateway:
                 body_incomplete = bool(message.get("more_body", False))
                 if not body_incomplete:
                     active.connection.end_request()
+                    exchange.is_sent = True
                     self._notify(self._watcher.on_request, exchange)
         except Exception:
             active.connection.abort()

@@ -62,14 +62,21 @@ class KeyAuthenticator:
             return AuthenticatedRequest(
                 GatewayCaller(self._account(credential)), headers, self._improve and may_rewrite(target, headers)
             )
-        self._limits.check_request(holder.key_id, self._clock(), is_call=is_call)
+        if is_call:
+            self._limits.count_request(holder.key_id, self._clock())
         if key_header is not None:
             provider_key = self._limits.get_provider_key(holder.key_id, target.mount)
             headers = _with_provider_key(headers, key_header, provider_key)
             credential = provider_key
-        improve = self._improve or self._limits.get_limits(holder.key_id).improve
+        limits = self._limits.get_limits(holder.key_id)
+        improve = self._improve or limits.improve
         caller = GatewayCaller(
-            self._account(credential), holder.key_id, holder.label, user_id=holder.user_id, team_id=holder.team_id
+            self._account(credential),
+            holder.key_id,
+            holder.label,
+            user_id=holder.user_id,
+            team_id=holder.team_id,
+            has_budget=limits.budget_usd_a_day is not None,
         )
         return AuthenticatedRequest(caller, headers, improve and may_rewrite(target, headers))
 
@@ -85,8 +92,8 @@ class KeyAuthenticator:
             self._cache.pop(key, None)
             raise
         except Exception:  # noqa: BLE001 - a failing key store must not fail the client's call
-            # Fail open only for requests that carry the client's own provider credential.
-            if cached is not None or has_own_credential:
+            # Fail open only for requests that carry the client's own provider credential and have no budget to check.
+            if cached is not None or (has_own_credential and not self._needs_budget_check(key)):
                 return cached[1] if cached is not None else None
             raise GatewayRefusedError(503, "the gateway cannot look up keys right now", retry_after_seconds=5) from None
         # Invalid keys are not cached, so only many valid keys can fill it; clearing is simple and rare.
@@ -94,6 +101,12 @@ class KeyAuthenticator:
             self._cache.clear()
         self._cache[key] = (now, holder)
         return holder
+
+    def _needs_budget_check(self, key: bytes | None) -> bool:
+        if key is None or self._limits.when_unavailable == "allow":
+            return False
+        key_id = key.split(b"_")[1].decode() if GATEWAY_KEY_PATTERN.fullmatch(key) else ""
+        return self._limits.get_budget(key_id) is not None
 
     def _account(self, credential: bytes) -> str:
         """Pseudonymous id of a credential: equal for equal credentials within this process, and not reversible."""

@@ -19,6 +19,10 @@ from holdfast.gateway.rewrite.rewriter import RequestAnalysis
 from holdfast.gateway.routes import Target
 from holdfast.providers.registry import get_adapter
 
+UNPRICED_USD_PER_MTOK = 10.0
+"""What a budget is charged per million tokens of a call without a known price: above most models' input price, so
+that a model that the catalog does not know cannot be used to get around a budget."""
+
 # Of larger bodies only the size is recorded.
 BUFFERED_BYTES_MAX = 32 * 1024 * 1024
 ExchangeEnd = Literal["whole", "cut", "cancelled", "unreachable"]
@@ -40,7 +44,7 @@ class GatewayCaller(msgspec.Struct, frozen=True):
     """Who sent the request, without any credential.
 
     `account` is equal for requests that share a provider's caches. `key_id`, `label`, `user_id` and `team_id`
-    describe the gateway key, if one was used.
+    describe the gateway key, if one was used; `has_budget` whether its spending is limited.
     """
 
     account: str
@@ -48,10 +52,11 @@ class GatewayCaller(msgspec.Struct, frozen=True):
     label: str | None = None
     user_id: str | None = None
     team_id: str | None = None
+    has_budget: bool = False
 
 
 class CallCharge(msgspec.Struct, frozen=True):
-    """What a call of a gateway key counts against its budget; 0 dollars for one that cost nothing.
+    """What a call of a gateway key with a budget counts against it; 0 dollars for one that cost nothing.
 
     `id` is that of the exchange. Pings and batch results, which have no exchange of their own, have an id that is the
     same whenever they are recorded again.
@@ -103,6 +108,7 @@ class Exchange:
 
     `id` is unique, also across processes; what is recorded twice under one id counts once.
     `request_bytes` and `response_bytes` are the sizes as received, of bodies that were too large to buffer as well.
+    `is_reserved`: the budget of its key holds an estimate for it. `is_sent`: the whole request was sent or noted.
     `record` belongs to the watcher. `queue_length` is how many exchanges waited for the recorder before this one.
     `original_body` is the request body as received, if a rewritten one was sent; `is_planned` says whether the planner
     has seen it. `session_id` is set once it is recorded.
@@ -127,6 +133,8 @@ class Exchange:
         self.ended_at = at
         self.status = 0
         self.response_headers: Headers = []
+        self.is_reserved = False
+        self.is_sent = False
         self.end: ExchangeEnd = "cancelled"
         self.changes: tuple[RequestChange, ...] = ()
         self.control_changes: tuple[CacheControlsApplied, ...] = ()
@@ -264,9 +272,9 @@ async def prepare_request(
     target = exchange.target
     if exceeds_buffer_limit(headers) or target.adapter_name is None:
         return ForwardRequest(headers, receive)
-    messages, body = await _collect(receive)
+    messages, body = await collect_body(receive)
     if body is None or get_header_value(headers, b"content-encoding") not in (None, b"identity"):
-        return ForwardRequest(headers, _replay(messages, receive))
+        return ForwardRequest(headers, replay(messages, receive))
     analysis: RequestAnalysis | None = None
     analyze = functools.partial(
         rewriter.analyze,
@@ -282,17 +290,17 @@ async def prepare_request(
         # Log the type only: the message could quote the prompt.
         logger.info("a request is forwarded unchanged: %s", type(error).__name__)
     if analysis is None or analysis.body is None:
-        return ForwardRequest(headers, _replay(messages, receive), analysis, body)
+        return ForwardRequest(headers, replay(messages, receive), analysis, body)
     rewritten = analysis.body
     exchange.original_body = body
     whole: Message = {"type": "http.request", "body": rewritten, "more_body": False}
     # Correct an existing content-length; a chunked body stays chunked.
     length = b"%d" % len(rewritten)
     headers = [(name, length if name == b"content-length" else value) for name, value in headers]
-    return ForwardRequest(headers, _replay([whole], receive), analysis, body)
+    return ForwardRequest(headers, replay([whole], receive), analysis, body)
 
 
-async def _collect(receive: Receive) -> tuple[list[Message], bytes | None]:
+async def collect_body(receive: Receive) -> tuple[list[Message], bytes | None]:
     """The messages received, and the body if it is complete and not too large."""
     messages: list[Message] = []
     chunks: list[bytes] = []
@@ -311,7 +319,7 @@ async def _collect(receive: Receive) -> tuple[list[Message], bytes | None]:
             return messages, b"".join(chunks)
 
 
-def _replay(messages: list[Message], receive: Receive) -> Receive:
+def replay(messages: list[Message], receive: Receive) -> Receive:
     """A receive function that returns the collected messages first."""
     collected = iter(messages)
 

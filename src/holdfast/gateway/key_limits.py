@@ -1,24 +1,63 @@
 """What each gateway key allows: the provider keys it maps to, a daily budget, and a request rate."""
 
+import asyncio
+import functools
+import logging
 import os
+import re
 import stat
 import tomllib
 from collections import deque
-from collections.abc import Collection, Mapping
-from datetime import date
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from threading import Lock
+from typing import Literal, TypeVar
+from urllib.parse import unquote
 
 import msgspec
 
-from holdfast.catalog.lookup import utc_date
-from holdfast.errors import UserError
-from holdfast.gateway.exchange import CallCharge, GatewayRefusedError
-from holdfast.gateway.routes import PRESETS
+from holdfast.catalog.lookup import Models, find_model_or_none, price_at, utc_date
+from holdfast.clock import Clock, new_ulid
+from holdfast.errors import ProviderError, StoreError, UserError
+from holdfast.events.records import BudgetCharge, BudgetDay, BudgetStore
+from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, UNPRICED_USD_PER_MTOK, CallCharge, GatewayRefusedError
+from holdfast.gateway.http.content_encoding import decompress_body
+from holdfast.gateway.http.headers import Headers, get_header_value
+from holdfast.gateway.routes import PRESETS, Target
+from holdfast.ledger.money import to_picodollars
+from holdfast.providers.json_splice import decode_or_none, nested_field, split_object
+from holdfast.types.usage import TOKENS_MAX
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 FILE_BYTES_MAX = 1024 * 1024
 MINUTE_SECONDS = 60.0
 DEFAULT_ROW = "*"
+
+RESERVATION_SECONDS_MAX = 3_600.0
+"""After this time a reservation counts as spent: its gateway has ended, or a call takes longer than any does."""
+
+SETTLED_SECONDS_MAX = 2 * 86_400.0
+"""How long it is known which calls were settled."""
+
+SWEEP_SECONDS = 60.0
+STORE_SECONDS_MAX = 5.0
+STORE_THREADS_MAX = 4
+BUSY_SECONDS = 2
+
+PROMPT_BYTES_PER_TOKEN = 3
+"""A prompt has about 4 bytes per token, code and Chinese down to 3: a reservation must not be too small."""
+
+OUTPUT_TOKENS_UNKNOWN = 4_096
+CHOICES_MAX = 128
+MODEL_CHARS_MAX = 200
+_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_FREE_ENDPOINT = re.compile(r"/count_tokens$|/input_tokens$|:countTokens$")
+_GOOGLE_MODEL = re.compile(r"/models/([^/:]+)")
 
 
 class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -34,14 +73,22 @@ class KeyLimitTable:
     """Limits by gateway key id; the row `*` applies to keys without their own. Thread-safe."""
 
     def __init__(
-        self, rows: Mapping[str, KeyLimits], environ: Mapping[str, str], key_variables: Mapping[str, str] | None = None
+        self,
+        rows: Mapping[str, KeyLimits],
+        environ: Mapping[str, str],
+        key_variables: Mapping[str, str] | None = None,
+        *,
+        when_unavailable: Literal["deny", "allow"] = "deny",
     ) -> None:
-        """`key_variables` are the upstreams' usual environment variables; without them, those of the presets."""
+        """`key_variables` are the upstreams' usual environment variables; without them, those of the presets.
+
+        `when_unavailable` is what happens to calls of keys with a budget while the store cannot be reached.
+        """
+        self.when_unavailable = when_unavailable
         self._rows = rows
         self._key_variables = key_variables or {name: preset.key_variable for name, preset in PRESETS.items()}
         self._environ = environ
         self._lock = Lock()
-        self._spent: dict[tuple[str, date], float] = {}
         self._request_times: dict[str, deque[float]] = {}
 
     def get_limits(self, key_id: str) -> KeyLimits:
@@ -59,27 +106,19 @@ class KeyLimitTable:
             raise GatewayRefusedError(403, f"no {mount} key is configured for this gateway key")
         return provider_key.encode("ascii")
 
-    def add_spending(self, charge: CallCharge) -> None:
-        day = (charge.key_id, utc_date(charge.at))
-        with self._lock:
-            self._spent[day] = self._spent.get(day, 0.0) + charge.dollars
-
     @property
     def has_budgets(self) -> bool:
         return any(row.budget_usd_a_day is not None for row in self._rows.values())
 
-    def get_spent_today(self, key_id: str, now: float) -> float:
-        with self._lock:
-            return self._spent.get((key_id, utc_date(now)), 0.0)
+    def get_budget(self, key_id: str) -> int | None:
+        """The daily budget in picodollars; None if there is none."""
+        dollars = self.get_limits(key_id).budget_usd_a_day
+        return None if dollars is None else round(dollars * 10**12)
 
-    def check_request(self, key_id: str, now: float, *, is_call: bool = True) -> None:
-        """Counts a call. Raises GatewayRefusedError if the key's budget is spent or its request rate is exceeded."""
+    def count_request(self, key_id: str, now: float) -> None:
+        """Raises GatewayRefusedError if the key's request rate is exceeded."""
         row = self.get_limits(key_id)
-        if row.budget_usd_a_day is not None and self.get_spent_today(key_id, now) >= row.budget_usd_a_day:
-            # Budgets reset at midnight UTC.
-            wait = int(86_400 - now % 86_400) + 1
-            raise GatewayRefusedError(429, "this key's budget for today is spent", retry_after_seconds=wait)
-        if row.requests_a_minute is None or not is_call:
+        if row.requests_a_minute is None:
             return
         with self._lock:
             times = self._request_times.setdefault(key_id, deque())
@@ -89,6 +128,214 @@ class KeyLimitTable:
                 wait = int(MINUTE_SECONDS - (now - times[0])) + 1 if times else int(MINUTE_SECONDS)
                 raise GatewayRefusedError(429, "this key exceeds its requests per minute", retry_after_seconds=wait)
             times.append(now)
+
+
+class RequestSize(msgspec.Struct, frozen=True):
+    """What of a request its cost is estimated from: its size, and its JSON if it was read and is not compressed."""
+
+    size_bytes: int
+    body: bytes = b""
+
+
+class KeyBudgets:
+    """Admits calls of keys with a daily budget: reserves what one may cost, and settles what it did cost.
+
+    The store decides, in one transaction, so that concurrent calls, processes and replicas share one budget. A call
+    that nobody settles counts as spent after RESERVATION_SECONDS_MAX.
+    """
+
+    def __init__(
+        self,
+        limits: KeyLimitTable,
+        store: BudgetStore,
+        models: Models,
+        *,
+        clock: Clock,
+        unpriced_usd_per_mtok: float = UNPRICED_USD_PER_MTOK,
+    ) -> None:
+        self._limits, self._store, self._models = limits, store, models
+        self._clock = clock
+        self._unpriced_usd_per_mtok = unpriced_usd_per_mtok
+        self._swept_at = 0.0
+        # Its own threads: a store that hangs must not keep others from looking up keys.
+        self._threads = ThreadPoolExecutor(STORE_THREADS_MAX, thread_name_prefix="holdfast-budgets")
+
+    async def check(self, key_id: str) -> None:
+        """For what costs nothing by itself. Raises GatewayRefusedError if the budget of the key is spent."""
+        limit = self._limits.get_budget(key_id)
+        if limit is None:
+            return
+        now = self._clock()
+        state = await self._ask_store(functools.partial(self._store.get_budget_day, key_id, _day_of(now)))
+        if state is not None and state.spent >= limit:
+            raise _refuse_call(limit, state, 0, now)
+
+    async def reserve(self, exchange_id: str, key_id: str, target: Target, request: RequestSize) -> bool:
+        """Whether there is a reservation now. Raises GatewayRefusedError if the budget has no room for the call."""
+        limit = self._limits.get_budget(key_id)
+        if limit is None:
+            return False
+        now = self._clock()
+        attempt = functools.partial(self._try_reserve, exchange_id, key_id, (target, request), limit=limit, now=now)
+        refused = await self._ask_store(attempt, undo=functools.partial(self.release, exchange_id, key_id, now))
+        if isinstance(refused, GatewayRefusedError):
+            raise refused
+        return refused is True
+
+    def make_exchange_id(self) -> str:
+        """For a call that is reserved before its exchange exists."""
+        return new_ulid(self._clock())
+
+    def release(self, exchange_id: str, key_id: str, at: float) -> None:
+        """Frees the reservation of a call that was not made. Returns at once."""
+        self._threads.submit(self._settle_quietly, CallCharge(exchange_id, key_id, at, 0.0))
+
+    def settle(self, charge: CallCharge) -> None:
+        """Counts what a call cost, once. May block on the store; raises StoreError."""
+        settle_charge(self._store, charge)
+
+    def seed(self, spending: Mapping[str, float]) -> None:
+        """Sets today's spending in dollars of keys that the store has no budget row of, such as before an upgrade."""
+        for key_id, dollars in spending.items():
+            if self._limits.get_budget(key_id) is not None:
+                self._store.seed_budget(key_id, _day_of(self._clock()), _to_picodollars(dollars))
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True)
+
+    def _try_reserve(
+        self, exchange_id: str, key_id: str, call: tuple[Target, RequestSize], *, limit: int, now: float
+    ) -> GatewayRefusedError | Literal[True]:
+        if now - self._swept_at >= SWEEP_SECONDS:
+            self._swept_at = now
+            self._store.expire_reservations(now - RESERVATION_SECONDS_MAX)
+            self._store.delete_settled(now - SETTLED_SECONDS_MAX)
+        state = self._store.get_budget_day(key_id, _day_of(now))
+        estimate = estimate_call_usd(
+            *call,
+            self._models,
+            at=now,
+            usual_output_tokens=state.usual_output_tokens,
+            unpriced=self._unpriced_usd_per_mtok,
+        )
+        charge = BudgetCharge(exchange_id, key_id, _day_of(now), _to_picodollars(estimate), now)
+        if self._store.reserve_budget(charge, limit=limit, usual_output_tokens=state.usual_output_tokens):
+            return True
+        return _refuse_call(limit, self._store.get_budget_day(key_id, _day_of(now)), charge.amount, now)
+
+    def _settle_quietly(self, charge: CallCharge) -> None:
+        try:
+            self.settle(charge)
+        except StoreError as error:
+            logger.warning("a reservation was not released, and counts as spent in an hour: %s", error)
+
+    async def _ask_store(self, question: Callable[[], T], *, undo: Callable[[], None] | None = None) -> T | None:
+        """The answer; None if the store cannot give one and calls are allowed then."""
+        asked = asyncio.get_running_loop().run_in_executor(self._threads, question)
+        try:
+            async with asyncio.timeout(STORE_SECONDS_MAX):
+                return await asyncio.shield(asked)
+        except (StoreError, TimeoutError) as error:
+            logger.warning("a budget could not be checked: %s", error or "the store does not answer")
+            if isinstance(error, TimeoutError) and undo is not None:
+                # It may still succeed after we gave up.
+                asked.add_done_callback(lambda done: None if done.cancelled() or done.exception() else undo())
+            if self._limits.when_unavailable == "allow":
+                return None
+            message = "the budget of this key cannot be checked, because the gateway cannot reach its store"
+            raise GatewayRefusedError(503, message, retry_after_seconds=5) from None
+
+
+def settle_charge(store: BudgetStore, charge: CallCharge) -> None:
+    amount = BudgetCharge(charge.id, charge.key_id, _day_of(charge.at), _to_picodollars(charge.dollars), charge.at)
+    store.settle_budget(amount, output_tokens=charge.output_tokens)
+
+
+def _refuse_call(limit: int, state: BudgetDay, needed: int, now: float) -> GatewayRefusedError:
+    spent, total = _format_usd(state.spent), _format_usd(limit)
+    if state.spent < limit:
+        message = (
+            f"this key's budget for today has no room for this call beside those in progress: limit {total}, spent "
+            f"{spent}, reserved {_format_usd(state.reserved)}, this call up to {_format_usd(needed)}; retry in a moment"
+        )
+        return GatewayRefusedError(429, message, retry_after_seconds=BUSY_SECONDS)
+    # Budgets reset at midnight UTC.
+    reset = (int(now) // 86_400 + 1) * 86_400
+    at = datetime.fromtimestamp(reset, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    message = f"this key's budget for today is spent: limit {total}, spent {spent}; it resets at {at}"
+    return GatewayRefusedError(429, message, retry_after_seconds=int(reset - now) + 1)
+
+
+def measure_request(body: bytes | None, headers: Headers) -> RequestSize:
+    """None is a body that was too large to read."""
+    if body is None:
+        return RequestSize(BUFFERED_BYTES_MAX)
+    encoding = (get_header_value(headers, b"content-encoding") or b"").decode("latin-1")
+    try:
+        plain = decompress_body(body, encoding)
+    except ProviderError:
+        return RequestSize(len(body))
+    return RequestSize(len(plain), plain)
+
+
+def estimate_call_usd(
+    target: Target,
+    request: RequestSize,
+    models: Models,
+    *,
+    at: float,
+    usual_output_tokens: int,
+    unpriced: float = UNPRICED_USD_PER_MTOK,
+) -> float:
+    """What a call may cost, rather too much than too little: its prompt is written to the cache, none of it is read.
+
+    Its output is what calls of its key usually return; if that is not known, what the request allows.
+    """
+    if _FREE_ENDPOINT.search(target.endpoint):
+        return 0.0
+    members = decode_or_none(split_object, request.body) or {}
+    named = decode_or_none(msgspec.json.decode, members.get("model")) or target.path_fields.get("model")
+    in_path = _GOOGLE_MODEL.search(target.path)
+    name = named if isinstance(named, str) else unquote(in_path[1]) if in_path else ""
+    row = find_model_or_none(f"{target.provider}:{target.model_names.get(name, name)}"[:MODEL_CHARS_MAX], models)
+    allowed = _find_output_limit(members) * _find_choices(members)
+    output = min(usual_output_tokens or allowed or OUTPUT_TOKENS_UNKNOWN, allowed or TOKENS_MAX)
+    output = output if target.adapter_name else 0
+    prompt = request.size_bytes // PROMPT_BYTES_PER_TOKEN + 1
+    if row is None or not row.prices:
+        return (prompt + output) * unpriced / 1_000_000
+    prompt, output = min(prompt, row.context_tokens_max), min(output, row.output_tokens_max * CHOICES_MAX)
+    price = price_at(row, utc_date(at), prompt)
+    rates = [price.input, price.cache_write_5m, price.cache_write_other]
+    # The price of an hour is double that of input: assumed only where the request asks for it.
+    rate = max(*rates, price.cache_write_1h) if b'"1h"' in request.body else max(rates)
+    return float(prompt * rate + output * price.output) / 1_000_000
+
+
+def _find_output_limit(members: Mapping[str, bytes]) -> int:
+    """0 if the request sets none."""
+    google = decode_or_none(msgspec.json.decode, members.get("generationConfig"))
+    found = [decode_or_none(msgspec.json.decode, members.get(name)) for name in _OUTPUT_LIMITS]
+    counts = [count for count in (*found, nested_field(google, "maxOutputTokens")) if isinstance(count, int)]
+    return min((count for count in counts if count > 0), default=0)
+
+
+def _find_choices(members: Mapping[str, bytes]) -> int:
+    """How many replies Chat Completions are asked for."""
+    count = decode_or_none(msgspec.json.decode, members.get("n"))
+    return min(max(count, 1), CHOICES_MAX) if isinstance(count, int) else 1
+
+
+def _to_picodollars(dollars: float) -> int:
+    return to_picodollars(Decimal(repr(dollars)))
+
+
+def _format_usd(amount: int) -> str:
+    return f"${amount / 10**12:.4f}"
+
+
+def _day_of(at: float) -> str:
+    return utc_date(at).isoformat()
 
 
 def read_key_limits(path: Path, upstreams: Collection[str] = tuple(PRESETS)) -> dict[str, KeyLimits]:

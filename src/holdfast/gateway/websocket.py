@@ -25,6 +25,7 @@ from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.exchange import (
     AuthenticatedRequest,
     ExchangeEnd,
+    GatewayCaller,
     GatewayRefusedError,
     Message,
     Receive,
@@ -33,6 +34,7 @@ from holdfast.gateway.exchange import (
 from holdfast.gateway.http.connection import ConnectionCutError, UpstreamConnection
 from holdfast.gateway.http.headers import Headers, filter_response_headers
 from holdfast.gateway.http.response_parser import ResponseHead
+from holdfast.gateway.key_limits import KeyBudgets, RequestSize
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.operations import CACHE_KEY_MISSING
 from holdfast.gateway.routes import Target
@@ -174,6 +176,7 @@ class WebSocketRelay:
         calls: SocketCalls,
         *,
         authenticate: Callable[..., Awaitable[AuthenticatedRequest]],
+        budgets: KeyBudgets | None,
         rewriter: ConversationRewriter | None,
         clock: Clock,
         passes_pings: bool,
@@ -185,6 +188,7 @@ class WebSocketRelay:
         self._receive, self._send = channels
         self._calls = calls
         self._authenticate = authenticate
+        self._budgets = budgets
         self._rewriter = rewriter
         self._clock = clock
         self._drain_seconds = drain_seconds
@@ -248,6 +252,7 @@ class WebSocketRelay:
             if self._calls.open_count >= OPEN_CALLS_MAX:
                 raise GatewayRefusedError(429, f"this connection has {OPEN_CALLS_MAX} unanswered calls; wait for one")
             admitted = await self._authenticate()
+            exchange_id = await self._reserve(message, admitted.caller)
         except GatewayRefusedError as error:
             await self._send_error(error, message.stream_id)
             return
@@ -255,12 +260,24 @@ class WebSocketRelay:
         improved = await self._improve(message, admitted) if admitted.improve else None
         # Before it is sent, because the first event of its response can arrive before sending returns.
         if improved is None:
-            self._calls.begin_call(message, caller)
+            self._calls.begin_call(message, caller, exchange_id=exchange_id)
             await self._upstream.send(event)
             return
         sent, changes = improved
-        self._calls.begin_call(sent, caller, original_body=message.body, changes=changes)
+        self._calls.begin_call(sent, caller, exchange_id=exchange_id, original_body=message.body, changes=changes)
         await self._upstream.send(TextMessage(sent.raw.decode()))
+
+    async def _reserve(self, message: CreateMessage, caller: GatewayCaller) -> str | None:
+        """The id of the call's exchange, under which its cost is reserved; None without a budget."""
+        if self._budgets is None or caller.key_id is None or not caller.has_budget:
+            return None
+        if not self._calls.has_exchanges:
+            await self._budgets.check(caller.key_id)
+            return None
+        exchange_id = self._budgets.make_exchange_id()
+        request = RequestSize(len(message.body), message.body)
+        await self._budgets.reserve(exchange_id, caller.key_id, self._target, request)
+        return exchange_id
 
     async def _improve(
         self, message: CreateMessage, admitted: AuthenticatedRequest
@@ -321,7 +338,9 @@ class WebSocketRelay:
     async def _check_budget(self) -> None:
         """Ends a connection on which the provider calls the model by itself, once the budget of its key is spent."""
         try:
-            await self._authenticate(is_call=False)
+            admitted = await self._authenticate(is_call=False)
+            if self._budgets is not None and admitted.caller.key_id is not None:
+                await self._budgets.check(admitted.caller.key_id)
         except GatewayRefusedError as error:
             await self._send_error(error, "")
             await self._close_both(_POLICY, error.message)

@@ -226,8 +226,8 @@ class SocketOwner(msgspec.Struct, frozen=True):
     on_request: Callable[[Exchange], None]
     on_end: Callable[[Exchange], None]
 
-    def begin_exchange(self, body: bytes, *, caller: GatewayCaller | None = None) -> Exchange:
-        exchange = Exchange(self.target, self.headers, caller or self.caller, self.clock())
+    def begin_exchange(self, body: bytes, *, caller: GatewayCaller | None = None, id: str | None = None) -> Exchange:
+        exchange = Exchange(self.target, self.headers, caller or self.caller, self.clock(), id=id)
         exchange.add_request_bytes(body)
         exchange.status, exchange.response_headers = 200, _EVENT_STREAM
         return exchange
@@ -238,9 +238,10 @@ class SocketOwner(msgspec.Struct, frozen=True):
 
 
 class SocketCalls(Protocol):
-    """The calls of one connection."""
+    """The calls of one connection. `has_exchanges`: a message that asks for a response is an exchange from then on."""
 
     open_count: int
+    has_exchanges: bool
 
     def decode_message(self, raw: bytes) -> CreateMessage | None:
         """The message as a call; None if it asks for none."""
@@ -250,6 +251,7 @@ class SocketCalls(Protocol):
         message: CreateMessage,
         caller: GatewayCaller,
         *,
+        exchange_id: str | None = None,
         original_body: bytes | None = None,
         changes: tuple[RequestChange, ...] = (),
     ) -> None:
@@ -279,6 +281,7 @@ class ResponseCalls(SocketCalls):
         self._lanes: dict[str, list[_OpenCall]] = {}
         self._ended_ids: deque[str] = deque(maxlen=ENDED_IDS_MAX)
         self.open_count = 0
+        self.has_exchanges = True
 
     def decode_message(self, raw: bytes) -> CreateMessage | None:
         return decode_create_message(raw, self._prompts, self._owner.caller.account)
@@ -288,10 +291,11 @@ class ResponseCalls(SocketCalls):
         message: CreateMessage,
         caller: GatewayCaller,
         *,
+        exchange_id: str | None = None,
         original_body: bytes | None = None,
         changes: tuple[RequestChange, ...] = (),
     ) -> None:
-        exchange = self._owner.begin_exchange(message.body, caller=caller)
+        exchange = self._owner.begin_exchange(message.body, caller=caller, id=exchange_id)
         exchange.websocket_call = message.call
         exchange.original_body, exchange.changes = original_body, changes
         exchange.is_planned = bool(changes)
@@ -370,6 +374,7 @@ class UsageCalls(SocketCalls):
     """
 
     open_count = 0
+    has_exchanges = False
 
     def __init__(self, owner: SocketOwner, model: str) -> None:
         self._owner = owner
@@ -388,6 +393,7 @@ class UsageCalls(SocketCalls):
         message: CreateMessage,
         caller: GatewayCaller,
         *,
+        exchange_id: str | None = None,
         original_body: bytes | None = None,
         changes: tuple[RequestChange, ...] = (),
     ) -> None:

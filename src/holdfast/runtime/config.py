@@ -38,6 +38,9 @@ Diagnostics = Literal["auto", "off"]
 """Whether the provider is asked for the reason of a cache miss, where it supports that."""
 
 
+WhenUnavailable = Literal["deny", "allow"]
+
+
 class Config(msgspec.Struct, frozen=True):
     """All settings. `origins` names the source of every setting that is not a default."""
 
@@ -71,6 +74,7 @@ class Config(msgspec.Struct, frozen=True):
     claude_code_command: str = "claude -p --output-format stream-json --verbose --model {model}"
     base_urls: dict[str, str] = {}
     requests_max: dict[str, int] = {}
+    budgets: dict[str, str] = {}
     models: dict[str, dict[str, object]] = {}
     project: dict[str, str] = {}
     upstreams: dict[str, dict[str, object]] = {}
@@ -81,32 +85,43 @@ class Config(msgspec.Struct, frozen=True):
         return self.db or str(Path(self.home) / "holdfast.db")
 
     @property
+    def budgets_when_unavailable(self) -> WhenUnavailable:
+        """What happens to calls of gateway keys with a budget while the store cannot be reached."""
+        return "allow" if self.budgets.get("when_unavailable") == "allow" else "deny"
+
+    @property
     def effective_padding(self) -> Padding:
         """The padding setting; if it was not set, the default of the profile."""
         return "always" if self.profile == "seed" and "padding" not in self.origins else self.padding
 
 
-_STRUCTURED_FIELDS = ("home", "base_urls", "requests_max", "models", "project", "upstreams", "origins")
+_STRUCTURED_FIELDS = ("home", "base_urls", "requests_max", "budgets", "models", "project", "upstreams", "origins")
+_WHEN_UNAVAILABLE = "budgets.when_unavailable"
 SETTINGS = {
     **{name: f"HOLDFAST_{name.upper()}" for name in Config.__struct_fields__ if name not in _STRUCTURED_FIELDS},
     **{f"base_urls.{name}": provider.base_url_variable for name, provider in PROVIDERS.items() if provider.base_url},
     **{f"requests_max.{name}": f"HOLDFAST_REQUESTS_MAX_{name.upper().replace('-', '_')}" for name in PROVIDERS},
+    _WHEN_UNAVAILABLE: "HOLDFAST_BUDGETS_WHEN_UNAVAILABLE",
 }
 """Every setting with a single value, and its environment variable."""
 
 HOME_ONLY_SETTINGS = (
     *("db", "spend_max_usd", "keep_alive", "keep_alive_usd_max", "cache_ttl_seconds", "cache_over_an_hour"),
-    *("retention_days", "claude_code_command"),
+    *("retention_days", "claude_code_command", _WHEN_UNAVAILABLE),
     *(name for name in SETTINGS if name.startswith("base_urls.")),
 )
 """Settings that a workspace's file may not change."""
 
-# Settings with one value per provider, each with an example value for error messages.
-_TABLES = {"base_urls": "http://127.0.0.1:8080", "requests_max": "4"}
+# Settings that are tables, most with one value per provider, each with an example for error messages.
+_TABLES = {
+    "base_urls": 'anthropic = "http://127.0.0.1:8080"',
+    "requests_max": "anthropic = 4",
+    "budgets": 'when_unavailable = "deny"',
+}
 
 _TYPES: Mapping[str, object] = Config.__annotations__
 _CHOICES = {name: get_args(kind) for name, kind in _TYPES.items() if get_origin(kind) is Literal}
-_CHOICES |= {"skills_mode": SKILL_MODES}
+_CHOICES |= {"skills_mode": SKILL_MODES, _WHEN_UNAVAILABLE: get_args(WhenUnavailable)}
 
 # Whole-number settings and their minimum.
 _COUNTS = {"output_tokens_max": 1, "steps_max": 1, "cache_ttl_seconds": 0, "retention_days": 0}
@@ -171,6 +186,8 @@ def setting_value(config: Config, key: str) -> object:
         return config.base_urls.get(provider, PROVIDERS[provider].base_url)
     if table == "requests_max":
         return config.requests_max.get(provider, CONCURRENT_REQUESTS_MAX)
+    if key == _WHEN_UNAVAILABLE:
+        return config.budgets_when_unavailable
     value: object = getattr(config, key)
     return value
 
@@ -200,7 +217,7 @@ def _read_file(file: Path) -> tuple[dict[str, object], Table, dict[str, str], Ta
     for table, example in _TABLES.items():
         rows = content.pop(table, {})
         if not isinstance(rows, dict):
-            raise UserError(f"{file}: {table} must be a table, such as [{table}] with anthropic = {example}")
+            raise UserError(f"{file}: {table} must be a table, such as [{table}] with {example}")
         content |= {f"{table}.{name}": value for name, value in rows.items()}
     for key in content:
         if key not in SETTINGS:

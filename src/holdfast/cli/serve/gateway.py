@@ -19,11 +19,11 @@ from holdfast.cli.serve.recorder_process import RECORDER_MODULE
 from holdfast.errors import UserError
 from holdfast.gateway.app import Gateway
 from holdfast.gateway.auth import KeyAuthenticator, KeyHolder
-from holdfast.gateway.exchange import GatewayRefusedError
+from holdfast.gateway.exchange import UNPRICED_USD_PER_MTOK, GatewayRefusedError
 from holdfast.gateway.keep_alive import GatewayKeepAlive
-from holdfast.gateway.key_limits import KeyLimitTable, read_key_limits
-from holdfast.gateway.recording.restore import restore_plans, restore_spending
-from holdfast.gateway.recording.worker_process import UNPRICED_USD_PER_MTOK, RecorderProcess, RecorderSetup
+from holdfast.gateway.key_limits import KeyBudgets, KeyLimitTable, read_key_limits
+from holdfast.gateway.recording.restore import restore_plans, sum_spending_today
+from holdfast.gateway.recording.worker_process import RecorderProcess, RecorderSetup
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
 from holdfast.gateway.routes import (
@@ -88,7 +88,8 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
     if options.simulate and flags:
         raise UserError("--simulate replaces the upstreams of all providers; leave out --upstream")
     # Without the workspace: a repository must not decide where keys and prompts are sent.
-    configured = parse_upstream_settings(load_config(os.environ).upstreams)
+    config = load_config(os.environ)
+    configured = parse_upstream_settings(config.upstreams)
     _check_names((*flags, *configured))
     # A background thread passes records to the recorder process. With Python's default switch interval of 5 ms it
     # could delay the event loop, which forwards the bytes, by that much at a time.
@@ -105,16 +106,28 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         if not (options.improve or any(row.improve for row in rows.values())):
             _check_without_improve(options)
         key_limits = KeyLimitTable(
-            rows, os.environ, {name: upstream.key_variable for name, upstream in routes.upstreams.items()}
+            rows,
+            os.environ,
+            {name: upstream.key_variable for name, upstream in routes.upstreams.items()},
+            when_unavailable=config.budgets_when_unavailable,
         )
-        restore_spending(key_limits, service.log, service.clock(), unpriced_usd_per_mtok=options.unpriced_usd)
+        budgets = KeyBudgets(
+            key_limits,
+            service.records,
+            service.models,
+            clock=service.clock,
+            unpriced_usd_per_mtok=options.unpriced_usd,
+        )
+        stack.callback(budgets.close)
+        if key_limits.has_budgets:
+            budgets.seed(sum_spending_today(service.log, service.clock(), unpriced_usd_per_mtok=options.unpriced_usd))
         rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in options.volatile))
         rewriter = ConversationRewriter(
             service.models, VolatileExtractor(rules), restore=lambda: restore_plans(service.log)
         )
         volatile = tuple((rule.name, rule.pattern) for rule in rules)
         setup = RecorderSetup(options.db, options.simulate, volatile, options.unpriced_usd)
-        recorder = RecorderProcess((RECORDER_MODULE,), setup, on_spent=key_limits.add_spending)
+        recorder = RecorderProcess((RECORDER_MODULE,), setup, on_spent=lambda charge: None)
         stack.callback(recorder.close)
         service.request_metrics.add_counter(
             DROPPED_RECORDS_METRIC, "Records of forwarded calls that were dropped.", lambda: recorder.dropped_count
@@ -140,6 +153,7 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
             clock=service.clock,
             rewriter=rewriter,
             keep_alive=keep_alive,
+            budgets=budgets,
             drain=options.drain,
         )
         # Everything loaded so far lives as long as the process; excluding it makes garbage collection pauses shorter.

@@ -1,26 +1,28 @@
 """The recorder process of a gateway: stores what the gateway forwards, and ends when the gateway does."""
 
 import contextlib
+import functools
+import logging
 import os
 import signal
 import sys
 
-import msgspec
-
 from holdfast.cli.open_store import load_configured_models, open_store_with_records
 from holdfast.clock import new_ulid
+from holdfast.errors import StoreError
+from holdfast.events.records import BudgetStore
 from holdfast.gateway.exchange import CallCharge
+from holdfast.gateway.key_limits import settle_charge
 from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.recording.worker_process import (
     MessageReceiver,
     RecorderSetup,
-    SpendingMessage,
     SynchronousQueue,
     read_frames,
-    write_frame,
 )
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor, VolatileRule
 
+logger = logging.getLogger(__name__)
 RECORDER_MODULE = "holdfast.cli.serve.recorder_process"
 RECORDER_NICENESS = 5
 """Lower priority than the gateway process: forwarding calls comes before recording them."""
@@ -37,14 +39,14 @@ def run_recorder() -> None:
     if not isinstance(setup, RecorderSetup):
         return
     models = load_configured_models()
-    with open_store_with_records(setup.db) as (log, _):
+    with open_store_with_records(setup.db) as (log, records):
         observer = GatewayRecorder(
             log,
             models=models,
             new_id=new_ulid,
             simulated=setup.simulated,
             volatile=VolatileExtractor(tuple(VolatileRule(*pair) for pair in setup.volatile)),
-            on_spent=_report_spending,
+            on_spent=functools.partial(_settle, records),
             unpriced_usd_per_mtok=setup.unpriced_usd_per_mtok,
             make_queue=SynchronousQueue,
         )
@@ -54,10 +56,12 @@ def run_recorder() -> None:
         observer.close()
 
 
-def _report_spending(charge: CallCharge) -> None:
-    # The gateway may have closed its end of the pipe already.
-    with contextlib.suppress(OSError):
-        write_frame(sys.stdout.buffer, msgspec.msgpack.encode(SpendingMessage(charge)))
+def _settle(records: BudgetStore, charge: CallCharge) -> None:
+    """Here and not in the gateway, which may have ended: what was reserved is settled with the call's record."""
+    try:
+        settle_charge(records, charge)
+    except StoreError as error:
+        logger.warning("the cost of a call was not settled, and its estimate counts as spent in an hour: %s", error)
 
 
 if __name__ == "__main__":

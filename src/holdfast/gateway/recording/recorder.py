@@ -19,7 +19,7 @@ from holdfast.errors import ProviderError, UserError
 from holdfast.events.log import EventLog
 from holdfast.events.payloads.calls import ConversationTrace, GatewayForwarded, RewriteEstimate
 from holdfast.events.payloads.session import ParentSession, SessionStarted
-from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, INTERRUPTIONS, CallCharge, Exchange
+from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, INTERRUPTIONS, UNPRICED_USD_PER_MTOK, CallCharge, Exchange
 from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.headers import Headers, name_client
 from holdfast.gateway.recording.conversation_match import (
@@ -33,7 +33,7 @@ from holdfast.gateway.recording.conversation_match import (
 )
 from holdfast.gateway.recording.restore import restore_conversations
 from holdfast.gateway.recording.rewrite_estimate import ComparedCall, RewriteEstimator, encode_shape
-from holdfast.gateway.recording.worker_process import UNPRICED_USD_PER_MTOK, RecordQueue
+from holdfast.gateway.recording.worker_process import RecordQueue
 from holdfast.gateway.rewrite.findings import add_masked_diffs
 from holdfast.gateway.rewrite.rewriter import BYTES_PER_TOKEN, GatewayPing
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
@@ -71,7 +71,7 @@ _PROMPT_UNKNOWN = "previous_response_id: the prompt of that response is not know
 _UNREADABLE = "a response could not be decoded; its usage is unknown"
 
 OnSpent = Callable[[CallCharge], None]
-"""Called with the charge of each call made with a gateway key."""
+"""Called with the charge of each call made with a gateway key that has a budget."""
 
 
 class _ActiveCall(msgspec.Struct, frozen=True):
@@ -389,7 +389,7 @@ class GatewayRecorder:
         return reply
 
     def _charge(self, exchange: Exchange, id: str, at: float, dollars: float, *, output_tokens: int = 0) -> None:
-        if exchange.caller.key_id is not None:
+        if exchange.caller.key_id is not None and exchange.caller.has_budget:
             self._on_spent(CallCharge(id, exchange.caller.key_id, at, dollars, output_tokens))
 
     def _estimate_rewrite(self, active: _ActiveCall, usage: Usage) -> RewriteEstimate | None:

@@ -20,10 +20,8 @@ from holdfast.events.payloads.calls import (
     RequestPrepared,
 )
 from holdfast.events.payloads.session import SessionStarted
-from holdfast.gateway.exchange import CallCharge
-from holdfast.gateway.key_limits import KeyLimitTable
+from holdfast.gateway.exchange import UNPRICED_USD_PER_MTOK
 from holdfast.gateway.recording.conversation_match import RequestFingerprint, SessionHints, make_restored_scope
-from holdfast.gateway.recording.worker_process import UNPRICED_USD_PER_MTOK
 from holdfast.gateway.rewrite.operations import VOLATILE_PREFIX
 from holdfast.planning.learned import CacheMemory, RequestRecord, forget_cached, memory_after_call, memory_after_ping
 from holdfast.planning.policy import PingResult, WaitedFor
@@ -143,15 +141,16 @@ def iterate_spending(log: EventLog, *, since: date | None = None) -> Iterator[Ca
             yield from _fold_spending(log.read(row.id), since)
 
 
-def restore_spending(
-    limits: KeyLimitTable, log: EventLog, now: float, *, unpriced_usd_per_mtok: float = UNPRICED_USD_PER_MTOK
-) -> None:
-    """Charges today's budgets with what was spent before this process started, unpriced calls by estimate."""
-    if limits.has_budgets:
-        for spending in iterate_spending(log, since=utc_date(now)):
-            if spending.key_id is not None:
-                estimate = spending.unpriced_tokens * unpriced_usd_per_mtok / 1_000_000
-                limits.add_spending(CallCharge("", spending.key_id, spending.at, spending.dollars + estimate))
+def sum_spending_today(
+    log: EventLog, now: float, *, unpriced_usd_per_mtok: float = UNPRICED_USD_PER_MTOK
+) -> dict[str, float]:
+    """What each gateway key has spent today in dollars, by the log; unpriced calls by estimate."""
+    spent: dict[str, float] = {}
+    for spending in iterate_spending(log, since=utc_date(now)):
+        if spending.key_id is not None:
+            estimate = spending.unpriced_tokens * unpriced_usd_per_mtok / 1_000_000
+            spent[spending.key_id] = spent.get(spending.key_id, 0.0) + spending.dollars + estimate
+    return spent
 
 
 def _fold_spending(events: Iterable[Event], since: date | None) -> Iterator[CallSpending]:

@@ -14,7 +14,14 @@ from typing import IO, Generic, TypeVar
 import msgspec
 
 from holdfast.events.payloads.calls import RequestChange
-from holdfast.gateway.exchange import CallCharge, Exchange, ExchangeEnd, GatewayCaller, WebSocketCall
+from holdfast.gateway.exchange import (
+    UNPRICED_USD_PER_MTOK,
+    CallCharge,
+    Exchange,
+    ExchangeEnd,
+    GatewayCaller,
+    WebSocketCall,
+)
 from holdfast.gateway.rewrite.rewriter import GatewayPing
 from holdfast.gateway.routes import Target
 
@@ -26,10 +33,6 @@ PIPE_QUEUE_BYTES_MAX = 64 * 1024 * 1024
 _SIZE_BYTES = 4
 HeaderPairs = list[tuple[bytes, bytes]]
 _encode = msgspec.msgpack.Encoder().encode
-
-UNPRICED_USD_PER_MTOK = 10.0
-"""What a budget is charged per million tokens of a call without a known price: above most models' input price, so
-that a model that the catalog does not know cannot be used to get around a budget."""
 
 # Both limits are needed: many small records, or few with bodies of megabytes.
 QUEUED_RECORDS_MAX = 10_000

@@ -1,4 +1,4 @@
-"""Keys, controls, settings and the global order of events in a database: the records and their SQL, for all engines."""
+"""Keys, budgets, controls, settings and the global order of events in a database: records and SQL, for all engines."""
 
 import asyncio
 from collections.abc import Sequence
@@ -9,10 +9,11 @@ from msgspec.structs import astuple
 from holdfast.errors import StoreError
 from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CacheControls, CacheSettings, SessionControl
-from holdfast.events.records import KeyRow, PositionedEvent
+from holdfast.events.records import BudgetCharge, BudgetDay, KeyRow, PositionedEvent
 from holdfast.stores.sql.connection import ChangeRunner
 from holdfast.stores.sql.dialect import repeat_params
 from holdfast.stores.sql.events import EVENT_COLUMNS, FetchRows, as_int, decode_event_row
+from holdfast.stores.write.queue import SqlStep
 
 KEY_COLUMNS = KeyRow.__struct_fields__
 _SELECT_KEYS = f"SELECT {', '.join(KEY_COLUMNS)} FROM holdfast.api_keys"
@@ -37,6 +38,40 @@ INVALIDATE = (
 REQUEST_REFRESH = f"{_INSERT_CONTROL} VALUES (?, 1, 0, NULL, 1) {_ON_CONFLICT} adoptions = kept.adoptions + 1"
 EVENTS_AFTER = f"SELECT seq, {', '.join(EVENT_COLUMNS)} FROM holdfast.events WHERE seq > ? ORDER BY seq LIMIT ?"
 _CACHE = "cache"  # The name of the cache settings.
+
+BUDGET_DAY = """
+SELECT CASE WHEN day = ? THEN spent ELSE 0 END, CASE WHEN day = ? THEN reserved ELSE 0 END, usual_output_tokens
+FROM holdfast.budgets WHERE key_id = ? AND day <= ? ORDER BY day DESC LIMIT 1"""
+# The condition is checked on the locked row, so of concurrent reservations each sees those before it.
+RESERVE = """
+INSERT INTO holdfast.budgets AS kept (key_id, day, spent, reserved, usual_output_tokens) VALUES (?, ?, 0, ?, ?)
+ON CONFLICT (key_id, day) DO UPDATE SET reserved = kept.reserved + excluded.reserved
+WHERE kept.spent < ? AND (kept.reserved = 0 OR kept.spent + kept.reserved + excluded.reserved <= ?)"""
+_ADD_RESERVATION = """
+INSERT INTO holdfast.reservations (id, key_id, day, reserved, charged, at, is_settled) VALUES (?, ?, ?, ?, 0, ?, 0)"""
+ADD_BUDGET_DAY = """
+INSERT INTO holdfast.budgets (key_id, day, spent, reserved, usual_output_tokens) VALUES (?, ?, ?, 0, 0)
+ON CONFLICT (key_id, day) DO NOTHING"""
+# Locks the row of the call, so that of two settlements the second finds it settled.
+SETTLE = "UPDATE holdfast.reservations SET is_settled = 1 WHERE id = ? AND is_settled = 0"
+# The largest recent output: a larger one counts at once, and a maximum fades by 1/16 with each smaller one.
+CHARGE_SETTLED = """
+UPDATE holdfast.budgets SET
+    spent = spent + ? - (SELECT charged FROM holdfast.reservations WHERE id = ?),
+    reserved = reserved - (SELECT reserved FROM holdfast.reservations WHERE id = ?),
+    usual_output_tokens = CASE WHEN ? = 0 THEN usual_output_tokens
+        ELSE greatest(?, (usual_output_tokens * 15 + ?) / 16) END
+WHERE key_id = ? AND day = (SELECT day FROM holdfast.reservations WHERE id = ?)"""
+OPEN_RESERVATIONS = """
+SELECT id FROM holdfast.reservations WHERE is_settled = 0 AND reserved > 0 AND at < ? ORDER BY at LIMIT 1000"""
+EXPIRE = """
+UPDATE holdfast.reservations SET charged = reserved, reserved = 0 WHERE id = ? AND is_settled = 0 AND reserved > 0"""
+CHARGE_EXPIRED = """
+UPDATE holdfast.budgets SET
+    spent = spent + (SELECT charged FROM holdfast.reservations WHERE id = ?),
+    reserved = reserved - (SELECT charged FROM holdfast.reservations WHERE id = ?)
+WHERE key_id = (SELECT key_id FROM holdfast.reservations WHERE id = ?)
+    AND day = (SELECT day FROM holdfast.reservations WHERE id = ?)"""
 
 
 class DatabaseRecords:
@@ -97,6 +132,50 @@ class DatabaseRecords:
     def delete_controls(self, session_id: str) -> None:
         """Deletes the controls of a session."""
         self._changes.run_statement("DELETE FROM holdfast.cache_controls WHERE session_id = ?", (session_id,))
+
+    def get_budget_day(self, key_id: str, day: str) -> BudgetDay:
+        rows = self._fetch(BUDGET_DAY, (day, day, key_id, day))
+        return next((BudgetDay(*map(as_int, row)) for row in rows), BudgetDay())
+
+    # The changes of budgets are not synced: they survive a crash of the process, and after a power failure a call
+    # whose settlement is lost is still reserved.
+    def reserve_budget(self, charge: BudgetCharge, *, limit: int, usual_output_tokens: int = 0) -> bool:
+        key_id, day, amount = charge.key_id, charge.day, charge.amount
+        return limit > 0 and self._changes.run_steps(
+            [
+                SqlStep(RESERVE, (key_id, day, amount, usual_output_tokens, limit, limit), rows_min=1),
+                SqlStep(_ADD_RESERVATION, (charge.id, key_id, day, amount, charge.at)),
+            ],
+            synced=False,
+        )
+
+    def settle_budget(self, charge: BudgetCharge, *, output_tokens: int = 0) -> bool:
+        id, key_id, day, tokens = charge.id, charge.key_id, charge.day, output_tokens
+        return self._changes.run_steps(
+            [
+                SqlStep(f"{_ADD_RESERVATION} ON CONFLICT (id) DO NOTHING", (id, key_id, day, 0, charge.at)),
+                SqlStep(SETTLE, (id,), rows_min=1),
+                SqlStep(ADD_BUDGET_DAY, (key_id, day, 0)),
+                SqlStep(CHARGE_SETTLED, (charge.amount, id, id, tokens, tokens, tokens, key_id, id), rows_min=1),
+            ],
+            synced=False,
+        )
+
+    def expire_reservations(self, before: float) -> int:
+        ids = [str(id) for (id,) in self._fetch(OPEN_RESERVATIONS, (before,))]
+        # One transaction each: locking many rows at once could wait for a process that locks them in another order.
+        return sum(
+            self._changes.run_steps(
+                [SqlStep(EXPIRE, (id,), rows_min=1), SqlStep(CHARGE_EXPIRED, (id, id, id, id))], synced=False
+            )
+            for id in ids
+        )
+
+    def delete_settled(self, before: float) -> None:
+        self._changes.run_statement("DELETE FROM holdfast.reservations WHERE at < ?", (before,))
+
+    def seed_budget(self, key_id: str, day: str, spent: int) -> bool:
+        return self._changes.run_statement(ADD_BUDGET_DAY, (key_id, day, spent)) > 0
 
     def newest_position(self) -> int:
         ((seq,),) = self._fetch("SELECT coalesce(max(seq), 0) FROM holdfast.events", ())

@@ -1,0 +1,328 @@
+"""Budgets hold for concurrent calls, replicas and processes: a call is reserved before it is sent, and settled once."""
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import pytest
+from tests.support.postgres_server import reused_database
+from tests.support.served_gateway import RawUpstream, ServedGateway, raw_upstream, serve_gateway
+
+from holdfast.catalog.lookup import shipped_models
+from holdfast.clock import ManualClock
+from holdfast.errors import StoreError
+from holdfast.events.records import BudgetCharge, BudgetDay
+from holdfast.gateway.key_limits import KeyLimits, RequestSize, estimate_call_usd
+from holdfast.gateway.recording.restore import iterate_spending
+from holdfast.gateway.routes import RouteTable, resolve_upstreams
+from holdfast.service.auth.keys import make_key
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.event_log import DatabaseEventLog
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.postgres.store import PostgresStore
+from holdfast.stores.sql.events import Cell
+from holdfast.stores.sqlite.store import SqliteStore
+from holdfast.testing.server_thread import serve_provider
+
+MODEL = "claude-sonnet-5-5"
+TODAY = "2027-01-15"  # Of the manual clock.
+CLOCK_START = 1_800_000_000.0
+ROUTES = RouteTable(resolve_upstreams({}, {}))
+
+
+def make_body(number: int, *, words: int = 5_000, **more: object) -> dict[str, Any]:
+    messages = [{"role": "user", "content": f"Number {number}. " + "Hello. " * words}]
+    return {"model": MODEL, "max_tokens": 200, "messages": messages, **more}
+
+
+def new_key(store: DatabaseEventLog, number: int = 1) -> tuple[str, str]:
+    """The key and its id."""
+    made = make_key("gateway", at=0.0, random_bytes=lambda size: bytes([number]) * size, name="team")
+    store.records.add_key(made.row)
+    return made.key, made.row.id
+
+
+def post(url: str, key: str, body: object, path: str = "/anthropic/v1/messages") -> httpx.Response:
+    return httpx.post(f"{url}{path}", json=body, headers={"x-api-key": key}, timeout=30)
+
+
+def spent_by(store: DatabaseEventLog, key_id: str) -> list[float]:
+    """What each call of a key cost, by the log."""
+    return [call.dollars for call in iterate_spending(store) if call.key_id == key_id]
+
+
+def today(store: DatabaseEventLog, key_id: str) -> BudgetDay:
+    return store.records.get_budget_day(key_id, time.strftime("%Y-%m-%d", time.gmtime()))
+
+
+GRANTS = {"*": KeyLimits(provider_keys={"anthropic": "sk-any", "openai": "sk-any"}, budget_usd_a_day=0.02)}
+
+
+def test_sixty_concurrent_calls_overshoot_a_budget_by_at_most_one_call() -> None:
+    store = MemoryStore()
+    key, key_id = new_key(store)
+    with serve_provider(SimulatedProvider()) as url, serve_gateway(url, store=store, grants=GRANTS) as gateway:
+        with ThreadPoolExecutor(60) as pool:
+            statuses = list(pool.map(lambda n: post(gateway.url, key, make_body(n)).status_code, range(60)))
+        gateway.recorded_sessions()
+    costs = spent_by(store, key_id)
+    assert statuses.count(200) == len(costs) >= 1
+    assert set(statuses) == {200, 429}
+    assert sum(costs) < 0.02 + max(costs)
+
+
+def test_two_gateways_on_one_postgres_share_the_budgets_of_64_concurrent_clients() -> None:
+    grants = {"*": KeyLimits(provider_keys={"anthropic": "sk-any"}, budget_usd_a_day=0.2)}
+    with ExitStack() as stack:
+        address = stack.enter_context(reused_database())
+        url = stack.enter_context(serve_provider(SimulatedProvider()))
+        stores = [stack.enter_context(PostgresStore(address)) for _ in range(2)]
+        keys = [new_key(stores[0], number) for number in (1, 2)]
+        gateways = [stack.enter_context(serve_gateway(url, store=store, grants=grants)) for store in stores]
+
+        def call_often(client: int) -> list[int]:
+            key, gateway = keys[client % 2][0], gateways[client // 2 % 2]
+            return [post(gateway.url, key, make_body(client * 10 + n)).status_code for n in range(3)]
+
+        with ThreadPoolExecutor(64) as pool:
+            statuses = [status for answered in pool.map(call_often, range(64)) for status in answered]
+        for gateway in gateways:
+            gateway.recorded_sessions()
+        costs = [spent_by(stores[0], key_id) for _, key_id in keys]
+        rows = [today(stores[1], key_id) for _, key_id in keys]
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) == sum(map(len, costs))
+    for row, of_key in zip(rows, costs, strict=True):
+        assert 0.1 < sum(of_key) < 0.2 + max(of_key)
+        # The table says what the log says, and nothing is left reserved.
+        assert row.spent == pytest.approx(sum(of_key) * 10**12, abs=1_000)
+        assert row.reserved == 0
+
+
+@pytest.mark.timeout(120)
+def test_served_gateway_with_its_recorder_process_keeps_the_budget_over_a_restart(tmp_path: Path) -> None:
+    db, grants = str(tmp_path / "log.db"), tmp_path / "grants.toml"
+    grants.write_text('[keys."*"]\nanthropic = "sk-any"\nbudget_usd_a_day = 0.02\n')
+    grants.chmod(0o600)
+    with SqliteStore(db) as store:
+        key, key_id = new_key(store)
+    words = [
+        sys.executable,
+        "-m",
+        "holdfast",
+        "serve",
+        "--port",
+        "0",
+        "--db",
+        db,
+        "--simulate",
+        "--grants",
+        str(grants),
+    ]
+    statuses: list[int] = []
+    for _ in range(2):
+        with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            url = process.stdout.readline().strip()
+            with ThreadPoolExecutor(20) as pool:
+                calls = [pool.submit(post, url, key, make_body(number)) for number in range(20)]
+            statuses += [call.result().status_code for call in calls]
+            process.terminate()
+    with SqliteStore(db) as store:
+        costs, row = spent_by(store, key_id), today(store, key_id)
+    assert statuses.count(200) == len(costs) >= 1
+    assert sum(costs) < 0.02 + max(costs)
+    assert row.spent == pytest.approx(sum(costs) * 10**12, abs=1_000)
+    assert row.reserved == 0
+
+
+@pytest.mark.parametrize(("path", "kind"), [("/anthropic/v1/messages", "type"), ("/openai/v1/responses", "code")])
+def test_refusal_names_limit_spending_and_reset_in_the_providers_format(path: str, kind: str) -> None:
+    store, clock = MemoryStore(), ManualClock()
+    key, key_id = new_key(store)
+    store.records.settle_budget(BudgetCharge("earlier", key_id, TODAY, 25 * 10**9, clock()))
+    with raw_upstream() as upstream, serve_gateway(upstream.url, store=store, clock=clock, grants=GRANTS) as gateway:
+        refused = post(gateway.url, key, make_body(1), path)
+        assert httpx.get(f"{gateway.url}/anthropic/v1/models", headers={"x-api-key": key}).status_code == 429
+    error = refused.json()["error"]
+    assert (refused.status_code, kind in error, upstream.heads) == (429, True, [])
+    assert "limit $0.0200, spent $0.0250; it resets at 2027-01-16T00:00:00Z" in error["message"]
+    assert int(refused.headers["retry-after"]) == 86_400 - CLOCK_START % 86_400 + 1
+
+
+def test_a_call_that_does_not_fit_beside_those_in_progress_may_retry_soon() -> None:
+    store, clock = MemoryStore(), ManualClock()
+    key, key_id = new_key(store)
+    store.records.reserve_budget(BudgetCharge("open", key_id, TODAY, 15 * 10**9, clock()), limit=10**12)
+    with raw_upstream() as upstream, serve_gateway(upstream.url, store=store, clock=clock, grants=GRANTS) as gateway:
+        refused = post(gateway.url, key, make_body(1))
+        assert (refused.status_code, int(refused.headers["retry-after"])) == (429, 2)
+        assert (
+            "limit $0.0200, spent $0.0000, reserved $0.0150, this call up to $0." in refused.json()["error"]["message"]
+        )
+        clock.advance(3_601)
+        # It was not settled within an hour, so it counts as spent: not enough to be refused, and never forgotten.
+        answer(upstream, {"usage": {"input_tokens": 1, "output_tokens": 1}})
+        assert post(gateway.url, key, make_body(1)).status_code == 200
+        gateway.recorded_sessions()
+    assert store.records.get_budget_day(key_id, TODAY).spent > 15 * 10**9
+
+
+def answer(upstream: RawUpstream, body: object, *, status: str = "200 OK", kind: str = "application/json") -> None:
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\nconnection: close\r\ncontent-length: {len(raw)}\r\n\r\n"
+    upstream.parts = (head.encode(), raw)
+
+
+CHAT_STREAM = b'data: {"id":"c","model":"gpt-5.2","choices":[{"index":0,"delta":{"content":"Hi"}}]}\n\ndata: [DONE]\n\n'
+USAGE = {"usage": {"input_tokens": 1_000, "output_tokens": 1_000}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reply", "kind"),
+    [
+        ("/anthropic/v1/messages", {"model": "claude-of-tomorrow"}, USAGE, "application/json"),
+        ("/anthropic//v1/messages", {}, USAGE, "application/json"),
+        ("/anthropic/v1//messages/", {}, USAGE, "application/json"),
+        ("/openai/v1/chat/completions", {"model": "gpt-5.2", "stream": True}, CHAT_STREAM, "text/event-stream"),
+        ("/anthropic/v1/messages", {}, b"<html>" * 1_000, "text/html"),
+        (
+            "/openai/v1/embeddings",
+            {"model": "text-embedding-3-large"},
+            {"usage": {"prompt_tokens": 900, "total_tokens": 900}},
+            "",
+        ),
+    ],
+)
+def test_no_form_of_a_call_is_free(path: str, body: dict[str, Any], reply: object, kind: str) -> None:
+    store = MemoryStore()
+    key, key_id = new_key(store)
+    with raw_upstream() as upstream, serve_gateway(upstream.url, store=store, grants=GRANTS) as gateway:
+        answer(upstream, reply, kind=kind)
+        assert post(gateway.url, key, make_body(1, words=100, **body), path).status_code == 200
+        gateway.recorded_sessions()
+    row = today(store, key_id)
+    assert row.spent > 0
+    assert row.reserved == 0
+
+
+def test_a_body_that_is_too_large_to_read_is_reserved_and_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("exchange", "key_limits", "app", "recording.recorder"):
+        monkeypatch.setattr(f"holdfast.gateway.{module}.BUFFERED_BYTES_MAX", 1_000)
+    store = MemoryStore()
+    key, key_id = new_key(store)
+    with raw_upstream() as upstream, serve_gateway(upstream.url, store=store, grants=GRANTS) as gateway:
+        answer(upstream, b"{}")
+        assert post(gateway.url, key, make_body(1, words=200)).status_code == 200
+        gateway.recorded_sessions()
+
+        def send_chunks() -> Iterator[bytes]:
+            yield from (b"x" * 900, b"y" * 900)
+
+        address, headers = f"{gateway.url}/anthropic/v1/messages", {"x-api-key": key}
+        assert httpx.post(address, content=send_chunks(), headers=headers).status_code == 200
+        gateway.recorded_sessions()
+    row = today(store, key_id)
+    assert (row.spent > 0, row.reserved) == (True, 0)
+
+
+@pytest.mark.parametrize("status", ["429 Too Many Requests", "529 Overloaded"])
+def test_a_call_that_the_provider_refused_costs_nothing(status: str) -> None:
+    store = MemoryStore()
+    key, key_id = new_key(store)
+    with raw_upstream() as upstream, serve_gateway(upstream.url, store=store, grants=GRANTS) as gateway:
+        answer(upstream, {"type": "error", "error": {"type": "overloaded_error", "message": "later"}}, status=status)
+        post(gateway.url, key, make_body(1))
+        gateway.recorded_sessions()
+    assert today(store, key_id) == BudgetDay()
+
+
+def test_a_call_that_never_reaches_its_upstream_frees_its_reservation() -> None:
+    store = MemoryStore()
+    key, key_id = new_key(store)
+    with serve_gateway("http://127.0.0.1:9", store=store, grants=GRANTS, watcher=lambda _: Unwatched()) as gateway:
+        assert post(gateway.url, key, make_body(1)).status_code == 502
+    assert today(store, key_id) == BudgetDay()
+
+
+class Unwatched:
+    """Records nothing, as a recorder that has died."""
+
+    def on_request(self, exchange: object) -> None: ...
+
+    def on_end(self, exchange: object) -> None: ...
+
+
+class FailingStore(MemoryStore):
+    """A store whose budgets cannot be read while `is_failing`."""
+
+    is_failing = False
+
+    def _fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
+        if self.is_failing:
+            raise StoreError("the store cannot be used now")
+        return super()._fetch(query, parameters)
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_while_the_store_is_away_a_key_with_a_budget_is_refused_or_admitted_by_setting(is_known: bool) -> None:
+    choices: tuple[tuple[Literal["deny", "allow"], int], ...] = (("deny", 503), ("allow", 200))
+    for choice, status in choices:
+        store = FailingStore()
+        key, _ = new_key(store)
+        with (
+            raw_upstream() as upstream,
+            serve_gateway(upstream.url, store=store, grants=GRANTS, when_unavailable=choice) as gateway,
+        ):
+            answer(upstream, {"usage": {"input_tokens": 10, "output_tokens": 10}})
+            if is_known:
+                assert ask(gateway, key).status_code == 200
+            store.is_failing = True
+            answered = ask(gateway, key)
+            assert answered.status_code == status
+            assert status == 200 or "the gateway cannot" in answered.json()["error"]["message"]
+            store.is_failing = False
+            assert ask(gateway, key).status_code == 200
+
+
+def ask(gateway: ServedGateway, key: str) -> httpx.Response:
+    """With the client's own provider key."""
+    headers = {"x-holdfast-key": key, "x-api-key": "sk-own"}
+    return httpx.post(f"{gateway.url}/anthropic/v1/messages", json=make_body(1, words=10), headers=headers)
+
+
+# Estimates.
+
+
+def estimate(body: dict[str, Any], *, usual: int = 0, path: str = "/anthropic/v1/messages") -> float:
+    raw = json.dumps(body).encode()
+    request = RequestSize(len(raw), raw)
+    target = ROUTES.find_target(path)
+    return estimate_call_usd(target, request, shipped_models(), at=CLOCK_START, usual_output_tokens=usual)
+
+
+def test_estimate_has_the_prompt_at_write_price_and_the_output_that_is_usual_or_allowed() -> None:
+    prompt = estimate(make_body(1, max_tokens=1))
+    assert estimate(make_body(1, max_tokens=10_001)) - prompt == pytest.approx(0.1, rel=0.01)
+    assert estimate(make_body(1, max_tokens=10_001), usual=1_001) - prompt == pytest.approx(0.01, rel=0.01)
+    assert estimate(make_body(1, max_tokens=1), usual=1_000) == prompt
+    assert estimate(make_body(1, max_tokens=1, system=[{"cache_control": {"ttl": "1h"}}])) > 1.5 * prompt
+    assert estimate(make_body(1), path="/anthropic/v1/messages/count_tokens") == 0
+    chat = {"model": "gpt-5.2", "messages": [], "max_completion_tokens": 1_000}
+    path = "/openai/v1/chat/completions"
+    assert estimate({**chat, "n": 10}, path=path) > 9 * estimate(chat, path=path)
+
+
+@pytest.mark.parametrize(
+    "broken", [{"max_tokens": "many"}, {"model": 3}, {"n": -1}, {"model": "x" * 10_000}, {"n": True}]
+)
+def test_estimate_of_a_body_that_is_wrong_is_not_free(broken: dict[str, Any]) -> None:
+    assert estimate(make_body(1, **broken)) > 0.01
+    assert estimate({"contents": [], **broken}, path="/gemini/v1beta/models/gemini-3-pro:generateContent") > 0
