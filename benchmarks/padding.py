@@ -79,7 +79,8 @@ def run() -> Iterator[tuple[str, str]]:
     yield from _table("learned from 5 sessions", learned(5), measured)
     yield from _table("calls_expected is given, turns learned from 5 sessions", given, None)
     yield from _table("nothing learned", lambda mean, turn: forecast_calls(NOTHING_LEARNED), measured)
-    yield from _recorded("the recorded lengths, unscaled", known, measured)
+    for sessions in (188, 50, 5, 0):
+        yield from _recorded(sessions, known, measured)
 
 
 def _learn(lengths: Sequence[int], turn: int) -> LearnedParameters:
@@ -116,16 +117,20 @@ def _table(title: str, forecast: MakeForecast, measured: list[int] | None) -> It
         yield "  what limits it", LIMITS[title]
 
 
-def _recorded(title: str, known: list[int], measured: list[int]) -> Iterator[tuple[str, str]]:
+def _recorded(sessions: int, known: list[int], measured: list[int]) -> Iterator[tuple[str, str]]:
+    """The mean over which of the known sessions were learned from, and its worst prefix."""
+    samples = [
+        known[start : start + sessions] for start in range(0, len(known) - sessions + 1, sessions or len(known) + 1)
+    ]
+    yield f"expected over the recorded lengths, {sessions} learned", f"{len(samples)} samples (bar: {BAR})"
     for floor in MODELS:
-        worst = {
-            name: max(_compare_prefixes(floor, turn, forecast_calls(_learn(known, turn)), measured))
-            for name, turn in TURNS.items()
-        }
-        figures = (
-            f"{name} {ratio:.3f} (to the floor as well: {strict:.3f})" for name, (ratio, strict, _) in worst.items()
-        )
-        yield f"{title}, floor {floor}", ", ".join(figures)
+        figures = []
+        for name, turn in TURNS.items():
+            forecasts = [forecast_calls(_learn(sample, turn) if sample else NOTHING_LEARNED) for sample in samples]
+            ratios = [_compare_prefixes(floor, turn, forecast, measured) for forecast in forecasts]
+            means = [statistics.fmean(ratio for ratio, _, _ in prefix) for prefix in zip(*ratios, strict=True)]
+            figures.append(f"{name} {max(means):.3f}")
+        yield f"  floor {floor}", ", ".join(figures)
 
 
 def _compare_prefixes(
