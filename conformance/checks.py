@@ -10,8 +10,8 @@ from conformance.run import ClientRun, RecordedSession
 from conformance.tap import TappedExchange
 from holdfast.types.usage import Usage
 
-IMPROVED_COST_SHARE_MAX = Decimal("1.01")
-"""Runs differ by some tokens, because their folders have different names."""
+IMPROVED_COST_SHARE_MAX = Decimal("1.005")
+"""Runs differ by their ids and by the names of their folders: by 0.4 % where both had the same breakpoints."""
 
 
 def check_run(client: Client, run: ClientRun) -> Iterator[str]:

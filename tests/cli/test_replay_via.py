@@ -74,7 +74,10 @@ def test_entry_points_have_a_row_beside_the_policies_and_cost_the_same(traces: P
 
 
 @pytest.mark.parametrize("entry_point", ENTRY_POINTS)
-def test_pings_of_every_entry_point_follow_the_planner(traces: Path, entry_point: str) -> None:
+def test_pings_of_every_entry_point_follow_the_planner(tmp_path: Path, entry_point: str) -> None:
+    traces = tmp_path / "traces.jsonl"
+    # A client's conversation without a pause is planned like a session's from the eighth call on.
+    traces.write_bytes(encode_line(tool_loop_recording([*[10] * 9, 2000, 2000, 10])))
     arguments = (traces, "--model", MODEL, "--via", entry_point, "--keep-alive", "--json")
     rows = {row["policy"]: row for row in json.loads(replay(*arguments).output)["policies"]}
     assert rows[f"via-{entry_point}"]["pings"] == rows["holdfast"]["pings"] > 0

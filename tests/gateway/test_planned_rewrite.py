@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -258,3 +259,28 @@ def test_memory_is_bounded() -> None:
             provider.call(conversation(turn, who=str(number)), 1.79e9 + number, str(number))
     assert plans._node_count <= 60
     assert len(plans._conversations) + len(plans._ended) < 20
+
+
+def play_marked(*, improve: bool, pauses: Sequence[float]) -> Provider:
+    """A client that caches its system text and the end of its prompt, as Claude Code and opencode do."""
+    provider, at = Provider(improve=improve), 1.79e9
+    for turn, pause in enumerate((0.0, *pauses)):
+        at += pause
+        body = conversation(turn, marked=True)
+        body["system"] = [{"type": "text", "text": GUIDE, "cache_control": MARK}]
+        provider.call(body, at)
+    return provider
+
+
+def test_a_short_conversation_without_a_pause_costs_what_the_clients_own_breakpoints_cost() -> None:
+    """No 1-hour TTL is paid for by a guess: most conversations of a few calls end without a pause."""
+    for calls in range(1, 9):
+        plain, improved = (play_marked(improve=improve, pauses=[20.0] * (calls - 1)) for improve in (False, True))
+        assert improved.cost <= plain.cost
+        assert not any(usage.cache_write_1h for usage in improved.usages)
+
+
+def test_a_pause_that_was_seen_is_planned_for_at_once() -> None:
+    plain, improved = (play_marked(improve=improve, pauses=[20.0, *[1500.0] * 8]) for improve in (False, True))
+    assert any(usage.cache_write_1h for usage in improved.usages)
+    assert improved.cost < plain.cost

@@ -16,6 +16,13 @@ from holdfast.types.prompt import PlanProbabilities
 TtlReach = Literal["short", "anchor", "hour"]
 
 
+# A client's conversation with fewer calls gets a 1-hour TTL or a ping only if a pause was seen, in it or in an earlier
+# one: the assumed share of pauses is a guess, and short conversations would pay for it with nothing to gain.
+CALLS_BEFORE_GUESS = 8
+
+DAY_SECONDS = 86_400.0
+
+
 class TtlStakes(msgspec.Struct, frozen=True):
     """Token counts: the whole prompt, what this call writes, and what no 1-hour entry holds yet."""
 
@@ -56,6 +63,15 @@ def choose_ttl(
     if anchor_gain > 0:
         return TtlChoice("anchor", anchor_gain, f"{pause_forecast}, {stakes.written} tokens are new")
     return TtlChoice("short", 0.0, f"{pause_forecast}: too low for a 1-hour TTL")
+
+
+def is_guess(memory: CacheMemory, learned: LearnedParameters) -> bool:
+    """Whether only the assumed share of pauses speaks for one, in a conversation too short to act on that."""
+    if memory.calls >= CALLS_BEFORE_GUESS:
+        return False
+    # Longer idle times are mostly the ends of sessions.
+    seen = memory.idle_times.all + learned.idle_times.all
+    return seen.probability(TTL_SECONDS["5m"], DAY_SECONDS) == 0
 
 
 def compute_ttl_stakes(

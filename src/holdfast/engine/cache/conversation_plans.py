@@ -33,6 +33,7 @@ from holdfast.planning.learned import (
 )
 from holdfast.planning.plan import cache_write_rate, plan_cache
 from holdfast.planning.policy import PingResult, PlanningMoment, WaitedFor
+from holdfast.planning.ttl import is_guess
 from holdfast.providers.adapter import Adapter
 from holdfast.types.blocks import ToolResult
 from holdfast.types.prompt import Breakpoint, HistoryEntry, Plan, Prompt, Segment, Stability, Ttl
@@ -225,6 +226,8 @@ class ConversationPlans:
             is_newest = conversation.last_request is record and memory.last_at == record.at
             if not is_newest or call.is_limited or memory.tail_block is None:
                 return None
+            if is_guess(memory, conversation.learned):
+                return None
             if not row.prices or memory.used_at is None or not {"5m", "1h"} <= row.cache.ttls_seconds.keys():
                 return None
             price = price_at(row, utc_date(memory.used_at), memory.tail_tokens)
@@ -357,7 +360,9 @@ class ConversationPlans:
         idle_seconds = None if memory.last_at is None else at - memory.last_at
         price = price_at(row, utc_date(at), outline.tokens_total) if row.prices else ASSUMED_PRICE
         planning = PlanningMoment(outline, row.cache, price, at, idle_seconds, waited_for)
-        plan = plan_cache(planning, memory, conversation.learned, keep_small=not memory.blocks)
+        # Unlike a session, a client has an alternative: its own breakpoints, which must not be cheaper.
+        ttl: Ttl | None = "5m" if is_guess(memory, conversation.learned) else None
+        plan = plan_cache(planning, memory, conversation.learned, keep_small=not memory.blocks, ttl=ttl)
         record = RequestRecord(at, plan.breakpoints, len(outline.blocks), waited_for, plan.floor_tokens)
         return PlannedCall(
             conversation,
