@@ -241,6 +241,15 @@ def test_peers_policies_are_replayed_on_request(folder: Path) -> None:
     assert "context-guru" in audit(folder, "--rivals").output
 
 
+def test_our_policy_costs_among_its_peers_what_the_audit_says_it_does(folder: Path) -> None:
+    shown = json.loads(audit(folder, "--session", SESSION, "--rivals", "--json").output)
+    costs = {row["policy"]: row["cost_usd"] for row in shown["other_policies"]}
+    assert costs[AdaptivePolicy.name] == pytest.approx(float(shown["planned_usd"]))
+    # Replies are in every figure.
+    replies = sum(float(kind["usd"]) for kind in shown["total"]["kinds"] if kind["kind"] in ("output", "thinking"))
+    assert min(costs.values()) > replies > 0
+
+
 def test_peers_policies_skip_calls_without_breakpoints_or_price(tmp_path: Path) -> None:
     path = Script(model="nobody").ask().reply(usage(0, 5_000)).write(tmp_path / "a.jsonl")
     assert list_policies(path, "--rivals") == []

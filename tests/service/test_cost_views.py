@@ -200,6 +200,16 @@ def test_a_single_question_needs_nothing_and_costs_the_same(db: Path) -> None:
             assert "can be fixed" not in run("sessions", "show", id, "--db", str(db))
 
 
+def test_a_prefix_that_moves_has_an_action_and_what_avoids_it(db: Path) -> None:
+    shown = json.loads(run("report", "--db", str(db), "--json"))
+    lost = sum(Decimal(row["lost_usd"]) for row in shown["losses"] if row["cause"] == "prefix_changed")
+    (action,) = (row for row in shown["actions"] if row["action"].startswith("change nothing that was sent: 8 calls"))
+    assert Decimal(action["usd_a_week"]) == pytest.approx(lost, abs=Decimal("0.0001"))
+    assert "system of session " in action["how"]
+    assert all(row["remedy"] for row in shown["losses"])
+    assert "\n- prefix_changed: move text that changes" in run("report", "--db", str(db))
+
+
 def test_a_negative_saving_has_a_reason(db: Path) -> None:
     output = run("gateway", "costs", "--db", str(db))
     assert "once costs more with a rewrite: a single call: nothing reads what it writes to the cache" in output

@@ -14,6 +14,18 @@ import msgspec
 
 from holdfast.catalog.lookup import utc_date
 from holdfast.ledger.money import to_dollars
+from holdfast.ledger.spending_actions import (
+    ACTION_SHARE_MIN,
+    CHANGE_CAUSES,
+    COMPACTION_SIZES,
+    REMEDIES,
+    Action,
+    choose_actions,
+    propose_compaction,
+    propose_plan,
+    propose_smaller_prompt,
+    propose_stable_prefix,
+)
 from holdfast.types.usage import Usage
 
 KINDS = (
@@ -44,17 +56,6 @@ FIRST_PROMPT = "(first prompt)"
 
 REREAD_STEPS = (0, 1, 10, 50, 200)
 """Context is grouped by how many later calls sent it again: from this many, up to the next step."""
-
-COMPACTION_SIZES = (60_000, 100_000, 150_000, 200_000)
-"""The prompt sizes, in tokens, at which a compaction is tried."""
-
-COMPACTED_TOKENS = 10_000
-SUMMARY_TOKENS = 3_000
-"""Assumed of a compaction: what stays after the first prompt, and what the model writes for it."""
-
-ACTIONS_MAX = 3
-ACTION_SHARE_MIN = 0.01
-"""An action that saves less than this share of the spending is not worth a user's time."""
 
 UNDATED = "undated"
 DAYS_MAX = 3_660  # Ten years.
@@ -231,22 +232,17 @@ class RereadContext(msgspec.Struct, frozen=True):
 
 
 class Loss(msgspec.Struct, frozen=True):
-    """Calls that could have read more from the cache, by verdict, and what sending it again cost above reading it."""
+    """Calls that could have read more from the cache, by verdict, and what sending it again cost above reading it.
+
+    `remedy` is what to do about it, if anything can be done.
+    """
 
     cause: str
     component: str
     calls: int
     tokens: int
     lost_usd: Decimal
-
-
-class Action(msgspec.Struct, frozen=True):
-    """What to do, what it would save at the pace of the calls that were counted, and the assumption behind that."""
-
-    action: str
-    usd_a_week: Decimal
-    how: str
-    assumption: str
+    remedy: str = ""
 
 
 class ContextPoint(msgspec.Struct, frozen=True):
@@ -445,77 +441,26 @@ class SpendingFold:
         return msgspec.structs.replace(spending, actions=self._choose_actions(spending))
 
     def _choose_actions(self, spending: Spending) -> tuple[Action, ...]:
-        actions = [self._propose_compaction(spending), self._propose_plan(spending), _propose_tool_set(spending)]
-        minimum = float(spending.total.usd) * ACTION_SHARE_MIN / spending.weeks
-        worthwhile = [action for action in actions if action is not None and float(action.usd_a_week) > minimum]
-        return tuple(sorted(worthwhile, key=lambda action: -action.usd_a_week)[:ACTIONS_MAX])
-
-    def _propose_compaction(self, spending: Spending) -> Action | None:
-        savings = [sum(column) for column in zip(*self._compacted.values(), strict=True)]
-        best = max(savings, default=0)
-        if best <= 0:
-            return None
-        # A later compaction loses less context, so the latest one that saves nearly as much is proposed.
-        index = max(at for at, saving in enumerate(savings) if saving >= 0.8 * best)
-        client = max(self._compacted, key=lambda name: self._compacted[name][index])
-        size = COMPACTION_SIZES[index]
-        how = COMPACTION_COMMANDS.get(client, "start a new session, or compact, when the prompt is that long")
-        return Action(
-            f"compact at {size:,} tokens",
-            _a_week(savings[index], spending),
-            how.format(tokens=size, share=size / 1_000_000),
-            f"each compaction keeps the first prompt and {COMPACTED_TOKENS:,} tokens, and costs one reading of the "
-            f"prompt and {SUMMARY_TOKENS:,} tokens of output",
+        weeks, minimum = spending.weeks, spending.total.usd * ACTION_SHARE_MIN
+        first = next((row for row in spending.tools if row.tool == FIRST_PROMPT), None)
+        actions = (
+            propose_compaction(self._compacted, weeks),
+            propose_plan(self._plan_savings if self._takes_breakpoints else {}, self._longer_ttl, weeks),
+            self._propose_stable_prefix(spending),
+            propose_smaller_prompt(first.results, first.tokens, first.usd, weeks) if first is not None else None,
         )
+        return choose_actions(actions, usd_a_week_min=float(minimum) / weeks)
 
-    def _propose_plan(self, spending: Spending) -> Action | None:
-        """The better of a longer TTL, which is one setting, and our plan, which needs the gateway."""
-        plan, ttl = sum(self._plan_savings.values()), sum(self._longer_ttl.values())
-        if ttl > 0 and ttl >= plan:
-            client = max(self._longer_ttl, key=self._longer_ttl.__getitem__)
-            how = TTL_COMMANDS.get(client, "ask for a TTL of 1 h, or run `holdfast serve --improve` as its base URL")
-            assumption = (
-                "what expired within an hour would have been read; every 5 min write costs as much as a 1 h one"
-            )
-            return Action("a cache TTL of 1 h", _a_week(ttl, spending), how, assumption)
-        if plan <= 0 or not self._takes_breakpoints:
+    def _propose_stable_prefix(self, spending: Spending) -> Action | None:
+        changed = [row for row in spending.losses if row.cause in CHANGE_CAUSES and row.lost_usd]
+        if not changed:
             return None
-        assumption = "the same prompts, sizes and times, with our breakpoints and TTLs; learned from each session alone"
-        name = CONNECTED_CLIENTS.get(max(self._plan_savings, key=self._plan_savings.__getitem__))
-        connect = f"then `holdfast connect {name} --write`" if name else "and set its address as the base URL"
-        how = f"run `holdfast serve --improve`, {connect}"
-        return Action("let Holdfast place breakpoints and choose TTLs", _a_week(plan, spending), how, assumption)
-
-
-COMPACTION_COMMANDS = {
-    "Claude Code": "type `/autocompact {tokens}`, or set CLAUDE_CODE_AUTO_COMPACT_WINDOW={tokens}",
-    "Codex": "set `model_auto_compact_token_limit = {tokens}` in ~/.codex/config.toml",
-    "Gemini CLI": 'set `"model": {{"compressionThreshold": {share:g}}}` in ~/.gemini/settings.json (share of 1M)',
-    "opencode": "type `/compact` when the prompt is that long",
-    "pi": "type `/compact` when the prompt is that long",
-    "Holdfast": "set `compaction_tokens = {tokens}` in config.toml, or pass it to the session",
-}
-CONNECTED_CLIENTS = {"Claude Code": "claude-code", "Codex": "codex", "Gemini CLI": "gemini", "opencode": "opencode"}
-TTL_COMMANDS = {
-    "Claude Code": "set ENABLE_PROMPT_CACHING_1H=1",
-    "pi": "set PI_CACHE_RETENTION=long",
-}
-
-
-def _propose_tool_set(spending: Spending) -> Action | None:
-    first = next((row for row in spending.tools if row.tool == FIRST_PROMPT), None)
-    if first is None or not first.usd or not first.results or first.tokens / first.results < 10_000:
-        return None
-    return Action(
-        "send a smaller first prompt: fewer tools and MCP servers, shorter instruction files",
-        _a_week(round(first.usd.scaleb(12)) // 2, spending),
-        "see what it holds (`/context` in Claude Code), remove MCP servers that are not used, shorten CLAUDE.md",
-        f"half of its {first.tokens // first.results:,} tokens can go; every call sends them again",
-    )
-
-
-def _a_week(pico: int, spending: Spending) -> Decimal:
-    return to_dollars(round(pico / spending.weeks)).quantize(Decimal("0.0001"))
+        cause, component = changed[0].cause, changed[0].component
+        key = f"{cause}\t{component}"
+        worst = max(self._sessions.values(), key=lambda session: session.causes.get(key, CauseSums()).lost)
+        place = f"{component or 'the prompt'} of session {worst.first.session}"
+        lost = sum((row.lost_usd for row in changed), _ZERO)
+        return propose_stable_prefix(cause, place, sum(row.calls for row in changed), lost / Decimal(spending.weeks))
 
 
 def _add_all(totals: dict[str, _Sums], added: dict[str, _Sums]) -> None:
@@ -578,7 +523,8 @@ def _build_losses(causes: dict[str, CauseSums]) -> tuple[Loss, ...]:
     rows = []
     for key, sums in causes.items():
         cause, _, component = key.partition("\t")
-        rows.append(Loss(cause, component, sums.calls, sums.tokens, to_dollars(sums.lost)))
+        lost = to_dollars(sums.lost)
+        rows.append(Loss(cause, component, sums.calls, sums.tokens, lost, REMEDIES.get(cause, "")))
     return tuple(sorted(rows, key=lambda row: (-row.lost_usd, -row.calls, row.cause, row.component)))
 
 

@@ -23,12 +23,9 @@ from holdfast.economics.cost import cost_usd
 from holdfast.ledger.cache.verdicts import EXPECTED_KINDS, UNEXPECTED_KINDS, Verdict
 from holdfast.ledger.money import to_picodollars
 from holdfast.ledger.spending import (
-    COMPACTED_TOKENS,
-    COMPACTION_SIZES,
     FIRST_PROMPT,
     KINDS,
     REREAD_STEPS,
-    SUMMARY_TOKENS,
     CauseSums,
     ContextPoint,
     ConversationSpending,
@@ -36,6 +33,7 @@ from holdfast.ledger.spending import (
     SourceSums,
     format_day,
 )
+from holdfast.ledger.spending_actions import COMPACTED_TOKENS, COMPACTION_SIZES, SUMMARY_TOKENS
 from holdfast.planning.adaptive_policy import AdaptivePolicy
 from holdfast.planning.learned import NOTHING_LEARNED
 from holdfast.replay.cache_misses import count_losses, infer_ttls_or_default, judge_calls

@@ -104,16 +104,25 @@ class ReplayTotals:
         self._pings: Counter[str] = Counter()
         self._misses: Counter[str] = Counter()
 
-    def add_comparison(self, comparison: PolicyComparison, model_fit: ModelFit | None, calls: int) -> None:
+    def add_comparison(
+        self,
+        comparison: PolicyComparison,
+        model_fit: ModelFit | None,
+        calls: int,
+        *,
+        scale: Decimal = Decimal(1),
+        extra_usd: Decimal = Decimal(0),
+    ) -> None:
+        """`scale` turns estimated costs of prompts into those of the bill; `extra_usd` is paid under every policy."""
         self.recordings += 1
         self.calls += calls
-        self.bound_usd += comparison.bound_usd
-        self.optimum_usd += comparison.optimum_usd
+        self.bound_usd += comparison.bound_usd * float(scale) + float(extra_usd)
+        self.optimum_usd += comparison.optimum_usd * float(scale) + float(extra_usd)
         if model_fit is not None:
             self.model_fit = model_fit if self.model_fit is None else self.model_fit + model_fit
         for played in comparison.results:
             name = played.policy
-            self.cost_usd[name] = self.cost_usd.get(name, Decimal(0)) + played.cost_usd
+            self.cost_usd[name] = self.cost_usd.get(name, Decimal(0)) + played.cost_usd * scale + extra_usd
             self._usage[name] = self._usage.get(name, Usage()) + played.usage
             self._pings[name] += sum(call.is_ping for call in played.calls)
             self._misses[name] += sum(call.is_miss for call in played.calls)

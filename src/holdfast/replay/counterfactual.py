@@ -11,7 +11,7 @@ from decimal import Decimal
 import msgspec
 
 from holdfast.cachemodel.values import BlockKind, PromptPrefix
-from holdfast.catalog.lookup import Models, find_model_or_none, price_at, utc_date
+from holdfast.catalog.lookup import find_model_or_none, price_at, utc_date
 from holdfast.catalog.schema import Model
 from holdfast.errors import UserError
 from holdfast.events.log import Event
@@ -23,12 +23,14 @@ from holdfast.events.payloads.calls import (
     RequestPrepared,
     RewriteEstimate,
 )
-from holdfast.ledger.spending import SessionSpending, SpendingFold
+from holdfast.ledger.money import to_dollars
+from holdfast.ledger.spending import KINDS, SessionSpending, SpendingFold
+from holdfast.planning.adaptive_policy import AdaptivePolicy
 from holdfast.planning.policies.fixed import TEXT_BLOCK_START
 from holdfast.planning.policies.peers import new_compared_policies
 from holdfast.planning.policy import CachePolicy, PlanningMoment
 from holdfast.providers.registry import find_adapter
-from holdfast.replay.audit import AuditScope, PriceLookup
+from holdfast.replay.audit import EVERYTHING, AuditScope, PriceLookup, audit_transcript
 from holdfast.replay.comparison import LAYOUTS, PolicyFactory, ReplayTotals, compare_policies
 from holdfast.replay.playback import make_replay_setting
 from holdfast.replay.recording import Transcript
@@ -43,6 +45,9 @@ from holdfast.types.usage import Usage
 # r tool result; upper case if the block can take a breakpoint.
 _SECTION_OF_LETTER: dict[str, PromptSection] = {"t": "tools", "s": "system"}
 _KIND_OF_LETTER: dict[str, BlockKind] = {"b": "tool_use", "r": "tool_result"}
+
+
+_PAID_ANYWAY = tuple(map(KINDS.index, ("output", "thinking", "other")))
 
 
 class AntiPatternCost(msgspec.Struct, frozen=True):
@@ -85,17 +90,29 @@ class Counterfactual(GatewayCosts, frozen=True, kw_only=True):
     policies: tuple[PolicyCost, ...]
 
 
-def replay_transcripts(transcripts: Iterable[Transcript], models: Models) -> ReplayTotals:
-    """Replay each conversation with the cache rules and today's prices of the model that answered most of its calls."""
-    totals, policies = ReplayTotals(), PolicyFactory()
+def replay_transcripts(
+    transcripts: Iterable[Transcript], prices: PriceLookup, scope: AuditScope = EVERYTHING
+) -> ReplayTotals:
+    """What conversations whose text is recorded cost under each policy, replies included; ours as in the audit.
+
+    The text is replayed with the rules of the model that answered most calls. What is not in a transcript, such as tool
+    definitions, every policy sends: so the costs of the other prompts are to ours as they are in the replay.
+    """
+    totals = ReplayTotals()
     for transcript in transcripts:
         name = Counter(call.model or "" for call in transcript.recording.calls).most_common(1)[0][0]
-        row = find_model_or_none(name, models)
+        row = prices.find_row(name)
+        conversation = audit_transcript(transcript, prices, scope)
         # Replaying needs the message text, and a model whose cache is controlled by breakpoints.
-        if row is not None and transcript.has_text and has_plannable_cache(row):
-            setting = make_replay_setting(row, ttl_upgrade=False)
-            comparison = compare_policies(transcript.recording, policies.create_policies(), setting)
-            totals.add_comparison(comparison, None, 0)
+        if conversation is None or row is None or not transcript.has_text or not has_plannable_cache(row):
+            continue
+        setting = make_replay_setting(row, ttl_upgrade=False)
+        comparison = compare_policies(transcript.recording, PolicyFactory().create_policies(), setting)
+        ours = next(result.cost_usd for result in comparison.results if result.policy == AdaptivePolicy.name)
+        extra = sum(sums.pico[kind] for sums in conversation.groups.values() for kind in _PAID_ANYWAY)
+        prompts = to_dollars(max(0, conversation.planned - extra))
+        scale = prompts / ours if ours else Decimal(1)
+        totals.add_comparison(comparison, None, 0, scale=scale, extra_usd=to_dollars(conversation.planned) - prompts)
     return totals
 
 

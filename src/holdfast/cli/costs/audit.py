@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from holdfast.catalog.lookup import Models
     from holdfast.ledger.spending import ConversationSpending, Spending
     from holdfast.replay.audit import AuditScope
-    from holdfast.replay.comparison import PolicyRow
+    from holdfast.replay.comparison import ReplayReport
     from holdfast.replay.recording import Transcript
 
 CANDIDATES_MAX = 5
@@ -75,9 +75,9 @@ def command(
         matching = f" matches {filters}" if filters else ""
         left_out = (f"{format_count(spending.broken_lines, 'line')} could not be read", *notes)
         raise UserError(f"no call with reported usage{matching} in {_describe(path, source)}; {'; '.join(left_out)}")
-    policies: tuple[PolicyRow, ...] = ()
+    replayed: ReplayReport | None = None
     if rivals:
-        policies = _replay(source, models, scope, {(row.client, row.id) for row in spending.sessions})
+        replayed = _replay(source, models, scope, {(row.client, row.id) for row in spending.sessions})
     write_spending(
         spending,
         limit=limit,
@@ -86,11 +86,12 @@ def command(
         as_csv=as_csv,
         verbose=verbose,
         notes=notes,
-        extra={"other_policies": msgspec.to_builtins(policies)},
+        extra={"other_policies": msgspec.to_builtins(replayed.policies if replayed else ())},
     )
-    if rivals and not (as_json or as_csv or html):
-        click.echo("\nThe same prompts under every policy (prompt costs only, estimated tokens, today's prices):")
-        print_policies(policies)
+    if replayed is not None and not (as_json or as_csv or html):
+        count = f"{replayed.conversations:,} of {format_count(spending.conversations, 'conversation')}"
+        click.echo(f"\nThe same calls under every policy, replies included ({count}: those with text, by replay):")
+        print_policies(replayed.policies)
 
 
 _Source = str | tuple[Path, ...]
@@ -254,16 +255,16 @@ def _read_transcripts(
 
     if isinstance(source, str):
         with open_configured_store(source) as log:
-            stored = [build_stored_transcript(log.read(id), id) for id in sorted(sessions)]
+            models = load_configured_models()
+            stored = [build_stored_transcript(log.read(id), id, models) for id in sorted(sessions)]
         return [transcript for transcript in stored if transcript is not None]
     items = (item for file in files for item in read_client_file(file, with_text=with_text))
     return [item for item in items if isinstance(item, Transcript)]
 
 
-def _replay(
-    source: _Source, models: "Models", scope: "AuditScope", wanted: set[tuple[str, str]]
-) -> "tuple[PolicyRow, ...]":
+def _replay(source: _Source, models: "Models", scope: "AuditScope", wanted: set[tuple[str, str]]) -> "ReplayReport":
     from holdfast.cli.tables import track_progress
+    from holdfast.replay.audit import PriceLookup
     from holdfast.replay.counterfactual import replay_transcripts
     from holdfast.replay.recording import deduplicate_transcripts
 
@@ -274,6 +275,5 @@ def _replay(
         for transcript in deduplicate_transcripts(transcripts, since=scope.since)
         if (transcript.client, transcript.session) in wanted
     ]
-    return (
-        replay_transcripts(track_progress(chosen, "conversations played", len(chosen)), models).build_report().policies
-    )
+    played = track_progress(chosen, "conversations played", len(chosen))
+    return replay_transcripts(played, PriceLookup(models), scope).build_report()

@@ -27,6 +27,8 @@ DAYS_SHOWN_MAX = 60
 ROWS_SHOWN_MAX = 8
 ID_CHARACTERS = 8
 PROJECT_CHARACTERS_MAX = 24
+LOSS_SHARE_MIN = Decimal("0.01")
+"""Smaller losses are listed without what avoids them."""
 BARS = "▁▂▃▄▅▆▇█"
 UNCACHED_TOKENS_MIN = 4_096
 """The highest cache floor of any model: a longer prompt could have been cached on every one of them."""
@@ -392,6 +394,13 @@ def _group_rows(
 
 
 def _action_lines(spending: "Spending") -> Iterator[str]:
+    remedies: dict[str, str] = {}
+    for row in spending.losses:
+        if row.remedy and row.lost_usd >= spending.total.usd * LOSS_SHARE_MIN:
+            remedies[row.cause] = row.remedy
+    if remedies:
+        yield "\nWhat avoids these losses:"
+        yield from (f"- {cause}: {remedy}" for cause, remedy in remedies.items())
     if not spending.actions:
         return
     yield "\nWhat to do:"

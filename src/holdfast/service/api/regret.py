@@ -29,7 +29,7 @@ class PolicyCostRow(msgspec.Struct, frozen=True):
 
 
 class PolicyCosts(msgspec.Struct, frozen=True):
-    """Estimated tokens of prompts only, at today's prices: comparable with each other, not with the bill."""
+    """Of the sessions whose text is stored, replies included; `holdfast` is the estimate of the report."""
 
     sessions: int
     policies: tuple[PolicyCostRow, ...]
@@ -91,8 +91,8 @@ def _amounts(
 
 def compute_policy_costs(log: ServedLog, models: Models, scope: LedgerScope) -> PolicyCosts:
     """The newest sessions under our policy and under those of other tools."""
-    transcripts = _transcripts(log, scope, sessions_max=REPLAYED_SESSIONS_MAX)
-    totals = replay_transcripts(transcripts, models)
+    transcripts = _transcripts(log, models, scope, sessions_max=REPLAYED_SESSIONS_MAX)
+    totals = replay_transcripts(transcripts, PriceLookup(models))
     rows = (
         PolicyCostRow(row.policy, to_json_usd(row.cost_usd), round(row.read_share, 6))
         for row in totals.build_report().policies
@@ -100,10 +100,10 @@ def compute_policy_costs(log: ServedLog, models: Models, scope: LedgerScope) -> 
     return PolicyCosts(totals.recordings, tuple(sorted(rows, key=lambda row: (row.cost_usd, row.policy))))
 
 
-def _transcripts(log: ServedLog, scope: LedgerScope, *, sessions_max: int) -> list[Transcript]:
+def _transcripts(log: ServedLog, models: Models, scope: LedgerScope, *, sessions_max: int) -> list[Transcript]:
     """Transcripts of the newest sessions with a call in the window."""
     ids = islice(_sessions_with_calls(log, scope), sessions_max)
-    stored = (build_stored_transcript(log.read(session_id), session_id) for session_id in ids)
+    stored = (build_stored_transcript(log.read(session_id), session_id, models) for session_id in ids)
     return deduplicate_transcripts((transcript for transcript in stored if transcript), since=scope.since)
 
 
