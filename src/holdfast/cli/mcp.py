@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,33 +45,54 @@ def command(
     and a key of scope agent:NAME acts as that agent. On this machine no key is needed until `holdfast keys create` has
     created one.
     """
-    import asyncio
     import gc
+    from importlib.util import find_spec
 
     from holdfast.cli.open_store import open_store_with_records
 
+    if find_spec("mcp") is None:
+        raise UserError(MISSING_PACKAGES_HINT)
     # What is imported lives as long as the process: to look for garbage in it would take a quarter of the start,
     # during which a client waits for the answer to `initialize`.
     gc.disable()
-    try:
-        from holdfast.mcp.server import make_mcp_server, serve_stdio
-        from holdfast.mcp.tools import McpToolbox
-    except ImportError as error:
-        raise UserError(MISSING_PACKAGES_HINT) from error
     from holdfast.cli.instructions.command import open_instruction_context
+    from holdfast.mcp.tools import McpToolbox
 
     with open_store_with_records(db) as (log, records):
         # Over stdio the first recall loads the encoder: many sessions never recall.
         library = open_instruction_context(log, wanted=True, load_encoder=over_http)
         assert library is not None
         toolbox = McpToolbox(library, functools.cache(_read_skills), agent=agent)
-        gc.freeze()
-        gc.enable()
         if over_http:
             _serve_http(toolbox, records, agent=agent, address=(host, port), allowed=allowed, require_keys=require_keys)
-            return
-        authorize = make_mcp_authorizer(records, agent=agent, require_keys=require_keys)
-        asyncio.run(serve_stdio(make_mcp_server(toolbox, authorize, stdio_key=os.environ.get(KEY_VARIABLE))))
+        else:
+            _serve_stdio(toolbox, make_mcp_authorizer(records, agent=agent, require_keys=require_keys))
+
+
+def _serve_stdio(toolbox: "McpToolbox", authorize: "Callable[[str | None], InstructionCaller]") -> None:
+    """Answer `initialize` first, then load the SDK: clients wait for the one, and hardly notice the other."""
+    import asyncio
+
+    from holdfast.mcp.handshake import read_opening
+
+    opening = read_opening(sys.stdin.fileno())
+    if not opening.line:
+        return
+    sys.stdout.buffer.write(opening.answer)
+    sys.stdout.buffer.flush()
+    from holdfast.mcp.server import make_mcp_server, serve_stdio
+
+    collect_garbage_of_calls()
+    server = make_mcp_server(toolbox, authorize, stdio_key=os.environ.get(KEY_VARIABLE))
+    asyncio.run(serve_stdio(server, opening))
+
+
+def collect_garbage_of_calls() -> None:
+    """Collect garbage again, without looking at what the start has created."""
+    import gc
+
+    gc.freeze()
+    gc.enable()
 
 
 def _serve_http(
@@ -90,6 +112,8 @@ def _serve_http(
     except ImportError as error:
         raise UserError(MISSING_PACKAGES_HINT) from error
     from holdfast.service.auth.origins import is_loopback
+
+    collect_garbage_of_calls()
 
     host, port = address
     authorize = make_mcp_authorizer(records, agent=agent, require_keys=require_keys or not is_loopback(host))

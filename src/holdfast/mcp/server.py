@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import Callable, Sequence
 
+import anyio
 import mcp_types as types
 import msgspec
 from mcp.server import Server, ServerRequestContext
 from mcp.server.stdio import stdio_server
 from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
+from mcp.shared.message import SessionMessage
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -16,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from holdfast import __version__
 from holdfast.errors import InstructionError, StoreError, UserError
 from holdfast.instructions.access import InstructionCaller
+from holdfast.mcp.handshake import SERVER_NAME, Opening
 from holdfast.mcp.tools import McpToolbox
 
 MCP_PATH = "/mcp"
@@ -59,12 +62,42 @@ def make_mcp_server(toolbox: McpToolbox, authorize: McpAuthorizer, *, stdio_key:
         # The store blocks: run the tool outside the event loop.
         return await asyncio.to_thread(run_tool)
 
-    return Server("holdfast", version=__version__, on_list_tools=list_tools, on_call_tool=call_tool)
+    return Server(SERVER_NAME, version=__version__, on_list_tools=list_tools, on_call_tool=call_tool)
 
 
-async def serve_stdio(server: Server) -> None:
-    async with stdio_server() as (read, write):
-        await server.run(read, write, server.create_initialization_options())
+async def serve_stdio(server: Server, opening: Opening) -> None:
+    """Serve a client from its first line on; what the opening has answered is processed, and not answered again."""
+    incoming, received = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    outgoing, answers = anyio.create_memory_object_stream[SessionMessage](0)
+
+    async with stdio_server() as (read, write), anyio.create_task_group() as tasks:
+
+        async def forward_input() -> None:
+            async with incoming:
+                await incoming.send(_parse_message(opening.line))
+                async for message in read:
+                    await incoming.send(message)
+
+        async def forward_answers() -> None:
+            is_answered = not opening.answer
+            async with write, answers:
+                async for answer in answers:
+                    message = answer.message
+                    is_repeated = isinstance(message, types.JSONRPCResponse) and message.id == opening.request_id
+                    if is_answered or not is_repeated:
+                        await write.send(answer)
+                    is_answered |= is_repeated
+
+        tasks.start_soon(forward_input)
+        tasks.start_soon(forward_answers)
+        await server.run(received, outgoing, server.create_initialization_options())
+
+
+def _parse_message(line: bytes) -> SessionMessage | Exception:
+    try:
+        return SessionMessage(types.jsonrpc_message_adapter.validate_json(line, by_name=False))
+    except ValueError as error:
+        return error
 
 
 def make_mcp_http_app(server: Server, authorize: McpAuthorizer, *, hosts: Sequence[str]) -> ASGIApp:
