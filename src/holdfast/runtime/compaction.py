@@ -2,7 +2,11 @@
 
 from collections.abc import Mapping
 
+import msgspec
+
+from holdfast.catalog.token_count import count_tokens
 from holdfast.compaction.models import CompactionConfig, CompactionResult
+from holdfast.compaction.view import is_summary
 from holdfast.engine.compaction.compact import NoCompaction
 from holdfast.engine.compaction.triggers import (
     clear_tool_results,
@@ -11,10 +15,15 @@ from holdfast.engine.compaction.triggers import (
     compact_to_newest_group,
 )
 from holdfast.engine.conversation import Conversation, OverflowStep
+from holdfast.extraction.entities import collapse_whitespace, truncate_words
+from holdfast.extraction.tool_calls import CallAction, extract_plain_text, interpret_call
 from holdfast.recovery.scenarios import StepName
 from holdfast.runtime.config import Config
 from holdfast.runtime.options import Options
+from holdfast.types.blocks import Text, ToolResult, ToolUse
 from holdfast.types.transcript import merge_into_messages
+
+ABOUT_CHARACTERS_MAX = 100
 
 
 def overflow_steps(options: Options, config: Config) -> Mapping[StepName, OverflowStep]:
@@ -34,6 +43,49 @@ def compaction_config(options: Options, config: Config) -> CompactionConfig:
     if isinstance(setting, CompactionConfig):
         return setting
     return CompactionConfig(mode=config.compaction, auto_compaction_input_tokens_threshold=config.compaction_tokens)
+
+
+class DroppedContent(msgspec.Struct, frozen=True):
+    """Content that was in view before a compaction and is not now; `number` is its message, as in `m12`."""
+
+    kind: str
+    number: int
+    about: str
+    tokens: int
+
+
+def list_dropped(conversation: Conversation) -> tuple[DroppedContent, ...]:
+    """What compactions removed from the view, largest first; results that were cleared as well."""
+    factor = conversation.deps.model.tokens_factor * conversation.state.calibration.factor
+    in_view = {entry.number: entry.content for entry in conversation.state.entries if not is_summary(entry)}
+    calls: dict[str, CallAction] = {}
+    dropped = []
+    for entry in conversation.logged.read_all():
+        shown = in_view.get(entry.number, ())
+        for block in entry.content:
+            if isinstance(block, ToolUse):
+                calls[block.id] = interpret_call(block)
+            # Thinking is dropped by rules of the provider, and injected text is sent again when it matters.
+            if block in shown or entry.is_injected or not isinstance(block, Text | ToolUse | ToolResult):
+                continue
+            kind, about = _describe(block, entry.role, calls)
+            tokens = count_tokens(extract_plain_text((block,)), factor)
+            dropped.append(DroppedContent(kind, entry.number, truncate_words(about, ABOUT_CHARACTERS_MAX), tokens))
+    return tuple(sorted(dropped, key=lambda content: (-content.tokens, content.number)))
+
+
+def _describe(block: Text | ToolUse | ToolResult, role: str, calls: Mapping[str, CallAction]) -> tuple[str, str]:
+    match block:
+        case Text(text=text):
+            return ("request" if role == "user" else "reply"), collapse_whitespace(text)
+        case ToolUse(id=id):
+            return "tool call", _target(calls[id])
+        case ToolResult(tool_use_id=id):
+            return "tool result", _target(calls[id]) if id in calls else block.name
+
+
+def _target(action: CallAction) -> str:
+    return collapse_whitespace(f"{action.tool} {action.path or action.command or action.pattern}")
 
 
 async def compact_conversation(

@@ -3,6 +3,9 @@
 import msgspec
 
 from holdfast.catalog.lookup import find_model
+from holdfast.compaction.decision import soft_limit_tokens
+from holdfast.engine.compaction.compact import compaction_outlook
+from holdfast.engine.compaction.triggers import snapshot_conversation
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.request_draft import build_sent_view
 from holdfast.layers.assemble import AggregateStack, EncodedPrompt, assemble_prompt, measure_stack
@@ -10,6 +13,9 @@ from holdfast.providers.registry import get_adapter
 from holdfast.types.blocks import Text, replace_surrogates
 from holdfast.types.prompt import HistoryEntry, Prompt, View
 from holdfast.types.request_buffer import RequestBuffer
+
+NEAR_SHARE = 0.85
+"""From this share of the limit on, a compaction counts as near."""
 
 CONTRACT_MODEL = "anthropic:claude-sonnet-5-5"
 
@@ -52,14 +58,22 @@ class LayerUse(msgspec.Struct, frozen=True):
 
 
 class ContextUse(msgspec.Struct, frozen=True):
-    """The layers in the order of their first block in the prompt. Token counts are estimates."""
+    """The layers in the order of their first block in the prompt. Token counts are estimates.
+
+    `compaction_tokens` is the prompt size at which the session is compacted, None if compaction is off.
+    """
 
     layers: tuple[LayerUse, ...]
     tokens_max: int
+    compaction_tokens: int | None = None
 
     @property
     def tokens(self) -> int:
         return sum(layer.tokens for layer in self.layers)
+
+    @property
+    def is_compaction_near(self) -> bool:
+        return self.compaction_tokens is not None and self.tokens >= self.compaction_tokens * NEAR_SHARE
 
 
 def measure_context(conversation: Conversation) -> ContextUse:
@@ -71,4 +85,12 @@ def measure_context(conversation: Conversation) -> ContextUse:
         by_layer[block.layer] = by_layer.get(block.layer, 0) + tokens
     corrected = conversation.state.calibration.correct_estimate
     layers = tuple(LayerUse(layer, corrected(tokens)) for layer, tokens in by_layer.items())
-    return ContextUse(layers, conversation.deps.model.context_tokens_max)
+    return ContextUse(layers, conversation.deps.model.context_tokens_max, _find_compaction_limit(conversation))
+
+
+def _find_compaction_limit(conversation: Conversation) -> int | None:
+    config = conversation.deps.compaction
+    if config.mode == "off":
+        return None
+    outlook = compaction_outlook(snapshot_conversation(conversation))
+    return min(outlook.hard_tokens, soft_limit_tokens(outlook, config))

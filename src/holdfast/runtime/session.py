@@ -33,7 +33,7 @@ from holdfast.layers.padding import Padding, SessionPadding, read_session_paddin
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.wire_request import Transport
 from holdfast.runtime import compose
-from holdfast.runtime.compaction import compact_conversation
+from holdfast.runtime.compaction import DroppedContent, compact_conversation, list_dropped
 from holdfast.runtime.config import Diagnostics
 from holdfast.runtime.context_report import ContextUse, measure_context
 from holdfast.runtime.model_switch import quote_session_switch, switch_session
@@ -450,6 +450,10 @@ class Session:
         The event log keeps the full history. A compaction that would not help is not done; the result says why.
         """
         return await compact_conversation(self._idle_conversation, config)
+
+    def dropped(self) -> tuple[DroppedContent, ...]:
+        """What compactions have removed from the view, largest first; the log still has it."""
+        return list_dropped(self._open_conversation)
 
     def hand_off(self) -> str:
         """A summary of this session, as the first message of a new session that continues the work."""

@@ -223,7 +223,7 @@ def test_context_shows_the_layers_as_a_bar(tmp_path: Path) -> None:
     bar = next(line for line in output.splitlines() if line.startswith("█"))
     assert len(bar) == 80
     assert re.search(r"^▒ project +\d+ +\d+ %$", output, re.M)
-    assert re.search(r"^[\d,]+ of 1,000,000 tokens \(0.\d %\)$", output, re.M)
+    assert re.search(r"^[\d,]+ of 1,000,000 tokens \(0.\d %\); compacted at 100,000$", output, re.M)
 
 
 def test_skills_of_the_folder_are_listed_with_those_that_failed_to_load(tmp_path: Path) -> None:
@@ -324,3 +324,22 @@ def test_the_session_is_stored_under_its_name_and_folder(tmp_path: Path) -> None
     chat_offline(tmp_path, "hi")
     listed = CliRunner().invoke(command, ["sessions", "list", "--json"]).stdout
     assert [row["name"] for row in json.loads(listed)] == ["simulated chat"]
+
+
+def test_a_compaction_is_announced_and_printed_with_what_left_the_view(tmp_path: Path) -> None:
+    for number in range(12):
+        (tmp_path / f"{number}.txt").write_text("".join(f"line {line} of file {number}\n" for line in range(900)))
+    lines = [f"read {number}.txt" for number in range(12)]
+    result = chat_offline(tmp_path, *lines, "/compact show", "/compact x", words=("--compaction-tokens", "60000"))
+    near = re.search(r"^  a compaction is near \(5\d,\d{3} of 60,000 tokens, [89]\d %\)", result.stderr, re.MULTILINE)
+    done = re.search(
+        r"^  compacted messages m1 to m\d+ into a summary: [\d,]+ -> [\d,]+ tokens, \$0.0\d+ less per call; /compact",
+        result.stderr,
+        re.MULTILINE,
+    )
+    assert near is not None
+    assert done is not None
+    assert near.start() < done.start()
+    assert re.search(r"^\d+ tool results, [\d,]+ tokens$", result.stdout, re.MULTILINE)
+    assert re.search(r"^ +[\d,]+  m\d+ tool result: read_file \d+.txt$", result.stdout, re.MULTILINE)
+    assert "/compact takes `show` or nothing, not 'x'" in result.stderr

@@ -9,9 +9,11 @@ from msgspec.structs import astuple
 
 from holdfast.cli.format import format_count
 from holdfast.economics.keep_alive import NextWake
+from holdfast.events.payloads.compaction import ContextCompacted
 from holdfast.ledger.cache.verdicts import Verdict
 from holdfast.ledger.calls import TurnCost, sum_turn_costs
 from holdfast.ledger.requests.format import strip_control_characters
+from holdfast.runtime.compaction import DroppedContent
 from holdfast.runtime.context_report import ContextUse
 from holdfast.runtime.session_cache import SessionCacheState
 from holdfast.types.prompt import Plan
@@ -19,6 +21,7 @@ from holdfast.types.usage import Usage
 
 VALUE_CHARACTERS_MAX = 60
 DIFF_LINES_MAX = 40
+DROPPED_LINES_MAX = 15
 COMPARED_LINES_MAX = 5_000  # difflib takes quadratic time in the worst case.
 TAB = "    "
 FILLS = "█▓▒░▞▚"
@@ -164,7 +167,48 @@ def format_context_lines(use: ContextUse, width: int) -> list[str]:
     ]
     share = f"{100 * use.tokens / use.tokens_max:.1f} %"
     summary = f"{use.tokens:,} of {use.tokens_max:,} tokens ({share})"
+    if use.compaction_tokens is not None:
+        summary += f"; compacted at {use.compaction_tokens:,}"
     return ["".join(fill * count for fill, count in zip(fills, cells, strict=True)), *lines, summary]
+
+
+def format_compaction(event: ContextCompacted) -> str:
+    """What a compaction did to the prompt, in one line."""
+    sizes = f"{event.tokens_before:,} -> {event.tokens_after:,} tokens"
+    saving = f"{format_usd_4(event.numbers.saving_per_call_usd)} less per call"
+    if event.strategy == "lossless":
+        count = format_count(len(event.cleared), "repeated tool result")
+        return f"cleared {count}: {sizes}, {saving}; the same text is still in view"
+    if event.strategy == "clear":
+        removed = f"cleared {format_count(len(event.cleared), 'old tool result')}"
+    else:
+        removed = f"compacted messages m{event.first} to m{event.last} into a summary"
+    return f"{removed}: {sizes}, {saving}; /compact show lists what left the view"
+
+
+def format_near_compaction(use: ContextUse) -> str:
+    """A warning before a compaction."""
+    limit = use.compaction_tokens or use.tokens_max
+    size = f"{use.tokens:,} of {limit:,} tokens, {format_percent(use.tokens / limit)}"
+    return f"a compaction is near ({size}): older messages become a summary; /compact does it now"
+
+
+def format_dropped_lines(dropped: Sequence[DroppedContent]) -> list[str]:
+    """What left the view: a line per kind, then the largest pieces."""
+    if not dropped:
+        return ["nothing has left the view"]
+    kinds = list(dict.fromkeys(content.kind for content in dropped))
+    lines = []
+    for kind in kinds:
+        tokens = [content.tokens for content in dropped if content.kind == kind]
+        lines.append(f"{format_count(len(tokens), kind)}, {sum(tokens):,} tokens".replace("replys", "replies"))
+    lines += [
+        f"  {content.tokens:>7,}  m{content.number} {content.kind}: {_one_line(content.about)}"
+        for content in dropped[:DROPPED_LINES_MAX]
+    ]
+    if len(dropped) > DROPPED_LINES_MAX:
+        lines.append(f"  ... {len(dropped) - DROPPED_LINES_MAX:,} more")
+    return lines
 
 
 def divide_bar_cells(amounts: Sequence[int], width: int) -> list[int]:

@@ -14,9 +14,16 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
-from holdfast.cli.chat.format import clean_streamed_text, format_tool_call, format_tool_outcome, truncate_lines
+from holdfast.cli.chat.format import (
+    clean_streamed_text,
+    format_compaction,
+    format_tool_call,
+    format_tool_outcome,
+    truncate_lines,
+)
 from holdfast.events.log import Event
 from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared, ToolCalled, ToolCompleted, ToolFailed
+from holdfast.events.payloads.compaction import ContextCompacted
 from holdfast.events.payloads.session import TurnCancelled
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.ledger.requests.format import strip_control_characters
@@ -324,6 +331,8 @@ class TurnView:
                     self._screen.show_note("the reply was cut off at the limit of output tokens")
                 elif call.stop_reason == "refusal":
                     self._screen.show_note("the model refused to answer")
+            case ContextCompacted() as compaction:
+                self._screen.show_note(format_compaction(compaction))
             case ToolCalled() as call if self._is_single_call:
                 # Parallel calls would interleave on the line, so only a single call gets its line before it ends.
                 self._open_call_id = call.tool_use_id

@@ -12,6 +12,7 @@ from holdfast.cli.chat.command import ChatOptions
 from holdfast.cli.chat.format import (
     DIFF_LINES_MAX,
     format_file_diff,
+    format_near_compaction,
     format_status_line,
     parse_arguments,
     split_visible_lines,
@@ -65,6 +66,7 @@ class ChatSession:
         self.turn_runner = turn_runner
         self.plan: Plan | None = None
         self.has_failed = False
+        self.was_compaction_near = False
 
     def run_coroutine(self, coroutine: Coroutine[object, None, Result]) -> Result:
         return self.turn_runner.thread.run_coroutine(coroutine)
@@ -93,6 +95,11 @@ class ChatSession:
             self.screen.show_note(
                 format_status_line(usage, cost, session_usd=total, warm_seconds=warm, estimated=bool(estimated))
             )
+
+        use = self.session.context_use()
+        if use.is_compaction_near and not self.was_compaction_near:
+            self.screen.show_note(format_near_compaction(use))
+        self.was_compaction_near = use.is_compaction_near
 
     def ask_yes_no(self, question: str) -> bool:
         """Whether the user answers yes; with --yes, the question is not asked."""

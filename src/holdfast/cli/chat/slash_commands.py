@@ -11,6 +11,7 @@ from holdfast.cli.chat.format import (
     format_cache_lines,
     format_context_lines,
     format_cost_total,
+    format_dropped_lines,
     format_usd_4,
 )
 from holdfast.cli.chat.screen import shorten_home_path
@@ -121,6 +122,12 @@ def _context(chat: ChatSession, argument: str) -> None:
 
 
 def _compact(chat: ChatSession, argument: str) -> None:
+    if argument == "show":
+        chat.screen.show_lines(*format_dropped_lines(chat.session.dropped()))
+        return
+    if argument:
+        chat.screen.show_error(f"/compact takes `show` or nothing, not {strip_control_characters(argument)!r}")
+        return
     result = chat.run_coroutine(chat.session.compact())
     if result.reason:
         chat.screen.show_lines(f"not compacted: {result.reason}")
@@ -190,7 +197,7 @@ CHAT_COMMANDS = {
     "cost": ChatCommand(_cost, "/cost", "what each turn cost, and would have cost without a cache"),
     "cache": ChatCommand(_cache, "/cache", "what is cached, until when, and what a late return costs"),
     "context": ChatCommand(_context, "/context", "what the prompt consists of"),
-    "compact": ChatCommand(_compact, "/compact", "replace the older part of the conversation by a summary"),
+    "compact": ChatCommand(_compact, "/compact [show]", "replace older messages by a summary; show what left"),
     "model": ChatCommand(_model, "/model [NAME]", "show the model, or switch to another one"),
     "tools": ChatCommand(_tools, "/tools", "the tools of the model"),
     "skills": ChatCommand(_skills, "/skills", "the skills available in this folder"),
