@@ -284,3 +284,22 @@ def test_a_pause_that_was_seen_is_planned_for_at_once() -> None:
     plain, improved = (play_marked(improve=improve, pauses=[20.0, *[1500.0] * 8]) for improve in (False, True))
     assert any(usage.cache_write_1h for usage in improved.usages)
     assert improved.cost < plain.cost
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from("ab"), st.sampled_from((1.0, 400.0))), min_size=2, max_size=9))
+def test_a_longer_conversation_begins_with_the_shorter_one_on_either_of_two_replicas(
+    calls: list[tuple[bool, str, float]],
+) -> None:
+    provider = Provider()
+    replicas = [provider.rewriter, provider._new_rewriter(())]
+    at, chains, turns = 1.79e9, dict[str, list[str]](), {"a": 0, "b": 0}
+    for is_second, who, pause in calls:
+        provider.rewriter = replicas[is_second]
+        provider.call(conversation(turns[who], who=who), at, who)
+        chain = cached_chain(provider.sent[-1])
+        assert chain[: len(chains.get(who, []))] == chains.get(who, [])
+        assert len(sent_breakpoints(provider)) <= ROW.cache.breakpoints_max
+        chains[who] = chain
+        turns[who] += 1
+        at += pause
