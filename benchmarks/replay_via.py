@@ -13,16 +13,21 @@ import msgspec
 
 from benchmarks._traces import SKIPPED, WITH_PAUSES, sessions_of, traces_folder
 from holdfast.catalog.lookup import find_model
-from holdfast.cli.costs.entry_points import ENTRY_POINTS, create_player
+from holdfast.cli.costs.entry_points import ENTRY_POINTS, create_player, play_simulated
 from holdfast.planning.policies.peers import RIVAL_POLICIES, new_compared_policies
 from holdfast.planning.policy import CachePolicy
 from holdfast.replay.comparison import LAYOUTS, compare_policies
-from holdfast.replay.playback import make_replay_setting
+from holdfast.replay.playback import ReplaySetting, make_replay_setting
 from holdfast.replay.recording import Recording
 
 MODEL = "anthropic:claude-sonnet-4-6"
+OPENROUTER = "openrouter:anthropic/claude-sonnet-5.5"
 SAMPLE_STEP = 4
 APART_MAX = 0.01
+
+# Other formats and kinds of caches, on every so many sessions: the simulator takes its time.
+OTHERS = ("openai:gpt-6.1-sol", "openai-chat:gpt-6.1-sol", "openai:gpt-5.4", "gemini:gemini-3.8-flash", OPENROUTER)
+OTHERS_STEP = 16
 OVER_PEER_MAX = {"upgrade": 0.95, "no upgrade": 1.01}
 
 
@@ -47,6 +52,23 @@ def run() -> Iterator[tuple[str, str]]:
                 peers = {name: cost for name, cost in costs.items() if name in RIVAL_POLICIES}
                 yield f"{title}: gateway over the best peer (at most {bar:.2f})", _over_best(via["gateway"], peers)
                 yield f"{title}: gateway over the best fixed plan", _over_best(via["gateway"], costs)
+    yield from _compare_others(every[::OTHERS_STEP])
+
+
+def _compare_others(sessions: list[Recording]) -> Iterator[tuple[str, str]]:
+    """Sessions and gateway in the other providers' formats, at their simulators."""
+    calls = sum(len(session.calls) for session in sessions)
+    for name in OTHERS:
+        model = find_model(name)
+        setting = ReplaySetting(model, model.cache, model.cache)
+        via = {point: create_player(point, setting) for point in ENTRY_POINTS}
+        costs = {
+            point: sum((play_simulated(player, session, model) for session in sessions), Decimal(0))
+            for point, player in via.items()
+        }
+        figures = ", ".join(f"{point} ${cost:.4f}" for point, cost in costs.items())
+        ratio = costs["gateway"] / costs["session"]
+        yield f"{name}: gateway over session (at most {1 + APART_MAX:.2f}; {calls} calls)", f"{ratio:.4f} ({figures})"
 
 
 def _over_best(cost: Decimal, others: dict[str, Decimal]) -> str:

@@ -129,3 +129,27 @@ def test_requests_are_written_for_a_policy_only(traces: Path, tmp_path: Path) ->
     out = tmp_path / "requests.jsonl"
     with pytest.raises(UserError, match="without --via"):
         replay(traces, "--model", MODEL, "--policy", "tail-5m", "--via", "gateway", "--requests-out", out)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "openai:gpt-6.1-sol",
+        "openai-chat:gpt-6.1-sol",
+        "openai:gpt-5.4",
+        "gemini:gemini-3.8-flash",
+        "openrouter:anthropic/claude-sonnet-5.5",
+    ],
+)
+def test_entry_points_cost_the_same_at_every_provider(traces: Path, model: str) -> None:
+    result = json.loads(replay(traces, "--model", model, "--via", "gateway", "--via", "session", "--json").output)
+    rows = result.get("entry_points") or result["policies"]
+    costs = {row.get("entry_point") or row["policy"]: row["cost_usd"] for row in rows}
+    assert costs["via-gateway"] == pytest.approx(costs["via-session"], rel=0.01)
+    assert costs["via-gateway"] > 0
+
+
+def test_a_model_without_breakpoints_shows_the_entry_points_alone(traces: Path) -> None:
+    output = replay(traces, "--model", "gemini:gemini-3.8-flash", "--via", "gateway").output
+    assert "via-gateway" in output
+    assert "2 conversations" in output

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.catalog.lookup import shipped_models
 from holdfast.catalog.schema import Model
 from holdfast.clock import new_ulid
 from holdfast.economics.cost import cost_usd
@@ -36,11 +37,13 @@ from holdfast.integrations.wrap import wrap
 from holdfast.planning.idle_times import WaitsFor
 from holdfast.planning.learned import NOTHING_LEARNED, LearnedParameters, keep_leading_blocks, learned_after_session
 from holdfast.planning.policy import CachePolicy, Ping, PingResult, PlanningMoment
-from holdfast.providers.adapter import Endpoint, WireRequest
+from holdfast.providers.adapter import PATH_HEADER, Adapter, Endpoint, WireRequest
 from holdfast.providers.anthropic import anthropic
+from holdfast.providers.registry import find_adapter, get_provider
 from holdfast.providers.wire_request import OnRetry
-from holdfast.replay.playback import OUTPUT_TOKENS_MAX, EncodedPing, ReplaySetting
-from holdfast.replay.recording import RecordedCall, Recording
+from holdfast.replay.playback import OUTPUT_TOKENS_MAX, EncodedPing, ReplaySetting, find_newest_price
+from holdfast.replay.recording import RecordedCall, Recording, ReplayPrompt
+from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from holdfast.types.blocks import Message
 from holdfast.types.prompt import Breakpoint, HistoryEntry, LayerText, Parameters
@@ -53,7 +56,14 @@ REPLAYED = "replay"
 
 
 class EntryPoint(CachePolicy, Protocol):
-    """A player keeps what it learned from one recording to the next, as a process does."""
+    """A player keeps what it learned from one recording to the next, as a process does.
+
+    `path` and `sent_body` are its last request.
+    """
+
+    adapter: Adapter
+    path: str
+    sent_body: bytes
 
     @property
     def sent_blocks(self) -> Sequence[EncodedBlock]:
@@ -70,7 +80,12 @@ class GatewayPlayer:
 
     def __init__(self, setting: ReplaySetting) -> None:
         model = _at_newest_price(setting)
-        self._head = anthropic.request_head(Parameters(model.name, OUTPUT_TOKENS_MAX))
+        self.adapter = find_adapter(model.provider)
+        parameters = Parameters(model.name, OUTPUT_TOKENS_MAX)
+        self.path = self.adapter.endpoint(parameters).path
+        self.sent_body = b""
+        self._provider = model.provider
+        self._head = self.adapter.request_head(parameters)
         self._rewriter = ConversationRewriter({model.id: model})
         self._analysis: RequestAnalysis | None = None
         self._received = self._response = b""
@@ -87,20 +102,20 @@ class GatewayPlayer:
         assert isinstance(moment.buffer, RequestBuffer)
         self._received = moment.buffer.render(self._head)
         self._analysis = self._rewriter.analyze(
-            anthropic.name, self._received, path="/v1/messages", account=REPLAYED, at=moment.at
+            self._provider, self._received, path=self.path, account=REPLAYED, at=moment.at
         )
-        self.sent_blocks = moment.buffer.blocks
+        self.sent_blocks, self.sent_body = moment.buffer.blocks, self._analysis.body or self._received
         if self._analysis.body is None:
             return ()
-        sent = anthropic.decode_request(self._analysis.body)
-        self.sent_blocks = _encode_blocks(sent)
+        sent = self.adapter.decode_request(self._analysis.body, {PATH_HEADER: self.path})
+        self.sent_blocks = _encode_blocks(self.adapter, sent)
         return sent.plan.breakpoints
 
     def record_usage(self, moment: PlanningMoment, usage: Usage) -> None:
         assert self._analysis is not None
         assert self._analysis.call is not None
         reply, self._used_at = next(self._calls).reply, moment.at
-        self._response = _encode_response(usage, reply)
+        self._response = _encode_response(self.adapter, usage, reply)
         self._rewriter.record_response(self._analysis.call, self._response)
 
     def next_ping(self, moment: PlanningMoment, pings_so_far: int, waits_for: WaitsFor) -> Ping | None:
@@ -116,14 +131,15 @@ class GatewayPlayer:
     def encode_ping(self) -> EncodedPing:
         assert self._ping is not None
         sent = anthropic.decode_request(self._ping.body)
-        return EncodedPing(_encode_blocks(sent), sent.plan.breakpoints, self._ping.block_count)
+        return EncodedPing(_encode_blocks(self.adapter, sent), sent.plan.breakpoints, self._ping.block_count)
 
     def record_ping(self, ping: PingResult) -> None:
         assert self._analysis is not None
         assert self._analysis.call is not None
         assert self._ping is not None
         self._used_at = ping.at
-        self._rewriter.record_ping(self._analysis.call, self._ping, _encode_response(ping.usage, None), ping.at)
+        response = _encode_response(self.adapter, ping.usage, None)
+        self._rewriter.record_ping(self._analysis.call, self._ping, response, ping.at)
 
 
 class WrapPlayer(GatewayPlayer):
@@ -193,6 +209,8 @@ class SessionPlayer:
 
     def __init__(self, setting: ReplaySetting) -> None:
         self._model = _at_newest_price(setting)
+        self.adapter = find_adapter(self._model.provider)
+        self.path, self.sent_body = "", b""
         self._learned: LearnedParameters = NOTHING_LEARNED
         self._conversation: Conversation | None = None
         self._recording: Recording | None = None
@@ -226,8 +244,9 @@ class SessionPlayer:
         body, prepared = encode_request(conversation, options, plan, shared)
         started = LlmCallStarted(self._model.id, self._model.provider, conversation.request_tokens, REPLAYED)
         self._record(prepared, started)
-        self.sent_blocks = tuple(buffer.blocks)
-        return anthropic.decode_request(body).plan.breakpoints
+        self.sent_blocks, self.sent_body = tuple(buffer.blocks), body
+        self.path = self.adapter.endpoint(conversation.parameters).path
+        return self.adapter.decode_request(body, {PATH_HEADER: self.path}).plan.breakpoints
 
     def record_usage(self, moment: PlanningMoment, usage: Usage) -> None:
         assert self._conversation is not None
@@ -268,7 +287,7 @@ class SessionPlayer:
         deps = Dependencies(
             log=MemoryStore(),
             transport=_NoTransport(),
-            adapter=anthropic,
+            adapter=self.adapter,
             model=self._model,
             pricing_version=REPLAYED,
             toolbox=Toolbox(()),
@@ -318,13 +337,13 @@ def _at_newest_price(setting: ReplaySetting) -> Model:
     return msgspec.structs.replace(setting.model, cache=setting.assumed_rules, prices=prices)
 
 
-def _encode_blocks(request: WireRequest) -> list[EncodedBlock]:
-    return [block for segment in request.prompt.segments for block in anthropic.encode_segment(segment)]
+def _encode_blocks(adapter: Adapter, request: WireRequest) -> list[EncodedBlock]:
+    return [block for segment in request.prompt.segments for block in adapter.encode_segment(segment)]
 
 
-def _encode_response(usage: Usage, reply: HistoryEntry | None) -> bytes:
+def _encode_response(adapter: Adapter, usage: Usage, reply: HistoryEntry | None) -> bytes:
     content = reply.content if reply is not None else ()
-    return anthropic.encode_reply(Reply(content, "end_turn", usage))
+    return adapter.encode_reply(Reply(content, "end_turn", usage))
 
 
 def _placeholder_text(moment: PlanningMoment) -> tuple[LayerText, ...]:
@@ -361,3 +380,35 @@ def create_player(name: str, setting: ReplaySetting) -> EntryPoint:
     if name not in ENTRY_POINTS:
         raise UserError(f"no entry point {name!r}; choose from: {', '.join(ENTRY_POINTS)}")
     return ENTRY_POINTS[name](setting)
+
+
+def play_simulated(player: EntryPoint, recording: Recording, model: Model) -> Decimal:
+    """What the prompts of a recording cost at the provider's simulator, each sent as the entry point would.
+
+    For caches that no breakpoint controls alone: keys, retention and the ends of messages decide there as well.
+    """
+    now = 0.0
+    # Both of OpenAI's APIs have the rows of one.
+    models = {**shipped_models(), model.id: model}
+    provider = SimulatedProvider(clock=lambda: now, models=models, script='{"content": "Yes."}')
+    prompt = ReplayPrompt(recording, player.adapter, model.tokens_factor)
+    prefix = get_provider(model.provider).path_prefix
+    player.open_recording(recording)
+    total: Decimal = Decimal(0)
+    previous: float | None = None
+    for call in prompt.iterate_calls(recording):
+        now = call.at
+        idle = None if previous is None else call.at - previous
+        price = find_newest_price(model, prompt.prefixes[-1].tokens)
+        moment = PlanningMoment(prompt.buffer, model.cache, price, call.at, idle, call.waited_for)
+        player.choose_breakpoints(moment)
+        credentials = player.adapter.credentials(REPLAYED)
+        response = provider.handle("POST", prefix + player.path, headers=credentials, body=player.sent_body)
+        answer = response.read_body()
+        if response.status != 200:
+            raise player.adapter.decode_error(response.status, response.headers, answer)
+        usage = msgspec.structs.replace(player.adapter.decode_reply(answer).usage, output=0)
+        player.record_usage(moment, usage)
+        total += cost_usd(usage, find_newest_price(model, usage.tokens_sent))
+        previous = call.at
+    return total

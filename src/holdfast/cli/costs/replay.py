@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterable
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,7 @@ from holdfast.replay.comparison import ALL_POLICIES, PolicyFactory, PolicyRow
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from holdfast.catalog.schema import Model
     from holdfast.cli.costs.entry_points import EntryPoint
     from holdfast.compaction.models import CompactionMode
     from holdfast.replay.comparison import ReplayTotals
@@ -71,7 +73,8 @@ def command(
     """Replay recorded conversations call by call with their own timestamps, and compare the cost of cache policies.
 
     TRACES are .jsonl or .jsonl.gz files, or folders of them. Costs cover prompts only: no policy changes what replies
-    cost. --via shows what a gateway with --improve, a session or a wrapped client would have sent and paid.
+    cost. --via shows what a gateway with --improve, a session or a wrapped client would have sent and paid; for a model
+    without breakpoints of its own, such as Gemini's, it shows only these.
     """
     import msgspec
 
@@ -83,6 +86,9 @@ def command(
         raise UserError("requests are written for one policy; name it with --policy, without --via")
     policies = PolicyFactory(policy, keep_alive=keep_alive)
     model = find_model(model_name, load_configured_models())
+    if via and model.cache.kind in ("hybrid", "implicit"):
+        _replay_simulated(find_trace_files(traces), model, via, as_json=as_json)
+        return
     setting = make_replay_setting(model, ttl_upgrade=truth == "upgrade", lookback=lookback)
     setting = msgspec.structs.replace(setting, keep_alive=keep_alive)
     players = _create_players(via, setting)
@@ -94,6 +100,33 @@ def command(
         print_json(totals.build_report())
     else:
         _show(totals)
+
+
+def _replay_simulated(files: tuple[Path, ...], model: "Model", via: tuple[str, ...], *, as_json: bool) -> None:
+    """The entry points alone, at the provider's simulator: a cache without breakpoints leaves no policy to compare."""
+    from holdfast.cli.costs.entry_points import create_player, play_simulated
+    from holdfast.cli.tables import track_progress
+    from holdfast.replay.playback import ReplaySetting
+    from holdfast.replay.recording import Recording
+    from holdfast.replay.trace_files import read_traces
+
+    setting = ReplaySetting(model, model.cache, model.cache)
+    costs = {player: Decimal(0) for player in (create_player(name, setting) for name in dict.fromkeys(via))}
+    conversations = 0
+    for recording in track_progress(read_traces(files, compactions=True), "conversations"):
+        if isinstance(recording, Recording):
+            conversations += 1
+            for player in costs:
+                costs[player] += play_simulated(player, recording, model)
+    if not conversations:
+        raise UserError("no line holds a conversation; check the traces")
+    rows = [(player.name, cost) for player, cost in costs.items()]
+    if as_json:
+        entry_points = [{"entry_point": name, "cost_usd": float(cost)} for name, cost in rows]
+        print_json({"conversations": conversations, "entry_points": entry_points})
+        return
+    print_table(("entry point", "cost"), ((name, f"${cost:.4f}") for name, cost in rows))
+    click.echo(f"{format_count(conversations, 'conversation')}; the prompts alone, at the provider's simulator")
 
 
 def _create_players(via: tuple[str, ...], setting: "ReplaySetting") -> "tuple[EntryPoint, ...]":

@@ -25,7 +25,7 @@ def plan_next_call(conversation: Conversation, buffer: RequestBuffer, shared: in
     `shared` is the number of leading blocks that equal the previous call's.
     """
     model, state = conversation.deps.model, conversation.state
-    if not model_capabilities(model).supports_prompt_caching:
+    if not model_capabilities(model).supports_prompt_caching and not _carries_breakpoints(conversation):
         return Plan()
     memory = state.cache_memory if shared >= len(state.digests) else forget_cached(state.cache_memory)
     # Until the provider has reported this prompt's size it is an estimate, so breakpoints near the floor are kept.
@@ -41,6 +41,13 @@ def plan_next_call(conversation: Conversation, buffer: RequestBuffer, shared: in
     if conversation.deps.keep_alive is not None and (reason := keep_alive_refusal(conversation)):
         return replace(next_plan, notes=(*next_plan.notes, f"no keep-alive: {reason}"))
     return next_plan
+
+
+def _carries_breakpoints(conversation: Conversation) -> bool:
+    """Whether requests carry breakpoints although nothing is promised: a host behind OpenRouter may cache or not."""
+    model = conversation.deps.model
+    is_relayed = model.provider == "openrouter" and model.cache.kind == "explicit"
+    return is_relayed and conversation.state.cache_settings.caching_enabled
 
 
 def apply_limits(plan: Plan, limits: ProviderLimits, rules: CacheRules) -> Plan:

@@ -89,8 +89,12 @@ class _Parts(msgspec.Struct, frozen=True):
 
 
 class OpenAIBody(RawBody):
-    """`prompt_name` is the member with the messages, `part_kind` the type of a text part in them."""
+    """`prompt_name` is the member with the messages, `part_kind` the type of a text part in them.
 
+    `marks_replies`: the text of an assistant's message can carry a breakpoint.
+    """
+
+    marks_replies: ClassVar[bool] = False
     prompt_name: ClassVar[str]
     part_kind: ClassVar[str]
 
@@ -199,7 +203,8 @@ class OpenAIBody(RawBody):
 
     def can_mark(self, message: RawItem, block: int) -> bool:
         parts = self._split_parts(message)
-        return parts is not None and parts.role != "assistant" and parts.find_part(block) is not None
+        is_accepted = parts is not None and (self.marks_replies or parts.role != "assistant")
+        return is_accepted and parts is not None and parts.find_part(block) is not None
 
     def mark_message(self, message: RawItem, marks: Marks) -> RawItem:
         parts = self._split_parts(message)
@@ -230,6 +235,7 @@ class ChatBody(OpenAIBody):
     adapter = openai_chat
     variant = OPENAI_VARIANT
     mark_name = variant.breakpoint_name
+    marks_replies = True
     prompt_name = "messages"
     part_kind = "text"
 
