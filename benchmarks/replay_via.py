@@ -61,7 +61,7 @@ def _compare_others(sessions: list[Recording]) -> Iterator[tuple[str, str]]:
     for name in OTHERS:
         model = find_model(name)
         setting = ReplaySetting(model, model.cache, model.cache)
-        via = {point: create_player(point, setting) for point in ENTRY_POINTS}
+        via = {point: create_player(point, setting) for point in ("session", "gateway")}
         costs = {
             point: sum((play_simulated(player, session, model) for session in sessions), Decimal(0))
             for point, player in via.items()

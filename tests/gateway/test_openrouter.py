@@ -1,28 +1,27 @@
 """Rewriting of OpenRouter requests: breakpoints where the model supports them, and one session."""
 
 import json
-from itertools import pairwise
 from typing import Any
 
-import msgspec
 import pytest
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.gateway.recording.conversation_match import decode_session_hints
-from holdfast.gateway.rewrite.rewriter import RequestRewriter
+from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor
 
 GUIDE = "You read before you write. " * 300
 CLAUDE = "anthropic/claude-sonnet-5.5"
 BREAKPOINT = {"type": "ephemeral"}
-HOUR = {"type": "ephemeral", "ttl": "1h"}
+TOOL = {"type": "function", "function": {"name": "read", "description": "Read.", "parameters": {"type": "object"}}}
 
 Messages = list[dict[str, Any]]
 
 
 def rewrite(messages: Messages, model: str = CLAUDE, **more: object) -> dict[str, Any] | None:
-    body = json.dumps({"model": model, "messages": messages, **more}).encode()
-    rewritten = RequestRewriter(shipped_models(), VolatileExtractor((DATE_RULE,))).rewrite_request("openrouter", body)
+    body = json.dumps({"model": model, "messages": messages, "tools": [TOOL], **more}).encode()
+    rewriter = ConversationRewriter(shipped_models(), VolatileExtractor((DATE_RULE,)))
+    rewritten = rewriter.analyze("openrouter", body, path="", account="a", at=1.79e9)
     return None if rewritten.body is None else json.loads(rewritten.body)
 
 
@@ -43,43 +42,15 @@ def breakpoint_positions(sent: dict[str, Any]) -> dict[int, Any]:
     }
 
 
-def without_breakpoints(messages: Messages) -> Messages:
-    plain: Messages = msgspec.json.decode(json.dumps(messages).replace(', "cache_control": {"type": "ephemeral"}', ""))
-    return plain
-
-
 def test_breakpoints_are_at_the_end_of_the_system_prompt_and_of_the_conversation() -> None:
     sent = rewrite(conversation(2))
     assert sent is not None
     assert breakpoint_positions(sent) == {0: BREAKPOINT, 5: BREAKPOINT}
 
 
-def test_a_rewritten_longer_conversation_starts_with_the_rewritten_shorter_one() -> None:
-    rewritten = [rewrite(conversation(turns)) for turns in range(4)]
-    sent = [request for request in rewritten if request is not None]
-    assert len(sent) == 4
-    assert len({request["session_id"] for request in sent}) == 1
-    for before, after in pairwise(sent):
-        shorter, longer = without_breakpoints(before["messages"]), without_breakpoints(after["messages"])
-        assert longer[: len(shorter)] == shorter
-
-
-def test_a_distant_end_of_the_previous_conversation_gets_a_breakpoint_too() -> None:
-    parts = [{"type": "text", "text": f"Line {number}."} for number in range(30)]
-    sent = rewrite([*conversation(1)[:-1], {"role": "user", "content": parts}])
-    assert sent is not None
-    assert breakpoint_positions(sent) == {0: BREAKPOINT, 1: BREAKPOINT, 3: BREAKPOINT}
-
-
-def test_the_callers_breakpoints_remain_count_and_are_ordered_by_ttl() -> None:
-    text = {"type": "text", "text": GUIDE}
-    full = [{**text, "cache_control": BREAKPOINT} for _ in range(4)]
-    sent = rewrite(conversation(1, full), session_id="mine")
-    assert sent is None
-    last = {"role": "user", "content": [{"type": "text", "text": "Last?", "cache_control": HOUR}]}
-    sent = rewrite([*conversation(0), {"role": "assistant", "content": "Yes."}, last])
-    assert sent is not None
-    assert breakpoint_positions(sent) == {0: HOUR, 3: HOUR}
+def test_the_callers_breakpoints_on_the_system_text_remain_and_count() -> None:
+    full = [{"type": "text", "text": GUIDE, "cache_control": BREAKPOINT} for _ in range(4)]
+    assert rewrite(conversation(1, full), session_id="mine") is None
 
 
 def test_a_date_is_moved_after_the_breakpoint_if_the_user_speaks_last() -> None:

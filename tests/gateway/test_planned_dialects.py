@@ -13,7 +13,7 @@ from holdfast.catalog.lookup import shipped_models
 from holdfast.engine.cache.conversation_plans import RestoredConversation
 from holdfast.engine.request_draft import RequestDraft
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
-from holdfast.gateway.rewrite.rewriter import RequestAnalysis
+from holdfast.gateway.rewrite.request_analysis import RequestAnalysis
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor
 from holdfast.providers.adapter import PATH_HEADER, WireRequest
 from holdfast.providers.registry import get_adapter

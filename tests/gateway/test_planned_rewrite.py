@@ -16,7 +16,7 @@ from holdfast.economics.cost import cost_usd
 from holdfast.engine.cache.conversation_plans import RestoredConversation
 from holdfast.engine.request_draft import RequestDraft
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
-from holdfast.gateway.rewrite.rewriter import RequestAnalysis
+from holdfast.gateway.rewrite.request_analysis import RequestAnalysis
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.wire_request import drop_deferred_tools

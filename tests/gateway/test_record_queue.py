@@ -25,7 +25,7 @@ from holdfast.gateway.recording.worker_process import (
     read_frames,
     write_frame,
 )
-from holdfast.gateway.rewrite.rewriter import GatewayPing
+from holdfast.gateway.rewrite.request_analysis import GatewayPing
 from holdfast.gateway.routes import Target
 from holdfast.stores.memory import MemoryStore
 

@@ -29,7 +29,7 @@ from holdfast.gateway.http.headers import Headers, filter_request_headers, filte
 from holdfast.gateway.keep_alive import ForwardedConversation, GatewayKeepAlive
 from holdfast.gateway.key_limits import KeyBudgets, RequestSize, measure_request
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
-from holdfast.gateway.rewrite.rewriter import RequestAnalysis
+from holdfast.gateway.rewrite.request_analysis import RequestAnalysis
 from holdfast.gateway.routes import RouteTable, Target, Upstream, get_raw_path
 from holdfast.gateway.websocket import (
     HANDSHAKE_SECONDS_MAX,

@@ -15,7 +15,7 @@ from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, OWN_HEADER_PREFIX, Headers, get_header_value
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
-from holdfast.gateway.rewrite.rewriter import RequestAnalysis
+from holdfast.gateway.rewrite.request_analysis import RequestAnalysis
 from holdfast.gateway.routes import Target
 from holdfast.providers.registry import get_adapter
 

@@ -15,7 +15,7 @@ from holdfast.gateway.rewrite.ping_schedule import (
     OnPing,
     PingSchedule,
 )
-from holdfast.gateway.rewrite.rewriter import GatewayPing, RequestAnalysis
+from holdfast.gateway.rewrite.request_analysis import GatewayPing, RequestAnalysis
 from holdfast.gateway.routes import Upstream
 
 GATEWAY_PING_RESPONSE_BYTES_MAX = 1_000_000

@@ -29,7 +29,7 @@ from holdfast.gateway.exchange import Exchange, ExchangeEnd, GatewayCaller
 from holdfast.gateway.http.headers import CREDENTIAL_HEADERS
 from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
-from holdfast.gateway.rewrite.rewriter import RequestAnalysis
+from holdfast.gateway.rewrite.request_analysis import RequestAnalysis
 from holdfast.gateway.routes import RouteTable, Target, UpstreamSettings, resolve_upstreams
 from holdfast.integrations.keep_alive import ClientKeepAlive, ObservedConversation, SendRequest, replace_content
 from holdfast.ledger.accounting import CallRecord

@@ -10,7 +10,7 @@ from holdfast.clock import Clock
 from holdfast.gateway.exchange import Exchange
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.ping_schedule import KEEP_ALIVE_CHECK_SECONDS, IdleConversation, OnPing, PingSchedule
-from holdfast.gateway.rewrite.rewriter import RequestAnalysis
+from holdfast.gateway.rewrite.request_analysis import RequestAnalysis
 
 logger = logging.getLogger(__name__)
 

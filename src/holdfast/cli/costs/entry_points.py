@@ -31,7 +31,7 @@ from holdfast.events.payloads.calls import LlmCallStarted
 from holdfast.events.payloads.session import EpochOpened, MessageAppended, SessionStarted, TurnStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
-from holdfast.gateway.rewrite.rewriter import GatewayPing, RequestAnalysis
+from holdfast.gateway.rewrite.request_analysis import GatewayPing, RequestAnalysis
 from holdfast.integrations.http_client import find_observer
 from holdfast.integrations.wrap import wrap
 from holdfast.planning.idle_times import WaitsFor
@@ -150,6 +150,8 @@ class WrapPlayer(GatewayPlayer):
     def __init__(self, setting: ReplaySetting) -> None:
         super().__init__(setting)
         model = _at_newest_price(setting)
+        if model.provider != anthropic.name:
+            raise UserError(f"wrap is replayed with Anthropic's client only, not with {model.id}; use --via gateway")
         self._now = 0.0
         sdk, http_library = _import_sdk()
         transport = http_library.MockTransport(self._respond)
@@ -170,12 +172,12 @@ class WrapPlayer(GatewayPlayer):
         (call,) = self._observer.open_calls
         self._analysis = call.analysis
         wire = anthropic.decode_request(self._received)
-        self.sent_blocks = _encode_blocks(wire)
+        self.sent_blocks = _encode_blocks(self.adapter, wire)
         return wire.plan.breakpoints
 
     def record_usage(self, moment: PlanningMoment, usage: Usage) -> None:
         self._used_at = moment.at
-        self._response = _encode_response(usage, next(self._calls).reply)
+        self._response = _encode_response(self.adapter, usage, next(self._calls).reply)
         for _ in self._stream:
             pass
 

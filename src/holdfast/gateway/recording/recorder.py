@@ -35,7 +35,7 @@ from holdfast.gateway.recording.restore import restore_conversations
 from holdfast.gateway.recording.rewrite_estimate import ComparedCall, RewriteEstimator, encode_shape
 from holdfast.gateway.recording.worker_process import RecordQueue
 from holdfast.gateway.rewrite.findings import add_masked_diffs
-from holdfast.gateway.rewrite.rewriter import BYTES_PER_TOKEN, GatewayPing
+from holdfast.gateway.rewrite.request_analysis import BYTES_PER_TOKEN, GatewayPing
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.gateway.routes import normalize_path
 from holdfast.providers.adapter import PATH_HEADER, Adapter

@@ -27,7 +27,7 @@ from holdfast.gateway.rewrite.operations import (
     RETENTION_SHORT,
     TOOLS_UNSORTED,
 )
-from holdfast.gateway.rewrite.rewriter import RequestAnalysis
+from holdfast.gateway.rewrite.request_analysis import RequestAnalysis
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.gateway.routes import Target
 from holdfast.providers.openai_common import EXTENDED_RETENTION

@@ -22,7 +22,7 @@ from holdfast.gateway.exchange import (
     GatewayCaller,
     WebSocketCall,
 )
-from holdfast.gateway.rewrite.rewriter import GatewayPing
+from holdfast.gateway.rewrite.request_analysis import GatewayPing
 from holdfast.gateway.routes import Target
 
 # Recording takes several times the processor time of forwarding, and as a thread it added 3 to 8 ms of processor time

@@ -53,7 +53,7 @@ from holdfast.gateway.rewrite.operations import (
     VOLATILE_PREFIX,
     RequestEdits,
 )
-from holdfast.gateway.rewrite.rewriter import GatewayPing, RequestAnalysis, cached_prefixes
+from holdfast.gateway.rewrite.request_analysis import GatewayPing, RequestAnalysis, cached_prefixes
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.planning.idle_times import WaitsFor
 from holdfast.planning.keep_alive import closing_entry

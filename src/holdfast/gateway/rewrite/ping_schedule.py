@@ -12,7 +12,7 @@ from holdfast.engine.cache.conversation_plans import DuePing
 from holdfast.engine.cache.message_tree import PlannedConversation
 from holdfast.gateway.exchange import Exchange
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
-from holdfast.gateway.rewrite.rewriter import GatewayPing, RequestAnalysis
+from holdfast.gateway.rewrite.request_analysis import GatewayPing, RequestAnalysis
 from holdfast.planning.keep_alive import PING_MARGIN_SECONDS
 
 logger = logging.getLogger(__name__)
