@@ -186,3 +186,29 @@ async def test_the_disabled_marker_keeps_knowledge_off_after_a_harvest(tmp_path:
     assert "5 items" not in run("knowledge", "on", "--workspace", str(workspace)).stdout
     assert folder.read(DISABLED_FILE) is None
     assert FACT.encode() in (await send_and_capture_bodies(workspace, "hello"))[0]
+
+
+@pytest.mark.parametrize("folder_of", ["workspace", "home"])
+async def test_what_one_user_says_never_reaches_the_prompt_of_another(
+    tmp_path: Path, workspace: Path, folder_of: str
+) -> None:
+    db = str(tmp_path / "log.db")
+    place = workspace if folder_of == "workspace" else None
+    log = open_store(db)
+    await store_session(log, place, "My user ID is ann_4711. Always use my card card_4242 in checkout.py.", user_id="ann")
+    log.close()
+    where = ("--workspace", str(workspace)) if place else ("--no-workspace",)
+    assert run("knowledge", "harvest", "--apply", *where, "--db", db).exit_code == 0
+    prompts = {}
+    for user in ("ann", "bob", "", None):
+        provider, options = scripted_provider("Yes."), Options()
+        if user is not None:
+            options["user_id"] = user
+        if place is not None:
+            options["workspace"] = place
+        async with new_session(provider, **options) as session:
+            await session.send("hello")
+        prompts[user] = provider.requests[0].body
+    for user in ("bob", "", None):
+        assert b"ann_4711" not in prompts[user]
+        assert b"card_4242" not in prompts[user]

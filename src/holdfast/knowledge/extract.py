@@ -156,3 +156,17 @@ def relative_project_path(path: str, workspace: str | None) -> str:
     absolute = os.path.normpath(path if os.path.isabs(path) else os.path.join(workspace, path))
     relative = os.path.relpath(absolute, os.path.normpath(workspace)).replace(os.sep, "/")
     return "" if relative in (".", "..") or relative.startswith("../") else relative
+
+
+_CHANGE_FOLDER = re.compile(r"^(?:cd\s+\S+\s*(?:&&|;)\s*)+")
+_SHORTENED_OUTPUT = re.compile(
+    r"\s*(?:2>&1|2>/dev/null|\|\s*(?:tail|head|grep|cat|less|wc|sort)\b[^|&;]*|\|\|\s*true|;\s*echo\b.*)$"
+)
+
+
+def core_command(command: str) -> str:
+    """The command without what agents put around it: a change of folder before it, shortened output after it."""
+    core = _CHANGE_FOLDER.sub("", command.strip())
+    while (shorter := _SHORTENED_OUTPUT.sub("", core)) != core:
+        core = shorter
+    return core.strip()

@@ -3,12 +3,14 @@
 import contextlib
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 from holdfast.errors import UserError
 from holdfast.sources import confined_paths
+from holdfast.types.json_encoding import sha256_hex
 
 FILE_BYTES_MAX = 64_000_000
 NAMES_MAX = 20_000
@@ -17,6 +19,9 @@ QUARANTINE_FILE = "ledger.quarantine.jsonl"
 DIGEST_FILE = "digest.md"
 DISABLED_FILE = "disabled"
 NOTES_FOLDER = "files"
+SHARED_FOLDER = "shared"
+USERS_FOLDER = "users"
+OWNER_FILE = "owner"
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _APPEND_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -51,6 +56,9 @@ class KnowledgeFolder:
         self._root = Path(os.path.realpath(root))
         self._steps = steps
         self.display_path = shown or "/".join(steps)
+
+    def subfolder(self, *steps: str) -> "KnowledgeFolder":
+        return KnowledgeFolder(self._root, (*self._steps, *steps), "/".join((self.display_path, *steps)))
 
     @property
     def path(self) -> Path:
@@ -144,8 +152,51 @@ class KnowledgeFolder:
         return confined_paths.LocatedPath(self._root, steps, "/".join(steps))
 
 
-def open_knowledge_folder(workspace: Path | None, home: Path) -> KnowledgeFolder:
-    """The workspace's folder, or without a workspace the user's."""
+def open_knowledge_folder(workspace: Path | None, home: Path, *, user: str | None = None) -> KnowledgeFolder:
+    """A user's folder in the workspace, or without a workspace in the home; None is the current user.
+
+    The current user's folder is the top one, so that folders from before there were owners are theirs. Each owner has a
+    folder of their own, rather than a mark on each line: nothing that reads one folder can quote another user.
+    """
     if workspace is None:
-        return KnowledgeFolder(home, ("knowledge",), "$HOLDFAST_HOME/knowledge")
-    return KnowledgeFolder(workspace, (".holdfast", "knowledge"))
+        top = KnowledgeFolder(home, ("knowledge",), "$HOLDFAST_HOME/knowledge")
+    else:
+        top = KnowledgeFolder(workspace, (".holdfast", "knowledge"))
+    return top if user is None else top.subfolder(USERS_FOLDER, _user_folder_name(user))
+
+
+def open_shared_folder(workspace: Path | None, home: Path) -> KnowledgeFolder:
+    """What every user of the workspace receives."""
+    return open_knowledge_folder(workspace, home).subfolder(SHARED_FOLDER)
+
+
+def open_readable_folders(workspace: Path | None, home: Path, *, user: str | None) -> tuple[KnowledgeFolder, ...]:
+    """The folders that a session of this user receives: the shared one, then the user's own.
+
+    An empty user id is somebody unknown, and unknown people are not one person: they have no folder of their own.
+    """
+    shared = open_shared_folder(workspace, home)
+    return (shared,) if user == "" else (shared, open_knowledge_folder(workspace, home, user=user))
+
+
+def list_users(workspace: Path | None, home: Path) -> tuple[str, ...]:
+    """The ids of the users that have a folder here, besides the current user."""
+    users = open_knowledge_folder(workspace, home).subfolder(USERS_FOLDER)
+    owners = (users.read(f"{name}/{OWNER_FILE}") for name in users.list_names("."))
+    return tuple(sorted(owner.decode("utf-8", "replace").removesuffix("\n") for owner in owners if owner))
+
+
+def claim_folder(workspace: Path | None, home: Path, user: str | None) -> KnowledgeFolder:
+    """The user's folder, to be written to: it names its owner, and git ignores it."""
+    folder = open_knowledge_folder(workspace, home, user=user)
+    if user is not None and folder.read(OWNER_FILE) is None:
+        # What end users said must not be committed with the project.
+        open_knowledge_folder(workspace, home).subfolder(USERS_FOLDER).replace(".gitignore", b"*\n")
+        folder.replace(OWNER_FILE, f"{user}\n".encode("utf-8", "replace"))
+    return folder
+
+
+def _user_folder_name(user: str) -> str:
+    """A readable name that is unique per user id, also on disks that ignore case."""
+    plain = re.sub(r"[^a-z0-9]+", "-", user.lower())[:40].strip("-") or "user"
+    return f"{plain}-{sha256_hex(user.encode('utf-8', 'surrogatepass'))[:16]}"

@@ -35,6 +35,7 @@ class EndedSession(msgspec.Struct, frozen=True):
     day: str
     read_entries: Callable[[], Sequence[HistoryEntry]]
     workspace: str | None = None
+    user: str | None = None
 
 
 class SourcePlan(msgspec.Struct, frozen=True):

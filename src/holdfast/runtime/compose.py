@@ -32,7 +32,7 @@ from holdfast.providers.transport import HttpTransport
 from holdfast.providers.wire_request import CONCURRENT_REQUESTS_MAX, Transport
 from holdfast.runtime.compaction import compaction_config, overflow_steps
 from holdfast.runtime.config import Config, load_config
-from holdfast.runtime.knowledge import knowledge_layer, knowledge_refresh
+from holdfast.runtime.knowledge import knowledge_layer, knowledge_refresh, knowledge_user
 from holdfast.runtime.learned import load_learned, provider_route, with_learned_floor
 from holdfast.runtime.options import Options, TransportProvider, request_parameters
 from holdfast.runtime.padding import (
@@ -132,7 +132,7 @@ def compose_session(
     scope = LearningScope(model.id, provider_route(options, config, provider), workspace_hash(workspace))
     learned = load_learned(log, scope, session_id=state.session_id)
     model = with_learned_floor(model, learned)
-    knowledge = KnowledgeLayers(options, config, workspace)
+    knowledge = KnowledgeLayers(options, config, workspace, user=knowledge_user(options, state))
     name = state.name if state.model else clean_text(options.get("name", ""))
     volatile_for = partial(
         volatile_source, options, volatile_prompt, workspace=workspace, home=home, name=name, knowledge=knowledge
@@ -317,7 +317,7 @@ def _pinned_layers(options: Options, preset: str, workspace: Path | None, config
         LayerText("preset", preset),
         LayerText("persona", persona),
         LayerText("project", "\n\n".join(text for text in project if text)),
-        *knowledge_layer(options, config, workspace=workspace),
+        *knowledge_layer(options, config, workspace=workspace, user=knowledge_user(options)),
     ]
     return tuple(LayerText(text.layer, clean_text(text.text)) for text in texts if clean_text(text.text).strip())
 

@@ -15,7 +15,6 @@ import msgspec
 from holdfast.compaction.models import SOFT_LIMIT_TOKENS, CompactionMode
 from holdfast.engine.tools.skill_budget import DEFAULT_LIMITS
 from holdfast.errors import UserError
-from holdfast.knowledge.flags import DigestRefresh, Setting
 from holdfast.layers.padding import Padding
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.registry import PROVIDERS
@@ -35,6 +34,17 @@ HOUR_SECONDS = 3600
 CACHE_TTL_SECONDS_MAX = 7 * 24 * HOUR_SECONDS
 
 Diagnostics = Literal["auto", "off"]
+Setting = Literal["auto", "on", "off"]
+DigestRefresh = Literal["auto", "epoch", "next_turn"]
+"""When a session adopts a newer digest; `auto` is with the next epoch, in the seed profile with the next turn."""
+
+
+def resolve_flag(flag: bool | None, setting: Setting, *, present: bool) -> bool:
+    """The caller's flag, else the configuration, else whether the feature's file is present."""
+    if flag is not None:
+        return flag
+    return present if setting == "auto" else setting == "on"
+
 """Whether the provider is asked for the reason of a cache miss, where it supports that."""
 
 

@@ -2,7 +2,7 @@
 
 import datetime
 import logging
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from holdfast.engine.compaction.history import read_logged_messages
@@ -10,14 +10,22 @@ from holdfast.engine.conversation import PrefixRefresh
 from holdfast.engine.state import SessionState
 from holdfast.errors import UserError
 from holdfast.events.log import EventLog, SessionRow
+from holdfast.events.payloads.gateway import GatewayForwarded
 from holdfast.events.payloads.session import SessionEnded, SessionStarted, TurnStarted
 from holdfast.knowledge.digest import DIGEST_BYTES_MAX
 from holdfast.knowledge.file_notes import HASH_CHARACTERS, ProjectLookup
-from holdfast.knowledge.flags import resolve_flag
-from holdfast.knowledge.folder import DIGEST_FILE, DISABLED_FILE, KnowledgeFiles, open_knowledge_folder
+from holdfast.knowledge.folder import (
+    DIGEST_FILE,
+    DISABLED_FILE,
+    KnowledgeFolder,
+    list_users,
+    open_knowledge_folder,
+    open_readable_folders,
+)
 from holdfast.knowledge.harvest import EndedSession
+from holdfast.knowledge.journal import read_ledger
 from holdfast.layers.system_prompt import clean_text
-from holdfast.runtime.config import Config
+from holdfast.runtime.config import Config, resolve_flag
 from holdfast.runtime.options import Options
 from holdfast.sources.files import cut_utf8, decode_text
 from holdfast.sources.project_files import read_project_file, walk_project
@@ -37,31 +45,54 @@ def finished_sessions(
     at: float,
     workspace: Path | None,
     quiet_seconds: float = IDLE_SECONDS_MIN,
-    known: Container[tuple[str, int]] = (),
+    known: Mapping[tuple[str, int], str | None] | None = None,
     simulated: bool = False,
 ) -> Iterator[EndedSession]:
-    """The finished sessions of this workspace, oldest first; a delegated session is part of its parent.
+    """The finished sessions of this workspace, oldest first, with their users; delegated ones are part of their parent.
 
-    Sessions in `known`, pairs of session id and event count, are not read again to find out whether they belong here.
-    Sessions with a simulated model are left out unless `simulated`.
+    Sessions in `known`, users by session id and event count, are not read again to find out whether they belong here.
+    Sessions with a simulated model are left out unless `simulated`, and so are those of somebody unknown.
     """
     folder = str(workspace.resolve()) if workspace else None
     for row in sorted(log.sessions(), key=lambda session: (session.started_at, session.id)):
         if row.parent_session_id is not None:
             continue
         # Harvested before and unchanged since: yielded without reading its events.
-        if (row.id, row.event_count) not in known:
-            started = _session_started(log, row.id)
-            if started is None or started.workspace_path != folder or (started.simulated and not simulated):
-                continue
-            if at - row.last_event_at < quiet_seconds and not _has_ended(log, row.id):
-                continue
-        yield _harvestable(log, row, folder)
+        if known and (row.id, row.event_count) in known:
+            yield _harvestable(log, row, folder, known[row.id, row.event_count])
+            continue
+        started = _session_started(log, row.id)
+        if started is None or started.workspace_path != folder or (started.simulated and not simulated):
+            continue
+        if at - row.last_event_at < quiet_seconds and not _has_ended(log, row.id):
+            continue
+        user = _session_user(log, row.id, started)
+        if user != "":
+            yield _harvestable(log, row, folder, user)
 
 
-def _harvestable(log: EventLog, row: SessionRow, workspace: str | None) -> EndedSession:
+def _harvestable(log: EventLog, row: SessionRow, workspace: str | None, user: str | None) -> EndedSession:
     day = datetime.datetime.fromtimestamp(row.last_event_at, datetime.UTC).date().isoformat()
-    return EndedSession(row.id, row.event_count, day, lambda: read_logged_messages(log.read(row.id)), workspace)
+    return EndedSession(row.id, row.event_count, day, lambda: read_logged_messages(log.read(row.id)), workspace, user)
+
+
+def _session_user(log: EventLog, session_id: str, started: SessionStarted) -> str | None:
+    """The session's user; for a conversation through the gateway the caller's user, else the caller's key."""
+    if started.user_id is not None:
+        return started.user_id
+    forwarded = next((event.payload for event in log.read(session_id) if isinstance(event.payload, GatewayForwarded)), None)
+    if forwarded is None:
+        return None
+    return forwarded.user_id or (f"key {forwarded.key_id}" if forwarded.key_id else None)
+
+
+def known_sessions(workspace: Path | None, home: Path) -> dict[tuple[str, int], str | None]:
+    """The users of the sessions that were harvested before, by session id and event count."""
+    known: dict[tuple[str, int], str | None] = {}
+    for user in (None, *list_users(workspace, home)):
+        folder = open_knowledge_folder(workspace, home, user=user)
+        known |= dict.fromkeys(read_ledger(folder).harvested_sessions, user)
+    return known
 
 
 def _session_started(log: EventLog, session_id: str) -> SessionStarted | None:
@@ -99,18 +130,42 @@ def project_lookup(workspace: Path | None) -> ProjectLookup:
     return ProjectLookup(content_of, paths_with)
 
 
-def digest_text(disk: KnowledgeFiles) -> str:
-    """The digest as it is put into a prompt; empty if there is none or knowledge is turned off."""
-    if disk.read(DISABLED_FILE) is not None:
+def digest_text(workspace: Path | None, home: Path, *, user: str | None = None) -> str:
+    """The digest that a session of this user receives; empty if there is none or knowledge is turned off.
+
+    What is shared comes first: it is the same for all users, so their prompts share it in the provider's cache.
+    """
+    if open_knowledge_folder(workspace, home).read(DISABLED_FILE) is not None:
         return ""
-    text, _ = cut_utf8(decode_text(disk.read(DIGEST_FILE) or b""), DIGEST_BYTES_MAX)
-    return clean_text(text).strip()
+    texts = []
+    room = DIGEST_BYTES_MAX
+    for folder in open_readable_folders(workspace, home, user=user):
+        text = read_digest(folder, bytes_max=room)
+        if text:
+            texts.append(text)
+            room -= len(text.encode()) + 2
+    return "\n\n".join(texts)
 
 
-def knowledge_layer(options: Options, config: Config, *, workspace: Path | None) -> tuple[LayerText, ...]:
+def read_digest(folder: KnowledgeFolder, *, bytes_max: int = DIGEST_BYTES_MAX) -> str:
+    """The digest of one folder, cut after a whole line if it is too long."""
+    text, cut = cut_utf8(decode_text(folder.read(DIGEST_FILE) or b""), max(0, bytes_max))
+    return clean_text(text[: text.rfind("\n") + 1] if cut else text).strip()
+
+
+def knowledge_user(options: Options, state: SessionState | None = None) -> str | None:
+    """Whose knowledge a session receives: its user's, or without one the current user's."""
+    if state is not None and state.model:
+        return state.user_id
+    return clean_text(options["user_id"]) if "user_id" in options else None
+
+
+def knowledge_layer(
+    options: Options, config: Config, *, workspace: Path | None, user: str | None
+) -> tuple[LayerText, ...]:
     """The digest layer that an epoch pins; none without a digest or with knowledge turned off."""
     try:
-        text = digest_text(open_knowledge_folder(workspace, Path(config.home)))
+        text = digest_text(workspace, Path(config.home), user=user)
     except UserError as error:
         logger.warning("%s", error)
         text = ""
@@ -120,9 +175,10 @@ def knowledge_layer(options: Options, config: Config, *, workspace: Path | None)
 
 def knowledge_refresh(options: Options, config: Config, state: SessionState, workspace: Path | None) -> PrefixRefresh:
     """How a session refreshes its pinned layers: of those, only the knowledge digest can change within a session."""
+    user = knowledge_user(options, state)
 
     def newer(pinned: tuple[LayerText, ...]) -> tuple[LayerText, ...] | None:
-        current = knowledge_layer(options, config, workspace=workspace)
+        current = knowledge_layer(options, config, workspace=workspace, user=user)
         if current == tuple(text for text in pinned if text.layer == KNOWLEDGE_LAYER):
             return None
         return (*(text for text in pinned if text.layer != KNOWLEDGE_LAYER), *current)

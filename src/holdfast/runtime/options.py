@@ -20,12 +20,11 @@ from holdfast.engine.tools.permissions import Allowed, Confirm
 from holdfast.errors import UserError
 from holdfast.events.log import EventListener, EventLog
 from holdfast.events.payloads.calls import SideEffects
-from holdfast.knowledge.flags import DigestRefresh
 from holdfast.layers.padding import Padding
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.wire_request import Transport
-from holdfast.runtime.config import Config, Diagnostics
+from holdfast.runtime.config import Config, Diagnostics, DigestRefresh
 from holdfast.sources.skills.skill import SkillMode
 from holdfast.sources.skills.store import SkillRanking, SkillStore
 from holdfast.types.blocks import Json, replace_surrogates

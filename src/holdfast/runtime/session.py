@@ -28,13 +28,12 @@ from holdfast.errors import StoreError, UserError
 from holdfast.events.log import Event, EventListener, EventLog
 from holdfast.events.payloads.calls import SideEffects
 from holdfast.events.payloads.session import SessionEnded
-from holdfast.knowledge.flags import DigestRefresh
 from holdfast.layers.padding import Padding, SessionPadding, read_session_padding
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.wire_request import Transport
 from holdfast.runtime import compose
 from holdfast.runtime.compaction import DroppedContent, compact_conversation, list_dropped
-from holdfast.runtime.config import Diagnostics
+from holdfast.runtime.config import Diagnostics, DigestRefresh
 from holdfast.runtime.context_report import ContextUse, measure_context
 from holdfast.runtime.model_switch import quote_session_switch, switch_session
 from holdfast.runtime.options import (

@@ -13,12 +13,11 @@ from holdfast.engine.conversation import VolatileSource
 from holdfast.errors import UserError
 from holdfast.knowledge.curation import FileSlice, read_active_preset, read_preset, render_preset
 from holdfast.knowledge.file_notes import read_notes
-from holdfast.knowledge.flags import resolve_flag
-from holdfast.knowledge.folder import KnowledgeFolder, open_knowledge_folder
+from holdfast.knowledge.folder import KnowledgeFolder, open_readable_folders
 from holdfast.knowledge.rag_index import INDEX_FILE, RagIndex, read_rag_index, render_chunks
 from holdfast.layers.assemble import VOLATILE_LAYERS
 from holdfast.layers.system_prompt import clean_text, render_environment, render_project_context, render_session
-from holdfast.runtime.config import Config
+from holdfast.runtime.config import Config, resolve_flag
 from holdfast.runtime.options import Options
 from holdfast.runtime.tools import memory_files
 from holdfast.sources.environment import read_environment
@@ -112,7 +111,8 @@ class KnowledgeLayers:
     `query` is the text of the newest user message, which passages are retrieved for.
     """
 
-    def __init__(self, options: Options, config: Config, workspace: Path | None) -> None:
+    def __init__(self, options: Options, config: Config, workspace: Path | None, *, user: str | None) -> None:
+        self._user = user
         self._flag = options.get("rag")
         self._config = config
         self._curation = options.get("curation", config.curation or None)
@@ -150,10 +150,11 @@ class KnowledgeLayers:
     def _notes(self, workspace: Path, slices: tuple[FileSlice, ...]) -> str:
         paths = {os.path.normpath(slice_.path).replace(os.sep, "/") for slice_ in slices}
         sections = []
-        for notes in read_notes(open_knowledge_folder(workspace, workspace)):
-            lines = [f"- {item.text}" for _, item in notes.page.items if not item.exclusion_reason]
-            if notes.path in paths and lines:
-                sections.append("\n".join((f"## Notes on {notes.path}", *lines)))
+        for folder in open_readable_folders(workspace, workspace, user=self._user):
+            for notes in read_notes(folder):
+                lines = [f"- {item.text}" for _, item in notes.page.items if not item.exclusion_reason]
+                if notes.path in paths and lines:
+                    sections.append("\n".join((f"## Notes on {notes.path}", *lines)))
         return "\n\n".join(sections)
 
     def _retrieved(self, workspace: Path) -> list[LayerText]:
