@@ -7,9 +7,8 @@ from pathlib import Path
 
 from holdfast.knowledge.digest import build_digest, compare_digests
 from holdfast.knowledge.folder import KnowledgeFolder
-from holdfast.knowledge.harvest import read_pages
 from holdfast.knowledge.items import CATEGORIES, Category, Item, ItemSource, make_item_id
-from holdfast.knowledge.pages import list_page_items, merge_page_items, page_name, parse_page, render_page
+from holdfast.knowledge.pages import list_page_items, merge_page_items, page_name, parse_page, read_pages, render_page
 
 ITEMS = 10_000
 ROUNDS = 7

@@ -10,7 +10,7 @@ from holdfast.knowledge.items import Item, ItemSource, make_item_id
 from holdfast.knowledge.pages import merge_page_items, parse_page, render_page
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import Keys, Page
-from tests.support.knowledge_folders import DECISION, FACT, RULE, store_session
+from tests.support.knowledge_folders import FACT, RULE, store_session
 from tests.support.scripted_sessions import new_session, scripted_provider
 from tests.support.served_service import Client, serve_store
 
@@ -28,6 +28,9 @@ class Project:
         items = self.client.get("/api/knowledge")["items"]
         return next((item for item in items if item["text"] == text), {})
 
+    def waiting(self) -> list[dict[str, str]]:
+        return list(self.client.get("/api/knowledge/review")["waiting"])
+
     def row(self, text: str) -> str:
         return f"[data-item='{self.item(text)['id']}']"
 
@@ -44,7 +47,9 @@ def project(tmp_path: Path) -> Iterator[Project]:
 @pytest.fixture
 async def harvested(project: Project) -> Project:
     await store_session(project.store, project.folder, f"{FACT} {RULE}")
-    assert project.client.request("POST", "/api/knowledge/harvest", {"apply": True}).status == 200
+    assert project.client.request("POST", "/api/knowledge/harvest", {"review": True}).status == 200
+    for item in project.waiting():
+        assert project.client.request("POST", f"/api/knowledge/review/{item['id']}", {"action": "accept"}).status == 200
     return project
 
 
@@ -112,8 +117,10 @@ def test_users_retract_restore_edit_and_remove_items(page: Page, harvested: Proj
     page.wait_until(lambda: "It is port 6000" in page.text(".digest pre"))
     page.click(f"{harvested.row(RULE)} [data-does=remove]")
     page.wait_until(lambda: not harvested.item(RULE))
-    page.wait_until(lambda: RULE not in page.text("main"))
-    assert harvested.item(DECISION), "the others are still there"
+    page.wait_until(lambda: RULE not in page.text("main .digest"))
+    page.click("[data-key='set aside']")
+    page.click("[data-does=restore-item]")
+    page.wait_until(lambda: [item["text"] for item in harvested.waiting()] == [RULE])
     page.leave()
 
 
@@ -139,17 +146,57 @@ async def test_task_is_completed_and_tool_item_is_approved(page: Page, project: 
     page.leave()
 
 
-async def test_harvest_is_previewed_and_then_applied(page: Page, project: Project) -> None:
-    await store_session(project.store, project.folder, f"{FACT} {HOSTILE}")
+async def test_harvested_items_are_reviewed_beside_their_source_lines(page: Page, project: Project) -> None:
+    rejected, personal = "Never sleep at the wheel of the ferry.", "Always use my card card_4242 in checkout.py."
+    await store_session(project.store, project.folder, f"Good morning.\n{RULE}\n{rejected}\n{personal}\n{FACT}")
+    page.url = project.client.url
+    page.open("knowledge")
+    page.click("[data-does=harvest]")
+    page.wait_until(lambda: len(page.elements("[data-waiting]")) == 4)
+    cards = {item["text"]: f"[data-waiting='{item['id']}']" for item in project.waiting()}
+    assert page.text(f"{cards[RULE]} pre") == f"Good morning.\n{RULE}\n{rejected}"
+    assert "not taken back" in page.text(cards[RULE])
+    assert project.client.get("/api/knowledge")["items"] == [], "nothing is in use before somebody accepts it"
+    page.element(f"{cards[FACT]} textarea").clear()
+    page.element(f"{cards[FACT]} textarea").send_keys("Orders listen on port 6000.")
+    page.click(f"{cards[FACT]} [data-does=accept]")
+    page.wait_until(lambda: "Orders listen on port 6000." in page.text(".digest pre"))
+    page.expected_errors = ("409",)
+    page.click(f"{cards[personal]} [data-does=share]")
+    page.wait_until(lambda: "about a person" in page.text("#notice"))
+    page.click(f"{cards[RULE]} [data-does=share]")
+    page.wait_until(lambda: project.item(RULE).get("shared") is True)
+    page.click(f"{cards[rejected]} [data-does=reject]")
+    page.wait_until(lambda: [item["text"] for item in project.waiting()] == [personal])
+    page.wait_until(lambda: "Rejected or removed (1)" in page.text(".review"))
+    page.leave()
+
+
+async def test_items_of_another_user_are_shown_on_their_own(page: Page, project: Project) -> None:
+    await store_session(project.store, project.folder, "Never call me before noon_o_clock.", user_id="ann")
+    project.client.request("POST", "/api/knowledge/harvest", {"review": True})
+    page.url = project.client.url
+    page.open("knowledge")
+    assert "noon_o_clock" not in page.text("main")
+    page.click("a[href='#/knowledge?user=ann']")
+    page.wait_until(lambda: "noon_o_clock" in page.text("[data-waiting] pre"))
+    page.click("[data-waiting] [data-does=accept]")
+    page.wait_until(lambda: "noon_o_clock" in page.text(".digest pre"))
+    assert "noon_o_clock" not in project.client.get("/api/knowledge/digest")["text"]
+    page.leave()
+
+
+async def test_harvest_is_previewed_and_then_waits_for_review(page: Page, project: Project) -> None:
+    await store_session(project.store, project.folder, f"{FACT}\n{HOSTILE}\n{RULE}")
     page.url = project.client.url
     page.open("knowledge")
     assert "No knowledge yet" in page.text("main")
     page.click("[data-does=plan]")
-    page.wait_until(lambda: "1 sessions would be read: 4 new items" in page.text("section[aria-label=Harvest]"))
+    page.wait_until(lambda: "1 sessions would be read: 2 new items" in page.text("section[aria-label=Harvest]"))
     assert project.client.get("/api/knowledge")["items"] == []
     page.click("[data-does=harvest]")
-    page.wait_until(lambda: "Harvested: 4 new items" in page.text("#notice"))
-    page.wait_until(lambda: len(page.elements("[data-item]")) == 4)
+    page.wait_until(lambda: "Harvested: 2 new items, 2 waiting for review" in page.text("#notice"))
+    page.wait_until(lambda: len(page.elements("[data-waiting]")) == 2)
     assert "Never trust" in page.text("main")
     assert page.run("return document.querySelectorAll('main img').length") == 0
     page.leave()

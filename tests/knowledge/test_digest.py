@@ -8,9 +8,8 @@ import pytest
 from tests.support.knowledge_folders import knowledge_folder
 
 from holdfast.knowledge.digest import DIGEST_BYTES_MAX, build_digest, compare_digests
-from holdfast.knowledge.harvest import read_pages
 from holdfast.knowledge.items import Category, Item, ItemSource, make_item_id
-from holdfast.knowledge.pages import list_page_items, merge_page_items, page_name, parse_page, render_page
+from holdfast.knowledge.pages import list_page_items, merge_page_items, page_name, parse_page, read_pages, render_page
 
 KINDS: tuple[Category, ...] = ("playbooks", "decisions", "facts", "questions", "tasks")
 

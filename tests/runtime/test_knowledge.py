@@ -7,7 +7,7 @@ from typing import Unpack
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.all_providers import MODELS, answering_provider, inserted_bytes
-from tests.support.knowledge_folders import DECISION, FACT, QUESTION, RULE, knowledge_folder, store_session
+from tests.support.knowledge_folders import FACT, RULE, knowledge_folder, store_session
 from tests.support.scripted_sessions import new_session, scripted_provider
 
 from holdfast.cli.main import command
@@ -35,6 +35,13 @@ def workspace(tmp_path: Path) -> Path:
 
 def run(*words: str) -> Result:
     return CliRunner().invoke(command, words, catch_exceptions=False)
+
+
+def accept_all(*location: str) -> None:
+    """Accept every item that waits, as a person would by id."""
+    waiting = json.loads(run("knowledge", "review", "--json", *location).stdout)
+    place = [word for word in location if word != "--db" and not word.endswith(".db")]
+    assert run("knowledge", "accept", *(entry["item"]["id"] for entry in waiting), *place).exit_code == 0
 
 
 async def send_and_capture_bodies(folder: Path, /, *questions: str, **options: Unpack[Options]) -> list[bytes]:
@@ -71,20 +78,21 @@ async def test_a_conversation_is_harvested_by_hand_and_its_facts_reach_the_next_
     await store_session(log, workspace, f"{FACT} {RULE}")
     log.close()
     location = ("--workspace", str(workspace), "--db", db)
-    dry = run("knowledge", "harvest", *location)
+    dry = run("knowledge", "harvest", "--dry-run", *location)
     assert dry.exit_code == 0
-    assert "1 session to harvest, 0 already harvested: 4 new items" in dry.stdout
+    assert "1 session to harvest, 0 already harvested: 2 new items" in dry.stdout
     assert not (workspace / ".holdfast").exists()
-    applied = run("knowledge", "harvest", "--apply", *location)
-    assert "1 session harvested into .holdfast/knowledge: 4 items" in applied.stdout
+    harvested = run("knowledge", "harvest", *location)
+    assert "1 session harvested into .holdfast/knowledge: 2 items" in harvested.stdout
+    assert "2 items wait for you: holdfast knowledge review" in harvested.stdout
     folder = workspace / ".holdfast" / "knowledge"
+    assert not (folder / "facts.md").exists()
+    accept_all("--workspace", str(workspace), "--db", db)
     assert FACT in (folder / "facts.md").read_text()
     assert RULE in (folder / "decisions.md").read_text()
-    assert DECISION in (folder / "decisions.md").read_text()
-    assert QUESTION in (folder / "questions.md").read_text()
     (body,) = await send_and_capture_bodies(workspace, "hello")
     assert FACT in json.loads(body)["system"][-1]["text"]
-    again = run("knowledge", "harvest", *location)
+    again = run("knowledge", "harvest", "--dry-run", *location)
     assert "0 sessions to harvest, 1 already harvested" in again.stdout
 
 
@@ -139,9 +147,10 @@ async def test_knowledge_without_a_workspace_reaches_sessions_without_one(tmp_pa
     await store_session(log, None, FACT)
     log.close()
     location = ("--workspace", str(workspace), "--db", db)
-    assert "0 sessions to harvest" in run("knowledge", "harvest", *location).stdout
-    done = run("knowledge", "harvest", "--apply", "--no-workspace", "--db", db)
-    assert "1 session harvested into $HOLDFAST_HOME/knowledge: 3 items" in done.stdout
+    assert "0 sessions to harvest" in run("knowledge", "harvest", "--dry-run", *location).stdout
+    done = run("knowledge", "harvest", "--no-workspace", "--db", db)
+    assert "1 session harvested into $HOLDFAST_HOME/knowledge: 1 item" in done.stdout
+    accept_all("--no-workspace", "--db", db)
     assert FACT in run("knowledge", "list", "--no-workspace").stdout
     assert FACT in run("knowledge", "digest", "--no-workspace").stdout
     assert FACT not in run("knowledge", "digest", "--workspace", str(workspace)).stdout
@@ -177,8 +186,9 @@ async def test_the_disabled_marker_keeps_knowledge_off_after_a_harvest(tmp_path:
     await store_session(log, workspace, FACT)
     log.close()
     assert "Knowledge is off" in run("knowledge", "off", "--workspace", str(workspace)).stdout
-    done = run("knowledge", "harvest", "--apply", "--workspace", str(workspace), "--db", db)
+    done = run("knowledge", "harvest", "--workspace", str(workspace), "--db", db)
     assert "turned off and was not written" in done.stdout
+    accept_all("--workspace", str(workspace), "--db", db)
     folder = knowledge_folder(workspace)
     assert folder.read(DIGEST_FILE) is None
     folder.replace(DIGEST_FILE, b"- known\n")
@@ -188,17 +198,22 @@ async def test_the_disabled_marker_keeps_knowledge_off_after_a_harvest(tmp_path:
     assert FACT.encode() in (await send_and_capture_bodies(workspace, "hello"))[0]
 
 
-@pytest.mark.parametrize("folder_of", ["workspace", "home"])
+@pytest.mark.parametrize("has_workspace", [True, False])
 async def test_what_one_user_says_never_reaches_the_prompt_of_another(
-    tmp_path: Path, workspace: Path, folder_of: str
+    tmp_path: Path, workspace: Path, has_workspace: bool
 ) -> None:
     db = str(tmp_path / "log.db")
-    place = workspace if folder_of == "workspace" else None
+    place = workspace if has_workspace else None
     log = open_store(db)
-    await store_session(log, place, "My user ID is ann_4711. Always use my card card_4242 in checkout.py.", user_id="ann")
+    await store_session(
+        log, place, "My user ID is ann_4711. Always use my card card_4242 in checkout.py.", user_id="ann"
+    )
+    await store_session(log, place, "Never call me bobby_77 again, please.", user_id="")
     log.close()
     where = ("--workspace", str(workspace)) if place else ("--no-workspace",)
-    assert run("knowledge", "harvest", "--apply", *where, "--db", db).exit_code == 0
+    harvested = run("knowledge", "harvest", "--apply", *where, "--db", db)
+    assert "1 session harvested" in harvested.stdout
+    accept_all("--user", "ann", *where, "--db", db)
     prompts = {}
     for user in ("ann", "bob", "", None):
         provider, options = scripted_provider("Yes."), Options()
@@ -209,6 +224,6 @@ async def test_what_one_user_says_never_reaches_the_prompt_of_another(
         async with new_session(provider, **options) as session:
             await session.send("hello")
         prompts[user] = provider.requests[0].body
+    assert b"card_4242" in prompts["ann"]
     for user in ("bob", "", None):
-        assert b"ann_4711" not in prompts[user]
-        assert b"card_4242" not in prompts[user]
+        assert not [secret for secret in (b"ann_4711", b"card_4242", b"bobby_77") if secret in prompts[user]]

@@ -17,8 +17,8 @@ from holdfast.engine.reducer import fold_events
 from holdfast.errors import ProviderError
 from holdfast.events.payloads.calls import RequestPrepared
 from holdfast.events.payloads.session import EpochOpened
-from holdfast.knowledge.flags import DigestRefresh
 from holdfast.knowledge.folder import DIGEST_FILE
+from holdfast.runtime.config import DigestRefresh
 from holdfast.runtime.options import Options
 from holdfast.runtime.pending_knowledge import pending_knowledge, refresh_knowledge
 

@@ -7,14 +7,20 @@ from typing import Unpack
 import pytest
 from click.testing import CliRunner, Result
 from tests.support.all_providers import MODELS, answering_provider, inserted_bytes
-from tests.support.knowledge_folders import FACT, knowledge_folder, text_session, tool_session
+from tests.support.knowledge_folders import (
+    FACT,
+    commit_step,
+    harvest_all,
+    knowledge_folder,
+    text_session,
+    tool_session,
+)
 
 from holdfast.cli.main import command
 from holdfast.clock import CountingIds, ManualClock
 from holdfast.engine.reducer import fold_events
 from holdfast.engine.request_draft import build_sent_view
 from holdfast.knowledge.folder import DIGEST_FILE
-from holdfast.knowledge.harvest import apply_harvest
 from holdfast.knowledge.rag_index import update_rag_index
 from holdfast.layers.assemble import assemble_prompt
 from holdfast.runtime.context_report import encode_prompt, stable_prefix_length
@@ -139,21 +145,23 @@ async def test_a_note_on_a_chosen_file_is_sent_and_on_another_file_is_not(worksp
 
     def harvest(path: str) -> None:
         arguments = f'{{"path": "{path}", "content": "x"}}'
-        apply_harvest(memory_folder, [tool_session(path, "Fix the reader.", ("write_file", arguments, "ok"))])
+        harvest_all(
+            memory_folder, [tool_session(path, "Go.", ("write_file", arguments, "ok"), commit_step("Fix the reader"))]
+        )
 
     memory_folder.replace("disabled", b"")
     assert await TwoTurns(workspace, model).second_request(lambda: harvest("src/other.py")) == same
     noted = await TwoTurns(workspace, model).second_request(lambda: harvest("src/app.py"))
-    assert b"Changed for: Fix the reader." in inserted_bytes(same, noted)
+    assert b"Changed for: Fix the reader" in inserted_bytes(same, noted)
 
 
 @pytest.mark.parametrize("model", MODELS)
 async def test_a_new_item_changes_no_byte_of_a_running_session(workspace: Path, model: str) -> None:
     memory_folder = knowledge_folder(workspace)
-    apply_harvest(memory_folder, [text_session("s1", FACT, "Ok.")])
+    harvest_all(memory_folder, [text_session("s1", FACT, "Ok.")])
     same = await TwoTurns(workspace, model).second_request()
     more = text_session("s2", "Never touch src/app.py on Fridays.", "Ok.")
-    assert await TwoTurns(workspace, model).second_request(lambda: apply_harvest(memory_folder, [more])) == same
+    assert await TwoTurns(workspace, model).second_request(lambda: harvest_all(memory_folder, [more])) == same
     fresh = await TwoTurns(workspace, model).second_request()
     assert b"on Fridays" in inserted_bytes(same, fresh)
     assert (memory_folder.read(DIGEST_FILE) or b"").count(b"- ") == 2
@@ -199,12 +207,14 @@ async def test_the_seeds_curation_and_retrieval_come_after_the_stable_prefix(wor
     def change_file_and_harvest() -> None:
         file.write_text(PYTHON.replace("split()", "splitlines()"))
         arguments = '{"path": "src/app.py", "content": "x"}'
-        apply_harvest(memory_folder, [tool_session("s", "Fix the reader.", ("write_file", arguments, "ok"))])
+        harvest_all(
+            memory_folder, [tool_session("s", "Go.", ("write_file", arguments, "ok"), commit_step("Fix the reader"))]
+        )
 
     (first, volatile), (second, volatile_after) = await run_with_seed_profile(workspace, model, change_file_and_harvest)
     assert first == second
     # The edited file, its notes and the passages that match the question are sent with the turn that asks.
-    for text in (b"text.splitlines()", b"Changed for: Fix the reader.", b"opens twice a day"):
+    for text in (b"text.splitlines()", b"Changed for: Fix the reader", b"opens twice a day"):
         assert (text in first, text in volatile, text in volatile_after) == (False, False, True)
     (same, _), (again, switched) = await run_with_seed_profile(
         workspace, model, lambda: run("curation", "use", "main", "--workspace", str(workspace))
@@ -218,10 +228,10 @@ async def test_the_seeds_digest_is_in_the_stable_prefix_and_is_refreshed_with_th
     workspace: Path, model: str
 ) -> None:
     memory_folder = knowledge_folder(workspace)
-    apply_harvest(memory_folder, [text_session("s1", FACT, "Ok.")])
+    harvest_all(memory_folder, [text_session("s1", FACT, "Ok.")])
     more = text_session("s2", "Never touch src/app.py on Fridays.", "Ok.")
     (first, _), (second, rest) = await run_with_seed_profile(
-        workspace, model, lambda: apply_harvest(memory_folder, [more])
+        workspace, model, lambda: harvest_all(memory_folder, [more])
     )
     assert (b"on Fridays" in first, b"on Fridays" in second, b"on Fridays" in rest) == (False, True, False)
     shared_length = common_prefix_length(first, second)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from tests.support.event_examples import event
 from tests.support.instruction_service import open_store_of_kind
-from tests.support.knowledge_folders import DECISION, FACT, RULE, knowledge_folder, store_session
+from tests.support.knowledge_folders import FACT, RULE, knowledge_folder, store_session
 from tests.support.scripted_sessions import new_session, scripted_provider, tool_use
 from tests.support.served_service import Client, serve_store
 
@@ -46,25 +46,94 @@ def listed(client: Client, query: str = "") -> dict[str, str]:
 
 async def harvested(client: Client, store: DatabaseEventLog, workspace: Path) -> dict[str, str]:
     await store_session(store, workspace, f"{FACT} {RULE}")
-    assert client.request("POST", "/api/knowledge/harvest", {"apply": True}).status == 200
+    accept_harvest(client)
     return listed(client)
 
 
-async def test_harvest_is_only_previewed_unless_apply_is_requested(
+def accept_harvest(client: Client) -> None:
+    assert client.request("POST", "/api/knowledge/harvest", {"review": True}).status == 200
+    for item in client.get("/api/knowledge/review")["waiting"]:
+        assert client.request("POST", f"/api/knowledge/review/{item['id']}", {"action": "accept"}).status == 200
+
+
+async def test_harvest_is_only_previewed_unless_a_review_is_requested(
     client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
     session_id = await store_session(store, workspace, f"{FACT} {RULE}")
     for body in (None, {}, {"apply": False}):
         harvest = client.request("POST", "/api/knowledge/harvest", body).json
-        assert (harvest["applied"], harvest["new_items"], harvest["digest_change"]) == (False, 4, None)
+        assert (harvest["applied"], harvest["new_items"], harvest["digest_change"]) == (False, 2, None)
         assert [session["session_id"] for session in harvest["sessions"]] == [session_id]
     assert not (workspace / ".holdfast").exists()
-    done = client.request("POST", "/api/knowledge/harvest", {"apply": True}).json
-    assert (done["applied"], done["new_items"]) == (True, 4)
-    assert done["digest_change"]["bytes_before"] == 0
-    assert done["digest_change"]["invalidated_tokens"] == done["digest_change"]["bytes_after"] // 4 > 0
-    again = client.request("POST", "/api/knowledge/harvest", {"apply": True}).json
+    done = client.request("POST", "/api/knowledge/harvest", {"review": True}).json
+    assert (done["applied"], done["new_items"], done["accepted"], done["waiting"]) == (True, 2, 0, 2)
+    assert client.get("/api/knowledge")["items"] == []
+    again = client.request("POST", "/api/knowledge/harvest", {"review": True}).json
     assert (again["sessions"], again["harvested_before"], again["new_items"]) == ([], 1, 0)
+
+
+async def test_only_items_with_evidence_are_applied_without_a_person(
+    client: Client, store: DatabaseEventLog, workspace: Path
+) -> None:
+    def write_file(path: str, content: str) -> str:
+        """Writes."""
+        return "written"
+
+    provider = scripted_provider([tool_use("write_file", path="src/a.py", content="x")], "Done.", "Ok.")
+    async with new_session(provider, workspace=workspace, store=store, new_id=new_ulid, tools=[write_file]) as session:
+        await session.send(f"{RULE} And add src/a.py.")
+        await session.send("Never eat lunch at noon in the harbour.")
+        await session.end()
+    done = client.request("POST", "/api/knowledge/harvest", {"apply": True}).json
+    assert (done["accepted"], done["waiting"]) == (1, 1)
+    assert set(listed(client)) == {RULE}
+    assert done["digest_change"]["invalidated_tokens"] == done["digest_change"]["bytes_after"] // 4 > 0
+
+
+async def test_waiting_item_is_shown_with_its_source_lines_and_every_decision_can_be_undone(
+    client: Client, store: DatabaseEventLog, workspace: Path
+) -> None:
+    session_id = await store_session(store, workspace, f"Good morning.\n{FACT}\n{RULE}")
+    client.request("POST", "/api/knowledge/harvest", {"review": True})
+    review = client.get("/api/knowledge/review")
+    waiting = {item["text"]: item for item in review["waiting"]}
+    (source,) = waiting[FACT]["sources"]
+    assert (source["session_id"], source["number"], source["origin"]) == (session_id, 2, "user")
+    assert source["lines"] == ["Good morning.", FACT, RULE]
+    fact = f"/api/knowledge/review/{waiting[FACT]['id']}"
+    assert client.request("POST", fact, {"action": "reject"}).json["action"] == "reject"
+    assert [item["text"] for item in client.get("/api/knowledge/review")["set_aside"]] == [FACT]
+    await store_session(store, workspace, FACT)
+    assert client.request("POST", "/api/knowledge/harvest", {"review": True}).json["new_items"] == 0
+    assert client.request("POST", fact, {"action": "restore"}).status == 200
+    accepted = client.request("POST", fact, {"action": "accept", "text": "It is port 6000 here."}).json
+    assert (accepted["text"], accepted["shared"]) == ("It is port 6000 here.", False)
+    assert "It is port 6000 here." in client.get("/api/knowledge/digest")["text"]
+    assert client.request("POST", fact, {"action": "restore"}).status == 200
+    assert client.get("/api/knowledge/digest")["text"] == ""
+    assert client.get("/api/knowledge/review")["waiting_total"] == 2
+    assert client.request("POST", f"/api/knowledge/review/{AN_ID}", {"action": "accept"}).code == "item_not_found"
+    assert client.request("POST", fact, {"action": "accept", "text": "password = hunter2-xx"}).code == "holds_secret"
+
+
+async def test_each_user_has_items_of_their_own_and_shares_only_what_is_not_personal(
+    client: Client, store: DatabaseEventLog, workspace: Path
+) -> None:
+    personal = "Always use my card card_4242 in checkout.py."
+    await store_session(store, workspace, f"{personal} {RULE}", user_id="ann")
+    client.request("POST", "/api/knowledge/harvest", {"review": True})
+    assert client.get("/api/knowledge")["users"] == ["ann"]
+    assert client.get("/api/knowledge/review")["waiting"] == []
+    waiting = {item["text"]: item["id"] for item in client.get("/api/knowledge/review?user=ann")["waiting"]}
+    share = {"action": "accept", "share": True, "user": "ann"}
+    refused = client.request("POST", f"/api/knowledge/review/{waiting[personal]}", share)
+    assert (refused.status, "about a person" in refused.body.decode()) == (409, True)
+    assert client.request("POST", f"/api/knowledge/review/{waiting[RULE]}", share).json["shared"]
+    assert client.request("POST", f"/api/knowledge/review/{waiting[personal]}", share | {"share": False}).status == 200
+    for query, expected in (("", {RULE}), ("?user=ann", {RULE, personal}), ("?user=bob", {RULE})):
+        assert listed(client, query).keys() == expected
+        digest = client.get(f"/api/knowledge/digest{query}")["text"]
+        assert {text for text in (RULE, personal) if text in digest} == expected
 
 
 async def test_simulated_sessions_are_harvested_only_by_a_simulated_service(
@@ -79,14 +148,13 @@ async def test_simulated_sessions_are_harvested_only_by_a_simulated_service(
 
 async def test_items_are_listed_by_category_and_page(client: Client, store: DatabaseEventLog, workspace: Path) -> None:
     ids = await harvested(client, store, workspace)
-    assert {FACT, RULE, DECISION} <= ids.keys()
+    assert {FACT, RULE} == ids.keys()
     assert listed(client, "?category=facts").keys() == {FACT}
-    knowledge = client.get("/api/knowledge?category=decisions&limit=1&skip=1")
+    knowledge = client.get("/api/knowledge?limit=1&skip=1")
     assert (len(knowledge["items"]), knowledge["items_total"], knowledge["enabled"]) == (1, 2, True)
     assert {(category["category"], category["items"]) for category in knowledge["categories"]} == {
         ("facts", 1),
-        ("decisions", 2),
-        ("questions", 1),
+        ("decisions", 1),
     }
     assert client.request("GET", "/api/knowledge?category=gossip").code == "invalid_category"
 
@@ -157,10 +225,10 @@ async def test_removed_item_does_not_come_back(client: Client, store: DatabaseEv
 async def test_running_session_has_a_digest_pending_and_a_new_session_has_not(
     client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:
-    before = await store_session(store, workspace, FACT)
-    client.request("POST", "/api/knowledge/harvest", {"apply": True})
+    before = await store_session(store, workspace, f"{FACT} {RULE}")
+    accept_harvest(client)
     digest = client.get(f"/api/knowledge/digest?session_id={before}")
-    assert (digest["pending"], digest["pending_items"]) == ("newer digest pending (3 items)", 3)
+    assert (digest["pending"], digest["pending_items"]) == ("newer digest pending (2 items)", 2)
     after = await store_session(store, workspace, "Hello.")
     assert client.get(f"/api/knowledge/digest?session_id={after}")["pending"] == ""
     assert client.request("GET", "/api/knowledge/digest?session_id=none-such").code == "session_not_found"
@@ -262,7 +330,7 @@ async def test_pending_digest_is_previewed_before_it_is_adopted(
     page = workspace / ".holdfast" / "knowledge" / "facts.md"
     page.write_text(page.read_text() + "- The broker is in Rotterdam.\n")
     pending = client.get("/api/knowledge/pending")
-    assert "- The broker is in Rotterdam.\n" in pending["next_text"]
+    assert "- The broker is in Rotterdam." in pending["next_text"]
     assert (pending["digest_change"]["items"], pending["digest_change"]["first_byte"] > 0) == (1, True)
     client.service.workspace = None
     assert client.request("GET", "/api/knowledge/pending").code == "no_workspace"

@@ -1,7 +1,8 @@
 """Sessions to harvest, and knowledge folders that fail at any write."""
 
 import contextlib
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal, Unpack
 
@@ -9,13 +10,15 @@ from tests.support.scripted_sessions import new_session, scripted_provider
 
 from holdfast.clock import new_ulid
 from holdfast.events.log import EventLog
+from holdfast.knowledge.file_notes import NO_PROJECT_LOOKUP, ProjectLookup
 from holdfast.knowledge.folder import NOTES_FOLDER, KnowledgeFiles, KnowledgeFolder, open_knowledge_folder
-from holdfast.knowledge.harvest import EndedSession
+from holdfast.knowledge.harvest import EndedSession, HarvestResult, apply_harvest
+from holdfast.knowledge.llm_extraction import SendPrompt
 from holdfast.runtime.options import Options
 from holdfast.types.blocks import Text, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry
 
-FACT = "The orders service listens on port 5433 in config/ports.toml."
+FACT = "In this project the orders service listens on port 5433 in config/ports.toml."
 RULE = "Never push to the branch release/2.x."
 DECISION = "We decided to use SQLite instead of Redis."
 QUESTION = "Should the cache live in src/cache.py?"
@@ -42,6 +45,11 @@ def knowledge_folder(workspace: Path) -> KnowledgeFolder:
     return open_knowledge_folder(workspace, workspace / "unused-home")
 
 
+def commit_step(subject: str) -> tuple[str, str, str]:
+    """A tool call that commits what was written before it."""
+    return "run", json.dumps({"command": f'git commit -am "{subject}"'}), "1 file changed"
+
+
 def text_session(session: str, *texts: str, day: str = "2026-11-01", workspace: str | None = None) -> EndedSession:
     """An ended session of text only: user messages and replies in turn."""
     entries = [
@@ -61,6 +69,17 @@ def tool_session(session: str, ask: str, *steps: tuple[str, str, str], day: str 
         entries.append(HistoryEntry("user", (result,), number=len(entries) + 1))
     entries.append(HistoryEntry("assistant", (Text("Done."),), number=len(entries) + 1))
     return EndedSession(session, len(entries), day, lambda: entries, "/project")
+
+
+def harvest_all(
+    disk: KnowledgeFiles,
+    sessions: Iterable[EndedSession],
+    *,
+    project: ProjectLookup = NO_PROJECT_LOOKUP,
+    ask: SendPrompt | None = None,
+) -> HarvestResult:
+    """A harvest whose items all go to the pages at once, as after a review that accepted them."""
+    return apply_harvest(disk, sessions, accept="all", project=project, ask=ask)
 
 
 class Crash(BaseException):

@@ -138,6 +138,7 @@ def test_a_model_that_extracts_knowledge_sees_no_credential() -> None:
         prompts.append(prompt)
         return ModelReply("{}")
 
-    entries = [HistoryEntry("user", (Text(f"use {secret}"),)) for secret in SECRETS.values()]
-    extract_items_with_model(ask, entries, session="s", day="2026-11-17", workspace=None)
+    said = ["Always use the staging database.", *(f"use {secret}" for secret in SECRETS.values())]
+    entries = [HistoryEntry("user", (Text(text),)) for text in said]
+    extract_items_with_model(ask, entries, session="s", day="2026-11-17")
     assert [name for name, secret in SECRETS.items() if secret in prompts[0]] == []

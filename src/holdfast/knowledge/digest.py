@@ -16,6 +16,9 @@ from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.request_buffer import common_prefix_length
 
 DIGEST_BYTES_MAX = 4_096
+SHARED_DIGEST_BYTES_MAX = DIGEST_BYTES_MAX // 2
+"""What is shared leaves room for the user's own items."""
+
 OMISSION_NOTE_BYTES = 80
 """Reserved for the note on how many items were left out."""
 

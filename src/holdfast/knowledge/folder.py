@@ -22,6 +22,7 @@ NOTES_FOLDER = "files"
 SHARED_FOLDER = "shared"
 USERS_FOLDER = "users"
 OWNER_FILE = "owner"
+PENDING_FILE = "pending.json"
 _LOCK_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _APPEND_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
 

@@ -4,27 +4,28 @@ Everything that a run adds is in the ledger before any page changes (write-ahead
 finishes them first; applying a record twice has the same effect as applying it once.
 """
 
-import functools
 import logging
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
+from typing import Literal
 
 import msgspec
 
 from holdfast.errors import HoldfastError
-from holdfast.knowledge import pages
-from holdfast.knowledge.digest import DigestDiff, KnowledgeDigest, build_digest, compare_digests
+from holdfast.knowledge.digest import SHARED_DIGEST_BYTES_MAX, DigestDiff, KnowledgeDigest, compare_digests
 from holdfast.knowledge.extract import ExtractedItems, extract_items
-from holdfast.knowledge.file_notes import NO_PROJECT_LOOKUP, ProjectLookup, read_notes, update_notes
-from holdfast.knowledge.folder import DIGEST_FILE, DISABLED_FILE, KnowledgeFiles
-from holdfast.knowledge.items import CATEGORIES, PROJECT_SCOPE, Category, Item
+from holdfast.knowledge.file_notes import NO_PROJECT_LOOKUP, ProjectLookup
+from holdfast.knowledge.folder import KnowledgeFiles
+from holdfast.knowledge.items import Item
 from holdfast.knowledge.journal import HarvestLedger, HarvestRecord, append_ledger_records, read_ledger, repair_ledger
-from holdfast.knowledge.llm_extraction import SendPrompt, extract_items_with_model
-from holdfast.sources.files import decode_text
+from holdfast.knowledge.llm_extraction import SendPrompt, build_extraction_prompt, extract_items_with_model
+from holdfast.knowledge.review import add_pending, add_to_pages, list_knowledge_items, read_pending, rebuild_digest
 from holdfast.types.json_encoding import canonical_json, sha256_hex
 from holdfast.types.prompt import HistoryEntry
 
 logger = logging.getLogger(__name__)
+Accept = Literal["none", "confident", "all"]
+"""Which harvested items go to pages without a person."""
 
 
 class EndedSession(msgspec.Struct, frozen=True):
@@ -45,6 +46,7 @@ class SourcePlan(msgspec.Struct, frozen=True):
     day: str
     content_bytes: int
     extracted: ExtractedItems
+    prompt_characters: int = 0
 
 
 class HarvestPlan(msgspec.Struct, frozen=True):
@@ -59,14 +61,23 @@ class HarvestPlan(msgspec.Struct, frozen=True):
     content_bytes: int
 
     @property
+    def model_calls(self) -> int:
+        """How many sessions a model would be asked about: those with candidates."""
+        return sum(bool(source.prompt_characters) for source in self.sources)
+
+    @property
     def model_tokens(self) -> int:
-        """What a model would have to read if it were called, at about four bytes per token."""
-        return self.content_bytes // 4
+        """What a model would read if it were asked about each session once, at about four characters per token."""
+        return sum(source.prompt_characters for source in self.sources) // 4
 
 
 class HarvestResult(msgspec.Struct, frozen=True):
+    """`accepted` counts items that are in pages now, `waiting` all that wait for a person."""
+
     sessions: int
     items: int
+    accepted: int
+    waiting: int
     secrets: int
     digest: KnowledgeDigest
     digest_change: DigestDiff
@@ -76,13 +87,22 @@ class HarvestResult(msgspec.Struct, frozen=True):
     cost_usd: str = "0"
 
 
+class _Destination(msgspec.Struct, frozen=True):
+    accept: Accept
+    shared: KnowledgeFiles | None
+    project: ProjectLookup
+
+    def accepts(self, item: Item) -> bool:
+        return self.accept == "all" or (self.accept == "confident" and item.is_confident and not item.flagged)
+
+
 def plan_harvest(disk: KnowledgeFiles, sessions: Iterable[EndedSession]) -> HarvestPlan:
     """Writes nothing."""
     ledger = read_ledger(disk)
     planned, unchanged = _plan_sources(ledger, sessions)
-    existing_ids = {item.id for page in read_pages(disk) for _, item in page.items}
-    existing_ids |= {item.id for notes in read_notes(disk) for _, item in notes.page.items}
-    removed_ids = ledger.harvested_ids - existing_ids
+    pending = read_pending(disk)
+    existing_ids = {item.id for item in (*list_knowledge_items(disk), *pending.waiting)}
+    removed_ids = (ledger.harvested_ids - existing_ids) | pending.set_aside_ids
     found_ids = {item.id for plan in planned for item in plan.extracted.items} - removed_ids
     return HarvestPlan(
         sources=planned,
@@ -99,11 +119,15 @@ def apply_harvest(
     disk: KnowledgeFiles,
     sessions: Iterable[EndedSession],
     *,
+    accept: Accept = "none",
+    shared: KnowledgeFiles | None = None,
     project: ProjectLookup = NO_PROJECT_LOOKUP,
     ask: SendPrompt | None = None,
 ) -> HarvestResult:
     """Apply a harvest, and finish what an interrupted run had started.
 
+    `accept` says which items go to pages at once; the others wait for a person. Accepted items that come from the
+    project alone go to `shared`, the pages that all users of the workspace receive.
     With `ask` a model also reads each session. Its reply is in the ledger before the next session is read, so that it
     is paid for once; a session without a usable reply is left as it is.
     """
@@ -126,13 +150,16 @@ def apply_harvest(
         started = tuple(record for record in records_read if record.kind == "started")
         # Interrupted records are applied together with the new ones, so that pages do not depend on the interruption.
         records = (*ledger.pending, *started)
-        _write_items(disk, [item for record in records for item in record.items], ledger.harvested_ids, project)
+        items = [item for record in records for item in record.items]
+        accepted = _place_items(disk, items, ledger.harvested_ids, _Destination(accept, shared, project))
         # Only now: a crash before this line leaves the records pending, and the next run applies them again.
         append_ledger_records(disk, [_finished_record(record) for record in records])
         before, rebuilt, written = rebuild_digest(disk)
     return HarvestResult(
         sessions=len(records),
-        items=sum(len(record.items) for record in records),
+        items=len(items),
+        accepted=accepted,
+        waiting=len(read_pending(disk).waiting),
         secrets=sum(plan.extracted.secrets for plan in planned),
         digest=rebuilt,
         digest_change=compare_digests(before, rebuilt.text if written else before),
@@ -150,8 +177,7 @@ def _started_record(plan: SourcePlan, items: tuple[Item, ...], cost_usd: str = "
 def _read_with_model(disk: KnowledgeFiles, plan: SourcePlan, session: EndedSession, ask: SendPrompt) -> HarvestRecord:
     """Write to the ledger what the rules and the model find, or that the model's reply is unusable."""
     try:
-        entries, workspace = session.read_entries(), session.workspace
-        finding = extract_items_with_model(ask, entries, session=plan.session, day=plan.day, workspace=workspace)
+        finding = extract_items_with_model(ask, session.read_entries(), session=plan.session, day=plan.day)
     except HoldfastError as error:
         # The model may be reachable next time, so no record is written for the session.
         logger.warning("the model call failed: %s", type(error).__name__)
@@ -163,28 +189,6 @@ def _read_with_model(disk: KnowledgeFiles, plan: SourcePlan, session: EndedSessi
         record = _started_record(plan, (*plan.extracted.items, *finding.items), cost)
     append_ledger_records(disk, [record])
     return record
-
-
-def rebuild_digest(disk: KnowledgeFiles) -> tuple[str, KnowledgeDigest, bool]:
-    """Return the digest before, the digest made from the pages, and whether it was stored.
-
-    Without any items the digest file is removed. If the `disabled` marker is present, nothing is written.
-    """
-    before = decode_text(disk.read(DIGEST_FILE) or b"")
-    rebuilt = build_digest(pages.list_page_items(read_pages(disk)))
-    if disk.read(DISABLED_FILE) is not None:
-        return before, rebuilt, False
-    if rebuilt.text != before:
-        if rebuilt.text:
-            disk.replace(DIGEST_FILE, rebuilt.text.encode())
-        else:
-            disk.remove(DIGEST_FILE)
-    return before, rebuilt, True
-
-
-def read_pages(disk: KnowledgeFiles) -> tuple[pages.KnowledgePage, ...]:
-    texts = ((category, decode_text(disk.read(pages.page_name(category)) or b"")) for category in CATEGORIES)
-    return tuple(pages.parse_page(category, text, scope=PROJECT_SCOPE) for category, text in texts)
 
 
 def digest_source(entries: Sequence[HistoryEntry]) -> str:
@@ -208,41 +212,45 @@ def _plan_sources(ledger: HarvestLedger, sessions: Iterable[EndedSession]) -> tu
         settled |= {source}
         harvest = extract_items(entries, session=session.session, day=session.day, workspace=session.workspace)
         content_bytes = sum(len(canonical_json(entry.content)) for entry in entries if not entry.is_injected)
-        planned.append(SourcePlan(session.session, source, session.events, session.day, content_bytes, harvest))
+        prompt = len(build_extraction_prompt(entries).text)
+        planned.append(SourcePlan(session.session, source, session.events, session.day, content_bytes, harvest, prompt))
     return tuple(planned), unchanged
 
 
-def _write_items(
-    disk: KnowledgeFiles, items: Sequence[Item], harvested_ids: frozenset[str], project: ProjectLookup
-) -> None:
-    """Add items to pages and notes; existing ones stay as they are, so that applying twice changes nothing."""
-    for category in CATEGORIES:
-        if category_items := [item for item in items if item.category == category]:
-            merge = functools.partial(_merge_into_page, category, category_items, harvested_ids)
-            pages.edit_file(disk, pages.page_name(category), merge)
-    for _ in range(pages.ATTEMPTS_MAX):
-        notes = read_notes(disk)
-        existing_ids = {item.id for file_notes in notes for _, item in file_notes.page.items}
-        new_items = _without_removed(existing_ids, (item for item in items if item.category == "files"), harvested_ids)
-        files = update_notes(notes, new_items, project=project, read=disk.read)
-        conflicting = [file for file in files if not disk.replace_unless_changed(file.name, file.content, file.before)]
-        if not conflicting:
-            return
-    raise pages.file_in_use_error(conflicting[0].name)
+def _place_items(
+    disk: KnowledgeFiles, items: Sequence[Item], harvested_ids: frozenset[str], destination: _Destination
+) -> int:
+    """Add items to pages or let them wait for a person; returns how many are in pages.
 
-
-def _merge_into_page(category: Category, items: Sequence[Item], harvested_ids: frozenset[str], raw: bytes) -> bytes:
-    page = pages.parse_page(category, decode_text(raw), scope=PROJECT_SCOPE)
-    new_items = _without_removed(page.by_id, items, harvested_ids)
-    after = pages.merge_page_items(page, new_items) if new_items else page
-    return pages.rewrite_lines(raw, after.lines) if after.lines != page.lines else raw
+    Placing items twice changes nothing.
+    """
+    pending, shared = read_pending(disk), destination.shared
+    page_ids = {item.id for item in list_knowledge_items(disk)}
+    shared_ids = {item.id for item in list_knowledge_items(shared)} if shared else set()
+    existing_ids = page_ids | shared_ids | {item.id for item in pending.waiting}
+    rejected_ids = pending.set_aside_ids | (read_pending(shared).set_aside_ids if shared else frozenset())
+    own, common, waiting = [], [], []
+    for item in items:
+        # An item that was harvested before and is nowhere now was removed from its page by a person.
+        if item.id in rejected_ids or (item.id in harvested_ids and item.id not in existing_ids):
+            continue
+        if item.id in page_ids:
+            own.append(item)
+        elif item.id in shared_ids:
+            common.append(item)
+        elif not destination.accepts(item):
+            waiting.append(item)
+        else:
+            (common if shared and item.is_shareable else own).append(item)
+    add_to_pages(disk, own, project=destination.project)
+    if shared and common:
+        with shared.lock():
+            add_to_pages(shared, common, project=destination.project)
+            rebuild_digest(shared, bytes_max=SHARED_DIGEST_BYTES_MAX)
+    add_pending(disk, waiting)
+    return len({item.id for item in (*own, *common)})
 
 
 def _finished_record(record: HarvestRecord) -> HarvestRecord:
     ids = tuple(sorted({item.id for item in record.items}))
     return HarvestRecord("harvested", record.source, record.session, record.events, record.day, ids=ids)
-
-
-def _without_removed(existing_ids: Container[str], items: Iterable[Item], harvested_ids: frozenset[str]) -> list[Item]:
-    """Drop items that were harvested before and are no longer there: a person has removed them."""
-    return [item for item in items if item.id in existing_ids or item.id not in harvested_ids]

@@ -40,7 +40,9 @@ class Item(msgspec.Struct, frozen=True, gc=False):
 
     Dates are days. An item without sources was written by a person. `flagged` says what looks wrong with the text; a
     flagged item needs a person's approval. `scope` is `project`, `global`, or the path of the file that it is a note
-    on; `key` is the path that the file had when the first note was taken.
+    on; `key` is the path that the file had when the first note was taken. The last three fields matter only until an
+    item is in a page: what happened after its source, whether that suffices without a person, and whether it comes from
+    the project alone and may be shared with all users of the workspace.
     """
 
     id: str
@@ -56,6 +58,9 @@ class Item(msgspec.Struct, frozen=True, gc=False):
     key: str = ""
     is_approved: bool = False
     flagged: str = ""
+    evidence: str = ""
+    is_confident: bool = False
+    is_shareable: bool = False
 
     @property
     def is_edited(self) -> bool:
@@ -116,6 +121,8 @@ def merge_items(existing: Item, harvested: Item) -> Item:
         last_seen=days[-1] if days else "",
         is_done=done,
         flagged=existing.flagged or harvested.flagged,
+        evidence=harvested.evidence or existing.evidence,
+        is_confident=existing.is_confident or harvested.is_confident,
     )
 
 

@@ -71,6 +71,11 @@ def parse_page(category: Category, text: str, *, scope: str = PROJECT_SCOPE, key
     return KnowledgePage(category, lines, tuple(items), scope, key)
 
 
+def read_pages(disk: KnowledgeFiles) -> tuple[KnowledgePage, ...]:
+    texts = ((category, decode_text(disk.read(page_name(category)) or b"")) for category in CATEGORIES)
+    return tuple(parse_page(category, text, scope=PROJECT_SCOPE) for category, text in texts)
+
+
 def split_lines(text: str) -> tuple[str, ...]:
     return tuple(text.removesuffix("\n").split("\n")) if text else ()
 

@@ -1,4 +1,7 @@
-"""Screen texts before they become knowledge: secrets are never stored, possible prompt injections need approval."""
+"""Screen texts before they become knowledge: secrets are never stored, possible prompt injections need approval.
+
+What users say about themselves stays with them.
+"""
 
 import re
 from itertools import pairwise
@@ -31,6 +34,18 @@ _INJECTIONS = {
     ),
     "a download that is executed": re.compile(r"(?i)\b(?:curl|wget)\b.{0,120}\|\s*(?:ba|z)?sh\b|\brm -rf\s+[~/]"),
 }
+
+# People about themselves, and what identifies a person: prefers false positives, which only keep an item private.
+_PERSONAL = re.compile(
+    r"(?i)\b(?:i|i'm|i'd|i've|i'll|me|my|mine|myself)\b|[\w.+-]+@[\w-]+\.\w|(?<![\w.])\+?\d[\d ()-]{7,}\d\b"
+    r"|\b(?:user|customer|account|member|passport|card|phone|tax|insurance|patient|employee)[ _-]?(?:id|number|no)\b"
+    r"|\b(?:e-?mail|address|birthday|born|salary|nickname|pronouns?)\b|/(?:home|Users)/\w"
+)
+
+
+def is_personal(text: str) -> bool:
+    """Whether a text may say something about a person; such a text is never shared with others."""
+    return _PERSONAL.search(text) is not None
 
 
 def contains_secret(text: str) -> bool:

@@ -45,6 +45,7 @@ def resolve_flag(flag: bool | None, setting: Setting, *, present: bool) -> bool:
         return flag
     return present if setting == "auto" else setting == "on"
 
+
 """Whether the provider is asked for the reason of a cache miss, where it supports that."""
 
 

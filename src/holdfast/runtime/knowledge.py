@@ -2,16 +2,20 @@
 
 import datetime
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
+
+import msgspec
 
 from holdfast.engine.compaction.history import read_logged_messages
 from holdfast.engine.conversation import PrefixRefresh
 from holdfast.engine.state import SessionState
 from holdfast.errors import UserError
 from holdfast.events.log import EventLog, SessionRow
-from holdfast.events.payloads.gateway import GatewayForwarded
+from holdfast.events.payloads.calls import GatewayForwarded
 from holdfast.events.payloads.session import SessionEnded, SessionStarted, TurnStarted
+from holdfast.extraction.entities import truncate_words
+from holdfast.extraction.tool_calls import extract_plain_text
 from holdfast.knowledge.digest import DIGEST_BYTES_MAX
 from holdfast.knowledge.file_notes import HASH_CHARACTERS, ProjectLookup
 from holdfast.knowledge.folder import (
@@ -23,8 +27,10 @@ from holdfast.knowledge.folder import (
     open_readable_folders,
 )
 from holdfast.knowledge.harvest import EndedSession
+from holdfast.knowledge.items import Item, SourceOrigin, normalize_item_text
 from holdfast.knowledge.journal import read_ledger
 from holdfast.layers.system_prompt import clean_text
+from holdfast.redaction import redact_secrets
 from holdfast.runtime.config import Config, resolve_flag
 from holdfast.runtime.options import Options
 from holdfast.sources.files import cut_utf8, decode_text
@@ -37,6 +43,7 @@ KNOWLEDGE_LAYER = "knowledge"
 IDLE_SECONDS_MIN = 86_400.0
 # Files are read whole to hash them, so that notes can follow a renamed file; larger ones are skipped.
 FILE_BYTES_MAX = 4_000_000
+LINE_CHARACTERS_MAX = 300
 
 
 def finished_sessions(
@@ -78,9 +85,11 @@ def _harvestable(log: EventLog, row: SessionRow, workspace: str | None, user: st
 
 def _session_user(log: EventLog, session_id: str, started: SessionStarted) -> str | None:
     """The session's user; for a conversation through the gateway the caller's user, else the caller's key."""
-    if started.user_id is not None:
+    if started.user_id is not None or started.workspace_path is not None:
         return started.user_id
-    forwarded = next((event.payload for event in log.read(session_id) if isinstance(event.payload, GatewayForwarded)), None)
+    forwarded = next(
+        (event.payload for event in log.read(session_id) if isinstance(event.payload, GatewayForwarded)), None
+    )
     if forwarded is None:
         return None
     return forwarded.user_id or (f"key {forwarded.key_id}" if forwarded.key_id else None)
@@ -110,6 +119,42 @@ def _has_ended(log: EventLog, session_id: str) -> bool:
     return ended
 
 
+def group_by_user(
+    sessions: Iterable[EndedSession], workspace: Path | None, home: Path
+) -> dict[str | None, list[EndedSession]]:
+    """Sessions by the user whose knowledge they add to; the current user, and everybody with a folder, is included."""
+    groups: dict[str | None, list[EndedSession]] = {None: [], **{user: [] for user in list_users(workspace, home)}}
+    for session in sessions:
+        groups.setdefault(session.user, []).append(session)
+    return groups
+
+
+class SourceLines(msgspec.Struct, frozen=True):
+    """The lines of a message that an item comes from; none if the session is not in the store."""
+
+    session_id: str
+    number: int
+    origin: SourceOrigin
+    lines: tuple[str, ...]
+
+
+def read_source_lines(log: EventLog, item: Item) -> tuple[SourceLines, ...]:
+    """What a person compares an item with: the line that has most of its words, and its neighbours."""
+    words = set(normalize_item_text(item.text).split())
+    found = []
+    for source in item.sources:
+        entries = read_logged_messages(log.read(source.session))
+        texts = [extract_plain_text(entry.content) for entry in entries if entry.number == source.number]
+        lines = [line.strip() for text in texts for line in text.splitlines() if line.strip()]
+        scores = [len(words & set(normalize_item_text(line).split())) for line in lines]
+        best = scores.index(max(scores)) if scores else 0
+        shown = (
+            truncate_words(redact_secrets(line), LINE_CHARACTERS_MAX) for line in lines[max(0, best - 1) : best + 2]
+        )
+        found.append(SourceLines(source.session, source.number, source.origin, tuple(shown)))
+    return tuple(found)
+
+
 def project_lookup(workspace: Path | None) -> ProjectLookup:
     """Look up workspace files by path and by content hash, so that notes can follow a renamed file."""
     if workspace is None:
@@ -130,8 +175,12 @@ def project_lookup(workspace: Path | None) -> ProjectLookup:
     return ProjectLookup(content_of, paths_with)
 
 
-def digest_text(workspace: Path | None, home: Path, *, user: str | None = None) -> str:
+def digest_text(
+    workspace: Path | None, home: Path, *, user: str | None = None, read: Callable[[KnowledgeFolder], str] | None = None
+) -> str:
     """The digest that a session of this user receives; empty if there is none or knowledge is turned off.
+
+    `read` gives the digest of one folder, by default the stored one.
 
     What is shared comes first: it is the same for all users, so their prompts share it in the provider's cache.
     """
@@ -140,16 +189,17 @@ def digest_text(workspace: Path | None, home: Path, *, user: str | None = None) 
     texts = []
     room = DIGEST_BYTES_MAX
     for folder in open_readable_folders(workspace, home, user=user):
-        text = read_digest(folder, bytes_max=room)
+        stored = decode_text(folder.read(DIGEST_FILE) or b"") if read is None else read(folder)
+        text = _cut_lines(stored, room)
         if text:
             texts.append(text)
             room -= len(text.encode()) + 2
     return "\n\n".join(texts)
 
 
-def read_digest(folder: KnowledgeFolder, *, bytes_max: int = DIGEST_BYTES_MAX) -> str:
-    """The digest of one folder, cut after a whole line if it is too long."""
-    text, cut = cut_utf8(decode_text(folder.read(DIGEST_FILE) or b""), max(0, bytes_max))
+def _cut_lines(digest: str, bytes_max: int) -> str:
+    """The digest, cut after a whole line if it is too long."""
+    text, cut = cut_utf8(digest, max(0, bytes_max))
     return clean_text(text[: text.rfind("\n") + 1] if cut else text).strip()
 
 

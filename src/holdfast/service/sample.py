@@ -27,6 +27,7 @@ from holdfast.instructions.recall.ranking import RecallQuery
 from holdfast.instructions.units.write import SubmittedUnit, write_unit
 from holdfast.knowledge.folder import open_knowledge_folder
 from holdfast.knowledge.harvest import apply_harvest
+from holdfast.knowledge.review import accept_item, read_pending
 from holdfast.layers.system_prompt import SystemPromptBuilder
 from holdfast.runtime.knowledge import finished_sessions
 from holdfast.runtime.options import Options
@@ -231,20 +232,23 @@ class SamplePlayer:
             # The best one comes last, so that it is at the top of the list and still cached when viewed.
             for sample in reversed(load_sample().sessions):
                 if sample.has_knowledge:
-                    await self._harvest()
+                    await self._harvest(waiting=0)
                 await self._play(sample, folder)
-            await self._harvest()
+            await self._harvest(waiting=1)
         finally:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
 
-    async def _harvest(self) -> None:
-        """Harvests the sessions so far, for those that start later."""
+    async def _harvest(self, *, waiting: int) -> None:
+        """Harvest the sessions so far, for those that start later; so many items are left for a review."""
         if self._workspace is not None:
             folder = open_knowledge_folder(self._workspace, self._workspace)
             sessions = finished_sessions(
                 self._log, at=self._clock(), workspace=self._workspace, quiet_seconds=0, simulated=True
             )
             await asyncio.to_thread(apply_harvest, folder, sessions)
+            found = read_pending(folder).waiting
+            for item in found[: len(found) - waiting]:
+                await asyncio.to_thread(accept_item, folder, item.id)
 
     async def _play(self, sample: SampleSession, skills: Path) -> None:
         # Start in the past so that the session ends now.

@@ -7,19 +7,23 @@ import msgspec
 
 from holdfast.catalog.lookup import Models, find_model, price_at
 from holdfast.errors import UserError
-from holdfast.knowledge.digest import build_digest, compare_digests
-from holdfast.knowledge.folder import DIGEST_FILE, KnowledgeFolder
-from holdfast.knowledge.harvest import read_pages
-from holdfast.knowledge.pages import list_page_items
-from holdfast.runtime.knowledge import KNOWLEDGE_LAYER
+from holdfast.knowledge.digest import compare_digests
+from holdfast.runtime.knowledge import KNOWLEDGE_LAYER, digest_text
 from holdfast.service.api.analytics_rows import to_json_usd
 from holdfast.service.api.cache import make_not_controllable_error
-from holdfast.service.api.knowledge import DigestChange, DigestRequest, get_digest, make_digest_change, run_in_folder
+from holdfast.service.api.knowledge import (
+    DigestChange,
+    DigestRequest,
+    build_next_digest,
+    get_digest,
+    make_digest_change,
+    require_workspace,
+    translate_errors,
+)
 from holdfast.service.api.sessions import CallsRequest, CallsResponse, list_calls
 from holdfast.service.context import AppContext
 from holdfast.service.http.request_parsing import to_datetime
 from holdfast.service.http.routes import ApiError, EmptyRequest, Route, SessionRequest, json_route, make_not_found_error
-from holdfast.sources.files import decode_text
 
 SESSIONS_MAX = 12
 """How many of the most recently active sessions are checked for an older digest."""
@@ -51,16 +55,13 @@ class RefreshResponse(msgspec.Struct, frozen=True):
 
 def get_pending_knowledge(context: AppContext, request: EmptyRequest) -> PendingKnowledgeResponse:
     """The pending digest, and the running sessions that use an older one, with the cost of a refresh."""
-    next_text, current_text = run_in_folder(context, _texts)
+    workspace = require_workspace(context)
+    with translate_errors():
+        next_text, current_text = build_next_digest(workspace, None), digest_text(workspace, workspace)
     change = make_digest_change(compare_digests(current_text, next_text)) if next_text != current_text else None
     # Each check reads a session's events, hence the small limit.
     sessions = [_pending_session(context, row.id) for row in context.log.sessions(limit=SESSIONS_MAX)]
     return PendingKnowledgeResponse(next_text, change, tuple(session for session in sessions if session is not None))
-
-
-def _texts(folder: KnowledgeFolder) -> tuple[str, str]:
-    """The digest built from the current pages, and the one in use."""
-    return build_digest(list_page_items(read_pages(folder))).text, decode_text(folder.read(DIGEST_FILE) or b"")
 
 
 def _pending_session(context: AppContext, session_id: str) -> PendingSession | None:

@@ -7,25 +7,25 @@ import { money, number, table } from "../table.js";
 
 const BYTES_MAX = 4096;
 
-export function digestPart(onChange) {
+export function digestPart(user, onChange) {
   const digest = h("div", {});
   const plan = h("div", { "aria-live": "polite" });
-  const harvest = async (apply) => {
+  const harvest = async (review) => {
     try {
-      const reply = await post("/api/knowledge/harvest", { body: { apply } });
+      const reply = await post("/api/knowledge/harvest", { body: { review } });
       fill(plan, harvestPlan(reply));
-      if (apply) notice(`Harvested: ${count(reply.new_items)} new items.`);
+      if (review) notice(`Harvested: ${count(reply.new_items)} new items, ${count(reply.waiting)} waiting for review.`);
     } catch (error) {
       notice(error.message, "bad");
     }
-    if (apply) await onChange();
+    if (review) await onChange();
   };
   const refresh = async () => {
-    const [current, pending] = await Promise.all([get("/api/knowledge/digest"), get("/api/knowledge/pending")]);
+    const [current, pending] = await Promise.all([get("/api/knowledge/digest", { user }), get("/api/knowledge/pending")]);
     fill(digest, preview(current, pending), pendingTable(pending.sessions));
   };
   const place = h("div", {}, digest, h("section", { class: "block", "aria-label": "Harvest" }, h("h2", {}, "Harvest"),
-    h("p", { class: "small" }, "Extracts knowledge from ended sessions of this project by rules; no model is called, so it costs nothing."),
+    h("p", { class: "small" }, "Extracts knowledge from ended sessions of this project by rules, for you to review; no model is called, so it costs nothing. Each user's items stay with that user unless somebody shares them."),
     h("div", { class: "buttons" },
       button("Show what would be added", () => harvest(false), { "data-does": "plan", "data-key": "plan" }),
       button("Harvest", () => harvest(true), { "data-does": "harvest", "data-key": "harvest" })), plan));

@@ -12,7 +12,8 @@ export function itemsPart(query, onChange) {
   const place = h("div", {});
   const category = CATEGORIES.includes(query.get("category")) ? query.get("category") : "";
   const skip = Number(query.get("skip")) || 0;
-  const link = (other) => `#/knowledge?${new URLSearchParams({ ...(category ? { category } : {}), ...other })}`;
+  const user = query.get("user") ?? "";
+  const link = (other) => `#/knowledge?${new URLSearchParams({ ...(user ? { user } : {}), ...(category ? { category } : {}), ...other })}`;
 
   const change = async (work, done) => {
     try {
@@ -23,31 +24,35 @@ export function itemsPart(query, onChange) {
     }
     await onChange();
   };
-  const itemPath = (row) => `/api/knowledge/items/${part(row.id)}`;
+  const itemPath = (row) => `/api/knowledge/items/${part(row.id)}${user ? `?user=${part(user)}` : ""}`;
   const actions = {
     set: (row, fields, done) => change(() => put(itemPath(row), fields), done),
-    remove: (row) => change(() => remove(itemPath(row)), "Removed: later harvests do not add it again."),
+    remove: (row) => change(() => remove(itemPath(row)), "Removed: later harvests do not add it again; Review can restore it."),
   };
 
   const refresh = async () => {
-    const reply = await get("/api/knowledge", { category, limit: LIMIT, skip });
+    const reply = await get("/api/knowledge", { category, limit: LIMIT, skip, user });
     const sum = (of) => reply.categories.reduce((total, category) => total + of(category), 0);
+    const owners = reply.users.length || user ? userSwitch(reply.users, user) : null;
     if (!reply.items.length && !sum((category) => category.items)) {
-      fill(place, reply.enabled ? nothing() : disabledNote());
+      fill(place, owners, reply.enabled ? nothing() : disabledNote());
       return;
     }
-    fill(place,
+    fill(place, owners,
       h("div", { class: "tiles" },
         tile("Items", count(sum((category) => category.items)), "Found in sessions or written by people", "items"),
         tile("Excluded", count(sum((category) => category.excluded)), "Items that are not in the digest: done, retracted, or pending approval", "excluded")),
       reply.enabled ? null : disabledNote(),
       h("p", { class: "switch" }, "Show ", [["", "all"], ...reply.categories.map((row) => [row.category, `${row.category} (${count(row.items)})`])].map(([name, label]) =>
-        h("a", { href: `#/knowledge${name ? `?category=${name}` : ""}`, "aria-current": name === category ? "true" : null }, label))),
+        h("a", { href: `#/knowledge${name || user ? `?${new URLSearchParams({ ...(user ? { user } : {}), ...(name ? { category: name } : {}) })}` : ""}`, "aria-current": name === category ? "true" : null }, label))),
       itemTable(reply.items, actions),
       pager({ skip, limit: LIMIT, more: skip + reply.items.length < reply.items_total, link: (next) => link({ skip: next }) }));
   };
   return { place, refresh };
 }
+
+const userSwitch = (users, user) => h("p", { class: "switch" }, "Items of ", [["", "you"], ...users.map((name) => [name, name])].map(([name, label]) =>
+  h("a", { href: `#/knowledge${name ? `?user=${part(name)}` : ""}`, "aria-current": name === user ? "true" : null }, label)), " and what all users share");
 
 const nothing = () => empty("No knowledge yet",
   ["Harvest ended sessions with ", h("code", {}, "holdfast knowledge harvest"), " or with Harvest below, or write pages into ", h("code", {}, ".holdfast/knowledge"), "."]);
@@ -59,7 +64,7 @@ const itemTable = (rows, actions) => table({
   attributes: (row) => ({ "data-item": row.id }),
   columns: [
     { heading: "Item", plain: (row) => row.text, show: (row) => [h("span", { class: row.status === "active" && !row.done ? null : "gone" }, row.text),
-      h("div", { class: "small" }, [row.category, row.scope === "project" ? "" : row.scope, row.edited ? "edited" : ""].filter(Boolean).join(" · "))] },
+      h("div", { class: "small" }, [row.category, row.shared ? "shared" : "", row.scope === "project" ? "" : row.scope, row.edited ? "edited" : ""].filter(Boolean).join(" · "))] },
     { heading: "From", meaning: "The messages it was found in; items without one were written by a person", plain: (row) => row.sources.map((source) => `${source.session_id} ${source.number} ${source.origin}`).join("; ") || "a person", show: sources },
     { heading: "Seen", meaning: "The first and the last day", plain: (row) => `${row.first_seen} ${row.last_seen}`.trim(), show: (row) => (row.first_seen === row.last_seen ? row.first_seen || "–" : `${row.first_seen} to ${row.last_seen}`) },
     { heading: "In digest", meaning: "Whether it can be in the digest, and if not, why", plain: (row) => row.exclusion_reason || "yes", show: (row) => (row.exclusion_reason ? h("span", { class: "bad" }, `no: ${row.exclusion_reason}`) : h("span", { class: "good" }, "yes")) },

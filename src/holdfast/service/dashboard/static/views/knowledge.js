@@ -1,8 +1,9 @@
-// Knowledge items, their digest and harvest, and skills.
+// Knowledge items, those that wait for review, their digest and harvest, and skills.
 
 import { h } from "../dom.js";
 import { digestPart } from "./digest.js";
 import { itemsPart } from "./items.js";
+import { reviewPart } from "./review.js";
 import { skillsPart } from "./skills.js";
 
 export const title = "Knowledge and skills";
@@ -14,10 +15,12 @@ export async function show(place, { query, visitor }) {
     place.append(h("p", { class: "none" }, "Knowledge items quote conversations, so they are shown only to keys of scope admin."), skills.place);
     return { refresh: skills.refresh };
   }
-  const changed = () => Promise.all([items.refresh(), digest.refresh()]);
+  const user = query.get("user") ?? "";
+  const changed = () => Promise.all([review.refresh(), items.refresh(), digest.refresh()]);
+  const review = reviewPart(user, () => changed());
   const items = itemsPart(query, changed);
-  const digest = digestPart(changed);
+  const digest = digestPart(user, changed);
   await changed();
-  place.append(items.place, digest.place, skills.place);
+  place.append(review.place, items.place, digest.place, skills.place);
   return { refresh: () => Promise.all([changed(), skills.refresh()]) };
 }
