@@ -21,7 +21,7 @@ from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.prompt import HistoryEntry
 
 LABELS = Path(__file__).with_name("knowledge_labels.json")
-Source = Literal["said", "ran", "replied", "todo", "committed"]
+Source = Literal["said", "ran", "replied", "planned", "committed"]
 Split = Literal["tuning", "held-out"]
 Label = Literal["useful", "partly", "noise"]
 SAMPLE_RATES: dict[tuple[Source, bool], float] = {
@@ -29,7 +29,7 @@ SAMPLE_RATES: dict[tuple[Source, bool], float] = {
     ("said", False): 0.05,
     ("ran", True): 1.0,
     ("replied", False): 0.01,
-    ("todo", False): 0.3,
+    ("planned", False): 0.3,
     ("committed", False): 1.0,
 }
 """The share of candidates that is labelled, by source and by whether it has a word of obligation or preference."""
@@ -71,7 +71,7 @@ def list_candidates(session: str, entries: Iterable[HistoryEntry]) -> Iterator[C
     """All candidates of a session, as the rubric defines them."""
     runs: Counter[str] = Counter()
     numbers: dict[str, int] = {}
-    todo: tuple[tuple[str, int], ...] = ()
+    planned: tuple[tuple[str, int], ...] = ()
     for entry in entries:
         text = join_text_blocks(entry.content)
         calls = [interpret_call(block) for block in entry.content if isinstance(block, ToolUse)]
@@ -89,9 +89,9 @@ def list_candidates(session: str, entries: Iterable[HistoryEntry]) -> Iterator[C
             if subject := commit_subject(call.command):
                 yield Candidate("committed", session, entry.number, subject)
             if call.kind == "plan" and call.tasks:
-                todo = tuple((task.text, entry.number) for task in call.tasks)
+                planned = tuple((task.text, entry.number) for task in call.tasks)
     yield from (Candidate("ran", session, numbers[command], command) for command, times in runs.items() if times >= 2)
-    yield from (Candidate("todo", session, number, text) for text, number in todo)
+    yield from (Candidate("planned", session, number, text) for text, number in planned)
 
 
 def sample_candidates(recordings: Iterable[Recording]) -> Iterator[Candidate]:

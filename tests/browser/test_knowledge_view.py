@@ -156,7 +156,7 @@ async def test_harvested_items_are_reviewed_beside_their_source_lines(page: Page
     cards = {item["text"]: f"[data-waiting='{item['id']}']" for item in project.waiting()}
     assert page.text(f"{cards[RULE]} pre") == f"Good morning.\n{RULE}\n{rejected}"
     assert "not taken back" in page.text(cards[RULE])
-    assert project.client.get("/api/knowledge")["items"] == [], "nothing is in use before somebody accepts it"
+    assert project.client.get("/api/knowledge")["items"] == [], "nothing is in use before a person accepts it"
     page.element(f"{cards[FACT]} textarea").clear()
     page.element(f"{cards[FACT]} textarea").send_keys("Orders listen on port 6000.")
     page.click(f"{cards[FACT]} [data-does=accept]")

@@ -8,10 +8,10 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.support.all_providers import MODELS, answering_provider, inserted_bytes
 from tests.support.knowledge_folders import FACT, RULE, knowledge_folder, store_session
-from tests.support.scripted_sessions import new_session, scripted_provider
+from tests.support.scripted_sessions import new_session, scripted_provider, tool_use
 
 from holdfast.cli.main import command
-from holdfast.clock import CountingIds, ManualClock
+from holdfast.clock import CountingIds, ManualClock, new_ulid
 from holdfast.engine.reducer import fold_events
 from holdfast.engine.request_draft import build_sent_view
 from holdfast.knowledge.folder import DIGEST_FILE, DISABLED_FILE
@@ -227,3 +227,72 @@ async def test_what_one_user_says_never_reaches_the_prompt_of_another(
     assert b"card_4242" in prompts["ann"]
     for user in ("bob", "", None):
         assert not [secret for secret in (b"ann_4711", b"card_4242", b"bobby_77") if secret in prompts[user]]
+
+
+async def test_what_the_project_shows_is_shared_with_every_user(tmp_path: Path, workspace: Path) -> None:
+    def run_command(command: str) -> str:
+        """Runs a command."""
+        return "ok"
+
+    db = str(tmp_path / "log.db")
+    log = open_store(db)
+    calls = [[tool_use("run_command", command="make test")] for _ in range(2)]
+    options: Options = {
+        "store": log,
+        "new_id": new_ulid,
+        "workspace": workspace,
+        "tools": [run_command],
+        "user_id": "ann",
+    }
+    async with new_session(scripted_provider(*calls, "Done."), **options) as session:
+        await session.send("Never work in checkout.py without me.")
+        await session.end()
+    log.close()
+    assert run("knowledge", "harvest", "--apply", "--workspace", str(workspace), "--db", db).exit_code == 0
+    provider = scripted_provider("Yes.")
+    async with new_session(provider, user_id="bob", workspace=workspace) as session:
+        await session.send("hello")
+    assert b"Run `make test`" in provider.requests[0].body
+    assert b"without me" not in provider.requests[0].body
+    assert (workspace / ".holdfast" / "knowledge" / "users" / ".gitignore").read_text() == "*\n"
+
+
+async def test_items_are_reviewed_one_by_one_in_the_terminal(tmp_path: Path, workspace: Path) -> None:
+    db = str(tmp_path / "log.db")
+    log = open_store(db)
+    await store_session(log, workspace, f"Good morning.\n{RULE}\nNever eat at the keyboard of it.\n{FACT}")
+    log.close()
+    location = ("--workspace", str(workspace))
+    run("knowledge", "harvest", *location, "--db", db)
+    answers = "a\nr\ne\nIt is port 6000.\n"
+    review = CliRunner().invoke(command, ["knowledge", "review", *location, "--db", db], input=answers)
+    assert review.exit_code == 0
+    assert f"      | {RULE}" in review.stdout
+    assert "      | Good morning." in review.stdout
+    listed = run("knowledge", "list", *location).stdout
+    assert RULE in listed
+    assert "It is port 6000." in listed
+    assert "keyboard" not in listed
+    assert "Nothing waits" in run("knowledge", "review", *location, "--db", db).stdout
+    (line,) = run("knowledge", "restore", *location).stdout.splitlines()
+    assert "keyboard" in line
+    restored = run("knowledge", "restore", line.split()[0], *location).stdout
+    assert restored == "waits for review again: Never eat at the keyboard of it.\n"
+    assert "keyboard" in run("knowledge", "review", "--list", *location, "--db", db).stdout
+
+
+async def test_a_folder_from_before_there_were_owners_is_the_current_users(workspace: Path) -> None:
+    knowledge_folder(workspace).replace(DIGEST_FILE, b"- The harbour is shallow.\n")
+    assert b"shallow" in (await send_and_capture_bodies(workspace, "hello"))[0]
+    assert b"shallow" not in (await send_and_capture_bodies(workspace, "hello", user_id="ann"))[0]
+
+
+def test_unknown_user_and_item_are_named_in_one_line(workspace: Path) -> None:
+    for words, reason in (
+        (("list", "--user", "nobody"), "there is no knowledge of a user 'nobody'"),
+        (("accept", "0" * 12), "there is no waiting item"),
+        (("restore", "0" * 12), "there is no item"),
+    ):
+        failed = CliRunner().invoke(command, ["knowledge", *words, "--workspace", str(workspace)])
+        assert failed.exit_code != 0
+        assert reason in str(failed.exception or failed.output)

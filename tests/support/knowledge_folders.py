@@ -21,6 +21,7 @@ from holdfast.types.prompt import HistoryEntry
 FACT = "In this project the orders service listens on port 5433 in config/ports.toml."
 RULE = "Never push to the branch release/2.x."
 DECISION = "We decided to use SQLite instead of Redis."
+COMMIT_SUBJECT = "Mend the start"
 QUESTION = "Should the cache live in src/cache.py?"
 
 

@@ -38,7 +38,7 @@ SPOKEN_CHARACTERS_MAX = 2_000
 PASSES_MIN = 2
 CANDIDATES_MAX = 150
 
-# What makes a sentence meant to last, by wording alone. Orders: they need somebody to have followed them.
+# What makes a sentence meant to last, by wording alone. Orders: they need to have been followed.
 _ORDER = re.compile(
     r"^(?:please\s+|and\s+|but\s+|so\s+)?(?:always|never(?!\s*mind)|do\s+not\s+ever|don't\s+ever)\b"
     r"|\bfrom\s+now\s+on\b|\bgoing\s+forward\b|\bwherever\s+(?:we|you)\s+can\b|\bwherever\s+possible\b"
@@ -64,7 +64,7 @@ _TAKEN_BACK = re.compile(
     r"^\W*(?:no+|nope|wrong|stop|wait|revert|undo|actually|never\s*mind|forget\s+(?:it|that)|scratch\s+that)\b",
     re.IGNORECASE,
 )
-# Text between tags was put there by a program, and quoted lines and code are somebody else's words.
+# Text between tags was put there by a program, and quoted lines and code are the words of others.
 _TAGGED = re.compile(r"<([a-z][\w-]*)\b[^>]*>.*?</\1>", re.DOTALL | re.IGNORECASE)
 _FENCED = re.compile(r"```.*?(?:```|\Z)", re.DOTALL)
 _QUOTED_LINE = re.compile(r"^\s*(?:>|\$|❯|⎿|│|\|).*$", re.MULTILINE)
@@ -101,7 +101,7 @@ _COMMIT = re.compile(
 # Words that a statement worth knowing usually has; only used to choose what a model is shown.
 _LIKELY = re.compile(
     r"(?i)\b(?:always|never|must|should|don't|do not|use|prefer|avoid|only|instead|rather|because|decided|decision|"
-    r"convention|make sure|we|later|follow-up|todo|on purpose|in this)\b"
+    r"convention|make sure|we|later|follow-up|on purpose|in this)\b"
 )
 
 

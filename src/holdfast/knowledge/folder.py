@@ -174,7 +174,7 @@ def open_shared_folder(workspace: Path | None, home: Path) -> KnowledgeFolder:
 def open_readable_folders(workspace: Path | None, home: Path, *, user: str | None) -> tuple[KnowledgeFolder, ...]:
     """The folders that a session of this user receives: the shared one, then the user's own.
 
-    An empty user id is somebody unknown, and unknown people are not one person: they have no folder of their own.
+    An empty user id is an unknown person, and unknown people are not one: they have no folder of their own.
     """
     shared = open_shared_folder(workspace, home)
     return (shared,) if user == "" else (shared, open_knowledge_folder(workspace, home, user=user))

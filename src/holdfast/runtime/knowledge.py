@@ -58,7 +58,7 @@ def finished_sessions(
     """The finished sessions of this workspace, oldest first, with their users; delegated ones are part of their parent.
 
     Sessions in `known`, users by session id and event count, are not read again to find out whether they belong here.
-    Sessions with a simulated model are left out unless `simulated`, and so are those of somebody unknown.
+    Sessions with a simulated model are left out unless `simulated`, and so are those of an unknown user.
     """
     folder = str(workspace.resolve()) if workspace else None
     for row in sorted(log.sessions(), key=lambda session: (session.started_at, session.id)):

@@ -25,7 +25,7 @@ export function digestPart(user, onChange) {
     fill(digest, preview(current, pending), pendingTable(pending.sessions));
   };
   const place = h("div", {}, digest, h("section", { class: "block", "aria-label": "Harvest" }, h("h2", {}, "Harvest"),
-    h("p", { class: "small" }, "Extracts knowledge from ended sessions of this project by rules, for you to review; no model is called, so it costs nothing. Each user's items stay with that user unless somebody shares them."),
+    h("p", { class: "small" }, "Extracts knowledge from ended sessions of this project by rules, for you to review; no model is called, so it costs nothing. Each user's items stay with that user unless a person shares them."),
     h("div", { class: "buttons" },
       button("Show what would be added", () => harvest(false), { "data-does": "plan", "data-key": "plan" }),
       button("Harvest", () => harvest(true), { "data-does": "harvest", "data-key": "harvest" })), plan));
