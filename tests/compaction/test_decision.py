@@ -18,6 +18,7 @@ from holdfast.compaction.decision import (
     observe_compaction,
     observe_refusal,
     observe_user_message,
+    recent_groups_tokens_max,
 )
 from holdfast.compaction.models import CompactionConfig
 from holdfast.compaction.tool_results import plan_clearing
@@ -104,6 +105,16 @@ def test_the_limit_is_eighty_percent_of_a_small_window(window: int, limit: int) 
     for prompt, trigger in ((limit - 1, None), (limit, "soft")):
         session = outlook(prompt, window_tokens=window)
         assert find_compaction_trigger(session, CompactionMonitor(), CONFIG) == trigger
+
+
+def test_soon_after_a_compaction_less_is_kept_so_that_it_does_not_repeat_with_every_call() -> None:
+    monitor = CompactionMonitor()
+    assert recent_groups_tokens_max("soft", monitor, CONFIG) == 100_000
+    monitor = observe_compaction(monitor, event(), messages=9)
+    for _ in range(9):
+        monitor = observe_call(monitor, Usage(input=70_000))
+        assert recent_groups_tokens_max("soft", monitor, CONFIG) == 0
+    assert recent_groups_tokens_max("soft", observe_call(monitor, Usage(input=70_000)), CONFIG) == 100_000
 
 
 def test_nothing_triggers_directly_after_a_compaction() -> None:

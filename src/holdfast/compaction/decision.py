@@ -169,9 +169,13 @@ def _is_ripe(sizes: CompactionSizes, outlook: CompactionOutlook, config: Compact
     return is_compaction_ripe(outlook.rates, carried, fixed_tokens=fixed, lost_tokens=outlook.refetch_tokens)
 
 
-def recent_groups_tokens_max(trigger: CompactionTrigger, config: CompactionConfig) -> int:
+def recent_groups_tokens_max(trigger: CompactionTrigger, monitor: CompactionMonitor, config: CompactionConfig) -> int:
     """Up to how many tokens the newest groups are kept whatever their size; none where the prompt has to fit."""
-    return 0 if trigger in ("hard", "overflow", "requested") else config.auto_compaction_input_tokens_threshold
+    # Soon after another compaction that kept much, keeping as much again would be paid for with every few calls.
+    is_soon = monitor.count > 0 and monitor.calls < WAIT_CALLS
+    if is_soon or trigger in ("hard", "overflow", "requested"):
+        return 0
+    return config.auto_compaction_input_tokens_threshold
 
 
 def removed_tokens_min(prompt_tokens: int, trigger: CompactionTrigger) -> int:

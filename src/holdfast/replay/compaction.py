@@ -136,17 +136,18 @@ class _Fold:
     def _compact(self, unsent: int, trigger: CompactionTrigger) -> bool:
         sizes = self._view_sizes()
         summary_max, tail_max, files_max = decision.split_token_budget(sum(sizes), self._config)
+        groups_tokens_max = decision.recent_groups_tokens_max(trigger, self._monitor, self._config)
         cut = choose_cut(
             self._view,
             sizes,
             tail_tokens_max=tail_max,
             unsent=unsent,
             covered_until=self._facts_read_until,
-            groups_tokens_max=decision.recent_groups_tokens_max(trigger, self._config),
+            groups_tokens_max=groups_tokens_max,
         )
         if cut is None:
             return False
-        files = choose_working_set(self._view, sizes, cut, tokens_max=files_max)
+        files = choose_working_set(self._view, sizes, cut, tokens_max=files_max if groups_tokens_max else 0)
         kept_sizes = dict(self._sizes)
         recent = self._keep(files, cut.last, kept_sizes)
         removed = sum(sizes) - summary_max - sum(kept_sizes[entry.number] for entry in recent)

@@ -213,20 +213,21 @@ def _checkpoint(
     state, outlook = snapshot.state, compaction_outlook(snapshot)
     tokens = _entry_tokens(snapshot)
     summary_tokens_max, tail_tokens_default, files_tokens = split_token_budget(sum(tokens), config)
+    groups_tokens_max = recent_groups_tokens_max(trigger, state.compaction_watch, config)
     cut = choose_cut(
         state.entries,
         tokens,
         tail_tokens_max=tail_tokens_max or tail_tokens_default,
         unsent=state.sent_count,
         covered_until=state.compaction_watch.covered_until,
-        groups_tokens_max=recent_groups_tokens_max(trigger, config),
+        groups_tokens_max=groups_tokens_max,
     )
     # After an overflow the prompt has to shrink even if no message was added since the last compaction.
     is_unchanged = state.compaction_watch.last_message == state.message_count and trigger != "overflow"
     if cut is None or is_unchanged:
         return NoCompaction("there is nothing new to compact", _unchanged_numbers(outlook))
-    # After an overflow everything but the tail has to go.
-    files_tokens = files_tokens if trigger != "overflow" else 0
+    # After an overflow, or soon after another compaction, everything but the tail has to go.
+    files_tokens = files_tokens if trigger == "requested" or groups_tokens_max else 0
     files = choose_working_set(state.entries, tokens, cut, tokens_max=files_tokens)
     summary, covered = _summarize(snapshot, cut, files, summary_tokens_max)
     has_recall_tool = any(spec.name == RECALL_TOOL for spec in state.tools)
