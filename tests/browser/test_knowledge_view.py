@@ -192,11 +192,11 @@ async def test_harvest_is_previewed_and_then_waits_for_review(page: Page, projec
     page.open("knowledge")
     assert "No knowledge yet" in page.text("main")
     page.click("[data-does=plan]")
-    page.wait_until(lambda: "1 sessions would be read: 2 new items" in page.text("section[aria-label=Harvest]"))
+    page.wait_until(lambda: "1 sessions would be read: 3 new items" in page.text("section[aria-label=Harvest]"))
     assert project.client.get("/api/knowledge")["items"] == []
     page.click("[data-does=harvest]")
-    page.wait_until(lambda: "Harvested: 2 new items, 2 waiting for review" in page.text("#notice"))
-    page.wait_until(lambda: len(page.elements("[data-waiting]")) == 2)
+    page.wait_until(lambda: "Harvested: 3 new items, 3 waiting for review" in page.text("#notice"))
+    page.wait_until(lambda: len(page.elements("[data-waiting]")) == 3)
     assert "Never trust" in page.text("main")
     assert page.run("return document.querySelectorAll('main img').length") == 0
     page.leave()
