@@ -387,9 +387,10 @@ def test_a_corrupt_store_is_one_clear_line(tmp_path: Path) -> None:
 def test_the_configuration_is_shown_with_its_origins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOLDFAST_MODEL", "anthropic:claude-opus-5-5")
     (tmp_path / ".holdfast").mkdir()
-    (tmp_path / ".holdfast" / "config.toml").write_text(
-        'steps_max = 7\n[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n[project]\ncontext = "a\\nb"\n'
-    )
+    (tmp_path / ".holdfast" / "config.toml").write_text('steps_max = 7\n[project]\ncontext = "a\\nb"\n')
+    home = Path(os.environ["HOLDFAST_HOME"])
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text('[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n')
     configuration = json.loads(run("config", "--json", "--workspace", str(tmp_path)).output)
     assert configuration["model"] == {"value": "anthropic:claude-opus-5-5", "from": "HOLDFAST_MODEL"}
     assert configuration["steps_max"] == {"value": 7, "from": str(tmp_path / ".holdfast" / "config.toml")}

@@ -4,9 +4,17 @@ from decimal import Decimal
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from holdfast.errors import UserError
-from holdfast.runtime.config import load_config, setting_value
+from holdfast.runtime.config import HOME_ONLY_SETTINGS, LIMIT_SETTINGS, SETTINGS, load_config, setting_value
+
+WORKSPACE_SETTINGS = (
+    *("model", "layout", "profile", "padding", "diagnostics", "compaction", "compaction_tokens", "also_skills"),
+    *("skills_mode", "skill_ranking", "knowledge", "rag", "curation", "digest_refresh"),
+)
+"""How an agent works in a project, which a workspace may decide; what that costs, the user's spending limit bounds."""
 
 
 @pytest.fixture
@@ -36,7 +44,7 @@ def test_the_home_folder_is_dot_holdfast_by_default() -> None:
 
 
 def test_flag_beats_environment_beats_workspace_beats_home(home: Path, workspace: Path) -> None:
-    (home / "config.toml").write_text('model = "a:home"\nsteps_max = 1\nlayout = "seed"\ndb = "one.db"\n')
+    (home / "config.toml").write_text('model = "a:home"\nsteps_max = 3\nlayout = "seed"\ndb = "one.db"\n')
     (workspace / ".holdfast" / "config.toml").write_text('model = "a:work"\nsteps_max = 2\nlayout = "default"\n')
     environ = {"HOLDFAST_HOME": str(home), "HOLDFAST_MODEL": "a:env", "HOLDFAST_STEPS_MAX": "3"}
     config = load_config(environ, workspace=workspace, flags={"model": "a:flag", "steps_max": None})
@@ -167,3 +175,40 @@ def test_a_gateway_table_that_holds_anything_but_upstreams_is_refused(home: Path
     (home / "config.toml").write_text(text)
     with pytest.raises(UserError, match="gateway may only have tables of upstreams, such as"):
         load_config({"HOLDFAST_HOME": str(home)})
+
+
+def test_every_setting_is_one_that_a_workspace_may_decide_lower_or_not_touch() -> None:
+    assert sorted((*WORKSPACE_SETTINGS, *LIMIT_SETTINGS, *HOME_ONLY_SETTINGS)) == sorted(SETTINGS)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(name=st.sampled_from((*LIMIT_SETTINGS, *HOME_ONLY_SETTINGS)), own=st.integers(1, 60), wanted=st.integers(0, 60))
+def test_a_workspace_can_only_tighten(home: Path, workspace: Path, name: str, own: int, wanted: int) -> None:
+    is_limit = name in LIMIT_SETTINGS
+    (home / "config.toml").write_text(f"{name} = {own}\n" if is_limit else "")
+    (workspace / ".holdfast" / "config.toml").write_text(f"{name} = {wanted}\n")
+    environ = {"HOLDFAST_HOME": str(home)}
+    before = setting_value(load_config(environ), name)
+    try:
+        after = setting_value(load_config(environ, workspace=workspace), name)
+    except UserError:
+        # Refused: the user's own value would have stayed, or nothing runs at all.
+        assert not is_limit or wanted > own or wanted == 0
+        return
+    assert is_limit
+    assert isinstance(before, int)
+    assert isinstance(after, int)
+    assert after == wanted <= before
+
+
+def test_a_limit_that_the_user_did_not_set_is_not_raised_by_a_workspace(home: Path, workspace: Path) -> None:
+    (workspace / ".holdfast" / "config.toml").write_text("steps_max = 51\n")
+    with pytest.raises(UserError, match=r"steps_max is 51, and a workspace, .* can only lower it from 50"):
+        load_config({"HOLDFAST_HOME": str(home)}, workspace=workspace)
+
+
+@pytest.mark.parametrize("row", ["", "input_usd_per_mtok = 0", 'like = "anthropic:claude-haiku-4-5"'])
+def test_models_and_their_prices_are_never_set_by_a_workspace(home: Path, workspace: Path, row: str) -> None:
+    (workspace / ".holdfast" / "config.toml").write_text(f'[models."anthropic:claude-sonnet-5-5"]\n{row}\n')
+    with pytest.raises(UserError, match="models cannot be set by a workspace"):
+        load_config({"HOLDFAST_HOME": str(home)}, workspace=workspace)

@@ -1,5 +1,6 @@
 """Dependencies of a session: project context, provider, store and limits; and how a wrong choice is refused."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -134,10 +135,9 @@ async def test_parameters_reach_the_wire_and_betas_the_header(agent: MakeAgent) 
 
 
 async def test_a_model_can_be_added_by_configuration(agent: MakeAgent, tmp_path: Path) -> None:
-    (tmp_path / ".holdfast").mkdir()
-    (tmp_path / ".holdfast" / "config.toml").write_text(
-        '[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n'
-    )
+    home = Path(os.environ["HOLDFAST_HOME"])
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text('[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n')
     harness = agent(says("x"), model="anthropic:mine", workspace=tmp_path)
     async with harness.session as session:
         await session.send("hello")

@@ -1,6 +1,7 @@
 """Odd replies, options and moments: the session continues, or says in one line why not."""
 
 import asyncio
+import os
 from contextlib import aclosing
 from decimal import Decimal
 from pathlib import Path
@@ -453,10 +454,9 @@ async def test_a_simulated_failure_is_retried_as_over_the_network(agent: MakeAge
 
 
 async def test_a_simulated_provider_knows_the_models_of_its_session(agent: MakeAgent, tmp_path: Path) -> None:
-    (tmp_path / ".holdfast").mkdir()
-    (tmp_path / ".holdfast" / "config.toml").write_text(
-        '[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n'
-    )
+    home = Path(os.environ["HOLDFAST_HOME"])
+    home.mkdir(exist_ok=True)
+    (home / "config.toml").write_text('[models."anthropic:mine"]\nlike = "anthropic:claude-sonnet-5-5"\n')
     async with agent(transport=SimulatedProvider(), model="anthropic:mine", workspace=tmp_path).session as session:
         assert (await session.send("hello")).text
 

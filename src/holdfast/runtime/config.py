@@ -123,6 +123,12 @@ HOME_ONLY_SETTINGS = (
 )
 """Settings that a workspace's file may not change."""
 
+LIMIT_SETTINGS = (
+    *("output_tokens_max", "steps_max", "skill_loads_max", "skill_tokens_warn", "skill_tokens_max"),
+    *(name for name in SETTINGS if name.startswith("requests_max.")),
+)
+"""Settings that a workspace's file may lower and not raise."""
+
 # Settings that are tables, most with one value per provider, each with an example for error messages.
 _TABLES = {
     "base_urls": 'anthropic = "http://127.0.0.1:8080"',
@@ -155,12 +161,16 @@ def load_config(
         project |= file_project
         upstreams |= file_upstreams
         if file.parent.parent == workspace:
-            _check_workspace_settings(settings, file)
-            if file_upstreams:
-                raise UserError(
-                    f"{file}: gateway.upstreams cannot be set by a workspace, which may come from anywhere; set it in "
-                    "the home file or with --upstream"
-                )
+            _check_workspace_settings(settings, values, file)
+            for table, entries, way in (
+                ("gateway.upstreams", file_upstreams, "--upstream"),
+                ("models", file_models, ""),
+            ):
+                if entries:
+                    raise UserError(
+                        f"{file}: {table} cannot be set by a workspace, which may come from anywhere; set it in "
+                        f"the home file{f' or with {way}' if way else ''}"
+                    )
         models |= file_models
         for key, value in settings.items():
             values[key], origins[key] = value, str(file)
@@ -264,13 +274,24 @@ def _project(table: object, file: Path) -> dict[str, str]:
     return project
 
 
-def _check_workspace_settings(settings: Mapping[str, object], file: Path) -> None:
-    """A workspace is untrusted: it must not redirect keys and prompts, or raise spending limits."""
+def _check_workspace_settings(settings: Mapping[str, object], own: Mapping[str, object], file: Path) -> None:
+    """A workspace is untrusted: it must not redirect keys and prompts, set prices, or raise the user's `own` limits."""
     for key in HOME_ONLY_SETTINGS:
         if key in settings:
             raise UserError(
                 f"{file}: {key} cannot be set by a workspace, which may come from anywhere; set it in the home "
                 f"file or as {SETTINGS[key]}"
+            )
+    for key in LIMIT_SETTINGS:
+        default = CONCURRENT_REQUESTS_MAX if "." in key else getattr(Config(home=""), key)
+        limit = _convert_setting(key, own.get(key, default), "the home file")
+        wanted = _convert_setting(key, settings.get(key, limit), str(file))
+        assert isinstance(limit, int)
+        assert isinstance(wanted, int)
+        if wanted > limit:
+            raise UserError(
+                f"{file}: {key} is {wanted}, and a workspace, which may come from anywhere, can only lower it from "
+                f"{limit}; set it in the home file or as {SETTINGS[key]}"
             )
 
 
