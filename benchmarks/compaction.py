@@ -12,6 +12,8 @@ import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from html import escape
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -20,7 +22,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMe
 from benchmarks._traces import SKIPPED, WITH_PAUSES, sessions_of, traces_folder
 from holdfast.catalog.lookup import find_model
 from holdfast.catalog.token_count import count_tokens
-from holdfast.compaction.models import CompactionConfig
+from holdfast.compaction.models import CompactionConfig, Summary
 from holdfast.compaction.seed_strategy import compact_messages
 from holdfast.compaction.view import group_exchanges
 from holdfast.extraction.entities import Entity, EntityKind, find_entities
@@ -31,6 +33,10 @@ from holdfast.replay.recording import Recording
 from holdfast.types.blocks import Json, Message, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry
 
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from tests.support.summary_claims import find_false_claims
+
 MODEL = find_model("anthropic:claude-sonnet-4-6")
 TTL = "5m"
 LIMIT_TOKENS = 100_000
@@ -39,6 +45,7 @@ LIMIT_TOKENS = 100_000
 NEXT_CALLS = 20
 KINDS: tuple[EntityKind, ...] = ("path", "symbol", "value")
 WORKERS = 2
+PLOT = Path(__file__).parent.parent / "docs" / "images" / "compaction-frontier.svg"
 _LINE_NUMBER = re.compile(r"^ *\d+[→\t]", re.MULTILINE)
 
 
@@ -53,10 +60,12 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class SentCall(msgspec.Struct, frozen=True):
-    """The entries that a call sends after the stable prefix."""
+    """The entries that a call sends after the stable prefix, and the summary if it is new: of how many messages."""
 
     at: float
     view: tuple[HistoryEntry, ...]
+    summary: Summary | None = None
+    covered: int = 0
 
 
 Policy = Callable[[Session], list[SentCall]]
@@ -75,6 +84,8 @@ class Score(msgspec.Struct, frozen=True):
     uses_in_view: tuple[int, ...] = (0,) * len(KINDS)
     uses_after_cut: int = 0
     uses_after_cut_in_view: int = 0
+    lines: int = 0
+    false_lines: int = 0
 
     def __add__(self, other: "Score") -> "Score":
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
@@ -170,9 +181,11 @@ def holdfast_mode(config: CompactionConfig) -> Policy:
         compacted = compact_recording(session.recording, MODEL, config)
         view: tuple[HistoryEntry, ...] = ()
         sent = []
-        for call in compacted.recording.calls:
+        summaries = {placed.call: placed for placed in compacted.summaries}
+        for index, call in enumerate(compacted.recording.calls):
             view = (*(view if call.kept_entries is None else view[: call.kept_entries]), *call.added)
-            sent.append(SentCall(call.at, view))
+            placed = summaries.get(index)
+            sent.append(SentCall(call.at, view, *((placed.summary, placed.last) if placed else ())))
             number = max(entry.number for entry in view) + 1
             view += (msgspec.structs.replace(call.reply, number=number),) if call.reply else ()
         return sent
@@ -293,7 +306,10 @@ def score_session(session: Session, uses: Uses, policy: Policy) -> Score:
         in_view = [entity.kind for entity, numbers in names if view.has(entity.text, numbers)]
         is_cut = previous is not None and shared < len(previous.view)
         after_cut = _score_after_cut(uses, view, index, session.stops[index]) if is_cut else (0, 0)
+        false_claims = find_false_claims(call.summary, session.entries[: call.covered]) if call.summary else []
         score += Score(
+            lines=len(call.summary.lines) if call.summary else 0,
+            false_lines=len(false_claims),
             cuts=is_cut,
             cost=cost,
             edits=len(edits),
@@ -347,7 +363,8 @@ def run() -> list[tuple[str, str]]:
             scores = {name: scores[name] + result[name] for name in scores}
             if done % 20 == 0:
                 print(f"{done} sessions", file=sys.stderr, flush=True)
-    return print_scores(scores)
+    PLOT.write_text(draw_frontier(scores))
+    return [*print_scores(scores), ("plot", str(PLOT.relative_to(PLOT.parent.parent.parent)))]
 
 
 def print_scores(scores: dict[str, Score]) -> list[tuple[str, str]]:
@@ -357,17 +374,77 @@ def print_scores(scores: dict[str, Score]) -> list[tuple[str, str]]:
     ]
     for name, score in scores.items():
         kinds = ", ".join(f"{kind} {in_view / max(1, uses):.3f}" for kind, uses, in_view in _by_kind(score))
-        after_cut = score.uses_after_cut_in_view / score.uses_after_cut if score.uses_after_cut else 1.0
         figures = (
             f"cost {score.cost / base.cost:.3f}",
             f"edits {score.edits_in_view / max(1, score.edits):.3f}",
             f"next use {sum(score.uses_in_view) / max(1, sum(score.uses)):.3f} ({kinds})",
-            f"after a cut {after_cut:.3f}",
+            f"after a cut {after_cut_share(score):.3f}",
             f"{score.cuts} cuts",
         )
-        rows.append((name, ", ".join(figures)))
+        false_lines = f", {score.false_lines * 100 / score.lines:.2f} false in 100 of {score.lines} summary lines"
+        rows.append((name, ", ".join(figures) + (false_lines if score.lines else "")))
     return rows
 
 
 def _by_kind(score: Score) -> Iterator[tuple[str, int, int]]:
     return zip(KINDS, score.uses, score.uses_in_view, strict=True)
+
+
+# Colours that are legible on a light and on a dark page, where a viewer ignores the style below.
+STYLE = (
+    "text{font:13px system-ui,sans-serif;fill:#57606a}.title{font-weight:600}.axis{stroke:#8c959f;stroke-width:1}"
+    ".bar{stroke:#8c959f;stroke-dasharray:4 4}.ours{fill:#2f81f7}.theirs{fill:#bf5b04}"
+    "@media(prefers-color-scheme:dark){text{fill:#c9d1d9}.theirs{fill:#f0883e}}"
+)
+WIDTH, HEIGHT, MARGIN = 460, 380, 60
+
+
+def draw_frontier(scores: dict[str, Score]) -> str:
+    """Cost against what stays in view, for edits and for names that are used after a cut; up and left is better."""
+    panels = (
+        ("edits whose text is in view", 0.97, lambda score: score.edits_in_view / max(1, score.edits)),
+        ("names used after a cut that are in view", 0.90, after_cut_share),
+    )
+    parts = [_panel(scores, at * WIDTH, *panel) for at, panel in enumerate(panels)]
+    size = f'width="{WIDTH * 2}" height="{HEIGHT}" viewBox="0 0 {WIDTH * 2} {HEIGHT}"'
+    title = "<title>Cost of compaction against what stays in view</title>"
+    start = f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img">{title}<style>{STYLE}</style>'
+    return f"{start}{''.join(parts)}</svg>\n"
+
+
+def after_cut_share(score: Score) -> float:
+    return score.uses_after_cut_in_view / score.uses_after_cut if score.uses_after_cut else 1.0
+
+
+def _panel(scores: dict[str, Score], left: int, title: str, bar: float, share: Callable[[Score], float]) -> str:
+    base = scores["never"].cost
+    low = min(0.5, *(share(score) for score in scores.values())) // 0.1 / 10
+
+    def place(cost: float, kept: float) -> tuple[float, float]:
+        across, up = (cost - 0.4) / 0.7, (kept - low) / (1.0 - low)
+        return left + MARGIN + across * (WIDTH - 1.5 * MARGIN), HEIGHT - MARGIN - up * (HEIGHT - 2 * MARGIN)
+
+    (x0, y0), (x1, y1), (_, y_bar) = place(0.4, low), place(1.1, 1.0), place(0.4, bar)
+    parts = [
+        f'<text class="title" x="{x0:.0f}" y="30">{escape(title)}</text>',
+        f'<path class="axis" fill="none" d="M{x0:.0f} {y1:.0f}V{y0:.0f}H{x1:.0f}"/>',
+        f'<path class="bar" d="M{x0:.0f} {y_bar:.1f}H{x1:.0f}"/>',
+        f'<text x="{x0:.0f}" y="{HEIGHT - 15}">cost, never compacting = 1</text>',
+    ]
+    for cost in (0.4, 0.6, 0.8, 1.0):
+        parts.append(f'<text text-anchor="middle" x="{place(cost, low)[0]:.0f}" y="{y0 + 18:.0f}">{cost:.1f}</text>')
+    for kept in (low, bar, 1.0):
+        parts.append(f'<text text-anchor="end" x="{x0 - 6:.0f}" y="{place(0.4, kept)[1] + 4:.0f}">{kept:.2f}</text>')
+    taken: list[float] = []
+    for name, score in sorted(scores.items(), key=lambda item: -share(item[1])):
+        x, y = place(score.cost / base, share(score))
+        kind = "ours" if name.startswith("holdfast") else "theirs"
+        # Labels of points that are close to each other are moved down, one below the other.
+        label_y = y + 4
+        while any(abs(label_y - other) < 15 for other in taken):
+            label_y += 3
+        taken.append(label_y)
+        anchor, offset = ("end", -9) if score.cost / base > 0.8 else ("start", 9)
+        label = f'<text text-anchor="{anchor}" x="{x + offset:.1f}" y="{label_y:.1f}">{escape(name)}</text>'
+        parts.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="5"/>{label}')
+    return "".join(parts)

@@ -11,7 +11,7 @@ from tests.support.compaction_histories import SMALL, History, snapshot_of
 from tests.support.summary_claims import find_false_claims
 
 from holdfast.catalog.token_count import count_tokens
-from holdfast.compaction.models import Summary, SummaryLine
+from holdfast.compaction.models import CompactionConfig, Summary, SummaryLine
 from holdfast.compaction.summary import build_summary
 from holdfast.engine.compaction.compact import CompactionProposal, propose_compaction
 from holdfast.engine.compaction.history import read_logged_messages
@@ -229,6 +229,17 @@ def test_a_pasted_diff_is_no_constraint() -> None:
     ) == ["Never touch tests/golden."]
 
 
+def test_a_question_or_a_report_is_no_constraint() -> None:
+    log = (
+        Log()
+        .say("Port it.")
+        .reply("ok")
+        .say("I don't see it in metadata.json. Shouldn't it always be there?")
+        .reply("ok")
+    )
+    assert log.say("x y z").lines("constraints") == []
+
+
 def test_decisions_need_a_reason_or_an_answer() -> None:
     log = Log().say("Port it.").reply("Now update the handlers to use GetAgent() instead of Detect().")
     log.reply("I use SQLite instead of Redis because the host has no network. Should I delete the old cache?").say(
@@ -238,6 +249,26 @@ def test_decisions_need_a_reason_or_an_answer() -> None:
         "I use SQLite instead of Redis because the host has no network.",
         "Asked in m3: Should I delete the old cache? The user answered: yes",
     ]
+
+
+# Budgets
+
+
+@settings(max_examples=settings().max_examples // 10)
+@given(st.integers(0, 2**32))
+def test_a_later_summary_never_has_a_smaller_budget(seed: int) -> None:
+    history = History(seed)
+    config = CompactionConfig(summary_tokens_max=6_000, tail_tokens_max=400)
+    budgets = []
+    for turns in (60, 4, 12, 4):
+        for _ in range(turns):
+            history.turn()
+        proposal = propose_compaction(snapshot_of(history), config, "requested")
+        if isinstance(proposal, CompactionProposal):
+            history.add(*proposal.payloads)
+            budgets.append(proposal.event.summary_tokens_max)
+    assert len(budgets) > 1
+    assert budgets == sorted(budgets)
 
 
 # Every claim, for any conversation

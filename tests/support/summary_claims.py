@@ -21,6 +21,7 @@ _CLIENT = re.compile(
     r"environment_context|user_instructions|environment_details)>.*?</\1>",
     re.DOTALL,
 )
+_REMINDER = re.compile(r"<system-reminder>.*?</system-reminder>", re.DOTALL)
 _TYPED = re.compile(r"</?(?:command-name|command-args|user_query|task|feedback)>")
 _CLIENT_START = (
     "[Request interrupted",
@@ -109,7 +110,7 @@ class _Log:
                     places[block.id] = len(self.calls)
                     self.calls.append(LoggedCall(entry.number, len(self.calls), block.name, _arguments(block)))
                 elif isinstance(block, ToolResult) and block.tool_use_id in places:
-                    text = _CLIENT.sub("", "\n".join(part.text for part in block.content if isinstance(part, Text)))
+                    text = _REMINDER.sub("", "\n".join(part.text for part in block.content if isinstance(part, Text)))
                     place, results = places[block.tool_use_id], results + 1
                     self.calls[place] = msgspec.structs.replace(
                         self.calls[place],
@@ -355,7 +356,9 @@ def _split_state(text: str) -> tuple[str, str]:
 def _pieces(command: str) -> list[list[str]]:
     """The command line as words, split at operators; operators are kept as words of their own."""
     try:
-        lexer = shlex.shlex(command.replace("2>&1", " ").replace("\n", " ; "), posix=True, punctuation_chars="|&;")
+        lexer = shlex.shlex(
+            command.replace("\\\n", " ").replace("2>&1", " ").replace("\n", " ; "), posix=True, punctuation_chars="|&;"
+        )
         lexer.whitespace_split, lexer.commenters = True, ""
         words = list(lexer)
     except ValueError:

@@ -119,6 +119,7 @@ class CompactionMonitor(msgspec.Struct, frozen=True):
     sent_tokens: int = 0
     base_tokens: int = 0
     covered_until: int = 0
+    summary_tokens_max: int = 0
 
     @property
     def may_act(self) -> bool:
@@ -224,7 +225,15 @@ def observe_compaction(monitor: CompactionMonitor, event: ContextCompacted, *, m
     before, after = event.tokens_before, event.tokens_after
     covered = event.last if event.strategy != "clear" else monitor.covered_until
     return CompactionMonitor(
-        monitor.count + 1, messages, 0, before, monitor.strikes, base_tokens=after, covered_until=covered
+        monitor.count + 1,
+        messages,
+        0,
+        before,
+        monitor.strikes,
+        base_tokens=after,
+        covered_until=covered,
+        # A later compaction covers more of the log: with a smaller budget its summary would forget.
+        summary_tokens_max=max(monitor.summary_tokens_max, event.summary_tokens_max),
     )
 
 

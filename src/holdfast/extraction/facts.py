@@ -64,6 +64,7 @@ _CONSTRAINT = re.compile(
     r"^(use|keep)\s",
     re.IGNORECASE,
 )
+_REPORT = re.compile(r"\b(?:i|we|it|they|you|that|this) (?:do not|don't|dont|shouldn't|should not)\b", re.IGNORECASE)
 _DECISION = re.compile(
     r"\b(decided|decision|instead of|rather than|going with|go with|we'll|we will|chose|rejected|ruled out|keep)\b",
     re.IGNORECASE,
@@ -278,7 +279,7 @@ class FactsReader:
         # Whatever the model asked last, the user has now replied.
         self.question = None
         for sentence in find_prose_sentences(words):
-            if len(sentence) <= CONSTRAINT_CHARACTERS_MAX and _CONSTRAINT.search(sentence):
+            if len(sentence) <= CONSTRAINT_CHARACTERS_MAX and _is_constraint(sentence):
                 self.constraints.setdefault(collapse_whitespace(sentence).lower(), CitedText(sentence, self.number))
             self._add_reasoned_decision(sentence)
         self._add_mentions(words, SPOKEN_WEIGHT)
@@ -483,6 +484,11 @@ class FactsReader:
             current_work=self.current_work,
             messages=tuple(sorted(self.messages.items())),
         )
+
+
+def _is_constraint(sentence: str) -> bool:
+    """Whether a sentence says how to work; questions and reports ("I don't see it") do not."""
+    return not sentence.endswith("?") and not _REPORT.search(sentence) and _CONSTRAINT.search(sentence) is not None
 
 
 def _drop_oldest(values: dict[str, _Value], *, keep_first: int = 0) -> bool:

@@ -7,7 +7,7 @@ import msgspec
 from holdfast.catalog.schema import Model
 from holdfast.catalog.token_count import count_tokens
 from holdfast.compaction import decision
-from holdfast.compaction.models import CompactionConfig
+from holdfast.compaction.models import CompactionConfig, Summary
 from holdfast.compaction.summary import KeptMessages, build_summary, render_resume_note, render_summary
 from holdfast.compaction.view import SUMMARY_LAYER, choose_cut, clear_results
 from holdfast.compaction.working_set import WorkingSet, choose_working_set
@@ -25,11 +25,20 @@ from holdfast.types.usage import Usage
 SHORT_TTL = "5m"
 
 
+class PlacedSummary(msgspec.Struct, frozen=True):
+    """A summary, the call that sent it first, and the number of the last message that it covers."""
+
+    summary: Summary
+    call: int
+    last: int
+
+
 class CompactedRecording(msgspec.Struct, frozen=True):
-    """The conversation with its compactions, and how many there were."""
+    """The conversation with its compactions, how many there were, and their summaries."""
 
     recording: Recording
     compactions: int
+    summaries: tuple[PlacedSummary, ...] = ()
 
 
 def compact_recording(recording: Recording, model: Model, config: CompactionConfig) -> CompactedRecording:
@@ -39,7 +48,7 @@ def compact_recording(recording: Recording, model: Model, config: CompactionConf
     """
     fold = _Fold(recording, model, config)
     calls = tuple(fold.compact_call(call) for call in recording.calls)
-    return CompactedRecording(msgspec.structs.replace(recording, calls=calls), fold.count)
+    return CompactedRecording(msgspec.structs.replace(recording, calls=calls), fold.count, tuple(fold.summaries))
 
 
 class _Fold:
@@ -57,7 +66,9 @@ class _Fold:
         self._last_at: float | None = None
         self._calls = 0
         self._prefix_tokens = self._count_prefix_tokens(recording)
+        self._summary_tokens_max = 0
         self.count = 0
+        self.summaries: list[PlacedSummary] = []
 
     def _count_prefix_tokens(self, recording: Recording) -> int:
         tools = (f"{tool.name}{tool.description}{tool.input_schema_json}" for tool in recording.tools)
@@ -158,12 +169,14 @@ class _Fold:
         for entry in self._history[self._facts_read_until : cut.last]:
             self._facts.read(entry)
         self._facts_read_until = cut.last
+        self._summary_tokens_max = max(self._summary_tokens_max, summary_max)
         summary = build_summary(
             self._facts.facts(),
-            tokens_max=summary_max,
+            tokens_max=self._summary_tokens_max,
             count=self._tokens,
             kept=KeptMessages(text, len(extract_facts(recent).requests)),
         )
+        self.summaries.append(PlacedSummary(summary, self._calls, cut.last))
         content = (Text(render_summary(summary, recall=False)), Text(render_resume_note(recent=bool(recent))))
         self._sizes[0] = sum(self._tokens(part.text) for part in content)
         self._view = [HistoryEntry("user", content, layer=SUMMARY_LAYER), *recent]

@@ -214,6 +214,7 @@ def _checkpoint(
     tokens = _entry_tokens(snapshot)
     summary_tokens_max, tail_tokens_default, files_tokens = split_token_budget(sum(tokens), config)
     groups_tokens_max = recent_groups_tokens_max(trigger, state.compaction_watch, config)
+    summary_tokens_max = max(summary_tokens_max, state.compaction_watch.summary_tokens_max)
     cut = choose_cut(
         state.entries,
         tokens,
@@ -237,6 +238,7 @@ def _checkpoint(
     )
     event = _new_event(snapshot, trigger, "checkpoint", covered, first_last=(cut.first, cut.last))
     event = replace(event, segments=segments, role=summary_role(snapshot), kept=files.numbers, cleared=files.cleared)
+    event = replace(event, summary_tokens_max=summary_tokens_max)
     return validate_compaction(snapshot, _clear_repeated(state, event), summary)
 
 

@@ -56,7 +56,8 @@ class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
     The first `unchanged_blocks` blocks of the prompt are unchanged, and `cached_tokens` of them were cached up to a
     breakpoint of their own. `tokens_before` and `tokens_after` are estimates for the whole prompt. `cost_usd` is that
     of the LLM summary, whose call is on the log as well. `kept` are covered messages that stay in view after the
-    summary, because files in progress are in them.
+    summary, because files in progress are in them. `summary_tokens_max` is the budget of the
+    summary, which later compactions of the session have at least.
     """
 
     strategy: CompactionStrategy
@@ -78,6 +79,7 @@ class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
     cost_usd: Decimal = Decimal(0)
     notes: tuple[str, ...] = ()
     kept: tuple[int, ...] = ()
+    summary_tokens_max: int = 0
 
 
 class CompactionSkipped(Payload, frozen=True, tag="context.compaction_skipped"):
