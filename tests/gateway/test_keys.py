@@ -3,14 +3,17 @@
 import http.client
 import json
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 from tests.support.served_gateway import RawUpstream, ServedGateway, headers_in, raw_upstream, serve_gateway
 
+from holdfast.cli.main import command
 from holdfast.clock import ManualClock
 from holdfast.errors import StoreError, UserError
 from holdfast.events.payloads.calls import GatewayForwarded
@@ -19,6 +22,7 @@ from holdfast.service.auth.keys import make_key
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sql.events import Cell
+from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.testing.server_thread import serve_provider
 
 CANARY = "sk-ant-canary-00112233445566778899"
@@ -142,6 +146,75 @@ def test_requests_per_minute_are_counted_per_key(upstream: RawUpstream) -> None:
         assert request_with(gateway, {"x-holdfast-key": first, "x-api-key": "k"})[0] == 200
 
 
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/anthropic/v1/messages", 200),
+        ("/anthropic/v1/messages/count_tokens", 200),
+        ("/anthropic/v1/messages/batches", 200),
+        ("/openai/v1/embeddings", 200),
+        ("/openai/v1/models", 200),
+        ("/gemini/v1beta/models/gemini-3-pro:countTokens", 200),
+        ("/anthropic/v1/files/file_1", 200),  # Granted.
+        ("/anthropic/v1/organizations/api_keys", 403),
+        ("/anthropic//v1/organizations/users/", 403),
+        ("/anthropic/v1%2forganizations/workspaces", 403),
+        ("/openai/v1/organization/admin_api_keys", 403),
+        ("/openai/v1/fine_tuning/jobs", 403),
+        ("/openai/v1/files", 403),
+        ("/gemini/v1beta/tunedModels", 403),
+    ],
+)
+def test_a_granted_provider_key_is_for_inference_and_paths_that_are_granted(
+    upstream: RawUpstream, path: str, status: int
+) -> None:
+    keys = dict.fromkeys(("anthropic", "openai", "gemini"), CANARY)
+    grants = {"*": KeyLimits(provider_keys=keys, paths=("/v1/files/*",))}
+    with serve_gateway(upstream.url, grants=grants) as gateway:
+        key = add_key(gateway)
+        answered, _, body = request_with(gateway, {"x-api-key": key}, path)
+        assert answered == status
+        assert status == 200 or (upstream.heads == [] and b"inference only" in body)
+        # A client's own key opens what its account opens.
+        assert request_with(gateway, {"x-api-key": "sk-own", "x-holdfast-key": key}, path)[0] == 200
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/anthropic/../v1/organizations",
+        "/anthropic/v1/%2e%2e/organizations",
+        "/anthropic/v1/%252e%252e/organizations",
+        "/anthropic/v1/..%2forganizations",
+        "/anthropic/v1/..%5corganizations",
+        "/anthropic/v1/..;/organizations",
+        "/anthropic/./v1/messages",
+        "/anthropic%2f..%2fv1/messages",
+    ],
+)
+def test_no_path_leaves_the_prefix_of_its_upstream(upstream: RawUpstream, path: str) -> None:
+    with serve_gateway(upstream.url) as gateway:
+        assert request_with(gateway, {"x-api-key": CANARY}, path)[0] in (404, 405)
+    assert upstream.heads == []
+
+
+def test_an_address_that_guesses_keys_has_to_wait_and_others_need_not(upstream: RawUpstream) -> None:
+    clock = ManualClock()
+    with serve_gateway(upstream.url, clock=clock) as gateway:
+        key = add_key(gateway)
+        valid = {"x-api-key": CANARY, "x-holdfast-key": key}
+        assert request_with(gateway, valid)[0] == 200
+        guesses = [request_with(gateway, {"x-holdfast-key": f"hf_{n:016x}_{n:064x}"}) for n in range(25)]
+        assert [status for status, _, _ in guesses] == [401] * 20 + [429] * 5
+        assert json.loads(guesses[-1][2])["error"]["type"] == "rate_limit_error"
+        assert 0 < int(guesses[-1][1]["retry-after"]) <= 61
+        # From the same address, as behind a proxy, with a key that was valid before.
+        clock.advance(30)
+        assert request_with(gateway, valid)[0] == 200
+        clock.advance(31)
+        assert request_with(gateway, {"x-holdfast-key": "hf_0"})[0] == 401
+
+
 class FailingStore(MemoryStore):
     """A store that cannot be read while `is_failing`."""
 
@@ -185,6 +258,23 @@ def test_a_keys_spending_is_listed_with_its_sessions() -> None:
         row = gateway.store.sessions()[0]
     assert [payload.key_id for payload in payloads if isinstance(payload, GatewayForwarded)] == [key.split("_")[1]]
     assert row.name == "team"
+
+
+def test_spending_is_listed_under_the_key_that_paid_also_if_keys_share_an_account(tmp_path: Path) -> None:
+    db = str(tmp_path / "log.db")
+    with (
+        SqliteStore(db) as store,
+        serve_provider(SimulatedProvider()) as url,
+        serve_gateway(url, store=store) as gateway,
+    ):
+        for name in ("ann", "bob"):
+            made = make_key("gateway", at=0.0, random_bytes=os.urandom, name=name)
+            store.records.add_key(made.row)
+            # The same provider key and conversation.
+            request_with(gateway, {"x-api-key": "shared", "x-holdfast-key": made.key})
+            gateway.recorded_sessions()
+    listed = CliRunner().invoke(command, ["gateway", "spend", "--db", db, "--json"])
+    assert [(row["label"], row["calls"]) for row in json.loads(listed.output)] == [("ann", 1), ("bob", 1)]
 
 
 def test_a_grants_file_must_be_private_to_its_owner(tmp_path: Path) -> None:

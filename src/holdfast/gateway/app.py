@@ -53,7 +53,9 @@ DRAIN_SECONDS_MAX = 600.0
 
 
 class Authenticator(Protocol):
-    async def authenticate(self, target: Target, headers: Headers, *, is_call: bool = True) -> AuthenticatedRequest:
+    async def authenticate(
+        self, target: Target, headers: Headers, *, is_call: bool = True, address: str = ""
+    ) -> AuthenticatedRequest:
         """Raises GatewayRefusedError if the caller may not use the gateway.
 
         What is no call by itself, such as opening a WebSocket, is not counted against a request rate.
@@ -93,7 +95,9 @@ class Gateway:
         is_websocket = scope["type"] == "websocket"
         respond = _send_as_denial(send) if is_websocket else send
         try:
-            admitted = await self._authenticator.authenticate(target, scope["headers"], is_call=not is_websocket)
+            admitted = await self._authenticator.authenticate(
+                target, scope["headers"], is_call=not is_websocket, address=_get_address(scope)
+            )
         except GatewayRefusedError as error:
             await _refuse(target, error, respond)
             return
@@ -224,7 +228,9 @@ class Gateway:
             upstream,
             channels,
             make_calls(owner, self._prompts, scope.get("query_string", b"")),
-            authenticate=functools.partial(self._authenticator.authenticate, exchange.target, scope["headers"]),
+            authenticate=functools.partial(
+                self._authenticator.authenticate, exchange.target, scope["headers"], address=_get_address(scope)
+            ),
             budgets=self._budgets,
             rewriter=self._rewriter,
             clock=self._clock,
@@ -388,6 +394,11 @@ def _upstream_path(upstream: Upstream, target: Target, scope: Scope) -> bytes:
     query: bytes = scope.get("query_string", b"")
     path = (upstream.prefix + target.path).encode("latin-1")
     return b"%s?%s" % (path, query) if query else path
+
+
+def _get_address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0]) if client else ""
 
 
 def _send_as_denial(send: Send) -> Send:

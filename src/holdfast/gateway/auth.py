@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import re
+from collections import OrderedDict
 from collections.abc import Callable
 
 import msgspec
@@ -10,12 +11,15 @@ import msgspec
 from holdfast.clock import Clock
 from holdfast.gateway.exchange import AuthenticatedRequest, GatewayCaller, GatewayRefusedError
 from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, KEY_HEADER, Headers, get_header_value
-from holdfast.gateway.key_limits import KeyLimitTable
+from holdfast.gateway.key_limits import MINUTE_SECONDS, KeyLimitTable
 from holdfast.gateway.routes import Target
 
 # A revoked key keeps working for up to this long, in exchange for one store lookup per key instead of per request.
 KEY_CACHE_SECONDS = 10.0
 KEY_CACHE_MAX = 10_000
+
+FAILED_KEYS_A_MINUTE_MAX = 20
+ADDRESSES_MAX = 10_000
 
 _SUBSCRIPTION_PREFIXES = (b"sk-ant-oat", b"eyJ", b"ya29.")
 """Prefixes of subscription tokens: Anthropic OAuth, JWT (ChatGPT sign-in) and Google OAuth access tokens."""
@@ -39,6 +43,31 @@ class KeyHolder(msgspec.Struct, frozen=True):
     team_id: str | None = None
 
 
+class FailedKeys:
+    """Slows down who guesses keys: after FAILED_KEYS_A_MINUTE_MAX unknown or missing ones, an address has to wait."""
+
+    def __init__(self) -> None:
+        self._by_address: OrderedDict[str, tuple[float, int]] = OrderedDict()
+        self.failed_count = 0
+        self.refused_count = 0
+
+    def add(self, address: str, now: float) -> None:
+        self.failed_count += 1
+        since, count = self._by_address.pop(address, (now, 0))
+        self._by_address[address] = (since, count + 1) if now - since < MINUTE_SECONDS else (now, 1)
+        while len(self._by_address) > ADDRESSES_MAX:
+            self._by_address.popitem(last=False)
+
+    def check(self, address: str, now: float) -> None:
+        """Raises GatewayRefusedError, without a look at the key, if the address has to wait."""
+        since, count = self._by_address.get(address, (now, 0))
+        wait = since + MINUTE_SECONDS - now
+        if count >= FAILED_KEYS_A_MINUTE_MAX and wait > 0:
+            self.refused_count += 1
+            message = "too many requests from this address without a valid gateway key"
+            raise GatewayRefusedError(429, message, retry_after_seconds=int(wait) + 1)
+
+
 class KeyAuthenticator:
     """Checks gateway keys and caches the result for KEY_CACHE_SECONDS."""
 
@@ -51,10 +80,13 @@ class KeyAuthenticator:
         self._salt = salt
         self._improve = improve
         self._cache: dict[bytes | None, tuple[float, KeyHolder | None]] = {}
+        self.failed_keys = FailedKeys()
 
-    async def authenticate(self, target: Target, headers: Headers, *, is_call: bool = True) -> AuthenticatedRequest:
+    async def authenticate(
+        self, target: Target, headers: Headers, *, is_call: bool = True, address: str = ""
+    ) -> AuthenticatedRequest:
         key, key_header = _our_key(headers)
-        holder = await self._holder(key, has_own_credential=key_header is None)
+        holder = await self._holder(key, has_own_credential=key_header is None, address=address)
         credential = b"\n".join(value for name, value in headers if name in CREDENTIAL_HEADERS)
         if holder is None:
             if key_header is not None:
@@ -65,6 +97,7 @@ class KeyAuthenticator:
         if is_call:
             self._limits.count_request(holder.key_id, self._clock())
         if key_header is not None:
+            self._limits.check_path(holder.key_id, target)
             provider_key = self._limits.get_provider_key(holder.key_id, target.mount)
             headers = _with_provider_key(headers, key_header, provider_key)
             credential = provider_key
@@ -80,14 +113,19 @@ class KeyAuthenticator:
         )
         return AuthenticatedRequest(caller, headers, improve and may_rewrite(target, headers))
 
-    async def _holder(self, key: bytes | None, *, has_own_credential: bool) -> KeyHolder | None:
+    async def _holder(self, key: bytes | None, *, has_own_credential: bool, address: str) -> KeyHolder | None:
         now = self._clock()
         cached = self._cache.get(key)
+        if cached is None:
+            # A key that was valid before is looked up in any case: many clients may share the address of a proxy.
+            self.failed_keys.check(address, now)
         if cached is not None and now - cached[0] < KEY_CACHE_SECONDS:
             return cached[1]
         try:
             holder = await asyncio.to_thread(self._find_holder, None if key is None else key.decode("latin-1"))
-        except GatewayRefusedError:
+        except GatewayRefusedError as error:
+            if error.status == 401:
+                self.failed_keys.add(address, now)
             # Never cache a refusal: a key that was just created must work at once.
             self._cache.pop(key, None)
             raise

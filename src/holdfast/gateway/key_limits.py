@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from decimal import Decimal
+from fnmatch import fnmatchcase
 from pathlib import Path
 from threading import Lock
 from typing import Literal, TypeVar
@@ -26,7 +27,7 @@ from holdfast.events.records import BudgetCharge, BudgetDay, BudgetStore
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, UNPRICED_USD_PER_MTOK, CallCharge, GatewayRefusedError
 from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.headers import Headers, get_header_value
-from holdfast.gateway.routes import PRESETS, Target
+from holdfast.gateway.routes import PRESETS, Target, normalize_path
 from holdfast.ledger.money import to_picodollars
 from holdfast.providers.json_splice import decode_or_none, nested_field, split_object
 from holdfast.types.usage import TOKENS_MAX
@@ -61,12 +62,16 @@ _GOOGLE_MODEL = re.compile(r"/models/([^/:]+)")
 
 
 class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`provider_keys` are by upstream: `env:NAME` or the key itself; if absent, the upstream's variable is used."""
+    """`provider_keys` are by upstream: `env:NAME` or the key itself; if absent, the upstream's variable is used.
+
+    `paths` are the paths beside inference that the provider keys may be used for, such as `/v1/files/*`.
+    """
 
     provider_keys: dict[str, str] = {}
     budget_usd_a_day: float | None = None
     requests_a_minute: int | None = None
     improve: bool = False
+    paths: tuple[str, ...] = ()
 
 
 class KeyLimitTable:
@@ -105,6 +110,16 @@ class KeyLimitTable:
         if not provider_key or not (provider_key.isascii() and provider_key.isprintable()):
             raise GatewayRefusedError(403, f"no {mount} key is configured for this gateway key")
         return provider_key.encode("ascii")
+
+    def check_path(self, key_id: str, target: Target) -> None:
+        """Raises GatewayRefusedError if the provider's key is not for this path: it may be an account's own, with
+        keys, users and files behind it."""
+        path = normalize_path(target.path) or ""
+        if not target.is_inference and not any(fnmatchcase(path, row) for row in self.get_limits(key_id).paths):
+            message = (
+                f"this gateway key is for inference only; to allow {target.endpoint}, add it to `paths` of its grant"
+            )
+            raise GatewayRefusedError(403, message)
 
     @property
     def has_budgets(self) -> bool:

@@ -100,6 +100,18 @@ _FORMATS: Mapping[Dialect, str] = {"bedrock": "anthropic", "vertex": "anthropic"
 # Anthropic's results of a batch, and OpenAI's output files, which are also files of other kinds.
 _BATCH_RESULTS = re.compile(r"(?:/.*)?/(?:messages/batches/[^/]+/results|files/[^/]+/content)")
 
+_INFERENCE = re.compile(
+    r"(?:/.*)?/(?:"
+    r"messages/(?:count_tokens|batches(?:/[^/]+(?:/results|/cancel)?)?)|completions|embeddings|moderations|rerank|realtime"
+    r"|responses/[^/]+(?:/cancel|/input_items)?|audio/(?:speech|transcriptions|translations)|images/(?:generations|edits)"
+    r"|models(?:/[^:]+)?|cachedContents(?:/[^/]+)?|model/.+/(?:invoke|converse)[a-z-]*"
+    r"|models/[^/:]+:[A-Za-z]+|ws/.*BidiGenerateContent"
+    r")"
+)
+"""Paths beside model calls that belong to inference, at any provider: counts, embeddings, media, batches, model lists.
+
+Not among them: files, keys, users, billing and all else of an account, which a shared provider key would open."""
+
 _OWNERS = {"openai-chat": "openai"}
 
 _PATH_MODEL = re.compile(
@@ -117,7 +129,8 @@ class Target(msgspec.Struct, frozen=True):
 
     `path` is relative to the upstream's URL, as received. `adapter_name` is set if the request calls a model; `format`
     is the adapter for all responses. `endpoint` is the path without ids, under which other requests are recorded.
-    `reads_results`: reading it with GET may return the results of a batch.
+    `reads_results`: reading it with GET may return the results of a batch. `is_inference`: it calls a model or belongs
+    to doing so; other paths need to be granted if the gateway adds the provider's key.
     `provider` is the one that calls are recorded and priced as. `path_fields` are the fields of the usual body that
     this dialect has in the path instead. `model_names` maps names in requests to names in the catalog.
     """
@@ -131,6 +144,7 @@ class Target(msgspec.Struct, frozen=True):
     path_fields: dict[str, str | bool] = {}
     model_names: dict[str, str] = {}
     reads_results: bool = False
+    is_inference: bool = True
 
 
 class Upstream(msgspec.Struct, frozen=True):
@@ -174,10 +188,14 @@ def normalize_path(path: str) -> str | None:
     """The path as providers read it: decoded, without doubled or trailing slashes. None if it has `.` or `..` steps.
 
     Only for matching: the path is forwarded as received. A path that leaves its mount could reach another endpoint
-    of the upstream than the one it is recorded and budgeted as.
+    of the upstream than the one it is recorded and budgeted as. Some servers decode twice, take a backslash for a
+    slash, or drop what follows a semicolon, so `..` counts in these forms too.
     """
-    steps = [step for step in unquote(path).split("/") if step]
-    return None if any(step in (".", "..") for step in steps) else "/" + "/".join(steps)
+    plain = unquote(path)
+    steps = re.split(r"[/\\]", unquote(unquote(plain)))
+    if any(step.partition(";")[0].strip() in (".", "..") for step in steps):
+        return None
+    return "/" + "/".join(step for step in plain.split("/") if step)
 
 
 class RouteTable:
@@ -230,6 +248,7 @@ class RouteTable:
             _find_path_fields(normalized, adapter),
             upstream.model_names,
             bool(_BATCH_RESULTS.fullmatch(normalized)),
+            adapter is not None or bool(_INFERENCE.fullmatch(normalized)),
         )
 
 

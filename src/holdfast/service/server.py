@@ -92,7 +92,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         bound.bind(address)
-        bound.listen(128)
+        bound.listen(1024)
     except OSError as error:
         bound.close()
         raise UserError(f"cannot listen on {host} port {port}: {error.strerror}; choose another port") from error

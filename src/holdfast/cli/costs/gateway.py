@@ -175,8 +175,11 @@ def show_spending(since: str | None, db: str | None, as_json: bool) -> None:
     first_day = utc_date(parse_time_option(since, system_clock())) if since else None
     sums: dict[tuple[str, str, str], tuple[int, int, float, int]] = {}
     with open_configured_store(db) as log:
+        # Not the name of the session: keys that share a provider account may continue one another's conversations.
+        key_names = {key.id: key.name or "" for key in log.records.all_keys()}
         for entry in iterate_spending(log, since=first_day):
-            row = (utc_date(entry.at).isoformat(), entry.key_id or "", entry.label or "")
+            label = key_names.get(entry.key_id or "", entry.label or "")
+            row = (utc_date(entry.at).isoformat(), entry.key_id or "", label)
             calls, failed, usd, unpriced = sums.get(row, (0, 0, 0.0, 0))
             counts = calls + entry.calls, failed + entry.failed
             sums[row] = *counts, usd + entry.dollars, unpriced + entry.unpriced_tokens

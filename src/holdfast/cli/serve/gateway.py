@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from holdfast.cli.serve.recorder_process import RECORDER_MODULE
 from holdfast.errors import UserError
 from holdfast.gateway.app import Gateway
-from holdfast.gateway.auth import KeyAuthenticator, KeyHolder
+from holdfast.gateway.auth import FailedKeys, KeyAuthenticator, KeyHolder
 from holdfast.gateway.exchange import UNPRICED_USD_PER_MTOK, GatewayRefusedError
 from holdfast.gateway.keep_alive import GatewayKeepAlive
 from holdfast.gateway.key_limits import KeyBudgets, KeyLimitTable, read_key_limits
@@ -139,6 +139,7 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
             salt=secrets.token_bytes(32),
             improve=options.improve,
         )
+        _count_failed_keys(service, authenticator.failed_keys)
         keep_alive = None
         if options.keep_alive_usd is not None:
             usd_per_day_max = Decimal(str(options.keep_alive_usd))
@@ -159,6 +160,17 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         # Everything loaded so far lives as long as the process; excluding it makes garbage collection pauses shorter.
         gc.freeze()
         yield GatewayMount(gateway, routes)
+
+
+def _count_failed_keys(service: AppContext, failed: FailedKeys) -> None:
+    service.request_metrics.add_counter(
+        "holdfast_gateway_failed_keys_total", "Requests without a valid gateway key.", lambda: failed.failed_count
+    )
+    service.request_metrics.add_counter(
+        "holdfast_gateway_slowed_requests_total",
+        "Requests that were refused because their address had sent too many invalid keys.",
+        lambda: failed.refused_count,
+    )
 
 
 def _check_names(names: Iterable[str]) -> None:

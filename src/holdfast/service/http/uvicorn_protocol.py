@@ -2,7 +2,9 @@
 
 import asyncio
 import re
+from collections import OrderedDict
 from collections.abc import MutableMapping
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
@@ -22,6 +24,16 @@ HEAD_BYTES_MAX = 65_536
 
 CLIENT_MESSAGE_BYTES_MAX = 32 * 1024 * 1024
 """Size limit of a client's WebSocket message; a longer one closes the connection with code 1009."""
+
+HEAD_SECONDS_MAX = 10.0
+"""From the first byte of a request head, or from the connection, to its end."""
+
+BODY_IDLE_SECONDS_MAX = 30.0
+"""Without a byte of a body that we are ready to read."""
+
+WAITING_CONNECTIONS_MAX = 256
+"""Connections without a complete request head. Beyond it the oldest is closed: a client sends its head at once, so the
+oldest is none that somebody waits for, and descriptors stay free for requests that are complete."""
 
 _HEAD_STARTS = b"HTTP/1.1 "
 _UPGRADE = re.compile(rb"^upgrade[ \t]*:.*\r\n", re.IGNORECASE | re.MULTILINE)
@@ -107,15 +119,53 @@ class BoundedProtocol(HttpToolsProtocol):
     _starts_request = True
     _received: bytes | None = None
     _offers_upgrade = False
+    _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # same signature as uvicorn's protocol
         super().connection_made(transport)
         # HeadBufferingTransport has the methods that uvicorn calls, but is no subclass of Transport.
         self.transport = cast("asyncio.Transport", HeadBufferingTransport(transport))
+        self._waiting: OrderedDict[BoundedProtocol, None] = vars(self.server_state).setdefault("waiting", OrderedDict())
+        self._wait_for_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._set_deadline(None)
+        self._waiting.pop(self, None)
+        super().connection_lost(exc)
+
+    def _wait_for_head(self) -> None:
+        self._set_deadline(HEAD_SECONDS_MAX)
+        self._waiting[self] = None
+        if len(self._waiting) > WAITING_CONNECTIONS_MAX:
+            oldest, _ = self._waiting.popitem(last=False)
+            oldest.transport.close()
+
+    def _set_deadline(self, seconds: float | None) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._time_out)
+
+    def _time_out(self) -> None:
+        is_body = not self._in_head and not self._is_idle
+        if is_body and self.flow.read_paused:
+            # We do not read, because the upstream does not: not the client's fault.
+            self._set_deadline(BODY_IDLE_SECONDS_MAX)
+        elif not is_body and self.cycle is not None and not self.cycle.response_complete:
+            # The start of the next request came while a response is being sent; that goes first.
+            self._set_deadline(HEAD_SECONDS_MAX)
+        elif is_body and self.cycle is not None and self.cycle.response_started:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            part = "body" if is_body else "head"
+            self._send_refusal(408, "request_timeout", f"the request {part} did not arrive in time")
 
     def data_received(self, data: bytes) -> None:
         self._starts_request = self._is_idle
+        if not self._in_head and not self._is_idle:
+            self._set_deadline(BODY_IDLE_SECONDS_MAX)
         if self._is_idle:
+            if self not in self._waiting:
+                self._wait_for_head()
             self._received = data
         elif self._in_head and self._received is not None:
             self._received += data
@@ -136,6 +186,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._waiting.pop(self, None)
+        self._set_deadline(BODY_IDLE_SECONDS_MAX)
         self._offers_upgrade = self.parser.should_upgrade() and not self._should_upgrade()
         if not self._offers_upgrade:
             self._received = None
@@ -143,8 +195,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._is_idle = True
+        self._set_deadline(None)
         if not self._offers_upgrade:
             super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        self._set_deadline(None)
+        super().handle_websocket_upgrade()
 
     def _should_upgrade(self) -> bool:
         names = {name for name, _ in self.headers}
@@ -162,9 +219,12 @@ class BoundedProtocol(HttpToolsProtocol):
         super().data_received(plain + b"\r\n" + rest)
 
     def send_400_response(self, msg: str) -> None:
-        body = msgspec.json.encode(ApiError(400, "malformed_request", msg.rstrip(".")).response)
+        self._send_refusal(400, "malformed_request", msg.rstrip("."))
+
+    def _send_refusal(self, status: int, code: str, message: str) -> None:
+        body = msgspec.json.encode(ApiError(status, code, message).response)
         head = (
-            "HTTP/1.1 400 Bad Request\r\ncontent-type: application/json\r\n"
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
         )
         self.transport.write(head.encode() + body)
