@@ -45,7 +45,7 @@ def test_clients_work_through_the_gateway_and_their_calls_are_stored(tmp_path: P
         result = players.anthropic_sync(f"{url}/anthropic", stream=True)
         players.chat_sync(f"{url}/openai", stream=False)
         with urlopen(f"{url}/metrics", timeout=SECONDS_MAX) as metrics:
-            assert b"holdfast_gateway_dropped_total 0" in metrics.read()
+            assert b"holdfast_gateway_lost_calls_total 0" in metrics.read()
     with closing(SqliteStore(path)) as store:
         sessions = {row.model: list(iter_calls(store.read(row.id))) for row in store.sessions()}
     assert len(sessions) == 2

@@ -127,12 +127,12 @@ class CallRecorder:
         with self._lock:
             return count_shared_blocks(self._digests, digests)
 
-    def begin_call(self, prepared: ObservedRequest, *also: AnyPayload) -> ObservedCall | None:
+    def begin_call(self, prepared: ObservedRequest, *also: AnyPayload, request_id: str = "") -> ObservedCall | None:
         """Record the start of a call, with the events `also` before it; None if recording failed."""
         with self._lock, self._warnings.suppress_errors(_NOT_RECORDED):
             at = self._clock()
             shared_blocks = count_shared_blocks(self._digests, prepared.digests)
-            call = ObservedCall(self._new_id(at), prepared, at)
+            call = ObservedCall(request_id or self._new_id(at), prepared, at)
             self._write(
                 *also,
                 RequestPrepared(
@@ -152,6 +152,11 @@ class CallRecorder:
             self._open.add(call.request_id)
             return call
         return None
+
+    def resume_call(self, call: ObservedCall) -> None:
+        """Continue a call whose start an earlier process recorded."""
+        with self._lock:
+            self._open.add(call.request_id)
 
     def complete_call(
         self,

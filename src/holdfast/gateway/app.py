@@ -3,9 +3,9 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Callable, MutableMapping
+from collections.abc import Awaitable, Callable, MutableMapping
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from holdfast.clock import Clock
 from holdfast.engine.cache.single_flight import SingleFlight
@@ -44,9 +44,13 @@ from holdfast.gateway.websocket_calls import ResponsePrompts, SocketOwner
 
 logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
+T = TypeVar("T")
 
 UNSENT_SECONDS_MAX = 5.0
 """How long to read a request whose upstream cannot be reached."""
+
+DURABLE_SECONDS_MAX = 5.0
+"""How long the last byte of a response waits for its record to be on disk."""
 
 DRAIN_SECONDS_MAX = 600.0
 """With `drain`: how long to keep reading a response whose client has disconnected, to learn its usage."""
@@ -114,8 +118,8 @@ class Gateway:
             await _refuse(target, error, respond)
         finally:
             self._release_unused(exchange)
-            exchange.ended_at = self._clock()
-            self._notify(self._watcher.on_end, exchange)
+            if not exchange.is_ended:
+                self._record_end(exchange)
             self.active_requests -= 1
 
     def close(self) -> None:
@@ -192,7 +196,7 @@ class Gateway:
                 head = await connection.read_head()
             accepted = make_accept_message(head, handshake) if head.status == 101 else None
             if accepted is None and head.status != 101:
-                await _relay_response(exchange, active, respond, lambda: None)
+                await _relay_response(exchange, active, respond, on_complete=self._end_durably)
                 return
             if accepted is None:
                 raise ConnectionCutError
@@ -215,13 +219,24 @@ class Gateway:
         *,
         upstream: UpstreamSocket,
     ) -> None:
+        unconfirmed: list[Awaitable[None]] = []
+
+        def end_call(call: Exchange) -> None:
+            durable = self._notify(self._watcher.on_end, call)
+            if durable is not None:
+                unconfirmed.append(durable)
+
+        async def wait_until_durable() -> None:
+            while unconfirmed:
+                await _wait(unconfirmed.pop())
+
         owner = SocketOwner(
             exchange.target,
             scope["headers"],
             admitted.caller,
             self._clock,
             functools.partial(self._notify, self._watcher.on_request),
-            functools.partial(self._notify, self._watcher.on_end),
+            end_call,
         )
         relay = WebSocketRelay(
             exchange.target,
@@ -236,6 +251,7 @@ class Gateway:
             clock=self._clock,
             passes_pings=PING_EXTENSION in scope.get("extensions", {}),
             drain_seconds=DRAIN_SECONDS_MAX if self._drain else 0.0,
+            wait_until_durable=wait_until_durable,
         )
         await relay.run()
 
@@ -259,18 +275,22 @@ class Gateway:
         connection.start_request(scope["method"], path, filter_request_headers(request.headers, upstream.authority))
         active = _ActiveConnection(self._connections, upstream, connection, drain=self._drain)
         sending = asyncio.ensure_future(self._send_request(exchange, active, request.receive))
+
+        def learn(exchange: Exchange) -> None:
+            if request.analysis is None or not exchange.is_successful:
+                return
+            self._record_response(request.analysis, exchange)
+            if self._keep_alive is not None:
+                head = path, request.headers
+                idle = ForwardedConversation(request.analysis, exchange, request.body, upstream=upstream, head=head)
+                self._keep_alive.watch(idle)
+
+        end = functools.partial(self._end_durably, learn=learn)
         try:
-            await _relay_response(exchange, active, send, on_response_started)
+            await _relay_response(exchange, active, send, on_started=on_response_started, on_complete=end)
         finally:
             sending.cancel()
             active.release()
-        if request.analysis is None or not exchange.is_successful:
-            return
-        self._notify(functools.partial(self._record_response, request.analysis), exchange)
-        if (keep_alive := self._keep_alive) is not None:
-            head = path, request.headers
-            idle = ForwardedConversation(request.analysis, exchange, request.body, upstream=upstream, head=head)
-            self._notify(lambda _: keep_alive.watch(idle), exchange)
 
     def _record_response(self, analysis: RequestAnalysis, exchange: Exchange) -> None:
         """Tells the planner what a call that it planned has read and written."""
@@ -315,11 +335,32 @@ class Gateway:
             active.connection.abort()
             raise
 
-    def _notify(self, callback: Callable[[Exchange], None], exchange: Exchange) -> None:
+    def _record_end(self, exchange: Exchange) -> Awaitable[None] | None:
+        exchange.ended_at, exchange.is_ended = self._clock(), True
+        return self._notify(self._watcher.on_end, exchange)
+
+    async def _end_durably(
+        self, exchange: Exchange, *, learn: Callable[[Exchange], None] = lambda exchange: None
+    ) -> None:
+        """Records an exchange before its last byte is passed on, so that a kill loses no answered call."""
+        durable = self._record_end(exchange)
+        # While the disk writes, and before the client can send the request that follows.
+        self._notify(learn, exchange)
+        if durable is not None:
+            await _wait(durable)
+
+    def _notify(self, callback: Callable[[Exchange], T], exchange: Exchange) -> T | None:
         try:
-            callback(exchange)
+            return callback(exchange)
         except Exception as error:  # noqa: BLE001 - a recording failure must not break the client's call
             logger.warning("an exchange was not recorded: %s", type(error).__name__)
+            return None
+
+
+async def _wait(durable: Awaitable[None]) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(DURABLE_SECONDS_MAX):
+            await durable
 
 
 class _ActiveConnection:
@@ -353,7 +394,12 @@ class _ActiveConnection:
 
 
 async def _relay_response(
-    exchange: Exchange, active: _ActiveConnection, send: Send, on_started: Callable[[], None]
+    exchange: Exchange,
+    active: _ActiveConnection,
+    send: Send,
+    *,
+    on_complete: Callable[[Exchange], Awaitable[None]],
+    on_started: Callable[[], None] = lambda: None,
 ) -> None:
     """Forwards the response as it arrives. A truncated response is truncated for the client at the same byte."""
     connection = active.connection
@@ -386,6 +432,7 @@ async def _relay_response(
             exchange.end = "whole"
             # Release before sending the last byte, so that the client's next request can reuse this connection.
             active.release()
+            await on_complete(exchange)
         if not active.client_left:
             await send({"type": "http.response.body", "body": chunk, "more_body": not is_complete})
 

@@ -25,10 +25,11 @@ that a model that the catalog does not know cannot be used to get around a budge
 
 # Of larger bodies only the size is recorded.
 BUFFERED_BYTES_MAX = 32 * 1024 * 1024
-ExchangeEnd = Literal["whole", "cut", "cancelled", "unreachable"]
+ExchangeEnd = Literal["whole", "cut", "cancelled", "unreachable", "stopped"]
 INTERRUPTIONS: Mapping[str, tuple[FailureKind, str]] = {
     "cancelled": ("cancelled", "the client disconnected before the response ended"),
     "unreachable": ("network", "the upstream could not be reached"),
+    "stopped": ("cancelled", "the gateway was stopped before the response ended"),
     "cut": ("network", "the upstream closed the connection before its response was complete"),
 }
 """How an exchange that did not end with a whole response is recorded."""
@@ -136,6 +137,7 @@ class Exchange:
         self.is_reserved = False
         self.is_sent = False
         self.end: ExchangeEnd = "cancelled"
+        self.is_ended = False
         self.changes: tuple[RequestChange, ...] = ()
         self.control_changes: tuple[CacheControlsApplied, ...] = ()
         self.session_id = ""
@@ -248,8 +250,8 @@ class ExchangeWatcher(Protocol):
     def on_request(self, exchange: Exchange) -> None:
         """The request body is complete."""
 
-    def on_end(self, exchange: Exchange) -> None:
-        """The response ended, complete or not."""
+    def on_end(self, exchange: Exchange) -> Awaitable[None] | None:
+        """The response ended, complete or not. What it returns is done once a kill cannot lose the record."""
 
 
 class ForwardRequest(msgspec.Struct, frozen=True):

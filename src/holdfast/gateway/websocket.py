@@ -181,8 +181,11 @@ class WebSocketRelay:
         clock: Clock,
         passes_pings: bool,
         drain_seconds: float = 0.0,
+        wait_until_durable: Callable[[], Awaitable[None]],
     ) -> None:
+        """`wait_until_durable` waits until the ended calls cannot be lost."""
         self._passes_pings = passes_pings
+        self._wait_until_durable = wait_until_durable
         self._target = target
         self._upstream = upstream
         self._receive, self._send = channels
@@ -313,13 +316,15 @@ class WebSocketRelay:
             self._active_at = asyncio.get_running_loop().time()
             match event:
                 case TextMessage(data=text):
-                    # Sent first: recording must not delay the client.
+                    is_unrequested = self._calls.take_event(text.encode())
+                    await self._wait_until_durable()
                     await self._send_client({"type": "websocket.send", "text": text})
-                    if self._calls.take_event(text.encode()):
+                    if is_unrequested:
                         await self._check_budget()
                 case BytesMessage(data=data):
-                    await self._send_client({"type": "websocket.send", "bytes": bytes(data)})
                     self._calls.take_event(bytes(data))
+                    await self._wait_until_durable()
+                    await self._send_client({"type": "websocket.send", "bytes": bytes(data)})
                 case Ping(payload=payload) if self._is_client_gone or not self._passes_pings:
                     await self._upstream.send(Pong(bytes(payload)))
                 case Ping(payload=payload):

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Lock
 from typing import Protocol
@@ -69,6 +69,8 @@ class AppContext:
         self.prompt_views = PromptViews(log, models)
         self.hub = EventHub(records, clock)
         self.sample: Sample | None = None
+        self.warnings: list[Callable[[], str]] = []
+        """Each returns why the service is degraded, or an empty text."""
         # Sample instructions are readable without a key on this machine; instructions of real agents are not.
         self.has_sample_only = False
         self.workspace: Path | None = None

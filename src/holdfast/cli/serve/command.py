@@ -72,6 +72,11 @@ PORT = 8787
     show_default=True,
     help="What budgets are charged per million tokens of a call without a known price.",
 )
+@click.option(
+    "--spool",
+    metavar="DIR",
+    help="Folder for calls that wait to be recorded; default: beside the store, or in HOLDFAST_HOME for a server.",
+)
 def command(
     *,
     host: str,
@@ -91,6 +96,7 @@ def command(
     keep_alive_usd: float | None,
     drain: bool,
     unpriced_usd: float,
+    spool: str | None,
 ) -> None:
     """Serve the dashboard, the HTTP API and the gateway until stopped.
 
@@ -127,7 +133,7 @@ def command(
         _add_sources(service, simulate=simulate, temporary=temporary)
         exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
         gateway_options = GatewayOptions(
-            simulate, grants, improve, volatile, keep_alive_usd, drain, address, unpriced_usd
+            simulate, grants, improve, volatile, keep_alive_usd, drain, address, unpriced_usd, spool
         )
         with open_gateway(service, upstreams, gateway_options) as gateway:
             app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), mounts=(gateway,))

@@ -1,6 +1,7 @@
 """Builds the gateway of `holdfast serve`: it shares the service's keys and log and has its own upstreams."""
 
 import gc
+import hashlib
 import logging
 import os
 import secrets
@@ -15,7 +16,9 @@ import msgspec
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from holdfast.cli.open_store import resolve_store_address
 from holdfast.cli.serve.recorder_process import RECORDER_MODULE
+from holdfast.clock import new_ulid
 from holdfast.errors import UserError
 from holdfast.gateway.app import Gateway
 from holdfast.gateway.auth import FailedKeys, KeyAuthenticator, KeyHolder
@@ -40,12 +43,15 @@ from holdfast.service.context import AppContext
 from holdfast.service.http.routes import ApiError
 from holdfast.service.route_table import ROUTES
 from holdfast.simulator.provider import SimulatedProvider
+from holdfast.sources.files import holdfast_home
 from holdfast.testing.server_thread import serve_provider
 
 THREAD_SWITCH_SECONDS = 0.0002
 CUT_REPLY_MESSAGE = "returned without completing response"
 GATEWAY_SCOPES = ("gateway", "admin")  # An admin key may use the gateway too.
-DROPPED_RECORDS_METRIC = "holdfast_gateway_dropped_total"
+LOST_CALLS_METRIC = "holdfast_gateway_lost_calls_total"
+RESTARTS_METRIC = "holdfast_gateway_recorder_restarts_total"
+BACKLOG_METRIC = "holdfast_gateway_spool_backlog_bytes"
 
 
 class GatewayOptions(msgspec.Struct, frozen=True):
@@ -59,6 +65,7 @@ class GatewayOptions(msgspec.Struct, frozen=True):
     drain: bool = False
     db: str | None = None
     unpriced_usd: float = UNPRICED_USD_PER_MTOK
+    spool: str | None = None
 
 
 class GatewayMount(BaseRoute):
@@ -125,13 +132,8 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         rewriter = ConversationRewriter(
             service.models, VolatileExtractor(rules), restore=lambda: restore_plans(service.log)
         )
-        volatile = tuple((rule.name, rule.pattern) for rule in rules)
-        setup = RecorderSetup(options.db, options.simulate, volatile, options.unpriced_usd)
-        recorder = RecorderProcess((RECORDER_MODULE,), setup, on_spent=lambda charge: None)
+        recorder = _start_recorder(service, options, rules)
         stack.callback(recorder.close)
-        service.request_metrics.add_counter(
-            DROPPED_RECORDS_METRIC, "Records of forwarded calls that were dropped.", lambda: recorder.dropped_count
-        )
         authenticator = KeyAuthenticator(
             make_key_check(service),
             key_limits,
@@ -171,6 +173,40 @@ def _count_failed_keys(service: AppContext, failed: FailedKeys) -> None:
         "Requests that were refused because their address had sent too many invalid keys.",
         lambda: failed.refused_count,
     )
+
+
+def _start_recorder(service: AppContext, options: GatewayOptions, rules: Sequence[VolatileRule]) -> RecorderProcess:
+    """The recorder process, with what `/readyz` and `/metrics` say about it."""
+    volatile = tuple((rule.name, rule.pattern) for rule in rules)
+    setup = RecorderSetup(options.db, options.simulate, volatile, options.unpriced_usd)
+    recorder = RecorderProcess((RECORDER_MODULE,), setup, _make_spool_folder(options, service.clock()))
+    service.warnings.append(lambda: recorder.error)
+    metrics = service.request_metrics
+    metrics.add_counter(LOST_CALLS_METRIC, "Forwarded calls that could not be recorded.", lambda: recorder.lost_count)
+    metrics.add_counter(RESTARTS_METRIC, "Restarts of the recorder process.", lambda: recorder.restarts)
+    metrics.add_counter(
+        BACKLOG_METRIC, "Spooled records that wait for the recorder.", lambda: recorder.backlog_bytes, kind="gauge"
+    )
+    return recorder
+
+
+def _make_spool_folder(options: GatewayOptions, now: float) -> Path:
+    """A new folder beside the store, so that a later gateway on this store finds what this one could not record."""
+    address, _ = resolve_store_address(options.db)
+    if options.spool is not None:
+        root = Path(options.spool)
+    elif "://" in address:
+        digest = hashlib.blake2b(address.encode(), digest_size=8).hexdigest()
+        root = holdfast_home(os.environ) / "spool" / digest
+    else:
+        root = Path(f"{address}-spool")
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"the spool {str(root)!r} cannot be created: {error.strerror}; choose another with --spool"
+        ) from None
+    return root / new_ulid(now)
 
 
 def _check_names(names: Iterable[str]) -> None:

@@ -1,67 +1,158 @@
-"""The recorder process of a gateway: stores what the gateway forwards, and ends when the gateway does."""
+"""The recorder process of a gateway: stores what the gateway has spooled, and ends when the gateway does."""
 
 import contextlib
 import functools
-import logging
 import os
+import select
 import signal
 import sys
+import time
+from pathlib import Path
 
 from holdfast.cli.open_store import load_configured_models, open_store_with_records
-from holdfast.clock import new_ulid
-from holdfast.errors import StoreError
+from holdfast.clock import new_ulid, system_clock
+from holdfast.engine.guard import WarningLog
+from holdfast.errors import HoldfastError
+from holdfast.events.log import EventLog
 from holdfast.events.records import BudgetStore
-from holdfast.gateway.exchange import CallCharge
 from holdfast.gateway.key_limits import settle_charge
 from holdfast.gateway.recording.recorder import GatewayRecorder
+from holdfast.gateway.recording.restore import RecordedCalls
+from holdfast.gateway.recording.spool import SpoolReader, find_abandoned_spools, open_spool
+from holdfast.gateway.recording.spool_recorder import SpoolPass
 from holdfast.gateway.recording.worker_process import (
-    MessageReceiver,
+    ControlMessage,
     RecorderSetup,
+    StatusMessage,
     SynchronousQueue,
-    read_frames,
+    read_setup,
+    write_frame,
 )
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor, VolatileRule
 
-logger = logging.getLogger(__name__)
 RECORDER_MODULE = "holdfast.cli.serve.recorder_process"
 RECORDER_NICENESS = 5
 """Lower priority than the gateway process: forwarding calls comes before recording them."""
 
+FRAMES_AT_ONCE = 500
+FAILED_STARTS_MAX = 3
+"""After as many recorders that ended before they recorded anything, the first exchange of the spool is given up."""
+
+STORE_PAUSE_SECONDS_MIN, STORE_PAUSE_SECONDS_MAX = 0.1, 5.0
+CLOSING_SECONDS_MAX = 5.0
+"""How long to try to reach the store after the gateway has ended; the spool stays for the next gateway."""
+
+IDLE_SECONDS = 1.0
+UNCONFIRMED_SECONDS = 0.05
+READER_SECONDS_MAX = 30.0
+"""How long to wait for an earlier recorder that still reads the spool."""
+
 
 def run_recorder() -> None:
     for ignored in (signal.SIGINT, signal.SIGTERM):
-        # On a signal the gateway closes the pipe; this process first records what the pipe still holds.
+        # On a signal the gateway closes the pipe; this process first records what the spool still holds.
         signal.signal(ignored, signal.SIG_IGN)
     with contextlib.suppress(OSError):
         os.nice(RECORDER_NICENESS)
-    messages = read_frames(sys.stdin.buffer)
-    setup = next(messages, None)
-    if not isinstance(setup, RecorderSetup):
-        return
-    models = load_configured_models()
-    with open_store_with_records(setup.db) as (log, records):
-        observer = GatewayRecorder(
+    setup = read_setup(sys.stdin.buffer)
+    if setup is not None:
+        _Recording(setup).run()
+
+
+class _Recording:
+    def __init__(self, setup: RecorderSetup) -> None:
+        self._setup = setup
+        self._models = load_configured_models()
+        self._failed_starts = setup.failed_starts
+        self._recorded = self._lost = 0
+        self._status = StatusMessage()
+        self._is_gateway_alive = True
+
+    def run(self) -> None:
+        """Records what earlier gateways have left behind, then this gateway's exchanges until it ends."""
+        own = Path(self._setup.spool)
+        for folder in find_abandoned_spools(own.parent, own=own):
+            with contextlib.suppress(OSError), open_spool(folder) as reader:
+                self._record_spool(reader)
+        with open_spool(own, seconds_max=READER_SECONDS_MAX) as reader:
+            self._record_spool(reader)
+
+    def _record_spool(self, reader: SpoolReader) -> None:
+        """Records a spool to its end and deletes it; keeps it if the store cannot be reached any more."""
+        pause, give_up_at = STORE_PAUSE_SECONDS_MIN, float("inf")
+        while True:
+            try:
+                with open_store_with_records(self._setup.db) as (log, records):
+                    self._record_in(reader, log, records)
+                reader.close(delete=True)
+                return
+            except HoldfastError as error:
+                self._report(f"the store cannot be written: {error}", reader)
+            except OSError as error:
+                self._report(f"the spool cannot be read or cleared: {error.strerror}", reader)
+            if not self._is_gateway_alive:
+                give_up_at = min(give_up_at, time.monotonic() + CLOSING_SECONDS_MAX)
+            if time.monotonic() >= give_up_at:
+                return
+            self._wait(pause)
+            pause = min(2 * pause, STORE_PAUSE_SECONDS_MAX)
+
+    def _record_in(self, reader: SpoolReader, log: EventLog, records: BudgetStore) -> None:
+        make_recorder = functools.partial(self._make_recorder, records)
+        current = SpoolPass(reader, log, make_recorder, clock=system_clock)
+        recorded, lost = self._recorded, self._lost
+        if self._failed_starts >= FAILED_STARTS_MAX:
+            current.skip_first()
+        self._failed_starts = 0
+        try:
+            while True:
+                count = current.record_available(frames_max=FRAMES_AT_ONCE)
+                current.confirm()
+                self._recorded, self._lost = recorded + current.recorded, lost + current.lost
+                self._report("", reader)
+                if not count:
+                    if not current.has_unconfirmed and not reader.has_writer and not reader.backlog_bytes:
+                        break
+                    self._wait(UNCONFIRMED_SECONDS if current.has_unconfirmed else IDLE_SECONDS)
+            current.finish()
+        finally:
+            self._recorded, self._lost = recorded + current.recorded, lost + current.lost
+
+    def _make_recorder(
+        self, records: BudgetStore, log: EventLog, warnings: WarningLog, recorded: RecordedCalls
+    ) -> GatewayRecorder:
+        setup, models = self._setup, self._models
+        return GatewayRecorder(
             log,
             models=models,
             new_id=new_ulid,
             simulated=setup.simulated,
             volatile=VolatileExtractor(tuple(VolatileRule(*pair) for pair in setup.volatile)),
-            on_spent=functools.partial(_settle, records),
+            # Not in the gateway, which may have ended. If it fails, the exchange is read again and settled then.
+            on_spent=functools.partial(settle_charge, records),
             unpriced_usd_per_mtok=setup.unpriced_usd_per_mtok,
             make_queue=SynchronousQueue,
+            warnings=warnings,
+            recorded=recorded,
         )
-        retold = MessageReceiver(observer.on_request, observer.on_end, observer.on_ping)
-        for message in messages:
-            retold.handle_message(message)
-        observer.close()
 
+    def _wait(self, seconds: float) -> None:
+        """Until the gateway has spooled something, or has ended."""
+        if not self._is_gateway_alive:
+            time.sleep(min(seconds, UNCONFIRMED_SECONDS))
+        elif select.select([0], [], [], seconds)[0]:
+            self._is_gateway_alive = bool(os.read(0, 65536))
 
-def _settle(records: BudgetStore, charge: CallCharge) -> None:
-    """Here and not in the gateway, which may have ended: what was reserved is settled with the call's record."""
-    try:
-        settle_charge(records, charge)
-    except StoreError as error:
-        logger.warning("the cost of a call was not settled, and its estimate counts as spent in an hour: %s", error)
+    def _report(self, error: str, reader: SpoolReader) -> None:
+        status = StatusMessage(error, self._recorded, self._lost, reader.backlog_bytes)
+        if status != self._status:
+            self._status = status
+            self._send(status)
+
+    def _send(self, message: ControlMessage) -> None:
+        # The gateway may have closed its end of the pipe already.
+        with contextlib.suppress(OSError):
+            write_frame(sys.stdout.buffer, message)
 
 
 if __name__ == "__main__":

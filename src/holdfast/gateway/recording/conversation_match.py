@@ -181,13 +181,15 @@ class ConversationMatcher(Generic[T]):
         self._make_room()
         return match, conversation.state
 
-    def restore(self, request: RequestFingerprint, state: T, reply_id: str) -> None:
+    def restore(self, request: RequestFingerprint, state: T, reply_id: str, *, open_requests: int = 0) -> int:
         """Adds a conversation of an earlier process by its last request, whose scope is the restored one."""
         conversation = self._add(request, state)
+        conversation.open_requests = open_requests
         self._index(conversation)
         if reply_id:
             self._replies[request.scope, reply_id] = conversation.key
         self._make_room()
+        return conversation.key
 
     def _add(self, request: RequestFingerprint, state: T) -> "_Conversation[T]":
         conversation = _Conversation(self._next, request, state)

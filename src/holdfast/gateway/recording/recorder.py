@@ -1,7 +1,6 @@
 """Records forwarded exchanges as sessions in the log: calls, usage, cost and cache verdicts."""
 
 import functools
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from decimal import Decimal
@@ -15,13 +14,12 @@ from holdfast.economics.cost import cost_usd, uncached_cost_usd
 from holdfast.engine.guard import WarningLog
 from holdfast.engine.recorder import CallRecorder, ObservedCall, ObservedRequest, ResumedSession, bill_usage
 from holdfast.engine.request_observer import RequestObserver
-from holdfast.errors import ProviderError, UserError
+from holdfast.errors import UserError
 from holdfast.events.log import EventLog
 from holdfast.events.payloads.calls import ConversationTrace, GatewayForwarded, RewriteEstimate
 from holdfast.events.payloads.session import ParentSession, SessionStarted
-from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, INTERRUPTIONS, UNPRICED_USD_PER_MTOK, CallCharge, Exchange
-from holdfast.gateway.http.content_encoding import decompress_body
-from holdfast.gateway.http.headers import Headers, name_client
+from holdfast.gateway.exchange import INTERRUPTIONS, UNPRICED_USD_PER_MTOK, CallCharge, Exchange
+from holdfast.gateway.http.headers import name_client
 from holdfast.gateway.recording.conversation_match import (
     ConversationMatch,
     ConversationMatcher,
@@ -31,30 +29,32 @@ from holdfast.gateway.recording.conversation_match import (
     make_restored_scope,
     short_digest,
 )
-from holdfast.gateway.recording.restore import restore_conversations
+from holdfast.gateway.recording.exchange_decode import (
+    decode_exchange_request,
+    decode_exchange_response,
+    decompress_or_none,
+    find_other_model,
+    path_header,
+)
+from holdfast.gateway.recording.restore import (
+    RESTORED_SESSIONS_MAX,
+    RecordedCall,
+    RecordedCalls,
+    count_unpriced_tokens,
+    restore_conversations,
+)
 from holdfast.gateway.recording.rewrite_estimate import ComparedCall, RewriteEstimator, encode_shape
 from holdfast.gateway.recording.worker_process import RecordQueue
 from holdfast.gateway.rewrite.findings import add_masked_diffs
 from holdfast.gateway.rewrite.request_analysis import BYTES_PER_TOKEN, GatewayPing
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.gateway.routes import normalize_path
-from holdfast.providers.adapter import PATH_HEADER, Adapter
-from holdfast.providers.bedrock import EVENT_STREAM_TYPE, decode_event_stream, read_usage_headers
-from holdfast.providers.json_splice import decode_or_none
+from holdfast.providers.adapter import Adapter
 from holdfast.providers.registry import get_adapter
 from holdfast.providers.tolerant_decode import (
     UNKNOWN_MODEL,
-    TolerantRequest,
-    TolerantResponse,
-    add_missing_fields,
-    decode_request_tolerantly,
-    decode_stream_tolerantly,
-    decode_usage_only,
-    find_usage,
     iterate_batch_results,
-    wrap_raw_request,
 )
-from holdfast.providers.wire_request import drop_deferred_tools
 from holdfast.types.prompt import Plan
 from holdfast.types.reply import Reply
 from holdfast.types.request_buffer import EncodedBlock
@@ -84,6 +84,14 @@ class _ActiveCall(msgspec.Struct, frozen=True):
     compared: ComparedCall | None = None
 
 
+class _RestoredCall(msgspec.Struct, frozen=True):
+    """A call of an earlier process, with its conversation; `key` as in _ActiveCall."""
+
+    call: RecordedCall
+    recorder: CallRecorder
+    key: int | None
+
+
 class _WarmUp(msgspec.Struct, frozen=True):
     """A request for no output that was answered. It belongs to the conversation of the request that continues it."""
 
@@ -108,7 +116,9 @@ class GatewayRecorder:
         on_session: Callable[[str], None] = lambda session_id: None,
         warnings: WarningLog | None = None,
         make_queue: Callable[[Callable[[Callable[[], None]], None]], RecordQueue[Callable[[], None]]] = RecordQueue,
+        recorded: RecordedCalls | None = None,
     ) -> None:
+        """`recorded` is what the log already has of the exchanges that will come; it is not recorded again."""
         self._log, self._models = log, models
         self._new_id, self._simulated = new_id, simulated
         self._estimator = RewriteEstimator(models, volatile)
@@ -119,6 +129,9 @@ class GatewayRecorder:
         self._endpoint_sessions: dict[tuple[str, str], RequestObserver] = {}
         self._warm_ups: OrderedDict[tuple[str, str], _WarmUp] = OrderedDict()
         self._now, self._is_restored = 0.0, False
+        self._recorded = recorded or RecordedCalls()
+        self._restored_calls: dict[str, _RestoredCall] = {}
+        self._resumed_endpoints: dict[str, CallRecorder] = {}
         self.queue = make_queue(self._process)
 
     @property
@@ -158,23 +171,69 @@ class GatewayRecorder:
 
     def _restore(self) -> None:
         """Conversations of earlier processes continue under their old session ids."""
-        for conversation in restore_conversations(self._log):
+        active_count = len(self._recorded.last_events)
+        for conversation in restore_conversations(self._log, sessions_max=max(RESTORED_SESSIONS_MAX, active_count)):
             observer = RequestObserver(self._recorder(SessionStarted, conversation.resumed), self._warnings)
-            self._conversations.restore(conversation.request, observer, conversation.reply_id)
+            key = self._conversations.restore(
+                conversation.request,
+                observer,
+                conversation.reply_id,
+                open_requests=sum(call.outcome is None for call in conversation.calls.values()),
+            )
+            for request_id, call in conversation.calls.items():
+                self._restored_calls[request_id] = _RestoredCall(call, observer.recorder, key)
 
     def _begin(self, exchange: Exchange) -> None:
         self._now, target = exchange.started_at, exchange.target
         if exchange.reads_batch_results:
             return
-        if target.adapter_name is None:
+        if exchange.id in self._recorded.calls:
+            exchange.free_request()
+            self._resume(exchange, self._recorded.calls[exchange.id])
+        elif target.adapter_name is None:
             self._begin_other(exchange)
         elif exchange.websocket_call is None or not exchange.websocket_call.is_warm_up:
             self._begin_call(exchange)
 
+    def _resume(self, exchange: Exchange, recorded: RecordedCall) -> None:
+        """Continues with an exchange that an earlier process began to record."""
+        if recorded.outcome is not None:
+            # Its charge may not have been settled before that process ended; a second settlement has no effect.
+            usage, unpriced = recorded.outcome.usage, count_unpriced_tokens(recorded.outcome)
+            spent = float(recorded.outcome.cost_usd) + unpriced * self._unpriced_usd_per_mtok / 1_000_000
+            self._charge(exchange, exchange.id, recorded.started_at, spent, output_tokens=usage.output)
+            return
+        restored = self._restored_calls.get(exchange.id)
+        if restored is None:
+            session_id = recorded.session_id
+            if session_id not in self._resumed_endpoints:
+                resumed = ResumedSession(session_id, (), self._recorded.last_events[session_id])
+                self._resumed_endpoints[session_id] = self._recorder(SessionStarted, resumed)
+            restored = _RestoredCall(recorded, self._resumed_endpoints[session_id], None)
+        exchange.record = self._make_active(exchange, restored)
+
+    def _make_active(self, exchange: Exchange, restored: "_RestoredCall") -> _ActiveCall:
+        call, recorder = restored.call, restored.recorder
+        prepared = ObservedRequest(
+            model=call.model,
+            provider=call.provider,
+            row=recorder.find_catalog_row(call.model),
+            plan=call.plan,
+            digests=call.digests,
+            parameters_digest="",
+            body_bytes=0,
+            tokens=call.tokens,
+        )
+        resumed = ObservedCall(exchange.id, prepared, call.started_at)
+        if call.outcome is None:
+            recorder.resume_call(resumed)
+        adapter = get_adapter(exchange.target.format)
+        return _ActiveCall(restored.key, adapter, recorder, resumed)
+
     def _begin_call(self, exchange: Exchange) -> None:
         target, websocket_call = exchange.target, exchange.websocket_call
         adapter = get_adapter(target.format)
-        body, request = _decode_request(adapter, exchange)
+        body, request = decode_exchange_request(adapter, exchange)
         original = exchange.original_body
         exchange.free_request()
         description = describe_request(
@@ -189,7 +248,7 @@ class GatewayRecorder:
             description, functools.partial(self._open_conversation, exchange)
         )
         request, prepared = observer.prepare_unchanged(
-            adapter, request, body, _path_header(exchange), provider=target.provider
+            adapter, request, body, path_header(exchange), provider=target.provider
         )
         if websocket_call is not None and not websocket_call.is_prompt_known:
             request = msgspec.structs.replace(request, unreadable=(*request.unreadable, _PROMPT_UNKNOWN))
@@ -220,7 +279,7 @@ class GatewayRecorder:
             unreadable=request.unreadable or msgspec.UNSET,
         )
         self._record_continued_warm_up(exchange, observer.recorder)
-        call = observer.recorder.begin_call(prepared, *exchange.control_changes, forwarded)
+        call = observer.recorder.begin_call(prepared, *exchange.control_changes, forwarded, request_id=exchange.id)
         exchange.session_id = observer.recorder.session_id
         self._on_session(exchange.session_id)
         if call is not None:
@@ -229,7 +288,7 @@ class GatewayRecorder:
     def _begin_other(self, exchange: Exchange) -> None:
         """A request that calls no model directly, such as embeddings: one session for each endpoint and caller."""
         target, caller = exchange.target, exchange.caller
-        model = f"{target.provider}:{_find_other_model(exchange)}"
+        model = f"{target.provider}:{find_other_model(exchange)}"
         exchange.free_request()
         recorder = self._endpoint_session(exchange).recorder
         row = recorder.find_catalog_row(model)
@@ -241,7 +300,7 @@ class GatewayRecorder:
             user_id=caller.user_id,
             team_id=caller.team_id,
         )
-        call = recorder.begin_call(prepared, forwarded)
+        call = recorder.begin_call(prepared, forwarded, request_id=exchange.id)
         if call is not None:
             exchange.record = _ActiveCall(None, get_adapter(target.format), recorder, call)
 
@@ -318,9 +377,19 @@ class GatewayRecorder:
             if active.key is not None:
                 self._conversations.end_request(active.key, describe_reply(reply) if reply else None)
 
+    @property
+    def pending_ids(self) -> frozenset[str]:
+        """Ended exchanges that are not recorded yet: warm-ups that no request has continued."""
+        return frozenset(warm_up.exchange.id for warm_up in self._warm_ups.values())
+
+    def record_abandoned_warm_ups(self, *, ended_before: float) -> None:
+        with self._warnings.suppress_errors(_NOT_RECORDED):
+            while self._warm_ups and next(iter(self._warm_ups.values())).exchange.ended_at < ended_before:
+                self._record_abandoned_warm_up()
+
     def _end_warm_up(self, exchange: Exchange) -> bool:
         """Keeps an answered warm-up until a request continues it. False if it failed, which is recorded as a call."""
-        response = self._decode_response(exchange, get_adapter(exchange.target.format))
+        response = decode_exchange_response(exchange, get_adapter(exchange.target.format))
         if response.reply is None or not response.is_complete:
             return False
         model = f"{exchange.target.provider}:{response.reply.model}"
@@ -344,6 +413,8 @@ class GatewayRecorder:
 
     def _record_warm_up(self, warm_up: _WarmUp, recorder: CallRecorder) -> None:
         exchange = warm_up.exchange
+        if exchange.started_at in self._recorded.pings:
+            return
         row = recorder.find_catalog_row(warm_up.model)
         prepared = _observe_other(exchange.target.provider, warm_up.model, row, exchange.request_bytes)
         cost = recorder.record_prewarm(
@@ -352,8 +423,10 @@ class GatewayRecorder:
         self._charge(exchange, exchange.id, exchange.started_at, float(cost))
 
     def _record_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
-        active = exchange.record
-        if isinstance(active, _ActiveCall):
+        active, restored = exchange.record, self._restored_calls.get(exchange.id)
+        if active is None and restored is not None:
+            active = exchange.record = self._make_active(exchange, restored)
+        if isinstance(active, _ActiveCall) and at not in self._recorded.pings:
             self._now = at
             result = ping.to_result(at, active.adapter.decode_reply(response).usage)
             cost = active.recorder.record_ping(active.call, result, kind=ping.kind, reason=ping.reason)
@@ -362,8 +435,10 @@ class GatewayRecorder:
             self._charge(exchange, f"{exchange.id}.ping.{at}", at, float(cost))
 
     def _record_outcome(self, exchange: Exchange, active: _ActiveCall) -> Reply | None:
-        response = self._decode_response(exchange, active.adapter)
+        response = decode_exchange_response(exchange, active.adapter)
         reply, failure = response.reply, response.failure
+        if response.unreadable and reply is None:
+            self._warnings.warn_once(_UNREADABLE)
         recorder, call = active.recorder, _name_by_reply(active, reply)
         usage = bill_usage(call, reply.usage) if reply is not None else Usage()
         # OpenAI streams usage only on request; a model call without it is estimated, never free.
@@ -379,6 +454,10 @@ class GatewayRecorder:
             usage = bill_usage(call, self._estimate_usage(exchange, call))
             message = response.unreadable or "the response has no usage"
             recorder.fail_call(call, "unreadable", message, estimated_usage=usage)
+        elif exchange.end == "stopped":
+            # What came of the response is unknown; that the request was sent is not, so it is not free.
+            usage = bill_usage(call, self._estimate_usage(exchange, call))
+            recorder.fail_call(call, *INTERRUPTIONS[exchange.end], estimated_usage=usage)
         else:
             recorder.fail_call(call, *INTERRUPTIONS[exchange.end], reply)
         if (reply is None or not response.is_complete or not has_usage) and active.compared is not None:
@@ -415,41 +494,9 @@ class GatewayRecorder:
             return float(recorder.cost_of(call, usage))
         return (usage.tokens_sent + usage.output) * self._unpriced_usd_per_mtok / 1_000_000
 
-    def _decode_response(self, exchange: Exchange, adapter: Adapter) -> TolerantResponse:
-        body = exchange.response_body
-        if not exchange.status:
-            return TolerantResponse()
-        if body is None:
-            return TolerantResponse(unreadable=f"the response has more than {BUFFERED_BYTES_MAX} bytes")
-        try:
-            decoded = decompress_body(body, _header_text(exchange.response_headers, b"content-encoding"))
-        except ProviderError as error:
-            self._warnings.warn_once(_UNREADABLE)
-            return TolerantResponse(unreadable=str(error))
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in exchange.response_headers}
-        content_type, is_whole = headers.get("content-type", ""), exchange.end == "whole"
-        if content_type.startswith(EVENT_STREAM_TYPE):
-            decoded, content_type = decode_event_stream((decoded,)), "text/event-stream"
-        try:
-            if exchange.status != 200:
-                return TolerantResponse(failure=adapter.decode_error(exchange.status, headers, decoded))
-            if exchange.target.adapter_name is None:
-                # Without usage it cost nothing that could be known, such as a file or a token count.
-                usage = find_usage(decoded) or read_usage_headers(headers) or Usage()
-                return TolerantResponse(Reply((), "end_turn", usage), is_complete=is_whole)
-            if content_type.startswith("text/event-stream"):
-                return decode_stream_tolerantly(adapter, decoded, is_whole=is_whole)
-            if not is_whole:
-                return TolerantResponse()
-            return TolerantResponse(adapter.decode_reply(decoded), is_complete=True)
-        except ProviderError as error:
-            counted = read_usage_headers(headers)
-            partial = Reply((), "error", counted) if counted else None
-            return decode_usage_only(decoded, str(error), partial, is_complete=is_whole)
-
     def _record_batch(self, exchange: Exchange) -> None:
         """Records the usage in the results of a batch: one session for each batch, one call for each of its models."""
-        target, caller, body = exchange.target, exchange.caller, _decompress_or_none(exchange, is_response=True)
+        target, caller, body = exchange.target, exchange.caller, decompress_or_none(exchange, is_response=True)
         exchange.free_response()
         # Part of a file looks like the whole, so only the whole is counted.
         if exchange.status != 200 or exchange.end != "whole" or not body:
@@ -499,26 +546,6 @@ class GatewayRecorder:
         self._charge(exchange, f"{recorder.session_id}.{model}", call.started_at, spent)
 
 
-def _decode_request(adapter: Adapter, exchange: Exchange) -> tuple[bytes, TolerantRequest]:
-    """The request's JSON and its decoded form; never raises. A body too large to buffer counts as empty."""
-    body, headers, target = exchange.request_body, _path_header(exchange), exchange.target
-    if body is None:
-        reason = f"the request has {exchange.request_bytes} bytes; at most {BUFFERED_BYTES_MAX} are decoded"
-        return b"", wrap_raw_request(b"", headers, reason)
-    try:
-        decoded = decompress_body(body, _header_text(exchange.headers, b"content-encoding"))
-    except ProviderError as error:
-        return body, wrap_raw_request(body, headers, str(error))
-    if target.path_fields:
-        decoded = add_missing_fields(decoded, target.path_fields)
-    request = decode_request_tolerantly(adapter, decoded, headers)
-    name = target.model_names.get(request.wire.parameters.model)
-    if name is not None:
-        parameters = msgspec.structs.replace(request.wire.parameters, model=name)
-        request = msgspec.structs.replace(request, wire=msgspec.structs.replace(request.wire, parameters=parameters))
-    return decoded, msgspec.structs.replace(request, wire=drop_deferred_tools(adapter, request.wire))
-
-
 def _observe_other(provider: str, model: str, row: Model | None, body_bytes: int) -> ObservedRequest:
     """A request without content: it is no prompt, and nothing of it is cached."""
     return ObservedRequest(
@@ -531,22 +558,6 @@ def _observe_other(provider: str, model: str, row: Model | None, body_bytes: int
         body_bytes=body_bytes,
         tokens=0,
     )
-
-
-# In forms with a file, such as those of OpenAI's audio and image endpoints, the model is a field of its own.
-_FORM_MODEL = re.compile(rb'name="model"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([!-~]{1,120})\r\n')
-
-
-def _find_other_model(exchange: Exchange) -> str:
-    target, body = exchange.target, _decompress_or_none(exchange) or b""
-    members = decode_or_none(msgspec.json.decode, body)
-    if isinstance(members, dict):
-        named = members.get("model")
-    else:
-        form = _FORM_MODEL.search(body)
-        named = form[1].decode() if form else None
-    named = named or target.path_fields.get("model")
-    return target.model_names.get(named, named) if isinstance(named, str) else UNKNOWN_MODEL
 
 
 def _name_by_reply(active: _ActiveCall, reply: Reply | None) -> ObservedCall:
@@ -565,24 +576,6 @@ def _name_by_reply(active: _ActiveCall, reply: Reply | None) -> ObservedCall:
         return active.call
     prepared = msgspec.structs.replace(prepared, model=model, row=row)
     return msgspec.structs.replace(active.call, prepared=prepared)
-
-
-def _decompress_or_none(exchange: Exchange, *, is_response: bool = False) -> bytes | None:
-    body, headers = exchange.request_body, exchange.headers
-    if is_response:
-        body, headers = exchange.response_body, exchange.response_headers
-    try:
-        return decompress_body(body or b"", _header_text(headers, b"content-encoding"))
-    except ProviderError:
-        return None
-
-
-def _path_header(exchange: Exchange) -> dict[str, str]:
-    return {PATH_HEADER: exchange.target.path}
-
-
-def _header_text(headers: Headers, wanted: bytes) -> str:
-    return next((value.decode("latin-1") for name, value in headers if name.lower() == wanted), "")
 
 
 def _trace(mount: str, description: RequestFingerprint, match: ConversationMatch) -> ConversationTrace:

@@ -8,7 +8,7 @@ import msgspec
 from holdfast.catalog.lookup import utc_date
 from holdfast.engine.cache.conversation_plans import RestoredConversation
 from holdfast.engine.recorder import ResumedSession
-from holdfast.events.log import Event, EventLog
+from holdfast.events.log import Event, EventLog, SessionRow
 from holdfast.events.payloads.cache import CachePinged
 from holdfast.events.payloads.calls import (
     UNPRICED,
@@ -25,10 +25,14 @@ from holdfast.gateway.recording.conversation_match import RequestFingerprint, Se
 from holdfast.gateway.rewrite.operations import VOLATILE_PREFIX
 from holdfast.planning.learned import CacheMemory, RequestRecord, forget_cached, memory_after_call, memory_after_ping
 from holdfast.planning.policy import PingResult, WaitedFor
+from holdfast.types.prompt import Plan
 from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage
 
 RESTORED_SESSIONS_MAX = 200
+
+# The events of a call may be older than the newest frame that is read again by as much as the clock was set back.
+RECORDED_SECONDS_BEFORE = 300.0
 
 # After a longer idle time, a restored conversation counts as having waited for a person.
 TOOL_SECONDS_MAX = 120.0
@@ -37,13 +41,41 @@ TOOL_SECONDS_MAX = 120.0
 OPENING_EVENTS = 2
 
 
+class RecordedCall(msgspec.Struct, frozen=True):
+    """A call on the log, as it was prepared; `outcome` is None while it has none."""
+
+    session_id: str
+    started_at: float
+    model: str
+    provider: str
+    tokens: int
+    plan: Plan
+    digests: tuple[PrefixDigest, ...]
+    outcome: LlmCallCompleted | LlmCallFailed | None = None
+
+
+class RecordedCalls(msgspec.Struct, frozen=True):
+    """What the log has of exchanges that may be read again: calls by request id, pings by the time they were sent.
+
+    `last_events` are by session.
+    """
+
+    calls: dict[str, RecordedCall] = {}
+    pings: frozenset[float] = frozenset()
+    last_events: dict[str, str] = {}
+
+
 class RecordedConversation(msgspec.Struct, frozen=True):
-    """A conversation as of its last request; `plan` is what the planner knew of it."""
+    """A conversation as of its last request; `plan` is what the planner knew of it.
+
+    `calls` are those that can still get an outcome or a ping, by request id: the unfinished ones and the last one.
+    """
 
     resumed: ResumedSession
     request: RequestFingerprint
     reply_id: str
     plan: RestoredConversation | None
+    calls: dict[str, RecordedCall] = {}
 
 
 class CallSpending(msgspec.Struct, frozen=True):
@@ -60,6 +92,68 @@ class CallSpending(msgspec.Struct, frozen=True):
     calls: int = 1
     failed: int = 0
     unpriced_tokens: int = 0
+
+
+def find_recorded_calls(log: EventLog, since: float) -> RecordedCalls:
+    """Calls and pings of the sessions that had an event after `since`, or shortly before."""
+    calls: dict[str, RecordedCall] = {}
+    pings: set[float] = set()
+    last_events: dict[str, str] = {}
+    for row in list_active_sessions(log, since):
+        fold = _CallFold(row.id)
+        for event in log.read(row.id):
+            last_events[row.id] = event.id
+            fold.add(event)
+            if isinstance(event.payload, CachePinged):
+                pings.add(event.payload.sent_at or event.at)
+        calls |= fold.calls
+    return RecordedCalls(calls, frozenset(pings), last_events)
+
+
+def list_active_sessions(log: EventLog, since: float) -> tuple[SessionRow, ...]:
+    """The sessions that had an event after `since`, or shortly before."""
+    limit = RESTORED_SESSIONS_MAX
+    while True:
+        rows = log.sessions(limit=limit)
+        active = tuple(row for row in rows if row.last_event_at >= since - RECORDED_SECONDS_BEFORE)
+        if len(active) < len(rows) or len(rows) < limit:
+            return active
+        limit *= 4
+
+
+class _CallFold:
+    """Follows the calls of one session."""
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self._digests: tuple[PrefixDigest, ...] = ()
+        self._plan = Plan()
+        self.calls: dict[str, RecordedCall] = {}
+
+    def add(self, event: Event) -> None:
+        match event.payload:
+            case RequestPrepared() as payload:
+                self._digests = (*self._digests[: payload.shared_blocks], *payload.digests)
+                self._plan = payload.plan
+            case LlmCallStarted() as payload:
+                newest = next(reversed(self.calls), None)
+                if newest is not None and self.calls[newest].outcome is not None:
+                    # Only for pings, which repeat the newest call; a long session has thousands for each call.
+                    self.calls[newest] = msgspec.structs.replace(self.calls[newest], digests=())
+                self.calls[payload.request_id] = RecordedCall(
+                    self._session_id,
+                    event.at,
+                    payload.model,
+                    payload.provider,
+                    payload.estimated_input_tokens,
+                    self._plan,
+                    self._digests,
+                )
+            case LlmCallCompleted() | LlmCallFailed() as payload if payload.request_id in self.calls:
+                call = self.calls[payload.request_id]
+                self.calls[payload.request_id] = msgspec.structs.replace(call, outcome=payload)
+            case _:
+                pass
 
 
 def restore_conversations(
@@ -86,8 +180,10 @@ def _fold_conversation(session_id: str, events: Iterable[Event]) -> RecordedConv
     digests: tuple[PrefixDigest, ...] = ()
     key_id, reply_id, last_event_id = None, "", ""
     memory, sent, moved_blocks = CacheMemory(), None, 0
+    fold = _CallFold(session_id)
     for event in events:
         last_event_id = event.id
+        fold.add(event)
         match event.payload:
             case GatewayForwarded() as payload:
                 key_id, trace = payload.key_id, payload.trace
@@ -124,7 +220,10 @@ def _fold_conversation(session_id: str, events: Iterable[Event]) -> RecordedConv
         SessionHints(trace.session_digest, trace.reason),
     )
     plan = RestoredConversation(digests[: sent.blocks], memory, sent) if sent is not None else None
-    return RecordedConversation(ResumedSession(session_id, digests, last_event_id), request, reply_id, plan)
+    newest = next(reversed(fold.calls), None)
+    calls = {id: call for id, call in fold.calls.items() if call.outcome is None or id == newest}
+    resumed = ResumedSession(session_id, digests, last_event_id)
+    return RecordedConversation(resumed, request, reply_id, plan, calls)
 
 
 def _guess_wait(memory: CacheMemory, at: float) -> WaitedFor:
@@ -171,7 +270,7 @@ def _fold_spending(events: Iterable[Event], since: date | None) -> Iterator[Call
                 at, key_id = keys.pop(payload.request_id, (event.at, None))
                 failed = isinstance(payload, LlmCallFailed) and payload.usage == Usage()
                 if since is None or utc_date(at) >= since:
-                    costs = (float(payload.cost_usd), int(not failed), int(failed), _count_unpriced_tokens(payload))
+                    costs = (float(payload.cost_usd), int(not failed), int(failed), count_unpriced_tokens(payload))
                     # Without a key the session may be named by its endpoint, which is no label of a key.
                     yield CallSpending(key_id, label if key_id else None, at, *costs)
             case CachePinged() as payload:
@@ -182,7 +281,8 @@ def _fold_spending(events: Iterable[Event], since: date | None) -> Iterator[Call
                 pass
 
 
-def _count_unpriced_tokens(call: LlmCallCompleted | LlmCallFailed) -> int:
+def count_unpriced_tokens(call: LlmCallCompleted | LlmCallFailed) -> int:
+    """The tokens of a call whose model has no price."""
     # A broken-off call has no pricing version: with usage and without a cost, its model had no price.
     unpriced = call.pricing_version == UNPRICED if isinstance(call, LlmCallCompleted) else not call.cost_usd
     return call.usage.tokens_sent + call.usage.output if unpriced else 0

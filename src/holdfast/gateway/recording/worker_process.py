@@ -1,35 +1,37 @@
-"""Runs the recorder in a separate process, fed through a pipe, so that recording never delays a forwarded call.
+"""Runs the recorder in a separate process, fed through a spool on disk, so that recording never delays or loses a call.
 
-Messages that the pipe cannot take yet are queued up to a size limit, then dropped and counted.
+The process is supervised: when it ends, another one continues with the first exchange that is not recorded.
 """
 
+import asyncio
 import contextlib
+import os
 import subprocess
 import sys
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from threading import Condition, Event, Lock, Thread, current_thread
 from typing import IO, Generic, TypeVar
 
 import msgspec
 
 from holdfast.events.payloads.calls import RequestChange
-from holdfast.gateway.exchange import (
-    UNPRICED_USD_PER_MTOK,
-    CallCharge,
-    Exchange,
-    ExchangeEnd,
-    GatewayCaller,
-    WebSocketCall,
-)
+from holdfast.gateway.exchange import UNPRICED_USD_PER_MTOK, Exchange, ExchangeEnd, GatewayCaller, WebSocketCall
+from holdfast.gateway.recording.spool import SpoolWriter
 from holdfast.gateway.rewrite.request_analysis import GatewayPing
 from holdfast.gateway.routes import Target
 
 # Recording takes several times the processor time of forwarding, and as a thread it added 3 to 8 ms of processor time
 # per stream (docs/decisions/0029); hence a separate process.
 CLOSING_SECONDS_MAX = 10.0
-TRACKED_EXCHANGES_MAX = 1_000
-PIPE_QUEUE_BYTES_MAX = 64 * 1024 * 1024
+RESTART_SECONDS_MIN, RESTART_SECONDS_MAX = 0.05, 5.0
+"""How long to wait before a recorder that ended is started again; doubled while it ends again at once."""
+
+STABLE_SECONDS = 10.0
+"""A recorder that ran for this long did not fail at once."""
+
 _SIZE_BYTES = 4
 HeaderPairs = list[tuple[bytes, bytes]]
 _encode = msgspec.msgpack.Encoder().encode
@@ -43,16 +45,21 @@ T = TypeVar("T")
 
 
 class RecorderSetup(msgspec.Struct, frozen=True, tag=True):
-    """Configuration of the recorder process: store, whether the provider is simulated, volatile-text rules."""
+    """Configuration of the recorder process: store, spool, whether the provider is simulated, volatile-text rules.
+
+    `failed_starts` counts the recorders that ended before they recorded anything, one after the other.
+    """
 
     db: str | None
     simulated: bool
     volatile: tuple[tuple[str, str], ...] = ()
     unpriced_usd_per_mtok: float = UNPRICED_USD_PER_MTOK
+    spool: str = ""
+    failed_starts: int = 0
 
 
 class RequestMessage(msgspec.Struct, frozen=True, tag=True):
-    number: int
+    id: str
     target: Target
     headers: HeaderPairs
     caller: GatewayCaller
@@ -61,15 +68,13 @@ class RequestMessage(msgspec.Struct, frozen=True, tag=True):
     size_bytes: int
     original_body: bytes | None
     changes: tuple[RequestChange, ...]
-    queue_length: int = 0
     websocket_call: WebSocketCall | None = None
     method: str = "POST"
-    id: str = ""
     is_planned: bool = False
 
 
 class EndMessage(msgspec.Struct, frozen=True, tag=True):
-    number: int
+    id: str
     at: float
     status: int
     headers: HeaderPairs
@@ -79,186 +84,224 @@ class EndMessage(msgspec.Struct, frozen=True, tag=True):
 
 
 class PingMessage(msgspec.Struct, frozen=True, tag=True):
-    number: int
+    """A ping that repeated the exchange `id`, which an earlier recorder may have recorded."""
+
+    id: str
+    target: Target
+    caller: GatewayCaller
     ping: GatewayPing
     response: bytes
     at: float
 
 
-class SpendingMessage(msgspec.Struct, frozen=True, tag=True):
-    """Sent back by the recorder process: the cost of a call made with a gateway key."""
-
-    charge: CallCharge
+SpoolMessage = RequestMessage | EndMessage | PingMessage
 
 
-RecorderMessage = RecorderSetup | RequestMessage | EndMessage | PingMessage | SpendingMessage
-_decode = msgspec.msgpack.Decoder(RecorderMessage).decode
+class StatusMessage(msgspec.Struct, frozen=True, tag=True):
+    """Sent back by the recorder process: why nothing is recorded at the moment, or "" if everything is.
+
+    `recorded` and `lost` count exchanges since this process started; `backlog_bytes` were not read yet.
+    """
+
+    error: str = ""
+    recorded: int = 0
+    lost: int = 0
+    backlog_bytes: int = 0
 
 
-def write_frame(pipe: IO[bytes], payload: bytes) -> None:
-    pipe.write(len(payload).to_bytes(_SIZE_BYTES))
-    pipe.write(payload)
+ControlMessage = RecorderSetup | StatusMessage
+_decode_control = msgspec.msgpack.Decoder(ControlMessage).decode
+decode_spool_message = msgspec.msgpack.Decoder(SpoolMessage).decode
+
+
+def write_frame(pipe: IO[bytes], message: ControlMessage) -> None:
+    payload = _encode(message)
+    pipe.write(len(payload).to_bytes(_SIZE_BYTES) + payload)
     pipe.flush()
 
 
-def read_frames(pipe: IO[bytes]) -> Iterator[RecorderMessage]:
+def read_frames(pipe: IO[bytes]) -> Iterator[ControlMessage]:
     """Yields messages until the other end closes; a truncated last frame is ignored."""
     while len(size := pipe.read(_SIZE_BYTES)) == _SIZE_BYTES:
         length = int.from_bytes(size)
         payload = pipe.read(length)
         if len(payload) < length:
             return
-        yield _decode(payload)
+        yield _decode_control(payload)
+
+
+def read_setup(pipe: IO[bytes]) -> RecorderSetup | None:
+    """The first message of a gateway; None if it closed the pipe."""
+    message = next(read_frames(pipe), None)
+    return message if isinstance(message, RecorderSetup) else None
 
 
 class RecorderProcess:
-    """A watcher that forwards exchanges to the recorder process. Never raises, never blocks."""
+    """A watcher that writes exchanges to the spool of the recorder process, and keeps one such process running.
 
-    def __init__(
-        self, arguments: Sequence[str], setup: RecorderSetup, *, on_spent: Callable[[CallCharge], None]
-    ) -> None:
-        self._process = subprocess.Popen(
-            # -P: do not import modules from the working directory. A new session: Ctrl-C must not end the recorder
-            # before it has recorded the last exchanges.
-            [sys.executable, "-P", "-m", *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self._on_spent = on_spent
-        self._lock = Lock()
-        self._last_number = 0
-        self._queue: RecordQueue[bytes] = RecordQueue(self._write, bytes_max=PIPE_QUEUE_BYTES_MAX)
-        self._reader_thread = Thread(target=self._read_messages, name="holdfast-gateway-reader", daemon=True)
-        self._reader_thread.start()
-        self._put(setup)
+    Never raises, never blocks. Exchanges that cannot be written to the disk are lost and counted.
+    """
+
+    def __init__(self, arguments: Sequence[str], setup: RecorderSetup, spool: Path) -> None:
+        self._arguments = arguments
+        self._setup = msgspec.structs.replace(setup, spool=str(spool))
+        self._status, self._earlier_losses = StatusMessage(), 0
+        self._unwritten_count = 0
+        self._failed_starts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock, self._closing = Lock(), Event()
+        self.restarts = 0
+        self._spool = SpoolWriter(spool, on_written=self._wake)
+        self._supervisor = Thread(target=self._supervise, name="holdfast-recorder-supervisor", daemon=True)
+        self._supervisor.start()
 
     @property
-    def dropped_count(self) -> int:
-        return self._queue.dropped_count
+    def lost_count(self) -> int:
+        """Exchanges that were forwarded and will never be recorded."""
+        return self._unwritten_count + self._earlier_losses + self._status.lost
+
+    @property
+    def backlog_bytes(self) -> int:
+        return self._status.backlog_bytes
+
+    @property
+    def error(self) -> str:
+        """Why exchanges are not recorded at the moment; empty if they are."""
+        return f"the spool cannot be written: {self._spool.error}" if self._spool.error else self._status.error
 
     def on_request(self, exchange: Exchange) -> None:
         if not exchange.is_recorded:
             return
-        with self._lock:
-            self._last_number += 1
-            exchange.record = self._last_number
-        self._put(
-            RequestMessage(
-                number=self._last_number,
-                id=exchange.id,
-                target=exchange.target,
-                headers=exchange.headers,
-                caller=exchange.caller,
-                at=exchange.started_at,
-                body=exchange.request_body,
-                size_bytes=exchange.request_bytes,
-                original_body=exchange.original_body,
-                changes=exchange.changes,
-                queue_length=self._queue.queue_length,
-                websocket_call=exchange.websocket_call,
-                method=exchange.method,
-                is_planned=exchange.is_planned,
-            )
+        message = RequestMessage(
+            id=exchange.id,
+            target=exchange.target,
+            headers=exchange.headers,
+            caller=exchange.caller,
+            at=exchange.started_at,
+            body=exchange.request_body,
+            size_bytes=exchange.request_bytes,
+            original_body=exchange.original_body,
+            changes=exchange.changes,
+            websocket_call=exchange.websocket_call,
+            method=exchange.method,
+            is_planned=exchange.is_planned,
         )
+        if self._append(message):
+            exchange.record = exchange.id
         exchange.free_request()
 
-    def on_end(self, exchange: Exchange) -> None:
-        if isinstance(exchange.record, int):
-            self._put(
-                EndMessage(
-                    number=exchange.record,
-                    at=exchange.ended_at,
-                    status=exchange.status,
-                    headers=exchange.response_headers,
-                    end=exchange.end,
-                    body=exchange.response_body,
-                    size_bytes=exchange.response_bytes,
-                )
-            )
+    def on_end(self, exchange: Exchange) -> Awaitable[None] | None:
+        if exchange.record is None:
+            return None
+        message = EndMessage(
+            id=exchange.id,
+            at=exchange.ended_at,
+            status=exchange.status,
+            headers=exchange.response_headers,
+            end=exchange.end,
+            body=exchange.response_body,
+            size_bytes=exchange.response_bytes,
+        )
+        if not self._append(message) or exchange.end != "whole":
             exchange.free_response()
+            return None
+        loop = asyncio.get_running_loop()
+        durable: asyncio.Future[None] = loop.create_future()
+        durable.add_done_callback(lambda _: exchange.free_response())
+
+        def resolve() -> None:
+            # The loop may be closed already.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(lambda: None if durable.done() else durable.set_result(None))
+
+        self._spool.call_when_durable(resolve)
+        return durable
 
     def on_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
-        if isinstance(exchange.record, int):
+        if exchange.record is not None:
             # Without the parts that the recorder does not need and that may have megabytes.
-            self._put(PingMessage(exchange.record, msgspec.structs.replace(ping, body=b"", reply=()), response, at))
+            ping = msgspec.structs.replace(ping, body=b"", reply=())
+            self._append(PingMessage(exchange.id, exchange.target, exchange.caller, ping, response, at))
 
     def close(self) -> None:
-        """Waits for queued exchanges to be recorded, for up to CLOSING_SECONDS_MAX."""
-        self._queue.close()
-        if self._process.stdin is not None:
+        """Waits up to CLOSING_SECONDS_MAX for spooled exchanges to be recorded; the next start records the rest."""
+        self._spool.close()
+        with self._lock:
+            self._closing.set()
+            process = self._process
+            if process is not None and process.stdin is not None:
+                with contextlib.suppress(OSError):
+                    process.stdin.close()
+        if process is not None:
+            try:
+                process.wait(CLOSING_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        self._supervisor.join()
+
+    def _append(self, message: SpoolMessage) -> bool:
+        if self._spool.append(_encode(message)):
+            return True
+        self._unwritten_count += 1
+        return False
+
+    def _wake(self) -> None:
+        """The recorder waits for input; what it is does not matter, nor whether the pipe is full of it."""
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if self._process is not None and self._process.stdin is not None:
+                os.write(self._process.stdin.fileno(), b".")
+
+    def _supervise(self) -> None:
+        pause = RESTART_SECONDS_MIN
+        while True:
+            process = self._start()
+            if process is None:
+                return
+            started = time.monotonic()
+            self._read_messages(process)
+            process.wait()
+            with self._lock:
+                self._process = None
+                if process.stdin is not None:
+                    with contextlib.suppress(OSError):
+                        process.stdin.close()
+            recorded = self._status.recorded
+            self._earlier_losses += self._status.lost
+            self._status = StatusMessage("the recorder ended and is started again")
+            if self._closing.is_set():
+                return
+            is_stable = bool(recorded) or time.monotonic() - started > STABLE_SECONDS
+            self._failed_starts = 0 if is_stable else self._failed_starts + 1
+            pause = RESTART_SECONDS_MIN if is_stable else min(2 * pause, RESTART_SECONDS_MAX)
+            self.restarts += 1
+            self._closing.wait(pause)
+
+    def _start(self) -> "subprocess.Popen[bytes] | None":
+        """None if the gateway is closing."""
+        with self._lock:
+            if self._closing.is_set():
+                return None
+            self._process = subprocess.Popen(
+                # -P: do not import modules from the working directory. A new session: Ctrl-C must not end the recorder
+                # before it has recorded the last exchanges.
+                [sys.executable, "-P", "-m", *self._arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            )
+            assert self._process.stdin is not None
             with contextlib.suppress(OSError):
-                self._process.stdin.close()
-        try:
-            self._process.wait(CLOSING_SECONDS_MAX)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader_thread.join(1.0)
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+                setup = msgspec.structs.replace(self._setup, failed_starts=self._failed_starts)
+                write_frame(self._process.stdin, setup)
+            os.set_blocking(self._process.stdin.fileno(), False)
+            return self._process
 
-    def _put(self, message: RecorderMessage) -> None:
-        encoded = _encode(message)
-        self._queue.put(encoded, len(encoded))
-
-    def _write(self, encoded: bytes) -> None:
-        pipe = self._process.stdin
-        try:
-            if pipe is not None:
-                write_frame(pipe, encoded)
-        except (OSError, ValueError):
-            self._queue.dropped_count += 1
-
-    def _read_messages(self) -> None:
-        if self._process.stdout is not None:
-            for message in read_frames(self._process.stdout):
-                if isinstance(message, SpendingMessage):
-                    self._on_spent(message.charge)
-
-
-class MessageReceiver:
-    """Rebuilds exchanges in the recorder process and passes them to its watcher."""
-
-    def __init__(
-        self,
-        on_request: Callable[[Exchange], None],
-        on_end: Callable[[Exchange], None],
-        on_ping: Callable[[Exchange, GatewayPing, bytes, float], None],
-    ) -> None:
-        self._on_request, self._on_end, self._on_ping = on_request, on_end, on_ping
-        self._exchanges: OrderedDict[int, Exchange] = OrderedDict()
-
-    def handle_message(self, message: RecorderMessage) -> None:
-        match message:
-            case RequestMessage():
-                exchange = Exchange(
-                    message.target, message.headers, message.caller, message.at, method=message.method, id=message.id
-                )
-                exchange.restore_request(message.body, message.size_bytes)
-                exchange.original_body, exchange.changes, exchange.queue_length = (
-                    message.original_body,
-                    message.changes,
-                    message.queue_length,
-                )
-                exchange.websocket_call, exchange.is_planned = message.websocket_call, message.is_planned
-                self._exchanges[message.number] = exchange
-                while len(self._exchanges) > TRACKED_EXCHANGES_MAX:
-                    self._exchanges.popitem(last=False)
-                self._on_request(exchange)
-            case EndMessage():
-                ended = self._exchanges.get(message.number)
-                if ended is not None:
-                    ended.ended_at, ended.status, ended.end = message.at, message.status, message.end
-                    ended.response_headers = message.headers
-                    ended.restore_response(message.body, message.size_bytes)
-                    self._on_end(ended)
-            case PingMessage():
-                pinged = self._exchanges.get(message.number)
-                if pinged is not None:
-                    self._on_ping(pinged, message.ping, message.response, message.at)
-            case RecorderSetup() | SpendingMessage():
-                pass
+    def _read_messages(self, process: "subprocess.Popen[bytes]") -> None:
+        assert process.stdout is not None
+        with process.stdout:
+            for message in read_frames(process.stdout):
+                if isinstance(message, StatusMessage):
+                    self._status = message
 
 
 class RecordQueue(Generic[T]):

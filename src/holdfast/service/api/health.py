@@ -16,11 +16,15 @@ from holdfast.types.usage import Usage
 
 
 class Health(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`unreadable_calls`: forwarded calls whose responses could not be decoded, so that their usage is an estimate."""
+    """`unreadable_calls`: forwarded calls whose responses could not be decoded, so that their usage is an estimate.
+
+    `reasons` say why the status is `degraded`: requests are served, but not everything works.
+    """
 
     status: str
     version: str
     unreadable_calls: int = 0
+    reasons: tuple[str, ...] = ()
 
 
 async def get_health(context: AppContext, request: EmptyRequest) -> Health:
@@ -29,14 +33,15 @@ async def get_health(context: AppContext, request: EmptyRequest) -> Health:
 
 
 def get_readiness(context: AppContext, request: EmptyRequest) -> Health:
-    """Whether the store can be read."""
+    """Whether the store can be read, and whether everything else works."""
     scope = LedgerScope(simulated=context.simulated)
     try:
         context.records.newest_position()
         unreadable = count_unreadable_calls(context.log.cost_queries(), scope)
     except StoreError as error:
         raise ApiError(503, "store_unavailable", "the store cannot be read") from error
-    return Health("ready", __version__, unreadable)
+    reasons = tuple(reason for reason in (warning() for warning in context.warnings) if reason)
+    return Health("degraded" if reasons else "ready", __version__, unreadable, reasons)
 
 
 async def get_metrics(context: AppContext, request: EmptyRequest, last_event_id: str | None) -> RouteResponse:

@@ -15,11 +15,11 @@ class RequestMetrics:
         self._requests: dict[tuple[str, str, int], int] = {}
         self._seconds: dict[str, list[int]] = {}
         self._seconds_total: dict[str, float] = {}
-        self._external_counters: list[tuple[str, str, Callable[[], int]]] = []
+        self._external_counters: list[tuple[str, str, str, Callable[[], int]]] = []
 
-    def add_counter(self, name: str, help_text: str, read: Callable[[], int]) -> None:
-        """Adds a counter whose value is kept elsewhere."""
-        self._external_counters.append((name, help_text, read))
+    def add_counter(self, name: str, help_text: str, read: Callable[[], int], *, kind: str = "counter") -> None:
+        """Adds a counter or gauge whose value is kept elsewhere."""
+        self._external_counters.append((name, kind, help_text, read))
 
     def count_request(self, method: str, path: str, *, status: int, seconds: float) -> None:
         with self._lock:
@@ -46,8 +46,8 @@ class RequestMetrics:
                 yield format_sample(f"{name}_bucket", {"path": path, "le": bound}, count)
             yield format_sample(f"{name}_sum", {"path": path}, totals[path])
             yield format_sample(f"{name}_count", {"path": path}, row[-1])
-        for counter, help_text, read in self._external_counters:
-            yield from format_metric_header(counter, "counter", help_text)
+        for counter, kind, help_text, read in self._external_counters:
+            yield from format_metric_header(counter, kind, help_text)
             yield f"{counter} {read()}"
 
 

@@ -1,0 +1,117 @@
+"""Decodes the bodies of recorded exchanges: never raises, and names what cannot be decoded."""
+
+import re
+
+import msgspec
+
+from holdfast.errors import ProviderError
+from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, Exchange
+from holdfast.gateway.http.content_encoding import decompress_body
+from holdfast.gateway.http.headers import Headers
+from holdfast.providers.adapter import PATH_HEADER, Adapter
+from holdfast.providers.bedrock import EVENT_STREAM_TYPE, decode_event_stream, read_usage_headers
+from holdfast.providers.json_splice import decode_or_none
+from holdfast.providers.tolerant_decode import (
+    UNKNOWN_MODEL,
+    TolerantRequest,
+    TolerantResponse,
+    add_missing_fields,
+    decode_request_tolerantly,
+    decode_stream_tolerantly,
+    decode_usage_only,
+    find_usage,
+    wrap_raw_request,
+)
+from holdfast.providers.wire_request import drop_deferred_tools
+from holdfast.types.reply import Reply
+from holdfast.types.usage import Usage
+
+
+def decode_exchange_request(adapter: Adapter, exchange: Exchange) -> tuple[bytes, TolerantRequest]:
+    """The request's JSON and its decoded form; never raises. A body too large to buffer counts as empty."""
+    body, headers, target = exchange.request_body, path_header(exchange), exchange.target
+    if body is None:
+        reason = f"the request has {exchange.request_bytes} bytes; at most {BUFFERED_BYTES_MAX} are decoded"
+        return b"", wrap_raw_request(b"", headers, reason)
+    try:
+        decoded = decompress_body(body, _header_text(exchange.headers, b"content-encoding"))
+    except ProviderError as error:
+        return body, wrap_raw_request(body, headers, str(error))
+    if target.path_fields:
+        decoded = add_missing_fields(decoded, target.path_fields)
+    request = decode_request_tolerantly(adapter, decoded, headers)
+    name = target.model_names.get(request.wire.parameters.model)
+    if name is not None:
+        parameters = msgspec.structs.replace(request.wire.parameters, model=name)
+        request = msgspec.structs.replace(request, wire=msgspec.structs.replace(request.wire, parameters=parameters))
+    return decoded, msgspec.structs.replace(request, wire=drop_deferred_tools(adapter, request.wire))
+
+
+def decode_exchange_response(exchange: Exchange, adapter: Adapter) -> TolerantResponse:
+    """The response as far as it can be decoded; never raises."""
+    body = exchange.response_body
+    if not exchange.status:
+        return TolerantResponse()
+    if body is None:
+        return TolerantResponse(unreadable=f"the response has more than {BUFFERED_BYTES_MAX} bytes")
+    try:
+        decoded = decompress_body(body, _header_text(exchange.response_headers, b"content-encoding"))
+    except ProviderError as error:
+        return TolerantResponse(unreadable=str(error))
+    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in exchange.response_headers}
+    content_type, is_whole = headers.get("content-type", ""), exchange.end == "whole"
+    if content_type.startswith(EVENT_STREAM_TYPE):
+        decoded, content_type = decode_event_stream((decoded,)), "text/event-stream"
+    try:
+        if exchange.status != 200:
+            return TolerantResponse(failure=adapter.decode_error(exchange.status, headers, decoded))
+        if exchange.target.adapter_name is None:
+            # Without usage it cost nothing that could be known, such as a file or a token count.
+            usage = find_usage(decoded) or read_usage_headers(headers) or Usage()
+            return TolerantResponse(Reply((), "end_turn", usage), is_complete=is_whole)
+        if content_type.startswith("text/event-stream"):
+            return decode_stream_tolerantly(adapter, decoded, is_whole=is_whole)
+        if not is_whole:
+            return TolerantResponse()
+        return TolerantResponse(adapter.decode_reply(decoded), is_complete=True)
+    except ProviderError as error:
+        counted = read_usage_headers(headers)
+        partial = Reply((), "error", counted) if counted else None
+        return decode_usage_only(decoded, str(error), partial, is_complete=is_whole)
+
+
+# In forms with a file, such as those of OpenAI's audio and image endpoints, the model is a field of its own.
+_FORM_MODEL = re.compile(rb'name="model"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([!-~]{1,120})\r\n')
+
+
+def find_other_model(exchange: Exchange) -> str:
+    """The model that a request without messages names: in its JSON, its form or its path."""
+    target, body = exchange.target, decompress_or_none(exchange) or b""
+    members = decode_or_none(msgspec.json.decode, body)
+    if isinstance(members, dict):
+        named = members.get("model")
+    else:
+        form = _FORM_MODEL.search(body)
+        named = form[1].decode() if form else None
+    named = named or target.path_fields.get("model")
+    return target.model_names.get(named, named) if isinstance(named, str) else UNKNOWN_MODEL
+
+
+def decompress_or_none(exchange: Exchange, *, is_response: bool = False) -> bytes | None:
+    """The request's body, or the response's; None if it cannot be decompressed."""
+    body, headers = exchange.request_body, exchange.headers
+    if is_response:
+        body, headers = exchange.response_body, exchange.response_headers
+    try:
+        return decompress_body(body or b"", _header_text(headers, b"content-encoding"))
+    except ProviderError:
+        return None
+
+
+def path_header(exchange: Exchange) -> dict[str, str]:
+    """The path, for adapters whose requests say part of themselves there."""
+    return {PATH_HEADER: exchange.target.path}
+
+
+def _header_text(headers: Headers, wanted: bytes) -> str:
+    return next((value.decode("latin-1") for name, value in headers if name.lower() == wanted), "")

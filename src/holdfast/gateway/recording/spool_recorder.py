@@ -1,0 +1,265 @@
+"""Records what a gateway has spooled, each exchange once, whether the store, this process or the gateway fails.
+
+The spool is the truth until the log has it. A failure of any append ends a pass; the next one opens the store again,
+continues at the checkpoint, and skips what the log already has.
+"""
+
+import logging
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import msgspec
+
+from holdfast.clock import Clock
+from holdfast.engine.guard import WarningLog
+from holdfast.errors import StoreError
+from holdfast.events.log import Event, EventLog, SessionRow
+from holdfast.gateway.exchange import Exchange
+from holdfast.gateway.recording.recorder import BUSY_QUEUE_LENGTH, GatewayRecorder
+from holdfast.gateway.recording.restore import RecordedCalls, find_recorded_calls
+from holdfast.gateway.recording.spool import SpoolPosition, SpoolReader
+from holdfast.gateway.recording.worker_process import (
+    EndMessage,
+    PingMessage,
+    RequestMessage,
+    SpoolMessage,
+    decode_spool_message,
+)
+
+logger = logging.getLogger("holdfast.gateway")
+
+TRACKED_EXCHANGES_MAX = 1_000
+"""Ended exchanges that are remembered for pings; the log has the others."""
+
+WARM_UP_SECONDS_MAX = 60.0
+"""How long a warm-up waits for the request that continues it. Until it is recorded, the spool has to keep it."""
+
+BUSY_BACKLOG_BYTES = 8 * 1024 * 1024
+"""With a larger backlog, the search for anti-patterns is skipped so that recording can catch up."""
+
+UNCONFIRMED_FRAMES_MAX = 1_000
+"""Bounds the memory of appends that the store has not confirmed."""
+
+CONFIRM_SECONDS_MAX = 60.0
+
+MakeRecorder = Callable[[EventLog, WarningLog, RecordedCalls], GatewayRecorder]
+
+
+class _SpooledExchange:
+    """An exchange with the positions before its first frame, and before the one that ended it."""
+
+    __slots__ = ("end", "exchange", "start")
+
+    def __init__(self, exchange: Exchange, start: SpoolPosition) -> None:
+        self.exchange = exchange
+        self.start = start
+        self.end: SpoolPosition | None = None
+
+
+class SpoolPass:
+    """One pass over a spool with one open store. Every method raises StoreError once the store has failed."""
+
+    def __init__(self, reader: SpoolReader, log: EventLog, make_recorder: MakeRecorder, *, clock: Clock) -> None:
+        self._reader = reader
+        self._clock = clock
+        self._log = _TrackedLog(log)
+        self._failures = _CountedFailures("holdfast.gateway")
+        reader.rewind()
+        since = _find_first_time(reader)
+        recorded = RecordedCalls() if since is None else find_recorded_calls(log, since)
+        self._recorder = make_recorder(self._log, self._failures, recorded)
+        # Exchanges whose end is not on the log, by id, in the order in which they began: a later pass reads them again.
+        self._open: OrderedDict[str, _SpooledExchange] = OrderedDict()
+        self._ended: OrderedDict[str, Exchange] = OrderedDict()
+        self._unconfirmed: deque[tuple[SpoolPosition, Sequence[Future[None]]]] = deque()
+        self._undecodable = 0
+        self.recorded = 0
+        """Exchanges of this pass that were recorded to their end."""
+
+    @property
+    def lost(self) -> int:
+        """Exchanges of this pass that cannot be recorded, by an error of our own."""
+        return self._failures.count + self._undecodable
+
+    @property
+    def has_unconfirmed(self) -> bool:
+        return bool(self._unconfirmed)
+
+    def record_available(self, *, frames_max: int | None = None) -> int:
+        """Records the frames that the spool has now; returns how many there were."""
+        before, count = self._reader.position, 0
+        is_busy = self._reader.backlog_bytes > BUSY_BACKLOG_BYTES
+        for payload in self._reader.read_frames():
+            try:
+                self._handle(decode_spool_message(payload), before, is_busy=is_busy)
+            except msgspec.MsgspecError as error:
+                # Of another version. Only the type of the error: its message could quote the prompt.
+                self._undecodable += 1
+                logger.warning("a spooled exchange cannot be decoded: %s", type(error).__name__)
+            appends = self._log.take_appends()
+            if appends:
+                self._unconfirmed.append((before, appends))
+            before, count = self._reader.position, count + 1
+            if len(self._unconfirmed) >= UNCONFIRMED_FRAMES_MAX:
+                self._unconfirmed[0][1][0].exception(CONFIRM_SECONDS_MAX)
+                self.confirm()
+            if count == frames_max:
+                break
+        return count
+
+    def skip_first(self) -> None:
+        """Gives up the exchange at the checkpoint, which ended several recorders."""
+        payload = next(self._reader.read_frames(), None)
+        if payload is not None:
+            self._undecodable += 1
+            self._reader.save_checkpoint(self._reader.position)
+            logger.warning("a spooled exchange ended the recorder several times, and is not recorded")
+
+    def confirm(self) -> None:
+        """Moves the checkpoint to the first exchange that is not on the log. Raises StoreError if an append failed."""
+        self._recorder.record_abandoned_warm_ups(ended_before=self._clock() - WARM_UP_SECONDS_MAX)
+        appends = self._log.take_appends()
+        if appends:
+            self._unconfirmed.append((self._reader.position, appends))
+        while self._unconfirmed and all(append.done() for append in self._unconfirmed[0][1]):
+            for append in self._unconfirmed[0][1]:
+                append.result()
+            self._unconfirmed.popleft()
+        confirmed = self._unconfirmed[0][0] if self._unconfirmed else self._reader.position
+        pending = self._recorder.pending_ids
+        for id, spooled in tuple(self._open.items()):
+            if spooled.end is not None and spooled.end < confirmed and id not in pending:
+                del self._open[id]
+        first = next(iter(self._open.values()), None)
+        self._reader.save_checkpoint(confirmed if first is None else min(confirmed, first.start))
+
+    def wait_until_confirmed(self) -> None:
+        """Returns once everything that was read is on the log. Raises StoreError if it cannot be."""
+        for _, appends in tuple(self._unconfirmed):
+            for append in appends:
+                append.exception(CONFIRM_SECONDS_MAX)
+        self.confirm()
+
+    def finish(self) -> None:
+        """Nothing will be appended to the spool any more: exchanges without an end were interrupted."""
+        for spooled in tuple(self._open.values()):
+            if spooled.end is None:
+                exchange = spooled.exchange
+                exchange.end, exchange.ended_at = "stopped", max(exchange.started_at, self._clock())
+                self._end(spooled, self._reader.position)
+        self._recorder.close()
+        self.wait_until_confirmed()
+        self._open.clear()
+        self.confirm()
+
+    def _handle(self, message: SpoolMessage, before: SpoolPosition, *, is_busy: bool) -> None:
+        match message:
+            case RequestMessage():
+                exchange = _restore_exchange(message)
+                exchange.queue_length = BUSY_QUEUE_LENGTH + 1 if is_busy else 0
+                self._open[message.id] = _SpooledExchange(exchange, before)
+                self._recorder.on_request(exchange)
+            case EndMessage() if message.id in self._open:
+                spooled = self._open[message.id]
+                exchange = spooled.exchange
+                exchange.ended_at, exchange.status, exchange.end = message.at, message.status, message.end
+                exchange.response_headers = message.headers
+                exchange.restore_response(message.body, message.size_bytes)
+                self._end(spooled, before)
+            case EndMessage():
+                # Its request could not be written, and was counted as lost then.
+                pass
+            case PingMessage():
+                pinged = self._ended.get(message.id) or Exchange(
+                    message.target, [], message.caller, message.at, id=message.id
+                )
+                self._recorder.on_ping(pinged, message.ping, message.response, message.at)
+
+    def _end(self, spooled: _SpooledExchange, before: SpoolPosition) -> None:
+        exchange, spooled.end = spooled.exchange, before
+        self._recorder.on_end(exchange)
+        self.recorded += 1
+        self._ended[exchange.id] = exchange
+        while len(self._ended) > TRACKED_EXCHANGES_MAX:
+            self._ended.popitem(last=False)
+
+
+def _restore_exchange(message: RequestMessage) -> Exchange:
+    exchange = Exchange(
+        message.target, message.headers, message.caller, message.at, method=message.method, id=message.id
+    )
+    exchange.restore_request(message.body, message.size_bytes)
+    exchange.original_body, exchange.changes = message.original_body, message.changes
+    exchange.websocket_call, exchange.is_planned = message.websocket_call, message.is_planned
+    return exchange
+
+
+def _find_first_time(reader: SpoolReader) -> float | None:
+    """When the first exchange after the checkpoint was, or None if there is none; leaves the reader where it was."""
+    first: float | None = None
+    for payload in reader.read_frames():
+        try:
+            first = decode_spool_message(payload).at
+        except msgspec.MsgspecError:
+            continue
+        break
+    reader.rewind()
+    return first
+
+
+class _CountedFailures(WarningLog):
+    """Counts what is not recorded because of an error of our own; a failure of the store ends the pass instead."""
+
+    def __init__(self, logger: str) -> None:
+        super().__init__(logger)
+        self.count = 0
+
+    @contextmanager
+    def suppress_errors(self, effect: str) -> Iterator[None]:
+        failure: StoreError | None = None
+        with super().suppress_errors(effect):
+            try:
+                yield
+            except StoreError as error:
+                failure = error
+            except Exception:
+                self.count += 1
+                raise
+        if failure is not None:
+            raise failure
+
+
+class _TrackedLog(EventLog):
+    """A log whose appends can be collected, to learn whether all of them succeeded."""
+
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
+        self._appends: list[Future[None]] = []
+
+    def take_appends(self) -> Sequence[Future[None]]:
+        appends, self._appends = self._appends, []
+        return appends
+
+    def append(self, events: Sequence[Event]) -> Future[None]:
+        self._appends.append(self._log.append(events))
+        # The caller would only log a failure.
+        accepted: Future[None] = Future()
+        accepted.set_result(None)
+        return accepted
+
+    def read(self, session_id: str, *, after: str | None = None) -> Iterator[Event]:
+        return self._log.read(session_id, after=after)
+
+    def sessions(self, *, limit: int | None = None) -> tuple[SessionRow, ...]:
+        return self._log.sessions(limit=limit)
+
+    def learned_events(self, *, limit: int) -> tuple[Event, ...]:
+        return self._log.learned_events(limit=limit)
+
+    def delete(self, session_id: str) -> int:
+        return self._log.delete(session_id)
+
+    def close(self) -> None:
+        """The pass does not own the log."""

@@ -1,0 +1,287 @@
+"""The spool between gateway and recorder: what was appended is read once, in order, after any crash."""
+
+import asyncio
+import os
+import random
+import resource
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.catalog.lookup import shipped_models
+from holdfast.cli.serve.recorder_process import RECORDER_MODULE
+from holdfast.clock import ManualClock, new_ulid
+from holdfast.engine.guard import WarningLog
+from holdfast.errors import StoreError
+from holdfast.events.log import EventLog
+from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from holdfast.gateway.exchange import Exchange, GatewayCaller
+from holdfast.gateway.recording.recorder import GatewayRecorder
+from holdfast.gateway.recording.restore import RecordedCalls
+from holdfast.gateway.recording.spool import SpoolReader, SpoolWriter, find_abandoned_spools, open_spool
+from holdfast.gateway.recording.spool_recorder import SpoolPass
+from holdfast.gateway.recording.worker_process import (
+    EndMessage,
+    RecorderProcess,
+    RecorderSetup,
+    RequestMessage,
+    SynchronousQueue,
+)
+from holdfast.gateway.routes import Target
+from holdfast.stores.memory import MemoryStore
+
+SECONDS_MAX = 30.0
+TARGET = Target("anthropic", "/v1/messages", "anthropic", provider="anthropic", format="anthropic")
+REPLY = {
+    "type": "message",
+    "role": "assistant",
+    "model": "claude-sonnet-5-5",
+    "content": [{"type": "text", "text": "Yes."}],
+    "stop_reason": "end_turn",
+    "usage": {"input_tokens": 9, "output_tokens": 3},
+}
+
+
+def write_spool(folder: Path, payloads: list[bytes], *, segment_bytes_max: int = 1 << 20) -> None:
+    writer = SpoolWriter(folder, segment_bytes_max=segment_bytes_max)
+    for payload in payloads:
+        assert writer.append(payload)
+        durable = threading.Event()
+        writer.call_when_durable(durable.set)
+        assert durable.wait(SECONDS_MAX)
+    writer.close()
+
+
+@given(
+    payloads=st.lists(st.binary(max_size=40), max_size=12),
+    segment_bytes_max=st.integers(1, 120),
+    steps=st.lists(st.integers(0, 5), max_size=6),
+    torn=st.binary(max_size=7),
+)
+def test_every_frame_after_the_checkpoint_is_read_once_and_in_order(
+    payloads: list[bytes], segment_bytes_max: int, steps: list[int], torn: bytes
+) -> None:
+    """Also by readers that stop anywhere, and if the last frame was cut by a crash."""
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root) / "spool"
+        write_spool(folder, payloads, segment_bytes_max=segment_bytes_max)
+        newest = max(folder.glob("*.frames"))
+        with newest.open("ab") as file:
+            file.write(torn)
+        received: list[bytes] = []
+        for step in steps:
+            with open_spool(folder) as reader:
+                for _, payload in zip(range(step), reader.read_frames(), strict=False):
+                    received.append(payload)
+                    reader.save_checkpoint(reader.position)
+        with open_spool(folder) as reader:
+            received += reader.read_frames()
+            assert len(list(folder.glob("*.frames"))) <= len(payloads) + 1
+            reader.close(delete=True)
+        assert received == payloads
+        assert not folder.exists()
+
+
+def test_segments_that_were_recorded_are_deleted(tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    write_spool(folder, [b"a" * 50] * 10, segment_bytes_max=100)
+    assert len(list(folder.glob("*.frames"))) == 10
+    with open_spool(folder) as reader:
+        list(reader.read_frames())
+        reader.save_checkpoint(reader.position)
+    assert len(list(folder.glob("*.frames"))) == 1
+
+
+def test_a_spool_is_abandoned_once_its_writer_is_gone_and_no_process_reads_it(tmp_path: Path) -> None:
+    own, other = tmp_path / "b", tmp_path / "a"
+    writer = SpoolWriter(other)
+    own.mkdir()
+    assert find_abandoned_spools(tmp_path, own=own) == []
+    writer.close()
+    with open_spool(other):
+        assert find_abandoned_spools(tmp_path, own=own) == []
+        with pytest.raises(BlockingIOError):
+            SpoolReader(other)
+    assert find_abandoned_spools(tmp_path, own=own) == [other]
+
+
+def test_spooled_files_can_be_read_by_their_owner_only(tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    write_spool(folder, [b"a prompt"])
+    assert folder.stat().st_mode & 0o077 == 0
+    assert all(path.stat().st_mode & 0o077 == 0 for path in folder.glob("*.frames"))
+
+
+@contextmanager
+def full_disk(size_bytes: int) -> Iterator[None]:
+    """No file of this process can grow beyond a size."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_frames_wait_in_memory_while_the_disk_is_full_and_no_call_waits_for_them(tmp_path: Path) -> None:
+    payloads = [bytes([number]) * 3_000 for number in range(8)]
+    writer = SpoolWriter(tmp_path / "spool", unwritten_bytes_max=30_000)
+    with full_disk(4_096):
+        for payload in payloads:
+            assert writer.append(payload)
+        durable = threading.Event()
+        writer.call_when_durable(durable.set)
+        assert durable.wait(SECONDS_MAX)
+        assert writer.error
+        assert not writer.append(b"x" * 30_000)
+    deadline = time.monotonic() + SECONDS_MAX
+    while writer.error:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    writer.close()
+    with open_spool(tmp_path / "spool") as reader:
+        assert list(reader.read_frames()) == payloads
+
+
+def make_messages(number: int, *, ends: bool = True) -> list[bytes]:
+    body = msgspec.json.encode(
+        {"model": "claude-sonnet-5-5", "max_tokens": 9, "messages": [{"role": "user", "content": f"Question {number}"}]}
+    )
+    reply = msgspec.json.encode({**REPLY, "id": f"msg_{number}"})
+    id, at = f"exchange-{number}", 1_000.0 + number
+    messages: list[RequestMessage | EndMessage] = [
+        RequestMessage(id, TARGET, [], GatewayCaller("account"), at, body, len(body), None, ())
+    ]
+    if ends:
+        messages.append(EndMessage(id, at + 0.5, 200, [], "whole", reply, len(reply)))
+    return [msgspec.msgpack.encode(message) for message in messages]
+
+
+def make_recorder(log: EventLog, warnings: WarningLog, recorded: RecordedCalls) -> GatewayRecorder:
+    return GatewayRecorder(
+        log,
+        models=shipped_models(),
+        new_id=new_ulid,
+        warnings=warnings,
+        recorded=recorded,
+        make_queue=SynchronousQueue,
+    )
+
+
+def count_calls(store: MemoryStore) -> tuple[list[str], list[str], int]:
+    """Request ids of the calls that began, response ids of those that completed, and how many were interrupted."""
+    payloads = [event.payload for row in store.sessions() for event in store.read(row.id)]
+    begun = sorted(payload.request_id for payload in payloads if isinstance(payload, LlmCallStarted))
+    completed = sorted(payload.response_id for payload in payloads if isinstance(payload, LlmCallCompleted))
+    return begun, completed, sum(isinstance(payload, LlmCallFailed) for payload in payloads)
+
+
+@given(
+    count=st.integers(1, 5),
+    unended=st.sets(st.integers(0, 4)),
+    order=st.randoms(use_true_random=False),
+    crashes=st.lists(st.tuples(st.integers(0, 10), st.booleans()), max_size=4),
+)
+def test_each_exchange_is_recorded_once_however_often_the_recorder_ends(
+    count: int, unended: set[int], order: random.Random, crashes: list[tuple[int, bool]]
+) -> None:
+    """A recorder that ends anywhere loses what it has in memory, and its checkpoint may be old."""
+    queues = [make_messages(number, ends=number not in unended) for number in range(count)]
+    frames: list[bytes] = []
+    while any(queues):
+        frames.append(order.choice([queue for queue in queues if queue]).pop(0))
+    store = MemoryStore()
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root) / "spool"
+        write_spool(folder, frames, segment_bytes_max=400)
+        for frames_max, is_confirmed in crashes:
+            with open_spool(folder) as reader:
+                current = SpoolPass(reader, store, make_recorder, clock=ManualClock(2_000.0))
+                if frames_max:
+                    current.record_available(frames_max=frames_max)
+                if is_confirmed:
+                    current.confirm()
+        with open_spool(folder) as reader:
+            last = SpoolPass(reader, store, make_recorder, clock=ManualClock(2_000.0))
+            last.record_available()
+            last.finish()
+            assert last.lost == 0
+            assert reader.checkpoint == reader.position
+    ended = [number for number in range(count) if number not in unended]
+    assert count_calls(store) == (
+        [f"exchange-{number}" for number in range(count)],
+        [f"msg_{number}" for number in ended],
+        count - len(ended),
+    )
+
+
+def test_a_failing_store_ends_the_pass_and_the_next_one_continues(tmp_path: Path) -> None:
+    write_spool(tmp_path / "spool", make_messages(0) + make_messages(1))
+    broken, store = MemoryStore(), MemoryStore()
+    broken.close()
+    with open_spool(tmp_path / "spool") as reader:
+        with pytest.raises(StoreError):
+            SpoolPass(reader, broken, make_recorder, clock=ManualClock(2_000.0))
+        working = SpoolPass(reader, store, make_recorder, clock=ManualClock(2_000.0))
+        working.record_available()
+        working.finish()
+    assert count_calls(store)[1] == ["msg_0", "msg_1"]
+
+
+def test_an_exchange_that_ends_every_recorder_is_given_up_and_counted(tmp_path: Path) -> None:
+    write_spool(tmp_path / "spool", make_messages(0) + make_messages(1))
+    store = MemoryStore()
+    with open_spool(tmp_path / "spool") as reader:
+        current = SpoolPass(reader, store, make_recorder, clock=ManualClock(2_000.0))
+        current.skip_first()
+        current.record_available()
+        current.finish()
+        assert current.lost == 1
+    assert count_calls(store)[1] == ["msg_1"]
+
+
+def test_the_recorder_process_runs_no_code_from_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = tmp_path / "here"
+    here.mkdir()
+    (here / "msgspec.py").write_text("open('was_run', 'w').close()\n")
+    monkeypatch.chdir(here)
+    setup = RecorderSetup("memory:", simulated=True)
+    RecorderProcess((RECORDER_MODULE,), setup, tmp_path / "spool").close()
+    assert [path.name for path in here.iterdir()] == ["msgspec.py"]
+
+
+def test_a_recorder_that_keeps_ending_is_started_again_and_the_spool_keeps_its_calls(tmp_path: Path) -> None:
+    """The module ends at once, and nothing reads the spool; calls do not wait for it."""
+    setup = RecorderSetup(None, simulated=True)
+    process = RecorderProcess(("holdfast.errors",), setup, tmp_path / "spool")
+
+    async def forward() -> None:
+        exchange = Exchange(TARGET, [], GatewayCaller("account"), 1.0)
+        exchange.add_request_bytes(b"{}")
+        process.on_request(exchange)
+        exchange.end = "whole"
+        durable = process.on_end(exchange)
+        assert durable is not None
+        await asyncio.wait_for(durable, SECONDS_MAX)
+
+    asyncio.run(forward())
+    deadline = time.monotonic() + SECONDS_MAX
+    while process.restarts < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert process.error
+    process.close()
+    assert process.lost_count == 0
+    with open_spool(tmp_path / "spool") as reader:
+        assert len(list(reader.read_frames())) == 2
+    assert os.listdir(tmp_path) == ["spool"]

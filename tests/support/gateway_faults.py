@@ -1,0 +1,278 @@
+"""Faults under load: a real gateway with real clients, killed or cut off from its store at random moments.
+
+A response names itself (`id`), and so does the call on the log that it came from: what clients received and what was
+recorded can be compared call by call.
+"""
+
+import json
+import os
+import random
+import resource
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPException
+from pathlib import Path
+from threading import Event, Lock, Thread
+from urllib.request import Request, urlopen
+
+import msgspec
+from tests.support.cut_connection import CuttableProxy
+
+from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.open import open_store
+from holdfast.testing.server_thread import serve_provider
+
+CLIENTS = 6
+DRAIN_SECONDS_MAX = 90.0
+OUTAGE_SECONDS = 3.0
+_SYSTEM = "You read before you write, and you say what you did. " * 120
+_STOPPED = "the gateway was stopped before the response ended"
+
+
+class FaultOutcome(msgspec.Struct, frozen=True):
+    """Calls by what became of them. `answered` is what clients received whole."""
+
+    fault: str
+    rounds: int
+    answered: int
+    recorded: int
+    interrupted: int
+    lost: int
+    double_counted: int
+    unended: int
+
+
+class RunningGateway:
+    """`holdfast serve` in a process of its own."""
+
+    def __init__(self, upstream: str, db: str, spool: Path) -> None:
+        words = [sys.executable, "-m", "holdfast", "serve", "--port", "0", "--db", db, "--spool", str(spool)]
+        self.process = subprocess.Popen(
+            [*words, "--upstream", f"anthropic={upstream}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+
+    def read_json(self, path: str) -> dict[str, object]:
+        with urlopen(f"{self.url}{path}", timeout=30) as response:
+            return dict(json.loads(response.read()))
+
+    def has_recorded(self) -> bool:
+        with urlopen(f"{self.url}/metrics", timeout=30) as response:
+            return b"holdfast_llm_calls_total{" in response.read()
+
+    def find_recorder(self) -> int:
+        while True:
+            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+            # The supervisor is a thread, and a child belongs to the thread that started it.
+            tasks = children.parent.parent.iterdir()
+            pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
+            if pids:
+                return pids[0]
+            time.sleep(0.01)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def stop(self) -> None:
+        if self.process.returncode is None:
+            self.process.terminate()
+            self.process.communicate()
+
+
+class Clients:
+    """Threads that ask one question after another and note the ids of the responses they received whole."""
+
+    def __init__(self, url: str) -> None:
+        self.answered: Counter[str] = Counter()
+        self._lock, self._stop = Lock(), Event()
+        self._threads = [Thread(target=self._run, args=(url, number)) for number in range(CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+
+    def wait_for_answers(self, count: int) -> None:
+        deadline = time.monotonic() + DRAIN_SECONDS_MAX
+        while len(self.answered) < count:
+            assert time.monotonic() < deadline, "the clients get no answers"
+            time.sleep(0.01)
+
+    def _run(self, url: str, number: int) -> None:
+        turn = 0
+        while not self._stop.is_set():
+            turn += 1
+            is_streamed = turn % 2 == 0
+            body = {
+                "model": "claude-sonnet-5-5",
+                "max_tokens": 9,
+                "stream": is_streamed,
+                "system": _SYSTEM,
+                "messages": [{"role": "user", "content": f"Client {number} at {url}, question {turn}"}],
+            }
+            request = Request(f"{url}/anthropic/v1/messages", json.dumps(body).encode(), {"x-api-key": "none"})
+            try:
+                with urlopen(request, timeout=30) as response:
+                    received = response.read().decode()
+            except (OSError, HTTPException):
+                time.sleep(0.02)
+                continue
+            with self._lock:
+                self.answered[_find_id(received, is_streamed=is_streamed)] += 1
+
+    def stop(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+
+def _find_id(received: str, *, is_streamed: bool) -> str:
+    if not is_streamed:
+        return str(json.loads(received)["id"])
+    first = next(line for line in received.splitlines() if line.startswith("data: "))
+    return str(json.loads(first.removeprefix("data: "))["message"]["id"])
+
+
+InjectFault = Callable[[RunningGateway, random.Random], None]
+
+
+def kill_gateway(gateway: RunningGateway, chance: random.Random) -> None:
+    time.sleep(chance.uniform(0.2, 1.5))
+    gateway.kill()
+
+
+def kill_gateway_and_recorder(gateway: RunningGateway, chance: random.Random) -> None:
+    time.sleep(chance.uniform(0.2, 1.5))
+    recorder = gateway.find_recorder()
+    gateway.kill()
+    with suppress(ProcessLookupError):
+        os.kill(recorder, 9)
+
+
+def kill_recorder(gateway: RunningGateway, chance: random.Random) -> None:
+    for _ in range(2):
+        time.sleep(chance.uniform(0.2, 1.0))
+        with suppress(ProcessLookupError):
+            os.kill(gateway.find_recorder(), 9)
+    time.sleep(chance.uniform(0.2, 1.0))
+
+
+def fill_disk(gateway: RunningGateway, chance: random.Random) -> None:
+    """The recorder cannot make a file longer for some time, as on a full disk."""
+    while not gateway.has_recorded():
+        time.sleep(0.05)
+    recorder = gateway.find_recorder()
+    time.sleep(chance.uniform(0.0, 0.5))
+    _, hard = resource.prlimit(recorder, resource.RLIMIT_FSIZE)
+    resource.prlimit(recorder, resource.RLIMIT_FSIZE, (4096, hard))
+    deadline = time.monotonic() + DRAIN_SECONDS_MAX
+    while gateway.read_json("/readyz")["status"] != "degraded":
+        assert time.monotonic() < deadline, "a store that cannot be written is not reported"
+        time.sleep(0.05)
+    with suppress(ProcessLookupError):
+        resource.prlimit(recorder, resource.RLIMIT_FSIZE, (hard, hard))
+    time.sleep(chance.uniform(0.2, 1.0))
+
+
+def make_outage(proxy: CuttableProxy) -> InjectFault:
+    """The database server is gone for some time."""
+
+    def cut_off(gateway: RunningGateway, chance: random.Random) -> None:
+        time.sleep(chance.uniform(0.5, 1.0))
+        proxy.dead = True
+        proxy.hang_up()
+        time.sleep(OUTAGE_SECONDS)
+        proxy.dead = False
+        time.sleep(chance.uniform(0.2, 1.0))
+
+    return cut_off
+
+
+def make_cut_commits(proxy: CuttableProxy) -> InjectFault:
+    """Connections end at their COMMIT, before or after it took effect."""
+
+    def cut(gateway: RunningGateway, chance: random.Random) -> None:
+        for _ in range(4):
+            time.sleep(chance.uniform(0.1, 0.4))
+            proxy.cut = chance.choice(("before", "after"))
+
+    return cut
+
+
+@contextmanager
+def _upstream() -> Iterator[str]:
+    with serve_provider(SimulatedProvider(script='{"content": "Yes."}')) as url:
+        yield url
+
+
+def run_fault(
+    name: str, fault: InjectFault, db: str, folder: Path, *, rounds: int = 1, seed: int = 0, direct_db: str = ""
+) -> FaultOutcome:
+    """Injects a fault under load, `rounds` times, and compares what was answered with what is on the log at the end.
+
+    `direct_db` is the address at which the store is read, if `db` leads through a proxy.
+    """
+    chance, answered, spool = random.Random(seed), Counter[str](), folder / "spool"
+    with _upstream() as upstream:
+        for _ in range(rounds):
+            gateway = RunningGateway(upstream, db, spool)
+            clients = Clients(gateway.url)
+            try:
+                clients.wait_for_answers(CLIENTS)
+                fault(gateway, chance)
+            finally:
+                clients.stop()
+                gateway.stop()
+            answered += clients.answered
+        last = RunningGateway(upstream, db, spool)
+        try:
+            _wait_until_drained(spool)
+        finally:
+            last.stop()
+    return _compare(name, rounds, answered, direct_db or db)
+
+
+def _wait_until_drained(spool: Path) -> None:
+    """Until only the spool of the running gateway is left."""
+    deadline = time.monotonic() + DRAIN_SECONDS_MAX
+    while len(list(spool.iterdir())) > 1:
+        assert time.monotonic() < deadline, "the spools that were left behind are not recorded"
+        time.sleep(0.05)
+
+
+def _compare(name: str, rounds: int, answered: Counter[str], db: str) -> FaultOutcome:
+    recorded: Counter[str] = Counter()
+    begun: Counter[str] = Counter()
+    ended: Counter[str] = Counter()
+    interrupted = 0
+    with closing(open_store(db)) as store:
+        for row in store.sessions():
+            for event in store.read(row.id):
+                match event.payload:
+                    case LlmCallStarted() as payload:
+                        begun[payload.request_id] += 1
+                    case LlmCallCompleted() as payload:
+                        recorded[payload.response_id] += 1
+                        ended[payload.request_id] += 1
+                    case LlmCallFailed() as payload:
+                        interrupted += payload.error_message_redacted == _STOPPED
+                        ended[payload.request_id] += 1
+                    case _:
+                        pass
+    return FaultOutcome(
+        fault=name,
+        rounds=rounds,
+        answered=len(answered),
+        recorded=len(recorded),
+        interrupted=interrupted,
+        lost=len(answered.keys() - recorded.keys()),
+        double_counted=sum(count - 1 for counts in (recorded, begun, ended) for count in counts.values()),
+        unended=len(begun.keys() - ended.keys()),
+    )
