@@ -27,7 +27,12 @@ from holdfast.instructions.coverage.schedule import (
 )
 from holdfast.service.auth.origins import is_address
 from holdfast.service.context import AppContext
-from holdfast.service.http.uvicorn_protocol import CLIENT_MESSAGE_BYTES_MAX, BoundedProtocol, PingPassingProtocol
+from holdfast.service.http.uvicorn_protocol import (
+    CLIENT_MESSAGE_BYTES_MAX,
+    BoundedProtocol,
+    PingPassingProtocol,
+    raise_descriptors_max,
+)
 
 if TYPE_CHECKING:
     from holdfast.service.telemetry.exporter import TelemetryExporter
@@ -165,6 +170,7 @@ def run_until_signal(
     app: ASGIApp, context: AppContext, bound: socket.socket, *, exporter: "TelemetryExporter | None" = None
 ) -> None:
     """Serves until SIGINT or SIGTERM, on uvloop if it is installed."""
+    raise_descriptors_max()
     with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
         runner.run(_serve_until_signal(app, context, bound, exporter))
 

@@ -16,6 +16,11 @@ from wsproto.events import CloseConnection, Ping, Pong, Request
 
 from holdfast.service.http.routes import ApiError
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
 
@@ -31,12 +36,27 @@ HEAD_SECONDS_MAX = 10.0
 BODY_IDLE_SECONDS_MAX = 30.0
 """Without a byte of a body that we are ready to read."""
 
-WAITING_CONNECTIONS_MAX = 256
+WAITING_CONNECTIONS_MAX = 4_096
 """Connections without a complete request head. Beyond it the oldest is closed: a client sends its head at once, so the
-oldest is none that somebody waits for, and descriptors stay free for requests that are complete."""
+oldest is none that somebody waits for, and descriptors stay free for requests that are complete. Also at most half of
+the descriptors that the process may open."""
+
+DESCRIPTORS_WANTED = 16_384
 
 _HEAD_STARTS = b"HTTP/1.1 "
 _UPGRADE = re.compile(rb"^upgrade[ \t]*:.*\r\n", re.IGNORECASE | re.MULTILINE)
+
+
+def get_descriptors_max() -> int:
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0] if resource else 2 * WAITING_CONNECTIONS_MAX
+
+
+def raise_descriptors_max() -> None:
+    """To DESCRIPTORS_WANTED, if the system allows it: shells start processes with 1,024 or fewer."""
+    if resource:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        allowed = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_WANTED)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, allowed), hard))
 
 
 class HeadBufferingTransport:
@@ -136,7 +156,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def _wait_for_head(self) -> None:
         self._set_deadline(HEAD_SECONDS_MAX)
         self._waiting[self] = None
-        if len(self._waiting) > WAITING_CONNECTIONS_MAX:
+        if len(self._waiting) > min(WAITING_CONNECTIONS_MAX, get_descriptors_max() // 2):
             oldest, _ = self._waiting.popitem(last=False)
             oldest.transport.close()
 
