@@ -52,7 +52,6 @@ _ASSIGNMENT = rf"""(?ix)
     (?: (?P<open> \\?["'] ) (?: (?!(?P=open)) (?: \\. | [^\n\\] ) )++ (?P<close> (?P=open) )?
       | {_NOT_A_VALUE} (?P<bare> [^\s"',;`<>(){{}}\[\]]++ ) )
 """
-_SECRET_NAME = r"(?i)API_?KEY|_KEY$|^KEY$|ACCESS_?KEY|PRIVATE_?KEY|TOKEN|SECRET|PASSW|CREDENTIAL"
 
 
 def redact_secrets(text: str) -> str:
@@ -75,11 +74,6 @@ def redact_values(value: object) -> object:
             return [redact_values(member) for member in value]
         case _:
             return value
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether an environment variable is named like a secret."""
-    return re.search(_SECRET_NAME, name) is not None
 
 
 def _mask_value(match: re.Match[str]) -> str:

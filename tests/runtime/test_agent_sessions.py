@@ -288,6 +288,25 @@ async def test_a_session_can_read_other_folders_and_its_own_long_outputs(
     assert f"all 200008 bytes are in {stored.resolve()}, sha:" in flooded
 
 
+@pytest.mark.parametrize("source", ["option", "home file", "nowhere"])
+async def test_a_variable_reaches_commands_only_if_the_user_named_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.setenv("GITHUB_PAT", "gh-1")
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "home"))
+    for name in ("home", "workspace"):
+        (tmp_path / name).mkdir()
+    if source == "home file":
+        (tmp_path / "home" / "config.toml").write_text('command_variables = ["GITHUB_PAT"]\n')
+    provider = scripted_provider([tool_use("run_command", command="echo ${GITHUB_PAT-none}")], "Well.")
+    options: Options = {"workspace": tmp_path / "workspace", "builtin_tools": True, "confirm_for": []}
+    if source == "option":
+        options["command_variables"] = ["GITHUB_PAT"]
+    async with new_session(provider, **options) as session:
+        await session.send("Go.")
+        assert tool_result_texts(session) == ["none\n" if source == "nowhere" else "gh-1\n"]
+
+
 @pytest.mark.parametrize("path", [".git/hooks/pre-commit", ".holdfast/config.toml"])
 async def test_configuration_of_the_agent_can_be_read_and_not_written(tmp_path: Path, path: str) -> None:
     protected = tmp_path / path

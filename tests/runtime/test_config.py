@@ -104,6 +104,8 @@ def test_models_can_be_added_in_a_file(home: Path) -> None:
         ("spend_max_usd = -1", "spend_max_usd must be an amount such as 0.50, not -1"),
         ("spend_max_usd = 'lots'", "spend_max_usd must be an amount"),
         ("spend_max_usd = nan", "spend_max_usd must be an amount"),
+        ("command_variables = ['A-B']", "command_variables must be names of environment variables, not ['A-B']"),
+        ("command_variables = 3", "command_variables must be names of environment variables, not 3"),
         ("models = 3", "models must be tables"),
         ("base_urls = 3", "base_urls must be a table"),
         ("requests_max = 3", "requests_max must be a table, such as [requests_max] with anthropic = 4"),

@@ -15,7 +15,7 @@ from holdfast.cli.chat.session_thread import ChatNotice, WarningNoticeHandler
 from holdfast.cli.format import print_json
 from holdfast.cli.main import main
 from holdfast.engine.guard import WarningLog
-from holdfast.engine.tools.builtin.shell import without_secrets
+from holdfast.engine.tools.builtin.shell import command_environment
 from holdfast.errors import StoreError, UserError
 from holdfast.events.payloads.calls import LlmCallFailed
 from holdfast.events.payloads.session import MessageAppended
@@ -105,7 +105,7 @@ def skill_finding(secret: str, captures: Captures) -> str:
 
 
 def child_environment(secret: str, captures: Captures) -> str:
-    return f"[redacted] {without_secrets({'SETTING': secret})}"
+    return f"[redacted] {command_environment({'HTTP_PROXY': secret})}"
 
 
 SURFACES: tuple[Callable[[str, Captures], str], ...] = (

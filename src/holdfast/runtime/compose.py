@@ -61,7 +61,7 @@ TURN_IN_PROGRESS = (
 _SETTINGS = (
     *("model", "layout", "profile", "padding", "diagnostics", "output_tokens_max", "steps_max", "spend_max_usd"),
     *("keep_alive", "keep_alive_usd_max", "cache_ttl_seconds", "cache_over_an_hour", "also_skills"),
-    *("skills_mode", "digest_refresh", "compaction_tokens"),
+    *("skills_mode", "digest_refresh", "compaction_tokens", "command_variables"),
 )
 EXAMPLE_TOKENS = 10_000
 """The prompt size for which the error about an uncached model shows the price."""
@@ -127,7 +127,7 @@ def compose_session(
     skills = load_session_skills(options, config, state, workspace=workspace)
     delegation = session_delegation(options)
     extra = ((delegation.tool,) if delegation else ()) + ((recall_tool(log),) if options.get("recall_history") else ())
-    toolbox = build_toolbox(options, state.session_id, workspace=workspace, home=home, skills=skills, extra=extra)
+    toolbox = build_toolbox(options, state.session_id, workspace=workspace, config=config, skills=skills, extra=extra)
     _check_tools(state, toolbox)
     scope = LearningScope(model.id, provider_route(options, config, provider), workspace_hash(workspace))
     learned = load_learned(log, scope, session_id=state.session_id)

@@ -4,6 +4,7 @@ flag  >  environment  >  <workspace>/.holdfast/config.toml  >  $HOLDFAST_HOME/co
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
@@ -71,6 +72,7 @@ class Config(msgspec.Struct, frozen=True):
     keep_alive_usd_max: Decimal = Decimal("0.50")
     cache_ttl_seconds: int = 3600
     cache_over_an_hour: bool = False
+    command_variables: tuple[str, ...] = ()
     also_skills: tuple[str, ...] = ()
     skills_mode: SkillMode | None = None
     skill_ranking: SkillRanking = "lexical"
@@ -118,7 +120,7 @@ SETTINGS = {
 
 HOME_ONLY_SETTINGS = (
     *("db", "spend_max_usd", "keep_alive", "keep_alive_usd_max", "cache_ttl_seconds", "cache_over_an_hour"),
-    *("retention_days", "claude_code_command", _WHEN_UNAVAILABLE),
+    *("retention_days", "claude_code_command", "command_variables", _WHEN_UNAVAILABLE),
     *(name for name in SETTINGS if name.startswith("base_urls.")),
 )
 """Settings that a workspace's file may not change."""
@@ -317,6 +319,8 @@ def _convert_setting(key: str, value: object, origin: str) -> object:
         return _dollars(key, value, origin)
     if key == "also_skills":
         return _folders(key, value, origin)
+    if key == "command_variables":
+        return _variables(key, value, origin)
     if not isinstance(value, str):
         raise UserError(f"{key} must be text, not {value!r} (set by {origin})")
     return value
@@ -327,6 +331,16 @@ def _folders(key: str, value: object, origin: str) -> list[object]:
     names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
     if not isinstance(names, list | tuple) or not all(name in OPTIONAL_FOLDERS for name in names):
         raise UserError(f"{key} must be some of {', '.join(OPTIONAL_FOLDERS)}, not {value!r} (set by {origin})")
+    return list(dict.fromkeys(names))
+
+
+def _variables(key: str, value: object, origin: str) -> list[object]:
+    """Names of environment variables; comma-separated in an environment variable."""
+    names = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not all(
+        isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) for name in names
+    ):
+        raise UserError(f"{key} must be names of environment variables, not {value!r} (set by {origin})")
     return list(dict.fromkeys(names))
 
 

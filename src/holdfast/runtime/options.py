@@ -71,6 +71,7 @@ class Options(TypedDict, total=False):
     tools: Sequence[Tool | ToolFunction]
     builtin_tools: bool | Sequence[str]
     read_roots: Sequence[str | Path]
+    command_variables: Sequence[str]
     memory: bool
     delegate: bool | int
     delegation_depth_max: int
@@ -140,7 +141,7 @@ CONFIG_ONLY_NAMES = ("requests_max", "base_urls", "claude_code_command", "db")
 _OPTION_TYPES: Mapping[str, object] = Options.__annotations__
 _TEXT_OPTIONS = [name for name, kind in _OPTION_TYPES.items() if kind is str or get_origin(kind) is Literal]
 _SWITCH_OPTIONS = [name for name, kind in _OPTION_TYPES.items() if kind is bool]
-_TEXT_LIST_OPTIONS = ("betas", "stop_sequences", "models", "confirm_for", "also_skills")
+_TEXT_LIST_OPTIONS = ("betas", "stop_sequences", "models", "confirm_for", "also_skills", "command_variables")
 _LIST_OPTIONS = ("tools", "read_roots", *_TEXT_LIST_OPTIONS)
 
 

@@ -104,6 +104,7 @@ class Session:
         tools: Sequence[Tool | ToolFunction] | None = None,
         builtin_tools: bool | Sequence[str] | None = None,
         read_roots: Sequence[str | Path] | None = None,
+        command_variables: Sequence[str] | None = None,
         memory: bool | None = None,
         delegate: bool | int | None = None,
         delegation_depth_max: int | None = None,
@@ -175,24 +176,23 @@ class Session:
         adds the project's instruction files, its git state and the date; resuming in a different folder needs
         `another_workspace`.
 
-        Tools: `builtin_tools` adds tools for files and commands of the workspace: all of them, or those named.
-        `read_roots` are folders outside of the workspace that they may read. `memory` adds MEMORY.md of the workspace
-        and USER.md of the user, and the tools to edit them. `delegate` adds a tool that runs a task in a child session
-        with the same prefix; a number limits how many run at once, and `delegation_depth_max` how deep they nest.
-        `confirm` is called before a tool runs whose side effects are in `confirm_for`, and has `confirm_seconds_max`
-        to approve it; `allowed` returns the reason why a call may not run at all.
+        Tools: `builtin_tools` adds tools for files and commands of the workspace: all, or those named. `read_roots`
+        are folders elsewhere that they may read, `command_variables` names of environment variables that commands get
+        besides harmless ones. `memory` adds MEMORY.md of the workspace and USER.md of the user, and the tools to edit
+        them. `delegate` adds a tool that runs a task in a child session with the same prefix, so many at once if it is
+        a number, nested `delegation_depth_max` deep. `confirm` is called before a tool runs whose side effects are in
+        `confirm_for`, and has `confirm_seconds_max` to approve it; `allowed` returns why a call may not run at all.
 
         Instructions and skills: `instructions` come from `Library.for_session`: a stub and an index in the prompt, and
         a tool that recalls the rest. `skills` is True for the user's and the workspace's skills, or a list of folders,
-        or a `SkillStore`; they are parsed by the rules of `skills_mode` (default: those of the seed, and
-        lenient ones for other programs' folders) and searched by `skill_ranking`. `also_skills`
-        names folders of other programs to read as well. With `enforce_allowed_tools`, a loaded skill limits which
-        tools may be used.
+        or a `SkillStore`; they are parsed by the rules of `skills_mode` (default: the seed's, and lenient ones for
+        other programs' folders) and searched by `skill_ranking`. `also_skills` names folders of other programs to
+        read as well. With `enforce_allowed_tools`, a loaded skill limits which tools may be used.
 
-        Knowledge: the prompt includes the project's knowledge digest if there is one, unless `knowledge` is False. A
-        newer digest is used from the next epoch on, or with `digest_refresh="next_turn"` from the next turn on.
-        `curation` names the preset of active files, in place of the one chosen for the workspace. `rag` turns
-        retrieved passages of project files on or off; by default they are on if `holdfast rag index` was run.
+        Knowledge: the prompt has the project's knowledge digest, if any, unless `knowledge` is False; a newer one from
+        the next epoch on, or the next turn with `digest_refresh="next_turn"`. `curation` names the preset of active
+        files, in place of the workspace's. `rag` turns retrieved passages of project files on or off; default: on if
+        `holdfast rag index` was run.
 
         History: `compaction` says when old messages are replaced by a summary without being asked: at
         `compaction_tokens` tokens (100,000) or 80 % of the context window ("threshold", the default), also when that
@@ -241,6 +241,7 @@ class Session:
         tools: Sequence[Tool | ToolFunction] | None = None,
         builtin_tools: bool | Sequence[str] | None = None,
         read_roots: Sequence[str | Path] | None = None,
+        command_variables: Sequence[str] | None = None,
         memory: bool | None = None,
         delegate: bool | int | None = None,
         delegation_depth_max: int | None = None,

@@ -11,7 +11,7 @@ from holdfast.engine.compaction.compact import RECALL_TOOL
 from holdfast.engine.tools.builtin.files import list_dir, make_edit_tools, read_file
 from holdfast.engine.tools.builtin.grep import make_grep_files
 from holdfast.engine.tools.builtin.memory import MEMORY_TOOL_NAMES, memory_tools
-from holdfast.engine.tools.builtin.shell import COMMAND_SECONDS_MAX, make_run_command, without_secrets
+from holdfast.engine.tools.builtin.shell import COMMAND_SECONDS_MAX, command_environment, make_run_command
 from holdfast.engine.tools.builtin.skills import skill_tools
 from holdfast.engine.tools.definition import Tool, ToolEnvironment, tool
 from holdfast.engine.tools.delegate import DELEGATE_TOOL, DEPTH_MAX, Delegation
@@ -20,6 +20,7 @@ from holdfast.engine.tools.output import OUTPUTS_FOLDER, delete_old_outputs, mar
 from holdfast.engine.tools.permissions import CONFIRM_FOR, CONFIRM_SECONDS_MAX, PermissionRules
 from holdfast.errors import UserError
 from holdfast.events.payloads.calls import SideEffects
+from holdfast.runtime.config import Config
 from holdfast.runtime.options import Options
 from holdfast.runtime.skills import SessionSkills
 from holdfast.sources.confined_paths import resolve_roots
@@ -39,12 +40,13 @@ def build_toolbox(
     session_id: str,
     *,
     workspace: Path | None,
-    home: Path,
+    config: Config,
     skills: SessionSkills,
     extra: Sequence[Tool] = (),
 ) -> Toolbox:
     """The caller's tools and the requested built-in ones, under the caller's rules."""
-    built_in = _selected_builtins(options, workspace)
+    home = Path(config.home)
+    built_in = _selected_builtins(options, workspace, config.command_variables)
     rules = _confirmation_rules(options, built_in)
     # A long output is spilled to a file only if the model has a tool to read that file.
     can_read_files = any(builtin.spec.name == "read_file" for builtin in built_in)
@@ -113,12 +115,12 @@ def missing_tools_hint(missing: Sequence[str]) -> str:
     return f"pass them as {' and '.join(parameters)}"
 
 
-def _selected_builtins(options: Options, workspace: Path | None) -> tuple[Tool, ...]:
+def _selected_builtins(options: Options, workspace: Path | None, variables: Sequence[str]) -> tuple[Tool, ...]:
     setting = options.get("builtin_tools", False)
     names = (BUILTIN_TOOL_NAMES if setting else ()) if isinstance(setting, bool) else tuple(setting)
     if names and workspace is None:
         raise UserError("builtin_tools need a workspace; pass one to the session")
-    return builtin_tools(names, environ=os.environ)
+    return builtin_tools(names, environ=os.environ, variables=variables)
 
 
 def _confirmation_rules(options: Options, built_in: Sequence[Tool]) -> PermissionRules:
@@ -148,18 +150,22 @@ _MARGIN_SECONDS = 15
 
 
 def builtin_tools(
-    names: Sequence[str] = BUILTIN_TOOL_NAMES, *, environ: Mapping[str, str] = os.environ
+    names: Sequence[str] = BUILTIN_TOOL_NAMES, *, environ: Mapping[str, str] = os.environ, variables: Sequence[str] = ()
 ) -> tuple[Tool, ...]:
-    """The tools of these names. Commands run with this environment, without variables that look like secrets."""
+    """The tools of these names. Commands see the harmless part of this environment, and the `variables` named."""
     if unknown := next((name for name in names if name not in BUILTIN_TOOL_NAMES), None):
         raise UserError(f"there is no built-in tool {unknown!r}; there are {', '.join(BUILTIN_TOOL_NAMES)}")
     write_file, edit_file = make_edit_tools()
     tools = (
         tool(edit_file, side_effects="write", paths=("path",)),
-        tool(make_grep_files(without_secrets(environ)), side_effects="read", paths=("path",)),
+        tool(make_grep_files(command_environment(environ)), side_effects="read", paths=("path",)),
         tool(list_dir, side_effects="read", paths=("path",)),
         tool(read_file, side_effects="read", paths=("path",)),
-        tool(make_run_command(environ), side_effects="execute", timeout_seconds=COMMAND_SECONDS_MAX + _MARGIN_SECONDS),
+        tool(
+            make_run_command(command_environment(environ, also=variables)),
+            side_effects="execute",
+            timeout_seconds=COMMAND_SECONDS_MAX + _MARGIN_SECONDS,
+        ),
         tool(write_file, side_effects="write", paths=("path",)),
     )
     return tuple(builtin for builtin in tools if builtin.spec.name in names)

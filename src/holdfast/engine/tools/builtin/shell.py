@@ -10,7 +10,7 @@ import selectors
 import signal
 import subprocess
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Event
 from typing import Annotated, Literal
@@ -21,7 +21,7 @@ from holdfast.engine.tools.builtin.files import call_roots
 from holdfast.engine.tools.definition import ToolContext, ToolError
 from holdfast.engine.tools.execution import run_in_thread
 from holdfast.engine.tools.output import OUTPUT_FILE_BYTES_MAX, create_spill_file, spill_note, truncation_note
-from holdfast.redaction import is_secret_name, redact_secrets
+from holdfast.redaction import redact_secrets
 from holdfast.sources.command import hide_process_memory
 from holdfast.sources.files import decode_text
 from holdfast.types.blocks import replace_surrogates
@@ -40,17 +40,38 @@ _DRAIN_SECONDS_MAX = 1.0
 CommandEnding = Literal["exited", "timed_out", "stopped"]
 
 
-def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without variables that are named like a secret, or whose value contains one."""
-    hidden = {name for name, value in environ.items() if is_secret_name(name) or redact_secrets(value) != value}
-    return {name: value for name, value in environ.items() if name not in hidden}
+# An allow-list, because no pattern finds every secret: GITHUB_PAT is named like none. SSH_AUTH_SOCK is not on it: who
+# reaches that socket can log in as the user.
+COMMAND_VARIABLES = frozenset(
+    (
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "TMPDIR", "TEMP", "TMP", "HOSTNAME", "TZ"),
+        *("LANG", "LANGUAGE", "TERM", "COLORTERM", "COLUMNS", "LINES", "NO_COLOR", "FORCE_COLOR", "EDITOR", "PAGER"),
+        *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_RUNTIME_DIR", "XDG_STATE_HOME", "CI"),
+        *("VIRTUAL_ENV", "CONDA_PREFIX", "CONDA_DEFAULT_ENV", "PYENV_ROOT", "PYENV_VERSION", "UV_CACHE_DIR"),
+        *("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE", "PYTHONUTF8", "PKG_CONFIG_PATH"),
+        *("LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "NVM_DIR", "NVM_BIN", "NODE_PATH", "NODE_ENV", "VOLTA_HOME"),
+        *("JAVA_HOME", "GOPATH", "GOROOT", "GOCACHE", "CARGO_HOME", "CARGO_TARGET_DIR", "RUSTUP_HOME", "GEM_HOME"),
+        *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "NODE_EXTRA_CA_CERTS"),
+        *(f"{name}_PROXY" for name in ("HTTP", "HTTPS", "ALL", "NO")),
+        *(f"{name}_proxy" for name in ("http", "https", "all", "no")),
+    )
+)
+"""Variables that every command gets, besides `LC_*`, unless their value contains a credential."""
+
+
+def command_environment(environ: Mapping[str, str], *, also: Sequence[str] = ()) -> dict[str, str]:
+    """What a command sees of the environment: harmless variables, and those `also` named by the user."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if name in also or ((name in COMMAND_VARIABLES or name.startswith("LC_")) and redact_secrets(value) == value)
+    }
 
 
 def make_run_command(
     environ: Mapping[str, str], *, grace_seconds: float = GRACE_SECONDS
 ) -> Callable[..., Awaitable[str]]:
-    """`run_command`; a command that is asked to end has `grace_seconds` before it is killed."""
-    visible_environ = without_secrets(environ)
+    """`run_command`; a command sees `environ`, and has `grace_seconds` to end before it is killed."""
 
     async def run_command(
         command: Annotated[str, "A command line for sh."],
@@ -67,7 +88,7 @@ def make_run_command(
         # Otherwise the command could read the secrets from this process's environment in /proc.
         hide_process_memory()
         captured = CommandOutput(context.output_folder, context.tool_use_id)
-        order = CommandRequest(command, call_roots(context).workspace, visible_environ, seconds_max, grace_seconds)
+        order = CommandRequest(command, call_roots(context).workspace, environ, seconds_max, grace_seconds)
         arguments = {"order": order, "captured": captured, "stop": context.stopped}
         running = asyncio.ensure_future(run_in_thread(run_shell_command, arguments))
         try:
