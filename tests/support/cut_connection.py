@@ -17,6 +17,7 @@ class CuttableProxy:
 
     `before`: the server never gets it. `after`: the server has committed, but its response is lost. `hanging`: the
     server never gets it and does not notice that the client is gone. A proxy that is `dead` accepts no connections.
+    `questions_cut` connections end as they ask for the outcome of a commit.
     """
 
     def __init__(self, url: str) -> None:
@@ -28,6 +29,7 @@ class CuttableProxy:
         self.url = parts._replace(netloc=f"{user}@127.0.0.1:{self._listener.getsockname()[1]}").geturl()
         self.cut: Cut | None = None
         self.dead = False
+        self.questions_cut = 0
         Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
@@ -53,6 +55,10 @@ class CuttableProxy:
     def _forward_to_server(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
             while data := client.recv(65536):
+                if self.questions_cut and b"pg_xact_status" in data:
+                    self.questions_cut -= 1
+                    shut_down(client)
+                    break
                 if self.cut and b"COMMIT\x00" in data:
                     cut, self.cut = self.cut, None
                     shut_down(client)

@@ -10,7 +10,7 @@ from tests.support.event_examples import message_event, message_events
 from tests.support.postgres_server import run, wait_for_blocked_connections
 
 from holdfast.errors import StoreError
-from holdfast.stores.postgres.server import ConnectionLimits, PostgresServer, parse_address
+from holdfast.stores.postgres.server import ConnectionLimits, PostgresServer, is_connection_failure, parse_address
 from holdfast.stores.postgres.store import PostgresStore
 from holdfast.stores.sql.connection import ConnectionPool, SqlReader
 
@@ -67,6 +67,40 @@ def test_appends_in_progress_while_the_server_hangs_up_are_stored_once(emptied_p
             done.result(20)
         assert list(store.read("s")) == message_events(200)
         assert store.sessions()[0].event_count == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "lost"),
+    [
+        # What `executemany` raised, on a connection that still counted as open, for a server that had hung up.
+        (psycopg.OperationalError("cannot exit pipeline mode while busy"), True),
+        (psycopg.errors.AdminShutdown(), True),
+        (psycopg.errors.CrashShutdown(), True),
+        (psycopg.errors.CannotConnectNow(), True),
+        (psycopg.errors.ConnectionFailure(), True),
+        (psycopg.errors.IdleInTransactionSessionTimeout(), True),
+        (psycopg.errors.QueryCanceled(), False),
+        (psycopg.errors.LockNotAvailable(), False),
+        (psycopg.errors.DiskFull(), False),
+        (psycopg.errors.UniqueViolation(), False),
+        (psycopg.ProgrammingError("the statement has 1 parameter"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_shows_that_a_connection_was_lost_before_the_driver_notices(error: psycopg.Error, lost: bool) -> None:
+    assert is_connection_failure(error) is lost
+
+
+def test_an_outcome_that_is_asked_for_on_a_connection_that_is_lost_too_is_asked_for_again(
+    emptied_postgres: str,
+) -> None:
+    with proxy_to(emptied_postgres) as line, PostgresStore(line.url) as store:
+        store.append([message_event(0)]).result(10)
+        line.cut, line.questions_cut = "after", 2
+        store.append([message_event(1)]).result(20)
+        assert line.questions_cut == 0
+        assert list(store.read("s")) == message_events(2)
+        assert store.sessions()[0].event_count == 2
 
 
 @pytest.mark.parametrize("cut_query", ["before", "after"])

@@ -226,6 +226,17 @@ _EXPLANATIONS = {
 }
 
 
+def is_connection_failure(error: psycopg.Error) -> bool:
+    """Whether the connection is of no more use, even if the driver has not noticed that it was closed.
+
+    The server says goodbye before it hangs up. A driver that reads the one before the other still counts the connection
+    as open, and in pipeline mode, which `executemany` uses, replaces the reason by an error of its own.
+    """
+    if error.sqlstate is None:
+        return isinstance(error, psycopg.OperationalError)
+    return _EXPLANATIONS.get(error.sqlstate) is _LOST or error.sqlstate[:2] == "08" or error.sqlstate[:4] == "57P0"
+
+
 def explain_postgres_error(error: Exception, name: str) -> StoreError:
     """One line that says what to do. PostgreSQL's own message is left out: it can quote a row."""
     assert isinstance(error, psycopg.Error)

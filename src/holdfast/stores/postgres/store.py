@@ -27,6 +27,7 @@ from holdfast.stores.postgres.server import (
     ConnectionLimits,
     PostgresConnection,
     PostgresServer,
+    is_connection_failure,
     open_postgres_database,
     parse_address,
 )
@@ -93,22 +94,26 @@ class PostgresWriter(GroupWriter):
         self._reset_outdated_tables()
 
     def commit(self, group: Sequence[WriteJob]) -> list[SettleJob]:
+        self._pending = None
         try:
-            for _ in range(COMMIT_ATTEMPTS_MAX - 1):
+            for attempts_left in reversed(range(COMMIT_ATTEMPTS_MAX)):
                 try:
+                    # The connection may be lost again while the outcome is asked for, which is then still to be known.
+                    if self._pending is not None and self._was_committed(self._pending.transaction):
+                        return self._pending.answers
                     return self._commit_group(group)
                 except (DeadlockDetected, SerializationFailure):
-                    continue  # The server rolled everything back; try again.
-                except psycopg.Error:
-                    if not self._connection.closed:
+                    # The server rolled everything back; try again.
+                    self._pending = None
+                    if not attempts_left:
                         raise
-                    pending = self._pending
+                except psycopg.Error as error:
+                    if not attempts_left or not (self._connection.closed or is_connection_failure(error)):
+                        raise
                     self._reconnect()
-                    if pending is not None and self._was_committed(pending.transaction):
-                        return pending.answers
-            return self._commit_group(group)
         except psycopg.Error as error:
             raise self._server.explain(error) from error
+        raise AssertionError("every attempt returns or raises")
 
     def _begin(self) -> None:
         self._pending = None
@@ -159,6 +164,8 @@ class PostgresWriter(GroupWriter):
         )
 
     def _reconnect(self) -> None:
+        # A connection that failed may still count as open; the server ends its transaction when it is closed.
+        self.close()
         for pauses_left in reversed(range(1 + self._pauses_max)):
             try:
                 self._connection = self._server.connect()
