@@ -6,20 +6,29 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.compaction_histories import BINDING, MODEL, SMALL, History, snapshot_of
+from tests.support.compaction_histories import BINDING, MODEL, SMALL, History, new_draft, snapshot_of
 
 from holdfast.compaction.summary import RESUME
 from holdfast.compaction.view import choose_cut, group_exchanges
-from holdfast.engine.compaction.compact import CompactionProposal, NoCompaction, propose_compaction
+from holdfast.engine.compaction.compact import CompactionProposal, NoCompaction, propose_compaction, propose_undo
 from holdfast.engine.compaction.history import read_logged_messages
 from holdfast.engine.reducer import apply_event, fold_events
-from holdfast.events.payloads.session import MessageAppended, MessagesWithdrawn
+from holdfast.engine.request_draft import build_sent_view
+from holdfast.errors import UserError
+from holdfast.events.payloads.session import (
+    ContextInjected,
+    EpochOpened,
+    MessageAppended,
+    MessagesWithdrawn,
+    TurnStarted,
+)
 from holdfast.extraction import facts as facts_module
 from holdfast.extraction.entities import find_entities
 from holdfast.extraction.facts import FactsReader, extract_facts
 from holdfast.extraction.tool_calls import extract_plain_text, find_failing_tests
+from holdfast.layers.assemble import assemble_prompt
 from holdfast.types.blocks import Message, Text, ToolResult, ToolUse, is_thinking, join_text_blocks
-from holdfast.types.prompt import HistoryEntry
+from holdfast.types.prompt import HistoryEntry, LayerText
 from holdfast.types.transcript import merge_into_messages, validate_transcript
 
 SEEDS = st.integers(0, 2**32)
@@ -113,6 +122,55 @@ def test_the_state_is_a_fold_and_everything_before_the_summary_is_unchanged(seed
         for snapshot in (before, after)
     ]
     assert prefix_digests[0] == prefix_digests[1]
+
+
+@settings(max_examples=settings().max_examples // 2)
+@given(SEEDS, st.lists(st.sampled_from(("turn", "ephemeral", "withdrawn", "epoch")), max_size=8))
+def test_after_an_undo_the_view_is_as_if_there_had_been_no_compaction(seed: int, later: list[str]) -> None:
+    history = make_history(seed)
+    compacted = compact(history)
+    assert compacted is not None
+    for step in later:
+        match step:
+            case "turn":
+                history.turn()
+            case "ephemeral":
+                history.add(TurnStarted("", 0), ContextInjected("rag", history.words(3), ephemeral=True))
+                history.turn()
+            case "withdrawn":
+                history.turn(ends=False)
+                history.add(MessagesWithdrawn("the provider refused it"))
+            case _:
+                preset = LayerText("preset", history.words(5))
+                history.add(EpochOpened(history.state().epoch + 1, (preset,), ()))
+    undone = propose_undo(snapshot_of(history))
+    without = [event for event in history.events if event.payload not in compacted.payloads]
+    history.add(undone)
+    assert undone.tokens_after > undone.tokens_before
+    expected = fold_events(without, "s1")
+    assert history.state().entries == expected.entries
+    assert history.state().emitted == expected.emitted
+    assert history.state() == fold_events(history.events, "s1")
+    sent, never_compacted = new_draft(), new_draft()
+    sent.update(assemble_prompt(build_sent_view(history.state())))
+    never_compacted.update(assemble_prompt(build_sent_view(expected)))
+    assert sent.buffer.cacheable_bytes() == never_compacted.buffer.cacheable_bytes()
+    with pytest.raises(UserError, match="nothing to undo"):
+        propose_undo(snapshot_of(history))
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(SEEDS)
+def test_an_undo_drops_only_thinking_that_belongs_to_the_compacted_prefix(seed: int) -> None:
+    history = make_history(seed)
+    before = history.state().entries
+    assert compact(history) is not None
+    for _ in range(4):
+        history.turn()
+    history.add(propose_undo(snapshot_of(history, BINDING)))
+    entries = history.state().entries
+    assert entries[: len(before)] == before
+    assert not any(is_thinking(block) for entry in entries[len(before) :] for block in entry.content)
 
 
 @settings(max_examples=settings().max_examples // 4)

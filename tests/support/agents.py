@@ -10,7 +10,7 @@ from holdfast.clock import CountingIds, ManualClock
 from holdfast.errors import ProviderError
 from holdfast.events.log import Event
 from holdfast.events.payloads.calls import LlmCallCompleted, ModelSwitched, RequestPrepared
-from holdfast.events.payloads.compaction import ContextCompacted
+from holdfast.events.payloads.compaction import CompactionUndone, ContextCompacted
 from holdfast.events.payloads.recovery import ViewRepair
 from holdfast.events.payloads.session import MessagesWithdrawn
 from holdfast.events.payloads.union import AnyPayload
@@ -125,8 +125,8 @@ def changed_prefixes(events: Sequence[Event]) -> list[str]:
         if isinstance(event.payload, MessagesWithdrawn | ViewRepair):
             # The provider cached nothing of a refused request.
             length = completed_length
-        if isinstance(event.payload, ContextCompacted):
-            # A compaction replaces everything after the cut on purpose.
+        if isinstance(event.payload, ContextCompacted | CompactionUndone):
+            # A compaction and its undo replace everything after the cut on purpose.
             length, completed_length = (
                 event.payload.unchanged_blocks,
                 min(completed_length, event.payload.unchanged_blocks),

@@ -20,6 +20,7 @@ from holdfast.events.payloads.compaction import (
     CompactionNumbers,
     CompactionSkipped,
     CompactionTrigger,
+    CompactionUndone,
     ContextCompacted,
 )
 from holdfast.types.usage import Usage
@@ -108,6 +109,7 @@ class CompactionMonitor(msgspec.Struct, frozen=True):
     `calls` were answered since and sent `sent_tokens`; `from_tokens` is the size before, until a call reports the size
     after. `covered_until` is the last message that the summary covers. After STRIKES_MAX compactions that did not help,
     there is no automatic one until the next user message; after a refused one, not for WAIT_CALLS calls.
+    After an undone one, not below `tokens_min`, unless the window is full.
     """
 
     count: int = 0
@@ -120,6 +122,7 @@ class CompactionMonitor(msgspec.Struct, frozen=True):
     base_tokens: int = 0
     covered_until: int = 0
     summary_tokens_max: int = 0
+    tokens_min: int = 0
 
     @property
     def may_act(self) -> bool:
@@ -137,6 +140,8 @@ def find_compaction_trigger(
     sizes = CompactionSizes(prompt, prefix, estimate_compacted_tokens(prompt - prefix, config))
     if outlook.prompt_tokens >= outlook.hard_tokens:
         return "hard"
+    if outlook.prompt_tokens < monitor.tokens_min:
+        return None
     # Order of the triggers: the window comes before money, because a call that does not fit fails; then a cold cache,
     # where the shorter prompt saves from the first call on; the soft limit holds even where money says no.
     if sizes.removed < removed_tokens_min(outlook.prompt_tokens, "soft"):
@@ -256,6 +261,12 @@ def observe_call(monitor: CompactionMonitor, usage: Usage) -> CompactionMonitor:
 def observe_refusal(monitor: CompactionMonitor, event: CompactionSkipped) -> CompactionMonitor:
     """Back off for some calls, or for good if the stable prefix itself is too long (`is_final`)."""
     return msgspec.structs.replace(monitor, calls_to_wait=NEVER_AGAIN_CALLS if event.is_final else WAIT_CALLS)
+
+
+def observe_undo(monitor: CompactionMonitor, event: CompactionUndone) -> CompactionMonitor:
+    """The user wants this much in view: the next automatic compaction comes when as much again could be removed."""
+    tokens_min = event.tokens_after + removed_tokens_min(event.tokens_after, "soft")
+    return msgspec.structs.replace(monitor, from_tokens=0, tokens_min=tokens_min)
 
 
 def observe_user_message(monitor: CompactionMonitor) -> CompactionMonitor:

@@ -7,7 +7,13 @@ from itertools import takewhile
 from msgspec.structs import replace
 
 from holdfast.catalog.token_count import TokenCalibration
-from holdfast.compaction.decision import observe_call, observe_compaction, observe_refusal, observe_user_message
+from holdfast.compaction.decision import (
+    observe_call,
+    observe_compaction,
+    observe_refusal,
+    observe_undo,
+    observe_user_message,
+)
 from holdfast.compaction.view import (
     apply_compaction,
     count_leading_summaries,
@@ -17,7 +23,15 @@ from holdfast.compaction.view import (
 )
 from holdfast.engine.compaction.history import make_injected_entry
 from holdfast.engine.history_transfer import model_provider, transfer_history
-from holdfast.engine.state import NO_LIMITS, CompletedCall, DiagnosisBaseline, ProviderLimits, SessionState, TurnState
+from holdfast.engine.state import (
+    NO_LIMITS,
+    CompletedCall,
+    DiagnosisBaseline,
+    ProviderLimits,
+    SessionState,
+    TurnState,
+    UndoPoint,
+)
 from holdfast.engine.tools.skill_budget import add_activation, add_use, remove_activations
 from holdfast.events.log import Event
 from holdfast.events.payloads import calls, session
@@ -31,7 +45,7 @@ from holdfast.events.payloads.calls import (
     RequestPrepared,
     RouteDecided,
 )
-from holdfast.events.payloads.compaction import CompactionSkipped, ContextCompacted, SkillReleased
+from holdfast.events.payloads.compaction import CompactionSkipped, CompactionUndone, ContextCompacted, SkillReleased
 from holdfast.events.payloads.recovery import ProviderLimited, RecoveryPayload, ViewRepair
 from holdfast.layers.assemble import stable_segments, with_nonce
 from holdfast.ledger.accounting import answer_usage
@@ -66,6 +80,22 @@ LogOnlyPayload = (
     | session.MemoryEviction
 )
 
+# Change what an undo point has. `SkillReleased` does not: without its compaction the skill would still be in view.
+_VIEW_PAYLOADS = (
+    session.EpochOpened,
+    session.TurnStarted,
+    session.MessageAppended,
+    session.MessagesWithdrawn,
+    session.ContextInjected,
+    session.SkillLoaded,
+    session.SkillUsed,
+    RequestPrepared,
+    ModelSwitched,
+    CacheControlsApplied,
+    LlmCallCompleted,
+    ContextCompacted,
+)
+
 
 def fold_events(events: Iterable[Event], session_id: str) -> SessionState:
     state = SessionState(session_id)
@@ -76,7 +106,49 @@ def fold_events(events: Iterable[Event], session_id: str) -> SessionState:
 
 def apply_event(state: SessionState, event: Event) -> SessionState:
     """The state after one more event."""
-    return replace(_apply(state, event), last_event_id=event.id)
+    return replace(_apply(state, event), last_event_id=event.id, undo_point=_follow_undo_point(state, event))
+
+
+def _follow_undo_point(state: SessionState, event: Event) -> UndoPoint | None:
+    """The undo point after one more event: the same fold, over the view without the newest compaction."""
+    point = state.undo_point
+    match event.payload:
+        case ContextCompacted(strategy=strategy) if strategy != "lossless":
+            return _make_undo_point(state, event.id, state.message_count)
+        case CompactionUndone() | ViewRepair():
+            # A repair names positions in the compacted view, which say nothing about the other one.
+            return None
+        case payload if point is not None and isinstance(payload, _VIEW_PAYLOADS):
+            without = _apply(_restore(state, point), event)
+            return _make_undo_point(without, point.compaction_id, point.last_message)
+        case _:
+            return point
+
+
+def _make_undo_point(state: SessionState, compaction_id: str, last_message: int) -> UndoPoint:
+    return UndoPoint(
+        compaction_id,
+        last_message,
+        state.entries,
+        state.sent_count,
+        state.emitted,
+        state.first_ephemeral,
+        state.activations,
+        state.compaction_watch,
+    )
+
+
+def _restore(state: SessionState, point: UndoPoint) -> SessionState:
+    return replace(
+        state,
+        entries=point.entries,
+        sent_count=point.sent_count,
+        emitted=point.emitted,
+        first_ephemeral=point.first_ephemeral,
+        activations=point.activations,
+        compaction_watch=point.compaction_watch,
+        undo_point=None,
+    )
 
 
 def _apply(state: SessionState, event: Event) -> SessionState:
@@ -129,6 +201,8 @@ def _apply(state: SessionState, event: Event) -> SessionState:
             return replace(state, activations=add_use(state.activations, payload))
         case ContextCompacted() as payload:
             return compact_view(state, payload)
+        case CompactionUndone() as payload:
+            return undo_compaction(state, payload)
         case CompactionSkipped() as payload:
             return replace(state, compaction_watch=observe_refusal(state.compaction_watch, payload))
         case SkillReleased() as payload:
@@ -297,18 +371,43 @@ def compact_view(state: SessionState, event: ContextCompacted) -> SessionState:
     """Replace the view of the log by the compacted one; the unchanged leading blocks stay cached."""
     sent = apply_compaction(state.entries[: state.sent_count], event)
     entries = sent + drop_stale_thinking(state.entries[state.sent_count :], event)
-    blocks, cached_tokens = event.unchanged_blocks, event.cached_tokens
     return replace(
-        state,
-        epoch=event.epoch,
+        _rewrite_view(state, event),
         entries=entries,
         sent_count=len(sent),
         emitted=_emitted_in(entries),
         first_ephemeral=_find_first_ephemeral(entries),
+        compaction_watch=observe_compaction(state.compaction_watch, event, messages=state.message_count),
+    )
+
+
+def undo_compaction(state: SessionState, event: CompactionUndone) -> SessionState:
+    """Replace the view by the one without the newest compaction; the unchanged leading blocks stay cached."""
+    point, rewritten = state.undo_point, _rewrite_view(state, event)
+    if point is None:
+        # Only a damaged log has an undo without its compaction.
+        return rewritten
+    restored = _restore(rewritten, point)
+    entries, sent = restored.entries, restored.sent_count
+    if event.thinking_dropped:
+        # What came before the compaction has its own prefix back, and so its thinking is valid again.
+        entries, sent = filter_entries(
+            entries, sent, lambda entry: drop_thinking(entry) if entry.number > point.last_message else entry
+        )
+    watch = observe_undo(restored.compaction_watch, event)
+    first = _find_first_ephemeral(entries)
+    return replace(restored, entries=entries, sent_count=sent, first_ephemeral=first, compaction_watch=watch)
+
+
+def _rewrite_view(state: SessionState, event: ContextCompacted | CompactionUndone) -> SessionState:
+    """A new epoch in which only the event's unchanged leading blocks are still cached."""
+    blocks, tokens = event.unchanged_blocks, event.cached_tokens
+    return replace(
+        state,
+        epoch=event.epoch,
         digests=state.digests[:blocks],
         answered_blocks=min(state.answered_blocks, blocks),
-        cache_memory=keep_leading_blocks(state.cache_memory, state.request, blocks=blocks, tokens=cached_tokens),
-        compaction_watch=observe_compaction(state.compaction_watch, event, messages=state.message_count),
+        cache_memory=keep_leading_blocks(state.cache_memory, state.request, blocks=blocks, tokens=tokens),
     )
 
 

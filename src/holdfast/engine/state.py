@@ -61,13 +61,30 @@ class TurnState(msgspec.Struct, frozen=True):
     cost_usd: Decimal = Decimal(0)
 
 
+class UndoPoint(msgspec.Struct, frozen=True):
+    """The view as it would be without the newest compaction, whose event id is `compaction_id`.
+
+    The reducer applies later events to it as well. `last_message` was the newest message at the compaction.
+    """
+
+    compaction_id: str
+    last_message: int
+    entries: tuple[HistoryEntry, ...]
+    sent_count: int
+    emitted: tuple[LayerText, ...]
+    first_ephemeral: int | None
+    activations: Activations
+    compaction_watch: CompactionMonitor
+
+
 class SessionState(msgspec.Struct, frozen=True):
     """The first `sent_count` entries were in the last request or its reply; `digests` is that request's digest chain.
 
     `uncached_calls` counts calls that read nothing from any cache; `uncached_span` holds the start times of the first
     and the last of them. `padding` is the reason for the padding decision. `request` is the newest request, `last_call`
     the newest completed one. `delegated_sessions` work for this one; their cost is not included yet.
-    `message_count` counts all messages on the log, including those no longer in the view.
+    `message_count` counts all messages on the log, including those no longer in the view. `undo_point` is what undoing
+    the newest compaction restores, None if nothing can be undone.
     """
 
     session_id: str
@@ -122,3 +139,4 @@ class SessionState(msgspec.Struct, frozen=True):
     is_ended: bool = False
     message_count: int = 0
     compaction_watch: CompactionMonitor = CompactionMonitor()
+    undo_point: UndoPoint | None = None

@@ -24,7 +24,7 @@ from holdfast.events.payloads.calls import (
     ModelSwitched,
     RequestPrepared,
 )
-from holdfast.events.payloads.compaction import ContextCompacted
+from holdfast.events.payloads.compaction import CompactionUndone, ContextCompacted
 from holdfast.events.payloads.recovery import ProviderLimited, ViewRepair
 from holdfast.events.payloads.session import EpochOpened, MessageAppended, MessagesWithdrawn, SessionStarted
 from holdfast.events.payloads.union import AnyPayload
@@ -68,6 +68,7 @@ ACCOUNTED_PAYLOADS = (
     ViewRepair,
     ProviderLimited,
     ContextCompacted,
+    CompactionUndone,
     GatewayForwarded,
 )
 
@@ -208,6 +209,16 @@ def iter_entries(events: Iterable[Event], models: Models) -> Iterator[LedgerEntr
                 yield entry
 
 
+def _change_view(state: AccountingState, event: ContextCompacted | CompactionUndone, reason: str) -> AccountingState:
+    return replace(
+        state,
+        planned_change=("compaction", reason),
+        blocks=min(state.blocks, event.unchanged_blocks),
+        answered_blocks=min(state.answered_blocks, event.unchanged_blocks),
+        refused_request=None,
+    )
+
+
 def _record_other(state: AccountingState, payload: AnyPayload) -> AccountingState:
     match payload:
         case SessionStarted(simulated=simulated, user_id=user_id, team_id=team_id):
@@ -226,13 +237,9 @@ def _record_other(state: AccountingState, payload: AnyPayload) -> AccountingStat
             return _forget_prefix(updated) if new_prefix else updated
         case ContextCompacted() as compacted:
             reason = f"messages {compacted.first} to {compacted.last} were compacted ({compacted.trigger})"
-            return replace(
-                state,
-                planned_change=("compaction", reason),
-                blocks=min(state.blocks, compacted.unchanged_blocks),
-                answered_blocks=min(state.answered_blocks, compacted.unchanged_blocks),
-                refused_request=None,
-            )
+            return _change_view(state, compacted, reason)
+        case CompactionUndone() as undone:
+            return _change_view(state, undone, f"a compaction was undone (epoch {undone.epoch})")
         case MessagesWithdrawn() if state.blocks > state.answered_blocks:
             # The provider accepted no part of the refused request.
             return replace(state, blocks=state.answered_blocks)

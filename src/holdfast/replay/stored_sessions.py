@@ -20,7 +20,7 @@ from holdfast.events.payloads.calls import (
     ModelSwitched,
     RewriteEstimate,
 )
-from holdfast.events.payloads.compaction import ContextCompacted
+from holdfast.events.payloads.compaction import CompactionUndone, ContextCompacted
 from holdfast.events.payloads.recovery import ViewRepair
 from holdfast.events.payloads.session import (
     ContextInjected,
@@ -194,6 +194,7 @@ class _Fold:
         self.project = ""
         self.calls: dict[str, _StoredCall] = {}
         self._entries: list[HistoryEntry] = []
+        self._uncompacted: list[HistoryEntry] = []
         self._messages = 0
         self._suffix = ""
         self._by_user = False
@@ -230,7 +231,11 @@ class _Fold:
             case ViewRepair() as payload:
                 self._entries[:] = apply_repair(tuple(self._entries), 0, payload).entries
             case ContextCompacted() as payload:
+                if payload.strategy != "lossless":
+                    self._uncompacted = list(self._entries)
                 self._entries = list(apply_compaction(self._entries, payload))
+            case CompactionUndone() as payload:
+                self._undo(payload)
             case ContextInjected() as payload:
                 self._inject(payload)
             case ModelSwitched():
@@ -250,6 +255,13 @@ class _Fold:
                         call.rewrite = payload.rewrite
             case _:
                 pass
+
+    def _undo(self, undone: CompactionUndone) -> None:
+        last = max((entry.number for entry in self._uncompacted), default=0)
+        later = [entry for entry in self._entries if entry.number > last]
+        if undone.thinking_dropped:
+            later = [entry for entry in map(drop_thinking, later) if entry is not None]
+        self._entries = [*self._uncompacted, *later]
 
     def _begin(self, started: LlmCallStarted, at: float) -> None:
         entries = tuple(self._entries)

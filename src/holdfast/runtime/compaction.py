@@ -13,6 +13,7 @@ from holdfast.engine.compaction.triggers import (
     compact_after_overflow,
     compact_on_request,
     compact_to_newest_group,
+    undo_newest_compaction,
 )
 from holdfast.engine.conversation import Conversation, OverflowStep
 from holdfast.extraction.entities import collapse_whitespace, truncate_words
@@ -86,6 +87,13 @@ def _describe(block: Text | ToolUse | ToolResult, role: str, calls: Mapping[str,
 
 def _target(action: CallAction) -> str:
     return collapse_whitespace(f"{action.tool} {action.path or action.command or action.pattern}")
+
+
+async def undo_compaction(conversation: Conversation) -> CompactionResult:
+    """Undo the newest compaction; the result has the sizes, and the messages that are in view again."""
+    event = await undo_newest_compaction(conversation)
+    messages = merge_into_messages(conversation.state.entries)
+    return CompactionResult(messages, tokens_before=event.tokens_before, tokens_after=event.tokens_after)
 
 
 async def compact_conversation(

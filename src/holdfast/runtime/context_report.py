@@ -93,4 +93,5 @@ def _find_compaction_limit(conversation: Conversation) -> int | None:
     if config.mode == "off":
         return None
     outlook = compaction_outlook(snapshot_conversation(conversation))
-    return min(outlook.hard_tokens, soft_limit_tokens(outlook, config))
+    limit = max(soft_limit_tokens(outlook, config), conversation.state.compaction_watch.tokens_min)
+    return min(outlook.hard_tokens, limit)

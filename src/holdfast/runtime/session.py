@@ -32,7 +32,7 @@ from holdfast.layers.padding import Padding, SessionPadding, read_session_paddin
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.wire_request import Transport
 from holdfast.runtime import compose
-from holdfast.runtime.compaction import DroppedContent, compact_conversation, list_dropped
+from holdfast.runtime.compaction import DroppedContent, compact_conversation, list_dropped, undo_compaction
 from holdfast.runtime.config import Diagnostics, DigestRefresh
 from holdfast.runtime.context_report import ContextUse, measure_context
 from holdfast.runtime.model_switch import quote_session_switch, switch_session
@@ -65,8 +65,7 @@ class Session:
 
     `cache` has the cache's state and statistics, `recovery` the known failures and their recipes.
 
-    Every event is stored as it happens. `Session.resume(id)` continues the conversation in another process, at any
-    later time, with the same prefix bytes.
+    Every event is stored as it happens. `Session.resume(id)` continues later, in any process, with the same bytes.
     """
 
     def __init__(self, options: Options, *, resume: str | None = None) -> None:
@@ -319,17 +318,15 @@ class Session:
         log, owns_log = compose.open_session_log(self._options)
         try:
             state = compose.load_session_state(log, self._options, self._resume)
-            messages = self._messages_expected
             composition = compose.compose_session(
-                self._options, state, log=log, bus=self._bus, owns_log=owns_log, messages=messages
+                self._options, state, log=log, bus=self._bus, owns_log=owns_log, messages=self._messages_expected
             )
             conversation = Conversation(composition.deps, state)
-            steps = host_steps(self._options)
             if composition.delegation is not None:
                 composition.delegation.set_parent(conversation)
             if self._resume is None:
                 await conversation.record("system", *compose.first_events(self._options, composition))
-            self._recovery_runner = recovery_runner(conversation, steps, self._options)
+            self._recovery_runner = recovery_runner(conversation, host_steps(self._options), self._options)
         except BaseException:
             if owns_log:
                 log.close()
@@ -400,8 +397,7 @@ class Session:
     async def prewarm(self) -> PrewarmResult:
         """Write tools and system prompt to the provider's cache now, so that the first message reads them from there.
 
-        The cache write is billed even if no message follows. If prewarming is not possible, the result says why;
-        nothing is raised.
+        The cache write is billed even if no message follows. If prewarming is not possible, the result says why.
         """
         if self._turn is not None and not self._turn.done():
             raise UserError("a turn is in progress in this session, and it writes the stable prefix itself")
@@ -450,6 +446,10 @@ class Session:
         The event log keeps the full history. A compaction that would not help is not done; the result says why.
         """
         return await compact_conversation(self._idle_conversation, config)
+
+    async def undo_compaction(self) -> CompactionResult:
+        """Restore what the newest compaction removed. Raises UserError if there is none, or it would not fit."""
+        return await undo_compaction(self._idle_conversation)
 
     def dropped(self) -> tuple[DroppedContent, ...]:
         """What compactions have removed from the view, largest first; the log still has it."""

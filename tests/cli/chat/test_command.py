@@ -293,9 +293,19 @@ def test_an_unknown_command_suggests_the_nearest_and_how_to_send_it(tmp_path: Pa
 
 def test_help_lists_every_command(tmp_path: Path) -> None:
     output = chat_offline(tmp_path, "/help").stdout
-    assert re.findall(r"^(/\w+)", output, re.M) == [
-        *("/help", "/cost", "/cache", "/context", "/compact", "/model", "/tools", "/skills", "/session", "/exit")
+    assert re.findall(r"^(/[\w-]+)", output, re.M) == [
+        *("/help", "/cost", "/cache", "/context", "/compact", "/undo-compact"),
+        *("/model", "/tools", "/skills", "/session", "/exit"),
     ]
+
+
+def test_a_compaction_is_undone_once(tmp_path: Path) -> None:
+    messages = [f"{number} " + "some words to keep " * 400 for number in range(12)]
+    result = chat_offline(tmp_path, *messages, "/compact", "/undo-compact", "/compact show", "/undo-compact")
+    before, after = re.search(r"compacted \d+ messages: ([\d,]+) tokens became ([\d,]+)", result.stdout).groups()  # type: ignore[union-attr]
+    assert f"the newest compaction is undone: {after} tokens became {before}" in result.stdout
+    assert "nothing has left the view" in result.stdout
+    assert result.stderr.count("nothing to undo") == 1
 
 
 def test_a_chat_can_keep_its_cache_alive_on_request(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from holdfast.engine.compaction.history import read_logged_messages
 from holdfast.engine.reducer import fold_events
 from holdfast.errors import UserError
 from holdfast.events.payloads.compaction import CompactionSkipped, ContextCompacted
+from holdfast.events.payloads.recovery import ProviderLimited
 from holdfast.ledger.accounting import iter_entries
 from holdfast.ledger.calls import iter_calls
 from holdfast.simulator.script import ScriptedReply
@@ -119,6 +120,70 @@ def messages_in(body: bytes) -> list[object]:
         for block in message["content"]:
             block.pop("cache_control", None)
     return list(messages)
+
+
+@pytest.mark.parametrize(("gap_seconds", "first_verdict"), [(10, "held"), (200, "planned")])
+async def test_an_undone_compaction_is_a_planned_change_and_resumes_with_the_same_bytes(
+    gap_seconds: int, first_verdict: str
+) -> None:
+    conversation = LongConversation()
+    async with conversation.create() as session:
+        await conversation.send_turns(session, 12)
+        before = session.history
+        await session.compact()
+        await conversation.send_turns(session, 2, gap_seconds=gap_seconds)
+        after = session.history
+        result = await session.undo_compaction()
+        assert result.messages == session.history
+        assert session.history[: len(before)] == before
+        assert session.history[len(before) :] == after[-(len(session.history) - len(before)) :]
+        assert session.dropped() == ()
+        with pytest.raises(UserError, match="nothing to undo"):
+            await session.undo_compaction()
+        restored = session.history
+    async with conversation.resume(session.id) as resumed:
+        assert resumed.history == restored
+        await conversation.send_turns(resumed, 2)
+    events = list(conversation.store.read(session.id))
+    verdicts = [entry.verdict for entry in iter_entries(events, shipped_models()) if entry.verdict]
+    # Within the TTL the provider still has the longer prompt; after it only the stable prefix, which stayed in use.
+    assert [verdict.kind for verdict in verdicts[-4:]] == [first_verdict, "held", "held", "held"]
+    assert verdicts[-4].read_tokens > 2_000
+    if first_verdict == "planned":
+        assert (verdicts[-4].component, verdicts[-4].detail) == ("compaction", "a compaction was undone (epoch 3)")
+    certificates = list(certify(events, session.id, shipped_models()))
+    assert [certificate.violation for certificate in certificates] == [None] * len(certificates)
+    assert result.tokens_after > result.tokens_before * 2
+    assert len(messages_in(conversation.provider.requests[-4].body)) == len(restored) + 1
+
+
+async def test_an_undone_compaction_is_not_repeated_until_the_prompt_has_grown() -> None:
+    conversation = LongConversation(compaction=CompactionConfig(auto_compaction_input_tokens_threshold=30_000))
+    async with conversation.create() as session:
+        while not compactions(conversation.store):
+            await conversation.send_turns(session, 1)
+        result = await session.undo_compaction()
+        assert (session.context_use().compaction_tokens or 0) > result.tokens_after
+        await conversation.send_turns(session, 2)
+        assert len(compactions(conversation.store)) == 1
+        while len(compactions(conversation.store)) == 1:
+            await conversation.send_turns(session, 1)
+    assert compactions(conversation.store)[1].tokens_before > result.tokens_after * 1.2
+
+
+async def test_a_compaction_whose_messages_no_longer_fit_cannot_be_undone() -> None:
+    conversation = LongConversation()
+    async with conversation.create() as session:
+        with pytest.raises(UserError, match="nothing to undo"):
+            await session.undo_compaction()
+        await conversation.send_turns(session, 12)
+        await session.compact()
+        history = session.history
+        narrow = ProviderLimited("the provider says so", window_tokens_max=12_000)
+        await session._open_conversation.record("system", narrow)
+        with pytest.raises(UserError, match=r"do not fit the context window of 12,000 with room for a reply"):
+            await session.undo_compaction()
+        assert session.history == history
 
 
 async def test_a_second_compaction_in_a_row_does_nothing() -> None:

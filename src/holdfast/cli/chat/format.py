@@ -183,7 +183,7 @@ def format_compaction(event: ContextCompacted) -> str:
         removed = f"cleared {format_count(len(event.cleared), 'old tool result')}"
     else:
         removed = f"compacted messages m{event.first} to m{event.last} into a summary"
-    return f"{removed}: {sizes}, {saving}; /compact show lists what left the view"
+    return f"{removed}: {sizes}, {saving}; /compact show lists what left the view, /undo-compact restores it"
 
 
 def format_near_compaction(use: ContextUse) -> str:

@@ -141,6 +141,15 @@ def _compact(chat: ChatSession, argument: str) -> None:
     )
 
 
+def _undo_compact(chat: ChatSession, argument: str) -> None:
+    result = chat.run_coroutine(chat.session.undo_compaction())
+    chat.plan = None
+    chat.screen.show_lines(
+        f"the newest compaction is undone: {result.tokens_before:,} tokens became {result.tokens_after:,}",
+        "the next call writes the longer prompt to the cache; the next automatic compaction waits until it has grown",
+    )
+
+
 def _skills(chat: ChatSession, argument: str) -> None:
     from holdfast.runtime.config import default_skill_roots
     from holdfast.sources.skills.library import read_skill_library
@@ -198,6 +207,7 @@ CHAT_COMMANDS = {
     "cache": ChatCommand(_cache, "/cache", "what is cached, until when, and what a late return costs"),
     "context": ChatCommand(_context, "/context", "what the prompt consists of"),
     "compact": ChatCommand(_compact, "/compact [show]", "replace older messages by a summary; show what left"),
+    "undo-compact": ChatCommand(_undo_compact, "/undo-compact", "restore what the newest compaction removed"),
     "model": ChatCommand(_model, "/model [NAME]", "show the model, or switch to another one"),
     "tools": ChatCommand(_tools, "/tools", "the tools of the model"),
     "skills": ChatCommand(_skills, "/skills", "the skills available in this folder"),

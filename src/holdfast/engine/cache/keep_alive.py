@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError
 from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CachePinged, PingKind
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallStarted, ModelSwitched
-from holdfast.events.payloads.compaction import ContextCompacted
+from holdfast.events.payloads.compaction import CompactionUndone, ContextCompacted
 from holdfast.events.payloads.session import SessionEnded, TurnStarted
 from holdfast.layers.assemble import assemble_prompt
 from holdfast.planning.adaptive_policy import plan_session_ping
@@ -32,7 +32,7 @@ CLOSE_WAIT_SECONDS_MAX = 2.0
 """How long closing a session waits for a ping in progress."""
 
 logger = logging.getLogger(__name__)
-_ENDS_WAIT = TurnStarted | LlmCallStarted | ModelSwitched | ContextCompacted | SessionEnded
+_ENDS_WAIT = TurnStarted | LlmCallStarted | ModelSwitched | ContextCompacted | CompactionUndone | SessionEnded
 
 
 class SessionKeepAlive:

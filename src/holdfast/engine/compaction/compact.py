@@ -23,13 +23,15 @@ from holdfast.compaction.view import apply_compaction, choose_cut, is_summary
 from holdfast.compaction.working_set import WorkingSet, choose_working_set
 from holdfast.economics.breakeven import CacheRates
 from holdfast.engine.compaction.history import LoggedMessages, messages_digest
-from holdfast.engine.reducer import compact_view
+from holdfast.engine.reducer import compact_view, undo_compaction
 from holdfast.engine.request_draft import RequestDraft, build_sent_view
 from holdfast.engine.state import SessionState
+from holdfast.errors import UserError
 from holdfast.events.payloads.compaction import (
     CompactionNumbers,
     CompactionStrategy,
     CompactionTrigger,
+    CompactionUndone,
     ContextCompacted,
     SkillReleased,
     SummarySegment,
@@ -309,6 +311,29 @@ def validate_compaction(
         cached_tokens=_cached_tokens(snapshot, draft, unchanged_blocks),
     )
     return CompactionProposal(final_event, compact_view(state, final_event), _released_skills(state, after), summary)
+
+
+def propose_undo(snapshot: CompactionSnapshot) -> CompactionUndone:
+    """The event that undoes the newest compaction. Raises UserError if there is none, or the prompt would not fit."""
+    state, outlook = snapshot.state, compaction_outlook(snapshot)
+    point = state.undo_point
+    if point is None:
+        raise UserError(
+            "nothing to undo: the view has no compaction since the last undo, repair or start of the session"
+        )
+    event = CompactionUndone(point.compaction_id, state.epoch + 1, outlook.prompt_tokens, 0)
+    event = replace(event, thinking_dropped=snapshot.model.cache.binds_thinking)
+    draft = snapshot.new_draft()
+    draft.update(assemble_prompt(build_sent_view(undo_compaction(state, event))))
+    tokens = state.calibration.correct_estimate(draft.buffer.tokens_total)
+    if tokens >= outlook.hard_tokens:
+        raise UserError(
+            f"the compaction cannot be undone: {tokens:,} tokens do not fit the context window of "
+            f"{outlook.window_tokens:,} with room for a reply; `holdfast history` shows the messages"
+        )
+    blocks = count_shared_blocks(state.digests, draft.buffer.digests)
+    cached_tokens = _cached_tokens(snapshot, draft, blocks)
+    return replace(event, tokens_after=tokens, unchanged_blocks=blocks, cached_tokens=cached_tokens)
 
 
 def _measure(snapshot: CompactionSnapshot, draft: RequestDraft, after: SessionState) -> CompactionNumbers:

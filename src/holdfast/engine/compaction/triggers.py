@@ -14,6 +14,7 @@ from holdfast.engine.compaction.compact import (
     propose_compaction,
     propose_lossless_clearing,
     propose_seed_summary,
+    propose_undo,
 )
 from holdfast.engine.compaction.llm_summary import add_llm_summary
 from holdfast.engine.conversation import Conversation
@@ -23,7 +24,7 @@ from holdfast.engine.recovery.incidents import (
     report_ineffective_compaction,
 )
 from holdfast.events.log import Actor
-from holdfast.events.payloads.compaction import CompactionSkipped, CompactionTrigger
+from holdfast.events.payloads.compaction import CompactionSkipped, CompactionTrigger, CompactionUndone
 
 PREFIX_TOO_LARGE = "tools and system prompt alone exceed the limit, and compaction cannot shorten them"
 SMALL_TAIL_TOKENS = 6_000
@@ -56,6 +57,14 @@ async def compact_on_request(
     propose = propose_seed_summary if seed else propose_compaction
     proposal = await asyncio.to_thread(propose, snapshot, config, "requested")
     return await _record_proposal(conversation, snapshot, proposal, config, actor="user")
+
+
+async def undo_newest_compaction(conversation: Conversation) -> CompactionUndone:
+    """Restore what the newest compaction removed from the view. Raises UserError if that is not possible."""
+    conversation.assemble_request()
+    event = await asyncio.to_thread(propose_undo, snapshot_conversation(conversation))
+    await conversation.record("user", event)
+    return event
 
 
 async def _record_proposal(

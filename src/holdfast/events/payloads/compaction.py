@@ -82,6 +82,23 @@ class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
     summary_tokens_max: int = 0
 
 
+class CompactionUndone(Payload, frozen=True, tag="context.compaction_undone"):
+    """From here on the view is as if the compaction with the event id `compaction_id` had not happened.
+
+    The first `unchanged_blocks` blocks of the prompt are unchanged, and `cached_tokens` of them were cached up to a
+    breakpoint of their own. With `thinking_dropped`, thinking since the compaction is dropped: it belongs to
+    another prefix.
+    """
+
+    compaction_id: str
+    epoch: int
+    tokens_before: int
+    tokens_after: int
+    thinking_dropped: bool = False
+    unchanged_blocks: int = 0
+    cached_tokens: int = 0
+
+
 class CompactionSkipped(Payload, frozen=True, tag="context.compaction_skipped"):
     """A compaction was due but would not help.
 

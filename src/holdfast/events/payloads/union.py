@@ -19,7 +19,7 @@ from holdfast.events.payloads.calls import (
     ToolFailed,
     ToolInputInvalid,
 )
-from holdfast.events.payloads.compaction import CompactionSkipped, ContextCompacted, SkillReleased
+from holdfast.events.payloads.compaction import CompactionSkipped, CompactionUndone, ContextCompacted, SkillReleased
 from holdfast.events.payloads.recovery import AnyRecoveryPayload
 from holdfast.events.payloads.session import (
     ContextInjected,
@@ -74,6 +74,7 @@ AnyPayload = (
     | MemoryEviction
     | AnyRecoveryPayload
     | ContextCompacted
+    | CompactionUndone
     | CompactionSkipped
     | SkillReleased
 )
