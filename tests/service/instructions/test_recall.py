@@ -1,10 +1,14 @@
 """Recall: which units are found, in which order, within which budget, and why."""
 
 import json
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.instruction_service import AGENT, UNITS, InstructionService, entry, uri
+from tests.support.instruction_service import AGENT, UNITS, InstructionService, entry, serve_instructions, uri
 
 from holdfast.errors import UserError
 from holdfast.retrieval.encoders import wordllama
@@ -155,8 +159,35 @@ def test_scope_recall_accepts_weights(published_service: InstructionService) -> 
 
 def test_recall_succeeds_when_its_record_cannot_be_written(published_service: InstructionService) -> None:
     published_service.drop_table("instruction_audit")
-    assert published_service.recalled(CLAIM)[0] == "checkout-procedure"
+    response = published_service.recall(CLAIM).json
+    assert (response["chunks"][0]["name"], response["audit_token"]) == ("checkout-procedure", "")
     assert published_service.warned == ["audit_write_failed: StoreError"]
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_recall_on_a_locked_store_answers_soon_without_a_token_or_fails_by_setting(
+    tmp_path: Path, required: bool
+) -> None:
+    with serve_instructions("sqlite", tmp_path, audit_required=required) as service:
+        service.publish_all()
+        token = service.recall(CLAIM).json["audit_token"]
+        with closing(sqlite3.connect(tmp_path / "log.db", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            started = time.monotonic()
+            response = service.recall(CLAIM)
+            waited = time.monotonic() - started
+            other.execute("ROLLBACK")
+        assert waited < 5  # A second for the lock; the store's own limit is ten.
+        if required:
+            assert (response.status, response.code) == (503, "recall_backend_unavailable")
+        else:
+            assert response.json["chunks"][0]["name"] == "checkout-procedure"
+            assert not response.json["audit_token"]
+        assert service.warned[0] == "audit_write_failed: StoreError"
+        # The store is usable again, and every token that was given out is accepted.
+        for valid in (token, service.recall(CLAIM).json["audit_token"]):
+            body = {"audit_token": valid, "used_chunks": []}
+            assert service.request("POST", "/v1/instruction/audit", body, key=service.agent_key).status == 204
 
 
 @pytest.mark.parametrize("table", ["instruction_agents", "instruction_units", "api_keys"])

@@ -17,6 +17,8 @@ AUDIT_TOKEN_AGE_MS_MAX = 24 * 3_600_000
 
 
 class RecallAnswer(msgspec.Struct, frozen=True):
+    """`audit_token` is empty if the audit record could not be written: nothing can be reported on this recall."""
+
     result: RecallSelection
     audit_token: str
     snapshot_id: str
@@ -46,7 +48,8 @@ def answer_recall(
     heartbeat_id: str | None,
     shadow: bool = False,
 ) -> RecallAnswer:
-    """Raises InstructionError `recall_backend_unavailable`. A failed audit write does not fail the recall.
+    """Raises InstructionError `recall_backend_unavailable`. A failed audit write does not fail the recall,
+    unless the deployment requires records: then StoreError.
 
     With `shadow` all instructions are in the prompt anyway, and the recalled units are only recorded.
     """
@@ -61,7 +64,6 @@ def answer_recall(
     recalled = instruction_set.recall(question)
     # Another replica's clock may be ahead, so a version can be active before it starts by our clock.
     as_of = start if start is not None else max(now, instruction_set.active_since)
-    audit_token = context.new_id("audi")
     # Retrieval reads no more than this, so the truncated intent is enough for a replay.
     intent = question.intent[:QUERY_CHARACTERS_MAX]
     record = AuditRecord(
@@ -75,7 +77,7 @@ def answer_recall(
             for rank, chunk in enumerate(recalled.chunks, start=1)
             for content in (chunk.content,)
         ),
-        audit_token=audit_token,
+        audit_token=context.new_id("audi"),
         created_at=now,
         event_type="shadow" if shadow else "recall",
         detail={
@@ -89,16 +91,27 @@ def answer_recall(
             **(msgspec.structs.asdict(measure_prompt_tokens(agent, instruction_set)) if shadow else {}),
         },
     )
-    write_audit_record(context, record)
+    audit_token = issue_audit_token(context, record)
     encoder_version = instruction_set.index.embedding_model_version
     return RecallAnswer(recalled, audit_token, instruction_set.snapshot_id, encoder_version)
 
 
-def write_audit_record(context: InstructionContext, record: AuditRecord) -> None:
+def issue_audit_token(context: InstructionContext, record: AuditRecord) -> str:
+    """Write the record and return its token; empty if that failed. Raises StoreError if records are required."""
+    error = write_audit_record(context, record)
+    if error is not None and context.settings.audit_required:
+        raise error
+    return "" if error else record.audit_token
+
+
+def write_audit_record(context: InstructionContext, record: AuditRecord) -> StoreError | None:
+    """The reason why the record could not be written, which is also logged."""
     try:
         context.records.add_audit(record)
     except StoreError as error:
         context.warn(f"audit_write_failed: {type(error).__name__}")
+        return error
+    return None
 
 
 def instruction_set_at(
@@ -171,7 +184,8 @@ def render_recall(answered: RecallAnswer) -> str:
     if not parts:
         parts.append("No instruction unit fits this intent.\n")
     unknown_hints = [f"There is no unit {name!a}.\n" for name in recalled.missed_hints]
-    return "\n".join((*parts, *unknown_hints, f"When done, call submit_usage with audit_token {answered.audit_token}"))
+    report = (f"When done, call submit_usage with audit_token {answered.audit_token}",) if answered.audit_token else ()
+    return "\n".join((*parts, *unknown_hints, *report))
 
 
 def render_standing_instructions(agent: Agent, manifest: Manifest, profile: str) -> str:

@@ -8,7 +8,7 @@ from holdfast.errors import InstructionError
 from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.context import InstructionContext, manifest_not_found_error
 from holdfast.instructions.models import WAKE_INTENT_PREFIX, Agent, AuditRecord, BootStub, LoadedUnit, Manifest
-from holdfast.instructions.recall.answer import write_audit_record
+from holdfast.instructions.recall.answer import issue_audit_token
 from holdfast.instructions.recall.boot_stub import normalize_profile, render_stub, stub_cache_key
 from holdfast.instructions.recall.ranking import UnitContent
 from holdfast.instructions.recall.wake_token import WakeClaims, verify_wake_token
@@ -87,7 +87,6 @@ def start_heartbeat(
         warnings.append(PreloadWarning("preload_budget_warning", message))
     guaranteed = {entry.name for entry in instruction_set.manifest.body if entry.guarantee_load}
     fatal = next((warning.unit for warning in warnings if warning.unit in guaranteed), None)
-    audit_token = context.new_id("audi")
     record = AuditRecord(
         id=context.new_id("audevent"),
         agent_id=agent.id,
@@ -95,12 +94,12 @@ def start_heartbeat(
         session_start=now,
         intent=f"{WAKE_INTENT_PREFIX}{claims.wake_reason}",
         loaded_chunks=_loaded_units(preloads),
-        audit_token=audit_token,
+        audit_token=context.new_id("audi"),
         created_at=now,
         event_type="preload_error" if fatal else "preload",
         detail={"principal": caller.scope, "jti": claims.jti, "warnings": list(map(msgspec.structs.asdict, warnings))},
     )
-    write_audit_record(context, record)
+    audit_token = issue_audit_token(context, record)
     if fatal is not None:
         raise InstructionError(
             "preload_unit_unavailable",

@@ -107,6 +107,8 @@ class HeartbeatRun(Generic[Recalled]):
     def __exit__(self, *failure: object) -> None:
         last = len(self._open_recalls) - 1
         for index, open_recall in enumerate(self._open_recalls):
+            if not open_recall.token:
+                continue  # Its record could not be written.
             used = tuple(name for name in open_recall.loaded if name in self._used)
             missed = tuple(self._missed) if index == last else ()
             # The audit record is best effort: it must not fail a run that succeeded.

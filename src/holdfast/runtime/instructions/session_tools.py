@@ -128,7 +128,7 @@ class _Shadow:
             return
         text = "\n".join(block.text for block in event.payload.message.content if isinstance(block, Text))
         if text.strip():
-            self._token = self._recall(text, heartbeat_id=event.session_id, shadow=True).audit_token
+            self._token = self._recall(text, heartbeat_id=event.session_id, shadow=True).audit_token or None
 
     def report(self, used_chunks: Sequence[str]) -> str:
         if self._token is None:

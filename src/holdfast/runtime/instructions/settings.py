@@ -33,6 +33,7 @@ class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     also_wake_reasons: tuple[Annotated[str, msgspec.Meta(min_length=1, max_length=200)], ...] = ()
     encoder: str | None = None
     floor: bool = True
+    audit_required: bool = False
     coverage_k: Literal["specified", "scaled"] = "specified"
 
 
@@ -64,6 +65,7 @@ def load_instruction_config(environ: Mapping[str, str]) -> InstructionConfig:
         wake_reasons=(*WAKE_REASONS, *table.also_wake_reasons),
         encoder=encoder,
         use_floor=table.floor,
+        audit_required=table.audit_required,
         scaled_is_binding=table.coverage_k == "scaled",
     )
     return InstructionConfig(table.enabled, settings, home / KEY_FILE)

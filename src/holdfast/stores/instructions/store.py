@@ -25,11 +25,16 @@ from holdfast.stores.sql.events import FetchRows
 from holdfast.stores.sql.records import SET_SETTING, SETTING
 from holdfast.stores.write.queue import GroupCommit, SqlStep
 
+AUDIT_LOCK_SECONDS_MAX = 1.0
+"""An agent waits for its recall, so its audit record is given up sooner than other changes of a locked store."""
+
 
 class InstructionStore(OwnerTransfer):
     def __init__(self, fetch: FetchRows, changes: ChangeRunner) -> None:
         super().__init__(fetch, changes)
-        self._group_commit = GroupCommit(partial(changes.run_steps, synced=False))
+        self._group_commit = GroupCommit(
+            partial(changes.run_steps, synced=False, lock_seconds_max=AUDIT_LOCK_SECONDS_MAX)
+        )
 
     def agent(self, name: str) -> Agent | None:
         matches = self._rows(tables.AGENTS, "WHERE id = ? OR shortname = ?", name, name)

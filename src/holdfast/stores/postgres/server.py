@@ -280,8 +280,9 @@ class PostgresServer:
             return False
         return True
 
-    def begin(self, connection: SqlConnection, *, synced: bool) -> None:
-        connection.execute("BEGIN" if synced else "BEGIN; SET LOCAL synchronous_commit = off")
+    def begin(self, connection: SqlConnection, *, synced: bool, lock_seconds_max: float | None = None) -> None:
+        limit = "" if lock_seconds_max is None else f"; SET LOCAL lock_timeout = {_milliseconds(lock_seconds_max)}"
+        connection.execute(f"BEGIN{'' if synced else '; SET LOCAL synchronous_commit = off'}{limit}")
 
     def explain(self, error: Exception) -> StoreError:
         return (

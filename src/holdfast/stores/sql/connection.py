@@ -42,7 +42,7 @@ class Engine(Protocol):
     def is_current(self, connection: SqlConnection) -> bool:
         """Whether a connection that was idle still leads to the database."""
 
-    def begin(self, connection: SqlConnection, *, synced: bool) -> None:
+    def begin(self, connection: SqlConnection, *, synced: bool, lock_seconds_max: float | None = None) -> None:
         """Begins a transaction; without `synced` its commit does not wait for the disk."""
 
     def explain(self, error: Exception) -> StoreError:
@@ -60,11 +60,13 @@ class ChangeRunner(Protocol):
     def run_statement(self, statement: str, parameters: Sequence[Cell]) -> int:
         """Runs one statement, durable once this returns, and returns the number of rows it changed."""
 
-    def run_steps(self, steps: Sequence[SqlStep], *, synced: bool = True) -> bool:
+    def run_steps(
+        self, steps: Sequence[SqlStep], *, synced: bool = True, lock_seconds_max: float | None = None
+    ) -> bool:
         """Runs all steps in one transaction; returns False, with nothing changed, if one of them fails.
 
         A step fails if it changes too few rows or violates a constraint. Without `synced` the change survives a crash
-        of the process, but not a power failure.
+        of the process, but not a power failure. `lock_seconds_max` shortens how long it waits for a lock.
         """
 
     def close(self) -> None: ...
@@ -175,18 +177,20 @@ class SqlChanges:
         except self._engine.errors as error:
             raise self._engine.explain(error) from error
 
-    def run_steps(self, steps: Sequence[SqlStep], *, synced: bool = True) -> bool:
+    def run_steps(
+        self, steps: Sequence[SqlStep], *, synced: bool = True, lock_seconds_max: float | None = None
+    ) -> bool:
         if not all(_are_storable(step.cells) for step in steps):
             return False
         try:
-            self._run(steps, synced=synced)
+            self._run(steps, synced=synced, lock_seconds_max=lock_seconds_max)
         except (self._engine.violation, _TooFewRowsError):
             return False
         except self._engine.errors as error:
             raise self._engine.explain(error) from error
         return True
 
-    def _run(self, steps: Sequence[SqlStep], *, synced: bool) -> int:
+    def _run(self, steps: Sequence[SqlStep], *, synced: bool, lock_seconds_max: float | None = None) -> int:
         """The number of rows that the last step changed."""
         dialect, changed = self._engine.dialect, 0
         connection = self._pool.borrow()
@@ -195,7 +199,7 @@ class SqlChanges:
             self._pool.discard(connection)
             connection = self._pool.borrow()
         try:
-            self._engine.begin(connection, synced=synced)
+            self._engine.begin(connection, synced=synced, lock_seconds_max=lock_seconds_max)
             for step in steps:
                 cells = dialect.encode_cells(step.cells)
                 # Drivers count -1 rows for a statement that changes no rows.

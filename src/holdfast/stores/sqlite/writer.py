@@ -51,9 +51,17 @@ class SqliteEngine:
     def is_current(self, connection: SqlConnection) -> bool:
         return self._identify() == self._identity
 
-    def begin(self, connection: SqlConnection, *, synced: bool) -> None:
+    def begin(self, connection: SqlConnection, *, synced: bool, lock_seconds_max: float | None = None) -> None:
         connection.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
-        connection.execute("BEGIN IMMEDIATE")
+        if lock_seconds_max is None:
+            connection.execute("BEGIN IMMEDIATE")
+            return
+        ((usual_ms,),) = connection.execute("PRAGMA busy_timeout").fetchall()
+        connection.execute(f"PRAGMA busy_timeout = {int(lock_seconds_max * 1000)}")
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+        finally:
+            connection.execute(f"PRAGMA busy_timeout = {usual_ms}")
 
     def explain(self, error: Exception) -> StoreError:
         return explain_sqlite_error(error, self.name)

@@ -191,7 +191,9 @@ class RefusingWriter:
     def run_statement(self, statement: str, parameters: Sequence[Cell]) -> int:
         raise StoreError(self._message)
 
-    def run_steps(self, steps: Sequence["SqlStep"], *, synced: bool = True) -> bool:
+    def run_steps(
+        self, steps: Sequence["SqlStep"], *, synced: bool = True, lock_seconds_max: float | None = None
+    ) -> bool:
         raise StoreError(self._message)
 
     def close(self, refusal: StoreError | None = None) -> None:
