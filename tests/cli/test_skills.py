@@ -172,8 +172,8 @@ def test_a_skill_that_no_session_would_load_is_marked(place: Path) -> None:
         skill["loadable"] for skill in json.loads(run("validate", place / "skills", "--json").stdout)["skills"]
     ] == [False]
     assert "- manual [not loadable]: " in run("index", place / "skills").stdout
-    (place / "work/.holdfast").mkdir()
-    (place / "work/.holdfast/config.toml").write_text("skill_tokens_max = 40000\n")
+    (place / "home/.holdfast").mkdir(parents=True, exist_ok=True)
+    (place / "home/.holdfast/config.toml").write_text("skill_tokens_max = 40000\n")
     assert run("validate", place / "skills").exit_code == 0
     assert "[not loadable]" not in run("index", place / "skills").stdout
 

@@ -214,7 +214,7 @@ def test_no_form_of_a_call_is_free(path: str, body: dict[str, Any], reply: objec
 
 
 def test_a_body_that_is_too_large_to_read_is_reserved_and_charged(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("exchange", "key_limits", "app", "recording.recorder"):
+    for module in ("exchange", "key_limits", "app", "recording.exchange_decode"):
         monkeypatch.setattr(f"holdfast.gateway.{module}.BUFFERED_BYTES_MAX", 1_000)
     store = MemoryStore()
     key, key_id = new_key(store)

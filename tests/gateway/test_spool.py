@@ -100,6 +100,19 @@ def test_segments_that_were_recorded_are_deleted(tmp_path: Path) -> None:
     assert len(list(folder.glob("*.frames"))) == 1
 
 
+def test_recorded_bodies_are_deleted_soon_after_the_last_call(tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    writer = SpoolWriter(folder, idle_seconds=0.05)
+    assert writer.append(b"a prompt")
+    deadline = time.monotonic() + SECONDS_MAX
+    with open_spool(folder) as reader:
+        while any(b"a prompt" in path.read_bytes() for path in folder.glob("*.frames")):
+            list(reader.read_frames())
+            reader.save_checkpoint(reader.position)
+            assert time.monotonic() < deadline
+    writer.close()
+
+
 def test_a_spool_is_abandoned_once_its_writer_is_gone_and_no_process_reads_it(tmp_path: Path) -> None:
     own, other = tmp_path / "b", tmp_path / "a"
     writer = SpoolWriter(other)

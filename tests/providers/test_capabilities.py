@@ -106,15 +106,20 @@ async def test_an_uncached_model_needs_consent_and_shows_its_price(model: str) -
     assert turnable == model.startswith("openrouter:")
 
 
-async def test_an_uncached_model_gets_no_breakpoint() -> None:
+@pytest.mark.parametrize(
+    ("model", "has_breakpoints"),
+    [("openrouter:anthropic/claude-sonnet-5.5", True), ("openai:gpt-4o-2024-05-13", False)],
+)
+async def test_an_uncached_model_gets_breakpoints_only_where_a_route_may_use_them(
+    model: str, has_breakpoints: bool
+) -> None:
+    """Anthropic's models behind OpenRouter read breakpoints, although nothing is promised for them."""
     provider = SimulatedProvider()
-    model = "openrouter:anthropic/claude-sonnet-5.5"
     async with Session.create(model=model, store=MemoryStore(), transport=provider, allow_uncached=True) as session:
         await session.send("hello")
         assert session.history[0] == make_user_message("hello")
     (request,) = provider.requests
-    assert not any(field in request.body for field in BREAKPOINT_FIELDS)
-    assert b"session_id" not in request.body
+    assert any(field in request.body for field in BREAKPOINT_FIELDS) == has_breakpoints
 
 
 async def test_a_row_that_is_off_gets_no_key_either(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

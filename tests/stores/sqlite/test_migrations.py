@@ -56,6 +56,7 @@ def test_the_shipped_migrations_are_numbered_from_one() -> None:
         (8, "adoptions"),
         (9, "detected_usage"),
         (10, "skill_use"),
+        (11, "budgets"),
     ]
     assert "CREATE TABLE events" in shipped[0].sql
 

@@ -22,6 +22,9 @@ import msgspec
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
 """A segment is deleted as a whole, so this bounds how long bodies stay on disk after they were recorded."""
 
+IDLE_SEGMENT_SECONDS = 5.0
+"""After this long without a call, a new segment begins, so that the bodies in the old one can be deleted."""
+
 UNWRITTEN_BYTES_MAX = 64 * 1024 * 1024
 """Frames that the disk does not take at the moment, as when it is full; what comes on top of them is lost."""
 
@@ -54,6 +57,7 @@ class SpoolWriter:
         on_written: Callable[[], None] = lambda: None,
         segment_bytes_max: int = SEGMENT_BYTES_MAX,
         unwritten_bytes_max: int = UNWRITTEN_BYTES_MAX,
+        idle_seconds: float = IDLE_SEGMENT_SECONDS,
     ) -> None:
         # Under its name only once it is locked: to others an unlocked spool is an abandoned one.
         unnamed = folder.with_name(f".{folder.name}")
@@ -63,6 +67,7 @@ class SpoolWriter:
         self._folder = folder
         self._on_written = on_written
         self._segment_bytes_max, self._unwritten_bytes_max = segment_bytes_max, unwritten_bytes_max
+        self._idle_seconds = idle_seconds
         self._changed = Condition()
         self._frames: list[bytes] = []
         self._frame_bytes = 0
@@ -105,11 +110,17 @@ class SpoolWriter:
     def _run(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._frames or self._waiting or self._closed)
+                idle_seconds = self._idle_seconds if self._position.offset else None
+                has_work = self._changed.wait_for(lambda: self._frames or self._waiting or self._closed, idle_seconds)
                 frames, waiting = self._frames, self._waiting
                 self._frames, self._waiting = [], []
-                if not frames and not waiting:
-                    return
+            if not has_work:
+                with suppress(OSError):
+                    self._start_segment()
+                    self._on_written()
+                continue
+            if not frames and not waiting:
+                return
             written = self._write(frames, durable=bool(waiting))
             for callback in waiting:
                 callback()
