@@ -323,6 +323,56 @@ def test_readers_of_a_damaged_file_say_so_in_one_line(damage: Callable[[bytearra
     assert refused
 
 
+CHANGES = (
+    *("compact {session}", "db migrate", "db prune --older-than 1d --yes", "db rebuild", "instructions approve x"),
+    *("instructions encoder", "instructions publish units", "instructions recall release", "instructions rollback v1"),
+    *("keys create --scope admin", "keys revoke x", "sessions delete {session} --yes"),
+)
+"""Commands that change a store, as a user would type them."""
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_writers_of_a_damaged_file_say_so_in_one_line(damage: Callable[[bytearray], None], place: Place) -> None:
+    raw = bytearray(place.db.read_bytes())
+    damage(raw)
+    for change in CHANGES:
+        for file in place.folder.iterdir():
+            file.unlink()
+        place.db.write_bytes(raw)
+        done = place.run(change)
+        if done.returncode:
+            assert (done.returncode, done.stderr.count("\n")) == (1, 1), (change, done.stderr)
+            assert done.stderr.startswith("holdfast: "), (change, done.stderr)
+        elif damage in (cut_short, change_header, replace_all):
+            raise AssertionError(f"{change} changed a file that is no store: {done.stdout}")
+
+
+READ_ONLY_MOUNT = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && ! touch "$0/x" 2>/dev/null && exec "$@"'
+
+
+def test_a_store_on_read_only_media_is_listed_and_not_changed(place: Place) -> None:
+    mounted = ("unshare", "--map-root-user", "--mount", "sh", "-c", READ_ONLY_MOUNT, str(place.folder))
+    if shutil.which("unshare") is None or subprocess.run([*mounted, "true"], check=False).returncode:
+        pytest.skip("this system lets a test mount nothing")
+    with another_process(place.db):
+        before = snapshot(place.folder)
+        for words, code, shown in (
+            (("sessions", "list"), 0, place.session),
+            (("db", "info", "--check"), 0, "sessions  2"),
+            (("keys", "create", "--scope", "admin"), 1, "no permission to write"),
+        ):
+            done = subprocess.run(
+                [*mounted, sys.executable, "-m", "holdfast", *words, "--db", str(place.db)],
+                env={**os.environ, "HOLDFAST_HOME": str(place.home)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert (done.returncode, done.stderr.count("\n")) == (code, code), done.stderr
+            assert shown in done.stdout + done.stderr
+        assert snapshot(place.folder) == before
+
+
 CELLS: Mapping[str, tuple[str, str]] = {
     "sessions.started_at": ("db info", "the list of sessions is damaged"),
     "sessions.event_count": ("sessions list", "the list of sessions is damaged"),
