@@ -8,14 +8,17 @@ from pathlib import Path
 import msgspec
 import pytest
 from click.testing import CliRunner, Result
-from tests.support.long_conversations import GOAL, LongConversation
+from tests.support.long_conversations import GOAL, LongConversation, read_file
 
 from holdfast.cli.main import command
+from holdfast.clock import system_clock
 from holdfast.errors import UserError
 from holdfast.events.log import Event
 from holdfast.events.payloads.calls import LlmCallStarted
 from holdfast.events.payloads.compaction import ContextCompacted
 from holdfast.events.payloads.session import TurnStarted
+from holdfast.runtime.session import Session
+from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.open import open_store
 
 
@@ -46,6 +49,28 @@ def compactions(db: str, session_id: str) -> list[ContextCompacted]:
         return [event.payload for event in log.read(session_id) if isinstance(event.payload, ContextCompacted)]
     finally:
         log.close()
+
+
+async def compact_and_continue(db: str, session_id: str, *, undo: bool) -> None:
+    provider = SimulatedProvider(clock=system_clock)
+    async with Session.resume(session_id, store=db, transport=provider, tools=[read_file]) as session:
+        await session.compact()
+        if undo:
+            await session.undo_compaction()
+
+
+def test_sessions_show_lists_compactions_and_the_summary_in_view(db: str, session_id: str) -> None:
+    assert "compaction" not in run("sessions", "show", session_id, "--db", db).stdout
+    asyncio.run(compact_and_continue(db, session_id, undo=True))
+    line = r"^compaction \(requested\): [\d,]+ -> [\d,]+ tokens, messages m1 to m\d+ became a summary"
+    undone = run("sessions", "show", session_id, "--db", db).stdout
+    assert re.search(line + "; undone$", undone, re.M)
+    assert "summary in view" not in undone
+    asyncio.run(compact_and_continue(db, session_id, undo=False))
+    twice = run("sessions", "show", session_id, "--db", db).stdout
+    assert len(re.findall(line, twice, re.M)) == 2
+    assert re.search(line + "$", twice, re.M)
+    assert re.search(r"^summary in view:\n  ## Scope\n  - \d+ messages compacted", twice, re.M)
 
 
 def test_a_dry_run_shows_sizes_and_money_and_changes_nothing(db: str, session_id: str) -> None:

@@ -126,7 +126,7 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
     if unpriced:
         cost += f" ({sum(usage.tokens_sent + usage.output for usage in unpriced):,} tokens)"
     click.echo(f"{format_count(len(calls), 'call')}, {cost}; {models or 'none'}")
-    for line in _detail_lines(events):
+    for line in (*_detail_lines(events), *describe_compactions(events)):
         click.echo(line)
 
 
@@ -308,6 +308,28 @@ def describe_unreadable_calls(events: "Iterable[Event]") -> "Iterator[str]":
                 pass
     for part, count in unreadable.most_common():
         yield f"not decoded in {format_count(count, 'call')}: {strip_control_characters(part)}"
+
+
+def describe_compactions(events: "Sequence[Event]") -> "Iterator[str]":
+    """Each compaction with its sizes, what it removed and whether it was undone; then the summary in view."""
+    from holdfast.compaction.summary_compression import compress_summary_text
+    from holdfast.events.payloads.compaction import CompactionUndone, ContextCompacted
+
+    undone = {event.payload.compaction_id for event in events if isinstance(event.payload, CompactionUndone)}
+    summary = ""
+    for event in events:
+        if not isinstance(compaction := event.payload, ContextCompacted):
+            continue
+        removed = f"{format_count(len(compaction.cleared), 'tool result')} cleared"
+        if compaction.segments:
+            removed = f"messages m{compaction.first} to m{compaction.last} became a summary"
+            summary = compaction.segments[0].text if event.id not in undone else summary
+        sizes = f"{compaction.tokens_before:,} -> {compaction.tokens_after:,} tokens"
+        state = "; undone" if event.id in undone else ""
+        yield f"compaction ({compaction.trigger}): {sizes}, {removed}{state}"
+    if summary:
+        yield "summary in view:"
+        yield from (f"  {strip_control_characters(line)}" for line in compress_summary_text(summary).splitlines())
 
 
 def describe_gateway_session(events: "Iterable[Event]") -> "Iterator[str]":
