@@ -146,7 +146,8 @@ def _undo_compact(chat: ChatSession, argument: str) -> None:
     chat.plan = None
     chat.screen.show_lines(
         f"the newest compaction is undone: {result.tokens_before:,} tokens became {result.tokens_after:,}",
-        "the next call writes the longer prompt to the cache; the next automatic compaction waits until it has grown",
+        "the next call writes the longer prompt to the cache, unless it is still there; no automatic compaction "
+        "follows until it has grown",
     )
 
 
