@@ -53,7 +53,9 @@ def compactions(db: str, session_id: str) -> list[ContextCompacted]:
 
 async def compact_and_continue(db: str, session_id: str, *, undo: bool) -> None:
     provider = SimulatedProvider(clock=system_clock)
-    async with Session.resume(session_id, store=db, transport=provider, tools=[read_file]) as session:
+    async with Session.resume(
+        session_id, store=db, transport=provider, tools=[read_file], recall_history=True
+    ) as session:
         await session.compact()
         if undo:
             await session.undo_compaction()
