@@ -381,7 +381,9 @@ def print_scores(scores: dict[str, Score]) -> list[tuple[str, str]]:
             f"after a cut {after_cut_share(score):.3f}",
             f"{score.cuts} cuts",
         )
-        false_lines = f", {score.false_lines * 100 / score.lines:.2f} false in 100 of {score.lines} summary lines"
+        # Policies without our summaries have no lines to check.
+        share = score.false_lines * 100 / max(1, score.lines)
+        false_lines = f", {share:.2f} false in 100 of {score.lines} summary lines"
         rows.append((name, ", ".join(figures) + (false_lines if score.lines else "")))
     return rows
 
@@ -392,7 +394,7 @@ def _by_kind(score: Score) -> Iterator[tuple[str, int, int]]:
 
 # Colours that are legible on a light and on a dark page, where a viewer ignores the style below.
 STYLE = (
-    "text{font:13px system-ui,sans-serif;fill:#57606a}.title{font-weight:600}.axis{stroke:#8c959f;stroke-width:1}"
+    "text{font:13px system-ui,sans-serif;fill:#737b85}.title{font-weight:600}.axis{stroke:#8c959f;stroke-width:1}"
     ".bar{stroke:#8c959f;stroke-dasharray:4 4}.ours{fill:#2f81f7}.theirs{fill:#bf5b04}"
     "@media(prefers-color-scheme:dark){text{fill:#c9d1d9}.theirs{fill:#f0883e}}"
 )
