@@ -118,10 +118,19 @@ def test_messages_sent_before_the_server_is_loaded_are_answered_once_and_in_orde
         {"jsonrpc": "2.0", "id": 1, "method": "tools/list"},
     ]
     sent = before + b"".join(json.dumps(message).encode() + b"\n" for message in messages)
-    ended = subprocess.run(home.words, input=sent, capture_output=True, env=home.environ, cwd=home.path, timeout=50)
-    answers = [json.loads(line) for line in ended.stdout.splitlines()]
-    assert ended.returncode == 0, ended.stderr
-    assert [answer["id"] for answer in answers] == ([7] if b"ping" in before else []) + [1, 1]
+    expected = ([7] if b"ping" in before else []) + [1, 1]
+    with subprocess.Popen(
+        home.words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=home.environ, cwd=home.path
+    ) as server:
+        assert server.stdin is not None
+        assert server.stdout is not None
+        server.stdin.write(sent)
+        server.stdin.flush()
+        # At the end of the input the SDK drops the requests that it is still working on.
+        answers = [json.loads(server.stdout.readline()) for _ in expected]
+        rest, _ = server.communicate(timeout=50)
+    assert (server.returncode, rest) == (0, b"")
+    assert [answer["id"] for answer in answers] == expected
     assert answers[-2]["result"]["protocolVersion"] == "2025-06-18"
     assert [tool["name"] for tool in answers[-1]["result"]["tools"]] == TOOLS
 
