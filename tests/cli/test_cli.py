@@ -317,7 +317,7 @@ def test_a_session_shows_its_calls() -> None:
     numbers = [*map(str, range(1, 13))]
     assert [line.split()[0] for line in rows] == ["call", *numbers, *numbers]
     assert legend.endswith(" history")
-    assert total == "12 calls, $0.032811; anthropic:claude-sonnet-5-5"
+    assert total == "12 calls, $0.032946; anthropic:claude-sonnet-5-5"
     assert padding.startswith("not padded: ")
     assert output.count("held") == 23 + 11
     assert output.count("first_use") == 2

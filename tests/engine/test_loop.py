@@ -133,8 +133,8 @@ async def test_the_second_call_shares_every_block_of_the_first(agent: MakeAgent)
     async with harness.session as session:
         await session.send("1 + 2?")
     first, second = [event for event in harness.payloads if isinstance(event, RequestPrepared)]
-    assert (first.shared_blocks, len(first.digests)) == (0, 3)
-    assert (second.shared_blocks, [link.layer for link in second.digests]) == (3, ["history", "history"])
+    assert (first.shared_blocks, len(first.digests)) == (0, 4)
+    assert (second.shared_blocks, [link.layer for link in second.digests]) == (4, ["history", "history"])
     assert second.body_bytes == len(harness.transport.bodies[1])
 
 
@@ -288,7 +288,7 @@ async def test_at_most_four_tools_run_at_once(agent: MakeAgent) -> None:
         (
             ToolUse("t", "subtract", "{}"),
             "not_found",
-            "There is no tool 'subtract'. Known tools: add, burst, late, tell.",
+            "There is no tool 'subtract'. Known tools: add, burst, late, recall_history, tell.",
         ),
         (ToolUse("t", "add", '{"a": 1}'), "validation_error", "The arguments do not fit the schema: "),
         (ToolUse("t", "burst", "{}"), "execution_error", "ZeroDivisionError: division by zero"),

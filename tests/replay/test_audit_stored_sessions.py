@@ -89,7 +89,7 @@ async def test_a_tool_loop_with_volatile_text_is_recorded_as_it_was_sent(agent: 
     assert [call.kept_entries for call in recording.calls] == [None, None, None]
     assert recording.calls[2].at - recording.calls[1].at == 400
     assert recording.system == "Be kind."
-    assert [tool.name for tool in recording.tools] == ["add"]
+    assert [tool.name for tool in recording.tools] == ["add", "recall_history"]
 
 
 @pytest.mark.changes_prefix(reason="ephemeral text leaves with its turn")

@@ -144,7 +144,7 @@ async def test_tools_are_sorted_and_stay_the_same_after_a_model_switch(tmp_path:
         await session.switch_model("openai:gpt-5.6")
         await session.send("Two.")
         epochs = [event.payload for event in store.read(session.id) if isinstance(event.payload, EpochOpened)]
-    names = ["list_dir", "lookup", "memory_add", "memory_consolidate", "memory_replace", "read_file"]
+    names = ["list_dir", "lookup", "memory_add", "memory_consolidate", "memory_replace", "read_file", "recall_history"]
     assert [[spec.name for spec in epoch.tools] for epoch in epochs] == [names]
     sent = [[one.get("name") for one in msgspec.json.decode(record.body)["tools"]] for record in provider.requests]
     assert sent == [names, names]

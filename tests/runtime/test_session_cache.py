@@ -127,7 +127,7 @@ async def test_the_context_use_lists_the_tokens_of_each_layer(agent: MakeAgent) 
     async with harness.session as session:
         await session.send("hello " * 50)
         use = session.context_use()
-        assert [spec.name for spec in session.tools] == ["sorted_names"]
+        assert [spec.name for spec in session.tools] == ["recall_history", "sorted_names"]
     assert [layer.layer for layer in use.layers] == ["tools", "preset", "history"]
     assert use.tokens == sum(layer.tokens for layer in use.layers)
     assert min(layer.tokens for layer in use.layers) > 40

@@ -233,6 +233,7 @@ async def test_links_out_of_a_workspace_are_refused_and_out_of_the_users_folder_
         (root / "pdf").symlink_to(tmp_path / "elsewhere/pdf")
     assert tool_names(await first_request(agent, workspace=workspace, skills=workspace / "skills")) == []
     assert tool_names(await first_request(agent, workspace=workspace, skills=tmp_path / "own")) == [
+        "recall_history",
         "skill_load",
         "skill_search",
     ]

@@ -89,6 +89,7 @@ async def play(agent: MakeAgent, *, layout: str = "default") -> Agent:
         volatile=lambda: [LayerText("environment", "day and branch [40]"), LayerText("memory", memory["text"])],
         transport=transport,
         layout=layout,
+        recall_history=False,  # the example has two tools
     )
     transport.agent = harness
     async with harness.session as session:

@@ -194,7 +194,7 @@ def test_cache_view_shows_the_last_verdict_and_the_coverage(client: Client) -> N
     assert coverage["openai"] == pytest.approx(8 / 9)
     alone = client.get(f"/api/cache/{session_named(client, 'time is before')}")
     assert alone["verdict"] == "prefix_changed"
-    assert alone["verdict_detail"].startswith("block 5 of 2")
+    assert alone["verdict_detail"].startswith("block 6 of 2")
 
 
 def test_sample_plays_good_practice_and_anti_patterns_to_the_end(client: Client) -> None:

@@ -15,7 +15,6 @@ from holdfast.clock import new_ulid, system_clock
 from holdfast.engine.conversation import Dependencies, KeepAlive, VolatileSource
 from holdfast.engine.reducer import fold_events
 from holdfast.engine.state import SessionState
-from holdfast.engine.tools.builtin.history import recall_tool
 from holdfast.engine.tools.delegate import Delegation
 from holdfast.engine.tools.dispatch import Toolbox
 from holdfast.errors import UserError
@@ -126,8 +125,8 @@ def compose_session(
     workspace, home = Path(folder) if folder else None, Path(config.home)
     skills = load_session_skills(options, config, state, workspace=workspace)
     delegation = session_delegation(options)
-    extra = ((delegation.tool,) if delegation else ()) + ((recall_tool(log),) if options.get("recall_history") else ())
-    toolbox = build_toolbox(options, state.session_id, workspace=workspace, config=config, skills=skills, extra=extra)
+    extra = (delegation.tool,) if delegation else ()
+    toolbox = build_toolbox(options, state, log, workspace=workspace, config=config, skills=skills, extra=extra)
     _check_tools(state, toolbox)
     scope = LearningScope(model.id, provider_route(options, config, provider), workspace_hash(workspace))
     learned = load_learned(log, scope, session_id=state.session_id)

@@ -196,8 +196,8 @@ class Session:
         History: `compaction` says when old messages are replaced by a summary without being asked: at
         `compaction_tokens` tokens (100,000) or 80 % of the context window ("threshold", the default), also when that
         is expected to save money ("economical"), or never ("off"); a `CompactionConfig` sets more. `recall_history`
-        adds a tool that shows messages that compaction removed from the prompt. `recovery_steps` maps names of recipe
-        steps, such as `rebase_branch`, to functions.
+        shows the model what left the prompt; with other tools it is the default, unless "off" or in the seed's profile.
+        `recovery_steps` maps names of recipe steps, such as `rebase_branch`, to functions.
 
         Cost and caching: a model without prompt caching needs `allow_uncached`. `padding` says whether a prefix that
         is too short to be cached is extended, `models` which other models the session may switch to, `calls_expected`

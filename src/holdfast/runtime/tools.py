@@ -8,8 +8,10 @@ from typing import get_args
 
 from holdfast.clock import system_clock
 from holdfast.engine.compaction.compact import RECALL_TOOL
+from holdfast.engine.state import SessionState
 from holdfast.engine.tools.builtin.files import list_dir, make_edit_tools, read_file
 from holdfast.engine.tools.builtin.grep import make_grep_files
+from holdfast.engine.tools.builtin.history import recall_tool
 from holdfast.engine.tools.builtin.memory import MEMORY_TOOL_NAMES, memory_tools
 from holdfast.engine.tools.builtin.shell import COMMAND_SECONDS_MAX, command_environment, make_run_command
 from holdfast.engine.tools.builtin.skills import skill_tools
@@ -19,7 +21,9 @@ from holdfast.engine.tools.dispatch import Toolbox
 from holdfast.engine.tools.output import OUTPUTS_FOLDER, delete_old_outputs, mark_used
 from holdfast.engine.tools.permissions import CONFIRM_FOR, CONFIRM_SECONDS_MAX, PermissionRules
 from holdfast.errors import UserError
+from holdfast.events.log import EventLog
 from holdfast.events.payloads.calls import SideEffects
+from holdfast.runtime.compaction import compaction_config
 from holdfast.runtime.config import Config
 from holdfast.runtime.options import Options
 from holdfast.runtime.skills import SessionSkills
@@ -37,14 +41,16 @@ _cleaned_at: dict[Path, float] = {}
 
 def build_toolbox(
     options: Options,
-    session_id: str,
+    state: SessionState,
+    log: EventLog,
     *,
     workspace: Path | None,
     config: Config,
     skills: SessionSkills,
-    extra: Sequence[Tool] = (),
+    extra: Sequence[Tool],
 ) -> Toolbox:
     """The caller's tools and the requested built-in ones, under the caller's rules."""
+    session_id = state.session_id
     home = Path(config.home)
     built_in = _selected_builtins(options, workspace, config.command_variables)
     rules = _confirmation_rules(options, built_in)
@@ -62,21 +68,32 @@ def build_toolbox(
     readable += [workspace / name for name in READ_ONLY_FOLDERS] if workspace else []
     roots = resolve_roots(workspace, [*readable, *([output_folder] if output_folder else [])]) if workspace else None
     memory = memory_tools(memory_files(workspace, home)) if options.get("memory") else ()
+    tools = (
+        *options.get("tools", ()),
+        *(options["instructions"].tools if "instructions" in options else ()),
+        *built_in,
+        *memory,
+        *(skill_tools(skills.store) if skills.has_tools else ()),
+        *extra,
+    )
     return Toolbox(
-        (
-            *options.get("tools", ()),
-            *(options["instructions"].tools if "instructions" in options else ()),
-            *built_in,
-            *memory,
-            *(skill_tools(skills.store) if skills.has_tools else ()),
-            *extra,
-        ),
+        (*tools, recall_tool(log)) if _has_recall(options, config, state, has_tools=bool(tools)) else tools,
         clock=options.get("clock", system_clock),
         rules=rules,
         environment=ToolEnvironment(
             session_id, roots, output_folder, skills.store, skills.limits, skills.enforce_allowed_tools
         ),
     )
+
+
+def _has_recall(options: Options, config: Config, state: SessionState, *, has_tools: bool) -> bool:
+    """Whether the model can read what a compaction removed: from the start, because a tool that is added later
+    rewrites the cached prefix. A session without any tool stays without."""
+    if "recall_history" in options:
+        return options["recall_history"]
+    if state.model:
+        return any(spec.name == RECALL_TOOL for spec in state.tools)
+    return has_tools and config.profile != "seed" and compaction_config(options, config).mode != "off"
 
 
 def _clean_outputs(outputs: Path, folder: Path, *, now: float) -> None:
@@ -107,7 +124,6 @@ def missing_tools_hint(missing: Sequence[str]) -> str:
         "builtin_tools": BUILTIN_TOOL_NAMES,
         "memory=True": MEMORY_TOOL_NAMES,
         "delegate=True": (DELEGATE_TOOL,),
-        "recall_history=True": (RECALL_TOOL,),
     }
     parameters = [parameter for parameter, names in names_by_parameter.items() if set(names) & set(missing)]
     if set(missing).difference(*names_by_parameter.values()):

@@ -45,10 +45,26 @@ async def test_an_unknown_message_range_is_an_error(source: str) -> None:
         assert "is_error=True" in str(session.history[2])
 
 
-async def test_without_recall_history_there_is_no_such_tool() -> None:
-    conversation = LongConversation()
+@pytest.mark.parametrize(
+    ("options", "tools"),
+    [
+        ({"compaction": "threshold"}, ["read_file", "recall_history"]),
+        ({"compaction": "economical"}, ["read_file", "recall_history"]),
+        ({"compaction": "off"}, ["read_file"]),
+        ({"compaction": "off", "recall_history": True}, ["read_file", "recall_history"]),
+        ({"compaction": "threshold", "recall_history": False}, ["read_file"]),
+        ({"compaction": "threshold", "profile": "seed"}, ["read_file", "skill_load", "skill_search"]),
+        ({"compaction": "threshold", "tools": ()}, []),
+    ],
+)
+async def test_the_tool_is_there_from_the_start_unless_nothing_is_compacted(
+    options: dict[str, object], tools: list[str]
+) -> None:
+    conversation = LongConversation(**options)
     async with conversation.create() as session:
-        assert [spec.name for spec in session.tools] == ["read_file"]
+        assert [spec.name for spec in session.tools] == tools
+    async with conversation.resume(session.id) as resumed:
+        assert [spec.name for spec in resumed.tools] == tools
 
 
 def test_message_ranges_are_parsed_in_every_notation() -> None:

@@ -107,7 +107,7 @@ async def test_in_shadow_mode_the_prompt_has_all_instructions_and_recalls_are_re
     assert "Never push to main." in project
     assert "Run the whole suite before every commit" in project
     assert "List what changed for users" in project
-    assert [tool.name for tool in session.tools] == ["submit_usage"]
+    assert [tool.name for tool in session.tools] == ["recall_history", "submit_usage"]
     assert changed_prefixes(events) == []
     report = library.shadow_report()
     assert (report.turns, report.reported_turns, report.coverage) == (2, 1, 1.0)
