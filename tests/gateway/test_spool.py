@@ -126,6 +126,13 @@ def test_a_spool_is_abandoned_once_its_writer_is_gone_and_no_process_reads_it(tm
     assert find_abandoned_spools(tmp_path, own=own) == [other]
 
 
+def test_folders_of_others_beside_a_spool_are_left_alone(tmp_path: Path) -> None:
+    for name in ("empty", "photos/2026"):
+        (tmp_path / name).mkdir(parents=True)
+    assert find_abandoned_spools(tmp_path, own=tmp_path / "own") == []
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["2026", "empty", "photos"]
+
+
 def test_spooled_files_can_be_read_by_their_owner_only(tmp_path: Path) -> None:
     folder = tmp_path / "spool"
     write_spool(folder, [b"a prompt"])

@@ -312,8 +312,9 @@ def open_spool(folder: Path, *, seconds_max: float = 0.0) -> Iterator[SpoolReade
 def find_abandoned_spools(root: Path, *, own: Path) -> list[Path]:
     """Spools beside `own` that no gateway writes any more, oldest first."""
     abandoned: list[Path] = []
-    folders = (path for path in root.iterdir() if path != own and path.is_dir() and not path.name.startswith("."))
-    for folder in sorted(folders):
+    # Other folders may stand beside it where a user has chosen the place.
+    spools = (lock.parent for lock in root.glob(f"[!.]*/{_WRITER_LOCK}") if lock.parent != own)
+    for folder in sorted(spools):
         with suppress(OSError), open_spool(folder) as reader:
             if not reader.has_writer:
                 abandoned.append(folder)

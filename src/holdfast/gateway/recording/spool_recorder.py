@@ -103,7 +103,7 @@ class SpoolPass:
                 self._unconfirmed.append((before, appends))
             before, count = self._reader.position, count + 1
             if len(self._unconfirmed) >= UNCONFIRMED_FRAMES_MAX:
-                self._unconfirmed[0][1][0].exception(CONFIRM_SECONDS_MAX)
+                _wait_for(self._unconfirmed[0][1])
                 self.confirm()
             if count == frames_max:
                 break
@@ -138,8 +138,7 @@ class SpoolPass:
     def wait_until_confirmed(self) -> None:
         """Returns once everything that was read is on the log. Raises StoreError if it cannot be."""
         for _, appends in tuple(self._unconfirmed):
-            for append in appends:
-                append.exception(CONFIRM_SECONDS_MAX)
+            _wait_for(appends)
         self.confirm()
 
     def finish(self) -> None:
@@ -184,6 +183,14 @@ class SpoolPass:
         self._ended[exchange.id] = exchange
         while len(self._ended) > TRACKED_EXCHANGES_MAX:
             self._ended.popitem(last=False)
+
+
+def _wait_for(appends: Sequence[Future[None]]) -> None:
+    try:
+        for append in appends:
+            append.exception(CONFIRM_SECONDS_MAX)
+    except TimeoutError:
+        raise StoreError(f"the store has not confirmed an append for {CONFIRM_SECONDS_MAX:.0f} s") from None
 
 
 def _restore_exchange(message: RequestMessage) -> Exchange:
