@@ -1,9 +1,11 @@
 """Forwarding: nothing is buffered or delayed, and no connection is left hanging."""
 
+import asyncio
 import json
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from tests.support.served_gateway import (
@@ -16,7 +18,7 @@ from tests.support.served_gateway import (
     serve_gateway,
 )
 
-from holdfast.gateway.exchange import Exchange
+from holdfast.gateway.exchange import Exchange, ExchangeWatcher
 from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.testing.server_thread import serve_provider
@@ -367,3 +369,30 @@ def test_an_unreachable_upstream_is_reported_in_the_providers_format() -> None:
                 head, body = read_message(connection)
             assert head.startswith(b"HTTP/1.1 502")
             assert json.loads(body)["error"]["type"] == words
+
+
+def test_the_last_byte_waits_until_the_record_cannot_be_lost(upstream: RawUpstream) -> None:
+    durable, ended = threading.Event(), threading.Event()
+
+    class SlowDisk(ExchangeWatcher):
+        def on_request(self, exchange: Exchange) -> None:
+            pass
+
+        async def on_end(self, exchange: Exchange) -> None:
+            ended.set()
+            await asyncio.to_thread(durable.wait, TIMEOUT_SECONDS)
+
+    upstream.parts = (b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n", b"{}")
+    with serve_gateway(upstream.url, watcher=lambda recorder: SlowDisk()) as gateway, connect(gateway) as connection:
+        connection.sendall(post())
+        assert ended.wait(TIMEOUT_SECONDS)
+        connection.settimeout(0.2)
+        received = b""
+        with suppress(TimeoutError):
+            while True:
+                received += connection.recv(65536)
+        assert not received.endswith(b"{}")
+        durable.set()
+        connection.settimeout(TIMEOUT_SECONDS)
+        while not received.endswith(b"{}"):
+            received += connection.recv(65536)
