@@ -1,24 +1,21 @@
 # Two commands do all the set-up: `make demo` and `make test`. Each builds .venv when it is missing or out of date.
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS := [dev,semantic,onnx]
+EXTRAS := [dev,docs,semantic,onnx]
 PYTEST := $(BIN)/python -m pytest
 # One more than there are processors, because some tests wait; each worker starts its own servers, so not too many.
 WORKERS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); [ $$n -gt 7 ] && n=7; echo $$((n + 1)))
 # The tests start hundreds of processes; with bytecode files none compiles what another has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test check format golden screenshots bench clients deep clean
+.PHONY: help demo test check docs format golden screenshots bench clients deep clean
 .DEFAULT_GOAL := help
 
 help:  ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
-.venv/bin/python:
-	@if command -v uv >/dev/null; then uv venv --quiet --seed --python $(PYTHON) .venv; else $(PYTHON) -m venv .venv; fi
-
-.venv/.core .venv/.dev: pyproject.toml constraints.txt | .venv/bin/python
-	scripts/install.sh $(if $(findstring dev,$@),'$(EXTRAS)')
+.venv/.core .venv/.dev: pyproject.toml constraints.txt
+	PYTHON=$(PYTHON) scripts/install.sh $(if $(findstring dev,$@),'$(EXTRAS)')
 	@touch .venv/.core $@
 
 demo: .venv/.core  ## Run a cached multi-turn session against the simulator, offline
@@ -27,13 +24,17 @@ demo: .venv/.core  ## Run a cached multi-turn session against the simulator, off
 test: .venv/.dev  ## Run the tests
 	$(PYTEST) -n $(WORKERS) --dist worksteal
 
-check: .venv/.dev  ## Format, lint, types, import contract, tests
+check: .venv/.dev  ## Format, lint, types, import contract, docs site, tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy -n 2
 	cd examples/weather_agent && ../../$(BIN)/mypy --strict .
 	$(BIN)/lint-imports
+	@$(MAKE) --no-print-directory docs
 	@$(MAKE) --no-print-directory test
+
+docs: .venv/.dev  ## Build the docs site into build/site and check its links
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 format: .venv/.dev  ## Format, and fix what the linter can fix
 	$(BIN)/ruff format .

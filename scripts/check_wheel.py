@@ -19,8 +19,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-# `dev` is for work on the repository itself: `make check` has installed it, and runs on it.
-EXTRAS = ("", *(name for name in PROJECT["optional-dependencies"] if name != "dev"))
+# These are for work on the repository itself: `make check` has installed them, and runs on them.
+OWN_EXTRAS = {"dev", "docs"}
+EXTRAS = ("", *(name for name in PROJECT["optional-dependencies"] if name not in OWN_EXTRAS))
 SECONDS_MAX = 600
 # Installing waits for the network and the disk in turns, so two at a time finish sooner than one.
 CONCURRENT_MAX = 2

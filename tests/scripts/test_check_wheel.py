@@ -14,7 +14,7 @@ REQUIREMENT = re.compile(
 
 
 def test_every_extra_is_installed_and_used_by_the_check() -> None:
-    assert CHECK["PROGRAMS"].keys() == {"", *PROJECT["optional-dependencies"]} - {"dev"}
+    assert CHECK["PROGRAMS"].keys() == {"", *PROJECT["optional-dependencies"]} - {"dev", "docs"}
 
 
 def test_every_text_that_names_an_extra_names_our_distribution() -> None:

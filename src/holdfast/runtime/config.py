@@ -35,6 +35,8 @@ HOUR_SECONDS = 3600
 CACHE_TTL_SECONDS_MAX = 7 * 24 * HOUR_SECONDS
 
 Diagnostics = Literal["auto", "off"]
+"""Whether the provider is asked for the reason of a cache miss, where it supports that."""
+
 Setting = Literal["auto", "on", "off"]
 DigestRefresh = Literal["auto", "epoch", "next_turn"]
 """When a session adopts a newer digest; `auto` is with the next epoch, in the seed profile with the next turn."""
@@ -47,9 +49,6 @@ def resolve_flag(flag: bool | None, setting: Setting, *, present: bool) -> bool:
     return present if setting == "auto" else setting == "on"
 
 
-"""Whether the provider is asked for the reason of a cache miss, where it supports that."""
-
-
 WhenUnavailable = Literal["deny", "allow"]
 
 
@@ -58,39 +57,73 @@ class Config(msgspec.Struct, frozen=True):
 
     home: str
     model: str = "anthropic:claude-sonnet-5-5"
+    """Model of a session that names none, as `provider:name`."""
     db: str = ""
+    """Store: a path, `sqlite:///PATH`, `postgresql://...` or `memory:`. By default `holdfast.db` in the home folder."""
     layout: Layout = "default"
+    """Where volatile text goes: after the history, or with `seed` at the end of the system prompt."""
     profile: CacheProfile = "default"
+    """`seed` gives the behaviour of the seed documents in everything."""
     padding: Padding = "auto"
+    """Whether a prefix that is too short to be cached is extended: where it pays, `always` or `never`."""
     diagnostics: Diagnostics = "auto"
+    """Whether the provider is asked for the reason of a cache miss, where it supports that."""
     output_tokens_max: int = 8192
+    """Tokens that one reply may have."""
     compaction: CompactionMode = "threshold"
+    """When old messages are replaced by a summary: at a size, also where it saves money (`economical`), or `off`."""
     compaction_tokens: int = SOFT_LIMIT_TOKENS
+    """Size of the prompt, in tokens, at which it is compacted."""
     steps_max: int = 50
+    """Model calls that one message may lead to."""
     spend_max_usd: Decimal | None = None
+    """What a session may spend, in US dollars; a call that could exceed it is not made."""
     keep_alive: bool = False
+    """Whether the cache of an idle session is pinged where that is expected to save money."""
     keep_alive_usd_max: Decimal = Decimal("0.50")
+    """What the pings of a session may cost, in US dollars."""
     cache_ttl_seconds: int = 3600
+    """TTL of explicit caches (Gemini); 0 creates none."""
     cache_over_an_hour: bool = False
+    """Confirms a TTL of over an hour, which is billed by the hour."""
     command_variables: tuple[str, ...] = ()
+    """Environment variables that commands of `run_command` get besides harmless ones."""
     also_skills: tuple[str, ...] = ()
+    """Folders of other programs to read skills from, such as `.claude/skills`."""
     skills_mode: SkillMode | None = None
+    """Rules by which skills are parsed; without it, `seed` for our folders and `lenient` for others."""
     skill_ranking: SkillRanking = "lexical"
+    """How `skill_search` ranks: `lexical`, or `semantic` with the extra of that name."""
     retention_days: int = 0
+    """Age at which `holdfast db prune` removes the content of sessions; 0 for none."""
     skill_loads_max: int = DEFAULT_LIMITS.loads_max
+    """Skills that a model may load in a session."""
     skill_tokens_warn: int = DEFAULT_LIMITS.tokens_warn
+    """Tokens of loaded skills from which a warning is logged."""
     skill_tokens_max: int = DEFAULT_LIMITS.tokens_max
+    """Tokens of loaded skills that no load may reach."""
     knowledge: Setting = "auto"
+    """Whether sessions receive the knowledge digest; `auto` if it exists."""
     rag: Setting = "auto"
+    """Whether sessions receive passages of project files; `auto` if an index exists."""
     curation: str = ""
+    """Preset of active files."""
     digest_refresh: DigestRefresh = "auto"
+    """When a session adopts a newer digest: with the next epoch or the next turn."""
     claude_code_command: str = "claude -p --output-format stream-json --verbose --model {model}"
+    """Command that the provider `claude-code` runs."""
     base_urls: dict[str, str] = {}
+    """Address of a provider's API."""
     requests_max: dict[str, int] = {}
+    """Requests in progress at once to a provider."""
     budgets: dict[str, str] = {}
+    """What happens to calls of gateway keys with a budget while the store cannot be reached: `deny` or `allow`."""
     models: dict[str, dict[str, object]] = {}
+    """Models that are added to the catalog or changed in it, as `[models."provider:name"]`."""
     project: dict[str, str] = {}
+    """Facts on the project that every session in the workspace receives."""
     upstreams: dict[str, dict[str, object]] = {}
+    """Upstreams of the gateway, as `[gateway.upstreams.NAME]`."""
     origins: dict[str, str] = {}
 
     @property

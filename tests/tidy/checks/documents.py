@@ -59,10 +59,13 @@ def table_names(root: Path, document: str) -> set[str]:
 
 def unlisted_pages(root: Path) -> list[str]:
     """Pages that the index or its mirror for agents omits, and listed pages that do not exist."""
-    there = {path.name for path in root.glob("docs/*.md")} - {"README.md", "AGENTS.md"} | {"decisions/"}
+    docs = root / "docs"
+    paths = (path.relative_to(docs) for path in docs.rglob("*.md"))
+    indexes = {"README.md", "AGENTS.md"}
+    there = {path.as_posix() for path in paths if path.parts[0] != "decisions"} - indexes | {"decisions/"}
     offenders = []
     for index in ("docs/README.md", "docs/AGENTS.md"):
-        named = set(re.findall(r"\]\(([^)#]+)[^)]*\)", text_of(root, index))) - {"README.md"}
+        named = set(re.findall(r"\]\(([^)#]+)[^)]*\)", text_of(root, index))) - indexes
         offenders += [f"{page} is not in {index}" for page in sorted(there - named)]
         offenders += [f"{page} is in {index}, but does not exist" for page in sorted(named - there)]
     return offenders
