@@ -18,6 +18,9 @@ NewId = Callable[[float], str]
 # The ULID format: 48 bits of milliseconds and 80 random bits, in Crockford's base32 (no I, L, O, U).
 _CROCKFORD = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 _RANDOM_BITS = 80
+_CROCKFORD_PAIRS = tuple(first + second for first in _CROCKFORD for second in _CROCKFORD)
+
+RANDOM_BYTES_AT_ONCE = 1_000
 
 RandomSource = Callable[[], float]
 """A random number from 0 to 1."""
@@ -60,11 +63,24 @@ class UlidGenerator:
             # Two ids of one millisecond, or a clock that was set back, must not sort before the previous id.
             value = max((int(at * 1000) << _RANDOM_BITS) | randomness, self._last + 1)
             self._last = value
-        return "".join(_CROCKFORD[(value >> shift) & 31] for shift in range(125, -1, -5))
+        return "".join([_CROCKFORD_PAIRS[(value >> shift) & 1023] for shift in range(120, -1, -10)])
 
 
 new_ulid: NewId = UlidGenerator()
 """The id generator of this process."""
+
+
+class BufferedRandomBytes:
+    """Random bytes of the system, read many at a time; for a process that makes many ids and never forks."""
+
+    def __init__(self) -> None:
+        self._buffer = b""
+
+    def __call__(self, count: int) -> bytes:
+        if len(self._buffer) < count:
+            self._buffer = os.urandom(RANDOM_BYTES_AT_ONCE)
+        taken, self._buffer = self._buffer[:count], self._buffer[count:]
+        return taken
 
 
 class CountingIds:

@@ -172,7 +172,7 @@ def test_the_longest_idle_conversation_is_forgotten_completely() -> None:
         conversation, _ = matcher.match_request(fingerprint(f"u{number}", session=f"s{number % 7}"), lambda above: "x")
         matcher.end_request(conversation.key, ReplyFingerprint("", frozenset({f"a{number}"})))
     assert len(matcher._by_key) == 2
-    assert len(matcher._tails) == len(matcher._reply_blocks) == 2
+    assert len(matcher._tails["scope"]) == len(matcher._reply_blocks["scope"]) == 2
     assert sum(map(len, matcher._by_session.values())) == 2
 
 

@@ -7,7 +7,8 @@ import resource
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from holdfast.cli.serve.recorder_process import RECORDER_MODULE
 from holdfast.clock import ManualClock, new_ulid
 from holdfast.engine.guard import WarningLog
 from holdfast.errors import StoreError
-from holdfast.events.log import EventLog
+from holdfast.events.log import Event, EventLog
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from holdfast.gateway.exchange import Exchange, GatewayCaller
 from holdfast.gateway.recording.recorder import GatewayRecorder
@@ -241,6 +242,28 @@ def test_each_exchange_is_recorded_once_however_often_the_recorder_ends(
         [f"msg_{number}" for number in ended],
         count - len(ended),
     )
+
+
+class CountingStore(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.appends = 0
+
+    def append(self, events: Sequence[Event]) -> Future[None]:
+        self.appends += 1
+        return super().append(events)
+
+
+def test_the_exchanges_of_a_backlog_share_their_appends(tmp_path: Path) -> None:
+    """A commit for each would wait for the disk each time."""
+    write_spool(tmp_path / "spool", [frame for number in range(20) for frame in make_messages(number)])
+    store = CountingStore()
+    with open_spool(tmp_path / "spool") as reader:
+        current = SpoolPass(reader, store, make_recorder, clock=ManualClock(2_000.0))
+        current.record_available()
+        assert store.appends == 1
+        current.finish()
+    assert len(count_calls(store)[1]) == 20
 
 
 def test_a_failing_store_ends_the_pass_and_the_next_one_continues(tmp_path: Path) -> None:

@@ -147,7 +147,9 @@ def test_breakpoints_become_the_last_member_of_their_blocks_and_nothing_else_cha
     before = state(buffer)
     indexes = data.draw(st.lists(st.sampled_from(range(len(blocks))), unique=True, max_size=4)) if blocks else []
     ttls: list[Ttl] = [data.draw(st.sampled_from(["5m", "1h"])) for _ in indexes]
-    body = buffer.render(REQUEST_HEAD, [Breakpoint(position, ttl) for position, ttl in zip(indexes, ttls, strict=True)])
+    points = [Breakpoint(position, ttl) for position, ttl in zip(indexes, ttls, strict=True)]
+    body = buffer.render(REQUEST_HEAD, points)
+    assert buffer.measure_body(REQUEST_HEAD, points) == len(body)
     for index, block in enumerate(blocks_of(body)):
         expected = {"text": json.loads(blocks[index].data)["text"]}
         if index in indexes:

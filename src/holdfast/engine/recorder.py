@@ -98,7 +98,9 @@ class CallRecorder:
         warnings: WarningLog,
         session_started: Callable[[str], SessionStarted] = SessionStarted,
         resumed: ResumedSession | None = None,
+        prices_version: str = "",
     ) -> None:
+        """`prices_version` is that of `models`, for a caller that has computed it."""
         self.log = log
         """The event log; `log.read(recorder.session_id)` has this recorder's events."""
         self._models = models
@@ -111,7 +113,7 @@ class CallRecorder:
         self._last_event_id = (resumed.last_event_id if resumed else "") or None
         self._written: Future[None] | None = None
         self._open: set[str] = set()
-        self._pricing_version = pricing_version(models)
+        self._pricing_version = prices_version or pricing_version(models)
         self.session_id = resumed.session_id if resumed else new_id(clock())
 
     @property

@@ -49,7 +49,7 @@ class RequestObserver:
                 plan=Plan((*breakpoints, *automatic)),
                 digests=tuple(buffer.digests),
                 parameters_digest=sha256_hex(request_head),
-                body_bytes=len(buffer.render(request_head, breakpoints)),
+                body_bytes=buffer.measure_body(request_head, breakpoints),
                 tokens=buffer.tokens_total,
                 expects_diagnosis=expects_diagnosis(adapter, wire.parameters),
                 settings=() if row is None else _find_settings(row, wire.parameters, draft),

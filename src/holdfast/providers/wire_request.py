@@ -86,8 +86,12 @@ def decoding_request(subject: str = "the request") -> Iterator[None]:
 def decode_each(raws: Iterable[msgspec.Raw], path: str, decode: Callable[[bytes], Item]) -> Iterator[Item]:
     """The decoded elements of a request's list; the error for an element names it, such as `tools.3`."""
     for index, raw in enumerate(raws):
-        with decoding_request(f"{path}.{index}"):
+        try:
             item = decode(bytes(raw))
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            # Entering a context for each of a thousand messages takes longer than decoding them.
+            with decoding_request(f"{path}.{index}"):
+                raise
         yield item
 
 

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from holdfast.cli.open_store import load_configured_models, open_store_with_records
-from holdfast.clock import new_ulid, system_clock
+from holdfast.clock import BufferedRandomBytes, UlidGenerator, system_clock
 from holdfast.engine.guard import WarningLog
 from holdfast.errors import HoldfastError
 from holdfast.events.log import EventLog
@@ -63,6 +63,7 @@ class _Recording:
     def __init__(self, setup: RecorderSetup) -> None:
         self._setup = setup
         self._models = load_configured_models()
+        self._new_id = UlidGenerator(BufferedRandomBytes())
         self._failed_starts = setup.failed_starts
         self._recorded = self._lost = 0
         self._status = StatusMessage()
@@ -125,7 +126,7 @@ class _Recording:
         return GatewayRecorder(
             log,
             models=models,
-            new_id=new_ulid,
+            new_id=self._new_id,
             simulated=setup.simulated,
             volatile=VolatileExtractor(tuple(VolatileRule(*pair) for pair in setup.volatile)),
             # Not in the gateway, which may have ended. If it fails, the exchange is read again and settled then.

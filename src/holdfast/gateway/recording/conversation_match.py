@@ -6,6 +6,7 @@ with every call, and tells apart conversations that began with the same words. T
 conversation in whose tool call the sub-agent's first message appears; the order of requests proves nothing.
 """
 
+import operator
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -128,7 +129,7 @@ class _Conversation(Generic[T]):
         self.reply_keys: list[tuple[str, str]] = []
         self.is_answered = False
         self.session_key: tuple[str, str] | None = None
-        self.tail_keys: list[tuple[str, int, str]] = []
+        self.tail_keys: list[tuple[str, tuple[int, str]]] = []
         self.open_requests = 0
 
 
@@ -150,10 +151,10 @@ class ConversationMatcher(Generic[T]):
     def __init__(self, *, conversations_max: int = MATCHED_CONVERSATIONS_MAX) -> None:
         self._max = conversations_max
         self._by_key: OrderedDict[int, _Conversation[T]] = OrderedDict()
-        self._tails: dict[tuple[str, int, str], list[int]] = {}
+        self._tails: dict[str, dict[tuple[int, str], list[int]]] = {}
         self._by_session: dict[tuple[str, str], list[int]] = {}
         self._replies: dict[tuple[str, str], int] = {}
-        self._reply_blocks: dict[tuple[str, str], list[int]] = {}
+        self._reply_blocks: dict[str, dict[str, list[int]]] = {}
         self._delegated: dict[tuple[str, str], int] = {}
         self._next = 0
 
@@ -257,12 +258,11 @@ class ConversationMatcher(Generic[T]):
 
         Thousands may begin with the same message; the id of a tool call in a reply leads to the right one.
         """
-        keys = {
-            key
-            for position, digest in enumerate(request.blocks)
-            for scope in request.scopes
-            for key in (*self._tails.get((scope, position, digest), ()), *self._reply_blocks.get((scope, digest), ()))
-        }
+        placed, digests, keys = set(enumerate(request.blocks)), set(request.blocks), set[int]()
+        for scope in request.scopes:
+            tails, replies = self._tails.get(scope, {}), self._reply_blocks.get(scope, {})
+            keys.update(key for name in tails.keys() & placed for key in tails[name])
+            keys.update(key for digest in replies.keys() & digests for key in replies[digest])
         for key in sorted(keys):
             if self._by_key[key].request.hints.session == request.hints.session:
                 yield self._by_key[key]
@@ -328,14 +328,15 @@ class ConversationMatcher(Generic[T]):
     def _index(self, conversation: _Conversation[T]) -> None:
         self._unindex(conversation)
         self._index_session(conversation)
-        blocks = conversation.request.blocks
+        scope, blocks = conversation.request.scope, conversation.request.blocks
+        tails = self._tails.setdefault(scope, {})
         for position in range(max(0, len(blocks) - NEWEST_BLOCKS), len(blocks)):
-            name = (conversation.request.scope, position, blocks[position])
-            keys = self._tails.setdefault(name, [])
+            name = (position, blocks[position])
+            keys = tails.setdefault(name, [])
             keys.append(conversation.key)
             # Thousands of conversations may share a block; the most recent ones are the likely matches.
             del keys[:-CANDIDATES_MAX]
-            conversation.tail_keys.append(name)
+            conversation.tail_keys.append((scope, name))
 
     def _index_session(self, conversation: _Conversation[T]) -> None:
         session = conversation.request.hints.session
@@ -350,20 +351,21 @@ class ConversationMatcher(Generic[T]):
     def _index_replies(self, conversation: _Conversation[T]) -> None:
         self._unindex_replies(conversation)
         scope = conversation.request.scope
+        reply_blocks = self._reply_blocks.setdefault(scope, {})
         for digest in frozenset().union(*conversation.replies):
-            keys = self._reply_blocks.setdefault((scope, digest), [])
+            keys = reply_blocks.setdefault(digest, [])
             keys.append(conversation.key)
             del keys[:-CANDIDATES_MAX]
             conversation.reply_keys.append((scope, digest))
 
     def _unindex_replies(self, conversation: _Conversation[T]) -> None:
-        for name in conversation.reply_keys:
-            _remove_key(self._reply_blocks, name, conversation.key)
+        for scope, digest in conversation.reply_keys:
+            _remove_scoped(self._reply_blocks, scope, digest, conversation.key)
         conversation.reply_keys = []
 
     def _unindex(self, conversation: _Conversation[T]) -> None:
-        for position in conversation.tail_keys:
-            _remove_key(self._tails, position, conversation.key)
+        for scope, name in conversation.tail_keys:
+            _remove_scoped(self._tails, scope, name, conversation.key)
         conversation.tail_keys = []
 
     def _forget(self, key: int) -> None:
@@ -382,14 +384,21 @@ def _remove_key(keys_of: dict[K, list[int]], name: K, key: int) -> None:
         keys_of.pop(name, None)
 
 
+def _remove_scoped(keys_of: dict[str, dict[K, list[int]]], scope: str, name: K, key: int) -> None:
+    if scope in keys_of:
+        _remove_key(keys_of[scope], name, key)
+        if not keys_of[scope]:
+            del keys_of[scope]
+
+
 def _shared_blocks(before: Sequence[str], now: Sequence[str]) -> int:
-    pairs = enumerate(zip(before, now, strict=False))
-    return next((index for index, (old, new) in pairs if old != new), min(len(before), len(now)))
+    equal = list(map(operator.eq, before, now))
+    return len(equal) if all(equal) else equal.index(False)
 
 
 def _equal_blocks(before: Sequence[str], now: Sequence[str]) -> int:
     """How many positions hold the same block."""
-    return sum(old == new for old, new in zip(before, now, strict=False))
+    return sum(map(operator.eq, before, now))
 
 
 def decode_session_hints(body: bytes, headers: Headers) -> SessionHints:

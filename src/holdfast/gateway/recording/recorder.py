@@ -7,7 +7,7 @@ from decimal import Decimal
 
 import msgspec
 
-from holdfast.catalog.lookup import Models, find_batch_factor, price_at, utc_date
+from holdfast.catalog.lookup import Models, find_batch_factor, price_at, pricing_version, utc_date
 from holdfast.catalog.schema import Model
 from holdfast.clock import NewId
 from holdfast.economics.cost import cost_usd, uncached_cost_usd
@@ -119,7 +119,7 @@ class GatewayRecorder:
         recorded: RecordedCalls | None = None,
     ) -> None:
         """`recorded` is what the log already has of the exchanges that will come; it is not recorded again."""
-        self._log, self._models = log, models
+        self._log, self._models, self._prices_version = log, models, pricing_version(models)
         self._new_id, self._simulated = new_id, simulated
         self._estimator = RewriteEstimator(models, volatile)
         self._on_spent, self._on_session = on_spent, on_session
@@ -355,6 +355,7 @@ class GatewayRecorder:
             warnings=self._warnings,
             session_started=opening,
             resumed=resumed,
+            prices_version=self._prices_version,
         )
 
     def _finish(self, exchange: Exchange) -> None:

@@ -32,6 +32,7 @@ FRAME_BYTES_MAX = 512 * 1024 * 1024
 """A larger length is no frame of ours. A message has at most three bodies of 32 MiB."""
 
 RETRY_SECONDS = 0.5
+CHUNK_BYTES = 256 * 1024
 _FRAME_HEAD = struct.Struct(">II")  # Length and CRC-32 of the payload.
 _SEGMENT_NAME = re.compile(r"(\d{8})\.frames")
 _CHECKPOINT, _WRITER_LOCK, _READER_LOCK = "checkpoint", "writer.lock", "reader.lock"
@@ -175,6 +176,8 @@ class SpoolReader:
         self._folder = folder
         self._file: IO[bytes] | None = None
         self._open_segment = 0
+        # What was read of the open segment, and where it starts: one read for many small frames.
+        self._chunk, self._chunk_start = b"", 0
         self.checkpoint = self._load_checkpoint()
         self.position = self.checkpoint
 
@@ -236,19 +239,27 @@ class SpoolReader:
         file, position = self._open_at(self.position.segment), self.position
         if file is None:
             return None
-        file.seek(position.offset)
-        head = file.read(_FRAME_HEAD.size)
+        head = self._read_bytes(file, position.offset, _FRAME_HEAD.size)
         if len(head) < _FRAME_HEAD.size:
             return None
         length, checksum = _FRAME_HEAD.unpack(head)
         if length > FRAME_BYTES_MAX:
             return None
-        payload = file.read(length)
+        payload = self._read_bytes(file, position.offset + _FRAME_HEAD.size, length)
         # After a power failure a file can have its length without its contents.
         if len(payload) < length or zlib.crc32(payload) != checksum:
             return None
         self.position = SpoolPosition(position.segment, position.offset + _FRAME_HEAD.size + length)
         return payload
+
+    def _read_bytes(self, file: IO[bytes], offset: int, size_bytes: int) -> bytes:
+        """Up to so many bytes of the open segment; fewer where it ends, which is looked at again each time."""
+        start = offset - self._chunk_start
+        if start < 0 or start + size_bytes > len(self._chunk):
+            if size_bytes > CHUNK_BYTES:
+                return os.pread(file.fileno(), size_bytes, offset)
+            self._chunk, self._chunk_start, start = os.pread(file.fileno(), CHUNK_BYTES, offset), offset, 0
+        return self._chunk[start : start + size_bytes]
 
     def _move_to_next_segment(self) -> bool:
         """False if there is none. The writer starts one only after the last frame of the one before is complete."""
@@ -272,6 +283,7 @@ class SpoolReader:
                 self._file = None
             try:
                 self._file = self._path(segment).open("rb")
+                self._chunk, self._chunk_start = b"", 0
             except FileNotFoundError:
                 return None
             self._open_segment = segment

@@ -39,7 +39,10 @@ WARM_UP_SECONDS_MAX = 60.0
 BUSY_BACKLOG_BYTES = 8 * 1024 * 1024
 """With a larger backlog, the search for anti-patterns is skipped so that recording can catch up."""
 
-UNCONFIRMED_FRAMES_MAX = 1_000
+BATCH_FRAMES_MAX, BATCH_EVENTS_MAX = 500, 2_000
+"""The events of as many frames are one append. Each append, and each commit, has a cost of its own."""
+
+UNCONFIRMED_BATCHES_MAX = 4
 """Bounds the memory of appends that the store has not confirmed."""
 
 CONFIRM_SECONDS_MAX = 60.0
@@ -64,7 +67,7 @@ class SpoolPass:
     def __init__(self, reader: SpoolReader, log: EventLog, make_recorder: MakeRecorder, *, clock: Clock) -> None:
         self._reader = reader
         self._clock = clock
-        self._log = _TrackedLog(log)
+        self._log = _BatchedLog(log)
         self._failures = _CountedFailures("holdfast.gateway")
         reader.rewind()
         since = _find_first_time(reader)
@@ -73,7 +76,7 @@ class SpoolPass:
         # Exchanges whose end is not on the log, by id, in the order in which they began: a later pass reads them again.
         self._open: OrderedDict[str, _SpooledExchange] = OrderedDict()
         self._ended: OrderedDict[str, Exchange] = OrderedDict()
-        self._unconfirmed: deque[tuple[SpoolPosition, Sequence[Future[None]]]] = deque()
+        self._unconfirmed: deque[tuple[SpoolPosition, Future[None]]] = deque()
         self._undecodable = 0
         self.recorded = 0
         """Exchanges of this pass that were recorded to their end."""
@@ -89,7 +92,8 @@ class SpoolPass:
 
     def record_available(self, *, frames_max: int | None = None) -> int:
         """Records the frames that the spool has now; returns how many there were."""
-        before, count = self._reader.position, 0
+        batch_start = before = self._reader.position
+        count = 0
         is_busy = self._reader.backlog_bytes > BUSY_BACKLOG_BYTES
         for payload in self._reader.read_frames():
             try:
@@ -98,16 +102,23 @@ class SpoolPass:
                 # Of another version. Only the type of the error: its message could quote the prompt.
                 self._undecodable += 1
                 logger.warning("a spooled exchange cannot be decoded: %s", type(error).__name__)
-            appends = self._log.take_appends()
-            if appends:
-                self._unconfirmed.append((before, appends))
             before, count = self._reader.position, count + 1
-            if len(self._unconfirmed) >= UNCONFIRMED_FRAMES_MAX:
-                _wait_for(self._unconfirmed[0][1])
-                self.confirm()
+            if self._log.pending_count >= BATCH_EVENTS_MAX or count % BATCH_FRAMES_MAX == 0:
+                self._append_batch(batch_start)
+                batch_start = before
+                if len(self._unconfirmed) >= UNCONFIRMED_BATCHES_MAX:
+                    _wait_for(self._unconfirmed[0][1])
+                    self.confirm()
             if count == frames_max:
                 break
+        self._append_batch(batch_start)
         return count
+
+    def _append_batch(self, start: SpoolPosition) -> None:
+        """Appends the events of the frames from `start` on."""
+        append = self._log.append_pending()
+        if append is not None:
+            self._unconfirmed.append((start, append))
 
     def skip_first(self) -> None:
         """Gives up the exchange at the checkpoint, which ended several recorders."""
@@ -120,13 +131,9 @@ class SpoolPass:
     def confirm(self) -> None:
         """Moves the checkpoint to the first exchange that is not on the log. Raises StoreError if an append failed."""
         self._recorder.record_abandoned_warm_ups(ended_before=self._clock() - WARM_UP_SECONDS_MAX)
-        appends = self._log.take_appends()
-        if appends:
-            self._unconfirmed.append((self._reader.position, appends))
-        while self._unconfirmed and all(append.done() for append in self._unconfirmed[0][1]):
-            for append in self._unconfirmed[0][1]:
-                append.result()
-            self._unconfirmed.popleft()
+        self._append_batch(self._reader.position)
+        while self._unconfirmed and self._unconfirmed[0][1].done():
+            self._unconfirmed.popleft()[1].result()
         confirmed = self._unconfirmed[0][0] if self._unconfirmed else self._reader.position
         pending = self._recorder.pending_ids
         for id, spooled in tuple(self._open.items()):
@@ -137,8 +144,9 @@ class SpoolPass:
 
     def wait_until_confirmed(self) -> None:
         """Returns once everything that was read is on the log. Raises StoreError if it cannot be."""
-        for _, appends in tuple(self._unconfirmed):
-            _wait_for(appends)
+        self._append_batch(self._reader.position)
+        for _, append in tuple(self._unconfirmed):
+            _wait_for(append)
         self.confirm()
 
     def finish(self) -> None:
@@ -185,10 +193,9 @@ class SpoolPass:
             self._ended.popitem(last=False)
 
 
-def _wait_for(appends: Sequence[Future[None]]) -> None:
+def _wait_for(append: Future[None]) -> None:
     try:
-        for append in appends:
-            append.exception(CONFIRM_SECONDS_MAX)
+        append.exception(CONFIRM_SECONDS_MAX)
     except TimeoutError:
         raise StoreError(f"the store has not confirmed an append for {CONFIRM_SECONDS_MAX:.0f} s") from None
 
@@ -238,25 +245,38 @@ class _CountedFailures(WarningLog):
             raise failure
 
 
-class _TrackedLog(EventLog):
-    """A log whose appends can be collected, to learn whether all of them succeeded."""
+class _BatchedLog(EventLog):
+    """A log that collects the appends of many frames and makes them one. What it reads includes them."""
 
     def __init__(self, log: EventLog) -> None:
         self._log = log
-        self._appends: list[Future[None]] = []
+        self._pending: list[Event] = []
+        self._newest: Future[None] | None = None
+        # The caller would only log a failure.
+        self._accepted: Future[None] = Future()
+        self._accepted.set_result(None)
 
-    def take_appends(self) -> Sequence[Future[None]]:
-        appends, self._appends = self._appends, []
-        return appends
+    @property
+    def pending_count(self) -> int:
+        return len(self._pending)
+
+    def append_pending(self) -> Future[None] | None:
+        """Appends what was collected; None if there is nothing."""
+        if not self._pending:
+            return None
+        events, self._pending = self._pending, []
+        self._newest = self._log.append(events)
+        return self._newest
 
     def append(self, events: Sequence[Event]) -> Future[None]:
-        self._appends.append(self._log.append(events))
-        # The caller would only log a failure.
-        accepted: Future[None] = Future()
-        accepted.set_result(None)
-        return accepted
+        self._pending += events
+        return self._accepted
 
     def read(self, session_id: str, *, after: str | None = None) -> Iterator[Event]:
+        self.append_pending()
+        if self._newest is not None:
+            _wait_for(self._newest)
+            self._newest.result()
         return self._log.read(session_id, after=after)
 
     def sessions(self, *, limit: int | None = None) -> tuple[SessionRow, ...]:

@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterator
+from itertools import islice
 
 import msgspec
 
@@ -39,8 +40,12 @@ def add_masked_diffs(changes: tuple[RequestChange, ...], before: bytes, after: b
                 differs = iterate_diff_lines(
                     encode_json({name: old.get(name)}), encode_json({name: new.get(name)}), context=0
                 )
-                lines += [mask_line(line) for line in differs if not line.startswith(("---", "+++", "@@"))]
-        annotated.append(msgspec.structs.replace(change, diff=tuple(lines[:LINES_MAX])))
+                # Cut before masking, which takes longer than comparing.
+                shown = islice(
+                    (line for line in differs if not line.startswith(("---", "+++", "@@"))), LINES_MAX - len(lines)
+                )
+                lines += [mask_line(line) for line in shown]
+        annotated.append(msgspec.structs.replace(change, diff=tuple(lines)))
     return tuple(annotated)
 
 
