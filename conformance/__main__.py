@@ -110,8 +110,8 @@ def _run_all_modes(client: Client, *, latest: bool) -> ClientResult:
         calls=count_model_calls(gateway),
         read_share=sum_usage(gateway).read_share,
         improved_read_share=sum_usage(improved).read_share,
-        cost_usd=sum_cost_usd(gateway),
-        improved_cost_usd=sum_cost_usd(improved),
+        cost_usd=sum_cost_usd(improved.unimproved),
+        improved_cost_usd=sum_cost_usd(improved.simulated),
         seconds=time.monotonic() - started,
     )
     regressions = result.list_regressions()

@@ -27,8 +27,8 @@ A run is `ok` if the client exits with 0, shows the model's answers and has chan
 of 400 or more; every model call is recorded with the usage that the simulator reported; the conversation is one
 session, sub-agents are its children, and requests for titles and the like are sessions of their own; no cached prefix
 is lost, except for the breaks that the client causes itself; and responses arrive byte for byte. Without `--improve`,
-requests are forwarded byte for byte; with it, the conversation must not cost more. Costs are those of the whole run
-at list prices, with the simulator's cache.
+requests are forwarded byte for byte; with it, the run must not cost more than the very requests that the client sent
+would have cost unchanged. Both costs are of the improved run, at list prices, with the simulator's cache.
 
 A `known problem` is listed below with what was seen and fails nothing; one that no longer occurs does.
 

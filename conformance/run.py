@@ -10,8 +10,10 @@ from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
 from typing import Literal
+from urllib.parse import parse_qsl
 
 import msgspec
+from multidict import CIMultiDict
 
 from conformance.client import Client, Place
 from conformance.model_script import ScriptedModel
@@ -20,6 +22,8 @@ from holdfast.catalog.lookup import shipped_models
 from holdfast.cli.open_store import open_configured_store
 from holdfast.ledger.accounting import iter_entries
 from holdfast.simulator.exchange import RecordedRequest
+from holdfast.simulator.openai.responses import ResponsesSocket, SocketRequest
+from holdfast.simulator.provider_api import SimulatedRequest
 from holdfast.testing.server_thread import serve_provider
 from holdfast.types.usage import Usage
 
@@ -54,6 +58,11 @@ class ClientRun(msgspec.Struct, frozen=True):
     simulated: tuple[RecordedRequest, ...]
     sessions: tuple[RecordedSession, ...] = ()
     gateway_log: str = ""
+    unimproved: tuple[RecordedRequest, ...] = ()
+    """What the client sent in an improved run, answered by a simulator that received it as sent.
+
+    Another run would not do for the comparison: its ids and the names of its folders have other token counts.
+    """
 
 
 def run_client(client: Client, mode: Mode, *, folder: Path) -> ClientRun:
@@ -96,7 +105,30 @@ def run_client(client: Client, mode: Mode, *, folder: Path) -> ClientRun:
         simulated=model.requests,
         sessions=() if mode == "direct" else _read_sessions(folder / "store.db"),
         gateway_log=log,
+        unimproved=answer_as_sent(client, near.exchanges) if mode == "improve" else (),
     )
+
+
+def answer_as_sent(client: Client, exchanges: Sequence[TappedExchange]) -> tuple[RecordedRequest, ...]:
+    model = ScriptedModel(client.turns)
+    socket: ResponsesSocket | None = None
+    for exchange in exchanges:
+        path, _, query = exchange.path.removeprefix(f"/{client.provider}").partition("?")
+        headers = CIMultiDict(exchange.headers)
+        if exchange.method == "WEBSOCKET":
+            socket = socket or ResponsesSocket(headers, model.now())
+            message = socket.parse_message(exchange.body, model.now())
+            if isinstance(message, SocketRequest):
+                model.answer_request(message.http_request, exchange.body).read_body()
+                # The next message continues the response whose id the client received.
+                for event in exchange.response.splitlines():
+                    socket.encode_event(message, event)
+        elif not exchange.by_gateway:
+            parameters = dict(parse_qsl(query))
+            request = SimulatedRequest(exchange.method, path, headers, exchange.body, parameters)
+            # The simulator's cache has an entry once the response is read.
+            model.answer_request(request).read_body()
+    return model.requests
 
 
 def _run_commands(client: Client, place: Place) -> tuple[tuple[int, ...], str]:

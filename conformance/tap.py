@@ -83,7 +83,9 @@ class Tap:
             error_event: dict[str, Any] = next((event for event in decoded if event["type"] == "error"), {})
             own = "x-holdfast-gateway" in error_event.get("headers", {})
             status, response = error_event.get("status", 200), b"\n".join(events)
-            self.exchanges.append(TappedExchange("WEBSOCKET", request.raw_path, body, status, response, own))
+            self.exchanges.append(
+                TappedExchange("WEBSOCKET", request.raw_path, body, status, response, own, tuple(sent))
+            )
         return client
 
     async def _pass_on(self, request: web.Request) -> web.StreamResponse:

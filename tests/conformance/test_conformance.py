@@ -2,17 +2,16 @@
 
 import json
 import sys
-from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from conformance.__main__ import install_available
-from conformance.checks import check_run, compare_runs
+from conformance.checks import check_run, compare_runs, sum_cost_usd
 from conformance.client import Client, Launch, Place
 from conformance.clients import CLIENTS
 from conformance.model_script import ToolCall, Turn
 from conformance.page import ClientResult, render_page
-from conformance.run import MODES, ClientRun, run_client
+from conformance.run import MODES, ClientRun, answer_as_sent, run_client
 from msgspec.structs import replace
 
 PROGRAM = """
@@ -62,6 +61,12 @@ def test_a_client_that_works_has_no_problems(runs: tuple[ClientRun, ...]) -> Non
     assert [list(check_run(CLIENT, run)) for run in runs] == [[], [], []]
     direct, gateway, improved = runs
     assert list(compare_runs(direct, gateway, improved)) == []
+    # The client marks nothing, so the rewrite saves, and only the rewritten requests read from the cache.
+    usages = [request.reply.usage for request in improved.unimproved if request.reply]
+    assert [usage.cache_read for usage in usages] == [0, 0]
+    assert sum_cost_usd(improved.simulated) < sum_cost_usd(improved.unimproved)
+    again = answer_as_sent(CLIENT, improved.received)
+    assert sum_cost_usd(again) == sum_cost_usd(improved.simulated)
 
 
 def test_what_the_gateway_must_not_do_is_noticed(runs: tuple[ClientRun, ...]) -> None:
@@ -90,8 +95,11 @@ def test_what_the_gateway_must_not_do_is_noticed(runs: tuple[ClientRun, ...]) ->
 
 def test_an_improved_run_that_costs_more_or_calls_more_is_noticed(runs: tuple[ClientRun, ...]) -> None:
     direct, gateway, improved = runs
-    costly = replace(improved, sessions=(replace(improved.sessions[0], cost_usd=Decimal(1)),))
+    # The client marks nothing, so the rewrite saves; the other way round it would cost.
+    costly = replace(improved, simulated=improved.unimproved, unimproved=improved.simulated)
     assert "--improve costs more" in "".join(compare_runs(direct, gateway, costly))
+    unanswered = replace(improved, unimproved=improved.unimproved[:-1])
+    assert "1 of 2 model calls could be answered" in "".join(compare_runs(direct, gateway, unanswered))
     shorter = replace(direct, simulated=direct.simulated[:-1])
     assert list(compare_runs(shorter, gateway, improved)) == ["the runs made 1, 2 and 2 model calls"]
 
