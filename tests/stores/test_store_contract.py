@@ -134,6 +134,17 @@ def test_a_session_that_was_continued_elsewhere_cannot_be_continued_from_the_sam
     assert len(list(store.read("s"))) == 3
 
 
+def test_what_was_queued_to_continue_a_refused_append_is_refused_too(store: EventLog) -> None:
+    """Else a log would have the end of a call without its beginning."""
+    chain = [replace(message_event(number), parent_event_id=f"s-{number - 1:06}") for number in range(2, 5)]
+    store.append([message_event(0), replace(message_event(1), parent_event_id="s-000000")]).result(10)
+    elsewhere = replace(chain[0], parent_event_id="s-000000")
+    appends = [store.append([event]) for event in (elsewhere, *chain[1:])]
+    assert all("continued elsewhere" in str(append.exception(10)) for append in appends)
+    store.append(chain).result(10)
+    assert [event.id for event in store.read("s")] == [f"s-{number:06}" for number in range(5)]
+
+
 def test_one_append_cannot_continue_an_event_twice(store: EventLog) -> None:
     twice = [replace(message_event(number), parent_event_id="p") for number in range(2)]
     assert "session 's' was continued elsewhere" in failure(store, *twice)

@@ -34,6 +34,8 @@ class GroupWriter(ABC):
         self._engine = engine
         self._connection = connection
         self._rollups = RollUpWriter(models)
+        self._refused_ids: set[str] = set()
+        """Events of refused appends. What was queued to continue them must not be on the log without them."""
 
     @abstractmethod
     def commit(self, group: Sequence[WriteJob]) -> list[SettleJob]:
@@ -70,7 +72,7 @@ class GroupWriter(ABC):
 
     def _commit_group(self, group: Sequence[WriteJob]) -> list[SettleJob]:
         appends = [job for job in group if isinstance(job, AppendJob)]
-        if len(appends) == len(group):
+        if len(appends) == len(group) and not any(map(self._find_refused_parent, appends)):
             # Much faster. It fails only if an event is already known, and then the slow path below finds out which.
             with suppress(self._engine.violation):
                 with self._transaction() as settles:
@@ -108,6 +110,9 @@ class GroupWriter(ABC):
         self.write(ADD_TO_SESSION, [(*astuple(row), row.event_count) for row in session_rows])
         self._rollups.load_sessions(self, appends, session_rows)
         self._insert_events([row for job in appends for row in job.rows])
+        if self._refused_ids:
+            # One that was refused may come again with another parent.
+            self._refused_ids.difference_update(row.id for job in appends for row in job.rows)
         self._rollups.add_appends(appends)
 
     def _run_job(self, job: WriteJob) -> SettleJob:
@@ -124,6 +129,9 @@ class GroupWriter(ABC):
     def _append(self, job: AppendJob) -> SettleJob:
         # Before the savepoint: roll-ups of earlier events must stay even if this append is rolled back.
         self._rollups.catch_up(self, dict.fromkeys(event.session_id for event in job.ledger_events))
+        orphan = self._find_refused_parent(job)
+        if orphan is not None:
+            return self._refuse(job, continued_elsewhere_error(orphan.session_id))
         self._execute("SAVEPOINT append")
         try:
             self._insert([job])
@@ -132,11 +140,22 @@ class GroupWriter(ABC):
             refusal = self._find_refusal(job)
             if refusal is None:
                 raise
-            settle: SettleJob = partial(job.done.set_exception, refusal)
+            settle = self._refuse(job, refusal)
         else:
             settle = partial(job.done.set_result, None)
         self._execute("RELEASE append")
         return settle
+
+    def _find_refused_parent(self, job: AppendJob) -> EventRow | None:
+        """The first event that continues a refused one."""
+        if not self._refused_ids:
+            return None
+        missing = self._refused_ids.difference(row.id for row in job.rows)
+        return next((row for row in job.rows if row.parent_event_id in missing), None)
+
+    def _refuse(self, job: AppendJob, refusal: StoreError) -> SettleJob:
+        self._refused_ids.update(row.id for row in job.rows)
+        return partial(job.done.set_exception, refusal)
 
     def _find_refusal(self, job: AppendJob) -> StoreError | None:
         """Why the events of this append conflict with those on the log; None if they do not."""
