@@ -1,6 +1,7 @@
 """The spool between gateway and recorder: what was appended is read once, in order, after any crash."""
 
 import asyncio
+import errno
 import os
 import random
 import resource
@@ -24,7 +25,7 @@ from holdfast.engine.guard import WarningLog
 from holdfast.errors import StoreError
 from holdfast.events.log import Event, EventLog
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
-from holdfast.gateway.exchange import Exchange, GatewayCaller
+from holdfast.gateway.exchange import Exchange, ExchangeEnd, GatewayCaller
 from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.recording.restore import RecordedCalls
 from holdfast.gateway.recording.spool import SpoolReader, SpoolWriter, find_abandoned_spools, open_spool
@@ -172,6 +173,26 @@ def test_frames_wait_in_memory_while_the_disk_is_full_and_no_call_waits_for_them
         assert list(reader.read_frames()) == payloads
 
 
+def test_a_segment_that_cannot_be_started_hides_no_later_frame(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that has seen a later segment does not come back to the earlier one."""
+    failed = threading.Event()
+
+    def fail(file: int) -> None:
+        failed.set()
+        raise OSError(errno.EIO, "the disk failed")
+
+    monkeypatch.setattr(os, "fdatasync", fail)
+    writer = SpoolWriter(tmp_path / "spool", idle_seconds=0.01)
+    assert writer.append(b"before")
+    assert failed.wait(SECONDS_MAX)
+    with open_spool(tmp_path / "spool") as reader:
+        assert list(reader.read_frames()) == [b"before"]
+        assert writer.append(b"after")
+        monkeypatch.undo()
+        writer.close()
+        assert list(reader.read_frames()) == [b"after"]
+
+
 def make_messages(number: int, *, ends: bool = True) -> list[bytes]:
     body = msgspec.json.encode(
         {"model": "claude-sonnet-5-5", "max_tokens": 9, "messages": [{"role": "user", "content": f"Question {number}"}]}
@@ -264,6 +285,22 @@ def test_the_exchanges_of_a_backlog_share_their_appends(tmp_path: Path) -> None:
         assert store.appends == 1
         current.finish()
     assert len(count_calls(store)[1]) == 20
+
+
+@pytest.mark.parametrize("end", ["cancelled", "cut", "stopped", "unreachable"])
+def test_a_call_that_was_interrupted_before_its_usage_came_is_estimated(tmp_path: Path, end: ExchangeEnd) -> None:
+    """The provider has its request, and charges for it; a request that never reached it is free."""
+    request = make_messages(0, ends=False)
+    ended = msgspec.msgpack.encode(EndMessage("exchange-0", 1_001.0, 0, [], end, b"", 0))
+    write_spool(tmp_path / "spool", [*request, ended])
+    store = MemoryStore()
+    with open_spool(tmp_path / "spool") as reader:
+        current = SpoolPass(reader, store, make_recorder, clock=ManualClock(2_000.0))
+        current.record_available()
+        current.finish()
+    payloads = [event.payload for row in store.sessions() for event in store.read(row.id)]
+    (failed,) = [payload for payload in payloads if isinstance(payload, LlmCallFailed)]
+    assert (failed.cost_usd > 0) == failed.is_output_estimated == (end != "unreachable")
 
 
 def test_a_failing_store_ends_the_pass_and_the_next_one_continues(tmp_path: Path) -> None:

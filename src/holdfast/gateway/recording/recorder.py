@@ -455,8 +455,8 @@ class GatewayRecorder:
             usage = bill_usage(call, self._estimate_usage(exchange, call))
             message = response.unreadable or "the response has no usage"
             recorder.fail_call(call, "unreadable", message, estimated_usage=usage)
-        elif exchange.end == "stopped":
-            # What came of the response is unknown; that the request was sent is not, so it is not free.
+        elif usage == Usage() and exchange.end != "unreachable":
+            # How much of the response the provider made is unknown; that it got the request is not: so it is not free.
             usage = bill_usage(call, self._estimate_usage(exchange, call))
             recorder.fail_call(call, *INTERRUPTIONS[exchange.end], estimated_usage=usage)
         else:
@@ -482,11 +482,14 @@ class GatewayRecorder:
             return None
 
     def _estimate_usage(self, exchange: Exchange, call: ObservedCall) -> Usage:
-        """Usage by size, for a response that cannot be decoded: nothing read from the cache, one token per 4 bytes."""
-        return Usage(
-            input=call.prepared.tokens or exchange.request_bytes // BYTES_PER_TOKEN,
-            output=exchange.response_bytes // BYTES_PER_TOKEN,
-        )
+        """Usage by size, for a response that cannot be decoded: nothing read from the cache, one token per 4 bytes.
+
+        A prompt with breakpoints is written to the cache: a budget must not be charged too little.
+        """
+        prompt = call.prepared.tokens or exchange.request_bytes // BYTES_PER_TOKEN
+        output = exchange.response_bytes // BYTES_PER_TOKEN
+        is_written = bool(call.prepared.plan.breakpoints)
+        return Usage(cache_write_5m=prompt, output=output) if is_written else Usage(input=prompt, output=output)
 
     def _spent_usd(self, recorder: CallRecorder, call: ObservedCall, usage: Usage) -> float:
         """What a call counts against a budget; one whose model has no price is estimated, never free."""

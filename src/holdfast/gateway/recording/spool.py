@@ -76,6 +76,7 @@ class SpoolWriter:
         self._closed = False
         self._position = SpoolPosition()
         self._file = _open_segment(folder, self._position.segment)
+        self._is_name_durable = False
         self.error = ""
         """Why frames cannot be written at the moment; empty if they can."""
         self._thread = Thread(target=self._run, name="holdfast-spool", daemon=True)
@@ -147,6 +148,7 @@ class SpoolWriter:
                 _write_all(self._file, frames)
                 if durable:
                     os.fdatasync(self._file)
+                    self._sync_name()
             except OSError:
                 os.ftruncate(self._file, self._position.offset)
                 raise
@@ -158,11 +160,23 @@ class SpoolWriter:
         return True
 
     def _start_segment(self) -> None:
-        file = _open_segment(self._folder, self._position.segment + 1)
         # A record that counts as durable may be in the old segment only.
         os.fdatasync(self._file)
+        # Nothing may fail once the new one exists: a reader that sees it does not come back to the old one.
+        file = _open_segment(self._folder, self._position.segment + 1)
         os.close(self._file)
         self._file, self._position = file, SpoolPosition(self._position.segment + 1)
+        self._is_name_durable = False
+
+    def _sync_name(self) -> None:
+        """The name of a new file is durable only with its folder."""
+        if not self._is_name_durable:
+            directory = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(directory)
+            finally:
+                os.close(directory)
+            self._is_name_durable = True
 
 
 class SpoolReader:
@@ -339,14 +353,7 @@ def _segment_path(folder: Path, segment: int) -> Path:
 
 def _open_segment(folder: Path, segment: int) -> int:
     flags = os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC
-    file = os.open(_segment_path(folder, segment), flags, 0o600)
-    # The name of a new file is durable only with its folder.
-    directory = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-    return file
+    return os.open(_segment_path(folder, segment), flags, 0o600)
 
 
 def _write_all(file: int, frames: list[bytes]) -> None:
