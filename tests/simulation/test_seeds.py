@@ -1,0 +1,110 @@
+"""Runs of the whole system in simulated time, each from a seed: no call is lost, counted twice or free of a budget."""
+
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from tests.simulation.ledger import BrokenInvariant
+from tests.simulation.machine import SimulationError
+from tests.simulation.world import run_seed
+
+from holdfast.events.records import BudgetCharge
+from holdfast.gateway.recording import spool, spool_recorder
+from holdfast.gateway.recording.restore import RecordedCalls
+from holdfast.stores.sql import records
+from holdfast.stores.write import group_writer
+
+SEEDS = int(os.environ.get("HOLDFAST_SIMULATION_SEEDS", "60"))
+BROKEN_SEEDS_MAX = 150
+BATCHES = 6
+"""So that several workers can share them."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In memory where that is possible: a run writes many small files."""
+    shared_memory = Path("/dev/shm")
+    if not shared_memory.is_dir():
+        yield tmp_path / "run"
+        return
+    with tempfile.TemporaryDirectory(dir=shared_memory) as folder:
+        yield Path(folder) / "run"
+
+
+@pytest.mark.timeout(60 + SEEDS)
+@pytest.mark.parametrize("batch", range(BATCHES))
+def test_every_seed_keeps_all_invariants(folder: Path, batch: int) -> None:
+    reports = {seed: run_seed(seed, folder) for seed in range(batch, SEEDS, BATCHES)}
+    assert sum(report.answered for report in reports.values()) > len(reports)
+
+
+def test_a_seed_replays_exactly(folder: Path) -> None:
+    """Also in another process, with another order of sets."""
+    seed = 7
+    here = run_seed(seed, folder)
+    code = (
+        f"import pathlib; from tests.simulation.world import run_seed as run; "
+        f"print('\\n'.join(run({seed}, pathlib.Path({str(folder)!r})).trace))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "1"}
+    there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert there.stdout.splitlines() == list(here.trace)
+
+
+def confirm_early(self: spool_recorder.SpoolPass) -> None:
+    self._unconfirmed.clear()
+    self._reader.save_checkpoint(self._reader.position)
+
+
+def reserve_nothing(self: records.DatabaseRecords, charge: BudgetCharge, **_: object) -> bool:
+    return self.get_budget_day(charge.key_id, charge.day).spent < 10**18
+
+
+def find_nothing(*_: object) -> RecordedCalls:
+    return RecordedCalls()
+
+
+def call_at_once(self: spool.SpoolWriter, callback: Callable[[], None]) -> None:
+    callback()
+
+
+BREAKS: dict[str, tuple[object, str, object]] = {
+    "the checkpoint passes exchanges that the store has not confirmed": (
+        spool_recorder.SpoolPass,
+        "confirm",
+        confirm_early,
+    ),
+    "a call reserves nothing": (records.DatabaseRecords, "reserve_budget", reserve_nothing),
+    "a restarted recorder does not look at the log": (spool_recorder, "find_recorded_calls", find_nothing),
+    "the last byte does not wait for the disk": (spool.SpoolWriter, "call_when_durable", call_at_once),
+    "what continues a refused append is kept": (
+        group_writer.GroupWriter,
+        "_find_refused_parent",
+        lambda self, job: None,
+    ),
+    "a call may be settled twice": (
+        records,
+        "SETTLE",
+        "UPDATE holdfast.reservations SET is_settled = 1 WHERE id = ?",
+    ),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", BREAKS)
+def test_a_broken_part_is_found(folder: Path, name: str) -> None:
+    owner, attribute, broken = BREAKS[name]
+    with patch.object(owner, attribute, broken):
+        for seed in range(BROKEN_SEEDS_MAX):
+            try:
+                run_seed(seed, folder)
+            except (BrokenInvariant, SimulationError) as error:
+                logging.getLogger(__name__).info("%s: seed %d: %s", name, seed, error)
+                return
+    pytest.fail(f"{BROKEN_SEEDS_MAX} seeds have not found that {name}")
