@@ -15,7 +15,7 @@ help:  ## List the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 .venv/.core .venv/.dev: pyproject.toml constraints.txt
-	PYTHON=$(PYTHON) scripts/install.sh $(if $(findstring dev,$@),'$(EXTRAS)')
+	PYTHON=$(PYTHON) scripts/install.sh '$(if $(findstring dev,$@),$(EXTRAS),[server,testing])'
 	@touch .venv/.core $@
 
 demo: .venv/.core  ## Run a cached multi-turn session against the simulator, offline

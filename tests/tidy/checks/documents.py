@@ -192,3 +192,44 @@ def pyproject(root: Path) -> dict[str, Any]:
 def text_of(root: Path, name: str) -> str:
     path = root / name
     return path.read_text() if path.is_file() else ""
+
+
+CODE = re.compile(r"[a-z]+(?:_[a-z]+)+")
+
+
+def unexplained_codes(root: Path) -> list[str]:
+    """Error codes that the service or the instructions raise and docs/errors.md omits, and rows for no code."""
+    explained = set(re.findall(r"(?m)^\| `([a-z_]+)` \|(?: [\d, ]*\|)", text_of(root, "docs/errors.md")))
+    raised = set()
+    for path in sorted(root.glob("src/holdfast/**/*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                values = [part.value for part in node.args if isinstance(part, ast.Constant)]
+                texts = [value for value in values if isinstance(value, str)]
+                codes = [text for text in texts if CODE.fullmatch(text)]
+                if node.func.id in ("ApiError", "InstructionError"):
+                    raised |= set(codes[:1])
+                elif node.func.id == "make_not_found_error":
+                    raised |= {f"{text}_not_found" for text in texts[:1]}
+    # Raised through a name or a default value.
+    there = {code for code in explained if any(f'"{code}"' in path.read_text() for path in root.glob("src/**/*.py"))}
+    return [
+        *(f"{code} is not in docs/errors.md" for code in sorted(raised - explained)),
+        *(f"docs/errors.md: nothing raises {code}" for code in sorted(explained - raised - there)),
+    ]
+
+
+PAGE_BYTES_MAX = 15_000
+GENERATED_PAGES = {"docs/clients.md"}
+TO_BE_CUT = {"docs/architecture.md", "docs/gateway.md", "docs/library.md", "docs/service.md"}
+
+
+def long_pages(root: Path) -> list[str]:
+    """Pages with over 15 KB of prose, not counting blocks of code: too long to find something in."""
+    offenders = []
+    for path in sorted((*root.glob("docs/**/*.md"), root / "README.md")):
+        name = path.relative_to(root).as_posix()
+        prose = re.sub(r"(?ms)^```.*?^```\n", "", text_of(root, name))
+        if name not in GENERATED_PAGES | TO_BE_CUT and len(prose.encode()) > PAGE_BYTES_MAX:
+            offenders.append(f"{name}: {len(prose.encode())} bytes of prose, at most {PAGE_BYTES_MAX}")
+    return offenders

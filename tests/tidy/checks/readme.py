@@ -1,20 +1,22 @@
 """Checks that the blocks of the README run and print what it shows.
 
 Python and bash blocks must succeed. In a console block each line after a `$` is run and must print the lines
-below it: a line `...` matches any lines, `...` within a line any text. Commands that install something are not run,
-but the targets, extras and files they name must exist; where the output of a make target is shown, its recipe is run
-without its prerequisites.
+below it: a line `...` matches any lines, `...` within a line any text. A python block that begins with a comment such
+as `# agent.py` is a file for the console block after it; a command that ends in `&` is a server, whose port is replaced
+by a free one and awaited. Commands that install something are not run, but the targets, extras and files they name must
+exist; where the output of a make target is shown, its recipe is run without its prerequisites.
 """
 
 import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +26,11 @@ BLOCK_SECONDS_MAX = 50
 SHOWN_ONLY = {"text", "json", "toml", "yaml", "mermaid"}
 SETS_UP = re.compile(r"\bmake |\bpip install|\bgit clone")
 SEPARATOR = "ended with status "
+FILE_NAME = re.compile(r"# ([\w-]+\.py)\n")
+PORT = re.compile(r"--port (\d+) [^\n]*&$", re.MULTILINE)
+AWAIT_PORT = (
+    "for _ in $(seq 200); do (exec 3<>/dev/tcp/127.0.0.1/{port}) 2>/dev/null && break; sleep 0.1; done; sleep 0.5"
+)
 
 
 class Block(NamedTuple):
@@ -58,7 +65,10 @@ def broken_block(root: Path, page: str, line: int) -> list[str]:
     program, *following = blocks[index : index + 2]
     if program.language == "python" and following and following[0].language == "text":
         return [f"{page}:{line}: {trouble}" for trouble in wrong_prints(root, program, following[0])]
-    return [f"{page}:{line}: {trouble}" for trouble in troubles(root, program)]
+    files = {}
+    if index and program.language == "console" and (name := FILE_NAME.match(blocks[index - 1].text)):
+        files = {name[1]: blocks[index - 1].text}
+    return [f"{page}:{line}: {trouble}" for trouble in troubles(root, program, files)]
 
 
 def blocks_of(text: str) -> Iterator[Block]:
@@ -66,7 +76,7 @@ def blocks_of(text: str) -> Iterator[Block]:
         yield Block(text.count("\n", 0, match.start()) + 1, match[1], match[2])
 
 
-def troubles(root: Path, block: Block) -> list[str]:
+def troubles(root: Path, block: Block, files: Mapping[str, str] | None = None) -> list[str]:
     match block.language:
         case language if language in SHOWN_ONLY:
             return []
@@ -79,7 +89,7 @@ def troubles(root: Path, block: Block) -> list[str]:
         case "console" if SETS_UP.search(block.text):
             return [*missing_parts(root, block.text), *wrong_recipes(root, block)]
         case "console":
-            return wrong_outputs(root, list(steps_of(block.text)))
+            return wrong_outputs(root, list(steps_of(replace_port(block.text))), files)
         case language:
             return [f"a block of language {language!r} is not run; use python, bash or console"]
 
@@ -131,11 +141,20 @@ def failures(root: Path, command: list[str]) -> list[str]:
     return [f"ends with status {status}:\n{output}"] if status else []
 
 
-def wrong_outputs(root: Path, steps: list[Step]) -> list[str]:
+def replace_port(text: str) -> str:
+    """The block with a free port in place of its server's; without it the gateway is expected at its default port."""
+    if not (server := PORT.search(text)):
+        return text
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+    return f"$ export HOLDFAST_GATEWAY_URL=http://127.0.0.1:{port}\n" + text.replace(server[1], port)
+
+
+def wrong_outputs(root: Path, steps: list[Step], files: Mapping[str, str] | None = None) -> list[str]:
     if not steps:
         return ["no line of the block begins with `$ `"]
-    script = "\n".join(f"{step.command}\nprintf '\\n{SEPARATOR}%d\\n' $?" for step in steps)
-    _, output = outcome(root, ["bash", "-c", script])
+    script = "\n".join(f"{step.command}{await_server(step)}\nprintf '\\n{SEPARATOR}%d\\n' $?" for step in steps)
+    _, output = outcome(root, ["bash", "-c", script], files)
     parts = re.split(rf"\n{re.escape(SEPARATOR)}(\d+)\n", output)
     if len(parts) != 2 * len(steps) + 1:
         return [f"ends before its last command has:\n{output}"]
@@ -146,6 +165,11 @@ def wrong_outputs(root: Path, steps: list[Step]) -> list[str]:
         elif step.shown and not shows(step.shown, printed):
             offenders.append(f"`{step.command}` prints\n{printed}\nand not\n{step.shown}")
     return offenders
+
+
+def await_server(step: Step) -> str:
+    server = PORT.search(step.command)
+    return f"\n{AWAIT_PORT.format(port=server[1])}" if server else ""
 
 
 def steps_of(text: str) -> Iterator[Step]:
@@ -163,14 +187,18 @@ def shows(shown: str, printed: str) -> bool:
     return re.fullmatch(pattern, printed.strip("\n") + "\n") is not None
 
 
-def outcome(root: Path, command: list[str]) -> tuple[int, str]:
-    """Status and output of a command in an empty folder, with an empty home and this tree's package."""
+def outcome(root: Path, command: list[str], files: Mapping[str, str] | None = None) -> tuple[int, str]:
+    """Status and output of a command in a folder with these files and the examples, with an empty home."""
     with tempfile.TemporaryDirectory() as folder, tempfile.TemporaryFile("w+") as output:
         work, home = Path(folder, "here"), Path(folder, "home")
         work.mkdir()
         home.mkdir()
+        (work / "examples").symlink_to(root / "examples")
+        for name, text in (files or {}).items():
+            (work / name).write_text(text)
         environment = {
-            **os.environ,
+            # Without the options of the test run that this is part of.
+            **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(root / "src"),
             "HOME": str(home),
