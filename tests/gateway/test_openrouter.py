@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from holdfast.catalog.lookup import shipped_models
-from holdfast.gateway.recording.conversation_match import decode_session_hints
+from holdfast.gateway.recording.fingerprint import decode_session_hints
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor
 

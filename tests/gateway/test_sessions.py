@@ -10,8 +10,8 @@ from tests.support.served_gateway import ServedGateway, serve_gateway
 
 from holdfast.events.payloads.calls import GatewayForwarded
 from holdfast.events.payloads.session import SessionStarted
-from holdfast.gateway.recording.conversation_match import (
-    ConversationMatcher,
+from holdfast.gateway.recording.conversation_match import ConversationMatcher
+from holdfast.gateway.recording.fingerprint import (
     ReplyFingerprint,
     RequestFingerprint,
     SessionHints,

@@ -149,7 +149,6 @@ def test_breakpoints_become_the_last_member_of_their_blocks_and_nothing_else_cha
     ttls: list[Ttl] = [data.draw(st.sampled_from(["5m", "1h"])) for _ in indexes]
     points = [Breakpoint(position, ttl) for position, ttl in zip(indexes, ttls, strict=True)]
     body = buffer.render(REQUEST_HEAD, points)
-    assert buffer.measure_body(REQUEST_HEAD, points) == len(body)
     for index, block in enumerate(blocks_of(body)):
         expected = {"text": json.loads(blocks[index].data)["text"]}
         if index in indexes:

@@ -284,11 +284,15 @@ class CallRecorder:
         with self._warnings.suppress_errors(_NOT_RECORDED):
             written.result()
 
-    def _events(self) -> Iterator[Event]:
+    def wait_until_written(self) -> None:
+        """Returns once the log has what was recorded, or has refused it."""
         with self._lock:
             written = self._written
         if written is not None:
             written.exception()
+
+    def _events(self) -> Iterator[Event]:
+        self.wait_until_written()
         return self.log.read(self.session_id)
 
     def cost_of(self, call: ObservedCall, usage: Usage) -> Decimal:

@@ -14,20 +14,20 @@ from holdfast.types.prompt import HistoryEntry, LayerText, PrefixChange, Prompt,
 from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, RequestBuffer
 
 
-class _ThinkingCounts(NamedTuple):
+class ThinkingCounts(NamedTuple):
     """Thinking blocks up to a history entry: not sent yet, sent in this turn, and of turns that a new message ended."""
 
     new: int = 0
     sent: int = 0
     ended: int = 0
 
-    def count_entry(self, entry: HistoryEntry) -> "_ThinkingCounts":
+    def count_entry(self, entry: HistoryEntry) -> "ThinkingCounts":
         if entry.role == "assistant":
             thoughts = sum(map(is_thinking, entry.content))
             return self._replace(new=self.new + thoughts)
         if all(isinstance(block, ToolResult) for block in entry.content):
-            return _ThinkingCounts(0, self.sent + self.new, self.ended)
-        return _ThinkingCounts(0, 0, self.ended + self.sent)
+            return ThinkingCounts(0, self.sent + self.new, self.ended)
+        return ThinkingCounts(0, 0, self.ended + self.sent)
 
 
 class RequestDraft:
@@ -39,7 +39,7 @@ class RequestDraft:
         self._entries: tuple[HistoryEntry, ...] = ()
         self._starts: list[int] = []  # The block at which each history entry starts.
         self._images: list[bool] = []  # Whether there is an image up to each history entry.
-        self._thinking: list[_ThinkingCounts] = []
+        self._thinking: list[ThinkingCounts] = []
         self.buffer = RequestBuffer(adapter, count)
         self._dropped: tuple[EncodedBlock, ...] = ()
         self._unchanged_blocks = 0
@@ -60,7 +60,7 @@ class RequestDraft:
         for entry in entries[unchanged:]:
             self._starts.append(len(self.buffer.blocks))
             self._images.append(self.has_images or any(map(has_image, entry.content)))
-            self._thinking.append((self._thinking[-1] if self._thinking else _ThinkingCounts()).count_entry(entry))
+            self._thinking.append((self._thinking[-1] if self._thinking else ThinkingCounts()).count_entry(entry))
             self.buffer.extend(self.encode_entry(entry))
         self._entries = entries
 

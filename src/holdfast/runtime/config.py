@@ -96,6 +96,8 @@ class Config(msgspec.Struct, frozen=True):
     """How `skill_search` ranks: `lexical`, or `semantic` with the extra of that name."""
     retention_days: int = 0
     """Age at which `holdfast db prune` removes the content of sessions; 0 for none."""
+    recorder_memory_mb: int = 256
+    """Memory of the gateway's recorder process, in megabytes: 192 or more."""
     skill_loads_max: int = DEFAULT_LIMITS.loads_max
     """Skills that a model may load in a session."""
     skill_tokens_warn: int = DEFAULT_LIMITS.tokens_warn
@@ -153,7 +155,7 @@ SETTINGS = {
 
 HOME_ONLY_SETTINGS = (
     *("db", "spend_max_usd", "keep_alive", "keep_alive_usd_max", "cache_ttl_seconds", "cache_over_an_hour"),
-    *("retention_days", "claude_code_command", "command_variables", _WHEN_UNAVAILABLE),
+    *("retention_days", "recorder_memory_mb", "claude_code_command", "command_variables", _WHEN_UNAVAILABLE),
     *(name for name in SETTINGS if name.startswith("base_urls.")),
 )
 """Settings that a workspace's file may not change."""
@@ -175,9 +177,18 @@ _TYPES: Mapping[str, object] = Config.__annotations__
 _CHOICES = {name: get_args(kind) for name, kind in _TYPES.items() if get_origin(kind) is Literal}
 _CHOICES |= {"skills_mode": SKILL_MODES, _WHEN_UNAVAILABLE: get_args(WhenUnavailable)}
 
+# The recorder takes about 160 MB without any conversation.
+RECORDER_MEMORY_MB_MIN = 192
+
 # Whole-number settings and their minimum.
 _COUNTS = {"output_tokens_max": 1, "steps_max": 1, "cache_ttl_seconds": 0, "retention_days": 0}
-_COUNTS |= {"compaction_tokens": 1, "skill_loads_max": 0, "skill_tokens_warn": 0, "skill_tokens_max": 0}
+_COUNTS |= {
+    "recorder_memory_mb": RECORDER_MEMORY_MB_MIN,
+    "compaction_tokens": 1,
+    "skill_loads_max": 0,
+    "skill_tokens_warn": 0,
+    "skill_tokens_max": 0,
+}
 
 
 def load_config(

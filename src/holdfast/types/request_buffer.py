@@ -126,12 +126,6 @@ class RequestBuffer:
                     part.release()
         return body
 
-    def measure_body(self, request_head: bytes, breakpoints: Sequence[Breakpoint] = ()) -> int:
-        """The length of what `render` returns."""
-        points = sum(len(self._encoder.encode_breakpoint(point.ttl)) for point in breakpoints)
-        suffix = self._encoder.suffix(self.blocks[-1] if self.blocks else None)
-        return len(request_head) + len(self._bytes) + points + len(suffix)
-
     def _start_of(self, index: int) -> int:
         """Where a block's own bytes start, after the separator between it and the previous block."""
         return self.digests[index].end - len(self.blocks[index].data) if index < len(self.blocks) else len(self._bytes)

@@ -132,7 +132,7 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         rewriter = ConversationRewriter(
             service.models, VolatileExtractor(rules), restore=lambda: restore_plans(service.log)
         )
-        recorder = _start_recorder(service, options, rules)
+        recorder = _start_recorder(service, options, rules, config.recorder_memory_mb)
         stack.callback(recorder.close)
         authenticator = KeyAuthenticator(
             make_key_check(service),
@@ -175,10 +175,12 @@ def _count_failed_keys(service: AppContext, failed: FailedKeys) -> None:
     )
 
 
-def _start_recorder(service: AppContext, options: GatewayOptions, rules: Sequence[VolatileRule]) -> RecorderProcess:
+def _start_recorder(
+    service: AppContext, options: GatewayOptions, rules: Sequence[VolatileRule], memory_mb: int
+) -> RecorderProcess:
     """The recorder process, with what `/readyz` and `/metrics` say about it."""
     volatile = tuple((rule.name, rule.pattern) for rule in rules)
-    setup = RecorderSetup(options.db, options.simulate, volatile, options.unpriced_usd)
+    setup = RecorderSetup(options.db, options.simulate, volatile, options.unpriced_usd, memory_mb=memory_mb)
     recorder = RecorderProcess((RECORDER_MODULE,), setup, _make_spool_folder(options, service.clock()))
     service.warnings.append(lambda: recorder.error)
     metrics = service.request_metrics

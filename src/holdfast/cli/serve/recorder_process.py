@@ -34,6 +34,9 @@ RECORDER_MODULE = "holdfast.cli.serve.recorder_process"
 RECORDER_NICENESS = 5
 """Lower priority than the gateway process: forwarding calls comes before recording them."""
 
+OTHER_MEMORY_MB = 160
+"""What the recorder takes besides conversations: modules, the planner's tree, events on their way to the store."""
+
 FRAMES_AT_ONCE = 500
 FAILED_STARTS_MAX = 3
 """After as many recorders that ended before they recorded anything, the first exchange of the spool is given up."""
@@ -135,6 +138,7 @@ class _Recording:
             make_queue=SynchronousQueue,
             warnings=warnings,
             recorded=recorded,
+            conversation_bytes_max=(setup.memory_mb - OTHER_MEMORY_MB) * 1024 * 1024,
         )
 
     def _wait(self, seconds: float) -> None:

@@ -7,21 +7,19 @@ conversation in whose tool call the sub-agent's first message appears; the order
 """
 
 import operator
-import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.gateway.http.headers import Headers
-from holdfast.providers.adapter import WireRequest
-from holdfast.providers.json_splice import UNREADABLE, decode_json_or_none
-from holdfast.types.blocks import Block, Json, Role, Text, is_thinking, parse_tool_call
-from holdfast.types.json_encoding import sha256_hex
-from holdfast.types.reply import Reply
+from holdfast.events.payloads.calls import ConversationTrace
+from holdfast.gateway.recording.fingerprint import ReplyFingerprint, RequestFingerprint
 
 MATCHED_CONVERSATIONS_MAX = 1_000
+
+# Conversations that are not in memory but can still be matched, and are then read from the log: about 2 KB each.
+EVICTED_CONVERSATIONS_MAX = 10_000
 
 # Several, because a client may change its last block with every call.
 NEWEST_BLOCKS = 3
@@ -31,77 +29,8 @@ CANDIDATES_MAX = 8
 REPLIES_MAX = 4
 DELEGATED_TEXTS_MAX = 10_000
 
-# Only the start of the system text: volatile lines usually come later.
-HEAD_CHARS = 40
-DIGEST_CHARS = 16
-
-# Shorter texts in a tool call, such as paths and commands, may be the first message of an unrelated conversation.
-DELEGATED_CHARS_MIN = 24
-DELEGATED_TEXTS_PER_REPLY_MAX = 32
 T = TypeVar("T")
 K = TypeVar("K")
-VALUE_CHARS_MAX = 400
-CACHE_KEY = "prompt_cache_key"
-
-OWN_SESSION_PREFIX = "holdfast-"
-"""Prefix of the session ids that a rewrite adds. They are derived from the first message, so they are no hint."""
-
-# Session headers of known clients, such as Claude Code, Codex and Helicone.
-_HEADERS = (
-    b"x-claude-code-session-id",
-    b"x-session-id",
-    b"session-id",
-    b"session_id",
-    b"conversation_id",
-    b"x-session-affinity",
-    b"x-conversation-id",
-    b"helicone-session-id",
-)
-
-_MEMBERS = ("metadata", "user", "previous_response_id", "session_id", "conversation", CACHE_KEY)
-_IN_USER_ID = re.compile(r"session_(?P<id>[0-9A-Za-z-]{8,})")
-
-
-class SessionHints(msgspec.Struct, frozen=True):
-    """`source` names the field that `session` came from; `previous_response_id` the response this request continues."""
-
-    session: str | None = None
-    source: str = ""
-    previous_response_id: str | None = None
-    user: str | None = None
-
-    @property
-    def is_strong(self) -> bool:
-        """Whether the hint identifies one session; a prompt cache key may be shared by a whole application."""
-        return self.session is not None and self.source != CACHE_KEY
-
-
-class RequestFingerprint(msgspec.Struct, frozen=True):
-    """A request as digests: one of its head, and one per block of its history.
-
-    Conversations in different scopes never match. `restored_scope` is the scope of conversations restored after a
-    restart, whose provider account is no longer known; the first request that continues one takes it over. `opening`
-    has the texts of the first message, which for a sub-agent are those that its parent passed to a tool.
-    """
-
-    scope: str
-    head: str
-    blocks: tuple[str, ...]
-    hints: SessionHints
-    restored_scope: str = ""
-    opening: tuple[str, ...] = ()
-
-    @property
-    def scopes(self) -> tuple[str, ...]:
-        return (self.scope, self.restored_scope) if self.restored_scope else (self.scope,)
-
-
-class ReplyFingerprint(msgspec.Struct, frozen=True):
-    """A response as digests of its blocks, and of the texts that it passes to tools. `id` is the provider's."""
-
-    id: str = ""
-    blocks: frozenset[str] = frozenset()
-    delegated: tuple[str, ...] = ()
 
 
 class ConversationMatch(msgspec.Struct, frozen=True):
@@ -118,13 +47,27 @@ class ConversationMatch(msgspec.Struct, frozen=True):
     shared_blocks: int = 0
 
 
+class EvictableStates(Protocol[T]):
+    """What a matcher asks of the caller whose states take most of the memory."""
+
+    def evict(self, state: T) -> str:
+        """Releases a state; returns the name under which it can be restored, or "" if it cannot."""
+
+    def restore(self, name: str) -> tuple[tuple[str, ...], T] | None:
+        """The blocks of the conversation's newest request, and its state; None if it is gone."""
+
+
 class _Conversation(Generic[T]):
-    """`request` is the newest one, `state` the caller's; the rest is for the indexes in Conversations."""
+    """`request` is the newest one, `state` the caller's; the rest is for the indexes in Conversations.
+
+    Of an evicted conversation, `request` has no blocks, and `evicted_as` is its name in the place of the state.
+    """
 
     def __init__(self, key: int, request: RequestFingerprint, state: T) -> None:
+        self.evicted_as = ""
         self.key = key
         self.request = request
-        self.state = state
+        self.state: T | None = state
         self.replies: list[frozenset[str]] = []
         self.reply_keys: list[tuple[str, str]] = []
         self.is_answered = False
@@ -146,10 +89,20 @@ class _Comparison(msgspec.Struct, frozen=True, order=True):
 
 
 class ConversationMatcher(Generic[T]):
-    """Holds up to `conversations_max`; evicts the least recently used."""
+    """Holds up to `conversations_max`; evicts the least recently used.
 
-    def __init__(self, *, conversations_max: int = MATCHED_CONVERSATIONS_MAX) -> None:
-        self._max = conversations_max
+    With `states`, an evicted conversation is restored when a request may continue it.
+    """
+
+    def __init__(
+        self,
+        *,
+        conversations_max: int = MATCHED_CONVERSATIONS_MAX,
+        states: EvictableStates[T] | None = None,
+        evicted_max: int = EVICTED_CONVERSATIONS_MAX,
+    ) -> None:
+        self._max, self._states, self._evicted_max = conversations_max, states, evicted_max
+        self._evicted: OrderedDict[int, _Conversation[T]] = OrderedDict()
         self._by_key: OrderedDict[int, _Conversation[T]] = OrderedDict()
         self._tails: dict[str, dict[tuple[int, str], list[int]]] = {}
         self._by_session: dict[tuple[str, str], list[int]] = {}
@@ -168,7 +121,8 @@ class ConversationMatcher(Generic[T]):
         match = self._match(request)
         if match.is_new:
             parent_state = None if match.parent is None else self._by_key[match.parent].state
-            conversation = self._add(request, make_state(parent_state))
+            state = make_state(parent_state)
+            conversation = self._add(request, state)
         else:
             conversation = self._by_key[match.key]
             self._by_key.move_to_end(match.key)
@@ -176,11 +130,13 @@ class ConversationMatcher(Generic[T]):
                 match, shared_blocks=_shared_blocks(conversation.request.blocks, request.blocks)
             )
             conversation.request = request
+            assert conversation.state is not None
+            state = conversation.state
         conversation.open_requests += 1
         conversation.is_answered = False
         self._index(conversation)
         self._make_room()
-        return match, conversation.state
+        return match, state
 
     def restore(self, request: RequestFingerprint, state: T, reply_id: str, *, open_requests: int = 0) -> int:
         """Adds a conversation of an earlier process by its last request, whose scope is the restored one."""
@@ -200,7 +156,50 @@ class ConversationMatcher(Generic[T]):
 
     def _make_room(self) -> None:
         while len(self._by_key) > self._max:
-            self._forget(next(iter(self._by_key)))
+            self.evict_oldest()
+
+    def evict_oldest(self) -> bool:
+        """Evicts the conversation that was idle for longest; false if none can be, because all wait for a response."""
+        idle = (key for key, other in self._by_key.items() if not other.open_requests or self._states is None)
+        key = next(idle, None)
+        if key is None and len(self._by_key) > self._max:
+            key = next(iter(self._by_key))
+        if key is None:
+            return False
+        conversation = self._by_key[key]
+        name = ""
+        if self._states is not None and conversation.state is not None:
+            name = self._states.evict(conversation.state)
+        # A call that is under way would be recorded beside its restored conversation.
+        if not name or conversation.open_requests:
+            self._forget(key)
+            return True
+        del self._by_key[key]
+        conversation.evicted_as, conversation.state = name, None
+        conversation.request = msgspec.structs.replace(conversation.request, blocks=())
+        self._evicted[key] = conversation
+        while len(self._evicted) > self._evicted_max:
+            self._forget(next(iter(self._evicted)))
+        return True
+
+    def find_state(self, key: int) -> T | None:
+        """The state of a conversation, restored if it was evicted; None if it is gone."""
+        conversation = self._get(key)
+        return None if conversation is None else conversation.state
+
+    def _get(self, key: int) -> "_Conversation[T] | None":
+        """The conversation, restored if it was evicted."""
+        conversation = self._evicted.pop(key, None)
+        if conversation is not None and self._states is not None:
+            restored = self._states.restore(conversation.evicted_as)
+            if restored is None:
+                self._evicted[key] = conversation
+                self._forget(key)
+                return None
+            blocks, conversation.state = restored
+            conversation.request = msgspec.structs.replace(conversation.request, blocks=blocks)
+            self._by_key[key] = conversation
+        return self._by_key.get(key)
 
     def end_request(self, key: int, reply: ReplyFingerprint | None) -> None:
         """A request ended; later ones contain its reply, or refer to it by id alone."""
@@ -230,7 +229,7 @@ class ConversationMatcher(Generic[T]):
         if hints.previous_response_id is not None:
             keys = (self._replies.get((scope, hints.previous_response_id)) for scope in request.scopes)
             key = next((candidate for candidate in keys if candidate is not None), None)
-            if key is not None and key in self._by_key:
+            if key is not None and self._get(key) is not None:
                 return ConversationMatch(key, False, 1.0, "it names the previous response")
         best = max((self._compare(other, request) for other in self._candidates(request)), default=None)
         if best is not None and best.is_continuation:
@@ -264,8 +263,11 @@ class ConversationMatcher(Generic[T]):
             keys.update(key for name in tails.keys() & placed for key in tails[name])
             keys.update(key for digest in replies.keys() & digests for key in replies[digest])
         for key in sorted(keys):
-            if self._by_key[key].request.hints.session == request.hints.session:
-                yield self._by_key[key]
+            known = self._by_key.get(key) or self._evicted[key]
+            if known.request.hints.session == request.hints.session:
+                conversation = self._get(key)
+                if conversation is not None:
+                    yield conversation
 
     def _compare(self, conversation: _Conversation[T], request: RequestFingerprint) -> "_Comparison":
         before, now = conversation.request.blocks, request.blocks
@@ -307,8 +309,9 @@ class ConversationMatcher(Generic[T]):
         if not request.hints.is_strong:
             return None
         for key in sorted(self._keys_of_session(request), reverse=True):
-            conversation = self._by_key[key]
-            if conversation.request.head == request.head and not conversation.open_requests:
+            conversation = self._by_key.get(key) or self._evicted[key]
+            is_same = conversation.request.head == request.head and not conversation.open_requests
+            if is_same and self._get(key) is not None:
                 return ConversationMatch(key, False, 0.8, f"same {request.hints.source} and same head")
         return None
 
@@ -321,7 +324,7 @@ class ConversationMatcher(Generic[T]):
         for text in request.opening:
             for scope in request.scopes:
                 key = self._delegated.get((scope, text))
-                if key in self._by_key:
+                if key is not None and self._get(key) is not None:
                     return key
         return None
 
@@ -369,7 +372,7 @@ class ConversationMatcher(Generic[T]):
         conversation.tail_keys = []
 
     def _forget(self, key: int) -> None:
-        conversation = self._by_key.pop(key)
+        conversation = self._by_key.pop(key, None) or self._evicted.pop(key)
         self._unindex(conversation)
         self._unindex_replies(conversation)
         if conversation.session_key is not None:
@@ -401,141 +404,13 @@ def _equal_blocks(before: Sequence[str], now: Sequence[str]) -> int:
     return sum(map(operator.eq, before, now))
 
 
-def decode_session_hints(body: bytes, headers: Headers) -> SessionHints:
-    """Decodes only the members that hold hints. Raises msgspec's error if the body is not a JSON object."""
-    members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    return find_session_hints(
-        {name: msgspec.json.decode(members[name]) for name in _MEMBERS if name in members}, headers
+def trace_request(mount: str, request: RequestFingerprint, match: ConversationMatch) -> ConversationTrace:
+    """What finds the conversation again after a restart."""
+    return ConversationTrace(
+        mount,
+        request.head,
+        match.shared_blocks,
+        request.blocks[match.shared_blocks :],
+        request.hints.session,
+        request.hints.source,
     )
-
-
-def find_session_hints(body: Mapping[str, Json], headers: Headers) -> SessionHints:
-    """Ids in the body take precedence over headers, which may be the same for a whole process."""
-    user = _text(_member(body.get("metadata"), "user_id")) or _text(body.get("user"))
-    previous = _text(body.get("previous_response_id"))
-    session, source = _find_in_body(body, user) or _find_in_headers(headers) or (None, "")
-    return SessionHints(session, source, previous, user)
-
-
-def _find_in_body(body: Mapping[str, Json], user: str | None) -> tuple[str, str] | None:
-    if session := _session_in_user_id(user or ""):
-        return session, "metadata.user_id"
-    for candidate, source in (
-        (body.get("session_id"), "session_id"),
-        (_member(body.get("metadata"), "session_id"), "metadata.session_id"),
-        (_member(body.get("conversation"), "id") or body.get("conversation"), "conversation"),
-        (body.get(CACHE_KEY), CACHE_KEY),
-    ):
-        if (value := _text(candidate)) and not (source == "session_id" and value.startswith(OWN_SESSION_PREFIX)):
-            return value, source
-    return None
-
-
-def _session_in_user_id(user_id: str) -> str | None:
-    """Claude Code puts its session id into the user id, as a suffix or as a JSON member."""
-    if user_id.startswith("{"):
-        try:
-            members = msgspec.json.decode(user_id)
-        except msgspec.MsgspecError:
-            return None
-        return _text(_member(members, "session_id"))
-    match = _IN_USER_ID.search(user_id)
-    return match["id"] if match else None
-
-
-def _find_in_headers(headers: Headers) -> tuple[str, str] | None:
-    for wanted in _HEADERS:
-        for name, value in headers:
-            if name == wanted and value:
-                return value[:VALUE_CHARS_MAX].decode("latin-1"), f"the header {wanted.decode()}"
-    return None
-
-
-def _member(value: Json | None, name: str) -> Json | None:
-    return value.get(name) if isinstance(value, dict) else None
-
-
-def _text(value: Json | None) -> str | None:
-    return value[:VALUE_CHARS_MAX] if isinstance(value, str) and value else None
-
-
-def make_restored_scope(mount: str, key_id: str | None) -> str:
-    """The scope of conversations whose provider account is unknown."""
-    return f"{mount} by {key_id or 'anyone'}"
-
-
-def describe_request(
-    wire: WireRequest,
-    body: bytes,
-    headers: Headers,
-    *,
-    scope: str,
-    restored_scope: str,
-    previous_response_id: str = "",
-) -> RequestFingerprint:
-    """`previous_response_id` is the response that the request continues although its body no longer names it."""
-    try:
-        hints = decode_session_hints(body, headers)
-    except UNREADABLE:
-        hints = find_session_hints({}, headers)
-    if previous_response_id:
-        hints = msgspec.structs.replace(hints, previous_response_id=previous_response_id)
-    if hints.session is not None:
-        hints = msgspec.structs.replace(hints, session=short_digest(hints.session.encode("utf-8", "surrogatepass")))
-    return RequestFingerprint(
-        scope, _head_digest(wire), _block_digests(wire), hints, restored_scope, _opening_digests(wire)
-    )
-
-
-def describe_reply(reply: Reply) -> ReplyFingerprint:
-    blocks = (_digest_block("assistant", block) for block in reply.content if not is_thinking(block))
-    calls = (call for block in reply.content if (call := parse_tool_call(block)) is not None)
-    delegated = tuple(_digest_text(text) for call in calls for text in _iter_long_texts(call.arguments_json))
-    return ReplyFingerprint(reply.id, frozenset(blocks), delegated[:DELEGATED_TEXTS_PER_REPLY_MAX])
-
-
-def _iter_long_texts(arguments_json: str) -> Iterator[str]:
-    """All texts in the arguments of a call that are long enough to identify the conversation they were passed to."""
-    values: list[object] = [decode_json_or_none(arguments_json)]
-    while values:
-        match values.pop():
-            case str(text) if len(text) >= DELEGATED_CHARS_MIN:
-                yield text
-            case list(items):
-                values += items
-            case dict(members):
-                values += members.values()
-            case _:
-                pass
-
-
-def _opening_digests(wire: WireRequest) -> tuple[str, ...]:
-    entries = wire.prompt.entries
-    texts = (block.text for block in entries[0].content if isinstance(block, Text)) if entries else ()
-    return tuple(_digest_text(text) for text in texts if len(text) >= DELEGATED_CHARS_MIN)
-
-
-def _digest_text(text: str) -> str:
-    return short_digest(text.strip().encode("utf-8", "surrogatepass"))
-
-
-def short_digest(data: bytes) -> str:
-    return sha256_hex(data)[:DIGEST_CHARS]
-
-
-def _head_digest(wire: WireRequest) -> str:
-    """Digest over what is stable even in a badly ordered prompt: model, tool names, start of the system text."""
-    tools = sorted(tool.name for tool in wire.prompt.tools)
-    texts = (text.text for segment in wire.prompt.segments for text in segment.system)
-    return short_digest(msgspec.json.encode((wire.parameters.model, tools, next(texts, "")[:HEAD_CHARS])))
-
-
-def _block_digests(wire: WireRequest) -> tuple[str, ...]:
-    entries = wire.prompt.entries
-    return tuple(_digest_block(entry.role, block) for entry in entries for block in entry.content)
-
-
-def _digest_block(role: Role, block: Block) -> str:
-    # Clients strip white space from a reply before they send it back, as aider does.
-    content = block.text.strip() if isinstance(block, Text) else block
-    return short_digest(msgspec.json.encode((role, content)))

@@ -8,6 +8,7 @@ from holdfast.errors import ProviderError
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, Exchange
 from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.headers import Headers
+from holdfast.gateway.recording.request_start import RequestStart, RequestStarts, SplitRequest, split_request
 from holdfast.providers.adapter import PATH_HEADER, Adapter
 from holdfast.providers.bedrock import EVENT_STREAM_TYPE, decode_event_stream, read_usage_headers
 from holdfast.providers.json_splice import decode_or_none
@@ -27,24 +28,56 @@ from holdfast.types.reply import Reply
 from holdfast.types.usage import Usage
 
 
-def decode_exchange_request(adapter: Adapter, exchange: Exchange) -> tuple[bytes, TolerantRequest]:
-    """The request's JSON and its decoded form; never raises. A body too large to buffer counts as empty."""
+class DecodedExchange(msgspec.Struct, frozen=True):
+    """The request's JSON and its decoded form; with `start`, that of what follows it, in a body of its own.
+
+    `split` is None if the request cannot be cut into messages.
+    """
+
+    body: bytes
+    request: TolerantRequest
+    decoded_body: bytes
+    start: RequestStart | None = None
+    split: SplitRequest | None = None
+
+
+def decode_exchange_request(
+    adapter: Adapter, exchange: Exchange, starts: RequestStarts | None = None
+) -> DecodedExchange:
+    """Never raises. A body too large to buffer counts as empty. Messages in `starts` are not decoded again."""
     body, headers, target = exchange.request_body, path_header(exchange), exchange.target
     if body is None:
         reason = f"the request has {exchange.request_bytes} bytes; at most {BUFFERED_BYTES_MAX} are decoded"
-        return b"", wrap_raw_request(b"", headers, reason)
+        return DecodedExchange(b"", wrap_raw_request(b"", headers, reason), b"")
     try:
         decoded = decompress_body(body, _header_text(exchange.headers, b"content-encoding"))
     except ProviderError as error:
-        return body, wrap_raw_request(body, headers, str(error))
+        return DecodedExchange(body, wrap_raw_request(body, headers, str(error)), body)
     if target.path_fields:
         decoded = add_missing_fields(decoded, target.path_fields)
-    request = decode_request_tolerantly(adapter, decoded, headers)
+    split = split_request(adapter.name, f"{target.provider} {target.path}", decoded) if starts is not None else None
+    start = starts.find(split) if starts is not None and split is not None else None
+    if split is not None and start is not None:
+        rest = split.encode_rest(start.messages)
+        request = _decode_body(adapter, exchange, rest)
+        # A part that cannot be decoded is named by its place in the whole request.
+        if (
+            not request.unreadable
+            and not request.wire.prompt.tools
+            and not any(segment.system for segment in request.wire.prompt.segments)
+        ):
+            return DecodedExchange(decoded, request, rest, start, split)
+    return DecodedExchange(decoded, _decode_body(adapter, exchange, decoded), decoded, None, split)
+
+
+def _decode_body(adapter: Adapter, exchange: Exchange, body: bytes) -> TolerantRequest:
+    target = exchange.target
+    request = decode_request_tolerantly(adapter, body, path_header(exchange))
     name = target.model_names.get(request.wire.parameters.model)
     if name is not None:
         parameters = msgspec.structs.replace(request.wire.parameters, model=name)
         request = msgspec.structs.replace(request, wire=msgspec.structs.replace(request.wire, parameters=parameters))
-    return decoded, msgspec.structs.replace(request, wire=drop_deferred_tools(adapter, request.wire))
+    return msgspec.structs.replace(request, wire=drop_deferred_tools(adapter, request.wire))
 
 
 def decode_exchange_response(exchange: Exchange, adapter: Adapter) -> TolerantResponse:

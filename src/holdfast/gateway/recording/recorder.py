@@ -16,25 +16,24 @@ from holdfast.engine.recorder import CallRecorder, ObservedCall, ObservedRequest
 from holdfast.engine.request_observer import RequestObserver
 from holdfast.errors import UserError
 from holdfast.events.log import EventLog
-from holdfast.events.payloads.calls import ConversationTrace, GatewayForwarded, RewriteEstimate
+from holdfast.events.payloads.calls import GatewayForwarded, RewriteEstimate
 from holdfast.events.payloads.session import ParentSession, SessionStarted
 from holdfast.gateway.exchange import INTERRUPTIONS, UNPRICED_USD_PER_MTOK, CallCharge, Exchange
 from holdfast.gateway.http.headers import name_client
-from holdfast.gateway.recording.conversation_match import (
-    ConversationMatch,
-    ConversationMatcher,
-    RequestFingerprint,
-    describe_reply,
-    describe_request,
-    make_restored_scope,
-    short_digest,
-)
+from holdfast.gateway.recording.conversation_match import trace_request
+from holdfast.gateway.recording.conversation_memory import CONVERSATION_BYTES_MAX, ConversationMemory, RecordedState
 from holdfast.gateway.recording.exchange_decode import (
     decode_exchange_request,
     decode_exchange_response,
     decompress_or_none,
     find_other_model,
     path_header,
+)
+from holdfast.gateway.recording.fingerprint import (
+    describe_reply,
+    describe_request,
+    make_restored_scope,
+    short_digest,
 )
 from holdfast.gateway.recording.restore import (
     RESTORED_SESSIONS_MAX,
@@ -117,15 +116,19 @@ class GatewayRecorder:
         warnings: WarningLog | None = None,
         make_queue: Callable[[Callable[[Callable[[], None]], None]], RecordQueue[Callable[[], None]]] = RecordQueue,
         recorded: RecordedCalls | None = None,
+        conversation_bytes_max: int = CONVERSATION_BYTES_MAX,
     ) -> None:
-        """`recorded` is what the log already has of the exchanges that will come; it is not recorded again."""
+        """`recorded` is what the log already has of the exchanges that will come; it is not recorded again.
+
+        Conversations that take more than `conversation_bytes_max` are read from the log again when they continue.
+        """
         self._log, self._models, self._prices_version = log, models, pricing_version(models)
         self._new_id, self._simulated = new_id, simulated
         self._estimator = RewriteEstimator(models, volatile)
         self._on_spent, self._on_session = on_spent, on_session
         self._unpriced_usd_per_mtok = unpriced_usd_per_mtok
         self._warnings = warnings or WarningLog("holdfast.gateway")
-        self._conversations: ConversationMatcher[RequestObserver] = ConversationMatcher()
+        self._conversations = ConversationMemory(log, self._resume_observer, bytes_max=conversation_bytes_max)
         self._endpoint_sessions: dict[tuple[str, str], RequestObserver] = {}
         self._warm_ups: OrderedDict[tuple[str, str], _WarmUp] = OrderedDict()
         self._now, self._is_restored = 0.0, False
@@ -173,15 +176,12 @@ class GatewayRecorder:
         """Conversations of earlier processes continue under their old session ids."""
         active_count = len(self._recorded.last_events)
         for conversation in restore_conversations(self._log, sessions_max=max(RESTORED_SESSIONS_MAX, active_count)):
-            observer = RequestObserver(self._recorder(SessionStarted, conversation.resumed), self._warnings)
-            key = self._conversations.restore(
-                conversation.request,
-                observer,
-                conversation.reply_id,
-                open_requests=sum(call.outcome is None for call in conversation.calls.values()),
-            )
+            key, recorder = self._conversations.add_recorded(conversation)
             for request_id, call in conversation.calls.items():
-                self._restored_calls[request_id] = _RestoredCall(call, observer.recorder, key)
+                self._restored_calls[request_id] = _RestoredCall(call, recorder, key)
+
+    def _resume_observer(self, resumed: ResumedSession) -> RequestObserver:
+        return RequestObserver(self._recorder(SessionStarted, resumed), self._warnings)
 
     def _begin(self, exchange: Exchange) -> None:
         self._now, target = exchange.started_at, exchange.target
@@ -233,28 +233,38 @@ class GatewayRecorder:
     def _begin_call(self, exchange: Exchange) -> None:
         target, websocket_call = exchange.target, exchange.websocket_call
         adapter = get_adapter(target.format)
-        body, request = decode_exchange_request(adapter, exchange)
+        decoded = decode_exchange_request(adapter, exchange, self._conversations.starts)
+        body, request = decoded.body, decoded.request
         original = exchange.original_body
         exchange.free_request()
         description = describe_request(
             request.wire,
-            body,
+            decoded.decoded_body,
             exchange.headers,
             scope=f"{target.mount} {exchange.caller.account}",
             restored_scope=make_restored_scope(target.mount, exchange.caller.key_id),
             previous_response_id=websocket_call.previous_response_id if websocket_call else "",
+            start=decoded.start,
         )
-        match, observer = self._conversations.match_request(
+        match, state = self._conversations.matcher.match_request(
             description, functools.partial(self._open_conversation, exchange)
         )
+        observer = state.observer
         request, prepared = observer.prepare_unchanged(
-            adapter, request, body, path_header(exchange), provider=target.provider
+            adapter,
+            request,
+            body,
+            path_header(exchange),
+            provider=target.provider,
+            start=decoded.start.known if decoded.start else None,
         )
+        if request is decoded.request:
+            self._conversations.remember(state, decoded, description)
         if websocket_call is not None and not websocket_call.is_prompt_known:
             request = msgspec.structs.replace(request, unreadable=(*request.unreadable, _PROMPT_UNKNOWN))
         shared, blocks = (
             observer.recorder.count_shared_blocks(prepared.digests),
-            observer.newest_buffer.blocks if observer.newest_buffer else [],
+            observer.newest.blocks if observer.newest else [],
         )
         compared = None
         # A rewrite would not touch a request that it cannot read.
@@ -272,7 +282,7 @@ class GatewayRecorder:
             team_id=exchange.caller.team_id,
             is_improved=bool(exchange.changes),
             changes=changes,
-            trace=_trace(target.mount, description, match),
+            trace=trace_request(target.mount, description, match),
             shape=encode_shape(blocks[shared:]),
             client=name_client(exchange.headers),
             is_planned=exchange.is_planned,
@@ -309,7 +319,7 @@ class GatewayRecorder:
         name = f"{target.mount} {target.endpoint}{kind and ' '}{kind}"
         key = (name, exchange.caller.account)
         if key not in self._endpoint_sessions:
-            self._endpoint_sessions[key] = self._open_conversation(exchange, None, name=name)
+            self._endpoint_sessions[key] = self._open_conversation(exchange, None, name=name).observer
             while len(self._endpoint_sessions) > ENDPOINT_SESSIONS_MAX:
                 del self._endpoint_sessions[next(iter(self._endpoint_sessions))]
         return self._endpoint_sessions[key]
@@ -335,14 +345,14 @@ class GatewayRecorder:
             return None
 
     def _open_conversation(
-        self, exchange: Exchange, parent_conversation: RequestObserver | None, *, name: str | None = None
-    ) -> RequestObserver:
-        session_id = None if parent_conversation is None else parent_conversation.recorder.session_id
+        self, exchange: Exchange, parent_conversation: RecordedState | None, *, name: str | None = None
+    ) -> RecordedState:
+        session_id = None if parent_conversation is None else parent_conversation.observer.recorder.session_id
         parent = None if session_id is None else ParentSession(session_id, "", session_id, 1)
         make_started = functools.partial(
             SessionStarted, name=exchange.caller.label or name, parent=parent, simulated=self._simulated
         )
-        return RequestObserver(self._recorder(make_started), self._warnings)
+        return RecordedState(RequestObserver(self._recorder(make_started), self._warnings))
 
     def _recorder(
         self, opening: Callable[[str], SessionStarted], resumed: ResumedSession | None = None
@@ -376,7 +386,10 @@ class GatewayRecorder:
         finally:
             exchange.free_response()
             if active.key is not None:
-                self._conversations.end_request(active.key, describe_reply(reply) if reply else None)
+                self._conversations.matcher.end_request(active.key, describe_reply(reply) if reply else None)
+            if not exchange.is_planned:
+                # Only a planner sends pings, which repeat the call; nothing else follows it.
+                exchange.record = None
 
     @property
     def pending_ids(self) -> frozenset[str]:
@@ -430,7 +443,10 @@ class GatewayRecorder:
         if isinstance(active, _ActiveCall) and at not in self._recorded.pings:
             self._now = at
             result = ping.to_result(at, active.adapter.decode_reply(response).usage)
-            cost = active.recorder.record_ping(active.call, result, kind=ping.kind, reason=ping.reason)
+            state = None if active.key is None else self._conversations.matcher.find_state(active.key)
+            # After an eviction, the conversation goes on with a recorder that was restored from the log.
+            recorder = active.recorder if state is None else state.observer.recorder
+            cost = recorder.record_ping(active.call, result, kind=ping.kind, reason=ping.reason)
             if active.compared is not None:
                 self._estimator.refresh(active.compared, at)
             self._charge(exchange, f"{exchange.id}.ping.{at}", at, float(cost))
@@ -580,14 +596,3 @@ def _name_by_reply(active: _ActiveCall, reply: Reply | None) -> ObservedCall:
         return active.call
     prepared = msgspec.structs.replace(prepared, model=model, row=row)
     return msgspec.structs.replace(active.call, prepared=prepared)
-
-
-def _trace(mount: str, description: RequestFingerprint, match: ConversationMatch) -> ConversationTrace:
-    return ConversationTrace(
-        mount,
-        description.head,
-        match.shared_blocks,
-        description.blocks[match.shared_blocks :],
-        description.hints.session,
-        description.hints.source,
-    )

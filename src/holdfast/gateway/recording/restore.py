@@ -21,7 +21,7 @@ from holdfast.events.payloads.calls import (
 )
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.gateway.exchange import UNPRICED_USD_PER_MTOK
-from holdfast.gateway.recording.conversation_match import RequestFingerprint, SessionHints, make_restored_scope
+from holdfast.gateway.recording.fingerprint import RequestFingerprint, SessionHints, make_restored_scope
 from holdfast.gateway.rewrite.operations import VOLATILE_PREFIX
 from holdfast.planning.learned import CacheMemory, RequestRecord, forget_cached, memory_after_call, memory_after_ping
 from holdfast.planning.policy import PingResult, WaitedFor
@@ -167,6 +167,11 @@ def restore_conversations(
             conversation = _fold_conversation(row.id, (*opening, *events))
             if conversation is not None:
                 yield conversation
+
+
+def read_conversation(log: EventLog, session_id: str) -> RecordedConversation | None:
+    """One forwarded conversation; None if it is no longer on the log."""
+    return _fold_conversation(session_id, log.read(session_id))
 
 
 def restore_plans(log: EventLog) -> Iterator[RestoredConversation]:

@@ -56,6 +56,7 @@ class RecorderSetup(msgspec.Struct, frozen=True, tag=True):
     unpriced_usd_per_mtok: float = UNPRICED_USD_PER_MTOK
     spool: str = ""
     failed_starts: int = 0
+    memory_mb: int = 256
 
 
 class RequestMessage(msgspec.Struct, frozen=True, tag=True):

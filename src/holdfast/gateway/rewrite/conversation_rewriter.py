@@ -43,7 +43,7 @@ from holdfast.engine.inject.raw_body import (
 )
 from holdfast.errors import ProviderError, UserError
 from holdfast.events.payloads.cache import PingKind
-from holdfast.gateway.recording.conversation_match import OWN_SESSION_PREFIX
+from holdfast.gateway.recording.fingerprint import OWN_SESSION_PREFIX
 from holdfast.gateway.rewrite.operations import (
     BREAKPOINTS_MISSING,
     CACHE_KEY_MISSING,
