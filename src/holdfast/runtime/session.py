@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
-from typing import Never, Self, Unpack
+from typing import Never, Self
 
 from holdfast.clock import Clock, NewId, Sleep
 from holdfast.compaction.models import CompactionConfig, CompactionMode, CompactionResult
@@ -569,28 +569,6 @@ def next_wake(session: Session) -> NextWake:
 async def compact_session(session: Session, config: CompactionConfig) -> CompactionResult:
     """Compact by the rules of seed 002, whatever the profile: a summary, and the last messages as they are."""
     return await compact_conversation(session._idle_conversation, config, seed=True)
-
-
-def run_sync(*messages: str | Block | Sequence[Block], **options: Unpack[Options]) -> TurnResult:
-    """For scripts: one session, the messages one after the other, the last answer. Not inside a running loop."""
-    if not messages:
-        raise UserError("run_sync needs at least one message")
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        pass
-    else:
-        raise UserError("run_sync cannot be used inside a running event loop; use `async with Session.create(...)`")
-
-    async def send_all() -> TurnResult:
-        session = Session.create(**options)
-        session._messages_expected = len(messages)
-        async with session:
-            for message in messages[:-1]:
-                await session.send(message)
-            return await session.send(messages[-1])
-
-    return asyncio.run(send_all())
 
 
 async def _cancel(turn: "asyncio.Task[TurnResult]") -> None:
