@@ -24,7 +24,8 @@ from holdfast.catalog.lookup import find_model
 from holdfast.catalog.token_count import count_tokens
 from holdfast.compaction.models import CompactionConfig, Summary
 from holdfast.compaction.seed_strategy import compact_messages
-from holdfast.compaction.view import group_exchanges
+from holdfast.compaction.tool_results import plan_lossless_clearing
+from holdfast.compaction.view import clear_batch, group_exchanges
 from holdfast.extraction.entities import Entity, EntityKind, find_entities
 from holdfast.extraction.tool_calls import extract_plain_text
 from holdfast.replay.compaction import compact_recording
@@ -193,8 +194,25 @@ def holdfast_mode(config: CompactionConfig) -> Policy:
     return play
 
 
+def clear_lossless(session: Session) -> list[SentCall]:
+    """Lossless clearing alone, where it is free: before a call whose cache has expired."""
+    sent: list[SentCall] = []
+    cleared: dict[int, HistoryEntry] = {}
+    for call in never(session):
+        view = tuple(cleared.get(entry.number, entry) for entry in call.view)
+        if sent and call.at - sent[-1].at >= MODEL.cache.ttls_seconds[TTL]:
+            # The reply to the previous call counts as sent.
+            batch = plan_lossless_clearing(view, sent=len(sent[-1].view) + 1)
+            changed = clear_batch(view, batch.results, batch.images) if batch else view
+            cleared |= {new.number: new for old, new in zip(view, changed, strict=True) if old is not new}
+            view = changed
+        sent.append(SentCall(call.at, view))
+    return sent
+
+
 POLICIES: dict[str, Policy] = {
     "never": never,
+    "lossless clearing alone": clear_lossless,
     "seed 002": seed_002,
     "LangChain trim_messages": langchain_trim,
     "the last 10 groups": keep_last(10),
@@ -357,17 +375,18 @@ def run() -> list[tuple[str, str]]:
     recordings = sessions_of(folder, WITH_PAUSES, compactions=False)
     # Longest first, so that the workers end together.
     recordings.sort(key=lambda recording: (-len(recording.calls), hashlib.sha256(recording.id.encode()).hexdigest()))
-    scores = dict.fromkeys(POLICIES, Score())
+    by_session: list[dict[str, Score]] = []
     with ProcessPoolExecutor(WORKERS) as pool:
-        for done, result in enumerate(pool.map(score_recording, recordings), start=1):
-            scores = {name: scores[name] + result[name] for name in scores}
-            if done % 20 == 0:
-                print(f"{done} sessions", file=sys.stderr, flush=True)
+        for result in pool.map(score_recording, recordings):
+            by_session.append(result)
+            if len(by_session) % 20 == 0:
+                print(f"{len(by_session)} sessions", file=sys.stderr, flush=True)
+    scores = {name: sum((result[name] for result in by_session), Score()) for name in POLICIES}
     PLOT.write_text(draw_frontier(scores))
-    return [*print_scores(scores), ("plot", str(PLOT.relative_to(PLOT.parent.parent.parent)))]
+    return [*print_scores(scores, by_session), ("plot", str(PLOT.relative_to(PLOT.parent.parent.parent)))]
 
 
-def print_scores(scores: dict[str, Score]) -> list[tuple[str, str]]:
+def print_scores(scores: dict[str, Score], by_session: Sequence[dict[str, Score]]) -> list[tuple[str, str]]:
     base = scores["never"]
     rows = [
         ("sessions", f"{base.sessions}, {base.calls} calls, {base.edits} edits of text seen before, {MODEL.id}, {TTL}")
@@ -380,12 +399,20 @@ def print_scores(scores: dict[str, Score]) -> list[tuple[str, str]]:
             f"next use {sum(score.uses_in_view) / max(1, sum(score.uses)):.3f} ({kinds})",
             f"after a cut {after_cut_share(score):.3f}",
             f"{score.cuts} cuts",
+            *describe_dearer_sessions([result[name].cost / result["never"].cost for result in by_session]),
         )
         # Policies without our summaries have no lines to check.
         share = score.false_lines * 100 / max(1, score.lines)
         false_lines = f", {share:.2f} false in 100 of {score.lines} summary lines"
         rows.append((name, ", ".join(figures) + (false_lines if score.lines else "")))
     return rows
+
+
+def describe_dearer_sessions(ratios: Sequence[float]) -> Iterator[str]:
+    """How many sessions cost more than without the policy, and the worst of them."""
+    above = sum(ratio > 1 + 1e-9 for ratio in ratios)
+    if above:
+        yield f"{above} of {len(ratios)} sessions above never, at most {max(ratios):.3f}"
 
 
 def _by_kind(score: Score) -> Iterator[tuple[str, int, int]]:

@@ -2,15 +2,16 @@
 
 import json
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.compaction.models import CompactionCut
 from holdfast.compaction.tool_results import plan_lossless_clearing
-from holdfast.compaction.view import clear_results
+from holdfast.compaction.view import clear_batch
 from holdfast.compaction.working_set import choose_working_set
 from holdfast.extraction.tool_calls import extract_plain_text, result_text
-from holdfast.types.blocks import Base64Source, Image, Text, ToolResult, ToolUse
+from holdfast.types.blocks import Base64Source, Block, Image, Role, Text, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry
 
 
@@ -24,11 +25,14 @@ class Conversation:
         id = f"c{len(self.entries)}"
         content = Text(result) if isinstance(result, str) else result
         self._add("assistant", ToolUse(id, name, json.dumps(arguments)))
-        self._add("user", ToolResult(id, (content,)))
+        self._add("user", ToolResult(id, (content,), name=name))
         return id
 
-    def _add(self, role: str, block: ToolUse | ToolResult) -> None:
-        self.entries.append(HistoryEntry(role, (block,), number=len(self.entries) + 1))  # type: ignore[arg-type]
+    def say(self, *blocks: Block) -> None:
+        self._add("user", *blocks)
+
+    def _add(self, role: Role, *blocks: Block) -> None:
+        self.entries.append(HistoryEntry(role, blocks, number=len(self.entries) + 1))
 
     def kept(self, tokens_max: int) -> set[str]:
         """The calls of which a compaction up to the last exchange keeps the result."""
@@ -74,23 +78,109 @@ def test_the_newest_task_list_and_the_failing_test_run_stay() -> None:
 TEXTS = st.lists(st.sampled_from([f"line {number} of a file that is read again\n" for number in range(6)]), max_size=60)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["read_file", "write_file", "run_command"]), TEXTS), max_size=12))
-def test_everything_that_lossless_clearing_removes_is_in_view_later(calls: list[tuple[str, list[str]]]) -> None:
+CALLS = st.tuples(st.sampled_from(["read_file", "write_file", "run_command", "todo_list"]), TEXTS)
+IMAGES = [Image(Base64Source("image/png", letter * 4)) for letter in "ABC"]
+
+
+@given(st.lists(CALLS | st.sampled_from(IMAGES), max_size=12), st.integers(0, 30))
+def test_everything_that_lossless_clearing_removes_is_in_view_later(
+    steps: list[tuple[str, list[str]] | Image], sent: int
+) -> None:
     conversation = Conversation()
-    for name, lines in calls:
+    for step in steps:
+        if isinstance(step, Image):
+            conversation.say(Text("Look at this."), step)
+            continue
+        name, lines = step
         text = "".join(lines)
         arguments = {"content": text} if name == "write_file" else {}
-        conversation.call(name, "written" if arguments else text, path="a.py", **arguments)
+        target = {"command": "git status"} if name == "run_command" else {"path": "a.py"}
+        conversation.call(name, "written" if arguments else text, **target, **arguments)
     entries = conversation.entries
-    batch = plan_lossless_clearing(entries, sent=len(entries))
-    texts = {cleared.tool_use_id: cleared.text for cleared in batch.results} if batch else {}
-    view = [clear_results(entry, texts) for entry in entries]
-    for index, entry in enumerate(entries):
-        for block in entry.content:
-            if isinstance(block, ToolResult) and block.tool_use_id in texts:
-                later = [extract_plain_text(other.content) for other in view[index + 1 :]]
-                assert any(result_text(block) in text for text in later)
-                assert len(texts[block.tool_use_id]) < len(result_text(block))
+    batch = plan_lossless_clearing(entries, sent=sent)
+    view = clear_batch(entries, batch.results, batch.images) if batch else tuple(entries)
+    assert view[sent:] == tuple(entries[sent:])
+    for index, (entry, shown) in enumerate(zip(entries, view, strict=True)):
+        for before, after in zip(entry.content, shown.content, strict=True):
+            later = [block for other in view[index + 1 :] for block in other.content]
+            if before is after or before == after:
+                continue
+            if isinstance(before, Image):
+                assert before in later
+                continue
+            assert isinstance(before, ToolResult)
+            assert isinstance(after, ToolResult)
+            assert len(result_text(after)) < len(result_text(before))
+            texts = [extract_plain_text((block,)) for block in later]
+            is_repeated = any(result_text(before) in text for text in texts)
+            assert is_repeated or any(in_order(result_text(before), text) for text in texts)
+            assert is_repeated or before.name != "read_file"
+
+
+def in_order(text: str, newer: str) -> bool:
+    """Whether the lines of `text` are all in `newer`, in this order."""
+    position = 0
+    lines = newer.splitlines()
+    for line in text.splitlines():
+        while position < len(lines) and lines[position] != line:
+            position += 1
+        if position == len(lines):
+            return False
+        position += 1
+    return True
+
+
+def test_an_older_status_whose_lines_are_all_in_a_newer_one_is_superseded() -> None:
+    conversation = Conversation()
+    files = [f" M src/part_{number:03}/lexer_of_the_new_parser.py" for number in range(20)]
+    first = conversation.call("run_command", "\n".join(files), command="git status --short")
+    conversation.call("run_command", "\n".join([files[0], " M added.py", *files[1:]]), command="git status --short")
+    conversation.call("run_command", "\n".join(files), command="git diff --stat")
+    batch = plan_lossless_clearing(conversation.entries[:4], sent=4)
+    assert batch is not None
+    assert [(result.tool_use_id, result.text) for result in batch.results] == [
+        (
+            first,
+            "[Every line of this is also in the output of run_command git status --short, message m4, which is newer.]",
+        )
+    ]
+
+
+def test_a_status_that_lost_a_line_stays() -> None:
+    conversation = Conversation()
+    files = [f" M src/part_{number:03}/lexer_of_the_new_parser.py" for number in range(20)]
+    conversation.call("run_command", "\n".join(files), command="git status --short")
+    conversation.call("run_command", "\n".join([*files[1:], " M other.py"]), command="git status --short")
+    assert plan_lossless_clearing(conversation.entries, sent=4) is None
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("[ ] {}", "[x] {}"), ("- {} (pending)", "- {} (completed)"), ("1. ☐ {}", "1. ✔ {}")]
+)
+def test_a_task_list_is_superseded_by_a_newer_one_with_the_same_tasks(before: str, after: str) -> None:
+    tasks = [f"port module number {number} of the old parser to the new lexer" for number in range(12)]
+    old, new = ("\n".join(mark.format(task) for task in tasks) for mark in (before, after))
+    conversation = Conversation()
+    first = conversation.call("todo_write", old, todos=[])
+    conversation.call("todo_write", f"{new}\n{before.format('write the release notes')}", todos=[])
+    batch = plan_lossless_clearing(conversation.entries, sent=4)
+    assert batch is not None
+    assert [result.tool_use_id for result in batch.results] == [first]
+
+
+def test_an_image_that_a_user_sends_twice_stays_once() -> None:
+    conversation = Conversation()
+    conversation.say(Text("What is wrong here?"), IMAGES[0])
+    conversation.say(Text("And now?"), IMAGES[1])
+    conversation.say(IMAGES[0], Text("Once more."))
+    batch = plan_lossless_clearing(conversation.entries, sent=3)
+    assert batch is not None
+    view = clear_batch(conversation.entries, batch.results, batch.images)
+    assert [entry.content for entry in view] == [
+        (Text("What is wrong here?"), Text("[The same image is in message m3.]")),
+        (Text("And now?"), IMAGES[1]),
+        (IMAGES[0], Text("Once more.")),
+    ]
 
 
 def test_a_repeated_read_leaves_a_pointer_to_the_newest_one() -> None:

@@ -1,14 +1,24 @@
-"""Clear old tool results: replace them by one line each, oldest first, in one batch down to a low-water mark."""
+"""Clear tool results: old ones down to a low-water mark, or without loss those whose content is in view again later."""
 
+import re
 from collections.abc import Sequence
 
 import msgspec
 
 from holdfast.compaction.models import CompactionConfig
-from holdfast.events.payloads.compaction import ClearedResult
+from holdfast.events.payloads.compaction import ClearedImage, ClearedResult
 from holdfast.extraction.entities import truncate_words
 from holdfast.extraction.tool_calls import interpret_call, is_failed_result, result_text
-from holdfast.types.blocks import Image, Text, ToolResult, ToolUse
+from holdfast.types.blocks import (
+    Image,
+    Opaque,
+    RedactedThinking,
+    Text,
+    Thinking,
+    ToolResult,
+    ToolUse,
+    get_result_call_id,
+)
 from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.prompt import HistoryEntry
 
@@ -22,11 +32,12 @@ LOW_WATER_SHARE = 0.5
 
 
 class ClearingBatch(msgspec.Struct, frozen=True):
-    """Tool results that are cleared together, and their first and last message."""
+    """Tool results and images of user messages that are cleared together, and their first and last message."""
 
     results: tuple[ClearedResult, ...]
     first: int
     last: int
+    images: tuple[ClearedImage, ...] = ()
 
 
 def plan_clearing(
@@ -59,56 +70,113 @@ def plan_clearing(
 
 
 def plan_lossless_clearing(entries: Sequence[HistoryEntry], *, sent: int) -> ClearingBatch | None:
-    """Results whose whole content is still in view later, each with a pointer to the newest place; None if there is
-    none. Only the first `sent` entries are cleared; nothing that a pointer leads to is cleared itself."""
+    """Results and images whose whole content is still in view later, each with a pointer to the newest place; None if
+    there are none. Only the first `sent` entries are cleared; nothing that a pointer leads to is cleared itself."""
     calls = {block.id: block for entry in entries for block in entry.content if isinstance(block, ToolUse)}
-    later: list[tuple[str, str]] = []  # Texts that stay, newest first, each with where it is.
-    images: dict[Image, str] = {}
-    chosen: list[ClearedResult] = []
-    numbers: list[int] = []
+    later = _LaterContent()
+    results: list[ClearedResult] = []
+    images: list[ClearedImage] = []
     for index in range(len(entries) - 1, -1, -1):
-        if entries[index].ephemeral:
+        entry = entries[index]
+        if entry.ephemeral:
             continue  # It is dropped with its turn.
-        for block in reversed(entries[index].content):
-            call = calls.get(block.tool_use_id) if isinstance(block, ToolResult) else None
-            call = block if isinstance(block, ToolUse) else call
-            where = f"{_target(call)}, message m{entries[index].number}"
-            if isinstance(block, ToolUse):
-                later += [(text, f"the arguments of {where}") for text in interpret_call(block).texts]
-                continue
-            if isinstance(block, Text):
-                later.append((block.text, f"message m{entries[index].number}"))
+        here = f"message m{entry.number}"
+        for at in range(len(entry.content) - 1, -1, -1):
+            match entry.content[at]:
+                case ToolUse() as call:
+                    later.add_texts(interpret_call(call).texts, f"the arguments of {_target(call)}, {here}")
+                case ToolResult() as result:
+                    call_made = calls.get(result.tool_use_id)
+                    pointer = later.point_to(result, call_made) if index < sent else None
+                    if pointer is not None:
+                        results.append(ClearedResult(result.tool_use_id, pointer))
+                    else:
+                        later.add_result(result, call_made, f"the output of {_target(call_made)}, {here}")
+                case Image() as image if image in later.images and index < sent:
+                    images.append(ClearedImage(entry.number, at, f"[The same image is in {later.images[image]}.]"))
+                case Image() as image:
+                    later.images.setdefault(image, here)
+                case Text(text=text):
+                    later.add_texts((text,), here)
+                case Thinking() | RedactedThinking() | Opaque():
+                    pass
+    if not results and not images:
+        return None
+    ids = {result.tool_use_id for result in results}
+    numbers = {image.number for image in images}
+    numbers |= {entry.number for entry in entries for block in entry.content if get_result_call_id(block) in ids}
+    return ClearingBatch(tuple(reversed(results)), min(numbers), max(numbers), tuple(reversed(images)))
+
+
+class _LaterContent:
+    """What stays in view after the place that is looked at, newest first, each with where it is."""
+
+    def __init__(self) -> None:
+        self.images: dict[Image, str] = {}
+        self._texts: list[tuple[str, str]] = []
+        self._lines: dict[tuple[str, str], list[tuple[list[str], str]]] = {}
+
+    def add_texts(self, texts: Sequence[str], place: str) -> None:
+        self._texts += [(text, place) for text in texts]
+
+    def add_result(self, result: ToolResult, call: ToolUse | None, place: str) -> None:
+        self.add_texts((result_text(result),), place)
+        for block in result.content:
             if isinstance(block, Image):
-                images.setdefault(block, f"message m{entries[index].number}")
-            if not isinstance(block, ToolResult):
-                continue
-            pointer = _pointer(block, later, images) if index < sent else None
-            if pointer is not None:
-                chosen.append(ClearedResult(block.tool_use_id, pointer))
-                numbers.append(entries[index].number)
-                continue
-            later.append((result_text(block), f"the output of {where}"))
-            for image in block.content:
-                if isinstance(image, Image):
-                    images.setdefault(image, f"the output of {where}")
-    if not chosen:
-        return None
-    return ClearingBatch(tuple(reversed(chosen)), numbers[-1], numbers[0])
+                self.images.setdefault(block, place)
+        if call is not None and (key := _status_key(call)) is not None:
+            self._lines.setdefault(key, []).append((_status_lines(result, call), place))
+
+    def point_to(self, result: ToolResult, call: ToolUse | None) -> str | None:
+        """The line that replaces a result which is repeated later, or None if a part of it is not."""
+        text = result_text(result)
+        shown = [block for block in result.content if isinstance(block, Image)]
+        if len(text) < LOSSLESS_CHARACTERS_MIN and not shown:
+            return None
+        if not all(isinstance(block, Text) or block in self.images for block in result.content):
+            return None
+        places = [place for content, place in self._texts if text in content][:1] if text else []
+        if text and not places:
+            place = self._find_newer_status(result, call) if not shown else None
+            return f"[Every line of this is also in {place}, which is newer.]" if place else None
+        places += [self.images[image] for image in shown]
+        return f"[The same content is in {' and '.join(dict.fromkeys(places))}.]"
+
+    def _find_newer_status(self, result: ToolResult, call: ToolUse | None) -> str | None:
+        """Where the same call returned all lines of this result again, in the same order, with others between."""
+        key = _status_key(call) if call is not None else None
+        if call is None or key is None:
+            return None
+        lines = _status_lines(result, call)
+        return next((place for newer, place in self._lines.get(key, ()) if _is_subsequence(lines, newer)), None)
 
 
-def _pointer(result: ToolResult, later: Sequence[tuple[str, str]], images: dict[Image, str]) -> str | None:
-    """The line that replaces a result which is repeated later, or None if a part of it is not."""
-    text = result_text(result)
-    shown = [block for block in result.content if isinstance(block, Image)]
-    if len(text) < LOSSLESS_CHARACTERS_MIN and not shown:
-        return None
-    if not all(isinstance(block, Text) or block in images for block in result.content):
-        return None
-    places = [place for content, place in later if text in content][:1] if text else []
-    if text and not places:
-        return None
-    places += [images[image] for image in shown]
-    return f"[The same content is in {' and '.join(dict.fromkeys(places))}.]"
+# What a task list shows before a task: a number, a bullet, a check box, a status in words.
+_STATUS = r"pending|in[_ ]progress|completed|done|open|todo|cancelled"
+_TASK_MARK = re.compile(
+    rf"^(?:\s|\d+[.)]|[-*+•]|\[[ xX~>-]?\]|[☐☑☒✔✓✅⏳🔄⬜◻◼]|\(?(?:{_STATUS})\)?:?\s)+|\s*\((?:{_STATUS})\)$"
+)
+
+
+def _status_key(call: ToolUse) -> tuple[str, str] | None:
+    """What identifies calls of which a newer result supersedes an older one: the same command, or any task list.
+
+    Not reads of a file: how lines of an older version followed one another is not in a newer one.
+    """
+    kind = interpret_call(call).kind
+    if kind == "plan":
+        return call.name, ""
+    return (call.name, call.arguments_json) if kind in ("run", "search", "other") else None
+
+
+def _status_lines(result: ToolResult, call: ToolUse) -> list[str]:
+    lines = [line.rstrip() for line in result_text(result).splitlines() if line.strip()]
+    return [_TASK_MARK.sub("", line) for line in lines] if interpret_call(call).kind == "plan" else lines
+
+
+def _is_subsequence(lines: Sequence[str], newer: Sequence[str]) -> bool:
+    remaining = iter(newer)
+    return all(line in remaining for line in lines)
 
 
 def _clearable_end(entries: Sequence[HistoryEntry], unsent: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import msgspec
 
 from holdfast.compaction.models import CompactionCut, ExchangeGroup
-from holdfast.events.payloads.compaction import ContextCompacted
+from holdfast.events.payloads.compaction import ClearedImage, ClearedResult, ContextCompacted
 from holdfast.types.blocks import Message, Text, ToolResult
 from holdfast.types.prompt import HistoryEntry, drop_thinking
 from holdfast.types.transcript import split_into_exchanges
@@ -20,11 +20,10 @@ GROUPS_KEPT = 8
 
 def apply_compaction(entries: Sequence[HistoryEntry], event: ContextCompacted) -> tuple[HistoryEntry, ...]:
     """The summary and the kept entries; if the strategy only clears, all entries with some tool results replaced."""
-    texts = {result.tool_use_id: result.text for result in event.cleared}
     if event.strategy in ("clear", "lossless"):
-        return drop_stale_thinking([clear_results(entry, texts) for entry in entries], event)
+        return drop_stale_thinking(clear_batch(entries, event.cleared, event.cleared_images), event)
     in_view = [entry for entry in entries if entry.number > event.last or entry.number in event.kept]
-    kept = [clear_results(entry, texts) for entry in in_view if not is_summary(entry)]
+    kept = clear_batch([entry for entry in in_view if not is_summary(entry)], event.cleared, event.cleared_images)
     summary = HistoryEntry(event.role, tuple(Text(part.text) for part in event.segments), layer=SUMMARY_LAYER)
     return (summary, *drop_stale_thinking(kept, event))
 
@@ -42,6 +41,25 @@ def summary_as_user_message(entries: tuple[HistoryEntry, ...]) -> tuple[HistoryE
     if not entries or not is_summary(entries[0]) or entries[0].role != "system":
         return entries
     return (msgspec.structs.replace(entries[0], role="user"), *entries[1:])
+
+
+def clear_batch(
+    entries: Sequence[HistoryEntry], results: Sequence[ClearedResult], images: Sequence[ClearedImage] = ()
+) -> tuple[HistoryEntry, ...]:
+    """The entries with these tool results and images replaced by their texts; the others are the same objects."""
+    texts = {result.tool_use_id: result.text for result in results}
+    by_number: dict[int, list[ClearedImage]] = {}
+    for image in images:
+        by_number.setdefault(image.number, []).append(image)
+    return tuple(_clear_images(clear_results(entry, texts), by_number.get(entry.number, ())) for entry in entries)
+
+
+def _clear_images(entry: HistoryEntry, images: Sequence[ClearedImage]) -> HistoryEntry:
+    texts = {image.index: image.text for image in images}
+    if not texts:
+        return entry
+    content = (Text(texts[index]) if index in texts else block for index, block in enumerate(entry.content))
+    return msgspec.structs.replace(entry, content=tuple(content))
 
 
 def clear_results(entry: HistoryEntry, texts: dict[str, str]) -> HistoryEntry:

@@ -177,8 +177,9 @@ def format_compaction(event: ContextCompacted) -> str:
     sizes = f"{event.tokens_before:,} -> {event.tokens_after:,} tokens"
     saving = f"{format_usd_4(event.numbers.saving_per_call_usd)} less per call"
     if event.strategy == "lossless":
-        count = format_count(len(event.cleared), "repeated tool result")
-        return f"cleared {count}: {sizes}, {saving}; the same text is still in view"
+        repeated = (len(event.cleared), "repeated tool result"), (len(event.cleared_images), "repeated image")
+        counts = " and ".join(format_count(count, noun) for count, noun in repeated if count)
+        return f"cleared {counts}: {sizes}, {saving}; the same content is still in view"
     if event.strategy == "clear":
         removed = f"cleared {format_count(len(event.cleared), 'old tool result')}"
     else:

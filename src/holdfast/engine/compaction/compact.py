@@ -141,7 +141,7 @@ def propose_clearing(snapshot: CompactionSnapshot, config: CompactionConfig) -> 
 
 
 def propose_lossless_clearing(snapshot: CompactionSnapshot) -> CompactionProposal | NoCompaction:
-    """With a cold cache: clear tool results whose whole text is still in view later; or why that would not help."""
+    """With a cold cache: clear results and images whose content is still in view later; or why that would not help."""
     state = snapshot.state
     has_thinking = any(isinstance(block, Thinking) for entry in state.entries for block in entry.content)
     if snapshot.model.cache.binds_thinking and has_thinking:
@@ -158,10 +158,14 @@ def _propose_batch(
         outlook = compaction_outlook(snapshot)
         return NoCompaction("too few tool results can be cleared", _unchanged_numbers(outlook))
     ids = {cleared.tool_use_id for cleared in batch.results}
-    entries = snapshot.state.entries
-    covered = [entry for entry in entries if any(get_result_call_id(block) in ids for block in entry.content)]
+    numbers = {image.number for image in batch.images}
+    covered = [
+        entry
+        for entry in snapshot.state.entries
+        if entry.number in numbers or any(get_result_call_id(block) in ids for block in entry.content)
+    ]
     event = _new_event(snapshot, trigger, strategy, covered, first_last=(batch.first, batch.last))
-    return validate_compaction(snapshot, replace(event, cleared=batch.results))
+    return validate_compaction(snapshot, replace(event, cleared=batch.results, cleared_images=batch.images))
 
 
 def propose_seed_summary(
@@ -245,9 +249,11 @@ def _checkpoint(
 
 
 def _clear_repeated(state: SessionState, event: ContextCompacted) -> ContextCompacted:
-    """Also clear kept results that are repeated later: the prefix changes anyway."""
+    """Also clear kept content that is repeated later: the prefix changes anyway."""
     repeated = plan_lossless_clearing(apply_compaction(state.entries, event), sent=len(state.entries))
-    return replace(event, cleared=event.cleared + repeated.results) if repeated else event
+    if repeated is None:
+        return event
+    return replace(event, cleared=event.cleared + repeated.results, cleared_images=repeated.images)
 
 
 def summary_role(snapshot: CompactionSnapshot) -> Role:

@@ -107,8 +107,8 @@ async def compact_if_due(conversation: Conversation) -> bool:
 
 
 async def _clear_lossless(conversation: Conversation, snapshot: CompactionSnapshot) -> bool:
-    """Clear repeated tool results; the whole prompt is written again anyway, so this costs nothing."""
-    if not snapshot.state.has_called_tools or _is_thinking(conversation):
+    """Clear repeated content; the whole prompt is written again anyway, so this costs nothing."""
+    if _is_thinking(conversation):
         return False
     proposal = await asyncio.to_thread(propose_lossless_clearing, snapshot)
     if isinstance(proposal, NoCompaction):

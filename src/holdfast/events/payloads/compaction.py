@@ -50,6 +50,14 @@ class ClearedResult(msgspec.Struct, frozen=True):
     text: str
 
 
+class ClearedImage(msgspec.Struct, frozen=True):
+    """The text that replaces an image of a user message: the message's number, and the place of the block in it."""
+
+    number: int
+    index: int
+    text: str
+
+
 class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
     """From here on the messages `first` to `last` of the log are shown differently; `digest` identifies the originals.
 
@@ -80,6 +88,7 @@ class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
     notes: tuple[str, ...] = ()
     kept: tuple[int, ...] = ()
     summary_tokens_max: int = 0
+    cleared_images: tuple[ClearedImage, ...] = ()
 
 
 class CompactionUndone(Payload, frozen=True, tag="context.compaction_undone"):
