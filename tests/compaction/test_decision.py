@@ -1,9 +1,12 @@
 """When a session is compacted, by which step, and what is preserved."""
 
+import functools
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.compaction_histories import MODEL, SMALL, History, snapshot_of
 from tests.support.long_conversations import LongConversation
 
@@ -62,11 +65,50 @@ def event(before: int = 100_000) -> ContextCompacted:
     return ContextCompacted("checkpoint", "soft", 2, 1, 9, "d", before, 20_000, NUMBERS)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "trigger"), [(99_999, None), (100_000, "soft"), (120_000, "soft"), (950_000, "hard")]
-)
+def monitor_after(*prompts: int, start: CompactionMonitor = CompactionMonitor()) -> CompactionMonitor:  # noqa: B008
+    """The monitor after calls with prompts of these sizes."""
+    return functools.reduce(lambda monitor, prompt: observe_call(monitor, Usage(input=prompt)), prompts, start)
+
+
+@pytest.mark.parametrize(("prompt", "trigger"), [(99_999, None), (124_999, None), (125_000, "soft"), (950_000, "hard")])
 def test_the_current_size_decides_and_not_the_tokens_spent(prompt: int, trigger: str | None) -> None:
-    assert find_compaction_trigger(outlook(prompt), CompactionMonitor(), CONFIG) == trigger
+    assert find_compaction_trigger(outlook(prompt), monitor_after(*[prompt] * 3), CONFIG) == trigger
+
+
+def test_above_the_limit_a_session_waits_until_carrying_has_cost_as_much_as_removing() -> None:
+    # 15,000 tokens of prefix and at most 46,000 after it are needed, so each call of 110,000 carries 49,000 for 4,900;
+    # writing 46,000 anew costs 52,900 more than reading them: the eleventh call has paid for it.
+    for calls, trigger in ((0, None), (9, None), (10, "soft"), (40, "soft")):
+        monitor = monitor_after(*[90_000] * 50, *[110_000] * calls)
+        assert find_compaction_trigger(outlook(110_000), monitor, CONFIG) == trigger
+
+
+def test_above_the_limit_a_cold_cache_is_used_at_once() -> None:
+    assert find_compaction_trigger(outlook(101_000, is_cache_cold=True), CompactionMonitor(), CONFIG) == "soft"
+    assert find_compaction_trigger(outlook(99_000, is_cache_cold=True), CompactionMonitor(), CONFIG) is None
+
+
+@given(
+    st.lists(st.integers(0, 8_000), min_size=1, max_size=120),
+    st.integers(2_000, 60_000),
+    st.sampled_from([("0.1", "1.25"), ("0.1", "2"), ("0.5", "1")]),
+)
+def test_a_session_that_is_compacted_at_the_limit_has_paid_at_most_twice_what_removing_costs(
+    growth: list[int], prefix: int, prices: tuple[str, str]
+) -> None:
+    """Rent or buy: the calls above the limit cost no more than one compaction before there is one."""
+    rates = CacheRates(Decimal(prices[0]), Decimal(prices[1]))
+    monitor, prompt = CompactionMonitor(), 70_000
+    for tokens in growth:
+        prompt += tokens
+        session = outlook(prompt, stable_prefix_tokens=prefix, rates=rates)
+        if find_compaction_trigger(session, monitor, CONFIG) is not None:
+            break
+        after = estimate_compacted_tokens(prompt - prefix, CONFIG)
+        carried = sum(max(0, sent - prefix - after) for sent in (*monitor.prompts, prompt) if sent >= 100_000)
+        assert rates.read * carried < (rates.write - rates.read) * after
+        assert prompt < 125_000
+        monitor = monitor_after(prompt, start=monitor)
 
 
 def test_with_compaction_off_nothing_triggers() -> None:
@@ -103,26 +145,27 @@ def test_money_triggers_nothing_unless_it_is_asked_for(prompt: int) -> None:
 @pytest.mark.parametrize(("window", "limit"), [(1_000_000, 100_000), (128_000, 100_000), (64_000, 51_200)])
 def test_the_limit_is_eighty_percent_of_a_small_window(window: int, limit: int) -> None:
     for prompt, trigger in ((limit - 1, None), (limit, "soft")):
-        session = outlook(prompt, window_tokens=window)
+        session = outlook(prompt, window_tokens=window, is_cache_cold=True)
         assert find_compaction_trigger(session, CompactionMonitor(), CONFIG) == trigger
 
 
 def test_soon_after_a_compaction_less_is_kept_so_that_it_does_not_repeat_with_every_call() -> None:
     monitor = CompactionMonitor()
     assert recent_groups_tokens_max("soft", monitor, CONFIG) == 100_000
+    assert recent_groups_tokens_max("hard", monitor, CONFIG) == 0
     monitor = observe_compaction(monitor, event(), messages=9)
     for _ in range(9):
         monitor = observe_call(monitor, Usage(input=70_000))
-        assert recent_groups_tokens_max("soft", monitor, CONFIG) == 0
+        assert recent_groups_tokens_max("soft", monitor, CONFIG) == 25_000
     assert recent_groups_tokens_max("soft", observe_call(monitor, Usage(input=70_000)), CONFIG) == 100_000
 
 
 def test_nothing_triggers_directly_after_a_compaction() -> None:
     monitor = observe_compaction(CompactionMonitor(), event(), messages=9)
-    assert find_compaction_trigger(outlook(120_000), monitor, CONFIG) is None
+    assert find_compaction_trigger(outlook(130_000), monitor, CONFIG) is None
     monitor = observe_call(monitor, Usage(input=20_000))
-    assert find_compaction_trigger(outlook(120_000), monitor, CONFIG) is None
-    assert find_compaction_trigger(outlook(120_000), observe_call(monitor, Usage(input=20_000)), CONFIG) == "soft"
+    assert find_compaction_trigger(outlook(130_000), monitor, CONFIG) is None
+    assert find_compaction_trigger(outlook(130_000), observe_call(monitor, Usage(input=20_000)), CONFIG) == "soft"
 
 
 def test_two_ineffective_compactions_disable_it_until_the_next_user_message() -> None:
@@ -130,8 +173,8 @@ def test_two_ineffective_compactions_disable_it_until_the_next_user_message() ->
     for _ in range(2):
         monitor = observe_call(observe_compaction(monitor, event(), messages=9), Usage(input=90_000))
         monitor = observe_call(monitor, Usage(input=90_000))
-    assert (monitor.strikes, find_compaction_trigger(outlook(120_000), monitor, CONFIG)) == (2, None)
-    assert find_compaction_trigger(outlook(120_000), observe_user_message(monitor), CONFIG) == "soft"
+    assert (monitor.strikes, find_compaction_trigger(outlook(130_000), monitor, CONFIG)) == (2, None)
+    assert find_compaction_trigger(outlook(130_000), observe_user_message(monitor), CONFIG) == "soft"
 
 
 def test_an_effective_compaction_resets_the_strikes() -> None:

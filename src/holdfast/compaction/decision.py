@@ -29,6 +29,12 @@ SOFT_WINDOW_SHARE = 0.8
 """A prompt of this share of the context window is compacted even if it is below the configured limit: the rest is
 room for the reply, a large tool result and the error of the token estimate."""
 
+LIMIT_SHARE_MAX = 1.25
+"""A prompt this much above the configured limit is compacted at once: below, a session waits until that is paid for."""
+
+PROMPTS_REMEMBERED = 64
+"""More calls than it takes to pay for a compaction that removes a fifth of the prompt, with one-hour writes too."""
+
 WINDOW_SHARE_MAX = 0.95
 """How full the context window may be; the margin covers the error of the token estimate."""
 
@@ -45,6 +51,9 @@ ECONOMICAL_SHARE_MAX = 0.45
 one half of the recorded sessions (`python -m benchmarks compaction`, decision 0023)."""
 
 SUMMARY_TOKENS_MIN = 600
+
+SOON_SHARE = 0.25
+"""The share of the limit that the newest groups may take after a compaction soon after another one."""
 
 # Guards against compacting in a loop: a compaction is a strike if the prompt is not below 80 % of its size before
 # afterwards, by the provider's count.
@@ -106,10 +115,10 @@ def split_token_budget(message_tokens: int, config: CompactionConfig) -> tuple[i
 class CompactionMonitor(msgspec.Struct, frozen=True):
     """The state since the last compaction, which covered up to `last_message` and left `base_tokens`.
 
-    `calls` were answered since and sent `sent_tokens`; `from_tokens` is the size before, until a call reports the size
-    after. `covered_until` is the last message that the summary covers. After STRIKES_MAX compactions that did not help,
-    there is no automatic one until the next user message; after a refused one, not for WAIT_CALLS calls.
-    After an undone one, not below `tokens_min`, unless the window is full.
+    `calls` were answered since and sent `sent_tokens`, the newest of them `prompts`; `from_tokens` is the size before,
+    until a call reports the size after. `covered_until` is the last message that the summary covers. After STRIKES_MAX
+    compactions that did not help, there is no automatic one until the next user message; after a refused one, not for
+    WAIT_CALLS calls. After an undone one, not below `tokens_min`, unless the window is full.
     """
 
     count: int = 0
@@ -123,6 +132,7 @@ class CompactionMonitor(msgspec.Struct, frozen=True):
     covered_until: int = 0
     summary_tokens_max: int = 0
     tokens_min: int = 0
+    prompts: tuple[int, ...] = ()
 
     @property
     def may_act(self) -> bool:
@@ -151,11 +161,30 @@ def find_compaction_trigger(
             return "cache_expired"
         if _is_ripe(sizes, outlook, config):
             return "money"
-    return "soft" if outlook.prompt_tokens >= soft_limit_tokens(outlook, config) else None
+    if outlook.prompt_tokens < soft_limit_tokens(outlook, config):
+        return None
+    return "soft" if by_size_alone or _is_over_limit_paid(sizes, outlook, monitor, config) else None
+
+
+def _is_over_limit_paid(
+    sizes: CompactionSizes, outlook: CompactionOutlook, monitor: CompactionMonitor, config: CompactionConfig
+) -> bool:
+    """Whether a prompt above the limit is compacted now: it costs nothing, it has been paid for, or it cannot wait."""
+    limit = config.auto_compaction_input_tokens_threshold
+    is_near_window = sizes.prompt >= outlook.window_tokens * SOFT_WINDOW_SHARE
+    if outlook.is_cache_cold or is_near_window or sizes.prompt >= limit * LIMIT_SHARE_MAX:
+        return True
+    # Rent or buy, from the limit on: with F + A tokens left, a call with prompt P above the limit carries P - F - A
+    # that it could do without, at r each; removing them costs (w - r) A once. A session that ends before the one
+    # equals the other would have paid for nothing; one that goes on has paid at most twice (decision 0054).
+    needed = sizes.prefix + sizes.after
+    prompts = (*(prompt for prompt in monitor.prompts if prompt >= limit), sizes.prompt)
+    carried = sum(max(0, prompt - needed) for prompt in prompts)
+    return outlook.rates.read * carried >= (outlook.rates.write - outlook.rates.read) * sizes.after
 
 
 def soft_limit_tokens(outlook: CompactionOutlook, config: CompactionConfig) -> int:
-    """The prompt size at which a session is compacted."""
+    """The prompt size from which on a session is compacted."""
     return min(config.auto_compaction_input_tokens_threshold, int(outlook.window_tokens * SOFT_WINDOW_SHARE))
 
 
@@ -177,11 +206,11 @@ def _is_ripe(sizes: CompactionSizes, outlook: CompactionOutlook, config: Compact
 
 def recent_groups_tokens_max(trigger: CompactionTrigger, monitor: CompactionMonitor, config: CompactionConfig) -> int:
     """Up to how many tokens the newest groups are kept whatever their size; none where the prompt has to fit."""
+    if trigger in ("hard", "overflow", "requested"):
+        return 0
     # Soon after another compaction that kept much, keeping as much again would be paid for with every few calls.
     is_soon = monitor.count > 0 and monitor.calls < WAIT_CALLS
-    if is_soon or trigger in ("hard", "overflow", "requested"):
-        return 0
-    return config.auto_compaction_input_tokens_threshold
+    return int(config.auto_compaction_input_tokens_threshold * (SOON_SHARE if is_soon else 1))
 
 
 def removed_tokens_min(prompt_tokens: int, trigger: CompactionTrigger) -> int:
@@ -254,6 +283,7 @@ def observe_call(monitor: CompactionMonitor, usage: Usage) -> CompactionMonitor:
         from_tokens=0,
         strikes=strikes,
         sent_tokens=monitor.sent_tokens + usage.tokens_sent,
+        prompts=(*monitor.prompts, usage.tokens_sent)[-PROMPTS_REMEMBERED:],
         calls_to_wait=max(0, monitor.calls_to_wait - 1),
     )
 
