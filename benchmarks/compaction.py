@@ -399,7 +399,7 @@ def print_scores(scores: dict[str, Score], by_session: Sequence[dict[str, Score]
             f"next use {sum(score.uses_in_view) / max(1, sum(score.uses)):.3f} ({kinds})",
             f"after a cut {after_cut_share(score):.3f}",
             f"{score.cuts} cuts",
-            *describe_dearer_sessions([result[name].cost / result["never"].cost for result in by_session]),
+            *describe_worst_session([result[name].cost / result["never"].cost for result in by_session]),
         )
         # Policies without our summaries have no lines to check.
         share = score.false_lines * 100 / max(1, score.lines)
@@ -408,7 +408,7 @@ def print_scores(scores: dict[str, Score], by_session: Sequence[dict[str, Score]
     return rows
 
 
-def describe_dearer_sessions(ratios: Sequence[float]) -> Iterator[str]:
+def describe_worst_session(ratios: Sequence[float]) -> Iterator[str]:
     """How many sessions cost more than without the policy, and the worst of them."""
     above = sum(ratio > 1 + 1e-9 for ratio in ratios)
     if above:

@@ -200,7 +200,7 @@ def test_the_demo_stores_nothing_unless_requested(tmp_path: Path) -> None:
         row["id"],
         again,
     }
-    calls = json.loads(run("sessions", "show", row["id"], "--json").output)
+    calls = json.loads(run("sessions", "show", row["id"], "--json").output)["calls"]
     assert len(calls) == 12
     assert all(call["blocks_shared"] == call["blocks_before"] and call["prefix_held"] for call in calls)
 
@@ -345,7 +345,7 @@ def test_an_estimated_output_says_so(tmp_path: Path) -> None:
     first, second, note, *_ = run("sessions", "show", "s1", "--db", str(path)).output.splitlines()[1:]
     assert (first.split()[7], second.split()[7]) == ("~7", "7")
     assert note == "~ the call broke off; its output is estimated from what arrived"
-    calls = json.loads(run("sessions", "show", "s1", "--db", str(path), "--json").output)
+    calls = json.loads(run("sessions", "show", "s1", "--db", str(path), "--json").output)["calls"]
     assert [call["output_estimated"] for call in calls] == [True, False]
 
 

@@ -1,9 +1,11 @@
 """`holdfast compact` and `holdfast history`: a stored session is compacted, and its full history stays readable."""
 
 import asyncio
+import json
 import re
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -72,7 +74,30 @@ def test_sessions_show_lists_compactions_and_the_summary_in_view(db: str, sessio
     twice = run("sessions", "show", session_id, "--db", db).stdout
     assert len(re.findall(line, twice, re.M)) == 2
     assert re.search(line + "$", twice, re.M)
-    assert re.search(r"^summary in view:\n  ## Scope\n  - \d+ messages compacted", twice, re.M)
+    assert f"summary in view:\n  - Goal: {' '.join(GOAL.split())} [m1]\n  ## Scope\n  - " in twice
+    assert re.search(r"^not in view: .*\d+ tool results.* \([\d,]+ tokens\); --json lists them", twice, re.M)
+    assert f"`/undo-compact` in `holdfast chat --resume {session_id}`" in twice
+
+
+def test_sessions_show_has_compactions_and_what_left_the_view_as_json(db: str, session_id: str) -> None:
+    def show() -> dict[str, Any]:
+        return json.loads(run("sessions", "show", session_id, "--db", db, "--json").stdout)  # type: ignore[no-any-return]
+
+    before = show()
+    assert (before["compactions"], before["dropped"], before["undo"], before["compressed_summary"]) == ([], [], "", "")
+    asyncio.run(compact_and_continue(db, session_id, undo=False))
+    (compaction,) = show()["compactions"]
+    (event,) = compactions(db, session_id)
+    assert (compaction["trigger"], compaction["is_undone"]) == ("requested", False)
+    assert (compaction["tokens_before"], compaction["tokens_after"]) == (event.tokens_before, event.tokens_after)
+    assert show()["compressed_summary"].startswith("- Goal: Port the parser")
+    assert {content["kind"] for content in show()["dropped"]} >= {"tool result", "request"}
+    assert "/undo-compact" in show()["undo"]
+    assert len(show()["calls"]) == len(before["calls"])
+    asyncio.run(compact_and_continue(db, session_id, undo=True))
+    last = show()
+    assert [compaction["is_undone"] for compaction in last["compactions"]][-1] is True
+    assert last["undo"] == ""
 
 
 def test_a_dry_run_shows_sizes_and_money_and_changes_nothing(db: str, session_id: str) -> None:

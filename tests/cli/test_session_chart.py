@@ -118,4 +118,4 @@ async def test_show_prints_what_changed_the_prefix_and_json_has_the_layers(tmp_p
     json_output = (
         CliRunner().invoke(command, ["sessions", "show", id, "--db", path, "--json"], catch_exceptions=False).output
     )
-    assert [part["layer"] for part in json.loads(json_output)[2]["layers"]][-1] == "history"
+    assert [part["layer"] for part in json.loads(json_output)["calls"][2]["layers"]][-1] == "history"

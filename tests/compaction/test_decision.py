@@ -77,7 +77,7 @@ def test_the_current_size_decides_and_not_the_tokens_spent(prompt: int, trigger:
 
 def test_above_the_limit_a_session_waits_until_carrying_has_cost_as_much_as_removing() -> None:
     # 15,000 tokens of prefix and at most 46,000 after it are needed, so each call of 110,000 carries 49,000 for 4,900;
-    # writing 46,000 anew costs 52,900 more than reading them: the eleventh call has paid for it.
+    # writing 46,000 again costs 52,900 more than reading them: the eleventh call has paid for it.
     for calls, trigger in ((0, None), (9, None), (10, "soft"), (40, "soft")):
         monitor = monitor_after(*[90_000] * 50, *[110_000] * calls)
         assert find_compaction_trigger(outlook(110_000), monitor, CONFIG) == trigger

@@ -5,7 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.compaction.models import CompactionResult
-from holdfast.compaction.summary_compression import SummaryCompressionBudget, compress_summary, compress_summary_text
+from holdfast.compaction.summary_compression import (
+    SummaryCompressionBudget,
+    compress_summary,
+    compress_summary_text,
+    shorten_summary,
+)
 
 SEVEN = "\n".join(
     (
@@ -103,6 +108,18 @@ def test_compressing_twice_equals_compressing_once(text: str, budget: SummaryCom
     result = compress_summary(text, budget)
     if not result.omitted_lines:
         assert compress_summary(result.summary, budget).summary == result.summary
+
+
+@given(st.text(max_size=400), st.lists(st.text(max_size=200), max_size=60))
+def test_a_shortened_summary_always_names_the_goal(words: str, lines: list[str]) -> None:
+    goal = f"Port the parser. {words}"
+    summary = "\n".join(["Preamble.", *(f"- {line}" for line in lines), f'<ask source="m1">\n{goal}\n</ask>'])
+    shortened = shorten_summary(summary)
+    first = shortened.split("\n")[0]
+    assert first.startswith("- Goal: Port the parser.")
+    assert first.endswith(" [m1]")
+    assert len(first) <= 160
+    assert (len(shortened) <= 1_200, len(shortened.split("\n")) <= 24) == (True, True)
 
 
 def test_a_compaction_shows_its_summary_compressed() -> None:

@@ -103,7 +103,7 @@ def test_a_session_shows_each_call_as_unpriced(db: str, gateway: ServedGateway) 
     output = show("sessions", "show", session_id, "--db", db)
     assert f"1 call, unpriced (98 tokens); {UNKNOWN_ID}" in output
     assert "$0.00" not in output
-    assert json.loads(show("sessions", "show", session_id, "--db", db, "--json"))[0]["cost_usd"] is None
+    assert json.loads(show("sessions", "show", session_id, "--db", db, "--json"))["calls"][0]["cost_usd"] is None
 
 
 def test_the_costs_of_a_session_name_the_model_without_a_price(db: str, gateway: ServedGateway) -> None:

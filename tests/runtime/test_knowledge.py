@@ -287,6 +287,20 @@ async def test_a_folder_from_before_there_were_owners_is_the_current_users(works
     assert b"shallow" not in (await send_and_capture_bodies(workspace, "hello", user_id="ann"))[0]
 
 
+async def test_the_list_names_the_user_whose_items_it_shows(tmp_path: Path, workspace: Path) -> None:
+    db = str(tmp_path / "log.db")
+    log = open_store(db)
+    personal = "Always use my card card_4242 in checkout.py."
+    await store_session(log, workspace, personal, user_id="ann")
+    log.close()
+    location = ("--workspace", str(workspace), "--user", "ann")
+    run("knowledge", "harvest", "--workspace", str(workspace), "--db", db)
+    accept_all(*location, "--db", db)
+    (item,) = json.loads(run("knowledge", "list", "--json", *location).stdout)
+    assert (item["user"], item["shared"], item["text"]) == ("ann", False, personal)
+    assert f"{item['id']}  of ann {item['category']}: {personal}" in run("knowledge", "list", *location).stdout
+
+
 def test_unknown_user_and_item_are_named_in_one_line(workspace: Path) -> None:
     for words, reason in (
         (("list", "--user", "nobody"), "there is no knowledge of a user 'nobody'"),

@@ -136,6 +136,26 @@ async def test_each_user_has_items_of_their_own_and_shares_only_what_is_not_pers
         assert {text for text in (RULE, personal) if text in digest} == expected
 
 
+async def test_a_shared_line_about_a_person_can_be_retracted_but_not_rewritten(
+    client: Client, store: DatabaseEventLog, workspace: Path
+) -> None:
+    personal = "I keep my notes in NOTES.md."
+    await store_session(store, workspace, RULE, user_id="ann")
+    client.request("POST", "/api/knowledge/harvest", {"review": True})
+    (waiting,) = client.get("/api/knowledge/review?user=ann")["waiting"]
+    share = {"action": "accept", "share": True, "user": "ann"}
+    client.request("POST", f"/api/knowledge/review/{waiting['id']}", share)
+    # A person who edits the page may write what a harvest never shares.
+    (page,) = [path for path in workspace.rglob("*.md") if RULE in path.read_text() and path.name != "digest.md"]
+    page.write_text(page.read_text().replace(RULE, personal))
+    (item_id,) = [id for text, id in listed(client, "").items() if text == personal]
+    refused = client.request("PUT", f"/api/knowledge/items/{item_id}", {"text": "I moved my notes."})
+    assert (refused.status, "about a person" in refused.body.decode()) == (409, True)
+    retracted = client.request("PUT", f"/api/knowledge/items/{item_id}", {"status": "retracted"})
+    assert (retracted.status, retracted.json["status"]) == (200, "retracted")
+    assert personal not in client.get("/api/knowledge/digest")["text"]
+
+
 async def test_simulated_sessions_are_harvested_only_by_a_simulated_service(
     client: Client, store: DatabaseEventLog, workspace: Path
 ) -> None:

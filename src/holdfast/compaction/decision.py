@@ -18,6 +18,7 @@ from holdfast.economics.breakeven import (
 )
 from holdfast.events.payloads.compaction import (
     CompactionNumbers,
+    CompactionRequested,
     CompactionSkipped,
     CompactionTrigger,
     CompactionUndone,
@@ -118,7 +119,8 @@ class CompactionMonitor(msgspec.Struct, frozen=True):
     `calls` were answered since and sent `sent_tokens`, the newest of them `prompts`; `from_tokens` is the size before,
     until a call reports the size after. `covered_until` is the last message that the summary covers. After STRIKES_MAX
     compactions that did not help, there is no automatic one until the next user message; after a refused one, not for
-    WAIT_CALLS calls. After an undone one, not below `tokens_min`, unless the window is full.
+    WAIT_CALLS calls. After an undone one, not below `tokens_min`, unless the window is full. `request` is
+    what the agent asked for and was not answered yet.
     """
 
     count: int = 0
@@ -133,6 +135,7 @@ class CompactionMonitor(msgspec.Struct, frozen=True):
     summary_tokens_max: int = 0
     tokens_min: int = 0
     prompts: tuple[int, ...] = ()
+    request: CompactionRequested | None = None
 
     @property
     def may_act(self) -> bool:
@@ -144,6 +147,15 @@ def find_compaction_trigger(
     outlook: CompactionOutlook, monitor: CompactionMonitor, config: CompactionConfig, *, by_size_alone: bool = False
 ) -> CompactionTrigger | None:
     """The reason to compact before the next call; None if there is none."""
+    trigger = _find_automatic_trigger(outlook, monitor, config, by_size_alone=by_size_alone)
+    # A user who has undone a compaction wants more in view than the agent.
+    is_asked = monitor.request is not None and outlook.prompt_tokens >= monitor.tokens_min
+    return "agent" if is_asked and trigger != "hard" else trigger
+
+
+def _find_automatic_trigger(
+    outlook: CompactionOutlook, monitor: CompactionMonitor, config: CompactionConfig, *, by_size_alone: bool
+) -> CompactionTrigger | None:
     if config.mode == "off" or not monitor.may_act:
         return None
     prompt, prefix = outlook.prompt_tokens, outlook.stable_prefix_tokens
@@ -206,7 +218,7 @@ def _is_ripe(sizes: CompactionSizes, outlook: CompactionOutlook, config: Compact
 
 def recent_groups_tokens_max(trigger: CompactionTrigger, monitor: CompactionMonitor, config: CompactionConfig) -> int:
     """Up to how many tokens the newest groups are kept whatever their size; none where the prompt has to fit."""
-    if trigger in ("hard", "overflow", "requested"):
+    if trigger in ("hard", "overflow", "requested", "agent"):
         return 0
     # Soon after another compaction that kept much, keeping as much again would be paid for with every few calls.
     is_soon = monitor.count > 0 and monitor.calls < WAIT_CALLS
@@ -290,13 +302,16 @@ def observe_call(monitor: CompactionMonitor, usage: Usage) -> CompactionMonitor:
 
 def observe_refusal(monitor: CompactionMonitor, event: CompactionSkipped) -> CompactionMonitor:
     """Back off for some calls, or for good if the stable prefix itself is too long (`is_final`)."""
+    if event.trigger == "agent":
+        # The agent may ask at any size: that says nothing about the next automatic compaction.
+        return msgspec.structs.replace(monitor, request=None)
     return msgspec.structs.replace(monitor, calls_to_wait=NEVER_AGAIN_CALLS if event.is_final else WAIT_CALLS)
 
 
 def observe_undo(monitor: CompactionMonitor, event: CompactionUndone) -> CompactionMonitor:
     """The user wants this much in view: the next automatic compaction comes when as much again could be removed."""
     tokens_min = event.tokens_after + removed_tokens_min(event.tokens_after, "soft")
-    return msgspec.structs.replace(monitor, from_tokens=0, tokens_min=tokens_min)
+    return msgspec.structs.replace(monitor, from_tokens=0, tokens_min=tokens_min, request=None)
 
 
 def observe_user_message(monitor: CompactionMonitor) -> CompactionMonitor:

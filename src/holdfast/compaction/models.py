@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-from holdfast.compaction.summary_compression import compress_summary_text
+from holdfast.compaction.summary_compression import shorten_summary
 from holdfast.errors import UserError
 from holdfast.types.blocks import Message
 
@@ -122,5 +122,5 @@ class CompactionResult(msgspec.Struct, frozen=True):
 
     @property
     def compressed_summary(self) -> str:
-        """The most important lines of the summary, for a screen: at most 24 lines and 1,200 characters."""
-        return compress_summary_text(self.summary)
+        """The user's goal and the most important lines, for a screen: at most 24 lines and 1,200 characters."""
+        return shorten_summary(self.summary)

@@ -1,5 +1,6 @@
 """Compress a summary to fit a display: keep the most important lines and report how many were omitted."""
 
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -76,6 +77,22 @@ def compress_summary(summary: str, budget: SummaryCompressionBudget = DEFAULT_BU
 def compress_summary_text(summary: str) -> str:
     """The summary text alone, within the default limits."""
     return compress_summary(summary).summary
+
+
+# How a summary of ours quotes a request; the first one is the user's goal.
+_ASK = re.compile(r'<ask source="(m\d+)">\n(.*?)\n</ask>', re.DOTALL)
+
+
+def shorten_summary(summary: str) -> str:
+    """The summary for a screen, within the default limits: the user's goal first, then the most important lines."""
+    ask = _ASK.search(summary)
+    if ask is None:
+        return compress_summary_text(summary)
+    source, text = f" [{ask.group(1)}]", " ".join(ask.group(2).split())
+    goal = _cut(f"- Goal: {text}", SUMMARY_LINE_CHARS_MAX - len(source)) + source
+    budget = SummaryCompressionBudget(SUMMARY_CHARS_MAX - len(goal) - 1, SUMMARY_LINES_MAX - 1)
+    rest = compress_summary(summary[: ask.start()] + summary[ask.end() :], budget).summary
+    return f"{goal}\n{rest}" if rest else goal
 
 
 def _normalize_lines(original_lines: Sequence[str], line_chars_max: int) -> tuple[list[str], int, int]:

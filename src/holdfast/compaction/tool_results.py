@@ -152,7 +152,7 @@ class _LaterContent:
 
 
 # What a task list shows before a task: a number, a bullet, a check box, a status in words.
-_STATUS = r"pending|in[_ ]progress|completed|done|open|todo|cancelled"
+_STATUS = r"pending|in[_ ]progress|completed|done|open|to[_ ]?do|cancelled"
 _TASK_MARK = re.compile(
     rf"^(?:\s|\d+[.)]|[-*+•]|\[[ xX~>-]?\]|[☐☑☒✔✓✅⏳🔄⬜◻◼]|\(?(?:{_STATUS})\)?:?\s)+|\s*\((?:{_STATUS})\)$"
 )

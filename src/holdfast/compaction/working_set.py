@@ -4,6 +4,7 @@ Whole exchange groups are kept as they were sent, so that an edit still finds th
 results are replaced by one line each.
 """
 
+import re
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -23,6 +24,7 @@ from holdfast.types.blocks import ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry
 
 CLEARED_LINE_TOKENS = 40
+COMPACT_TOOL = "compact_context"
 
 
 class WorkingSet(msgspec.Struct, frozen=True):
@@ -53,20 +55,34 @@ class _Step(msgspec.Struct, frozen=True):
         return self.action.kind == "read" or is_whole_write
 
 
+_MESSAGE = re.compile(r"m\d{1,9}")
 _PARTIAL_EDITS = ('"old_', '"edits"', '"oldText"', '"patch"', '"insert_line"', '"diff"')
 
 
 def choose_working_set(
-    entries: Sequence[HistoryEntry], tokens: Sequence[int], cut: CompactionCut, *, tokens_max: int
+    entries: Sequence[HistoryEntry],
+    tokens: Sequence[int],
+    cut: CompactionCut,
+    *,
+    tokens_max: int,
+    wanted: Sequence[str] = (),
 ) -> WorkingSet:
     """The newest content of files in progress, the newest task list and the newest failing test run, up to a budget.
 
-    Files that were edited since they were read come first, then files that were only read; the newest of each first.
+    Messages (`m12`) and files in `wanted` come first, in this order; then files that were edited since they were read,
+    then files that were only read, the newest of each first.
     """
     steps = list(_steps(entries, tokens))
     kept: dict[str, _Step] = {}
     left, groups = tokens_max, set[int]()
-    for needed in _candidates(steps):
+    numbers = {int(word[1:]) for word in wanted if _MESSAGE.fullmatch(word)}
+    for at, group in enumerate(group_exchanges(entries, tokens)):
+        is_named = any(entry.number in numbers for entry in entries[group.start : group.stop])
+        if is_named and group.stop <= cut.stop and group.tokens <= left:
+            left -= group.tokens
+            groups.add(at)
+            kept |= {step.call.id: step for step in steps if step.group == at}
+    for needed in _candidates(steps, wanted):
         # What comes after the cut is in view anyway.
         missing = [step for step in needed if step.entry < cut.stop and step.call.id not in kept]
         cost = sum(step.tokens for step in missing)
@@ -111,11 +127,26 @@ def _frame_tokens(steps: Sequence[_Step], group: int) -> int:
     return sum(len(step.call.arguments_json) // 4 + CLEARED_LINE_TOKENS for step in in_group)
 
 
-def _candidates(steps: Sequence[_Step]) -> Iterator[list[_Step]]:
+def _candidates(steps: Sequence[_Step], wanted: Sequence[str]) -> Iterator[list[_Step]]:
     """What should stay together, most important first."""
+    files = _files(steps)
+    for word in wanted:
+        yield from (needed for needed in files if _is_path(needed[-1].action.path, word))
+    # What the agent wrote when it asked for a compaction is its own note on what matters.
+    yield [step for step in steps if step.call.name == COMPACT_TOOL][-1:]
     tasks = [step for step in steps if step.action.kind == "plan" and len(step.action.tasks) > 1]
     yield tasks[-1:]
     yield _failing_run(steps)
+    yield from files
+
+
+def _is_path(path: str, word: str) -> bool:
+    """Whether the word names this path, or its end."""
+    return path == word or path.endswith("/" + word.removeprefix("./"))
+
+
+def _files(steps: Sequence[_Step]) -> list[list[_Step]]:
+    """For each file its newest content with the edits since; files in progress first, then the newest."""
     in_progress: list[list[_Step]] = []
     only_read: list[list[_Step]] = []
     by_path: dict[str, list[_Step]] = {}
@@ -126,8 +157,9 @@ def _candidates(steps: Sequence[_Step]) -> Iterator[list[_Step]]:
         newest = max((at for at, step in enumerate(touched) if step.has_content), default=0)
         needed = touched[newest:]
         (in_progress if any(step.is_edit for step in needed) else only_read).append(needed)
-    for files in (in_progress, only_read):
-        yield from sorted(files, key=lambda needed: -needed[-1].entry)
+    return [
+        needed for files in (in_progress, only_read) for needed in sorted(files, key=lambda needed: -needed[-1].entry)
+    ]
 
 
 def _failing_run(steps: Sequence[_Step]) -> list[_Step]:

@@ -45,7 +45,13 @@ from holdfast.events.payloads.calls import (
     RequestPrepared,
     RouteDecided,
 )
-from holdfast.events.payloads.compaction import CompactionSkipped, CompactionUndone, ContextCompacted, SkillReleased
+from holdfast.events.payloads.compaction import (
+    CompactionRequested,
+    CompactionSkipped,
+    CompactionUndone,
+    ContextCompacted,
+    SkillReleased,
+)
 from holdfast.events.payloads.recovery import ProviderLimited, RecoveryPayload, ViewRepair
 from holdfast.layers.assemble import stable_segments, with_nonce
 from holdfast.ledger.accounting import answer_usage
@@ -203,6 +209,8 @@ def _apply(state: SessionState, event: Event) -> SessionState:
             return compact_view(state, payload)
         case CompactionUndone() as payload:
             return undo_compaction(state, payload)
+        case CompactionRequested() as payload:
+            return replace(state, compaction_watch=replace(state.compaction_watch, request=payload))
         case CompactionSkipped() as payload:
             return replace(state, compaction_watch=observe_refusal(state.compaction_watch, payload))
         case SkillReleased() as payload:

@@ -155,10 +155,14 @@ def share_item(
 
 
 def replace_item(disk: KnowledgeFiles, item: Item, *, is_shared: bool = False) -> None:
-    """Replace the item with the same id, and rebuild the digest."""
-    if is_shared and is_personal(item.text):
-        raise _personal_error()
+    """Replace the item with the same id, and rebuild the digest.
+
+    A new text that may say something about a person is not shared; one that a person has put there can be retracted.
+    """
     with disk.lock():
+        before = find_item(disk, item.id)
+        if is_shared and is_personal(item.text) and (before is None or before.text != item.text):
+            raise _personal_error()
         _edit_page_item(disk, item.id, lambda page: pages.replace_page_item(page, item))
         rebuild_digest(disk, bytes_max=_digest_bytes(is_shared))
 

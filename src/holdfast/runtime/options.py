@@ -95,6 +95,7 @@ class Options(TypedDict, total=False):
     compaction: CompactionMode | CompactionConfig
     compaction_tokens: int
     recall_history: bool
+    compact_tool: bool
     recovery_steps: Mapping[str, StepFunction]
     # Cost and caching.
     profile: CacheProfile

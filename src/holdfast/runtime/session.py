@@ -32,7 +32,13 @@ from holdfast.layers.padding import Padding, SessionPadding, read_session_paddin
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.wire_request import Transport
 from holdfast.runtime import compose
-from holdfast.runtime.compaction import DroppedContent, compact_conversation, list_dropped, undo_compaction
+from holdfast.runtime.compaction import (
+    DroppedContent,
+    compact_conversation,
+    list_dropped,
+    set_compaction,
+    undo_compaction,
+)
 from holdfast.runtime.config import Diagnostics, DigestRefresh
 from holdfast.runtime.context_report import ContextUse, measure_context
 from holdfast.runtime.model_switch import quote_session_switch, switch_session
@@ -127,6 +133,7 @@ class Session:
         compaction: CompactionMode | CompactionConfig | None = None,
         compaction_tokens: int | None = None,
         recall_history: bool | None = None,
+        compact_tool: bool | None = None,
         recovery_steps: Mapping[str, StepFunction] | None = None,
         # Cost and caching.
         profile: CacheProfile | None = None,
@@ -197,7 +204,8 @@ class Session:
         `compaction_tokens` tokens (100,000) or 80 % of the context window ("threshold", the default), also when that
         is expected to save money ("economical"), or never ("off"); a `CompactionConfig` sets more. `recall_history`
         shows the model what left the prompt; with other tools it is the default, unless "off" or in the seed's profile.
-        `recovery_steps` maps names of recipe steps, such as `rebase_branch`, to functions.
+        With `compact_tool` the model can ask for a compaction at a natural break. `recovery_steps` maps names of recipe
+        steps, such as `rebase_branch`, to functions.
 
         Cost and caching: a model without prompt caching needs `allow_uncached`. `padding` says whether a prefix that
         is too short to be cached is extended, `models` which other models the session may switch to, `calls_expected`
@@ -264,6 +272,7 @@ class Session:
         compaction: CompactionMode | CompactionConfig | None = None,
         compaction_tokens: int | None = None,
         recall_history: bool | None = None,
+        compact_tool: bool | None = None,
         recovery_steps: Mapping[str, StepFunction] | None = None,
         # Cost and caching.
         profile: CacheProfile | None = None,
@@ -450,6 +459,19 @@ class Session:
     async def undo_compaction(self) -> CompactionResult:
         """Restore what the newest compaction removed. Raises UserError if there is none, or it would not fit."""
         return await undo_compaction(self._idle_conversation)
+
+    @property
+    def compaction(self) -> CompactionConfig:
+        """The compaction settings in force."""
+        return self._open_conversation.deps.compaction
+
+    def set_compaction(self, setting: CompactionMode | CompactionConfig) -> None:
+        """Compact by another mode ("off", "threshold", "economical") or configuration, from the next call on.
+
+        The tools stay: adding or removing `recall_history` would rewrite the cached prefix. A resumed session is
+        compacted as it is then configured.
+        """
+        set_compaction(self._idle_conversation, setting)
 
     def dropped(self) -> tuple[DroppedContent, ...]:
         """What compactions have removed from the view, largest first; the log still has it."""

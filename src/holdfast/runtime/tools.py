@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import get_args
 
 from holdfast.clock import system_clock
+from holdfast.compaction.working_set import COMPACT_TOOL
 from holdfast.engine.compaction.compact import RECALL_TOOL
 from holdfast.engine.state import SessionState
 from holdfast.engine.tools.builtin.files import list_dir, make_edit_tools, read_file
 from holdfast.engine.tools.builtin.grep import make_grep_files
-from holdfast.engine.tools.builtin.history import recall_tool
+from holdfast.engine.tools.builtin.history import compact_tool, recall_tool
 from holdfast.engine.tools.builtin.memory import MEMORY_TOOL_NAMES, memory_tools
 from holdfast.engine.tools.builtin.shell import COMMAND_SECONDS_MAX, command_environment, make_run_command
 from holdfast.engine.tools.builtin.skills import skill_tools
@@ -75,6 +76,7 @@ def build_toolbox(
         *memory,
         *(skill_tools(skills.store) if skills.has_tools else ()),
         *extra,
+        *((compact_tool(),) if _has_compact(options, state) else ()),
     )
     return Toolbox(
         (*tools, recall_tool(log)) if _has_recall(options, config, state, has_tools=bool(tools)) else tools,
@@ -94,6 +96,11 @@ def _has_recall(options: Options, config: Config, state: SessionState, *, has_to
     if state.model:
         return any(spec.name == RECALL_TOOL for spec in state.tools)
     return has_tools and config.profile != "seed" and compaction_config(options, config).mode != "off"
+
+
+def _has_compact(options: Options, state: SessionState) -> bool:
+    """Whether the model may ask for a compaction; a resumed session keeps its tools."""
+    return options.get("compact_tool", any(spec.name == COMPACT_TOOL for spec in state.tools))
 
 
 def _clean_outputs(outputs: Path, folder: Path, *, now: float) -> None:

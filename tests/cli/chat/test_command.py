@@ -352,4 +352,21 @@ def test_a_compaction_is_announced_and_printed_with_what_left_the_view(tmp_path:
     assert near.start() < done.start()
     assert re.search(r"^\d+ tool results, [\d,]+ tokens$", result.stdout, re.MULTILINE)
     assert re.search(r"^ +[\d,]+  m\d+ tool result: read_file \d+.txt$", result.stdout, re.MULTILINE)
-    assert "/compact takes `show` or nothing, not 'x'" in result.stderr
+    assert "/compact takes `show`, `mode`, `off`, `threshold`, `economical` or nothing, not 'x'" in result.stderr
+
+
+def test_the_mode_of_compaction_is_shown_and_changed(tmp_path: Path) -> None:
+    for number in range(12):
+        (tmp_path / f"{number}.txt").write_text("".join(f"line {line} of file {number}\n" for line in range(900)))
+    lines = [f"read {number}.txt" for number in range(12)]
+    words = ("--compaction-tokens", "60000")
+    result = chat_offline(
+        tmp_path, "/compact mode", "/compact off", *lines, "/session", "/compact economical", words=words
+    )
+    assert result.stdout.startswith(
+        "threshold: from 60,000 tokens on, once it is free or paid for\noff: only when asked;"
+    )
+    assert "compacted messages" not in result.stderr
+    assert "compaction is near" not in result.stderr
+    assert re.search(r"^compaction off: only when asked;", result.stdout, re.M)
+    assert "economical: from 60,000 tokens on, and before that where it is expected to save money" in result.stdout

@@ -8,6 +8,7 @@ import msgspec
 from msgspec.structs import astuple
 
 from holdfast.cli.format import format_count
+from holdfast.compaction.models import CompactionConfig
 from holdfast.economics.keep_alive import NextWake
 from holdfast.events.payloads.compaction import ContextCompacted
 from holdfast.ledger.cache.verdicts import Verdict
@@ -185,6 +186,17 @@ def format_compaction(event: ContextCompacted) -> str:
     else:
         removed = f"compacted messages m{event.first} to m{event.last} into a summary"
     return f"{removed}: {sizes}, {saving}; /compact show lists what left the view, /undo-compact restores it"
+
+
+def format_compaction_setting(config: CompactionConfig) -> str:
+    """When the session is compacted without being asked."""
+    limit = f"from {config.auto_compaction_input_tokens_threshold:,} tokens on"
+    about = {
+        "off": "only when asked; a prompt that does not fit the window is an error",
+        "threshold": f"{limit}, once it is free or paid for",
+        "economical": f"{limit}, and before that where it is expected to save money",
+    }
+    return f"{config.mode}: {about[config.mode]}"
 
 
 def format_near_compaction(use: ContextUse) -> str:

@@ -1,7 +1,7 @@
 """The slash commands of a chat, such as `/cost` and `/model`."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 from holdfast.catalog.lookup import find_model
 from holdfast.cli.chat.command import check_model_usable, format_resume_command
@@ -9,6 +9,7 @@ from holdfast.cli.chat.format import (
     build_cost_rows,
     find_closest_word,
     format_cache_lines,
+    format_compaction_setting,
     format_context_lines,
     format_cost_total,
     format_dropped_lines,
@@ -18,6 +19,7 @@ from holdfast.cli.chat.screen import shorten_home_path
 from holdfast.cli.chat.session import ChatSession
 from holdfast.cli.format import format_count
 from holdfast.clock import system_clock
+from holdfast.compaction.models import CompactionMode
 from holdfast.engine.tools.builtin.memory import MEMORY_TOOL_NAMES as MEMORY_NAMES
 from holdfast.engine.tools.permissions import CONFIRM_FOR
 from holdfast.errors import HoldfastError
@@ -125,8 +127,19 @@ def _compact(chat: ChatSession, argument: str) -> None:
     if argument == "show":
         chat.screen.show_lines(*format_dropped_lines(chat.session.dropped()))
         return
-    if argument:
-        chat.screen.show_error(f"/compact takes `show` or nothing, not {strip_control_characters(argument)!r}")
+    if argument == "mode":
+        chat.screen.show_lines(format_compaction_setting(chat.session.compaction))
+        return
+    modes: tuple[CompactionMode, ...] = get_args(CompactionMode)
+    mode = next((mode for mode in modes if mode == argument), None)
+    if argument and mode is None:
+        accepted = f"`show`, `mode`, {', '.join(f'`{mode}`' for mode in modes)} or nothing"
+        chat.screen.show_error(f"/compact takes {accepted}, not {strip_control_characters(argument)!r}")
+        return
+    if mode is not None:
+        chat.session.set_compaction(mode)
+        chat.was_compaction_near = False
+        chat.screen.show_lines(format_compaction_setting(chat.session.compaction))
         return
     result = chat.run_coroutine(chat.session.compact())
     if result.reason:
@@ -197,6 +210,7 @@ def _session(chat: ChatSession, argument: str) -> None:
         f"session    {session.id}",
         f"model      {session.model}{' (simulated)' if settings.options.simulate else ''}",
         f"workspace  {strip_control_characters(shorten_home_path(str(settings.workspace.resolve())))}",
+        f"compaction {format_compaction_setting(session.compaction)}",
         f"turns      {session.turn_count}, {format_usd_4(session.cost)}",
         f"resume     {format_resume_command(settings.options, session.id)}",
     )
@@ -207,7 +221,11 @@ CHAT_COMMANDS = {
     "cost": ChatCommand(_cost, "/cost", "what each turn cost, and would have cost without a cache"),
     "cache": ChatCommand(_cache, "/cache", "what is cached, until when, and what a late return costs"),
     "context": ChatCommand(_context, "/context", "what the prompt consists of"),
-    "compact": ChatCommand(_compact, "/compact [show]", "replace older messages by a summary; show what left"),
+    "compact": ChatCommand(
+        _compact,
+        "/compact [show|MODE]",
+        "replace older messages by a summary; show what left; off, threshold or economical",
+    ),
     "undo-compact": ChatCommand(_undo_compact, "/undo-compact", "restore what the newest compaction removed"),
     "model": ChatCommand(_model, "/model [NAME]", "show the model, or switch to another one"),
     "tools": ChatCommand(_tools, "/tools", "the tools of the model"),

@@ -323,7 +323,12 @@ def list_knowledge(category: str | None, workspace: str, as_json: bool) -> None:
     if as_json:
         print_json(
             [
-                {**msgspec.to_builtins(item), "exclusion_reason": item.exclusion_reason, "shared": is_shared}
+                {
+                    **msgspec.to_builtins(item),
+                    "exclusion_reason": item.exclusion_reason,
+                    "shared": is_shared,
+                    "user": None if is_shared else place.user,
+                }
                 for is_shared, item in rows
             ]
         )
@@ -331,7 +336,7 @@ def list_knowledge(category: str | None, workspace: str, as_json: bool) -> None:
     for is_shared, item in rows:
         reason = f"  [{item.exclusion_reason}]" if item.exclusion_reason else ""
         scope = f" {item.scope}:" if item.category == "files" else ""
-        shared = "shared " if is_shared else ""
+        shared = "shared " if is_shared else f"of {place.user} " if place.user else ""
         click.echo(strip_control_characters(f"{item.id}  {shared}{item.category}:{scope} {item.text}{reason}"))
     waiting = len(read_pending(place.folder).waiting)
     click.echo(format_count(len(rows), "item") + (f", {waiting} waiting for review" if waiting else ""))

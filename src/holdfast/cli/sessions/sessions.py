@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from holdfast.events.log import Event, SessionRow
     from holdfast.ledger.layers import LayerSize
+    from holdfast.runtime.compaction import SessionCompactions
 
     LayerSizesByRequest = Mapping[str, Sequence[LayerSize]]
 
@@ -73,13 +74,17 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
     from holdfast.ledger.accounting import iter_entries
     from holdfast.ledger.calls import explicit_cache_cost_usd, list_delegations, ping_cost_usd
     from holdfast.ledger.layers import compute_layer_runs
+    from holdfast.runtime.compaction import report_compactions
 
     with open_configured_store(db) as log:
-        events = list(log.read(resolve_session_id(log, session_id)))
-    calls = tuple(iter_entries(events, load_configured_models()))
+        session_id = resolve_session_id(log, session_id)
+        events = list(log.read(session_id))
+    catalog = load_configured_models()
+    calls = tuple(iter_entries(events, catalog))
     if stats:
         _show_stats(calls, as_json=as_json)
         return
+    compactions = report_compactions(events, session_id, catalog)
     payloads = (event.payload for event in events)
     estimated = {
         payload.request_id for payload in payloads if isinstance(payload, LlmCallFailed) and payload.is_output_estimated
@@ -98,7 +103,7 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
             }
             for entry in calls
         ]
-        print_json(shown)
+        print_json({"calls": shown, **msgspec.to_builtins(compactions)})
         return
     from holdfast.cli.tables import print_table
 
@@ -126,7 +131,7 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
     if unpriced:
         cost += f" ({sum(usage.tokens_sent + usage.output for usage in unpriced):,} tokens)"
     click.echo(f"{format_count(len(calls), 'call')}, {cost}; {models or 'none'}")
-    for line in (*_detail_lines(events), *describe_compactions(events)):
+    for line in (*_detail_lines(events), *describe_compactions(compactions)):
         click.echo(line)
 
 
@@ -310,26 +315,26 @@ def describe_unreadable_calls(events: "Iterable[Event]") -> "Iterator[str]":
         yield f"not decoded in {format_count(count, 'call')}: {strip_control_characters(part)}"
 
 
-def describe_compactions(events: "Sequence[Event]") -> "Iterator[str]":
+def describe_compactions(found: "SessionCompactions") -> "Iterator[str]":
     """Each compaction with its sizes, what it removed and whether it was undone; then the summary in view."""
-    from holdfast.compaction.summary_compression import compress_summary_text
-    from holdfast.events.payloads.compaction import CompactionUndone, ContextCompacted
-
-    undone = {event.payload.compaction_id for event in events if isinstance(event.payload, CompactionUndone)}
-    summary = ""
-    for event in events:
-        if not isinstance(compaction := event.payload, ContextCompacted):
-            continue
-        removed = f"{format_count(len(compaction.cleared), 'tool result')} cleared"
-        if compaction.segments:
-            removed = f"messages m{compaction.first} to m{compaction.last} became a summary"
-            summary = compaction.segments[0].text if event.id not in undone else summary
-        sizes = f"{compaction.tokens_before:,} -> {compaction.tokens_after:,} tokens"
-        state = "; undone" if event.id in undone else ""
-        yield f"compaction ({compaction.trigger}): {sizes}, {removed}{state}"
-    if summary:
+    for report in found.compactions:
+        removed = f"{format_count(report.cleared, 'result')} cleared"
+        if report.has_summary:
+            removed = f"messages m{report.first} to m{report.last} became a summary"
+        sizes = f"{report.tokens_before:,} -> {report.tokens_after:,} tokens"
+        notes = "".join(f"; {strip_control_characters(note)}" for note in report.notes)
+        state = "; undone" if report.is_undone else ""
+        yield f"compaction ({report.trigger}): {sizes}, {removed}{notes}{state}"
+    if found.compressed_summary:
         yield "summary in view:"
-        yield from (f"  {strip_control_characters(line)}" for line in compress_summary_text(summary).splitlines())
+        yield from (f"  {strip_control_characters(line)}" for line in found.compressed_summary.splitlines())
+    if found.dropped:
+        kinds = Counter(content.kind for content in found.dropped)
+        tokens = sum(content.tokens for content in found.dropped)
+        listed = ", ".join(format_count(count, kind) for kind, count in kinds.most_common())
+        yield f"not in view: {listed} ({tokens:,} tokens); --json lists them, `holdfast history` shows them"
+    if found.undo:
+        yield found.undo
 
 
 def describe_gateway_session(events: "Iterable[Event]") -> "Iterator[str]":

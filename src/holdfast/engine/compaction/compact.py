@@ -234,8 +234,10 @@ def _checkpoint(
     if cut is None or is_unchanged:
         return NoCompaction("there is nothing new to compact", _unchanged_numbers(outlook))
     # After an overflow, or soon after another compaction, everything but the tail has to go.
-    files_tokens = files_tokens if trigger == "requested" or groups_tokens_max else 0
-    files = choose_working_set(state.entries, tokens, cut, tokens_max=files_tokens)
+    files_tokens = files_tokens if trigger in ("requested", "agent") or groups_tokens_max else 0
+    request = state.compaction_watch.request if trigger == "agent" else None
+    wanted = request.keep if request else ()
+    files = choose_working_set(state.entries, tokens, cut, tokens_max=files_tokens, wanted=wanted)
     summary, covered = _summarize(snapshot, cut, files, summary_tokens_max)
     has_recall_tool = any(spec.name == RECALL_TOOL for spec in state.tools)
     segments = (
@@ -244,7 +246,8 @@ def _checkpoint(
     )
     event = _new_event(snapshot, trigger, "checkpoint", covered, first_last=(cut.first, cut.last))
     event = replace(event, segments=segments, role=summary_role(snapshot), kept=files.numbers, cleared=files.cleared)
-    event = replace(event, summary_tokens_max=summary_tokens_max)
+    notes = (f"the agent asked for it: {request.reason}",) if request else ()
+    event = replace(event, summary_tokens_max=summary_tokens_max, notes=notes)
     return validate_compaction(snapshot, _clear_repeated(state, event), summary)
 
 

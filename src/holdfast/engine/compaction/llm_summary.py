@@ -53,7 +53,7 @@ async def add_llm_summary(
         segments=(summary_segment, *added, note_segment),
         usage=summary.usage,
         cost_usd=summary.cost_usd,
-        notes=(summary.reason,) if summary.reason else dropped,
+        notes=(*proposal.event.notes, *((summary.reason,) if summary.reason else dropped)),
     )
     with_summary = validate_compaction(snapshot, event, proposal.summary)
     if isinstance(with_summary, NoCompaction):

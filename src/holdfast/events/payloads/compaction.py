@@ -13,7 +13,7 @@ from holdfast.types.usage import Usage
 # pointer to it. `checkpoint` replaces messages by a summary; `seed` does so by the
 # seed's rules.
 CompactionStrategy = Literal["clear", "lossless", "checkpoint", "seed"]
-CompactionTrigger = Literal["requested", "cache_expired", "money", "soft", "hard", "overflow"]
+CompactionTrigger = Literal["requested", "agent", "cache_expired", "money", "soft", "hard", "overflow"]
 
 
 class CompactionNumbers(msgspec.Struct, frozen=True):
@@ -89,6 +89,16 @@ class ContextCompacted(Payload, frozen=True, tag="context.compacted"):
     kept: tuple[int, ...] = ()
     summary_tokens_max: int = 0
     cleared_images: tuple[ClearedImage, ...] = ()
+
+
+class CompactionRequested(Payload, frozen=True, tag="context.compaction_requested"):
+    """The agent asked for a compaction. It happens before the next call at which the view may change.
+
+    `keep` are files and messages that it wants to stay in view.
+    """
+
+    reason: str
+    keep: tuple[str, ...] = ()
 
 
 class CompactionUndone(Payload, frozen=True, tag="context.compaction_undone"):

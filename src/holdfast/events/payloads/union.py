@@ -19,7 +19,13 @@ from holdfast.events.payloads.calls import (
     ToolFailed,
     ToolInputInvalid,
 )
-from holdfast.events.payloads.compaction import CompactionSkipped, CompactionUndone, ContextCompacted, SkillReleased
+from holdfast.events.payloads.compaction import (
+    CompactionRequested,
+    CompactionSkipped,
+    CompactionUndone,
+    ContextCompacted,
+    SkillReleased,
+)
 from holdfast.events.payloads.recovery import AnyRecoveryPayload
 from holdfast.events.payloads.session import (
     ContextInjected,
@@ -75,6 +81,7 @@ AnyPayload = (
     | AnyRecoveryPayload
     | ContextCompacted
     | CompactionUndone
+    | CompactionRequested
     | CompactionSkipped
     | SkillReleased
 )
