@@ -14,6 +14,7 @@ from holdfast.types.prompt import Breakpoint, Plan
 from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage
 from tests.support.browsers import Keys, Page
+from tests.support.long_conversations import LongConversation
 from tests.support.served_service import Client, serve_store
 
 MODEL = "anthropic:claude-sonnet-5-5"
@@ -144,3 +145,35 @@ def test_thousand_calls_need_few_elements_and_render_in_linear_time(page: Page) 
         # Other load on the machine slows both down; ten times the calls take ten times as long, not a hundred.
         hundred_ms, thousand_ms = page.run(DRAWN_MS)
         assert thousand_ms < 40 * max(1.0, hundred_ms)
+
+
+@pytest.mark.changes_prefix(reason="a compaction invalidates the cache after the cut")
+async def test_compactions_are_listed_with_what_left_the_view_and_how_to_undo_the_newest(page: Page) -> None:
+    conversation = LongConversation(name="port the parser")
+    async with conversation.create() as session:
+        await conversation.send_turns(session, 12)
+        await session.compact()
+        await session.undo_compaction()
+        await conversation.send_turns(session, 3)
+        await session.compact()
+        await conversation.send_turns(session, 2)
+        dropped = session.dropped()
+    with serve_store(conversation.store) as client:
+        page.url = client.url
+        path = f"/api/sessions/{session.id}/compactions"
+        first, second = client.get(path)["compactions"]
+        page.open(f"session/{session.id}", heading="port the parser")
+        page.wait_until(lambda: len(page.texts("[data-compaction]")) == 2)
+        rows = page.texts("[data-compaction]")
+        for row, compaction, state in zip(rows, (first, second), ("undone", "in effect"), strict=True):
+            assert f"{compaction['tokens_before']:,}" in row
+            assert f"{compaction['tokens_after']:,}" in row
+            assert f"m1 to m{compaction['last']} became a summary" in row
+            assert "asked for by the user" in row
+            assert state in row
+        count = sum(content.kind == "tool result" for content in dropped)
+        assert f"{count} tool results" in page.text("[data-figure=dropped]")
+        assert f"/undo-compact in holdfast chat --resume {session.id}" in page.text("[data-figure=undo]")
+        page.click("[data-does=compacted]")
+        page.wait_until(lambda: "Goal: Port the parser" in page.text("pre.summary"))
+        assert f"m{dropped[0].number}" in page.text("[aria-label=Compactions]")

@@ -8,6 +8,7 @@ from holdfast.catalog.lookup import Models
 from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CacheControlsApplied, CachePinged, ExplicitCacheChanged
 from holdfast.events.payloads.calls import LlmCallStarted, ModelSwitched, RequestPrepared
+from holdfast.events.payloads.compaction import CompactionUndone, ContextCompacted
 from holdfast.events.payloads.session import EpochOpened, SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.ledger.accounting import ACCOUNTED_PAYLOADS, AccountingState, LedgerEntry, record_event
@@ -144,6 +145,10 @@ def _describe_event(payload: AnyPayload) -> tuple[str, str] | None:
     match payload:
         case EpochOpened(epoch=epoch) if epoch > 1:
             return "compaction", f"epoch {epoch} was opened: the stable prefix was rebuilt"
+        case ContextCompacted(trigger=trigger, tokens_before=before, tokens_after=after):
+            return "compaction", f"{trigger}: {before:,} to {after:,} tokens"
+        case CompactionUndone(tokens_before=before, tokens_after=after):
+            return "compaction", f"undone: {before:,} to {after:,} tokens"
         case CachePinged(kind=kind, reason=reason):
             return "ping", f"{kind}: {reason}" if reason else kind
         case ExplicitCacheChanged(action=action, tokens=tokens):

@@ -1,4 +1,4 @@
-"""HTTP routes for the calls of one session: prompt layers, cache plan, usage, verdict and certificate."""
+"""HTTP routes for one session: its calls with prompt layers, cache plan, usage and verdict, and its compactions."""
 
 import datetime
 from decimal import Decimal
@@ -11,6 +11,7 @@ from holdfast.engine.certify import Certificate, certify
 from holdfast.errors import UserError
 from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
 from holdfast.ledger.layers import CallLayers, CallTimeline, RequestLayers
+from holdfast.runtime.compaction import SessionCompactions, report_compactions
 from holdfast.service.api.analytics_rows import to_json_usd
 from holdfast.service.api.prompt_view import Divergence, find_divergence
 from holdfast.service.context import AppContext
@@ -19,7 +20,9 @@ from holdfast.service.http.routes import ApiError, Route, SessionRequest, copy_f
 from holdfast.types.prompt import PlanProbabilities, PromptSection
 
 _CALL = "/api/sessions/{session_id}/calls/{number}"
+_COMPACTIONS = "/api/sessions/{session_id}/compactions"
 CALLS_MAX = 1_000
+DROPPED_MAX = 200
 NUMBER_MAX = 10**9
 
 
@@ -128,6 +131,58 @@ class CallResponse(msgspec.Struct, frozen=True):
     certificate: Certificate | None
 
 
+class CompactionView(msgspec.Struct, frozen=True):
+    """Messages `first` to `last` became a summary, or `cleared` results and images were replaced by a line each."""
+
+    at: datetime.datetime
+    trigger: str
+    strategy: str
+    first: int
+    last: int
+    has_summary: bool
+    tokens_before: int
+    tokens_after: int
+    cleared: int
+    saving_per_call_usd: float
+    is_undone: bool
+
+
+class DroppedKind(msgspec.Struct, frozen=True):
+    kind: str
+    count: int
+    tokens: int
+
+
+class CompactionsResponse(msgspec.Struct, frozen=True):
+    """The compactions of a session, and by kind what is not in view because of them; without any text of the prompt.
+
+    `undo` says how the newest compaction is undone; empty if none can be.
+    """
+
+    compactions: tuple[CompactionView, ...]
+    dropped: tuple[DroppedKind, ...]
+    undo: str
+
+
+class DroppedView(msgspec.Struct, frozen=True):
+    kind: str
+    number: int
+    about: str
+    tokens: int
+
+
+class CompactedContentResponse(msgspec.Struct, frozen=True):
+    """The most important lines of the summary in view, and the largest pieces that are not in view."""
+
+    compressed_summary: str
+    dropped: tuple[DroppedView, ...]
+    notes: tuple[str, ...]
+
+
+class CompactionsRequest(SessionRequest, frozen=True):
+    pass
+
+
 class CallsRequest(SessionRequest, frozen=True):
     """Without `after`, the newest calls are returned."""
 
@@ -165,6 +220,43 @@ def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
     if calls is None:
         raise make_not_found_error("session", request.session_id)
     return calls
+
+
+def list_compactions(context: AppContext, request: CompactionsRequest) -> CompactionsResponse:
+    """The compactions of a session, what left its view by kind, and how to undo the newest."""
+    found = _find_compactions(context, request.session_id)
+    kinds = dict.fromkeys(content.kind for content in found.dropped)
+    by_kind = {kind: [content.tokens for content in found.dropped if content.kind == kind] for kind in kinds}
+    return CompactionsResponse(
+        compactions=tuple(
+            copy_fields(
+                CompactionView,
+                report,
+                at=to_datetime(report.at),
+                saving_per_call_usd=to_json_usd(report.saving_per_call_usd),
+            )
+            for report in found.compactions
+        ),
+        dropped=tuple(DroppedKind(kind, len(tokens), sum(tokens)) for kind, tokens in by_kind.items()),
+        undo=found.undo,
+    )
+
+
+def get_compacted_content(context: AppContext, request: CompactionsRequest) -> CompactedContentResponse:
+    """The summary in view and what is not in view; this quotes the prompt."""
+    found = _find_compactions(context, request.session_id)
+    return CompactedContentResponse(
+        compressed_summary=found.compressed_summary,
+        dropped=tuple(copy_fields(DroppedView, content) for content in found.dropped[:DROPPED_MAX]),
+        notes=tuple(note for report in found.compactions for note in report.notes),
+    )
+
+
+def _find_compactions(context: AppContext, session_id: str) -> SessionCompactions:
+    events = list(context.log.read(session_id))
+    if not events:
+        raise make_not_found_error("session", session_id)
+    return report_compactions(events, session_id, context.models)
 
 
 def get_call(context: AppContext, request: CallRequest) -> CallResponse:
@@ -299,6 +391,8 @@ def _verdict_view(verdict: Verdict) -> VerdictView:
 
 ROUTES: tuple[Route, ...] = (
     json_route("GET", "/api/sessions/{session_id}/calls", list_calls, rule="read", error_statuses=(404,)),
+    json_route("GET", _COMPACTIONS, list_compactions, rule="read", error_statuses=(404,)),
+    json_route("GET", f"{_COMPACTIONS}/content", get_compacted_content, rule="admin", error_statuses=(404,)),
     json_route("GET", _CALL, get_call, rule="read", error_statuses=(404,)),
     json_route("GET", f"{_CALL}/bytes", get_divergence, rule="admin", error_statuses=(404,)),
 )

@@ -7,6 +7,7 @@ import { cost, count, dollars, percent, time, verdict } from "../format.js";
 import { legend, promptChart } from "../prompt_chart.js";
 import { table } from "../table.js";
 import { callDetail } from "./call.js";
+import { compactionBlock } from "./compactions.js";
 
 export const title = "Session";
 
@@ -20,8 +21,8 @@ export async function show(place, { rest, query, visitor }) {
     return {};
   }
   const path = `/api/sessions/${part(id)}/calls`;
-  const state = { session: null, selected: Number(query.get("call")) || null, rows: ROWS, chart: null };
-  const [head, chart, detail, list] = [h("div", {}), h("div", {}), h("div", { class: "detail", "aria-live": "polite" }), h("div", {})];
+  const state = { session: null, selected: Number(query.get("call")) || null, rows: ROWS, chart: null, marks: 0 };
+  const [head, chart, detail, compactions, list] = [h("div", {}), h("div", {}), h("div", { class: "detail", "aria-live": "polite" }), h("div", {}), h("div", {})];
 
   const link = (number) => `#/session/${part(id)}?call=${number}`;
   const select = (call) => { if (call) location.hash = link(call.number); };
@@ -97,11 +98,17 @@ export async function show(place, { rest, query, visitor }) {
       ? { ...session, calls: [...state.session.calls, ...session.calls], between: mergeEvents(state.session.between, session.between) }
       : session;
     draw();
+    // Reading compactions takes the whole log, so it is done only for a session that has some, when one was added.
+    const marks = state.session.between.filter((event) => event.kind === "compaction").length;
+    if (marks !== state.marks) {
+      state.marks = marks;
+      fill(compactions, marks ? await compactionBlock(`/api/sessions/${part(id)}/compactions`, visitor) : null);
+    }
   };
 
   await refresh();
   await drawDetail();
-  place.append(head, chart, detail, list);
+  place.append(head, chart, detail, compactions, list);
   const resized = () => state.session.calls.length && drawChart();
   window.addEventListener("resize", resized);
   return {
