@@ -188,7 +188,7 @@ def _is_over_limit_paid(
         return True
     # Rent or buy, from the limit on: with F + A tokens left, a call with prompt P above the limit carries P - F - A
     # that it could do without, at r each; removing them costs (w - r) A once. A session that ends before the one
-    # equals the other would have paid for nothing; one that goes on has paid at most twice (decision 0054).
+    # equals the other would have paid for nothing; one that goes on has paid at most twice (decision 0053).
     needed = sizes.prefix + sizes.after
     prompts = (*(prompt for prompt in monitor.prompts if prompt >= limit), sizes.prompt)
     carried = sum(max(0, prompt - needed) for prompt in prompts)
