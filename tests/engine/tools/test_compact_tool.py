@@ -65,6 +65,9 @@ async def test_what_the_agent_asks_for_happens_before_the_next_call_and_can_be_u
         assert len(recorded(conversation.store, ContextCompacted)) == 1
         assert "def step_59(token)" in str(session.history[2])
         assert not session.dropped()
+        # What the agent asked for before the undo is over, even when the prompt has grown.
+        await conversation.send_turns(session, 8)
+        assert len(recorded(conversation.store, ContextCompacted)) == 1
     assert len(recorded(conversation.store, CompactionUndone)) == 1
     assert validate_transcript(session.history) == ()
     certificates = list(certify(conversation.store.read(session.id), session.id, shipped_models()))
