@@ -103,6 +103,10 @@ class InstructionService:
         text = content if content is not None else UNITS[name][2]
         return self.request("PUT", "/v1/instruction/units", {"fact_uri": uri(name, version), "content": text, **more})
 
+    def write_all(self) -> None:
+        for name in UNITS:
+            assert self.write(name).status == 201
+
     def publish(
         self, entries: Sequence[object] | None = None, version: str = "v1", *, key: str | None = None, **more: object
     ) -> ServiceResponse:
@@ -112,8 +116,7 @@ class InstructionService:
 
     def publish_all(self, entries: Sequence[object] | None = None, **more: Any) -> None:
         """Write all units and publish a manifest."""
-        for name in UNITS:
-            assert self.write(name).status == 201
+        self.write_all()
         published = self.publish(entries, **more)
         assert published.status == 200, published.body
 

@@ -229,7 +229,10 @@ class FailedProbe(msgspec.Struct, frozen=True):
 
 
 class UnitCoverage(msgspec.Struct, frozen=True, kw_only=True):
-    """`scaled_pct` is the share at a k scaled to the manifest's size; `chance` is the share of a random ranking."""
+    """`scaled_pct` is the share at a k scaled to the manifest's size; `chance` is the share of a random ranking.
+
+    `obstacle` says why a recall can never return the unit, whatever it is asked.
+    """
 
     unit: str
     coverage_pct: float | None
@@ -240,6 +243,7 @@ class UnitCoverage(msgspec.Struct, frozen=True, kw_only=True):
     probe_count: int = 0
     failures: tuple[FailedProbe, ...] = ()
     status: Literal["evaluated", "no_probes"] = "evaluated"
+    obstacle: str | None = None
 
 
 class CoverageRun(msgspec.Struct, frozen=True, kw_only=True):

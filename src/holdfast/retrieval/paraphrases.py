@@ -17,6 +17,9 @@ from holdfast.retrieval.bm25 import STOP_WORDS
 
 _DOUBLES_CONSONANT = re.compile(r"[^aeiou]*[aeiou][^aeiouwxy]")
 
+_STRESSED_AT_END = frozenset({"commit", "submit", "debug", "format", "rerun", "reset", "unplug"})
+"""Verbs of two syllables that double their last consonant too: committing, formatting."""
+
 
 class SynonymGroups(msgspec.Struct, frozen=True):
     """Groups of words that mean the same. A word in several groups has the synonyms of the first."""
@@ -41,7 +44,7 @@ def load_synonym_groups() -> SynonymGroups:
 def _synonyms() -> _Synonyms:
     groups = load_synonym_groups()
     verbs, other_words = _index_groups(groups.verbs), _index_groups(groups.other_words)
-    gerunds = {_gerund(verb): tuple(map(_gerund, others)) for verb, others in verbs.items()}
+    gerunds = {to_gerund(verb): tuple(map(to_gerund, others)) for verb, others in verbs.items()}
     return _Synonyms(verbs, other_words, gerunds)
 
 
@@ -70,9 +73,10 @@ def find_synonyms(word: str, *, as_order: bool) -> tuple[str, ...]:
     return synonyms.gerunds.get(word, ())
 
 
-def _gerund(verb: str) -> str:
+def to_gerund(verb: str) -> str:
+    """The -ing form: `run tests` is `running tests`."""
     first, space, rest = verb.partition(" ")
-    if _DOUBLES_CONSONANT.fullmatch(first):
+    if _DOUBLES_CONSONANT.fullmatch(first) or first in _STRESSED_AT_END:
         first += first[-1]
     elif first.endswith("e") and not first.endswith("ee"):
         first = first[:-1]

@@ -273,6 +273,10 @@ def test_no_shared_secret_is_accepted_with_only_a_public_key_configured(tmp_path
 def test_manifest_that_makes_the_stub_too_large_is_refused(
     service: InstructionService, pointer: dict[str, object]
 ) -> None:
+    service.write_all()
+    file = service.root / "how-we-work/with-others/on-their-changes/a.md"
+    file.parent.mkdir(parents=True)
+    file.write_text(UNITS["code-review"][2])
     listed = [entry("code-review", **pointer)]
     assert service.agent_request("PUT", "", {"always_rules": ["word " * 340]}).status == 200
     response = service.publish(listed)

@@ -69,6 +69,7 @@ def test_entry_names_are_unique_in_a_manifest(service: InstructionService) -> No
 
 
 def test_task_types_of_the_deployment_are_compared_exactly(service: InstructionService) -> None:
+    service.write_all()
     for reason in ("tea_time", "Manual", "manual "):
         response = service.publish([entry("code-review", required_by_task_types=[reason])])
         assert (response.status, response.code) == (400, "task_type_unknown")
@@ -76,6 +77,7 @@ def test_task_types_of_the_deployment_are_compared_exactly(service: InstructionS
 
 
 def test_more_than_two_task_types_need_an_approval(service: InstructionService) -> None:
+    service.write_all()
     listed = [entry("code-review", required_by_task_types=list(WAKE_REASONS[:3]))]
     assert service.publish(listed).code == "task_types_approval_required"
     assert service.publish([entry("code-review", required_by_task_types=list(WAKE_REASONS[:2]))]).status == 200
@@ -86,6 +88,7 @@ def test_more_than_two_task_types_need_an_approval(service: InstructionService) 
 def test_guaranteed_unit_needs_an_approval_and_a_prepended_one_a_second_with_review(
     service: InstructionService,
 ) -> None:
+    service.write_all()
     guaranteed = {"kind": "guarantee_load", "unit": "code-review"}
     first = {"kind": "force_prepend", "unit": "code-review"}
     plain = [entry("code-review", guarantee_load=True)]
@@ -101,6 +104,7 @@ def test_guaranteed_unit_needs_an_approval_and_a_prepended_one_a_second_with_rev
 
 
 def test_approval_counts_only_with_the_approvers_own_key_or_signature(service: InstructionService) -> None:
+    service.write_all()
     listed = [entry("code-review", guarantee_load=True)]
     claimed = {"kind": "guarantee_load", "unit": "code-review", "authored_by": BEN}
     assert service.publish(listed, approvals=[claimed]).code == "guarantee_approval_required"
@@ -123,6 +127,7 @@ def test_approval_counts_only_with_the_approvers_own_key_or_signature(service: I
 
 
 def test_previously_recorded_approval_counts(service: InstructionService) -> None:
+    service.write_all()
     assert service.publish([entry("code-review")]).status == 200
     recorded = service.agent_request(
         "POST", "/approvals", {"kind": "guarantee_load", "unit": "code-review"}, key=service.ben
@@ -152,12 +157,14 @@ def test_manifest_over_a_thousand_tokens_is_refused_with_the_size_of_each_entry(
 
 @pytest.mark.parametrize("version", ["v2", "v1", "v0.9", "2.0", "latest", "STABLE", "current", "head"])
 def test_version_must_increase_and_be_pinned(service: InstructionService, version: str) -> None:
+    service.write_all()
     assert service.publish([entry("code-review")], "v2").status == 200
     response = service.publish([entry("code-review")], version)
     assert (response.status, response.code) == (409, "manifest_version_conflict")
 
 
 def test_versions_are_compared_numerically(service: InstructionService) -> None:
+    service.write_all()
     for version in ("v2", "v10", "v10.1", "v11"):
         assert service.publish([entry("code-review")], version).status == 200
     assert service.agent_request("GET", "/instruction-manifest").json["manifest_version"] == "v11"
@@ -179,6 +186,7 @@ def test_unit_not_found_by_its_own_intents_fails_the_gate_and_blocks_publishing(
 
 def test_of_several_faults_the_first_in_the_agreed_order_is_reported(service: InstructionService) -> None:
     """Each step fixes the reported fault and reveals the next."""
+    service.write_all()
     assert service.publish([entry("code-review")], "v5").status == 200
     many = [entry(f"unit-{number}", guarantee_load=True, description="many words indeed " * 6) for number in range(25)]
     steps: list[tuple[str, dict[str, object]]] = [
@@ -300,4 +308,7 @@ def test_path_is_one_line_without_control_characters(service: InstructionService
     for path in (f"a.md{character}- root-access: `do.md", f"a.md{character}", f"{character}a.md"):
         response = service.publish([entry("code-review", fact_uri=None, path=path)])
         assert (response.status, response.code) == (400, "manifest_entry_invalid")
+    file = service.root / "für Ärzte/手順\u3000書.md"
+    file.parent.mkdir()
+    file.write_text(UNITS["code-review"][2])
     assert service.publish([entry("code-review", fact_uri=None, path="für Ärzte/手順\u3000書.md")]).status == 200

@@ -43,6 +43,7 @@ def test_guaranteed_unit_is_judged_by_its_rank_not_by_its_presence(service: Inst
 
 
 def test_empty_fields_do_not_count_toward_manifest_tokens(service: InstructionService) -> None:
+    service.write_all()
     plain = service.publish([entry("code-review")]).json["token_count"]
     empty = {"required_by_task_types": [], "guarantee_load": False, "path": None, "token_estimate": None}
     assert service.publish([entry("code-review", **empty)], "v2").json["token_count"] == plain

@@ -176,7 +176,8 @@ def test_unsigned_version_is_quarantined_without_a_deployment_key(service: Instr
     service.library.key = None
     written = service.write("code-review", content=TEXT)
     assert (written.status, written.json["status"]) == (201, "quarantined")
-    published = service.publish([entry("code-review")])
+    assert service.publish([entry("code-review")]).code == "manifest_coverage_failure"
+    published = service.publish([entry("code-review", load_triggers={})])
     assert any("code-review: unit_unavailable" in line for line in published.json["warnings"])
     result = service.recall("review a pull request", manifest_hint=["code-review"], floor=False).json
     assert (result["chunks"], result["unavailable"]) == ([], ["code-review"])

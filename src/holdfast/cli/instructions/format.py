@@ -7,7 +7,7 @@ import msgspec
 
 from holdfast.cli.format import format_count
 from holdfast.cli.tables import print_table
-from holdfast.instructions.manifest.check import DraftCheck, LintFlaw
+from holdfast.instructions.manifest.check import DraftCheck, LintFlaw, SituationCheck
 from holdfast.instructions.manifest.validate import MANIFEST_TOKENS_MAX
 from holdfast.instructions.migration.proposal import MigrationProposal
 from holdfast.instructions.migration.sections import LineSpan
@@ -56,10 +56,24 @@ def show_check_result(checked: DraftCheck) -> None:
     for failure in checked.failures:
         click.echo(f"{failure.code}: {failure.message}")
     show_flaws(checked.flaws)
+    for situation in checked.situations:
+        if situation.is_weak:
+            _show_weak_situation(situation)
     shares = [unit.coverage_pct for unit in checked.coverage if unit.coverage_pct is not None]
     lowest = f"; lowest coverage of a unit: {min(shares):.0%} of its paraphrases" if shares else ""
     click.echo(f"{checked.token_count} of {MANIFEST_TOKENS_MAX} tokens{lowest}")
     click.echo("it can be published" if checked.passed else "it cannot be published")
+
+
+def _show_weak_situation(checked: SituationCheck) -> None:
+    """How well what stands in a unit, or a person's probe, finds it: a warning, because the gate asks triggers only."""
+    miss = checked.missed[0]
+    found = ", ".join(miss.first_units) or "nothing"
+    if checked.source == "probe":
+        click.echo(f"warning: the probe {miss.intent!r} must find {checked.unit} and finds {found}")
+        return
+    share = f"{checked.asked - len(checked.missed)} of {format_count(checked.asked, 'situation')} from its text"
+    click.echo(f"warning: {checked.unit}: only {share} find it; {miss.intent!r} finds {found}")
 
 
 def show_flaws(flaws: Sequence[LintFlaw]) -> None:

@@ -34,13 +34,17 @@ def scale_k(units: int) -> int:
 
 
 def measure_unit(instruction_set: InstructionSet, entry: ManifestEntry, settings: InstructionSettings) -> UnitCoverage:
-    """Measure one unit by its intents. Guarantee, hints and lifts are left out, because they would always pass."""
+    """Measure one unit by its intents, on what a recall would return now.
+
+    Guarantee, hints and lifts are left out, because they would always pass.
+    """
     use_floor = settings.use_floor
     rankings = [(query, rank_unit_names(instruction_set, query, use_floor=use_floor)) for query in gate_queries(entry)]
     units = len(instruction_set.manifest.body)
     # A random ranking has the unit among the first k with probability k / n.
     chance = min(1.0, GATE_K / units)
     hit_at_10, probe_count = measure_hit_share(instruction_set, entry, use_floor=use_floor)
+    obstacle = instruction_set.find_obstacle(entry.name)
     if not rankings:
         return UnitCoverage(
             unit=entry.name,
@@ -50,6 +54,7 @@ def measure_unit(instruction_set: InstructionSet, entry: ManifestEntry, settings
             hit_at_10=hit_at_10,
             probe_count=probe_count,
             status="no_probes",
+            obstacle=obstacle,
         )
     share = _share(rankings, entry.name, GATE_K)
     scaled = _share(rankings, entry.name, scale_k(units))
@@ -68,6 +73,7 @@ def measure_unit(instruction_set: InstructionSet, entry: ManifestEntry, settings
         hit_at_10=hit_at_10,
         probe_count=probe_count,
         failures=tuple(failed_probes),
+        obstacle=obstacle,
     )
 
 
@@ -113,10 +119,11 @@ def classify_coverage(unit: UnitCoverage) -> str:
 
 
 def rank_unit_names(instruction_set: InstructionSet, query: str, *, use_floor: bool) -> tuple[str, ...]:
-    """The first PROBE_K units, best first; with `use_floor` only relevant ones."""
-    floor = instruction_set.index.floor if use_floor else 0.0
-    ranked_units = instruction_set.rank(query).units
-    return tuple(unit.id for unit in ranked_units if unit.relevance >= floor)[:PROBE_K]
+    """The first PROBE_K units that a recall could return, best first; with `use_floor` only relevant ones."""
+    ranking = instruction_set.rank(query)
+    excluded = instruction_set.find_filler(ranking, use_floor=use_floor)
+    present = instruction_set.contents
+    return tuple(unit.id for unit in ranking.units if unit.id in present and unit.id not in excluded)[:PROBE_K]
 
 
 def _share(rankings: Sequence[tuple[str, tuple[str, ...]]], name: str, k: int) -> float:
@@ -165,11 +172,8 @@ def _probed_units(instruction_set: InstructionSet, *, k: int, use_floor: bool) -
         results = [_first_k(instruction_set, intent, k, use_floor=use_floor) for intent in intents]
         failing = [result for result in results if entry.name not in result.first_units]
         share, probe_count = measure_hit_share(instruction_set, entry, use_floor=use_floor)
-        # A unit without a text cannot be recalled, however well its triggers rank.
-        is_available = entry.name in instruction_set.contents
-        passed = is_available and not failing and (share or 0.0) >= CRITICAL_HIT_SHARE
-        missed = tuple(failing) if is_available else tuple(ProbeMiss(intent, ()) for intent in intents)
-        yield ProbedUnit(entry.name, share or 0.0, probe_count, missed, passed)
+        passed = entry.name in instruction_set.contents and not failing and (share or 0.0) >= CRITICAL_HIT_SHARE
+        yield ProbedUnit(entry.name, share or 0.0, probe_count, tuple(failing), passed)
 
 
 def _probed_curated(

@@ -9,20 +9,39 @@ import msgspec
 
 from holdfast.errors import InstructionError
 from holdfast.instructions.access import InstructionCaller
-from holdfast.instructions.coverage.measure import measure_all_units
+from holdfast.instructions.coverage.measure import (
+    GATE_K,
+    GATE_SHARE_MIN,
+    ProbeMiss,
+    measure_all_units,
+    rank_unit_names,
+)
 from holdfast.instructions.manifest import validate
 from holdfast.instructions.manifest.validate import ManifestDraft, SubmittedApproval
 from holdfast.instructions.migration.naming import describe_situation, is_situation
-from holdfast.instructions.models import Agent, Approval, Manifest, ManifestEntry, Provenance, UnitCoverage
+from holdfast.instructions.migration.situations import find_situations
+from holdfast.instructions.models import Agent, Approval, Manifest, ManifestEntry, Probe, Provenance, UnitCoverage
 from holdfast.instructions.recall.boot_stub import check_stub_size, measure_entry_cost
 from holdfast.instructions.recall.ranking import InstructionSet, make_content
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.redaction import redact_secrets
 from holdfast.retrieval.bm25 import extract_terms
+from holdfast.retrieval.encoders.registry import create_semantic_stage
+from holdfast.retrieval.index import SearchIndex
+from holdfast.retrieval.units import SearchUnit
 
 COSTLY_TOKENS = 120
 SAME_TEXT_SHARE = 0.85
-LintRule = Literal["no-trigger", "content-trigger", "same-trigger", "same-text", "when-finishing", "costly-entry"]
+SITUATIONS_ASKED_MAX = 12
+LintRule = Literal[
+    "no-trigger",
+    "content-trigger",
+    "nonsense-trigger",
+    "same-trigger",
+    "same-text",
+    "when-finishing",
+    "costly-entry",
+]
 _FINISHING = re.compile(
     r"wrap.?up|finish|checklist|definition of done|hand.?over|before (?:you )?(?:submit|push)", re.I
 )
@@ -105,18 +124,75 @@ def guarantee_warnings(entries: Sequence[ManifestEntry], guaranteed_count: int, 
 DRAFT_ID = "draft"
 
 
+class SituationCheck(msgspec.Struct, frozen=True):
+    """How many situations from a unit's own text, or of a person's probe, find it; triggers cannot test themselves."""
+
+    unit: str
+    source: Literal["content", "probe"]
+    asked: int
+    missed: tuple[ProbeMiss, ...]
+
+    @property
+    def found_share(self) -> float:
+        return 1 - len(self.missed) / self.asked
+
+    @property
+    def is_weak(self) -> bool:
+        """Below the share that the gate demands of paraphrases; a probe must be found whole."""
+        return bool(self.missed) if self.source == "probe" else self.found_share < GATE_SHARE_MIN
+
+
+def check_situations(
+    instruction_set: InstructionSet, probes: Sequence[Probe], *, use_floor: bool
+) -> tuple[SituationCheck, ...]:
+    """Generated here, from the text: nothing of a unit's content leaves the machine (seed 003, S8)."""
+    checks = []
+    for entry in instruction_set.manifest.body:
+        content = instruction_set.contents.get(entry.name)
+        situations = find_situations(content.text)[:SITUATIONS_ASKED_MAX] if content else ()
+        asked = [situation for situation in situations if situation not in entry.load_triggers.intents]
+        if asked:
+            found = ((query, rank_unit_names(instruction_set, query, use_floor=use_floor)[:GATE_K]) for query in asked)
+            missed = tuple(ProbeMiss(query, names) for query, names in found if entry.name not in names)
+            checks.append(SituationCheck(entry.name, "content", len(asked), missed))
+    for probe in probes:
+        names = rank_unit_names(instruction_set, probe.intent, use_floor=use_floor)[: probe.k]
+        is_found = all(name in names for name in probe.required_units)
+        unit = ", ".join(probe.required_units)
+        checks.append(SituationCheck(unit, "probe", 1, () if is_found else (ProbeMiss(probe.intent, names),)))
+    return tuple(checks)
+
+
+def find_nonsense_triggers(
+    entries: Sequence[ManifestEntry], texts: Mapping[str, str], encoder: str | None
+) -> tuple[LintFlaw, ...]:
+    """Intents that have neither a word nor a meaning in common with the text that they should find."""
+    units = [SearchUnit(entry.name, entry.name, "", (), texts[entry.name]) for entry in entries if entry.name in texts]
+    index = SearchIndex(units, meaning=create_semantic_stage(encoder) if encoder else None)
+    flaws = []
+    for entry in entries:
+        for intent in entry.load_triggers.intents if entry.name in texts else ():
+            hit = index.rank(intent).explain(entry.name)
+            if not hit.matched_terms and hit.relevance < index.floor:
+                message = f"{intent[:80]!a} has nothing in common with the text"
+                fix = "describe a situation in which someone needs this text"
+                flaws.append(LintFlaw(entry.name, "nonsense-trigger", message, fix))
+    return tuple(flaws)
+
+
 class CheckFailure(msgspec.Struct, frozen=True):
     code: str
     message: str
 
 
 class DraftCheck(msgspec.Struct, frozen=True):
-    """The draft could be published if there are no failures."""
+    """The draft could be published if there are no failures; flaws and situations are warnings."""
 
     failures: tuple[CheckFailure, ...]
     flaws: tuple[LintFlaw, ...]
     coverage: tuple[UnitCoverage, ...]
     token_count: int
+    situations: tuple[SituationCheck, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -130,8 +206,9 @@ def check_draft(
     *,
     settings: InstructionSettings,
     approvals: Sequence[Approval] = (),
+    probes: Sequence[Probe] = (),
 ) -> DraftCheck:
-    """Does not read files at entry paths and does not compare the version with published ones."""
+    """Does not compare the version with published ones; a unit without a text here cannot be recalled."""
     uri = validate.manifest_address(agent.deployment, agent.id, draft.version).uri
     mode = validate.infer_migration_mode(draft.entries)
     manifest = Manifest(DRAFT_ID, agent.id, draft.version, uri, 0, draft.entries, 0, mode, Provenance(DRAFT_ID))
@@ -148,13 +225,19 @@ def check_draft(
     failures = [failure for check in checks for failure in _failures_of(check)]
     coverage: tuple[UnitCoverage, ...] = ()
     flaws: tuple[LintFlaw, ...] = ()
+    situations: tuple[SituationCheck, ...] = ()
     # Ranking and linting assume valid entries.
     if not any(failure.code == "manifest_entry_invalid" for failure in failures):
         contents = {name: make_content(text, "stigmem") for name, text in texts.items()}
-        coverage = measure_all_units(InstructionSet(manifest, contents, encoder=settings.encoder), settings)
-        flaws = lint_manifest(draft.entries, texts)
+        instruction_set = InstructionSet(manifest, contents, encoder=settings.encoder)
+        coverage = measure_all_units(instruction_set, settings)
+        flaws = (
+            *lint_manifest(draft.entries, texts),
+            *find_nonsense_triggers(draft.entries, texts, settings.encoder),
+        )
+        situations = check_situations(instruction_set, probes, use_floor=settings.use_floor)
     failures += [_coverage_failure(unit) for unit in coverage if not unit.passed]
-    return DraftCheck(tuple(failures), flaws, coverage, draft.token_count)
+    return DraftCheck(tuple(failures), flaws, coverage, draft.token_count, situations)
 
 
 def assume_submitted(
@@ -172,6 +255,8 @@ def _failures_of(check: Callable[[], object]) -> Iterator[CheckFailure]:
 
 
 def _coverage_failure(unit: UnitCoverage) -> CheckFailure:
+    if unit.obstacle is not None:
+        return CheckFailure("manifest_coverage_failure", f"{unit.unit}: a recall cannot return it; {unit.obstacle}")
     rivals = sorted({probe.found_instead for probe in unit.failures if probe.found_instead})
     instead = f"; found instead: {', '.join(rivals[:3])}" if rivals else ""
     share = 0.0 if unit.coverage_pct is None else unit.coverage_pct

@@ -32,7 +32,7 @@ from holdfast.instructions.migration.files import InstructionFolder
 from holdfast.instructions.migration.proposal import MigrationProposal
 from holdfast.instructions.models import Agent, ApprovalKind, Manifest, ManifestEntry, UnitVersion
 from holdfast.instructions.recall.snapshot import select_newest_units, unit_key
-from holdfast.instructions.units.files import write_entry_file
+from holdfast.instructions.units.files import read_entry_file, write_entry_file
 from holdfast.instructions.units.write import SubmittedUnit, write_unit
 from holdfast.instructions.uri import UnitAddress, is_newer, parse_unit_uri, parse_version_numbers
 from holdfast.sources.files import describe_read_error
@@ -79,7 +79,29 @@ def check_instruction_folder(
         for approval in approvals
         if approval.unit is None or approval.version in (None, *versions.get(approval.unit, ()))
     ]
-    return check_draft(folder.manifest.draft, folder.texts, agent, settings=context.settings, approvals=applicable)
+    return check_draft(
+        folder.manifest.draft,
+        _texts_after(context, folder, agent),
+        agent,
+        settings=context.settings,
+        approvals=applicable,
+        probes=context.records.probes(agent.id),
+    )
+
+
+def _texts_after(context: InstructionContext, folder: InstructionFolder, agent: Agent) -> dict[str, str]:
+    """By unit, what a recall could return once the folder is published: its texts, and stored ones of other entries."""
+    others = tuple(entry for entry in folder.manifest.entries if entry.name not in folder.texts)
+    pointers = {entry.name: _find_stored_text(context, agent, entry) for entry in others}
+    return {name: text for name, text in pointers.items() if text is not None} | folder.texts
+
+
+def _find_stored_text(context: InstructionContext, agent: Agent, entry: ManifestEntry) -> str | None:
+    owner, name = unit_key(entry, agent)
+    active = find_active_version(context.records.list_unit_versions(owner, name)) if owner else None
+    if active is not None:
+        return active.content
+    return None if entry.path is None else read_entry_file(context.settings.root, agent.id, entry.path)
 
 
 def _possible_versions(

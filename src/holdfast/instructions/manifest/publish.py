@@ -240,8 +240,7 @@ class _Publication:
             elif k < GATE_K and unit.scaled_pct is not None and unit.scaled_pct < 0.8 <= (unit.coverage_pct or 0.0):
                 found = f"only {unit.scaled_pct:.0%} of its paraphrases rank it among the first {k}"
                 warnings.append(f"{unit.unit}: {found}")
-        unavailable = (entry.name for entry in entries if entry.name not in texts)
-        warnings += [f"{name}: unit_unavailable; it has no text that can be recalled" for name in unavailable]
+        warnings += [f"{unit.unit}: unit_unavailable; {unit.obstacle}" for unit in units if unit.obstacle is not None]
         warnings += describe_pending_units(self._context, self._agent, entries)
         warnings += credential_warnings(entries, texts)
         soft_max = self._settings.guaranteed_units_soft_max
@@ -281,12 +280,17 @@ def _coverage_failure_error(failing: Sequence[UnitCoverage]) -> InstructionError
             "unit": unit.unit,
             "coverage_pct": unit.coverage_pct,
             "scaled_pct": unit.scaled_pct,
+            "obstacle": unit.obstacle,
             "failures": [{"query": probe.query, "found_instead": probe.found_instead} for probe in unit.failures],
         }
         for unit in failing
     ]
-    message = f"too few paraphrases of the intents find these units: {', '.join(unit.unit for unit in failing)}"
+    message = f"too few paraphrases of the intents find these units: {', '.join(map(describe_failing_unit, failing))}"
     return InstructionError("manifest_coverage_failure", message, details={"units": details})
+
+
+def describe_failing_unit(unit: UnitCoverage) -> str:
+    return unit.unit if unit.obstacle is None else f"{unit.unit} ({unit.obstacle})"
 
 
 def _bypass_record(context: InstructionContext, manifest: Manifest, failing: Sequence[UnitCoverage]) -> AuditRecord:

@@ -62,6 +62,11 @@ def base_verb(word: str) -> str | None:
     return next((form for form in forms if form in verbs or is_imperative(form)), None)
 
 
+def is_noun_too(word: str) -> bool:
+    """Whether a word that is a verb is more often a noun at the start of a phrase."""
+    return word.lower() in _vocabulary().nouns_too
+
+
 def describe_situation(title: str) -> str:
     """What an agent is about to do when it needs the text under this title; empty for an empty title."""
     plain = _HOW_TO.sub("", strip_title(title))[:PHRASE_CHARACTERS_MAX].strip()

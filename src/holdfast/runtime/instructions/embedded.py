@@ -17,7 +17,7 @@ from holdfast.instructions.coverage.compare import CoverageDiff, MeasuredUnit, c
 from holdfast.instructions.coverage.measure import ProbeReport, probe_manifest
 from holdfast.instructions.coverage.metrics import RecallMetrics, compute_recall_metrics
 from holdfast.instructions.coverage.schedule import choose_encoder, use_recorded_encoder
-from holdfast.instructions.manifest.check import DraftCheck, LintFlaw, lint_manifest
+from holdfast.instructions.manifest.check import DraftCheck, LintFlaw, find_nonsense_triggers, lint_manifest
 from holdfast.instructions.manifest.deploy import (
     ApprovalResult,
     ArchiveResult,
@@ -321,7 +321,8 @@ class Library:
     def lint(self, agent: str = DEFAULT_AGENT) -> tuple[LintFlaw, ...]:
         instruction_set = self._instruction_set(agent)[1]
         texts = {name: content.text for name, content in instruction_set.contents.items()}
-        return lint_manifest(instruction_set.manifest.body, texts)
+        entries, encoder = instruction_set.manifest.body, self._context.instruction_sets.encoder
+        return (*lint_manifest(entries, texts), *find_nonsense_triggers(entries, texts, encoder))
 
     def probe(self, agent: str = DEFAULT_AGENT, *, k: int = 3) -> ProbeReport:
         record, instruction_set = self._instruction_set(agent)

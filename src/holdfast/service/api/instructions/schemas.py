@@ -64,6 +64,7 @@ class CoverageReportRow(msgspec.Struct, frozen=True, kw_only=True):
     chance: float
     skipped: bool
     failures: tuple[dict[str, str | None], ...]
+    obstacle: str | None
 
 
 class UnitResponse(msgspec.Struct, frozen=True):
