@@ -89,6 +89,9 @@ class InstructionRecords(Protocol):
     ) -> bool:
         """Activate a pending version and end its predecessors. False in the cases of `add_unit` for an active one."""
 
+    def quarantine_unit(self, unit: UnitVersion) -> bool:
+        """Withdraw a version from every recall at once; False if it is quarantined already."""
+
     def manifest(self, agent_id: str) -> Manifest | None: ...
 
     def manifest_at(self, agent_id: str, at: int) -> Manifest | None: ...

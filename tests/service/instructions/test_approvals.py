@@ -132,19 +132,6 @@ def test_heartbeat_right_after_publishing_uses_the_new_manifest(published_servic
     assert recalled.json["missed_hints"] == ["code-review"]
 
 
-def test_run_sees_the_versions_of_its_last_heartbeat(published_service: InstructionService) -> None:
-    assert published_service.heartbeat(published_service.wake(jti="first")).status == 200
-    published_service.clock.advance(60)
-    assert published_service.write(BUDGET, "v2", "Purchases above 900 dollars need an approval.").status == 201
-    versions = []
-    for jti in (None, "second"):
-        if jti:
-            assert published_service.heartbeat(published_service.wake(jti=jti)).status == 200
-        recalled = published_service.recall("approve a purchase", heartbeat_id="run_1", manifest_hint=[BUDGET])
-        versions += [chunk["version"] for chunk in recalled.json["chunks"] if chunk["name"] == BUDGET]
-    assert versions == ["v1", "v2"]
-
-
 def test_version_derives_from_its_predecessor_unless_the_author_names_another(service: InstructionService) -> None:
     first = service.write(BUDGET).json["content_sha256"]
     service.write(BUDGET, "v2", "Two.")

@@ -325,22 +325,6 @@ def test_tool_schema_states_the_default_budget(published_service: InstructionSer
     assert (fields["token_budget"]["default"], fields["max_chunks"]["default"]) == (2000, 3)
 
 
-def test_chunk_states_until_when_its_text_is_valid(published_service: InstructionService) -> None:
-    assert published_service.heartbeat(published_service.wake("manual")).status == 200
-    during = {"intent": "review a pull request", "heartbeat_id": "run_1"}
-    before = published_service.agent_request(
-        "POST", "/recall-instruction", during, key=published_service.agent_key
-    ).json["chunks"][0]
-    assert (before["version"], before["valid_until"]) == ("v1", None)
-    published_service.clock.advance(60)
-    assert published_service.write("code-review", "v2", "Newer words on a pull request.").json["status"] == "active"
-    # A heartbeat still gets the version of its start, with the time at which a newer one replaced it.
-    after = published_service.agent_request(
-        "POST", "/recall-instruction", during, key=published_service.agent_key
-    ).json["chunks"][0]
-    assert (after["version"], after["valid_until"]) == ("v1", "2027-01-15T08:01:00Z")
-
-
 class FailingEncoder:
     """An encoder that fails when it is called, or already when it is created."""
 

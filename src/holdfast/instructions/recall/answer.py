@@ -14,6 +14,8 @@ from holdfast.instructions.usage.shadow import measure_prompt_tokens
 from holdfast.retrieval.index import QUERY_CHARACTERS_MAX
 
 AUDIT_TOKEN_AGE_MS_MAX = 24 * 3_600_000
+HEARTBEAT_AGE_MS_MAX = 24 * 3_600_000
+"""How long a heartbeat adds its wake reason to the recalls that name it."""
 
 
 class RecallAnswer(msgspec.Struct, frozen=True):
@@ -55,22 +57,22 @@ def answer_recall(
     """
     now = context.now()
     heartbeat = context.records.heartbeat(agent.id, heartbeat_id) if heartbeat_id else None
-    start = heartbeat.session_start if heartbeat else None
-    if heartbeat is not None and start is not None:
+    if heartbeat is not None and now - heartbeat.session_start > HEARTBEAT_AGE_MS_MAX:
+        heartbeat = None
+    if heartbeat is not None:
+        # A heartbeat only adds its wake reason: the texts are those of now, because a unit that was withdrawn,
+        # replaced or taken off the manifest must be gone for everyone at once (seed 003, 21.4.2).
         question = msgspec.structs.replace(question, task_type=heartbeat.wake_reason)
-        # All recalls of a heartbeat use the state at its start, so that they are consistent and can be replayed.
-        lifted = tuple(instruction_set.lifted)
-        instruction_set = instruction_set_at(context, agent, start, lifted=lifted, otherwise=instruction_set)
     recalled = instruction_set.recall(question)
     # Another replica's clock may be ahead, so a version can be active before it starts by our clock.
-    as_of = start if start is not None else max(now, instruction_set.active_since)
+    as_of = max(now, instruction_set.active_since)
     # Retrieval reads no more than this, so the truncated intent is enough for a replay.
     intent = question.intent[:QUERY_CHARACTERS_MAX]
     record = AuditRecord(
         id=context.new_id("audevent"),
         agent_id=agent.id,
         heartbeat_id=heartbeat_id or context.new_id("run"),
-        session_start=start if start is not None else now,
+        session_start=heartbeat.session_start if heartbeat is not None else now,
         intent=intent,
         loaded_chunks=tuple(
             LoadedUnit(chunk.name, content.version, content.source, rank, chunk.score, content.tokens)
@@ -112,21 +114,6 @@ def write_audit_record(context: InstructionContext, record: AuditRecord) -> Stor
         context.warn(f"audit_write_failed: {type(error).__name__}")
         return error
     return None
-
-
-def instruction_set_at(
-    context: InstructionContext, agent: Agent, at: int, *, lifted: tuple[str, ...], otherwise: InstructionSet | None
-) -> InstructionSet:
-    manifest = context.records.manifest_at(agent.id, at)
-    if manifest is None:
-        if otherwise is None:
-            raise manifest_not_found_error(agent.id)
-        return otherwise
-    instruction_set = context.instruction_sets.build(agent, manifest, at=at, lifted=lifted)
-    # Prefer the cached set if it is equal: its index is already built.
-    if otherwise is not None and otherwise.snapshot_id == instruction_set.snapshot_id:
-        return otherwise
-    return instruction_set
 
 
 def close_audit_record(
@@ -171,7 +158,10 @@ def replay_recall(context: InstructionContext, agent: Agent, record: AuditRecord
         raise InstructionError("replay_not_possible", "only a recall can be replayed")
     question = msgspec.convert(encoded_question, RecallQuery)
     names = tuple(str(name) for name in lifted_names) if isinstance(lifted_names, list | tuple) else ()
-    instruction_set = instruction_set_at(context, agent, as_of, lifted=names, otherwise=None)
+    manifest = context.records.manifest_at(agent.id, as_of)
+    if manifest is None:
+        raise manifest_not_found_error(agent.id)
+    instruction_set = context.instruction_sets.build(agent, manifest, at=as_of, lifted=names)
     loaded_now = tuple(chunk.name for chunk in instruction_set.recall(question).chunks)
     loaded_then = tuple(chunk.name for chunk in record.loaded_chunks)
     same_snapshot = instruction_set.snapshot_id == record.detail.get("snapshot_id")

@@ -77,7 +77,7 @@ def start_heartbeat(
     if not context.records.consume_wake_token(claims.jti, expires_at=int(claims.exp * 1000) + 60_000, at=now):
         raise InstructionError("wake_token_used", "this wake token was used before")
     agent, instruction_set = context.require_instruction_set(agent_name, agent)
-    # Recalls of this heartbeat use the state at its start time, which must include the units returned here.
+    # A replay of this heartbeat uses the state at its start time, which must include the units returned here.
     now = max(now, instruction_set.active_since)
     stub = load_boot_stub(context, agent_name, agent, profile)
     preloads, warnings = _preloads(instruction_set.manifest, instruction_set.contents, claims.wake_reason)

@@ -72,6 +72,21 @@ def write_unit(context: InstructionContext, submitted: SubmittedUnit, caller: In
     raise _conflict("other writes to this unit kept winning the race; try again")
 
 
+def withdraw_unit(context: InstructionContext, fact_uri: str) -> UnitVersion:
+    """Quarantine a version: no recall, heartbeat or preload returns it from now on. Raises InstructionError.
+
+    Written again, it is judged again; the versions before it stay ended.
+    """
+    address = parse_unit_uri(fact_uri)
+    agent = None if is_shared_owner(address.owner) else context.records.agent(address.owner)
+    versions = context.records.list_unit_versions(agent.id if agent else address.owner, address.name)
+    unit = next((version for version in versions if version.version == address.version), None)
+    if unit is None:
+        raise InstructionError("unit_not_found", f"there is no unit {fact_uri[:200]!a}")
+    context.records.quarantine_unit(unit)
+    return msgspec.structs.replace(unit, status="quarantined")
+
+
 def check_unit_text(address: UnitAddress, content: str, authored_by: str | None) -> str:
     """Return the SHA-256 of a text that is valid for this address. Raises InstructionError."""
     if address.name == "manifest":

@@ -27,7 +27,7 @@ from holdfast.errors import InstructionError
 from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.context import InstructionContext
 from holdfast.instructions.models import Agent, AuditRecord, DetectedUnit, EvidenceKind, ManifestEntry, UsageEvidence
-from holdfast.instructions.recall.answer import find_own_record, instruction_set_at
+from holdfast.instructions.recall.answer import find_own_record
 from holdfast.instructions.recall.ranking import InstructionSet
 from holdfast.instructions.uri import parse_unit_uri
 from holdfast.instructions.usage.fingerprints import (
@@ -312,8 +312,9 @@ def detect_record_usage(
 def _instruction_set_of(context: InstructionContext, agent: Agent, record: AuditRecord) -> InstructionSet | None:
     """The set that the record was loaded from; a heartbeat that started before the first manifest used that one."""
     for at in (record.detail.get("as_of", record.session_start), record.created_at):
-        if isinstance(at, int) and context.records.manifest_at(agent.id, at) is not None:
-            return instruction_set_at(context, agent, at, lifted=(), otherwise=None)
+        manifest = context.records.manifest_at(agent.id, at) if isinstance(at, int) else None
+        if isinstance(at, int) and manifest is not None:
+            return context.instruction_sets.build(agent, manifest, at=at)
     return None
 
 

@@ -50,6 +50,7 @@ from holdfast.instructions.recall.heartbeat import load_boot_stub, start_heartbe
 from holdfast.instructions.recall.ranking import InstructionSet, RecallQuery
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.units.signatures import load_deployment_key
+from holdfast.instructions.units.write import withdraw_unit
 from holdfast.instructions.usage.detect import UsageComparison, analyse_trace, record_trace_usage
 from holdfast.instructions.usage.shadow import ShadowReport, make_shadow_report
 from holdfast.instructions.usage.trace import (
@@ -193,6 +194,14 @@ class Library:
     def approve(self, unit: str, *, agent: str = DEFAULT_AGENT, reason: str = "") -> ApprovalResult:
         """Approve the newest version of a unit that is loaded without a recall. Raises InstructionError."""
         return approve_unit(self._context, agent, unit, self._admin, reason=reason)
+
+    def withdraw(self, unit: str, *, agent: str = DEFAULT_AGENT) -> str:
+        """Quarantine the newest version of a unit: no recall returns it from now on. Returns its URI."""
+        entry = next((entry for entry in self.entries(agent) if entry.name == unit), None)
+        content = self._instruction_set(agent)[1].contents.get(unit)
+        if entry is None or content is None or content.fact_uri is None:
+            raise InstructionError("unit_not_found", f"agent {agent[:80]!a} has no active unit {unit[:80]!a}")
+        return withdraw_unit(self._context, content.fact_uri).uri
 
     def archive(
         self, *files: str | os.PathLike[str], root: str | os.PathLike[str], agent: str = DEFAULT_AGENT

@@ -97,6 +97,15 @@ class InstructionStore(OwnerTransfer):
     ) -> bool:
         return self._changes.run_steps(tables.activate_unit(unit, replaces_uri, manifest_ids, at=at))
 
+    def quarantine_unit(self, unit: UnitVersion) -> bool:
+        withdraw = SqlStep(
+            f"UPDATE {tables.UNITS.name} SET status = 'quarantined' WHERE uri = ? AND status <> 'quarantined'",
+            (unit.uri,),
+            rows_min=1,
+        )
+        stale = tables.mark_stale(unit.agent_id, unit.name)
+        return self._changes.run_steps([tables.take_lock(), withdraw, stale, tables.bump_revision(unit.agent_id)])
+
     def manifest(self, agent_id: str) -> Manifest | None:
         return self._first(tables.MANIFESTS, "WHERE agent_id = ? AND superseded_at IS NULL", agent_id)
 

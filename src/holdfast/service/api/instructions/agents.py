@@ -19,7 +19,7 @@ from holdfast.instructions.recall.answer import RecallAnswer, answer_recall, clo
 from holdfast.instructions.recall.boot_stub import BODY_TOKENS_WARN, check_stub_size, heartbeat_contract_uri
 from holdfast.instructions.recall.heartbeat import PreloadedUnit, load_boot_stub, start_heartbeat
 from holdfast.instructions.recall.ranking import RecallQuery, SelectedChunk
-from holdfast.instructions.units.write import SubmittedUnit, write_unit
+from holdfast.instructions.units.write import SubmittedUnit, withdraw_unit, write_unit
 from holdfast.instructions.uri import garden_id
 from holdfast.instructions.usage.detect import record_trace_usage
 from holdfast.instructions.usage.trace import check_trace_size
@@ -62,6 +62,14 @@ def put_unit(context: InstructionContext, caller: InstructionCaller, request: sc
     view = copy_fields(schemas.UnitResponse, written, coverage=coverage, measured_for=written.measured_agents)
     # Writing the same version with the same content again is allowed, so that clients can retry.
     return RouteResponse(_encode(view), status=201 if written.is_new else 200)
+
+
+def withdraw(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.UnitAddressRequest
+) -> schemas.WithdrawnUnit:
+    """Withdraw a unit version: nobody receives it from now on."""
+    unit = withdraw_unit(context, request.fact_uri)
+    return schemas.WithdrawnUnit(unit.uri, unit.status)
 
 
 def get_stub(context: InstructionContext, caller: InstructionCaller, request: schemas.BootStubRequest) -> RouteResponse:
@@ -301,6 +309,7 @@ ROUTES: tuple[Route, ...] = (
         error_statuses=(409,),
         success_statuses=(200, 201),
     ),
+    instruction_route("POST", "/v1/instruction/units/withdraw", withdraw, rule="admin"),
     instruction_route("GET", f"{_AGENT}/boot-stub", get_stub, content_type=MARKDOWN),
     instruction_route("GET", f"{_AGENT}/instruction-manifest", get_manifest),
     instruction_route(

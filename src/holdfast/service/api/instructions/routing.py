@@ -37,6 +37,7 @@ _STATUSES = {
     "coverage_not_found": 404,
     "audit_not_found": 404,
     "signer_not_found": 404,
+    "unit_not_found": 404,
     "manifest_version_conflict": 409,
     "unit_version_conflict": 409,
     "shortname_taken": 409,

@@ -55,6 +55,15 @@ class UnitRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     signature: Annotated[str, msgspec.Meta(max_length=100)] | None = None
 
 
+class UnitAddressRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    fact_uri: str
+
+
+class WithdrawnUnit(msgspec.Struct, frozen=True):
+    fact_uri: str
+    status: str
+
+
 class CoverageReportRow(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     coverage_pct: float | None
