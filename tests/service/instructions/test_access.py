@@ -30,6 +30,8 @@ AGENTS = ("itself", *PEERS, "supervisor", "admin")
 A = "/v1/agents/{agent_id}"
 MAY: dict[tuple[str, str], tuple[str, ...]] = {
     ("PUT", A): ADMINS,
+    ("GET", A): OWN,
+    ("POST", "/v1/instruction/units/withdraw"): ADMINS,
     ("PUT", "/v1/instruction/units"): ADMINS,
     ("PUT", "/v1/instruction/signer"): ADMINS,
     ("GET", "/v1/instruction/signer"): ADMINS,

@@ -63,14 +63,6 @@ def test_gate_queries_by_intents_only() -> None:
     }
 
 
-def test_unnumbered_versions_are_ordered_by_time(service: InstructionService) -> None:
-    for version in ("zebra", "amber"):
-        assert service.write("code-review", version, f"Read the diff of a pull request: {version}.").status == 201
-        service.clock.advance(60)
-    assert service.publish([entry("code-review", fact_uri=uri("code-review", "zebra"))]).status == 200
-    assert service.recall("review a pull request").json["chunks"][0]["version"] == "amber"
-
-
 def test_heartbeat_counts_the_stub_and_every_preload(service: InstructionService) -> None:
     service.publish_all([entry(name, required_by_task_types=["manual"]) for name in UNITS])
     heartbeat = service.heartbeat(service.wake("manual")).json
@@ -256,6 +248,7 @@ def test_sensitive_agent_cannot_be_promoted_early(service: InstructionService) -
     assert service.agent_request("PUT", "", {"sensitive": True}).json["sensitive"] is True
     with pytest.raises(InstructionError, match="flagged sensitive"):
         promote_manifest(service.library, AGENT, admin, force=True)
-    # An omitted field is reset to its default.
-    assert service.agent_request("PUT", "", {}).json["sensitive"] is False
+    # A field that is not sent stays as it is.
+    assert service.agent_request("PUT", "", {}).json["sensitive"] is True
+    assert service.agent_request("PUT", "", {"sensitive": False}).json["sensitive"] is False
     assert promote_manifest(service.library, AGENT, admin, force=True).manifest.migration_mode == "stigmem"

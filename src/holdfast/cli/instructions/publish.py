@@ -75,26 +75,56 @@ def publish(*, folder: Path, db: str | None, entity: str | None, skip_gate: bool
 
 
 @click.command("approve")
-@click.argument("unit")
+@click.argument("unit", required=False)
 @agent_option
 @db_option
 @_entity
+@click.option(
+    "--kind",
+    type=click.Choice(("guarantee_load", "force_prepend", "task_types")),
+    help="Approve this, also before the manifest that needs it is published. Default: what a pending version needs.",
+)
+@click.option("--version", metavar="VERSION", help="Version of the unit. Default: the newest.")
+@click.option("--skip-gate", metavar="VERSION", help="Approve that this manifest version skips the coverage gate.")
 @click.option("--reason", default="", help="Result of your review; required for a unit with force_prepend.")
 @json_option
-def approve(*, unit: str, agent: str, db: str | None, entity: str | None, reason: str, as_json: bool) -> None:
+def approve(
+    *,
+    unit: str | None,
+    agent: str,
+    db: str | None,
+    entity: str | None,
+    kind: str | None,
+    version: str | None,
+    skip_gate: str | None,
+    reason: str,
+    as_json: bool,
+) -> None:
     """Approve the newest version of UNIT, which is preloaded or guaranteed, so that agents receive it from now on.
 
-    `publish` and `rollback` list the versions that are pending approval.
+    `publish` and `rollback` list the versions that are pending approval. With --kind or --skip-gate, it records an
+    approval that a manifest will need when it is published.
     """
+    import msgspec
+
+    from holdfast.instructions.manifest.validate import SubmittedApproval
+
+    if (unit is None) == (skip_gate is None):
+        raise click.UsageError("name a unit, or a manifest version with --skip-gate")
     with open_library(db, writable=True, entity=entity) as library:
-        approval = library.approve(unit, agent=agent, reason=reason)
+        if unit is not None and kind is None:
+            approval = library.approve(unit, agent=agent, reason=reason)
+        else:
+            fields = {"kind": kind or "skip_gate", "unit": unit, "version": skip_gate or version, "reason": reason}
+            approval = library.record_approval(msgspec.convert(fields, SubmittedApproval), agent=agent)
     if as_json:
         print_json(approval)
-    else:
-        click.echo(f"approved {approval.fact_uri}: {', '.join(approval.kinds) or 'nothing was missing'}")
-        click.echo(
-            "it is active from now on" if approval.is_activated else "it still needs the approval of another agent"
-        )
+        return
+    click.echo(f"approved {approval.fact_uri}: {', '.join(approval.kinds) or 'nothing was missing'}")
+    if approval.is_activated:
+        click.echo("it is active from now on")
+    elif kind is None and skip_gate is None:
+        click.echo("it still needs the approval of another agent")
 
 
 @click.command("promote")

@@ -24,6 +24,7 @@ from holdfast.instructions.manifest.publish import (
     PublicationRequest,
     PublicationResult,
     describe_pending_units,
+    name_approved_version,
     publish_manifest,
     select_valid_approvals,
 )
@@ -247,7 +248,8 @@ def approve_unit(
         raise InstructionError("approval_invalid", f"the manifest lists no unit {unit_name[:80]!a}")
     pending_units = list_pending_units(context, agent, entry, context.records.approvals(agent.id))
     if not pending_units:
-        raise InstructionError("approval_invalid", f"no version of {unit_name[:80]!a} is pending approval")
+        message = f"no version of {unit_name[:80]!a} is pending approval; approve in advance with --kind"
+        raise InstructionError("approval_invalid", message)
     pending = pending_units[-1]
     if "force_prepend" in pending.missing_approvals and not reason.strip():
         message = "the unit is prepended: give the result of its content review as the reason"
@@ -258,6 +260,24 @@ def approve_unit(
     approvals = select_valid_approvals(context, agent, submitted, caller)
     activated = pending.unit.uri in record_approvals(context, agent, approvals, unit=unit_name, version=version)
     return ApprovalResult(pending.unit.uri, kinds, activated)
+
+
+def record_approval_of(
+    context: InstructionContext, agent_name: str, submitted: SubmittedApproval, caller: InstructionCaller
+) -> ApprovalResult:
+    """Record one approval that a manifest needs, before or after it is published. Raises InstructionError."""
+    agent = context.records.agent(agent_name) or make_agent(context, agent_name)
+    approval = name_approved_version(context, agent, submitted)
+    if approval.kind == "force_prepend" and not approval.reason.strip():
+        message = "the unit is prepended: give the result of its content review as the reason"
+        raise InstructionError("prepend_approval_required", message)
+    if approval.kind == "skip_gate" and caller.entity is None:
+        message = "skipping the gate takes two admins: say who approves, such as acme:user/ann"
+        raise InstructionError("approval_invalid", message)
+    accepted = select_valid_approvals(context, agent, (approval,), caller)
+    activated = record_approvals(context, agent, accepted, unit=approval.unit, version=approval.version)
+    what = f"{approval.unit or 'the manifest'} {approval.version or '(a file without versions)'}"
+    return ApprovalResult(activated[0] if activated else what, (approval.kind,), bool(activated))
 
 
 def _last_moment(context: InstructionContext, manifest: Manifest) -> int:

@@ -247,6 +247,20 @@ class _Publication:
         return (*warnings, *guarantee_warnings(entries, self._records.guaranteed_count(), soft_max))
 
 
+def name_approved_version(context: InstructionContext, agent: Agent, approval: SubmittedApproval) -> SubmittedApproval:
+    """An approval that names no version is for the newest one there is; a signed one says what its author signed."""
+    if approval.unit is None or approval.version is not None or approval.signature is not None:
+        return approval
+    manifest = context.records.manifest(agent.id)
+    listed = manifest.body if manifest else ()
+    entry = next((entry for entry in listed if entry.name == approval.unit), None)
+    owner, name = unit_key(entry, agent) if entry is not None else (agent.id, approval.unit)
+    versions = context.records.list_unit_versions(owner, name) if owner else ()
+    trusted = [version for version in versions if version.status != "quarantined"]
+    newest = select_newest_units(trusted).get((owner, name))
+    return approval if newest is None else msgspec.structs.replace(approval, version=newest.version)
+
+
 def select_valid_approvals(
     context: InstructionContext, agent: Agent, submitted: Sequence[SubmittedApproval], caller: InstructionCaller
 ) -> tuple[Approval, ...]:

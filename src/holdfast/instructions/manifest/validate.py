@@ -9,7 +9,7 @@ import msgspec
 from holdfast.catalog.token_count import count_cl100k_tokens
 from holdfast.errors import InstructionError
 from holdfast.instructions.models import Approval, ApprovalKind, ManifestEntry, MigrationMode
-from holdfast.instructions.uri import UnitAddress, check_version, is_newer_than_all, is_shared_owner, parse_unit_uri
+from holdfast.instructions.uri import UnitAddress, check_new_version, is_newer_than_all, is_shared_owner, parse_unit_uri
 
 # Limits of seed 003: description length, guaranteed units per agent (S4), task types without an approval, and the
 # manifest's size in cl100k tokens. The others bound what a request can make the service do.
@@ -160,17 +160,19 @@ def check_approvals(draft: ManifestDraft, approvals: Sequence[Approval], served_
             approval.kind == "force_prepend" and approval.unit == entry.name and approval.reason.strip()
             for approval in approvals
         ):
-            kind = "force_prepend, with the content review as its reason"
-            raise _unapproved("prepend_approval_required", entry, kind, served_versions)
+            raise _unapproved("prepend_approval_required", entry, "force_prepend", served_versions)
 
 
 def check_gate_skip(draft: ManifestDraft, approvers: Collection[str]) -> None:
     """Require two people with entity URIs; `approvers` includes the publisher and is for this version only."""
     if any(entry.guarantee_load for entry in draft.entries) and len(set(approvers)) < 2:
+        approval = {"kind": "skip_gate", "version": draft.version}
         raise InstructionError(
             "skip_gate_cosign_required",
-            "skipping the gate of a manifest with a guaranteed unit takes two admins with entity URIs: "
-            "have another admin record an approval of kind skip_gate for this version",
+            "skipping the gate of a manifest with a guaranteed unit takes two admins with entity URIs: have another "
+            f"admin record {_encode(approval).decode()} with their own key, by POST to /v1/agents/ID/approvals or with "
+            f"`holdfast instructions approve --skip-gate {draft.version}`, or send it signed in `approvals`",
+            details={"approval": approval},
         )
 
 
@@ -204,7 +206,7 @@ def check_manifest_size(draft: ManifestDraft) -> int:
 def check_manifest_version(version: str, current: str | None, *, earlier: Sequence[str]) -> None:
     """Versions increase and are never reused; `earlier` are all before."""
     try:
-        check_version(version)
+        check_new_version(version)
     except InstructionError as error:
         raise InstructionError("manifest_version_conflict", str(error)) from error
     if not is_newer_than_all(version, earlier):
@@ -224,8 +226,17 @@ def _invalid(entry: ManifestEntry, reason: str) -> InstructionError:
     return InstructionError("manifest_entry_invalid", f"entry {entry.name[:80]!a}: {reason}", details=details)
 
 
-def _unapproved(code: str, entry: ManifestEntry, kind: str, served_versions: Mapping[str, str]) -> InstructionError:
-    version = served_versions.get(entry.name)
+def _unapproved(code: str, entry: ManifestEntry, kind: ApprovalKind, served: Mapping[str, str]) -> InstructionError:
+    """The error shows the missing approval, and where to put it."""
+    version = served.get(entry.name)
     of_version = f"of version {version}, the one that is served, " if version is not None else ""
-    message = f"entry {entry.name[:80]!a} needs an approval {of_version}of kind {kind}"
-    return InstructionError(code, message, details={"unit": entry.name[:200]})
+    reviewed = ", with the content review as its reason" if kind == "force_prepend" else ""
+    approval = {"kind": kind, "unit": entry.name}
+    approval |= {"version": version} if version is not None else {}
+    approval |= {"reason": "..."} if reviewed else {}
+    message = (
+        f"entry {entry.name[:80]!a} needs an approval {of_version}of kind {kind}{reviewed}: add "
+        f"{_encode(approval).decode()} to `approvals` beside `entries`, in the request or in manifest.json, or record "
+        f"it by POST to /v1/agents/ID/approvals or with `holdfast instructions approve {entry.name[:80]} --kind {kind}`"
+    )
+    return InstructionError(code, message, details={"unit": entry.name[:200], "approval": approval})

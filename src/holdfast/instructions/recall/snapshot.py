@@ -12,7 +12,7 @@ from holdfast.instructions.recall.ranking import InstructionSet, UnitContent, ma
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.store import InstructionRecords
 from holdfast.instructions.units.files import read_entry_file
-from holdfast.instructions.uri import parse_unit_uri, parse_version_numbers
+from holdfast.instructions.uri import parse_unit_uri, version_sort_key
 from holdfast.retrieval.encoders.registry import create_semantic_stage
 
 CACHED_SETS_MAX = 2_000
@@ -121,7 +121,7 @@ def select_newest_units(units: Sequence[UnitVersion]) -> dict[tuple[str, str], U
 
 
 def _newest(units: Sequence[UnitVersion]) -> UnitVersion:
-    numbered = [(numbers, unit) for unit in units if (numbers := parse_version_numbers(unit.version)) is not None]
+    numbered = [(key, unit) for unit in units if (key := version_sort_key(unit.version)) is not None]
     if len(numbered) == len(units):
         return max(numbered, key=lambda numbered_unit: numbered_unit[0])[1]
     return max(units, key=lambda unit: (unit.created_at, unit.uri))

@@ -21,16 +21,14 @@ from holdfast.instructions.manifest.approvals import (
 from holdfast.instructions.models import Agent, ManifestEntry, UnitCoverage, UnitStatus, UnitVersion
 from holdfast.instructions.recall.snapshot import select_newest_units
 from holdfast.instructions.units.signatures import find_unit_signer, unit_message
-from holdfast.instructions.uri import UnitAddress, is_newer_than_all, is_shared_owner, parse_unit_uri
+from holdfast.instructions.uri import UnitAddress, check_new_version, is_newer_than_all, is_shared_owner, parse_unit_uri
 
 CONTENT_CHARACTERS_MAX = 200_000
 LISTINGS_MEASURED_MAX = 10
-# How far the recorded author is trusted: signed by the author, sent by an admin with an entity URI, sent by a key
-# without one, or only claimed by the sender.
+# How far the recorded author is trusted: signed by the author, sent by an admin with an entity URI, by a key without.
 TRUST_SIGNED = 1.0
 TRUST_ENTITY = 0.9
 TRUST_KEY_ONLY = 0.7
-TRUST_CLAIMED_AUTHOR = 0.5
 
 
 class SubmittedUnit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -132,7 +130,9 @@ class _UnitWriter(msgspec.Struct, frozen=True):
             if unit.status == "quarantined" or (newest is not None and not may_replace(unit, newest)):
                 return _unchanged(existing)
         else:
+            check_new_version(address.version)
             unit = self._build_unit(self.submitted, owner, newest)
+            self._check_author(unit)
             earlier = [version.version for version in trusted_versions]
             if newest is not None and not is_newer_than_all(unit.version, earlier):
                 raise _conflict(f"version {unit.version} is not newer than {newest.version} and all versions before it")
@@ -205,13 +205,25 @@ class _UnitWriter(msgspec.Struct, frozen=True):
             signed_by=signer,
         )
 
+    def _check_author(self, unit: UnitVersion) -> None:
+        """Nobody can write in the name of another without that person's signature (seed 003, 21.4.3).
+
+        A signature by an unknown key is quarantined instead: its author may register the key later.
+        """
+        is_own = unit.authored_by == self.caller.author
+        is_unknown = self.submitted.signature is not None and unit.signed_by is None
+        if not (is_own or is_unknown or (self.submitted.signature is not None and unit.signed_by == unit.authored_by)):
+            raise InstructionError(
+                "author_signature_required",
+                f"the key that sends this belongs to {self.caller.author[:200]!a}: text authored by "
+                f"{unit.authored_by[:200]!a} needs a `signature` by that author's registered key",
+            )
+
     def _trust(self, author: str, signer: str | None, *, is_signed: bool) -> float:
         if signer is None:
             return 0.0
         if is_signed and signer == author:
             return TRUST_SIGNED
-        if author != self.caller.author:
-            return TRUST_CLAIMED_AUTHOR
         return TRUST_ENTITY if self.caller.entity else TRUST_KEY_ONLY
 
 

@@ -28,10 +28,12 @@ from holdfast.instructions.manifest.deploy import (
     check_instruction_folder,
     promote_manifest,
     publish_instruction_folder,
+    record_approval_of,
     roll_back_manifest,
     write_proposed_units,
 )
 from holdfast.instructions.manifest.publish import PublicationResult
+from holdfast.instructions.manifest.validate import SubmittedApproval
 from holdfast.instructions.migration.files import read_instruction_folder, read_migration_files
 from holdfast.instructions.migration.proposal import MigrationProposal, MigrationTarget, propose_migration
 from holdfast.instructions.models import Agent, ManifestEntry
@@ -194,6 +196,10 @@ class Library:
     def approve(self, unit: str, *, agent: str = DEFAULT_AGENT, reason: str = "") -> ApprovalResult:
         """Approve the newest version of a unit that is loaded without a recall. Raises InstructionError."""
         return approve_unit(self._context, agent, unit, self._admin, reason=reason)
+
+    def record_approval(self, approval: SubmittedApproval, *, agent: str = DEFAULT_AGENT) -> ApprovalResult:
+        """Record any approval that a manifest needs, also before it is published. Raises InstructionError."""
+        return record_approval_of(self._context, agent, approval, self._admin)
 
     def withdraw(self, unit: str, *, agent: str = DEFAULT_AGENT) -> str:
         """Quarantine the newest version of a unit: no recall returns it from now on. Returns its URI."""

@@ -14,7 +14,7 @@ from holdfast.instructions.access import (
 from holdfast.instructions.context import InstructionContext, make_agent
 from holdfast.instructions.manifest.publish import PublicationRequest, publish_manifest
 from holdfast.instructions.manifest.validate import ManifestDraft
-from holdfast.instructions.models import ManifestEntry, UnitCoverage, format_optional_time, format_time
+from holdfast.instructions.models import Agent, ManifestEntry, UnitCoverage, format_optional_time, format_time
 from holdfast.instructions.recall.answer import RecallAnswer, answer_recall, close_audit_record
 from holdfast.instructions.recall.boot_stub import BODY_TOKENS_WARN, check_stub_size, heartbeat_contract_uri
 from holdfast.instructions.recall.heartbeat import PreloadedUnit, load_boot_stub, start_heartbeat
@@ -36,19 +36,34 @@ _AGENT = "/v1/agents/{agent_id}"
 def put_agent(
     context: InstructionContext, caller: InstructionCaller, request: schemas.AgentSettings
 ) -> schemas.AgentSettingsResponse:
-    """Register or update an agent: role, supervisors and always-rules."""
+    """Register an agent, or change the settings that are sent: role, supervisors, always-rules."""
     agent = context.records.agent(request.agent_id) or make_agent(context, request.agent_id)
-    if request.shortname is not None:
+    if isinstance(request.shortname, str):
         # Only to validate the name.
         make_agent(context, request.shortname)
-    settings = {name: value for name, value in msgspec.structs.asdict(request).items() if name != "agent_id"}
-    agent = msgspec.structs.replace(agent, **settings)
+    sent = ((name, value) for name, value in msgspec.structs.asdict(request).items() if name != "agent_id")
+    agent = msgspec.structs.replace(agent, **{name: value for name, value in sent if value is not UNSET})
     tokens = check_stub_size(agent, context.records.manifest(agent.id))
     if not context.records.put_agent(agent):
         raise InstructionError("shortname_taken", "another agent already has this shortname")
     warnings = (
         (f"the boot stub has {tokens} tokens, more than {BODY_TOKENS_WARN}",) if tokens > BODY_TOKENS_WARN else ()
     )
+    return _agent_view(agent, warnings)
+
+
+def get_agent(
+    context: InstructionContext, caller: InstructionCaller, request: schemas.AgentRequest
+) -> schemas.AgentSettingsResponse:
+    """The settings of an agent."""
+    agent = context.records.agent(request.agent_id)
+    check_owner_access(caller, request.agent_id, agent)
+    if agent is None:
+        raise InstructionError("agent_not_found", f"there is no agent {request.agent_id[:80]!a}")
+    return _agent_view(agent, ())
+
+
+def _agent_view(agent: Agent, warnings: tuple[str, ...]) -> schemas.AgentSettingsResponse:
     contract = heartbeat_contract_uri(agent)
     return copy_fields(
         schemas.AgentSettingsResponse, agent, agent_id=agent.id, heartbeat_contract=contract, warnings=warnings
@@ -300,6 +315,7 @@ def _chunk(picked: SelectedChunk, *, explain: bool, caller: InstructionCaller) -
 
 ROUTES: tuple[Route, ...] = (
     instruction_route("PUT", _AGENT, put_agent, rule="admin", error_statuses=(409,)),
+    instruction_route("GET", _AGENT, get_agent),
     instruction_route(
         "PUT",
         "/v1/instruction/units",

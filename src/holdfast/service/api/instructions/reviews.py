@@ -9,7 +9,7 @@ from holdfast.instructions.coverage.measure import classify_coverage, run_probes
 from holdfast.instructions.coverage.metrics import RecallMetrics, compute_recall_metrics
 from holdfast.instructions.coverage.schedule import measure_coverage, recertify
 from holdfast.instructions.manifest.approvals import record_approvals
-from holdfast.instructions.manifest.publish import select_valid_approvals
+from holdfast.instructions.manifest.publish import name_approved_version, select_valid_approvals
 from holdfast.instructions.manifest.validate import SubmittedApproval
 from holdfast.instructions.models import (
     Agent,
@@ -81,6 +81,7 @@ def record_approval(
         )
     if approval.kind == "skip_gate" and approval.version is None:
         raise InstructionError("approval_invalid", "skip_gate requires the manifest version")
+    approval = name_approved_version(context, agent, approval)
     accepted = select_valid_approvals(context, agent, (approval,), caller)
     if not accepted:
         raise InstructionError(

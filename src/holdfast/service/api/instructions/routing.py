@@ -33,6 +33,7 @@ _STATUSES = {
     SCOPE_DENIED: 403,
     "wake_token_invalid": 403,
     "manifest_not_found": 404,
+    "agent_not_found": 404,
     "boot_stub_not_found": 404,
     "coverage_not_found": 404,
     "audit_not_found": 404,

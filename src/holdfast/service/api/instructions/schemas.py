@@ -23,16 +23,17 @@ class BootStubRequest(AgentRequest, frozen=True):
 
 
 class AgentSettings(AgentRequest, frozen=True):
-    """Fields that are not sent get their default."""
+    """Fields that are not sent stay as they are."""
 
-    role: Annotated[str, msgspec.Meta(max_length=200)] = ""
-    shortname: Annotated[str, msgspec.Meta(max_length=200)] | None = None
-    supervisors: Names = ()
-    heartbeat_contract: Annotated[str, msgspec.Meta(max_length=600)] | None = None
-    always_rules: Annotated[
-        tuple[Annotated[str, msgspec.Meta(max_length=20_000)], ...], msgspec.Meta(max_length=50)
-    ] = ()
-    sensitive: bool = False
+    role: Annotated[str, msgspec.Meta(max_length=200)] | msgspec.UnsetType = msgspec.UNSET
+    shortname: Annotated[str, msgspec.Meta(max_length=200)] | msgspec.UnsetType | None = msgspec.UNSET
+    supervisors: Names | msgspec.UnsetType = msgspec.UNSET
+    heartbeat_contract: Annotated[str, msgspec.Meta(max_length=600)] | msgspec.UnsetType | None = msgspec.UNSET
+    always_rules: (
+        Annotated[tuple[Annotated[str, msgspec.Meta(max_length=20_000)], ...], msgspec.Meta(max_length=50)]
+        | msgspec.UnsetType
+    ) = msgspec.UNSET
+    sensitive: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class AgentSettingsResponse(msgspec.Struct, frozen=True):
