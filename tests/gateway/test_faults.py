@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,46 +11,73 @@ from tests.support.gateway_faults import (
     FaultOutcome,
     InjectFault,
     fill_disk,
+    format_outcomes,
     kill_gateway,
     kill_gateway_and_recorder,
     kill_recorder,
+    kill_second_gateway,
     make_cut_commits,
     make_outage,
+    make_read_only,
+    make_slow,
     run_fault,
 )
 
 ROUNDS = int(os.environ.get("HOLDFAST_FAULT_ROUNDS", "0"))
 """With rounds, as in `make deep`, all faults are injected so often; else the main ones once."""
 
-KILLS = {"gateway and recorder killed": kill_gateway_and_recorder, "recorder killed": kill_recorder}
-SERVER_FAULTS = ["server gone"]
+KILLS: dict[str, InjectFault] = {
+    "gateway and recorder killed": kill_gateway_and_recorder,
+    "recorder killed": kill_recorder,
+    "one of two gateways killed": kill_second_gateway,
+}
+SERVER_FAULTS = ["server gone", "server read-only"]
 if ROUNDS:
     KILLS["gateway killed"] = kill_gateway
-    SERVER_FAULTS += ["gateway and recorder killed", "recorder killed", "commits cut"]
-pytestmark = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the recorder process in /proc")
+    SERVER_FAULTS += ["server slow", "commits cut"]
+pytestmark = [
+    pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the recorder process in /proc"),
+    pytest.mark.timeout(120 + 60 * ROUNDS),
+]
 
 
-def check(outcome: FaultOutcome) -> None:
-    logging.getLogger(__name__).info("%s", outcome)
+@pytest.fixture(scope="module")
+def outcomes() -> Iterator[list[FaultOutcome]]:
+    """Printed as one table at the end."""
+    collected: list[FaultOutcome] = []
+    yield collected
+    logging.getLogger(__name__).info("\n%s", format_outcomes(collected))
+
+
+def check(outcome: FaultOutcome, outcomes: list[FaultOutcome]) -> None:
+    outcomes.append(outcome)
     assert outcome.answered > 0
     assert (outcome.lost, outcome.double_counted, outcome.unended) == (0, 0, 0), outcome
+    assert outcome.overshoot <= 1, outcome
 
 
 @pytest.mark.parametrize("fault", KILLS)
-def test_a_killed_process_loses_no_answered_call(tmp_path: Path, fault: str) -> None:
-    check(run_fault(fault, KILLS[fault], str(tmp_path / "s.db"), tmp_path, rounds=max(ROUNDS, 1)))
+def test_a_killed_process_loses_no_answered_call(tmp_path: Path, outcomes: list[FaultOutcome], fault: str) -> None:
+    name = f"{fault}, SQLite"
+    check(run_fault(name, KILLS[fault], str(tmp_path / "s.db"), tmp_path, rounds=max(ROUNDS, 1)), outcomes)
 
 
-def test_a_full_disk_loses_no_answered_call(tmp_path: Path) -> None:
-    check(run_fault("disk full", fill_disk, str(tmp_path / "s.db"), tmp_path, rounds=max(ROUNDS, 1)))
+def test_a_full_disk_loses_no_answered_call(tmp_path: Path, outcomes: list[FaultOutcome]) -> None:
+    name = "disk full, SQLite"
+    check(run_fault(name, fill_disk, str(tmp_path / "s.db"), tmp_path, rounds=max(ROUNDS, 1)), outcomes)
 
 
-@pytest.mark.parametrize("fault", SERVER_FAULTS)
-def test_a_failing_server_loses_no_answered_call(tmp_path: Path, postgres: str, fault: str) -> None:
+@pytest.mark.parametrize("fault", [*SERVER_FAULTS, *(KILLS if ROUNDS else ())])
+def test_a_failing_server_loses_no_answered_call(
+    tmp_path: Path, postgres: str, outcomes: list[FaultOutcome], fault: str
+) -> None:
     with proxy_to(postgres) as proxy:
         faults: dict[str, InjectFault] = {
             **KILLS,
             "server gone": make_outage(proxy),
+            "server read-only": make_read_only(postgres),
+            "server slow": make_slow(proxy),
             "commits cut": make_cut_commits(proxy),
         }
-        check(run_fault(fault, faults[fault], proxy.url, tmp_path, rounds=max(ROUNDS, 1), direct_db=postgres))
+        name, rounds = f"{fault}, PostgreSQL", max(ROUNDS, 1)
+        check(run_fault(name, faults[fault], proxy.url, tmp_path, rounds=rounds, direct_db=postgres), outcomes)

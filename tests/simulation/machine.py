@@ -71,9 +71,7 @@ class Machine:
 
     def run(self, is_done: Callable[[], bool], *, seconds_max: float) -> None:
         """Raises the first failure, and SimulationError if it does not end in time."""
-        while not is_done():
-            if self.failure is not None:
-                raise self.failure
+        while self.failure is None and not is_done():
             if self._ready:
                 thread = self._ready.pop(self.random.randrange(len(self._ready)))
                 if thread.process.is_alive:
@@ -89,6 +87,8 @@ class Machine:
                 raise SimulationError(f"it has not ended after {seconds_max:.0f} simulated seconds")
             self.now = max(self.now, at)
             self.end_wait(waiter)
+        if self.failure is not None:
+            raise self.failure
 
     def switch_off(self) -> None:
         """Ends all threads; what they do while they unwind has no effect that anybody looks at."""

@@ -233,6 +233,7 @@ def replace_seams(seams: Seams) -> Iterator[None]:
         (worker_process, "os", _Module(os, write=lambda pipe, data: pipe.write(data), set_blocking=_ignore)),
         (worker_process, "subprocess", _Module(subprocess, Popen=seams.start_process)),
         (recorder_process, "time", simulated_time),
+        (recorder_process, "BufferedRandomBytes", lambda: ids),
         (recorder_process, "os", _Module(os, nice=_ignore, read=lambda _, size: current().process.stdin.take(size))),
         (recorder_process, "select", types.SimpleNamespace(select=seams.select)),
         (recorder_process, "signal", _Module(signal, signal=_ignore)),

@@ -11,17 +11,20 @@ from unittest.mock import patch
 
 import pytest
 from tests.simulation.ledger import BrokenInvariant
-from tests.simulation.machine import SimulationError
+from tests.simulation.machine import Machine, Process, SimulationError
+from tests.simulation.seams import Faults, Seams, replace_seams
 from tests.simulation.world import run_seed
 
+from holdfast.cli.serve import recorder_process
 from holdfast.events.records import BudgetCharge
 from holdfast.gateway.recording import spool, spool_recorder
 from holdfast.gateway.recording.restore import RecordedCalls
+from holdfast.gateway.recording.worker_process import RecorderProcess, RecorderSetup
 from holdfast.stores.sql import records
 from holdfast.stores.write import group_writer
 
 SEEDS = int(os.environ.get("HOLDFAST_SIMULATION_SEEDS", "60"))
-BROKEN_SEEDS_MAX = 150
+BROKEN_SEEDS_MAX = 60
 BATCHES = 6
 """So that several workers can share them."""
 
@@ -55,6 +58,27 @@ def test_a_seed_replays_exactly(folder: Path) -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "1"}
     there = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert there.stdout.splitlines() == list(here.trace)
+
+
+def test_an_idle_recorder_records_what_another_gateway_leaves_behind(folder: Path) -> None:
+    """Its own recorder may have given up on a store that was gone, after the others have looked."""
+    folder.mkdir()
+    machine = Machine(0)
+
+    def run_gateway() -> None:
+        setup = RecorderSetup(str(folder / "store.db"), simulated=True)
+        gateway = RecorderProcess((recorder_process.RECORDER_MODULE,), setup, folder / "b")
+        machine.sleep(5.0)
+        spool.SpoolWriter(folder / "a").close()
+        machine.sleep(30.0)
+        assert (folder / "b").exists()
+        assert not (folder / "a").exists()
+        gateway.close()
+
+    with replace_seams(Seams(machine, Faults())):
+        process = Process(machine, "gateway", run_gateway)
+        machine.run(lambda: not process.is_alive, seconds_max=100.0)
+        machine.switch_off()
 
 
 def confirm_early(self: spool_recorder.SpoolPass) -> None:

@@ -31,7 +31,6 @@ SECONDS_MAX = 3_000.0
 """Of simulated time; a run takes about a minute."""
 
 ATTEMPTS_MAX = 4
-LAST_GATEWAYS_MAX, LAST_SECONDS = 3, 30.0
 KEYS_MAX = 3
 MODEL = "claude-sonnet-5-5"
 _SYSTEM = "You read before you write, and you say what you did. " * 40
@@ -110,12 +109,8 @@ class World:
         for gateway in self._gateways:
             gateway.stop()
         await self._wait_for(lambda: not any(gateway.process.is_alive for gateway in self._gateways))
-        # The next ones record what the others have left behind: more than one, because a recorder leaves a spool alone
-        # that the recorder of a killed gateway still reads.
-        for _ in range(LAST_GATEWAYS_MAX):
-            await self._run_gateway_alone()
-            if not list(self._spool.iterdir()):
-                break
+        # A last one records what the others have left behind.
+        await self._run_gateway_alone()
         # Recorders outlive their gateway for some seconds.
         await asyncio.sleep(30.0)
         self.is_over = True
@@ -123,7 +118,7 @@ class World:
     async def _run_gateway_alone(self) -> None:
         gateway = self._start_gateway()
         await self._wait_for(lambda: gateway.mount is not None)
-        await asyncio.sleep(LAST_SECONDS)
+        await self._wait_for(lambda: len(list(self._spool.iterdir())) == 1)
         gateway.stop()
         await self._wait_for(lambda: not gateway.process.is_alive)
 

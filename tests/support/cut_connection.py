@@ -1,6 +1,7 @@
 """A proxy to a PostgreSQL server whose connections a test can cut."""
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Thread
@@ -17,7 +18,7 @@ class CuttableProxy:
 
     `before`: the server never gets it. `after`: the server has committed, but its response is lost. `hanging`: the
     server never gets it and does not notice that the client is gone. A proxy that is `dead` accepts no connections.
-    `questions_cut` connections end as they ask for the outcome of a commit.
+    `questions_cut` connections end as they ask for the outcome of a commit. Every packet waits for `delay_seconds`.
     """
 
     def __init__(self, url: str) -> None:
@@ -30,6 +31,7 @@ class CuttableProxy:
         self.cut: Cut | None = None
         self.dead = False
         self.questions_cut = 0
+        self.delay_seconds = 0.0
         Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
@@ -55,6 +57,7 @@ class CuttableProxy:
     def _forward_to_server(self, client: socket.socket, server: socket.socket) -> None:
         with suppress(OSError):
             while data := client.recv(65536):
+                time.sleep(self.delay_seconds)
                 if self.questions_cut and b"pg_xact_status" in data:
                     self.questions_cut -= 1
                     shut_down(client)

@@ -12,17 +12,22 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import cache
 from http.client import HTTPException
 from pathlib import Path
 from threading import Event, Lock, Thread
 from urllib.request import Request, urlopen
 
 import msgspec
+import psycopg
+from psycopg import sql
 from tests.support.cut_connection import CuttableProxy
 
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
+from holdfast.gateway.recording.restore import iterate_spending
+from holdfast.service.auth.keys import NewKey, make_key
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.open import open_store
 from holdfast.testing.server_thread import serve_provider
@@ -31,6 +36,10 @@ CLIENTS = 6
 DRAIN_SECONDS_MAX = 90.0
 OUTAGE_SECONDS = 3.0
 _SYSTEM = "You read before you write, and you say what you did. " * 120
+BUDGET_USD = 0.05
+READER = 99
+"""The key that the tests read with."""
+
 _STOPPED = "the gateway was stopped before the response ended"
 
 
@@ -45,6 +54,28 @@ class FaultOutcome(msgspec.Struct, frozen=True):
     lost: int
     double_counted: int
     unended: int
+    overshoot: int = 0
+    """Calls by which a key has exceeded its budget."""
+
+
+def format_outcomes(outcomes: Iterable[FaultOutcome]) -> str:
+    """The table of `docs/reliability.md`."""
+    names = ["fault", "rounds", "answered", "recorded", "interrupted", "lost", "double-counted", "overshoot (calls)"]
+    rows = [
+        (
+            row.fault,
+            row.rounds,
+            row.answered,
+            row.recorded,
+            row.interrupted,
+            row.lost,
+            row.double_counted,
+            row.overshoot,
+        )
+        for row in outcomes
+    ]
+    lines = [names, ["---"] * len(names), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 class RunningGateway:
@@ -52,8 +83,12 @@ class RunningGateway:
 
     def __init__(self, upstream: str, db: str, spool: Path) -> None:
         words = [sys.executable, "-m", "holdfast", "serve", "--port", "0", "--db", db, "--spool", str(spool)]
+        grants = spool.with_name("grants.toml")
+        self.upstream, self.db, self.spool = upstream, db, spool
+        self.answered_by_others: Counter[str] = Counter()
+        """What clients of other gateways have received while a fault was injected here."""
         self.process = subprocess.Popen(
-            [*words, "--upstream", f"anthropic={upstream}"],
+            [*words, "--upstream", f"anthropic={upstream}", "--grants", str(grants)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -62,12 +97,15 @@ class RunningGateway:
         self.url = self.process.stdout.readline().strip()
 
     def read_json(self, path: str) -> dict[str, object]:
-        with urlopen(f"{self.url}{path}", timeout=30) as response:
-            return dict(json.loads(response.read()))
+        return dict(json.loads(self._read(path)))
 
     def has_recorded(self) -> bool:
-        with urlopen(f"{self.url}/metrics", timeout=30) as response:
-            return b"holdfast_llm_calls_total{" in response.read()
+        return b"holdfast_llm_calls_total{" in self._read("/metrics")
+
+    def _read(self, path: str) -> bytes:
+        request = Request(f"{self.url}{path}", headers={"authorization": f"Bearer {_make_key(READER).key}"})
+        with urlopen(request, timeout=30) as response:
+            return bytes(response.read())
 
     def find_recorder(self) -> int:
         while True:
@@ -117,7 +155,9 @@ class Clients:
                 "system": _SYSTEM,
                 "messages": [{"role": "user", "content": f"Client {number} at {url}, question {turn}"}],
             }
-            request = Request(f"{url}/anthropic/v1/messages", json.dumps(body).encode(), {"x-api-key": "none"})
+            # The keys of two clients have a small budget; then they only try.
+            key = _make_key(1 if number < CLIENTS - 2 else number)
+            request = Request(f"{url}/anthropic/v1/messages", json.dumps(body).encode(), {"x-api-key": key.key})
             try:
                 with urlopen(request, timeout=30) as response:
                     received = response.read().decode()
@@ -206,6 +246,76 @@ def make_cut_commits(proxy: CuttableProxy) -> InjectFault:
     return cut
 
 
+def make_read_only(url: str) -> InjectFault:
+    """The database takes no changes for some time, as a server that has become a replica."""
+
+    def set_read_only(*, on: bool) -> None:
+        with psycopg.connect(url, autocommit=True) as connection:
+            name = sql.Identifier(connection.info.dbname)
+            connection.execute("SET default_transaction_read_only = off")
+            mode = sql.SQL("on" if on else "off")
+            connection.execute(sql.SQL("ALTER DATABASE {} SET default_transaction_read_only = {}").format(name, mode))
+            # A setting of a database holds for new connections.
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+
+    def refuse_changes(gateway: RunningGateway, chance: random.Random) -> None:
+        time.sleep(chance.uniform(0.2, 1.0))
+        set_read_only(on=True)
+        time.sleep(OUTAGE_SECONDS)
+        set_read_only(on=False)
+        time.sleep(chance.uniform(0.2, 1.0))
+
+    return refuse_changes
+
+
+def make_slow(proxy: CuttableProxy) -> InjectFault:
+    """Every packet to the database takes a tenth of a second."""
+
+    def delay(gateway: RunningGateway, chance: random.Random) -> None:
+        proxy.delay_seconds = 0.1
+        time.sleep(chance.uniform(1.0, OUTAGE_SECONDS))
+        proxy.delay_seconds = 0.0
+
+    return delay
+
+
+def kill_second_gateway(gateway: RunningGateway, chance: random.Random) -> None:
+    """Two gateways share a store and its budgets; one of them is killed with its recorder."""
+    second = RunningGateway(gateway.upstream, gateway.db, gateway.spool)
+    clients = Clients(second.url)
+    try:
+        clients.wait_for_answers(1)
+        kill_gateway_and_recorder(second, chance)
+    finally:
+        clients.stop()
+        second.stop()
+    gateway.answered_by_others += clients.answered
+
+
+@cache
+def _make_key(number: int) -> NewKey:
+    scope = "admin" if number == READER else "gateway"
+    return make_key(scope, at=0.0, random_bytes=lambda size: bytes([number]) * size)
+
+
+def _grant_keys(db: str, folder: Path) -> None:
+    """One key without a budget, and two with one."""
+    rows = [f'[keys.{_make_key(1).row.id}]\nanthropic = "sk-any"']
+    with closing(open_store(db)) as store:
+        store.records.add_key(_make_key(1).row)
+        store.records.add_key(_make_key(READER).row)
+        for number in range(CLIENTS - 2, CLIENTS):
+            row = _make_key(number).row
+            store.records.add_key(row)
+            rows.append(f'[keys.{row.id}]\nanthropic = "sk-any"\nbudget_usd_a_day = {BUDGET_USD}')
+    grants = folder / "grants.toml"
+    grants.write_text("\n".join(rows))
+    grants.chmod(0o600)
+
+
 @contextmanager
 def _upstream() -> Iterator[str]:
     with serve_provider(SimulatedProvider(script='{"content": "Yes."}')) as url:
@@ -220,6 +330,7 @@ def run_fault(
     `direct_db` is the address at which the store is read, if `db` leads through a proxy.
     """
     chance, answered, spool = random.Random(seed), Counter[str](), folder / "spool"
+    _grant_keys(direct_db or db, folder)
     with _upstream() as upstream:
         for _ in range(rounds):
             gateway = RunningGateway(upstream, db, spool)
@@ -230,7 +341,7 @@ def run_fault(
             finally:
                 clients.stop()
                 gateway.stop()
-            answered += clients.answered
+            answered += clients.answered + gateway.answered_by_others
         last = RunningGateway(upstream, db, spool)
         try:
             _wait_until_drained(spool)
@@ -266,6 +377,11 @@ def _compare(name: str, rounds: int, answered: Counter[str], db: str) -> FaultOu
                         ended[payload.request_id] += 1
                     case _:
                         pass
+        spending = [call for call in iterate_spending(store) if call.key_id != _make_key(1).row.id]
+    costs_by_key = [
+        [call.dollars for call in spending if call.key_id == id] for id in {call.key_id for call in spending}
+    ]
+    overshoot = max(map(_count_overshoot, costs_by_key), default=0)
     return FaultOutcome(
         fault=name,
         rounds=rounds,
@@ -275,4 +391,13 @@ def _compare(name: str, rounds: int, answered: Counter[str], db: str) -> FaultOu
         lost=len(answered.keys() - recorded.keys()),
         double_counted=sum(count - 1 for counts in (recorded, begun, ended) for count in counts.values()),
         unended=len(begun.keys() - ended.keys()),
+        overshoot=overshoot,
     )
+
+
+def _count_overshoot(costs: Sequence[float]) -> int:
+    """By how many calls a budget was exceeded: so many of the largest ones have to be left out for it to hold."""
+    left = sorted(costs)
+    while left and sum(left) > BUDGET_USD:
+        left.pop()
+    return len(costs) - len(left)

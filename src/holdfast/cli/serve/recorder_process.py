@@ -46,6 +46,9 @@ CLOSING_SECONDS_MAX = 5.0
 """How long to try to reach the store after the gateway has ended; the spool stays for the next gateway."""
 
 IDLE_SECONDS = 1.0
+ABANDONED_SECONDS = 10.0
+"""How often an idle recorder looks for what other gateways have left behind."""
+
 UNCONFIRMED_SECONDS = 0.05
 READER_SECONDS_MAX = 30.0
 """How long to wait for an earlier recorder that still reads the spool."""
@@ -71,25 +74,36 @@ class _Recording:
         self._recorded = self._lost = 0
         self._status = StatusMessage()
         self._is_gateway_alive = True
+        self._own_spool = Path(setup.spool)
+        self._looked_at = 0.0
 
     def run(self) -> None:
-        """Records what earlier gateways have left behind, then this gateway's exchanges until it ends."""
-        own = Path(self._setup.spool)
-        for folder in find_abandoned_spools(own.parent, own=own):
-            with contextlib.suppress(OSError), open_spool(folder) as reader:
-                self._record_spool(reader)
-        with open_spool(own, seconds_max=READER_SECONDS_MAX) as reader:
-            self._record_spool(reader)
+        """Records what other gateways have left behind, and this gateway's exchanges until it ends."""
+        is_ended = False
+        while not is_ended:
+            for folder in self._find_abandoned():
+                with contextlib.suppress(OSError), open_spool(folder) as reader:
+                    self._record_spool(reader)
+            with open_spool(self._own_spool, seconds_max=READER_SECONDS_MAX) as reader:
+                is_ended = self._record_spool(reader, is_own=True)
 
-    def _record_spool(self, reader: SpoolReader) -> None:
-        """Records a spool to its end and deletes it; keeps it if the store cannot be reached any more."""
+    def _find_abandoned(self) -> list[Path]:
+        self._looked_at = time.monotonic()
+        return find_abandoned_spools(self._own_spool.parent, own=self._own_spool)
+
+    def _record_spool(self, reader: SpoolReader, *, is_own: bool = False) -> bool:
+        """Records a spool to its end and deletes it; keeps it if the store cannot be reached any more.
+
+        False if this gateway's own spool has to wait, because another one was abandoned.
+        """
         pause, give_up_at = STORE_PAUSE_SECONDS_MIN, float("inf")
         while True:
             try:
                 with open_store_with_records(self._setup.db) as (log, records):
-                    self._record_in(reader, log, records)
-                reader.close(delete=True)
-                return
+                    is_ended = self._record_in(reader, log, records, is_own=is_own)
+                if is_ended:
+                    reader.close(delete=True)
+                return is_ended
             except HoldfastError as error:
                 self._report(f"the store cannot be written: {error}", reader)
             except OSError as error:
@@ -97,11 +111,11 @@ class _Recording:
             if not self._is_gateway_alive:
                 give_up_at = min(give_up_at, time.monotonic() + CLOSING_SECONDS_MAX)
             if time.monotonic() >= give_up_at:
-                return
+                return True
             self._wait(pause)
             pause = min(2 * pause, STORE_PAUSE_SECONDS_MAX)
 
-    def _record_in(self, reader: SpoolReader, log: EventLog, records: BudgetStore) -> None:
+    def _record_in(self, reader: SpoolReader, log: EventLog, records: BudgetStore, *, is_own: bool) -> bool:
         make_recorder = functools.partial(self._make_recorder, records)
         current = SpoolPass(reader, log, make_recorder, clock=system_clock)
         recorded, lost = self._recorded, self._lost
@@ -117,10 +131,18 @@ class _Recording:
                 if not count:
                     if not current.has_unconfirmed and not reader.has_writer and not reader.backlog_bytes:
                         break
+                    if is_own and not current.has_unconfirmed and self._has_abandoned():
+                        return False
                     self._wait(UNCONFIRMED_SECONDS if current.has_unconfirmed else IDLE_SECONDS)
             current.finish()
+            return True
         finally:
             self._recorded, self._lost = recorded + current.recorded, lost + current.lost
+
+    def _has_abandoned(self) -> bool:
+        """Whether a gateway beside this one, or its recorder, has ended and left something since the last look."""
+        is_due = time.monotonic() - self._looked_at >= ABANDONED_SECONDS
+        return is_due and bool(self._find_abandoned())
 
     def _make_recorder(
         self, records: BudgetStore, log: EventLog, warnings: WarningLog, recorded: RecordedCalls
