@@ -105,6 +105,10 @@ def test_models_can_be_added_in_a_file(home: Path) -> None:
         ("spend_max_usd = 'lots'", "spend_max_usd must be an amount"),
         ("spend_max_usd = nan", "spend_max_usd must be an amount"),
         ("command_variables = ['A-B']", "command_variables must be names of environment variables, not ['A-B']"),
+        (
+            "trusted_proxies = ['proxy']",
+            "trusted_proxies must be addresses or networks such as 10.0.0.0/8, not ['proxy']",
+        ),
         ("command_variables = 3", "command_variables must be names of environment variables, not 3"),
         ("models = 3", "models must be tables"),
         ("base_urls = 3", "base_urls must be a table"),

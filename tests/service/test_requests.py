@@ -204,9 +204,10 @@ def test_concurrent_requests_are_limited() -> None:
     with serve_store(MemoryStore(), requests_max=1) as client:
         with urllib.request.urlopen(f"{client.url}/api/cache/stream", timeout=10) as feed:
             assert feed.readline() == b": listening\n"
-            response = client.request("GET", "/healthz")
+            response = client.request("GET", "/api/visitor")
             assert (response.status, response.code) == (503, "too_busy")
-        while client.request("GET", "/healthz").status != 200:
+            assert client.request("GET", "/healthz").status == 200
+        while client.request("GET", "/api/visitor").status != 200:
             pass
 
 

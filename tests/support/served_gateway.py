@@ -24,7 +24,7 @@ from holdfast.gateway.recording.restore import restore_plans, sum_spending_today
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
 from holdfast.gateway.routes import RouteTable, UpstreamSettings, make_simulated_upstreams
-from holdfast.service.app import make_app
+from holdfast.service.app import REQUESTS_MAX, make_app
 from holdfast.service.context import AppContext
 from holdfast.service.route_table import ROUTES
 from holdfast.service.server import bind_socket, make_url, serve
@@ -84,6 +84,7 @@ def serve_gateway(
     drain: bool = False,
     when_unavailable: Literal["deny", "allow"] = "deny",
     upstreams: Mapping[str, UpstreamSettings] | None = None,
+    requests_max: int = REQUESTS_MAX,
 ) -> Iterator[ServedGateway]:
     log = store or MemoryStore()
     assert isinstance(log, HasRecords)
@@ -99,7 +100,9 @@ def serve_gateway(
         volatile=VolatileExtractor(rules),
         on_spent=budgets.settle,
     )
-    authenticator = KeyAuthenticator(make_key_check(service), limits, clock=clock, salt=b"salt", improve=improve)
+    authenticator = KeyAuthenticator(
+        make_key_check(service), limits, clock=clock, salt=b"salt", improve=improve, failed_keys=service.failed_keys
+    )
     keep_alive = None
     if keep_alive_usd is not None:
         keep_alive = GatewayKeepAlive(
@@ -119,7 +122,7 @@ def serve_gateway(
 
     async def start_serving() -> tuple[asyncio.Event, "asyncio.Task[None]"]:
         stop = asyncio.Event()
-        app = make_app(service, ROUTES, mounts=(GatewayMount(gateway, routes),))
+        app = make_app(service, ROUTES, mounts=(GatewayMount(gateway, routes),), requests_max=requests_max)
         return stop, asyncio.ensure_future(serve(app, service, bound, stop=stop))
 
     async def stop_serving() -> None:

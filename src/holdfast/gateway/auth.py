@@ -3,23 +3,20 @@
 import asyncio
 import hashlib
 import re
-from collections import OrderedDict
 from collections.abc import Callable
 
 import msgspec
 
 from holdfast.clock import Clock
 from holdfast.gateway.exchange import AuthenticatedRequest, GatewayCaller, GatewayRefusedError
+from holdfast.gateway.http.client_addresses import FailedKeys
 from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, KEY_HEADER, Headers, get_header_value
-from holdfast.gateway.key_limits import MINUTE_SECONDS, KeyLimitTable
+from holdfast.gateway.key_limits import KeyLimitTable
 from holdfast.gateway.routes import Target
 
 # A revoked key keeps working for up to this long, in exchange for one store lookup per key instead of per request.
 KEY_CACHE_SECONDS = 10.0
 KEY_CACHE_MAX = 10_000
-
-FAILED_KEYS_A_MINUTE_MAX = 20
-ADDRESSES_MAX = 10_000
 
 _SUBSCRIPTION_PREFIXES = (b"sk-ant-oat", b"eyJ", b"ya29.")
 """Prefixes of subscription tokens: Anthropic OAuth, JWT (ChatGPT sign-in) and Google OAuth access tokens."""
@@ -43,44 +40,27 @@ class KeyHolder(msgspec.Struct, frozen=True):
     team_id: str | None = None
 
 
-class FailedKeys:
-    """Slows down who guesses keys: after FAILED_KEYS_A_MINUTE_MAX unknown or missing ones, an address has to wait."""
-
-    def __init__(self) -> None:
-        self._by_address: OrderedDict[str, tuple[float, int]] = OrderedDict()
-        self.failed_count = 0
-        self.refused_count = 0
-
-    def add(self, address: str, now: float) -> None:
-        self.failed_count += 1
-        since, count = self._by_address.pop(address, (now, 0))
-        self._by_address[address] = (since, count + 1) if now - since < MINUTE_SECONDS else (now, 1)
-        while len(self._by_address) > ADDRESSES_MAX:
-            self._by_address.popitem(last=False)
-
-    def check(self, address: str, now: float) -> None:
-        """Raises GatewayRefusedError, without a look at the key, if the address has to wait."""
-        since, count = self._by_address.get(address, (now, 0))
-        wait = since + MINUTE_SECONDS - now
-        if count >= FAILED_KEYS_A_MINUTE_MAX and wait > 0:
-            self.refused_count += 1
-            message = "too many requests from this address without a valid gateway key"
-            raise GatewayRefusedError(429, message, retry_after_seconds=int(wait) + 1)
-
-
 class KeyAuthenticator:
     """Checks gateway keys and caches the result for KEY_CACHE_SECONDS."""
 
     def __init__(
-        self, find_holder: FindHolder, limits: KeyLimitTable, *, clock: Clock, salt: bytes, improve: bool = False
+        self,
+        find_holder: FindHolder,
+        limits: KeyLimitTable,
+        *,
+        clock: Clock,
+        salt: bytes,
+        improve: bool = False,
+        failed_keys: FailedKeys | None = None,
     ) -> None:
+        """`failed_keys` is shared with the service, whose keys these are."""
         self._find_holder = find_holder
         self._limits = limits
         self._clock = clock
         self._salt = salt
         self._improve = improve
         self._cache: dict[bytes | None, tuple[float, KeyHolder | None]] = {}
-        self.failed_keys = FailedKeys()
+        self._failed_keys = failed_keys or FailedKeys()
 
     async def authenticate(
         self, target: Target, headers: Headers, *, is_call: bool = True, address: str = ""
@@ -116,16 +96,17 @@ class KeyAuthenticator:
     async def _holder(self, key: bytes | None, *, has_own_credential: bool, address: str) -> KeyHolder | None:
         now = self._clock()
         cached = self._cache.get(key)
-        if cached is None:
-            # A key that was valid before is looked up in any case: many clients may share the address of a proxy.
-            self.failed_keys.check(address, now)
         if cached is not None and now - cached[0] < KEY_CACHE_SECONDS:
             return cached[1]
+        wait = self._failed_keys.find_wait_seconds(address, key, now) if cached is None else 0
+        if wait:
+            message = "too many requests from this address without a valid gateway key"
+            raise GatewayRefusedError(429, message, retry_after_seconds=wait)
         try:
             holder = await asyncio.to_thread(self._find_holder, None if key is None else key.decode("latin-1"))
         except GatewayRefusedError as error:
             if error.status == 401:
-                self.failed_keys.add(address, now)
+                self._failed_keys.add(address, now)
             # Never cache a refusal: a key that was just created must work at once.
             self._cache.pop(key, None)
             raise
@@ -138,6 +119,8 @@ class KeyAuthenticator:
         if len(self._cache) >= KEY_CACHE_MAX:
             self._cache.clear()
         self._cache[key] = (now, holder)
+        if key is not None and holder is not None:
+            self._failed_keys.add_valid(key)
         return holder
 
     def _needs_budget_check(self, key: bytes | None) -> bool:

@@ -34,7 +34,12 @@ INTERRUPTIONS: Mapping[str, tuple[FailureKind, str]] = {
 }
 """How an exchange that did not end with a whole response is recorded."""
 
-_KINDS: Mapping[int, FailureKind] = {401: "auth", 403: "auth", 429: "rate_limit"}
+_KINDS: Mapping[int, FailureKind] = {
+    **dict.fromkeys((400, 408, 413, 421), "invalid_request"),
+    401: "auth",
+    403: "auth",
+    429: "rate_limit",
+}
 logger = logging.getLogger(__name__)
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -25,6 +25,7 @@ from holdfast.clock import Clock, new_ulid
 from holdfast.errors import ProviderError, StoreError, UserError
 from holdfast.events.records import BudgetCharge, BudgetDay, BudgetStore
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, UNPRICED_USD_PER_MTOK, CallCharge, GatewayRefusedError
+from holdfast.gateway.http.client_addresses import MINUTE_SECONDS
 from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.headers import Headers, get_header_value
 from holdfast.gateway.routes import PRESETS, Target, normalize_path
@@ -36,7 +37,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 FILE_BYTES_MAX = 1024 * 1024
-MINUTE_SECONDS = 60.0
 DEFAULT_ROW = "*"
 
 RESERVATION_SECONDS_MAX = 3_600.0

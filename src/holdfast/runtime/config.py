@@ -4,6 +4,7 @@ flag  >  environment  >  <workspace>/.holdfast/config.toml  >  $HOLDFAST_HOME/co
 """
 
 import difflib
+import ipaddress
 import re
 import tomllib
 from collections.abc import Mapping
@@ -88,6 +89,10 @@ class Config(msgspec.Struct, frozen=True):
     """Confirms a TTL of over an hour, which is billed by the hour."""
     command_variables: tuple[str, ...] = ()
     """Environment variables that commands of `run_command` get besides harmless ones."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks of reverse proxies whose `X-Forwarded-For` the service believes."""
+    connections_per_address_max: int = 1_000
+    """Connections with a request that an address without a valid key may hold at the service."""
     also_skills: tuple[str, ...] = ()
     """Folders of other programs to read skills from, such as `.claude/skills`."""
     skills_mode: SkillMode | None = None
@@ -156,6 +161,7 @@ SETTINGS = {
 HOME_ONLY_SETTINGS = (
     *("db", "spend_max_usd", "keep_alive", "keep_alive_usd_max", "cache_ttl_seconds", "cache_over_an_hour"),
     *("retention_days", "recorder_memory_mb", "claude_code_command", "command_variables", _WHEN_UNAVAILABLE),
+    *("trusted_proxies", "connections_per_address_max"),
     *(name for name in SETTINGS if name.startswith("base_urls.")),
 )
 """Settings that a workspace's file may not change."""
@@ -184,6 +190,7 @@ RECORDER_MEMORY_MB_MIN = 192
 _COUNTS = {"output_tokens_max": 1, "steps_max": 1, "cache_ttl_seconds": 0, "retention_days": 0}
 _COUNTS |= {
     "recorder_memory_mb": RECORDER_MEMORY_MB_MIN,
+    "connections_per_address_max": 1,
     "compaction_tokens": 1,
     "skill_loads_max": 0,
     "skill_tokens_warn": 0,
@@ -365,6 +372,8 @@ def _convert_setting(key: str, value: object, origin: str) -> object:
         return _folders(key, value, origin)
     if key == "command_variables":
         return _variables(key, value, origin)
+    if key == "trusted_proxies":
+        return _networks(key, value, origin)
     if not isinstance(value, str):
         raise UserError(f"{key} must be text, not {value!r} (set by {origin})")
     return value
@@ -386,6 +395,21 @@ def _variables(key: str, value: object, origin: str) -> list[object]:
     ):
         raise UserError(f"{key} must be names of environment variables, not {value!r} (set by {origin})")
     return list(dict.fromkeys(names))
+
+
+def _networks(key: str, value: object, origin: str) -> list[object]:
+    """Addresses and networks; comma-separated in an environment variable."""
+    networks = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+    try:
+        if not isinstance(networks, list | tuple) or not all(isinstance(network, str) for network in networks):
+            raise ValueError
+        for network in networks:
+            ipaddress.ip_network(network, strict=False)
+    except ValueError:
+        raise UserError(
+            f"{key} must be addresses or networks such as 10.0.0.0/8, not {value!r} (set by {origin})"
+        ) from None
+    return list(dict.fromkeys(networks))
 
 
 def _dollars(key: str, value: object, origin: str) -> Decimal:

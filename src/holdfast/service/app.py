@@ -1,8 +1,10 @@
 """Builds the HTTP application from the route table: authentication, decoding, responses and errors for every route."""
 
 import asyncio
+import functools
 import logging
 import time
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from email.utils import formatdate
 from functools import lru_cache
@@ -16,10 +18,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Router
 from starlette.routing import Route as HttpRoute
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from holdfast.errors import StoreError
 from holdfast.events.records import KeyRow
+from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, KEY_HEADER
+from holdfast.gateway.routes import get_raw_path
 from holdfast.service.auth.cookies import get_authorization
 from holdfast.service.auth.keys import check_allowed, verify_key
 from holdfast.service.auth.origins import check_origin
@@ -28,12 +32,23 @@ from holdfast.service.dashboard.static_files import make_page_routes
 from holdfast.service.http.openapi import make_openapi
 from holdfast.service.http.request_parsing import decode_fields
 from holdfast.service.http.routes import JSON, ApiError, Route, RouteRequest, RouteResponse
+from holdfast.service.http.uvicorn_protocol import get_descriptors_max
 
 logger = logging.getLogger(__name__)
 _encode = msgspec.json.Encoder().encode
 
 REQUESTS_MAX = 1_000
 """Maximum number of concurrent requests, live feeds included."""
+
+RESERVED_REQUESTS = 100
+"""Beyond REQUESTS_MAX, for requests with a key."""
+
+UNRESERVED_SHARE = 0.75
+"""Of the descriptors; the rest is for health checks, requests with a key, and our own files."""
+
+HEALTH_PATHS = ("/healthz", "/readyz")
+_KEY_HEADERS = (*CREDENTIAL_HEADERS, KEY_HEADER, b"cookie")
+_KEY_START = b"hf_"
 
 HEADERS: Mapping[str, str] = {
     "cache-control": "no-store",
@@ -53,8 +68,11 @@ def make_app(
     """The ASGI application. Responses are JSON unless the route declares a stream or text.
 
     `mounts` are other applications, such as the gateway; they too get only requests that passed the host and origin
-    checks.
+    checks, and their clients get the refusals of this one in their own format.
     """
+    context.encode_refusal = functools.partial(
+        _encode_refusal, tuple(mount for mount in mounts if isinstance(mount, ProviderMount))
+    )
     document = _encode(make_openapi(routes))
 
     async def describe(request: Request) -> Response:
@@ -83,14 +101,33 @@ def make_app(
     # Beside the API, not among its routes: Starlette's exception middleware would wrap each chunk that the gateway
     # forwards (0.2 us a chunk), and its router would try them in order.
     app = Router(mounts, redirect_slashes=False, default=serve_api)
-    return _RequestGuard(app, allowed_hosts, requests_max)
+    return _RequestGuard(app, context, allowed_hosts, requests_max)
+
+
+class ProviderMount(BaseRoute):
+    """A mounted application whose clients expect errors in the format of a provider."""
+
+    @abstractmethod
+    def encode_refusal(self, path: str, status: int, message: str) -> tuple[int, bytes] | None:
+        """Status and body of a refusal; None if the path is not below this mount."""
+
+
+def _encode_refusal(mounts: tuple[ProviderMount, ...], path: str, refused: ApiError) -> tuple[int, bytes]:
+    encoded = (mount.encode_refusal(path, refused.status, str(refused)) for mount in mounts)
+    return next((answer for answer in encoded if answer is not None), (refused.status, _encode(refused.response)))
 
 
 class _RequestGuard:
-    """Refuses requests with a foreign host or origin, and requests beyond the concurrency limit."""
+    """Refuses requests with a foreign host or origin, and requests beyond the limits of connections and requests.
 
-    def __init__(self, app: ASGIApp, allowed_hosts: Collection[str], requests_max: int) -> None:
+    Beyond these limits health checks are still served, and requests with a key, if that turns out to be valid: a
+    refused one does not hold its connection.
+    """
+
+    def __init__(self, app: ASGIApp, context: AppContext, allowed_hosts: Collection[str], requests_max: int) -> None:
         self._app = app
+        self._context = context
+        self._connections = context.connections
         self._requests_max = requests_max
         self._active_requests = 0
         self._allowed_hosts = frozenset(name.lower() for name in allowed_hosts)
@@ -99,28 +136,70 @@ class _RequestGuard:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        headers = Headers(scope=scope)
+        peer = scope["client"][0] if scope.get("client") else ""
+        address = self._connections.proxies.find_address(peer, scope["headers"])
+        if self._connections.proxies.is_trusted(peer):
+            scope["client"] = (address, 0)
         try:
-            # Proxies may pick another one of several Host headers than we do, so the check would be void.
-            if len(headers.getlist("host")) > 1:
-                raise ApiError(400, "invalid_host", "a request must have exactly one Host header")
-            check_origin(
-                headers.get("host"),
-                headers.get("origin"),
-                None if _opens_page(scope, headers) else headers.get("sec-fetch-site"),
-                allowed_hosts=self._allowed_hosts,
-            )
+            self._check_origin(scope)
+            limit = self._find_exceeded_limit(address)
+            if limit is not None:
+                self._check_reserved(scope, limit)
+                send = _close_if_refused(send)
         except ApiError as refused:
-            await _refusal(refused)(scope, receive, send)
-            return
-        if self._active_requests >= self._requests_max:
-            await _refusal(ApiError(503, "too_busy", "too many concurrent requests"))(scope, receive, send)
+            await self._refuse(scope, receive, send, refused)
             return
         self._active_requests += 1
         try:
             await self._app(scope, receive, send)
         finally:
             self._active_requests -= 1
+
+    def _check_origin(self, scope: Scope) -> None:
+        headers = Headers(scope=scope)
+        # Proxies may pick another one of several Host headers than we do, so the check would be void.
+        if len(headers.getlist("host")) > 1:
+            raise ApiError(400, "invalid_host", "a request must have exactly one Host header")
+        check_origin(
+            headers.get("host"),
+            headers.get("origin"),
+            None if _opens_page(scope, headers) else headers.get("sec-fetch-site"),
+            allowed_hosts=self._allowed_hosts,
+        )
+
+    def _find_exceeded_limit(self, address: str) -> ApiError | None:
+        connections = self._connections
+        if connections.has_too_many(address):
+            message = f"this address has more than {connections.per_address_max} connections; send a key, or use fewer"
+            return ApiError(429, "too_many_connections", message, retry_after_seconds=1)
+        # A request in progress may have a descriptor of its upstream beside its own.
+        used = connections.open_count + self._active_requests
+        if self._active_requests >= self._requests_max or used > get_descriptors_max() * UNRESERVED_SHARE:
+            return ApiError(503, "too_busy", "too many concurrent requests", retry_after_seconds=1)
+        return None
+
+    def _check_reserved(self, scope: Scope, limit: ApiError) -> None:
+        """Raises the limit's error unless the request may use what is reserved."""
+        if scope["path"] in HEALTH_PATHS:
+            return
+        has_room = self._active_requests < self._requests_max + RESERVED_REQUESTS
+        if not has_room or not any(name in _KEY_HEADERS and _KEY_START in value for name, value in scope["headers"]):
+            self._connections.refused_count += 1
+            raise limit
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send, refused: ApiError) -> None:
+        status, body = self._context.encode_refusal(get_raw_path(scope), refused)
+        headers = {"connection": "close"} if refused.status in (429, 503) else {}
+        await _refusal(refused, headers, encoded=(status, body))(scope, receive, send)
+
+
+def _close_if_refused(send: Send) -> Send:
+    async def send_closing(message: Message) -> None:
+        if message["type"].endswith("http.response.start") and message["status"] in (401, 403, 429):
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return send_closing
 
 
 def _opens_page(scope: Scope, headers: Headers) -> bool:
@@ -199,12 +278,29 @@ async def _authenticate(context: AppContext, route: Route, request: Request) -> 
         raise ApiError(400, "invalid_key", "a request must have at most one Authorization header")
     # An invalid key is refused even if none is required: a client that sends one relies on it.
     credential = get_authorization(authorization[0] if authorization else None, request.cookies)
-    key = await asyncio.to_thread(verify_key, credential, context.records.key, context.clock())
+    key = await _verify_key(context, request, credential)
     scope = key.scope if key else None
     if scope is None and route.keyless and not await context.needs_keys():
         scope = "admin"
     check_allowed(route.rule, scope, denied=route.denied_code)
     return _Admitted(scope, key, None if credential is None else credential.partition(" ")[2].strip())
+
+
+async def _verify_key(context: AppContext, request: Request, credential: str | None) -> KeyRow | None:
+    if credential is None:
+        return None
+    address, sent, now = request.client.host if request.client else "", credential.encode(), context.clock()
+    wait = context.failed_keys.find_wait_seconds(address, sent, now)
+    if wait:
+        message = "too many requests from this address with a wrong key"
+        raise ApiError(429, "too_many_failed_keys", message, retry_after_seconds=wait)
+    try:
+        key = await asyncio.to_thread(verify_key, credential, context.records.key, now)
+    except ApiError:
+        context.failed_keys.add(address, now)
+        raise
+    context.failed_keys.add_valid(sent)
+    return key
 
 
 def make_validation_error(error: msgspec.ValidationError, kind: type[msgspec.Struct], *, is_text: bool) -> ApiError:
@@ -254,9 +350,15 @@ def _date(seconds: int) -> str:
     return formatdate(seconds, usegmt=True)
 
 
-def _refusal(refused: ApiError, headers_extra: Mapping[str, str] | None = None) -> Response:
+def _refusal(
+    refused: ApiError, headers_extra: Mapping[str, str] | None = None, *, encoded: tuple[int, bytes] | None = None
+) -> Response:
+    """`encoded` is the status and body in another format than ours."""
     headers = {"www-authenticate": "Bearer"} if refused.status == 401 else {}
-    return _response(refused.status, _encode(refused.response), headers_extra={**headers, **(headers_extra or {})})
+    if refused.retry_after_seconds is not None:
+        headers["retry-after"] = str(refused.retry_after_seconds)
+    status, body = encoded or (refused.status, _encode(refused.response))
+    return _response(status, body, headers_extra={**headers, **(headers_extra or {})})
 
 
 async def _no_such_route(request: Request, error: Exception) -> Response:

@@ -5,7 +5,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from threading import Lock
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -14,6 +14,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.errors import UserError
 from holdfast.events.log import Event, EventLog
 from holdfast.events.records import StoreRecords
+from holdfast.gateway.http.client_addresses import ClientConnections, FailedKeys
 from holdfast.instructions.context import InstructionContext
 from holdfast.ledger.accounting import ACCOUNTED_PAYLOADS, AccountingState, record_event
 from holdfast.ledger.analytics.queries import HasAnalyticsQueries, HasCostQueries
@@ -23,6 +24,9 @@ from holdfast.service.api.prompt_view import PromptViews
 from holdfast.service.live.hub import EventHub
 from holdfast.service.telemetry.prometheus import RequestMetrics
 from holdfast.sources.skills.discovery import SkillRoot
+
+if TYPE_CHECKING:
+    from holdfast.service.http.routes import ApiError
 
 SESSIONS_MAX = 10_000
 """How many sessions are held in memory; an evicted one is read again from its first event."""
@@ -64,6 +68,11 @@ class AppContext:
         self.require_keys = require_keys
         self.instructions = instructions
         self.request_metrics = RequestMetrics()
+        self.connections = ClientConnections()
+        self.failed_keys = FailedKeys()
+        self._add_counters()
+        self.encode_refusal: Callable[[str, ApiError], tuple[int, bytes]]
+        """Status and body of a refusal in the format of the path's clients; set by `make_app`."""
         self.simulated = simulated
         self.cache_states = CacheStateStore(log, models)
         self.prompt_views = PromptViews(log, models)
@@ -76,6 +85,20 @@ class AppContext:
         self.workspace: Path | None = None
         self.skill_roots: tuple[SkillRoot, ...] = ()
         self._has_keys = False
+
+    def _add_counters(self) -> None:
+        add, failed = self.request_metrics.add_counter, self.failed_keys
+        add("holdfast_failed_keys_total", "Requests with a wrong key.", lambda: failed.failed_count)
+        add(
+            "holdfast_slowed_requests_total",
+            "Requests that were refused because their address had sent too many wrong keys.",
+            lambda: failed.refused_count,
+        )
+        add(
+            "holdfast_refused_connections_total",
+            "Requests that were refused because their address, or all clients, had too many connections or requests.",
+            lambda: self.connections.refused_count,
+        )
 
     async def needs_keys(self) -> bool:
         """Whether requests without a key are refused. Once a key exists, that stays so for the process's lifetime."""

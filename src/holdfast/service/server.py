@@ -5,6 +5,7 @@ Coverage is measured in the background: at start and hourly, for agents that are
 
 import asyncio
 import contextlib
+import functools
 import logging
 import signal
 import socket
@@ -31,6 +32,7 @@ from holdfast.service.http.uvicorn_protocol import (
     CLIENT_MESSAGE_BYTES_MAX,
     BoundedProtocol,
     PingPassingProtocol,
+    WaitingConnections,
     raise_descriptors_max,
 )
 
@@ -143,7 +145,8 @@ async def serve(
         ws_ping_interval=None,
         ws_per_message_deflate=False,
         lifespan="off",
-        http=BoundedProtocol,
+        # A factory with the class's parameters, which is all that uvicorn calls.
+        http=functools.partial(BoundedProtocol, context=context, waiting=WaitingConnections()),  # type: ignore[arg-type]
         timeout_graceful_shutdown=CLOSING_SECONDS_MAX,
     )
     server = _Server(config)

@@ -130,6 +130,7 @@ def command(
         service = AppContext(log, records, load_configured_models(), require_keys=keys_required, instructions=library)
         # With --simulate all sessions are simulated, so the statistics must include them.
         service.simulated = simulated or simulate
+        _set_connection_limits(service)
         _add_sources(service, simulate=simulate, temporary=temporary)
         exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
         gateway_options = GatewayOptions(
@@ -155,6 +156,16 @@ def _store_location(db: str | None, *, is_temporary: bool) -> Iterator[tuple[str
 
     with tempfile.TemporaryDirectory(prefix="holdfast-serve-") as folder:
         yield str(Path(folder) / "log.db"), Path(folder)
+
+
+def _set_connection_limits(service: "AppContext") -> None:
+    from holdfast.gateway.http.client_addresses import TrustedProxies
+    from holdfast.runtime.config import load_config
+
+    # Without the workspace: a repository must not decide whose addresses are believed.
+    config = load_config(os.environ)
+    service.connections.proxies = TrustedProxies(config.trusted_proxies)
+    service.connections.per_address_max = config.connections_per_address_max
 
 
 def _exporter(service: "AppContext", url: str, *, content: bool) -> "TelemetryExporter":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 import msgspec
-from starlette.routing import BaseRoute, Match
+from starlette.routing import Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from holdfast.cli.open_store import resolve_store_address
@@ -21,7 +21,7 @@ from holdfast.cli.serve.recorder_process import RECORDER_MODULE
 from holdfast.clock import new_ulid
 from holdfast.errors import UserError
 from holdfast.gateway.app import Gateway
-from holdfast.gateway.auth import FailedKeys, KeyAuthenticator, KeyHolder
+from holdfast.gateway.auth import KeyAuthenticator, KeyHolder
 from holdfast.gateway.exchange import UNPRICED_USD_PER_MTOK, GatewayRefusedError
 from holdfast.gateway.keep_alive import GatewayKeepAlive
 from holdfast.gateway.key_limits import KeyBudgets, KeyLimitTable, read_key_limits
@@ -38,6 +38,7 @@ from holdfast.gateway.routes import (
     resolve_upstreams,
 )
 from holdfast.runtime.config import load_config
+from holdfast.service.app import ProviderMount
 from holdfast.service.auth.keys import verify_key
 from holdfast.service.context import AppContext
 from holdfast.service.http.routes import ApiError
@@ -68,7 +69,7 @@ class GatewayOptions(msgspec.Struct, frozen=True):
     spool: str | None = None
 
 
-class GatewayMount(BaseRoute):
+class GatewayMount(ProviderMount):
     """Mounts the gateway in the service, at the paths of its providers.
 
     It matches the path as sent, where Starlette's Mount matches the decoded one: the rest is forwarded as sent.
@@ -82,6 +83,11 @@ class GatewayMount(BaseRoute):
         is_request = scope["type"] in ("http", "websocket")
         is_provider_path = is_request and self._routes.find_mount(get_raw_path(scope)) is not None
         return (Match.FULL if is_provider_path else Match.NONE), {}
+
+    def encode_refusal(self, path: str, status: int, message: str) -> tuple[int, bytes] | None:
+        if self._routes.find_mount(path) is None:
+            return None
+        return GatewayRefusedError(status, message).encode(self._routes.find_target(path))
 
     async def handle(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._gateway(scope, receive, send)
@@ -140,8 +146,8 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
             clock=service.clock,
             salt=secrets.token_bytes(32),
             improve=options.improve,
+            failed_keys=service.failed_keys,
         )
-        _count_failed_keys(service, authenticator.failed_keys)
         keep_alive = None
         if options.keep_alive_usd is not None:
             usd_per_day_max = Decimal(str(options.keep_alive_usd))
@@ -162,17 +168,6 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         # Everything loaded so far lives as long as the process; excluding it makes garbage collection pauses shorter.
         gc.freeze()
         yield GatewayMount(gateway, routes)
-
-
-def _count_failed_keys(service: AppContext, failed: FailedKeys) -> None:
-    service.request_metrics.add_counter(
-        "holdfast_gateway_failed_keys_total", "Requests without a valid gateway key.", lambda: failed.failed_count
-    )
-    service.request_metrics.add_counter(
-        "holdfast_gateway_slowed_requests_total",
-        "Requests that were refused because their address had sent too many invalid keys.",
-        lambda: failed.refused_count,
-    )
 
 
 def _start_recorder(

@@ -23,6 +23,7 @@ _MEANINGS = {
     415: "The body is not JSON.",
     421: "Unknown host name.",
     422: "The body does not match the schema.",
+    429: "The address sent too many wrong keys, or has too many connections.",
     500: "Internal error.",
     503: "The store is unavailable, or there are too many requests.",
 }
@@ -61,7 +62,7 @@ def has_body(route: Route) -> bool:
 
 def list_error_statuses(route: Route) -> tuple[int, ...]:
     """All error statuses of a route."""
-    key_statuses = () if route.rule == "open" else (401,)
+    key_statuses = () if route.rule == "open" else (401, 429)
     body_statuses = () if route.method == "GET" else (413, 415, route.invalid_body_status)
     return tuple(sorted({*COMMON_STATUSES, *key_statuses, *body_statuses, *route.error_statuses}))
 

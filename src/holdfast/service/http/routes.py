@@ -32,11 +32,20 @@ class ErrorResponse(msgspec.Struct, frozen=True):
 class ApiError(Exception):
     """Raised anywhere in a route and answered by the app; the message is one line with credentials redacted."""
 
-    def __init__(self, status: int, code: str, message: str, *, details: Mapping[str, object] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        *,
+        details: Mapping[str, object] | None = None,
+        retry_after_seconds: int | None = None,
+    ) -> None:
         # The message may quote the request, which may contain anything.
         safe_message = " ".join(redact_secrets(message).split())[:MESSAGE_CHARS_MAX]
         super().__init__(safe_message)
         self.status = status
+        self.retry_after_seconds = retry_after_seconds
         self.response = ErrorResponse(ErrorBody(code, safe_message, dict(details) if details else None))
 
 

@@ -3,17 +3,17 @@
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, cast
 
 import httptools
-import msgspec
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 from wsproto.connection import ConnectionState
 from wsproto.events import CloseConnection, Ping, Pong, Request
 
+from holdfast.service.context import AppContext
 from holdfast.service.http.routes import ApiError
 
 try:
@@ -33,13 +33,15 @@ CLIENT_MESSAGE_BYTES_MAX = 32 * 1024 * 1024
 HEAD_SECONDS_MAX = 10.0
 """From the first byte of a request head, or from the connection, to its end."""
 
-BODY_IDLE_SECONDS_MAX = 30.0
-"""Without a byte of a body that we are ready to read."""
+BODY_SECONDS = 30.0
+BODY_BYTES_A_SECOND_MIN = 500
+"""In each period of BODY_SECONDS a body that is not complete has to bring this many bytes a second, as far as we are
+ready to read them: one that comes drop by drop would hold its connection for ever."""
 
 WAITING_CONNECTIONS_MAX = 4_096
-"""Connections without a complete request head. Beyond it the oldest is closed: a client sends its head at once, so the
-oldest is none that somebody waits for, and descriptors stay free for requests that are complete. Also at most half of
-the descriptors that the process may open."""
+"""Connections without a complete request head. Beyond it the oldest is closed, of the same address if that has a
+quarter of them: a client sends its head at once, so the oldest is none that somebody waits for, and descriptors stay
+free for requests that are complete. Also at most half of the descriptors that the process may open."""
 
 DESCRIPTORS_WANTED = 16_384
 
@@ -96,6 +98,12 @@ class PingPassingProtocol(WSProtocol):
     An application that takes them finds the extension `holdfast.websocket.ping` in its scope.
     """
 
+    on_lost: Callable[[], None] = staticmethod(lambda: None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.on_lost()
+        super().connection_lost(exc)
+
     def handle_connect(self, event: Request) -> None:
         super().handle_connect(event)
         self.scope["extensions"]["holdfast.websocket.ping"] = {}
@@ -130,35 +138,90 @@ class PingPassingProtocol(WSProtocol):
             self.transport.write(self.conn.send(frame(message["bytes"])))
 
 
+class WaitingConnections:
+    """Connections without a complete request head, oldest first, of each address."""
+
+    def __init__(self) -> None:
+        self._all: OrderedDict[BoundedProtocol, None] = OrderedDict()
+        self._by_address: dict[str, OrderedDict[BoundedProtocol, None]] = {}
+
+    def __contains__(self, connection: "BoundedProtocol") -> bool:
+        return connection in self._all
+
+    def add(self, connection: "BoundedProtocol") -> None:
+        self._all[connection] = None
+        same = self._by_address.setdefault(connection.peer, OrderedDict())
+        same[connection] = None
+        waiting_max = min(WAITING_CONNECTIONS_MAX, get_descriptors_max() // 2)
+        if len(self._all) > waiting_max:
+            oldest = next(iter(same if len(same) > waiting_max // 4 else self._all))
+            self.discard(oldest)
+            oldest.transport.close()
+
+    def discard(self, connection: "BoundedProtocol") -> None:
+        if connection in self._all:
+            del self._all[connection]
+            same = self._by_address[connection.peer]
+            del same[connection]
+            if not same:
+                del self._by_address[connection.peer]
+
+
 class BoundedProtocol(HttpToolsProtocol):
     """Upgrades to WebSocket only; a request that offers anything else is parsed as if it had not."""
 
+    peer = ""
     _head_bytes = 0
+    _body_bytes = 0
     _in_head = True
     _is_idle = True
     _starts_request = True
     _received: bytes | None = None
     _offers_upgrade = False
     _deadline: asyncio.TimerHandle | None = None
+    _address: str | None = None
+
+    def __init__(self, *args: Any, context: AppContext, waiting: WaitingConnections, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._connections = context.connections
+        self._encode_refusal = context.encode_refusal
+        self._waiting = waiting
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # same signature as uvicorn's protocol
         super().connection_made(transport)
         # HeadBufferingTransport has the methods that uvicorn calls, but is no subclass of Transport.
         self.transport = cast("asyncio.Transport", HeadBufferingTransport(transport))
-        self._waiting: OrderedDict[BoundedProtocol, None] = vars(self.server_state).setdefault("waiting", OrderedDict())
+        self.peer = self.client[0] if self.client else ""
+        self._connections.open_count += 1
         self._wait_for_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._set_deadline(None)
-        self._waiting.pop(self, None)
+        self._waiting.discard(self)
+        self._leave()
         super().connection_lost(exc)
+
+    def _leave(self) -> None:
+        self._connections.open_count -= 1
+        self._count_for(None)
+
+    def _count_for(self, address: str | None) -> None:
+        """Counts the connection for this address, and no longer for the one before."""
+        if self._address is not None:
+            self._connections.remove(self._address)
+        if address is not None:
+            self._connections.add(address)
+        self._address = address
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._connections.proxies.is_trusted(self.peer):
+            # The next request on a proxy's connection may be another client's.
+            self._count_for(None)
 
     def _wait_for_head(self) -> None:
         self._set_deadline(HEAD_SECONDS_MAX)
-        self._waiting[self] = None
-        if len(self._waiting) > min(WAITING_CONNECTIONS_MAX, get_descriptors_max() // 2):
-            oldest, _ = self._waiting.popitem(last=False)
-            oldest.transport.close()
+        self._waiting.add(self)
 
     def _set_deadline(self, seconds: float | None) -> None:
         if self._deadline is not None:
@@ -167,9 +230,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _time_out(self) -> None:
         is_body = not self._in_head and not self._is_idle
-        if is_body and self.flow.read_paused:
-            # We do not read, because the upstream does not: not the client's fault.
-            self._set_deadline(BODY_IDLE_SECONDS_MAX)
+        body_bytes, self._body_bytes = self._body_bytes, 0
+        if is_body and (self.flow.read_paused or body_bytes >= BODY_SECONDS * BODY_BYTES_A_SECOND_MIN):
+            # It arrives; or we do not read, because the upstream does not: not the client's fault.
+            self._set_deadline(BODY_SECONDS)
         elif not is_body and self.cycle is not None and not self.cycle.response_complete:
             # The start of the next request came while a response is being sent; that goes first.
             self._set_deadline(HEAD_SECONDS_MAX)
@@ -181,8 +245,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         self._starts_request = self._is_idle
-        if not self._in_head and not self._is_idle:
-            self._set_deadline(BODY_IDLE_SECONDS_MAX)
+        self._body_bytes += len(data)
         if self._is_idle:
             if self not in self._waiting:
                 self._wait_for_head()
@@ -206,8 +269,10 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        self._waiting.pop(self, None)
-        self._set_deadline(BODY_IDLE_SECONDS_MAX)
+        self._waiting.discard(self)
+        self._set_deadline(BODY_SECONDS)
+        self._body_bytes = 0
+        self._count_for(self._connections.proxies.find_address(self.peer, self.headers))
         self._offers_upgrade = self.parser.should_upgrade() and not self._should_upgrade()
         if not self._offers_upgrade:
             self._received = None
@@ -222,6 +287,9 @@ class BoundedProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         self._set_deadline(None)
         super().handle_websocket_upgrade()
+        protocol = self.transport.get_protocol()
+        if isinstance(protocol, PingPassingProtocol):
+            protocol.on_lost = self._leave
 
     def _should_upgrade(self) -> bool:
         names = {name for name, _ in self.headers}
@@ -242,7 +310,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._send_refusal(400, "malformed_request", msg.rstrip("."))
 
     def _send_refusal(self, status: int, code: str, message: str) -> None:
-        body = msgspec.json.encode(ApiError(status, code, message).response)
+        path = vars(self).get("url", b"").partition(b"?")[0].decode("latin-1")
+        status, body = self._encode_refusal(path, ApiError(status, code, message))
         head = (
             f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
             f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
