@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from tests.support.served_gateway import RawUpstream, ServedGateway, raw_upstrea
 from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import ManualClock
 from holdfast.errors import StoreError
+from holdfast.events.payloads.calls import LlmCallFailed
 from holdfast.events.records import BudgetCharge, BudgetDay
 from holdfast.gateway.key_limits import KeyLimits, RequestSize, estimate_call_usd
 from holdfast.gateway.recording.restore import iterate_spending
@@ -211,6 +213,67 @@ def test_no_form_of_a_call_is_free(path: str, body: dict[str, Any], reply: objec
     row = today(store, key_id)
     assert row.spent > 0
     assert row.reserved == 0
+
+
+ANTHROPIC_START = (
+    b'event: message_start\ndata: {"type":"message_start","message":{"id":"m","model":"claude-sonnet-5-5","usage":'
+    b'{"input_tokens":1000,"output_tokens":1}}}\n\nevent: content_block_start\ndata: {"type":"content_block_start",'
+    b'"index":0,"content_block":{"type":"text","text":""}}\n\n'
+    b'event: content_block_delta\ndata: {"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"'
+    + b"word " * 200
+    + b'"}}\n\n'
+)
+CHAT_START = (
+    b'data: {"id":"c","model":"gpt-5.2","choices":[{"index":0,"delta":{"content":"' + b"word " * 200 + b'"}}]}\n\n'
+)
+
+
+@pytest.mark.parametrize("who", ["the client", "the upstream"])
+@pytest.mark.parametrize(
+    ("path", "model", "start"),
+    [
+        ("/anthropic/v1/messages", MODEL, ANTHROPIC_START),
+        ("/openai/v1/chat/completions", "gpt-5.2", CHAT_START),
+        ("/openai/v1/chat/completions", "gpt-5.2", b""),
+    ],
+)
+def test_a_stream_that_is_cut_before_its_usage_is_charged_by_estimate(
+    who: str, path: str, model: str, start: bytes
+) -> None:
+    store = MemoryStore()
+    key, key_id = new_key(store)
+    body = make_body(1, words=1_000, model=model, stream=True)
+    with raw_upstream() as upstream, serve_gateway(upstream.url, store=store, grants=GRANTS) as gateway:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        chunk = b"%x\r\n%s\r\n" % (len(start), start) if start else b""
+        upstream.parts = (head, chunk, *([threading.Event()] if who == "the client" else ()))
+        with httpx.stream("POST", f"{gateway.url}{path}", json=body, headers={"x-api-key": key}) as response:
+            assert response.status_code == 200
+            if start:
+                assert b"word" in next(response.iter_raw())
+        (session,) = gateway.recorded_sessions()
+        (failed,) = [event.payload for event in store.read(session) if isinstance(event.payload, LlmCallFailed)]
+    row = today(store, key_id)
+    assert row.spent == failed.cost_usd * 10**12
+    assert row.reserved == 0
+    assert failed.is_output_estimated
+    # Of the 5,000 bytes of the prompt and of the 200 words of the reply, not of the JSON around them.
+    assert 900 < failed.usage.tokens_sent < 3_500
+    assert (180 < failed.usage.output < 260) if start else failed.usage.output == 0
+
+
+def test_a_stream_without_usage_is_charged_by_its_text_and_not_by_its_json() -> None:
+    store = MemoryStore()
+    key, _ = new_key(store)
+    events = [{"id": "c", "choices": [{"index": 0, "delta": {"content": "word "}}]} for _ in range(200)]
+    stream = b"".join(b"data: %s\n\n" % json.dumps(event).encode() for event in events) + b"data: [DONE]\n\n"
+    with raw_upstream() as upstream, serve_gateway(upstream.url, store=store, grants=GRANTS) as gateway:
+        answer(upstream, stream, kind="text/event-stream")
+        body = make_body(1, words=100, model="gpt-5.2", stream=True)
+        assert post(gateway.url, key, body, "/openai/v1/chat/completions").status_code == 200
+        (session,) = gateway.recorded_sessions()
+        (failed,) = [event.payload for event in store.read(session) if isinstance(event.payload, LlmCallFailed)]
+    assert 180 < failed.usage.output < 260
 
 
 def test_a_body_that_is_too_large_to_read_is_reserved_and_charged(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -583,6 +583,42 @@ def test_realtime_connection_ends_once_its_budget_is_spent() -> None:
     assert closed.value.rcvd.code == 1008
 
 
+def test_realtime_calls_reserve_what_they_may_cost() -> None:
+    usage = {"input_tokens": 100, "output_tokens": 100}
+    answers = threading.Event()
+
+    def answer(connection: ServerConnection) -> None:
+        connection.recv()
+        assert answers.wait(TIMEOUT_SECONDS)
+        connection.send(json.dumps({"type": "response.done", "response": {"usage": usage}}))
+        connection.recv()
+
+    # The unknown model costs $10 per million tokens, so 1,000 tokens of output have room once, and not twice.
+    grants = {"*": KeyLimits(budget_usd_a_day=0.015)}
+    message = json.dumps({"type": "response.create", "response": {"max_output_tokens": 1_000}})
+    with socket_upstream(answer) as upstream, serve_gateway(upstream.url, grants=grants) as gateway:
+        headers = {"x-holdfast-key": add_key(gateway)}
+        path = "/openai/v1/realtime?model=realtime-of-tomorrow"
+
+        def wait_for_budget(*, is_reserved: bool) -> int:
+            """What is spent once something is reserved, or nothing is any more."""
+            deadline = time.monotonic() + TIMEOUT_SECONDS
+            key_id, day = headers["x-holdfast-key"].split("_")[1], time.strftime("%Y-%m-%d", time.gmtime())
+            while (bool((state := gateway.store.records.get_budget_day(key_id, day)).reserved)) != is_reserved:
+                assert time.monotonic() < deadline
+            return state.spent
+
+        with open_socket(gateway.url, path, headers) as first, open_socket(gateway.url, path, headers) as second:
+            first.send(message)
+            assert wait_for_budget(is_reserved=True) == 0
+            second.send(message)
+            refused = json.loads(second.recv(timeout=TIMEOUT_SECONDS))
+            assert (refused["status"], "has no room" in refused["error"]["message"]) == (429, True)
+            answers.set()
+            assert json.loads(first.recv(timeout=TIMEOUT_SECONDS))["type"] == "response.done"
+            assert wait_for_budget(is_reserved=False) == 200 * 10 * 10**6
+
+
 def test_without_our_key_the_handshake_is_refused() -> None:
     with socket_upstream(echo) as upstream, serve_gateway(upstream.url, require_keys=True) as gateway:
         with pytest.raises(InvalidStatus) as refused:

@@ -18,7 +18,7 @@ from holdfast.gateway.app import Gateway
 from holdfast.gateway.auth import KeyAuthenticator
 from holdfast.gateway.exchange import ExchangeWatcher
 from holdfast.gateway.keep_alive import GatewayKeepAlive
-from holdfast.gateway.key_limits import KeyBudgets, KeyLimits, KeyLimitTable
+from holdfast.gateway.key_limits import KeyBudgets, KeyLimits, KeyLimitTable, RequestRates
 from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.recording.restore import restore_plans, sum_spending_today
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
@@ -100,8 +100,15 @@ def serve_gateway(
         volatile=VolatileExtractor(rules),
         on_spent=budgets.settle,
     )
+    rates = RequestRates(limits, log.records, clock=clock)
     authenticator = KeyAuthenticator(
-        make_key_check(service), limits, clock=clock, salt=b"salt", improve=improve, failed_keys=service.failed_keys
+        make_key_check(service),
+        limits,
+        rates=rates,
+        clock=clock,
+        salt=b"salt",
+        improve=improve,
+        failed_keys=service.failed_keys,
     )
     keep_alive = None
     if keep_alive_usd is not None:
@@ -144,6 +151,7 @@ def serve_gateway(
             thread.run(stop_serving())
             observer.close()
             budgets.close()
+            rates.close()
 
 
 async def _tasks() -> int:

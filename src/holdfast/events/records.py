@@ -112,7 +112,16 @@ class BudgetStore(Protocol):
         """Sets the spending of a day of which nothing is stored yet."""
 
 
-class StoreRecords(ControlStore, KeyStore, EventFeed, BudgetStore, Protocol):
+class RequestCountStore(Protocol):
+    """How many requests gateway keys have made in a minute (since 1970), by all processes that share the store."""
+
+    def take_requests(self, key_id: str, minute: int, count: int, *, limit: int) -> bool:
+        """Adds requests to a minute in one statement; returns False, and adds nothing, beyond the limit."""
+
+    def delete_request_counts(self, before_minute: int) -> None: ...
+
+
+class StoreRecords(ControlStore, KeyStore, EventFeed, BudgetStore, RequestCountStore, Protocol):
     """Everything beside the log that a service needs from a store."""
 
 

@@ -11,7 +11,7 @@ from holdfast.clock import Clock
 from holdfast.gateway.exchange import AuthenticatedRequest, GatewayCaller, GatewayRefusedError
 from holdfast.gateway.http.client_addresses import FailedKeys
 from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, KEY_HEADER, Headers, get_header_value
-from holdfast.gateway.key_limits import KeyLimitTable
+from holdfast.gateway.key_limits import KeyLimitTable, RequestRates
 from holdfast.gateway.routes import Target
 
 # A revoked key keeps working for up to this long, in exchange for one store lookup per key instead of per request.
@@ -48,6 +48,7 @@ class KeyAuthenticator:
         find_holder: FindHolder,
         limits: KeyLimitTable,
         *,
+        rates: RequestRates,
         clock: Clock,
         salt: bytes,
         improve: bool = False,
@@ -55,7 +56,7 @@ class KeyAuthenticator:
     ) -> None:
         """`failed_keys` is shared with the service, whose keys these are."""
         self._find_holder = find_holder
-        self._limits = limits
+        self._limits, self._rates = limits, rates
         self._clock = clock
         self._salt = salt
         self._improve = improve
@@ -75,7 +76,7 @@ class KeyAuthenticator:
                 GatewayCaller(self._account(credential)), headers, self._improve and may_rewrite(target, headers)
             )
         if is_call:
-            self._limits.count_request(holder.key_id, self._clock())
+            await self._rates.count_request(holder.key_id)
         if key_header is not None:
             self._limits.check_path(holder.key_id, target)
             provider_key = self._limits.get_provider_key(holder.key_id, target.mount)

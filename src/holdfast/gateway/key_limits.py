@@ -14,7 +14,6 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from pathlib import Path
-from threading import Lock
 from typing import Literal, TypeVar
 from urllib.parse import unquote
 
@@ -23,7 +22,7 @@ import msgspec
 from holdfast.catalog.lookup import Models, find_model_or_none, price_at, utc_date
 from holdfast.clock import Clock, new_ulid
 from holdfast.errors import ProviderError, StoreError, UserError
-from holdfast.events.records import BudgetCharge, BudgetDay, BudgetStore
+from holdfast.events.records import BudgetCharge, BudgetDay, BudgetStore, RequestCountStore
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, UNPRICED_USD_PER_MTOK, CallCharge, GatewayRefusedError
 from holdfast.gateway.http.client_addresses import MINUTE_SECONDS
 from holdfast.gateway.http.content_encoding import decompress_body
@@ -50,6 +49,13 @@ STORE_SECONDS_MAX = 5.0
 STORE_THREADS_MAX = 4
 BUSY_SECONDS = 2
 
+REQUEST_SHARE = 20
+"""The store grants a twentieth of a minute's requests at a time."""
+
+RATE_SECONDS_MAX = 1.0
+RATE_RETRY_SECONDS = 5.0
+"""A rate guards no money: a store that does not answer delays a request for a second, and is asked again later."""
+
 PROMPT_BYTES_PER_TOKEN = 3
 """A prompt has about 4 bytes per token, code and Chinese down to 3: a reservation must not be too small."""
 
@@ -75,7 +81,7 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class KeyLimitTable:
-    """Limits by gateway key id; the row `*` applies to keys without their own. Thread-safe."""
+    """Limits by gateway key id; the row `*` applies to keys without their own."""
 
     def __init__(
         self,
@@ -93,8 +99,6 @@ class KeyLimitTable:
         self._rows = rows
         self._key_variables = key_variables or {name: preset.key_variable for name, preset in PRESETS.items()}
         self._environ = environ
-        self._lock = Lock()
-        self._request_times: dict[str, deque[float]] = {}
 
     def get_limits(self, key_id: str) -> KeyLimits:
         return self._rows.get(key_id) or self._rows.get(DEFAULT_ROW) or KeyLimits()
@@ -130,26 +134,104 @@ class KeyLimitTable:
         dollars = self.get_limits(key_id).budget_usd_a_day
         return None if dollars is None else round(dollars * 10**12)
 
-    def count_request(self, key_id: str, now: float) -> None:
+
+class _KeyRate:
+    """The requests of one key: those of the last minute here, and how many more of this minute the store granted."""
+
+    def __init__(self) -> None:
+        self.times: deque[float] = deque()
+        self.minute = 0
+        self.granted = 0
+        self.is_exhausted = False
+        self.lock = asyncio.Lock()
+
+
+class RequestRates:
+    """Limits the requests a minute of keys, together with all other gateways on the store.
+
+    The store grants REQUEST_SHARE of a minute's limit at a time, so that most requests need no statement, and after a
+    refusal none is made before the next minute. What one gateway was granted and does not use, others cannot use.
+    In any 60 s this gateway lets at most the limit pass by itself; while the store is away only that holds.
+    """
+
+    def __init__(self, limits: KeyLimitTable, store: RequestCountStore, *, clock: Clock) -> None:
+        self._limits, self._store, self._clock = limits, store, clock
+        self._rates: dict[str, _KeyRate] = {}
+        self._swept_minute = 0
+        self._unavailable_until = 0.0
+        self._threads = ThreadPoolExecutor(STORE_THREADS_MAX, thread_name_prefix="holdfast-rates")
+
+    async def count_request(self, key_id: str) -> None:
         """Raises GatewayRefusedError if the key's request rate is exceeded."""
-        row = self.get_limits(key_id)
-        if row.requests_a_minute is None:
+        limit = self._limits.get_limits(key_id).requests_a_minute
+        if limit is None:
             return
-        with self._lock:
-            times = self._request_times.setdefault(key_id, deque())
-            while times and now - times[0] >= MINUTE_SECONDS:
-                times.popleft()
-            if len(times) >= row.requests_a_minute:
-                wait = int(MINUTE_SECONDS - (now - times[0])) + 1 if times else int(MINUTE_SECONDS)
-                raise GatewayRefusedError(429, "this key exceeds its requests per minute", retry_after_seconds=wait)
-            times.append(now)
+        now, rate = self._clock(), self._rates.setdefault(key_id, _KeyRate())
+        while rate.times and now - rate.times[0] >= MINUTE_SECONDS:
+            rate.times.popleft()
+        if len(rate.times) >= limit:
+            raise _refuse_request(MINUTE_SECONDS - (now - rate.times[0]) if rate.times else MINUTE_SECONDS)
+        # Before the store is asked, so that concurrent requests see each other.
+        rate.times.append(now)
+        async with rate.lock:
+            if not await self._use_grant(key_id, rate, limit, now):
+                rate.times.remove(now)
+                raise _refuse_request(MINUTE_SECONDS - now % MINUTE_SECONDS)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True)
+
+    async def _use_grant(self, key_id: str, rate: _KeyRate, limit: int, now: float) -> bool:
+        minute = int(now // MINUTE_SECONDS)
+        if rate.minute != minute:
+            rate.minute, rate.granted, rate.is_exhausted = minute, 0, False
+        if not rate.granted and not rate.is_exhausted:
+            rate.granted = await self._ask_store(key_id, minute, limit, now)
+            rate.is_exhausted = not rate.granted
+        if not rate.granted:
+            return False
+        rate.granted -= 1
+        return True
+
+    async def _ask_store(self, key_id: str, minute: int, limit: int, now: float) -> int:
+        """How many requests are granted; 1 if the store cannot say."""
+        if now < self._unavailable_until:
+            return 1
+        asked = asyncio.get_running_loop().run_in_executor(self._threads, self._take, key_id, minute, limit)
+        try:
+            async with asyncio.timeout(RATE_SECONDS_MAX):
+                return await asyncio.shield(asked)
+        except (StoreError, TimeoutError) as error:
+            logger.warning("requests are counted for this gateway alone: %s", error or "the store does not answer")
+            asked.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._unavailable_until = now + RATE_RETRY_SECONDS
+            return 1
+
+    def _take(self, key_id: str, minute: int, limit: int) -> int:
+        if self._swept_minute != minute:
+            self._swept_minute = minute
+            self._store.delete_request_counts(minute - 1)
+        share = max(1, limit // REQUEST_SHARE)
+        # The rest of a limit may be less than a share.
+        counts = (share, 1) if share > 1 else (1,)
+        return next((count for count in counts if self._store.take_requests(key_id, minute, count, limit=limit)), 0)
+
+
+def _refuse_request(wait_seconds: float) -> GatewayRefusedError:
+    return GatewayRefusedError(
+        429, "this key exceeds its requests per minute", retry_after_seconds=int(wait_seconds) + 1
+    )
 
 
 class RequestSize(msgspec.Struct, frozen=True):
-    """What of a request its cost is estimated from: its size, and its JSON if it was read and is not compressed."""
+    """What of a request its cost is estimated from: its size, and its JSON if it was read and is not compressed.
+
+    `has_output`: it is a model call, though the path is none that we can decode.
+    """
 
     size_bytes: int
     body: bytes = b""
+    has_output: bool = False
 
 
 class KeyBudgets:
@@ -315,7 +397,7 @@ def estimate_call_usd(
     row = find_model_or_none(f"{target.provider}:{target.model_names.get(name, name)}"[:MODEL_CHARS_MAX], models)
     allowed = _find_output_limit(members) * _find_choices(members)
     output = min(usual_output_tokens or allowed or OUTPUT_TOKENS_UNKNOWN, allowed or TOKENS_MAX)
-    output = output if target.adapter_name else 0
+    output = output if target.adapter_name or request.has_output else 0
     prompt = request.size_bytes // PROMPT_BYTES_PER_TOKEN + 1
     if row is None or not row.prices:
         return (prompt + output) * unpriced / 1_000_000

@@ -34,7 +34,7 @@ from holdfast.gateway.exchange import (
 from holdfast.gateway.http.connection import ConnectionCutError, UpstreamConnection
 from holdfast.gateway.http.headers import Headers, filter_response_headers
 from holdfast.gateway.http.response_parser import ResponseHead
-from holdfast.gateway.key_limits import KeyBudgets, RequestSize
+from holdfast.gateway.key_limits import KeyBudgets
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.operations import CACHE_KEY_MISSING
 from holdfast.gateway.routes import Target
@@ -274,12 +274,8 @@ class WebSocketRelay:
         """The id of the call's exchange, under which its cost is reserved; None without a budget."""
         if self._budgets is None or caller.key_id is None or not caller.has_budget:
             return None
-        if not self._calls.has_exchanges:
-            await self._budgets.check(caller.key_id)
-            return None
         exchange_id = self._budgets.make_exchange_id()
-        request = RequestSize(len(message.body), message.body)
-        await self._budgets.reserve(exchange_id, caller.key_id, self._target, request)
+        await self._budgets.reserve(exchange_id, caller.key_id, self._target, self._calls.measure_call(message))
         return exchange_id
 
     async def _improve(

@@ -16,6 +16,7 @@ from holdfast.engine.inject.openai_body import CACHE_KEY_FIELD
 from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, Exchange, ExchangeEnd, GatewayCaller, WebSocketCall
 from holdfast.gateway.http.headers import Headers
+from holdfast.gateway.key_limits import PROMPT_BYTES_PER_TOKEN, RequestSize
 from holdfast.gateway.routes import Target
 from holdfast.providers.json_splice import (
     UNREADABLE,
@@ -27,6 +28,7 @@ from holdfast.providers.json_splice import (
 )
 from holdfast.types.blocks import Json
 from holdfast.types.json_encoding import encode_json
+from holdfast.types.usage import clamp_token_count
 
 CHAINED_BYTES_MAX = 64 * 1024 * 1024
 """Memory for the prompts of all connections; the least recently continued ones are dropped."""
@@ -238,13 +240,15 @@ class SocketOwner(msgspec.Struct, frozen=True):
 
 
 class SocketCalls(Protocol):
-    """The calls of one connection. `has_exchanges`: a message that asks for a response is an exchange from then on."""
+    """The calls of one connection."""
 
     open_count: int
-    has_exchanges: bool
 
     def decode_message(self, raw: bytes) -> CreateMessage | None:
         """The message as a call; None if it asks for none."""
+
+    def measure_call(self, message: CreateMessage) -> RequestSize:
+        """What the cost of the call is estimated from."""
 
     def begin_call(
         self,
@@ -255,7 +259,7 @@ class SocketCalls(Protocol):
         original_body: bytes | None = None,
         changes: tuple[RequestChange, ...] = (),
     ) -> None:
-        """The message, as it is sent now, asks for a response."""
+        """The message, as it is sent now, asks for a response; its cost is reserved under the exchange's id."""
 
     def take_event(self, raw: bytes) -> bool:
         """Takes a message of the provider; returns whether it reported usage of a call that was not requested."""
@@ -281,10 +285,12 @@ class ResponseCalls(SocketCalls):
         self._lanes: dict[str, list[_OpenCall]] = {}
         self._ended_ids: deque[str] = deque(maxlen=ENDED_IDS_MAX)
         self.open_count = 0
-        self.has_exchanges = True
 
     def decode_message(self, raw: bytes) -> CreateMessage | None:
         return decode_create_message(raw, self._prompts, self._owner.caller.account)
+
+    def measure_call(self, message: CreateMessage) -> RequestSize:
+        return RequestSize(len(message.body), message.body)
 
     def begin_call(
         self,
@@ -370,16 +376,18 @@ class ResponseCalls(SocketCalls):
 class UsageCalls(SocketCalls):
     """Calls of other APIs, such as Realtime: recorded by the usage that the provider reports, without content.
 
-    A connection on which none was reported is recorded once, without usage.
+    A connection on which none was reported is recorded once, without usage. What is reserved for a call whose usage
+    does not come, because the connection ends before, counts as spent after an hour.
     """
 
     open_count = 0
-    has_exchanges = False
 
     def __init__(self, owner: SocketOwner, model: str) -> None:
         self._owner = owner
         self._model = model
         self._has_usage = False
+        self._prompt_tokens = 0
+        self._reserved_ids: deque[str] = deque()
 
     def decode_message(self, raw: bytes) -> CreateMessage | None:
         # Most messages are audio, which is not worth decoding.
@@ -387,6 +395,14 @@ class UsageCalls(SocketCalls):
             return None
         kind = nested_field(decode_or_none(msgspec.json.decode, raw), "type")
         return CreateMessage(raw, raw, PromptPart(b"")) if kind == CREATE_TYPE else None
+
+    def measure_call(self, message: CreateMessage) -> RequestSize:
+        """The prompt is what the provider counted last: audio has few tokens for its bytes."""
+        options = nested_field(decode_or_none(msgspec.json.decode, message.raw), "response")
+        limit = nested_field(options, "max_output_tokens")
+        body = encode_json({"model": self._model, **({"max_output_tokens": limit} if isinstance(limit, int) else {})})
+        size_bytes = len(message.raw) + self._prompt_tokens * PROMPT_BYTES_PER_TOKEN
+        return RequestSize(size_bytes, body, has_output=True)
 
     def begin_call(
         self,
@@ -398,6 +414,8 @@ class UsageCalls(SocketCalls):
         changes: tuple[RequestChange, ...] = (),
     ) -> None:
         """Its usage comes with the end of its response."""
+        if exchange_id is not None:
+            self._reserved_ids.append(exchange_id)
 
     def take_event(self, raw: bytes) -> bool:
         if b'"usage"' not in raw and b'"usageMetadata"' not in raw:
@@ -410,16 +428,18 @@ class UsageCalls(SocketCalls):
         if "input_token_details" in usage:
             # Realtime has another name for what the Responses API calls `input_tokens_details`.
             usage = {**usage, "input_tokens_details": usage["input_token_details"]}
-        self._record({"usage": usage})
+        prompt_tokens = usage.get("input_tokens", 0)
+        self._prompt_tokens = clamp_token_count(prompt_tokens) if isinstance(prompt_tokens, int) else 0
+        self._record({"usage": usage}, id=self._reserved_ids.popleft() if self._reserved_ids else None)
         return True
 
     def end_all(self, end: ExchangeEnd) -> None:
         if not self._has_usage:
             self._record({})
 
-    def _record(self, response: dict[str, Json]) -> None:
+    def _record(self, response: dict[str, Json], *, id: str | None = None) -> None:
         self._has_usage = True
-        exchange = self._owner.begin_exchange(encode_json({"model": self._model}))
+        exchange = self._owner.begin_exchange(encode_json({"model": self._model}), id=id)
         exchange.response_headers = _JSON
         self._owner.on_request(exchange)
         exchange.add_response_bytes(encode_json(response))

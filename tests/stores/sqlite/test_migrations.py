@@ -57,6 +57,7 @@ def test_the_shipped_migrations_are_numbered_from_one() -> None:
         (9, "detected_usage"),
         (10, "skill_use"),
         (11, "budgets"),
+        (12, "request_counts"),
     ]
     assert "CREATE TABLE events" in shipped[0].sql
 

@@ -24,7 +24,7 @@ from holdfast.gateway.app import Gateway
 from holdfast.gateway.auth import KeyAuthenticator, KeyHolder
 from holdfast.gateway.exchange import UNPRICED_USD_PER_MTOK, GatewayRefusedError
 from holdfast.gateway.keep_alive import GatewayKeepAlive
-from holdfast.gateway.key_limits import KeyBudgets, KeyLimitTable, read_key_limits
+from holdfast.gateway.key_limits import KeyBudgets, KeyLimitTable, RequestRates, read_key_limits
 from holdfast.gateway.recording.restore import restore_plans, sum_spending_today
 from holdfast.gateway.recording.worker_process import RecorderProcess, RecorderSetup
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
@@ -132,6 +132,8 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
             unpriced_usd_per_mtok=options.unpriced_usd,
         )
         stack.callback(budgets.close)
+        rates = RequestRates(key_limits, service.records, clock=service.clock)
+        stack.callback(rates.close)
         if key_limits.has_budgets:
             budgets.seed(sum_spending_today(service.log, service.clock(), unpriced_usd_per_mtok=options.unpriced_usd))
         rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in options.volatile))
@@ -143,6 +145,7 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         authenticator = KeyAuthenticator(
             make_key_check(service),
             key_limits,
+            rates=rates,
             clock=service.clock,
             salt=secrets.token_bytes(32),
             improve=options.improve,

@@ -4,11 +4,14 @@ import re
 
 import msgspec
 
+from holdfast.catalog.token_count import count_tokens
+from holdfast.engine.recorder import ObservedRequest
 from holdfast.errors import ProviderError
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, Exchange
 from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.headers import Headers
 from holdfast.gateway.recording.request_start import RequestStart, RequestStarts, SplitRequest, split_request
+from holdfast.gateway.rewrite.request_analysis import BYTES_PER_TOKEN
 from holdfast.providers.adapter import PATH_HEADER, Adapter
 from holdfast.providers.bedrock import EVENT_STREAM_TYPE, decode_event_stream, read_usage_headers
 from holdfast.providers.json_splice import decode_or_none
@@ -111,6 +114,23 @@ def decode_exchange_response(exchange: Exchange, adapter: Adapter) -> TolerantRe
         counted = read_usage_headers(headers)
         partial = Reply((), "error", counted) if counted else None
         return decode_usage_only(decoded, str(error), partial, is_complete=is_whole)
+
+
+def estimate_usage(exchange: Exchange, reply: Reply | None, prepared: ObservedRequest) -> Usage:
+    """What the provider reported so far, and the rest by size, as if nothing was read from the cache.
+
+    The output is counted in the decoded content; in a response that cannot be decoded one token per 4 bytes. A prompt
+    with breakpoints is written to the cache: a budget must not be charged too little.
+    """
+    output = exchange.response_bytes // BYTES_PER_TOKEN
+    if reply is not None:
+        output = count_tokens(msgspec.json.encode(reply.content)) if reply.content else 0
+    reported = reply.usage if reply is not None else Usage()
+    if reported.tokens_sent:
+        return msgspec.structs.replace(reported, output=max(reported.output, output))
+    prompt = prepared.tokens or exchange.request_bytes // BYTES_PER_TOKEN
+    is_written = bool(prepared.plan.breakpoints)
+    return Usage(cache_write_5m=prompt, output=output) if is_written else Usage(input=prompt, output=output)
 
 
 # In forms with a file, such as those of OpenAI's audio and image endpoints, the model is a field of its own.

@@ -26,6 +26,7 @@ from holdfast.gateway.recording.exchange_decode import (
     decode_exchange_request,
     decode_exchange_response,
     decompress_or_none,
+    estimate_usage,
     find_other_model,
     path_header,
 )
@@ -45,7 +46,7 @@ from holdfast.gateway.recording.restore import (
 from holdfast.gateway.recording.rewrite_estimate import ComparedCall, RewriteEstimator, encode_shape
 from holdfast.gateway.recording.worker_process import RecordQueue
 from holdfast.gateway.rewrite.findings import add_masked_diffs
-from holdfast.gateway.rewrite.request_analysis import BYTES_PER_TOKEN, GatewayPing
+from holdfast.gateway.rewrite.request_analysis import GatewayPing
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.gateway.routes import normalize_path
 from holdfast.providers.adapter import Adapter
@@ -468,12 +469,13 @@ class GatewayRecorder:
             message = f"{failure.kind} (HTTP status {failure.status or exchange.status})"
             recorder.fail_call(call, failure.kind, message, reply)
         elif exchange.end == "whole":
-            usage = bill_usage(call, self._estimate_usage(exchange, call))
+            usage = bill_usage(call, estimate_usage(exchange, reply, call.prepared))
             message = response.unreadable or "the response has no usage"
             recorder.fail_call(call, "unreadable", message, estimated_usage=usage)
-        elif usage == Usage() and exchange.end != "unreachable":
-            # How much of the response the provider made is unknown; that it got the request is not: so it is not free.
-            usage = bill_usage(call, self._estimate_usage(exchange, call))
+        elif exchange.end != "unreachable" and exchange.status in (0, 200):
+            # The request was sent, so it is not free, and what came of the response is billed: a stream that is cut
+            # ends before its usage, and at Anthropic before the count of its output.
+            usage = bill_usage(call, estimate_usage(exchange, reply, call.prepared))
             recorder.fail_call(call, *INTERRUPTIONS[exchange.end], estimated_usage=usage)
         else:
             recorder.fail_call(call, *INTERRUPTIONS[exchange.end], reply)
@@ -496,16 +498,6 @@ class GatewayRecorder:
         except UserError:
             # Breakpoints that the cache model refuses, though the provider took them.
             return None
-
-    def _estimate_usage(self, exchange: Exchange, call: ObservedCall) -> Usage:
-        """Usage by size, for a response that cannot be decoded: nothing read from the cache, one token per 4 bytes.
-
-        A prompt with breakpoints is written to the cache: a budget must not be charged too little.
-        """
-        prompt = call.prepared.tokens or exchange.request_bytes // BYTES_PER_TOKEN
-        output = exchange.response_bytes // BYTES_PER_TOKEN
-        is_written = bool(call.prepared.plan.breakpoints)
-        return Usage(cache_write_5m=prompt, output=output) if is_written else Usage(input=prompt, output=output)
 
     def _spent_usd(self, recorder: CallRecorder, call: ObservedCall, usage: Usage) -> float:
         """What a call counts against a budget; one whose model has no price is estimated, never free."""

@@ -73,6 +73,12 @@ UPDATE holdfast.budgets SET
 WHERE key_id = (SELECT key_id FROM holdfast.reservations WHERE id = ?)
     AND day = (SELECT day FROM holdfast.reservations WHERE id = ?)"""
 
+# As with RESERVE: checked on the locked row.
+TAKE_REQUESTS = """
+INSERT INTO holdfast.request_counts AS kept (key_id, minute, requests) VALUES (?, ?, ?)
+ON CONFLICT (key_id, minute) DO UPDATE SET requests = kept.requests + excluded.requests
+WHERE kept.requests + excluded.requests <= ?"""
+
 
 class DatabaseRecords:
     """Changes are rare and made by people: each waits until it is durable."""
@@ -176,6 +182,15 @@ class DatabaseRecords:
 
     def seed_budget(self, key_id: str, day: str, spent: int) -> bool:
         return self._changes.run_statement(ADD_BUDGET_DAY, (key_id, day, spent)) > 0
+
+    def take_requests(self, key_id: str, minute: int, count: int, *, limit: int) -> bool:
+        step = SqlStep(TAKE_REQUESTS, (key_id, minute, count, limit), rows_min=1)
+        return count <= limit and self._changes.run_steps([step], synced=False)
+
+    def delete_request_counts(self, before_minute: int) -> None:
+        self._changes.run_steps(
+            [SqlStep("DELETE FROM holdfast.request_counts WHERE minute < ?", (before_minute,))], synced=False
+        )
 
     def newest_position(self) -> int:
         ((seq,),) = self._fetch("SELECT coalesce(max(seq), 0) FROM holdfast.events", ())
