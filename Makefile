@@ -58,12 +58,13 @@ clients: .venv/.dev  ## Run real clients from npm and PyPI through the gateway; 
 	$(BIN)/python -m conformance $(if $(LATEST),--latest)
 
 deep: .venv/.dev  ## Slow checks: all API phases, more examples, 5,000 compactions, 50 mutants
-	HOLDFAST_EVERY_CASE=1 $(PYTEST) -n 2 tests/service/test_openapi.py
+	HOLDFAST_EVERY_CASE=1 $(PYTEST) -n 2 tests/service/test_openapi.py tests/gateway/test_provider_schemas.py
 	HYPOTHESIS_PROFILE=wide $(PYTEST) -n 2 --dist worksteal --timeout=900 $(shell find tests -name '*_properties.py' -o -name 'test_properties.py' -o -name '*_contract.py')
 	HYPOTHESIS_PROFILE=deep $(PYTEST) -p no:xdist --timeout=900 tests/gateway/test_properties.py
 	HOLDFAST_MUTATED_BODIES=20000 $(PYTEST) -p no:xdist --timeout=1800 tests/gateway/test_mutated_bodies.py
 	HOLDFAST_SIMULATION_SEEDS=10000 $(PYTEST) -n 2 tests/simulation/test_seeds.py -k every_seed
 	HOLDFAST_FAULT_ROUNDS=25 $(PYTEST) -p no:xdist --timeout=3600 --log-cli-level=INFO tests/gateway/test_faults.py
+	HOLDFAST_MUTATED_EXCHANGES=10000 $(PYTEST) -p no:xdist tests/gateway/test_mutated_exchanges.py
 	$(BIN)/python -m benchmarks compaction_structure
 	$(BIN)/python scripts/mutate.py
 

@@ -25,7 +25,7 @@ def test_an_address_that_guesses_keys_of_the_service_is_slowed_and_counted() -> 
         refused = client.request("GET", "/api/visitor", key=fresh)
         assert (refused.status, refused.code) == (429, "too_many_failed_keys")
         assert 0 < int(refused.headers["retry-after"]) <= 61
-        # A key that was valid before is served, and requests without one are told to send one.
+        # A key that was valid before is served, and requests without one get the usual answer.
         assert client.request("GET", "/api/visitor", key=valid).status == 200
         assert client.request("GET", "/api/visitor").status == 401
         assert client.request("GET", "/healthz").status == 200

@@ -185,10 +185,10 @@ def test_the_forwarded_address_counts_only_behind_a_trusted_proxy(gateway: Serve
     connections = gateway.service.connections
     connections.per_address_max = 5
     with held_connections(gateway, 5, forwarded="203.0.113.7"):
-        # Nobody is trusted: whatever the header says, it is this address that has six.
+        # No proxy is trusted: whatever the header says, it is this address that has six.
         assert ask(gateway, x_forwarded_for="203.0.113.8").status_code == 429
     connections.proxies = TrustedProxies(("127.0.0.0/8", "10.0.0.1"))
-    # Idle connections of a proxy belong to nobody.
+    # Idle connections of a proxy do not count.
     with held_connections(gateway, 9, forwarded="203.0.113.7, 10.0.0.1"):
         assert ask(gateway, x_forwarded_for="203.0.113.7").status_code == 200
         # Requests in progress belong to the client that the proxy names.

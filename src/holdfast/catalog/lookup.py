@@ -360,3 +360,14 @@ def _reword(message: str) -> str:
         near = difflib.get_close_matches(unknown["field"], fields, n=1)
         problem += f"; did you mean {near[0]!r}?" if near else ""
     return f"field {path['field']!r}: {problem}" if path else problem
+
+
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_.:/@+-]{1,120}")
+
+
+def label_model(model: str) -> str:
+    """The model for logs and metrics. A request can write anything there; what is no name must not leave that way."""
+    provider, colon, _ = model.partition(":")
+    if _MODEL_NAME.fullmatch(model):
+        return model
+    return f"{provider}:other" if colon and _MODEL_NAME.fullmatch(provider) else "other"

@@ -5,6 +5,7 @@ from threading import Lock
 
 import msgspec
 
+from holdfast.catalog.lookup import label_model
 from holdfast.catalog.schema import Model
 from holdfast.engine.guard import WarningLog
 from holdfast.engine.observed_prompt import ObservedPrompt
@@ -49,7 +50,7 @@ class RequestObserver:
         model = f"{provider}:{wire.parameters.model}"
         row = self.recorder.find_catalog_row(model)
         if row is None:
-            self.warnings.warn_once(f"model {model[:120]!r} is not in the catalog: it has no price")
+            self.warnings.warn_once(f"model {label_model(model)!r} is not in the catalog: it has no price")
         with self._lock:
             # Digests of another encoding say nothing about this one.
             before = self.newest if self.newest is not None and self.newest.adapter is adapter else None

@@ -81,7 +81,10 @@ class Handshake(msgspec.Struct, frozen=True):
 def make_handshake(headers: Headers, subprotocols: list[str]) -> Handshake:
     """Without extensions: compression would only add work, and a way to send little that becomes much."""
     key = base64.b64encode(secrets.token_bytes(16))
-    forwarded = [header for header in headers if not header[0].startswith(b"sec-websocket-")]
+    # A handshake has no body: an upstream would wait for one that is announced.
+    forwarded = [
+        header for header in headers if not header[0].startswith(b"sec-websocket-") and header[0] not in _BODY_HEADERS
+    ]
     forwarded += [(b"connection", b"Upgrade"), (b"upgrade", b"websocket"), (b"sec-websocket-version", b"13")]
     forwarded.append((b"sec-websocket-key", key))
     if subprotocols:

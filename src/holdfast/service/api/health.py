@@ -7,6 +7,7 @@ from decimal import Decimal
 import msgspec
 
 from holdfast import __version__
+from holdfast.catalog.lookup import label_model
 from holdfast.errors import StoreError
 from holdfast.ledger.analytics.queries import CostQueries, LedgerScope, count_unreadable_calls
 from holdfast.service.context import AppContext
@@ -59,10 +60,11 @@ def _call_metrics(tables: CostQueries, scope: LedgerScope) -> Iterator[str]:
     calls: dict[str, int] = {}
     cost: dict[str, Decimal] = {}
     for row in rows:
-        cost[row.model] = cost.get(row.model, Decimal(0)) + row.amounts.spent_usd
+        model = label_model(row.model)
+        cost[model] = cost.get(model, Decimal(0)) + row.amounts.spent_usd
         if row.amounts.calls:
-            usage[row.model] = usage.get(row.model, Usage()) + row.amounts.usage
-            calls[row.model] = calls.get(row.model, 0) + row.amounts.calls
+            usage[model] = usage.get(model, Usage()) + row.amounts.usage
+            calls[model] = calls.get(model, 0) + row.amounts.calls
     yield from format_metric_header("holdfast_llm_calls_total", "counter", "Billed calls.")
     for model in sorted(calls):
         yield format_sample("holdfast_llm_calls_total", {"model": model}, calls[model])
@@ -74,13 +76,16 @@ def _call_metrics(tables: CostQueries, scope: LedgerScope) -> Iterator[str]:
             yield format_sample("holdfast_llm_tokens_total", {"model": model, "kind": kind}, count)
     yield from format_metric_header("holdfast_llm_cost_usd_total", "counter", "Cost in US dollars at catalog prices.")
     # A model without a price costs an unknown amount, not nothing. Asked only if there may be one: it reads calls.
-    unpriced = {part.model for part in tables.unpriced(scope)} if not all(cost.values()) else set()
+    unpriced = {label_model(part.model) for part in tables.unpriced(scope)} if not all(cost.values()) else set()
     for model in sorted(model for model in cost if cost[model] or model not in unpriced):
         yield format_sample("holdfast_llm_cost_usd_total", {"model": model}, float(cost[model]))
     yield from format_metric_header(
         "holdfast_llm_calls_ended_total", "counter", "Calls by outcome: completed, or the error class."
     )
-    outcomes = {(row.model, row.outcome): row.calls for row in tables.outcomes(scope)}
+    outcomes: dict[tuple[str, str], int] = {}
+    for ended in tables.outcomes(scope):
+        key = label_model(ended.model), ended.outcome
+        outcomes[key] = outcomes.get(key, 0) + ended.calls
     for (model, outcome), count in sorted(outcomes.items()):
         yield format_sample("holdfast_llm_calls_ended_total", {"model": model, "outcome": outcome}, count)
 

@@ -302,6 +302,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if not end or len(plain) == len(head) + 2:
             self.send_400_response("protocol upgrades are not supported")
             return
+        # Once: a CONNECT request is an upgrade without the header too.
+        self._received = None
         self.parser = httptools.HttpRequestParser(self)
         self._starts_request = self._is_idle = True
         super().data_received(plain + b"\r\n" + rest)
