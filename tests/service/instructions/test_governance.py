@@ -122,7 +122,7 @@ def test_every_approval_can_be_recorded_by_command(tmp_path_factory: pytest.Temp
         assert "content review" in str(refused.exception)
 
 
-def test_second_person_is_told_how_to_co_sign(service: InstructionService) -> None:
+def test_second_person_learns_how_to_co_sign(service: InstructionService) -> None:
     service.write_all()
     listed = [entry(name, guarantee_load=name == "code-review") for name in UNITS]
     approvals = [{"kind": "guarantee_load", "unit": "code-review", "version": "v1"}]
