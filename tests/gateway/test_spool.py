@@ -193,12 +193,12 @@ def test_a_segment_that_cannot_be_started_hides_no_later_frame(tmp_path: Path, m
         assert list(reader.read_frames()) == [b"after"]
 
 
-def make_messages(number: int, *, ends: bool = True) -> list[bytes]:
+def make_messages(number: int, *, ends: bool = True, at: float = 1_000.0) -> list[bytes]:
     body = msgspec.json.encode(
         {"model": "claude-sonnet-5-5", "max_tokens": 9, "messages": [{"role": "user", "content": f"Question {number}"}]}
     )
     reply = msgspec.json.encode({**REPLY, "id": f"msg_{number}"})
-    id, at = f"exchange-{number}", 1_000.0 + number
+    id, at = f"exchange-{number}", at + number
     messages: list[RequestMessage | EndMessage] = [
         RequestMessage(id, TARGET, [], GatewayCaller("account"), at, body, len(body), None, ())
     ]
@@ -263,6 +263,16 @@ def test_each_exchange_is_recorded_once_however_often_the_recorder_ends(
         [f"msg_{number}" for number in ended],
         count - len(ended),
     )
+
+
+def test_an_exchange_is_recorded_once_if_the_clock_was_set_back(tmp_path: Path) -> None:
+    write_spool(tmp_path / "spool", [*make_messages(0, at=10_000.0), *make_messages(1)])
+    store = MemoryStore()
+    for _ in range(2):
+        with open_spool(tmp_path / "spool") as reader:
+            SpoolPass(reader, store, make_recorder, clock=ManualClock(2_000.0)).record_available()
+    begun, completed, _ = count_calls(store)
+    assert (begun, completed) == (["exchange-0", "exchange-1"], ["msg_0", "msg_1"])
 
 
 class CountingStore(MemoryStore):

@@ -8,7 +8,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import msgspec
 
@@ -70,7 +70,7 @@ class SpoolPass:
         self._log = _BatchedLog(log)
         self._failures = _CountedFailures("holdfast.gateway")
         reader.rewind()
-        since = _find_first_time(reader)
+        since = _find_earliest_time(reader)
         recorded = RecordedCalls() if since is None else find_recorded_calls(log, since)
         self._recorder = make_recorder(self._log, self._failures, recorded)
         # Exchanges whose end is not on the log, by id, in the order in which they began: a later pass reads them again.
@@ -210,17 +210,27 @@ def _restore_exchange(message: RequestMessage) -> Exchange:
     return exchange
 
 
-def _find_first_time(reader: SpoolReader) -> float | None:
-    """When the first exchange after the checkpoint was, or None if there is none; leaves the reader where it was."""
-    first: float | None = None
+class _MessageTime(msgspec.Struct, frozen=True):
+    """What all messages have in common."""
+
+    at: float
+
+
+_decode_time = msgspec.msgpack.Decoder(_MessageTime).decode
+
+
+def _find_earliest_time(reader: SpoolReader) -> float | None:
+    """The earliest time after the checkpoint, or None if nothing follows it; leaves the reader where it was.
+
+    Not the first one: where a clock was set back, later frames have earlier times.
+    """
+    earliest: float | None = None
     for payload in reader.read_frames():
-        try:
-            first = decode_spool_message(payload).at
-        except msgspec.MsgspecError:
-            continue
-        break
+        with suppress(msgspec.MsgspecError):
+            at = _decode_time(payload).at
+            earliest = at if earliest is None else min(earliest, at)
     reader.rewind()
-    return first
+    return earliest
 
 
 class _CountedFailures(WarningLog):
