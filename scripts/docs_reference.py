@@ -14,7 +14,7 @@ import msgspec
 
 import holdfast
 import holdfast.seed
-from holdfast.cli.main import COMMANDS
+from holdfast.cli.main import COMMANDS, GROUPS
 from holdfast.cli.main import command as main_command
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.gateway.routes import UpstreamSettings
@@ -44,15 +44,19 @@ def reference_pages() -> dict[str, str]:
 
 
 def _commands_index() -> str:
-    rows = [(f"[`{name}`](commands/{name}.md)", help_text) for name, (_, help_text) in sorted(COMMANDS.items())]
-    return _page("Commands", NOTE, _table(("command", "does"), rows))
+    sections = []
+    for title, commands in GROUPS.items():
+        rows = [(f"[`{name}`](commands/{name}.md)", entry.help_text) for name, entry in commands.items()]
+        sections += [f"## {title}", _table(("command", "does"), rows)]
+    return _page("Commands", NOTE, *sections)
 
 
 def _command_page(name: str) -> str:
     context = click.Context(main_command, info_name="holdfast")
     command = main_command.get_command(context, name)
     assert command is not None
-    return _page(f"holdfast {name}", *_describe_command(command, context, name, level=1))
+    example = f"Example:\n\n```text\n{COMMANDS[name].example}\n```"
+    return _page(f"holdfast {name}", *_describe_command(command, context, name, level=1), example)
 
 
 def _describe_command(command: click.Command, parent: click.Context, name: str, *, level: int) -> Iterator[str]:

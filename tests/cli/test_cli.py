@@ -66,8 +66,8 @@ def test_the_version_is_printed() -> None:
 
 def test_help_names_every_command() -> None:
     output = run("--help").output
-    for name, (_, line) in COMMANDS.items():
-        assert re.search(rf"^  {name} +{re.escape(line[:40])}", output, re.MULTILINE)
+    for name, entry in COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(entry.help_text[:40])}", output, re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
