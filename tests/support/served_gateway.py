@@ -20,7 +20,7 @@ from holdfast.gateway.exchange import ExchangeWatcher
 from holdfast.gateway.keep_alive import GatewayKeepAlive
 from holdfast.gateway.key_limits import KeyBudgets, KeyLimits, KeyLimitTable, RequestRates
 from holdfast.gateway.recording.recorder import GatewayRecorder
-from holdfast.gateway.recording.restore import restore_plans, sum_spending_today
+from holdfast.gateway.recording.restore import read_learned, restore_plans, sum_spending_today
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
 from holdfast.gateway.routes import RouteTable, UpstreamSettings, make_simulated_upstreams
@@ -92,7 +92,12 @@ def serve_gateway(
     limits = KeyLimitTable(grants or {}, environ or {}, when_unavailable=when_unavailable)
     budgets = KeyBudgets(limits, log.records, shipped_models(), clock=clock)
     budgets.seed(sum_spending_today(log, clock()))
-    rewriter = ConversationRewriter(shipped_models(), VolatileExtractor(rules), restore=lambda: restore_plans(log))
+    rewriter = ConversationRewriter(
+        shipped_models(),
+        VolatileExtractor(rules),
+        restore=lambda: restore_plans(log),
+        read_learned=lambda: read_learned(log),
+    )
     observer = GatewayRecorder(
         log,
         models=shipped_models(),

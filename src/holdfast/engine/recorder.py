@@ -1,5 +1,6 @@
 """Records the calls of one conversation of another program as events, as a session of ours would."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from decimal import Decimal
@@ -11,6 +12,7 @@ from holdfast.catalog.lookup import Models, find_model_or_none, price_at, pricin
 from holdfast.catalog.schema import Model
 from holdfast.clock import Clock, NewId
 from holdfast.economics.cost import cost_usd
+from holdfast.engine.cache.memory_fold import MemoryFold
 from holdfast.engine.call_record import split_writes_by_ttl
 from holdfast.engine.guard import WarningLog
 from holdfast.errors import FailureKind
@@ -28,6 +30,7 @@ from holdfast.events.payloads.session import SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.ledger.accounting import CallRecord
 from holdfast.ledger.calls import iter_calls
+from holdfast.planning.learned import ENDED_AFTER_SECONDS, LearningScope, has_new_evidence, make_learned_record
 from holdfast.planning.policy import PingResult
 from holdfast.types.blocks import THINKING_TYPES, ToolUse
 from holdfast.types.json_encoding import JSON_ENCODING_VERSION
@@ -35,6 +38,9 @@ from holdfast.types.prompt import Plan, PrefixChange
 from holdfast.types.reply import Reply
 from holdfast.types.request_buffer import PrefixDigest, count_shared_blocks
 from holdfast.types.usage import Usage
+
+# How many conversations are followed until they have ended.
+FOLLOWED_MAX = 10_000
 
 _NOT_RECORDED = "a call is not recorded"
 
@@ -77,12 +83,13 @@ def bill_usage(call: ObservedCall, usage: Usage) -> Usage:
 class ResumedSession(msgspec.Struct, frozen=True):
     """A session that an earlier process recorded: the digests of its last request, and its last event.
 
-    Without a last event, it is a new session with a given id.
+    Without a last event, it is a new session with a given id. `memory` is folded from its events, if it is needed.
     """
 
     session_id: str
     digests: tuple[PrefixDigest, ...]
     last_event_id: str
+    memory: MemoryFold | None = None
 
 
 class CallRecorder:
@@ -111,6 +118,8 @@ class CallRecorder:
         self._lock = RLock()
         self._digests: tuple[PrefixDigest, ...] = resumed.digests if resumed else ()
         self._last_event_id = (resumed.last_event_id if resumed else "") or None
+        self.memory = (resumed.memory if resumed else None) or MemoryFold()
+        """What the events so far say about the cache of this conversation."""
         self._written: Future[None] | None = None
         self._open: set[str] = set()
         self._pricing_version = prices_version or pricing_version(models)
@@ -258,6 +267,18 @@ class CallRecorder:
             self._write(prewarmed)
         return cost
 
+    def record_learned(self, scope: LearningScope, *, evidence_only: bool = False) -> None:
+        """Record what the conversation has observed, unless that is on the log already.
+
+        `evidence_only`: not if only its idle times are new.
+        """
+        fold = self.memory
+        record = make_learned_record(fold.memory, scope)
+        is_new = has_new_evidence(record, fold.learned_record) if evidence_only else record != fold.learned_record
+        if fold.memory.calls and is_new:
+            with self._lock, self._warnings.suppress_errors(_NOT_RECORDED):
+                self._write(record)
+
     def _end(self, call: ObservedCall, payload: AnyPayload) -> None:
         with self._lock, self._warnings.suppress_errors(_NOT_RECORDED):
             if call.request_id in self._open:
@@ -275,6 +296,7 @@ class CallRecorder:
         for payload in payloads:
             event = Event(self._new_id(at), at, self.session_id, "agent", payload, None, parent)
             events.append(event)
+            self.memory.add(at, payload)
             parent = event.id
         self._last_event_id = parent
         self._written = self.log.append(events)
@@ -304,3 +326,36 @@ class CallRecorder:
 
     def _since(self, call: ObservedCall) -> int:
         return round((self._clock() - call.started_at) * 1000)
+
+
+class LearnedRecords:
+    """Records what conversations have learned: evidence about the cache at once, idle times when one has ended."""
+
+    def __init__(self) -> None:
+        self._followed: OrderedDict[str, tuple[CallRecorder, LearningScope]] = OrderedDict()
+
+    def begin_call(self, recorder: CallRecorder, scope: LearningScope, at: float) -> None:
+        self._followed[recorder.session_id] = recorder, scope
+        self._followed.move_to_end(recorder.session_id)
+        # In the order of their last calls: all that follow the first one that has not ended were used later.
+        while len(self._followed) > FOLLOWED_MAX or self._last_call_at() < at - ENDED_AFTER_SECONDS:
+            self._record_first()
+
+    def end_call(self, recorder: CallRecorder) -> None:
+        followed = self._followed.get(recorder.session_id)
+        if followed is not None:
+            recorder.record_learned(followed[1], evidence_only=True)
+
+    def record_all(self) -> None:
+        """No more calls are expected here; the record of a conversation that goes on elsewhere is replaced there."""
+        while self._followed:
+            self._record_first()
+
+    def _last_call_at(self) -> float:
+        recorder, _ = next(iter(self._followed.values()))
+        last = recorder.memory.last_request
+        return last.at if last is not None else 0.0
+
+    def _record_first(self) -> None:
+        _, (recorder, scope) = self._followed.popitem(last=False)
+        recorder.record_learned(scope)

@@ -17,7 +17,9 @@ from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, OWN_HEADER_PREFIX,
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.request_analysis import RequestAnalysis
 from holdfast.gateway.routes import Target
+from holdfast.planning.learned import Learner
 from holdfast.providers.registry import get_adapter
+from holdfast.types.json_encoding import sha256_hex
 
 UNPRICED_USD_PER_MTOK = 10.0
 """What a budget is charged per million tokens of a call without a known price: above most models' input price, so
@@ -59,6 +61,11 @@ class GatewayCaller(msgspec.Struct, frozen=True):
     user_id: str | None = None
     team_id: str | None = None
     has_budget: bool = False
+
+
+def make_learner(target: Target, caller: GatewayCaller) -> Learner:
+    """Whose idle times a call adds to: those of its gateway key, or of all calls without one."""
+    return Learner(target.route, sha256_hex(caller.key_id.encode()) if caller.key_id else None)
 
 
 class CallCharge(msgspec.Struct, frozen=True):
@@ -290,6 +297,7 @@ async def prepare_request(
         path=target.path,
         provider=target.provider,
         path_fields=target.path_fields,
+        learner=make_learner(target, exchange.caller),
     )
     try:
         analysis = await asyncio.to_thread(analyze, account=exchange.caller.account, at=exchange.started_at)

@@ -124,6 +124,9 @@ _ID_STEP = re.compile(r"/(?=[^/]*\d)[^/]{8,}")
 ENDPOINT_CHARS_MAX = 80
 
 
+DIRECT_ROUTE = "direct"
+
+
 class Target(msgspec.Struct, frozen=True):
     """Where a request goes.
 
@@ -133,6 +136,7 @@ class Target(msgspec.Struct, frozen=True):
     to doing so; other paths need to be granted if the gateway adds the provider's key.
     `provider` is the one that calls are recorded and priced as. `path_fields` are the fields of the usual body that
     this dialect has in the path instead. `model_names` maps names in requests to names in the catalog.
+    `route` is `direct`, or the host that stands between the provider and us: caches may behave differently there.
     """
 
     mount: str
@@ -145,6 +149,7 @@ class Target(msgspec.Struct, frozen=True):
     model_names: dict[str, str] = {}
     reads_results: bool = False
     is_inference: bool = True
+    route: str = DIRECT_ROUTE
 
 
 class Upstream(msgspec.Struct, frozen=True):
@@ -159,6 +164,7 @@ class Upstream(msgspec.Struct, frozen=True):
     key_variable: str = ""
     client_prefix: str = ""
     model_names: dict[str, str] = {}
+    route: str = DIRECT_ROUTE
 
     @property
     def authority(self) -> bytes:
@@ -249,6 +255,7 @@ class RouteTable:
             upstream.model_names,
             bool(_BATCH_RESULTS.fullmatch(normalized)),
             adapter is not None or bool(_INFERENCE.fullmatch(normalized)),
+            upstream.route,
         )
 
 
@@ -369,6 +376,7 @@ def _resolve_upstream(name: str, layers: list[UpstreamSettings]) -> Upstream | N
         ),
         client_prefix=own_url.prefix,
         model_names={name: value for layer in reversed(layers) for name, value in layer.models.items()},
+        route=DIRECT_ROUTE if parsed.host == own_url.host else parsed.host,
     )
 
 

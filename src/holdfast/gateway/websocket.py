@@ -30,6 +30,7 @@ from holdfast.gateway.exchange import (
     Message,
     Receive,
     Send,
+    make_learner,
 )
 from holdfast.gateway.http.connection import ConnectionCutError, UpstreamConnection
 from holdfast.gateway.http.headers import Headers, filter_response_headers
@@ -299,6 +300,7 @@ class WebSocketRelay:
             path=self._target.path,
             provider=self._target.provider,
             path_fields=self._target.path_fields,
+            learner=make_learner(self._target, admitted.caller),
         )
         try:
             analysis = await asyncio.to_thread(analyze, account=admitted.caller.account, at=self._clock())

@@ -25,7 +25,7 @@ from holdfast.errors import UserError
 from holdfast.events.log import Event, EventLog
 from holdfast.events.payloads.cache import CacheControls, CacheControlsApplied
 from holdfast.gateway.auth import may_rewrite
-from holdfast.gateway.exchange import Exchange, ExchangeEnd, GatewayCaller
+from holdfast.gateway.exchange import Exchange, ExchangeEnd, GatewayCaller, make_learner
 from holdfast.gateway.http.headers import CREDENTIAL_HEADERS
 from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
@@ -191,6 +191,7 @@ class ClientObserver:
                 at=exchange.started_at,
                 provider=target.provider,
                 path_fields=target.path_fields,
+                learner=make_learner(target, exchange.caller),
             )
         except UserError:
             # No rewrite is known to help this request. The recorder warns of a model that is not in the catalog.

@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError, UserError
 from holdfast.events.log import EventLog
 from holdfast.events.records import HasRecords
 from holdfast.gateway.recording.recorder import GatewayRecorder
-from holdfast.gateway.recording.restore import restore_plans
+from holdfast.gateway.recording.restore import read_learned, restore_plans
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.integrations.client_observer import SESSIONS_MAX, ClientObserver, ClientRecorder, ObservedCall
@@ -109,6 +109,7 @@ def make_observer(mount: str, options: WrapArguments) -> ClientObserver:
         catalog,
         VolatileExtractor(()),
         restore=lambda: restore_plans(log),
+        read_learned=lambda: read_learned(log),
         session=session,
     )
     keep_alive_usd = options.get("keep_alive_usd")

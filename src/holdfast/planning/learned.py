@@ -27,6 +27,9 @@ LENGTHS_MAX = 200
 # How many records are read when a session starts; older ones are ignored.
 LEARNED_RECORDS_MAX = 500
 
+# A conversation of another program that was idle for longer than any TTL counts as ended, and others learn from it.
+ENDED_AFTER_SECONDS = 3_600.0
+
 # Share of an anchor's tokens that a call must read for the anchor to count as read: token counts are estimates.
 READ_SHARE_MIN = 0.9
 
@@ -391,6 +394,19 @@ class LearningScope(msgspec.Struct, frozen=True):
     workspace_hash: str | None = None
 
 
+class Learner(msgspec.Struct, frozen=True):
+    """Who calls a model, and by which route."""
+
+    route: str = "direct"
+    workspace_hash: str | None = None
+
+    def make_scope(self, model: str) -> LearningScope:
+        return LearningScope(model, self.route, self.workspace_hash)
+
+
+ANYBODY = Learner()
+
+
 def make_learned_record(memory: CacheMemory, scope: LearningScope) -> CacheLearned:
     return CacheLearned(
         model=scope.model,
@@ -407,6 +423,17 @@ def make_learned_record(memory: CacheMemory, scope: LearningScope) -> CacheLearn
         floor_at_most_tokens=memory.floor.cached_tokens_min,
         growth_tokens=memory.growth_tokens,
     )
+
+
+def has_new_evidence(record: CacheLearned, before: CacheLearned | None) -> bool:
+    """Whether a record says more about the provider's cache than the one before; idle times do not count."""
+    return _list_evidence(record) != _list_evidence(before)
+
+
+def _list_evidence(record: CacheLearned | None) -> tuple[int, int, int, int | None]:
+    if record is None:
+        return 0, 0, 0, None
+    return record.anchors_read, record.anchors_lost, record.floor_misses, record.floor_at_most_tokens
 
 
 def combine_learned(events: Iterable[Event], scope: LearningScope, *, session_id: str = "") -> LearnedParameters:

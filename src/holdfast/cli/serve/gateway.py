@@ -25,7 +25,7 @@ from holdfast.gateway.auth import KeyAuthenticator, KeyHolder
 from holdfast.gateway.exchange import UNPRICED_USD_PER_MTOK, GatewayRefusedError
 from holdfast.gateway.keep_alive import GatewayKeepAlive
 from holdfast.gateway.key_limits import KeyBudgets, KeyLimitTable, RequestRates, read_key_limits
-from holdfast.gateway.recording.restore import restore_plans, sum_spending_today
+from holdfast.gateway.recording.restore import read_learned, restore_plans, sum_spending_today
 from holdfast.gateway.recording.worker_process import RecorderProcess, RecorderSetup
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
@@ -138,7 +138,10 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
             budgets.seed(sum_spending_today(service.log, service.clock(), unpriced_usd_per_mtok=options.unpriced_usd))
         rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in options.volatile))
         rewriter = ConversationRewriter(
-            service.models, VolatileExtractor(rules), restore=lambda: restore_plans(service.log)
+            service.models,
+            VolatileExtractor(rules),
+            restore=lambda: restore_plans(service.log),
+            read_learned=lambda: read_learned(service.log),
         )
         recorder = _start_recorder(service, options, rules, config.recorder_memory_mb)
         stack.callback(recorder.close)

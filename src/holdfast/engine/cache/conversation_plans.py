@@ -18,13 +18,17 @@ import msgspec
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.schema import Model, Price
 from holdfast.engine.cache.message_tree import HeadNode, MessageNode, PingedReply, PlannedConversation, PromptOutline
+from holdfast.events.log import Event
 from holdfast.planning.adaptive_policy import plan_session_ping
 from holdfast.planning.idle_times import WaitsFor
 from holdfast.planning.learned import (
+    ENDED_AFTER_SECONDS,
     NOTHING_LEARNED,
     CacheMemory,
     LearnedParameters,
+    LearningScope,
     RequestRecord,
+    combine_learned,
     distrust_anchor,
     keep_leading_blocks,
     learned_after_session,
@@ -48,9 +52,6 @@ HEAD_CHANGES_MIN = 2
 
 # How many first messages are remembered with the head that they last followed.
 OPENINGS_MAX = 10_000
-
-# A conversation that was idle for longer than any TTL counts as ended, and others learn from it.
-ENDED_AFTER_SECONDS = 3_600.0
 
 # How many conversations may begin with one head and never continue before their first messages are no longer cached.
 SINGLE_CALLS_MAX = 2
@@ -76,16 +77,18 @@ class RestoredConversation(msgspec.Struct, frozen=True):
     digests: tuple[PrefixDigest, ...]
     memory: CacheMemory
     last_request: RequestRecord
+    session_id: str = ""
 
 
 class RawPrompt(msgspec.Struct, frozen=True):
     """A request to plan. `decode_head` and `decode_message` decode a part of it alone.
 
-    `scope` separates what the provider's cache separates: the account, for one. `head_digest` covers tools and system
-    text, `message_digests` each message as received.
+    `scope` separates what the provider's cache separates: the account, for one. Conversations of one `learning_scope`
+    learn from each other. `head_digest` covers tools and system text, `message_digests` each message as received.
     """
 
     scope: str
+    learning_scope: LearningScope
     head_digest: bytes
     message_digests: Sequence[bytes]
     has_tools: bool
@@ -155,7 +158,8 @@ class ConversationPlans:
         self._heads: dict[bytes, HeadNode] = {}
         self._conversations: OrderedDict[int, PlannedConversation] = OrderedDict()
         self._ended: OrderedDict[int, PlannedConversation] = OrderedDict()
-        self._learned: dict[tuple[str, str], LearnedParameters] = {}
+        self._learned: dict[LearningScope, LearnedParameters] = {}
+        self._learned_events: tuple[Event, ...] | None = None
         self._restored: dict[str, RestoredConversation] = {}
         self._openings: OrderedDict[tuple[str, bytes], tuple[HeadNode, int]] = OrderedDict()
         self._lock = threading.Lock()
@@ -166,6 +170,12 @@ class ConversationPlans:
             if conversation.digests:
                 with self._lock:
                     self._restored[conversation.digests[-1].digest] = conversation
+
+    def set_learned_events(self, events: tuple[Event, ...]) -> None:
+        """What the store has of what conversations have learned; those of this process are among them, once ended."""
+        with self._lock:
+            self._learned_events = events
+            self._learned.clear()
 
     def find_tool_order(self, adapter: Adapter, tools: Sequence[EncodedBlock]) -> list[int] | None:
         """The order in which a restored conversation listed these tools, by their numbers; None if none did."""
@@ -195,9 +205,9 @@ class ConversationPlans:
             head = self._find_head(adapter, row, prompt)
             path = self._walk(adapter, row, head, prompt)
             if path.extends is None and path.shared is head:
-                path = self._resume(head, path, (prompt.scope, row.id))
+                path = self._resume(head, path, prompt.learning_scope)
             self._compare_heads(head, path, prompt.scope)
-            conversation = self._continue(head, path, (prompt.scope, row.id), at)
+            conversation = self._continue(head, path, prompt.learning_scope, at)
             call = self._plan(row, conversation, path, prompt, at=at)
             self._register(conversation, path.nodes, call)
             return call
@@ -295,16 +305,15 @@ class ConversationPlans:
             nodes.append(node)
         return _Path(nodes, shared, tail_owner)
 
-    def _resume(self, head: HeadNode, path: _Path, scope: tuple[str, str]) -> _Path:
+    def _resume(self, head: HeadNode, path: _Path, scope: LearningScope) -> _Path:
         """The path with the restored conversation that the request extends, if there is one."""
         nodes = path.nodes
         for position in range(len(nodes) - 1, 0, -1):
             digests = nodes[position].digests
             restored = self._restored.pop(digests[-1].digest, None) if digests else None
             if restored is not None:
-                conversation = PlannedConversation(
-                    head, scope, self._learned.get(scope, NOTHING_LEARNED), restored.memory
-                )
+                learned = self._find_learned(scope, session_id=restored.session_id)
+                conversation = PlannedConversation(head, scope, learned, restored.memory)
                 conversation.last_request = restored.last_request
                 head.opened += 1
                 for node in nodes[1 : position + 1]:
@@ -328,7 +337,7 @@ class ConversationPlans:
         while len(self._openings) > OPENINGS_MAX:
             self._openings.popitem(last=False)
 
-    def _continue(self, head: HeadNode, path: _Path, scope: tuple[str, str], at: float) -> PlannedConversation:
+    def _continue(self, head: HeadNode, path: _Path, scope: LearningScope, at: float) -> PlannedConversation:
         """The conversation that the request belongs to: one that it extends, a branch of another, or a new one."""
         shared, tail_owner = path.shared, path.extends
         if tail_owner is not None:
@@ -430,7 +439,7 @@ class ConversationPlans:
         if not head.by_raw and self._heads.pop(head.key, None) is not None:
             self._node_count -= 1
 
-    def _learn_from_ended(self, scope: tuple[str, str], at: float) -> LearnedParameters:
+    def _learn_from_ended(self, scope: LearningScope, at: float) -> LearnedParameters:
         """What a new conversation starts with: what those that ended before it have learned."""
         for key, conversation in tuple(self._conversations.items()):
             last_at = conversation.last_request.at if conversation.last_request else at
@@ -439,11 +448,21 @@ class ConversationPlans:
             # In the order of their last calls: all that follow were used later.
             del self._conversations[key]
             self._ended[key] = conversation
-            if not conversation.is_learned:
+            if not conversation.is_learned and self._learned_events is None:
                 conversation.is_learned = True
                 learned = self._learned.get(conversation.learning_scope, NOTHING_LEARNED)
                 self._learned[conversation.learning_scope] = learned_after_session(learned, conversation.memory)
-        return self._learned.get(scope, NOTHING_LEARNED)
+        return self._find_learned(scope)
+
+    def _find_learned(self, scope: LearningScope, *, session_id: str = "") -> LearnedParameters:
+        """What others than the session have learned: in the store, or without one in this process."""
+        if self._learned_events is None:
+            return self._learned.get(scope, NOTHING_LEARNED)
+        if session_id:
+            return combine_learned(self._learned_events, scope, session_id=session_id)
+        if scope not in self._learned:
+            self._learned[scope] = combine_learned(self._learned_events, scope)
+        return self._learned[scope]
 
 
 def _estimate_prefix_tokens(source: PlannedConversation, shared: MessageNode) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from holdfast.catalog.token_count import count_block_tokens
-from holdfast.planning.learned import CacheMemory, LearnedParameters, RequestRecord
+from holdfast.planning.learned import CacheMemory, LearnedParameters, LearningScope, RequestRecord
 from holdfast.providers.adapter import Adapter
 from holdfast.types.blocks import Role
 from holdfast.types.prompt import PromptSection, Stability
@@ -107,7 +107,7 @@ class PlannedConversation:
     """What is known of one conversation between its calls; it `rewrites` if it did not keep what it last wrote."""
 
     def __init__(
-        self, head: HeadNode, learning_scope: tuple[str, str], learned: LearnedParameters, memory: CacheMemory
+        self, head: HeadNode, learning_scope: LearningScope, learned: LearnedParameters, memory: CacheMemory
     ) -> None:
         self.head = head
         self.learning_scope = learning_scope

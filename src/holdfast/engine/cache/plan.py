@@ -10,7 +10,7 @@ from holdfast.engine.reducer import wait_cause
 from holdfast.engine.state import ProviderLimits
 from holdfast.events.payloads.cache import CacheLearned
 from holdfast.planning.adaptive_policy import first_block_above
-from holdfast.planning.learned import forget_cached, make_learned_record
+from holdfast.planning.learned import forget_cached, has_new_evidence, make_learned_record
 from holdfast.planning.plan import plan_cache
 from holdfast.planning.policy import PlanningMoment
 from holdfast.providers.adapter import model_capabilities
@@ -100,9 +100,12 @@ def _scope(conversation: Conversation) -> str:
 
 
 async def record_new_evidence(conversation: Conversation) -> None:
-    """Record new evidence about the provider's cache at once: it is rare, and a session may end at any time."""
+    """Record new evidence about the provider's cache at once: it is rare, and a session may end at any time.
+
+    Idle times are recorded at the end only.
+    """
     record = _learned_record(conversation)
-    if record is not None and _cache_evidence(record) != _cache_evidence(conversation.state.learned_record):
+    if record is not None and has_new_evidence(record, conversation.state.learned_record):
         await conversation.record("system", record)
 
 
@@ -116,10 +119,3 @@ async def record_learned(conversation: Conversation) -> None:
 def _learned_record(conversation: Conversation) -> CacheLearned | None:
     memory = conversation.state.cache_memory
     return make_learned_record(memory, conversation.deps.learning_scope) if memory.calls else None
-
-
-def _cache_evidence(record: CacheLearned | None) -> tuple[int, int, int, int | None]:
-    """The evidence about the cache's behaviour; idle times are recorded at the end only."""
-    if record is None:
-        return 0, 0, 0, None
-    return record.anchors_read, record.anchors_lost, record.floor_misses, record.floor_at_most_tokens

@@ -10,6 +10,7 @@ import msgspec
 from holdfast.catalog.schema import Model
 from holdfast.engine.cache.conversation_plans import ConversationPlans, PlannedCall, RawPrompt
 from holdfast.errors import UserError
+from holdfast.planning.learned import LearningScope
 from holdfast.providers.adapter import Adapter
 from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.prompt import Breakpoint, Prompt, Ttl
@@ -142,7 +143,9 @@ def derive_cache_scope(body: RawBody, row: Model, account: str) -> str:
     )
 
 
-def plan_raw_call(plans: ConversationPlans, body: RawBody, row: Model, *, scope: str, at: float) -> PlannedCall:
+def plan_raw_call(
+    plans: ConversationPlans, body: RawBody, row: Model, *, scope: str, learning_scope: LearningScope, at: float
+) -> PlannedCall:
     """Raises `ProviderError` if a part of the request cannot be decoded."""
     head = hashlib.sha256()
     for item in body.head_items():
@@ -150,6 +153,7 @@ def plan_raw_call(plans: ConversationPlans, body: RawBody, row: Model, *, scope:
     digests = [hashlib.sha256(message).digest() for message in body.messages]
     prompt = RawPrompt(
         scope,
+        learning_scope,
         head.digest(),
         digests,
         bool(body.tools),

@@ -15,6 +15,9 @@ from holdfast.types.usage import Usage
 UNPRICED = "unpriced"
 """The pricing version of calls whose model has no price: their cost is recorded as 0 but is not known."""
 
+VOLATILE_PREFIX = "volatile "
+"""How the anti-patterns begin that a rewrite fixes by moving text to the end of the request."""
+
 
 class RequestChange(msgspec.Struct, frozen=True, omit_defaults=True):
     """One anti-pattern that was fixed in a request, or could have been: `anti_pattern` names it, `location` locates it.

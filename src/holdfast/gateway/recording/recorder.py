@@ -12,13 +12,20 @@ from holdfast.catalog.schema import Model
 from holdfast.clock import NewId
 from holdfast.economics.cost import cost_usd, uncached_cost_usd
 from holdfast.engine.guard import WarningLog
-from holdfast.engine.recorder import CallRecorder, ObservedCall, ObservedRequest, ResumedSession, bill_usage
+from holdfast.engine.recorder import (
+    CallRecorder,
+    LearnedRecords,
+    ObservedCall,
+    ObservedRequest,
+    ResumedSession,
+    bill_usage,
+)
 from holdfast.engine.request_observer import RequestObserver
 from holdfast.errors import UserError
 from holdfast.events.log import EventLog
 from holdfast.events.payloads.calls import GatewayForwarded, RewriteEstimate
 from holdfast.events.payloads.session import ParentSession, SessionStarted
-from holdfast.gateway.exchange import INTERRUPTIONS, UNPRICED_USD_PER_MTOK, CallCharge, Exchange
+from holdfast.gateway.exchange import INTERRUPTIONS, UNPRICED_USD_PER_MTOK, CallCharge, Exchange, make_learner
 from holdfast.gateway.http.headers import name_client
 from holdfast.gateway.recording.conversation_match import trace_request
 from holdfast.gateway.recording.conversation_memory import CONVERSATION_BYTES_MAX, ConversationMemory, RecordedState
@@ -51,10 +58,7 @@ from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.gateway.routes import normalize_path
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.registry import get_adapter
-from holdfast.providers.tolerant_decode import (
-    UNKNOWN_MODEL,
-    iterate_batch_results,
-)
+from holdfast.providers.tolerant_decode import UNKNOWN_MODEL, iterate_batch_results
 from holdfast.types.prompt import Plan
 from holdfast.types.reply import Reply
 from holdfast.types.request_buffer import EncodedBlock
@@ -135,6 +139,7 @@ class GatewayRecorder:
         self._now, self._is_restored = 0.0, False
         self._recorded = recorded or RecordedCalls()
         self._restored_calls: dict[str, _RestoredCall] = {}
+        self._learned = LearnedRecords()
         self._resumed_endpoints: dict[str, CallRecorder] = {}
         self.queue = make_queue(self._process)
 
@@ -160,6 +165,7 @@ class GatewayRecorder:
         with self._warnings.suppress_errors(_NOT_RECORDED):
             while self._warm_ups:
                 self._record_abandoned_warm_up()
+            self._learned.record_all()
 
     def _put(self, work: Callable[[], None], exchange: Exchange) -> None:
         if not self.queue.put(work, exchange.buffered_bytes):
@@ -295,6 +301,9 @@ class GatewayRecorder:
         self._on_session(exchange.session_id)
         if call is not None:
             exchange.record = _ActiveCall(match.key, adapter, observer.recorder, call, compared)
+            if prepared.row is not None:
+                scope = make_learner(target, exchange.caller).make_scope(prepared.row.id)
+                self._learned.begin_call(observer.recorder, scope, self._now)
 
     def _begin_other(self, exchange: Exchange) -> None:
         """A request that calls no model directly, such as embeddings: one session for each endpoint and caller."""
@@ -386,6 +395,7 @@ class GatewayRecorder:
             reply = self._record_outcome(exchange, active)
         finally:
             exchange.free_response()
+            self._learned.end_call(active.recorder)
             if active.key is not None:
                 self._conversations.matcher.end_request(active.key, describe_reply(reply) if reply else None)
             if not exchange.is_planned:

@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.catalog.lookup import utc_date
 from holdfast.engine.cache.conversation_plans import RestoredConversation
+from holdfast.engine.cache.memory_fold import MemoryFold
 from holdfast.engine.recorder import ResumedSession
 from holdfast.events.log import Event, EventLog, SessionRow
 from holdfast.events.payloads.cache import CachePinged
@@ -22,9 +23,7 @@ from holdfast.events.payloads.calls import (
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.gateway.exchange import UNPRICED_USD_PER_MTOK
 from holdfast.gateway.recording.fingerprint import RequestFingerprint, SessionHints, make_restored_scope
-from holdfast.gateway.rewrite.operations import VOLATILE_PREFIX
-from holdfast.planning.learned import CacheMemory, RequestRecord, forget_cached, memory_after_call, memory_after_ping
-from holdfast.planning.policy import PingResult, WaitedFor
+from holdfast.planning.learned import LEARNED_RECORDS_MAX
 from holdfast.types.prompt import Plan
 from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage
@@ -33,9 +32,6 @@ RESTORED_SESSIONS_MAX = 200
 
 # The events of a call may be older than the newest frame that is read again by as much as the clock was set back.
 RECORDED_SECONDS_BEFORE = 300.0
-
-# After a longer idle time, a restored conversation counts as having waited for a person.
-TOOL_SECONDS_MAX = 120.0
 
 # A forwarded session has `gateway.forwarded` among its first two events, so others need not be read further.
 OPENING_EVENTS = 2
@@ -179,41 +175,30 @@ def restore_plans(log: EventLog) -> Iterator[RestoredConversation]:
     return (conversation.plan for conversation in restore_conversations(log) if conversation.plan is not None)
 
 
+def read_learned(log: EventLog) -> tuple[Event, ...]:
+    """What the newest conversations and sessions have learned, as `cache.learned` events."""
+    return log.learned_events(limit=LEARNED_RECORDS_MAX)
+
+
 def _fold_conversation(session_id: str, events: Iterable[Event]) -> RecordedConversation | None:
     trace: ConversationTrace | None = None
     blocks: tuple[str, ...] = ()
     digests: tuple[PrefixDigest, ...] = ()
     key_id, reply_id, last_event_id = None, "", ""
-    memory, sent, moved_blocks = CacheMemory(), None, 0
-    fold = _CallFold(session_id)
+    memory, fold = MemoryFold(), _CallFold(session_id)
     for event in events:
         last_event_id = event.id
         fold.add(event)
+        memory.add(event.at, event.payload)
         match event.payload:
             case GatewayForwarded() as payload:
                 key_id, trace = payload.key_id, payload.trace
-                # Text that a rewrite has moved to the end is one block, which no later request repeats.
-                applied = (change.anti_pattern for change in payload.changes if change.is_applied)
-                moved_blocks = int(any(name.startswith(VOLATILE_PREFIX) for name in applied))
                 if trace is not None:
                     blocks = (*blocks[: trace.shared_blocks], *trace.blocks)
             case RequestPrepared() as payload:
-                if sent is not None and payload.shared_blocks < sent.blocks:
-                    memory = forget_cached(memory)
                 digests = (*digests[: payload.shared_blocks], *payload.digests)
-                points = payload.plan.breakpoints
-                sent_blocks = len(digests) - moved_blocks
-                if points and points[-1].ttl in ("5m", "1h"):
-                    # Where only breakpoints are cached, the conversation is found again by what is cached of it.
-                    sent_blocks = points[-1].block_index + 1
-                sent = RequestRecord(event.at, points, sent_blocks, _guess_wait(memory, event.at))
             case LlmCallCompleted() as payload:
                 reply_id = payload.response_id or reply_id
-                memory = memory_after_call(memory, sent, payload.usage) if sent is not None else memory
-            case CachePinged(kind="refresh" | "upgrade", breakpoint_block=int(block)) as payload:
-                at, blocks_sent, tokens = payload.sent_at or event.at, payload.block_count, payload.prefix_tokens
-                ping = PingResult(at, payload.ttl, payload.usage, block, blocks_sent, tokens)
-                memory = memory_after_ping(memory, ping)
             case _:
                 pass
     if trace is None:
@@ -224,18 +209,12 @@ def _fold_conversation(session_id: str, events: Iterable[Event]) -> RecordedConv
         blocks,
         SessionHints(trace.session_digest, trace.reason),
     )
-    plan = RestoredConversation(digests[: sent.blocks], memory, sent) if sent is not None else None
+    sent = memory.last_request
+    plan = None if sent is None else RestoredConversation(digests[: sent.blocks], memory.memory, sent, session_id)
     newest = next(reversed(fold.calls), None)
     calls = {id: call for id, call in fold.calls.items() if call.outcome is None or id == newest}
-    resumed = ResumedSession(session_id, digests, last_event_id)
+    resumed = ResumedSession(session_id, digests, last_event_id, memory)
     return RecordedConversation(resumed, request, reply_id, plan, calls)
-
-
-def _guess_wait(memory: CacheMemory, at: float) -> WaitedFor:
-    """What the client waited for; it is not recorded, but tools are faster than people."""
-    if memory.last_at is None:
-        return "start"
-    return "tool" if at - memory.last_at < TOOL_SECONDS_MAX else "user"
 
 
 def iterate_spending(log: EventLog, *, since: date | None = None) -> Iterator[CallSpending]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +43,9 @@ from holdfast.engine.inject.raw_body import (
     plan_raw_call,
 )
 from holdfast.errors import ProviderError, UserError
+from holdfast.events.log import Event
 from holdfast.events.payloads.cache import PingKind
+from holdfast.events.payloads.calls import VOLATILE_PREFIX
 from holdfast.gateway.recording.fingerprint import OWN_SESSION_PREFIX
 from holdfast.gateway.rewrite.operations import (
     BREAKPOINTS_MISSING,
@@ -50,13 +53,13 @@ from holdfast.gateway.rewrite.operations import (
     EXPLICIT_BREAKPOINT_MISSING,
     RETENTION_SHORT,
     TOOLS_UNSORTED,
-    VOLATILE_PREFIX,
     RequestEdits,
 )
 from holdfast.gateway.rewrite.request_analysis import GatewayPing, RequestAnalysis, cached_prefixes
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.planning.idle_times import WaitsFor
 from holdfast.planning.keep_alive import closing_entry
+from holdfast.planning.learned import ANYBODY, Learner
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.openai_common import CACHE_KEY_CHARS_MAX, EXTENDED_RETENTION, fit_cache_key
 from holdfast.providers.openrouter import SESSION_ID_CHARS_MAX
@@ -72,6 +75,9 @@ logger = logging.getLogger(__name__)
 
 # How many tool lists and system texts are remembered, each by its digest.
 REMEMBERED_HEADS_MAX = 1_000
+
+# How old what other conversations learned may be: reading it takes milliseconds, and idle times change slowly.
+LEARNED_SECONDS = 300.0
 
 # Larger requests and responses are not held in memory for a ping.
 PING_BYTES_MAX = 4 * 1024 * 1024
@@ -90,11 +96,13 @@ class ConversationRewriter:
         volatile: VolatileExtractor | None = None,
         *,
         restore: Callable[[], Iterable[RestoredConversation]] = tuple,
+        read_learned: Callable[[], tuple[Event, ...]] | None = None,
         session: str | None = None,
         unfixed: frozenset[str] = frozenset(),
         nodes_max: int = NODES_MAX,
     ) -> None:
         """`restore` reads the conversations of earlier processes; it is called before the first request is planned.
+        `read_learned` reads the newest `cache.learned` events; without it, conversations learn only within the process.
 
         `session` is the cache key of all OpenAI requests; by default it is derived from each. Anti-patterns in
         `unfixed` are left as they are. `nodes_max` bounds how many messages are remembered.
@@ -106,6 +114,7 @@ class ConversationRewriter:
         self._plans = ConversationPlans(nodes_max=nodes_max)
         self._tool_orders: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()
         self._restore: Callable[[], Iterable[RestoredConversation]] | None = restore
+        self._read_learned, self._learned_at = read_learned, -math.inf
         self._lock = threading.Lock()
 
     def analyze(
@@ -118,6 +127,7 @@ class ConversationRewriter:
         at: float,
         provider: str = "",
         path_fields: Mapping[str, str | bool] = {},
+        learner: Learner = ANYBODY,
     ) -> RequestAnalysis:
         """`path` is the request's; Gemini names the model there. `provider` is the host, where it has the format of
         another, and `path_fields` are the fields that it has in the path instead of the body.
@@ -125,6 +135,7 @@ class ConversationRewriter:
         May raise anything for a body that we do not understand; the caller then forwards the original.
         """
         self._restore_conversations()
+        self._refresh_learned(at)
         raw = split_body(adapter_name, body, path=path, path_fields=path_fields)
         provider = provider or raw.adapter.name
         row = resolve_model(provider, raw.model, self._models)
@@ -136,7 +147,8 @@ class ConversationRewriter:
         role = _move_volatile_text(raw, edits)
         # Without our own key: it is derived from the conversation.
         scope = derive_cache_scope(raw, row, account)
-        call = plan_raw_call(self._plans, raw, row, scope=scope, at=at)
+        learning_scope = learner.make_scope(row.id)
+        call = plan_raw_call(self._plans, raw, row, scope=scope, learning_scope=learning_scope, at=at)
         placed = _place_breakpoints(raw, row, call, provider=provider, edits=edits)
         call = self._plans.mark_sent(call, placed.breakpoints)
         if isinstance(raw, OpenAIBody):
@@ -246,6 +258,16 @@ class ConversationRewriter:
                     self._plans.restore(restore())
                 except Exception as error:  # noqa: BLE001 - without the log the planner starts from nothing
                     logger.warning("earlier conversations were not restored: %s", type(error).__name__)
+
+    def _refresh_learned(self, at: float) -> None:
+        with self._lock:
+            if self._read_learned is None or at - self._learned_at < LEARNED_SECONDS:
+                return
+            self._learned_at = at
+        try:
+            self._plans.set_learned_events(self._read_learned())
+        except Exception as error:  # noqa: BLE001 - what was read before still holds
+            logger.warning("what earlier conversations learned was not read: %s", type(error).__name__)
 
     def _restore_tool_order(self, raw: RawBody, edits: RequestEdits) -> None:
         """Tools that an earlier request listed in another order are listed as there; others stay as they are."""

@@ -7,8 +7,8 @@ from itertools import islice
 
 import msgspec
 
-from holdfast.events.payloads.calls import RequestChange
-from holdfast.gateway.rewrite.operations import TOOLS_UNSORTED, VOLATILE_PREFIX, JsonObject
+from holdfast.events.payloads.calls import VOLATILE_PREFIX, RequestChange
+from holdfast.gateway.rewrite.operations import TOOLS_UNSORTED, JsonObject
 from holdfast.types.blocks import Json
 from holdfast.types.json_encoding import encode_json
 

@@ -1,6 +1,6 @@
 """The changes made to one request: the names of what they fix, and the extraction of volatile lines."""
 
-from holdfast.events.payloads.calls import RequestChange
+from holdfast.events.payloads.calls import VOLATILE_PREFIX, RequestChange
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.types.blocks import Json
 
@@ -13,7 +13,6 @@ BREAKPOINTS_MISSING = "breakpoints missing"
 CACHE_KEY_MISSING = "no cache key"
 EXPLICIT_BREAKPOINT_MISSING = "explicit breakpoint missing"
 RETENTION_SHORT = "short cache retention"
-VOLATILE_PREFIX = "volatile "
 
 
 class RequestEdits:
