@@ -14,12 +14,14 @@ from holdfast.cachemodel.values import CacheCall, CacheEntries, CacheScope, Prom
 from holdfast.catalog.lookup import find_model, price_at, shipped_models, utc_date
 from holdfast.economics.cost import cost_usd
 from holdfast.engine.cache.conversation_plans import RestoredConversation
+from holdfast.engine.cache.shared_plans import SHARED_KEYS_MAX, SharedPlans
 from holdfast.engine.request_draft import RequestDraft
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.request_analysis import RequestAnalysis
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor
 from holdfast.providers.anthropic import anthropic
 from holdfast.providers.wire_request import drop_deferred_tools
+from holdfast.stores.memory import MemoryStore
 from holdfast.types.prompt import Breakpoint
 from holdfast.types.usage import Usage
 
@@ -37,7 +39,10 @@ class Provider:
     """A conversation's calls through the rewriter, billed by the cache model; `improve=False` sends them unchanged."""
 
     def __init__(self, *, improve: bool = True) -> None:
+        self.records = MemoryStore().records
+        self.shared = [SharedPlans(self.records)]
         self.rewriter = self._new_rewriter(())
+        self.replicas = [self.rewriter]
         self.improve = improve
         self.entries = CacheEntries()
         self.cost = Decimal(0)
@@ -46,10 +51,20 @@ class Provider:
         self.usages: list[Usage] = []
 
     def _new_rewriter(self, restored: tuple[RestoredConversation, ...]) -> ConversationRewriter:
-        return ConversationRewriter(shipped_models(), VolatileExtractor((DATE_RULE,)), restore=lambda: restored)
+        return ConversationRewriter(
+            shipped_models(), VolatileExtractor((DATE_RULE,)), restore=lambda: restored, shared=self.shared[-1]
+        )
+
+    def hop(self, replica: int) -> None:
+        """The next calls go to another gateway on the same store."""
+        while len(self.replicas) <= replica:
+            self.shared.append(SharedPlans(self.records))
+            self.replicas.append(self._new_rewriter(()))
+        self.rewriter = self.replicas[replica]
 
     def restart(self) -> None:
-        self.rewriter = self._new_rewriter(tuple(self.restored.values()))
+        index = self.replicas.index(self.rewriter)
+        self.rewriter = self.replicas[index] = self._new_rewriter(tuple(self.restored.values()))
 
     def call(self, body: dict[str, Any], at: float, conversation: str = "one") -> RequestAnalysis:
         received = json.dumps(body).encode()
@@ -69,6 +84,7 @@ class Provider:
         self.cost += cost_usd(outcome.usage, price_at(ROW, utc_date(at), tokens))
         assert analysis.call is not None
         self.rewriter.record_response(analysis.call, encode_response(outcome.usage))
+        assert all(shared.wait_until_written(10) for shared in self.shared)
         state = analysis.call.conversation
         assert state.last_request is not None
         digests = tuple(analysis.chain)[: state.last_request.blocks]
@@ -117,6 +133,7 @@ def test_a_longer_conversation_begins_with_the_shorter_one_whatever_happens_betw
         who = data.draw(st.sampled_from("abc"))
         body = conversation(turns[who], who=who, marked=data.draw(st.booleans()))
         body["tools"] = shuffle.sample(TOOLS, len(TOOLS)) if data.draw(st.booleans()) else TOOLS
+        provider.hop(data.draw(st.integers(0, 1)))
         if data.draw(st.booleans()):
             provider.restart()
         analysis = provider.call(body, at, who)
@@ -133,6 +150,43 @@ def test_a_longer_conversation_begins_with_the_shorter_one_whatever_happens_betw
         }
         turns[who] += 1
         at += data.draw(st.sampled_from((1.0, 60.0, 400.0, 4000.0)))
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.sampled_from((1.0, 60.0, 400.0, 1_000.0, 4_000.0))), min_size=2, max_size=12
+    )
+)
+def test_a_conversation_that_hops_between_gateways_is_planned_as_by_one(calls: list[tuple[int, float]]) -> None:
+    alone, hopping, at = Provider(), Provider(), 1.79e9
+    for turn, (replica, pause) in enumerate(calls):
+        hopping.hop(replica)
+        body = conversation(turn)
+        body["tools"] = TOOLS[turn % 6 :] + TOOLS[: turn % 6]
+        alone.call(body, at)
+        hopping.call(body, at)
+        assert hopping.sent[-1] == alone.sent[-1]
+        at += pause
+
+
+def test_a_gateway_looks_a_conversation_up_only_if_another_had_a_call_of_it() -> None:
+    provider, lookups = Provider(), list[Sequence[str]]()
+    find = provider.records.find_shared
+
+    def find_shared(keys: Sequence[str]) -> dict[str, str]:
+        lookups.append(keys)
+        return find(keys)
+
+    provider.records.find_shared = find_shared  # type: ignore[method-assign]
+    for turn in range(40):
+        provider.call(conversation(turn), 1.79e9 + turn)
+    orders = [keys for keys in lookups if keys[0].startswith("tools")]
+    assert len(orders) == 1
+    assert lookups == orders
+    provider.hop(1)
+    provider.call(conversation(40), 1.79e9 + 41)
+    assert len(lookups[-1]) == SHARED_KEYS_MAX
 
 
 def sent_breakpoints(provider: Provider) -> tuple[Breakpoint, ...]:

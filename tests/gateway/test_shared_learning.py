@@ -118,3 +118,27 @@ def test_a_wrapped_client_learns_from_one_in_another_process(tmp_path: Path) -> 
         client = wrap(anthropic_sdk.Anthropic(base_url=url, api_key="any"), store=address, clock=clock)
         client.messages.create(**body("second", 0))
         assert ttls(provider) == {"1h"}
+
+
+def test_a_conversation_that_hops_between_two_gateways_keeps_its_prefix_and_its_tool_order(tmp_path: Path) -> None:
+    clock, address = ManualClock(1_000_000), str(tmp_path / "s.db")
+    provider = SimulatedProvider(clock=clock)
+    tools = [{**TOOL, "name": name} for name in ("look", "open", "shut")]
+    with (
+        closing(SqliteStore(address)) as one,
+        closing(SqliteStore(address)) as other,
+        serve_provider(provider) as url,
+        serve_gateway(url, store=one, clock=clock, improve=True) as gateway,
+        serve_gateway(url, store=other, clock=clock, improve=True) as replica,
+    ):
+        for turn in range(6):
+            asked = (gateway, replica)[turn % 2]
+            ask(asked.url, {**body("hop", turn), "tools": tools[turn % 3 :] + tools[: turn % 3]})
+            assert asked.shared_plans.wait_until_written(10)
+            clock.advance(400)
+        calls = [shared.memory.calls for shared in gateway.shared_conversations()]
+    sent = [json.loads(request.body) for request in provider.requests]
+    assert {tuple(tool["name"] for tool in request["tools"]) for request in sent} == {("look", "open", "shut")}
+    # Each gateway continued with what the other had seen, pauses included: two rows, for the last two calls.
+    assert calls == [5, 6]
+    assert ttls(provider) == {"1h"}

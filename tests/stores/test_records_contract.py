@@ -12,7 +12,7 @@ from tests.support.postgres_server import reused_database
 from holdfast.errors import StoreError
 from holdfast.events.log import EventLog
 from holdfast.events.payloads.cache import CacheControls, CacheSettings, SessionControl
-from holdfast.events.records import BudgetCharge, BudgetDay, HasRecords, KeyRow, StoreRecords
+from holdfast.events.records import BudgetCharge, BudgetDay, HasRecords, KeyRow, SharedValue, StoreRecords
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.postgres.store import PostgresStore
 from holdfast.stores.sqlite.store import SqliteStore
@@ -225,3 +225,21 @@ def test_concurrent_reservations_and_settlements_admit_and_count_each_call_once(
         admitted = list(pool.map(call, range(64)))
     assert sum(admitted) == 5
     assert records.get_budget_day("k1", DAY) == BudgetDay(spent=3, reserved=50)
+
+
+def test_shared_values_are_replaced_found_and_deleted_by_key_and_time(records: StoreRecords) -> None:
+    records.put_shared([SharedValue("a", '{"é": 1}', 1.0), SharedValue("b", "2", 2.0)])
+    records.put_shared([SharedValue("b", "3", 5.0), SharedValue("c", "4", 5.0)], ["a"])
+    assert records.find_shared(["a", "b", "c", "d"]) == {"b": "3", "c": "4"}
+    assert records.find_shared([]) == {}
+    records.put_shared([SharedValue("d", "5", 9.0)])
+    records.delete_shared(6.0)
+    assert records.find_shared(["b", "c", "d"]) == {"d": "5"}
+
+
+def test_of_concurrent_proposals_the_first_is_shared_by_all(records: StoreRecords) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        agreed = set(pool.map(lambda number: records.add_shared(SharedValue("k", f"{number}", number)), range(32)))
+    assert len(agreed) == 1
+    records.delete_shared(1.0)
+    assert records.find_shared(["k"]) == {"k": agreed.pop()}

@@ -10,9 +10,12 @@ from decimal import Decimal
 from typing import Literal
 from urllib.parse import urlsplit
 
+import msgspec
+
 from holdfast.catalog.lookup import shipped_models
 from holdfast.cli.serve.gateway import GatewayMount, make_key_check
 from holdfast.clock import Clock, new_ulid, system_clock
+from holdfast.engine.cache.shared_plans import SharedConversation, SharedPlans
 from holdfast.events.records import HasRecords
 from holdfast.gateway.app import Gateway
 from holdfast.gateway.auth import KeyAuthenticator
@@ -51,6 +54,14 @@ class ServedGateway:
         self.store = store
         self.send_due_pings: Callable[[], int] = lambda: 0
         self.tasks: Callable[[], int] = lambda: 0
+        self.shared_plans = SharedPlans(service.records)
+
+    def shared_conversations(self) -> list[SharedConversation]:
+        """What another process would find of the conversations: after each one's last two calls, shortest first."""
+        assert self.shared_plans.wait_until_written(TIMEOUT_SECONDS)
+        rows = self.store._fetch("SELECT value FROM holdfast.shared_values WHERE key LIKE 'plan %'", ())
+        found = [msgspec.json.decode(str(text), type=SharedConversation) for (text,) in rows]
+        return sorted(found, key=lambda shared: shared.memory.calls)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -92,11 +103,13 @@ def serve_gateway(
     limits = KeyLimitTable(grants or {}, environ or {}, when_unavailable=when_unavailable)
     budgets = KeyBudgets(limits, log.records, shipped_models(), clock=clock)
     budgets.seed(sum_spending_today(log, clock()))
+    shared_plans = SharedPlans(log.records)
     rewriter = ConversationRewriter(
         shipped_models(),
         VolatileExtractor(rules),
         restore=lambda: restore_plans(log),
         read_learned=lambda: read_learned(log),
+        shared=shared_plans,
     )
     observer = GatewayRecorder(
         log,
@@ -148,6 +161,7 @@ def serve_gateway(
             running_gateway = ServedGateway(
                 make_url(bound, "127.0.0.1"), service, observer, log, lambda: gateway.active_requests
             )
+            running_gateway.shared_plans = shared_plans
             running_gateway.tasks = lambda: thread.run(_tasks())
             if keep_alive is not None:
                 running_gateway.send_due_pings = lambda: thread.run(keep_alive.send_due_pings())

@@ -1,5 +1,6 @@
 """What a store holds beside the log: API keys (as digests), budgets, cache controls, the global order of all events."""
 
+from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -121,7 +122,31 @@ class RequestCountStore(Protocol):
     def delete_request_counts(self, before_minute: int) -> None: ...
 
 
-class StoreRecords(ControlStore, KeyStore, EventFeed, BudgetStore, RequestCountStore, Protocol):
+class SharedValue(msgspec.Struct, frozen=True):
+    """A small JSON text under a key; `at` is when it was last used."""
+
+    key: str
+    text: str
+    at: float
+
+
+class SharedValueStore(Protocol):
+    """What the planners of several processes share. Nothing is lost with it but what a later call can learn again."""
+
+    def find_shared(self, keys: Sequence[str]) -> dict[str, str]:
+        """The texts by their keys, without keys that have none."""
+
+    def put_shared(self, values: Sequence[SharedValue], deleted: Sequence[str] = ()) -> None:
+        """Stores values in place of older ones and deletes keys, in one transaction."""
+
+    def add_shared(self, value: SharedValue) -> str:
+        """Stores a value unless its key has one; returns the text that is stored now."""
+
+    def delete_shared(self, before: float) -> None:
+        """Deletes what was last used before a time."""
+
+
+class StoreRecords(ControlStore, KeyStore, EventFeed, BudgetStore, RequestCountStore, SharedValueStore, Protocol):
     """Everything beside the log that a service needs from a store."""
 
 

@@ -12,6 +12,7 @@ from typing import Any, TypedDict, TypeVar
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.clock import Clock, NewId, new_ulid, system_clock
+from holdfast.engine.cache.shared_plans import SharedPlans
 from holdfast.engine.guard import WarningLog
 from holdfast.errors import HoldfastError, UserError
 from holdfast.events.log import EventLog
@@ -111,6 +112,7 @@ def make_observer(mount: str, options: WrapArguments) -> ClientObserver:
         restore=lambda: restore_plans(log),
         read_learned=lambda: read_learned(log),
         session=session,
+        shared=SharedPlans(log.records) if isinstance(log, HasRecords) else None,
     )
     keep_alive_usd = options.get("keep_alive_usd")
     keep_alive = None

@@ -58,6 +58,7 @@ def test_the_shipped_migrations_are_numbered_from_one() -> None:
         (10, "skill_use"),
         (11, "budgets"),
         (12, "request_counts"),
+        (13, "shared_values"),
     ]
     assert "CREATE TABLE events" in shipped[0].sql
 

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from holdfast.cli.open_store import resolve_store_address
 from holdfast.cli.serve.recorder_process import RECORDER_MODULE
 from holdfast.clock import new_ulid
+from holdfast.engine.cache.shared_plans import SharedPlans
 from holdfast.errors import UserError
 from holdfast.gateway.app import Gateway
 from holdfast.gateway.auth import KeyAuthenticator, KeyHolder
@@ -142,6 +143,7 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
             VolatileExtractor(rules),
             restore=lambda: restore_plans(service.log),
             read_learned=lambda: read_learned(service.log),
+            shared=SharedPlans(service.records),
         )
         recorder = _start_recorder(service, options, rules, config.recorder_memory_mb)
         stack.callback(recorder.close)

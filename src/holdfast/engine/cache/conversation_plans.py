@@ -18,6 +18,7 @@ import msgspec
 from holdfast.catalog.lookup import price_at, utc_date
 from holdfast.catalog.schema import Model, Price
 from holdfast.engine.cache.message_tree import HeadNode, MessageNode, PingedReply, PlannedConversation, PromptOutline
+from holdfast.engine.cache.shared_plans import SHARED_KEYS_MAX, SharedConversation, SharedPlans, make_conversation_key
 from holdfast.events.log import Event
 from holdfast.planning.adaptive_policy import plan_session_ping
 from holdfast.planning.idle_times import WaitsFor
@@ -152,8 +153,10 @@ class PlannedCall(msgspec.Struct, frozen=True):
 class ConversationPlans:
     """The conversations of a process, found again by the prompts that continue them. Thread-safe."""
 
-    def __init__(self, *, nodes_max: int = NODES_MAX) -> None:
+    def __init__(self, *, nodes_max: int = NODES_MAX, shared: SharedPlans | None = None) -> None:
+        """`shared` is what other processes know, and get to know from this one."""
         self._nodes_max = nodes_max
+        self._shared = shared
         self._node_count = 0
         self._heads: dict[bytes, HeadNode] = {}
         self._conversations: OrderedDict[int, PlannedConversation] = OrderedDict()
@@ -202,9 +205,16 @@ class ConversationPlans:
     def plan_call(self, adapter: Adapter, row: Model, prompt: RawPrompt, at: float) -> PlannedCall:
         """The plan of a request that is about to be sent. Raises `ProviderError` if it cannot be decoded."""
         with self._lock:
+            path = self._walk(adapter, row, self._find_head(adapter, row, prompt), prompt)
+            keys = self._list_shared_keys(path, prompt.learning_scope)
+        # Without the lock, because the store may take its time.
+        found = self._shared.find(tuple(keys)) if self._shared is not None and keys else None
+        with self._lock:
             head = self._find_head(adapter, row, prompt)
-            path = self._walk(adapter, row, head, prompt)
-            if path.extends is None and path.shared is head:
+            path = self._walk(adapter, row, head, prompt) if keys else path
+            if found is not None:
+                path = self._adopt(head, path, prompt.learning_scope, found[1], position=keys[found[0]])
+            elif path.extends is None and path.shared is head:
                 path = self._resume(head, path, prompt.learning_scope)
             self._compare_heads(head, path, prompt.scope)
             conversation = self._continue(head, path, prompt.learning_scope, at)
@@ -223,6 +233,7 @@ class ConversationPlans:
         with self._lock:
             conversation = call.conversation
             conversation.memory = memory_after_call(conversation.memory, call.record, usage)
+            self._share(call)
 
     def fail_call(self, call: PlannedCall) -> None:
         """The request failed: it may or may not have refreshed the cache."""
@@ -265,6 +276,54 @@ class ConversationPlans:
                 refreshed = msgspec.structs.replace(before, used_at=ping.at)
                 conversation.pinged = PingedReply(node.count, node.digests[-1].digest, refreshed)
             conversation.memory = memory_after_ping(memory, ping)
+            if not reply:
+                # Whether the reply that a ping wrote can be read is seen in the next request, where this one is known.
+                self._share(call)
+
+    def _share(self, call: PlannedCall) -> None:
+        conversation, record = call.conversation, call.record
+        if self._shared is None or conversation.last_request is not record or not call.digests:
+            return
+        key = make_conversation_key(conversation.learning_scope, call.digests[-1].digest)
+        before, newest = conversation.shared_keys
+        # The request before stays: a client that repeats this one continues that.
+        replaces = before if key != newest else ""
+        before = newest if key != newest else before
+        conversation.shared_keys = before, key
+        state = SharedConversation(conversation.memory, record, conversation.tokens_estimate, before)
+        self._shared.put(key, state, at=record.at, replaces=replaces)
+
+    def _list_shared_keys(self, path: _Path, scope: LearningScope) -> dict[str, int]:
+        """The requests that this one may continue and this process does not know, longest first, by their positions.
+
+        None unless a reply is new that followed no request known here: then another process had that call.
+        """
+        if self._shared is None:
+            return {}
+        known = path.extends.tail if path.extends is not None else path.shared
+        count = next((count for count, node in enumerate(reversed(path.nodes)) if node is known), 0)
+        replies = sum(node.is_reply for node in path.nodes[len(path.nodes) - count :])
+        if replies <= (path.extends is not None):
+            return {}
+        positions = range(len(path.nodes) - 1, max(len(path.nodes) - 1 - min(count, SHARED_KEYS_MAX), 0), -1)
+        ends = ((position, path.nodes[position].digests) for position in positions)
+        return {make_conversation_key(scope, digests[-1].digest): position for position, digests in ends if digests}
+
+    def _adopt(
+        self, head: HeadNode, path: _Path, scope: LearningScope, state: SharedConversation, *, position: int
+    ) -> _Path:
+        """The path with the conversation as another process knew it after the request that ends at the position."""
+        conversation = path.extends
+        if conversation is None:
+            conversation = PlannedConversation(head, scope, self._find_learned(scope), state.memory)
+            head.opened += 1
+        conversation.memory, conversation.last_request = state.memory, state.last_request
+        conversation.tokens_estimate, conversation.pinged = state.tokens_estimate, None
+        nodes = path.nodes
+        conversation.shared_keys = state.before, make_conversation_key(scope, nodes[position].digests[-1].digest)
+        for node in nodes[1 : position + 1]:
+            node.owner = node.owner or conversation
+        return _Path(nodes, nodes[position], conversation)
 
     def _find_head(self, adapter: Adapter, row: Model, prompt: RawPrompt) -> HeadNode:
         key = hashlib.sha256(b"\0".join((prompt.scope.encode(), row.id.encode(), prompt.head_digest))).digest()

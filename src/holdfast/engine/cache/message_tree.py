@@ -53,6 +53,10 @@ class MessageNode:
     def last_digest(self) -> PrefixDigest | None:
         return next((node.digests[-1] for node in self.iter_upwards() if node.digests), None)
 
+    @property
+    def is_reply(self) -> bool:
+        return bool(self.blocks) and self.blocks[0].role == "assistant"
+
     def iter_upwards(self) -> "Iterator[MessageNode]":
         node: MessageNode | None = self
         while node is not None:
@@ -120,6 +124,8 @@ class PlannedConversation:
         self.rewrites = False
         self.is_learned = False
         self.pinged: PingedReply | None = None
+        # Of the last two requests, oldest first; empty if there is none.
+        self.shared_keys: tuple[str, str] = "", ""
 
 
 class PromptOutline:

@@ -19,6 +19,7 @@ from holdfast.engine.cache.conversation_plans import (
     PlannedCall,
     RestoredConversation,
 )
+from holdfast.engine.cache.shared_plans import SharedPlans
 from holdfast.engine.cache.single_flight import FlightKey
 from holdfast.engine.inject.anthropic_body import AnthropicBody, append_reply
 from holdfast.engine.inject.gemini_body import GeminiBody
@@ -100,18 +101,21 @@ class ConversationRewriter:
         session: str | None = None,
         unfixed: frozenset[str] = frozenset(),
         nodes_max: int = NODES_MAX,
+        shared: SharedPlans | None = None,
     ) -> None:
         """`restore` reads the conversations of earlier processes; it is called before the first request is planned.
         `read_learned` reads the newest `cache.learned` events; without it, conversations learn only within the process.
 
         `session` is the cache key of all OpenAI requests; by default it is derived from each. Anti-patterns in
-        `unfixed` are left as they are. `nodes_max` bounds how many messages are remembered.
+        `unfixed` are left as they are. `nodes_max` bounds how many messages are remembered. `shared` holds what other
+        processes on the same store know.
         """
         self._models = models
         self._volatile = volatile or VolatileExtractor()
         self._session = session
         self._unfixed = unfixed
-        self._plans = ConversationPlans(nodes_max=nodes_max)
+        self._shared = shared
+        self._plans = ConversationPlans(nodes_max=nodes_max, shared=shared)
         self._tool_orders: OrderedDict[bytes, tuple[bytes, ...]] = OrderedDict()
         self._restore: Callable[[], Iterable[RestoredConversation]] | None = restore
         self._read_learned, self._learned_at = read_learned, -math.inf
@@ -143,7 +147,7 @@ class ConversationRewriter:
             raise UserError("nothing is known of this model's cache, so no rewrite is known to help")
         edits = RequestEdits(self._volatile, self._unfixed)
         if edits.should_fix(TOOLS_UNSORTED):
-            self._restore_tool_order(raw, edits)
+            self._restore_tool_order(raw, edits, at)
         role = _move_volatile_text(raw, edits)
         # Without our own key: it is derived from the conversation.
         scope = derive_cache_scope(raw, row, account)
@@ -269,17 +273,23 @@ class ConversationRewriter:
         except Exception as error:  # noqa: BLE001 - what was read before still holds
             logger.warning("what earlier conversations learned was not read: %s", type(error).__name__)
 
-    def _restore_tool_order(self, raw: RawBody, edits: RequestEdits) -> None:
+    def _restore_tool_order(self, raw: RawBody, edits: RequestEdits, at: float) -> None:
         """Tools that an earlier request listed in another order are listed as there; others stay as they are."""
         # A breakpoint on a tool covers the tools before it, so another order would change what it caches.
         if len(raw.tools) < 2 or not raw.is_tool_order_free or any(map(raw.is_marked, raw.tools)):
             return
         by_digest = {hashlib.sha256(tool).digest(): tool for tool in raw.tools}
-        key = hashlib.sha256(b"".join(sorted(by_digest))).digest()
+        digests = sorted(by_digest)
+        key = hashlib.sha256(b"".join(digests)).digest()
         with self._lock:
-            if key not in self._tool_orders:
-                self._tool_orders[key] = self._find_restored_order(raw, tuple(by_digest))
-            order = self._tool_orders[key]
+            order = self._tool_orders.get(key)
+        if order is None:
+            order = self._find_restored_order(raw, tuple(by_digest))
+            if self._shared is not None:
+                agreed = self._shared.agree_on_order(key.hex(), tuple(map(digests.index, order)), at=at)
+                order = tuple(digests[place] for place in agreed)
+        with self._lock:
+            order = self._tool_orders.setdefault(key, order)
             self._tool_orders.move_to_end(key)
             while len(self._tool_orders) > REMEMBERED_HEADS_MAX:
                 self._tool_orders.popitem(last=False)

@@ -9,7 +9,7 @@ from msgspec.structs import astuple
 from holdfast.errors import StoreError
 from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CacheControls, CacheSettings, SessionControl
-from holdfast.events.records import BudgetCharge, BudgetDay, KeyRow, PositionedEvent
+from holdfast.events.records import BudgetCharge, BudgetDay, KeyRow, PositionedEvent, SharedValue
 from holdfast.stores.sql.connection import ChangeRunner
 from holdfast.stores.sql.dialect import repeat_params
 from holdfast.stores.sql.events import EVENT_COLUMNS, FetchRows, as_int, decode_event_row
@@ -78,6 +78,10 @@ TAKE_REQUESTS = """
 INSERT INTO holdfast.request_counts AS kept (key_id, minute, requests) VALUES (?, ?, ?)
 ON CONFLICT (key_id, minute) DO UPDATE SET requests = kept.requests + excluded.requests
 WHERE kept.requests + excluded.requests <= ?"""
+
+_INSERT_SHARED = "INSERT INTO holdfast.shared_values (key, value, at) VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET"
+PUT_SHARED = f"{_INSERT_SHARED} value = excluded.value, at = excluded.at"
+ADD_SHARED = f"{_INSERT_SHARED} at = excluded.at"
 
 
 class DatabaseRecords:
@@ -191,6 +195,26 @@ class DatabaseRecords:
         self._changes.run_steps(
             [SqlStep("DELETE FROM holdfast.request_counts WHERE minute < ?", (before_minute,))], synced=False
         )
+
+    # Not synced either: what is lost is learned again.
+    def find_shared(self, keys: Sequence[str]) -> dict[str, str]:
+        if not keys:
+            return {}
+        select = f"SELECT key, value FROM holdfast.shared_values WHERE key IN ({repeat_params(len(keys))})"
+        return {str(key): str(value) for key, value in self._fetch(select, tuple(keys))}
+
+    def put_shared(self, values: Sequence[SharedValue], deleted: Sequence[str] = ()) -> None:
+        # In the order of the keys: two processes that lock the same rows must not wait for each other.
+        puts = [SqlStep(PUT_SHARED, astuple(value)) for value in sorted(values, key=lambda value: value.key)]
+        deletes = [SqlStep("DELETE FROM holdfast.shared_values WHERE key = ?", (key,)) for key in sorted(deleted)]
+        self._changes.run_steps([*puts, *deletes], synced=False)
+
+    def add_shared(self, value: SharedValue) -> str:
+        self._changes.run_steps([SqlStep(ADD_SHARED, astuple(value))], synced=False)
+        return self.find_shared([value.key]).get(value.key, value.text)
+
+    def delete_shared(self, before: float) -> None:
+        self._changes.run_steps([SqlStep("DELETE FROM holdfast.shared_values WHERE at < ?", (before,))], synced=False)
 
     def newest_position(self) -> int:
         ((seq,),) = self._fetch("SELECT coalesce(max(seq), 0) FROM holdfast.events", ())
