@@ -667,6 +667,13 @@ def test_improve_moves_volatile_text_so_that_incremental_messages_hit_the_cache(
     assert [len(message["input"]) for message in sent] == [2, 2, 2]
 
 
+def test_the_planner_learns_the_usage_of_calls_on_a_websocket() -> None:
+    with serve_provider(SimulatedProvider()) as url, serve_gateway(url, improve=True) as gateway:
+        conversation(gateway.url)
+        memories = [shared.memory for shared in gateway.shared_conversations()]
+    assert [(memory.calls, memory.cached_tokens > 4_000) for memory in memories] == [(2, True), (3, True)]
+
+
 def test_improve_leaves_other_messages_and_unknown_prompts_alone() -> None:
     received: list[str | bytes] = []
 

@@ -222,6 +222,8 @@ class Gateway:
         unconfirmed: list[Awaitable[None]] = []
 
         def end_call(call: Exchange) -> None:
+            if call.analysis is not None:
+                self._notify(functools.partial(self._record_response, call.analysis), call)
             durable = self._notify(self._watcher.on_end, call)
             if durable is not None:
                 unconfirmed.append(durable)

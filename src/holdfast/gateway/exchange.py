@@ -124,7 +124,7 @@ class Exchange:
     `is_reserved`: the budget of its key holds an estimate for it. `is_sent`: the whole request was sent or noted.
     `record` belongs to the watcher. `queue_length` is how many exchanges waited for the recorder before this one.
     `original_body` is the request body as received, if a rewritten one was sent; `is_planned` says whether the planner
-    has seen it. `session_id` is set once it is recorded.
+    has seen it. `analysis` has the plan of a message on a WebSocket. `session_id` is set once it is recorded.
     """
 
     def __init__(
@@ -158,6 +158,7 @@ class Exchange:
         self.original_body: bytes | None = None
         self.is_planned = False
         self.websocket_call: WebSocketCall | None = None
+        self.analysis: RequestAnalysis | None = None
         self.request_bytes = 0
         self.response_bytes = 0
         self._request = BoundedBuffer(is_too_large=exceeds_buffer_limit(headers))

@@ -264,13 +264,12 @@ class WebSocketRelay:
             await self._send_error(error, message.stream_id)
             return
         caller = admitted.caller
-        improved = await self._improve(message, admitted) if admitted.improve else None
+        sent, changes = await self._improve(message, admitted) if admitted.improve else (message, ())
         # Before it is sent, because the first event of its response can arrive before sending returns.
-        if improved is None:
-            self._calls.begin_call(message, caller, exchange_id=exchange_id)
+        if not changes:
+            self._calls.begin_call(sent, caller, exchange_id=exchange_id)
             await self._upstream.send(event)
             return
-        sent, changes = improved
         self._calls.begin_call(sent, caller, exchange_id=exchange_id, original_body=message.body, changes=changes)
         await self._upstream.send(TextMessage(sent.raw.decode()))
 
@@ -284,11 +283,11 @@ class WebSocketRelay:
 
     async def _improve(
         self, message: CreateMessage, admitted: AuthenticatedRequest
-    ) -> tuple[CreateMessage, tuple[RequestChange, ...]] | None:
-        """The rewritten message; None if it is sent as it is. Never raises."""
+    ) -> tuple[CreateMessage, tuple[RequestChange, ...]]:
+        """The message with its plan, and how it was rewritten; no changes if it is sent as it is. Never raises."""
         adapter_name = self._target.adapter_name
         if self._rewriter is None or adapter_name is None or not message.call.is_prompt_known:
-            return None
+            return message, ()
         body, inherited = message.body, inherit_cache_key(message)
         changes: tuple[RequestChange, ...] = ()
         if inherited is not None:
@@ -309,8 +308,9 @@ class WebSocketRelay:
         except Exception as error:  # noqa: BLE001 - a failing rewrite must not break the client's call
             # Log the type only: the message could quote the prompt.
             logger.info("a message is forwarded unchanged: %s", type(error).__name__)
-            return None
-        return None if spliced is None else (spliced, (*changes, *analysis.changes))
+            return message, ()
+        sent = msgspec.structs.replace(spliced or message, analysis=analysis)
+        return sent, () if spliced is None else (*changes, *analysis.changes)
 
     async def _forward_upstream(self) -> None:
         async for event in self._upstream.receive():

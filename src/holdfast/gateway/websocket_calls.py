@@ -17,6 +17,7 @@ from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, Exchange, ExchangeEnd, GatewayCaller, WebSocketCall
 from holdfast.gateway.http.headers import Headers
 from holdfast.gateway.key_limits import PROMPT_BYTES_PER_TOKEN, RequestSize
+from holdfast.gateway.rewrite.request_analysis import RequestAnalysis
 from holdfast.gateway.routes import Target
 from holdfast.providers.json_splice import (
     UNREADABLE,
@@ -112,7 +113,7 @@ class CreateMessage(msgspec.Struct, frozen=True):
     """A message that asks for a response.
 
     `body` is the same request as it would be sent over HTTP, with the whole prompt if that is known; `prompt` is its
-    input, which the output of its response will follow.
+    input, which the output of its response will follow. `analysis` has its plan, if it was planned.
     """
 
     raw: bytes
@@ -120,6 +121,7 @@ class CreateMessage(msgspec.Struct, frozen=True):
     prompt: PromptPart
     call: WebSocketCall = WebSocketCall()
     stream_id: str = ""
+    analysis: RequestAnalysis | None = None
 
 
 def decode_create_message(raw: bytes, prompts: ResponsePrompts, account: str) -> CreateMessage | None:
@@ -302,7 +304,7 @@ class ResponseCalls(SocketCalls):
         changes: tuple[RequestChange, ...] = (),
     ) -> None:
         exchange = self._owner.begin_exchange(message.body, caller=caller, id=exchange_id)
-        exchange.websocket_call = message.call
+        exchange.websocket_call, exchange.analysis = message.call, message.analysis
         exchange.original_body, exchange.changes = original_body, changes
         exchange.is_planned = bool(changes)
         self._open(message.stream_id, _OpenCall(exchange, message.prompt))

@@ -20,6 +20,7 @@ import msgspec
 from holdfast.catalog.lookup import Models, find_model_or_none
 from holdfast.catalog.schema import Model
 from holdfast.clock import Clock
+from holdfast.engine.cache.single_flight import FlightKey, SingleFlight, Slot
 from holdfast.engine.guard import WarningLog
 from holdfast.errors import UserError
 from holdfast.events.log import Event, EventLog
@@ -129,6 +130,7 @@ class ClientObserver:
         self.rewriter = rewriter
         self.clock = clock
         self.warnings = warnings
+        self.single_flight = SingleFlight()
         self._mount = mount
         self._controls = controls
         self._salt = secrets.token_bytes(32)
@@ -251,6 +253,29 @@ class ObservedCall:
         self._observer = observer
         self._is_ended = False
         self._tail = b""
+        self._slot: Slot | None = None
+
+    @property
+    def _flight_key(self) -> FlightKey | None:
+        """None if the request has no prefix to share with others."""
+        key = self.analysis.flight_key if self.analysis is not None else None
+        return key if key is not None and key.prefixes else None
+
+    def enter_flight(self) -> None:
+        """Waits while another request writes the prefix that this one would write too."""
+        if self._flight_key is not None:
+            self._slot = self._observer.single_flight.enter_blocking(self._flight_key, self._observer.clock)
+
+    async def enter_flight_async(self) -> None:
+        if self._flight_key is not None:
+            self._slot = await self._observer.single_flight.enter(self._flight_key, self._observer.clock)
+
+    def _leave_flight(self, *, is_written: bool) -> None:
+        slot, self._slot = self._slot, None
+        if slot is not None and is_written:
+            slot.mark_begun()
+        if slot is not None:
+            self._observer.single_flight.release(slot)
 
     def replace_body(self, body: bytes) -> None:
         # Events can be taken out of a response only if it is not compressed.
@@ -270,6 +295,8 @@ class ObservedCall:
         """Whether the body of the response is still to be read."""
         exchange = self.exchange
         exchange.status = response.status_code
+        # From now on others can read what this request wrote.
+        self._leave_flight(is_written=exchange.status == 200)
         exchange.response_headers = [(name.lower(), value) for name, value in response.headers.raw]
         encoding = response.headers.get("content-encoding", "identity")
         if exchange.status != 200 or encoding != "identity":
@@ -312,6 +339,7 @@ class ObservedCall:
         if self._is_ended:
             return
         self._is_ended = True
+        self._leave_flight(is_written=False)
         exchange, observer = self.exchange, self._observer
         exchange.end = end
         exchange.ended_at = observer.clock()

@@ -70,6 +70,7 @@ def _make_class(base: Any, library: Any) -> Any:
                 return super().send(request, stream=stream, **options)
             call.send_again = self.holdfast_original.send
             with call.sending():
+                call.enter_flight()
                 response = super().send(call.request, stream=True, **options)
             if call.begin_response(response):
                 response.stream = ObservedStream(response.stream, call)
@@ -124,6 +125,7 @@ def _make_async_class(base: Any, library: Any) -> Any:
                 return await super().send(request, stream=stream, **options)
             call.send_again = _make_blocking(self.holdfast_original)
             with call.sending():
+                await call.enter_flight_async()
                 response = await super().send(call.request, stream=True, **options)
             if call.begin_response(response):
                 response.stream = ObservedStream(response.stream, call)

@@ -21,7 +21,13 @@ from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.recording.restore import read_learned, restore_plans
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
-from holdfast.integrations.client_observer import SESSIONS_MAX, ClientObserver, ClientRecorder, ObservedCall
+from holdfast.integrations.client_observer import (
+    RECORDED_SECONDS_MAX,
+    SESSIONS_MAX,
+    ClientObserver,
+    ClientRecorder,
+    ObservedCall,
+)
 from holdfast.integrations.http_client import find_observer, observe_http_client
 from holdfast.integrations.keep_alive import ClientKeepAlive
 from holdfast.runtime.config import load_config
@@ -105,6 +111,7 @@ def make_observer(mount: str, options: WrapArguments) -> ClientObserver:
         on_session=partial(_add_session, sessions),
         warnings=warnings,
     )
+    shared = SharedPlans(log.records) if isinstance(log, HasRecords) else None
     # Text is not moved: in a library, that is the caller's decision.
     rewriter = ConversationRewriter(
         catalog,
@@ -112,7 +119,7 @@ def make_observer(mount: str, options: WrapArguments) -> ClientObserver:
         restore=lambda: restore_plans(log),
         read_learned=lambda: read_learned(log),
         session=session,
-        shared=SharedPlans(log.records) if isinstance(log, HasRecords) else None,
+        shared=shared,
     )
     keep_alive_usd = options.get("keep_alive_usd")
     keep_alive = None
@@ -131,7 +138,8 @@ def make_observer(mount: str, options: WrapArguments) -> ClientObserver:
         keep_alive=keep_alive,
     )
     # It also runs at exit. Nothing that the recorder's thread refers to may refer to the object it waits for.
-    weakref.finalize(client_recorder, _close, recorder, log if owns_log else None, observer.open_calls, keep_alive)
+    closed = recorder, log if owns_log else None, observer.open_calls, keep_alive
+    weakref.finalize(client_recorder, _close, *closed, shared=shared)
     return observer
 
 
@@ -212,16 +220,21 @@ def _close(
     log: EventLog | None,
     open_calls: Iterable[ObservedCall],
     keep_alive: ClientKeepAlive | None,
+    *,
+    shared: SharedPlans | None,
 ) -> None:
     if keep_alive is not None:
         keep_alive.close()
     if recorder.queue.is_current_thread:
         # Collected there as garbage: the thread cannot wait for itself to record the rest.
-        Thread(target=_close, args=(recorder, log, open_calls, keep_alive)).start()
+        arguments = (recorder, log, open_calls, keep_alive)
+        Thread(target=_close, args=arguments, kwargs={"shared": shared}).start()
         return
     # At exit, responses may be left that nobody has read to their end or closed.
     for call in tuple(open_calls):
         call.end("cancelled")
     recorder.close()
+    if shared is not None:
+        shared.wait_until_written(RECORDED_SECONDS_MAX)
     if log is not None:
         log.close()

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
+from time import monotonic
 
 import msgspec
 
@@ -26,7 +27,8 @@ SHARED_BYTES_MIN = 2_000
 """Shorter shared prefixes (about 500 tokens) are not worth waiting for: writing them twice costs less than the time."""
 
 _Key = tuple[str, str]
-_Waiter = tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]
+_Wake = Callable[[], None]
+"""Ends the wait of one request; thread-safe."""
 
 
 class BreakpointPrefix(msgspec.Struct, frozen=True):
@@ -59,7 +61,7 @@ class Slot:
         self.waited_seconds = 0.0
         self.writes = True
         self._on_begun = on_begun
-        self._waiters: list[_Waiter] = []
+        self._waiters: list[_Wake] = []
 
     def mark_begun(self) -> None:
         """The response has begun: from now on others can read what this request wrote."""
@@ -67,13 +69,14 @@ class Slot:
         if on_begun is not None:
             on_begun(self)
 
-    def add_waiter(self) -> asyncio.Future[None]:
-        loop = asyncio.get_running_loop()
-        waiter = loop.create_future()
-        self._waiters.append((loop, waiter))
-        return waiter
+    def add_wait(self, now: float) -> None:
+        self.waited_seconds += max(0.0, now - self.started_at)
+        self.started_at = now
 
-    def pop_waiters(self) -> list[_Waiter]:
+    def add_waiter(self, wake: _Wake) -> None:
+        self._waiters.append(wake)
+
+    def pop_waiters(self) -> list[_Wake]:
         waiters, self._waiters = self._waiters, []
         return waiters
 
@@ -102,23 +105,44 @@ class SingleFlight:
     @asynccontextmanager
     async def acquire(self, flight_key: FlightKey, clock: Clock) -> AsyncIterator[Slot]:
         """A slot, held while the request is in progress; leaving it before the response has begun counts as failure."""
-        slot = Slot(flight_key, clock(), partial(self._finish, written=True))
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._wait_seconds_max
-        while (waiter := self._enter(slot, clock(), may_wait=loop.time() < deadline)) is not None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(deadline):
-                    await waiter
-            now = clock()
-            slot.waited_seconds += max(0.0, now - slot.started_at)
-            slot.started_at = now
+        slot = await self.enter(flight_key, clock)
         try:
             yield slot
         finally:
-            self._finish(slot, written=False)
+            self.release(slot)
 
-    def _enter(self, slot: Slot, at: float, *, may_wait: bool) -> asyncio.Future[None] | None:
-        """What to wait for before trying again; None if the request may be sent."""
+    async def enter(self, flight_key: FlightKey, clock: Clock) -> Slot:
+        """As `acquire`; `release` ends it."""
+        slot = Slot(flight_key, clock(), partial(self._finish, written=True))
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._wait_seconds_max
+        while True:
+            waiter = loop.create_future()
+            wake = partial(_resolve_in, loop, waiter)
+            if self._enter(slot, clock(), wake if loop.time() < deadline else None):
+                return slot
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    await waiter
+            slot.add_wait(clock())
+
+    def enter_blocking(self, flight_key: FlightKey, clock: Clock) -> Slot:
+        """As `enter`, for a thread without an event loop."""
+        slot = Slot(flight_key, clock(), partial(self._finish, written=True))
+        deadline = monotonic() + self._wait_seconds_max
+        while True:
+            woken = threading.Event()
+            if self._enter(slot, clock(), woken.set if monotonic() < deadline else None):
+                return slot
+            woken.wait(max(0.0, deadline - monotonic()))
+            slot.add_wait(clock())
+
+    def release(self, slot: Slot) -> None:
+        """The request has ended; if its response has not begun, it counts as failed."""
+        self._finish(slot, written=False)
+
+    def _enter(self, slot: Slot, at: float, wake: _Wake | None) -> bool:
+        """Whether the request may be sent; if not, `wake` is called when to try again. Without it, it may."""
         with self._lock:
             keys, prefixes = slot.flight_key.keys, slot.flight_key.prefixes
             cached_count = self._cached_count(keys, at)
@@ -129,12 +153,13 @@ class SingleFlight:
                 if prefix.length_bytes - cached_bytes >= SHARED_BYTES_MIN
             )
             writer = next((self._writing[key] for key in worthwhile if key in self._writing), None)
-            if writer is not None and may_wait:
-                return writer.add_waiter()
+            if writer is not None and wake is not None:
+                writer.add_waiter(wake)
+                return False
             slot.writes = cached_count < len(keys)
             for key in keys[cached_count:]:
                 self._writing.setdefault(key, slot)
-            return None
+            return True
 
     def _cached_count(self, keys: tuple[_Key, ...], at: float) -> int:
         """The number of leading prefixes that are cached: all up to the longest one known to be written."""
@@ -152,10 +177,8 @@ class SingleFlight:
                 if written:
                     self._remember(key, slot.started_at, prefix.ttl_seconds)
                     waiters += writer.pop_waiters() if writer is not None else []
-        for loop, waiter in waiters:
-            # RuntimeError: the event loop is closed, so nothing waits there any longer.
-            with suppress(RuntimeError):
-                loop.call_soon_threadsafe(_resolve, waiter)
+        for wake in waiters:
+            wake()
 
     def _remember(self, key: _Key, at: float, ttl_seconds: float) -> None:
         self._written[key] = max(at + ttl_seconds, self._written.pop(key, at))
@@ -171,6 +194,12 @@ async def acquire_slot(single_flight: SingleFlight | None, flight_key: FlightKey
         return
     async with single_flight.acquire(flight_key, clock) as slot:
         yield slot
+
+
+def _resolve_in(loop: asyncio.AbstractEventLoop, waiter: asyncio.Future[None]) -> None:
+    # RuntimeError: the event loop is closed, so nothing waits there any longer.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(_resolve, waiter)
 
 
 def _resolve(waiter: asyncio.Future[None]) -> None:
