@@ -1,6 +1,5 @@
 """Records the calls of one conversation of another program as events, as a session of ours would."""
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from decimal import Decimal
@@ -30,7 +29,7 @@ from holdfast.events.payloads.session import SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.ledger.accounting import CallRecord
 from holdfast.ledger.calls import iter_calls
-from holdfast.planning.learned import ENDED_AFTER_SECONDS, LearningScope, has_new_evidence, make_learned_record
+from holdfast.planning.learned import LearningScope, has_new_evidence, make_learned_record
 from holdfast.planning.policy import PingResult
 from holdfast.types.blocks import THINKING_TYPES, ToolUse
 from holdfast.types.json_encoding import JSON_ENCODING_VERSION
@@ -38,9 +37,6 @@ from holdfast.types.prompt import Plan, PrefixChange
 from holdfast.types.reply import Reply
 from holdfast.types.request_buffer import PrefixDigest, count_shared_blocks
 from holdfast.types.usage import Usage
-
-# How many conversations are followed until they have ended.
-FOLLOWED_MAX = 10_000
 
 _NOT_RECORDED = "a call is not recorded"
 
@@ -326,36 +322,3 @@ class CallRecorder:
 
     def _since(self, call: ObservedCall) -> int:
         return round((self._clock() - call.started_at) * 1000)
-
-
-class LearnedRecords:
-    """Records what conversations have learned: evidence about the cache at once, idle times when one has ended."""
-
-    def __init__(self) -> None:
-        self._followed: OrderedDict[str, tuple[CallRecorder, LearningScope]] = OrderedDict()
-
-    def begin_call(self, recorder: CallRecorder, scope: LearningScope, at: float) -> None:
-        self._followed[recorder.session_id] = recorder, scope
-        self._followed.move_to_end(recorder.session_id)
-        # In the order of their last calls: all that follow the first one that has not ended were used later.
-        while len(self._followed) > FOLLOWED_MAX or self._last_call_at() < at - ENDED_AFTER_SECONDS:
-            self._record_first()
-
-    def end_call(self, recorder: CallRecorder) -> None:
-        followed = self._followed.get(recorder.session_id)
-        if followed is not None:
-            recorder.record_learned(followed[1], evidence_only=True)
-
-    def record_all(self) -> None:
-        """No more calls are expected here; the record of a conversation that goes on elsewhere is replaced there."""
-        while self._followed:
-            self._record_first()
-
-    def _last_call_at(self) -> float:
-        recorder, _ = next(iter(self._followed.values()))
-        last = recorder.memory.last_request
-        return last.at if last is not None else 0.0
-
-    def _record_first(self) -> None:
-        _, (recorder, scope) = self._followed.popitem(last=False)
-        recorder.record_learned(scope)

@@ -1,5 +1,6 @@
 """Observes requests written by other clients: encodes them and compares each with the previous one."""
 
+from collections import OrderedDict
 from collections.abc import Mapping
 from threading import Lock
 
@@ -10,11 +11,15 @@ from holdfast.catalog.schema import Model
 from holdfast.engine.guard import WarningLog
 from holdfast.engine.observed_prompt import ObservedPrompt
 from holdfast.engine.recorder import CallRecorder, ObservedRequest
+from holdfast.planning.learned import ENDED_AFTER_SECONDS, Learner, LearningScope
 from holdfast.providers.adapter import Adapter, WireRequest, expects_diagnosis
 from holdfast.providers.cache_inputs import automatic_breakpoint, cache_settings
 from holdfast.providers.tolerant_decode import TolerantRequest, wrap_raw_request
 from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.prompt import Breakpoint, Parameters, Plan
+
+# How many conversations are followed until they have ended.
+FOLLOWED_MAX = 10_000
 
 
 class KnownStart(msgspec.Struct, frozen=True):
@@ -110,3 +115,39 @@ def _find_settings(row: Model, parameters: Parameters, prompt: ObservedPrompt) -
     settings = cache_settings(row.provider, row.cache, parameters, ended_thinking=prompt.ended_thinking)
     # The log of a client's requests has no messages, so it has to say itself whether there is an image.
     return tuple(sorted((*settings, ("images", "true")))) if prompt.has_images else settings
+
+
+class LearnedRecords:
+    """Records what conversations have learned: evidence about the cache at once, idle times when one has ended."""
+
+    def __init__(self) -> None:
+        self._followed: OrderedDict[str, tuple[CallRecorder, LearningScope]] = OrderedDict()
+
+    def begin_call(self, recorder: CallRecorder, learner: Learner, row: Model | None, *, at: float) -> None:
+        """Of a model that is not in the catalog nothing is learned."""
+        if row is None:
+            return
+        self._followed[recorder.session_id] = recorder, learner.make_scope(row.id)
+        self._followed.move_to_end(recorder.session_id)
+        # In the order of their last calls: all that follow the first one that has not ended were used later.
+        while len(self._followed) > FOLLOWED_MAX or self._last_call_at() < at - ENDED_AFTER_SECONDS:
+            self._record_first()
+
+    def end_call(self, recorder: CallRecorder) -> None:
+        followed = self._followed.get(recorder.session_id)
+        if followed is not None:
+            recorder.record_learned(followed[1], evidence_only=True)
+
+    def record_all(self) -> None:
+        """No more calls are expected here; the record of a conversation that goes on elsewhere is replaced there."""
+        while self._followed:
+            self._record_first()
+
+    def _last_call_at(self) -> float:
+        recorder, _ = next(iter(self._followed.values()))
+        last = recorder.memory.last_request
+        return last.at if last is not None else 0.0
+
+    def _record_first(self) -> None:
+        _, (recorder, scope) = self._followed.popitem(last=False)
+        recorder.record_learned(scope)

@@ -138,13 +138,7 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         if key_limits.has_budgets:
             budgets.seed(sum_spending_today(service.log, service.clock(), unpriced_usd_per_mtok=options.unpriced_usd))
         rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in options.volatile))
-        rewriter = ConversationRewriter(
-            service.models,
-            VolatileExtractor(rules),
-            restore=lambda: restore_plans(service.log),
-            read_learned=lambda: read_learned(service.log),
-            shared=SharedPlans(service.records),
-        )
+        rewriter = _make_rewriter(service, rules)
         recorder = _start_recorder(service, options, rules, config.recorder_memory_mb)
         stack.callback(recorder.close)
         authenticator = KeyAuthenticator(
@@ -176,6 +170,17 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         # Everything loaded so far lives as long as the process; excluding it makes garbage collection pauses shorter.
         gc.freeze()
         yield GatewayMount(gateway, routes)
+
+
+def _make_rewriter(service: AppContext, rules: Sequence[VolatileRule]) -> ConversationRewriter:
+    """The planner of forwarded conversations, with what the store has of earlier and other processes."""
+    return ConversationRewriter(
+        service.models,
+        VolatileExtractor(rules),
+        restore=lambda: restore_plans(service.log),
+        read_learned=lambda: read_learned(service.log),
+        shared=SharedPlans(service.records),
+    )
 
 
 def _start_recorder(

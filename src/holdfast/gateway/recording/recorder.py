@@ -12,15 +12,8 @@ from holdfast.catalog.schema import Model
 from holdfast.clock import NewId
 from holdfast.economics.cost import cost_usd, uncached_cost_usd
 from holdfast.engine.guard import WarningLog
-from holdfast.engine.recorder import (
-    CallRecorder,
-    LearnedRecords,
-    ObservedCall,
-    ObservedRequest,
-    ResumedSession,
-    bill_usage,
-)
-from holdfast.engine.request_observer import RequestObserver
+from holdfast.engine.recorder import CallRecorder, ObservedCall, ObservedRequest, ResumedSession, bill_usage
+from holdfast.engine.request_observer import LearnedRecords, RequestObserver
 from holdfast.errors import UserError
 from holdfast.events.log import EventLog
 from holdfast.events.payloads.calls import GatewayForwarded, RewriteEstimate
@@ -301,9 +294,8 @@ class GatewayRecorder:
         self._on_session(exchange.session_id)
         if call is not None:
             exchange.record = _ActiveCall(match.key, adapter, observer.recorder, call, compared)
-            if prepared.row is not None:
-                scope = make_learner(target, exchange.caller).make_scope(prepared.row.id)
-                self._learned.begin_call(observer.recorder, scope, self._now)
+            learner = make_learner(target, exchange.caller)
+            self._learned.begin_call(observer.recorder, learner, prepared.row, at=self._now)
 
     def _begin_other(self, exchange: Exchange) -> None:
         """A request that calls no model directly, such as embeddings: one session for each endpoint and caller."""
