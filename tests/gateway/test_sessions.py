@@ -128,7 +128,7 @@ def test_a_request_repeated_without_an_id_starts_another_conversation_with_its_o
     keys = []
     for reply in ("ra", "rb"):
         match, _ = matcher.match_request(fingerprint("u1"), lambda above: "")
-        matcher.end_request(match.key, ReplyFingerprint(reply, frozenset({reply})))
+        matcher.end_request(match.key, ReplyFingerprint(reply, (reply,)))
         keys.append(match.key)
     continued = [matcher.match_request(fingerprint("u1", reply, "u2"), lambda above: "")[0] for reply in ("ra", "rb")]
     assert [match.key for match in continued] == keys
@@ -140,7 +140,7 @@ def test_hundreds_of_conversations_that_begin_alike_are_distinguished_by_their_r
     keys = []
     for number in range(300):
         match, _ = matcher.match_request(fingerprint("u1"), lambda above: "")
-        matcher.end_request(match.key, ReplyFingerprint("", frozenset({"Let me look.", f"call {number}"})))
+        matcher.end_request(match.key, ReplyFingerprint("", ("Let me look.", f"call {number}")))
         keys.append(match.key)
     continued = [
         matcher.match_request(fingerprint("u1", "Let me look.", f"call {number}", "ok"), lambda above: "")[0].key
@@ -170,7 +170,7 @@ def test_the_longest_idle_conversation_is_forgotten_completely() -> None:
     matcher: ConversationMatcher[str] = ConversationMatcher(conversations_max=2)
     for number in range(100):
         conversation, _ = matcher.match_request(fingerprint(f"u{number}", session=f"s{number % 7}"), lambda above: "x")
-        matcher.end_request(conversation.key, ReplyFingerprint("", frozenset({f"a{number}"})))
+        matcher.end_request(conversation.key, ReplyFingerprint("", (f"a{number}",)))
     assert len(matcher._by_key) == 2
     assert len(matcher._tails["scope"]) == len(matcher._reply_blocks["scope"]) == 2
     assert sum(map(len, matcher._by_session.values())) == 2

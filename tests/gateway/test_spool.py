@@ -280,9 +280,9 @@ class CountingStore(MemoryStore):
         super().__init__()
         self.appends = 0
 
-    def append(self, events: Sequence[Event]) -> Future[None]:
+    def append(self, events: Sequence[Event], *, at_head: bool = False) -> Future[None]:
         self.appends += 1
-        return super().append(events)
+        return super().append(events, at_head=at_head)
 
 
 def test_the_exchanges_of_a_backlog_share_their_appends(tmp_path: Path) -> None:

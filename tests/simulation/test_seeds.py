@@ -21,7 +21,6 @@ from holdfast.gateway.recording import spool, spool_recorder
 from holdfast.gateway.recording.restore import RecordedCalls
 from holdfast.gateway.recording.worker_process import RecorderProcess, RecorderSetup
 from holdfast.stores.sql import records
-from holdfast.stores.write import group_writer
 
 SEEDS = int(os.environ.get("HOLDFAST_SIMULATION_SEEDS", "60"))
 BROKEN_SEEDS_MAX = 60
@@ -98,6 +97,13 @@ def call_at_once(self: spool.SpoolWriter, callback: Callable[[], None]) -> None:
     callback()
 
 
+def end_waiting_early(self: spool_recorder.SpoolPass) -> None:
+    waiting = self._recorder.pending_ids
+    self._recorder.record_waiting()
+    for id in waiting - self._recorder.pending_ids:
+        self._open[id].end = self._reader.position
+
+
 BREAKS: dict[str, tuple[object, str, object]] = {
     "the checkpoint passes exchanges that the store has not confirmed": (
         spool_recorder.SpoolPass,
@@ -107,10 +113,10 @@ BREAKS: dict[str, tuple[object, str, object]] = {
     "a call reserves nothing": (records.DatabaseRecords, "reserve_budget", reserve_nothing),
     "a restarted recorder does not look at the log": (spool_recorder, "find_recorded_calls", find_nothing),
     "the last byte does not wait for the disk": (spool.SpoolWriter, "call_when_durable", call_at_once),
-    "what continues a refused append is kept": (
-        group_writer.GroupWriter,
-        "_find_refused_parent",
-        lambda self, job: None,
+    "a call that has waited to begin counts as ended": (
+        spool_recorder.SpoolPass,
+        "record_waiting",
+        end_waiting_early,
     ),
     "a call may be settled twice": (
         records,

@@ -81,8 +81,8 @@ def format_outcomes(outcomes: Iterable[FaultOutcome]) -> str:
 class RunningGateway:
     """`holdfast serve` in a process of its own."""
 
-    def __init__(self, upstream: str, db: str, spool: Path) -> None:
-        words = [sys.executable, "-m", "holdfast", "serve", "--port", "0", "--db", db, "--spool", str(spool)]
+    def __init__(self, upstream: str, db: str, spool: Path, *, port: int = 0) -> None:
+        words = [sys.executable, "-m", "holdfast", "serve", "--port", str(port), "--db", db, "--spool", str(spool)]
         grants = spool.with_name("grants.toml")
         self.upstream, self.db, self.spool = upstream, db, spool
         self.answered_by_others: Counter[str] = Counter()

@@ -1,5 +1,6 @@
 """Records the calls of one conversation of another program as events, as a session of ours would."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from decimal import Decimal
@@ -22,6 +23,7 @@ from holdfast.events.payloads.calls import (
     LlmCallCompleted,
     LlmCallFailed,
     LlmCallStarted,
+    ReplyTrace,
     RequestPrepared,
     RewriteEstimate,
 )
@@ -39,6 +41,8 @@ from holdfast.types.request_buffer import PrefixDigest, count_shared_blocks
 from holdfast.types.usage import Usage
 
 _NOT_RECORDED = "a call is not recorded"
+KNOWN_HEADS_MAX = 64
+"""Appends of one session that may not be on the log yet."""
 
 
 class ObservedRequest(msgspec.Struct, frozen=True):
@@ -76,6 +80,20 @@ def bill_usage(call: ObservedCall, usage: Usage) -> Usage:
     return split_writes_by_ttl(usage, prepared.provider, prepared.plan.breakpoints, prepared.digests)
 
 
+def observe_without_prompt(provider: str, model: str, row: Model | None, body_bytes: int) -> ObservedRequest:
+    """A request without content: it is no prompt, and nothing of it is cached."""
+    return ObservedRequest(
+        model=model,
+        provider=provider,
+        row=row,
+        plan=Plan(),
+        digests=(),
+        parameters_digest="",
+        body_bytes=body_bytes,
+        tokens=0,
+    )
+
+
 class ResumedSession(msgspec.Struct, frozen=True):
     """A session that an earlier process recorded: the digests of its last request, and its last event.
 
@@ -86,6 +104,7 @@ class ResumedSession(msgspec.Struct, frozen=True):
     digests: tuple[PrefixDigest, ...]
     last_event_id: str
     memory: MemoryFold | None = None
+    event_count: int = 0
 
 
 class CallRecorder:
@@ -116,6 +135,9 @@ class CallRecorder:
         self._last_event_id = (resumed.last_event_id if resumed else "") or None
         self.memory = (resumed.memory if resumed else None) or MemoryFold()
         """What the events so far say about the cache of this conversation."""
+        self._event_count = resumed.event_count if resumed else 0
+        # The last event after each of the newest appends, by the number of events until then.
+        self._heads: OrderedDict[int, str | None] = OrderedDict({self._event_count: self._last_event_id})
         self._written: Future[None] | None = None
         self._open: set[str] = set()
         self._pricing_version = prices_version or pricing_version(models)
@@ -133,6 +155,19 @@ class CallRecorder:
         """How many leading blocks a request shares with the previous one."""
         with self._lock:
             return count_shared_blocks(self._digests, digests)
+
+    def is_at(self, event_count: int, last_event_id: str | None) -> bool:
+        """Whether the session has no events of another process, by what the log has of it now."""
+        with self._lock:
+            return event_count in self._heads and self._heads[event_count] == last_event_id
+
+    def continue_from(self, resumed: ResumedSession) -> None:
+        """Another process has continued the session; nothing of this one may be unwritten."""
+        with self._lock:
+            self._digests, self._last_event_id = resumed.digests, resumed.last_event_id or None
+            self.memory = resumed.memory or self.memory
+            self._event_count = resumed.event_count
+            self._heads = OrderedDict({self._event_count: self._last_event_id})
 
     def begin_call(self, prepared: ObservedRequest, *also: AnyPayload, request_id: str = "") -> ObservedCall | None:
         """Record the start of a call, with the events `also` before it; None if recording failed."""
@@ -173,6 +208,7 @@ class CallRecorder:
         unreadable: str = "",
         costs: tuple[Decimal, Decimal] | None = None,
         rewrite: RewriteEstimate | None = None,
+        trace: ReplyTrace | None = None,
     ) -> None:
         """`unreadable` says which part of the response could not be decoded; its usage was.
 
@@ -196,6 +232,7 @@ class CallRecorder:
             diagnosis=reply.diagnosis if prepared.expects_diagnosis else None,
             unreadable=unreadable or msgspec.UNSET,
             rewrite=rewrite or msgspec.UNSET,
+            reply=trace or msgspec.UNSET,
         )
         self._end(call, completed)
 
@@ -295,7 +332,11 @@ class CallRecorder:
             self.memory.add(at, payload)
             parent = event.id
         self._last_event_id = parent
-        self._written = self.log.append(events)
+        self._event_count += len(events)
+        self._heads[self._event_count] = parent
+        while len(self._heads) > KNOWN_HEADS_MAX:
+            self._heads.popitem(last=False)
+        self._written = self.log.append(events, at_head=True)
         self._written.add_done_callback(self._on_written)
 
     def _on_written(self, written: "Future[None]") -> None:

@@ -66,7 +66,11 @@ class SessionRow(msgspec.Struct, frozen=True, gc=False):
 class EventLog(Protocol):
     """An append is durable, complete and in order once its future is done; every later read sees it."""
 
-    def append(self, events: Sequence[Event]) -> Future[None]: ...
+    def append(self, events: Sequence[Event], *, at_head: bool = False) -> Future[None]:
+        """Refused if another process has continued a session after the event that is to be continued here.
+
+        With `at_head` the events follow what is there by then; refused only if both describe a request.
+        """
 
     def read(self, session_id: str, *, after: str | None = None) -> Iterator[Event]:
         """A session's events in order, starting after the event `after`. Empty for an unknown session."""

@@ -146,8 +146,47 @@ class SharedValueStore(Protocol):
         """Deletes what was last used before a time."""
 
 
+class Lease(msgspec.Struct, frozen=True):
+    """Work that `owner` does alone for `seconds_left` more; negative if the lease has ended. `value` is the owner's."""
+
+    name: str
+    owner: str
+    seconds_left: float
+    value: str = ""
+
+
+class SessionHead(msgspec.Struct, frozen=True):
+    """How far a session has come: the number of its events, and the last one."""
+
+    session_id: str
+    event_count: int
+    last_event_id: str | None
+
+
+class SharedWorkStore(Protocol):
+    """What processes that share a store agree on; times are by the clock of the store."""
+
+    def take_lease(self, name: str, owner: str, *, seconds: float, value: str = "") -> bool:
+        """Takes or renews a lease; False if another owner has it."""
+
+    def release_lease(self, name: str, owner: str) -> bool:
+        """Ends a lease of this owner."""
+
+    def list_leases(self, prefix: str) -> tuple[Lease, ...]:
+        """Leases whose name begins so, also those that have ended."""
+
+    def forget_leases(self, *, ended_seconds_ago: float) -> None:
+        """Deletes leases that ended so long ago."""
+
+    def find_conversations(self, keys: Sequence[str]) -> tuple[SessionHead, ...]:
+        """The newest sessions that have one of these conversation keys, a few for each."""
+
+
 class StoreRecords(ControlStore, KeyStore, EventFeed, BudgetStore, RequestCountStore, SharedValueStore, Protocol):
     """Everything beside the log that a service needs from a store."""
+
+    @property
+    def shared(self) -> SharedWorkStore: ...
 
 
 @runtime_checkable

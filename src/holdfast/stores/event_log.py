@@ -10,6 +10,7 @@ from typing import Protocol, Self
 import msgspec
 
 from holdfast.errors import StoreError, UserError
+from holdfast.events.conversation_keys import iterate_conversation_keys
 from holdfast.events.log import Event, SessionRow
 from holdfast.ledger.analytics.queries import AnalyticsQueries, CostQueries
 from holdfast.ledger.analytics.results import RollUpCostQueries
@@ -109,20 +110,25 @@ class DatabaseEventLog:
     def records(self) -> DatabaseRecords:
         """Keys, controls and settings beside the log."""
         # Created on demand: storing it would make a reference cycle, and the store would not be finalized.
-        return DatabaseRecords(self._fetch, self._changes)
+        return DatabaseRecords(self._fetch, self._changes, self._dialect)
 
     @property
     def instructions(self) -> InstructionStore:
         return InstructionStore(self._fetch, self._changes)
 
-    def append(self, events: Sequence[Event]) -> Future[None]:
+    def append(self, events: Sequence[Event], *, at_head: bool = False) -> Future[None]:
         """Blocks only while the queue is full; an append that was queued cannot be cancelled."""
         done: Future[None] = Future()
         try:
             self._check_usable()
             rows = encode_events(events, event_bytes_max=self._event_bytes_max)
             posted = tuple(event for event in events if affects_ledger(event.payload))
-            job = AppendJob(rows, tally_sessions(events), done, posted)
+            keys = [
+                (key, event.at, event.session_id)
+                for event in posted
+                for key in iterate_conversation_keys(event.payload)
+            ]
+            job = AppendJob(rows, tally_sessions(events), done, posted, tuple(keys), at_head)
         except StoreError as error:
             done.set_exception(error)
         else:

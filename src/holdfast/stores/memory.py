@@ -37,7 +37,7 @@ class MemoryStore(DatabaseEventLog):
 
     @property
     def records(self) -> DatabaseRecords:
-        return _MemoryRecords(self._fetch, self._changes)
+        return _MemoryRecords(self._fetch, self._changes, self._dialect)
 
 
 class _MemoryRecords(DatabaseRecords):

@@ -40,7 +40,8 @@ def failure(done: Future[None]) -> str:
 def add_event_in_transaction(other: psycopg.Connection[tuple[object, ...]], number: int, session: str) -> None:
     """Everything that a store does to append one event, up to the commit."""
     events = [message_event(number, session)]
-    other.execute(POSTGRES.translate(ADD_TO_SESSION), (*astuple(tally_sessions(events)[0]), len(events)))
+    tally = (*astuple(tally_sessions(events)[0]), len(events), len(events), events[-1].id, None)
+    other.execute(POSTGRES.translate(ADD_TO_SESSION), tally)
     with other.cursor() as cursor, cursor.copy(COPY_EVENTS) as copy:
         copy.write_row(astuple(encode_events(events)[0]))
 

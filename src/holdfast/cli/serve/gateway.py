@@ -27,6 +27,7 @@ from holdfast.gateway.exchange import UNPRICED_USD_PER_MTOK, GatewayRefusedError
 from holdfast.gateway.keep_alive import GatewayKeepAlive
 from holdfast.gateway.key_limits import KeyBudgets, KeyLimitTable, RequestRates, read_key_limits
 from holdfast.gateway.recording.restore import read_learned, restore_plans, sum_spending_today
+from holdfast.gateway.recording.shared_conversations import RecorderLease
 from holdfast.gateway.recording.worker_process import RecorderProcess, RecorderSetup
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
@@ -189,7 +190,10 @@ def _start_recorder(
     """The recorder process, with what `/readyz` and `/metrics` say about it."""
     volatile = tuple((rule.name, rule.pattern) for rule in rules)
     setup = RecorderSetup(options.db, options.simulate, volatile, options.unpriced_usd, memory_mb=memory_mb)
-    recorder = RecorderProcess((RECORDER_MODULE,), setup, _make_spool_folder(options, service.clock()))
+    spool = _make_spool_folder(options, service.clock())
+    # Before the first call, so that other replicas know of a recorder that may be behind from the start.
+    RecorderLease(service.records.shared, spool.name, service.clock).announce(service.clock())
+    recorder = RecorderProcess((RECORDER_MODULE,), setup, spool)
     service.warnings.append(lambda: recorder.error)
     metrics = service.request_metrics
     metrics.add_counter(LOST_CALLS_METRIC, "Forwarded calls that could not be recorded.", lambda: recorder.lost_count)

@@ -14,10 +14,11 @@ from holdfast.clock import BufferedRandomBytes, UlidGenerator, system_clock
 from holdfast.engine.guard import WarningLog
 from holdfast.errors import HoldfastError
 from holdfast.events.log import EventLog
-from holdfast.events.records import BudgetStore
+from holdfast.events.records import StoreRecords
 from holdfast.gateway.key_limits import settle_charge
 from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.recording.restore import RecordedCalls
+from holdfast.gateway.recording.shared_conversations import RecorderLease
 from holdfast.gateway.recording.spool import SpoolReader, find_abandoned_spools, open_spool
 from holdfast.gateway.recording.spool_recorder import SpoolPass
 from holdfast.gateway.recording.worker_process import (
@@ -45,7 +46,7 @@ STORE_PAUSE_SECONDS_MIN, STORE_PAUSE_SECONDS_MAX = 0.1, 5.0
 CLOSING_SECONDS_MAX = 5.0
 """How long to try to reach the store after the gateway has ended; the spool stays for the next gateway."""
 
-IDLE_SECONDS = 1.0
+IDLE_SECONDS = 0.5
 ABANDONED_SECONDS = 10.0
 """How often an idle recorder looks for what other gateways have left behind."""
 
@@ -83,15 +84,15 @@ class _Recording:
         while not is_ended:
             for folder in self._find_abandoned():
                 with contextlib.suppress(OSError), open_spool(folder) as reader:
-                    self._record_spool(reader)
+                    self._record_spool(reader, folder.name)
             with open_spool(self._own_spool, seconds_max=READER_SECONDS_MAX) as reader:
-                is_ended = self._record_spool(reader, is_own=True)
+                is_ended = self._record_spool(reader, self._own_spool.name, is_own=True)
 
     def _find_abandoned(self) -> list[Path]:
         self._looked_at = time.monotonic()
         return find_abandoned_spools(self._own_spool.parent, own=self._own_spool)
 
-    def _record_spool(self, reader: SpoolReader, *, is_own: bool = False) -> bool:
+    def _record_spool(self, reader: SpoolReader, name: str, *, is_own: bool = False) -> bool:
         """Records a spool to its end and deletes it; keeps it if the store cannot be reached any more.
 
         False if this gateway's own spool has to wait, because another one was abandoned.
@@ -100,9 +101,11 @@ class _Recording:
         while True:
             try:
                 with open_store_with_records(self._setup.db) as (log, records):
-                    is_ended = self._record_in(reader, log, records, is_own=is_own)
-                if is_ended:
-                    reader.close(delete=True)
+                    lease = RecorderLease(records.shared, name, system_clock)
+                    is_ended = self._record_in(reader, log, records, lease=lease, is_own=is_own)
+                    if is_ended:
+                        reader.close(delete=True)
+                        lease.release()
                 return is_ended
             except HoldfastError as error:
                 self._report(f"the store cannot be written: {error}", reader)
@@ -115,8 +118,10 @@ class _Recording:
             self._wait(pause)
             pause = min(2 * pause, STORE_PAUSE_SECONDS_MAX)
 
-    def _record_in(self, reader: SpoolReader, log: EventLog, records: BudgetStore, *, is_own: bool) -> bool:
-        make_recorder = functools.partial(self._make_recorder, records)
+    def _record_in(
+        self, reader: SpoolReader, log: EventLog, records: StoreRecords, *, lease: RecorderLease, is_own: bool
+    ) -> bool:
+        make_recorder = functools.partial(self._make_recorder, records=records, lease=lease)
         current = SpoolPass(reader, log, make_recorder, clock=system_clock)
         recorded, lost = self._recorded, self._lost
         if self._failed_starts >= FAILED_STARTS_MAX:
@@ -125,15 +130,18 @@ class _Recording:
         try:
             while True:
                 count = current.record_available(frames_max=FRAMES_AT_ONCE)
+                current.record_waiting()
                 current.confirm()
+                lease.announce(current.recorded_until)
                 self._recorded, self._lost = recorded + current.recorded, lost + current.lost
                 self._report("", reader)
                 if not count:
-                    if not current.has_unconfirmed and not reader.has_writer and not reader.backlog_bytes:
+                    is_busy = current.has_unconfirmed or current.has_waiting
+                    if not is_busy and not reader.has_writer and not reader.backlog_bytes:
                         break
-                    if is_own and not current.has_unconfirmed and self._has_abandoned():
+                    if is_own and not is_busy and self._has_abandoned():
                         return False
-                    self._wait(UNCONFIRMED_SECONDS if current.has_unconfirmed else IDLE_SECONDS)
+                    self._wait(UNCONFIRMED_SECONDS if is_busy else IDLE_SECONDS)
             current.finish()
             return True
         finally:
@@ -145,7 +153,13 @@ class _Recording:
         return is_due and bool(self._find_abandoned())
 
     def _make_recorder(
-        self, records: BudgetStore, log: EventLog, warnings: WarningLog, recorded: RecordedCalls
+        self,
+        log: EventLog,
+        warnings: WarningLog,
+        recorded: RecordedCalls,
+        *,
+        records: StoreRecords,
+        lease: RecorderLease,
     ) -> GatewayRecorder:
         setup, models = self._setup, self._models
         return GatewayRecorder(
@@ -161,6 +175,7 @@ class _Recording:
             warnings=warnings,
             recorded=recorded,
             conversation_bytes_max=(setup.memory_mb - OTHER_MEMORY_MB) * 1024 * 1024,
+            lease=lease,
         )
 
     def _wait(self, seconds: float) -> None:

@@ -57,6 +57,13 @@ class ConversationTrace(msgspec.Struct, frozen=True, omit_defaults=True):
     reason: str = ""
 
 
+class ReplyTrace(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Digests of the blocks of a forwarded reply, in order, and of the texts that it passes to tools."""
+
+    blocks: tuple[str, ...] = ()
+    delegated: tuple[str, ...] = ()
+
+
 class GatewayForwarded(Payload, frozen=True, tag="gateway.forwarded"):
     """Why a request was assigned to this session, with which confidence from 0 to 1, and by whose key.
 
@@ -132,7 +139,7 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     conversation. `compaction_usage` is the part of the usage that the provider needed to compact the conversation
     first. `unreadable` says which part of a forwarded response could not be decoded; its usage was.
     `uncached_cost_usd` is set where list prices do not apply, as for the results of a batch. `rewrite` is set for calls
-    through a gateway or a wrapped client.
+    through a gateway or a wrapped client. `reply` identifies a forwarded response in the request that continues it.
     """
 
     model: str
@@ -155,6 +162,7 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     unreadable: str | msgspec.UnsetType = msgspec.UNSET
     uncached_cost_usd: Decimal | msgspec.UnsetType = msgspec.UNSET
     rewrite: RewriteEstimate | msgspec.UnsetType = msgspec.UNSET
+    reply: ReplyTrace | msgspec.UnsetType = msgspec.UNSET
 
 
 class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):

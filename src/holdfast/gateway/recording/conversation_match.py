@@ -13,16 +13,14 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.events.payloads.calls import ConversationTrace
+from holdfast.events.conversation_keys import NEWEST_BLOCKS
+from holdfast.events.payloads.calls import ConversationTrace, ReplyTrace
 from holdfast.gateway.recording.fingerprint import ReplyFingerprint, RequestFingerprint
 
 MATCHED_CONVERSATIONS_MAX = 1_000
 
 # Conversations that are not in memory but can still be matched, and are then read from the log: about 2 KB each.
 EVICTED_CONVERSATIONS_MAX = 10_000
-
-# Several, because a client may change its last block with every call.
-NEWEST_BLOCKS = 3
 CANDIDATES_MAX = 8
 
 # Replies of one conversation that are remembered: enough for parallel calls and retries.
@@ -212,17 +210,46 @@ class ConversationMatcher(Generic[T]):
         scope = conversation.request.scope
         conversation.is_answered = True
         if reply.blocks:
-            conversation.replies = [*conversation.replies, reply.blocks][-REPLIES_MAX:]
+            conversation.replies = [*conversation.replies, frozenset(reply.blocks)][-REPLIES_MAX:]
             self._index_replies(conversation)
-        for text in reply.delegated:
-            self._delegated[scope, text] = key
-        while len(self._delegated) > DELEGATED_TEXTS_MAX:
-            del self._delegated[next(iter(self._delegated))]
+        self._index_delegated(scope, reply.delegated, key)
         if reply.id:
             self._replies[scope, reply.id] = key
             # Sixteen responses per conversation on average; older ones are found by history instead.
             while len(self._replies) > 16 * self._max:
                 del self._replies[next(iter(self._replies))]
+
+    def _index_delegated(self, scope: str, texts: Sequence[str], key: int) -> None:
+        for text in texts:
+            self._delegated[scope, text] = key
+        while len(self._delegated) > DELEGATED_TEXTS_MAX:
+            del self._delegated[next(iter(self._delegated))]
+
+    def update(
+        self, key: int, request: RequestFingerprint, replies: Sequence[ReplyTrace], *, open_requests: int
+    ) -> None:
+        """Another process has continued a conversation: its last request, newest replies, and calls without a reply."""
+        conversation = self._by_key[key]
+        conversation.request, conversation.open_requests = request, open_requests
+        conversation.replies = [frozenset(reply.blocks) for reply in replies if reply.blocks]
+        conversation.is_answered = bool(replies) and not open_requests
+        self._index(conversation)
+        self._index_replies(conversation)
+        self._index_delegated(request.scope, [text for reply in replies for text in reply.delegated], key)
+
+    def follows_unknown_reply(self, request: RequestFingerprint) -> bool:
+        """Whether the request continues a reply that is in no conversation here."""
+        previous, newest = request.hints.previous_response_id, request.newest_reply
+        if previous is not None:
+            return not any((scope, previous) in self._replies for scope in request.scopes)
+        if not newest:
+            return False
+        for conversation in self._candidates(request):
+            known = len(conversation.request.blocks)
+            is_next = request.reply_start == known and any(newest in reply for reply in conversation.replies)
+            if request.reply_start < known or is_next:
+                return False
+        return True
 
     def _match(self, request: RequestFingerprint) -> ConversationMatch:
         hints = request.hints
@@ -288,7 +315,9 @@ class ConversationMatcher(Generic[T]):
             and request.head == conversation.request.head
             and any(reply <= frozenset(now) for reply in conversation.replies[-1:])
         )
-        is_continuation = extends and not is_other
+        # Recorded late, by a replica that died and came back; without a reply it could be anybody's.
+        is_late = bool(request.newest_reply) and request.at < conversation.request.at and now == before[: len(now)]
+        is_continuation = (extends and not is_other) or is_late
         return _Comparison(
             contains_reply=is_shortened or (is_continuation and reply_share == 1.0),
             is_continuation=is_continuation,

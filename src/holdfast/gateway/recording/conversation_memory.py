@@ -48,7 +48,7 @@ class ConversationMemory:
             conversation.request,
             state,
             conversation.reply_id,
-            open_requests=sum(call.outcome is None for call in conversation.calls.values()),
+            open_requests=conversation.open_requests,
         )
         self._make_room()
         return key, state.observer.recorder

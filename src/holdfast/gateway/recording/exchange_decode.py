@@ -5,7 +5,7 @@ import re
 import msgspec
 
 from holdfast.catalog.token_count import count_tokens
-from holdfast.engine.recorder import ObservedRequest
+from holdfast.engine.recorder import CallRecorder, ObservedCall, ObservedRequest
 from holdfast.errors import ProviderError
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, Exchange
 from holdfast.gateway.http.content_encoding import decompress_body
@@ -168,3 +168,20 @@ def path_header(exchange: Exchange) -> dict[str, str]:
 
 def _header_text(headers: Headers, wanted: bytes) -> str:
     return next((value.decode("latin-1") for name, value in headers if name.lower() == wanted), "")
+
+
+def name_by_reply(recorder: CallRecorder, call: ObservedCall, reply: Reply | None) -> ObservedCall:
+    """The call with the model that answered, if its request named one that the catalog does not know.
+
+    A deployment of Azure and an inference profile of Bedrock have names that their owner chose; a request that cannot
+    be read has none.
+    """
+    prepared = call.prepared
+    is_named_by_owner = prepared.provider in ("azure", "bedrock") or prepared.model.endswith(f":{UNKNOWN_MODEL}")
+    if prepared.row is not None or not is_named_by_owner or reply is None or not reply.model:
+        return call
+    model = f"{prepared.provider}:{reply.model}"
+    row = recorder.find_catalog_row(model)
+    if row is None:
+        return call
+    return msgspec.structs.replace(call, prepared=msgspec.structs.replace(prepared, model=model, row=row))

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
+from holdfast.events.payloads.calls import ReplyTrace
 from holdfast.gateway.http.headers import Headers
 from holdfast.gateway.recording.request_start import RequestStart
 from holdfast.providers.adapter import WireRequest
@@ -61,7 +62,8 @@ class RequestFingerprint(msgspec.Struct, frozen=True):
 
     Conversations in different scopes never match. `restored_scope` is the scope of conversations restored after a
     restart, whose provider account is no longer known; the first request that continues one takes it over. `opening`
-    has the texts of the first message, which for a sub-agent are those that its parent passed to a tool.
+    has the texts of the first message, which for a sub-agent are those that its parent passed to a tool. `newest_reply`
+    is the last block of the newest reply in it, which begins at block `reply_start`; `at` is when it was sent.
     """
 
     scope: str
@@ -70,6 +72,9 @@ class RequestFingerprint(msgspec.Struct, frozen=True):
     hints: SessionHints
     restored_scope: str = ""
     opening: tuple[str, ...] = ()
+    newest_reply: str = ""
+    reply_start: int = 0
+    at: float = 0.0
 
     @property
     def scopes(self) -> tuple[str, ...]:
@@ -80,8 +85,11 @@ class ReplyFingerprint(msgspec.Struct, frozen=True):
     """A response as digests of its blocks, and of the texts that it passes to tools. `id` is the provider's."""
 
     id: str = ""
-    blocks: frozenset[str] = frozenset()
+    blocks: tuple[str, ...] = ()
     delegated: tuple[str, ...] = ()
+
+    def to_trace(self) -> ReplyTrace:
+        return ReplyTrace(self.blocks, self.delegated)
 
 
 def decode_session_hints(body: bytes, headers: Headers) -> SessionHints:
@@ -142,11 +150,6 @@ def _text(value: Json | None) -> str | None:
     return value[:VALUE_CHARS_MAX] if isinstance(value, str) and value else None
 
 
-def make_restored_scope(mount: str, key_id: str | None) -> str:
-    """The scope of conversations whose provider account is unknown."""
-    return f"{mount} by {key_id or 'anyone'}"
-
-
 def describe_request(
     wire: WireRequest,
     body: bytes,
@@ -156,6 +159,7 @@ def describe_request(
     restored_scope: str,
     previous_response_id: str = "",
     start: RequestStart | None = None,
+    at: float = 0.0,
 ) -> RequestFingerprint:
     """`previous_response_id` is the response that the request continues although its body no longer names it.
 
@@ -170,16 +174,19 @@ def describe_request(
     if hints.session is not None:
         hints = msgspec.structs.replace(hints, session=short_digest(hints.session.encode("utf-8", "surrogatepass")))
     head, blocks, opening = _head_digest(wire), _block_digests(wire), _opening_digests(wire)
+    # A reply in the start is one that this process knows.
+    newest_reply, reply_start = _find_newest_reply(wire)
     if start is not None:
         head, blocks, opening = start.request.head, (*start.blocks, *blocks), start.request.opening
-    return RequestFingerprint(scope, head, blocks, hints, restored_scope, opening)
+        reply_start += len(start.blocks)
+    return RequestFingerprint(scope, head, blocks, hints, restored_scope, opening, newest_reply, reply_start, at)
 
 
 def describe_reply(reply: Reply) -> ReplyFingerprint:
     blocks = (_digest_block("assistant", block) for block in reply.content if not is_thinking(block))
     calls = (call for block in reply.content if (call := parse_tool_call(block)) is not None)
     delegated = tuple(_digest_text(text) for call in calls for text in _iter_long_texts(call.arguments_json))
-    return ReplyFingerprint(reply.id, frozenset(blocks), delegated[:DELEGATED_TEXTS_PER_REPLY_MAX])
+    return ReplyFingerprint(reply.id, tuple(blocks), delegated[:DELEGATED_TEXTS_PER_REPLY_MAX])
 
 
 def _iter_long_texts(arguments_json: str) -> Iterator[str]:
@@ -221,6 +228,18 @@ def _head_digest(wire: WireRequest) -> str:
 def _block_digests(wire: WireRequest) -> tuple[str, ...]:
     entries = wire.prompt.entries
     return tuple(_digest_block(entry.role, block) for entry in entries for block in entry.content)
+
+
+def _find_newest_reply(wire: WireRequest) -> tuple[str, int]:
+    """The digest of the last block of the newest reply, and at which block of the history that reply begins."""
+    digest, start = "", sum(len(entry.content) for entry in wire.prompt.entries)
+    for entry in reversed(wire.prompt.entries):
+        if entry.role != "assistant" and digest:
+            break
+        start -= len(entry.content)
+        blocks = (block for block in reversed(entry.content) if entry.role == "assistant" and not is_thinking(block))
+        digest = digest or next((_digest_block("assistant", block) for block in blocks), "")
+    return digest, start
 
 
 def _digest_block(role: Role, block: Block) -> str:

@@ -8,13 +8,20 @@ from decimal import Decimal
 import msgspec
 
 from holdfast.catalog.lookup import Models, find_batch_factor, price_at, pricing_version, utc_date
-from holdfast.catalog.schema import Model
 from holdfast.clock import NewId
 from holdfast.economics.cost import cost_usd, uncached_cost_usd
 from holdfast.engine.guard import WarningLog
-from holdfast.engine.recorder import CallRecorder, ObservedCall, ObservedRequest, ResumedSession, bill_usage
+from holdfast.engine.recorder import (
+    CallRecorder,
+    ObservedCall,
+    ObservedRequest,
+    ResumedSession,
+    bill_usage,
+    observe_without_prompt,
+)
 from holdfast.engine.request_observer import LearnedRecords, RequestObserver
 from holdfast.errors import UserError
+from holdfast.events.conversation_keys import make_caller_scope
 from holdfast.events.log import EventLog
 from holdfast.events.payloads.calls import GatewayForwarded, RewriteEstimate
 from holdfast.events.payloads.session import ParentSession, SessionStarted
@@ -28,12 +35,13 @@ from holdfast.gateway.recording.exchange_decode import (
     decompress_or_none,
     estimate_usage,
     find_other_model,
+    name_by_reply,
     path_header,
 )
 from holdfast.gateway.recording.fingerprint import (
+    ReplyFingerprint,
     describe_reply,
     describe_request,
-    make_restored_scope,
     short_digest,
 )
 from holdfast.gateway.recording.restore import (
@@ -44,6 +52,7 @@ from holdfast.gateway.recording.restore import (
     restore_conversations,
 )
 from holdfast.gateway.recording.rewrite_estimate import ComparedCall, RewriteEstimator, encode_shape
+from holdfast.gateway.recording.shared_conversations import RecorderLease, SharedConversations
 from holdfast.gateway.recording.worker_process import RecordQueue
 from holdfast.gateway.rewrite.findings import add_masked_diffs
 from holdfast.gateway.rewrite.request_analysis import GatewayPing
@@ -51,8 +60,7 @@ from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.gateway.routes import normalize_path
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.registry import get_adapter
-from holdfast.providers.tolerant_decode import UNKNOWN_MODEL, iterate_batch_results
-from holdfast.types.prompt import Plan
+from holdfast.providers.tolerant_decode import iterate_batch_results
 from holdfast.types.reply import Reply
 from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.usage import Usage
@@ -115,10 +123,12 @@ class GatewayRecorder:
         make_queue: Callable[[Callable[[Callable[[], None]], None]], RecordQueue[Callable[[], None]]] = RecordQueue,
         recorded: RecordedCalls | None = None,
         conversation_bytes_max: int = CONVERSATION_BYTES_MAX,
+        lease: RecorderLease | None = None,
     ) -> None:
         """`recorded` is what the log already has of the exchanges that will come; it is not recorded again.
 
-        Conversations that take more than `conversation_bytes_max` are read from the log again when they continue.
+        Conversations that take more than `conversation_bytes_max` are read from the log again when they continue. With
+        a lease, other processes record conversations of the same store.
         """
         self._log, self._models, self._prices_version = log, models, pricing_version(models)
         self._new_id, self._simulated = new_id, simulated
@@ -134,6 +144,7 @@ class GatewayRecorder:
         self._restored_calls: dict[str, _RestoredCall] = {}
         self._learned = LearnedRecords()
         self._resumed_endpoints: dict[str, CallRecorder] = {}
+        self.shared = None if lease is None else SharedConversations(log, self._conversations, lease)
         self.queue = make_queue(self._process)
 
     @property
@@ -177,6 +188,8 @@ class GatewayRecorder:
         active_count = len(self._recorded.last_events)
         for conversation in restore_conversations(self._log, sessions_max=max(RESTORED_SESSIONS_MAX, active_count)):
             key, recorder = self._conversations.add_recorded(conversation)
+            if self.shared is not None:
+                self.shared.remember(recorder.session_id, key)
             for request_id, call in conversation.calls.items():
                 self._restored_calls[request_id] = _RestoredCall(call, recorder, key)
 
@@ -230,26 +243,33 @@ class GatewayRecorder:
         adapter = get_adapter(exchange.target.format)
         return _ActiveCall(restored.key, adapter, recorder, resumed)
 
-    def _begin_call(self, exchange: Exchange) -> None:
+    def _begin_call(self, exchange: Exchange, *, since: float | None = None) -> None:
+        """`since` is when an exchange that had to wait came first."""
+        self._now = self._now if since is None else exchange.started_at
         target, websocket_call = exchange.target, exchange.websocket_call
         adapter = get_adapter(target.format)
         decoded = decode_exchange_request(adapter, exchange, self._conversations.starts)
         body, request = decoded.body, decoded.request
         original = exchange.original_body
-        exchange.free_request()
         description = describe_request(
             request.wire,
             decoded.decoded_body,
             exchange.headers,
             scope=f"{target.mount} {exchange.caller.account}",
-            restored_scope=make_restored_scope(target.mount, exchange.caller.key_id),
+            restored_scope=make_caller_scope(target.mount, exchange.caller.key_id),
             previous_response_id=websocket_call.previous_response_id if websocket_call else "",
             start=decoded.start,
+            at=exchange.started_at,
         )
+        if self.shared is not None and self.shared.must_wait(exchange, description, since=since):
+            return
+        exchange.free_request()
         match, state = self._conversations.matcher.match_request(
             description, functools.partial(self._open_conversation, exchange)
         )
         observer = state.observer
+        if self.shared is not None:
+            self.shared.remember(observer.recorder.session_id, match.key)
         request, prepared = observer.prepare_unchanged(
             adapter,
             request,
@@ -304,7 +324,7 @@ class GatewayRecorder:
         exchange.free_request()
         recorder = self._endpoint_session(exchange).recorder
         row = recorder.find_catalog_row(model)
-        prepared = _observe_other(target.provider, model, row, exchange.request_bytes)
+        prepared = observe_without_prompt(target.provider, model, row, exchange.request_bytes)
         forwarded = GatewayForwarded(
             reason=f"a call of {target.endpoint}",
             confidence=1.0,
@@ -374,6 +394,8 @@ class GatewayRecorder:
         if exchange.reads_batch_results:
             self._record_batch(exchange)
             return
+        if self.shared is not None and self.shared.note_end(exchange):
+            return
         if exchange.websocket_call is not None and exchange.websocket_call.is_warm_up:
             if self._end_warm_up(exchange):
                 return
@@ -382,22 +404,30 @@ class GatewayRecorder:
         if not isinstance(active, _ActiveCall):
             return
         self._now = exchange.ended_at
-        reply: Reply | None = None
+        reply: ReplyFingerprint | None = None
         try:
             reply = self._record_outcome(exchange, active)
         finally:
             exchange.free_response()
             self._learned.end_call(active.recorder)
             if active.key is not None:
-                self._conversations.matcher.end_request(active.key, describe_reply(reply) if reply else None)
+                self._conversations.matcher.end_request(active.key, reply)
             if not exchange.is_planned:
                 # Only a planner sends pings, which repeat the call; nothing else follows it.
                 exchange.record = None
 
     @property
     def pending_ids(self) -> frozenset[str]:
-        """Ended exchanges that are not recorded yet: warm-ups that no request has continued."""
-        return frozenset(warm_up.exchange.id for warm_up in self._warm_ups.values())
+        """Exchanges that are not recorded yet: those that wait, and warm-ups that no request has continued."""
+        waiting = self.shared.waiting_ids if self.shared is not None else frozenset[str]()
+        return waiting.union(warm_up.exchange.id for warm_up in self._warm_ups.values())
+
+    def record_waiting(self) -> None:
+        """Records the exchanges that have waited for another replica and need not any more."""
+        for exchange, since, is_ended in self.shared.take_waiting() if self.shared is not None else ():
+            self._process(functools.partial(self._begin_call, exchange, since=since))
+            if is_ended and exchange.id not in self.pending_ids:
+                self._process(functools.partial(self._finish, exchange))
 
     def record_abandoned_warm_ups(self, *, ended_before: float) -> None:
         with self._warnings.suppress_errors(_NOT_RECORDED):
@@ -433,7 +463,7 @@ class GatewayRecorder:
         if exchange.started_at in self._recorded.pings:
             return
         row = recorder.find_catalog_row(warm_up.model)
-        prepared = _observe_other(exchange.target.provider, warm_up.model, row, exchange.request_bytes)
+        prepared = observe_without_prompt(exchange.target.provider, warm_up.model, row, exchange.request_bytes)
         cost = recorder.record_prewarm(
             prepared, warm_up.usage, reason="a warm-up of the client", at=exchange.started_at
         )
@@ -454,18 +484,20 @@ class GatewayRecorder:
                 self._estimator.refresh(active.compared, at)
             self._charge(exchange, f"{exchange.id}.ping.{at}", at, float(cost))
 
-    def _record_outcome(self, exchange: Exchange, active: _ActiveCall) -> Reply | None:
+    def _record_outcome(self, exchange: Exchange, active: _ActiveCall) -> ReplyFingerprint | None:
         response = decode_exchange_response(exchange, active.adapter)
         reply, failure = response.reply, response.failure
+        described = describe_reply(reply) if reply is not None else None
         if response.unreadable and reply is None:
             self._warnings.warn_once(_UNREADABLE)
-        recorder, call = active.recorder, _name_by_reply(active, reply)
+        recorder, call = active.recorder, name_by_reply(active.recorder, active.call, reply)
         usage = bill_usage(call, reply.usage) if reply is not None else Usage()
         # OpenAI streams usage only on request; a model call without it is estimated, never free.
         has_usage = usage != Usage() or exchange.target.adapter_name is None
         if reply is not None and response.is_complete and has_usage:
             estimate = self._estimate_rewrite(active, bill_usage(call, reply.usage))
-            recorder.complete_call(call, reply, unreadable=response.unreadable, rewrite=estimate)
+            trace = described.to_trace() if described else None
+            recorder.complete_call(call, reply, unreadable=response.unreadable, rewrite=estimate, trace=trace)
         elif failure is not None:
             # Only the kind and status: the provider's message may quote the prompt.
             message = f"{failure.kind} (HTTP status {failure.status or exchange.status})"
@@ -486,7 +518,7 @@ class GatewayRecorder:
             self._estimator.discard(active.compared)
         spent = self._spent_usd(recorder, call, usage)
         self._charge(exchange, exchange.id, call.started_at, spent, output_tokens=usage.output)
-        return reply
+        return described
 
     def _charge(self, exchange: Exchange, id: str, at: float, dollars: float, *, output_tokens: int = 0) -> None:
         if exchange.caller.key_id is not None and exchange.caller.has_budget:
@@ -544,7 +576,7 @@ class GatewayRecorder:
             user_id=caller.user_id,
             team_id=caller.team_id,
         )
-        call = recorder.begin_call(_observe_other(provider, model, row, exchange.response_bytes), forwarded)
+        call = recorder.begin_call(observe_without_prompt(provider, model, row, exchange.response_bytes), forwarded)
         if call is None:
             return
         total, costs = sum(usages, Usage()), (Decimal(0), Decimal(0))
@@ -558,35 +590,3 @@ class GatewayRecorder:
         recorder.complete_call(call, Reply((), "end_turn", total), costs=costs)
         spent = float(costs[0]) if row and row.prices else self._spent_usd(recorder, call, total)
         self._charge(exchange, f"{recorder.session_id}.{model}", call.started_at, spent)
-
-
-def _observe_other(provider: str, model: str, row: Model | None, body_bytes: int) -> ObservedRequest:
-    """A request without content: it is no prompt, and nothing of it is cached."""
-    return ObservedRequest(
-        model=model,
-        provider=provider,
-        row=row,
-        plan=Plan(),
-        digests=(),
-        parameters_digest="",
-        body_bytes=body_bytes,
-        tokens=0,
-    )
-
-
-def _name_by_reply(active: _ActiveCall, reply: Reply | None) -> ObservedCall:
-    """The call with the model that answered, if its request named one that the catalog does not know.
-
-    A deployment of Azure and an inference profile of Bedrock have names that their owner chose; a request that cannot
-    be read has none.
-    """
-    prepared = active.call.prepared
-    is_named_by_owner = prepared.provider in ("azure", "bedrock") or prepared.model.endswith(f":{UNKNOWN_MODEL}")
-    if prepared.row is not None or not is_named_by_owner or reply is None or not reply.model:
-        return active.call
-    model = f"{prepared.provider}:{reply.model}"
-    row = active.recorder.find_catalog_row(model)
-    if row is None:
-        return active.call
-    prepared = msgspec.structs.replace(prepared, model=model, row=row)
-    return msgspec.structs.replace(active.call, prepared=prepared)

@@ -1,6 +1,7 @@
 """Restores forwarded conversations and today's spending from the log, so that a restart continues both."""
 
 from collections.abc import Iterable, Iterator
+from copy import copy
 from datetime import date
 
 import msgspec
@@ -9,6 +10,7 @@ from holdfast.catalog.lookup import utc_date
 from holdfast.engine.cache.conversation_plans import RestoredConversation
 from holdfast.engine.cache.memory_fold import MemoryFold
 from holdfast.engine.recorder import ResumedSession
+from holdfast.events.conversation_keys import make_caller_scope
 from holdfast.events.log import Event, EventLog, SessionRow
 from holdfast.events.payloads.cache import CachePinged
 from holdfast.events.payloads.calls import (
@@ -18,11 +20,13 @@ from holdfast.events.payloads.calls import (
     LlmCallCompleted,
     LlmCallFailed,
     LlmCallStarted,
+    ReplyTrace,
     RequestPrepared,
 )
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.gateway.exchange import UNPRICED_USD_PER_MTOK
-from holdfast.gateway.recording.fingerprint import RequestFingerprint, SessionHints, make_restored_scope
+from holdfast.gateway.recording.conversation_match import REPLIES_MAX
+from holdfast.gateway.recording.fingerprint import RequestFingerprint, SessionHints
 from holdfast.planning.learned import LEARNED_RECORDS_MAX
 from holdfast.types.prompt import Plan
 from holdfast.types.request_buffer import PrefixDigest
@@ -65,6 +69,7 @@ class RecordedConversation(msgspec.Struct, frozen=True):
     """A conversation as of its last request; `plan` is what the planner knew of it.
 
     `calls` are those that can still get an outcome or a ping, by request id: the unfinished ones and the last one.
+    `replies` are the newest.
     """
 
     resumed: ResumedSession
@@ -72,6 +77,11 @@ class RecordedConversation(msgspec.Struct, frozen=True):
     reply_id: str
     plan: RestoredConversation | None
     calls: dict[str, RecordedCall] = {}
+    replies: tuple[ReplyTrace, ...] = ()
+
+    @property
+    def open_requests(self) -> int:
+        return sum(call.outcome is None for call in self.calls.values())
 
 
 class CallSpending(msgspec.Struct, frozen=True):
@@ -152,6 +162,68 @@ class _CallFold:
                 pass
 
 
+class ConversationFold:
+    """Follows the events of one forwarded conversation, by whichever process they were recorded."""
+
+    def __init__(self, session_id: str) -> None:
+        self._session_id = session_id
+        self._trace: ConversationTrace | None = None
+        self._blocks: tuple[str, ...] = ()
+        self._digests: tuple[PrefixDigest, ...] = ()
+        self._key_id: str | None = None
+        self._reply_id = ""
+        self._replies: list[ReplyTrace] = []
+        self._memory, self._calls = MemoryFold(), _CallFold(session_id)
+        self.event_count = 0
+        self.last_event_id = ""
+
+    def add(self, event: Event) -> None:
+        self.event_count += 1
+        self.last_event_id = event.id
+        self._calls.add(event)
+        self._memory.add(event.at, event.payload)
+        match event.payload:
+            case GatewayForwarded() as payload:
+                self._key_id, self._trace = payload.key_id, payload.trace
+                if payload.trace is not None:
+                    self._blocks = (*self._blocks[: payload.trace.shared_blocks], *payload.trace.blocks)
+            case RequestPrepared() as payload:
+                self._digests = (*self._digests[: payload.shared_blocks], *payload.digests)
+            case LlmCallCompleted() as payload:
+                self._reply_id = payload.response_id or self._reply_id
+                if isinstance(payload.reply, ReplyTrace):
+                    self._replies = [*self._replies, payload.reply][-REPLIES_MAX:]
+            case _:
+                pass
+
+    def describe(self) -> RecordedConversation | None:
+        """The conversation as of its last event; None if no request of it can be matched."""
+        trace, sent, session_id = self._trace, self._memory.last_request, self._session_id
+        if trace is None:
+            return None
+        request = RequestFingerprint(
+            make_caller_scope(trace.mount, self._key_id),
+            trace.prefix_digest,
+            self._blocks,
+            SessionHints(trace.session_digest, trace.reason),
+            at=0.0 if sent is None else sent.at,
+        )
+        plan = None
+        if sent is not None:
+            plan = RestoredConversation(self._digests[: sent.blocks], self._memory.memory, sent, session_id)
+        calls, newest = self._calls.calls, next(reversed(self._calls.calls), None)
+        # A copy: a recorder adds its own events to it, which this fold reads from the log.
+        memory = copy(self._memory)
+        return RecordedConversation(
+            ResumedSession(session_id, self._digests, self.last_event_id, memory, self.event_count),
+            request,
+            self._reply_id,
+            plan,
+            {id: call for id, call in calls.items() if call.outcome is None or id == newest},
+            tuple(self._replies),
+        )
+
+
 def restore_conversations(
     log: EventLog, *, sessions_max: int = RESTORED_SESSIONS_MAX
 ) -> Iterator[RecordedConversation]:
@@ -160,14 +232,21 @@ def restore_conversations(
         events = log.read(row.id)
         opening = [event for _, event in zip(range(OPENING_EVENTS), events, strict=False)]
         if any(isinstance(event.payload, GatewayForwarded) for event in opening):
-            conversation = _fold_conversation(row.id, (*opening, *events))
+            conversation = fold_conversation(row.id, (*opening, *events))
             if conversation is not None:
                 yield conversation
 
 
 def read_conversation(log: EventLog, session_id: str) -> RecordedConversation | None:
     """One forwarded conversation; None if it is no longer on the log."""
-    return _fold_conversation(session_id, log.read(session_id))
+    return fold_conversation(session_id, log.read(session_id))
+
+
+def fold_conversation(session_id: str, events: Iterable[Event]) -> RecordedConversation | None:
+    fold = ConversationFold(session_id)
+    for event in events:
+        fold.add(event)
+    return fold.describe()
 
 
 def restore_plans(log: EventLog) -> Iterator[RestoredConversation]:
@@ -178,43 +257,6 @@ def restore_plans(log: EventLog) -> Iterator[RestoredConversation]:
 def read_learned(log: EventLog) -> tuple[Event, ...]:
     """What the newest conversations and sessions have learned, as `cache.learned` events."""
     return log.learned_events(limit=LEARNED_RECORDS_MAX)
-
-
-def _fold_conversation(session_id: str, events: Iterable[Event]) -> RecordedConversation | None:
-    trace: ConversationTrace | None = None
-    blocks: tuple[str, ...] = ()
-    digests: tuple[PrefixDigest, ...] = ()
-    key_id, reply_id, last_event_id = None, "", ""
-    memory, fold = MemoryFold(), _CallFold(session_id)
-    for event in events:
-        last_event_id = event.id
-        fold.add(event)
-        memory.add(event.at, event.payload)
-        match event.payload:
-            case GatewayForwarded() as payload:
-                key_id, trace = payload.key_id, payload.trace
-                if trace is not None:
-                    blocks = (*blocks[: trace.shared_blocks], *trace.blocks)
-            case RequestPrepared() as payload:
-                digests = (*digests[: payload.shared_blocks], *payload.digests)
-            case LlmCallCompleted() as payload:
-                reply_id = payload.response_id or reply_id
-            case _:
-                pass
-    if trace is None:
-        return None
-    request = RequestFingerprint(
-        make_restored_scope(trace.mount, key_id),
-        trace.prefix_digest,
-        blocks,
-        SessionHints(trace.session_digest, trace.reason),
-    )
-    sent = memory.last_request
-    plan = None if sent is None else RestoredConversation(digests[: sent.blocks], memory.memory, sent, session_id)
-    newest = next(reversed(fold.calls), None)
-    calls = {id: call for id, call in fold.calls.items() if call.outcome is None or id == newest}
-    resumed = ResumedSession(session_id, digests, last_event_id, memory)
-    return RecordedConversation(resumed, request, reply_id, plan, calls)
 
 
 def iterate_spending(log: EventLog, *, since: date | None = None) -> Iterator[CallSpending]:

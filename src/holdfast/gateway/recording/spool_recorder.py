@@ -19,6 +19,7 @@ from holdfast.events.log import Event, EventLog, SessionRow
 from holdfast.gateway.exchange import Exchange
 from holdfast.gateway.recording.recorder import BUSY_QUEUE_LENGTH, GatewayRecorder
 from holdfast.gateway.recording.restore import RecordedCalls, find_recorded_calls
+from holdfast.gateway.recording.shared_conversations import CLOCK_SKEW_SECONDS
 from holdfast.gateway.recording.spool import SpoolPosition, SpoolReader
 from holdfast.gateway.recording.worker_process import (
     EndMessage,
@@ -77,6 +78,9 @@ class SpoolPass:
         self._open: OrderedDict[str, _SpooledExchange] = OrderedDict()
         self._ended: OrderedDict[str, Exchange] = OrderedDict()
         self._unconfirmed: deque[tuple[SpoolPosition, Future[None]]] = deque()
+        # Up to which time the spool was read until a position, and what of that is confirmed.
+        self._read: deque[tuple[SpoolPosition, float]] = deque()
+        self._confirmed_until = 0.0
         self._undecodable = 0
         self.recorded = 0
         """Exchanges of this pass that were recorded to their end."""
@@ -93,11 +97,12 @@ class SpoolPass:
     def record_available(self, *, frames_max: int | None = None) -> int:
         """Records the frames that the spool has now; returns how many there were."""
         batch_start = before = self._reader.position
-        count = 0
+        count, until = 0, self._clock()
         is_busy = self._reader.backlog_bytes > BUSY_BACKLOG_BYTES
         for payload in self._reader.read_frames():
             try:
-                self._handle(decode_spool_message(payload), before, is_busy=is_busy)
+                message = decode_spool_message(payload)
+                self._handle(message, before, is_busy=is_busy)
             except msgspec.MsgspecError as error:
                 # Of another version. Only the type of the error: its message could quote the prompt.
                 self._undecodable += 1
@@ -110,9 +115,29 @@ class SpoolPass:
                     _wait_for(self._unconfirmed[0][1])
                     self.confirm()
             if count == frames_max:
+                until = message.at
                 break
         self._append_batch(batch_start)
+        self._read.append((self._reader.position, until - CLOCK_SKEW_SECONDS))
         return count
+
+    def record_waiting(self) -> None:
+        """Records the exchanges that waited for another replica and need not any more."""
+        waiting = self._recorder.pending_ids
+        self._recorder.record_waiting()
+        for id in waiting - self._recorder.pending_ids:
+            if id in self._open and self._open[id].end is not None:
+                self._open[id].end = self._reader.position
+
+    @property
+    def has_waiting(self) -> bool:
+        return self._recorder.shared is not None and bool(self._recorder.shared.waiting_ids)
+
+    @property
+    def recorded_until(self) -> float:
+        """Everything that ended before this time is on the log."""
+        shared = self._recorder.shared
+        return self._confirmed_until if shared is None else min(self._confirmed_until, shared.recorded_until)
 
     def _append_batch(self, start: SpoolPosition) -> None:
         """Appends the events of the frames from `start` on."""
@@ -135,9 +160,12 @@ class SpoolPass:
         while self._unconfirmed and self._unconfirmed[0][1].done():
             self._unconfirmed.popleft()[1].result()
         confirmed = self._unconfirmed[0][0] if self._unconfirmed else self._reader.position
+        while self._read and self._read[0][0] <= confirmed:
+            self._confirmed_until = self._read.popleft()[1]
         pending = self._recorder.pending_ids
         for id, spooled in tuple(self._open.items()):
-            if spooled.end is not None and spooled.end < confirmed and id not in pending:
+            is_confirmed = spooled.end is not None and (not self._unconfirmed or spooled.end < confirmed)
+            if is_confirmed and id not in pending:
                 del self._open[id]
         first = next(iter(self._open.values()), None)
         self._reader.save_checkpoint(confirmed if first is None else min(confirmed, first.start))
@@ -275,10 +303,10 @@ class _BatchedLog(EventLog):
         if not self._pending:
             return None
         events, self._pending = self._pending, []
-        self._newest = self._log.append(events)
+        self._newest = self._log.append(events, at_head=True)
         return self._newest
 
-    def append(self, events: Sequence[Event]) -> Future[None]:
+    def append(self, events: Sequence[Event], *, at_head: bool = False) -> Future[None]:
         self._pending += events
         return self._accepted
 

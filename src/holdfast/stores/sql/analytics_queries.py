@@ -16,7 +16,7 @@ from holdfast.ledger.postings import (
     Sums,
 )
 from holdfast.stores.sql.dialect import repeat_params
-from holdfast.stores.sql.events import EVENT_COLUMNS, SESSION_COLUMNS, Cell
+from holdfast.stores.sql.events import EVENT_COLUMNS, SESSION_COLUMNS, Cell, chain_head
 
 POSTING_TABLES = ("calls", "charges", "failures")
 
@@ -89,6 +89,8 @@ PENDING_SESSIONS = (
 )
 ANY_PENDING_SESSION = "SELECT 1 FROM holdfast.sessions WHERE entered_events <> event_count LIMIT 1"
 MARK_ROLLED_UP = "UPDATE holdfast.sessions SET entered_events = event_count WHERE id = ?"
+SESSION_STATE = f"SELECT s.event_count, s.entered_events, {chain_head('s')} FROM holdfast.sessions AS s WHERE s.id = ?"
+COUNT_EVENTS_AFTER = "SELECT count(*) FROM holdfast.events WHERE session_id = ? AND seq > ?"
 # Only messages with an image matter, and their payload contains the word.
 LEDGER_EVENTS = (
     f"SELECT seq, {_EVENT_LIST} FROM holdfast.events WHERE session_id = ? AND seq > ? AND type IN ({_EVENT_TYPES}) "
@@ -109,10 +111,10 @@ _NOT_SIMULATED = (
 
 @cache
 def select_session_states(count: int) -> str:
-    last = "SELECT e.id FROM holdfast.events AS e WHERE e.session_id = s.id ORDER BY e.seq DESC LIMIT 1"
+    """The last event is that before the newest append, which the same transaction has made."""
     return (
-        f"SELECT s.id, s.event_count, s.entered_events, ({last}) FROM holdfast.sessions AS s "
-        f"WHERE s.id IN ({repeat_params(count)})"
+        "SELECT id, event_count, entered_events, previous_event_id FROM holdfast.sessions "
+        f"WHERE id IN ({repeat_params(count)})"
     )
 
 

@@ -20,15 +20,24 @@ _ESCAPES = str.maketrans({"\x00": "\x01\x01", "\x01": "\x01\x02"})
 class SqlDialect:
     """How an engine's SQL differs: `words` are replaced, except in quoted text; `name` is its folder of migrations.
 
-    `has_nul` says whether its text can contain the character NUL; if not, it is escaped.
+    `has_nul` says whether its text can contain the character NUL; if not, it is escaped. `newest_sessions_query` has
+    the sessions of a JSON list of conversation keys, of each key at most as many as its second parameter.
     """
 
     def __init__(
-        self, name: str, words: Mapping[str, str], *, version_query: str, size_query: str, has_nul: bool
+        self,
+        name: str,
+        words: Mapping[str, str],
+        *,
+        version_query: str,
+        size_query: str,
+        newest_sessions_query: str,
+        has_nul: bool,
     ) -> None:
         self.name = name
         self.version_query = version_query
         self.size_query = size_query
+        self.newest_sessions_query = newest_sessions_query
         self._words = dict(words)
         # A word is replaced as a whole: `trunc` is not a part of `truncated`.
         alternatives = "|".join(rf"(?<!\w){re.escape(word)}" + r"(?!\w)" * word[-1].isalnum() for word in words)
@@ -69,20 +78,30 @@ SQLITE = SqlDialect(
         "strpos": "instr",
         # CAST to an integer truncates here and rounds in PostgreSQL.
         "trunc": "",
+        "server_seconds()": "((julianday('now') - 2440587.5) * 86400.0)",
     },
     version_query="SELECT user_version FROM pragma_user_version",
     size_query="SELECT page_count * page_size FROM pragma_page_count, pragma_page_size",
+    newest_sessions_query="""
+SELECT session_id FROM (
+    SELECT session_id, row_number() OVER (PARTITION BY key ORDER BY at DESC) AS number
+    FROM conversation_keys WHERE key IN (SELECT value FROM json_each(?))
+) WHERE number <= ?""",
     has_nul=True,
 )
 
 POSTGRES = SqlDialect(
     "postgres",
-    {"?": "%s", "%": "%%"},
+    {"?": "%s", "%": "%%", "server_seconds()": "CAST(extract(epoch FROM clock_timestamp()) AS double precision)"},
     version_query="SELECT max(version) FROM holdfast.versions",
     size_query="""
 SELECT CAST(sum(pg_total_relation_size(c.oid)) AS bigint)
 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = 'holdfast' AND c.relkind = 'r'""",
+    newest_sessions_query="""
+SELECT newest.session_id FROM json_array_elements_text(?) AS wanted, LATERAL (
+    SELECT session_id FROM holdfast.conversation_keys WHERE key = wanted.value ORDER BY at DESC LIMIT ?
+) AS newest""",
     has_nul=False,
 )
 

@@ -240,16 +240,29 @@ SELECT count(*), CAST(coalesce(sum(event_count), 0) AS bigint), min(started_at),
 FROM holdfast.sessions"""
 RECOUNT = """
 UPDATE holdfast.sessions SET entered_events = -1,
+    head_events = CASE WHEN head_events = event_count
+        THEN (SELECT count(*) FROM holdfast.events AS e WHERE e.session_id = holdfast.sessions.id) ELSE -1 END,
     event_count = (SELECT count(*) FROM holdfast.events AS e WHERE e.session_id = holdfast.sessions.id),
     started_at = (SELECT min(at) FROM holdfast.events AS e WHERE e.session_id = holdfast.sessions.id),
     last_event_at = (SELECT max(at) FROM holdfast.events AS e WHERE e.session_id = holdfast.sessions.id)
 WHERE id = ?"""
 INSERT_EVENT = f"INSERT INTO holdfast.events ({_EVENT_LIST}) VALUES ({repeat_params(len(EVENT_COLUMNS))})"
 
-# Adds a tally to a session's row. The event count is passed twice, the second time for `entered_events`.
+_LAST_EVENT = "SELECT e.id FROM holdfast.events AS e WHERE e.session_id = {}.id ORDER BY e.seq DESC LIMIT 1"
+
+
+def chain_head(session: str) -> str:
+    """The last event of a row of sessions; looked up where a program that knows no heads has appended."""
+    current = f"{session}.head_events = {session}.event_count"
+    return f"CASE WHEN {current} THEN {session}.last_event_id ELSE ({_LAST_EVENT.format(session)}) END"
+
+
+# Adds a tally to a session's row. The event count is passed three times, then for `entered_events` and `head_events`;
+# `previous_event_id` is None in a new row.
 ADD_TO_SESSION = f"""
-INSERT INTO holdfast.sessions AS kept ({_SESSION_LIST}, entered_events)
-VALUES ({repeat_params(len(SESSION_COLUMNS) + 1)})
+INSERT INTO holdfast.sessions AS kept
+    ({_SESSION_LIST}, entered_events, head_events, last_event_id, previous_event_id)
+VALUES ({repeat_params(len(SESSION_COLUMNS) + 4)})
 ON CONFLICT (id) DO UPDATE SET
     name = coalesce(excluded.name, kept.name),
     model = coalesce(nullif(excluded.model, ''), kept.model),
@@ -257,7 +270,10 @@ ON CONFLICT (id) DO UPDATE SET
     last_event_at = greatest(kept.last_event_at, excluded.last_event_at),
     event_count = kept.event_count + excluded.event_count,
     parent_session_id = coalesce(excluded.parent_session_id, kept.parent_session_id),
-    entered_events = kept.entered_events + excluded.entered_events
+    entered_events = kept.entered_events + excluded.entered_events,
+    previous_event_id = {chain_head("kept")},
+    last_event_id = excluded.last_event_id,
+    head_events = kept.event_count + excluded.event_count
 """
 
 

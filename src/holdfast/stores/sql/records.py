@@ -11,8 +11,9 @@ from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CacheControls, CacheSettings, SessionControl
 from holdfast.events.records import BudgetCharge, BudgetDay, KeyRow, PositionedEvent, SharedValue
 from holdfast.stores.sql.connection import ChangeRunner
-from holdfast.stores.sql.dialect import repeat_params
+from holdfast.stores.sql.dialect import SqlDialect, repeat_params
 from holdfast.stores.sql.events import EVENT_COLUMNS, FetchRows, as_int, decode_event_row
+from holdfast.stores.sql.leases import SharedWork
 from holdfast.stores.write.queue import SqlStep
 
 KEY_COLUMNS = KeyRow.__struct_fields__
@@ -87,9 +88,10 @@ ADD_SHARED = f"{_INSERT_SHARED} at = excluded.at"
 class DatabaseRecords:
     """Changes are rare and made by people: each waits until it is durable."""
 
-    def __init__(self, fetch: FetchRows, changes: ChangeRunner) -> None:
+    def __init__(self, fetch: FetchRows, changes: ChangeRunner, dialect: SqlDialect) -> None:
         self._fetch = fetch
         self._changes = changes
+        self.shared = SharedWork(fetch, changes, dialect)
 
     def add_key(self, row: KeyRow) -> None:
         columns, params = ", ".join(KEY_COLUMNS), repeat_params(len(KEY_COLUMNS))

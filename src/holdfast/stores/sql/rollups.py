@@ -20,7 +20,7 @@ from holdfast.ledger.accounting import AccountingState, LedgerEntry
 from holdfast.ledger.analytics.queries import END_OF_TIME
 from holdfast.ledger.postings import LEDGER_VERSION, ROLLUPS, Posting, RollUpTotals, component_key, post_event
 from holdfast.stores.sql import analytics_queries as queries
-from holdfast.stores.sql.events import Cell, as_int, decode_event_row
+from holdfast.stores.sql.events import EVENT_POSITION, Cell, as_int, decode_event_row
 from holdfast.stores.write.queue import AppendJob
 from holdfast.types.reply import ReplySource
 
@@ -135,28 +135,48 @@ class RollUpWriter:
         self._totals = RollUpTotals()
         self._rows: dict[type[TableRow], list[TableRow]] = {kind: [] for kind in TABLE_NAMES}
 
-    def load_sessions(self, port: QueryPort, appends: Sequence[AppendJob], session_rows: Sequence[SessionRow]) -> None:
-        """Prepares for events whose session rows are already updated but which are not on the log yet themselves."""
+    def load_sessions(
+        self, port: QueryPort, appends: Sequence[AppendJob], session_rows: Sequence[SessionRow]
+    ) -> dict[str, object]:
+        """Prepares for events whose session rows are already updated but which are not on the log yet themselves.
+
+        Returns the last event of each session before them.
+        """
         relevant = {event.session_id for job in appends for event in job.ledger_events}
-        counts = {
-            row.id: row.event_count
-            for row in session_rows
-            if row.id not in self._active and (row.id in relevant or row.id in self._cached)
-        }
-        session_ids = list(counts)
+        counts = {row.id: row.event_count for row in session_rows}
+        session_ids, heads = list(counts), dict[str, object]()
         for start in range(0, len(session_ids), _SESSIONS_AT_ONCE):
             batch = session_ids[start : start + _SESSIONS_AT_ONCE]
             for session_id, count, entered, last_id in port.fetch(queries.select_session_states(len(batch)), batch):
                 assert isinstance(session_id, str)
+                heads[session_id] = last_id
+                if session_id in self._active:
+                    continue
                 count_before = as_int(count) - counts[session_id]
                 cached = self._cached.get(session_id)
                 # The cached state is valid only if no other process appended or recounted in between.
                 if cached is not None and (cached.count, cached.last_id, entered) == (count_before, last_id, count):
                     self._active[session_id] = _SessionState(cached.accounting, count_before, last_id)
                 elif session_id in relevant:
-                    self._active[session_id] = self._rebuild(
-                        port, session_id, count_before, last_id, post_all=entered != count
+                    is_complete = entered == count
+                    state = self._continue(port, session_id, count_before, last_id) if is_complete else None
+                    self._active[session_id] = state or self._rebuild(
+                        port, session_id, count_before, last_id, post_all=not is_complete
                     )
+        return heads
+
+    def _continue(self, port: QueryPort, session_id: str, count: int, last_id: object) -> _SessionState | None:
+        """The cached state after the events that another process has appended and entered; None if there is none."""
+        cached = self._cached.get(session_id)
+        position = port.fetch(EVENT_POSITION, (str(cached.last_id), session_id)) if cached else []
+        if cached is None or not position:
+            return None
+        seq, accounting = as_int(position[0][0]), cached.accounting
+        if port.fetch(queries.COUNT_EVENTS_AFTER, (session_id, seq)) != [(count - cached.count,)]:
+            return None  # The session was pruned.
+        for event in self._relevant_events(port, session_id, seq):
+            accounting, _ = post_event(accounting, event, self._models)
+        return _SessionState(accounting, count, last_id)
 
     def _rebuild(
         self, port: QueryPort, session_id: str, count: int, last_id: object, *, post_all: bool
@@ -173,9 +193,8 @@ class RollUpWriter:
                     self._add(posting)
         return _SessionState(accounting, count, last_id)
 
-    def _relevant_events(self, port: QueryPort, session_id: str) -> Iterator[Event]:
-        """The events of a session that change the accounting state."""
-        seq = 0
+    def _relevant_events(self, port: QueryPort, session_id: str, seq: int = 0) -> Iterator[Event]:
+        """The events of a session that change the accounting state, after a position."""
         while page := port.fetch(queries.LEDGER_EVENTS, (session_id, seq, _IMAGE, PAGE_EVENTS)):
             for row_seq, *columns in page:
                 seq = as_int(row_seq)
@@ -218,7 +237,7 @@ class RollUpWriter:
     def catch_up(self, port: QueryPort, session_ids: Iterable[str]) -> None:
         """Processes those sessions completely whose events are not all in the tables."""
         for session_id in session_ids:
-            for _, count, entered, last_id in port.fetch(queries.select_session_states(1), (session_id,)):
+            for count, entered, last_id in port.fetch(queries.SESSION_STATE, (session_id,)):
                 if session_id not in self._rebuilt and count != entered:
                     self._active[session_id] = self._rebuild(port, session_id, as_int(count), last_id, post_all=True)
 

@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from functools import partial
 
-from msgspec.structs import astuple
+from msgspec.structs import astuple, replace
 
 from holdfast.catalog.lookup import Models
 from holdfast.errors import StoreError
@@ -25,6 +25,21 @@ from holdfast.stores.sql.rollups import RollUpWriter
 from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJob, SettleJob, WriteJob
 
 _DELETE_SESSION = "DELETE FROM holdfast.sessions WHERE id = ?"
+
+
+_INSERT_KEY = "INSERT INTO holdfast.conversation_keys (key, at, session_id) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
+_DELETE_KEYS = "DELETE FROM holdfast.conversation_keys WHERE session_id = ?"
+_REQUEST_SINCE = """
+SELECT 1 FROM holdfast.events WHERE session_id = ? AND type = 'request.prepared'
+    AND seq > (SELECT seq FROM holdfast.events WHERE session_id = ? AND id = ?) LIMIT 1"""
+
+
+class _ChainMovedError(Exception):
+    """Another process has continued the session."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(session_id)
+        self.session_id = session_id
 
 
 class GroupWriter(ABC):
@@ -73,8 +88,8 @@ class GroupWriter(ABC):
     def _commit_group(self, group: Sequence[WriteJob]) -> list[SettleJob]:
         appends = [job for job in group if isinstance(job, AppendJob)]
         if len(appends) == len(group) and not any(map(self._find_refused_parent, appends)):
-            # Much faster. It fails only if an event is already known, and then the slow path below finds out which.
-            with suppress(self._engine.violation):
+            # Much faster. It fails only if an event is already known or continued, and the slow path finds out which.
+            with suppress(self._engine.violation, _ChainMovedError):
                 with self._transaction() as settles:
                     self._insert(appends)
                     settles += [partial(job.done.set_result, None) for job in appends]
@@ -107,13 +122,41 @@ class GroupWriter(ABC):
         # Always in the same order, so that two processes cannot deadlock.
         tallies = merge_tallies(tally for job in appends for tally in job.session_tallies)
         session_rows = sorted(tallies, key=lambda row: row.id)
-        self.write(ADD_TO_SESSION, [(*astuple(row), row.event_count) for row in session_rows])
-        self._rollups.load_sessions(self, appends, session_rows)
-        self._insert_events([row for job in appends for row in job.rows])
+        last_ids = {row.session_id: row.id for job in appends for row in job.rows}
+        self.write(
+            ADD_TO_SESSION,
+            [(*astuple(row), row.event_count, row.event_count, last_ids[row.id], None) for row in session_rows],
+        )
+        heads = self._rollups.load_sessions(self, appends, session_rows)
+        self._insert_events([row for job in appends for row in self._link(job, heads)])
         if self._refused_ids:
             # One that was refused may come again with another parent.
             self._refused_ids.difference_update(row.id for job in appends for row in job.rows)
+        keys = [key for job in appends for key in job.conversation_keys]
+        if keys:
+            self.write(_INSERT_KEY, sorted(set(keys)))
         self._rollups.add_appends(appends)
+
+    def _link(self, job: AppendJob, heads: dict[str, object]) -> Iterator[EventRow]:
+        """The rows of an append, continuing the chains of their sessions; `heads` are moved to the last of them."""
+        for row in job.rows:
+            head, parent = heads.get(row.session_id), row.parent_event_id
+            # Without `at_head`, the unique index refuses a second continuation.
+            if job.at_head and isinstance(head, str) and parent not in (None, head):
+                assert parent is not None
+                if self._has_other_request(job, row.session_id, parent):
+                    raise _ChainMovedError(row.session_id)
+                row = replace(row, parent_event_id=head)
+            heads[row.session_id] = row.id
+            yield row
+
+    def _has_other_request(self, job: AppendJob, session_id: str, parent_id: str) -> bool:
+        """Whether a request follows the event that this append was to continue, and the append describes another one.
+
+        A request is recorded by what it adds to the one before it.
+        """
+        describes_request = any(row.type == "request.prepared" for row in job.rows if row.session_id == session_id)
+        return describes_request and bool(self.fetch(_REQUEST_SINCE, (session_id, session_id, parent_id)))
 
     def _run_job(self, job: WriteJob) -> SettleJob:
         match job:
@@ -135,9 +178,10 @@ class GroupWriter(ABC):
         self._execute("SAVEPOINT append")
         try:
             self._insert([job])
-        except self._engine.violation:
+        except (self._engine.violation, _ChainMovedError) as error:
             self._execute("ROLLBACK TO append")
-            refusal = self._find_refusal(job)
+            moved = error.session_id if isinstance(error, _ChainMovedError) else None
+            refusal = self._find_refusal(job) or (None if moved is None else continued_elsewhere_error(moved))
             if refusal is None:
                 raise
             settle = self._refuse(job, refusal)
@@ -171,6 +215,7 @@ class GroupWriter(ABC):
         self._rollups.remove_session(self, job.session_id)
         deleted = self._execute("DELETE FROM holdfast.events WHERE session_id = ?", (job.session_id,)).rowcount
         self._execute(_DELETE_SESSION, (job.session_id,))
+        self._execute(_DELETE_KEYS, (job.session_id,))
         return partial(job.done.set_result, deleted)
 
     def _prune(self, job: PruneJob) -> SettleJob:
@@ -187,6 +232,8 @@ class GroupWriter(ABC):
             self._rollups.catch_up(self, (job.session_id,))
         else:
             self._execute(_DELETE_SESSION, (job.session_id,))
+        # Without its requests, it cannot be continued.
+        self._execute(_DELETE_KEYS, (job.session_id,))
         return partial(job.done.set_result, deleted)
 
     def _roll_up(self, job: RollUpJob) -> SettleJob:

@@ -21,12 +21,17 @@ SettleJob = Callable[[], None]
 
 
 class AppendJob(msgspec.Struct, frozen=True):
-    """`ledger_events` are the events that change the roll-up tables."""
+    """`ledger_events` are the events that change the roll-up tables, `conversation_keys` those of each session.
+
+    With `at_head`, the events continue the session wherever it is by then.
+    """
 
     rows: tuple[EventRow, ...]
     session_tallies: tuple[SessionRow, ...]
     done: Future[None]
     ledger_events: tuple[Event, ...] = ()
+    conversation_keys: tuple[tuple[str, float, str], ...] = ()
+    at_head: bool = False
 
 
 class DeleteJob(msgspec.Struct, frozen=True):

@@ -1,0 +1,248 @@
+"""Replicas of a gateway on one database: each call of a conversation reaches another one, and replicas are killed.
+
+Each conversation is a client that sends its whole history and asks the next question as soon as it has an answer. What
+the log has in the end is compared with what the clients received.
+"""
+
+import json
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from http.client import HTTPException
+from pathlib import Path
+from threading import Event, Thread
+from urllib.request import Request, urlopen
+
+import msgspec
+from tests.support.gateway_faults import RunningGateway
+
+from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.event_log import DatabaseEventLog
+from holdfast.stores.open import open_store
+from holdfast.testing.server_thread import serve_provider
+
+DRAIN_SECONDS_MAX = 240.0
+THINK_SECONDS = 0.3
+SYSTEM = "You read before you write, and you say what you did. " * 120
+
+
+class ReplicaOutcome(msgspec.Struct, frozen=True):
+    """Answered calls by what became of them.
+
+    `split` conversations are in more than one session, `mixed` sessions have calls of more than one conversation,
+    `forked` sessions are no single chain. `other_prefix` calls have other prefix digests than on a single replica.
+    """
+
+    replicas: int
+    conversations: int
+    kills: int
+    seconds: float
+    answered: int
+    lost: int
+    double_counted: int
+    split: int
+    mixed: int
+    forked: int
+    other_prefix: int
+    sessions: int
+
+
+class Conversation:
+    """One client. Numbers in its messages make its history its own; half of the clients send an id, as agents do."""
+
+    def __init__(self, number: int, urls: list[str], stop: Event, turns_max: int) -> None:
+        self.number = number
+        self.responses: dict[str, int] = {}
+        """The length of the request by the id of its response."""
+        self.messages: list[dict[str, str]] = []
+        self._urls, self._stop, self._turns_max = urls, stop, turns_max
+        self.thread = Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        attempt, turn = self.number, 0
+        while not self._stop.is_set() and turn < self._turns_max:
+            turn += 1
+            self.messages.append({"role": "user", "content": f"Conversation {self.number}, question {turn}"})
+            while not self._stop.is_set():
+                # Another replica with every call, and so also after a failed one.
+                attempt += 1
+                try:
+                    id, text = ask(self._urls[attempt % len(self._urls)], self.number, self.messages)
+                except (OSError, HTTPException):
+                    time.sleep(0.05)
+                    continue
+                self.responses[id] = len(self.messages)
+                self.messages.append({"role": "assistant", "content": text})
+                self._stop.wait(THINK_SECONDS)
+                break
+
+
+def ask(url: str, number: int, messages: list[dict[str, str]]) -> tuple[str, str]:
+    """The id and text of the answer."""
+    body = {"model": "claude-sonnet-5-5", "max_tokens": 9, "system": SYSTEM, "messages": messages}
+    headers = {"x-api-key": "none"} | ({"x-session-id": f"session {number}"} if number % 2 else {})
+    request = Request(f"{url}/anthropic/v1/messages", json.dumps(body).encode(), headers)
+    with urlopen(request, timeout=30) as response:
+        answer = json.loads(response.read())
+    return str(answer["id"]), str(answer["content"][0]["text"])
+
+
+class Replica:
+    """A gateway with a spool of its own, at the same address after each restart."""
+
+    def __init__(self, number: int, upstream: str, db: str, folder: Path) -> None:
+        self._arguments = upstream, db, folder / f"spool {number}"
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            self._port = free.getsockname()[1]
+        self.start()
+
+    def start(self) -> None:
+        self.gateway = RunningGateway(*self._arguments, port=self._port)
+        assert self.gateway.url, "the gateway does not start"
+
+    @property
+    def url(self) -> str:
+        return self.gateway.url
+
+    def kill(self) -> None:
+        """Gateway and recorder at once, as when a machine dies."""
+        recorder = self.gateway.find_recorder()
+        self.gateway.kill()
+        with suppress(ProcessLookupError):
+            os.kill(recorder, 9)
+
+    def wait_until_drained(self) -> None:
+        deadline = time.monotonic() + DRAIN_SECONDS_MAX
+        spool = self._arguments[2]
+        while len(list(spool.iterdir())) > 1:
+            assert time.monotonic() < deadline, "the spools that were left behind are not recorded"
+            time.sleep(0.1)
+
+
+def run_replicas(
+    db: str,
+    folder: Path,
+    *,
+    replicas: int,
+    conversations: int,
+    seconds: float,
+    kill_seconds: float,
+    turns_max: int = 10_000,
+    direct_db: str = "",
+) -> ReplicaOutcome:
+    """`direct_db` is the address at which the store is read, if `db` leads through a pooler."""
+    grants = folder / "grants.toml"
+    grants.touch(mode=0o600)
+    with serve_provider(SimulatedProvider(script='{"content": "Yes."}')) as upstream:
+        servers = [Replica(number, upstream, db, folder) for number in range(replicas)]
+        stop, kills = Event(), 0
+        clients = [Conversation(n, [each.url for each in servers], stop, turns_max) for n in range(conversations)]
+        started = time.monotonic()
+        try:
+            if not seconds:
+                for client in clients:
+                    client.thread.join()
+            while time.monotonic() < started + seconds:
+                time.sleep(kill_seconds)
+                victim = servers[kills % replicas]
+                victim.kill()
+                victim.start()
+                kills += 1
+        finally:
+            stop.set()
+            for client in clients:
+                client.thread.join()
+            took = time.monotonic() - started
+            for server in servers:
+                server.wait_until_drained()
+            for server in servers:
+                server.gateway.stop()
+        expected = find_expected_digests(upstream, folder, clients)
+    with closing(open_store(direct_db or db)) as store:
+        return compare(store, clients, expected, replicas=replicas, kills=kills, seconds=took)
+
+
+def find_expected_digests(upstream: str, folder: Path, clients: list[Conversation]) -> dict[int, tuple[str, ...]]:
+    """The prefix digests of each conversation's longest request on a single replica, which contain all others."""
+    db = folder / "single.db"
+    gateway = RunningGateway(upstream, str(db), folder / "single spool")
+    ids: dict[str, int] = {}
+    for client in clients:
+        if client.responses:
+            id, _ = ask(gateway.url, client.number, client.messages[: max(client.responses.values())])
+            ids[id] = client.number
+    gateway.stop()
+    with closing(open_store(db)) as store:
+        found = {ids[id]: digests for _, id, digests in iterate_calls(store) if id in ids}
+    assert len(found) == len(ids)
+    return found
+
+
+def iterate_calls(store: DatabaseEventLog) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Session, response and prefix digests of every completed call."""
+    for row in store.sessions():
+        digests: tuple[str, ...] = ()
+        open_digests: dict[str, tuple[str, ...]] = {}
+        for event in store.read(row.id):
+            match event.payload:
+                case RequestPrepared() as payload:
+                    added = tuple(digest.digest for digest in payload.digests)
+                    digests = (*digests[: payload.shared_blocks], *added)
+                case LlmCallCompleted() as payload:
+                    yield row.id, payload.response_id, open_digests.pop(payload.request_id, ())
+                case _ if hasattr(event.payload, "request_id"):
+                    open_digests[event.payload.request_id] = digests
+                case _:
+                    pass
+
+
+def compare(
+    store: DatabaseEventLog,
+    clients: list[Conversation],
+    expected: dict[int, tuple[str, ...]],
+    *,
+    replicas: int,
+    kills: int,
+    seconds: float,
+) -> ReplicaOutcome:
+    conversation_of = {id: client.number for client in clients for id in client.responses}
+    recorded: Counter[str] = Counter()
+    sessions_of: dict[int, set[str]] = {client.number: set() for client in clients}
+    conversations_in: dict[str, set[int]] = {}
+    other_prefix = 0
+    for session, id, digests in iterate_calls(store):
+        recorded[id] += 1
+        if id in conversation_of:
+            number = conversation_of[id]
+            sessions_of[number].add(session)
+            conversations_in.setdefault(session, set()).add(number)
+            other_prefix += not digests or digests != expected[number][: len(digests)]
+    rows = store.sessions()
+    return ReplicaOutcome(
+        replicas=replicas,
+        conversations=len(clients),
+        kills=kills,
+        seconds=round(seconds, 1),
+        answered=len(conversation_of),
+        lost=len(conversation_of.keys() - recorded.keys()),
+        double_counted=sum(count - 1 for count in recorded.values()),
+        split=sum(len(sessions) > 1 for sessions in sessions_of.values()),
+        mixed=sum(len(numbers) > 1 for numbers in conversations_in.values()),
+        forked=sum(not is_one_chain(store, row.id) for row in rows),
+        other_prefix=other_prefix,
+        sessions=len(rows),
+    )
+
+
+def is_one_chain(store: DatabaseEventLog, session_id: str) -> bool:
+    last: str | None = None
+    for event in store.read(session_id):
+        if event.parent_event_id != last:
+            return False
+        last = event.id
+    return True
