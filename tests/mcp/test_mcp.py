@@ -30,7 +30,7 @@ from holdfast.service.auth.keys import make_key
 from holdfast.stores.sqlite.store import SqliteStore
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-TOOLS = ["recall_instruction", "list_instructions", "submit_usage", "skill_search", "skill_load"]
+TOOLS = ["recall_instruction", "list_instructions", "read_instruction", "submit_usage", "skill_search", "skill_load"]
 
 
 class Home:

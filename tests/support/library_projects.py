@@ -58,9 +58,9 @@ class LibraryProject:
     def recalled(self, intent: str) -> list[str]:
         return [chunk.name for chunk in self.library.recall(intent).result.chunks]
 
-    def run(self, *words: str) -> Result:
+    def run(self, *words: str, db: str | None = None) -> Result:
         environ = {"HOLDFAST_HOME": str(self.path / "home")}
-        words = ("instructions", *words, "--db", str(self.path / "kept.db"))
+        words = ("instructions", *words, "--db", db or str(self.path / "kept.db"))
         return CliRunner().invoke(command, words, env=environ, obj=self.clock)
 
 

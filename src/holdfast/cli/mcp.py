@@ -39,7 +39,9 @@ KEY_VARIABLE = "HOLDFAST_KEY"
 def command(
     *, agent: str, db: str | None, over_http: bool, host: str, port: int, allowed: tuple[str, ...], require_keys: bool
 ) -> None:
-    """Serve recall_instruction, list_instructions, submit_usage, skill_search and skill_load to an MCP client.
+    """Serve instructions and skills to an MCP client: recall, list, read, report usage; search and load.
+
+    The answer to `initialize` carries the agent's boot stub and the index of its units.
 
     Over standard input and output, the client's key is read from HOLDFAST_KEY; over HTTP it is sent as a bearer token,
     and a key of scope agent:NAME acts as that agent. On this machine no key is needed until `holdfast keys create` has
@@ -75,7 +77,16 @@ def _serve_stdio(toolbox: "McpToolbox", authorize: "Callable[[str | None], Instr
 
     from holdfast.mcp.handshake import read_opening
 
-    opening = read_opening(sys.stdin.fileno())
+    def describe() -> str | None:
+        from holdfast.errors import InstructionError
+
+        key = os.environ.get(KEY_VARIABLE)
+        try:
+            return toolbox.describe_instructions(authorize(f"Bearer {key}" if key else None))
+        except InstructionError:
+            return None
+
+    opening = read_opening(sys.stdin.fileno(), describe)
     if not opening.line:
         return
     sys.stdout.buffer.write(opening.answer)

@@ -5,6 +5,7 @@ is the same, is not sent. Whatever else the client sends first waits for the SDK
 """
 
 import os
+from collections.abc import Callable
 from typing import Any, Literal
 
 import msgspec
@@ -44,7 +45,7 @@ class Opening(msgspec.Struct, frozen=True):
     answer: bytes = b""
 
 
-def read_opening(descriptor: int) -> Opening:
+def read_opening(descriptor: int, instructions: Callable[[], str | None] = lambda: None) -> Opening:
     """Read the first line and prepare its answer. Byte by byte, because the SDK reads what follows."""
     line = bytearray()
     while not line.endswith(b"\n") and (byte := os.read(descriptor, 1)):
@@ -54,14 +55,15 @@ def read_opening(descriptor: int) -> Opening:
     except (msgspec.MsgspecError, UnicodeDecodeError):
         # The SDK refuses it, or it is a request that needs no handshake.
         return Opening(bytes(line))
-    return Opening(bytes(line), request.id, _encode_answer(request))
+    return Opening(bytes(line), request.id, _encode_answer(request, instructions()))
 
 
-def _encode_answer(request: _Initialize) -> bytes:
+def _encode_answer(request: _Initialize, instructions: str | None) -> bytes:
     requested = request.params.protocol_version
     result = {
         "protocolVersion": requested if requested in HANDSHAKE_VERSIONS else HANDSHAKE_VERSIONS[-1],
         "capabilities": {"tools": {"listChanged": False}},
         "serverInfo": {"name": SERVER_NAME, "version": __version__},
     }
+    result |= {"instructions": instructions} if instructions is not None else {}
     return msgspec.json.encode({"jsonrpc": "2.0", "id": request.id, "result": result}) + b"\n"

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 
 import anyio
 import mcp_types as types
@@ -25,6 +26,24 @@ MCP_PATH = "/mcp"
 
 McpAuthorizer = Callable[[str | None], InstructionCaller]
 """Maps an `Authorization` header (or None) to a caller. Raises InstructionError `key_required` or `invalid_key`."""
+
+
+_http_caller: ContextVar[InstructionCaller | None] = ContextVar("http_caller", default=None)
+"""Who sent the HTTP request that is being answered: each may belong to another agent, with other instructions."""
+
+
+class InstructedServer(Server):
+    """A server whose `instructions` are those of the client that initializes it."""
+
+    describe: Callable[[InstructionCaller | None], str | None]
+
+    @property
+    def instructions(self) -> str | None:
+        return self.describe(_http_caller.get())
+
+    @instructions.setter
+    def instructions(self, value: str | None) -> None:
+        """The SDK sets what it was given, which is nothing."""
 
 
 def make_mcp_server(toolbox: McpToolbox, authorize: McpAuthorizer, *, stdio_key: str | None = None) -> Server:
@@ -62,7 +81,15 @@ def make_mcp_server(toolbox: McpToolbox, authorize: McpAuthorizer, *, stdio_key:
         # The store blocks: run the tool outside the event loop.
         return await asyncio.to_thread(run_tool)
 
-    return Server(SERVER_NAME, version=__version__, on_list_tools=list_tools, on_call_tool=call_tool)
+    def describe(caller: InstructionCaller | None) -> str | None:
+        try:
+            return toolbox.describe_instructions(caller or authorize(f"Bearer {stdio_key}" if stdio_key else None))
+        except (InstructionError, StoreError):
+            return None
+
+    server = InstructedServer(SERVER_NAME, version=__version__, on_list_tools=list_tools, on_call_tool=call_tool)
+    server.describe = describe
+    return server
 
 
 async def serve_stdio(server: Server, opening: Opening) -> None:
@@ -115,7 +142,7 @@ def make_mcp_http_app(server: Server, authorize: McpAuthorizer, *, hosts: Sequen
         if scope["type"] == "http":
             header = Request(scope).headers.get("authorization")
             try:
-                await asyncio.to_thread(authorize, header)
+                _http_caller.set(await asyncio.to_thread(authorize, header))
             except InstructionError as error:
                 await _unauthorized(error)(scope, receive, send)
                 return

@@ -13,13 +13,28 @@ from holdfast.errors import InstructionError
 from holdfast.instructions.access import InstructionCaller, check_instruction_access, check_recall_access
 from holdfast.instructions.context import InstructionContext
 from holdfast.instructions.models import Agent, format_optional_time
-from holdfast.instructions.recall.answer import RecallAnswer, answer_recall, close_audit_record, render_recall
-from holdfast.instructions.recall.boot_stub import RECALL_TOOL_SCHEMA, instruction_index_line, render_index
+from holdfast.instructions.recall.answer import (
+    RecallAnswer,
+    answer_recall,
+    close_audit_record,
+    render_recall,
+    render_standing_instructions,
+)
+from holdfast.instructions.recall.boot_stub import (
+    GENERIC_PROFILE,
+    RECALL_TOOL_SCHEMA,
+    instruction_index_line,
+    render_index,
+    with_published_contract,
+)
 from holdfast.instructions.recall.ranking import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET, InstructionSet, RecallQuery
+from holdfast.instructions.recall.snapshot import unit_key
+from holdfast.instructions.uri import URI_CHARACTERS_MAX, is_shared_owner, normalize_unit_uri, parse_unit_uri
 from holdfast.sources.skills.store import SEARCH_LIMIT, SkillStore
 
 INTENT_CHARACTERS_MAX = 8_000
 NAMES_MAX = 200
+READ_TOKENS_MAX = 100_000
 SEARCH_LIMIT_MAX = 50
 Request = TypeVar("Request", bound=msgspec.Struct)
 Text = Annotated[str, msgspec.Meta(max_length=INTENT_CHARACTERS_MAX)]
@@ -49,6 +64,10 @@ class _Recall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Text | None = None
+
+
+class _Read(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    uri: Annotated[str, msgspec.Meta(max_length=URI_CHARACTERS_MAX, description="Address or name of a unit.")]
 
 
 class _Usage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -83,6 +102,13 @@ class McpToolbox:
                 "List the instruction units there are and when each is needed; with a name, that one alone.",
                 _List,
                 self._list,
+            ),
+            _make_tool(
+                "read_instruction",
+                "Return the whole text at an address that your instructions name, such as instruction:...; "
+                "a unit's name works too.",
+                _Read,
+                self._read,
             ),
             _make_tool(
                 "submit_usage",
@@ -123,6 +149,44 @@ class McpToolbox:
         return McpToolResult(
             render_index(entries) if request.name is None else instruction_index_line(entries[0]), document
         )
+
+    def _read(self, caller: InstructionCaller, request: _Read) -> McpToolResult:
+        """A listed unit is read by a recall, so that it is recorded; others are the manifest and shared units."""
+        agent, instruction_set = self._require_instruction_set(caller)
+        manifest, wanted = instruction_set.manifest, normalize_unit_uri(request.uri.strip())
+        if wanted == manifest.fact_uri:
+            return McpToolResult(render_index(manifest.body), {"entries": msgspec.to_builtins(manifest.body)})
+        address = parse_unit_uri(wanted) if wanted.startswith("instruction:") else None
+        owner, name = ("", wanted) if address is None else (address.owner, address.name)
+        key = (agent.id if owner in agent.names else owner, name)
+        entries = (entry for entry in manifest.body if entry.name == name or unit_key(entry, agent) == key)
+        entry = next(entries, None)
+        if (
+            entry is not None
+            and entry.name in instruction_set.contents
+            and (not owner or key == unit_key(entry, agent))
+        ):
+            question = RecallQuery(
+                intent=f"read {entry.name}", max_chunks=1, token_budget=READ_TOKENS_MAX, manifest_hint=(entry.name,)
+            )
+            answer = answer_recall(self._library, agent, instruction_set, question, caller=caller, heartbeat_id=None)
+            return McpToolResult(render_recall(answer), _recall_json(answer))
+        if address is not None and is_shared_owner(address.owner):
+            versions = self._library.records.list_unit_versions(address.owner, address.name)
+            active = [unit for unit in versions if unit.status == "active" and unit.valid_until is None]
+            if active:
+                return McpToolResult(active[-1].content, {"fact_uri": active[-1].uri, "content": active[-1].content})
+        near = _near(name, [entry.name for entry in manifest.body])
+        raise InstructionError("unit_not_found", f"there is nothing to read at {request.uri[:200]!a}{near}")
+
+    def describe_instructions(self, caller: InstructionCaller) -> str | None:
+        """Stub and index for `initialize.instructions`; None if the caller has none."""
+        try:
+            agent, instruction_set = self._require_instruction_set(caller)
+        except InstructionError:
+            return None
+        named = with_published_contract(self._library.records, agent)
+        return render_standing_instructions(named, instruction_set.manifest, GENERIC_PROFILE)
 
     def _require_instruction_set(self, caller: InstructionCaller) -> tuple[Agent, InstructionSet]:
         agent_id = caller.agent_name or self._agent

@@ -212,7 +212,7 @@ def test_stub_bytes_are_stable_until_its_content_changes(service: InstructionSer
 
 def test_stub_over_500_tokens_is_refused_and_near_it_warned_about(service: InstructionService) -> None:
     assert service.agent_request("PUT", "", {"always_rules": ["word " * 420]}).code == "boot_stub_too_large"
-    warned = service.agent_request("PUT", "", {"always_rules": ["word " * 340]})
+    warned = service.agent_request("PUT", "", {"always_rules": ["word " * 365]})
     assert warned.status == 200
     assert "more than 450" in warned.json["warnings"][0]
 
@@ -278,7 +278,7 @@ def test_manifest_that_makes_the_stub_too_large_is_refused(
     file.parent.mkdir(parents=True)
     file.write_text(UNITS["code-review"][2])
     listed = [entry("code-review", **pointer)]
-    assert service.agent_request("PUT", "", {"always_rules": ["word " * 340]}).status == 200
+    assert service.agent_request("PUT", "", {"always_rules": ["word " * 365]}).status == 200
     response = service.publish(listed)
     assert (response.status, response.code) == (400, "boot_stub_too_large")
     details = response.json["error"]["details"]

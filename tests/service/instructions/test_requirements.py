@@ -71,10 +71,20 @@ def test_heartbeat_counts_the_stub_and_every_preload(service: InstructionService
     assert len(heartbeat["preloads"]) == len(UNITS)
 
 
-def test_agent_without_a_contract_uses_the_shared_one(published_service: InstructionService) -> None:
-    response = published_service.agent_request("PUT", "", {"role": "CTO"}).json
-    assert response["heartbeat_contract"] == "instruction:local/shared/heartbeat-contract/v1"
-    assert response["heartbeat_contract"] in published_service.agent_request("GET", "/boot-stub").body.decode()
+def test_stub_names_a_heartbeat_contract_only_if_one_was_published(published_service: InstructionService) -> None:
+    def stub() -> str:
+        return published_service.agent_request("GET", "/boot-stub").body.decode()
+
+    assert "heartbeat_contract: null" in stub()
+    assert "heartbeat procedure" not in stub()
+    shared = {"fact_uri": "instruction:local/shared/heartbeat-contract/v1", "content": "Begin with the inbox."}
+    assert published_service.request("PUT", "/v1/instruction/units", shared).status == 201
+    assert "Your heartbeat procedure is at `instruction:local/shared/heartbeat-contract/v1`." in stub()
+    missing = {"heartbeat_contract": f"instruction:local/{AGENT}/nowhere/v1"}
+    assert published_service.agent_request("PUT", "", missing).status == 200
+    assert "heartbeat procedure" not in stub()
+    published_service.agent_request("PUT", "", {"heartbeat_contract": "https://acme.test/h"})
+    assert "Your heartbeat procedure is at `https://acme.test/h`." in stub()
 
 
 def test_new_version_of_a_preloaded_unit_needs_its_approval(service: InstructionService) -> None:

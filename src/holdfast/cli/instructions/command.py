@@ -32,6 +32,7 @@ INSTRUCTION_COMMANDS = {
     "replay": ("recall", "Repeat a recorded recall on the texts of that time and compare the results."),
     "metrics": ("recall", "Show recall, hit and miss rates of the last days."),
     "shadow": ("usage", "Check whether lazy recall would have sufficed in turns that had all instructions."),
+    "connect": ("connect", "Give Claude Code, Codex or another client an agent's instructions, and check it."),
     "hook": ("hook", "Print the boot stub and preloads of an agent for a runtime that starts a session."),
     "lint": ("recall", "Find triggers that describe content, duplicates, and expensive entries."),
 }

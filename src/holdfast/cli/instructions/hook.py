@@ -249,13 +249,17 @@ def _command(ctx: click.Context, options: HookOptions) -> str:
         raise UserError("do not put an address with a password or options into settings: set HOLDFAST_DB, not --db")
     if options.url is not None:
         check_service_address(options.url)
-    # -P keeps the current folder off sys.path: a workspace must not be able to replace our modules by its own.
-    words = ["holdfast"] if shutil.which("holdfast") else [sys.executable, "-P", "-m", "holdfast"]
-    words += ["instructions", "hook"]
+    words = [*program_words(), "instructions", "hook"]
     for name in names:
         value = getattr(options, name)
         words += [f"--{name}"] if value is True else [f"--{name}", str(value)]
     return shlex.join(words)
+
+
+def program_words() -> list[str]:
+    """How a client starts this program."""
+    # -P keeps the current folder off sys.path: a workspace must not be able to replace our modules by its own.
+    return ["holdfast"] if shutil.which("holdfast") else [sys.executable, "-P", "-m", "holdfast"]
 
 
 def _change_hook(command: str | None, path: Path, *, dry_run: bool) -> None:
@@ -270,12 +274,12 @@ def _change_hook(command: str | None, path: Path, *, dry_run: bool) -> None:
     if changed.is_unchanged:
         click.echo(f"{path}: " + ("the hook is not installed" if command is None else "the hook is already installed"))
     elif dry_run:
-        click.echo(_settings_diff(path, changed.before or "", changed.after), nl=False)
+        click.echo(settings_diff(path, changed.before or "", changed.after), nl=False)
     else:
         click.echo(f"{path}: " + ("the hook is removed" if command is None else "the hook is installed"))
 
 
-def _settings_diff(path: Path, before: str, after: str) -> str:
+def settings_diff(path: Path, before: str, after: str) -> str:
     import difflib
 
     lines = difflib.unified_diff(before.splitlines(True), after.splitlines(True), str(path), str(path))

@@ -8,6 +8,7 @@ import msgspec
 from holdfast.instructions.coverage.measure import GATE_K, GATE_SHARE_MIN, PARAPHRASES_PER_INTENT
 from holdfast.instructions.migration.naming import describe_situation, find_topics, section_title, strip_title
 from holdfast.instructions.migration.sections import Section
+from holdfast.instructions.recall.ranking import WEAK_SCORE_SHARE
 from holdfast.retrieval.bm25 import STOP_WORDS
 from holdfast.retrieval.encoders.registry import SemanticStage
 from holdfast.retrieval.index import SearchIndex
@@ -82,8 +83,14 @@ def _keep_found_intents(candidate: TriggerCandidate, index: SearchIndex) -> Trig
 
 def _hit_share(name: str, intent: str, index: SearchIndex) -> float:
     queries = generate_paraphrases(intent, PARAPHRASES_PER_INTENT)
-    hits = sum(name in [hit.id for hit in index.search(query, limit=GATE_K).hits] for query in queries)
+    hits = sum(name in _found(query, index) for query in queries)
     return hits / len(queries) if queries else 0.0
+
+
+def _found(query: str, index: SearchIndex) -> list[str]:
+    """What a recall would return: the first relevant units, without those far below the best."""
+    hits = index.search(query, limit=GATE_K).hits
+    return [hit.id for hit in hits if hit.score >= WEAK_SCORE_SHARE * hits[0].score]
 
 
 def _fill_intents(

@@ -9,6 +9,8 @@ from holdfast.catalog.token_count import count_cl100k_tokens
 from holdfast.errors import InstructionError
 from holdfast.instructions.models import Agent, BootStub, Manifest, ManifestEntry, format_time
 from holdfast.instructions.recall.ranking import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET
+from holdfast.instructions.store import InstructionRecords
+from holdfast.instructions.uri import parse_unit_uri
 from holdfast.types.blocks import Json
 
 INDEX_HEADING = "## Instructions that can be recalled\n\n"
@@ -96,15 +98,29 @@ def stub_cache_key(agent: Agent, manifest: Manifest, profile: str) -> str:
         manifest.migration_mode,
         agent.id,
         agent.role,
-        heartbeat_contract_uri(agent),
+        agent.heartbeat_contract,
         agent.always_rules,
         tuple((entry.name, entry.path) for entry in manifest.body),
     )
     return hashlib.sha256(_encode(inputs)).hexdigest()
 
 
-def heartbeat_contract_uri(agent: Agent) -> str:
-    return agent.heartbeat_contract or f"instruction:{agent.deployment}/shared/heartbeat-contract/v1"
+def with_published_contract(records: InstructionRecords, agent: Agent) -> Agent:
+    """The agent with the heartbeat contract that its stub may name: its own, or the deployment's, if it was published.
+
+    A stub that names a procedure that nobody wrote sends the agent looking for it.
+    """
+    contract = agent.heartbeat_contract or f"instruction:{agent.deployment}/shared/heartbeat-contract/v1"
+    if contract.startswith("instruction:"):
+        try:
+            address = parse_unit_uri(contract)
+        except InstructionError:
+            return msgspec.structs.replace(agent, heartbeat_contract=None)
+        owner = agent.id if address.owner in agent.names else address.owner
+        versions = records.list_unit_versions(owner, address.name)
+        active = [unit for unit in versions if unit.status == "active" and unit.valid_until is None]
+        contract = active[-1].uri if active else ""
+    return msgspec.structs.replace(agent, heartbeat_contract=contract or None)
 
 
 def render_stub(agent: Agent, manifest: Manifest, profile: str, *, at: int) -> BootStub:
@@ -142,8 +158,9 @@ def render_stub_body(agent: Agent, manifest: Manifest | None, profile: str) -> s
         "# Agent Boot Stub",
         "",
         f"You are **{role}** (id: `{agent.id}`).",
-        f"Your heartbeat procedure is at `{heartbeat_contract_uri(agent)}`.",
     ]
+    if agent.heartbeat_contract is not None:
+        lines.append(f"Your heartbeat procedure is at `{agent.heartbeat_contract}`.")
     if manifest is not None and manifest.migration_mode == "file":
         lines += ["Your instructions are in files below your instruction root:"]
         lines += [f"- {entry.name}: `{entry.path}`" for entry in manifest.body]
@@ -165,7 +182,7 @@ def _frontmatter(agent: Agent, manifest: Manifest, profile: str, at: int) -> str
     fields: dict[str, object] = {
         "agent_id": agent.id,
         "agent_role": agent.role or agent.id,
-        "heartbeat_contract": heartbeat_contract_uri(agent),
+        "heartbeat_contract": agent.heartbeat_contract,
         "manifest_uri": None if manifest.migration_mode == "file" else manifest.fact_uri,
         "stub_version": STUB_VERSION,
         "generated_at": format_time(at),

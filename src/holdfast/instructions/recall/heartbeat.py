@@ -9,7 +9,12 @@ from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.context import InstructionContext, manifest_not_found_error
 from holdfast.instructions.models import WAKE_INTENT_PREFIX, Agent, AuditRecord, BootStub, LoadedUnit, Manifest
 from holdfast.instructions.recall.answer import issue_audit_token
-from holdfast.instructions.recall.boot_stub import normalize_profile, render_stub, stub_cache_key
+from holdfast.instructions.recall.boot_stub import (
+    normalize_profile,
+    render_stub,
+    stub_cache_key,
+    with_published_contract,
+)
 from holdfast.instructions.recall.ranking import UnitContent
 from holdfast.instructions.recall.wake_token import WakeClaims, verify_wake_token
 
@@ -46,6 +51,7 @@ def load_boot_stub(context: InstructionContext, agent_name: str, agent: Agent | 
     if agent is None or manifest is None:
         raise InstructionError("boot_stub_not_found", f"agent {agent_name[:80]!a} has no boot stub: it has no manifest")
     profile = normalize_profile(profile)
+    agent = with_published_contract(context.records, agent)
     key = stub_cache_key(agent, manifest, profile)
     stub = context.records.stub(agent.id, profile)
     if stub is None or stub.cache_key != key:

@@ -47,7 +47,13 @@ from holdfast.instructions.recall.answer import (
     render_standing_instructions,
     replay_recall,
 )
-from holdfast.instructions.recall.boot_stub import EntryCost, measure_entry_cost, normalize_profile, render_index
+from holdfast.instructions.recall.boot_stub import (
+    EntryCost,
+    measure_entry_cost,
+    normalize_profile,
+    render_index,
+    with_published_contract,
+)
 from holdfast.instructions.recall.heartbeat import load_boot_stub, start_heartbeat
 from holdfast.instructions.recall.ranking import InstructionSet, RecallQuery
 from holdfast.instructions.settings import InstructionSettings
@@ -313,7 +319,8 @@ class Library:
         if shadow:
             text = render_all_instructions(record, instruction_set)
             return session_tools.shadow_instructions(text, recall, self.submit_usage, self.submit_trace)
-        text = render_standing_instructions(record, manifest, normalize_profile(profile))
+        named = with_published_contract(self._context.records, record)
+        text = render_standing_instructions(named, manifest, normalize_profile(profile))
         tools = session_tools.instruction_tools(recall, self.submit_usage)
         return SessionInstructions(text, tools, session_tools.make_trace_submitter(self.submit_trace))
 

@@ -93,7 +93,7 @@ def render_boot_context(content: BootContext, recalling: str) -> str:
     The front matter of the stub is left out: it is for programs, and contains a time.
     """
     # Most stable first: the text becomes part of the agent's cached prefix.
-    sections = [_without_front_matter(content.stub), render_prompt_index(content.entries), f"{recalling}\n"]
+    sections = [strip_front_matter(content.stub), render_prompt_index(content.entries), f"{recalling}\n"]
     if content.preloads:
         texts = (f"### {preload.name}\n\n{preload.text.strip()}\n" for preload in content.preloads)
         sections.append("## Instructions for this task\n\n" + "\n".join(texts))
@@ -129,8 +129,10 @@ def encode_hook_output(context: str) -> bytes:
     return msgspec.json.encode(_Reply(_Output(SESSION_START, context)))
 
 
-def recall_instructions_text(agent: str, *, db: str | None = None, url: str | None = None) -> str:
-    """How an agent recalls instructions, with our tools or with a shell.
+def recall_instructions_text(
+    agent: str, *, db: str | None = None, url: str | None = None, has_tool: bool = True
+) -> str:
+    """How an agent recalls instructions, with our tools or with a shell; without `has_tool`, with a shell only.
 
     A database URL, which may hold a password, is never included.
     """
@@ -143,10 +145,12 @@ def recall_instructions_text(agent: str, *, db: str | None = None, url: str | No
     else:
         words = ["--agent", agent, *(("--db", db) if db else ())]
         otherwise = f'run `holdfast instructions recall "INTENT" {shlex.join(words)}` in a shell.'
+    if not has_tool:
+        return f"To recall instructions, {otherwise}"
     return f"{tool} Where there is no such tool, {otherwise}"
 
 
-def _without_front_matter(stub: str) -> str:
+def strip_front_matter(stub: str) -> str:
     if not stub.startswith(_FRONT_MATTER):
         return stub
     front, _, body = stub.partition(f"\n{_FRONT_MATTER}")

@@ -16,7 +16,7 @@ from holdfast.instructions.manifest.publish import PublicationRequest, publish_m
 from holdfast.instructions.manifest.validate import ManifestDraft
 from holdfast.instructions.models import Agent, ManifestEntry, UnitCoverage, format_optional_time, format_time
 from holdfast.instructions.recall.answer import RecallAnswer, answer_recall, close_audit_record
-from holdfast.instructions.recall.boot_stub import BODY_TOKENS_WARN, check_stub_size, heartbeat_contract_uri
+from holdfast.instructions.recall.boot_stub import BODY_TOKENS_WARN, check_stub_size, with_published_contract
 from holdfast.instructions.recall.heartbeat import PreloadedUnit, load_boot_stub, start_heartbeat
 from holdfast.instructions.recall.ranking import RecallQuery, SelectedChunk
 from holdfast.instructions.units.write import SubmittedUnit, withdraw_unit, write_unit
@@ -49,7 +49,7 @@ def put_agent(
     warnings = (
         (f"the boot stub has {tokens} tokens, more than {BODY_TOKENS_WARN}",) if tokens > BODY_TOKENS_WARN else ()
     )
-    return _agent_view(agent, warnings)
+    return _agent_view(context, agent, warnings)
 
 
 def get_agent(
@@ -60,13 +60,13 @@ def get_agent(
     check_owner_access(caller, request.agent_id, agent)
     if agent is None:
         raise InstructionError("agent_not_found", f"there is no agent {request.agent_id[:80]!a}")
-    return _agent_view(agent, ())
+    return _agent_view(context, agent, ())
 
 
-def _agent_view(agent: Agent, warnings: tuple[str, ...]) -> schemas.AgentSettingsResponse:
-    contract = heartbeat_contract_uri(agent)
+def _agent_view(context: InstructionContext, agent: Agent, warnings: tuple[str, ...]) -> schemas.AgentSettingsResponse:
+    named = agent.heartbeat_contract or with_published_contract(context.records, agent).heartbeat_contract
     return copy_fields(
-        schemas.AgentSettingsResponse, agent, agent_id=agent.id, heartbeat_contract=contract, warnings=warnings
+        schemas.AgentSettingsResponse, agent, agent_id=agent.id, heartbeat_contract=named, warnings=warnings
     )
 
 

@@ -42,7 +42,7 @@ class AgentSettingsResponse(msgspec.Struct, frozen=True):
     role: str
     shortname: str | None
     supervisors: tuple[str, ...]
-    heartbeat_contract: str
+    heartbeat_contract: str | None
     always_rules: tuple[str, ...]
     sensitive: bool
     warnings: tuple[str, ...]
