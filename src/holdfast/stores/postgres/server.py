@@ -53,23 +53,30 @@ class PostgresAddress(msgspec.Struct, frozen=True):
 def connect_postgres(address: PostgresAddress, limits: ConnectionLimits) -> PostgresConnection:
     """A connection in autocommit mode; raises psycopg.Error.
 
-    Prepared statements are off: behind a connection pooler the next statement may run on another server connection.
+    Prepared statements are off: behind a connection pooler the next statement may run on another server connection. For
+    the same reason limits are set for a session only where there is no pooler: another client would inherit them.
     """
     options = conninfo_to_dict(address.url)
     defaults = {name: value for name, value in _DEFAULT_OPTIONS.items() if name not in options}
     target = make_conninfo(address.url, client_encoding="UTF8", **defaults)
     connection: PostgresConnection = psycopg.connect(target, autocommit=True, prepare_threshold=None)
     try:
-        connection.execute(
-            "SELECT set_config('lock_timeout', %s, false), set_config('statement_timeout', %s, false)",
-            (_milliseconds(limits.lock_seconds_max), _milliseconds(limits.statement_seconds_max)),
-        )
-        if limits.read_only:
-            connection.execute("SET default_transaction_read_only = on")
+        if not is_pooled(connection):
+            connection.execute(
+                "SELECT set_config('lock_timeout', %s, false), set_config('statement_timeout', %s, false)",
+                (_milliseconds(limits.lock_seconds_max), _milliseconds(limits.statement_seconds_max)),
+            )
+            if limits.read_only:
+                connection.execute("SET default_transaction_read_only = on")
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def is_pooled(connection: PostgresConnection) -> bool:
+    """Whether a pooler is in between: it makes up the process id that a server sends when a connection begins."""
+    return connection.info.backend_pid != _fetch_int(connection, "SELECT pg_backend_pid()")
 
 
 def _milliseconds(seconds: float) -> str:
@@ -281,8 +288,21 @@ class PostgresServer:
         return True
 
     def begin(self, connection: SqlConnection, *, synced: bool, lock_seconds_max: float | None = None) -> None:
-        limit = "" if lock_seconds_max is None else f"; SET LOCAL lock_timeout = {_milliseconds(lock_seconds_max)}"
-        connection.execute(f"BEGIN{'' if synced else '; SET LOCAL synchronous_commit = off'}{limit}")
+        # The limits of the session may be those of a pooler's other clients.
+        lock_seconds_max = self._limits.lock_seconds_max if lock_seconds_max is None else lock_seconds_max
+        connection.execute(
+            f"BEGIN{'' if synced else '; SET LOCAL synchronous_commit = off'}"
+            f"; SET LOCAL lock_timeout = {_milliseconds(lock_seconds_max)}"
+            f"; SET LOCAL statement_timeout = {_milliseconds(self._limits.statement_seconds_max)}"
+        )
+
+    def limit_transaction(self) -> str:
+        """Sets the limits for the transaction that has begun."""
+        lock, statement = self._limits.lock_seconds_max, self._limits.statement_seconds_max
+        return (
+            f"; SELECT set_config('lock_timeout', '{_milliseconds(lock)}', true), "
+            f"set_config('statement_timeout', '{_milliseconds(statement)}', true)"
+        )
 
     def explain(self, error: Exception) -> StoreError:
         return (

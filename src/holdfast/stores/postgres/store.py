@@ -117,7 +117,7 @@ class PostgresWriter(GroupWriter):
 
     def _begin(self) -> None:
         self._pending = None
-        result = self._connection.execute(BEGIN_TRANSACTION)
+        result = self._connection.execute(f"{BEGIN_TRANSACTION}{self._server.limit_transaction()}")
         result.nextset()
         ((transaction_id, _),) = result.fetchall()
         self._transaction_id = str(transaction_id)
