@@ -1,27 +1,21 @@
 """What the gateway adds to a call, compared with LiteLLM's proxy on the same machine in the same run.
 
-Both forward to a minimal upstream in its own process. LiteLLM is installed into its own environment, in the folder that
-HOLDFAST_LITELLM names or in a temporary one; if that fails, its rows are skipped. Processor time per request is
-meaningful even on a busy machine.
+Both forward to a minimal upstream in its own process. LiteLLM is installed into an environment of its own; if that
+fails, its rows are skipped. Processor time per request is meaningful even on a busy machine.
 """
 
 import asyncio
 import os
 import re
-import socket
 import statistics
-import subprocess
-import sys
-import tempfile
-import time
-import urllib.request
-import venv
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+from conformance.client import InstallationFailed
+
 from benchmarks._gateway_ends import EVENTS, Pace, pace, requests_a_second, upstream
+from benchmarks._proxies import cpu_seconds, start_holdfast, start_litellm
 
 STREAMS = 32
 ROUNDS = 4
@@ -29,7 +23,6 @@ REPEATS = 3
 REQUESTS = 2_000
 RIVAL_REQUESTS = 300
 MEMORY_REQUESTS = int(os.environ.get("HOLDFAST_GATEWAY_REQUESTS", "100000"))
-START_SECONDS_MAX = 120.0
 PATH = "/anthropic/v1/messages"
 
 
@@ -46,19 +39,22 @@ def run() -> Iterator[tuple[str, str]]:
     with upstream() as port:
         direct = _typical(port, "/v1/messages")
         direct_rate = asyncio.run(requests_a_second(port, "/v1/messages", clients=STREAMS, count=REQUESTS))
-        with _gateway(port) as (gateway_port, process):
-            ours = _measure(gateway_port, process, requests=REQUESTS)
+        with start_holdfast(port) as gateway:
+            ours = _measure(gateway.port, gateway.process, requests=REQUESTS)
             yield from _format_rows("gateway", ours, direct)
-        with _litellm(port) as rival:
-            theirs = _measure(rival[0], rival[1], requests=RIVAL_REQUESTS) if rival else None
         yield "direct: requests a second", f"{direct_rate:.0f}"
-        if theirs is not None:
+        try:
+            with start_litellm(port) as rival:
+                theirs = _measure(rival.port, rival.process, requests=RIVAL_REQUESTS)
+        except InstallationFailed as error:
+            yield "litellm", f"not measured: {error}"
+        else:
             yield from _format_rows("litellm", theirs, direct)
             yield "requests a second, gateway to litellm (5 at least)", f"{ours.rate / theirs.rate:.1f}"
             ratio = theirs.cpu_ms_a_request / ours.cpu_ms_a_request
             yield "processor time a request, litellm to gateway", f"{ratio:.1f}"
-        with _gateway(port) as (gateway_port, process):
-            yield from _memory(gateway_port, process)
+        with start_holdfast(port) as gateway:
+            yield from _memory(gateway.port, gateway.process)
 
 
 def _format_rows(name: str, measured: Measured, direct: Pace) -> Iterator[tuple[str, str]]:
@@ -78,11 +74,11 @@ def _format_rows(name: str, measured: Measured, direct: Pace) -> Iterator[tuple[
 
 def _measure(port: int, process: int, *, requests: int) -> Measured:
     asyncio.run(requests_a_second(port, PATH, clients=4, count=40))
-    before = _cpu_seconds(process)
+    before = cpu_seconds(process)
     rate = asyncio.run(requests_a_second(port, PATH, clients=STREAMS, count=requests))
-    between = _cpu_seconds(process)
+    between = cpu_seconds(process)
     measured = _typical(port, PATH)
-    after = _cpu_seconds(process)
+    after = cpu_seconds(process)
     streams = (STREAMS * ROUNDS + 1) * REPEATS
     request_ms = (between - before) / requests * 1000
     event_ms = max(0.0, (after - between) / streams * 1000 - request_ms) / EVENTS
@@ -107,73 +103,6 @@ def _memory(port: int, process: int) -> Iterator[tuple[str, str]]:
     late = _resident_mb(process)
     yield f"memory after {tenth:,} requests", f"{early:.1f} MB"
     yield f"memory after {MEMORY_REQUESTS:,} requests", f"{late:.1f} MB ({(late / early - 1) * 100:+.1f} %)"
-
-
-@contextmanager
-def _gateway(port: int) -> Iterator[tuple[int, int]]:
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = ["serve", "--port", "0", "--db", str(Path(folder) / "s.db")]
-        arguments += ["--upstream", f"anthropic=http://127.0.0.1:{port}"]
-        with subprocess.Popen(
-            [sys.executable, "-m", "holdfast", *arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-        ) as process:
-            assert process.stdout is not None
-            try:
-                yield int(process.stdout.readline().rpartition(":")[2]), process.pid
-            finally:
-                process.terminate()
-
-
-@contextmanager
-def _litellm(port: int) -> Iterator[tuple[int, int] | None]:
-    """LiteLLM's proxy, whose route to Anthropic passes requests through unchanged; None if it is not available."""
-    program = _installed()
-    if program is None:
-        yield None
-        return
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        gateway_port = free.getsockname()[1]
-    environ = {**os.environ, "ANTHROPIC_API_BASE": f"http://127.0.0.1:{port}", "ANTHROPIC_API_KEY": "any"}
-    # It does not start without a master key, and looking that up in each request would be an unfair cost.
-    environ["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"
-    environ.pop("PYTHONPATH", None)
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = [str(program), "--host", "127.0.0.1", "--port", str(gateway_port), "--telemetry", "False"]
-        with subprocess.Popen(
-            arguments, env=environ, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as process:
-            try:
-                yield (gateway_port, process.pid) if _answers(gateway_port) else None
-            finally:
-                process.terminate()
-
-
-def _installed() -> Path | None:
-    folder = Path(os.environ.get("HOLDFAST_LITELLM") or Path(tempfile.gettempdir()) / "holdfast-litellm")
-    program = folder / "bin" / "litellm"
-    if not program.exists():
-        venv.create(folder, with_pip=True)
-        arguments = [str(folder / "bin" / "python"), "-m", "pip", "install", "-q", "litellm[proxy]"]
-        if subprocess.run(arguments, check=False, capture_output=True).returncode:
-            return None
-    return program
-
-
-def _answers(port: int) -> bool:
-    deadline = time.monotonic() + START_SECONDS_MAX
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health/liveliness", timeout=2):
-                return True
-        except (OSError, urllib.error.URLError):
-            time.sleep(0.5)
-    return False
-
-
-def _cpu_seconds(process: int) -> float:
-    """Of the process that serves requests, without the recorder process."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _resident_mb(process: int) -> float:

@@ -72,20 +72,31 @@ class InstallationFailed(Exception):
 
 def install_client(client: Client, *, seconds_max: float = INSTALL_SECONDS_MAX) -> None:
     """Install the pinned versions, unless they are installed already. Each step takes at most `seconds_max`."""
-    separator = "@" if client.registry == "npm" else "=="
-    wanted = [f"{name}{separator}{version}" for name, version in client.packages]
-    mark = client.folder / "installed.txt"
+    install_packages(client.folder, client.registry, client.packages, seconds_max=seconds_max)
+
+
+def install_packages(
+    folder: Path,
+    registry: Literal["npm", "pypi"],
+    packages: tuple[tuple[str, str], ...],
+    *,
+    seconds_max: float = INSTALL_SECONDS_MAX,
+) -> None:
+    """Install packages into an environment of their own, unless it has exactly these versions already."""
+    separator = "@" if registry == "npm" else "=="
+    wanted = [f"{name}{separator}{version}" for name, version in packages]
+    mark = folder / "installed.txt"
     if mark.exists() and mark.read_text().split() == wanted:
         return
-    shutil.rmtree(client.folder, ignore_errors=True)
-    client.folder.mkdir(parents=True)
-    if client.registry == "npm":
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    if registry == "npm":
         quiet = ("--loglevel=error", "--no-audit", "--no-fund", "--fetch-retries=1")
-        _run(["npm", "install", *quiet, "--prefix", str(client.folder), *wanted], seconds_max)
+        _run(["npm", "install", *quiet, "--prefix", str(folder), *wanted], seconds_max)
     else:
-        _run([sys.executable, "-m", "venv", str(client.folder)], seconds_max)
+        _run([sys.executable, "-m", "venv", str(folder)], seconds_max)
         quiet = ("-q", "--no-input", "--retries=1", "--disable-pip-version-check")
-        _run([str(client.bin / "python"), "-m", "pip", "install", *quiet, *wanted], seconds_max)
+        _run([str(folder / "bin" / "python"), "-m", "pip", "install", *quiet, *wanted], seconds_max)
     mark.write_text("\n".join(wanted))
 
 
