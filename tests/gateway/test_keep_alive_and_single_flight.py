@@ -22,6 +22,7 @@ from holdfast.gateway.key_limits import KeyLimits
 from holdfast.gateway.recording.restore import iterate_spending, restore_plans
 from holdfast.ledger.calls import iter_calls
 from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.memory import MemoryStore
 from holdfast.testing.server_thread import serve_provider
 
 SONNET = "anthropic:claude-sonnet-5-5"
@@ -83,15 +84,17 @@ def pings(gateway: ServedGateway) -> list[CachePinged]:
 class IdleChat:
     """A conversation through a gateway with keep-alive; its pauses take no real time, and pings are sent in them."""
 
-    def __init__(self, *, usd: str = "1", upgrades: bool = True) -> None:
+    def __init__(self, *, usd: str = "1", upgrades: bool = True, store: MemoryStore | None = None) -> None:
         row = shipped_models()[SONNET]
         rules = msgspec.structs.replace(row.cache, ttl_upgrade=upgrades)
         models = {**shipped_models(), SONNET: msgspec.structs.replace(row, cache=rules)}
         self.clock = ManualClock(1_000_000)
         self.provider = SimulatedProvider(clock=self.clock, models=models)
         self.stack = ExitStack()
-        url = self.stack.enter_context(serve_provider(self.provider))
-        self.gateway = self.stack.enter_context(serve_gateway(url, improve=True, keep_alive_usd=usd, clock=self.clock))
+        self.url = self.stack.enter_context(serve_provider(self.provider))
+        self.gateway = self.stack.enter_context(
+            serve_gateway(self.url, store=store, improve=True, keep_alive_usd=usd, clock=self.clock)
+        )
         self.texts: list[str] = []
         self.ping_count = 0
 
@@ -189,6 +192,40 @@ def test_pings_are_part_of_the_memory_that_another_process_restores() -> None:
     assert restored.memory.used_at == ping.sent_at
     assert restored.memory.anchor is not None
     assert restored.memory.anchor.block == ping.breakpoint_block
+
+
+@pytest.mark.parametrize("calls_elsewhere", [0, 1, 2])
+def test_only_the_gateway_that_had_the_last_call_pings_a_conversation(calls_elsewhere: int) -> None:
+    store = MemoryStore()
+    with (
+        IdleChat(store=store) as chat,
+        serve_gateway(chat.url, store=store, improve=True, keep_alive_usd="1", clock=chat.clock) as other,
+    ):
+        for number, pause in enumerate((10, 10, 4000, 10)):
+            chat.say(f"question {number}", pause=pause)
+        chat.gateway.shared_conversations()
+        for number in range(calls_elsewhere):
+            chat.texts.append(f"elsewhere {number}")
+            chat.texts.append(ask(other, body(*chat.texts))["content"][0]["text"])
+            other.shared_conversations()
+        here, elsewhere = chat.ping_count, 0
+        for _ in range(400):
+            chat.wait(10)
+            elsewhere += other.send_due_pings()
+        assert (chat.ping_count > here, elsewhere > 0) == (calls_elsewhere == 0, calls_elsewhere > 0)
+
+
+def test_a_request_that_another_gateway_answered_again_is_not_pinged() -> None:
+    store = MemoryStore()
+    with IdleChat(store=store) as chat, serve_gateway(chat.url, store=store, improve=True, clock=chat.clock) as other:
+        for number, pause in enumerate((10, 10, 4000, 10)):
+            chat.say(f"question {number}", pause=pause)
+        chat.gateway.shared_conversations()
+        before = chat.ping_count
+        ask(other, body(*chat.texts[:-1]))
+        other.shared_conversations()
+        chat.wait(4_000)
+        assert chat.ping_count == before
 
 
 @pytest.mark.parametrize(("most", "sent"), [("1", 2), ("0.002", 1), ("0.0001", 0)])

@@ -209,6 +209,9 @@ class ConversationPlans:
             keys = self._list_shared_keys(path, prompt.learning_scope)
         # Without the lock, because the store may take its time.
         found = self._shared.find(tuple(keys)) if self._shared is not None and keys else None
+        if self._shared is not None and found is not None:
+            # The process that had the call before must not keep the conversation alive any longer.
+            self._shared.put(found[0], msgspec.structs.replace(found[1], is_continued=True), at=at)
         with self._lock:
             head = self._find_head(adapter, row, prompt)
             path = self._walk(adapter, row, head, prompt) if keys else path
@@ -260,6 +263,18 @@ class ConversationPlans:
             written = 0 if is_repeated else cache_write_rate(ping.ttl, price) * memory.reply_tokens
             cost = (price.cache_read * memory.tail_tokens + written) / 1_000_000
             return DuePing(memory.used_at + ping.after_seconds, ping.ttl, ping.reason, not is_repeated, cost)
+
+    def is_newest_anywhere(self, call: PlannedCall) -> bool:
+        """Whether no process on the store has answered this request again, or a later one of its conversation.
+
+        False if the store does not say so: a ping after a later call would be paid for nothing.
+        """
+        if self._shared is None:
+            return True
+        key = make_conversation_key(call.conversation.learning_scope, call.digests[-1].digest)
+        found = self._shared.find((key,))
+        # Two calls later the row is gone; a process that answered the request again has put its own in place of it.
+        return found is not None and not found[1].is_continued and found[1].last_request.at == call.record.at
 
     def complete_ping(
         self, call: PlannedCall, ping: PingResult, reply: Sequence[EncodedBlock], adapter: Adapter

@@ -28,12 +28,16 @@ PENDING_MAX = 10_000
 
 
 class SharedConversation(msgspec.Struct, frozen=True):
-    """What is known of a conversation after its last request; `before` is the key of the request before, if any."""
+    """What is known of a conversation after its last request; `before` is the key of the request before, if any.
+
+    `is_continued`: a process other than the one that wrote this has answered a later request.
+    """
 
     memory: CacheMemory
     last_request: RequestRecord
     tokens_estimate: int = 0
     before: str = ""
+    is_continued: bool = False
 
 
 _decode_conversation = msgspec.json.Decoder(SharedConversation).decode

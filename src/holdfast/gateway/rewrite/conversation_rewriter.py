@@ -199,8 +199,12 @@ class ConversationRewriter:
     def encode_ping(
         self, analysis: RequestAnalysis, due: DuePing, *, sent: bytes, response: bytes
     ) -> GatewayPing | None:
-        """The ping as a request; None if this one cannot be sent without output, or its reply not be repeated."""
+        """The ping as a request; None if this one cannot be sent without output, or its reply not be repeated, or if
+        the conversation has gone on in another process.
+        """
         call = analysis.call
+        if call is not None and not self._plans.is_newest_anywhere(call):
+            return None
         parameters = anthropic.ping_parameters(anthropic.decode_request(sent).parameters)
         if call is None or len(sent) > PING_BYTES_MAX or anthropic.find_ping_conflict(parameters) is not None:
             return None
