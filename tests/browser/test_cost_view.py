@@ -74,7 +74,7 @@ def test_skills_are_listed_with_their_loads(page: Page, sample_service: Client) 
 def test_unknown_view_links_to_an_existing_one(page: Page, sample_service: Client) -> None:
     page.url = sample_service.url
     page.open("none-such", heading="View not found")
-    assert page.text("main a[href='#/caching']") == "Go to Caching"
+    assert page.text("main a[href='#/overview']") == "Go to the overview"
 
 
 def test_sessions_are_sorted_as_requested(page: Page, sample_service: Client) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 REQUIRED = bool(os.environ.get("HOLDFAST_REQUIRE_BROWSER"))  # Read before tests get an empty environment.
 SCREENSHOTS = os.environ.get("HOLDFAST_SCREENSHOTS")
+AXE = os.environ.get("HOLDFAST_AXE")  # The path of axe.min.js, from the npm package axe-core.
 PACKAGES = "apt-get install chromium chromium-driver"
 SECONDS_MAX = 30.0
 
@@ -129,6 +130,15 @@ class Page:
         nodes = self.driver.execute_cdp_cmd("Accessibility.getFullAXTree", {})["nodes"]
         exposed = (node for node in nodes if not node.get("ignored") and "role" in node)
         return [(str(node["role"]["value"]), str(node.get("name", {}).get("value", ""))) for node in exposed]
+
+    def accessibility_violations(self) -> list[str]:
+        """What axe-core reports, with the elements; skips where it is not installed."""
+        if not AXE:
+            pytest.skip("HOLDFAST_AXE does not name axe.min.js of the npm package axe-core")
+        self.driver.execute_script(Path(AXE).read_text(encoding="utf-8"))
+        script = "const done = arguments[0]; axe.run().then(found => done(found.violations))"
+        found = self.driver.execute_async_script(script)
+        return [f"{rule['id']}: {[node['html'][:200] for node in rule['nodes'][:3]]}" for rule in found]
 
     def resize(self, width: int, height: int) -> None:
         self.driver.execute_cdp_cmd(

@@ -3,7 +3,7 @@
 Every view of a stored session shows what `audit_stored_session` returns: report, audit, gateway costs, API.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 
 import msgspec
@@ -33,7 +33,7 @@ from holdfast.events.payloads.session import (
 from holdfast.ledger.accounting import LedgerEntry, iter_entries
 from holdfast.ledger.calls import explicit_cache_cost_usd, ping_cost_usd
 from holdfast.ledger.money import round_usd
-from holdfast.ledger.spending import ConversationSpending
+from holdfast.ledger.spending import ConversationSpending, Spending, SpendingFold
 from holdfast.planning.policy import WaitedFor
 from holdfast.recovery.history_edits import apply_repair
 from holdfast.replay.audit import EVERYTHING, AuditScope, PriceLookup, audit_transcript
@@ -52,6 +52,25 @@ CLIENTS = {
     "pi": "pi",
 }
 """Names in user agents -> names of the clients whose transcripts `audit` reads."""
+
+
+def audit_stored_sessions(
+    read: Callable[[str], Iterable[Event]],
+    ids: Iterable[str],
+    prices: PriceLookup,
+    scope: AuditScope = EVERYTHING,
+    *,
+    project: str = "",
+    names: Mapping[str, str] | None = None,
+) -> Spending:
+    """Where the money of stored sessions went; `read` returns the events of one, `names` are for display."""
+    fold = SpendingFold()
+    for id in ids:
+        conversation = audit_stored_session(read(id), id, prices, scope, project=project)
+        if conversation is not None:
+            conversation.name = (names or {}).get(id, "")
+            fold.add(conversation)
+    return fold.build()
 
 
 def audit_stored_session(

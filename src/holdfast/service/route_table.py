@@ -1,7 +1,17 @@
 """All routes, in matching order."""
 
 from holdfast.service import sample
-from holdfast.service.api import analytics, breaks, cache, gateway, health, knowledge, knowledge_pending, skills
+from holdfast.service.api import (
+    analytics,
+    breaks,
+    cache,
+    gateway,
+    health,
+    knowledge,
+    knowledge_pending,
+    overview,
+    skills,
+)
 from holdfast.service.api import sessions as session_routes
 from holdfast.service.api.instructions import agents, agents_view, explore
 from holdfast.service.auth import cookies
@@ -15,6 +25,7 @@ ROUTES: tuple[Route, ...] = (
     *cache.ROUTES,
     *session_routes.ROUTES,
     *gateway.ROUTES,
+    *overview.ROUTES,
     *analytics.ROUTES,
     *breaks.ROUTES,
     *skills.ROUTES,

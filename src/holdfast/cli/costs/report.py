@@ -157,21 +157,18 @@ def audit_stored_sessions(
     import msgspec
 
     from holdfast.cli.tables import track_progress
-    from holdfast.ledger.spending import SpendingFold
+    from holdfast.replay import stored_sessions
     from holdfast.replay.audit import PriceLookup, trace_context
-    from holdfast.replay.stored_sessions import audit_stored_session, build_stored_transcript
 
-    prices, fold = PriceLookup(load_configured_models()), SpendingFold()
     names = {row.id: row.name or "" for row in log.sessions()}
-    for id in track_progress(ids, "sessions", len(ids)):
-        conversation = audit_stored_session(log.read(id), id, prices, scope, project=project or "")
-        if conversation is not None:
-            conversation.name = names.get(id, "")
-            fold.add(conversation)
-    spending = fold.build()
+    progress = track_progress(ids, "sessions", len(ids))
+    prices = PriceLookup(load_configured_models())
+    spending = stored_sessions.audit_stored_sessions(
+        log.read, progress, prices, scope, project=project or "", names=names
+    )
     if not spending.sessions:
         return spending
-    worst = build_stored_transcript(log.read(spending.sessions[0].id), spending.sessions[0].id)
+    worst = stored_sessions.build_stored_transcript(log.read(spending.sessions[0].id), spending.sessions[0].id)
     context = trace_context(worst) if worst is not None else ()
     return msgspec.structs.replace(spending, worst_session_context=context)
 

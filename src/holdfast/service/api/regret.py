@@ -8,11 +8,11 @@ import msgspec
 
 from holdfast.catalog.lookup import Models
 from holdfast.ledger.analytics.queries import PAGE_MAX, LedgerScope
-from holdfast.ledger.spending import SessionSpending, Spending, SpendingFold
+from holdfast.ledger.spending import SessionSpending, Spending
 from holdfast.replay.audit import AuditScope, PriceLookup
 from holdfast.replay.counterfactual import replay_transcripts
 from holdfast.replay.recording import Transcript, deduplicate_transcripts
-from holdfast.replay.stored_sessions import audit_stored_session, build_stored_transcript
+from holdfast.replay.stored_sessions import audit_stored_sessions, build_stored_transcript
 from holdfast.service.api.analytics_rows import to_json_usd
 from holdfast.service.context import ServedLog
 
@@ -63,13 +63,9 @@ class Regret(msgspec.Struct, frozen=True):
 
 def compute_regret(log: ServedLog, models: Models, scope: LedgerScope) -> Regret:
     ids = list(_sessions_with_calls(log, scope))
-    fold, prices = SpendingFold(), PriceLookup(models)
     ranges = AuditScope(since=scope.since, until=scope.until, ranges=True)
-    for session_id in ids[:SESSIONS_MAX]:
-        conversation = audit_stored_session(log.read(session_id), session_id, prices, ranges)
-        if conversation is not None:
-            fold.add(conversation)
-    spending, left_out = fold.build(), max(0, len(ids) - SESSIONS_MAX)
+    spending = audit_stored_sessions(log.read, ids[:SESSIONS_MAX], PriceLookup(models), ranges)
+    left_out = max(0, len(ids) - SESSIONS_MAX)
     sessions = tuple(RegretRow(row.id, *_amounts(row, row.amounts.usd)) for row in spending.sessions)
     return Regret(*_amounts(spending, spending.total.usd), spending.total.calls, sessions, left_out)
 

@@ -6,6 +6,7 @@ import { listen } from "./live.js";
 import { nextTheme, themeLabel, useTheme } from "./theme.js";
 
 const VIEWS = [
+  { name: "overview", label: "Overview", load: () => import("./views/overview.js") },
   { name: "caching", label: "Caching", load: () => import("./views/caching.js") },
   { name: "sessions", label: "Sessions", load: () => import("./views/sessions.js") },
   { name: "session", load: () => import("./views/session.js"), under: "sessions" },
@@ -26,7 +27,7 @@ let navigation = 0;
 function parseLocation() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
   const [name, ...rest] = path.split("/").map(decodeURIComponent);
-  const view = VIEWS.find((candidate) => candidate.name === (name || "caching"));
+  const view = VIEWS.find((candidate) => candidate.name === (name || "overview"));
   return { view, rest, query: new URLSearchParams(query) };
 }
 
@@ -48,7 +49,7 @@ async function show() {
   current.instance?.close?.();
   current = { view, instance: null };
   if (!view) {
-    fill(main, h("div", { class: "empty" }, h("h1", {}, "View not found"), h("p", {}, h("a", { href: "#/caching" }, "Go to Caching"))));
+    fill(main, h("div", { class: "empty" }, h("h1", {}, "View not found"), h("p", {}, h("a", { href: "#/overview" }, "Go to the overview"))));
     return;
   }
   try {

@@ -1,7 +1,9 @@
-// Stacked columns over time and stacked bars by name; one SVG path per series.
+// Stacked columns over time and stacked bars by name; one SVG path per series. Each has its numbers in a table behind it.
 
-import { h, s } from "./dom.js";
+import { fill, h, s } from "./dom.js";
+import { svgButton } from "./download.js";
 import { dollars } from "./format.js";
+import { table } from "./table.js";
 
 /** Available chart width, minus padding and scroll bar. */
 export const chartWidth = () => Math.max(280, document.getElementById("main").clientWidth - 96);
@@ -10,12 +12,14 @@ const HEIGHT = 180;
 const LEFT = 58;
 const FOOT = 22;
 const TOP = 10;
+const BAR_MAX = 64;
 
 /** `slots`: labels in order; `series`: {name, values} with one value per slot; `format` formats a value. */
 export function columns({ slots, series, width, label, format = dollars }) {
   const sums = slots.map((_, slot) => series.reduce((sum, entry) => sum + entry.values[slot], 0));
   const highest = Math.max(...sums, 1e-9);
-  const step = Math.min(96, (width - LEFT) / Math.max(1, slots.length));
+  const step = (width - LEFT) / Math.max(1, slots.length);
+  const bar = Math.min(BAR_MAX, Math.max(1, step - 2));
   const bottom = TOP + HEIGHT;
   const height = (value) => (value / highest) * HEIGHT;
   const tops = slots.map(() => bottom);
@@ -24,7 +28,7 @@ export function columns({ slots, series, width, label, format = dollars }) {
     const path = entry.values.map((value, slot) => {
       const size = height(value);
       tops[slot] -= size;
-      return size > 0 ? `M${LEFT + slot * step + 1} ${tops[slot].toFixed(1)}h${Math.max(1, step - 2).toFixed(1)}v${size.toFixed(1)}h${-Math.max(1, step - 2).toFixed(1)}z` : "";
+      return size > 0 ? `M${(LEFT + slot * step + (step - bar) / 2).toFixed(1)} ${tops[slot].toFixed(1)}h${bar.toFixed(1)}v${size.toFixed(1)}h${(-bar).toFixed(1)}z` : "";
     }).join("");
     return s("path", { class: `series series-${index % 6}`, d: path }, s("title", {}, entry.name));
   });
@@ -35,7 +39,7 @@ export function columns({ slots, series, width, label, format = dollars }) {
       s("text", { class: "tick end", x: LEFT - 6, y: bottom - HEIGHT * share + 4 }, format(highest * share)),
     ]),
     paths,
-    slots.map((slot, index) => (index % every ? null : s("text", { class: "tick", x: LEFT + index * step, y: bottom + 15 }, slot))),
+    slots.map((slot, index) => (index % every ? null : s("text", { class: "tick middle", x: LEFT + (index + 0.5) * step, y: bottom + 15 }, slot))),
     slots.map((slot, index) => s("rect", { class: "hover", x: LEFT + index * step, y: TOP, width: step, height: HEIGHT },
       s("title", {}, [slot, ...series.map((entry) => `${entry.name}: ${format(entry.values[index])}`)].join("\n")))));
 }
@@ -69,3 +73,39 @@ export function bars({ names, series, width, label, format }) {
 
 export const seriesLegend = (series) => h("ul", { class: "legend" }, series.map((entry, index) =>
   h("li", {}, h("i", { class: `swatch series-${index % 6}` }), entry.name)));
+
+const chosenSlots = new Map();
+
+/**
+ * A chart in a card: axis unit, legend, a line with the numbers of the slot under the pointer or chosen by arrow keys, and a table.
+ * `draw` gets `slots`, `series`, `label` and `format` and returns the SVG, whose `.hover` elements are the slots in order.
+ */
+export function chartFigure({ name, caption, unit, heading, slots, series, format, draw }) {
+  const drawing = draw({ slots, series, format, label: `${caption}; the table below the chart has the numbers` });
+  const readout = h("p", { class: "readout small", role: "status" });
+  const areas = [...drawing.querySelectorAll(".hover")];
+  const choose = (index, isKept = true) => {
+    areas.forEach((area, at) => area.classList.toggle("chosen", at === index));
+    if (isKept) chosenSlots.set(name, index);
+    fill(readout, slots[index] === undefined ? unit : `${slots[index]}: ${series.map((entry) => `${entry.name} ${format(entry.values[index])}`).join(", ")}`);
+  };
+  areas.forEach((area, index) => area.addEventListener("pointerenter", () => choose(index, false)));
+  const onKey = (event) => {
+    const chosen = chosenSlots.get(name) ?? (event.key === "ArrowRight" ? -1 : slots.length);
+    const next = { ArrowLeft: chosen - 1, ArrowRight: chosen + 1, Home: 0, End: slots.length - 1 }[event.key];
+    if (next === undefined) return;
+    event.preventDefault();
+    choose(Math.min(slots.length - 1, Math.max(0, next)));
+  };
+  choose(chosenSlots.get(name));
+  const rows = slots.map((slot, index) => ({ slot, index }));
+  return h("section", { class: "block", "aria-label": caption },
+    h("div", { class: "bar" }, h("h2", {}, caption), svgButton(name, () => drawing)),
+    h("div", { class: "scroll chart", tabindex: 0, role: "group", "aria-label": `${caption}, in ${unit}; arrow keys read the numbers`, "data-key": `chart ${name}`, keydown: onKey, pointerleave: () => choose(chosenSlots.get(name), false) }, drawing),
+    readout, seriesLegend(series),
+    h("details", { "aria-label": `Numbers of ${caption}` }, h("summary", { "data-key": `numbers ${name}` }, "Numbers"), table({
+      name, caption: `${caption}: numbers`, rows,
+      columns: [{ heading, plain: (row) => row.slot, show: (row) => row.slot },
+        ...series.map((entry) => ({ heading: entry.name, number: true, plain: (row) => entry.values[row.index], show: (row) => format(entry.values[row.index]) }))],
+    })));
+}

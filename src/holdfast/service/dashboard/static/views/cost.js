@@ -2,8 +2,7 @@
 
 import { get, now, part } from "../api.js";
 import { button, empty, fill, h, tile } from "../dom.js";
-import { chartWidth, columns, seriesLegend } from "../chart.js";
-import { svgButton } from "../download.js";
+import { chartFigure, chartWidth, columns } from "../chart.js";
 import { VERDICTS, count, dollars, percent, verdict } from "../format.js";
 import { money, number, spent, table } from "../table.js";
 import { unreadableNote } from "./caching.js";
@@ -84,10 +83,10 @@ function spending(slot, models, rowsByModel) {
     const costs = new Map(rowsByModel[index].map((row) => [row[slot], row.cost_usd]));
     return { name, values: slots.map((name) => costs.get(name) ?? 0) };
   });
-  const chart = columns({ slots: slots.map((name) => slotLabel(slot, name)), series, width: chartWidth(), label: `Spend by ${slot} and model; the tables below have the numbers` });
-  return h("section", { class: "block", "aria-label": "Spend over time" },
-    h("div", { class: "bar" }, h("h2", {}, "Spend over time"), svgButton("spend", () => chart)),
-    h("div", { class: "scroll chart", tabindex: 0, role: "group", "aria-label": "Spend over time" }, chart), seriesLegend(series));
+  return chartFigure({
+    name: "spend", caption: "Spend over time", unit: `US dollars by ${slot} and model`, heading: slot === "hour" ? "Hour" : "Day", format: dollars,
+    slots: slots.map((name) => slotLabel(slot, name)), series, draw: (options) => columns({ ...options, width: chartWidth() }),
+  });
 }
 
 /** All hours from the first to the last, including those without calls. */

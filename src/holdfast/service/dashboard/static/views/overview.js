@@ -1,0 +1,125 @@
+// First page: what was spent, saved and lost lately, what needs attention, and what to do next.
+
+import { get, now, part } from "../api.js";
+import { empty, fill, h, tile } from "../dom.js";
+import { chartFigure, chartWidth, columns } from "../chart.js";
+import { VERDICTS, count, cost, dollars, percent, time } from "../format.js";
+import { money, number, table } from "../table.js";
+
+export const title = "Overview";
+
+const ACTIONS_MS = 30_000;
+const LIVE_SHOWN_MAX = 10;
+const SOON_SHARE = 0.8;
+
+export async function show(place) {
+  const body = h("div", {});
+  const refresh = async () => {
+    const [{ data }, actions] = await Promise.all([get("/analytics/overview"), cachedActions()]);
+    fill(body, render(data, actions.data));
+  };
+  await refresh();
+  place.append(h("h1", {}, "Overview"), body);
+  return { refresh };
+}
+
+let cached = { at: 0, reply: null };
+
+/** Every event of the sessions that spent most is read for the actions, so a reply is reused for ACTIONS_MS. */
+async function cachedActions() {
+  if (now() - cached.at > ACTIONS_MS) {
+    cached = { at: now(), reply: get("/analytics/actions") };
+    cached.reply.catch(() => { cached.at = 0; });
+  }
+  return cached.reply;
+}
+
+function render(data, actions) {
+  const { today, week } = data;
+  if (!week.now.call_count && !week.before.call_count && !data.live.length && !data.warnings.length) {
+    return empty("Nothing recorded in the last two weeks", ["Put the gateway in front of an agent (", h("code", {}, "holdfast serve"), ", then ", h("code", {}, "holdfast connect"),
+      "), or ", h("a", { href: "#/try" }, "play a sample"), "."]);
+  }
+  return [
+    attention(data),
+    h("div", { class: "tiles" },
+      compared("Spent today", today, "spent_usd", "yesterday by this time", "today"),
+      compared("Spent in 7 days", week, "spent_usd", "in the 7 days before", "week"),
+      compared("Saved in 7 days", week, "saved_usd", "in the 7 days before", "saved", "By caching, against the same calls without a cache"),
+      compared("Lost in 7 days", week, "lost_usd", "in the 7 days before", "lost", "What cache misses cost above the price of a cache read"),
+      tile("Read share", [percent(week.now.read_share), against(percent(week.before.read_share), "in the 7 days before")], "Share of the prompt tokens of 7 days that were read from the cache", "read-share"),
+      tile("Live sessions", count(data.live.length) + (data.live_more ? "+" : ""), "Sessions with an event in the last 5 minutes", "live")),
+    nextSteps(actions),
+    spending(data.days),
+    losses(data.losses),
+    liveTable(data.live),
+  ];
+}
+
+const against = (text, before) => h("span", { class: "small" }, ` ${text} ${before}`);
+
+function compared(label, period, field, before, name, meaning = "Cost of all calls; no price is known for unpriced ones") {
+  const unpriced = field === "spent_usd" ? period.now.unpriced_calls : 0;
+  const amount = unpriced && unpriced === period.now.call_count ? "unpriced" : dollars(period.now[field]) + (unpriced ? ` + ${count(unpriced)} unpriced` : "");
+  return tile(label, [amount, against(dollars(period.before[field]), before)], meaning, name);
+}
+
+/** What is wrong, each with what to do about it. */
+function attention(data) {
+  const failed = Object.entries(data.failed_calls);
+  const rows = [
+    ...data.warnings.map((reason) => ["degraded", [reason]]),
+    ...(data.budgets ?? []).filter((row) => row.share >= SOON_SHARE).map((row) => ["budget", [
+      h("a", { href: "#/keys", "data-key": `budget ${row.id}` }, row.name ?? row.id), ` has used ${percent(row.share)} of ${dollars(row.limit_usd)} a ${row.period}; it resets `, time(row.resets_at), "."]]),
+    ...(data.unreadable_calls ? [["unreadable", [`${count(data.unreadable_calls)} ${data.unreadable_calls === 1 ? "response" : "responses"} could not be read: usage and cost are estimated by size. `,
+      h("code", {}, "holdfast sessions show ID"), " names the field."]]] : []),
+    ...(data.unpriced_models.length ? [["unpriced", [`No price is known for ${data.unpriced_models.join(", ")}: add it to `, h("code", {}, "[models.\"provider:name\"]"), " in config.toml."]]] : []),
+    ...(failed.length ? [["failed", [`${count(failed.reduce((sum, [, calls]) => sum + calls, 0))} calls failed: ${failed.map(([kind, calls]) => `${count(calls)} ${kind.replaceAll("_", " ")}`).join(", ")}.`]]] : []),
+  ];
+  return rows.length ? h("section", { class: "block", "aria-label": "Needs attention" }, h("h2", {}, "Needs attention"),
+    h("ul", { class: "plain" }, rows.map(([name, text]) => h("li", { class: "warning", "data-attention": name }, text)))) : null;
+}
+
+const nextSteps = ({ actions, session_count: sessions, sessions_left_out: left }) => h("section", { class: "block", "aria-label": "What to do next" },
+  h("h2", {}, "What to do next"),
+  actions.length
+    ? h("ol", { class: "actions" }, actions.map((row) => h("li", {}, h("strong", {}, row.action), ` saves about ${dollars(row.usd_a_week)} a week: `, quoted(row.how), ". ",
+      h("span", { class: "small" }, `Assumed: ${row.assumption}.`))))
+    : h("p", { class: "none" }, "Nothing would save more than 1% of what was spent in the last 7 days."),
+  h("p", { class: "small" }, `Estimated from ${count(sessions)} sessions of the last 7 days${left ? `, those that spent most of ${count(sessions + left)}` : ""}. `,
+    h("code", {}, "holdfast report --since 7d"), " has all figures behind it."));
+
+/** Text in which `backticks` are code. */
+const quoted = (text) => text.split("`").map((piece, index) => (index % 2 ? h("code", {}, piece) : piece));
+
+function spending(days) {
+  const series = [
+    { name: "Spent without losses", values: days.map((row) => Math.max(0, row.spent_usd - row.lost_usd)) },
+    { name: "Lost to cache misses", values: days.map((row) => Math.min(row.lost_usd, row.spent_usd)) },
+  ];
+  const slots = days.map((row) => row.day.slice(5));
+  return chartFigure({
+    name: "spend by day", caption: "Spend by day, UTC", unit: "US dollars a day", slots, series, heading: "Day", format: dollars,
+    draw: (options) => columns({ ...options, width: chartWidth() }),
+  });
+}
+
+const losses = (rows) => table({
+  name: "losses", caption: "Lost in 7 days, by cause", rows, none: "No call is known to have lost anything.",
+  columns: [
+    { heading: "Cause", plain: (row) => row.cause, show: (row) => h("a", { href: `#/breaks?${new URLSearchParams({ cause: row.cause, ...(row.component ? { component: row.component } : {}), days: 7 })}`, "data-key": `loss ${row.cause} ${row.component}` }, row.cause.replaceAll("_", " ")) },
+    { heading: "Component", plain: (row) => row.component ?? "", show: (row) => row.component ?? "–" },
+    { heading: "What to do", plain: (row) => row.remedy, show: (row) => h("span", { class: "small" }, row.remedy ? quoted(row.remedy) : VERDICTS[row.cause] ?? "") },
+    number("Calls", (row) => row.call_count), money("Lost", (row) => row.lost_usd),
+  ],
+});
+
+const liveTable = (rows) => table({
+  name: "live sessions", caption: "Live sessions", rows: rows.slice(0, LIVE_SHOWN_MAX), none: "No session had an event in the last 5 minutes.",
+  columns: [
+    { heading: "Session", plain: (row) => row.name ?? row.id, show: (row) => h("a", { href: `#/session/${part(row.id)}`, "data-key": `live ${row.id}` }, row.name ?? row.id) },
+    { heading: "Model", plain: (row) => row.model, show: (row) => row.model },
+    { heading: "Spent", number: true, plain: (row) => row.spent_usd, show: (row) => cost(row.spent_usd) },
+    { heading: "Last activity", plain: (row) => row.last_event_at, show: (row) => time(row.last_event_at) },
+  ],
+});
