@@ -7,7 +7,7 @@ import asyncio
 import math
 import re
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import Protocol
 from urllib.parse import parse_qsl, urlsplit
@@ -124,7 +124,8 @@ class SimulatedTransport:
 class SimulatedProvider:
     """Every provider's API with its cache. Any API key is accepted; each key is its own workspace.
 
-    Deterministic: the same clock, script and requests give the same responses, byte for byte.
+    Deterministic: the same clock, script and requests give the same responses, byte for byte. `cache` has entries of
+    an earlier provider, to continue with.
     """
 
     def __init__(
@@ -134,13 +135,14 @@ class SimulatedProvider:
         script: Script | ReplyFunction | str | bytes | None = None,
         models: Models | None = None,
         requests: RequestRing | None = None,
+        cache: Sequence[CacheEntry] = (),
     ) -> None:
         self._clock = clock
         self._advanced_seconds = 0.0
         self._script = parse_script(script) if isinstance(script, str | bytes) else script or Script()
         self._models = models
         self._requests = requests or RequestRing()
-        self._entries = CacheEntries()
+        self._entries = CacheEntries({(entry.scope, entry.digest): entry for entry in cache})
         self._explicit_caches = SimulatedExplicitCaches()
         self._past_requests = AnsweredRequests()
         self._failures: OrderedDict[tuple[str, int], int] = OrderedDict()

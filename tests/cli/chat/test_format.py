@@ -163,13 +163,13 @@ def test_long_arguments_are_shown_to_their_end(tmp_path: Path) -> None:
         (" YES ", True),
         ("a", "session"),
         ("always", "session"),
-        ("", False),
         ("n", False),
-        ("yep", False),
-        (None, False),
+        ("No", False),
+        ("", None),
+        ("yep", None),
     ],
 )
-def test_only_an_explicit_yes_counts(answer: str | None, expected: object) -> None:
+def test_an_answer_is_yes_no_or_not_understood(answer: str, expected: object) -> None:
     assert parse_confirmation(answer) == expected
 
 

@@ -64,7 +64,7 @@ def test_a_change_is_shown_and_written_once_it_is_allowed(tmp_path: Path) -> Non
         terminal.expect("\n> ")
         terminal.enter("run touch ran")
         terminal.expect(CONFIRMATION)
-        terminal.enter("")
+        terminal.enter("n")
         terminal.expect("user denied")
         terminal.expect("\n> ")
         # Pasted as one message: a change that is too long to show at once is shown on demand.
@@ -198,6 +198,63 @@ def test_tab_completes_commands_and_models(tmp_path: Path) -> None:
         assert "You said: no command\n" in send_message(terminal, "")
         terminal.type(CTRL_D)
         assert terminal.end() == 0
+
+
+def test_tab_completes_paths_of_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "greeting.txt").write_text("Hello.")
+    with chat(tmp_path, "--yes") as terminal:
+        terminal.expect("\n> ")
+        terminal.type("read letters/gre\t")
+        assert "The tool returned: Hello." in send_message(terminal, "")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+def test_ctrl_r_searches_earlier_messages(tmp_path: Path) -> None:
+    with chat(tmp_path, "--no-tools") as terminal:
+        terminal.expect("\n> ")
+        send_message(terminal, "the first of them")
+        send_message(terminal, "another one")
+        terminal.type("\x12first\r")
+        assert "You said: the first of them" in send_message(terminal, "")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+def test_an_answer_that_is_not_understood_is_asked_for_again(tmp_path: Path) -> None:
+    with chat(tmp_path) as terminal:
+        terminal.expect("\n> ")
+        terminal.enter("run echo done")
+        terminal.expect(CONFIRMATION)
+        terminal.enter("maybe")
+        terminal.expect("please answer with one of the letters in brackets")
+        terminal.expect(CONFIRMATION)
+        terminal.enter("y")
+        assert "The tool returned: " in terminal.expect(STATUS)
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+def test_a_long_reply_is_wrapped_at_words(tmp_path: Path) -> None:
+    with chat(tmp_path, "--no-tools") as terminal:
+        terminal.expect("\n> ")
+        shown = send_message(terminal, "hello")
+        assert "This is a simulated model. It understands: read FILE, list DIR, search PATTERN,\nwrite FILE" in shown
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+def test_a_resumed_simulated_chat_reads_what_the_chat_before_cached(tmp_path: Path) -> None:
+    for options in ((), ("--resume",)):
+        with chat(tmp_path, *options) as terminal:
+            terminal.expect("\n> ")
+            send_message(terminal, "hello")
+            terminal.enter("/cache")
+            verdict = terminal.expect("tokens read")
+            terminal.type(CTRL_D)
+            assert terminal.end() == 0
+    assert "last: held, " in verdict
 
 
 def test_the_arrow_keys_recall_messages_and_no_answers(tmp_path: Path) -> None:

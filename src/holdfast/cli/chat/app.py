@@ -4,10 +4,12 @@ import logging
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
+from pathlib import Path
 
 import msgspec
 
+from holdfast.cachemodel.values import CacheEntry
 from holdfast.catalog.lookup import apply_model_overrides, find_model, shipped_models
 from holdfast.cli.chat.command import (
     ChatOptions,
@@ -41,6 +43,8 @@ from holdfast.stores.open import open_store
 from holdfast.types.blocks import Message, Text, ToolResult, ToolUse, join_text_blocks
 
 RESUMED_LINES_MAX = 12
+SIMULATED_CACHE_FILE = "simulated_cache.json"
+SIMULATED_ENTRIES_MAX = 1_000
 
 
 def run_chat(flags: ChatOptions, screen: ChatScreen, environ: Mapping[str, str]) -> int:
@@ -91,10 +95,15 @@ def _open_chat(
     turn_runner = TurnRunner(thread)
     options["confirm"] = turn_runner.ask_confirmation
     options["store"] = log
+    provider = None
+    simulated_cache = Path(settings.config.home, SIMULATED_CACHE_FILE)
     if flags.simulate:
         from holdfast.simulator.provider import SimulatedProvider
 
-        options["transport"] = SimulatedProvider(models=settings.models, script=simulate_chat_reply)
+        provider = SimulatedProvider(
+            models=settings.models, script=simulate_chat_reply, cache=load_simulated_cache(simulated_cache)
+        )
+        options["transport"] = provider
     session = Session.resume(stored.session_id, **options) if stored else Session.create(**options)
     warnings = WarningNoticeHandler(turn_runner.notices)
     logger = logging.getLogger("holdfast")
@@ -106,6 +115,8 @@ def _open_chat(
         finally:
             with ignore_signals():
                 thread.run_coroutine(session.aclose())
+                if provider is not None:
+                    save_simulated_cache(simulated_cache, provider.cache)
                 # A new chat in which nothing was sent leaves no session behind.
                 if stored is None and not session.turn_count:
                     log.delete(session.id)
@@ -118,6 +129,7 @@ def _show_greeting(chat: ChatSession, stored: SessionState | None) -> None:
     session, flags = chat.session, chat.settings.options
     if chat.screen.keyboard:
         chat.screen.keyboard.commands = list_command_words(chat)
+        chat.screen.keyboard.folder = str(chat.settings.workspace)
         folder = strip_control_characters(shorten_home_path(str(chat.settings.workspace.resolve())))
         chat.screen.show_lines(f"{session.model}{' (simulated)' if flags.simulate else ''} in {folder}")
         chat.screen.show_note("/help lists commands; Ctrl-C stops a call, Ctrl-D exits")
@@ -161,6 +173,20 @@ def _show_ending(chat: ChatSession, *, is_new: bool) -> None:
         return
     chat.screen.show_note(f"{format_usd_4(session.cost)} in {format_count(session.turn_count, 'turn')}; to continue:")
     chat.screen.show_note(format_resume_command(chat.settings.options, session.id))
+
+
+def load_simulated_cache(path: Path) -> tuple[CacheEntry, ...]:
+    """What an earlier simulated chat left in its provider's cache; a real provider's cache outlives the client too."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=tuple[CacheEntry, ...])
+    except (OSError, msgspec.MsgspecError):
+        return ()
+
+
+def save_simulated_cache(path: Path, entries: Sequence[CacheEntry]) -> None:
+    """Digests and sizes of prefixes, no text. Without it the next chat only begins with a cold cache."""
+    with suppress(OSError):
+        path.write_bytes(msgspec.json.encode(entries[-SIMULATED_ENTRIES_MAX:]))
 
 
 SHOWN_CHARACTERS_MAX = 400

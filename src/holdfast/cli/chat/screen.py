@@ -21,6 +21,7 @@ from holdfast.cli.chat.format import (
     format_tool_outcome,
     truncate_lines,
 )
+from holdfast.cli.chat.markdown import MarkdownStream
 from holdfast.events.log import Event
 from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared, ToolCalled, ToolCompleted, ToolFailed
 from holdfast.events.payloads.compaction import ContextCompacted
@@ -32,6 +33,7 @@ from holdfast.types.prompt import Plan
 from holdfast.types.reply import Delta, Reply, ReplyFinished, TextDelta, ThinkingDelta
 
 if TYPE_CHECKING:
+    from prompt_toolkit.completion import Completer
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
 PROMPT = "> "
@@ -60,6 +62,8 @@ class ChatScreen:
         self._beside = out if interactive else beside
         self._colours = colours
         self._open: TextIO | None = None  # The stream with an unfinished line.
+        # Markdown is for people; a terminal that cannot move its cursor gets the text as it is.
+        self._markdown = MarkdownStream(colours=colours) if keyboard and not keyboard.is_dumb else None
         self.interactive = interactive
         self.keyboard = keyboard
 
@@ -68,9 +72,14 @@ class ChatScreen:
         return shutil.get_terminal_size().columns if self.interactive else 80
 
     def stream_text(self, text: str, *, dim: bool = False) -> None:
-        """Print a part of the model's reply, without control characters."""
+        """Print a part of the model's reply, without control characters; as Markdown where somebody reads it."""
         shown = clean_streamed_text(text)
         if not shown:
+            return
+        if self._markdown and not dim:
+            if self._markdown.is_empty:
+                self.end_line()
+            self._write(self._out, self._markdown.feed(shown, width=self.width))
             return
         self._end_line_elsewhere(self._out)
         self._write(self._out, self._styled(shown, _DIM) if dim else shown)
@@ -108,6 +117,8 @@ class ChatScreen:
             self._write(self._beside, self._styled(INDENT + line, style) + "\n")
 
     def end_line(self) -> None:
+        if self._markdown:
+            self._write(self._out, self._markdown.finish(width=self.width))
         if self._open is not None:
             self._write(self._open, "\n")
             self._open = None
@@ -142,14 +153,18 @@ def open_terminal_screen(environ: Mapping[str, str]) -> ChatScreen:
 
 
 class Keyboard:
-    """Reads what a person types: messages, with a history and completion of commands, and answers to questions."""
+    """Reads what a person types: messages, with a history and completion of commands and paths, and answers.
+
+    Ctrl-R searches the history; so does Up after the beginning of an earlier message.
+    """
 
     def __init__(self, *, colours: bool, is_dumb: bool) -> None:
         from prompt_toolkit.history import InMemoryHistory
 
         self.commands: list[str] = []
+        self.folder = "."
         self.history = InMemoryHistory()
-        self._is_dumb = is_dumb
+        self.is_dumb = is_dumb
         # A terminal that cannot move its cursor shows lines as they are typed.
         self._ask_message: Callable[[str], str] = input
         self._ask_answer: Callable[[str], str] = input
@@ -166,9 +181,9 @@ class Keyboard:
                     while message.endswith("\\"):
                         message = f"{message[:-1]}\n{self._ask_message(CONTINUATION_PROMPT)}"
             except KeyboardInterrupt:
-                screen.show_lines(*[""] * self._is_dumb, f"{INDENT}Ctrl-D or /exit ends the chat")
+                screen.show_lines(*[""] * self.is_dumb, f"{INDENT}Ctrl-D or /exit ends the chat")
             except EOFError:
-                screen.show_lines(*[""] * self._is_dumb)
+                screen.show_lines(*[""] * self.is_dumb)
                 return
             else:
                 if message.strip():
@@ -190,7 +205,6 @@ class Keyboard:
 
     def _open_prompts(self, *, colours: bool) -> "tuple[Callable[[str], str], Callable[[str], str]]":
         from prompt_toolkit import PromptSession
-        from prompt_toolkit.completion import WordCompleter
         from prompt_toolkit.output import ColorDepth
         from prompt_toolkit.shortcuts import CompleteStyle
 
@@ -198,8 +212,9 @@ class Keyboard:
         messages: PromptSession[str] = PromptSession(
             prompt_continuation=CONTINUATION_PROMPT,
             history=self.history,
+            enable_history_search=True,
             key_bindings=_message_keys(),
-            completer=WordCompleter(lambda: self.commands, sentence=True),
+            completer=_message_completer(self),
             complete_while_typing=False,
             # Below the line when Tab is pressed; a menu would keep eight rows free below every prompt.
             complete_style=CompleteStyle.READLINE_LIKE,
@@ -210,13 +225,34 @@ class Keyboard:
         return messages.prompt, answers.prompt
 
 
+def _message_completer(keyboard: Keyboard) -> "Completer":
+    """Completes a slash command, or else the last word as a path of the folder that the chat works in."""
+    from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter, WordCompleter
+    from prompt_toolkit.document import Document
+
+    commands = WordCompleter(lambda: keyboard.commands, sentence=True)
+    paths = PathCompleter(get_paths=lambda: [keyboard.folder])
+
+    class MessageCompleter(Completer):
+        def get_completions(self, document: Document, complete_event: CompleteEvent) -> "Iterator[Completion]":
+            before = document.text_before_cursor
+            if before.startswith("/") and (found := [*commands.get_completions(document, complete_event)]):
+                yield from found
+            elif before and not before[-1].isspace():
+                # Only a word that has begun: after a space Tab would list the whole folder.
+                yield from paths.get_completions(Document(before.split()[-1]), complete_event)
+
+    return MessageCompleter()
+
+
 def _message_keys() -> "KeyBindings":
     """Enter sends the message; after a backslash, or with Alt, it starts another line."""
+    from prompt_toolkit.filters import is_searching
     from prompt_toolkit.key_binding import KeyBindings
 
     keys = KeyBindings()
 
-    @keys.add("enter")
+    @keys.add("enter", filter=~is_searching)
     def send(event: "KeyPressEvent") -> None:
         buffer = event.current_buffer
         if buffer.document.text_before_cursor.endswith("\\"):

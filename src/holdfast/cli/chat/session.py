@@ -1,7 +1,7 @@
 """The state of a running chat: sends a message, shows the turn, and asks the user for confirmations."""
 
 import os
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -103,10 +103,18 @@ class ChatSession:
 
     def ask_yes_no(self, question: str) -> bool:
         """Whether the user answers yes; with --yes, the question is not asked."""
-        return (
-            self.settings.options.yes
-            or parse_confirmation(self.screen.read_answer(f"{question} [y]es / [n]o: ")) is True
-        )
+        return self.settings.options.yes or self._ask_confirmation(f"{question} [y]es / [n]o: ") is True
+
+    def _ask_confirmation(self, question: str, lines: Sequence[str] = ()) -> Confirmation:
+        """Ask until the answer is understood; Ctrl-C and Ctrl-D are a no. `lines` are shown whole on request."""
+        while (answer := self.screen.read_answer(question)) is not None:
+            if lines and answer.strip().lower() in ("s", "show"):
+                self.screen.show_change(lines, whole=True)
+            elif (confirmation := parse_confirmation(answer)) is not None:
+                return confirmation
+            else:
+                self.screen.show_note("please answer with one of the letters in brackets")
+        return False
 
     def show_warnings(self) -> None:
         """Show the warnings logged since the last turn."""
@@ -140,13 +148,7 @@ class ChatSession:
         is_cut = len(lines) > DIFF_LINES_MAX
         choices = "[y]es / [n]o / [a]lways this session" + (" / [s]how all" if is_cut else "")
         question = f"  {strip_control_characters(request.tool_name)}: {choices}? "
-        while (
-            (answer := self.screen.read_answer(question)) is not None
-            and is_cut
-            and answer.strip().lower() in ("s", "show")
-        ):
-            self.screen.show_change(lines, whole=True)
-        return parse_confirmation(answer)
+        return self._ask_confirmation(question, lines if is_cut else ())
 
     def _conclude(self, over: TurnEnd) -> None:
         if over.cancelled:
@@ -184,15 +186,17 @@ def format_confirmation(request: ConfirmationRequest, workspace: Path) -> list[s
             return _visible_lines([request.tool_name, *_argument_lines(arguments)] if arguments else [request.summary])
 
 
-def parse_confirmation(answer: str | None) -> Confirmation:
-    """Parse the answer; anything that is not clearly yes is a no."""
-    match (answer or "").strip().lower():
+def parse_confirmation(answer: str) -> Confirmation | None:
+    """Parse the answer; None if it is neither yes nor no."""
+    match answer.strip().lower():
         case "y" | "yes":
             return True
         case "a" | "always":
             return "session"
-        case _:
+        case "n" | "no":
             return False
+        case _:
+            return None
 
 
 def _write_diff(workspace: Path, path: str, content: str) -> list[str]:
