@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from holdfast.integrations.wrap import wrap as wrap
     from holdfast.runtime.instructions.client import InstructionClient as InstructionClient
     from holdfast.runtime.instructions.embedded import Library as Library
-    from holdfast.runtime.run_sync import run_sync as run_sync
     from holdfast.runtime.session import Session as Session
+    from holdfast.runtime.session_functions import run_sync as run_sync
     from holdfast.simulator.provider import SimulatedProvider as SimulatedProvider
     from holdfast.stores.memory import MemoryStore as MemoryStore
     from holdfast.types.blocks import Base64Source as Base64Source
@@ -42,7 +42,7 @@ _NAMES = {
     "holdfast.integrations.wrap": ("wrap",),
     "holdfast.runtime.instructions.client": ("InstructionClient",),
     "holdfast.runtime.instructions.embedded": ("Library",),
-    "holdfast.runtime.run_sync": ("run_sync",),
+    "holdfast.runtime.session_functions": ("run_sync",),
     "holdfast.runtime.session": ("Session",),
     "holdfast.simulator.provider": ("SimulatedProvider",),
     "holdfast.stores.memory": ("MemoryStore",),

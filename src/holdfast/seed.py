@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from holdfast.runtime.context_report import build_initial_context as build_initial_context
     from holdfast.runtime.context_report import stable_prefix_length as stable_prefix_length
     from holdfast.runtime.prompt_cache import PromptCache as PromptCache
-    from holdfast.runtime.session import compact_session as compact_session
-    from holdfast.runtime.session import next_wake as next_wake
+    from holdfast.runtime.session_functions import compact_session as compact_session
+    from holdfast.runtime.session_functions import next_wake as next_wake
     from holdfast.sources.skills.library import default_skills_dir as default_skills_dir
     from holdfast.sources.skills.library import load_skills as load_skills
     from holdfast.sources.skills.skill import Skill as Skill
@@ -81,7 +81,7 @@ _NAMES = {
     "holdfast.recovery.scenarios": ("EscalationPolicy", "FailureScenario", "StepName"),
     "holdfast.runtime.context_report": ("build_initial_context", "stable_prefix_length"),
     "holdfast.runtime.prompt_cache": ("PromptCache",),
-    "holdfast.runtime.session": ("compact_session", "next_wake"),
+    "holdfast.runtime.session_functions": ("compact_session", "next_wake"),
     "holdfast.sources.skills.library": ("default_skills_dir", "load_skills"),
     "holdfast.sources.skills.skill": ("Skill", "SkillSource"),
     "holdfast.sources.skills.store": ("SkillStore",),

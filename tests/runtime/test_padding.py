@@ -15,8 +15,8 @@ from holdfast.planning.learned import LearnedParameters, SessionLength
 from holdfast.providers.registry import get_adapter
 from holdfast.runtime.options import Options
 from holdfast.runtime.padding import CallForecast, PaddingInputs, count_prefix_tokens, decide_padding, forecast_calls
-from holdfast.runtime.run_sync import run_sync
 from holdfast.runtime.session import Session
+from holdfast.runtime.session_functions import run_sync
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from holdfast.types.blocks import ToolUse

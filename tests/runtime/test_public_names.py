@@ -65,6 +65,12 @@ def test_a_session_has_a_keyword_argument_for_every_option(method: typing.Any) -
     assert all(parameter.default is None for parameter in keywords.values())
 
 
+def test_help_on_create_has_one_line_for_every_option() -> None:
+    described = re.findall(r"(?m)^    (\w+): \S.*[.`]$", inspect.getdoc(Session.create) or "")
+    assert described[:-1] == [*Options.__annotations__]
+    assert described[-1] == "UserError"
+
+
 def test_a_misspelled_keyword_argument_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UserError, match=r"unknown option 'sytem_prompt'; did you mean 'system_prompt'\?"):
         Session.create(sytem_prompt="Be brief.")  # type: ignore[arg-type]

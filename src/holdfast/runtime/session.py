@@ -10,7 +10,6 @@ from typing import Never, Self
 
 from holdfast.clock import Clock, NewId, Sleep
 from holdfast.compaction.models import CompactionConfig, CompactionMode, CompactionResult
-from holdfast.economics.keep_alive import NextWake
 from holdfast.engine.cache.explicit_cache import delete_explicit_cache
 from holdfast.engine.cache.keep_alive import PrewarmResult, SessionKeepAlive, prewarm
 from holdfast.engine.cache.plan import record_learned
@@ -94,7 +93,6 @@ class Session:
     def create(
         cls,
         *,
-        # Prompt.
         model: str | None = None,
         system_prompt: str | None = None,
         preset_name: str | None = None,
@@ -105,7 +103,6 @@ class Session:
         workspace: str | Path | None = None,
         another_workspace: bool | None = None,
         name: str | None = None,
-        # Tools.
         tools: Sequence[Tool | ToolFunction] | None = None,
         builtin_tools: bool | Sequence[str] | None = None,
         read_roots: Sequence[str | Path] | None = None,
@@ -118,7 +115,6 @@ class Session:
         confirm_for: Sequence[SideEffects] | None = None,
         confirm_seconds_max: float | None = None,
         steps_max: int | None = None,
-        # Instructions, skills and knowledge.
         instructions: SessionInstructions | None = None,
         skills: bool | str | Path | Sequence[str | Path] | SkillStore | None = None,
         skills_mode: SkillMode | None = None,
@@ -129,13 +125,11 @@ class Session:
         digest_refresh: DigestRefresh | None = None,
         curation: str | None = None,
         rag: bool | None = None,
-        # History and recovery.
         compaction: CompactionMode | CompactionConfig | None = None,
         compaction_tokens: int | None = None,
         recall_history: bool | None = None,
         compact_tool: bool | None = None,
         recovery_steps: Mapping[str, StepFunction] | None = None,
-        # Cost and caching.
         profile: CacheProfile | None = None,
         layout: Layout | None = None,
         padding: Padding | None = None,
@@ -152,7 +146,6 @@ class Session:
         diagnostics: Diagnostics | None = None,
         completion_cache: bool | None = None,
         completion_cache_seconds: float | None = None,
-        # Requests.
         output_tokens_max: int | None = None,
         temperature: float | None = None,
         thinking: Mapping[str, Json] | None = None,
@@ -160,7 +153,6 @@ class Session:
         stop_sequences: Sequence[str] | None = None,
         betas: Sequence[str] | None = None,
         request_fields: Mapping[str, Json] | None = None,
-        # Connections and storage.
         transport: Transport | TransportProvider | None = None,
         base_url: str | None = None,
         api_key: str | None = None,
@@ -168,7 +160,6 @@ class Session:
         simulated: bool | None = None,
         user_id: str | None = None,
         team_id: str | None = None,
-        # For tests.
         clock: Clock | None = None,
         sleep: Sleep | None = None,
         new_id: NewId | None = None,
@@ -176,55 +167,80 @@ class Session:
     ) -> Self:
         """A new session; nothing happens before it is entered. All arguments are optional; None means not given.
 
-        Prompt: `system_prompt` never changes within a session; `system_prompt_volatile` may change on every call, and
-        may be a function. `preset_name` and `persona_name` name files `presets/NAME.md` and `personas/NAME.md` below
-        `.holdfast` that replace `system_prompt` and `persona`; they are read when a session is created. `workspace`
-        adds the project's instruction files, its git state and the date; resuming in a different folder needs
-        `another_workspace`.
+        Args:
+            model: As `provider:name`; by default the configured one. Without prompt caching it needs `allow_uncached`.
+            system_prompt: Never changes within a session.
+            preset_name: Reads `system_prompt` from `.holdfast/presets/NAME.md` when a session is created.
+            persona: Follows the system prompt, and never changes either.
+            persona_name: Reads `persona` from `.holdfast/personas/NAME.md` when a session is created.
+            system_prompt_volatile: Text, or a function that returns it, that may change on every call.
+            volatile: The same as layers with names.
+            workspace: Adds the project's instruction files, its git state and the date.
+            another_workspace: Allows to resume in a different folder.
+            name: For lists and the dashboard.
+            tools: Functions or `Tool` values that the model may call.
+            builtin_tools: Tools for files and commands of the workspace: all, or those named.
+            read_roots: Folders elsewhere that these may read.
+            command_variables: Environment variables that commands get besides harmless ones.
+            memory: Adds MEMORY.md of the workspace and USER.md of the user, and the tools to edit them.
+            delegate: A tool that runs a task in a child session with the same prefix; a number allows so many at once.
+            delegation_depth_max: How deep delegations may nest.
+            allowed: Returns why a call may not run at all, or None.
+            confirm: Called before a tool runs whose side effects are in `confirm_for`.
+            confirm_for: Kinds of side effects that need a confirmation.
+            confirm_seconds_max: How long a confirmation may take.
+            steps_max: Model calls that one message may lead to.
+            instructions: From `Library.for_session`: a stub and an index, and a tool that recalls the rest.
+            skills: True for the user's and the workspace's; or folders, or a `SkillStore`.
+            skills_mode: Rules by which they are parsed; by default the seed's, and lenient ones for `also_skills`.
+            also_skills: Folders of other programs to read as well, such as `.claude/skills`.
+            skill_ranking: How `skill_search` ranks: "lexical" or "semantic".
+            enforce_allowed_tools: A loaded skill limits which tools may be used.
+            knowledge: False leaves out the project's knowledge digest, if there is one.
+            digest_refresh: When a newer digest is used: with the next epoch, or the "next_turn".
+            curation: The preset of active files, in place of the workspace's.
+            rag: Whether retrieved passages of project files are added; by default if `holdfast rag index` was run.
+            compaction: When a summary replaces old messages: "threshold", "economical", "off", or a `CompactionConfig`.
+            compaction_tokens: Size of the prompt at which that happens: 100,000, at most 80 % of the context window.
+            recall_history: A tool that shows what left the prompt; the default beside other tools, unless "off".
+            compact_tool: A tool by which the model asks for a compaction at a natural break.
+            recovery_steps: Names of recipe steps, such as `rebase_branch`, and their functions.
+            profile: "seed" gives the behaviour of the seed documents in everything.
+            layout: "seed" puts volatile text at the end of the system prompt.
+            padding: Whether a prefix that is too short to be cached is extended: "auto", "always", "never".
+            models: Other models that the session may switch to.
+            calls_expected: How many calls it will make; by default as earlier sessions of the workspace did.
+            allow_uncached: Allows a model without prompt caching.
+            spend_max_usd: What the session may spend; a call that could exceed it raises `BudgetError`.
+            single_flight: Of sessions that start with the same prefix at once, one writes it and the others wait.
+            prewarm: Writes the stable prefix to the cache when the session is entered.
+            keep_alive: Pings the cache of an idle session where that is expected to save money.
+            keep_alive_usd_max: What these pings may cost.
+            cache_ttl_seconds: TTL of an explicit cache (Gemini); 0 for none.
+            cache_over_an_hour: Confirms a TTL of over an hour, which is billed by the hour.
+            diagnostics: "off" does not ask the provider for the reason of a cache miss.
+            completion_cache: A request equal to a recent one of this process gets the same reply without a call.
+            completion_cache_seconds: How recent; 30 by default.
+            output_tokens_max: Tokens that one reply may have.
+            temperature: Goes into every request, as do the next four.
+            thinking: Such as `{"type": "adaptive"}`.
+            tool_choice: Such as `{"type": "auto"}`.
+            stop_sequences: Texts that end a reply.
+            betas: Beta features of the provider, sent as a header.
+            request_fields: Fields without an option of their own, such as `top_p`, under the provider's names.
+            transport: Replaces the network, for example by a `SimulatedProvider`.
+            base_url: Address of the provider's API.
+            api_key: By default from the environment.
+            store: A path, a URL or a store for the events.
+            simulated: The calls cost nothing and are left out of reports.
+            user_id: Who is billed.
+            team_id: Which team is billed.
+            clock: Returns the time, for tests.
+            sleep: Replaces `asyncio.sleep`, for tests.
+            new_id: Returns ids, for tests.
 
-        Tools: `builtin_tools` adds tools for files and commands of the workspace: all, or those named. `read_roots`
-        are folders elsewhere that they may read, `command_variables` names of environment variables that commands get
-        besides harmless ones. `memory` adds MEMORY.md of the workspace and USER.md of the user, and the tools to edit
-        them. `delegate` adds a tool that runs a task in a child session with the same prefix, so many at once if it is
-        a number, nested `delegation_depth_max` deep. `confirm` is called before a tool runs whose side effects are in
-        `confirm_for`, and has `confirm_seconds_max` to approve it; `allowed` returns why a call may not run at all.
-
-        Instructions and skills: `instructions` come from `Library.for_session`: a stub and an index in the prompt, and
-        a tool that recalls the rest. `skills` is True for the user's and the workspace's skills, or a list of folders,
-        or a `SkillStore`; they are parsed by the rules of `skills_mode` (default: the seed's, and lenient ones for
-        other programs' folders) and searched by `skill_ranking`. `also_skills` names folders of other programs to
-        read as well. With `enforce_allowed_tools`, a loaded skill limits which tools may be used.
-
-        Knowledge: the prompt has the project's knowledge digest, if any, unless `knowledge` is False; a newer one from
-        the next epoch on, or the next turn with `digest_refresh="next_turn"`. `curation` names the preset of active
-        files, in place of the workspace's. `rag` turns retrieved passages of project files on or off; default: on if
-        `holdfast rag index` was run.
-
-        History: `compaction` says when old messages are replaced by a summary without being asked: at
-        `compaction_tokens` tokens (100,000) or 80 % of the context window ("threshold", the default), also when that
-        is expected to save money ("economical"), or never ("off"); a `CompactionConfig` sets more. `recall_history`
-        shows the model what left the prompt; with other tools it is the default, unless "off" or in the seed's profile.
-        With `compact_tool` the model can ask for a compaction at a natural break. `recovery_steps` maps names of recipe
-        steps, such as `rebase_branch`, to functions.
-
-        Cost and caching: a model without prompt caching needs `allow_uncached`. `padding` says whether a prefix that
-        is too short to be cached is extended, `models` which other models the session may switch to, `calls_expected`
-        how many calls it will make (by default, as earlier sessions of the workspace did); all three matter only when
-        a session is created. Of sessions that start with the same prefix at once, one writes it and the others wait;
-        `single_flight=False` turns this off, a `SingleFlight` restricts it to the sessions that share it. `prewarm`
-        writes the stable prefix to the cache when the session is entered. `keep_alive` pings the cache of an idle
-        session where that is expected to save money, up to `keep_alive_usd_max`. By default a session asks its
-        provider for the reason of a cache miss, if the model supports that; `diagnostics="off"` turns it off. With
-        `completion_cache`, a request that is byte for byte equal to one of the last `completion_cache_seconds` (30),
-        from any session of this process, gets the same reply without a call.
-
-        Requests: `temperature`, `thinking`, `tool_choice`, `stop_sequences` and `betas` go into every request.
-        `request_fields` are request fields without an option of their own, such as `top_p`, under the provider's
-        names. `transport` replaces the network, for example by a simulated provider. `store` is a path, a URL or a
-        store. `simulated`, set when a session is created, says that its calls cost nothing; `user_id` and `team_id`
-        say whose account it is billed to.
-
-        Raises UserError for an unknown name or a wrong type.
+        Raises:
+            UserError: For an unknown name or a wrong type.
         """
         return cls(collect_options(locals()))
 
@@ -233,7 +249,6 @@ class Session:
         cls,
         session_id: str,
         *,
-        # Prompt.
         model: str | None = None,
         system_prompt: str | None = None,
         preset_name: str | None = None,
@@ -244,7 +259,6 @@ class Session:
         workspace: str | Path | None = None,
         another_workspace: bool | None = None,
         name: str | None = None,
-        # Tools.
         tools: Sequence[Tool | ToolFunction] | None = None,
         builtin_tools: bool | Sequence[str] | None = None,
         read_roots: Sequence[str | Path] | None = None,
@@ -257,7 +271,6 @@ class Session:
         confirm_for: Sequence[SideEffects] | None = None,
         confirm_seconds_max: float | None = None,
         steps_max: int | None = None,
-        # Instructions, skills and knowledge.
         instructions: SessionInstructions | None = None,
         skills: bool | str | Path | Sequence[str | Path] | SkillStore | None = None,
         skills_mode: SkillMode | None = None,
@@ -268,13 +281,11 @@ class Session:
         digest_refresh: DigestRefresh | None = None,
         curation: str | None = None,
         rag: bool | None = None,
-        # History and recovery.
         compaction: CompactionMode | CompactionConfig | None = None,
         compaction_tokens: int | None = None,
         recall_history: bool | None = None,
         compact_tool: bool | None = None,
         recovery_steps: Mapping[str, StepFunction] | None = None,
-        # Cost and caching.
         profile: CacheProfile | None = None,
         layout: Layout | None = None,
         padding: Padding | None = None,
@@ -291,7 +302,6 @@ class Session:
         diagnostics: Diagnostics | None = None,
         completion_cache: bool | None = None,
         completion_cache_seconds: float | None = None,
-        # Requests.
         output_tokens_max: int | None = None,
         temperature: float | None = None,
         thinking: Mapping[str, Json] | None = None,
@@ -299,7 +309,6 @@ class Session:
         stop_sequences: Sequence[str] | None = None,
         betas: Sequence[str] | None = None,
         request_fields: Mapping[str, Json] | None = None,
-        # Connections and storage.
         transport: Transport | TransportProvider | None = None,
         base_url: str | None = None,
         api_key: str | None = None,
@@ -307,7 +316,6 @@ class Session:
         simulated: bool | None = None,
         user_id: str | None = None,
         team_id: str | None = None,
-        # For tests.
         clock: Clock | None = None,
         sleep: Sleep | None = None,
         new_id: NewId | None = None,
@@ -581,16 +589,6 @@ class Session:
         self._open_composition.knowledge_layers.query = join_text_blocks(content)
         self._turn = asyncio.ensure_future(run_turn(conversation, content, emit))
         return self._turn
-
-
-def next_wake(session: Session) -> NextWake:
-    """The same as `session.cache.next_wake()`."""
-    return session.cache.next_wake()
-
-
-async def compact_session(session: Session, config: CompactionConfig) -> CompactionResult:
-    """Compact by the rules of seed 002, whatever the profile: a summary, and the last messages as they are."""
-    return await compact_conversation(session._idle_conversation, config, seed=True)
 
 
 async def _cancel(turn: "asyncio.Task[TurnResult]") -> None:

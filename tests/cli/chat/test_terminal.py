@@ -232,6 +232,7 @@ def test_an_answer_that_is_not_understood_is_asked_for_again(tmp_path: Path) -> 
         terminal.expect(CONFIRMATION)
         terminal.enter("y")
         assert "The tool returned: " in terminal.expect(STATUS)
+        terminal.expect("\n> ")
         terminal.type(CTRL_D)
         assert terminal.end() == 0
 
@@ -252,6 +253,7 @@ def test_a_resumed_simulated_chat_reads_what_the_chat_before_cached(tmp_path: Pa
             send_message(terminal, "hello")
             terminal.enter("/cache")
             verdict = terminal.expect("tokens read")
+            terminal.expect("\n> ")
             terminal.type(CTRL_D)
             assert terminal.end() == 0
     assert "last: held, " in verdict

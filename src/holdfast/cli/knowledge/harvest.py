@@ -477,7 +477,7 @@ def knowledge_model(log: "EventLog", model: str, /, **options: "Unpack[Options]"
     Each prompt runs in a session of its own, so that its cost is recorded in `log` like that of any other session.
     """
     from holdfast.knowledge.llm_extraction import REPLY_TOKENS_MAX, ModelReply
-    from holdfast.runtime.run_sync import run_sync
+    from holdfast.runtime.session_functions import run_sync
 
     def ask(prompt: str) -> ModelReply:
         defaults: Options = {
