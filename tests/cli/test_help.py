@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,8 @@ from click.testing import CliRunner
 from tests.support.commands import run_command, run_in_process
 
 from holdfast.cli.main import COMMANDS, GROUPS, command
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_help_groups_the_commands_by_what_people_want() -> None:
@@ -78,7 +81,7 @@ def test_unknown_shell_is_an_error() -> None:
 )
 def test_shell_completes_commands(words: str, position: int, expected: set[str]) -> None:
     environ = {"_HOLDFAST_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(position)}
-    done = run_command(**environ)
+    done = run_command(cwd=None, **environ)
     assert {line.partition(",")[2] for line in done.stdout.splitlines()} == expected
 
 
@@ -94,3 +97,52 @@ command.main(prog_name="holdfast", standalone_mode=False)
         [sys.executable, "-c", program], env={**os.environ, **environ}, capture_output=True, text=True, check=False
     )
     assert done.stdout.splitlines()[-1] == "['holdfast.cli.format', 'holdfast.cli.main']"
+
+
+def commands_in(text: str) -> set[str]:
+    """The command lines of a page: in code spans, and in blocks without a language."""
+    lines = re.findall(r"`(holdfast [a-z][^`\n]*)`", text)
+    lines += re.findall(r"(?m)^ {4}(holdfast [a-z].*)$", text)
+    return {re.split(r"\s#|\s{2,}|[|&;>]", line)[0].strip() for line in lines}
+
+
+def missing_parts(line: str) -> list[str]:
+    """Subcommands and options of a command line that do not exist."""
+    current, context = click.Command("none"), click.Context(command)
+    words = line.replace("[", " ").replace("]", " ").split()[1:]
+    current = command.get_command(context, words[0]) or current
+    rest = words[1:]
+    while isinstance(current, click.Group) and rest and re.fullmatch(r"[a-z-]+", rest[0]) and rest[0][0] != "-":
+        if (child := current.get_command(context, rest[0])) is None:
+            return [rest[0]]
+        current, rest = child, rest[1:]
+    known = {option for parameter in current.get_params(context) for option in parameter.opts}
+    if words[0] not in COMMANDS:
+        return [words[0]]
+    return [word for word in rest if word.startswith("--") and word.partition("=")[0].rstrip(",.") not in known]
+
+
+def test_commands_that_the_docs_name_exist_with_their_options() -> None:
+    wrong = [
+        f"{page.relative_to(ROOT)}: {line}: {', '.join(missing)}"
+        for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))
+        if "decisions" not in page.parts
+        for line in sorted(commands_in(page.read_text()))
+        if (missing := missing_parts(line))
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("line", "missing"),
+    [
+        ("holdfast audit --since 7d", []),
+        ("holdfast db prune --older-than 90d --dry-run", []),
+        ("holdfast db purge", ["purge"]),
+        ("holdfast audti", ["audti"]),
+        ("holdfast report --until=now --sinse 7d", ["--sinse"]),
+        ("holdfast db info [--check]", []),
+    ],
+)
+def test_missing_command_or_option_is_found(line: str, missing: list[str]) -> None:
+    assert missing_parts(line) == missing

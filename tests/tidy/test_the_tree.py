@@ -80,6 +80,10 @@ def test_docs_index_and_its_mirror_list_every_page() -> None:
     assert not (offenders := documents.unlisted_pages(ROOT)), join_lines(offenders)
 
 
+def test_pages_on_the_topics_of_the_seeds_link_one_another() -> None:
+    assert not (offenders := documents.unlinked_topics(ROOT)), join_lines(offenders)
+
+
 def test_every_error_code_is_explained_with_cause_and_fix() -> None:
     assert not (offenders := documents.unexplained_codes(ROOT)), join_lines(offenders)
 

@@ -1,6 +1,8 @@
 """Prints tables: fitted to the terminal, or at full width when the output goes to a file or pipe."""
 
+import re
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
@@ -28,6 +30,17 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, spare
     # rich pads every cell to its column's width, which leaves trailing spaces on each line.
     for line in captured.get().splitlines():
         sys.stdout.write(line.rstrip() + "\n")
+
+
+def print_text(line: str) -> None:
+    """Print a line of text; on a terminal it is wrapped at words, and an item of a list below its beginning."""
+    margin = re.match(r" *(?:\d+\. |- )?", line)
+    indent = " " * len(margin[0]) if margin else ""
+    if sys.stdout.isatty() and line:
+        wrapper = textwrap.TextWrapper(get_table_width(), break_long_words=False, break_on_hyphens=False)
+        wrapper.subsequent_indent = indent
+        line = "\n".join("\n".join(wrapper.wrap(part)) for part in line.split("\n"))
+    sys.stdout.write(line + "\n")
 
 
 def drop_columns_to_fit(

@@ -71,6 +71,27 @@ def unlisted_pages(root: Path) -> list[str]:
     return offenders
 
 
+# The topics of the seed documents: who reads one of these pages finds the others.
+TOPICS = (
+    "caching",
+    "memory-dimensions",
+    "knowledge-curation",
+    "rag-discipline",
+    "feature-flags",
+    "data-oriented-design",
+)
+
+
+def unlinked_topics(root: Path) -> list[str]:
+    texts = {name: text_of(root, f"docs/{name}.md") for name in TOPICS}
+    return [
+        f"docs/{name}.md does not link {other}.md"
+        for name, text in texts.items()
+        for other in TOPICS
+        if other != name and f"]({other}.md" not in text
+    ]
+
+
 def long_agents_page(root: Path) -> list[str]:
     lines = len(text_of(root, "AGENTS.md").splitlines())
     if not lines:

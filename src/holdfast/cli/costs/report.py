@@ -237,10 +237,10 @@ def write_spending(
 
 
 def _print_spending(spending: "Spending", limit: int, *, verbose: bool) -> None:
-    from holdfast.cli.tables import print_table
+    from holdfast.cli.tables import print_table, print_text
 
     for line in _summary_lines(spending, verbose=verbose):
-        click.echo(line)
+        print_text(line)
     for headings, rows, spare in _list_tables(spending, limit, verbose=verbose):
         click.echo("")
         print_table(headings, rows, spare=spare)
@@ -249,7 +249,7 @@ def _print_spending(spending: "Spending", limit: int, *, verbose: bool) -> None:
             f"{format_count(len(spending.sessions) - limit, 'more session')}; raise --limit, or use --json for all"
         )
     for line in (*_action_lines(spending), *_footnotes(spending, verbose=verbose)):
-        click.echo(line)
+        print_text(line)
 
 
 def _summary_lines(spending: "Spending", *, verbose: bool) -> Iterator[str]:

@@ -1,0 +1,45 @@
+"""What commands print fits a terminal of 80 columns."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.support.commands import run_in_process
+from tests.support.terminals import Terminal
+
+TRANSCRIPTS = Path(__file__).parents[2] / "examples" / "transcripts"
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home with a stored session and a key."""
+    home = tmp_path / "home"
+    environ = {"HOLDFAST_HOME": str(home)}
+    assert run_in_process("demo", "--keep", cwd=tmp_path, **environ).returncode == 0
+    assert (
+        run_in_process("keys", "create", "--scope", "admin", "--name", "ann", cwd=tmp_path, **environ).returncode == 0
+    )
+    return home
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("audit", str(TRANSCRIPTS)),
+        ("report", "--simulated"),
+        ("sessions", "list"),
+        ("keys", "list"),
+        ("gateway", "costs", "--simulated"),
+        ("models", "--search", "sonnet"),
+        ("config",),
+        ("--help",),
+    ],
+    ids=" ".join,
+)
+def test_output_fits_80_columns(words: tuple[str, ...], home: Path, tmp_path: Path) -> None:
+    with Terminal(*words, folder=tmp_path, environ={"HOLDFAST_HOME": str(home)}) as terminal:
+        assert terminal.end() == 0
+        lines = [line.rstrip() for line in terminal.rest().splitlines()]
+    assert len(lines) > 1 or words[0] == "gateway"
+    # A path or an address is not cut.
+    assert [line for line in lines if len(line) > 80 and not re.search(r"\S{60}", line)] == []
