@@ -53,7 +53,7 @@ def test_invalid_manifest_is_refused_with_our_error_code(service: InstructionSer
     assert (response.status, response.code) == (400, "manifest_entry_invalid")
 
 
-@pytest.mark.parametrize("count", [50, 201, 500])
+@pytest.mark.parametrize("count", [190, 201, 500])
 def test_manifest_with_too_many_entries_is_refused(service: InstructionService, count: int) -> None:
     listed = [entry(f"u{number}") for number in range(count)]
     response = service.publish(listed)
@@ -147,12 +147,12 @@ def test_at_most_five_units_can_be_guaranteed(service: InstructionService) -> No
 def test_manifest_over_a_thousand_tokens_is_refused_with_the_size_of_each_entry(
     service: InstructionService,
 ) -> None:
-    listed = [entry(f"unit-{number}", description="wholly different words " * 5) for number in range(20)]
+    listed = [entry(f"unit-{number}", description="wholly different words " * 5) for number in range(60)]
     response = service.publish(listed)
     assert (response.status, response.code) == (400, "manifest_too_large")
     details = response.json["error"]["details"]
     assert details["token_count"] > details["token_max"] == 1000
-    assert set(details["entry_tokens"]) == {f"unit-{number}" for number in range(20)}
+    assert set(details["entry_tokens"]) == {f"unit-{number}" for number in range(60)}
 
 
 @pytest.mark.parametrize("version", ["v2", "v1", "v0.9", "2.0", "latest", "STABLE", "current", "head"])
@@ -165,7 +165,7 @@ def test_version_must_increase_and_be_pinned(service: InstructionService, versio
 
 def test_versions_are_compared_numerically(service: InstructionService) -> None:
     service.write_all()
-    for version in ("v2", "v10", "v10.1", "v11"):
+    for version in ("v2", "v10", "10.1.0", "v11"):
         assert service.publish([entry("code-review")], version).status == 200
     assert service.agent_request("GET", "/instruction-manifest").json["manifest_version"] == "v11"
 
@@ -188,7 +188,7 @@ def test_of_several_faults_the_first_in_the_agreed_order_is_reported(service: In
     """Each step fixes the reported fault and reveals the next."""
     service.write_all()
     assert service.publish([entry("code-review")], "v5").status == 200
-    many = [entry(f"unit-{number}", guarantee_load=True, description="many words indeed " * 6) for number in range(25)]
+    many = [entry(f"unit-{number}", guarantee_load=True, description="many words indeed " * 6) for number in range(60)]
     steps: list[tuple[str, dict[str, object]]] = [
         ("manifest_entry_invalid", {"description": ""}),
         ("manifest_entry_invalid", {"name": "unit-0"}),

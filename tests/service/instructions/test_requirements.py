@@ -47,7 +47,8 @@ def test_empty_fields_do_not_count_toward_manifest_tokens(service: InstructionSe
     plain = service.publish([entry("code-review")]).json["token_count"]
     empty = {"required_by_task_types": [], "guarantee_load": False, "path": None, "token_estimate": None}
     assert service.publish([entry("code-review", **empty)], "v2").json["token_count"] == plain
-    assert service.publish([entry("code-review", token_estimate=40)], "v3").json["token_count"] > plain
+    longer = entry("code-review", description="How to review a pull request, read all of it, and leave comments.")
+    assert service.publish([longer], "v3").json["token_count"] > plain
 
 
 def test_gate_queries_by_intents_only() -> None:

@@ -19,6 +19,7 @@ from holdfast.instructions.coverage.measure import (
 from holdfast.instructions.manifest import validate
 from holdfast.instructions.manifest.validate import ManifestDraft, SubmittedApproval
 from holdfast.instructions.migration.naming import describe_situation, is_situation
+from holdfast.instructions.migration.sections import parse_markdown
 from holdfast.instructions.migration.situations import find_situations
 from holdfast.instructions.models import Agent, Approval, Manifest, ManifestEntry, Probe, Provenance, UnitCoverage
 from holdfast.instructions.recall.boot_stub import check_stub_size, measure_entry_cost
@@ -37,6 +38,9 @@ LintRule = Literal[
     "no-trigger",
     "content-trigger",
     "nonsense-trigger",
+    "weak-trigger",
+    "joined-topics",
+    "headless",
     "same-trigger",
     "same-text",
     "when-finishing",
@@ -45,6 +49,7 @@ LintRule = Literal[
 _FINISHING = re.compile(
     r"wrap.?up|finish|checklist|definition of done|hand.?over|before (?:you )?(?:submit|push)", re.I
 )
+_STARTS_WITHIN = re.compile(r"\s*(?:[-*+]|\d+[.)])\s")
 _FINISHING_TRIGGER = re.compile(r"wrap|finish|done|complete|submit|hand", re.I)
 
 
@@ -58,6 +63,7 @@ class LintFlaw(msgspec.Struct, frozen=True):
 def lint_manifest(entries: Sequence[ManifestEntry], texts: Mapping[str, str] | None = None) -> tuple[LintFlaw, ...]:
     """Flaws in the order of the manifest; a flaw of two entries is reported for the second."""
     flaws = [flaw for entry in entries for flaw in _entry_flaws(entry)]
+    flaws += [flaw for entry in entries for flaw in _text_flaws(entry, (texts or {}).get(entry.name, ""))]
     flaws += _pair_flaws(entries, texts or {})
     order = {entry.name: position for position, entry in enumerate(entries)}
     return tuple(sorted(flaws, key=lambda flaw: order[flaw.unit]))
@@ -81,6 +87,24 @@ def _entry_flaws(entry: ManifestEntry) -> Iterator[LintFlaw]:
     if cost > COSTLY_TOKENS:
         message = f"its entry has {cost} tokens"
         yield LintFlaw(entry.name, "costly-entry", message, "shorten the description or remove redundant triggers")
+
+
+def _text_flaws(entry: ManifestEntry, text: str) -> Iterator[LintFlaw]:
+    """Flaws of how a text was cut: two topics in one unit, or a text that begins in the middle of something."""
+    headings = [cut for cut in parse_markdown(text).cuts if cut.level] if text.strip() else []
+    top = headings[0].level if headings else 0
+    beside = [cut.title for cut in headings[1:] if cut.level <= top]
+    if beside:
+        message = f"it joins topics: {headings[0].title[:60]!a} and {beside[0][:60]!a}"
+        yield LintFlaw(entry.name, "joined-topics", message, "make them units of their own")
+    if _STARTS_WITHIN.match(text.lstrip("\n")):
+        message = "its text begins in the middle of a list"
+        yield LintFlaw(entry.name, "headless", message, "begin it with a heading that says what the list is about")
+    name_terms = set(extract_terms(f"{entry.name} work on follow the something"))
+    for intent in entry.load_triggers.intents:
+        if intent.isascii() and set(extract_terms(intent)) <= name_terms:
+            message = f"{intent[:80]!a} only repeats the name"
+            yield LintFlaw(entry.name, "weak-trigger", message, "say what someone is about to do, or what has happened")
 
 
 def _pair_flaws(entries: Sequence[ManifestEntry], texts: Mapping[str, str]) -> Iterator[LintFlaw]:

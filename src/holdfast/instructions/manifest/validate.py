@@ -6,9 +6,9 @@ from typing import Annotated
 
 import msgspec
 
-from holdfast.catalog.token_count import count_cl100k_tokens
 from holdfast.errors import InstructionError
 from holdfast.instructions.models import Approval, ApprovalKind, ManifestEntry, MigrationMode
+from holdfast.instructions.recall.boot_stub import count_manifest_tokens, measure_entry_cost
 from holdfast.instructions.uri import UnitAddress, check_new_version, is_newer_than_all, is_shared_owner, parse_unit_uri
 
 # Limits of seed 003: description length, guaranteed units per agent (S4), task types without an approval, and the
@@ -52,7 +52,7 @@ class SubmittedApproval(msgspec.Struct, frozen=True, forbid_unknown_fields=True,
 
 
 class ManifestDraft(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A manifest to publish. Its tokens are counted on compact JSON without nulls and defaults."""
+    """A manifest to publish. Its tokens are those of the index that is in every prompt."""
 
     version: str
     entries: tuple[ManifestEntry, ...]
@@ -60,7 +60,7 @@ class ManifestDraft(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def token_count(self) -> int:
-        return count_cl100k_tokens(_encode(ManifestDraft(self.version, self.entries)).decode())
+        return count_manifest_tokens(self.entries)
 
 
 def check_entries(draft: ManifestDraft) -> None:
@@ -194,7 +194,7 @@ def check_manifest_size(draft: ManifestDraft) -> int:
         )
     tokens = draft.token_count
     if tokens > MANIFEST_TOKENS_MAX:
-        costs = {entry.name: count_cl100k_tokens(_encode(entry).decode()) for entry in draft.entries}
+        costs = {entry.name: measure_entry_cost(entry).entry_tokens for entry in draft.entries}
         raise InstructionError(
             "manifest_too_large",
             f"the manifest has {tokens} tokens, at most {MANIFEST_TOKENS_MAX} are allowed: shorten or remove entries",

@@ -20,6 +20,7 @@ _ALWAYS_TITLE = re.compile(
     r"(?:things? )?(?:you )?(?:must )?(?:never|always|do not|don'?ts?|must|must not|not allowed|forbidden|prohibited)"
     r"(?: (?:do|does|use|touch|allowed|actions?|things|do every (?:single )?time))?"
     r"|(?:the )?(?:golden|hard|cardinal|critical|safety|ground|mandatory|absolute|non.?negotiable) rules?"
+    r"|policies(?: (?:&|and) (?:mandatory )?rules?)?|mandatory (?:policies|requirements)|core rules?"
     r"|guard.?rails?|red lines?|(?:hard )?(?:prohibitions|boundaries|limits)",
     re.I,
 )
@@ -64,6 +65,12 @@ def applies_always(section: Section) -> bool:
     return len(items) >= 2 and orders / len(items) >= ORDERS_SHARE_MIN
 
 
+def find_always_title(section: Section) -> str | None:
+    """The heading, its own or one above it, that says that the section applies to every task."""
+    titles = (*section.parents, section.title)
+    return next((title for title in titles if title and _ALWAYS_TITLE.fullmatch(strip_title(title))), None)
+
+
 def group_sections(sections: Sequence[Section], count: int) -> tuple[tuple[Section, ...], ...]:
     """At most `count` groups of neighbours, in the original order.
 
@@ -74,7 +81,8 @@ def group_sections(sections: Sequence[Section], count: int) -> tuple[tuple[Secti
     after = list(range(1, len(sections) + 1))
     before = list(range(-1, len(sections) - 1))
     heap = [
-        (_cost(sections[i], sections[i + 1], tokens[i] + tokens[i + 1]), i, i + 1) for i in range(len(sections) - 1)
+        (_cost(sections[i : i + 1], sections[i + 1 : i + 2], tokens[i] + tokens[i + 1]), i, i + 1)
+        for i in range(len(sections) - 1)
     ]
     heapq.heapify(heap)
     group_count = len(sections)
@@ -83,7 +91,7 @@ def group_sections(sections: Sequence[Section], count: int) -> tuple[tuple[Secti
         first, second = groups[i], groups[j]
         if first is None or second is None or after[i] != j:
             continue
-        if cost != _cost(first[-1], second[0], tokens[i] + tokens[j]):
+        if cost != _cost(first, second, tokens[i] + tokens[j]):
             continue
         first += second
         groups[j] = None
@@ -95,14 +103,15 @@ def group_sections(sections: Sequence[Section], count: int) -> tuple[tuple[Secti
         for a, b in ((before[i], i), (i, after[i])):
             left_group, right_group = (groups[a] if a >= 0 else None), (groups[b] if b < len(groups) else None)
             if left_group is not None and right_group is not None:
-                heapq.heappush(heap, (_cost(left_group[-1], right_group[0], tokens[a] + tokens[b]), a, b))
+                heapq.heappush(heap, (_cost(left_group, right_group, tokens[a] + tokens[b]), a, b))
     return tuple(tuple(group) for group in groups if group is not None)
 
 
-def _cost(first: Section, second: Section, tokens: int) -> tuple[bool, int, int]:
-    """The cost of joining two groups; lowest for the same file, a deep heading and a small result."""
-    is_other_file = first.spans[-1].path != second.spans[0].path
-    rank = 0 if is_other_file else second.level
-    # One multiple of the preferred unit size weighs as much as two heading levels.
-    oversize = tokens // LARGE_TOKENS
-    return is_other_file, oversize * 2 - rank, tokens
+def _cost(first: Sequence[Section], second: Sequence[Section], tokens: int) -> tuple[bool, bool, int, int]:
+    """The cost of joining two groups: a section and what is below its heading first, smaller results first.
+
+    Sections beside one another are different topics. They are joined only if nothing else is left to join.
+    """
+    is_other_file = first[-1].spans[-1].path != second[0].spans[0].path
+    is_beside = second[0].level <= first[0].level
+    return is_other_file, is_beside, tokens // LARGE_TOKENS, tokens

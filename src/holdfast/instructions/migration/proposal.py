@@ -8,7 +8,13 @@ import msgspec
 from holdfast.catalog.token_count import count_cl100k_tokens
 from holdfast.errors import InstructionError
 from holdfast.instructions.manifest.validate import MANIFEST_TOKENS_MAX, ManifestDraft
-from holdfast.instructions.migration.classify import SectionKind, applies_always, find_task_types, group_sections
+from holdfast.instructions.migration.classify import (
+    SectionKind,
+    applies_always,
+    find_always_title,
+    find_task_types,
+    group_sections,
+)
 from holdfast.instructions.migration.naming import describe_section, name_sections, section_title
 from holdfast.instructions.migration.sections import LineSpan, Section, SourceFile, join_sections, split_sections
 from holdfast.instructions.migration.triggers import (
@@ -19,7 +25,7 @@ from holdfast.instructions.migration.triggers import (
     select_working_intents,
 )
 from holdfast.instructions.models import Agent, LoadTriggers, ManifestEntry, MigrationMode
-from holdfast.instructions.recall.boot_stub import check_stub_size
+from holdfast.instructions.recall.boot_stub import check_stub_size, measure_entry_cost
 from holdfast.instructions.recall.ranking import DEFAULT_TOKEN_BUDGET
 from holdfast.instructions.uri import UnitAddress, parse_unit_uri
 
@@ -80,7 +86,7 @@ class _Detail(msgspec.Struct, frozen=True):
     has_estimate: bool
 
 
-_DETAILS = (_Detail(3, 120, True), _Detail(2, 90, True), _Detail(1, 60, False))
+_DETAILS = (_Detail(3, 120, True), _Detail(2, 90, True), _Detail(2, 50, True), _Detail(1, 40, False))
 
 
 def propose_migration(
@@ -115,7 +121,10 @@ def propose_migration(
         rules=rules,
         manifest_tokens=tokens,
         files=tuple(file.path for file in files),
-        warnings=_warnings(units, without_intents, joined=len(sections) - len(units)),
+        warnings=(
+            *_describe_always(sections, tokens_left=STUB_RULES_TOKENS_MAX - sum(rule.tokens for rule in rules)),
+            *_warnings(units, without_intents, joined=len(sections) - len(units)),
+        ),
     )
 
 
@@ -135,6 +144,20 @@ def _split_rules(sections: list[Section], target: MigrationTarget) -> tuple[list
     agent = Agent(target.agent_id, target.deployment, 0, always_rules=tuple(rule.text for rule in rules))
     check_stub_size(agent, None)
     return units, tuple(rules)
+
+
+def _describe_always(sections: Sequence[Section], *, tokens_left: int) -> tuple[str, ...]:
+    """A warning for each heading whose rules apply to every task and are too long for the boot stub."""
+    tokens: dict[str, int] = {}
+    for section in sections:
+        title = find_always_title(section)
+        if title is not None:
+            tokens[title] = tokens.get(title, 0) + section.tokens
+    return tuple(
+        f"{title!r} seems to apply to every task, and would cost {count} tokens in the boot stub, which has "
+        f"{tokens_left} left: put the rules that must never be missed into always_rules, in short"
+        for title, count in tokens.items()
+    )
 
 
 def _stub_rule(section: Section) -> ProposedRule:
@@ -175,7 +198,7 @@ def _fit_units(
             section.tokens,
             section.spans,
             entry,
-            count_cl100k_tokens(msgspec.json.encode(entry).decode()),
+            measure_entry_cost(entry).entry_tokens,
             section.text,
         )
         for entry, section in zip(entries, groups, strict=True)

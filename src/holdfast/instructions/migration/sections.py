@@ -1,4 +1,4 @@
-"""Split a Markdown text into sections: at headings, small ones joined, large ones split again between blocks.
+"""Split a Markdown text into sections: at headings, and large ones again between blocks.
 
 Every line is kept once, and no cut breaks a fence, table, quote or list item.
 """
@@ -21,10 +21,12 @@ from holdfast.sources.skills.frontmatter import (
     split_front_matter,
 )
 
-# Sections are joined below the first size, split above the second, and start at headings up to the third.
+# A heading with less text than the first size is joined with what is below it; sections are split above the second,
+# paragraphs without a heading above the third; a section starts at headings up to the fourth number.
 SMALL_TOKENS = 20
 LARGE_TOKENS = 600
-HEADING_LEVEL_MAX = 3
+PARAGRAPHS_TOKENS = 200
+HEADING_LEVEL_MAX = 4
 NESTING_MAX = 30
 TITLE_CHARACTERS_MAX = 1_000
 
@@ -130,14 +132,16 @@ def _cut_large(
 ) -> Iterator[Section]:
     """The section, or if it is too large its parts, split between blocks."""
     whole = _section(path, markdown, start, end, parents=parents)
-    if whole.tokens <= LARGE_TOKENS:
+    # Without a heading nothing says that paragraphs belong together.
+    tokens_max = LARGE_TOKENS if start.level else PARAGRAPHS_TOKENS
+    if whole.tokens <= tokens_max:
         yield whole
         return
     blocks = _blocks(markdown, (start, *_cuts_between(markdown, start.line + 1, end)), end)
     part, first = 0, blocks[0][0]
     tokens = blocks[0][2]
     for cut, block_end, block_tokens in blocks[1:]:
-        if tokens + block_tokens > LARGE_TOKENS:
+        if tokens + block_tokens > tokens_max:
             yield _section(path, markdown, first, cut.line, parents=_parent_titles(parents, start, part))
             part, first, tokens = part + 1, cut, 0
         tokens += block_tokens
@@ -200,26 +204,17 @@ def _cuts_between(markdown: ParsedMarkdown, first: int, end: int) -> tuple[Markd
 
 
 def _join_small(sections: Sequence[Section], stands_apart: Callable[[Section], bool]) -> tuple[Section, ...]:
-    """Join small sections with the next one, or with the previous one where that is not possible."""
+    """Join a heading with little text of its own with the first section below it; other sections stay apart."""
     done: list[Section] = []
-    small: list[Section] = []
-
-    def flush_small() -> None:
-        before = [done.pop()] if small and done and not stands_apart(done[-1]) else []
-        if small:
-            done.append(join_sections([*before, *small]))
-        small.clear()
-
+    joined: Section | None = None
     for section in sections:
-        if stands_apart(section):
-            flush_small()
+        above = done[-1] if done and done[-1] is not joined else None
+        is_below = above is not None and above.level < section.level and above.spans[-1].path == section.spans[0].path
+        is_small = above is not None and above.tokens < SMALL_TOKENS and not stands_apart(above)
+        if above is not None and is_below and is_small and not stands_apart(section):
+            done[-1] = joined = join_sections([above, section])
+        else:
             done.append(section)
-            continue
-        small.append(section)
-        if sum(section.tokens for section in small) >= SMALL_TOKENS:
-            done.append(join_sections(small))
-            small.clear()
-    flush_small()
     return tuple(done)
 
 

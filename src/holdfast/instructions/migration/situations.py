@@ -13,6 +13,10 @@ from holdfast.retrieval.paraphrases import to_gerund
 SITUATIONS_MAX = 60
 CHARACTERS_READ_MAX = 20_000
 _WORDS_MIN, _WORDS_MAX = 2, 9
+_POINTING = frozenset(
+    {"one", "ones", "next", "them", "other", "others", "same", "thing", "things", "when", "befor", "after"}
+)
+"""Words that mean something only in their place in a text, as in `write the next`."""
 _FENCE = re.compile(r"^\s*(?:```|~~~)")
 _ITEM = re.compile(r"^[\s>]*(?:[-*+]|\d+[.)])?\s*(?:\[[ xX]\]\s*)?")
 _MARKUP = re.compile(r"!?\[([^\[\]]{0,200})\]\([^()]{0,300}\)|[*_]{2,}|<[^<>]{0,200}>|[✅❌⚠️]+")
@@ -98,5 +102,5 @@ def _bounded(phrase: str) -> str | None:
     while words and words[-1].lower() in STOP_WORDS:
         words.pop()
     text = " ".join(words).rstrip(" ,.;:")
-    is_enough = len(words) >= _WORDS_MIN and len(extract_terms(text)) >= _WORDS_MIN
+    is_enough = len([term for term in extract_terms(text) if term not in _POINTING]) >= _WORDS_MIN
     return text if is_enough and len(text) <= PHRASE_CHARACTERS_MAX else None

@@ -8,6 +8,7 @@ import msgspec
 from holdfast.instructions.coverage.measure import GATE_K, GATE_SHARE_MIN, PARAPHRASES_PER_INTENT
 from holdfast.instructions.migration.naming import describe_situation, find_topics, section_title, strip_title
 from holdfast.instructions.migration.sections import Section
+from holdfast.instructions.migration.situations import find_situations
 from holdfast.instructions.recall.ranking import WEAK_SCORE_SHARE
 from holdfast.retrieval.bm25 import STOP_WORDS
 from holdfast.retrieval.encoders.registry import SemanticStage
@@ -18,6 +19,8 @@ from holdfast.retrieval.units import SearchUnit
 ROUNDS_MAX = 3
 RARE_WORDS = 3
 _WORDS = re.compile(r"[^\W\d_]{4,}")
+
+_RESTATES_HEADING = re.compile(r"^(?:work on|follow the) | something$")
 
 MakeMeaningStage = Callable[[], SemanticStage | None]
 """Creates a semantic stage per index; None for lexical retrieval only."""
@@ -37,11 +40,11 @@ def propose_intents(section: Section, *, count: int) -> tuple[str, ...]:
     globs = section.fields.get("globs") or section.fields.get("applyTo") or section.fields.get("paths")
     patterns = ", ".join(map(str, globs)) if isinstance(globs, list) else str(globs)
     scope = (f"work on files such as {' '.join(patterns.split())[:80]}",) if globs else ()
-    situations = [describe_situation(title) for title in titles[:count]]
-    topics = find_topics(titles[0])[:1]
-    # People describe an action and not a heading, so the usual topic comes first unless the heading is an action.
-    is_action = not situations[0].startswith(("work on ", "follow the ")) and not situations[0].endswith(" something")
-    ordered = (*scope, *situations, *topics) if is_action else (*scope, *topics, *situations)
+    headings = [describe_situation(title) for title in titles[:count]]
+    actions = [heading for heading in headings if not _RESTATES_HEADING.search(heading)]
+    # People describe what they are about to do: first what the headings say of that, then what the text orders and
+    # when, then the usual topic; a heading restated as a trigger only repeats the description.
+    ordered = (*scope, *actions, *find_situations(section.text), *find_topics(titles[0])[:1], *headings)
     intents = dict.fromkeys(intent for intent in ordered if intent)
     return tuple(intent[:200] for intent in intents)
 

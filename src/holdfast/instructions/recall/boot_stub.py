@@ -17,7 +17,7 @@ INDEX_HEADING = "## Instructions that can be recalled\n\n"
 
 
 class EntryCost(msgspec.Struct, frozen=True):
-    """`index_tokens` are in every prompt; `entry_tokens` count towards the limit of the manifest."""
+    """`index_tokens` are in every prompt; `entry_tokens`, the same, count towards the limit of the manifest."""
 
     name: str
     index_tokens: int
@@ -39,13 +39,28 @@ def render_index(entries: Sequence[ManifestEntry]) -> str:
 
 def render_prompt_index(entries: Sequence[ManifestEntry]) -> str:
     """The index with its heading, as it is in the prompt."""
-    return f"{INDEX_HEADING}{render_index(entries)}"
+    return f"{INDEX_HEADING}{_address_line(entries)}{render_index(entries)}"
+
+
+def count_manifest_tokens(entries: Sequence[ManifestEntry]) -> int:
+    """The tokens that the manifest has in the prompt, which is where it always is (seed 003, 21.2.1).
+
+    Addresses are in it once, by what they share, and do not count: a long agent id leaves as much room as a short one.
+    """
+    return count_cl100k_tokens(render_index(entries))
+
+
+def _address_line(entries: Sequence[ManifestEntry]) -> str:
+    """Where the units are: the part that all addresses share, once."""
+    addresses = [entry.fact_uri for entry in entries if entry.fact_uri is not None]
+    owners = {address.rsplit("/", 2)[0] for address in addresses}
+    shared = owners.pop() if len(owners) == 1 else ""
+    return f"Addresses: `{shared}/NAME/VERSION`\n\n" if shared.count("/") else ""
 
 
 def measure_entry_cost(entry: ManifestEntry) -> EntryCost:
-    entry_json = msgspec.json.encode(entry).decode()
-    index_line = f"{instruction_index_line(entry)}\n"
-    return EntryCost(entry.name, count_cl100k_tokens(index_line), count_cl100k_tokens(entry_json))
+    tokens = count_cl100k_tokens(f"{instruction_index_line(entry)}\n")
+    return EntryCost(entry.name, tokens, tokens)
 
 
 # The limit of 500 cl100k tokens is on the body (seed 003); 450 warns before it is reached.
