@@ -3,7 +3,7 @@
 from decimal import Decimal
 
 from holdfast.events.log import Event
-from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallStarted, RequestPrepared
+from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallStarted, RequestPrepared
 from holdfast.events.payloads.session import MessageAppended, SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.stores.event_log import DatabaseEventLog
@@ -13,6 +13,7 @@ from holdfast.types.request_buffer import PrefixDigest
 from holdfast.types.usage import Usage
 
 CALLS_A_SESSION = 50
+CALLS_A_SHORT_SESSION = 2
 EVENTS_A_CALL = 5
 APPENDS_WAITING_MAX = 20
 DAY_SECONDS = 86_400
@@ -30,6 +31,15 @@ def session_of_calls(number: int, *, at: float) -> list[Event]:
         Event(f"{session}{index:06d}", at + index, session, "agent", payload)
         for index, payload in enumerate(payloads[:-1])
     ]
+
+
+def short_session(number: int, *, at: float) -> list[Event]:
+    """A session of two calls that went through the gateway."""
+    session, model = f"{number:026d}", MODELS[number % len(MODELS)]
+    payloads: list[AnyPayload] = [SessionStarted(model), GatewayForwarded("new", 1.0, f"key{number % 5}")]
+    for call in range(CALLS_A_SHORT_SESSION):
+        payloads += _call(call, model, missed=(call * 7 + number) % 11 == 0)
+    return [Event(f"{session}{index:06d}", at + index, session, "agent", event) for index, event in enumerate(payloads)]
 
 
 def fill(store: DatabaseEventLog, events: int, *, days: int) -> None:

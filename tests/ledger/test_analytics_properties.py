@@ -29,7 +29,6 @@ from holdfast.ledger.analytics.queries import (
     LedgerScope,
     SessionCostOrder,
     count_unreadable_calls,
-    iter_session_amounts,
 )
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.maintenance import RETAINED_EVENT_TYPES, find_differences
@@ -184,7 +183,8 @@ def query_analytics(analytics: AnalyticsQueries) -> Iterator[object]:
 def query_costs(tables: CostQueries) -> list[object]:
     results: list[object] = []
     for scope in SCOPES:
-        results += [tables.totals(scope), tables.days(scope), tuple(iter_session_amounts(tables, scope, "lost"))]
+        results += [tables.totals(scope), tables.days(scope), tables.session_amounts(scope)]
+        results += [tables.list_sessions(scope), tables.list_sessions(scope, limit=1), tables.count_sessions(scope)]
         results += [
             count_unreadable_calls(tables, scope),
             tables.causes(scope),

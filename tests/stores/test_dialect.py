@@ -57,6 +57,8 @@ def built_queries() -> Iterator[tuple[str, str]]:
         yield f"rows {rollup.name}", analytics.sum_rows(rollup, rollup.keys, spans=2)
     for order in ("lost", "spent", "newest"):
         yield f"page {order}", analytics.select_session_page(order, spans=1)
+    yield "count", analytics.count_sessions(spans=1)
+    yield "key spending", analytics.sum_key_spending()
     yield "worst", analytics.select_worst_verdicts(2)
     yield "hours", analytics.group_rows("hour", GroupFilter(model="m"), spans=1)
     yield "workers", analytics.group_session_days("is_worker", GroupFilter())

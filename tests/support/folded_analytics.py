@@ -27,7 +27,7 @@ from holdfast.ledger.analytics.queries import (
     find_skill_loads,
     format_group_name,
 )
-from holdfast.ledger.analytics.results import FULL_SCOPE, RollUpCostQueries, RollUpRows, build_amounts
+from holdfast.ledger.analytics.results import FULL_SCOPE, SESSIONS_MAX, RollUpCostQueries, RollUpRows, build_amounts
 from holdfast.ledger.cache.verdicts import VerdictKind
 from holdfast.ledger.money import to_dollars
 from holdfast.ledger.postings import Posting, RollUp, RollUpTotals, Sums, component_key, iter_postings
@@ -209,6 +209,12 @@ class _EventSource:
             sums_by_session[row.id] = row, sums + posting.sums
         spenders = [(row, sums) for row, sums in sums_by_session.values() if sums.calls or sums.spent]
         return _sort_sessions(spenders, order)[offset : offset + limit]
+
+    def session_rows(self, scope: LedgerScope, *, order: SessionOrder, limit: int) -> Sequence[SessionRow]:
+        return [row for row, _ in self.sessions(scope, order=order, limit=limit, offset=0)]
+
+    def count_sessions(self, scope: LedgerScope) -> int:
+        return len(self.session_rows(scope, order="lost", limit=SESSIONS_MAX))
 
     def unpriced(self, scope: LedgerScope) -> tuple[UnpricedUsage, ...]:
         usage_by_key: dict[tuple[str, str], tuple[int, Usage]] = {}

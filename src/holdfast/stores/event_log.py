@@ -12,12 +12,19 @@ import msgspec
 from holdfast.errors import StoreError, UserError
 from holdfast.events.conversation_keys import iterate_conversation_keys
 from holdfast.events.log import Event, SessionRow
+from holdfast.events.payloads.calls import UNPRICED
 from holdfast.ledger.analytics.queries import AnalyticsQueries, CostQueries
 from holdfast.ledger.analytics.results import RollUpCostQueries
 from holdfast.ledger.postings import affects_ledger
 from holdfast.stores.instructions.store import InstructionStore
 from holdfast.stores.sql.analytics import SqlAnalyticsQueries, SqlRollUpSource
-from holdfast.stores.sql.analytics_queries import ANY_PENDING_SESSION, PENDING_SESSIONS, select_rows
+from holdfast.stores.sql.analytics_queries import (
+    ANY_PENDING_SESSION,
+    FAILED_SESSIONS,
+    PENDING_SESSIONS,
+    select_rows,
+    sum_key_spending,
+)
 from holdfast.stores.sql.connection import ChangeRunner, Engine, Reader
 from holdfast.stores.sql.events import (
     EVENT_BYTES_MAX,
@@ -68,6 +75,20 @@ class StoreFacts(msgspec.Struct, frozen=True, array_like=True):
     newest_at: float | None
     calls: int
     pending_sessions: int
+
+
+class KeySpending(msgspec.Struct, frozen=True):
+    """What calls and pings cost on a UTC day, in picodollars; a call counts on the day on which it ended.
+
+    `label` is the name of the sessions, empty for calls without a key. `unpriced_tokens` are not in `spent`.
+    """
+
+    day: str
+    key_id: str
+    label: str
+    calls: int
+    spent: int
+    unpriced_tokens: int
 
 
 class DatabaseEventLog:
@@ -200,6 +221,19 @@ class DatabaseEventLog:
 
     def analytics_queries(self) -> AnalyticsQueries:
         return SqlAnalyticsQueries(self._fetch, self.roll_up_pending)
+
+    def sum_key_spending(self, first_day: str = "") -> tuple[KeySpending, ...]:
+        """What was spent through the gateway from a UTC day on, by day, key and name of the session."""
+        self.roll_up_pending()
+        rows = self._fetch(sum_key_spending(), (UNPRICED, first_day, first_day))
+        return tuple(
+            KeySpending(str(day), str(key_id), str(label), *map(as_int, sums)) for day, key_id, label, *sums in rows
+        )
+
+    def list_failed_sessions(self, first_day: str = "") -> tuple[str, ...]:
+        """The sessions with a call that failed at no cost, from a UTC day on."""
+        self.roll_up_pending()
+        return tuple(str(session_id) for (session_id,) in self._fetch(FAILED_SESSIONS, (first_day,)))
 
     def clear_tables(self) -> None:
         """Empties the tables; `roll_up_pending` fills them from the log."""

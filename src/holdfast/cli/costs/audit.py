@@ -205,9 +205,10 @@ def _audit_store(
     from holdfast.ledger.calls import is_simulated
 
     with open_configured_store(address) as log:
-        ids = [resolve_session_id(log, wanted)] if wanted else [row.id for row in log.sessions()]
-        skipped = set() if simulated or wanted else {id for id in ids if is_simulated(log, id)}
-        spending = audit_stored_sessions(log, [id for id in ids if id not in skipped], scope, project)
+        wanted = wanted and resolve_session_id(log, wanted)
+        rows = [row for row in log.sessions() if wanted in (None, row.id)]
+        skipped = set() if simulated or wanted else {row.id for row in rows if is_simulated(log, row.id)}
+        spending = audit_stored_sessions(log, [row for row in rows if row.id not in skipped], scope, project)
     note = f"not counted: {format_count(len(skipped), 'simulated session')}; --simulated includes them"
     return spending, (note,) if skipped else ()
 

@@ -16,9 +16,16 @@ from holdfast.ledger.requests.format import strip_control_characters
 if TYPE_CHECKING:
     from holdfast.events.log import Event
     from holdfast.replay.counterfactual import Counterfactual
+    from holdfast.stores.open import Store
 
 REQUEST_BYTES_MAX = 32 * 1024 * 1024
 WIRE_FORMATS = ("anthropic", "gemini", "openai", "openai-chat")
+
+_Amounts = tuple[int, int, int, int]
+"""Calls, failed calls, picodollars, unpriced tokens."""
+
+_AddedAmounts = tuple[str, str, str, _Amounts]
+"""Day, key, name of the session, and what to add."""
 
 
 @click.group("gateway", cls=CommandGroup)
@@ -59,14 +66,14 @@ def show_costs(*, session_id: str | None, since: str | None, simulated: bool, db
 def _show_clients(since: str | None, db: str | None, *, simulated: bool, as_json: bool) -> None:
     from holdfast.cli.costs.report import audit_stored_sessions, parse_scope
     from holdfast.cli.tables import print_table
-    from holdfast.ledger.analytics.queries import LedgerScope, iter_session_amounts
+    from holdfast.ledger.analytics.queries import LedgerScope
     from holdfast.replay.counterfactual import sum_gateway_costs
 
     scope = parse_scope(since, None, None, verbose=False)
     with open_configured_store(db) as log:
         window = LedgerScope(scope.since, scope.until, None, simulated)
-        ids = [row.id for row in iter_session_amounts(log.cost_queries(), window)]
-        forwarded = [row for row in audit_stored_sessions(log, ids, scope).sessions if row.unplanned_usd is not None]
+        spending = audit_stored_sessions(log, log.cost_queries().list_sessions(window), scope)
+    forwarded = [row for row in spending.sessions if row.unplanned_usd is not None]
     clients = dict.fromkeys(row.client for row in forwarded)
     rows = [sum_gateway_costs(client, [row for row in forwarded if row.client == client]) for client in clients]
     rows.sort(key=lambda row: (-row.observed_usd, row.client))
@@ -166,24 +173,26 @@ def show_spending(since: str | None, db: str | None, as_json: bool) -> None:
     from holdfast.catalog.lookup import utc_date
     from holdfast.cli.costs.report import parse_time_option
     from holdfast.cli.tables import print_table
+    from holdfast.ledger.money import to_dollars
 
-    try:
-        from holdfast.gateway.recording.restore import iterate_spending
-    except ImportError as error:
-        raise UserError("the gateway needs extra packages: pip install 'holdfast-context[server]'") from error
-
-    first_day = utc_date(parse_time_option(since, system_clock())) if since else None
-    sums: dict[tuple[str, str, str], tuple[int, int, float, int]] = {}
+    first_day = utc_date(parse_time_option(since, system_clock())).isoformat() if since else ""
+    sums: dict[tuple[str, str, str], _Amounts] = {}
     with open_configured_store(db) as log:
         # Not the name of the session: keys that share a provider account may continue one another's conversations.
         key_names = {key.id: key.name or "" for key in log.records.all_keys()}
-        for entry in iterate_spending(log, since=first_day):
-            label = key_names.get(entry.key_id or "", entry.label or "")
-            row = (utc_date(entry.at).isoformat(), entry.key_id or "", label)
-            calls, failed, usd, unpriced = sums.get(row, (0, 0, 0.0, 0))
-            counts = calls + entry.calls, failed + entry.failed
-            sums[row] = *counts, usd + entry.dollars, unpriced + entry.unpriced_tokens
-    rows = [(*row, *amounts) for row, amounts in sorted(sums.items())]
+        added: list[_AddedAmounts] = [
+            (row.day, row.key_id, row.label, (row.calls, 0, row.spent, row.unpriced_tokens))
+            for row in log.sum_key_spending(first_day)
+        ]
+        added += _list_failures(log, first_day)
+    for day, key_id, label, amounts in added:
+        if day >= first_day:
+            row = (day, key_id, key_names.get(key_id, label))
+            sums[row] = _add_amounts(sums.get(row, (0, 0, 0, 0)), amounts)
+    rows = [
+        (*row, calls, failed, float(to_dollars(spent)), unpriced)
+        for row, (calls, failed, spent, unpriced) in sorted(sums.items())
+    ]
     if as_json:
         names = ("day", "key_id", "label", "calls", "failed", "cost_usd", "unpriced_tokens")
         print_json([dict(zip(names, row, strict=True)) for row in rows])
@@ -196,6 +205,28 @@ def show_spending(since: str | None, db: str | None, as_json: bool) -> None:
         for day, key, label, calls, failed, usd, unpriced in rows
     )
     print_table(("day", "key", "name", "calls", "failed", "cost"), table_rows)
+
+
+def _list_failures(log: "Store", first_day: str) -> list[_AddedAmounts]:
+    """From the log, because the tables do not have the key of a failed call."""
+    from holdfast.catalog.lookup import utc_date
+
+    session_ids = log.list_failed_sessions(first_day)
+    if not session_ids:
+        return []
+    try:
+        from holdfast.gateway.recording.restore import iterate_failures
+    except ImportError as error:
+        raise UserError("the gateway needs extra packages: pip install 'holdfast-context[server]'") from error
+    return [
+        (utc_date(call.ended_at).isoformat(), call.key_id or "", call.label or "", (0, 1, 0, 0))
+        for call in iterate_failures(log, session_ids)
+    ]
+
+
+def _add_amounts(before: _Amounts, added: _Amounts) -> _Amounts:
+    calls, failed, spent, unpriced = (left + right for left, right in zip(before, added, strict=True))
+    return calls, failed, spent, unpriced
 
 
 def _format_spending(usd: float, unpriced_tokens: int) -> str:

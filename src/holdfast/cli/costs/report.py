@@ -17,6 +17,7 @@ from holdfast.errors import UserError
 from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
+    from holdfast.events.log import SessionRow
     from holdfast.ledger.spending import SessionSpending, Spending, SpendingRow
     from holdfast.replay.audit import AuditScope
     from holdfast.stores.open import Store
@@ -101,7 +102,6 @@ def command(
         LedgerScope,
         count_failures,
         count_unreadable_calls,
-        iter_session_amounts,
     )
 
     check_output_options(as_json=as_json, as_csv=as_csv)
@@ -111,13 +111,13 @@ def command(
         wanted = wanted and resolve_session_id(log, wanted)
         tables = log.cost_queries()
         window = LedgerScope(scope.since, scope.until, wanted, simulated or wanted is not None)
-        ids = [row.id for row in iter_session_amounts(tables, window)]
+        sessions, session_count = tables.list_sessions(window, limit=SESSIONS_MAX), tables.count_sessions(window)
         # Simulated sessions cost no real money, so they are left out by default; the output says how many there are.
         everything = msgspec.structs.replace(window, simulated=True)
-        simulated_count = sum(1 for _ in iter_session_amounts(tables, everything)) - len(ids)
-        if wanted is not None and not ids and not simulated_count:
+        simulated_count = 0 if window.simulated else tables.count_sessions(everything) - session_count
+        if wanted is not None and not sessions:
             raise UserError(f"session {wanted!r} has no call since then; `holdfast sessions list` shows all")
-        spending = audit_stored_sessions(log, ids[:SESSIONS_MAX], scope, project)
+        spending = audit_stored_sessions(log, sessions, scope, project)
         # A failed call is stored without the project that it was for.
         unreadable = None if project else count_unreadable_calls(tables, window, scope.model)
         failures = None if project else count_failures(tables, window, scope.model)
@@ -130,10 +130,9 @@ def command(
     if failures:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in failures.items())
         notes.append(f"{format_count(sum(failures.values()), 'call')} failed: {kinds}")
-    if len(ids) > SESSIONS_MAX:
-        notes.append(
-            f"Only the {SESSIONS_MAX:,} sessions that spent most are counted, of {len(ids):,}; --since narrows them."
-        )
+    if session_count > SESSIONS_MAX:
+        counted = f"Only the {SESSIONS_MAX:,} sessions that spent most are counted, of {session_count:,}"
+        notes.append(f"{counted}; --since narrows them.")
     if simulated_count:
         notes.append(f"not counted: {format_count(simulated_count, 'simulated session')}; --simulated includes them")
     if filters and not (spending.sessions or unreadable or failures or as_json or as_csv or html):
@@ -151,7 +150,7 @@ def command(
 
 
 def audit_stored_sessions(
-    log: "Store", ids: Sequence[str], scope: "AuditScope", project: str | None = None
+    log: "Store", sessions: "Sequence[SessionRow]", scope: "AuditScope", project: str | None = None
 ) -> "Spending":
     """Where the money of stored sessions went, by the verdicts of the ledger."""
     import msgspec
@@ -160,8 +159,8 @@ def audit_stored_sessions(
     from holdfast.replay import stored_sessions
     from holdfast.replay.audit import PriceLookup, trace_context
 
-    names = {row.id: row.name or "" for row in log.sessions()}
-    progress = track_progress(ids, "sessions", len(ids))
+    names = {row.id: row.name or "" for row in sessions}
+    progress = track_progress(names, "sessions", len(names))
     prices = PriceLookup(load_configured_models())
     spending = stored_sessions.audit_stored_sessions(
         log.read, progress, prices, scope, project=project or "", names=names

@@ -27,6 +27,7 @@ from holdfast.events.payloads.session import SessionStarted
 from holdfast.gateway.exchange import UNPRICED_USD_PER_MTOK
 from holdfast.gateway.recording.conversation_match import REPLIES_MAX
 from holdfast.gateway.recording.fingerprint import RequestFingerprint, SessionHints
+from holdfast.ledger.money import utc_day_start
 from holdfast.planning.learned import LEARNED_RECORDS_MAX
 from holdfast.types.prompt import Plan
 from holdfast.types.request_buffer import PrefixDigest
@@ -87,8 +88,8 @@ class RecordedConversation(msgspec.Struct, frozen=True):
 class CallSpending(msgspec.Struct, frozen=True):
     """Cost of one call or ping, with the gateway key it was made with and the key's label.
 
-    `calls` and `failed` are 0 or 1; a failed call has no usage. `unpriced_tokens` of a model without a price are not in
-    `dollars`.
+    It began at `at`; a call ended at `ended_at`. `calls` and `failed` are 0 or 1; a failed call has no usage.
+    `unpriced_tokens` of a model without a price are not in `dollars`.
     """
 
     key_id: str | None
@@ -98,6 +99,7 @@ class CallSpending(msgspec.Struct, frozen=True):
     calls: int = 1
     failed: int = 0
     unpriced_tokens: int = 0
+    ended_at: float = 0.0
 
 
 def find_recorded_calls(log: EventLog, since: float) -> RecordedCalls:
@@ -261,9 +263,15 @@ def read_learned(log: EventLog) -> tuple[Event, ...]:
 
 def iterate_spending(log: EventLog, *, since: date | None = None) -> Iterator[CallSpending]:
     """Cost of forwarded calls, session by session, from the start of the day `since` if given."""
-    for row in log.sessions():
-        if since is None or utc_date(row.last_event_at) >= since:
-            yield from _fold_spending(log.read(row.id), since)
+    rows = log.sessions() if since is None else list_active_sessions(log, utc_day_start(since.isoformat()))
+    for row in rows:
+        yield from _fold_spending(log.read(row.id), since)
+
+
+def iterate_failures(log: EventLog, session_ids: Iterable[str]) -> Iterator[CallSpending]:
+    """The forwarded calls of some sessions that failed at no cost."""
+    for session_id in session_ids:
+        yield from (call for call in _fold_spending(log.read(session_id), None) if call.failed)
 
 
 def sum_spending_today(
@@ -298,7 +306,7 @@ def _fold_spending(events: Iterable[Event], since: date | None) -> Iterator[Call
                 if since is None or utc_date(at) >= since:
                     costs = (float(payload.cost_usd), int(not failed), int(failed), count_unpriced_tokens(payload))
                     # Without a key the session may be named by its endpoint, which is no label of a key.
-                    yield CallSpending(key_id, label if key_id else None, at, *costs)
+                    yield CallSpending(key_id, label if key_id else None, at, *costs, ended_at=event.at)
             case CachePinged() as payload:
                 if forwarded is not None and (since is None or utc_date(event.at) >= since):
                     key_id = forwarded.key_id

@@ -2,7 +2,7 @@
 
 import datetime
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Literal, Protocol
 
@@ -156,6 +156,12 @@ class CostQueries(Protocol):
         self, scope: LedgerScope = ..., *, order: SessionOrder = ..., limit: int = ..., offset: int = ...
     ) -> tuple[SessionAmounts, ...]:
         """One page, at most `PAGE_MAX`, of the sessions that spent anything."""
+
+    def list_sessions(self, scope: LedgerScope = ..., *, limit: int = ...) -> tuple[SessionRow, ...]:
+        """The sessions that spent anything, the most expensive first, in one query however many there are."""
+
+    def count_sessions(self, scope: LedgerScope = ...) -> int:
+        """How many sessions spent anything."""
 
     def outcomes(self, scope: LedgerScope = ...) -> tuple[CallOutcome, ...]:
         """The most frequent first."""
@@ -321,16 +327,6 @@ def format_group_name(group_by: GroupBy, cell: object) -> GroupName:
             return start.strftime("%Y-%m-%dT%H")
         case _:
             return str(cell)
-
-
-def iter_session_amounts(
-    queries: CostQueries, scope: LedgerScope, order: SessionOrder = "spent"
-) -> Iterator[SessionAmounts]:
-    """All sessions of a scope, read page by page."""
-    offset = 0
-    while page := queries.session_amounts(scope, order=order, limit=PAGE_MAX, offset=offset):
-        yield from page
-        offset += len(page)
 
 
 def count_unreadable_calls(queries: CostQueries, scope: LedgerScope, model: str = "") -> int:

@@ -35,6 +35,7 @@ from holdfast.ledger.postings import (
 
 RollUpRows = Iterable[tuple[Key, tuple[int, ...]]]
 FULL_SCOPE = LedgerScope()
+SESSIONS_MAX = 2**62  # No limit: more than any table has, and within every engine's integers.
 VERDICT_KINDS: dict[object, VerdictKind] = {kind: kind for kind in get_args(VerdictKind)}
 
 
@@ -47,6 +48,11 @@ class RollUpSource(Protocol):
         self, scope: LedgerScope, *, order: SessionOrder, limit: int, offset: int
     ) -> Sequence[tuple[SessionRow, Sums]]:
         """Sessions that made a call or spent anything."""
+
+    def session_rows(self, scope: LedgerScope, *, order: SessionOrder, limit: int) -> Sequence[SessionRow]:
+        """The same without the sums."""
+
+    def count_sessions(self, scope: LedgerScope) -> int: ...
 
     def unpriced(self, scope: LedgerScope) -> tuple[UnpricedUsage, ...]:
         """As `CostQueries.unpriced`."""
@@ -104,6 +110,12 @@ class RollUpCostQueries:
             SessionAmounts(row.id, row.name, row.model, row.last_event_at, build_amounts(sums), worst.get(row.id))
             for row, sums in sessions
         )
+
+    def list_sessions(self, scope: LedgerScope = FULL_SCOPE, *, limit: int = SESSIONS_MAX) -> tuple[SessionRow, ...]:
+        return tuple(self._source.session_rows(scope, order="spent", limit=limit))
+
+    def count_sessions(self, scope: LedgerScope = FULL_SCOPE) -> int:
+        return self._source.count_sessions(scope)
 
     def outcomes(self, scope: LedgerScope = FULL_SCOPE) -> tuple[CallOutcome, ...]:
         rows_by_key: dict[Key, list[tuple[int, OutcomeSums]]] = {}

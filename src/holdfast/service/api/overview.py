@@ -9,7 +9,6 @@ from holdfast.ledger.analytics.queries import (
     SessionCost,
     count_failures,
     count_unreadable_calls,
-    iter_session_amounts,
 )
 from holdfast.ledger.spending_actions import REMEDIES
 from holdfast.replay.audit import AuditScope, PriceLookup
@@ -192,17 +191,17 @@ def _live_row(session: SessionCost) -> LiveSession:
 def get_actions(context: AppContext, request: WindowRequest) -> ActionsResponse:
     """What to do next, and what it would save: the actions of `holdfast report` for the same sessions."""
     window, scope = resolve_window(context, request)
-    ids = [row.id for row in iter_session_amounts(context.log.cost_queries(), scope)]
+    costs = context.log.cost_queries()
     spending = audit_stored_sessions(
         context.log.read,
-        ids[:AUDITED_SESSIONS_MAX],
+        [row.id for row in costs.list_sessions(scope, limit=AUDITED_SESSIONS_MAX)],
         PriceLookup(context.models),
         AuditScope(since=scope.since, until=scope.until),
     )
     actions = Actions(
         tuple(ActionRow(row.action, row.how, to_json_usd(row.usd_a_week), row.assumption) for row in spending.actions),
         len(spending.sessions),
-        max(0, len(ids) - AUDITED_SESSIONS_MAX),
+        max(0, costs.count_sessions(scope) - AUDITED_SESSIONS_MAX),
     )
     return ActionsResponse(window=window, current_pricing_version=context.pricing_version, data=actions)
 

@@ -83,20 +83,40 @@ class SqlRollUpSource:
     def sessions(
         self, scope: LedgerScope, *, order: SessionOrder, limit: int, offset: int
     ) -> Sequence[tuple[SessionRow, Sums]]:
-        self._catch_up()
         if scope.session_id is not None:
             return self._one_session(scope, scope.session_id)[offset : offset + limit]
-        days = split_days(scope.since, scope.until)
-        parameters: tuple[Cell, ...] = (days.first, days.end, int(scope.simulated))
-        if days.partial_spans:
-            parameters += _row_parameters(SESSION_DAYS, scope, days.partial_spans)
-        query = queries.select_session_page(order, spans=len(days.partial_spans))
-        session_rows = list(map(decode_session_row, self._fetch(query, (*parameters, limit, offset))))
+        session_rows = self.session_rows(scope, order=order, limit=limit, offset=offset)
         sums_by_session = {row.id: Sums() for row in session_rows}
         if session_rows:
             for session_id, *amounts in self._read_days(SESSION_DAYS, ("session_id",), scope, *sums_by_session):
                 sums_by_session[str(session_id)] += Sums(*amounts)  # type: ignore[arg-type] # the query casts them to bigint
         return [(row, sums_by_session[row.id]) for row in session_rows]
+
+    def session_rows(
+        self, scope: LedgerScope, *, order: SessionOrder, limit: int, offset: int = 0
+    ) -> Sequence[SessionRow]:
+        if scope.session_id is not None:
+            return [row for row, _ in self._one_session(scope, scope.session_id)][offset : offset + limit]
+        self._catch_up()
+        spans, parameters = self._session_parameters(scope)
+        query = queries.select_session_page(order, spans=spans)
+        return list(map(decode_session_row, self._fetch(query, (*parameters, limit, offset))))
+
+    def count_sessions(self, scope: LedgerScope) -> int:
+        if scope.session_id is not None:
+            return len(self._one_session(scope, scope.session_id))
+        self._catch_up()
+        spans, parameters = self._session_parameters(scope)
+        ((count,),) = self._fetch(queries.count_sessions(spans=spans), parameters)
+        return as_int(count)
+
+    def _session_parameters(self, scope: LedgerScope) -> tuple[int, tuple[Cell, ...]]:
+        """How many parts of days count, and the parameters of a query over all sessions."""
+        days = split_days(scope.since, scope.until)
+        parameters: tuple[Cell, ...] = (days.first, days.end, int(scope.simulated))
+        if days.partial_spans:
+            parameters += _row_parameters(SESSION_DAYS, scope, days.partial_spans)
+        return len(days.partial_spans), parameters
 
     def _one_session(self, scope: LedgerScope, session_id: str) -> list[tuple[SessionRow, Sums]]:
         sums = sum((Sums(*amounts) for _, amounts in self.rows(SESSION_DAYS, (), scope)), Sums())

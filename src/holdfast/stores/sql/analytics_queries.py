@@ -21,8 +21,8 @@ from holdfast.stores.sql.events import EVENT_COLUMNS, SESSION_COLUMNS, Cell, cha
 POSTING_TABLES = ("calls", "charges", "failures")
 
 SESSION_ORDER_SQL: dict[SessionOrder, str] = {
-    "lost": "lost DESC, spent DESC, id",
-    "spent": "spent DESC, lost DESC, id",
+    "lost": "lost DESC, spent DESC, session_id",
+    "spent": "spent DESC, lost DESC, session_id",
     "newest": "last_event_at DESC, id DESC",
 }
 
@@ -108,6 +108,12 @@ _NOT_SIMULATED = (
     "AND strpos(e.payload, ?) > 0)"
 )
 
+FAILED_SESSIONS = "SELECT DISTINCT session_id FROM holdfast.failures WHERE day >= ? ORDER BY session_id"
+_IS_FORWARDED = (
+    # The recorder writes it right after the start, so a long session of another kind is not searched for it.
+    "'gateway.forwarded' IN (SELECT e.type FROM holdfast.events AS e WHERE e.session_id = s.id ORDER BY e.seq LIMIT 2)"
+)
+
 
 @cache
 def select_session_states(count: int) -> str:
@@ -186,17 +192,28 @@ def select_session_page(order: SessionOrder, *, spans: int) -> str:
 
     Parameters: those of `sum_rollups`, those of `sum_rows` if some days count partly, limit and offset.
     """
+    page, by = f"({_sum_sessions(spans)})", SESSION_ORDER_SQL[order]
+    limit = f"ORDER BY {by} LIMIT ? OFFSET ?"
+    if order != "newest":
+        # Choose the page first and join the rows afterwards, so that not every session is looked up.
+        page, limit = f"(SELECT * FROM {page} AS added {limit})", f"ORDER BY {by}"
+    columns = ", ".join(SESSION_COLUMNS)
+    return f"SELECT {columns} FROM {page} AS page JOIN holdfast.sessions ON id = session_id {limit}"
+
+
+def count_sessions(*, spans: int) -> str:
+    """Parameters: those of `select_session_page`, without limit and offset."""
+    return f"SELECT count(*) FROM ({_sum_sessions(spans)}) AS added"
+
+
+def _sum_sessions(spans: int) -> str:
+    """The sessions that made a call or spent anything, with their sums."""
     sums = ("calls", "spent", "lost")
     totals = sum_rollups(SESSION_DAYS, ("session_id",), sums=sums)
     if spans:
         partial_days = sum_rows(SESSION_DAYS, ("session_id",), sums=sums, spans=spans)
-        combined = f"({totals} UNION ALL {partial_days}) AS parts"
-        totals = _build_sum_query(("session_id",), sums, combined)
-    return (
-        f"SELECT {', '.join(SESSION_COLUMNS)} FROM ({totals}) AS added JOIN holdfast.sessions "
-        f"ON id = session_id WHERE calls > 0 OR spent <> 0 "
-        f"ORDER BY {SESSION_ORDER_SQL[order]} LIMIT ? OFFSET ?"
-    )
+        totals = _build_sum_query(("session_id",), sums, f"({totals} UNION ALL {partial_days}) AS parts")
+    return f"SELECT * FROM ({totals}) AS totals WHERE calls > 0 OR spent <> 0"
 
 
 def select_worst_verdicts(sessions: int) -> str:
@@ -274,6 +291,21 @@ def sum_unpriced(*, session: bool) -> str:
     sums = ", ".join(f"CAST(sum({name}) AS bigint)" for name in _BUCKETS)
     where = f"{_time_condition(1)} AND simulated <= ? AND price_version = ?{' AND session_id = ?' * session}"
     return f"SELECT session_id, model, count(*), {sums} FROM holdfast.calls WHERE {where} GROUP BY 1, 2 ORDER BY 1, 2"
+
+
+def sum_key_spending() -> str:
+    """Calls and pings of forwarded sessions. Parameters: the pricing version of unpriced calls, the first day twice."""
+    unpriced = f"CASE WHEN price_version = ? THEN {_TOKENS_SENT} + output ELSE 0 END"
+    calls = f"SELECT session_id, day, key_id, 1 AS calls, spent, {unpriced} AS unpriced FROM holdfast.calls"
+    pings = "SELECT session_id, day, key_id, 0, spent, 0 FROM holdfast.charges"
+    postings = f"({calls} WHERE day >= ? UNION ALL {pings} WHERE day >= ? AND type = 'cache.pinged') AS postings"
+    sums = ("calls", "spent", "unpriced")
+    # By session first: whether a session was forwarded is then looked up once, and only for calls without a key.
+    by_session = _build_sum_query(("session_id", "day", "key_id"), sums, postings)
+    label = "CASE WHEN key_id = '' THEN '' ELSE coalesce(s.name, '') END AS label"
+    source = f"({by_session}) AS part JOIN holdfast.sessions AS s ON s.id = part.session_id"
+    named = f"(SELECT day, key_id, {label}, calls, spent, unpriced FROM {source} WHERE key_id <> '' OR {_IS_FORWARDED})"
+    return _build_sum_query(("day", "key_id", "label"), sums, f"{named} AS named")
 
 
 def select_cache_breaks(*, kind: bool, component: bool) -> str:
