@@ -95,6 +95,7 @@ class RunningGateway:
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
+        assert self.url, "the gateway has not started"
 
     def read_json(self, path: str) -> dict[str, object]:
         return dict(json.loads(self._read(path)))
@@ -242,6 +243,9 @@ def make_cut_commits(proxy: CuttableProxy) -> InjectFault:
         for _ in range(4):
             time.sleep(chance.uniform(0.1, 0.4))
             proxy.cut = chance.choice(("before", "after"))
+        time.sleep(chance.uniform(0.1, 0.4))
+        # Otherwise it would meet the next gateway as it opens the store, which then does not start.
+        proxy.cut = None
 
     return cut
 
