@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal
 
+import msgspec
+
 from benchmarks._traces import SKIPPED, sessions_of, traces_folder
 from holdfast.catalog.lookup import find_model, price_at, utc_date
 from holdfast.catalog.schema import Model
@@ -18,6 +20,7 @@ from holdfast.engine.model_switch import first_send_rate
 from holdfast.layers.padding import Padding
 from holdfast.planning.learned import NOTHING_LEARNED, LearnedParameters, SessionLength
 from holdfast.providers.registry import get_adapter
+from holdfast.replay.recording import Recording
 from holdfast.runtime.padding import CallForecast, PaddingInputs, count_prefix_tokens, decide_padding, forecast_calls
 from holdfast.types.prompt import LayerText, View
 from holdfast.types.tool_spec import tool_spec_from_function
@@ -37,6 +40,9 @@ PREFIX_SHARES = (0.1, 0.3, 0.5, 0.7, 0.9)
 """Sizes of the natural prefix, as shares of the floor; a cell shows the worst."""
 
 BAR = 1.02
+SAMPLES = 24
+"""How many choices of learned sessions are averaged where turns are recorded ones."""
+ENDLESS = forecast_calls(NOTHING_LEARNED, calls=100_000, grows=False)
 AT = 1_790_000_000.0
 TRACES = ("entire_claude_code", "livemcpbench", "sweagent_demos", "tau2_whissle", "tau_bench_airline")
 
@@ -65,6 +71,7 @@ def run() -> Iterator[tuple[str, str]]:
     recordings = [session for name in TRACES for session in sessions_of(traces, name, compactions=False)]
     recordings.sort(key=lambda session: hashlib.sha256(session.id.encode()).hexdigest())
     lengths = [len(session.calls) for session in recordings]
+    pairs = [(len(session.calls), _turn_tokens(session)) for session in recordings]
     known, measured = lengths[::2], lengths[1::2]
     yield "sessions", f"{len(lengths)}, {statistics.fmean(lengths):.0f} calls on average; {len(measured)} measured"
 
@@ -81,10 +88,14 @@ def run() -> Iterator[tuple[str, str]]:
     yield from _table("nothing learned", lambda mean, turn: forecast_calls(NOTHING_LEARNED), measured)
     for sessions in (188, 50, 5, 0):
         yield from _recorded(sessions, known, measured)
+    yield from _limits(measured)
+    yield "expected over the recorded lengths and turns, at most", f"auto over the better (bar: {BAR})"
+    for sessions in (0, 1, 2, 3, 5, 50):
+        yield f"  {sessions} learned", _compare_recorded_turns(sessions, pairs[::2], pairs[1::2])
 
 
 def _learn(lengths: Sequence[int], turn: int) -> LearnedParameters:
-    return LearnedParameters(lengths=tuple(SessionLength(calls, 1, turn * (calls - 1)) for calls in lengths))
+    return _learn_pairs([(calls, turn) for calls in lengths])
 
 
 def _scale(lengths: Sequence[int], mean: int) -> list[int]:
@@ -133,6 +144,54 @@ def _recorded(sessions: int, known: list[int], measured: list[int]) -> Iterator[
         yield f"  floor {floor}", ", ".join(figures)
 
 
+def _turn_tokens(session: Recording) -> int:
+    """What each call after the first added, at four characters a token."""
+    added = sum(len(msgspec.json.encode(call.added)) // 4 for call in session.calls[1:])
+    return round(added / max(1, len(session.calls) - 1))
+
+
+def _limits(measured: list[int]) -> Iterator[tuple[str, str]]:
+    """The least that one choice for all turn lengths can cost at worst: no rule that does not know them gets below."""
+    yield "one choice for all turn lengths, over the recorded lengths", "pad always or never, the worst turns of each"
+    for floor, model_id in MODELS.items():
+        figures = []
+        for share in PREFIX_SHARES:
+            sizes = [_padded_tokens(floor, share, mode, ENDLESS) for mode in ("always", "never")]
+            costs = [
+                [_expected_cost(find_model(model_id), size, turn, measured) for size in sizes]
+                for turn in TURNS.values()
+            ]
+            worst = [max(both[choice] / min(both) for both in costs) for choice in (0, 1)]
+            figures.append(f"prefix {share:.0%}: {worst[0]:.3f} or {worst[1]:.3f}")
+        yield f"  floor {floor}", ", ".join(figures)
+
+
+def _compare_recorded_turns(sessions: int, known: list[tuple[int, int]], measured: list[tuple[int, int]]) -> str:
+    """The worst prefix, where sessions have the turns that were recorded as well; by floor."""
+    starts = range(0, len(known) - sessions + 1, max(1, sessions, len(known) // SAMPLES))
+    samples = [known[start : start + sessions] for start in starts][: SAMPLES if sessions else 1]
+    figures = []
+    for floor, model_id in MODELS.items():
+        ratios = []
+        for share in PREFIX_SHARES:
+            forecasts = [forecast_calls(_learn_pairs(sample)) for sample in samples]
+            padded = [_padded_tokens(floor, share, "auto", forecast) for forecast in forecasts]
+            either = [_padded_tokens(floor, share, mode, ENDLESS) for mode in ("always", "never")]
+            costs = {
+                prefix: sum(_expected_cost(find_model(model_id), prefix, turn, [calls]) for calls, turn in measured)
+                for prefix in {*padded, *either}
+            }
+            ratios.append(
+                statistics.fmean(costs[prefix] for prefix in padded) / min(costs[prefix] for prefix in either)
+            )
+        figures.append(f"floor {floor}: {max(ratios):.3f}")
+    return ", ".join(figures)
+
+
+def _learn_pairs(pairs: Sequence[tuple[int, int]]) -> LearnedParameters:
+    return LearnedParameters(lengths=tuple(SessionLength(calls, 1, turn * (calls - 1)) for calls, turn in pairs))
+
+
 def _compare_prefixes(
     floor: int, turn: int, forecast: CallForecast, lengths: Sequence[int]
 ) -> list[tuple[float, float, float]]:
@@ -141,12 +200,11 @@ def _compare_prefixes(
     `always` pads to about 4,500 tokens, too much for a low floor; the third choice is padding to the floor.
     """
     model = find_model(MODELS[floor])
-    endless = forecast_calls(NOTHING_LEARNED, calls=100_000, grows=False)
     ratios = []
     for share in PREFIX_SHARES:
         auto, always, never, to_floor = (
             _expected_cost(model, _padded_tokens(floor, share, mode, ahead), turn, lengths)
-            for mode, ahead in (("auto", forecast), ("always", endless), ("never", endless), ("auto", endless))
+            for mode, ahead in (("auto", forecast), ("always", ENDLESS), ("never", ENDLESS), ("auto", ENDLESS))
         )
         ratios.append((auto / min(always, never), auto / min(always, never, to_floor), share))
     return ratios
