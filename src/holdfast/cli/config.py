@@ -20,6 +20,7 @@ from holdfast.cli.options import json_option
 def command(as_json: bool, workspace: Path) -> None:
     """Show the configuration: flag > environment > workspace file > home file > default."""
     from holdfast.runtime.config import SETTINGS, load_config, setting_value
+    from holdfast.runtime.instructions.settings import describe_instruction_settings
     from holdfast.stores.address import redact_address
 
     config = load_config(os.environ, workspace=workspace.resolve())
@@ -31,9 +32,13 @@ def command(as_json: bool, workspace: Path) -> None:
     origins = {"home": "HOLDFAST_HOME" if os.environ.get("HOLDFAST_HOME") else "default"} | {
         key: config.origins.get(key, "default") for key in SETTINGS
     }
+    instructions = describe_instruction_settings(os.environ)
     if as_json:
         settings = {key: {"value": value, "from": origins[key]} for key, value in values.items()}
         document = {**settings, "models": config.models, "project": config.project, "upstreams": config.upstreams}
+        document["instructions"] = {
+            name: {"value": value, "from": origin} for name, (value, origin) in instructions.items()
+        }
         print_json(document)
         return
 
@@ -50,5 +55,9 @@ def command(as_json: bool, workspace: Path) -> None:
         (key, to_one_line(str(config.upstreams[name].get("url", "preset")).encode()), config.origins[key])
         for name in config.upstreams
         for key in (f"gateway.upstreams.{name}",)
+    ]
+    rows += [
+        (f"instructions.{name}", "none" if value is None else to_one_line(str(value).encode()), origin)
+        for name, (value, origin) in instructions.items()
     ]
     print_table(("setting", "value", "from"), rows)

@@ -100,7 +100,7 @@ def test_the_proposal_is_shown_for_review_and_nothing_is_published(project: Path
 def test_texts_may_be_written_as_units_at_once_without_being_published(project: Path) -> None:
     path = project / "kept.db"
     for _ in range(2):
-        assert run(project, str(project / "AGENTS.md"), "--write", "--db", str(path)).exit_code == 0
+        assert run(project, str(project / "AGENTS.md"), "--write", "--db", str(path), "--create").exit_code == 0
     with SqliteStore(path) as store:
         (unit,) = store.instructions.list_unit_versions("main", "testing")
         assert (unit.version, unit.status) == ("v1", "active")

@@ -20,6 +20,7 @@ INSTRUCTION_COMMANDS = {
     "check": ("publish", "Check whether a folder of instructions can be published."),
     "publish": ("publish", "Publish a folder of instructions if it passes every check."),
     "approve": ("publish", "Approve the new text of a unit that is preloaded or guaranteed."),
+    "withdraw": ("publish", "Withdraw a unit, so that no recall returns it from now on."),
     "promote": ("publish", "Use units without their files, after a week in which units were rarely missed."),
     "archive": ("publish", "Move the files of promoted instructions to docs/legacy-instructions."),
     "rollback": ("publish", "Publish an older manifest and its texts as a new version."),

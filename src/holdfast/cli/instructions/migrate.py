@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from holdfast.cli.instructions.open import open_library
+from holdfast.cli.instructions.open import create_option, open_library
 from holdfast.cli.options import db_option, json_option
 
 if TYPE_CHECKING:
@@ -41,6 +41,7 @@ def compile_pattern(context: click.Context, parameter: click.Parameter, value: s
 @click.option("--out", type=click.Path(path_type=Path), help="Write units and manifest into this new folder.")
 @click.option("--write", is_flag=True, help="Also write each text as a signed unit; manifest and stub are unchanged.")
 @db_option
+@create_option
 @json_option
 def migrate(
     *,
@@ -53,6 +54,7 @@ def migrate(
     out: Path | None,
     write: bool,
     db: str | None,
+    create: bool,
     as_json: bool,
 ) -> None:
     """Propose units and a manifest for AGENTS.md, CLAUDE.md or folders of rules; nothing is published.
@@ -83,7 +85,7 @@ def migrate(
     if out is not None:
         write_instruction_folder(proposal, out)
     if write:
-        with open_library(db, make=True) as library:
+        with open_library(db, make=True, create=create) as library:
             library.write(proposal)
     if as_json:
         click.echo(encode_proposal(proposal, warnings))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 SIGNING_PACKAGE = "cryptography"
 MISSING_PACKAGE_HINT = "instructions need an extra package: pip install 'holdfast-context[instructions]'"
+create_option = click.option("--create", is_flag=True, help="Create the store that --db names, if there is none.")
 agent_option = click.option("--agent", default="main", show_default=True, help="Agent whose instructions to use.")
 
 
@@ -35,6 +36,7 @@ def open_library(
     db: str | None,
     *,
     make: bool = False,
+    create: bool = False,
     writable: bool = False,
     entity: str | None = None,
     accept_encoder: bool = False,
@@ -42,13 +44,16 @@ def open_library(
 ) -> "Library":
     """Open the library. A command that changes it asks for `writable`; `make` also creates a missing store.
 
-    A caller that invokes the command from Python can pass a clock as click's `obj`.
+    A store that `db` names is created only with `create`: the name may be a typing error. A caller that invokes the
+    command from Python can pass a clock as click's `obj`.
     """
     from holdfast.runtime.instructions.settings import load_instruction_config
 
     with explain_missing_package():
         from holdfast.runtime.instructions.embedded import Library
     address, exists = resolve_store_address(db or None)
+    if not exists and make and db and not create:
+        raise UserError(f"there is no store at {address!r}; check the path, or create it with --create")
     if not (make or exists):
         raise UserError(f"there is no store at {address!r}; check the path, or publish something first")
     configured = load_instruction_config(os.environ)

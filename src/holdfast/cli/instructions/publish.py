@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.format import print_json
-from holdfast.cli.instructions.open import agent_option, open_library
+from holdfast.cli.instructions.open import agent_option, create_option, open_library
 from holdfast.cli.open_store import resolve_store_address
 from holdfast.cli.options import db_option, json_option
+from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.instructions.manifest.check import DraftCheck
@@ -31,7 +32,9 @@ def check(folder: Path, db: str | None, as_json: bool) -> None:
     """
     from holdfast.cli.instructions.format import show_check_result
 
-    _, has_store = resolve_store_address(db or None)
+    address, has_store = resolve_store_address(db or None)
+    if db and not has_store:
+        raise UserError(f"there is no store at {address!r}; check the path, or leave --db out")
     if has_store:
         with open_library(db) as library:
             checked = library.check(folder)
@@ -64,12 +67,13 @@ def _check_without_store(folder: Path) -> "DraftCheck":
 @click.command("publish")
 @_folder
 @db_option
+@create_option
 @_entity
 @click.option("--skip-gate", is_flag=True, help="Also publish units that are not found reliably; this is recorded.")
 @json_option
-def publish(*, folder: Path, db: str | None, entity: str | None, skip_gate: bool, as_json: bool) -> None:
+def publish(*, folder: Path, db: str | None, create: bool, entity: str | None, skip_gate: bool, as_json: bool) -> None:
     """Publish DIR: changed texts as new versions, then the manifest, if it passes every check."""
-    with open_library(db, make=True, entity=entity) as library:
+    with open_library(db, make=True, create=create, entity=entity) as library:
         deployed = library.publish(folder, skip_coverage_gate=skip_gate)
     _show_deployed(deployed, as_json=as_json)
 
@@ -125,6 +129,20 @@ def approve(
         click.echo("it is active from now on")
     elif kind is None and skip_gate is None:
         click.echo("it still needs the approval of another agent")
+
+
+@click.command("withdraw")
+@click.argument("unit")
+@agent_option
+@db_option
+@_entity
+def withdraw(*, unit: str, agent: str, db: str | None, entity: str | None) -> None:
+    """Withdraw the active text of UNIT: no recall, heartbeat or preload returns it from now on.
+
+    Publishing the unit again, as it was or changed, brings it back.
+    """
+    with open_library(db, writable=True, entity=entity) as library:
+        click.echo(f"withdrawn: {library.withdraw(unit, agent=agent)}")
 
 
 @click.command("promote")

@@ -5,7 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import msgspec
 
@@ -23,6 +23,7 @@ SCORE_LIFT = math.log(1 + 0.15)
 # A unit with less than half of the best one's score would only fill up the room. In collections of about twenty units
 # from six published query sets, 98.5 % of the right answers among the first three pass, and 1.7 of three units remain.
 WEAK_SCORE_SHARE = 0.5
+RECALLS_CACHED_MAX = 256
 UNAVAILABLE = "recall_backend_unavailable"
 
 
@@ -99,6 +100,9 @@ class InstructionSet:
         self.contents = contents
         self.lifted = frozenset(lifted)
         self._encoder = encoder
+        # The same question has the same answer until a text, the manifest or the encoder changes, and then there is
+        # another set: agents often ask again, and neither encoding nor ranking needs to be repeated.
+        self._recall = lru_cache(RECALLS_CACHED_MAX)(lambda question: _ChunkPacker(self, question).pack())
 
     @cached_property
     def index(self) -> SearchIndex:
@@ -157,7 +161,7 @@ class InstructionSet:
         return filler
 
     def recall(self, question: RecallQuery) -> RecallSelection:
-        return _ChunkPacker(self, question).pack()
+        return self._recall(question)
 
 
 @contextmanager

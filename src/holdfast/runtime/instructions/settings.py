@@ -71,6 +71,27 @@ def load_instruction_config(environ: Mapping[str, str]) -> InstructionConfig:
     return InstructionConfig(table.enabled, settings, home / KEY_FILE)
 
 
+def describe_instruction_settings(environ: Mapping[str, str]) -> dict[str, tuple[object, str]]:
+    """Each setting of `[instructions]`: the value in use, and where it was set. Raises UserError for invalid ones."""
+    file = holdfast_home(environ) / "config.toml"
+    table, config = _read(file), load_instruction_config(environ)
+    written = _written_names(file)
+    values = msgspec.structs.asdict(table) | {
+        "root": str(config.settings.root),
+        "encoder": config.settings.encoder or "none",
+        "wake_secret": "set" if environ.get(WAKE_SECRET_VARIABLE) else None,
+    }
+    origins = dict.fromkeys(written, str(file)) | {"wake_secret": WAKE_SECRET_VARIABLE}
+    return {name: (value, origins.get(name, "default")) for name, value in values.items()}
+
+
+def _written_names(file: Path) -> frozenset[str]:
+    try:
+        return frozenset(tomllib.loads(file.read_text(encoding="utf-8")).get("instructions", {}))
+    except FileNotFoundError:
+        return frozenset()
+
+
 def _wake_trust(table: _Table, secret: str | None) -> WakeIssuer | None:
     """Whose wake tokens are accepted; None if no key is configured, so that none are."""
     if secret and len(secret.encode()) < WAKE_SECRET_BYTES_MIN:
