@@ -11,8 +11,9 @@ from holdfast.errors import ProviderError
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed
 from holdfast.events.payloads.session import TurnCancelled
 from holdfast.ledger.calls import iter_calls
+from holdfast.providers.connection_pool import Timeouts
 from holdfast.providers.registry import get_provider
-from holdfast.providers.transport import HttpTransport, Timeouts
+from holdfast.providers.transport import HttpTransport
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.server import serve_simulator

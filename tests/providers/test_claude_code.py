@@ -15,7 +15,7 @@ from holdfast.ledger.accounting import iter_entries
 from holdfast.ledger.calls import iter_calls
 from holdfast.providers.claude_code import claude_code
 from holdfast.providers.claude_code.subprocess import CommandTransport, split_command
-from holdfast.providers.transport import Timeouts
+from holdfast.providers.connection_pool import Timeouts
 from holdfast.runtime.options import Options
 from holdfast.runtime.session import Session
 from holdfast.stores.memory import MemoryStore

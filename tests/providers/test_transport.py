@@ -29,7 +29,8 @@ from tests.support.loopback import (
 from holdfast.errors import FailureKind, ProviderError, UserError
 from holdfast.providers import transport as transport_module
 from holdfast.providers.anthropic import anthropic
-from holdfast.providers.transport import HttpTransport, Timeouts
+from holdfast.providers.connection_pool import Timeouts
+from holdfast.providers.transport import HttpTransport
 
 
 def without_port(failure: Exception) -> str:

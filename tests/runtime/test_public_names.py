@@ -3,6 +3,8 @@
 import importlib
 import inspect
 import re
+import subprocess
+import sys
 import typing
 from pathlib import Path
 
@@ -74,3 +76,14 @@ def test_help_on_create_has_one_line_for_every_option() -> None:
 def test_a_misspelled_keyword_argument_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UserError, match=r"unknown option 'sytem_prompt'; did you mean 'system_prompt'\?"):
         Session.create(sytem_prompt="Be brief.")  # type: ignore[arg-type]
+
+
+def test_a_session_is_loaded_without_an_http_client_and_few_modules() -> None:
+    program = (
+        "import sys; before = set(sys.modules)\nimport holdfast; holdfast.Session\nprint(*set(sys.modules) - before)\n"
+    )
+    output = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
+    loaded = set(output.split())
+    assert "holdfast.runtime.session" in loaded
+    assert not loaded & {"aiohttp", "httpx", "anthropic", "openai", "numpy", "rich", "starlette", "psycopg", "mcp"}
+    assert len(loaded) < 500

@@ -10,8 +10,9 @@ from tests.support.agents import MakeAgent
 from holdfast import SimulatedProvider
 from holdfast.errors import ProviderError, UserError
 from holdfast.events.payloads.calls import LlmCallFailed
+from holdfast.providers.connection_pool import Timeouts
 from holdfast.providers.registry import get_adapter
-from holdfast.providers.transport import HttpTransport, Timeouts
+from holdfast.providers.transport import HttpTransport
 from holdfast.simulator.exchange import ConnectionCut, Pause
 from holdfast.simulator.faults import DeliveryFault, RefusalFault, StatusFault, parse_fault
 from holdfast.simulator.server import RunningSimulator, serve_simulator

@@ -9,7 +9,8 @@ from aiohttp import web
 
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.providers.anthropic import anthropic
-from holdfast.providers.transport import HttpTransport, Timeouts
+from holdfast.providers.connection_pool import Timeouts
+from holdfast.providers.transport import HttpTransport
 from holdfast.providers.wire_request import Transport
 from holdfast.types.prompt import Parameters
 

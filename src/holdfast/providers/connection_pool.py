@@ -1,15 +1,28 @@
-"""Per host, the connections and the request queue that all transports of one event loop share."""
+"""Per host, the connections and the request queue that all transports of one event loop share, and their limits."""
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
-import aiohttp
+import msgspec
+
+if TYPE_CHECKING:
+    import aiohttp
 
 CONNECTIONS_MAX = 100
+REPLY_BYTES_MAX = 64 * 1024 * 1024
+
+
+class Timeouts(msgspec.Struct, frozen=True):
+    """A response that is not streamed sends no byte before it is complete, which can take minutes."""
+
+    connect_seconds: float = 10.0
+    first_byte_seconds: float = 600.0
+    idle_seconds: float = 120.0
 
 
 class RequestQueue:
@@ -64,8 +77,10 @@ class PooledHost:
         self._session: aiohttp.ClientSession | None = None
 
     @property
-    def connections(self) -> aiohttp.ClientSession:
+    def connections(self) -> "aiohttp.ClientSession":
         if self._session is None:
+            import aiohttp  # noqa: PLC0415 - loading it takes longer than the rest of a session, and loads certificates
+
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=CONNECTIONS_MAX),
                 cookie_jar=aiohttp.DummyCookieJar(),

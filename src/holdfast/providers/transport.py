@@ -12,14 +12,13 @@ import msgspec
 from holdfast.clock import RandomSource, system_random
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Adapter, Endpoint
-from holdfast.providers.connection_pool import PooledHost, acquire_host, release_host
+from holdfast.providers.connection_pool import REPLY_BYTES_MAX, PooledHost, Timeouts, acquire_host, release_host
 from holdfast.providers.errors import RETRY_ATTEMPTS_MAX, retry_delay
 from holdfast.providers.wire_request import CONCURRENT_REQUESTS_MAX, OnRetry
 from holdfast.redaction import REDACTION_MASK
 from holdfast.types.json_encoding import sha256_hex
 
 ERROR_BYTES_MAX = 64 * 1024
-REPLY_BYTES_MAX = 64 * 1024 * 1024
 
 REDACTED_KEY_CHARS_MIN = 8
 """A shorter key, as in tests, is not removed from error messages: the removal would only garble them."""
@@ -29,14 +28,6 @@ ErrorDecoder = Callable[[int, Mapping[str, str], bytes], ProviderError]
 """Turns status, headers and body of a response other than 200 into an error."""
 
 Result = TypeVar("Result")
-
-
-class Timeouts(msgspec.Struct, frozen=True):
-    """A response that is not streamed sends no byte before it is complete, which can take minutes."""
-
-    connect_seconds: float = 10.0
-    first_byte_seconds: float = 600.0
-    idle_seconds: float = 120.0
 
 
 class HttpRequest(msgspec.Struct, frozen=True):

@@ -27,7 +27,6 @@ from holdfast.planning.learned import LearningScope
 from holdfast.providers.adapter import model_capabilities
 from holdfast.providers.claude_code.subprocess import CommandTransport, split_command
 from holdfast.providers.registry import Provider, get_provider
-from holdfast.providers.transport import HttpTransport
 from holdfast.providers.wire_request import CONCURRENT_REQUESTS_MAX, Transport
 from holdfast.runtime.compaction import compaction_config, overflow_steps
 from holdfast.runtime.config import Config, load_config
@@ -361,6 +360,9 @@ def open_transport(options: Options, config: Config, provider: Provider) -> Tran
             raise UserError(f"no key for {name}: set {provider.key_variable}, or {simulate}")
         # A local simulator accepts any key.
         api_key = "simulated"
+    # Its HTTP client takes 140 ms to load, and a session with another transport does not need it.
+    from holdfast.providers.transport import HttpTransport  # noqa: PLC0415
+
     return HttpTransport(provider.adapter, base_url, api_key, requests_max=requests_max)
 
 

@@ -10,9 +10,8 @@ from typing import TypeVar
 
 from holdfast.errors import ProviderError, UserError
 from holdfast.providers.adapter import Adapter, Endpoint, WireRequest
-from holdfast.providers.connection_pool import acquire_host, release_host
+from holdfast.providers.connection_pool import REPLY_BYTES_MAX, Timeouts, acquire_host, release_host
 from holdfast.providers.errors import sanitize_message
-from holdfast.providers.transport import REPLY_BYTES_MAX, Timeouts
 from holdfast.providers.wire_request import CONCURRENT_REQUESTS_MAX, OnRetry
 from holdfast.types.blocks import Message, Text, ToolResult, ToolUse
 from holdfast.types.transcript import merge_into_messages
