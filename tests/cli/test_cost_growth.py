@@ -1,13 +1,14 @@
-"""What `report` and `gateway spend` read does not grow with the number of sessions; their sums are those of the log."""
+"""What `report`, `gateway spend` and the regret route read does not grow with the number of sessions."""
 
 import json
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from holdfast.catalog.lookup import utc_date
+from holdfast.catalog.lookup import shipped_models, utc_date
 from holdfast.cli.costs import report
 from holdfast.cli.main import command
 from holdfast.events.log import Event
@@ -22,7 +23,9 @@ from holdfast.events.payloads.calls import (
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.gateway.recording.restore import iterate_spending
-from holdfast.ledger.analytics.queries import PAGE_MAX
+from holdfast.ledger.analytics.queries import PAGE_MAX, LedgerScope
+from holdfast.service.api import regret
+from holdfast.service.api.regret import compute_regret
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.types.usage import Usage
@@ -64,9 +67,25 @@ def fill_store(path: Path, sessions: int) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("words", [("report",), ("gateway", "spend")])
+def run_json(*words: str) -> Callable[[str], object]:
+    def run(path: str) -> object:
+        result = CliRunner().invoke(command, [*words, "--db", path, "--json"], catch_exceptions=False)
+        return json.loads(result.output)
+
+    return run
+
+
+def request_regret(path: str) -> object:
+    with SqliteStore(path) as store:
+        return compute_regret(store, shipped_models(), LedgerScope())
+
+
+READERS = {"report": run_json("report"), "spend": run_json("gateway", "spend"), "regret": request_regret}
+
+
+@pytest.mark.parametrize("name", READERS)
 def test_the_same_number_of_rows_is_read_for_three_times_the_sessions(
-    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetch = DatabaseEventLog._fetch
     reads: list[int] = []
@@ -78,12 +97,12 @@ def test_the_same_number_of_rows_is_read_for_three_times_the_sessions(
 
     monkeypatch.setattr(DatabaseEventLog, "_fetch", count_rows)
     monkeypatch.setattr(report, "SESSIONS_MAX", 3)
+    monkeypatch.setattr(regret, "SESSIONS_MAX", 3)
     counts = []
     for sessions in (PAGE_MAX // 2, 3 * PAGE_MAX // 2):
         path = fill_store(tmp_path / f"{sessions}.db", sessions)
         reads.clear()
-        result = CliRunner().invoke(command, [*words, "--db", path, "--json"], catch_exceptions=False)
-        assert json.loads(result.output)
+        assert READERS[name](path)
         counts.append((len(reads), sum(reads)))
     assert counts[0] == counts[1]
     assert counts[0][0] < 30

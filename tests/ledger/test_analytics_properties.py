@@ -184,6 +184,8 @@ def query_costs(tables: CostQueries) -> list[object]:
     results: list[object] = []
     for scope in SCOPES:
         results += [tables.totals(scope), tables.days(scope), tables.session_amounts(scope)]
+        results += [tables.list_sessions(scope, order="newest", calls_only=True)]
+        results += [tables.count_sessions(scope, calls_only=True)]
         results += [tables.list_sessions(scope), tables.list_sessions(scope, limit=1), tables.count_sessions(scope)]
         results += [
             count_unreadable_calls(tables, scope),

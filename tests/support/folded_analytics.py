@@ -210,11 +210,14 @@ class _EventSource:
         spenders = [(row, sums) for row, sums in sums_by_session.values() if sums.calls or sums.spent]
         return _sort_sessions(spenders, order)[offset : offset + limit]
 
-    def session_rows(self, scope: LedgerScope, *, order: SessionOrder, limit: int) -> Sequence[SessionRow]:
-        return [row for row, _ in self.sessions(scope, order=order, limit=limit, offset=0)]
+    def session_rows(
+        self, scope: LedgerScope, *, order: SessionOrder, limit: int, calls_only: bool
+    ) -> Sequence[SessionRow]:
+        rows = self.sessions(scope, order=order, limit=SESSIONS_MAX, offset=0)
+        return [row for row, sums in rows if sums.calls or not calls_only][:limit]
 
-    def count_sessions(self, scope: LedgerScope) -> int:
-        return len(self.session_rows(scope, order="lost", limit=SESSIONS_MAX))
+    def count_sessions(self, scope: LedgerScope, *, calls_only: bool) -> int:
+        return len(self.session_rows(scope, order="lost", limit=SESSIONS_MAX, calls_only=calls_only))
 
     def unpriced(self, scope: LedgerScope) -> tuple[UnpricedUsage, ...]:
         usage_by_key: dict[tuple[str, str], tuple[int, Usage]] = {}

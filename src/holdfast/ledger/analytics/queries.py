@@ -157,11 +157,16 @@ class CostQueries(Protocol):
     ) -> tuple[SessionAmounts, ...]:
         """One page, at most `PAGE_MAX`, of the sessions that spent anything."""
 
-    def list_sessions(self, scope: LedgerScope = ..., *, limit: int = ...) -> tuple[SessionRow, ...]:
-        """The sessions that spent anything, the most expensive first, in one query however many there are."""
+    def list_sessions(
+        self, scope: LedgerScope = ..., *, order: SessionOrder = ..., limit: int = ..., calls_only: bool = ...
+    ) -> tuple[SessionRow, ...]:
+        """The sessions that spent anything, in one query however many there are; by default the most expensive first.
 
-    def count_sessions(self, scope: LedgerScope = ...) -> int:
-        """How many sessions spent anything."""
+        With `calls_only`, without sessions that only paid for pings and caches.
+        """
+
+    def count_sessions(self, scope: LedgerScope = ..., *, calls_only: bool = ...) -> int:
+        """How many these are."""
 
     def outcomes(self, scope: LedgerScope = ...) -> tuple[CallOutcome, ...]:
         """The most frequent first."""

@@ -49,10 +49,12 @@ class RollUpSource(Protocol):
     ) -> Sequence[tuple[SessionRow, Sums]]:
         """Sessions that made a call or spent anything."""
 
-    def session_rows(self, scope: LedgerScope, *, order: SessionOrder, limit: int) -> Sequence[SessionRow]:
+    def session_rows(
+        self, scope: LedgerScope, *, order: SessionOrder, limit: int, calls_only: bool
+    ) -> Sequence[SessionRow]:
         """The same without the sums."""
 
-    def count_sessions(self, scope: LedgerScope) -> int: ...
+    def count_sessions(self, scope: LedgerScope, *, calls_only: bool) -> int: ...
 
     def unpriced(self, scope: LedgerScope) -> tuple[UnpricedUsage, ...]:
         """As `CostQueries.unpriced`."""
@@ -111,11 +113,18 @@ class RollUpCostQueries:
             for row, sums in sessions
         )
 
-    def list_sessions(self, scope: LedgerScope = FULL_SCOPE, *, limit: int = SESSIONS_MAX) -> tuple[SessionRow, ...]:
-        return tuple(self._source.session_rows(scope, order="spent", limit=limit))
+    def list_sessions(
+        self,
+        scope: LedgerScope = FULL_SCOPE,
+        *,
+        order: SessionOrder = "spent",
+        limit: int = SESSIONS_MAX,
+        calls_only: bool = False,
+    ) -> tuple[SessionRow, ...]:
+        return tuple(self._source.session_rows(scope, order=order, limit=limit, calls_only=calls_only))
 
-    def count_sessions(self, scope: LedgerScope = FULL_SCOPE) -> int:
-        return self._source.count_sessions(scope)
+    def count_sessions(self, scope: LedgerScope = FULL_SCOPE, *, calls_only: bool = False) -> int:
+        return self._source.count_sessions(scope, calls_only=calls_only)
 
     def outcomes(self, scope: LedgerScope = FULL_SCOPE) -> tuple[CallOutcome, ...]:
         rows_by_key: dict[Key, list[tuple[int, OutcomeSums]]] = {}

@@ -1,13 +1,11 @@
 """What the same prompts would have cost under the optimal caching plan, and under other tools' policies."""
 
-from collections.abc import Iterator
 from decimal import Decimal
-from itertools import islice
 
 import msgspec
 
 from holdfast.catalog.lookup import Models
-from holdfast.ledger.analytics.queries import PAGE_MAX, LedgerScope
+from holdfast.ledger.analytics.queries import LedgerScope
 from holdfast.ledger.spending import SessionSpending, Spending
 from holdfast.replay.audit import AuditScope, PriceLookup
 from holdfast.replay.counterfactual import replay_transcripts
@@ -62,10 +60,10 @@ class Regret(msgspec.Struct, frozen=True):
 
 
 def compute_regret(log: ServedLog, models: Models, scope: LedgerScope) -> Regret:
-    ids = list(_sessions_with_calls(log, scope))
+    ids = _list_newest(log, scope, sessions_max=SESSIONS_MAX)
     ranges = AuditScope(since=scope.since, until=scope.until, ranges=True)
-    spending = audit_stored_sessions(log.read, ids[:SESSIONS_MAX], PriceLookup(models), ranges)
-    left_out = max(0, len(ids) - SESSIONS_MAX)
+    spending = audit_stored_sessions(log.read, ids, PriceLookup(models), ranges)
+    left_out = max(0, log.cost_queries().count_sessions(scope, calls_only=True) - SESSIONS_MAX)
     sessions = tuple(RegretRow(row.id, *_amounts(row, row.amounts.usd)) for row in spending.sessions)
     return Regret(*_amounts(spending, spending.total.usd), spending.total.calls, sessions, left_out)
 
@@ -98,13 +96,12 @@ def compute_policy_costs(log: ServedLog, models: Models, scope: LedgerScope) -> 
 
 def _transcripts(log: ServedLog, models: Models, scope: LedgerScope, *, sessions_max: int) -> list[Transcript]:
     """Transcripts of the newest sessions with a call in the window."""
-    ids = islice(_sessions_with_calls(log, scope), sessions_max)
+    ids = _list_newest(log, scope, sessions_max=sessions_max)
     stored = (build_stored_transcript(log.read(session_id), session_id, models) for session_id in ids)
     return deduplicate_transcripts((transcript for transcript in stored if transcript), since=scope.since)
 
 
-def _sessions_with_calls(log: ServedLog, scope: LedgerScope) -> Iterator[str]:
-    tables, offset = log.cost_queries(), 0
-    while page := tables.session_amounts(scope, order="newest", limit=PAGE_MAX, offset=offset):
-        yield from (session.id for session in page if session.amounts.calls)
-        offset += len(page)
+def _list_newest(log: ServedLog, scope: LedgerScope, *, sessions_max: int) -> list[str]:
+    """The newest sessions with a call in the window."""
+    rows = log.cost_queries().list_sessions(scope, order="newest", limit=sessions_max, calls_only=True)
+    return [row.id for row in rows]

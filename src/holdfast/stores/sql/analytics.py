@@ -93,21 +93,22 @@ class SqlRollUpSource:
         return [(row, sums_by_session[row.id]) for row in session_rows]
 
     def session_rows(
-        self, scope: LedgerScope, *, order: SessionOrder, limit: int, offset: int = 0
+        self, scope: LedgerScope, *, order: SessionOrder, limit: int, offset: int = 0, calls_only: bool = False
     ) -> Sequence[SessionRow]:
         if scope.session_id is not None:
-            return [row for row, _ in self._one_session(scope, scope.session_id)][offset : offset + limit]
+            rows = [row for row, sums in self._one_session(scope, scope.session_id) if sums.calls or not calls_only]
+            return rows[offset : offset + limit]
         self._catch_up()
         spans, parameters = self._session_parameters(scope)
-        query = queries.select_session_page(order, spans=spans)
+        query = queries.select_session_page(order, spans=spans, calls_only=calls_only)
         return list(map(decode_session_row, self._fetch(query, (*parameters, limit, offset))))
 
-    def count_sessions(self, scope: LedgerScope) -> int:
+    def count_sessions(self, scope: LedgerScope, *, calls_only: bool = False) -> int:
         if scope.session_id is not None:
-            return len(self._one_session(scope, scope.session_id))
+            return len(self.session_rows(scope, order="spent", limit=1, calls_only=calls_only))
         self._catch_up()
         spans, parameters = self._session_parameters(scope)
-        ((count,),) = self._fetch(queries.count_sessions(spans=spans), parameters)
+        ((count,),) = self._fetch(queries.count_sessions(spans=spans, calls_only=calls_only), parameters)
         return as_int(count)
 
     def _session_parameters(self, scope: LedgerScope) -> tuple[int, tuple[Cell, ...]]:

@@ -187,12 +187,12 @@ def _in_sessions(sessions: int) -> str:
     return f" AND session_id IN ({repeat_params(sessions)})" if sessions else ""
 
 
-def select_session_page(order: SessionOrder, *, spans: int) -> str:
+def select_session_page(order: SessionOrder, *, spans: int, calls_only: bool = False) -> str:
     """Which sessions are on a page.
 
     Parameters: those of `sum_rollups`, those of `sum_rows` if some days count partly, limit and offset.
     """
-    page, by = f"({_sum_sessions(spans)})", SESSION_ORDER_SQL[order]
+    page, by = f"({_sum_sessions(spans, calls_only=calls_only)})", SESSION_ORDER_SQL[order]
     limit = f"ORDER BY {by} LIMIT ? OFFSET ?"
     if order != "newest":
         # Choose the page first and join the rows afterwards, so that not every session is looked up.
@@ -201,19 +201,19 @@ def select_session_page(order: SessionOrder, *, spans: int) -> str:
     return f"SELECT {columns} FROM {page} AS page JOIN holdfast.sessions ON id = session_id {limit}"
 
 
-def count_sessions(*, spans: int) -> str:
+def count_sessions(*, spans: int, calls_only: bool = False) -> str:
     """Parameters: those of `select_session_page`, without limit and offset."""
-    return f"SELECT count(*) FROM ({_sum_sessions(spans)}) AS added"
+    return f"SELECT count(*) FROM ({_sum_sessions(spans, calls_only=calls_only)}) AS added"
 
 
-def _sum_sessions(spans: int) -> str:
-    """The sessions that made a call or spent anything, with their sums."""
+def _sum_sessions(spans: int, *, calls_only: bool) -> str:
+    """The sessions that made a call or, unless `calls_only`, spent anything, with their sums."""
     sums = ("calls", "spent", "lost")
     totals = sum_rollups(SESSION_DAYS, ("session_id",), sums=sums)
     if spans:
         partial_days = sum_rows(SESSION_DAYS, ("session_id",), sums=sums, spans=spans)
         totals = _build_sum_query(("session_id",), sums, f"({totals} UNION ALL {partial_days}) AS parts")
-    return f"SELECT * FROM ({totals}) AS totals WHERE calls > 0 OR spent <> 0"
+    return f"SELECT * FROM ({totals}) AS totals WHERE calls > 0{'' if calls_only else ' OR spent <> 0'}"
 
 
 def select_worst_verdicts(sessions: int) -> str:
