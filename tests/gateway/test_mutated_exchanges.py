@@ -18,6 +18,7 @@ import pytest
 from tests.support.fuzzed_bodies import iterate_bodies
 from tests.support.served_gateway import RawUpstream, read_message, serve_gateway
 
+from holdfast.engine import guard
 from holdfast.ledger.analytics.queries import LedgerScope
 from holdfast.service.http import uvicorn_protocol
 
@@ -206,6 +207,7 @@ def test_no_mutated_exchange_crashes_hangs_or_is_answered_uncounted(
     caplog.set_level(logging.WARNING)
     monkeypatch.setattr(uvicorn_protocol, "HEAD_SECONDS_MAX", 0.5)
     monkeypatch.setattr(uvicorn_protocol, "BODY_SECONDS", 0.5)
+    monkeypatch.setattr(guard, "WARNINGS_MAX", COUNT)
     raws = list(iterate_exchanges(seed=29, count=COUNT))
     upstream, received = MarkingUpstream(), list[bytes]()
 
@@ -225,6 +227,8 @@ def test_no_mutated_exchange_crashes_hangs_or_is_answered_uncounted(
     assert [raws[number][:300] for number, answer in enumerate(received) if answer == HANGS] == []
     assert all(answer.startswith(b"HTTP/1.1 ") or not answer for answer in received)
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+    own_errors = ("not recorded", "could not be analyzed")
+    assert [text for text in caplog.messages if any(error in text for error in own_errors)] == []
     answered = sum(answer.count(b"x-upstream: POST\r\n") for answer in received)
     recorded = sum(row.calls for row in outcomes)
     assert COUNT // 4 < answered <= recorded <= len(upstream.heads)

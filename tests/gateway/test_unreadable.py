@@ -3,14 +3,18 @@
 import http.client
 import json
 import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from tests.support.served_gateway import RawUpstream, ServedGateway, raw_upstream, serve_gateway
 
-from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallFailed
+from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallFailed, RewriteEstimate
 from holdfast.gateway import exchange
 from holdfast.gateway.key_limits import KeyLimits
+from holdfast.gateway.recording import recorder
 from holdfast.ledger.analytics.queries import LedgerScope, count_unreadable_calls
 from holdfast.ledger.calls import iter_calls
 from holdfast.service.auth.keys import make_key
@@ -69,6 +73,10 @@ RESPONSES_REPLY = {
     "output": [],
     "usage": {"input_tokens": 90, "input_tokens_details": {"cached_tokens": 40}, "output_tokens": 5},
 }
+
+
+def fail(*args: object, **options: object) -> None:
+    raise IndexError("an error of our own")
 
 
 def answer(upstream: RawUpstream, body: bytes, content_type: str = "application/json") -> None:
@@ -231,7 +239,7 @@ def test_a_response_that_cannot_be_read_is_recorded_as_unreadable_with_an_estima
         _, ended = one_call(gateway)
         assert isinstance(ended, LlmCallFailed)
         assert (ended.error_class, ended.is_output_estimated) == ("unreadable", True)
-        assert ended.usage.input > 0
+        assert ended.usage.tokens_sent > 0
         assert ended.usage.output == len(reply) // 4
         assert ended.cost_usd > 0
 
@@ -329,3 +337,68 @@ def test_a_call_whose_upstream_cannot_be_reached_is_recorded() -> None:
         (session,) = gateway.recorded_sessions()
         (failed,) = (event.payload for event in gateway.store.read(session) if isinstance(event.payload, LlmCallFailed))
     assert (failed.error_class, failed.error_message_redacted) == ("network", "the upstream could not be reached")
+
+
+@pytest.mark.parametrize(
+    ("stage", "path"),
+    [
+        ("decode_exchange_request", "/anthropic/v1/messages"),
+        ("describe_request", "/anthropic/v1/messages"),
+        ("trace_request", "/anthropic/v1/messages"),
+        ("find_other_model", "/openai/v1/embeddings"),
+    ],
+)
+def test_a_request_that_fails_in_our_own_code_is_recorded_with_the_usage_of_its_response(
+    monkeypatch: pytest.MonkeyPatch, stage: str, path: str
+) -> None:
+    monkeypatch.setattr(recorder, stage, fail)
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
+        answer(upstream, json.dumps(REPLY).encode())
+        assert post(gateway, path, json.dumps(CLAUDE_CODE).encode()) == 200
+        forwarded, ended = one_call(gateway)
+        assert forwarded.unreadable == ("a request could not be analyzed: IndexError",)
+        assert isinstance(ended, LlmCallCompleted)
+        assert ended.usage == USAGE
+
+
+def test_a_response_that_fails_in_our_own_code_is_recorded_with_an_estimate_and_charged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recorder, "decode_exchange_response", fail)
+    limits = KeyLimits(provider_keys={"anthropic": "sk-test"}, budget_usd_a_day=0.0001)
+    with raw_upstream() as upstream, serve_gateway(upstream.url, grants={"*": limits}) as gateway:
+        answer(upstream, json.dumps(REPLY).encode())
+        made = make_key("gateway", at=0.0, random_bytes=lambda size: b"k" * size, name="team")
+        gateway.service.records.add_key(made.row)
+        body, key = json.dumps(CLAUDE_CODE).encode(), {"x-api-key": made.key}
+        assert post(gateway, "/anthropic/v1/messages", body, key) == 200
+        _, ended = one_call(gateway)
+        assert post(gateway, "/anthropic/v1/messages", body, key) == 429
+        unreadable = count_unreadable_calls(gateway.store.cost_queries(), LedgerScope(simulated=True))
+    assert isinstance(ended, LlmCallFailed)
+    assert (ended.error_class, ended.is_output_estimated, unreadable) == ("unreadable", True, 1)
+    assert ended.cost_usd > 0
+
+
+def test_a_call_is_recorded_although_the_next_one_of_its_conversation_has_fewer_blocks() -> None:
+    """The next request drops the tools while the first is in progress; each is priced by its own blocks."""
+    tools = [{"name": f"tool_{number}", "input_schema": {"type": "object"}} for number in range(8)]
+    marked = {"type": "text", "text": "Fix the test. " * 900, "cache_control": {"type": "ephemeral"}}
+    opening, later = {"role": "user", "content": [marked]}, {"role": "user", "content": "And the docs."}
+    first = {**CLAUDE_CODE, "tools": tools, "messages": [opening]}
+    second = {**CLAUDE_CODE, "messages": [opening, {"role": "assistant", "content": "Done."}, later]}
+    release = threading.Event()
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway, ThreadPoolExecutor(2) as pool:
+        answer(upstream, json.dumps(REPLY).encode())
+        upstream.parts = (release, *upstream.parts)
+        statuses = []
+        for count, request in enumerate((first, second), start=1):
+            statuses.append(pool.submit(post, gateway, "/anthropic/v1/messages", json.dumps(request).encode()))
+            while len(upstream.bodies) < count:
+                time.sleep(0.01)
+        release.set()
+        assert [status.result() for status in statuses] == [200, 200]
+        assert len(gateway.recorded_sessions()) == 1
+        completed = [payload for payload in payloads(gateway) if isinstance(payload, LlmCallCompleted)]
+    assert [call.usage for call in completed] == [USAGE, USAGE]
+    assert all(isinstance(call.rewrite, RewriteEstimate) for call in completed)

@@ -11,7 +11,7 @@ import msgspec
 from holdfast.clock import new_ulid
 from holdfast.errors import FailureKind, ProviderError
 from holdfast.events.payloads.cache import CacheControlsApplied
-from holdfast.events.payloads.calls import RequestChange
+from holdfast.events.payloads.calls import GatewayForwarded, RequestChange
 from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, OWN_HEADER_PREFIX, Headers, get_header_value
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
@@ -61,6 +61,17 @@ class GatewayCaller(msgspec.Struct, frozen=True):
     user_id: str | None = None
     team_id: str | None = None
     has_budget: bool = False
+
+    def describe_call(self, reason: str, unreadable: tuple[str, ...] = ()) -> GatewayForwarded:
+        """Of a call that belongs to no conversation."""
+        return GatewayForwarded(
+            reason=reason,
+            confidence=1.0,
+            key_id=self.key_id,
+            user_id=self.user_id,
+            team_id=self.team_id,
+            unreadable=unreadable or msgspec.UNSET,
+        )
 
 
 def make_learner(target: Target, caller: GatewayCaller) -> Learner:

@@ -1,10 +1,16 @@
 """Decodes the bodies of recorded exchanges: never raises, and names what cannot be decoded."""
 
 import re
+from collections.abc import Sequence
+from datetime import date
+from decimal import Decimal
 
 import msgspec
 
+from holdfast.catalog.lookup import price_at
+from holdfast.catalog.schema import Model
 from holdfast.catalog.token_count import count_tokens
+from holdfast.economics.cost import cost_usd, uncached_cost_usd
 from holdfast.engine.recorder import CallRecorder, ObservedCall, ObservedRequest
 from holdfast.errors import ProviderError
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, Exchange
@@ -185,3 +191,17 @@ def name_by_reply(recorder: CallRecorder, call: ObservedCall, reply: Reply | Non
     if row is None:
         return call
     return msgspec.structs.replace(call, prepared=msgspec.structs.replace(prepared, model=model, row=row))
+
+
+def price_batch(
+    row: Model | None, usages: Sequence[Usage], day: date, factor: Decimal | None
+) -> tuple[Decimal, Decimal]:
+    """What the requests of a batch cost, and would have without a cache; zeros for a model without a price.
+
+    One by one: the price of a request depends on its own size. `factor` is that of batches, None if it is not known.
+    """
+    priced = [(usage, price_at(row, day, usage.tokens_sent)) for usage in usages] if row and row.prices else []
+    scale = Decimal(1) if factor is None else factor
+    paid = sum((cost_usd(usage, price) for usage, price in priced), Decimal(0))
+    uncached = sum((uncached_cost_usd(usage, price) for usage, price in priced), Decimal(0))
+    return paid * scale, uncached * scale

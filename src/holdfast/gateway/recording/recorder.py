@@ -3,13 +3,12 @@
 import functools
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from decimal import Decimal
+from contextlib import ExitStack
 
 import msgspec
 
-from holdfast.catalog.lookup import Models, find_batch_factor, price_at, pricing_version, utc_date
+from holdfast.catalog.lookup import Models, find_batch_factor, pricing_version, utc_date
 from holdfast.clock import NewId
-from holdfast.economics.cost import cost_usd, uncached_cost_usd
 from holdfast.engine.guard import WarningLog
 from holdfast.engine.recorder import (
     CallRecorder,
@@ -20,7 +19,7 @@ from holdfast.engine.recorder import (
     observe_without_prompt,
 )
 from holdfast.engine.request_observer import LearnedRecords, RequestObserver
-from holdfast.errors import UserError
+from holdfast.errors import StoreError
 from holdfast.events.conversation_keys import make_caller_scope
 from holdfast.events.log import EventLog
 from holdfast.events.payloads.calls import GatewayForwarded, RewriteEstimate
@@ -37,6 +36,7 @@ from holdfast.gateway.recording.exchange_decode import (
     find_other_model,
     name_by_reply,
     path_header,
+    price_batch,
 )
 from holdfast.gateway.recording.fingerprint import (
     ReplyFingerprint,
@@ -60,7 +60,7 @@ from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.gateway.routes import normalize_path
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.registry import get_adapter
-from holdfast.providers.tolerant_decode import iterate_batch_results
+from holdfast.providers.tolerant_decode import UNKNOWN_MODEL, iterate_batch_results
 from holdfast.types.reply import Reply
 from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.usage import Usage
@@ -197,16 +197,14 @@ class GatewayRecorder:
         return RequestObserver(self._recorder(SessionStarted, resumed), self._warnings)
 
     def _begin(self, exchange: Exchange) -> None:
-        self._now, target = exchange.started_at, exchange.target
+        self._now = exchange.started_at
         if exchange.reads_batch_results:
             return
         if exchange.id in self._recorded.calls:
             exchange.free_request()
             self._resume(exchange, self._recorded.calls[exchange.id])
-        elif target.adapter_name is None:
-            self._begin_other(exchange)
         elif exchange.websocket_call is None or not exchange.websocket_call.is_warm_up:
-            self._begin_call(exchange)
+            self._begin_any(exchange)
 
     def _resume(self, exchange: Exchange, recorded: RecordedCall) -> None:
         """Continues with an exchange that an earlier process began to record."""
@@ -227,25 +225,34 @@ class GatewayRecorder:
 
     def _make_active(self, exchange: Exchange, restored: "_RestoredCall") -> _ActiveCall:
         call, recorder = restored.call, restored.recorder
-        prepared = ObservedRequest(
-            model=call.model,
-            provider=call.provider,
-            row=recorder.find_catalog_row(call.model),
-            plan=call.plan,
-            digests=call.digests,
-            parameters_digest="",
-            body_bytes=0,
-            tokens=call.tokens,
-        )
+        prepared = call.to_request(recorder.find_catalog_row(call.model))
         resumed = ObservedCall(exchange.id, prepared, call.started_at)
         if call.outcome is None:
             recorder.resume_call(resumed)
         adapter = get_adapter(exchange.target.format)
         return _ActiveCall(restored.key, adapter, recorder, resumed)
 
-    def _begin_call(self, exchange: Exchange, *, since: float | None = None) -> None:
-        """`since` is when an exchange that had to wait came first."""
+    def _begin_any(self, exchange: Exchange, *, since: float | None = None) -> None:
+        """Whatever error of ours a request runs into, it was sent and costs money: then only its size is recorded.
+
+        `since` is when an exchange that had to wait came first.
+        """
         self._now = self._now if since is None else exchange.started_at
+        try:
+            if exchange.target.adapter_name is None:
+                # No call of a model, such as embeddings: one session for each endpoint and caller.
+                self._begin_in_endpoint(exchange, find_other_model(exchange))
+            else:
+                with ExitStack() as on_error:
+                    self._begin_call(exchange, since, on_error)
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - see above
+            reason = f"a request could not be analyzed: {type(error).__name__}"
+            self._warnings.warn_once(reason)
+            self._begin_in_endpoint(exchange, UNKNOWN_MODEL, kind="unreadable", unreadable=(reason,))
+
+    def _begin_call(self, exchange: Exchange, since: float | None, on_error: ExitStack) -> None:
         target, websocket_call = exchange.target, exchange.websocket_call
         adapter = get_adapter(target.format)
         decoded = decode_exchange_request(adapter, exchange, self._conversations.starts)
@@ -267,6 +274,7 @@ class GatewayRecorder:
         match, state = self._conversations.matcher.match_request(
             description, functools.partial(self._open_conversation, exchange)
         )
+        on_error.callback(self._conversations.matcher.end_request, match.key, None)
         observer = state.observer
         if self.shared is not None:
             self.shared.remember(observer.recorder.session_id, match.key)
@@ -282,10 +290,8 @@ class GatewayRecorder:
             self._conversations.remember(state, decoded, description)
         if websocket_call is not None and not websocket_call.is_prompt_known:
             request = msgspec.structs.replace(request, unreadable=(*request.unreadable, _PROMPT_UNKNOWN))
-        shared, blocks = (
-            observer.recorder.count_shared_blocks(prepared.digests),
-            observer.newest.blocks if observer.newest else [],
-        )
+        shared = observer.recorder.count_shared_blocks(prepared.digests)
+        blocks = observer.newest.blocks if observer.newest else []
         compared = None
         # A rewrite would not touch a request that it cannot read.
         if not request.unreadable:
@@ -313,25 +319,21 @@ class GatewayRecorder:
         exchange.session_id = observer.recorder.session_id
         self._on_session(exchange.session_id)
         if call is not None:
+            on_error.pop_all()
             exchange.record = _ActiveCall(match.key, adapter, observer.recorder, call, compared)
             learner = make_learner(target, exchange.caller)
             self._learned.begin_call(observer.recorder, learner, prepared.row, at=self._now)
 
-    def _begin_other(self, exchange: Exchange) -> None:
-        """A request that calls no model directly, such as embeddings: one session for each endpoint and caller."""
-        target, caller = exchange.target, exchange.caller
-        model = f"{target.provider}:{find_other_model(exchange)}"
+    def _begin_in_endpoint(
+        self, exchange: Exchange, model: str, *, kind: str = "", unreadable: tuple[str, ...] = ()
+    ) -> None:
+        target = exchange.target
+        model = f"{target.provider}:{model}"
         exchange.free_request()
-        recorder = self._endpoint_session(exchange).recorder
+        recorder = self._endpoint_session(exchange, kind).recorder
         row = recorder.find_catalog_row(model)
         prepared = observe_without_prompt(target.provider, model, row, exchange.request_bytes)
-        forwarded = GatewayForwarded(
-            reason=f"a call of {target.endpoint}",
-            confidence=1.0,
-            key_id=caller.key_id,
-            user_id=caller.user_id,
-            team_id=caller.team_id,
-        )
+        forwarded = exchange.caller.describe_call(f"a call of {target.endpoint}", unreadable)
         call = recorder.begin_call(prepared, forwarded, request_id=exchange.id)
         if call is not None:
             exchange.record = _ActiveCall(None, get_adapter(target.format), recorder, call)
@@ -399,7 +401,7 @@ class GatewayRecorder:
         if exchange.websocket_call is not None and exchange.websocket_call.is_warm_up:
             if self._end_warm_up(exchange):
                 return
-            self._begin_call(exchange)
+            self._begin_any(exchange)
         active = exchange.record
         if not isinstance(active, _ActiveCall):
             return
@@ -407,6 +409,10 @@ class GatewayRecorder:
         reply: ReplyFingerprint | None = None
         try:
             reply = self._record_outcome(exchange, active)
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever it is, the call was made and costs money
+            self._record_unreadable_outcome(exchange, active, error)
         finally:
             exchange.free_response()
             self._learned.end_call(active.recorder)
@@ -425,7 +431,7 @@ class GatewayRecorder:
     def record_waiting(self) -> None:
         """Records the exchanges that have waited for another replica and need not any more."""
         for exchange, since, is_ended in self.shared.take_waiting() if self.shared is not None else ():
-            self._process(functools.partial(self._begin_call, exchange, since=since))
+            self._process(functools.partial(self._begin_any, exchange, since=since))
             if is_ended and exchange.id not in self.pending_ids:
                 self._process(functools.partial(self._finish, exchange))
 
@@ -520,6 +526,15 @@ class GatewayRecorder:
         self._charge(exchange, exchange.id, call.started_at, spent, output_tokens=usage.output)
         return described
 
+    def _record_unreadable_outcome(self, exchange: Exchange, active: _ActiveCall, error: Exception) -> None:
+        """Has no effect on a call whose outcome is recorded."""
+        reason = f"a response could not be analyzed: {type(error).__name__}"
+        self._warnings.warn_once(reason)
+        usage = estimate_usage(exchange, None, active.call.prepared) if exchange.status in (0, 200) else Usage()
+        active.recorder.fail_call(active.call, "unreadable", reason, estimated_usage=usage)
+        spent = self._spent_usd(active.recorder, active.call, usage)
+        self._charge(exchange, exchange.id, active.call.started_at, spent, output_tokens=usage.output)
+
     def _charge(self, exchange: Exchange, id: str, at: float, dollars: float, *, output_tokens: int = 0) -> None:
         if exchange.caller.key_id is not None and exchange.caller.has_budget:
             self._on_spent(CallCharge(id, exchange.caller.key_id, at, dollars, output_tokens))
@@ -529,8 +544,7 @@ class GatewayRecorder:
             return None
         try:
             return self._estimator.estimate(active.compared, usage, active.recorder.cost_of(active.call, usage))
-        except UserError:
-            # Breakpoints that the cache model refuses, though the provider took them.
+        except Exception:  # noqa: BLE001 - without an estimate it is still recorded; the cache model may refuse it
             return None
 
     def _spent_usd(self, recorder: CallRecorder, call: ObservedCall, usage: Usage) -> float:
@@ -565,28 +579,16 @@ class GatewayRecorder:
     def _record_batch_usage(
         self, exchange: Exchange, recorder: CallRecorder, model: str, usages: Sequence[Usage]
     ) -> None:
-        provider, caller = exchange.target.provider, exchange.caller
+        provider = exchange.target.provider
         model = f"{provider}:{model}"
         row, factor = recorder.find_catalog_row(model), find_batch_factor(provider)
-        forwarded = GatewayForwarded(
-            reason=f"{len(usages)} results of a batch"
-            + (", at list price: no batch price is known" if row and factor is None else ""),
-            confidence=1.0,
-            key_id=caller.key_id,
-            user_id=caller.user_id,
-            team_id=caller.team_id,
-        )
+        reason = f"{len(usages)} results of a batch"
+        reason += ", at list price: no batch price is known" if row and factor is None else ""
+        forwarded = exchange.caller.describe_call(reason)
         call = recorder.begin_call(observe_without_prompt(provider, model, row, exchange.response_bytes), forwarded)
         if call is None:
             return
-        total, costs = sum(usages, Usage()), (Decimal(0), Decimal(0))
-        if row is not None and row.prices:
-            # One by one: the price of a request depends on its own size.
-            priced = [(usage, price_at(row, utc_date(self._now), usage.tokens_sent)) for usage in usages]
-            scale = Decimal(1) if factor is None else factor
-            paid = sum((cost_usd(usage, price) for usage, price in priced), Decimal(0))
-            uncached = sum((uncached_cost_usd(usage, price) for usage, price in priced), Decimal(0))
-            costs = paid * scale, uncached * scale
+        total, costs = sum(usages, Usage()), price_batch(row, usages, utc_date(self._now), factor)
         recorder.complete_call(call, Reply((), "end_turn", total), costs=costs)
         spent = float(costs[0]) if row and row.prices else self._spent_usd(recorder, call, total)
         self._charge(exchange, f"{recorder.session_id}.{model}", call.started_at, spent)

@@ -7,9 +7,10 @@ from datetime import date
 import msgspec
 
 from holdfast.catalog.lookup import utc_date
+from holdfast.catalog.schema import Model
 from holdfast.engine.cache.conversation_plans import RestoredConversation
 from holdfast.engine.cache.memory_fold import MemoryFold
-from holdfast.engine.recorder import ResumedSession
+from holdfast.engine.recorder import ObservedRequest, ResumedSession
 from holdfast.events.conversation_keys import make_caller_scope
 from holdfast.events.log import Event, EventLog, SessionRow
 from holdfast.events.payloads.cache import CachePinged
@@ -53,6 +54,18 @@ class RecordedCall(msgspec.Struct, frozen=True):
     plan: Plan
     digests: tuple[PrefixDigest, ...]
     outcome: LlmCallCompleted | LlmCallFailed | None = None
+
+    def to_request(self, row: Model | None) -> ObservedRequest:
+        return ObservedRequest(
+            model=self.model,
+            provider=self.provider,
+            row=row,
+            plan=self.plan,
+            digests=self.digests,
+            parameters_digest="",
+            body_bytes=0,
+            tokens=self.tokens,
+        )
 
 
 class RecordedCalls(msgspec.Struct, frozen=True):
