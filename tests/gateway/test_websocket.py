@@ -187,6 +187,18 @@ def test_upstream_that_proves_no_websocket_is_refused() -> None:
     assert refused.value.response.status_code == 502
 
 
+@pytest.mark.parametrize("framing", [b"content-length: 5", b"transfer-encoding: chunked"])
+def test_handshake_that_announces_a_body_is_forwarded_without_it(framing: bytes) -> None:
+    """An upstream would wait for the body, which the gateway never sends."""
+    with socket_upstream(echo) as upstream, serve_gateway(upstream.url) as gateway:
+        connection = socket.create_connection(gateway.address, timeout=TIMEOUT_SECONDS)
+        with connection:
+            connection.sendall(UPGRADE.replace(b"\r\n\r\n", b"\r\n" + framing + b"\r\n\r\n"))
+            assert read_head(connection).startswith(b"HTTP/1.1 101 ")
+            connection.sendall(frame(1, b"{}"))
+            assert read_frame(connection) == (1, b"{}")
+
+
 def test_pings_and_pongs_pass_to_the_other_end_and_are_not_answered_in_between() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as listening,
