@@ -20,7 +20,7 @@ from holdfast.engine.reducer import fold_events
 from holdfast.engine.tools.definition import ToolError
 from holdfast.errors import UserError
 from holdfast.events.payloads.compaction import ContextCompacted
-from holdfast.runtime.session import compact_session
+from holdfast.runtime.session_functions import compact_session
 from holdfast.types.blocks import (
     Message,
     Text,

@@ -6,7 +6,8 @@ from holdfast.clock import ManualClock
 from holdfast.economics.keep_alive import NextWake
 from holdfast.events.payloads.cache import ExplicitCacheChanged
 from holdfast.runtime.options import Options
-from holdfast.runtime.session import Session, next_wake
+from holdfast.runtime.session import Session
+from holdfast.runtime.session_functions import next_wake
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from holdfast.types.usage import Usage

@@ -6,7 +6,8 @@ from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountingIds, ManualClock
 from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared
 from holdfast.runtime.options import Options
-from holdfast.runtime.session import Session, next_wake
+from holdfast.runtime.session import Session
+from holdfast.runtime.session_functions import next_wake
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 
