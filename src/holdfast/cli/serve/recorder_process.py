@@ -136,8 +136,12 @@ class _Recording:
                 self._recorded, self._lost = recorded + current.recorded, lost + current.lost
                 self._report("", reader)
                 if not count:
+                    is_complete = not reader.has_writer and not reader.backlog_bytes
+                    if is_complete:
+                        # At once: the client may have repeated an interrupted call, on another replica.
+                        current.end_interrupted()
                     is_busy = current.has_unconfirmed or current.has_waiting
-                    if not is_busy and not reader.has_writer and not reader.backlog_bytes:
+                    if is_complete and not is_busy:
                         break
                     if is_own and not is_busy and self._has_abandoned():
                         return False

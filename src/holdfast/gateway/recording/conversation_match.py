@@ -226,19 +226,25 @@ class ConversationMatcher(Generic[T]):
             del self._delegated[next(iter(self._delegated))]
 
     def update(
-        self, key: int, request: RequestFingerprint, replies: Sequence[ReplyTrace], *, open_requests: int
+        self,
+        key: int,
+        request: RequestFingerprint,
+        replies: Sequence[ReplyTrace],
+        *,
+        open_requests: int,
+        is_answered: bool,
     ) -> None:
         """Another process has continued a conversation: its last request, newest replies, and calls without a reply."""
         conversation = self._by_key[key]
         conversation.request, conversation.open_requests = request, open_requests
         conversation.replies = [frozenset(reply.blocks) for reply in replies if reply.blocks]
-        conversation.is_answered = bool(replies) and not open_requests
+        conversation.is_answered = is_answered
         self._index(conversation)
         self._index_replies(conversation)
         self._index_delegated(request.scope, [text for reply in replies for text in reply.delegated], key)
 
     def follows_unknown_reply(self, request: RequestFingerprint) -> bool:
-        """Whether the request continues a reply that is in no conversation here."""
+        """Whether the request continues a reply that is in no conversation here, or repeats a request in progress."""
         previous, newest = request.hints.previous_response_id, request.newest_reply
         if previous is not None:
             return not any((scope, previous) in self._replies for scope in request.scopes)
@@ -248,7 +254,8 @@ class ConversationMatcher(Generic[T]):
             known = len(conversation.request.blocks)
             is_next = request.reply_start == known and any(newest in reply for reply in conversation.replies)
             if request.reply_start < known or is_next:
-                return False
+                is_repeated = conversation.request.blocks == request.blocks and conversation.open_requests > 0
+                return is_repeated and not request.hints.is_strong
         return True
 
     def _match(self, request: RequestFingerprint) -> ConversationMatch:
@@ -305,7 +312,9 @@ class ConversationMatcher(Generic[T]):
         reply_share = max((len(reply & added) / len(reply) for reply in conversation.replies), default=0.0)
         # A client without session ids that repeats a request while it is answered, or after that, starts another
         # conversation with the same words, as evaluations do. One that sends an id repeats its own request.
-        is_pending_or_answered = conversation.open_requests > 0 or conversation.is_answered
+        # After a reply it is its own history that is repeated, because the answer did not arrive.
+        is_answered = conversation.is_answered and not request.newest_reply
+        is_pending_or_answered = conversation.open_requests > 0 or is_answered
         is_other = now == before and not request.hints.is_strong and is_pending_or_answered
         # Some clients leave out the tool calls of earlier turns. A branch does not contain the newest reply.
         is_shortened = (

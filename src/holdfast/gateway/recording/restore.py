@@ -97,6 +97,12 @@ class RecordedConversation(msgspec.Struct, frozen=True):
     def open_requests(self) -> int:
         return sum(call.outcome is None for call in self.calls.values())
 
+    @property
+    def is_answered(self) -> bool:
+        """Whether the newest call was; one that failed may be repeated."""
+        newest = next(reversed(self.calls.values()), None)
+        return newest is not None and isinstance(newest.outcome, LlmCallCompleted)
+
 
 class CallSpending(msgspec.Struct, frozen=True):
     """Cost of one call or ping, with the gateway key it was made with and the key's label.

@@ -30,8 +30,10 @@ RENEW_SECONDS = 1.0
 ABSENT_SECONDS_MAX = 30.0
 """How long a recorder whose lease has ended is waited for: it is started again, and records what it has spooled."""
 
-WAIT_SECONDS_MAX = 60.0
-WAITING_EXCHANGES_MAX = 500
+WAIT_SECONDS_MAX = 900.0
+"""For a recorder that is there and far behind."""
+
+WAITING_EXCHANGES_MAX = 5_000
 WAITING_LOOKED_UP_MAX, WAITING_BLOCKS_MAX = 64, 8
 """Waiting requests that are looked up again at once, the oldest first, each by as many of its newest blocks."""
 
@@ -46,8 +48,6 @@ def find_request_keys(request: RequestFingerprint, blocks_max: int = LOOKED_UP_B
     scope, hints = request.restored_scope or request.scope, request.hints
     for position, digest in list(enumerate(request.blocks))[-blocks_max:]:
         yield block_key(scope, position, digest)
-    if request.newest_reply:
-        yield reply_key(request.newest_reply)
     if hints.previous_response_id:
         yield response_key(hints.previous_response_id)
     if hints.is_strong and hints.session:
@@ -97,7 +97,11 @@ class SharedConversations:
 
         True, and the exchange is kept, if it follows a reply that another replica may not have recorded yet.
         """
-        for head in self._work.find_conversations(list(find_request_keys(request))):
+        heads = self._work.find_conversations(list(find_request_keys(request)))
+        if not heads and request.newest_reply:
+            # Many conversations may have the same reply, so this comes last.
+            heads = self._work.find_conversations([reply_key(request.newest_reply)])
+        for head in heads:
             self._update(head)
         waiting = _Waiting(exchange, request, self._clock() if since is None else since)
         if len(self._waiting) >= WAITING_EXCHANGES_MAX or not self._follows_unrecorded_reply(waiting):
@@ -161,7 +165,11 @@ class SharedConversations:
         else:
             state.observer.recorder.continue_from(conversation.resumed)
         self._matcher.update(
-            known.key, conversation.request, conversation.replies, open_requests=conversation.open_requests
+            known.key,
+            conversation.request,
+            conversation.replies,
+            open_requests=conversation.open_requests,
+            is_answered=conversation.is_answered,
         )
         self.remember(head.session_id, known.key)
 

@@ -177,13 +177,17 @@ class SpoolPass:
             _wait_for(append)
         self.confirm()
 
-    def finish(self) -> None:
+    def end_interrupted(self) -> None:
         """Nothing will be appended to the spool any more: exchanges without an end were interrupted."""
         for spooled in tuple(self._open.values()):
             if spooled.end is None:
                 exchange = spooled.exchange
                 exchange.end, exchange.ended_at = "stopped", max(exchange.started_at, self._clock())
                 self._end(spooled, self._reader.position)
+
+    def finish(self) -> None:
+        """Records what is left of a spool that has no writer."""
+        self.end_interrupted()
         self._recorder.close()
         self.wait_until_confirmed()
         self._open.clear()
