@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.support.event_examples import message_event, message_events
 from tests.support.postgres_server import reused_database
@@ -49,6 +50,19 @@ def test_a_key_is_found_by_its_id_and_all_are_listed_oldest_first(records: Store
     assert records.key("c3") is None
     assert records.key("\udcff") is None
     assert records.all_keys() == (FIRST, SECOND)
+
+
+def test_name_account_and_limits_of_a_key_are_replaced_until_it_is_revoked(records: StoreRecords) -> None:
+    records.add_key(FIRST)
+    changed = msgspec.structs.replace(
+        FIRST, name=None, user_id="ann", team_id="core", budget_usd_a_day=2.5, requests_a_minute=60
+    )
+    assert records.update_key(changed)
+    assert records.key("a1") == changed
+    assert not records.update_key(SECOND)
+    assert records.revoke_key("a1", at=5.0)
+    assert not records.update_key(FIRST)
+    assert records.last_used_days() == {}
 
 
 def test_an_id_names_one_key(records: StoreRecords) -> None:

@@ -22,6 +22,8 @@ def command() -> None:
 @click.option("--entity", metavar="URI", help="Entity of the holder as author of instructions; for admins.")
 @click.option("--user", metavar="NAME", help="User to charge its gateway calls to.")
 @click.option("--team", metavar="NAME", help="Team to charge its gateway calls to.")
+@click.option("--budget-usd-day", type=float, metavar="USD", help="What its gateway calls may cost on a day (UTC).")
+@click.option("--requests-a-minute", type=int, metavar="N", help="How many gateway calls it may make in a minute.")
 @db_option
 @json_option
 def create_key(
@@ -32,6 +34,8 @@ def create_key(
     entity: str | None,
     user: str | None,
     team: str | None,
+    budget_usd_day: float | None,
+    requests_a_minute: int | None,
     db: str | None,
     as_json: bool,
 ) -> None:
@@ -41,12 +45,13 @@ def create_key(
     import msgspec
 
     from holdfast.cli.open_store import open_store_with_records
-    from holdfast.service.auth.keys import assign_account, make_key
+    from holdfast.service.auth.keys import assign_account, assign_limits, make_key
 
     now = system_clock()
     expires_at = None if expires is None else parse_expiry(expires, now)
     created = make_key(scope, at=now, random_bytes=secrets.token_bytes, name=name, entity=entity, expires_at=expires_at)
     row = assign_account(created.row, user=user, team=team)
+    row = assign_limits(row, budget_usd_a_day=budget_usd_day, requests_a_minute=requests_a_minute)
     with open_store_with_records(db) as (_, records):
         records.add_key(row)
     if as_json:
@@ -60,21 +65,21 @@ def create_key(
 @db_option
 @json_option
 def list_keys(db: str | None, as_json: bool) -> None:
-    """List all keys ever created, oldest first, without the secrets."""
+    """List all keys ever created, oldest first, without the secrets: whose they are, their limits and spending."""
     import msgspec
 
     from holdfast.cli.open_store import open_configured_store
-    from holdfast.service.auth.keys import get_key_state
+    from holdfast.service.api.keys import make_key_views
 
-    now = system_clock()
     with open_configured_store(db) as log:
         rows = log.records.all_keys()
+        views = make_key_views(rows, log, log.records.last_used_days(), system_clock())
     if as_json:
         # The digest is left out: it identifies the key, and nothing outside the store needs it.
         document = [
             {name: value for name, value in msgspec.structs.asdict(row).items() if name != "digest"}
-            | {"state": get_key_state(row, now)}
-            for row in rows
+            | {name: getattr(view, name) for name in ("state", "spent_today_usd", "spent_30_days_usd", "last_used")}
+            for row, view in zip(rows, views, strict=True)
         ]
         print_json(document)
         return
@@ -84,10 +89,67 @@ def list_keys(db: str | None, as_json: bool) -> None:
     from holdfast.cli.tables import print_table
 
     cells = (
-        (row.id, row.scope, row.name or "", _day(row.created_at), _day(row.expires_at), get_key_state(row, now))
-        for row in rows
+        (
+            row.id,
+            row.scope,
+            row.name or "",
+            row.user_id or "",
+            row.team_id or "",
+            _format_spending(view.spent_today_usd, row.budget_usd_a_day),
+            view.last_used or "never",
+            _day(row.created_at),
+            _day(row.expires_at),
+            view.state,
+        )
+        for row, view in zip(rows, views, strict=True)
     )
-    print_table(("id", "scope", "name", "created", "expires", "state"), cells)
+    headings = ("id", "scope", "name", "user", "team", "spent today", "last used", "created", "expires", "state")
+    print_table(headings, cells, spare=("created", "expires"))
+
+
+@command.command("set")
+@click.argument("key_id")
+@click.option("--name", help="Name to show in lists.")
+@click.option("--user", metavar="NAME", help="User to charge its gateway calls to.")
+@click.option("--team", metavar="NAME", help="Team to charge its gateway calls to.")
+@click.option("--budget-usd-day", type=float, metavar="USD", help="What its gateway calls may cost on a day (UTC).")
+@click.option("--requests-a-minute", type=int, metavar="N", help="How many gateway calls it may make in a minute.")
+@click.option("--no-limits", is_flag=True, help="Remove budget and rate.")
+@db_option
+def set_key(
+    *,
+    key_id: str,
+    name: str | None,
+    user: str | None,
+    team: str | None,
+    budget_usd_day: float | None,
+    requests_a_minute: int | None,
+    no_limits: bool,
+    db: str | None,
+) -> None:
+    """Rename a key, or change its user, team and limits; what is not given stays. Gateways follow in ten seconds."""
+    from holdfast.cli.open_store import open_store_with_records
+    from holdfast.service.api.keys import seed_todays_spending
+    from holdfast.service.auth.keys import assign_account, assign_limits, rename_key
+
+    if no_limits and (budget_usd_day, requests_a_minute) != (None, None):
+        raise UserError("--no-limits removes the limits; leave out --budget-usd-day and --requests-a-minute")
+    with open_store_with_records(db) as (log, records):
+        row = records.key(key_id)
+        if row is None:
+            raise UserError(f"no key has the id {key_id[:80]!r}; `holdfast keys list` shows all")
+        budget = row.budget_usd_a_day if budget_usd_day is None else budget_usd_day
+        rate = row.requests_a_minute if requests_a_minute is None else requests_a_minute
+        row = assign_account(rename_key(row, name or row.name), user=user or row.user_id, team=team or row.team_id)
+        row = assign_limits(
+            row,
+            budget_usd_a_day=None if no_limits else budget,
+            requests_a_minute=None if no_limits else rate,
+        )
+        seed_todays_spending(row, log, records, system_clock())
+        if not records.update_key(row):
+            raise UserError(f"key {key_id[:80]!r} was revoked; create another with `holdfast keys create`")
+    click.echo(f"changed key {key_id}")
 
 
 @command.command("revoke")
@@ -113,6 +175,10 @@ def parse_expiry(expires: str, now: float) -> float:
         raise UserError(f"--expires takes 30d, 12h, 2w or a date such as 2027-11-01, not {expires[:40]!r}") from error
     # seconds_of reads a duration as that long ago; mirror it around now. A date stays as it is.
     return parsed if "-" in expires else now + (now - parsed)
+
+
+def _format_spending(spent: float, budget: float | None) -> str:
+    return f"${spent:.4f}" if budget is None else f"${spent:.4f} of ${budget:,.2f}"
 
 
 def _day(at: float | None) -> str:

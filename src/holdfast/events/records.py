@@ -28,7 +28,7 @@ class KeyRow(msgspec.Struct, frozen=True):
     """`digest` is that of the secret part; the key itself is shown once and never stored.
 
     `entity` is the URI with which the holder signs, if one was given. Requests made with the key are charged to its
-    user and team.
+    user and team. The limits are those of the gateway.
     """
 
     id: str
@@ -41,6 +41,8 @@ class KeyRow(msgspec.Struct, frozen=True):
     revoked_at: float | None = None
     user_id: str | None = None
     team_id: str | None = None
+    budget_usd_a_day: float | None = None
+    requests_a_minute: int | None = None
 
 
 class KeyStore(Protocol):
@@ -56,6 +58,12 @@ class KeyStore(Protocol):
 
         Revoked keys count, so that revoking the last one does not disable authentication.
         """
+
+    def update_key(self, row: KeyRow) -> bool:
+        """Replaces name, user, team and limits; False if there is no such key or it was revoked."""
+
+    def last_used_days(self) -> dict[str, str]:
+        """The day (UTC) of the last recorded call of each gateway key that has one."""
 
     def revoke_key(self, key_id: str, *, at: float) -> bool:
         """Revokes a key; False if there is no such key or it was already revoked."""

@@ -38,6 +38,8 @@ class KeyHolder(msgspec.Struct, frozen=True):
     label: str | None = None
     user_id: str | None = None
     team_id: str | None = None
+    budget_usd_a_day: float | None = None
+    requests_a_minute: int | None = None
 
 
 class KeyAuthenticator:
@@ -120,6 +122,8 @@ class KeyAuthenticator:
         if len(self._cache) >= KEY_CACHE_MAX:
             self._cache.clear()
         self._cache[key] = (now, holder)
+        if holder is not None:
+            self._limits.set_stored_limits(holder.key_id, holder.budget_usd_a_day, holder.requests_a_minute)
         if key is not None and holder is not None:
             self._failed_keys.add_valid(key)
         return holder

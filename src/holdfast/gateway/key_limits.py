@@ -97,11 +97,29 @@ class KeyLimitTable:
         """
         self.when_unavailable = when_unavailable
         self._rows = rows
+        self._stored: dict[str, KeyLimits] = {}
         self._key_variables = key_variables or {name: preset.key_variable for name, preset in PRESETS.items()}
         self._environ = environ
 
     def get_limits(self, key_id: str) -> KeyLimits:
-        return self._rows.get(key_id) or self._rows.get(DEFAULT_ROW) or KeyLimits()
+        """Those of the file; a limit that is stored with the key replaces the file's."""
+        row = self._rows.get(key_id) or self._rows.get(DEFAULT_ROW) or KeyLimits()
+        stored = self._stored.get(key_id)
+        if stored is None:
+            return row
+        budget, rate = stored.budget_usd_a_day, stored.requests_a_minute
+        return msgspec.structs.replace(
+            row,
+            budget_usd_a_day=row.budget_usd_a_day if budget is None else budget,
+            requests_a_minute=row.requests_a_minute if rate is None else rate,
+        )
+
+    def set_stored_limits(self, key_id: str, budget_usd_a_day: float | None, requests_a_minute: int | None) -> None:
+        """Replaces what is known of the limits that are stored with a key; called whenever the key is looked up."""
+        if budget_usd_a_day is None and requests_a_minute is None:
+            self._stored.pop(key_id, None)
+        else:
+            self._stored[key_id] = KeyLimits(budget_usd_a_day=budget_usd_a_day, requests_a_minute=requests_a_minute)
 
     def get_provider_key(self, key_id: str, mount: str) -> bytes:
         """Raises GatewayRefusedError if there is none."""
@@ -127,7 +145,7 @@ class KeyLimitTable:
 
     @property
     def has_budgets(self) -> bool:
-        return any(row.budget_usd_a_day is not None for row in self._rows.values())
+        return any(row.budget_usd_a_day is not None for row in (*self._rows.values(), *self._stored.values()))
 
     def get_budget(self, key_id: str) -> int | None:
         """The daily budget in picodollars; None if there is none."""

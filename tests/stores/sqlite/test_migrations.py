@@ -60,6 +60,7 @@ def test_the_shipped_migrations_are_numbered_from_one() -> None:
         (12, "request_counts"),
         (13, "shared_values"),
         (14, "replicas"),
+        (15, "key_limits"),
     ]
     assert "CREATE TABLE events" in shipped[0].sql
 

@@ -41,7 +41,7 @@ from holdfast.gateway.routes import (
 )
 from holdfast.runtime.config import load_config
 from holdfast.service.app import ProviderMount
-from holdfast.service.auth.keys import verify_key
+from holdfast.service.auth.keys import GATEWAY_SCOPES, verify_key
 from holdfast.service.context import AppContext
 from holdfast.service.http.routes import ApiError
 from holdfast.service.route_table import ROUTES
@@ -51,7 +51,6 @@ from holdfast.testing.server_thread import serve_provider
 
 THREAD_SWITCH_SECONDS = 0.0002
 CUT_REPLY_MESSAGE = "returned without completing response"
-GATEWAY_SCOPES = ("gateway", "admin")  # An admin key may use the gateway too.
 LOST_CALLS_METRIC = "holdfast_gateway_lost_calls_total"
 RESTARTS_METRIC = "holdfast_gateway_recorder_restarts_total"
 BACKLOG_METRIC = "holdfast_gateway_spool_backlog_bytes"
@@ -136,6 +135,8 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         stack.callback(budgets.close)
         rates = RequestRates(key_limits, service.records, clock=service.clock)
         stack.callback(rates.close)
+        for row in service.records.all_keys():
+            key_limits.set_stored_limits(row.id, row.budget_usd_a_day, row.requests_a_minute)
         if key_limits.has_budgets:
             budgets.seed(sum_spending_today(service.log, service.clock(), unpriced_usd_per_mtok=options.unpriced_usd))
         rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in options.volatile))
@@ -261,6 +262,6 @@ def make_key_check(service: AppContext) -> Callable[[str | None], KeyHolder | No
             raise GatewayRefusedError(401, "unknown or no longer valid gateway key") from refused
         if row is None or row.scope not in GATEWAY_SCOPES:
             raise GatewayRefusedError(403, "the gateway needs a key of scope gateway")
-        return KeyHolder(row.id, row.name, row.user_id, row.team_id)
+        return KeyHolder(row.id, row.name, row.user_id, row.team_id, row.budget_usd_a_day, row.requests_a_minute)
 
     return judge

@@ -15,6 +15,7 @@ from holdfast.replay.audit import AuditScope, PriceLookup
 from holdfast.replay.stored_sessions import audit_stored_sessions
 from holdfast.service.api.analytics import AnalyticsResponse, WindowRequest, resolve_window
 from holdfast.service.api.analytics_rows import to_json_usd
+from holdfast.service.api.keys import make_key_views
 from holdfast.service.context import AppContext
 from holdfast.service.http.request_parsing import TimeSpan, to_datetime
 from holdfast.service.http.routes import EmptyRequest, Route, json_route
@@ -27,6 +28,7 @@ LIVE_SECONDS = 300.0
 """A session counts as live this long after its last event: the shortest TTL, so that its next call can still read."""
 
 LIVE_MAX = 100
+SHORT_BUDGET_SHARE = 0.8
 AUDITED_SESSIONS_MAX = 200
 """The sessions that spent most: reading all events of a session takes a while."""
 
@@ -73,11 +75,22 @@ class LiveSession(msgspec.Struct, frozen=True):
     last_event_at: datetime.datetime
 
 
+class BudgetRow(msgspec.Struct, frozen=True):
+    """A gateway key that has used most of its budget of today."""
+
+    id: str
+    name: str | None
+    share: float
+    limit_usd: float
+    resets_at: datetime.datetime
+
+
 class Overview(msgspec.Struct, frozen=True):
     """Today begins at midnight UTC and is compared with yesterday until the same time.
 
     Everything else is about the last seven days. `days` are the last 14, without gaps. `live` has at most 100 sessions,
-    `live_more` says whether there are others. `warnings` say why the service is degraded.
+    `live_more` says whether there are others. `budgets` are those of which 80 % or more is spent today. `warnings` say
+    why the service is degraded.
     """
 
     today: PeriodComparison
@@ -90,6 +103,7 @@ class Overview(msgspec.Struct, frozen=True):
     unpriced_models: tuple[str, ...]
     failed_calls: dict[str, int]
     warnings: tuple[str, ...]
+    budgets: tuple[BudgetRow, ...]
 
 
 class OverviewResponse(AnalyticsResponse, frozen=True, kw_only=True):
@@ -140,6 +154,7 @@ def get_overview(context: AppContext, request: EmptyRequest) -> OverviewResponse
         unpriced_models=tuple(sorted({part.model for part in costs.unpriced(scope)})),
         failed_calls=count_failures(costs, scope),
         warnings=tuple(reason for reason in (warning() for warning in context.warnings) if reason),
+        budgets=_list_short_budgets(context, now),
     )
     window = TimeSpan(scope.since, scope.until).window
     return OverviewResponse(window=window, current_pricing_version=context.pricing_version, data=overview)
@@ -181,6 +196,17 @@ def _list_live_sessions(context: AppContext, now: float) -> tuple[SessionCost, .
         order="recency", limit=LIVE_MAX + 1, skip=0, simulated=context.simulated
     )
     return tuple(session for session in newest if session.row.last_event_at > now - LIVE_SECONDS)
+
+
+def _list_short_budgets(context: AppContext, now: float) -> tuple[BudgetRow, ...]:
+    rows = tuple(row for row in context.records.all_keys() if row.budget_usd_a_day is not None)
+    views = make_key_views(rows, context.log, {}, now) if rows else ()
+    shares = ((view, view.budget_usd_a_day or 0.0) for view in views if view.state == "usable")
+    return tuple(
+        BudgetRow(view.id, view.name, round(view.spent_today_usd / limit, 6) if limit else 1.0, limit, view.resets_at)
+        for view, limit in shares
+        if view.spent_today_usd >= SHORT_BUDGET_SHARE * limit
+    )
 
 
 def _live_row(session: SessionCost) -> LiveSession:

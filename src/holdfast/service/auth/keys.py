@@ -19,6 +19,9 @@ ID_BYTES = 8
 # Bounds the input to the pattern; a real key has 84 characters.
 KEY_CHARS_MAX = 200
 NAME_CHARS_MAX = 200
+BUDGET_USD_MAX = 1_000_000
+REQUESTS_A_MINUTE_MAX = 1_000_000
+GATEWAY_SCOPES = ("gateway", "admin")  # An admin key may use the gateway too.
 _KEY = re.compile(r"hf_(?P<id>[0-9a-f]{16})_(?P<secret>[0-9a-f]{64})")
 _AGENT = re.compile(r"agent:[^\s/]{1,200}")
 _ENTITY = re.compile(r"[a-z][a-z0-9+.-]*:[!-~]{1,400}")
@@ -48,8 +51,7 @@ def make_key(
         )
     if entity is not None and (scope != "admin" or not _ENTITY.fullmatch(entity)):
         raise UserError("an entity must be a URI such as acme:user/ann, and needs a key of scope admin")
-    if name is not None and not (name.isprintable() and 0 < len(name) <= NAME_CHARS_MAX):
-        raise UserError(f"a name must be printable text of at most {NAME_CHARS_MAX} characters")
+    _check_name(name)
     if expires_at is not None and expires_at <= at:
         raise UserError("the expiry time is in the past; choose a later one")
     key_id, secret = random_bytes(ID_BYTES).hex(), random_bytes(SECRET_BYTES).hex()
@@ -63,6 +65,28 @@ def assign_account(row: KeyRow, *, user: str | None, team: str | None) -> KeyRow
         if name is not None and not (name.isprintable() and 0 < len(name) <= NAME_CHARS_MAX):
             raise UserError(f"user and team must be printable text of at most {NAME_CHARS_MAX} characters")
     return msgspec.structs.replace(row, user_id=user, team_id=team)
+
+
+def assign_limits(row: KeyRow, *, budget_usd_a_day: float | None, requests_a_minute: int | None) -> KeyRow:
+    """Sets the limits of a gateway key. Raises UserError for an invalid limit."""
+    if budget_usd_a_day is not None and not 0 <= budget_usd_a_day <= BUDGET_USD_MAX:
+        raise UserError(f"a budget must be between 0 and {BUDGET_USD_MAX:,} dollars a day")
+    if requests_a_minute is not None and not 1 <= requests_a_minute <= REQUESTS_A_MINUTE_MAX:
+        raise UserError(f"requests a minute must be between 1 and {REQUESTS_A_MINUTE_MAX:,}")
+    if (budget_usd_a_day, requests_a_minute) != (None, None) and row.scope not in GATEWAY_SCOPES:
+        raise UserError(f"limits are for the gateway, which a key of scope {row.scope} may not use")
+    return msgspec.structs.replace(row, budget_usd_a_day=budget_usd_a_day, requests_a_minute=requests_a_minute)
+
+
+def rename_key(row: KeyRow, name: str | None) -> KeyRow:
+    """Raises UserError for an invalid name."""
+    _check_name(name)
+    return msgspec.structs.replace(row, name=name)
+
+
+def _check_name(name: str | None) -> None:
+    if name is not None and not (name.isprintable() and 0 < len(name) <= NAME_CHARS_MAX):
+        raise UserError(f"a name must be printable text of at most {NAME_CHARS_MAX} characters")
 
 
 def hash_secret(secret: str) -> str:

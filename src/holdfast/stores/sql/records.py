@@ -106,6 +106,17 @@ class DatabaseRecords:
     def has_keys(self) -> bool:
         return bool(self._fetch("SELECT 1 FROM holdfast.api_keys LIMIT 1", ()))
 
+    def update_key(self, row: KeyRow) -> bool:
+        columns = ("name", "user_id", "team_id", "budget_usd_a_day", "requests_a_minute")
+        changes = ", ".join(f"{column} = ?" for column in columns)
+        values = tuple(getattr(row, column) for column in columns)
+        change = f"UPDATE holdfast.api_keys SET {changes} WHERE id = ? AND revoked_at IS NULL"
+        return self._changes.run_statement(change, (*values, row.id)) > 0
+
+    def last_used_days(self) -> dict[str, str]:
+        rows = self._fetch("SELECT key_id, max(day) FROM holdfast.account_days WHERE key_id <> '' GROUP BY key_id", ())
+        return {str(key_id): str(day) for key_id, day in rows}
+
     def revoke_key(self, key_id: str, *, at: float) -> bool:
         revoke = "UPDATE holdfast.api_keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL"
         return self._changes.run_statement(revoke, (at, key_id)) > 0

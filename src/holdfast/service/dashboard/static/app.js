@@ -12,6 +12,7 @@ const VIEWS = [
   { name: "session", load: () => import("./views/session.js"), under: "sessions" },
   { name: "cost", label: "Cost", load: () => import("./views/cost.js") },
   { name: "breaks", load: () => import("./views/breaks.js"), under: "cost" },
+  { name: "keys", label: "Keys", load: () => import("./views/keys.js") },
   { name: "knowledge", label: "Knowledge and skills", load: () => import("./views/knowledge.js") },
   { name: "instructions", label: "Instructions", load: () => import("./views/instructions.js") },
   { name: "try", label: "Try it", load: () => import("./views/sample.js") },

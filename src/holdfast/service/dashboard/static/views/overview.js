@@ -10,7 +10,6 @@ export const title = "Overview";
 
 const ACTIONS_MS = 30_000;
 const LIVE_SHOWN_MAX = 10;
-const SOON_SHARE = 0.8;
 
 export async function show(place) {
   const body = h("div", {});
@@ -36,7 +35,7 @@ async function cachedActions() {
 
 function render(data, actions) {
   const { today, week } = data;
-  if (!week.now.call_count && !week.before.call_count && !data.live.length && !data.warnings.length) {
+  if (!week.now.call_count && !week.before.call_count && !data.live.length && !data.warnings.length && !data.budgets.length) {
     return empty("Nothing recorded in the last two weeks", ["Put the gateway in front of an agent (", h("code", {}, "holdfast serve"), ", then ", h("code", {}, "holdfast connect"),
       "), or ", h("a", { href: "#/try" }, "play a sample"), "."]);
   }
@@ -69,8 +68,8 @@ function attention(data) {
   const failed = Object.entries(data.failed_calls);
   const rows = [
     ...data.warnings.map((reason) => ["degraded", [reason]]),
-    ...(data.budgets ?? []).filter((row) => row.share >= SOON_SHARE).map((row) => ["budget", [
-      h("a", { href: "#/keys", "data-key": `budget ${row.id}` }, row.name ?? row.id), ` has used ${percent(row.share)} of ${dollars(row.limit_usd)} a ${row.period}; it resets `, time(row.resets_at), "."]]),
+    ...data.budgets.map((row) => ["budget", [
+      h("a", { href: "#/keys", "data-key": `budget ${row.id}` }, row.name ?? row.id), ` has used ${percent(row.share)} of ${dollars(row.limit_usd)} a day; it resets `, time(row.resets_at), "."]]),
     ...(data.unreadable_calls ? [["unreadable", [`${count(data.unreadable_calls)} ${data.unreadable_calls === 1 ? "response" : "responses"} could not be read: usage and cost are estimated by size. `,
       h("code", {}, "holdfast sessions show ID"), " names the field."]]] : []),
     ...(data.unpriced_models.length ? [["unpriced", [`No price is known for ${data.unpriced_models.join(", ")}: add it to `, h("code", {}, "[models.\"provider:name\"]"), " in config.toml."]]] : []),
