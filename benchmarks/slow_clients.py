@@ -1,8 +1,10 @@
 """Whether 2,000 half-open connections (slowloris) leave authenticated calls at 90 % of their undisturbed rate.
 
-The attacker opens a connection again as soon as it is closed, and sends a header line now and then. Half of the
-connections hold back the end of a head, the others send a body byte by byte. Rounds with and without the attack
-alternate, and medians are compared, because the machine may be busy with other things.
+Two attacks: heads that do not end, and bodies that come byte by byte. The attacker holds its connections from several
+addresses, so that none is refused for having too many, and opens each one again when it is closed. A rate is measured
+once the connections are held and what they sent is answered. Rounds without an attack and with each of them alternate,
+and medians are compared, because the machine may be busy with other things; attacker, client, gateway and recorder
+share its cores.
 """
 
 import asyncio
@@ -14,41 +16,118 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from holdfast.service.auth.keys import make_key
 from holdfast.service.http.uvicorn_protocol import raise_descriptors_max
 from holdfast.stores.sqlite.store import SqliteStore
 
 CONNECTIONS = 2_000
+HELD_MIN = 1_900
+ADDRESSES = ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
 CLIENTS = 4
 SECONDS = 4.0
 ROUNDS = 7
+RAMP_SECONDS_MAX = 60.0
+SETTLE_SECONDS = 2.0
+DROP_SECONDS = 8
+HOLD_SECONDS = 15.0  # Longer than a head may take, so that each is timed out and opened again.
 BODY = json.dumps({"model": "claude-sonnet-5-5", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]})
+_HEAD = b"POST /anthropic/v1/messages HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+ATTACKS = {"heads": (_HEAD, b"x-a: b\r\n"), "bodies": (_HEAD + b"content-length: 100000\r\n\r\n", b"x")}
 
 
-async def attack(port: int) -> None:
-    async def hold(head: bytes, drop: bytes) -> None:
+class Measured(NamedTuple):
+    calls_a_second: float
+    cpu_ms_a_call: float
+    held: int
+
+
+class _HalfOpen(asyncio.Protocol):
+    """One connection of the attacker."""
+
+    def __init__(self, start: bytes) -> None:
+        self._start = start
+        self.closed = asyncio.get_running_loop().create_future()
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.write(self._start)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed.set_result(None)
+
+
+async def attack(port: int, name: str) -> None:
+    start, drop = ATTACKS[name]
+    held: dict[int, _HalfOpen] = {}
+
+    async def hold(number: int) -> None:
+        loop, source = asyncio.get_running_loop(), (ADDRESSES[number % len(ADDRESSES)], 0)
         while True:
             with suppress(OSError):
-                reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                writer.write(head)
-                while not reader.at_eof():
-                    writer.write(drop)
-                    with suppress(TimeoutError):
-                        await asyncio.wait_for(reader.read(1_000), 8)
-                writer.close()
+                _, protocol = await loop.create_connection(
+                    lambda: _HalfOpen(start), "127.0.0.1", port, local_addr=source
+                )
+                held[number] = protocol
+                await protocol.closed
             await asyncio.sleep(0.1)
 
-    head = b"POST /anthropic/v1/messages HTTP/1.1\r\nhost: 127.0.0.1\r\n"
-    half_heads = (hold(head, b"x-a: b\r\n") for _ in range(CONNECTIONS // 2))
-    half_bodies = (hold(head + b"content-length: 100000\r\n\r\n", b"x") for _ in range(CONNECTIONS // 2))
-    await asyncio.gather(*half_heads, *half_bodies)
+    async def send_drops() -> None:
+        """To every connection once in DROP_SECONDS."""
+        for turn in range(sys.maxsize):
+            for number, protocol in held.items():
+                if number % DROP_SECONDS == turn % DROP_SECONDS and protocol.transport is not None:
+                    protocol.transport.write(drop)
+            await asyncio.sleep(1.0)
+
+    await asyncio.gather(send_drops(), *(hold(number) for number in range(CONNECTIONS)))
 
 
-async def measure(port: int, key: str) -> float:
-    """Answered calls a second."""
+def _read_cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Front:
+    """The gateway's process."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def count_descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self._pid}/fd"))
+
+    def cpu_seconds(self) -> float:
+        return _read_cpu_seconds(self._pid)
+
+    def wait_for_recorder(self) -> None:
+        """Returns once the recorder has caught up, so that no measurement pays for the calls of the one before."""
+        children = Path(f"/proc/{self._pid}/task/{self._pid}/children").read_text(encoding="ascii").split()
+        deadline, busy = time.monotonic() + RAMP_SECONDS_MAX, True
+        while busy and time.monotonic() < deadline:
+            before = sum(_read_cpu_seconds(int(pid)) for pid in children)
+            time.sleep(1.0)
+            busy = sum(_read_cpu_seconds(int(pid)) for pid in children) - before > 0.05
+
+    def wait_for_descriptors(
+        self, *, at_least: int = 0, at_most: int = sys.maxsize, settle_seconds: float = 0.0
+    ) -> None:
+        """Returns once the number of descriptors has been in the range for `settle_seconds`."""
+        since = started = time.monotonic()
+        while time.monotonic() - since < settle_seconds or not at_least <= self.count_descriptors() <= at_most:
+            if not at_least <= self.count_descriptors() <= at_most:
+                since = time.monotonic()
+            assert time.monotonic() - started < RAMP_SECONDS_MAX, f"{self.count_descriptors()} descriptors are open"
+            time.sleep(0.1)
+
+
+async def count_calls(port: int, key: str) -> int:
+    """Answered calls in SECONDS."""
     request = f"POST /anthropic/v1/messages HTTP/1.1\r\nhost: 127.0.0.1\r\nx-api-key: {key}\r\n"
     request += f"content-length: {len(BODY)}\r\n\r\n{BODY}"
     end, answered = time.monotonic() + SECONDS, 0
@@ -65,7 +144,27 @@ async def measure(port: int, key: str) -> float:
             answered += 1
 
     await asyncio.gather(*(call_repeatedly() for _ in range(CLIENTS)))
-    return answered / SECONDS
+    return answered
+
+
+def measure(front: Front, port: int, key: str, held_before: int) -> Measured:
+    front.wait_for_recorder()
+    cpu, held = front.cpu_seconds(), front.count_descriptors() - held_before
+    answered = asyncio.run(count_calls(port, key))
+    return Measured(answered / SECONDS, (front.cpu_seconds() - cpu) / answered * 1000, held)
+
+
+@contextmanager
+def attacking(front: Front, port: int, held_before: int, name: str) -> Iterator[None]:
+    with subprocess.Popen([sys.executable, __file__, str(port), name]) as attacker:
+        try:
+            # The last requests are answered meanwhile: the attack is to hold connections, not to open them at once.
+            front.wait_for_descriptors(at_least=held_before + HELD_MIN, settle_seconds=SETTLE_SECONDS)
+            yield
+        finally:
+            attacker.kill()
+            attacker.wait()
+            front.wait_for_descriptors(at_most=held_before + 50)
 
 
 def run() -> Iterator[tuple[str, str]]:
@@ -79,26 +178,39 @@ def run() -> Iterator[tuple[str, str]]:
         process = stack.enter_context(subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environ))
         stack.callback(process.terminate)
         assert process.stdout is not None
-        port = int(process.stdout.readline().rpartition(":")[2])
-        asyncio.run(measure(port, made.key))
-        rates: list[tuple[float, float]] = []
+        port, front = int(process.stdout.readline().rpartition(":")[2]), Front(process.pid)
+        asyncio.run(count_calls(port, made.key))
+        before = front.count_descriptors()
+        measured: dict[str, list[Measured]] = {name: [] for name in ("alone", *ATTACKS)}
         for number in range(1, ROUNDS + 1):
-            alone = asyncio.run(measure(port, made.key))
-            with subprocess.Popen([sys.executable, __file__, str(port)]) as attacker:
-                time.sleep(3)
-                held = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
-                attacked = asyncio.run(measure(port, made.key))
-                attacker.kill()
-            time.sleep(1)
-            share = f"{alone:.0f}, {attacked:.0f} ({attacked / alone:.0%}), with {held:,} descriptors open"
-            rates.append((alone, attacked))
-            yield f"round {number}: calls a second alone, attacked", share
-        alone, attacked = (statistics.median(column) for column in zip(*rates, strict=True))
-        yield "median of each, and their ratio", f"{alone:.0f}, {attacked:.0f} ({attacked / alone:.0%}); bar 90 %"
-        ratio = statistics.median(attacked / alone for alone, attacked in rates)
-        yield "median of the ratios within a round", f"{ratio:.0%}"
+            load = os.getloadavg()[0]
+            measured["alone"].append(measure(front, port, made.key, before))
+            for name in ATTACKS:
+                with attacking(front, port, before, name):
+                    measured[name].append(measure(front, port, made.key, before))
+            rates = ", ".join(f"{name} {found[-1].calls_a_second:.0f}" for name, found in measured.items())
+            held = ", ".join(f"{measured[name][-1].held:,}" for name in ATTACKS)
+            yield f"round {number}: calls a second", f"{rates}; {held} held; load {load:.1f}"
+        alone = _take_medians(measured["alone"])
+        for name in ATTACKS:
+            attacked = _take_medians(measured[name])
+            rates = f"{alone.calls_a_second:.0f} alone, {attacked.calls_a_second:.0f} attacked"
+            share = f"{attacked.calls_a_second / alone.calls_a_second:.0%}; bar 90 %"
+            cpu = f"{alone.cpu_ms_a_call:.2f} and {attacked.cpu_ms_a_call:.2f} ms of the front's CPU a call"
+            yield f"{name}: medians and their ratio", f"{rates} ({share}); {cpu}"
+        for name in ATTACKS:
+            with attacking(front, port, before, name):
+                cpu_before = front.cpu_seconds()
+                time.sleep(HOLD_SECONDS)
+                busy = (front.cpu_seconds() - cpu_before) / HOLD_SECONDS
+            yield f"{name}: the front's CPU while nobody calls", f"{busy:.1%} of a core"
+
+
+def _take_medians(found: list[Measured]) -> Measured:
+    rates, cpu, held = (statistics.median(column) for column in zip(*found, strict=True))
+    return Measured(rates, cpu, int(held))
 
 
 if __name__ == "__main__":
     raise_descriptors_max()
-    asyncio.run(attack(int(sys.argv[1])))
+    asyncio.run(attack(int(sys.argv[1]), sys.argv[2]))
