@@ -103,6 +103,11 @@ async def test_buttons_disable_enable_and_invalidate(page: Page, own_service: Ow
         page.element(f"{row} [data-does=invalidate]")
         assert own_service.client.get(f"/api/cache/{session.id}")["caching_enabled"]
         page.click(f"{row} [data-does=invalidate]")
+        page.wait_until(lambda: "tokens again, about $" in page.text("section[aria-label='Invalidate a cache']"))
+        page.click("[data-does=keep]")
+        assert own_service.client.get(f"/api/cache/{session.id}")["last_invalidated_at"] is None, "it asks first"
+        page.click(f"{row} [data-does=invalidate]")
+        page.click("[data-does=invalidate-confirmed]")
         page.wait_until(lambda: "Invalidated" in page.text("#notice"))
         assert own_service.client.get(f"/api/cache/{session.id}")["last_invalidated_at"]
         assert page.text(f"{row} [data-does=invalidate]") == "Invalidate cache"

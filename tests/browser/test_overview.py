@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from holdfast.ledger.spending_actions import REMEDIES
+from holdfast.service import dashboard
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import Keys, Page
 from tests.support.served_service import Client, serve_store
@@ -69,3 +71,17 @@ def test_warnings_are_shown_on_the_overview(page: Page, tmp_path: Path) -> None:
         page.open("overview", heading="Overview")
         assert "the recorder has ended" in page.text("[data-attention=degraded]")
         page.leave()
+
+
+def test_every_break_says_how_to_fix_it(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
+    page.open("breaks?cause=prefix_changed")
+    assert "move text that changes" in page.text("[data-remedy=prefix_changed]")
+    assert "docs/verdicts.md#prefix_changed" in page.text("[data-remedy=prefix_changed]")
+    page.click("tbody a")
+    page.wait_until(lambda: "move text that changes" in page.text(".judgement [data-remedy]"))
+
+
+def test_remedies_are_those_of_the_report() -> None:
+    script = (Path(dashboard.__file__).parent / "static" / "format.js").read_text()
+    assert all(f'{kind}: "{text}"' in script for kind, text in REMEDIES.items())

@@ -7,6 +7,7 @@ import msgspec
 
 from holdfast.ledger.analytics import queries
 from holdfast.ledger.cache.verdicts import VerdictKind
+from holdfast.ledger.spending_actions import REMEDIES
 from holdfast.service.api.analytics import LISTED_MAX, SKIPPED_MAX, AnalyticsResponse, WindowRequest, resolve_window
 from holdfast.service.api.analytics_rows import to_json_usd
 from holdfast.service.context import AppContext
@@ -24,6 +25,8 @@ class CacheBreaksRequest(WindowRequest, frozen=True):
 
 
 class CacheBreakRow(msgspec.Struct, frozen=True):
+    """`remedy` is what to do about the cause; empty if nothing can be done."""
+
     session: str
     name: str | None
     number: int
@@ -34,6 +37,7 @@ class CacheBreakRow(msgspec.Struct, frozen=True):
     detail: str
     lost_tokens: int
     lost_usd: float
+    remedy: str
 
 
 class CacheBreaksResponse(AnalyticsResponse, frozen=True, kw_only=True):
@@ -69,6 +73,7 @@ def _call_row(call: queries.CacheBreakCall) -> CacheBreakRow:
         detail=verdict.detail,
         lost_tokens=verdict.lost_tokens,
         lost_usd=to_json_usd(verdict.lost_usd),
+        remedy=REMEDIES.get(verdict.kind, ""),
     )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, get_args
 
 import msgspec
 
-from holdfast.catalog.lookup import find_model
+from holdfast.catalog.lookup import find_model, find_model_or_none, price_at, utc_date
 from holdfast.errors import UserError
 from holdfast.events.payloads.cache import (
     EXPLICIT_TTL_SECONDS_MAX,
@@ -18,6 +18,7 @@ from holdfast.ledger.cache.state import CacheState, Controllable, ProviderCacheS
 from holdfast.ledger.cache.verdicts import VerdictKind
 from holdfast.providers.cache_inputs import InvalidationMethod, invalidation_methods
 from holdfast.service.api.analytics import LISTED_MAX, SKIPPED_MAX
+from holdfast.service.api.analytics_rows import to_json_usd
 from holdfast.service.context import AppContext, SessionCache
 from holdfast.service.http.request_parsing import to_optional_datetime
 from holdfast.service.http.routes import ApiError, EmptyRequest, Route, copy_fields, json_route, make_not_found_error
@@ -31,6 +32,7 @@ class Discussion(msgspec.Struct, frozen=True):
     """The cache state of one session (a discussion is a session). `expires_at` is null if the provider decides.
 
     `controllable` says which of these controls the session applies; `caching_only` means only enabling and disabling.
+    `invalidation_usd` is what writing the cached tokens again would cost above reading them; null without a price.
     """
 
     discussion_id: str
@@ -51,6 +53,7 @@ class Discussion(msgspec.Struct, frozen=True):
     verdict: VerdictKind | None
     verdict_detail: str
     controllable: Controllable
+    invalidation_usd: float | None
 
 
 class Discussions(msgspec.Struct, frozen=True):
@@ -215,7 +218,18 @@ def _discussion_view(
         tokens_read=state.usage.cache_read,
         verdict=verdict.kind if verdict else None,
         verdict_detail=verdict.detail if verdict else "",
+        invalidation_usd=_quote_invalidation(context, state) if cached else 0.0,
     )
+
+
+def _quote_invalidation(context: AppContext, state: CacheState) -> float | None:
+    row = find_model_or_none(state.model, context.models)
+    if row is None or not row.prices:
+        return None
+    price = price_at(row, utc_date(context.clock()), state.tokens_cached)
+    write = price.cache_write_1h if state.ttl == "1h" else price.cache_write_5m
+    # The next call writes what it would have read: tokens * (write - read); rates are per million tokens.
+    return to_json_usd(state.tokens_cached * (max(write, price.input) - price.cache_read) / 1_000_000)
 
 
 ROUTES: tuple[Route, ...] = (

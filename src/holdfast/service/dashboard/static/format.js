@@ -63,6 +63,25 @@ export const VERDICTS = {
   provider_side: "Same bytes, within the TTL, and still not read.",
 };
 
+/** What avoids a break; the same texts as in `holdfast report`. */
+export const REMEDIES = {
+  prefix_changed: "move text that changes (dates, ids, memory) after the history, add no tools or MCP servers in a session, and remove no messages but by a compaction",
+  tail_rewritten: "the client rewrites its last messages; let it append instead",
+  parameter_changed: "choose model settings such as thinking and tool choice once for a session",
+  ttl_expired: "ask for a TTL of 1 h if pauses are shorter; `holdfast serve --improve` does where it pays",
+  no_breakpoint: "run `holdfast serve --improve`, or set `cache_control`",
+  lookback_miss: "run `holdfast serve --improve`, or set one more breakpoint at least every 20 blocks",
+  model_switched: "stay with one model, or switch after a compaction: each model has its own cache",
+  image_rule: "send the first image early, while the prompt is short",
+};
+
+/** Text in which `backticks` are code. */
+export const quoted = (text) => text.split("`").map((piece, index) => (index % 2 ? h("code", {}, piece) : piece));
+
+/** How to fix a break, and where the docs explain it; nothing where nothing can be done. */
+export const remedy = (kind) => (REMEDIES[kind] ? h("p", { class: "remedy", "data-remedy": kind }, h("strong", {}, "Fix: "), quoted(REMEDIES[kind]), ". ",
+  h("span", { class: "small" }, "More: ", h("code", {}, `docs/verdicts.md#${kind}`))) : null);
+
 export function verdict(kind, detail = "") {
   if (!kind) return NONE;
   const meaning = [VERDICTS[kind], detail].filter(Boolean).join(" ");

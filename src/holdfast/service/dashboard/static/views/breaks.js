@@ -2,7 +2,7 @@
 
 import { get, now, part } from "../api.js";
 import { fill, h } from "../dom.js";
-import { VERDICTS, count, dollars, time } from "../format.js";
+import { VERDICTS, count, dollars, remedy, time } from "../format.js";
 import { pager, table } from "../table.js";
 
 export const title = "Breaks";
@@ -22,7 +22,7 @@ export async function show(place, { query }) {
   };
   await refresh();
   place.append(h("h1", {}, (filters.cause ?? "breaks").replaceAll("_", " "), filters.component ? `: ${filters.component}` : ""),
-    h("p", {}, VERDICTS[filters.cause] ?? "", " ", h("a", { href: `#/cost?days=${days}` }, "Back to cost")), list);
+    h("p", {}, VERDICTS[filters.cause] ?? "", " ", h("a", { href: `#/cost?days=${days}` }, "Back to cost")), remedy(filters.cause) ?? "", list);
   return { refresh };
 }
 

@@ -2,7 +2,7 @@
 
 import { get, now, part, post } from "../api.js";
 import { button, empty, fill, h, explained, notice } from "../dom.js";
-import { count, countdown, percent, provider, time, verdict } from "../format.js";
+import { count, countdown, dollars, percent, provider, time, verdict } from "../format.js";
 import { pager, table } from "../table.js";
 import { settings } from "./settings.js";
 
@@ -16,6 +16,19 @@ export async function show(place, { query, visitor }) {
   const summaries = h("div", {});
   const unreadable = h("div", {});
   const sessions = h("div", {});
+  const question = h("div", {});
+  const inForce = h("p", { class: "small", "data-figure": "ttl-in-force" });
+  const ask = (session, action) => {
+    if (action !== "invalidate") return change(session, action);
+    const name = session.name ?? session.discussion_id;
+    const price = session.invalidation_usd === null ? "" : `, about ${dollars(session.invalidation_usd)} more than reading them`;
+    fill(question, h("section", { class: "block warning", "aria-label": "Invalidate a cache" }, h("h2", {}, `Invalidate the cache of ${name}?`),
+      h("p", {}, session.tokens_cached ? `Its next call writes ${count(session.tokens_cached)} tokens again${price}.` : "Nothing of it is cached now; its next call starts a new prefix."),
+      h("p", { class: "buttons" }, button("Invalidate it", async () => { fill(question); await change(session, action); }, { "data-does": "invalidate-confirmed" }),
+        button("Keep it", () => fill(question), { "data-does": "keep" }))));
+    question.querySelector("button").focus();
+    question.scrollIntoView({ block: "nearest" });
+  };
   const change = async (session, action) => {
     try {
       const reply = await post(`/api/cache/${part(session.discussion_id)}/${action}`);
@@ -30,14 +43,23 @@ export async function show(place, { query, visitor }) {
     fill(unreadable, note);
     fill(summaries, providers(reply.providers));
     fill(sessions, reply.discussions.length || skip
-      ? [discussions(reply.discussions, change, isAdmin), pager({ skip, limit: LIMIT, more: reply.more, link: (next) => `#/caching?skip=${next}` })]
+      ? [discussions(reply.discussions, ask, isAdmin), pager({ skip, limit: LIMIT, more: reply.more, link: (next) => `#/caching?skip=${next}` })]
       : nothing(visitor));
+    inForce.textContent = describeTtls(reply.discussions);
     tick(place);
   };
   await refresh();
-  place.append(h("h1", {}, "Caching"), unreadable, summaries, sessions, await settings(isAdmin));
+  place.append(h("h1", {}, "Caching"), unreadable, summaries, question, sessions, await settings(isAdmin, inForce));
   const timer = setInterval(() => tick(place), 1000);
   return { refresh, close: () => clearInterval(timer) };
+}
+
+/** The TTLs that the plans of these sessions asked for last: what "chosen by the plan" means now. */
+function describeTtls(rows) {
+  const counts = new Map();
+  rows.filter((row) => row.provider === "anthropic" && row.ttl).forEach((row) => counts.set(row.ttl, (counts.get(row.ttl) ?? 0) + 1));
+  const parts = [...counts].sort().map(([ttl, sessions]) => `${{ "5m": "5 min", "1h": "60 min" }[ttl] ?? ttl} in ${count(sessions)} ${sessions === 1 ? "session" : "sessions"}`);
+  return parts.length ? `In force for Anthropic on this page: ${parts.join(", ")}.` : "";
 }
 
 /** How many responses could not be decoded, since the store was made; nothing if there are none. */

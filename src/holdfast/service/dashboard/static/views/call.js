@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { button, fill, h } from "../dom.js";
-import { VERDICTS, count, dollars, percent, time, verdict } from "../format.js";
+import { VERDICTS, count, dollars, percent, remedy, time, verdict } from "../format.js";
 
 export async function callDetail(path, number, visitor) {
   const detail = await get(`${path}/${number}`);
@@ -40,6 +40,7 @@ function verdictBlock({ call, verdict: judgement }) {
   if (!judgement) return h("div", {}, h("h3", {}, "Verdict"), h("p", { class: "none" }, "None: the call was cancelled, recorded by an older version, or its model is unknown."));
   return h("div", { class: "judgement" }, h("h3", {}, "Verdict ", verdict(judgement.kind)),
     h("p", {}, [VERDICTS[judgement.kind], judgement.detail].filter(Boolean).join(" ")),
+    remedy(judgement.kind),
     facts(
       judgement.component ? ["Component", judgement.component] : null,
       judgement.cause ? ["Likely cause", judgement.cause] : null,

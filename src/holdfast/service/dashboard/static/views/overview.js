@@ -3,7 +3,7 @@
 import { get, now, part } from "../api.js";
 import { empty, fill, h, tile } from "../dom.js";
 import { chartFigure, chartWidth, columns } from "../chart.js";
-import { VERDICTS, count, cost, dollars, percent, time } from "../format.js";
+import { VERDICTS, count, cost, dollars, percent, quoted, time } from "../format.js";
 import { money, number, table } from "../table.js";
 
 export const title = "Overview";
@@ -87,9 +87,6 @@ const nextSteps = ({ actions, session_count: sessions, sessions_left_out: left }
     : h("p", { class: "none" }, "Nothing would save more than 1% of what was spent in the last 7 days."),
   h("p", { class: "small" }, `Estimated from ${count(sessions)} sessions of the last 7 days${left ? `, those that spent most of ${count(sessions + left)}` : ""}. `,
     h("code", {}, "holdfast report --since 7d"), " has all figures behind it."));
-
-/** Text in which `backticks` are code. */
-const quoted = (text) => text.split("`").map((piece, index) => (index % 2 ? h("code", {}, piece) : piece));
 
 function spending(days) {
   const series = [

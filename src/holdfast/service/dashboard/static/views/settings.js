@@ -4,9 +4,9 @@ import { get, put } from "../api.js";
 import { h, notice } from "../dom.js";
 
 const GEMINI_TTLS = [["", "set by each session"], ["0", "none"], ["300", "5 min"], ["3600", "60 min"], ["7200", "2 h"], ["21600", "6 h"]];
-const TTLS = [["auto", "as planned"], ["5m", "5 min"], ["1h", "1 h"]];
+const TTLS = [["auto", "chosen by the plan"], ["5m", "5 min"], ["1h", "60 min"]];
 
-export async function settings(isAdmin) {
+export async function settings(isAdmin, inForce) {
   let current = await get("/api/cache/settings");
   const place = h("fieldset", { class: "settings", disabled: !isAdmin, "aria-label": "Settings for all sessions" });
 
@@ -42,7 +42,7 @@ export async function settings(isAdmin) {
   };
   draw();
   return h("section", { class: "block", "aria-label": "Global settings" }, h("h2", {}, "Global settings"),
-    isAdmin ? null : h("p", { class: "small" }, "Only a key of scope admin can change these."), place);
+    isAdmin ? null : h("p", { class: "small" }, "Only a key of scope admin can change these."), place, inForce);
 }
 
 /** Adds a TTL that was set through the API to the choices. */
