@@ -43,7 +43,7 @@ class Views:
     def _check_command_line(self, entries: list[LedgerEntry]) -> None:
         arguments = ["sessions", "show", self.session_id, "--db", str(self.db)]
         shown = json.loads(CliRunner().invoke(command, [*arguments, "--json"], catch_exceptions=False).output)
-        for row, entry in zip(shown, entries, strict=True):
+        for row, entry in zip(shown["calls"], entries, strict=True):
             assert entry.verdict is not None
             assert row["verdict"]["kind"] == entry.verdict.kind
             assert Decimal(row["verdict"]["lost_usd"]) == entry.verdict.lost_usd
