@@ -239,7 +239,7 @@ async def test_a_pruned_session_is_not_certified_and_its_calls_have_no_verdict(t
     assert f"session {stored.id!r} was pruned: its requests are no longer stored" in str(refusal)
     arguments = ["sessions", "show", stored.id, "--db", str(stored.db)]
     assert " held" not in CliRunner().invoke(command, arguments).output
-    calls = json.loads(CliRunner().invoke(command, [*arguments, "--json"]).output)
+    calls = json.loads(CliRunner().invoke(command, [*arguments, "--json"]).output)["calls"]
     assert [(call["prefix_held"], call["verdict"]) for call in calls] == [(None, None)] * 4
 
 

@@ -90,7 +90,10 @@ def test_a_stream_that_is_closed_early_is_a_cancelled_call(client: genai.Client)
     stream: Any = client.models.generate_content_stream(model=FLASH, contents="Hello.")
     next(stream)
     stream.close()
-    assert recorded_usage(client) == []
+    # The provider has charged for what it had generated, and has not said how much.
+    (estimate,) = recorded_usage(client)
+    assert estimate.tokens_sent > 0
+    assert estimate.output > 0
     assert failure_classes(client) == ["cancelled"]
 
 

@@ -115,7 +115,8 @@ def test_a_session_gets_the_stub_its_units_and_how_to_recall(runtime: HookRunner
     stub = runtime.shop.library.stub().partition("\n---\n\n")[2]
     index = runtime.shop.library.index()
     assert boot_text == (
-        f"{stub}\n## Instructions that can be recalled\n\n{index}\n"
+        f"{stub}\n## Instructions that can be recalled\n\n"
+        f"Addresses: `instruction:local/main/NAME/VERSION`\n\n{index}\n"
         "`recall_instruction` is a tool of Holdfast's MCP server. Where there is no such tool, run "
         '`holdfast instructions recall "INTENT" --agent main` in a shell.\n'
     )

@@ -22,7 +22,7 @@ CODE = "manifest_entry_invalid"
 GUARANTEED = tuple(f"always-{number}" for number in range(6))
 APPROVALS = [{"kind": "guarantee_load", "unit": name} for name in ("cosigned", *GUARANTEED)]
 ALWAYS = tuple(entry(name, guarantee_load=True) for name in GUARANTEED)
-LONG = tuple(entry(f"long-{number}", description="many words indeed " * 6) for number in range(25))
+LONG = tuple(entry(f"long-{number}", description="many words indeed " * 6) for number in range(90))
 STRAY = (
     entry("code-review", load_triggers={"intents": ["claim a ticket"]}),
     *(entry(name) for name in UNITS if name != "code-review"),

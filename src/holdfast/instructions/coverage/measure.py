@@ -121,7 +121,9 @@ def classify_coverage(unit: UnitCoverage) -> str:
 def rank_unit_names(instruction_set: InstructionSet, query: str, *, use_floor: bool) -> tuple[str, ...]:
     """The first PROBE_K units that a recall could return, best first; with `use_floor` only relevant ones."""
     ranking = instruction_set.rank(query)
-    excluded = instruction_set.find_filler(ranking, use_floor=use_floor)
+    # Weak ones count: seed 003 (21.8.3) defines the gate by the first three results, not by how far apart they are.
+    filler = instruction_set.find_filler(ranking, use_floor=use_floor)
+    excluded = {id for id, reason in filler.items() if reason == "below_floor"}
     present = instruction_set.contents
     return tuple(unit.id for unit in ranking.units if unit.id in present and unit.id not in excluded)[:PROBE_K]
 

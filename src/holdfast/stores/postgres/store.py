@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import msgspec
 import psycopg
 from msgspec.structs import astuple
-from psycopg.errors import DeadlockDetected, SerializationFailure
+from psycopg.errors import DeadlockDetected, InvalidParameterValue, SerializationFailure
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import StoreError
@@ -99,7 +99,7 @@ class PostgresWriter(GroupWriter):
             for attempts_left in reversed(range(COMMIT_ATTEMPTS_MAX)):
                 try:
                     # The connection may be lost again while the outcome is asked for, which is then still to be known.
-                    if self._pending is not None and self._was_committed(self._pending.transaction):
+                    if self._pending is not None and self._was_committed(self._pending.transaction, group):
                         return self._pending.answers
                     return self._commit_group(group)
                 except (DeadlockDetected, SerializationFailure):
@@ -149,12 +149,17 @@ class PostgresWriter(GroupWriter):
                     sessions.add(id)
         self._connection.execute(LOCK_SESSIONS, ([escape_nul(session) for session in sessions],))
 
-    def _was_committed(self, transaction: str) -> bool:
+    def _was_committed(self, transaction: str, group: Sequence[WriteJob]) -> bool:
         """Whether a commit took effect although its acknowledgement was lost; raises StoreError if unknown."""
         for pauses_left in reversed(range(1 + self._pauses_max)):
-            ((status,),) = self._connection.execute("SELECT pg_xact_status(%s::xid8)", (transaction,)).fetchall()
+            try:
+                ((status,),) = self._connection.execute("SELECT pg_xact_status(%s::xid8)", (transaction,)).fetchall()
+            except InvalidParameterValue:
+                # "in the future": after a failover to a server that the transaction never reached.
+                return False
             if status in ("committed", "aborted"):
-                return bool(status == "committed")
+                # On such a server, another transaction may have got the same id since.
+                return bool(status == "committed") and self._has_any_event(group)
             if status is None or not pauses_left:
                 break
             time.sleep(_PAUSE_SECONDS)
@@ -162,6 +167,12 @@ class PostgresWriter(GroupWriter):
             f"the connection to {self._server.name} was lost during a commit, and it is unknown whether it took "
             "effect: open the store again and check whether the last events are there"
         )
+
+    def _has_any_event(self, group: Sequence[WriteJob]) -> bool:
+        """True without appends. If all appends of a group were refused, repeating it changes nothing."""
+        rows = [row for job in group if isinstance(job, AppendJob) for row in job.rows]
+        query = "SELECT 1 FROM holdfast.events WHERE id = ANY(%s) LIMIT 1"
+        return not rows or bool(self._connection.execute(query, ([escape_nul(row.id) for row in rows],)).fetchall())
 
     def _reconnect(self) -> None:
         # A connection that failed may still count as open; the server ends its transaction when it is closed.
