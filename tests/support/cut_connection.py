@@ -1,5 +1,6 @@
 """A proxy to a PostgreSQL server whose connections a test can cut."""
 
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ class CuttableProxy:
     `before`: the server never gets it. `after`: the server has committed, but its response is lost. `hanging`: the
     server never gets it and does not notice that the client is gone. A proxy that is `dead` accepts no connections.
     `questions_cut` connections end as they ask for the outcome of a commit. Every packet waits for `delay_seconds`.
+
+    After a failover to a server that a transaction never reached, its id is in the future there (`outcome` is
+    `future`), or another transaction has got it and was committed (`reused`).
     """
 
     def __init__(self, url: str) -> None:
@@ -32,6 +36,7 @@ class CuttableProxy:
         self.dead = False
         self.questions_cut = 0
         self.delay_seconds = 0.0
+        self.outcome: Literal["future", "reused"] | None = None
         Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
@@ -62,6 +67,7 @@ class CuttableProxy:
                     self.questions_cut -= 1
                     shut_down(client)
                     break
+                data = self._change_question(data)
                 if self.cut and b"COMMIT\x00" in data:
                     cut, self.cut = self.cut, None
                     shut_down(client)
@@ -73,6 +79,16 @@ class CuttableProxy:
                     return
                 server.sendall(data)
         shut_down(server)
+
+    def _change_question(self, data: bytes) -> bytes:
+        """The same number of bytes, because messages begin with their length."""
+        if self.outcome == "future":
+            return re.sub(
+                rb"(?s)(pg_xact_status.*?\x00\x00\x00.)(\d+)", lambda match: match[1] + b"9" * len(match[2]), data
+            )
+        if self.outcome == "reused":
+            return data.replace(b"SELECT pg_xact_status($1::xid8)", b"SELECT 'committed'||left($1,0) ")
+        return data
 
     def _forward_to_client(self, server: socket.socket, client: socket.socket) -> None:
         with suppress(OSError):

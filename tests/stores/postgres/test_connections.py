@@ -2,6 +2,7 @@
 
 import re
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Literal
 
 import psycopg
 import pytest
@@ -99,6 +100,18 @@ def test_an_outcome_that_is_asked_for_on_a_connection_that_is_lost_too_is_asked_
         line.cut, line.questions_cut = "after", 2
         store.append([message_event(1)]).result(20)
         assert line.questions_cut == 0
+        assert list(store.read("s")) == message_events(2)
+        assert store.sessions()[0].event_count == 2
+
+
+@pytest.mark.parametrize("outcome", ["future", "reused"])
+def test_a_commit_that_a_promoted_standby_never_saw_is_repeated(
+    emptied_postgres: str, outcome: Literal["future", "reused"]
+) -> None:
+    with proxy_to(emptied_postgres) as line, PostgresStore(line.url) as store:
+        store.append([message_event(0)]).result(10)
+        line.cut, line.outcome = "before", outcome
+        store.append([message_event(1)]).result(20)
         assert list(store.read("s")) == message_events(2)
         assert store.sessions()[0].event_count == 2
 
