@@ -6,6 +6,7 @@ from functools import cache
 from threading import Lock
 
 from holdfast.catalog.lookup import Models, shipped_models
+from holdfast.clock import Clock
 from holdfast.errors import StoreError
 from holdfast.events.payloads.cache import CacheControls
 from holdfast.stores.event_log import DatabaseEventLog
@@ -16,6 +17,7 @@ from holdfast.stores.sql.records import DatabaseRecords
 from holdfast.stores.sqlite.writer import SqliteEngine, SqliteWriter
 from holdfast.stores.write.queue import SettleJob, WriteJob, reject_job, wrap_unexpected
 
+DAY_SECONDS, JULIAN_DAY_1970 = 86_400.0, 2_440_587.5
 _ENGINE = SqliteEngine("in memory", lambda: None)  # Memory has no file that could be replaced.
 
 
@@ -24,8 +26,13 @@ class MemoryStore(DatabaseEventLog):
 
     _survives_fork = True
 
-    def __init__(self, *, event_bytes_max: int = EVENT_BYTES_MAX, models: Models | None = None) -> None:
+    def __init__(
+        self, *, event_bytes_max: int = EVENT_BYTES_MAX, models: Models | None = None, clock: Clock | None = None
+    ) -> None:
+        """`clock` is the one by which leases end, for simulated time."""
         pool = SharedConnection()
+        if clock is not None:
+            pool.connection.create_function("julianday", 1, lambda _: clock() / DAY_SECONDS + JULIAN_DAY_1970)
         writes = SqliteWriter(pool.connection, _ENGINE, shipped_models() if models is None else models)
         super().__init__(
             _ENGINE,
