@@ -46,14 +46,14 @@ def ask(gateway: ServedGateway, payload: dict[str, Any], headers: dict[str, str]
     return reply
 
 
-def ask_concurrently(gateway: ServedGateway, count: int) -> list[dict[str, Any]]:
+def ask_concurrently(count: int, *gateways: ServedGateway) -> list[dict[str, Any]]:
+    """Each request to another gateway, in turn."""
     requests: list[dict[str, Any]] = []
-    threads = [
-        threading.Thread(
-            target=lambda number=number: requests.append(ask(gateway, body(f"What about crane {number}?")))
-        )
-        for number in range(count)
-    ]
+
+    def ask_about(number: int) -> None:
+        requests.append(ask(gateways[number % len(gateways)], body(f"What about crane {number}?")))
+
+    threads = [threading.Thread(target=ask_about, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -64,7 +64,7 @@ def ask_concurrently(gateway: ServedGateway, count: int) -> list[dict[str, Any]]
 @pytest.mark.parametrize(("improve", "writers"), [(True, 1), (False, 0)])
 def test_of_concurrent_requests_with_one_prefix_one_writes_and_the_others_read(improve: bool, writers: int) -> None:
     with serve_provider(SimulatedProvider(script=SLOW * 5)) as url, serve_gateway(url, improve=improve) as gateway:
-        usages = ask_concurrently(gateway, 5)
+        usages = ask_concurrently(5, gateway)
     assert sum(usage["cache_creation_input_tokens"] > 1_000 for usage in usages) == writers
     assert sum(usage["cache_read_input_tokens"] > 1_000 for usage in usages) == (4 if improve else 0)
 
@@ -72,8 +72,20 @@ def test_of_concurrent_requests_with_one_prefix_one_writes_and_the_others_read(i
 def test_a_failed_request_leaves_no_cache_for_the_waiting_ones() -> None:
     with serve_provider(SimulatedProvider(script=SLOW * 5)) as url, serve_gateway(url, improve=True) as gateway:
         assert "error" in ask(gateway, body("Crane?"), {"x-api-key": "any", "x-holdfast-fault": "529"})
-        usages = ask_concurrently(gateway, 3)
+        usages = ask_concurrently(3, gateway)
     assert sum(usage["cache_creation_input_tokens"] > 1_000 for usage in usages) == 1
+
+
+def test_of_concurrent_requests_to_two_gateways_one_writes_and_the_others_read() -> None:
+    store = MemoryStore()
+    with (
+        serve_provider(SimulatedProvider(script=SLOW * 6)) as url,
+        serve_gateway(url, improve=True, store=store) as first,
+        serve_gateway(url, improve=True, store=store) as second,
+    ):
+        usages = ask_concurrently(6, first, second)
+    assert sum(usage["cache_creation_input_tokens"] > 1_000 for usage in usages) == 1
+    assert sum(usage["cache_read_input_tokens"] > 1_000 for usage in usages) == 5
 
 
 def pings(gateway: ServedGateway) -> list[CachePinged]:
@@ -213,6 +225,51 @@ def test_only_the_gateway_that_had_the_last_call_pings_a_conversation(calls_else
             chat.wait(10)
             elsewhere += other.send_due_pings()
         assert (chat.ping_count > here, elsewhere > 0) == (calls_elsewhere == 0, calls_elsewhere > 0)
+
+
+def test_the_gateway_of_the_call_before_pings_a_conversation_whose_gateway_has_died() -> None:
+    store = MemoryStore()
+    with (
+        IdleChat(store=store, upgrades=False) as chat,
+        serve_gateway(chat.url, store=store, improve=True, keep_alive_usd="1", clock=chat.clock) as other,
+    ):
+        for number, pause in enumerate((420, 10, 420, 10, 420, 100)):
+            chat.say(f"question {number}", pause=pause)
+        chat.gateway.shared_conversations()
+        chat.texts += ["elsewhere", ask(other, body(*chat.texts, "elsewhere"))["content"][0]["text"]]
+        other.shared_conversations()
+        called_at, before = chat.clock.now, chat.ping_count
+        # The other gateway sends no ping any more.
+        while chat.clock.now < called_at + 320:
+            chat.clock.advance(2.5)
+            chat.ping_count += chat.gateway.send_due_pings()
+        ((kind, sent_at),) = [(ping.kind, ping.sent_at) for ping in pings(chat.gateway)[before:]]
+        later = chat.say("later")
+    assert kind == "refresh"
+    assert called_at + 285 < sent_at < called_at + 300
+    assert later["cache_read_input_tokens"] > 7_000
+    assert later["cache_creation_input_tokens"] < 200
+
+
+def test_a_gateway_that_is_late_does_not_ping_after_another_has_taken_over() -> None:
+    store = MemoryStore()
+    with (
+        IdleChat(store=store, upgrades=False) as chat,
+        serve_gateway(chat.url, store=store, improve=True, keep_alive_usd="1", clock=chat.clock) as other,
+    ):
+        for number, pause in enumerate((420, 10, 420, 10, 420, 100)):
+            chat.say(f"question {number}", pause=pause)
+        chat.gateway.shared_conversations()
+        chat.texts += ["elsewhere", ask(other, body(*chat.texts, "elsewhere"))["content"][0]["text"]]
+        other.shared_conversations()
+        sent, late = 0, 0
+        for _ in range(400):
+            chat.clock.advance(2.5)
+            sent += chat.gateway.send_due_pings()
+            # As a process that was suspended when its ping was due.
+            late += other.send_due_pings() if sent else 0
+    assert sent > 0
+    assert late == 0
 
 
 def test_a_request_that_another_gateway_answered_again_is_not_pinged() -> None:

@@ -16,6 +16,7 @@ from holdfast.catalog.lookup import shipped_models
 from holdfast.cli.serve.gateway import GatewayMount, make_key_check
 from holdfast.clock import Clock, new_ulid, system_clock
 from holdfast.engine.cache.shared_plans import SharedConversation, SharedPlans
+from holdfast.engine.leases import ProcessLeases
 from holdfast.events.records import HasRecords
 from holdfast.gateway.app import Gateway
 from holdfast.gateway.auth import KeyAuthenticator
@@ -128,10 +129,15 @@ def serve_gateway(
         improve=improve,
         failed_keys=service.failed_keys,
     )
+    leases = ProcessLeases(log.records.shared, new_ulid(clock()))
     keep_alive = None
     if keep_alive_usd is not None:
         keep_alive = GatewayKeepAlive(
-            rewriter, clock=clock, usd_a_day_max=Decimal(keep_alive_usd), on_ping=observer.on_ping
+            rewriter,
+            clock=clock,
+            usd_a_day_max=Decimal(keep_alive_usd),
+            on_ping=observer.on_ping,
+            leases=leases,
         )
     routes = RouteTable(make_simulated_upstreams(upstream_url, upstreams or {}))
     gateway = Gateway(
@@ -143,6 +149,7 @@ def serve_gateway(
         keep_alive=keep_alive,
         budgets=budgets,
         drain=drain,
+        leases=leases,
     )
 
     async def start_serving() -> tuple[asyncio.Event, "asyncio.Task[None]"]:
@@ -171,6 +178,7 @@ def serve_gateway(
             observer.close()
             budgets.close()
             rates.close()
+            leases.close()
 
 
 async def _tasks() -> int:

@@ -9,6 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from holdfast.clock import Clock
 from holdfast.engine.cache.single_flight import SingleFlight
+from holdfast.engine.leases import ProcessLeases
 from holdfast.gateway.exchange import (
     BUFFERED_BYTES_MAX,
     AuthenticatedRequest,
@@ -80,6 +81,7 @@ class Gateway:
         keep_alive: GatewayKeepAlive | None = None,
         budgets: KeyBudgets | None = None,
         drain: bool = False,
+        leases: ProcessLeases | None = None,
     ) -> None:
         self._routes = routes
         self._authenticator = authenticator
@@ -89,7 +91,7 @@ class Gateway:
         self._keep_alive = keep_alive
         self._budgets = budgets
         self._drain = drain
-        self._single_flight = SingleFlight()
+        self._single_flight = SingleFlight(leases=leases)
         self._connections = UpstreamPool()
         self._prompts = ResponsePrompts()
         self.active_requests = 0

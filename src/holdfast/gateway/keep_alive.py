@@ -4,6 +4,7 @@ import asyncio
 from decimal import Decimal
 
 from holdfast.clock import Clock
+from holdfast.engine.leases import ProcessLeases
 from holdfast.gateway.exchange import Exchange
 from holdfast.gateway.http.connection import ConnectionCutError, UpstreamPool
 from holdfast.gateway.http.headers import Headers, filter_request_headers
@@ -45,9 +46,15 @@ class GatewayKeepAlive:
     """
 
     def __init__(
-        self, rewriter: ConversationRewriter, *, clock: Clock, usd_a_day_max: Decimal, on_ping: OnPing
+        self,
+        rewriter: ConversationRewriter,
+        *,
+        clock: Clock,
+        usd_a_day_max: Decimal,
+        on_ping: OnPing,
+        leases: ProcessLeases | None = None,
     ) -> None:
-        self._schedule = PingSchedule(rewriter, usd_a_day_max=usd_a_day_max, on_ping=on_ping)
+        self._schedule = PingSchedule(rewriter, usd_a_day_max=usd_a_day_max, on_ping=on_ping, leases=leases)
         self._clock = clock
         self._connections = UpstreamPool()
         self._task: asyncio.Task[None] | None = None

@@ -20,6 +20,7 @@ from holdfast.cli.open_store import resolve_store_address
 from holdfast.cli.serve.recorder_process import RECORDER_MODULE
 from holdfast.clock import new_ulid
 from holdfast.engine.cache.shared_plans import SharedPlans
+from holdfast.engine.leases import ProcessLeases
 from holdfast.errors import UserError
 from holdfast.gateway.app import Gateway
 from holdfast.gateway.auth import KeyAuthenticator, KeyHolder
@@ -152,11 +153,13 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
             improve=options.improve,
             failed_keys=service.failed_keys,
         )
+        leases = ProcessLeases(service.records.shared, new_ulid(service.clock()))
+        stack.callback(leases.close)
         keep_alive = None
         if options.keep_alive_usd is not None:
             usd_per_day_max = Decimal(str(options.keep_alive_usd))
             keep_alive = GatewayKeepAlive(
-                rewriter, clock=service.clock, usd_a_day_max=usd_per_day_max, on_ping=recorder.on_ping
+                rewriter, clock=service.clock, usd_a_day_max=usd_per_day_max, on_ping=recorder.on_ping, leases=leases
             )
 
         gateway = Gateway(
@@ -168,6 +171,8 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
             keep_alive=keep_alive,
             budgets=budgets,
             drain=options.drain,
+            # Only a server is shared by gateways; in a file each look would wait for the recorder's writes.
+            leases=leases if "://" in resolve_store_address(options.db)[0] else None,
         )
         # Everything loaded so far lives as long as the process; excluding it makes garbage collection pauses shorter.
         gc.freeze()

@@ -22,6 +22,7 @@ from holdfast.engine.cache.shared_plans import SHARED_KEYS_MAX, SharedConversati
 from holdfast.events.log import Event
 from holdfast.planning.adaptive_policy import plan_session_ping
 from holdfast.planning.idle_times import WaitsFor
+from holdfast.planning.keep_alive import PING_MARGIN_SECONDS
 from holdfast.planning.learned import (
     ENDED_AFTER_SECONDS,
     NOTHING_LEARNED,
@@ -41,6 +42,7 @@ from holdfast.planning.policy import PingResult, PlanningMoment, WaitedFor
 from holdfast.planning.ttl import is_guess
 from holdfast.providers.adapter import Adapter
 from holdfast.types.blocks import ToolResult
+from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.prompt import Breakpoint, HistoryEntry, Plan, Prompt, Segment, Stability, Ttl
 from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, count_shared_blocks, extend_digest_chain
 from holdfast.types.usage import Usage
@@ -59,6 +61,9 @@ SINGLE_CALLS_MAX = 2
 
 # Instructions of at least this size were written to be used more than once; shorter ones have to be seen twice.
 SHARED_HEAD_TOKENS_MIN = 4_096
+
+# How long after a ping was due another process sends it: half of the time until the entry expires.
+TAKEOVER_SECONDS = PING_MARGIN_SECONDS / 2
 
 # Multiples of the input rate (Anthropic, "Pricing"), for a model without a known price: a plan needs nothing else.
 ASSUMED_PRICE = Price(
@@ -209,9 +214,6 @@ class ConversationPlans:
             keys = self._list_shared_keys(path, prompt.learning_scope)
         # Without the lock, because the store may take its time.
         found = self._shared.find(tuple(keys)) if self._shared is not None and keys else None
-        if self._shared is not None and found is not None:
-            # The process that had the call before must not keep the conversation alive any longer.
-            self._shared.put(found[0], msgspec.structs.replace(found[1], is_continued=True), at=at)
         with self._lock:
             head = self._find_head(adapter, row, prompt)
             path = self._walk(adapter, row, head, prompt) if keys else path
@@ -223,7 +225,11 @@ class ConversationPlans:
             conversation = self._continue(head, path, prompt.learning_scope, at)
             call = self._plan(row, conversation, path, prompt, at=at)
             self._register(conversation, path.nodes, call)
-            return call
+        if self._shared is not None and found is not None and call.digests:
+            # The process that had the call before must not keep the conversation alive, as long as this one does.
+            key = make_conversation_key(prompt.learning_scope, call.digests[-1].digest)
+            self._shared.put(found[0], msgspec.structs.replace(found[1], is_continued=True, next=key), at=at)
+        return call
 
     def mark_sent(self, call: PlannedCall, breakpoints: tuple[Breakpoint, ...]) -> PlannedCall:
         """The call as it is sent: the client's own breakpoints may have taken the place of planned ones."""
@@ -248,21 +254,25 @@ class ConversationPlans:
         with self._lock:
             conversation, record, memory = call.conversation, call.record, call.conversation.memory
             is_newest = conversation.last_request is record and memory.last_at == record.at
-            if not is_newest or call.is_limited or memory.tail_block is None:
-                return None
-            if is_guess(memory, conversation.learned):
-                return None
-            if not row.prices or memory.used_at is None or not {"5m", "1h"} <= row.cache.ttls_seconds.keys():
-                return None
-            price = price_at(row, utc_date(memory.used_at), memory.tail_tokens)
-            ping = plan_session_ping(memory, conversation.learned, price, waits_for)
-            if ping is None:
-                return None
-            is_repeated = memory.blocks == record.blocks and ping.ttl in ("5m", record.breakpoints[-1].ttl)
-            # A ping reads what is cached, and one with the reply writes that.
-            written = 0 if is_repeated else cache_write_rate(ping.ttl, price) * memory.reply_tokens
-            cost = (price.cache_read * memory.tail_tokens + written) / 1_000_000
-            return DuePing(memory.used_at + ping.after_seconds, ping.ttl, ping.reason, not is_repeated, cost)
+            return _plan_ping(call, memory, row, waits_for) if is_newest else None
+
+    def plan_takeover(self, call: PlannedCall, row: Model, waits_for: WaitsFor) -> DuePing | None:
+        """The next ping of the process that answered the request after this one, to be sent here if that one has died.
+
+        It repeats the request of this call, which the newest request has read: all but the last turn is kept alive.
+        None if no ping is expected to pay, if the conversation has gone on, or if what this request can read expires
+        before the other ping is due.
+        """
+        after = self._find_shared(call)
+        after = self._shared.find((after[1].next,)) if self._shared is not None and after and after[1].next else None
+        if after is None or after[1].is_continued:
+            return None
+        newest, own = after[1].memory, call.conversation.memory
+        own = msgspec.structs.replace(own, used_at=newest.used_at, last_at=newest.last_at)
+        theirs, ours = (_plan_ping(call, memory, row, waits_for) for memory in (newest, own))
+        if theirs is None or ours is None or abs(theirs.at - ours.at) >= PING_MARGIN_SECONDS:
+            return None
+        return msgspec.structs.replace(ours, at=theirs.at + TAKEOVER_SECONDS, with_reply=False)
 
     def is_newest_anywhere(self, call: PlannedCall) -> bool:
         """Whether no process on the store has answered this request again, or a later one of its conversation.
@@ -271,10 +281,13 @@ class ConversationPlans:
         """
         if self._shared is None:
             return True
-        key = make_conversation_key(call.conversation.learning_scope, call.digests[-1].digest)
-        found = self._shared.find((key,))
+        found = self._find_shared(call)
         # Two calls later the row is gone; a process that answered the request again has put its own in place of it.
         return found is not None and not found[1].is_continued and found[1].last_request.at == call.record.at
+
+    def _find_shared(self, call: PlannedCall) -> tuple[str, SharedConversation] | None:
+        key = make_conversation_key(call.conversation.learning_scope, call.digests[-1].digest)
+        return self._shared.find((key,)) if self._shared is not None else None
 
     def complete_ping(
         self, call: PlannedCall, ping: PingResult, reply: Sequence[EncodedBlock], adapter: Adapter
@@ -305,7 +318,11 @@ class ConversationPlans:
         replaces = before if key != newest else ""
         before = newest if key != newest else before
         conversation.shared_keys = before, key
-        state = SharedConversation(conversation.memory, record, conversation.tokens_estimate, before)
+        # With the time, because conversations that begin with the same words are different ones.
+        conversation.shared_id = conversation.shared_id or sha256_hex(f"{key} {record.at!r}".encode())[:32]
+        state = SharedConversation(
+            conversation.memory, record, conversation.tokens_estimate, before, id=conversation.shared_id
+        )
         self._shared.put(key, state, at=record.at, replaces=replaces)
 
     def _list_shared_keys(self, path: _Path, scope: LearningScope) -> dict[str, int]:
@@ -333,6 +350,7 @@ class ConversationPlans:
             conversation = PlannedConversation(head, scope, self._find_learned(scope), state.memory)
             head.opened += 1
         conversation.memory, conversation.last_request = state.memory, state.last_request
+        conversation.shared_id = state.id
         conversation.tokens_estimate, conversation.pinged = state.tokens_estimate, None
         nodes = path.nodes
         conversation.shared_keys = state.before, make_conversation_key(scope, nodes[position].digests[-1].digest)
@@ -553,6 +571,24 @@ def _settle_ping(conversation: PlannedConversation, nodes: Sequence[MessageNode]
         return conversation.memory
     ends = {node.count: node.digests[-1].digest for node in nodes if node.digests}
     return conversation.memory if ends.get(pinged.blocks) == pinged.digest else pinged.memory_without
+
+
+def _plan_ping(call: PlannedCall, memory: CacheMemory, row: Model, waits_for: WaitsFor) -> DuePing | None:
+    """The ping after a call, by what is known of the cache; None if none is expected to pay."""
+    learned, record = call.conversation.learned, call.record
+    if call.is_limited or memory.tail_block is None or is_guess(memory, learned):
+        return None
+    if not row.prices or memory.used_at is None or not {"5m", "1h"} <= row.cache.ttls_seconds.keys():
+        return None
+    price = price_at(row, utc_date(memory.used_at), memory.tail_tokens)
+    ping = plan_session_ping(memory, learned, price, waits_for)
+    if ping is None:
+        return None
+    is_repeated = memory.blocks == record.blocks and ping.ttl in ("5m", record.breakpoints[-1].ttl)
+    # A ping reads what is cached, and one with the reply writes that.
+    written = 0 if is_repeated else cache_write_rate(ping.ttl, price) * memory.reply_tokens
+    cost = (price.cache_read * memory.tail_tokens + written) / 1_000_000
+    return DuePing(memory.used_at + ping.after_seconds, ping.ttl, ping.reason, not is_repeated, cost)
 
 
 def _holds_tool_result(entries: Sequence[HistoryEntry]) -> bool:

@@ -126,6 +126,8 @@ class PlannedConversation:
         self.pinged: PingedReply | None = None
         # Of the last two requests, oldest first; empty if there is none.
         self.shared_keys: tuple[str, str] = "", ""
+        # The name of the conversation among all processes; empty until its first call is answered.
+        self.shared_id = ""
 
 
 class PromptOutline:

@@ -30,7 +30,8 @@ PENDING_MAX = 10_000
 class SharedConversation(msgspec.Struct, frozen=True):
     """What is known of a conversation after its last request; `before` is the key of the request before, if any.
 
-    `is_continued`: a process other than the one that wrote this has answered a later request.
+    `is_continued`: a process other than the one that wrote this has answered a later request, which has the key `next`.
+    `id` is the same for all requests of the conversation.
     """
 
     memory: CacheMemory
@@ -38,6 +39,8 @@ class SharedConversation(msgspec.Struct, frozen=True):
     tokens_estimate: int = 0
     before: str = ""
     is_continued: bool = False
+    next: str = ""
+    id: str = ""
 
 
 _decode_conversation = msgspec.json.Decoder(SharedConversation).decode

@@ -2,6 +2,7 @@
 
 A cache entry becomes readable only once the response to the writing request begins; parallel identical requests all
 miss (Anthropic, "Prompt caching"). One instance serves one process; sessions in any thread and event loop can share it.
+With leases, processes on one store wait for each other too, where a process knows nothing of a prompt to be cached.
 """
 
 import asyncio
@@ -15,7 +16,9 @@ from time import monotonic
 import msgspec
 
 from holdfast.clock import Clock
+from holdfast.engine.leases import ProcessLeases
 from holdfast.errors import UserError
+from holdfast.types.json_encoding import sha256_hex
 
 FLIGHT_WAIT_SECONDS_MAX = 20.0
 """How long a request waits at most: a slow first response must not hold up the others for longer."""
@@ -25,6 +28,12 @@ FLIGHT_KEYS_MAX = 10_000
 
 SHARED_BYTES_MIN = 2_000
 """Shorter shared prefixes (about 500 tokens) are not worth waiting for: writing them twice costs less than the time."""
+
+OTHER_PROCESS_SECONDS = 0.05
+"""How often to ask whether the prefix that another process writes can be read."""
+
+WRITTEN = "written"
+"""The value of the lease of a prefix that can be read."""
 
 _Key = tuple[str, str]
 _Wake = Callable[[], None]
@@ -60,6 +69,9 @@ class Slot:
         self.started_at = started_at
         self.waited_seconds = 0.0
         self.writes = True
+        self.knows_no_prefix = False
+        self.lease_name = ""
+        """The lease under which this request writes its shortest prefix, if it has one."""
         self._on_begun = on_begun
         self._waiters: list[_Wake] = []
 
@@ -85,14 +97,22 @@ class SingleFlight:
     """At most one request at a time writes a prefix that is not known to be cached.
 
     The others wait in order of arrival, for at most `wait_seconds_max`; if the first one fails, the next takes its
-    place. At most `keys_max` written prefixes are remembered; expired ones are forgotten.
+    place. At most `keys_max` written prefixes are remembered; expired ones are forgotten. With `leases`, that holds for
+    all processes on the store, and one that dies is waited for no longer than another request.
     """
 
-    def __init__(self, *, wait_seconds_max: float = FLIGHT_WAIT_SECONDS_MAX, keys_max: int = FLIGHT_KEYS_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        wait_seconds_max: float = FLIGHT_WAIT_SECONDS_MAX,
+        keys_max: int = FLIGHT_KEYS_MAX,
+        leases: ProcessLeases | None = None,
+    ) -> None:
         if not wait_seconds_max >= 0 or keys_max < 1:
             raise UserError("wait_seconds_max must be at least 0 and keys_max at least 1")
         self._wait_seconds_max = wait_seconds_max
         self._keys_max = keys_max
+        self._leases = leases
         self._lock = threading.Lock()
         self._writing: dict[_Key, Slot] = {}
         self._written: OrderedDict[_Key, float] = OrderedDict()
@@ -120,6 +140,7 @@ class SingleFlight:
             waiter = loop.create_future()
             wake = partial(_resolve_in, loop, waiter)
             if self._enter(slot, clock(), wake if loop.time() < deadline else None):
+                await self._wait_for_processes(slot, clock, deadline)
                 return slot
             with suppress(TimeoutError):
                 async with asyncio.timeout_at(deadline):
@@ -136,6 +157,34 @@ class SingleFlight:
                 return slot
             woken.wait(max(0.0, deadline - monotonic()))
             slot.add_wait(clock())
+
+    async def _wait_for_processes(self, slot: Slot, clock: Clock, deadline: float) -> None:
+        """Takes the lease of the shortest prefix, or waits until the process that has it has written the prefix."""
+        first = next((prefix for prefix in slot.flight_key.prefixes if prefix.length_bytes >= SHARED_BYTES_MIN), None)
+        if self._leases is None or first is None or not slot.knows_no_prefix:
+            return
+        name = f"flight {sha256_hex(f'{slot.flight_key.scope} {first.digest}'.encode())[:32]}"
+        loop = asyncio.get_running_loop()
+        while not await asyncio.to_thread(self._leases.take, name, seconds=self._wait_seconds_max):
+            lease = await asyncio.to_thread(self._leases.find, name)
+            if lease is not None and lease.value == WRITTEN:
+                with self._lock:
+                    self._remember((slot.flight_key.scope, first.digest), clock(), lease.seconds_left)
+            if lease is None or lease.value == WRITTEN or loop.time() >= deadline:
+                return
+            await asyncio.sleep(OTHER_PROCESS_SECONDS)
+            slot.add_wait(clock())
+        slot.lease_name = name
+
+    def _end_lease(self, slot: Slot, *, written: bool) -> None:
+        name, slot.lease_name = slot.lease_name, ""
+        if self._leases is None or not name:
+            return
+        if written:
+            ttl_seconds = min(prefix.ttl_seconds for prefix in slot.flight_key.prefixes)
+            self._leases.take_soon(name, seconds=ttl_seconds, value=WRITTEN)
+        else:
+            self._leases.release_soon(name)
 
     def release(self, slot: Slot) -> None:
         """The request has ended; if its response has not begun, it counts as failed."""
@@ -156,7 +205,7 @@ class SingleFlight:
             if writer is not None and wake is not None:
                 writer.add_waiter(wake)
                 return False
-            slot.writes = cached_count < len(keys)
+            slot.writes, slot.knows_no_prefix = cached_count < len(keys), not cached_count
             for key in keys[cached_count:]:
                 self._writing.setdefault(key, slot)
             return True
@@ -177,6 +226,7 @@ class SingleFlight:
                 if written:
                     self._remember(key, slot.started_at, prefix.ttl_seconds)
                     waiters += writer.pop_waiters() if writer is not None else []
+        self._end_lease(slot, written=written)
         for wake in waiters:
             wake()
 

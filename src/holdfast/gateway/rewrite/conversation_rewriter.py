@@ -192,19 +192,23 @@ class ConversationRewriter:
         # Bedrock and Vertex document no request without output.
         if analysis.call is None or not analysis.accepts_pings or len(response) > PING_BYTES_MAX:
             return None
-        # In a string the quotes would be escaped: this is a block's type, or the reason why the reply ended.
-        waits_for: WaitsFor = "tool" if b'"tool_use"' in response else "user"
-        return self._plans.plan_ping(analysis.call, analysis.row, waits_for)
+        return self._plans.plan_ping(analysis.call, analysis.row, _find_wait(response))
+
+    def is_newest_anywhere(self, analysis: RequestAnalysis) -> bool:
+        """Whether no process on the store has answered a later call of the conversation."""
+        return analysis.call is not None and self._plans.is_newest_anywhere(analysis.call)
+
+    def plan_takeover(self, analysis: RequestAnalysis, response: bytes) -> DuePing | None:
+        """The ping to send if the process that has continued the conversation does not; None if there is none."""
+        if analysis.call is None:
+            return None
+        return self._plans.plan_takeover(analysis.call, analysis.row, _find_wait(response))
 
     def encode_ping(
         self, analysis: RequestAnalysis, due: DuePing, *, sent: bytes, response: bytes
     ) -> GatewayPing | None:
-        """The ping as a request; None if this one cannot be sent without output, or its reply not be repeated, or if
-        the conversation has gone on in another process.
-        """
+        """The ping as a request; None if this one cannot be sent without output, or its reply not be repeated."""
         call = analysis.call
-        if call is not None and not self._plans.is_newest_anywhere(call):
-            return None
         parameters = anthropic.ping_parameters(anthropic.decode_request(sent).parameters)
         if call is None or len(sent) > PING_BYTES_MAX or anthropic.find_ping_conflict(parameters) is not None:
             return None
@@ -434,6 +438,11 @@ def _find_content(message: RawItem) -> Json:
     if isinstance(content, list) and len(content) == 1 and isinstance(content[0], dict):
         return content[0].get("text", content)
     return content
+
+
+def _find_wait(response: bytes) -> WaitsFor:
+    # In a string the quotes would be escaped: this is a block's type, or the reason why the reply ended.
+    return "tool" if b'"tool_use"' in response else "user"
 
 
 def _role_of(message: RawItem) -> str:
