@@ -10,6 +10,9 @@ from tests.support.replicas import ReplicaOutcome, run_replicas
 SECONDS = float(os.environ.get("HOLDFAST_REPLICA_SECONDS", "0"))
 """With a time, as in `make deep`, the load lasts so long, with 64 conversations, and with four replicas too."""
 
+CONNECTIONS_PER_REPLICA_MAX = 16
+"""Gateway and recorder each have one that writes, and at most four idle ones to read and four to change records."""
+
 pytestmark = [
     pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the recorder process in /proc"),
     pytest.mark.timeout(180 + 4 * SECONDS),
@@ -21,6 +24,10 @@ def check(outcome: ReplicaOutcome) -> None:
     assert outcome.answered > outcome.conversations
     assert (outcome.lost, outcome.double_counted) == (0, 0), outcome
     assert (outcome.split, outcome.mixed, outcome.forked, outcome.other_prefix) == (0, 0, 0, 0), outcome
+    assert outcome.overshoot <= 1, outcome
+    assert outcome.pings_max <= 1, outcome
+    assert outcome.connections_max <= CONNECTIONS_PER_REPLICA_MAX * outcome.replicas, outcome
+    assert outcome.refused or not SECONDS, "the budget was not spent, so nothing is known about it"
 
 
 def test_conversations_that_change_the_replica_with_every_call_stay_whole(tmp_path: Path, postgres: str) -> None:

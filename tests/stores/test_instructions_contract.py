@@ -283,16 +283,10 @@ def test_a_signer_counts_while_its_entity_has_an_admin_key(
     assert records.signers(at=None) == ()
 
 
-def test_a_token_is_used_once_and_a_lease_is_held_by_one(records: InstructionRecords) -> None:
+def test_a_token_is_used_once(records: InstructionRecords) -> None:
     assert records.consume_wake_token("j", expires_at=10, at=1)
     assert not records.consume_wake_token("j", expires_at=10, at=2)
-    assert records.take_lease("l", until=10, at=1)
-    assert not records.take_lease("l", until=20, at=10)
-    records.release_lease("l", until=9)
-    assert not records.take_lease("l", until=20, at=10)
-    records.release_lease("l", until=10)
-    assert records.take_lease("l", until=20, at=10)
-    assert records.take_lease("l", until=30, at=21), "the last one has expired"
+    assert records.consume_wake_token("j", expires_at=20, at=11), "the last one has expired"
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,17 @@ from contextlib import closing, suppress
 from http.client import HTTPException
 from pathlib import Path
 from threading import Event, Thread
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import msgspec
+import psycopg
 from tests.support.gateway_faults import RunningGateway
 
+from holdfast.events.payloads.cache import CachePinged
 from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared
+from holdfast.gateway.recording.restore import iterate_spending
+from holdfast.service.auth.keys import NewKey, make_key
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.open import open_store
@@ -29,6 +34,10 @@ DRAIN_SECONDS_MAX = 240.0
 CALLS_PER_SECOND = 16
 """Of all conversations together: more than two cores can record would measure only the machine."""
 SYSTEM = "You read before you write, and you say what you did. " * 120
+OPTIONS = ("--improve", "--keep-alive", "1")
+SPENDERS = 4
+BUDGET_USD = 0.02
+"""Of one key that several clients use at once, on all replicas: it is spent in the first minute."""
 
 
 class ReplicaOutcome(msgspec.Struct, frozen=True):
@@ -36,6 +45,8 @@ class ReplicaOutcome(msgspec.Struct, frozen=True):
 
     `split` conversations are in more than one session, `mixed` sessions have calls of more than one conversation,
     `forked` sessions are no single chain. `other_prefix` calls have other prefix digests than on a single replica.
+    `overshoot` is the number of calls by which a budget was exceeded, `refused` that of calls refused for it.
+    `pings_max` is the largest number of pings of a conversation, `connections_max` that of connections to the database.
     """
 
     replicas: int
@@ -50,6 +61,10 @@ class ReplicaOutcome(msgspec.Struct, frozen=True):
     forked: int
     other_prefix: int
     sessions: int
+    overshoot: int
+    refused: int
+    pings_max: int
+    connections_max: int
 
 
 class Conversation:
@@ -73,7 +88,8 @@ class Conversation:
                 # Another replica with every call, and so also after a failed one.
                 attempt += 1
                 try:
-                    id, text = ask(self._urls[attempt % len(self._urls)], self.number, self.messages)
+                    url = self._urls[attempt % len(self._urls)]
+                    id, text = ask(url, self.number, self.messages, key=make_gateway_key(1).key)
                 except (OSError, HTTPException):
                     time.sleep(0.05)
                     continue
@@ -83,10 +99,50 @@ class Conversation:
                 break
 
 
-def ask(url: str, number: int, messages: list[dict[str, str]]) -> tuple[str, str]:
+class Spender:
+    """A client without a history, whose key has a budget that others use at the same time."""
+
+    def __init__(self, number: int, urls: list[str], stop: Event) -> None:
+        self.refused = 0
+        self._number, self._urls, self._stop = number, urls, stop
+        self.thread = Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        attempt = self._number
+        while not self._stop.wait(1.0):
+            attempt += 1
+            messages = [{"role": "user", "content": f"Spender {self._number}, question {attempt}"}]
+            try:
+                ask(self._urls[attempt % len(self._urls)], 2 * self._number, messages, key=make_gateway_key(2).key)
+            except HTTPError as error:
+                self.refused += error.code in (402, 429)
+            except (OSError, HTTPException):
+                continue
+
+
+def make_gateway_key(number: int) -> NewKey:
+    """1 is the key of all conversations, 2 that of the spenders."""
+    return make_key("gateway", at=0.0, random_bytes=lambda size: bytes([number]) * size)
+
+
+def grant_keys(db: str, folder: Path) -> None:
+    rows = [make_gateway_key(number).row for number in (1, 2)]
+    with closing(open_store(db)) as store:
+        for row in rows:
+            store.records.add_key(row)
+    grants = folder / "grants.toml"
+    spender = f"budget_usd_a_day = {BUDGET_USD}"
+    granted = [f'[keys.{row.id}]\nanthropic = "sk-any"\n{line}' for row, line in zip(rows, ("", spender), strict=True)]
+    grants.write_text("\n".join(granted))
+    grants.chmod(0o600)
+
+
+def ask(url: str, number: int, messages: list[dict[str, str]], *, key: str = "") -> tuple[str, str]:
     """The id and text of the answer."""
     body = {"model": "claude-sonnet-5-5", "max_tokens": 9, "system": SYSTEM, "messages": messages}
     headers = {"x-api-key": "none"} | ({"x-session-id": f"session {number}"} if number % 2 else {})
+    headers |= {"x-holdfast-key": key} if key else {}
     request = Request(f"{url}/anthropic/v1/messages", json.dumps(body).encode(), headers)
     with urlopen(request, timeout=30) as response:
         answer = json.loads(response.read())
@@ -103,7 +159,7 @@ class Replica:
         self.start()
 
     def start(self) -> None:
-        self.gateway = RunningGateway(*self._arguments, port=self._port)
+        self.gateway = RunningGateway(*self._arguments, port=self._port, options=OPTIONS)
         assert self.gateway.url, "the gateway does not start"
 
     @property
@@ -141,8 +197,7 @@ def run_replicas(
 
     With `fault`, that happens once in the middle, and no replica is killed.
     """
-    grants = folder / "grants.toml"
-    grants.touch(mode=0o600)
+    grant_keys(direct_db or db, folder)
     with serve_provider(SimulatedProvider(script='{"content": "Yes."}')) as upstream:
         servers = [Replica(number, upstream, db, folder) for number in range(replicas)]
         stop, kills = Event(), 0
@@ -151,6 +206,8 @@ def run_replicas(
             Conversation(number, urls, stop, turns_max=turns_max, think_seconds=think_seconds)
             for number in range(conversations)
         ]
+        spenders = [Spender(number, urls, stop) for number in range(SPENDERS if seconds else 0)]
+        watch = ConnectionWatch(direct_db or db, stop)
         started = time.monotonic()
         try:
             if not seconds:
@@ -168,8 +225,8 @@ def run_replicas(
                 kills += 1
         finally:
             stop.set()
-            for client in clients:
-                client.thread.join()
+            for thread in (*(client.thread for client in clients), *(each.thread for each in spenders), watch.thread):
+                thread.join()
             took = time.monotonic() - started
             for server in servers:
                 server.wait_until_drained()
@@ -177,7 +234,37 @@ def run_replicas(
                 server.gateway.stop()
         expected = find_expected_digests(upstream, folder, clients)
     with closing(open_store(direct_db or db)) as store:
-        return compare(store, clients, expected, replicas=replicas, kills=kills, seconds=took)
+        outcome = compare(store, clients, expected, replicas=replicas, kills=kills, seconds=took)
+        refused = sum(spender.refused for spender in spenders)
+        return msgspec.structs.replace(outcome, refused=refused, connections_max=watch.most)
+
+
+class ConnectionWatch:
+    """Counts the connections of all replicas to the database, again and again."""
+
+    def __init__(self, db: str, stop: Event) -> None:
+        self.most = 0
+        self._db, self._stop = db, stop
+        self.thread = Thread(target=self._run)
+        self.thread.start()
+
+    def _run(self) -> None:
+        query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        while not self._stop.wait(0.2):
+            # A fault may have made the server unreachable.
+            with suppress(psycopg.Error), psycopg.connect(self._db, autocommit=True) as connection:
+                ((count,),) = connection.execute(query).fetchall()
+                self.most = max(self.most, count)
+
+
+def count_overshoot(store: DatabaseEventLog) -> int:
+    """By how many calls the budget was exceeded: so many of the largest ones have to be left out for it to hold."""
+    key_id = make_gateway_key(2).row.id
+    left = sorted(call.dollars for call in iterate_spending(store) if call.key_id == key_id)
+    count = len(left)
+    while left and sum(left) > BUDGET_USD:
+        left.pop()
+    return count - len(left)
 
 
 def find_expected_digests(upstream: str, folder: Path, clients: list[Conversation]) -> dict[int, tuple[str, ...]]:
@@ -249,7 +336,15 @@ def compare(
         forked=sum(not is_one_chain(store, row.id) for row in rows),
         other_prefix=other_prefix,
         sessions=len(rows),
+        overshoot=count_overshoot(store),
+        refused=0,
+        pings_max=max((count_pings(store, row.id) for row in rows), default=0),
+        connections_max=0,
     )
+
+
+def count_pings(store: DatabaseEventLog, session_id: str) -> int:
+    return sum(isinstance(event.payload, CachePinged) for event in store.read(session_id))
 
 
 def is_one_chain(store: DatabaseEventLog, session_id: str) -> bool:

@@ -1,6 +1,6 @@
 """What a store holds beside the log: API keys (as digests), budgets, cache controls, the global order of all events."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -22,6 +22,19 @@ class EventFeed(Protocol):
 
     def events_after(self, position: int, *, limit: int) -> tuple[PositionedEvent, ...]:
         """Events after a position, in order. Positions increase, with gaps."""
+
+
+class FeedNotifications(Protocol):
+    """While it is connected, a function is called when there are new events; one that was missed is not repeated."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+OpenNotifications = Callable[[Callable[[], None]], FeedNotifications]
+"""Begins to call a function, from any thread."""
 
 
 class KeyRow(msgspec.Struct, frozen=True):

@@ -182,12 +182,6 @@ class InstructionRecords(Protocol):
     def consume_wake_token(self, jti: str, *, expires_at: int, at: int) -> bool:
         """Consume a wake token; False if it was used before."""
 
-    def take_lease(self, name: str, *, until: int, at: int) -> bool:
-        """Take the lease until that time; False if it is held."""
-
-    def release_lease(self, name: str, *, until: int) -> None:
-        """Release the lease taken until then; a lease that another process has taken since is kept."""
-
     def encoder(self) -> str | None:
         """The encoder that all manifests were last certified for."""
 

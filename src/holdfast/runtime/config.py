@@ -100,7 +100,7 @@ class Config(msgspec.Struct, frozen=True):
     skill_ranking: SkillRanking = "lexical"
     """How `skill_search` ranks: `lexical`, or `semantic` with the extra of that name."""
     retention_days: int = 0
-    """Age at which `holdfast db prune` removes the content of sessions; 0 for none."""
+    """Age at which `holdfast serve`, once a day, and `holdfast db prune` remove the content of sessions; 0 for none."""
     recorder_memory_mb: int = 256
     """Memory of the gateway's recorder process, in megabytes: 192 or more."""
     skill_loads_max: int = DEFAULT_LIMITS.loads_max

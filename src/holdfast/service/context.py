@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.catalog.lookup import Models, pricing_version
 from holdfast.clock import Clock, system_clock
+from holdfast.engine.leases import Job
 from holdfast.errors import UserError
 from holdfast.events.log import Event, EventLog
 from holdfast.events.records import StoreRecords
@@ -78,6 +79,8 @@ class AppContext:
         self.prompt_views = PromptViews(log, models)
         self.hub = EventHub(records, clock)
         self.sample: Sample | None = None
+        self.jobs: list[Job] = []
+        """What all replicas together do once in a time, beside measuring coverage."""
         self.warnings: list[Callable[[], str]] = []
         """Each returns why the service is degraded, or an empty text."""
         # Sample instructions are readable without a key on this machine; instructions of real agents are not.

@@ -1,6 +1,6 @@
 """Runs the application in uvicorn: binds the port, stops gracefully, and runs the background tasks beside it.
 
-Coverage is measured in the background: at start and hourly, for agents that are due, on one replica at a time.
+Jobs such as measuring coverage run in the background, each on one replica at a time.
 """
 
 import asyncio
@@ -11,19 +11,20 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.types import ASGIApp
 
+from holdfast.clock import new_ulid
+from holdfast.engine.leases import Job, ProcessLeases, run_job
 from holdfast.errors import HoldfastError, UserError
 from holdfast.instructions.context import InstructionContext
 from holdfast.instructions.coverage.schedule import (
     TimeSharing,
     YieldControl,
     calibrate_due_agents,
-    never_yield,
     run_due_coverage,
 )
 from holdfast.service.auth.origins import is_address
@@ -39,49 +40,45 @@ from holdfast.service.http.uvicorn_protocol import (
 if TYPE_CHECKING:
     from holdfast.service.telemetry.exporter import TelemetryExporter
 
-COVERAGE_CHECK_SECONDS = 3_600.0
+COVERAGE_SECONDS = 3_600.0
+JOB_CHECK_SECONDS = 10.0
+"""How often each replica looks for a job that is due, or whose owner has died."""
 
-# Below COVERAGE_CHECK_SECONDS, so that after a crash another replica takes over at its next run.
-LEASE_MS = 30 * 60_000
-LEASE = "coverage"
 logger = logging.getLogger(__name__)
 
 
-async def measure_when_due(context: InstructionContext, stop: asyncio.Event) -> None:
-    """Runs until `stop` is set; a measurement in progress is completed first."""
+def make_coverage_job(context: InstructionContext) -> Job:
+    """Measures the coverage of the agents that are due."""
+
+    def measure(may_continue: YieldControl) -> None:
+        calibrate_due_agents(context, rest=may_continue)
+        run_due_coverage(context, rest=may_continue)
+
+    return Job("coverage", COVERAGE_SECONDS, measure)
+
+
+async def run_jobs(jobs: Sequence[Job], leases: ProcessLeases, stop: asyncio.Event) -> None:
+    """Runs until `stop` is set; the unit of work in progress is completed first."""
     ended = threading.Event()
-    measuring = asyncio.ensure_future(_measure_repeatedly(context, stop, ended))
+    running = asyncio.ensure_future(_run_repeatedly(jobs, leases, stop, ended))
     await stop.wait()
     ended.set()
-    await measuring
+    await running
 
 
-async def _measure_repeatedly(context: InstructionContext, stop: asyncio.Event, ended: threading.Event) -> None:
+async def _run_repeatedly(
+    jobs: Sequence[Job], leases: ProcessLeases, stop: asyncio.Event, ended: threading.Event
+) -> None:
     while not stop.is_set():
-        try:
+        for job in jobs:
             turns = TimeSharing(ended.wait, time.monotonic)
-            await asyncio.to_thread(measure_under_lease, context, rest=turns.yield_control)
-        except HoldfastError as error:
-            # The store may be available again at the next run.
-            logger.warning("coverage could not be measured: %s", type(error).__name__)
+            try:
+                await asyncio.to_thread(run_job, leases, job, turns.yield_control)
+            except HoldfastError as error:
+                # The store may be available again at the next run.
+                logger.warning("the job %s could not be done: %s", job.name, type(error).__name__)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stop.wait(), COVERAGE_CHECK_SECONDS)
-
-
-def measure_under_lease(context: InstructionContext, *, rest: YieldControl = never_yield) -> tuple[str, ...]:
-    """Returns the agents that were measured; none if another replica holds the lease.
-
-    The lease of a replica that died expires after LEASE_MS.
-    """
-    now = context.now()
-    until = now + LEASE_MS
-    if not context.records.take_lease(LEASE, until=until, at=now):
-        return ()
-    try:
-        calibrate_due_agents(context, rest=rest)
-        return run_due_coverage(context, rest=rest)
-    finally:
-        context.records.release_lease(LEASE, until=until)
+            await asyncio.wait_for(stop.wait(), JOB_CHECK_SECONDS)
 
 
 CLOSING_SECONDS_MAX = 5
@@ -153,7 +150,9 @@ async def serve(
     running = asyncio.ensure_future(server.serve(sockets=[bound]))
     stopping = asyncio.ensure_future(stop.wait())
     exporting = asyncio.ensure_future(exporter.run()) if exporter else None
-    measuring = asyncio.ensure_future(measure_when_due(context.instructions, stop)) if context.instructions else None
+    jobs = [*context.jobs, *([make_coverage_job(context.instructions)] if context.instructions else ())]
+    leases = ProcessLeases(context.records.shared, new_ulid(context.clock()))
+    working = asyncio.ensure_future(run_jobs(jobs, leases, stop)) if jobs else None
     try:
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
         # Live feeds never end by themselves and would use up the graceful shutdown time.
@@ -162,10 +161,11 @@ async def serve(
         await running
         if exporting is not None:
             await exporting
-        if measuring is not None:
+        if working is not None:
             stop.set()
-            await measuring
+            await working
     finally:
+        leases.close()
         stopping.cancel()
 
 

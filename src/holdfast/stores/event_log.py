@@ -13,6 +13,7 @@ from holdfast.errors import StoreError, UserError
 from holdfast.events.conversation_keys import iterate_conversation_keys
 from holdfast.events.log import Event, SessionRow
 from holdfast.events.payloads.calls import UNPRICED
+from holdfast.events.records import OpenNotifications
 from holdfast.ledger.analytics.queries import AnalyticsQueries, CostQueries
 from holdfast.ledger.analytics.results import RollUpCostQueries
 from holdfast.ledger.postings import affects_ledger
@@ -200,6 +201,13 @@ class DatabaseEventLog:
         if not is_storable_text(session_id):
             return 0
         return self._run_job(PruneJob(session_id, tuple(kept_types), before, Future()))
+
+    def make_notifications(self, direct_url: str | None = None) -> OpenNotifications | None:
+        """Notifications of new events, where the engine has them; `direct_url` leads to the database without a pooler.
+
+        Raises UserError for an address that cannot be parsed.
+        """
+        return None
 
     def list_prunable(self, kept_types: Sequence[str], *, before: float) -> tuple[tuple[str, int], ...]:
         """Sessions whose last event is older than `before`, with the number of events that pruning would delete."""

@@ -1,6 +1,6 @@
 """Maintenance of a database: which events outlive the retention period, and whether the tables equal the log."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec.structs import astuple
 
@@ -38,6 +38,16 @@ RETAINED_PAYLOADS: tuple[type[Payload], ...] = (
 )
 
 RETAINED_EVENT_TYPES = tuple(str(kind.__struct_config__.tag) for kind in RETAINED_PAYLOADS)
+
+
+def prune_content(log: DatabaseEventLog, *, before: float, may_continue: Callable[[], bool] = lambda: True) -> int:
+    """Removes the content of sessions without an event since `before`, session by session; returns how many events."""
+    removed = 0
+    for session_id, _ in log.list_prunable(RETAINED_EVENT_TYPES, before=before):
+        if not may_continue():
+            break
+        removed += log.prune(session_id, RETAINED_EVENT_TYPES, before=before)
+    return removed
 
 
 def find_differences(log: DatabaseEventLog, models: Models) -> Iterator[str]:

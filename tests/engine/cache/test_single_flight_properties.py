@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -214,6 +215,6 @@ async def test_without_single_flight_or_a_shared_prefix_no_request_waits() -> No
 
 
 @pytest.mark.parametrize("limits", [{"wait_seconds_max": -1}, {"wait_seconds_max": float("nan")}, {"keys_max": 0}])
-def test_invalid_limits_are_refused(limits: dict[str, int]) -> None:
+def test_invalid_limits_are_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="wait_seconds_max must be at least 0 and keys_max at least 1"):
         SingleFlight(**limits)

@@ -5,9 +5,17 @@ import hashlib
 import pytest
 from tests.support.instruction_service import AGENT, InstructionService
 
-from holdfast.instructions.coverage.schedule import SAMPLED_PROBE_PREFIX, calibrate_due_agents, redact_personal_text
+from holdfast.clock import ManualClock
+from holdfast.engine.leases import JOB_LEASE_SECONDS, ProcessLeases, run_job
+from holdfast.instructions.coverage.schedule import (
+    SAMPLED_PROBE_PREFIX,
+    calibrate_due_agents,
+    redact_personal_text,
+    run_due_coverage,
+)
 from holdfast.instructions.models import Probe
-from holdfast.service.server import LEASE, LEASE_MS, measure_under_lease
+from holdfast.service.server import make_coverage_job
+from holdfast.stores.memory import MemoryStore
 
 DAY_SECONDS = 86_400
 
@@ -75,32 +83,23 @@ def test_recall_without_reported_usage_becomes_no_probe(published_service: Instr
 def test_sample_is_discarded_if_another_replica_took_the_lease(published_service: InstructionService) -> None:
     records = published_service.library.records
     probe = Probe("real-1", AGENT, "claim a ticket", ("checkout-procedure",))
-    assert records.take_lease("calibrate:x", until=100, at=50)
+    assert records.save_sampled_probes((), lease="calibrate:x", until=100, at=50)
     assert not records.save_sampled_probes((probe,), lease="calibrate:x", until=110, at=60)
     assert records.probes(AGENT) == ()
     assert records.save_sampled_probes((probe,), lease="calibrate:x", until=210, at=101)
     assert records.probes(AGENT) == (probe,)
 
 
-def test_one_replica_measures_at_a_time_and_a_dead_one_keeps_its_lease_until_expiry(
+def test_one_replica_measures_at_a_time_and_the_job_of_a_dead_one_is_taken_over(
     published_service: InstructionService,
 ) -> None:
-    service, records = published_service, published_service.library.records
+    service, clock = published_service, ManualClock(1_000_000)
     service.clock.advance(2 * DAY_SECONDS)
-    now = service.library.now()
-    assert records.take_lease(LEASE, until=now + LEASE_MS, at=now)
-    assert measure_under_lease(service.library) == ()
-    service.clock.advance(LEASE_MS / 1000 + 1)
-    assert measure_under_lease(service.library) == (AGENT,)
-
-
-def test_released_lease_can_be_taken_at_once_but_not_one_held_by_another(
-    published_service: InstructionService,
-) -> None:
-    records = published_service.library.records
-    assert records.take_lease("a", until=100, at=50)
-    records.release_lease("a", until=99)
-    assert not records.take_lease("a", until=110, at=60)
-    records.release_lease("a", until=100)
-    assert records.take_lease("a", until=110, at=60)
-    assert records.take_lease("b", until=110, at=60)
+    work = MemoryStore(clock=clock).records.shared
+    dead, alive = ProcessLeases(work, "dead"), ProcessLeases(work, "alive")
+    assert dead.take("job coverage", seconds=JOB_LEASE_SECONDS)
+    job = make_coverage_job(service.library)
+    assert not run_job(alive, job)
+    clock.advance(JOB_LEASE_SECONDS + 1)
+    assert run_job(alive, job)
+    assert run_due_coverage(service.library) == ()

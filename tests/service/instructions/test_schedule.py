@@ -7,6 +7,7 @@ import pytest
 from tests.support.instruction_service import AGENT, UNITS, InstructionService
 
 from holdfast.clock import ManualClock
+from holdfast.engine.leases import ProcessLeases
 from holdfast.instructions.coverage.schedule import (
     DAY_MS,
     RECERT_LEAD_MS,
@@ -14,7 +15,8 @@ from holdfast.instructions.coverage.schedule import (
     calibrate_due_agents,
     run_due_coverage,
 )
-from holdfast.service.server import measure_when_due
+from holdfast.service.server import make_coverage_job, run_jobs
+from holdfast.stores.memory import MemoryStore
 
 DAY_SECONDS = 86_400
 
@@ -118,7 +120,8 @@ def test_stopping_service_finishes_the_current_agent_and_starts_no_other(publish
 
     async def measure() -> None:
         stop = asyncio.Event()
-        measuring = asyncio.ensure_future(measure_when_due(published_service.library, stop))
+        leases = ProcessLeases(MemoryStore().records.shared, "a")
+        measuring = asyncio.ensure_future(run_jobs([make_coverage_job(published_service.library)], leases, stop))
         for _ in range(5):
             await asyncio.sleep(0)
         stop.set()

@@ -40,10 +40,10 @@ def test_readers_and_writers_reconnect_after_the_server_hangs_up(emptied_postgre
 
 def test_a_change_beside_the_log_reconnects_too(emptied_postgres: str) -> None:
     with PostgresStore(emptied_postgres) as store:
-        assert store.instructions.take_lease("a", until=2, at=1)
+        assert store.instructions.consume_wake_token("a", expires_at=2, at=1)
         run(emptied_postgres, HANG_UP)
-        assert store.instructions.take_lease("b", until=2, at=1)
-        assert not store.instructions.take_lease("a", until=2, at=1)
+        assert store.instructions.consume_wake_token("b", expires_at=2, at=1)
+        assert not store.instructions.consume_wake_token("a", expires_at=2, at=1)
 
 
 def test_a_reader_does_not_get_one_dead_connection_after_another(emptied_postgres: str) -> None:

@@ -399,13 +399,13 @@ def test_readers_share_connections_and_few_remain_open(path: Path) -> None:
 def test_a_change_beside_the_log_goes_to_the_file_that_is_at_the_path_now(path: Path, tmp_path: Path) -> None:
     SqliteStore(tmp_path / "other.db").close()
     with SqliteStore(path) as store:
-        assert store.instructions.take_lease("a", until=2, at=1)
+        assert store.instructions.consume_wake_token("a", expires_at=2, at=1)
         for beside in ("-wal", "-shm"):
             os.unlink(f"{path}{beside}")
         os.replace(tmp_path / "other.db", path)
-        assert store.instructions.take_lease("b", until=2, at=1)
+        assert store.instructions.consume_wake_token("b", expires_at=2, at=1)
     with closing(sqlite3.connect(path)) as now:
-        assert now.execute("SELECT jti FROM instruction_wakes").fetchall() == [("lease:b",)]
+        assert now.execute("SELECT jti FROM instruction_wakes").fetchall() == [("b",)]
 
 
 def engine_of(path: Path) -> SqliteEngine:

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from holdfast.events.records import StoreRecords
     from holdfast.service.context import AppContext
     from holdfast.service.telemetry.exporter import TelemetryExporter
+    from holdfast.stores.open import Store
 
 PORT = 8787
+DAY_SECONDS = 86_400.0
 
 
 @click.command("serve")
 @host_option
 @port_option(PORT)
 @click.option("--db", metavar="URL", help="Store to serve instead of the configured one; created if missing.")
+@click.option("--db-direct", metavar="URL", help="The same database without a pooler, for notifications of new events.")
 @click.option("--require-keys", is_flag=True, help="Require a key even if none has been created yet.")
 @click.option("--simulated", is_flag=True, help="Include simulated sessions in the statistics.")
 @click.option(
@@ -82,6 +85,7 @@ def command(
     host: str,
     port: int,
     db: str | None,
+    db_direct: str | None,
     require_keys: bool,
     simulated: bool,
     allowed: tuple[str, ...],
@@ -131,6 +135,8 @@ def command(
         # With --simulate all sessions are simulated, so the statistics must include them.
         service.simulated = simulated or simulate
         _set_connection_limits(service)
+        _add_notifications(service, log, db_direct=db_direct)
+        _add_jobs(service, log)
         _add_sources(service, simulate=simulate, temporary=temporary)
         exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
         gateway_options = GatewayOptions(
@@ -166,6 +172,28 @@ def _set_connection_limits(service: "AppContext") -> None:
     config = load_config(os.environ)
     service.connections.proxies = TrustedProxies(config.trusted_proxies)
     service.connections.per_address_max = config.connections_per_address_max
+
+
+def _add_notifications(service: "AppContext", log: "Store", *, db_direct: str | None) -> None:
+    """On PostgreSQL the live feed is notified of new events; without a connection for that, it polls."""
+    service.hub.open_notifications = log.make_notifications(db_direct)
+    if db_direct is not None and service.hub.open_notifications is None:
+        raise UserError("--db-direct is for a PostgreSQL store behind a pooler; leave it out")
+
+
+def _add_jobs(service: "AppContext", log: "Store") -> None:
+    """What all replicas together do once a day."""
+    from holdfast.engine.leases import Job
+    from holdfast.runtime.config import load_config
+    from holdfast.stores.maintenance import prune_content
+
+    days = load_config(os.environ).retention_days
+    if days:
+
+        def prune(may_continue: "Callable[[], bool]") -> None:
+            prune_content(log, before=service.clock() - days * DAY_SECONDS, may_continue=may_continue)
+
+        service.jobs.append(Job("retention", DAY_SECONDS, prune))
 
 
 def _exporter(service: "AppContext", url: str, *, content: bool) -> "TelemetryExporter":

@@ -155,20 +155,13 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         )
         leases = ProcessLeases(service.records.shared, new_ulid(service.clock()))
         stack.callback(leases.close)
-        keep_alive = None
-        if options.keep_alive_usd is not None:
-            usd_per_day_max = Decimal(str(options.keep_alive_usd))
-            keep_alive = GatewayKeepAlive(
-                rewriter, clock=service.clock, usd_a_day_max=usd_per_day_max, on_ping=recorder.on_ping, leases=leases
-            )
-
         gateway = Gateway(
             routes,
             authenticator=authenticator,
             watcher=recorder,
             clock=service.clock,
             rewriter=rewriter,
-            keep_alive=keep_alive,
+            keep_alive=_make_keep_alive(service, options, rewriter, recorder=recorder, leases=leases),
             budgets=budgets,
             drain=options.drain,
             # Only a server is shared by gateways; in a file each look would wait for the recorder's writes.
@@ -177,6 +170,22 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         # Everything loaded so far lives as long as the process; excluding it makes garbage collection pauses shorter.
         gc.freeze()
         yield GatewayMount(gateway, routes)
+
+
+def _make_keep_alive(
+    service: AppContext,
+    options: GatewayOptions,
+    rewriter: ConversationRewriter,
+    *,
+    recorder: RecorderProcess,
+    leases: ProcessLeases,
+) -> GatewayKeepAlive | None:
+    if options.keep_alive_usd is None:
+        return None
+    usd_a_day_max = Decimal(str(options.keep_alive_usd))
+    return GatewayKeepAlive(
+        rewriter, clock=service.clock, usd_a_day_max=usd_a_day_max, on_ping=recorder.on_ping, leases=leases
+    )
 
 
 def _make_rewriter(service: AppContext, rules: Sequence[VolatileRule]) -> ConversationRewriter:

@@ -1,10 +1,13 @@
-"""Distributes new events of all processes to live listeners, with one store poll for all of them.
+"""Distributes new events of all processes to live listeners, with one reader of the store for all of them.
+
+It reads when the store notifies it, and otherwise from time to time.
 
 A slow listener costs no memory: it catches up from the store, up to a limit. Beyond the limit events are skipped, and
 the listener is notified.
 """
 
 import asyncio
+import functools
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
@@ -13,9 +16,16 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.errors import StoreError
-from holdfast.events.records import EventFeed, PositionedEvent
+from holdfast.events.records import EventFeed, FeedNotifications, OpenNotifications, PositionedEvent
 
 POLL_SECONDS = 0.2
+NOTIFIED_POLL_SECONDS = 5.0
+"""How often to read while the store notifies: a notification may be lost."""
+
+FOLLOW_UP_SECONDS = 0.1
+"""When to read once more after a notification: a writer does not notify of what it appends shortly after."""
+
+READ_SECONDS_MIN = 0.02
 
 # Proxies close idle connections, commonly after 30 to 60 seconds; a comment line keeps the feed open.
 QUIET_SECONDS_MAX = 15.0
@@ -41,7 +51,7 @@ FeedItem = PositionedEvent | SkippedEvents | NoEvents
 
 
 class EventHub:
-    """Polls the store only while there are listeners. All methods must be called from one event loop."""
+    """Reads the store only while there are listeners. All methods must be called from one event loop."""
 
     def __init__(
         self,
@@ -60,6 +70,10 @@ class EventHub:
         self._floor = 0  # All events after this position, up to the newest, are in the ring.
         self._newest: int | None = None
         self._gap: tuple[int, float] | None = None
+        self._is_at_gap = False
+        self.open_notifications: OpenNotifications | None = None
+        self._notifications: FeedNotifications | None = None
+        self._woken, self._follows_up = asyncio.Event(), False
         self.listener_count = 0
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -103,6 +117,9 @@ class EventHub:
                 self._newest = self._floor = newest
                 self._ring.clear()
                 self._failure = None
+                if self.open_notifications is not None:
+                    wake = functools.partial(_set_in, asyncio.get_running_loop(), self._woken)
+                    self._notifications = self.open_notifications(wake)
                 self._task = asyncio.ensure_future(self._poll())
         return self._newest or 0
 
@@ -132,17 +149,33 @@ class EventHub:
         try:
             while not self._closed:
                 if not await self._read_new():
-                    await asyncio.sleep(self._poll_seconds)
+                    await self._wait_for_events()
         except StoreError as error:
             self._failure = error
             self._notify()
+
+    async def _wait_for_events(self) -> None:
+        """Until the store notifies, or it is time to read without that."""
+        is_notified = self._notifications is not None and self._notifications.is_connected
+        seconds = self._poll_seconds
+        if is_notified and not self._is_at_gap:
+            seconds = FOLLOW_UP_SECONDS if self._follows_up else NOTIFIED_POLL_SECONDS
+        self._follows_up = False
+        await asyncio.sleep(READ_SECONDS_MIN)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._woken.wait()
+                self._woken.clear()
+                self._follows_up = True
 
     async def _read_new(self) -> bool:
         """Reads new events up to the first gap that another process may still fill; returns whether there were any."""
         before = self._newest or 0
         position = before
+        self._is_at_gap = False
         for positioned in await asyncio.to_thread(self._feed.events_after, before, limit=PAGE_EVENTS):
             if positioned.position != position + 1 and self._may_be_filled(position + 1):
+                self._is_at_gap = True
                 break
             if len(self._ring) == self._ring.maxlen:
                 self._floor = self._ring[0].position
@@ -164,6 +197,9 @@ class EventHub:
         news.set()
 
     async def _stop(self) -> None:
+        notifications, self._notifications = self._notifications, None
+        if notifications is not None:
+            notifications.close()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -174,3 +210,9 @@ class EventHub:
         self._closed = True
         self._notify()
         await self._stop()
+
+
+def _set_in(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
+    # RuntimeError: the event loop is closed, so nobody waits there any longer.
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(event.set)

@@ -264,13 +264,6 @@ class InstructionStore(OwnerTransfer):
     def consume_wake_token(self, jti: str, *, expires_at: int, at: int) -> bool:
         return self._changes.run_steps(self._wake(jti, expires_at, at))
 
-    def take_lease(self, name: str, *, until: int, at: int) -> bool:
-        return self._changes.run_steps(self._lease(name, until, at))
-
-    def release_lease(self, name: str, *, until: int) -> None:
-        delete = "DELETE FROM holdfast.instruction_wakes WHERE jti = ? AND expires_at = ?"
-        self._changes.run_steps([SqlStep(delete, (_lease_name(name), until))])
-
     def encoder(self) -> str | None:
         return self._setting("instruction_encoder")
 

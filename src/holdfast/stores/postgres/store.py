@@ -10,6 +10,7 @@ after a sequence number misses nothing.
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import msgspec
 import psycopg
@@ -18,9 +19,11 @@ from psycopg.errors import DeadlockDetected, InvalidParameterValue, Serializatio
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import StoreError
+from holdfast.events.records import OpenNotifications
 from holdfast.ledger.postings import LEDGER_VERSION
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.migrate import load_migrations
+from holdfast.stores.postgres.notifications import NOTIFY, NOTIFY_SECONDS_MIN, EventNotifications
 from holdfast.stores.postgres.server import (
     LOCK_SECONDS_MAX,
     STATEMENT_SECONDS_MAX,
@@ -90,6 +93,7 @@ class PostgresWriter(GroupWriter):
         self._server = server
         self._pauses_max = int(reconnect_seconds_max / _PAUSE_SECONDS)
         self._transaction_id = ""
+        self._notified_at = float("-inf")
         self._pending: _PendingCommit | None = None
         self._reset_outdated_tables()
 
@@ -125,6 +129,12 @@ class PostgresWriter(GroupWriter):
     def _commit(self, settles: Sequence[SettleJob]) -> None:
         self._pending = _PendingCommit(self._transaction_id, list(settles))
         super()._commit(settles)
+        now = time.monotonic()
+        if now - self._notified_at >= NOTIFY_SECONDS_MIN:
+            self._notified_at = now
+            # The commit has succeeded; a lost connection is noticed by the next one.
+            with suppress(psycopg.Error):
+                self._connection.execute(NOTIFY)
 
     def _insert_events(self, rows: Sequence[EventRow]) -> None:
         with self._connection.cursor() as cursor, cursor.copy(COPY_EVENTS) as copy:
@@ -215,6 +225,7 @@ class PostgresStore(DatabaseEventLog):
         server = PostgresServer(address, limits)
         reads = SqlReader(server, ConnectionPool(server.connect))
         self._read_only = read_only
+        self._address = address
         if read_only:
             connection.close()
             refusing = RefusingWriter(address.name)
@@ -227,6 +238,10 @@ class PostgresStore(DatabaseEventLog):
         )
         changes = SqlChanges(server, ConnectionPool(server.connect))
         super().__init__(server, reads, changes, writer=writer, event_bytes_max=event_bytes_max)
+
+    def make_notifications(self, direct_url: str | None = None) -> OpenNotifications:
+        address = self._address if direct_url is None else parse_address(direct_url)
+        return lambda on_events: EventNotifications(address, on_events)
 
     def roll_up_pending(self) -> None:
         if not self._read_only:
