@@ -9,6 +9,7 @@ HoldfastError
 ├── ProviderError      a provider refused, failed, or could not be reached
 ├── AbortedError       a known failure whose recovery recipe ends the work
 └── StoreError         the event log cannot be read or written
+    └── UnstorableEventError    one event cannot be stored as it is
 """
 
 from collections.abc import Mapping, Sequence
@@ -94,3 +95,11 @@ class AbortedError(HoldfastError):
 
 class StoreError(HoldfastError):
     """A store cannot be opened, read or written; nothing acknowledged was lost."""
+
+
+class UnstorableEventError(StoreError):
+    """No store takes this event as it is, so nothing of its append was written; the store works."""
+
+    def __init__(self, message: str, event_id: str) -> None:
+        super().__init__(message)
+        self.event_id = event_id

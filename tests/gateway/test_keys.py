@@ -36,7 +36,7 @@ REQUEST = {
 def request_with(
     gateway: ServedGateway, headers: Mapping[str, str], path: str = "/anthropic/v1/messages"
 ) -> tuple[int, dict[str, str], bytes]:
-    connection = http.client.HTTPConnection(urlsplit(gateway.url).netloc, timeout=10)
+    connection = http.client.HTTPConnection(urlsplit(gateway.url).netloc, timeout=30)
     try:
         connection.request("POST", path, body=json.dumps(REQUEST), headers=dict(headers))
         reply = connection.getresponse()

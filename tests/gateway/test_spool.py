@@ -28,8 +28,9 @@ from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmC
 from holdfast.gateway.exchange import Exchange, ExchangeEnd, GatewayCaller
 from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.recording.restore import RecordedCalls
+from holdfast.gateway.recording.shared_conversations import RecorderLease
 from holdfast.gateway.recording.spool import SpoolReader, SpoolWriter, find_abandoned_spools, open_spool
-from holdfast.gateway.recording.spool_recorder import SpoolPass
+from holdfast.gateway.recording.spool_recorder import SpoolPass, UnstorableExchangeError
 from holdfast.gateway.recording.worker_process import (
     EndMessage,
     RecorderProcess,
@@ -207,7 +208,9 @@ def make_messages(number: int, *, ends: bool = True, at: float = 1_000.0) -> lis
     return [msgspec.msgpack.encode(message) for message in messages]
 
 
-def make_recorder(log: EventLog, warnings: WarningLog, recorded: RecordedCalls) -> GatewayRecorder:
+def make_recorder(
+    log: EventLog, warnings: WarningLog, recorded: RecordedCalls, *, lease: RecorderLease | None = None
+) -> GatewayRecorder:
     return GatewayRecorder(
         log,
         models=shipped_models(),
@@ -215,6 +218,7 @@ def make_recorder(log: EventLog, warnings: WarningLog, recorded: RecordedCalls) 
         warnings=warnings,
         recorded=recorded,
         make_queue=SynchronousQueue,
+        lease=lease,
     )
 
 
@@ -297,6 +301,39 @@ def test_the_exchanges_of_a_backlog_share_their_appends(tmp_path: Path) -> None:
     assert len(count_calls(store)[1]) == 20
 
 
+class ReadingStore(MemoryStore):
+    def __init__(self) -> None:
+        super().__init__()
+        self.sessions_read: set[str] = set()
+
+    def read(self, session_id: str, *, after: str | None = None) -> Iterator[Event]:
+        self.sessions_read.add(session_id)
+        return super().read(session_id, after=after)
+
+
+def test_a_restarted_recorder_reads_only_the_sessions_that_its_spool_continues(tmp_path: Path) -> None:
+    """Not those of other replicas: while they are busy, every restart would take as long as they have sessions."""
+    store, clock = ReadingStore(), ManualClock(2_000.0)
+
+    def make_leased(log: EventLog, warnings: WarningLog, recorded: RecordedCalls) -> GatewayRecorder:
+        lease = RecorderLease(store.records.shared, "spool", clock)
+        return make_recorder(log, warnings, recorded, lease=lease)
+
+    frames = {"theirs": [make_messages(number) for number in range(20)], "ours": [make_messages(30), make_messages(31)]}
+    for name, messages in frames.items():
+        write_spool(tmp_path / name, [frame for pair in messages for frame in pair])
+        with open_spool(tmp_path / name) as reader:
+            SpoolPass(reader, store, make_leased, clock=clock).record_available()
+    store.sessions_read.clear()
+    with open_spool(tmp_path / "ours") as reader:
+        current = SpoolPass(reader, store, make_leased, clock=clock)
+        current.record_available()
+        current.finish()
+        assert reader.checkpoint == reader.position
+    assert len(store.sessions_read) == 2
+    assert len(count_calls(store)[0]) == 22
+
+
 @pytest.mark.parametrize("end", ["cancelled", "cut", "stopped", "unreachable"])
 def test_a_call_that_was_interrupted_before_its_usage_came_is_estimated(tmp_path: Path, end: ExchangeEnd) -> None:
     """The provider has its request, and charges for it; a request that never reached it is free."""
@@ -324,6 +361,39 @@ def test_a_failing_store_ends_the_pass_and_the_next_one_continues(tmp_path: Path
         working.record_available()
         working.finish()
     assert count_calls(store)[1] == ["msg_0", "msg_1"]
+
+
+@pytest.mark.parametrize("part", ["request", "response"])
+def test_an_exchange_that_cannot_be_stored_is_recorded_as_unreadable_and_holds_up_no_other(
+    tmp_path: Path, part: str
+) -> None:
+    """Here because one of its events is larger than the store takes."""
+    frames = [frame for number in range(3) for frame in make_messages(number)]
+    request, ended = (msgspec.msgpack.decode(frame, type=RequestMessage | EndMessage) for frame in frames[2:4])
+    messages = [{"role": "user", "content": f"Question {number}"} for number in range(300)]
+    if part == "request":
+        body = msgspec.json.encode({"model": "claude-sonnet-5-5", "max_tokens": 9, "messages": messages})
+        frames[2] = msgspec.msgpack.encode(msgspec.structs.replace(request, body=body, size_bytes=len(body)))
+    else:
+        body = msgspec.json.encode({**REPLY, "id": "msg" * 4_000})
+        frames[3] = msgspec.msgpack.encode(msgspec.structs.replace(ended, body=body, size_bytes=len(body)))
+    write_spool(tmp_path / "spool", frames)
+    store, unstorable = MemoryStore(event_bytes_max=8_000), set[str]()
+    with open_spool(tmp_path / "spool") as reader:
+        with pytest.raises(UnstorableExchangeError):
+            SpoolPass(
+                reader, store, make_recorder, clock=ManualClock(2_000.0), unstorable=unstorable
+            ).record_available()
+        current = SpoolPass(reader, store, make_recorder, clock=ManualClock(2_000.0), unstorable=unstorable)
+        current.record_available()
+        current.finish()
+        assert current.lost == 0
+        assert reader.checkpoint == reader.position
+    begun, completed, failed = count_calls(store)
+    assert (begun, completed, failed) == (["exchange-0", "exchange-1", "exchange-2"], ["msg_0", "msg_2"], 1)
+    payloads = [event.payload for row in store.sessions() for event in store.read(row.id)]
+    (failure,) = [payload for payload in payloads if isinstance(payload, LlmCallFailed)]
+    assert (failure.error_class, failure.request_id) == ("unreadable", "exchange-1")
 
 
 def test_an_exchange_that_ends_every_recorder_is_given_up_and_counted(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from datetime import date
 from functools import cache
 from http.client import HTTPException
 from pathlib import Path
@@ -25,6 +26,7 @@ import psycopg
 from psycopg import sql
 from tests.support.cut_connection import CuttableProxy
 
+from holdfast.catalog.lookup import utc_date
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from holdfast.gateway.recording.restore import iterate_spending
 from holdfast.service.auth.keys import NewKey, make_key
@@ -35,6 +37,7 @@ from holdfast.testing.server_thread import serve_provider
 CLIENTS = 6
 DRAIN_SECONDS_MAX = 90.0
 OUTAGE_SECONDS = 3.0
+KILLS_A_ROUND = JUMPS_A_ROUND = 4
 _SYSTEM = "You read before you write, and you say what you did. " * 120
 BUDGET_USD = 0.05
 READER = 99
@@ -47,7 +50,9 @@ class FaultOutcome(msgspec.Struct, frozen=True):
     """Calls by what became of them. `answered` is what clients received whole."""
 
     fault: str
-    rounds: int
+    injected: int
+    """How often the fault was injected."""
+
     answered: int
     recorded: int
     interrupted: int
@@ -60,11 +65,11 @@ class FaultOutcome(msgspec.Struct, frozen=True):
 
 def format_outcomes(outcomes: Iterable[FaultOutcome]) -> str:
     """The table of `docs/reliability.md`."""
-    names = ["fault", "rounds", "answered", "recorded", "interrupted", "lost", "double-counted", "overshoot (calls)"]
+    names = ["fault", "times", "answered", "recorded", "interrupted", "lost", "double-counted", "overshoot (calls)"]
     rows = [
         (
             row.fault,
-            row.rounds,
+            row.injected,
             row.answered,
             row.recorded,
             row.interrupted,
@@ -92,6 +97,7 @@ class RunningGateway:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
+            env={**os.environ, "PYTHONPATH": f"{spool.parent}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
         )
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
@@ -181,31 +187,50 @@ def _find_id(received: str, *, is_streamed: bool) -> str:
     return str(json.loads(first.removeprefix("data: "))["message"]["id"])
 
 
-InjectFault = Callable[[RunningGateway, random.Random], None]
+InjectFault = Callable[[RunningGateway, random.Random], int]
+"""Injects a fault once or several times, and returns how often."""
 
 
-def kill_gateway(gateway: RunningGateway, chance: random.Random) -> None:
+def kill_gateway(gateway: RunningGateway, chance: random.Random) -> int:
     time.sleep(chance.uniform(0.2, 1.5))
     gateway.kill()
+    return 1
 
 
-def kill_gateway_and_recorder(gateway: RunningGateway, chance: random.Random) -> None:
+def kill_gateway_and_recorder(gateway: RunningGateway, chance: random.Random) -> int:
     time.sleep(chance.uniform(0.2, 1.5))
     recorder = gateway.find_recorder()
     gateway.kill()
     with suppress(ProcessLookupError):
         os.kill(recorder, 9)
+    return 1
 
 
-def kill_recorder(gateway: RunningGateway, chance: random.Random) -> None:
-    for _ in range(2):
-        time.sleep(chance.uniform(0.2, 1.0))
+def kill_recorder(gateway: RunningGateway, chance: random.Random) -> int:
+    """Also while it starts, and while it reads what the one before it has left."""
+    killed: set[int] = set()
+    while len(killed) < KILLS_A_ROUND:
+        time.sleep(chance.uniform(0.05, 1.0))
         with suppress(ProcessLookupError):
-            os.kill(gateway.find_recorder(), 9)
+            recorder = gateway.find_recorder()
+            os.kill(recorder, 9)
+            killed.add(recorder)
     time.sleep(chance.uniform(0.2, 1.0))
+    return len(killed)
 
 
-def fill_disk(gateway: RunningGateway, chance: random.Random) -> None:
+def fill_spool_disk(gateway: RunningGateway, chance: random.Random) -> int:
+    """The gateway cannot make a file longer for some time; what it cannot spool waits in its memory."""
+    time.sleep(chance.uniform(0.0, 0.5))
+    _, hard = resource.prlimit(gateway.process.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(gateway.process.pid, resource.RLIMIT_FSIZE, (0, hard))
+    time.sleep(chance.uniform(0.5, OUTAGE_SECONDS))
+    resource.prlimit(gateway.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
+    time.sleep(chance.uniform(0.5, 1.5))
+    return 1
+
+
+def fill_disk(gateway: RunningGateway, chance: random.Random) -> int:
     """The recorder cannot make a file longer for some time, as on a full disk."""
     while not gateway.has_recorded():
         time.sleep(0.05)
@@ -220,18 +245,20 @@ def fill_disk(gateway: RunningGateway, chance: random.Random) -> None:
     with suppress(ProcessLookupError):
         resource.prlimit(recorder, resource.RLIMIT_FSIZE, (hard, hard))
     time.sleep(chance.uniform(0.2, 1.0))
+    return 1
 
 
 def make_outage(proxy: CuttableProxy) -> InjectFault:
     """The database server is gone for some time."""
 
-    def cut_off(gateway: RunningGateway, chance: random.Random) -> None:
+    def cut_off(gateway: RunningGateway, chance: random.Random) -> int:
         time.sleep(chance.uniform(0.5, 1.0))
         proxy.dead = True
         proxy.hang_up()
         time.sleep(OUTAGE_SECONDS)
         proxy.dead = False
         time.sleep(chance.uniform(0.2, 1.0))
+        return 1
 
     return cut_off
 
@@ -239,13 +266,16 @@ def make_outage(proxy: CuttableProxy) -> InjectFault:
 def make_cut_commits(proxy: CuttableProxy) -> InjectFault:
     """Connections end at their COMMIT, before or after it took effect."""
 
-    def cut(gateway: RunningGateway, chance: random.Random) -> None:
-        for _ in range(4):
-            time.sleep(chance.uniform(0.1, 0.4))
+    def cut(gateway: RunningGateway, chance: random.Random) -> int:
+        deadline = time.monotonic() + DRAIN_SECONDS_MAX
+        for _ in range(KILLS_A_ROUND):
+            time.sleep(chance.uniform(0.0, 0.4))
             proxy.cut = chance.choice(("before", "after"))
-        time.sleep(chance.uniform(0.1, 0.4))
-        # Otherwise it would meet the next gateway as it opens the store, which then does not start.
-        proxy.cut = None
+            # A cut that is left over would meet the next gateway as it opens the store, which then does not start.
+            while proxy.cut is not None:
+                assert time.monotonic() < deadline, "nothing is committed"
+                time.sleep(0.01)
+        return KILLS_A_ROUND
 
     return cut
 
@@ -265,12 +295,13 @@ def make_read_only(url: str) -> InjectFault:
                 "WHERE datname = current_database() AND pid <> pg_backend_pid()"
             )
 
-    def refuse_changes(gateway: RunningGateway, chance: random.Random) -> None:
+    def refuse_changes(gateway: RunningGateway, chance: random.Random) -> int:
         time.sleep(chance.uniform(0.2, 1.0))
         set_read_only(on=True)
         time.sleep(OUTAGE_SECONDS)
         set_read_only(on=False)
         time.sleep(chance.uniform(0.2, 1.0))
+        return 1
 
     return refuse_changes
 
@@ -278,15 +309,66 @@ def make_read_only(url: str) -> InjectFault:
 def make_slow(proxy: CuttableProxy) -> InjectFault:
     """Every packet to the database takes a tenth of a second."""
 
-    def delay(gateway: RunningGateway, chance: random.Random) -> None:
+    def delay(gateway: RunningGateway, chance: random.Random) -> int:
         proxy.delay_seconds = 0.1
         time.sleep(chance.uniform(1.0, OUTAGE_SECONDS))
         proxy.delay_seconds = 0.0
+        return 1
 
     return delay
 
 
-def kill_second_gateway(gateway: RunningGateway, chance: random.Random) -> None:
+def make_crash(url: str) -> InjectFault:
+    """A process of the server is killed, so the server ends all others, recovers from its log, and accepts again."""
+
+    def crash(gateway: RunningGateway, chance: random.Random) -> int:
+        time.sleep(chance.uniform(0.2, 1.0))
+        query = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        with psycopg.connect(url) as connection:
+            pids = [pid for (pid,) in connection.execute(query)]
+        with suppress(ProcessLookupError):
+            os.kill(chance.choice(pids), 9)
+        deadline = time.monotonic() + DRAIN_SECONDS_MAX
+        while True:
+            try:
+                psycopg.connect(url).close()
+                break
+            except psycopg.OperationalError:
+                assert time.monotonic() < deadline, "the server does not recover"
+                time.sleep(0.05)
+        time.sleep(chance.uniform(0.5, 1.5))
+        return 1
+
+    return crash
+
+
+_CLOCK = """
+import pathlib, time
+real_time, offset = time.time, pathlib.Path(__file__).with_name("clock-offset")
+time.time = lambda: real_time() + float(offset.read_text())
+"""
+
+
+def install_clock(folder: Path) -> None:
+    """Processes that find this folder in PYTHONPATH have a clock that `jump_clock` sets."""
+    (folder / "clock-offset").write_text("0")
+    (folder / "sitecustomize.py").write_text(_CLOCK)
+
+
+def jump_clock(gateway: RunningGateway, chance: random.Random) -> int:
+    """The clock is set forth and back by up to two hours, once with a recorder that has to start after it."""
+    offset = gateway.spool.with_name("clock-offset")
+    for _ in range(JUMPS_A_ROUND):
+        time.sleep(chance.uniform(0.2, 0.8))
+        changed = offset.with_suffix(".new")
+        changed.write_text(str(chance.uniform(-7200.0, 7200.0)))
+        changed.replace(offset)
+    os.kill(gateway.find_recorder(), 9)
+    time.sleep(chance.uniform(0.2, 1.0))
+    return JUMPS_A_ROUND
+
+
+def kill_second_gateway(gateway: RunningGateway, chance: random.Random) -> int:
     """Two gateways share a store and its budgets; one of them is killed with its recorder."""
     second = RunningGateway(gateway.upstream, gateway.db, gateway.spool)
     clients = Clients(second.url)
@@ -297,6 +379,7 @@ def kill_second_gateway(gateway: RunningGateway, chance: random.Random) -> None:
         clients.stop()
         second.stop()
     gateway.answered_by_others += clients.answered
+    return 1
 
 
 @cache
@@ -333,7 +416,7 @@ def run_fault(
 
     `direct_db` is the address at which the store is read, if `db` leads through a proxy.
     """
-    chance, answered, spool = random.Random(seed), Counter[str](), folder / "spool"
+    chance, answered, spool, injected = random.Random(seed), Counter[str](), folder / "spool", 0
     _grant_keys(direct_db or db, folder)
     with _upstream() as upstream:
         for _ in range(rounds):
@@ -341,7 +424,7 @@ def run_fault(
             clients = Clients(gateway.url)
             try:
                 clients.wait_for_answers(CLIENTS)
-                fault(gateway, chance)
+                injected += fault(gateway, chance)
             finally:
                 clients.stop()
                 gateway.stop()
@@ -351,18 +434,22 @@ def run_fault(
             _wait_until_drained(spool)
         finally:
             last.stop()
-    return _compare(name, rounds, answered, direct_db or db)
+    return _compare(name, injected, answered, direct_db or db)
 
 
 def _wait_until_drained(spool: Path) -> None:
-    """Until only the spool of the running gateway is left."""
-    deadline = time.monotonic() + DRAIN_SECONDS_MAX
+    """Until only the spool of the running gateway is left; on a busy machine it takes a while, but it goes on."""
+    deadline, seen = time.monotonic() + DRAIN_SECONDS_MAX, ""
     while len(list(spool.iterdir())) > 1:
+        with suppress(FileNotFoundError):
+            files = sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in spool.rglob("*"))
+            if str(files) != seen:
+                deadline, seen = time.monotonic() + DRAIN_SECONDS_MAX, str(files)
         assert time.monotonic() < deadline, "the spools that were left behind are not recorded"
         time.sleep(0.05)
 
 
-def _compare(name: str, rounds: int, answered: Counter[str], db: str) -> FaultOutcome:
+def _compare(name: str, injected: int, answered: Counter[str], db: str) -> FaultOutcome:
     recorded: Counter[str] = Counter()
     begun: Counter[str] = Counter()
     ended: Counter[str] = Counter()
@@ -382,13 +469,13 @@ def _compare(name: str, rounds: int, answered: Counter[str], db: str) -> FaultOu
                     case _:
                         pass
         spending = [call for call in iterate_spending(store) if call.key_id != _make_key(1).row.id]
-    costs_by_key = [
-        [call.dollars for call in spending if call.key_id == id] for id in {call.key_id for call in spending}
-    ]
-    overshoot = max(map(_count_overshoot, costs_by_key), default=0)
+    costs: dict[tuple[str | None, date], list[float]] = {}
+    for call in spending:
+        costs.setdefault((call.key_id, utc_date(call.at)), []).append(call.dollars)
+    overshoot = max(map(_count_overshoot, costs.values()), default=0)
     return FaultOutcome(
         fault=name,
-        rounds=rounds,
+        injected=injected,
         answered=len(answered),
         recorded=len(recorded),
         interrupted=interrupted,

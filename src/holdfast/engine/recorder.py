@@ -189,6 +189,7 @@ class CallRecorder:
                     unreadable=prepared.unreadable or msgspec.UNSET,
                 ),
                 LlmCallStarted(prepared.model, prepared.provider, prepared.tokens, call.request_id),
+                request_id=call.request_id,
             )
             self._digests = prepared.digests
             self._open.add(call.request_id)
@@ -281,7 +282,7 @@ class CallRecorder:
             self._write(pinged)
         return cost
 
-    def record_prewarm(self, prepared: ObservedRequest, usage: Usage, *, reason: str, at: float) -> Decimal:
+    def record_prewarm(self, prepared: ObservedRequest, usage: Usage, *, at: float, request_id: str = "") -> Decimal:
         """Record a request for no output that a client sent ahead of a call; returns its cost."""
         call = ObservedCall("", prepared, at)
         usage, cost = bill_usage(call, usage), self.cost_of(call, bill_usage(call, usage))
@@ -292,12 +293,12 @@ class CallRecorder:
             usage=usage,
             cost_usd=cost,
             pricing_version=UNPRICED if prepared.row is None else self._pricing_version,
-            reason=reason,
+            reason="a warm-up of the client",
             sent_at=at,
             prefix_tokens=usage.tokens_sent,
         )
         with self._lock, self._warnings.suppress_errors(_NOT_RECORDED):
-            self._write(prewarmed)
+            self._write(prewarmed, request_id=request_id)
         return cost
 
     def record_learned(self, scope: LearningScope, *, evidence_only: bool = False) -> None:
@@ -318,8 +319,12 @@ class CallRecorder:
                 self._open.discard(call.request_id)
                 self._write(payload)
 
-    def _write(self, *payloads: AnyPayload) -> None:
-        """Append events without waiting, so that no event loop is blocked: a store writes in order, and reads wait."""
+    def _write(self, *payloads: AnyPayload, request_id: str = "") -> None:
+        """Append events without waiting, so that no event loop is blocked: a store writes in order, and reads wait.
+
+        The last one has the id of the request if it begins one: so the store can tell by an id which it has, and
+        refuses to have one twice.
+        """
         at = self._clock()
         events: list[Event] = []
         parent = self._last_event_id
@@ -327,7 +332,8 @@ class CallRecorder:
             model = next(first.model for first in payloads if isinstance(first, LlmCallStarted | CachePinged))
             payloads = (self._session_started(model), *payloads)
         for payload in payloads:
-            event = Event(self._new_id(at), at, self.session_id, "agent", payload, None, parent)
+            id = request_id if request_id and payload is payloads[-1] else self._new_id(at)
+            event = Event(id, at, self.session_id, "agent", payload, None, parent)
             events.append(event)
             self.memory.add(at, payload)
             parent = event.id

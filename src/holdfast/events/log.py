@@ -78,6 +78,9 @@ class EventLog(Protocol):
     def sessions(self, *, limit: int | None = None) -> tuple[SessionRow, ...]:
         """The most recently active first."""
 
+    def find_sessions(self, event_ids: Sequence[str]) -> frozenset[str]:
+        """The sessions that have one of these events."""
+
     def learned_events(self, *, limit: int) -> tuple[Event, ...]:
         """The newest `cache.learned` events of all sessions, oldest first; unreadable ones are skipped."""
 

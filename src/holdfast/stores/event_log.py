@@ -37,6 +37,7 @@ from holdfast.stores.sql.events import (
     TOTALS,
     Cell,
     as_int,
+    build_events_query,
     build_prunable_query,
     damaged_sessions_error,
     decode_event_row,
@@ -180,6 +181,13 @@ class DatabaseEventLog:
             raise UserError(f"the limit cannot be {limit}: use 0 or more, or none")
         rows_max = _ROWS_MAX if limit is None else min(limit, _ROWS_MAX)
         return tuple(map(decode_session_row, self._fetch(SESSIONS_NEWEST_FIRST, (rows_max,))))
+
+    def find_sessions(self, event_ids: Sequence[str]) -> frozenset[str]:
+        ids = sorted({id for id in event_ids if is_storable_text(id)})
+        pages = (ids[start : start + SESSIONS_AT_ONCE] for start in range(0, len(ids), SESSIONS_AT_ONCE))
+        return frozenset(
+            str(session_id) for page in pages for (session_id,) in self._fetch(build_events_query(len(page)), page)
+        )
 
     def learned_events(self, *, limit: int) -> tuple[Event, ...]:
         events = []

@@ -20,7 +20,7 @@ from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.recording.restore import RecordedCalls
 from holdfast.gateway.recording.shared_conversations import RecorderLease
 from holdfast.gateway.recording.spool import SpoolReader, find_abandoned_spools, open_spool
-from holdfast.gateway.recording.spool_recorder import SpoolPass
+from holdfast.gateway.recording.spool_recorder import SpoolPass, UnstorableExchangeError
 from holdfast.gateway.recording.worker_process import (
     ControlMessage,
     RecorderSetup,
@@ -73,6 +73,7 @@ class _Recording:
         self._new_id = UlidGenerator(BufferedRandomBytes())
         self._failed_starts = setup.failed_starts
         self._recorded = self._lost = 0
+        self._unstorable: set[str] = set()
         self._status = StatusMessage()
         self._is_gateway_alive = True
         self._own_spool = Path(setup.spool)
@@ -107,6 +108,8 @@ class _Recording:
                         reader.close(delete=True)
                         lease.release()
                 return is_ended
+            except UnstorableExchangeError:
+                continue
             except HoldfastError as error:
                 self._report(f"the store cannot be written: {error}", reader)
             except OSError as error:
@@ -122,7 +125,7 @@ class _Recording:
         self, reader: SpoolReader, log: EventLog, records: StoreRecords, *, lease: RecorderLease, is_own: bool
     ) -> bool:
         make_recorder = functools.partial(self._make_recorder, records=records, lease=lease)
-        current = SpoolPass(reader, log, make_recorder, clock=system_clock)
+        current = SpoolPass(reader, log, make_recorder, clock=system_clock, unstorable=self._unstorable)
         recorded, lost = self._recorded, self._lost
         if self._failed_starts >= FAILED_STARTS_MAX:
             current.skip_first()

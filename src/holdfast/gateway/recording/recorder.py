@@ -45,10 +45,10 @@ from holdfast.gateway.recording.fingerprint import (
     short_digest,
 )
 from holdfast.gateway.recording.restore import (
-    RESTORED_SESSIONS_MAX,
     RecordedCall,
     RecordedCalls,
     count_unpriced_tokens,
+    read_conversations,
     restore_conversations,
 )
 from holdfast.gateway.recording.rewrite_estimate import ComparedCall, RewriteEstimator, encode_shape
@@ -74,6 +74,7 @@ BUSY_QUEUE_LENGTH = 64
 
 _PROMPT_UNKNOWN = "previous_response_id: the prompt of that response is not known, only what was sent after it"
 _UNREADABLE = "a response could not be decoded; its usage is unknown"
+_UNSTORABLE = "a call has an event that cannot be stored; only its size is recorded"
 
 OnSpent = Callable[[CallCharge], None]
 """Called with the charge of each call made with a gateway key that has a budget."""
@@ -185,8 +186,11 @@ class GatewayRecorder:
 
     def _restore(self) -> None:
         """Conversations of earlier processes continue under their old session ids."""
-        active_count = len(self._recorded.last_events)
-        for conversation in restore_conversations(self._log, sessions_max=max(RESTORED_SESSIONS_MAX, active_count)):
+        conversations = restore_conversations(self._log)
+        if self.shared is not None:
+            # Others, those of other replicas among them, are read from the log when they continue.
+            conversations = read_conversations(self._log, sorted(self._recorded.last_events))
+        for conversation in conversations:
             key, recorder = self._conversations.add_recorded(conversation)
             if self.shared is not None:
                 self.shared.remember(recorder.session_id, key)
@@ -203,6 +207,8 @@ class GatewayRecorder:
         if exchange.id in self._recorded.calls:
             exchange.free_request()
             self._resume(exchange, self._recorded.calls[exchange.id])
+        elif exchange.id in self._recorded.unstorable:
+            self._begin_in_endpoint(exchange, UNKNOWN_MODEL, kind="unreadable", unreadable=(_UNSTORABLE,))
         elif exchange.websocket_call is None or not exchange.websocket_call.is_warm_up:
             self._begin_any(exchange)
 
@@ -214,9 +220,8 @@ class GatewayRecorder:
             spent = float(recorded.outcome.cost_usd) + unpriced * self._unpriced_usd_per_mtok / 1_000_000
             self._charge(exchange, exchange.id, recorded.started_at, spent, output_tokens=usage.output)
             return
-        restored = self._restored_calls.get(exchange.id)
+        restored, session_id = self._restored_calls.get(exchange.id), recorded.session_id
         if restored is None:
-            session_id = recorded.session_id
             if session_id not in self._resumed_endpoints:
                 resumed = ResumedSession(session_id, (), self._recorded.last_events[session_id])
                 self._resumed_endpoints[session_id] = self._recorder(SessionStarted, resumed)
@@ -229,8 +234,7 @@ class GatewayRecorder:
         resumed = ObservedCall(exchange.id, prepared, call.started_at)
         if call.outcome is None:
             recorder.resume_call(resumed)
-        adapter = get_adapter(exchange.target.format)
-        return _ActiveCall(restored.key, adapter, recorder, resumed)
+        return _ActiveCall(restored.key, get_adapter(exchange.target.format), recorder, resumed)
 
     def _begin_any(self, exchange: Exchange, *, since: float | None = None) -> None:
         """Whatever error of ours a request runs into, it was sent and costs money: then only its size is recorded.
@@ -250,14 +254,14 @@ class GatewayRecorder:
         except Exception as error:  # noqa: BLE001 - see above
             reason = f"a request could not be analyzed: {type(error).__name__}"
             self._warnings.warn_once(reason)
-            self._begin_in_endpoint(exchange, UNKNOWN_MODEL, kind="unreadable", unreadable=(reason,))
+            if exchange.record is None:
+                self._begin_in_endpoint(exchange, UNKNOWN_MODEL, kind="unreadable", unreadable=(reason,))
 
     def _begin_call(self, exchange: Exchange, since: float | None, on_error: ExitStack) -> None:
         target, websocket_call = exchange.target, exchange.websocket_call
         adapter = get_adapter(target.format)
         decoded = decode_exchange_request(adapter, exchange, self._conversations.starts)
-        body, request = decoded.body, decoded.request
-        original = exchange.original_body
+        body, request, original = decoded.body, decoded.request, exchange.original_body
         description = describe_request(
             request.wire,
             decoded.decoded_body,
@@ -315,9 +319,9 @@ class GatewayRecorder:
             unreadable=request.unreadable or msgspec.UNSET,
         )
         self._record_continued_warm_up(exchange, observer.recorder)
-        call = observer.recorder.begin_call(prepared, *exchange.control_changes, forwarded, request_id=exchange.id)
         exchange.session_id = observer.recorder.session_id
         self._on_session(exchange.session_id)
+        call = observer.recorder.begin_call(prepared, *exchange.control_changes, forwarded, request_id=exchange.id)
         if call is not None:
             on_error.pop_all()
             exchange.record = _ActiveCall(match.key, adapter, observer.recorder, call, compared)
@@ -408,11 +412,16 @@ class GatewayRecorder:
         self._now = exchange.ended_at
         reply: ReplyFingerprint | None = None
         try:
-            reply = self._record_outcome(exchange, active)
+            if exchange.id in self._recorded.unstorable:
+                self._record_unreadable_outcome(exchange, active, _UNSTORABLE)
+            else:
+                reply = self._record_outcome(exchange, active)
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, the call was made and costs money
-            self._record_unreadable_outcome(exchange, active, error)
+            self._record_unreadable_outcome(
+                exchange, active, f"a response could not be analyzed: {type(error).__name__}"
+            )
         finally:
             exchange.free_response()
             self._learned.end_call(active.recorder)
@@ -425,8 +434,8 @@ class GatewayRecorder:
     @property
     def pending_ids(self) -> frozenset[str]:
         """Exchanges that are not recorded yet: those that wait, and warm-ups that no request has continued."""
-        waiting = self.shared.waiting_ids if self.shared is not None else frozenset[str]()
-        return waiting.union(warm_up.exchange.id for warm_up in self._warm_ups.values())
+        waiting = self.shared.waiting_ids if self.shared is not None else ()
+        return frozenset(waiting).union(warm_up.exchange.id for warm_up in self._warm_ups.values())
 
     def record_waiting(self) -> None:
         """Records the exchanges that have waited for another replica and need not any more."""
@@ -470,9 +479,7 @@ class GatewayRecorder:
             return
         row = recorder.find_catalog_row(warm_up.model)
         prepared = observe_without_prompt(exchange.target.provider, warm_up.model, row, exchange.request_bytes)
-        cost = recorder.record_prewarm(
-            prepared, warm_up.usage, reason="a warm-up of the client", at=exchange.started_at
-        )
+        cost = recorder.record_prewarm(prepared, warm_up.usage, at=exchange.started_at, request_id=exchange.id)
         self._charge(exchange, exchange.id, exchange.started_at, float(cost))
 
     def _record_ping(self, exchange: Exchange, ping: GatewayPing, response: bytes, at: float) -> None:
@@ -526,9 +533,8 @@ class GatewayRecorder:
         self._charge(exchange, exchange.id, call.started_at, spent, output_tokens=usage.output)
         return described
 
-    def _record_unreadable_outcome(self, exchange: Exchange, active: _ActiveCall, error: Exception) -> None:
+    def _record_unreadable_outcome(self, exchange: Exchange, active: _ActiveCall, reason: str) -> None:
         """Has no effect on a call whose outcome is recorded."""
-        reason = f"a response could not be analyzed: {type(error).__name__}"
         self._warnings.warn_once(reason)
         usage = estimate_usage(exchange, None, active.call.prepared) if exchange.status in (0, 200) else Usage()
         active.recorder.fail_call(active.call, "unreadable", reason, estimated_usage=usage)

@@ -1,6 +1,6 @@
 """Restores forwarded conversations and today's spending from the log, so that a restart continues both."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from datetime import date
 
@@ -71,12 +71,13 @@ class RecordedCall(msgspec.Struct, frozen=True):
 class RecordedCalls(msgspec.Struct, frozen=True):
     """What the log has of exchanges that may be read again: calls by request id, pings by the time they were sent.
 
-    `last_events` are by session.
+    `last_events` are by session. `unstorable` are exchanges whose events no store takes: only their size is recorded.
     """
 
     calls: dict[str, RecordedCall] = {}
     pings: frozenset[float] = frozenset()
     last_events: dict[str, str] = {}
+    unstorable: frozenset[str] = frozenset()
 
 
 class RecordedConversation(msgspec.Struct, frozen=True):
@@ -121,15 +122,15 @@ class CallSpending(msgspec.Struct, frozen=True):
     ended_at: float = 0.0
 
 
-def find_recorded_calls(log: EventLog, since: float) -> RecordedCalls:
-    """Calls and pings of the sessions that had an event after `since`, or shortly before."""
+def find_recorded_calls(log: EventLog, exchange_ids: Sequence[str]) -> RecordedCalls:
+    """Calls and pings of the sessions in which any of these exchanges is recorded."""
     calls: dict[str, RecordedCall] = {}
     pings: set[float] = set()
     last_events: dict[str, str] = {}
-    for row in list_active_sessions(log, since):
-        fold = _CallFold(row.id)
-        for event in log.read(row.id):
-            last_events[row.id] = event.id
+    for session_id in sorted(log.find_sessions(exchange_ids)):
+        fold = _CallFold(session_id)
+        for event in log.read(session_id):
+            last_events[session_id] = event.id
             fold.add(event)
             if isinstance(event.payload, CachePinged):
                 pings.add(event.payload.sent_at or event.at)
@@ -245,11 +246,9 @@ class ConversationFold:
         )
 
 
-def restore_conversations(
-    log: EventLog, *, sessions_max: int = RESTORED_SESSIONS_MAX
-) -> Iterator[RecordedConversation]:
+def restore_conversations(log: EventLog) -> Iterator[RecordedConversation]:
     """The newest forwarded conversations of a log, by start time; other sessions are read only up to their opening."""
-    for row in sorted(log.sessions(limit=sessions_max), key=lambda row: (row.started_at, row.id)):
+    for row in sorted(log.sessions(limit=RESTORED_SESSIONS_MAX), key=lambda row: (row.started_at, row.id)):
         events = log.read(row.id)
         opening = [event for _, event in zip(range(OPENING_EVENTS), events, strict=False)]
         if any(isinstance(event.payload, GatewayForwarded) for event in opening):
@@ -261,6 +260,12 @@ def restore_conversations(
 def read_conversation(log: EventLog, session_id: str) -> RecordedConversation | None:
     """One forwarded conversation; None if it is no longer on the log."""
     return fold_conversation(session_id, log.read(session_id))
+
+
+def read_conversations(log: EventLog, session_ids: Iterable[str]) -> Iterator[RecordedConversation]:
+    """The forwarded conversations among some sessions."""
+    conversations = (read_conversation(log, session_id) for session_id in session_ids)
+    return (conversation for conversation in conversations if conversation is not None)
 
 
 def fold_conversation(session_id: str, events: Iterable[Event]) -> RecordedConversation | None:

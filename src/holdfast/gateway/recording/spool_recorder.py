@@ -14,8 +14,16 @@ import msgspec
 
 from holdfast.clock import Clock
 from holdfast.engine.guard import WarningLog
-from holdfast.errors import StoreError
+from holdfast.errors import StoreError, UnstorableEventError
 from holdfast.events.log import Event, EventLog, SessionRow
+from holdfast.events.payloads.calls import (
+    GatewayForwarded,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    RequestPrepared,
+)
+from holdfast.events.payloads.session import SessionStarted
 from holdfast.gateway.exchange import Exchange
 from holdfast.gateway.recording.recorder import BUSY_QUEUE_LENGTH, GatewayRecorder
 from holdfast.gateway.recording.restore import RecordedCalls, find_recorded_calls
@@ -48,6 +56,11 @@ UNCONFIRMED_BATCHES_MAX = 4
 
 CONFIRM_SECONDS_MAX = 60.0
 
+
+class UnstorableExchangeError(StoreError):
+    """The store does not take what was to be recorded of an exchange; the next pass records its size only."""
+
+
 MakeRecorder = Callable[[EventLog, WarningLog, RecordedCalls], GatewayRecorder]
 
 
@@ -65,14 +78,24 @@ class _SpooledExchange:
 class SpoolPass:
     """One pass over a spool with one open store. Every method raises StoreError once the store has failed."""
 
-    def __init__(self, reader: SpoolReader, log: EventLog, make_recorder: MakeRecorder, *, clock: Clock) -> None:
+    def __init__(
+        self,
+        reader: SpoolReader,
+        log: EventLog,
+        make_recorder: MakeRecorder,
+        *,
+        clock: Clock,
+        unstorable: set[str] | None = None,
+    ) -> None:
+        """`unstorable` are the exchanges that UnstorableExchangeError was raised for; passes add to it."""
         self._reader = reader
         self._clock = clock
-        self._log = _BatchedLog(log)
+        self._log = _BatchedLog(log, set() if unstorable is None else unstorable)
         self._failures = _CountedFailures("holdfast.gateway")
         reader.rewind()
-        since = _find_earliest_time(reader)
-        recorded = RecordedCalls() if since is None else find_recorded_calls(log, since)
+        recorded = msgspec.structs.replace(
+            find_recorded_calls(log, _list_exchanges(reader)), unstorable=frozenset(self._log.unstorable)
+        )
         self._recorder = make_recorder(self._log, self._failures, recorded)
         # Exchanges whose end is not on the log, by id, in the order in which they began: a later pass reads them again.
         self._open: OrderedDict[str, _SpooledExchange] = OrderedDict()
@@ -88,7 +111,7 @@ class SpoolPass:
     @property
     def lost(self) -> int:
         """Exchanges of this pass that cannot be recorded, by an error of our own."""
-        return self._failures.count + self._undecodable
+        return self._failures.count + self._undecodable + self._log.dropped_count
 
     @property
     def has_unconfirmed(self) -> bool:
@@ -242,27 +265,23 @@ def _restore_exchange(message: RequestMessage) -> Exchange:
     return exchange
 
 
-class _MessageTime(msgspec.Struct, frozen=True):
+class _MessageId(msgspec.Struct, frozen=True):
     """What all messages have in common."""
 
-    at: float
+    id: str
 
 
-_decode_time = msgspec.msgpack.Decoder(_MessageTime).decode
+_decode_id = msgspec.msgpack.Decoder(_MessageId).decode
 
 
-def _find_earliest_time(reader: SpoolReader) -> float | None:
-    """The earliest time after the checkpoint, or None if nothing follows it; leaves the reader where it was.
-
-    Not the first one: where a clock was set back, later frames have earlier times.
-    """
-    earliest: float | None = None
+def _list_exchanges(reader: SpoolReader) -> list[str]:
+    """The exchanges that have a frame after the checkpoint; leaves the reader where it was."""
+    ids: dict[str, None] = {}
     for payload in reader.read_frames():
         with suppress(msgspec.MsgspecError):
-            at = _decode_time(payload).at
-            earliest = at if earliest is None else min(earliest, at)
+            ids[_decode_id(payload).id] = None
     reader.rewind()
-    return earliest
+    return list(ids)
 
 
 class _CountedFailures(WarningLog):
@@ -287,11 +306,32 @@ class _CountedFailures(WarningLog):
             raise failure
 
 
+def _find_exchange(events: Sequence[Event], event_id: str) -> str | None:
+    """The exchange that an event describes; None for what is learned from several."""
+    session_ids = {event.id: event.session_id for event in events}
+    follows = False
+    for event in events:
+        follows = follows or event.id == event_id
+        if not follows or event.session_id != session_ids[event_id]:
+            continue
+        match event.payload:
+            case LlmCallStarted() | LlmCallCompleted() | LlmCallFailed() as payload:
+                return payload.request_id
+            case SessionStarted() | GatewayForwarded() | RequestPrepared():
+                # Before the start of its call.
+                pass
+            case _:
+                return None
+    return None
+
+
 class _BatchedLog(EventLog):
     """A log that collects the appends of many frames and makes them one. What it reads includes them."""
 
-    def __init__(self, log: EventLog) -> None:
+    def __init__(self, log: EventLog, unstorable: set[str]) -> None:
         self._log = log
+        self.unstorable = unstorable
+        self.dropped_count = 0
         self._pending: list[Event] = []
         self._newest: Future[None] | None = None
         # The caller would only log a failure.
@@ -303,12 +343,22 @@ class _BatchedLog(EventLog):
         return len(self._pending)
 
     def append_pending(self) -> Future[None] | None:
-        """Appends what was collected; None if there is nothing."""
-        if not self._pending:
-            return None
+        """Appends what was collected; None if there is nothing. Raises UnstorableExchangeError."""
         events, self._pending = self._pending, []
-        self._newest = self._log.append(events, at_head=True)
-        return self._newest
+        while events:
+            append = self._log.append(events, at_head=True)
+            # Known at once: a store that cannot encode an event does not queue it.
+            error = append.exception() if append.done() else None
+            if not isinstance(error, UnstorableEventError):
+                self._newest = append
+                return append
+            exchange_id = _find_exchange(events, error.event_id)
+            if exchange_id is not None and exchange_id not in self.unstorable:
+                self.unstorable.add(exchange_id)
+                raise UnstorableExchangeError(str(error))
+            self.dropped_count += 1
+            events = [event for event in events if event.id != error.event_id]
+        return None
 
     def append(self, events: Sequence[Event], *, at_head: bool = False) -> Future[None]:
         self._pending += events
@@ -323,6 +373,9 @@ class _BatchedLog(EventLog):
 
     def sessions(self, *, limit: int | None = None) -> tuple[SessionRow, ...]:
         return self._log.sessions(limit=limit)
+
+    def find_sessions(self, event_ids: Sequence[str]) -> frozenset[str]:
+        return self._log.find_sessions(event_ids)
 
     def learned_events(self, *, limit: int) -> tuple[Event, ...]:
         return self._log.learned_events(limit=limit)

@@ -6,7 +6,7 @@ from typing import get_args
 
 import msgspec
 
-from holdfast.errors import StoreError
+from holdfast.errors import StoreError, UnstorableEventError
 from holdfast.events.log import SCHEMA_VERSION, Actor, Event, SessionRow, event_type_of, sensitivity_of
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.events.payloads.union import AnyPayload
@@ -71,15 +71,17 @@ def _row_of(event: Event, event_bytes_max: int) -> EventRow:
     except (ValueError, TypeError, ArithmeticError):
         is_storable = False
     if not is_storable:
-        raise StoreError(
+        raise UnstorableEventError(
             f"event {event.id!a} of type {event_type!r} cannot be stored as it is: "
             "its numbers must be finite, its text valid Unicode, its fields of their declared types, "
-            f"its ids of {ID_BYTES_MAX} bytes at most"
+            f"its ids of {ID_BYTES_MAX} bytes at most",
+            event.id,
         )
     if len(payload) > event_bytes_max:
-        raise StoreError(
+        raise UnstorableEventError(
             f"event {event.id!a} of type {event_type!r} has {len(payload)} bytes, the maximum is {event_bytes_max}: "
-            "put large content into a file and refer to it"
+            "put large content into a file and refer to it",
+            event.id,
         )
     return EventRow(
         event.id,
@@ -275,6 +277,11 @@ ON CONFLICT (id) DO UPDATE SET
     last_event_id = excluded.last_event_id,
     head_events = kept.event_count + excluded.event_count
 """
+
+
+def build_events_query(ids: int) -> str:
+    """Parameters: the ids of events, whose sessions are selected."""
+    return f"SELECT DISTINCT session_id FROM holdfast.events WHERE id IN ({repeat_params(ids)})"
 
 
 def build_prunable_query(retained_types: int) -> str:
