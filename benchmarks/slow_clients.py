@@ -2,9 +2,12 @@
 
 Two attacks: heads that do not end, and bodies that come byte by byte. The attacker holds its connections from several
 addresses, so that none is refused for having too many, and opens each one again when it is closed. A rate is measured
-once the connections are held and what they sent is answered. Rounds without an attack and with each of them alternate,
-and medians are compared, because the machine may be busy with other things; attacker, client, gateway and recorder
-share its cores.
+once the connections are held and what they sent is answered.
+
+Attacker, client, gateway and recorder share the machine's cores with whatever else runs. So every attack is measured
+between two phases without one and compared with these two only, several times in turn, and the median of the ratios
+counts. What the front's processor time allows, calls a second of it, is compared in the same way: other programs do not
+take from that, so it says what the attack costs where the rates only say how busy the machine was.
 """
 
 import asyncio
@@ -15,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -28,12 +31,12 @@ CONNECTIONS = 2_000
 HELD_MIN = 1_900
 ADDRESSES = ("127.0.0.2", "127.0.0.3", "127.0.0.4", "127.0.0.5")
 CLIENTS = 4
-SECONDS = 4.0
-ROUNDS = 7
+SECONDS = 2.0
+ROUNDS = 6
 RAMP_SECONDS_MAX = 60.0
 SETTLE_SECONDS = 2.0
 DROP_SECONDS = 8
-HOLD_SECONDS = 15.0  # Longer than a head may take, so that each is timed out and opened again.
+HOLD_SECONDS = 12.0  # Longer than a head may take, so that each is timed out and opened again.
 BODY = json.dumps({"model": "claude-sonnet-5-5", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]})
 _HEAD = b"POST /anthropic/v1/messages HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 ATTACKS = {"heads": (_HEAD, b"x-a: b\r\n"), "bodies": (_HEAD + b"content-length: 100000\r\n\r\n", b"x")}
@@ -43,6 +46,13 @@ class Measured(NamedTuple):
     calls_a_second: float
     cpu_ms_a_call: float
     held: int
+
+
+class Compared(NamedTuple):
+    """An attacked phase over the mean of those before and after it: the rate, and calls by the front's CPU time."""
+
+    rate: float
+    capacity: float
 
 
 class _HalfOpen(asyncio.Protocol):
@@ -181,23 +191,21 @@ def run() -> Iterator[tuple[str, str]]:
         port, front = int(process.stdout.readline().rpartition(":")[2]), Front(process.pid)
         asyncio.run(count_calls(port, made.key))
         before = front.count_descriptors()
-        measured: dict[str, list[Measured]] = {name: [] for name in ("alone", *ATTACKS)}
+        compared: dict[str, list[Compared]] = {name: [] for name in ATTACKS}
+        alone = measure(front, port, made.key, before)
         for number in range(1, ROUNDS + 1):
-            load = os.getloadavg()[0]
-            measured["alone"].append(measure(front, port, made.key, before))
-            for name in ATTACKS:
+            for name, found in compared.items():
                 with attacking(front, port, before, name):
-                    measured[name].append(measure(front, port, made.key, before))
-            rates = ", ".join(f"{name} {found[-1].calls_a_second:.0f}" for name, found in measured.items())
-            held = ", ".join(f"{measured[name][-1].held:,}" for name in ATTACKS)
-            yield f"round {number}: calls a second", f"{rates}; {held} held; load {load:.1f}"
-        alone = _take_medians(measured["alone"])
-        for name in ATTACKS:
-            attacked = _take_medians(measured[name])
-            rates = f"{alone.calls_a_second:.0f} alone, {attacked.calls_a_second:.0f} attacked"
-            share = f"{attacked.calls_a_second / alone.calls_a_second:.0%}; bar 90 %"
-            cpu = f"{alone.cpu_ms_a_call:.2f} and {attacked.cpu_ms_a_call:.2f} ms of the front's CPU a call"
-            yield f"{name}: medians and their ratio", f"{rates} ({share}); {cpu}"
+                    attacked = measure(front, port, made.key, before)
+                after = measure(front, port, made.key, before)
+                found.append(compare(attacked, alone, after))
+                rates = f"{alone.calls_a_second:.0f}, {attacked.calls_a_second:.0f}, {after.calls_a_second:.0f}"
+                held = f"{attacked.held:,} held; load {os.getloadavg()[0]:.1f}"
+                yield f"{name} {number}: calls a second before, attacked, after", f"{rates}; {held}"
+                alone = after
+        for name, found in compared.items():
+            rates, capacities = (describe_ratios(ratios) for ratios in zip(*found, strict=True))
+            yield f"{name}: attacked / undisturbed, bar 90 %", f"rate {rates}; calls a CPU second {capacities}"
         for name in ATTACKS:
             with attacking(front, port, before, name):
                 cpu_before = front.cpu_seconds()
@@ -206,9 +214,15 @@ def run() -> Iterator[tuple[str, str]]:
             yield f"{name}: the front's CPU while nobody calls", f"{busy:.1%} of a core"
 
 
-def _take_medians(found: list[Measured]) -> Measured:
-    rates, cpu, held = (statistics.median(column) for column in zip(*found, strict=True))
-    return Measured(rates, cpu, int(held))
+def compare(attacked: Measured, before: Measured, after: Measured) -> Compared:
+    return Compared(
+        2 * attacked.calls_a_second / (before.calls_a_second + after.calls_a_second),
+        (before.cpu_ms_a_call + after.cpu_ms_a_call) / 2 / attacked.cpu_ms_a_call,
+    )
+
+
+def describe_ratios(ratios: Sequence[float]) -> str:
+    return f"{statistics.median(ratios):.0%} ({min(ratios):.0%} to {max(ratios):.0%})"
 
 
 if __name__ == "__main__":
