@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.catalog.lookup import shipped_models
-from holdfast.cli.serve.recorder_process import RECORDER_MODULE
+from holdfast.cli.serve.recorder_process import FAILED_STARTS_MAX, RECORDER_MODULE
 from holdfast.clock import ManualClock, new_ulid
 from holdfast.engine.guard import WarningLog
 from holdfast.errors import StoreError
@@ -421,7 +421,7 @@ def test_the_recorder_process_runs_no_code_from_the_working_directory(
 
 
 def test_a_recorder_that_keeps_ending_is_started_again_and_the_spool_keeps_its_calls(tmp_path: Path) -> None:
-    """The module ends at once, and nothing reads the spool; calls do not wait for it."""
+    """The module ends at once, and nothing reads the spool; calls do not wait for it, and are not given up for it."""
     setup = RecorderSetup(None, simulated=True)
     process = RecorderProcess(("holdfast.errors",), setup, tmp_path / "spool")
 
@@ -436,9 +436,10 @@ def test_a_recorder_that_keeps_ending_is_started_again_and_the_spool_keeps_its_c
 
     asyncio.run(forward())
     deadline = time.monotonic() + SECONDS_MAX
-    while process.restarts < 2:
+    while process.restarts < FAILED_STARTS_MAX:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+    assert process._failed_starts < FAILED_STARTS_MAX
     assert process.error
     process.close()
     assert process.lost_count == 0

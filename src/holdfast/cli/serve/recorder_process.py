@@ -78,6 +78,9 @@ class _Recording:
         self._is_gateway_alive = True
         self._own_spool = Path(setup.spool)
         self._looked_at = 0.0
+        self._is_reading = False
+        # After a failed start one by one, so that as little as possible can be taken for the cause of another.
+        self._single_frames = FRAMES_AT_ONCE if setup.failed_starts else 0
 
     def run(self) -> None:
         """Records what other gateways have left behind, and this gateway's exchanges until it ends."""
@@ -130,9 +133,12 @@ class _Recording:
         if self._failed_starts >= FAILED_STARTS_MAX:
             current.skip_first()
         self._failed_starts = 0
+        self._is_reading = True
+        self._report("", reader)
         try:
             while True:
-                count = current.record_available(frames_max=FRAMES_AT_ONCE)
+                count = current.record_available(frames_max=1 if self._single_frames else FRAMES_AT_ONCE)
+                self._single_frames = max(self._single_frames - count, 0) if count else 0
                 current.record_waiting()
                 current.confirm()
                 lease.announce(current.recorded_until)
@@ -193,7 +199,7 @@ class _Recording:
             self._is_gateway_alive = bool(os.read(0, 65536))
 
     def _report(self, error: str, reader: SpoolReader) -> None:
-        status = StatusMessage(error, self._recorded, self._lost, reader.backlog_bytes)
+        status = StatusMessage(error, self._recorded, self._lost, reader.backlog_bytes, self._is_reading)
         if status != self._status:
             self._status = status
             self._send(status)

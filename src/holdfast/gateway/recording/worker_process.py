@@ -47,7 +47,8 @@ T = TypeVar("T")
 class RecorderSetup(msgspec.Struct, frozen=True, tag=True):
     """Configuration of the recorder process: store, spool, whether the provider is simulated, volatile-text rules.
 
-    `failed_starts` counts the recorders that ended before they recorded anything, one after the other.
+    `failed_starts` counts the recorders that ended while they read the spool and before they recorded anything, one
+    after the other; the first of them may have ended at any time.
     """
 
     db: str | None
@@ -108,6 +109,7 @@ class StatusMessage(msgspec.Struct, frozen=True, tag=True):
     recorded: int = 0
     lost: int = 0
     backlog_bytes: int = 0
+    is_reading: bool = False
 
 
 ControlMessage = RecorderSetup | StatusMessage
@@ -266,13 +268,17 @@ class RecorderProcess:
                 if process.stdin is not None:
                     with contextlib.suppress(OSError):
                         process.stdin.close()
-            recorded = self._status.recorded
+            recorded, is_reading = self._status.recorded, self._status.is_reading
             self._earlier_losses += self._status.lost
             self._status = StatusMessage("the recorder ended and is started again")
             if self._closing.is_set():
                 return
             is_stable = bool(recorded) or time.monotonic() - started > STABLE_SECONDS
-            self._failed_starts = 0 if is_stable else self._failed_starts + 1
+            if is_stable:
+                self._failed_starts = 0
+            elif is_reading or not self._failed_starts:
+                # One that was ended as it started says nothing about the exchange that it would have read.
+                self._failed_starts += 1
             pause = RESTART_SECONDS_MIN if is_stable else min(2 * pause, RESTART_SECONDS_MAX)
             self.restarts += 1
             self._closing.wait(pause)
