@@ -118,10 +118,12 @@ class RunningGateway:
         while True:
             children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
             # The supervisor is a thread, and a child belongs to the thread that started it.
-            tasks = children.parent.parent.iterdir()
-            pids = [int(pid) for task in tasks for pid in (task / "children").read_text().split()]
-            if pids:
-                return pids[0]
+            for task in children.parent.parent.iterdir():
+                # A thread may end meanwhile.
+                with suppress(FileNotFoundError):
+                    pids = (task / "children").read_text().split()
+                    if pids:
+                        return int(pids[0])
             time.sleep(0.01)
 
     def kill(self) -> None:
