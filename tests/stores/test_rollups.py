@@ -170,7 +170,7 @@ def test_a_log_from_before_the_tables_is_recorded_on_the_first_query(address: st
     run_sql(address, "DELETE FROM verdict_days")
     run_sql(address, "DELETE FROM outcome_days")
     run_sql(address, "UPDATE sessions SET entered_events = 0")
-    with closing(opened(address)) as store:
+    with closing(open_store(address, migration_mode="migrate")) as store:
         assert store.read_facts().pending_sessions == 1
         assert store.cost_queries().totals() == expected
         assert store.read_facts().pending_sessions == 0
@@ -211,10 +211,10 @@ def test_tables_of_other_rules_are_rebuilt(address: str) -> None:
         store.append(call_events(20)).result(10)
     run_sql(address, "UPDATE ledger SET version = 0")
     run_sql(address, "UPDATE days SET spent = 5")
-    with closing(opened(address)) as store:
+    with closing(open_store(address, migration_mode="migrate")) as store:
         assert store.read_facts().pending_sessions == 1
         check(store)
-    with closing(opened(address)) as store:
+    with closing(open_store(address, migration_mode="migrate")) as store:
         assert store.read_facts().pending_sessions == 0
 
 
@@ -324,7 +324,7 @@ def test_migrating_creates_the_tables_and_leaves_filling_them_to_the_first_query
         """'{"type":"cache.explicit_cache","action":"created","name":"c","model":"gemini:m","digest":"d","tokens":5,"""
         """"expires_at":1,"cost_usd":"0.25","storage_cost_usd":"0.5"}')""",
     )
-    with closing(opened(address)) as store:
+    with closing(open_store(address, migration_mode="migrate")) as store:
         assert store.read_facts().pending_sessions == 1
         assert store.cost_queries().totals().spent_usd == Decimal("0.75")
         check(store)

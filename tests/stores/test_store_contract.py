@@ -109,12 +109,6 @@ def test_an_append_with_an_existing_id_is_refused_as_a_whole(store: EventLog) ->
     assert store.sessions()[0].event_count == 3
 
 
-def test_an_id_is_unique_across_sessions(store: EventLog) -> None:
-    store.append(message_events(1)).result(10)
-    assert "'s-000000'" in failure(store, replace(message_event(0), session_id="t"))
-    assert [row.id for row in store.sessions()] == ["s"]
-
-
 def test_an_append_that_repeats_an_id_is_refused_as_a_whole(store: EventLog) -> None:
     assert "'s-000001' is already on the log" in failure(store, message_event(0), message_event(1), message_event(1))
     assert store.sessions() == ()

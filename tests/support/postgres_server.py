@@ -173,7 +173,9 @@ class _ReusedDatabase(NamedTuple):
 
 _unused: list[_ReusedDatabase] = []
 
-_TABLES = "SELECT 'holdfast.' || tablename FROM pg_tables WHERE schemaname = 'holdfast'"
+_TABLES = """
+SELECT 'holdfast.' || relname FROM pg_class
+WHERE relnamespace = 'holdfast'::regnamespace AND relkind IN ('r', 'p') AND NOT relispartition"""
 _SHAPE = """
 SELECT 'relation', relname, concat(relkind, relnatts, relacl, reloptions) FROM pg_class
 WHERE relnamespace::regnamespace::text IN ('holdfast', 'public')

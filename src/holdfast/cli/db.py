@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.runtime.instructions.settings import InstructionConfig
     from holdfast.stores.event_log import DatabaseEventLog, StoreFacts
     from holdfast.stores.instructions.transfer import ImportedOwner, OwnerImporter
+    from holdfast.stores.migrate import MigrationMode
     from holdfast.stores.open import Store
 
 DAY_SECONDS = 86_400
@@ -92,9 +93,14 @@ def _show_check(mismatches: tuple[str, ...]) -> None:
 
 @command.command("migrate")
 @db_option
-def migrate_store(db: str | None) -> None:
-    """Migrate an older store to the current version and update its roll-up tables."""
-    with _open_database(db, writable=True) as log:
+@click.option("--irreversible", is_flag=True, help="Also run migrations that remove something for good.")
+def migrate_store(*, db: str | None, irreversible: bool) -> None:
+    """Migrate an older store to the current version and update its roll-up tables.
+
+    On PostgreSQL nothing else does: a program that needs a newer schema refuses to start. Migrations only add, so
+    programs of the version before go on working.
+    """
+    with _open_database(db, writable=True, migration_mode="irreversible" if irreversible else "migrate") as log:
         entered = _catch_up(log)
         click.echo(f"version {log.read_facts().version}; {format_count(entered, 'session')} rolled up")
 
@@ -148,9 +154,10 @@ def prune_store(*, db: str | None, older_than: str | None, audit_too: bool, dry_
             return
         if not yes:
             click.confirm(f"Remove {what} for good?", abort=True)
-        removed = 0
+        removed = log.clear_partitions(kept_types, before=before)
         for session_id, _ in track_progress(old, "sessions", len(old)):
             removed += log.prune(session_id, kept_types or ("",), before=before)
+        log.drop_empty_partitions(before=before)
         click.echo(f"removed {format_count(removed, 'event')} of {format_count(len(old), 'session')}")
 
 
@@ -257,10 +264,12 @@ def import_events(file: IO[bytes], db: str | None) -> None:
 
 
 @contextmanager
-def _open_database(db: str | None, *, writable: bool = False) -> "Iterator[DatabaseEventLog]":
+def _open_database(
+    db: str | None, *, writable: bool = False, migration_mode: "MigrationMode" = "create"
+) -> "Iterator[DatabaseEventLog]":
     from holdfast.stores.memory import MemoryStore
 
-    with open_configured_store(db, writable=writable) as log:
+    with open_configured_store(db, writable=writable, migration_mode=migration_mode) as log:
         if isinstance(log, MemoryStore):
             raise UserError("there is no store yet; `holdfast demo --keep` creates one, --db names another")
         yield log

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from holdfast.catalog.lookup import Models
     from holdfast.events.log import EventLog
     from holdfast.events.records import StoreRecords
+    from holdfast.stores.migrate import MigrationMode
     from holdfast.stores.open import Store
 
 PREFIX_CHARACTERS_MIN = 4
@@ -32,7 +33,9 @@ def resolve_store_address(db: str | None) -> tuple[str, bool]:
 
 
 @contextmanager
-def open_configured_store(db: str | None, *, writable: bool = False) -> "Iterator[Store]":
+def open_configured_store(
+    db: str | None, *, writable: bool = False, migration_mode: "MigrationMode" = "create"
+) -> "Iterator[Store]":
     """Open the store at `db` or the configured one; create none. Only a command that changes it asks for `writable`.
 
     If nothing is stored yet, this is an empty in-memory store.
@@ -44,7 +47,11 @@ def open_configured_store(db: str | None, *, writable: bool = False) -> "Iterato
     if not exists and db is not None:
         raise UserError(f"there is no store at {db!r}; check the path")
     models = load_configured_models()
-    log = open_store(address, models=models, read_only=not writable) if exists else MemoryStore(models=models)
+    log = (
+        open_store(address, models=models, read_only=not writable, migration_mode=migration_mode)
+        if exists
+        else MemoryStore(models=models)
+    )
     with contextlib.closing(log):
         if log.notice is not None:
             click.echo(f"holdfast: {log.notice}", err=True)

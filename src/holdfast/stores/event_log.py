@@ -219,8 +219,19 @@ class DatabaseEventLog:
 
     def list_prunable(self, kept_types: Sequence[str], *, before: float) -> tuple[tuple[str, int], ...]:
         """Sessions whose last event is older than `before`, with the number of events that pruning would delete."""
-        rows = self._fetch(build_prunable_query(len(kept_types)), (before, *kept_types))
+        rows = self._fetch(build_prunable_query(len(kept_types)), (*kept_types, before))
         return tuple((str(id), as_int(count)) for id, count in rows)
+
+    def clear_partitions(self, kept_types: Sequence[str], *, before: float) -> int:
+        """Removes at once what `prune` would remove of whole partitions; returns how many events. Then prune the rest.
+
+        Only a database with partitions has something to gain from it.
+        """
+        return 0
+
+    def drop_empty_partitions(self, *, before: float) -> int:
+        """Drops the partitions that ended before a time and have no rows any more; returns how many."""
+        return 0
 
     def read_facts(self) -> StoreFacts:
         ((version,),) = self._fetch(self._dialect.version_query, ())

@@ -1,6 +1,7 @@
 """Maintenance of a database: which events outlive the retention period, and whether the tables equal the log."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from operator import add
 
 from msgspec.structs import astuple
 
@@ -16,8 +17,9 @@ from holdfast.events.payloads.calls import (
     ToolConfirmationResolved,
 )
 from holdfast.events.payloads.session import DelegationCompleted, DelegationStarted, SessionEnded, SessionStarted
-from holdfast.ledger.postings import ROLLUPS, RollUpTotals, iter_postings
+from holdfast.ledger.postings import ROLLUPS, RollUp, RollUpTotals, iter_postings
 from holdfast.stores.event_log import DatabaseEventLog
+from holdfast.stores.sql.events import as_int
 from holdfast.stores.sql.rollups import TABLE_NAMES, TableRow, encode_posting
 
 # Event types that outlive the retention period. None contains conversation content: prompts, replies, tool inputs and
@@ -65,6 +67,16 @@ def find_differences(log: DatabaseEventLog, models: Models) -> Iterator[str]:
             if sorted(rows[kind], key=repr) != sorted(stored, key=repr):
                 yield f"{table} of session {session.id!a}"
     for rollup in ROLLUPS:
-        expected = {(*key, *sums) for key, sums in totals.rows(rollup).items()}
-        if expected != set(log.table_rows(rollup.name, rollup.keys + rollup.sums)):
+        if totals.rows(rollup) != _merge_writers(rollup, log.table_rows(rollup.name, rollup.keys + rollup.sums)):
             yield rollup.name
+
+
+def _merge_writers(rollup: RollUp, rows: Iterable[tuple[object, ...]]) -> dict[tuple[object, ...], tuple[int, ...]]:
+    """The sums by key, from the rows of all writers: `simulated` is negative in them."""
+    merged: dict[tuple[object, ...], tuple[int, ...]] = {}
+    for row in rows:
+        *key, simulated = row[: len(rollup.keys)]
+        group = (*key, max(as_int(simulated), 0))
+        sums = map(as_int, row[len(rollup.keys) :])
+        merged[group] = tuple(map(add, merged.get(group, (0,) * len(rollup.sums)), sums))
+    return {group: sums for group, sums in merged.items() if any(sums)}

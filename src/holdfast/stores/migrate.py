@@ -5,16 +5,37 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from itertools import count
+from typing import Literal
 
 import msgspec
 
+from holdfast.errors import StoreError
+
 _FILE_NAME = re.compile(r"(\d{4})_(\w+)\.sql")
+# What may be done to a schema: create it in an empty database, bring it up to date, also with losses.
+MigrationMode = Literal["create", "migrate", "irreversible"]
+_IRREVERSIBLE = re.compile(r"^-- irreversible: (.+)$", re.MULTILINE)
+_OLDEST_PROGRAM = re.compile(r"^-- oldest program: (\d+)$", re.MULTILINE)
 
 
 class Migration(msgspec.Struct, frozen=True):
+    """Comments in the SQL declare the rare exceptions: `-- irreversible: REASON`, and `-- oldest program: VERSION`."""
+
     version: int
     name: str
     sql: str
+
+    @property
+    def irreversible_reason(self) -> str | None:
+        """Why what it removes cannot be brought back; None if it only adds."""
+        found = _IRREVERSIBLE.search(self.sql)
+        return found and found[1]
+
+    @property
+    def oldest_program(self) -> int:
+        """The schema version that a program must know to work on the result."""
+        found = _OLDEST_PROGRAM.search(self.sql)
+        return int(found[1]) if found else 1
 
 
 def load_migrations(dialect: str) -> tuple[Migration, ...]:
@@ -32,6 +53,15 @@ def check_sequence(migrations: Sequence[Migration]) -> tuple[Migration, ...]:
         if migration.version != version:
             raise ValueError(f"migration {migration.name!r} has number {migration.version}, expected {version}")
     return tuple(migrations)
+
+
+def refuse_irreversible(migration: Migration, name: str) -> None:
+    """Raises StoreError: what a migration removes for good, a person has to agree to."""
+    if (reason := migration.irreversible_reason) is not None:
+        raise StoreError(
+            f"migration {migration.version} of {name} cannot be undone ({reason}): back up the database, then run "
+            "`holdfast db migrate --irreversible`"
+        )
 
 
 def read_sqlite_version(connection: sqlite3.Connection) -> int:

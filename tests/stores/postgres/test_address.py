@@ -135,7 +135,7 @@ def test_a_database_of_a_newer_version_is_refused_and_not_changed(postgres: str)
     with PostgresStore(postgres) as store:
         store.append(message_events(1)).result(10)
     newest = len(load_migrations("postgres"))
-    run(postgres, f"INSERT INTO holdfast.versions (version, name) VALUES ({newest + 1}, 'mood')")
+    run(postgres, f"INSERT INTO holdfast.versions VALUES ({newest + 1}, 'mood', now(), {newest + 1})")
     assert refusal_message(postgres).endswith(
         f" was written by a newer Holdfast (schema version {newest + 1}, this one knows {newest}): "
         "upgrade holdfast, or use another database"

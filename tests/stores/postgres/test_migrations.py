@@ -58,7 +58,7 @@ def test_the_first_version_is_migrated_with_its_content(postgres: str) -> None:
         "VALUES ('s-000000', 1800000000, 's', 'message.appended', 'user', 'low', 1, "
         """'{"type":"message.appended","message":{"role":"user","content":[{"type":"text","text":"message 0"}]}}')""",
     )
-    with PostgresStore(postgres) as store:
+    with PostgresStore(postgres, migration_mode="migrate") as store:
         assert list(store.read("s")) == message_events(1)
         assert store.sessions()[0].name == "old"
     assert run(postgres, "SELECT max(version) FROM holdfast.versions") == [(len(SHIPPED),)]

@@ -62,7 +62,7 @@ def test_an_empty_database_holds_no_store_and_stays_empty(url: str) -> None:
 def test_an_older_database_is_refused_with_the_command_that_migrates_it(filled_url: str) -> None:
     run(filled_url, f"DELETE FROM holdfast.versions WHERE version = {CURRENT}")
     with pytest.raises(
-        StoreError, match=f"has schema version {CURRENT - 1}, this Holdfast reads {CURRENT}: run `holdfast db migrate`"
+        StoreError, match=f"has schema version {CURRENT - 1}, this Holdfast needs {CURRENT}: run `holdfast db migrate`"
     ):
         open_store(filled_url, read_only=True)
 

@@ -236,7 +236,8 @@ def test_no_read_fetches_more_rows_than_it_returns(emptied_postgres: str, query:
     plan = " / ".join(str(step) for (step,) in steps)
     assert "Index" in plan
     assert "Seq Scan" not in plan
-    assert "Sort" not in plan
+    # Partitions are merged in their order, which is not a sort.
+    assert "Sort  (" not in plan
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,7 @@ def test_the_shipped_migrations_are_numbered_from_one() -> None:
         (13, "shared_values"),
         (14, "replicas"),
         (15, "key_limits"),
+        (16, "partitions"),
     ]
     assert "CREATE TABLE events" in shipped[0].sql
 

@@ -8,7 +8,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from holdfast.errors import StoreError, UserError
 from holdfast.stores.address import is_unambiguous_address, redact_address
-from holdfast.stores.migrate import Migration
+from holdfast.stores.migrate import Migration, MigrationMode, refuse_irreversible
 from holdfast.stores.sql.connection import SqlConnection
 from holdfast.stores.sql.dialect import POSTGRES
 
@@ -84,19 +84,27 @@ def _milliseconds(seconds: float) -> str:
 
 
 def open_postgres_database(
-    address: PostgresAddress, migrations: Sequence[Migration], limits: ConnectionLimits
+    address: PostgresAddress,
+    migrations: Sequence[Migration],
+    limits: ConnectionLimits,
+    migration_mode: MigrationMode = "create",
 ) -> PostgresConnection:
-    """A connection to a database with the current schema; raises StoreError."""
+    """A connection to a database with the current schema; raises StoreError.
+
+    Only an empty database is changed without being asked to: other programs may be working on one of an older version.
+    """
     try:
         connection = connect_postgres(address, limits)
     except (psycopg.Error, UnicodeError) as error:
         raise explain_unreachable(error, address) from error
     try:
         _check_server(connection, address.name)
-        if limits.read_only:
-            _check_migrated(connection, len(migrations), address.name)
+        stored = _check_version(connection, len(migrations), address.name)
+        if limits.read_only or (stored and migration_mode == "create"):
+            _check_migrated(stored, len(migrations), address.name)
         else:
-            migrate_postgres(connection, migrations, address.name)
+            is_agreed = migration_mode == "irreversible"
+            migrate_postgres(connection, migrations, address.name, irreversible=is_agreed)
     except psycopg.Error as error:
         connection.close()
         raise explain_postgres_error(error, address.name) from error
@@ -116,41 +124,60 @@ def _check_server(connection: PostgresConnection, name: str) -> None:
         )
 
 
-def migrate_postgres(connection: PostgresConnection, migrations: Sequence[Migration], name: str) -> None:
-    """Applies the missing migrations, each in one transaction; several processes may do so concurrently."""
-    while _check_version(connection, len(migrations), name) < len(migrations):
+def migrate_postgres(
+    connection: PostgresConnection, migrations: Sequence[Migration], name: str, *, irreversible: bool = False
+) -> None:
+    """Applies the missing migrations; several processes may do so concurrently.
+
+    Each is one transaction, except in an empty database, which another process must not find half created.
+    """
+    while (version := _check_version(connection, len(migrations), name)) < len(migrations):
+        if version and not irreversible:
+            refuse_irreversible(migrations[version], name)
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
+            connection.execute("SET LOCAL statement_timeout = 0")
             # Read again under the lock: another process may have applied it in the meantime.
             version = _check_version(connection, len(migrations), name)
             if version == 0 and not _fetch_int(
                 connection, "SELECT count(*) FROM pg_namespace WHERE nspname = 'holdfast'"
             ):
                 connection.execute("CREATE SCHEMA holdfast")
-            for migration in migrations[version : version + 1]:
-                connection.execute(migration.sql)
-                connection.execute(
-                    "INSERT INTO holdfast.versions (version, name) VALUES (%s, %s)", (migration.version, migration.name)
-                )
+            for migration in migrations[version : version + 1] if version else migrations:
+                _apply_migration(connection, migration)
 
 
-def _check_migrated(connection: PostgresConnection, version: int, name: str) -> None:
-    stored = _check_version(connection, version, name)
+def _apply_migration(connection: PostgresConnection, migration: Migration) -> None:
+    connection.execute(migration.sql)
+    connection.execute(
+        "INSERT INTO holdfast.versions (version, name) VALUES (%s, %s)", (migration.version, migration.name)
+    )
+    if migration.oldest_program > 1:
+        connection.execute(
+            "UPDATE holdfast.versions SET oldest_program = %s WHERE version = %s",
+            (migration.oldest_program, migration.version),
+        )
+
+
+def _check_migrated(stored: int, version: int, name: str) -> None:
     if stored == 0:
         raise StoreError(f"{name} holds no store: check the address")
     if stored < version:
         raise StoreError(
-            f"{name} has schema version {stored}, this Holdfast reads {version}: run `holdfast db migrate` on it"
+            f"{name} has schema version {stored}, this Holdfast needs {version}: run `holdfast db migrate` on it"
         )
 
 
-def _check_version(connection: PostgresConnection, version_max: int, name: str) -> int:
+def _check_version(connection: PostgresConnection, version_known: int, name: str) -> int:
+    """The version of the database; raises StoreError if it has one that this program cannot work on."""
     version = read_postgres_version(connection, name)
-    if version > version_max:
-        raise StoreError(
-            f"{name} was written by a newer Holdfast (schema version {version}, this one knows {version_max}): "
-            "upgrade holdfast, or use another database"
-        )
+    if version > version_known:
+        needed = _fetch_int(connection, "SELECT max(oldest_program) FROM holdfast.versions")
+        if needed > version_known:
+            raise StoreError(
+                f"{name} was written by a newer Holdfast (schema version {version}, this one knows {version_known}): "
+                "upgrade holdfast, or use another database"
+            )
     return version
 
 

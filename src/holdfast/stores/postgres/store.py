@@ -9,20 +9,27 @@ after a sequence number misses nothing.
 """
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from functools import partial
 
 import msgspec
 import psycopg
 from msgspec.structs import astuple
-from psycopg.errors import DeadlockDetected, InvalidParameterValue, SerializationFailure
+from psycopg.errors import (
+    DeadlockDetected,
+    InsufficientPrivilege,
+    InvalidParameterValue,
+    ReadOnlySqlTransaction,
+    SerializationFailure,
+)
 
 from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.errors import StoreError
 from holdfast.events.records import OpenNotifications
 from holdfast.ledger.postings import LEDGER_VERSION
 from holdfast.stores.event_log import DatabaseEventLog
-from holdfast.stores.migrate import load_migrations
+from holdfast.stores.migrate import MigrationMode, load_migrations
 from holdfast.stores.postgres.notifications import NOTIFY, NOTIFY_SECONDS_MIN, EventNotifications
 from holdfast.stores.postgres.server import (
     LOCK_SECONDS_MAX,
@@ -34,10 +41,11 @@ from holdfast.stores.postgres.server import (
     open_postgres_database,
     parse_address,
 )
+from holdfast.stores.postgres.upkeep import clear_partitions, drop_empty_partitions, keep_up
 from holdfast.stores.sql.analytics_queries import ANY_PENDING_SESSION, LEDGER_VERSION_QUERY
 from holdfast.stores.sql.connection import ConnectionPool, SqlChanges, SqlReader
 from holdfast.stores.sql.dialect import POSTGRES, escape_nul
-from holdfast.stores.sql.events import EVENT_BYTES_MAX, EVENT_COLUMNS, Cell, EventRow
+from holdfast.stores.sql.events import EVENT_BYTES_MAX, EVENT_COLUMNS, Cell, EventRow, as_int
 from holdfast.stores.write.group_writer import GroupWriter
 from holdfast.stores.write.queue import (
     GROUP_JOBS_MAX,
@@ -69,6 +77,7 @@ SELECT pg_current_xact_id()::text, CASE WHEN current_setting('synchronous_commit
 """
 
 _PAUSE_SECONDS = 0.1  # Between two attempts to reconnect.
+UPKEEP_SECONDS = 3_600.0  # Partitions are created months ahead, and sums of yesterday are merged some day.
 
 
 class _PendingCommit(msgspec.Struct, frozen=True):
@@ -95,11 +104,13 @@ class PostgresWriter(GroupWriter):
         self._transaction_id = ""
         self._notified_at = float("-inf")
         self._pending: _PendingCommit | None = None
+        self._upkeep_due = 0.0
         self._reset_outdated_tables()
 
     def commit(self, group: Sequence[WriteJob]) -> list[SettleJob]:
         self._pending = None
         try:
+            self._keep_up()
             for attempts_left in reversed(range(COMMIT_ATTEMPTS_MAX)):
                 try:
                     # The connection may be lost again while the outcome is asked for, which is then still to be known.
@@ -118,6 +129,21 @@ class PostgresWriter(GroupWriter):
         except psycopg.Error as error:
             raise self._server.explain(error) from error
         raise AssertionError("every attempt returns or raises")
+
+    def _keep_up(self) -> None:
+        """Never keeps a group from being written.
+
+        Without the rights that it needs, events of later months are stored in the partition for all other times, and
+        sums are added to the rows that all share. A lost connection is repaired where the group is written.
+        """
+        if time.monotonic() < self._upkeep_due:
+            return
+        self._upkeep_due = time.monotonic() + UPKEEP_SECONDS
+        with suppress(psycopg.OperationalError, InsufficientPrivilege, ReadOnlySqlTransaction):
+            if not self._rollups.writer_number:
+                ((number,),) = self._connection.execute("SELECT nextval('holdfast.writer_numbers')").fetchall()
+                self._rollups.writer_number = as_int(number)
+            keep_up(self._connection)
 
     def _begin(self) -> None:
         self._pending = None
@@ -216,16 +242,18 @@ class PostgresStore(DatabaseEventLog):
         event_bytes_max: int = EVENT_BYTES_MAX,
         models: Models | None = None,
         read_only: bool = False,
+        migration_mode: MigrationMode = "create",
     ) -> None:
         address = parse_address(url)
         limits = ConnectionLimits(
             lock_seconds_max=lock_seconds_max, statement_seconds_max=statement_seconds_max, read_only=read_only
         )
-        connection = open_postgres_database(address, load_migrations("postgres"), limits)
+        connection = open_postgres_database(address, load_migrations("postgres"), limits, migration_mode)
         server = PostgresServer(address, limits)
         reads = SqlReader(server, ConnectionPool(server.connect))
         self._read_only = read_only
         self._address = address
+        self._server = server
         if read_only:
             connection.close()
             refusing = RefusingWriter(address.name)
@@ -243,8 +271,25 @@ class PostgresStore(DatabaseEventLog):
         address = self._address if direct_url is None else parse_address(direct_url)
         return lambda on_events: EventNotifications(address, on_events)
 
+    def clear_partitions(self, kept_types: Sequence[str], *, before: float) -> int:
+        return self._maintain(partial(clear_partitions, kept_types=kept_types, before=before))
+
+    def drop_empty_partitions(self, *, before: float) -> int:
+        return self._maintain(partial(drop_empty_partitions, before=before))
+
+    def _maintain(self, work: Callable[[PostgresConnection], int]) -> int:
+        """Runs on a connection of its own: appends go on meanwhile."""
+        self._check_usable()
+        try:
+            with closing(self._server.connect()) as connection:
+                return work(connection)
+        except psycopg.Error as error:
+            raise self._server.explain(error) from error
+
     def roll_up_pending(self) -> None:
         if not self._read_only:
             super().roll_up_pending()
-        elif self._fetch(ANY_PENDING_SESSION, ()) or self._fetch(LEDGER_VERSION_QUERY, ()) != [(LEDGER_VERSION,)]:
+        elif self._fetch(ANY_PENDING_SESSION, ()) or any(
+            as_int(version) < LEDGER_VERSION for (version,) in self._fetch(LEDGER_VERSION_QUERY, ())
+        ):
             raise StoreError(f"the roll-up tables of {self._name} are not complete: run `holdfast db migrate` on it")

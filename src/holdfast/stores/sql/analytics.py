@@ -63,7 +63,9 @@ class SqlRollUpSource:
             rows = self._read_days(table, keys, scope)
         if not all(_is_roll_up_key(name, cell) for row in rows for name, cell in zip(keys, row, strict=False)):
             raise _damaged_tables_error()
-        # A row whose number of calls drops to 0 is deleted, and averages divide by it.
+        # What one writer added and another one removed is 0 in the sum, until their rows are merged.
+        rows = [row for row in rows if not keys or any(row[len(keys) :])]
+        # Averages divide by the number of calls.
         if table is OUTCOME_DAYS and any(as_int(row[len(keys)]) < 1 for row in rows):
             raise _damaged_tables_error()
         return [(row[: len(keys)], row[len(keys) :]) for row in rows]  # type: ignore[misc] # the columns are those of the query

@@ -148,8 +148,27 @@ def select_rows(table: str, columns: Sequence[str], *, session: bool) -> str:
 
 @cache
 def delete_empty_sums(table: RollUp) -> str:
+    """All sums: in the row of one writer, those of a call that another one added may be left."""
     key = " AND ".join(f"{name} = ?" for name in table.keys)
-    return f"DELETE FROM holdfast.{table.name} WHERE {key} AND {table.sums[0]} = 0"
+    return f"DELETE FROM holdfast.{table.name} WHERE {key} AND {_are_zero(table)}"
+
+
+def _are_zero(table: RollUp) -> str:
+    return " AND ".join(f"{name} = 0" for name in table.sums)
+
+
+def merge_writer_rows(table: RollUp) -> str:
+    """Adds the rows of writers to those with 0, for the days before a parameter (PostgreSQL's `%s`)."""
+    keys, sums = table.keys[:-1], ", ".join(f"sum({name})::bigint AS {name}" for name in table.sums)
+    columns, changes = (
+        ", ".join(table.keys + table.sums),
+        ", ".join(f"{n} = kept.{n} + excluded.{n}" for n in table.sums),
+    )
+    return f"""
+WITH moved AS (DELETE FROM holdfast.{table.name} WHERE simulated < 0 AND day < %s RETURNING *),
+    merged AS (SELECT {", ".join(keys)}, 0 AS simulated, {sums} FROM moved GROUP BY {", ".join(keys)})
+INSERT INTO holdfast.{table.name} AS kept ({columns}) SELECT {columns} FROM merged
+ON CONFLICT ({", ".join(table.keys)}) DO UPDATE SET {changes}"""
 
 
 def sum_rollups(table: RollUp, keys: tuple[str, ...], *, sums: Sequence[str] = (), sessions: int = 0) -> str:

@@ -285,7 +285,11 @@ def build_events_query(ids: int) -> str:
 
 
 def build_prunable_query(retained_types: int) -> str:
-    """Parameters: the time before which a session is old, the types that are retained."""
+    """Parameters: the types that are retained, the time before which a session is old.
+
+    Also the sessions that have no event any more because an interrupted `prune` has removed their partitions.
+    """
     return f"""
-SELECT s.id, count(*) FROM holdfast.sessions AS s JOIN holdfast.events AS e ON e.session_id = s.id
-WHERE s.last_event_at < ? AND e.type NOT IN ({repeat_params(retained_types)}) GROUP BY s.id ORDER BY s.id"""
+SELECT s.id, count(e.id) FROM holdfast.sessions AS s LEFT JOIN holdfast.events AS e
+    ON e.session_id = s.id AND e.type NOT IN ({repeat_params(retained_types)})
+WHERE s.last_event_at < ? GROUP BY s.id HAVING count(e.id) > 0 OR s.event_count = 0 ORDER BY s.id"""

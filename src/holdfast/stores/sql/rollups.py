@@ -18,7 +18,17 @@ from holdfast.errors import StoreError
 from holdfast.events.log import Event, SessionRow
 from holdfast.ledger.accounting import AccountingState, LedgerEntry
 from holdfast.ledger.analytics.queries import END_OF_TIME
-from holdfast.ledger.postings import LEDGER_VERSION, ROLLUPS, Posting, RollUpTotals, component_key, post_event
+from holdfast.ledger.postings import (
+    LEDGER_VERSION,
+    ROLLUPS,
+    SESSION_DAYS,
+    Key,
+    Posting,
+    RollUp,
+    RollUpTotals,
+    component_key,
+    post_event,
+)
 from holdfast.stores.sql import analytics_queries as queries
 from holdfast.stores.sql.events import EVENT_POSITION, Cell, as_int, decode_event_row
 from holdfast.stores.write.queue import AppendJob
@@ -125,6 +135,8 @@ class RollUpWriter:
     def __init__(self, models: Models, *, sessions_max: int = CACHED_SESSIONS_MAX) -> None:
         self._models = models
         self._sessions_max = sessions_max
+        self.writer_number = 0
+        """Writers with different numbers add to different rows of a day, and do not wait for each other."""
         self._cached: OrderedDict[str, _SessionState] = OrderedDict()
         self.begin()
 
@@ -249,7 +261,7 @@ class RollUpWriter:
                 port.write(insert, [astuple(row) for row in rows])
                 rows.clear()
         for table in ROLLUPS:
-            sums = self._totals.rows(table)
+            sums = {self._own_row(table, key): added for key, added in self._totals.rows(table).items()}
             if sums:
                 keys = sorted(sums)
                 port.write(queries.upsert_sums(table), [key + sums[key] for key in keys])
@@ -260,6 +272,13 @@ class RollUpWriter:
         if self._rebuilt:
             port.write(queries.MARK_ROLLED_UP, [(session_id,) for session_id in sorted(self._rebuilt)])
             self._rebuilt.clear()
+
+    def _own_row(self, table: RollUp, key: Key) -> Key:
+        """The key of this writer's row: `simulated`, the last column, is -n for calls that are not simulated.
+
+        A session is locked while it is appended to: nobody else adds to its row.
+        """
+        return key if table is SESSION_DAYS or key[-1] else (*key[:-1], -self.writer_number)
 
     def commit(self) -> None:
         """Caches the state of the sessions that were part of the committed transaction."""
@@ -278,8 +297,8 @@ class RollUpWriter:
         port.write(queries.SET_LEDGER_VERSION, [(LEDGER_VERSION,)])
 
     def is_current(self, port: QueryPort) -> bool:
-        """Whether the tables were written by the rules of this version."""
-        return port.fetch(queries.LEDGER_VERSION_QUERY) == [(LEDGER_VERSION,)]
+        """Whether the tables were written by the rules of this version, or of a newer one that runs beside it."""
+        return all(as_int(version) >= LEDGER_VERSION for (version,) in port.fetch(queries.LEDGER_VERSION_QUERY))
 
 
 def _as_cell(value: object) -> str | int:

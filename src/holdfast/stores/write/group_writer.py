@@ -32,6 +32,7 @@ _DELETE_KEYS = "DELETE FROM holdfast.conversation_keys WHERE session_id = ?"
 _REQUEST_SINCE = """
 SELECT 1 FROM holdfast.events WHERE session_id = ? AND type = 'request.prepared'
     AND seq > (SELECT seq FROM holdfast.events WHERE session_id = ? AND id = ?) LIMIT 1"""
+_CONTINUATION = "SELECT 1 FROM holdfast.events WHERE session_id = ? AND parent_event_id = ? LIMIT 1"
 
 
 class _ChainMovedError(Exception):
@@ -128,7 +129,8 @@ class GroupWriter(ABC):
             [(*astuple(row), row.event_count, row.event_count, last_ids[row.id], None) for row in session_rows],
         )
         heads = self._rollups.load_sessions(self, appends, session_rows)
-        self._insert_events([row for job in appends for row in self._link(job, heads)])
+        continued: set[tuple[str, str | None]] = set()
+        self._insert_events([row for job in appends for row in self._link(job, heads, continued)])
         if self._refused_ids:
             # One that was refused may come again with another parent.
             self._refused_ids.difference_update(row.id for job in appends for row in job.rows)
@@ -137,17 +139,27 @@ class GroupWriter(ABC):
             self.write(_INSERT_KEY, sorted(set(keys)))
         self._rollups.add_appends(appends)
 
-    def _link(self, job: AppendJob, heads: dict[str, object]) -> Iterator[EventRow]:
-        """The rows of an append, continuing the chains of their sessions; `heads` are moved to the last of them."""
+    def _link(
+        self, job: AppendJob, heads: dict[str, object], continued: set[tuple[str, str | None]]
+    ) -> Iterator[EventRow]:
+        """The rows of an append, continuing the chains of their sessions; `heads` are moved to the last of them.
+
+        The row of the session is locked, so its head is compared and set at once: that alone refuses a fork where the
+        events are partitioned by time. `continued` are the events that earlier rows continue.
+        """
         for row in job.rows:
-            head, parent = heads.get(row.session_id), row.parent_event_id
-            # Without `at_head`, the unique index refuses a second continuation.
-            if job.at_head and isinstance(head, str) and parent not in (None, head):
+            session_id, parent = row.session_id, row.parent_event_id
+            head = heads.get(session_id)
+            if isinstance(head, str) and parent not in (None, head):
                 assert parent is not None
-                if self._has_other_request(job, row.session_id, parent):
-                    raise _ChainMovedError(row.session_id)
-                row = replace(row, parent_event_id=head)
-            heads[row.session_id] = row.id
+                if job.at_head:
+                    if self._has_other_request(job, session_id, parent):
+                        raise _ChainMovedError(session_id)
+                    row = replace(row, parent_event_id=head)
+                elif (session_id, parent) in continued or self.fetch(_CONTINUATION, (session_id, parent)):
+                    raise _ChainMovedError(session_id)
+            continued.add((session_id, row.parent_event_id))
+            heads[session_id] = row.id
             yield row
 
     def _has_other_request(self, job: AppendJob, session_id: str, parent_id: str) -> bool:
@@ -206,8 +218,7 @@ class GroupWriter(ABC):
         for row in job.rows:
             if self.fetch("SELECT 1 FROM holdfast.events WHERE id = ?", (row.id,)):
                 return duplicate_event_error(row.id)
-            continuation = "SELECT 1 FROM holdfast.events WHERE session_id = ? AND parent_event_id = ?"
-            if self.fetch(continuation, (row.session_id, row.parent_event_id)):
+            if self.fetch(_CONTINUATION, (row.session_id, row.parent_event_id)):
                 return continued_elsewhere_error(row.session_id)
         return None
 

@@ -1,0 +1,2 @@
+-- PostgreSQL only: tables partitioned by time. A file is of one machine.
+SELECT 1;
