@@ -63,6 +63,7 @@ deep: .venv/.dev  ## Slow checks: all API phases, more examples, 5,000 compactio
 	HYPOTHESIS_PROFILE=deep $(PYTEST) -p no:xdist --timeout=900 tests/gateway/test_properties.py
 	HOLDFAST_MUTATED_BODIES=20000 $(PYTEST) -p no:xdist --timeout=1800 tests/gateway/test_mutated_bodies.py
 	HOLDFAST_SIMULATION_SEEDS=10000 $(PYTEST) -n 2 tests/simulation/test_seeds.py -k every_seed
+	HOLDFAST_PLAN_EVENTS=10000000 $(PYTEST) -p no:xdist --timeout=3600 tests/stores/postgres/test_plans.py
 	HOLDFAST_REPLICA_SECONDS=300 $(PYTEST) -p no:xdist --log-cli-level=INFO tests/gateway/test_replicas.py
 	HOLDFAST_FAULT_ROUNDS=25 $(PYTEST) -p no:xdist --timeout=3600 --log-cli-level=INFO tests/gateway/test_faults.py
 	HOLDFAST_MUTATED_EXCHANGES=10000 $(PYTEST) -p no:xdist tests/gateway/test_mutated_exchanges.py

@@ -9,7 +9,7 @@ after a sequence number misses nothing.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 
@@ -163,9 +163,19 @@ class PostgresWriter(GroupWriter):
                 self._connection.execute(NOTIFY)
 
     def _insert_events(self, rows: Sequence[EventRow]) -> None:
-        with self._connection.cursor() as cursor, cursor.copy(COPY_EVENTS) as copy:
+        self._copy(COPY_EVENTS, map(astuple, rows))
+
+    def insert(self, table: str, columns: tuple[str, ...], rows: Sequence[Sequence[Cell]], /) -> None:
+        # COPY is three to four times as fast, but knows no ON CONFLICT.
+        if self._is_fast_path:
+            self._copy(f"COPY holdfast.{table} ({', '.join(columns)}) FROM STDIN", rows)
+        else:
+            super().insert(table, columns, rows)
+
+    def _copy(self, statement: str, rows: Iterable[Sequence[object]]) -> None:
+        with self._connection.cursor() as cursor, cursor.copy(statement) as copy:
             for row in rows:
-                copy.write_row(POSTGRES.encode_cells(astuple(row)))
+                copy.write_row(POSTGRES.encode_cells(row))
 
     def write(self, query: str, rows: Sequence[Sequence[Cell]], /) -> None:
         with self._connection.cursor() as cursor:
@@ -266,6 +276,9 @@ class PostgresStore(DatabaseEventLog):
         )
         changes = SqlChanges(server, ConnectionPool(server.connect))
         super().__init__(server, reads, changes, writer=writer, event_bytes_max=event_bytes_max)
+        if migration_mode != "create":
+            # Also for replicas whose role may not create tables.
+            self._maintain(keep_up)
 
     def make_notifications(self, direct_url: str | None = None) -> OpenNotifications:
         address = self._address if direct_url is None else parse_address(direct_url)

@@ -4,13 +4,16 @@ All of it may run in several processes at once. Locks belong to a transaction, s
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
 from psycopg import sql
+from psycopg.errors import LockNotAvailable
 
 from holdfast.ledger.postings import ROLLUPS, SESSION_DAYS
 from holdfast.stores.postgres.server import PostgresConnection
 from holdfast.stores.sql.analytics_queries import merge_writer_rows
+from holdfast.stores.sql.events import as_int
 
 MONTHS_AHEAD = 2
 _UPKEEP_LOCK = 0x484F4C45  # Next to the lock of migrations.
@@ -46,27 +49,32 @@ class _Partition(msgspec.Struct, frozen=True):
         return sql.Identifier("holdfast", self.name)
 
 
-def keep_up(connection: PostgresConnection) -> None:
-    """Creates partitions ahead, and merges the sums of past days; one process does it while others go on."""
+def keep_up(connection: PostgresConnection) -> int:
+    """Creates partitions ahead, and merges the sums of past days; returns how many partitions are new.
+
+    One process does it while others go on.
+    """
     with connection.transaction():
         _limit_locks(connection)
-        if _fetch(connection, "SELECT 1 WHERE pg_try_advisory_xact_lock(%s)", _UPKEEP_LOCK):
-            connection.execute("SELECT holdfast.add_partitions(%s)", (MONTHS_AHEAD,))
-            ((day,),) = _fetch(connection, _FIRST_DAY_KEPT)
-            for table in WRITER_SUMS:
-                connection.execute(merge_writer_rows(table), (day,))
+        if not _fetch(connection, "SELECT 1 WHERE pg_try_advisory_xact_lock(%s)", _UPKEEP_LOCK):
+            return 0
+        ((added,),) = _fetch(connection, "SELECT holdfast.add_partitions(%s)", MONTHS_AHEAD)
+        ((day,),) = _fetch(connection, _FIRST_DAY_KEPT)
+        for table in WRITER_SUMS:
+            connection.execute(merge_writer_rows(table), (day,))
+    return as_int(added)
 
 
 def clear_partitions(connection: PostgresConnection, kept_types: Sequence[str], *, before: float) -> int:
     """Removes all other events of the months in which no session has an event since `before`; returns how many.
 
     The sessions are then counted again, and their sums derived again, as after `prune`. A month with a session that
-    went on stays as it is: that is left to `prune`, session by session.
+    went on, or that is locked, stays as it is: that is left to `prune`, session by session.
     """
     removed = 0
     for partition in _iterate_ended(connection, before):
         if partition.parent == "events" and not _fetch(connection, _IS_ACTIVE, before, partition.until):
-            with connection.transaction():
+            with suppress(LockNotAvailable), connection.transaction():
                 removed += _clear_month(connection, partition, kept_types, before)
     return removed
 
@@ -96,15 +104,15 @@ def _clear_month(connection: PostgresConnection, part: _Partition, kept_types: S
     connection.execute(_RECOUNT)
     # Without its requests, a session cannot be continued.
     connection.execute("DELETE FROM holdfast.conversation_keys WHERE session_id IN (SELECT session_id FROM touched)")
-    assert isinstance(count, int)
-    return count
+    return as_int(count)
 
 
 def drop_empty_partitions(connection: PostgresConnection, *, before: float) -> int:
     """Drops the partitions that ended before a time and have no rows any more; returns how many."""
     dropped = 0
     for partition in _iterate_ended(connection, before):
-        with connection.transaction():
+        # One that is in use is dropped another time.
+        with suppress(LockNotAvailable), connection.transaction():
             _limit_locks(connection)
             parent = sql.Identifier("holdfast", partition.parent)
             connection.execute(sql.SQL("LOCK TABLE {} IN ACCESS EXCLUSIVE MODE").format(parent))

@@ -87,7 +87,8 @@ DELETE_SESSION_ROWS = [f"DELETE FROM holdfast.{name} WHERE session_id = ?" for n
 PENDING_SESSIONS = (
     "SELECT id FROM holdfast.sessions WHERE entered_events <> event_count AND id >= ? ORDER BY id LIMIT ?"
 )
-ANY_PENDING_SESSION = "SELECT 1 FROM holdfast.sessions WHERE entered_events <> event_count LIMIT 1"
+# Not with LIMIT: PostgreSQL expects the two to differ in most rows, and would read the table up to the first.
+ANY_PENDING_SESSION = "SELECT 1 FROM holdfast.sessions WHERE entered_events <> event_count GROUP BY 1"
 MARK_ROLLED_UP = "UPDATE holdfast.sessions SET entered_events = event_count WHERE id = ?"
 SESSION_STATE = f"SELECT s.event_count, s.entered_events, {chain_head('s')} FROM holdfast.sessions AS s WHERE s.id = ?"
 COUNT_EVENTS_AFTER = "SELECT count(*) FROM holdfast.events WHERE session_id = ? AND seq > ?"

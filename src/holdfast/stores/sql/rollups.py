@@ -117,6 +117,8 @@ class QueryPort(Protocol):
 
     def write(self, query: str, rows: Sequence[Sequence[Cell]], /) -> None: ...
 
+    def insert(self, table: str, columns: tuple[str, ...], rows: Sequence[Sequence[Cell]], /) -> None: ...
+
 
 class _SessionState:
     """The accounting state of a session, and the event up to which it is valid."""
@@ -257,8 +259,7 @@ class RollUpWriter:
         """Writes what was computed, always in the same order, so that two processes cannot deadlock."""
         for kind, rows in self._rows.items():
             if rows:
-                insert = queries.insert_rows(TABLE_NAMES[kind], kind.__struct_fields__)
-                port.write(insert, [astuple(row) for row in rows])
+                port.insert(TABLE_NAMES[kind], kind.__struct_fields__, [astuple(row) for row in rows])
                 rows.clear()
         for table in ROLLUPS:
             sums = {self._own_row(table, key): added for key, added in self._totals.rows(table).items()}

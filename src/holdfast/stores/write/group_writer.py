@@ -10,6 +10,7 @@ from msgspec.structs import astuple, replace
 
 from holdfast.catalog.lookup import Models
 from holdfast.errors import StoreError
+from holdfast.stores.sql.analytics_queries import insert_rows
 from holdfast.stores.sql.connection import Cursor, Engine, SqlConnection
 from holdfast.stores.sql.dialect import repeat_params
 from holdfast.stores.sql.events import (
@@ -27,7 +28,6 @@ from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJo
 _DELETE_SESSION = "DELETE FROM holdfast.sessions WHERE id = ?"
 
 
-_INSERT_KEY = "INSERT INTO holdfast.conversation_keys (key, at, session_id) VALUES (?, ?, ?) ON CONFLICT DO NOTHING"
 _DELETE_KEYS = "DELETE FROM holdfast.conversation_keys WHERE session_id = ?"
 _REQUEST_SINCE = """
 SELECT 1 FROM holdfast.events WHERE session_id = ? AND type = 'request.prepared'
@@ -50,6 +50,8 @@ class GroupWriter(ABC):
         self._engine = engine
         self._connection = connection
         self._rollups = RollUpWriter(models)
+        self._is_fast_path = False
+        """Whether a conflict rolls everything back, and the group is then written job by job."""
         self._refused_ids: set[str] = set()
         """Events of refused appends. What was queued to continue them must not be on the log without them."""
 
@@ -60,6 +62,10 @@ class GroupWriter(ABC):
     @abstractmethod
     def write(self, query: str, rows: Sequence[Sequence[Cell]], /) -> None:
         """Runs a statement once for each row of parameters."""
+
+    def insert(self, table: str, columns: tuple[str, ...], rows: Sequence[Sequence[Cell]], /) -> None:
+        """Adds rows; one that is already there is left as it is, or fails the fast path."""
+        self.write(insert_rows(table, columns), rows)
 
     @abstractmethod
     def _insert_events(self, rows: Sequence[EventRow]) -> None: ...
@@ -90,11 +96,15 @@ class GroupWriter(ABC):
         appends = [job for job in group if isinstance(job, AppendJob)]
         if len(appends) == len(group) and not any(map(self._find_refused_parent, appends)):
             # Much faster. It fails only if an event is already known or continued, and the slow path finds out which.
-            with suppress(self._engine.violation, _ChainMovedError):
-                with self._transaction() as settles:
-                    self._insert(appends)
-                    settles += [partial(job.done.set_result, None) for job in appends]
-                return settles
+            self._is_fast_path = True
+            try:
+                with suppress(self._engine.violation, _ChainMovedError):
+                    with self._transaction() as settles:
+                        self._insert(appends)
+                        settles += [partial(job.done.set_result, None) for job in appends]
+                    return settles
+            finally:
+                self._is_fast_path = False
         with self._transaction() as settles:
             self._lock(group)
             settles += [self._run_job(job) for job in group]
@@ -136,7 +146,7 @@ class GroupWriter(ABC):
             self._refused_ids.difference_update(row.id for job in appends for row in job.rows)
         keys = [key for job in appends for key in job.conversation_keys]
         if keys:
-            self.write(_INSERT_KEY, sorted(set(keys)))
+            self.insert("conversation_keys", ("key", "at", "session_id"), sorted(set(keys)))
         self._rollups.add_appends(appends)
 
     def _link(

@@ -88,7 +88,8 @@ $$ DECLARE
     added integer := 0;
 BEGIN
     FOR parent, since IN
-        SELECT p.parent, to_timestamp(max(p.until)) AT TIME ZONE 'UTC' FROM holdfast.partitions AS p GROUP BY p.parent ORDER BY 1
+        SELECT p.parent, coalesce(to_timestamp(max(p.until)) AT TIME ZONE 'UTC', date_trunc('month', now() AT TIME ZONE 'UTC'))
+        FROM holdfast.partitions AS p GROUP BY p.parent ORDER BY 1
     LOOP
         WHILE since <= date_trunc('month', now() AT TIME ZONE 'UTC') + make_interval(months => months) LOOP
             until := since + interval '1 month';
