@@ -43,12 +43,16 @@ RETAINED_EVENT_TYPES = tuple(str(kind.__struct_config__.tag) for kind in RETAINE
 
 
 def prune_content(log: DatabaseEventLog, *, before: float, may_continue: Callable[[], bool] = lambda: True) -> int:
-    """Removes the content of sessions without an event since `before`, session by session; returns how many events."""
-    removed = 0
+    """Removes the content of sessions without an event since `before`; returns how many events.
+
+    Whole partitions first, then session by session.
+    """
+    removed = log.clear_partitions(RETAINED_EVENT_TYPES, before=before) if may_continue() else 0
     for session_id, _ in log.list_prunable(RETAINED_EVENT_TYPES, before=before):
         if not may_continue():
             break
         removed += log.prune(session_id, RETAINED_EVENT_TYPES, before=before)
+    log.drop_empty_partitions(before=before)
     return removed
 
 
