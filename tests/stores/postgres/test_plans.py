@@ -66,6 +66,7 @@ ABOUT_ALL_ROWS = {
     r"^UPDATE holdfast\.sessions SET entered_events = -1$": "`db rebuild` marks every session",
     r"^SELECT [\w, ]+ FROM holdfast\.(calls|charges|failures|\w*_?days)$": "`db info --check` compares everything",
     r"^SELECT s\.id, count\(e\.id\) FROM holdfast\.sessions": "`db prune` counts the events of all old sessions",
+    r"AS spent FROM holdfast\.sessions AS s (WHERE .*)?ORDER BY spent DESC": "all sessions in the order of their cost",
     r"^DELETE FROM holdfast\.reservations WHERE at < ": "a plan without the time expects a third of the rows to be old",
     r"^SELECT 1 FROM holdfast\.sessions WHERE entered_events": "an index of the pending sessions alone, read in full",
     r"^SELECT 1 FROM holdfast\.sessions WHERE started_at < ": "`db prune` locks the sessions of a month",
@@ -113,10 +114,11 @@ def number_parameters(statement: str) -> str:
 
 
 def find_full_scans(plan: dict[str, Any], *, is_limited: bool = False) -> Iterator[str]:
-    """The tables of which a plan reads all rows: without a condition on an index, and without a limit."""
+    """The tables and, of many rows, the indexes that a plan reads in full: without a condition, and without a limit."""
     is_limited = is_limited or plan["Node Type"] == "Limit"
     is_scan = "Relation Name" in plan and "Scan" in plan["Node Type"] and plan["Node Type"] != "Bitmap Heap Scan"
-    is_whole = plan["Node Type"] == "Seq Scan" or ("Index Cond" not in plan and not is_limited)
+    # Of few rows, reading all in the order of an index may be the best plan for a join.
+    is_whole = plan["Node Type"] == "Seq Scan" or (IS_LARGE and "Index Cond" not in plan and not is_limited)
     if is_scan and is_whole:
         # A partial index may be read in full where it is small.
         yield plan["Index Name"] if IS_LARGE and "Index Name" in plan else plan["Relation Name"]
