@@ -56,6 +56,7 @@ bench: .venv/.dev  ## Measure, as ratios in one run; `make bench NAME` runs one
 
 clients: .venv/.dev  ## Run real clients from npm and PyPI through the gateway; LATEST=1 takes their newest versions
 	$(BIN)/python -m conformance $(if $(LATEST),--latest)
+	$(BIN)/python -m conformance.wrapped
 
 deep: .venv/.dev  ## Slow checks: all API phases, more examples, 5,000 compactions, 50 mutants
 	HOLDFAST_EVERY_CASE=1 $(PYTEST) -n 2 tests/service/test_openapi.py tests/gateway/test_provider_schemas.py

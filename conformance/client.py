@@ -80,13 +80,17 @@ def install_packages(
     registry: Literal["npm", "pypi"],
     packages: tuple[tuple[str, str], ...],
     *,
+    also: tuple[str, ...] = (),
     seconds_max: float = INSTALL_SECONDS_MAX,
 ) -> None:
-    """Install packages into an environment of their own, unless it has exactly these versions already."""
+    """Install packages into an environment of their own, unless it has exactly these versions already.
+
+    `also` are requirements of other packages, as pip takes them.
+    """
     separator = "@" if registry == "npm" else "=="
-    wanted = [f"{name}{separator}{version}" for name, version in packages]
+    wanted = [*(f"{name}{separator}{version}" for name, version in packages), *also]
     mark = folder / "installed.txt"
-    if mark.exists() and mark.read_text().split() == wanted:
+    if mark.exists() and mark.read_text().splitlines() == wanted:
         return
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
