@@ -11,10 +11,16 @@ from google import genai
 from google.genai import errors, types
 from tests.support.loopback import Server, says, serving
 from tests.support.served import TIMEOUT_SECONDS, reply_handler, serve_handlers
+from tests.support.simulated_gemini import LONG
 
+from holdfast.clock import ManualClock
+from holdfast.events.payloads.cache import CacheSettings, ExplicitCacheChanged
 from holdfast.events.payloads.calls import LlmCallFailed
 from holdfast.integrations import recorder_of, wrap
 from holdfast.providers.gemini import gemini
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.stores.memory import MemoryStore
+from holdfast.testing.server_thread import serve_provider
 from holdfast.types.blocks import Text, ToolUse
 from holdfast.types.reply import Reply
 from holdfast.types.usage import Usage
@@ -174,3 +180,102 @@ async def test_errors_of_asynchronous_calls_are_raised_unchanged_and_recorded() 
         assert failure_classes(client) == ["server_error", "server_error"]
         await client.aio.aclose()
         client.close()
+
+
+class PausedChat:
+    """A wrapped client of the simulator, whose calls are further apart than the implicit cache lasts."""
+
+    def __init__(self, url: str, provider: SimulatedProvider, clock: ManualClock) -> None:
+        self.provider, self.clock, self.store = provider, clock, MemoryStore()
+        options = types.HttpOptions(base_url=url, timeout=int(TIMEOUT_SECONDS * 1000))
+        bare = genai.Client(api_key="key", http_options=options)
+        self.client = wrap(bare, store=self.store, clock=clock)
+        self.contents: list[Any] = []
+
+    def question(self) -> dict[str, Any]:
+        self.clock.advance(600)
+        self.contents.append({"role": "user", "parts": [{"text": f"Question {len(self.contents)}."}]})
+        return {"model": FLASH, "contents": self.contents, "config": {"system_instruction": LONG}}
+
+    def add(self, text: str | None) -> None:
+        assert text
+        self.contents.append({"role": "model", "parts": [{"text": text}]})
+
+    def ask(self, *, times: int = 1) -> None:
+        for _ in range(times):
+            self.add(self.client.models.generate_content(**self.question()).text)
+
+    def stream(self) -> None:
+        chunks = self.client.models.generate_content_stream(**self.question())
+        self.add("".join(chunk.text or "" for chunk in chunks))
+
+    async def ask_async(self) -> None:
+        self.add((await self.client.aio.models.generate_content(**self.question())).text)
+
+    async def stream_async(self) -> None:
+        chunks = await self.client.aio.models.generate_content_stream(**self.question())
+        self.add("".join([chunk.text or "" async for chunk in chunks]))
+
+    def sent(self, path: str = "enerateContent") -> list[tuple[int, bool]]:
+        """Status of each request, and whether it refers to an explicit cache."""
+        requests = [request for request in self.provider.requests if path in request.path]
+        return [(request.status, b'"cachedContent":"' in request.body) for request in requests]
+
+    def actions(self) -> list[str]:
+        payloads = [event.payload for event in recorder_of(self.client).read_events()]
+        return [payload.action for payload in payloads if isinstance(payload, ExplicitCacheChanged)]
+
+    def lose_cache(self) -> None:
+        (cache,) = self.provider.explicit_caches
+        self.provider.handle("DELETE", f"/v1beta/{cache.name}", headers={"x-goog-api-key": "key"}, body=b"")
+
+
+@pytest.fixture
+def chat() -> Iterator[PausedChat]:
+    clock = ManualClock(1_790_000_000.0)
+    provider = SimulatedProvider(clock=clock)
+    with serve_provider(provider) as url:
+        yield PausedChat(url, provider, clock)
+
+
+def test_an_explicit_cache_is_created_used_and_recorded_where_reads_were_missed(chat: PausedChat) -> None:
+    chat.ask(times=3)
+    chat.stream()
+    assert chat.sent() == [(200, False), (200, False), (200, True), (200, True)]
+    assert chat.sent("/cachedContents") == [(200, False)]
+    assert chat.actions() == ["created"]
+    assert [usage.cache_read > 4_096 for usage in recorded_usage(chat.client)] == [False, False, True, True]
+
+
+def test_a_lost_cache_is_not_noticed_by_the_caller(chat: PausedChat) -> None:
+    chat.ask(times=3)
+    chat.lose_cache()
+    chat.stream()
+    chat.ask()
+    sent = [(200, False), (200, False), (200, True), (403, True), (200, False), (200, True)]
+    assert chat.sent() == sent
+    assert chat.actions() == ["created", "lost", "created"]
+
+
+def test_caching_turned_off_deletes_the_explicit_cache(chat: PausedChat) -> None:
+    chat.ask(times=3)
+    chat.store.records.set_settings(CacheSettings(providers={"gemini": False}))
+    chat.ask(times=2)
+    assert chat.sent() == [(200, False), (200, False), (200, True), (200, False), (200, False)]
+    assert chat.provider.explicit_caches == ()
+    assert chat.actions() == ["created", "deleted"]
+
+
+async def test_asynchronous_calls_use_an_explicit_cache_too() -> None:
+    clock = ManualClock(1_790_000_000.0)
+    provider = SimulatedProvider(clock=clock)
+    with serve_provider(provider) as url:
+        chat = PausedChat(url, provider, clock)
+        for _ in range(2):
+            await chat.ask_async()
+        await chat.stream_async()
+        chat.lose_cache()
+        await chat.stream_async()
+        await chat.client.aio.aclose()
+        assert chat.sent() == [(200, False), (200, False), (200, True), (403, True), (200, False)]
+        assert chat.actions() == ["created", "lost"]

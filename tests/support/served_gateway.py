@@ -26,8 +26,10 @@ from holdfast.gateway.key_limits import KeyBudgets, KeyLimits, KeyLimitTable, Re
 from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.recording.restore import read_learned, restore_plans, sum_spending_today
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
+from holdfast.gateway.rewrite.explicit_caches import ExplicitCaches
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
 from holdfast.gateway.routes import RouteTable, UpstreamSettings, make_simulated_upstreams
+from holdfast.planning.explicit_cache import ExplicitCacheConfig
 from holdfast.service.app import REQUESTS_MAX, make_app
 from holdfast.service.context import AppContext
 from holdfast.service.route_table import ROUTES
@@ -99,6 +101,7 @@ def serve_gateway(
     when_unavailable: Literal["deny", "allow"] = "deny",
     upstreams: Mapping[str, UpstreamSettings] | None = None,
     requests_max: int = REQUESTS_MAX,
+    cache_ttl_seconds: int = 3600,
 ) -> Iterator[ServedGateway]:
     log = store or MemoryStore()
     assert isinstance(log, HasRecords)
@@ -149,6 +152,11 @@ def serve_gateway(
         clock=clock,
         rewriter=rewriter,
         keep_alive=keep_alive,
+        explicit_caches=ExplicitCaches(
+            ExplicitCacheConfig(cache_ttl_seconds),
+            read_settings=log.records.settings,
+            leases=ProcessLeases(log.records.shared, new_ulid(clock())),
+        ),
         budgets=budgets,
         drain=drain,
         leases=leases,

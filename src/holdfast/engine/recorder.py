@@ -17,7 +17,7 @@ from holdfast.engine.call_record import split_writes_by_ttl
 from holdfast.engine.guard import WarningLog
 from holdfast.errors import FailureKind
 from holdfast.events.log import Event, EventLog
-from holdfast.events.payloads.cache import CachePinged, PingKind
+from holdfast.events.payloads.cache import CachePinged, ExplicitCacheChanged, PingKind
 from holdfast.events.payloads.calls import (
     UNPRICED,
     LlmCallCompleted,
@@ -281,6 +281,12 @@ class CallRecorder:
         with self._lock, self._warnings.suppress_errors(_NOT_RECORDED):
             self._write(pinged)
         return cost
+
+    def record_cache_changes(self, changes: Sequence[ExplicitCacheChanged]) -> None:
+        """Record what the response to a call said about its explicit cache."""
+        if changes:
+            with self._lock, self._warnings.suppress_errors(_NOT_RECORDED):
+                self._write(*changes)
 
     def record_prewarm(self, prepared: ObservedRequest, usage: Usage, *, at: float, request_id: str = "") -> Decimal:
         """Record a request for no output that a client sent ahead of a call; returns its cost."""

@@ -57,6 +57,8 @@ from holdfast.layers.assemble import stable_segments, with_nonce
 from holdfast.ledger.accounting import answer_usage
 from holdfast.planning.explicit_cache import ExplicitCacheState
 from holdfast.planning.learned import (
+    NO_IMPLICIT_READS,
+    ImplicitReads,
     ObservedFloor,
     RequestRecord,
     UpgradeBelief,
@@ -321,6 +323,7 @@ def _switch_model(state: SessionState, switched: ModelSwitched) -> SessionState:
         calibration=TokenCalibration(),
         uncached_calls=state.uncached_calls if same_provider else 0,
         uncached_span=state.uncached_span if same_provider else (0.0, 0.0),
+        implicit_reads=state.implicit_reads if same_provider else NO_IMPLICIT_READS,
         refused_prefix=None,
         limits=NO_LIMITS,
         last_call=None,
@@ -499,16 +502,31 @@ def apply_call(state: SessionState, call: LlmCallCompleted) -> SessionState:
         # The provider has not seen this request, so its cache is unchanged.
         return with_call
     memory, usage = state.cache_memory, answer_usage(call)
+    implicit_reads = _count_implicit_reads(state, usage)
+    is_read = implicit_reads is not state.implicit_reads
     return replace(
         with_call,
         last_call=make_completed_call(state.request, usage),
         answered_blocks=len(state.digests),
         cache_memory=memory_after_call(memory, state.request, usage) if state.request else memory,
-        uncached_calls=state.uncached_calls + (call.usage.cache_read == 0),
-        uncached_span=state.uncached_span if call.usage.cache_read else _span(state),
+        uncached_calls=state.uncached_calls + (not is_read),
+        uncached_span=state.uncached_span if is_read else _span(state),
+        implicit_reads=implicit_reads,
         calibration=state.calibration.add_sample(estimated, usage.tokens_sent),
         diagnosis_baseline=update_diagnosis_baseline(state.diagnosis_baseline, call),
         compaction_watch=observe_call(state.compaction_watch, call.usage),
+    )
+
+
+def _count_implicit_reads(state: SessionState, usage: Usage) -> ImplicitReads:
+    """With the newest request added; the same object if it read nothing, or would not have without its cache."""
+    memory, request, cache = state.cache_memory, state.request, state.explicit_cache
+    at = request.at if request is not None else 0.0
+    return state.implicit_reads.add_call(
+        usage.cache_read,
+        explicit=cache is not None and at < cache.expires_at,
+        idle_seconds=None if memory.last_at is None else at - memory.last_at,
+        prompt_tokens=memory.tail_tokens,
     )
 
 

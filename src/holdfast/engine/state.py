@@ -13,7 +13,7 @@ from holdfast.events.payloads.cache import CacheControlsApplied, CacheLearned
 from holdfast.events.payloads.calls import LlmCallStarted
 from holdfast.events.payloads.session import ParentSession
 from holdfast.planning.explicit_cache import ExplicitCacheState
-from holdfast.planning.learned import CacheMemory, RequestRecord
+from holdfast.planning.learned import NO_IMPLICIT_READS, CacheMemory, ImplicitReads, RequestRecord
 from holdfast.recovery.attempts import Incidents
 from holdfast.types.prompt import HistoryEntry, LayerText, Layout, Parameters, Segment, Ttl
 from holdfast.types.request_buffer import PrefixDigest
@@ -81,10 +81,10 @@ class SessionState(msgspec.Struct, frozen=True):
     """The first `sent_count` entries were in the last request or its reply; `digests` is that request's digest chain.
 
     `uncached_calls` counts calls that read nothing from any cache; `uncached_span` holds the start times of the first
-    and the last of them. `padding` is the reason for the padding decision. `request` is the newest request, `last_call`
-    the newest completed one. `delegated_sessions` work for this one; their cost is not included yet.
-    `message_count` counts all messages on the log, including those no longer in the view. `undo_point` is what undoing
-    the newest compaction restores, None if nothing can be undone.
+    and the last of them. `implicit_reads` are those of the others. `padding` is the reason for the padding decision.
+    `request` is the newest request, `last_call` the newest completed one. `delegated_sessions` work for this one; their
+    cost is not included yet. `message_count` counts all messages on the log, including those no longer in the view.
+    `undo_point` is what undoing the newest compaction restores, None if nothing can be undone.
     """
 
     session_id: str
@@ -129,6 +129,7 @@ class SessionState(msgspec.Struct, frozen=True):
     calibration: TokenCalibration = TokenCalibration()
     uncached_calls: int = 0
     uncached_span: tuple[float, float] = (0.0, 0.0)
+    implicit_reads: ImplicitReads = NO_IMPLICIT_READS
     explicit_cache: ExplicitCacheState | None = None
     refused_prefix: str | None = None
     parent: ParentSession | None = None

@@ -3,13 +3,16 @@
 import asyncio
 import functools
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
+
+import msgspec
 
 from holdfast.clock import Clock
 from holdfast.engine.cache.single_flight import SingleFlight
 from holdfast.engine.leases import ProcessLeases
+from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.exchange import (
     BUFFERED_BYTES_MAX,
     AuthenticatedRequest,
@@ -21,6 +24,7 @@ from holdfast.gateway.exchange import (
     Receive,
     Send,
     collect_body,
+    correct_length,
     exceeds_buffer_limit,
     prepare_request,
     replay,
@@ -30,6 +34,16 @@ from holdfast.gateway.http.headers import Headers, filter_request_headers, filte
 from holdfast.gateway.keep_alive import ForwardedConversation, GatewayKeepAlive
 from holdfast.gateway.key_limits import KeyBudgets, RequestSize, measure_request
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
+from holdfast.gateway.rewrite.explicit_caches import (
+    CACHE_RESPONSE_BYTES_MAX,
+    CACHE_SECONDS_MAX,
+    REFUSED_STATUSES,
+    CacheUse,
+    ExplicitCaches,
+    find_query_key,
+    identify_credential,
+)
+from holdfast.gateway.rewrite.operations import IMPLICIT_CACHE_MISSED
 from holdfast.gateway.rewrite.request_analysis import RequestAnalysis
 from holdfast.gateway.routes import RouteTable, Target, Upstream, get_raw_path
 from holdfast.gateway.websocket import (
@@ -42,6 +56,7 @@ from holdfast.gateway.websocket import (
     make_handshake,
 )
 from holdfast.gateway.websocket_calls import ResponsePrompts, SocketOwner
+from holdfast.providers.registry import get_adapter
 
 logger = logging.getLogger(__name__)
 Scope = MutableMapping[str, Any]
@@ -79,6 +94,7 @@ class Gateway:
         clock: Clock,
         rewriter: ConversationRewriter | None = None,
         keep_alive: GatewayKeepAlive | None = None,
+        explicit_caches: ExplicitCaches | None = None,
         budgets: KeyBudgets | None = None,
         drain: bool = False,
         leases: ProcessLeases | None = None,
@@ -89,6 +105,7 @@ class Gateway:
         self._clock = clock
         self._rewriter = rewriter
         self._keep_alive = keep_alive
+        self._explicit_caches = explicit_caches
         self._budgets = budgets
         self._drain = drain
         self._single_flight = SingleFlight(leases=leases)
@@ -169,13 +186,86 @@ class Gateway:
         if request.analysis is None:
             await self._forward(exchange, request, scope, send)
             return
+        analysis, planned = request.analysis, request
+        request = await self._use_explicit_cache(exchange, request, scope)
         # Single flight: of concurrent requests with the same prefix, one writes the cache and the others wait.
         try:
-            async with self._single_flight.acquire(request.analysis.flight_key, self._clock) as slot:
-                await self._forward(exchange, request, scope, send, on_response_started=slot.mark_begun)
+            async with self._single_flight.acquire(analysis.flight_key, self._clock) as slot:
+                if not await self._forward(exchange, request, scope, send, on_response_started=slot.mark_begun):
+                    whole = replay([_make_body_message(planned.sent_body)], receive)
+                    planned = msgspec.structs.replace(planned, receive=whole)
+                    distrust = functools.partial(self._distrust_cache, exchange, request.cache_use)
+                    await self._forward(exchange, planned, scope, send, on_response_started=distrust)
         finally:
             if not exchange.is_successful:
-                self._notify(functools.partial(self._record_response, request.analysis), exchange)
+                self._notify(functools.partial(self._record_response, analysis), exchange)
+
+    async def _use_explicit_cache(self, exchange: Exchange, request: ForwardRequest, scope: Scope) -> ForwardRequest:
+        """The request with a reference to an explicit cache, which is created or extended first if that pays.
+
+        Never raises: if anything goes wrong, the request is sent with all of its prompt.
+        """
+        caches, analysis = self._explicit_caches, request.analysis
+        if caches is None or analysis is None or analysis.adapter.name != "gemini":
+            return request
+        upstream, query = self._routes.upstreams[exchange.target.mount], scope.get("query_string", b"")
+        begin = functools.partial(caches.begin, analysis, request.sent_body, path=exchange.target.path)
+        try:
+            credential = identify_credential(request.headers, query, upstream.authority)
+            use = await asyncio.to_thread(begin, credential=credential, at=exchange.started_at)
+            if use is None:
+                return request
+            await self._send_cache_request(use, upstream, request.headers, find_query_key(query))
+            referring = use.encode()
+        except Exception as error:  # noqa: BLE001 - a cache that fails must not break the client's call
+            logger.info("a request is sent without an explicit cache: %s", type(error).__name__)
+            return request
+        exchange.opening_changes = use.take_changes()
+        if use.cache is None or referring is None:
+            return request
+        exchange.explicit_cache_tokens = use.cache.tokens
+        exchange.changes = (*exchange.changes, RequestChange(IMPLICIT_CACHE_MISSED, use.cache.name, is_applied=True))
+        whole = replay([_make_body_message(referring, recorded=request.sent_body)], request.receive)
+        headers = correct_length(request.headers, referring)
+        return msgspec.structs.replace(request, headers=headers, receive=whole, cache_use=use)
+
+    async def _send_cache_request(self, use: CacheUse, upstream: Upstream, headers: Headers, key: bytes) -> None:
+        request, caches = use.request, self._explicit_caches
+        if request is None or caches is None:
+            return
+        path = (upstream.prefix + request.endpoint.path).encode("latin-1") + (b"?" + key if key else b"")
+        status, answer = 0, b""
+        try:
+            async with asyncio.timeout(CACHE_SECONDS_MAX):
+                status, answer = await self._connections.exchange(
+                    upstream,
+                    request.endpoint.method,
+                    path,
+                    headers=headers,
+                    body=request.body,
+                    bytes_max=CACHE_RESPONSE_BYTES_MAX,
+                )
+        except (ConnectionCutError, TimeoutError):
+            pass
+        finally:
+            # Also if the client has left: what was sent may have changed the cache.
+            await asyncio.shield(asyncio.to_thread(caches.finish, use, status, answer, at=self._clock()))
+
+    def _lose_cache(self, exchange: Exchange, use: CacheUse | None, refusal: bytes) -> None:
+        """The provider has refused a request with a reference, which is sent again without it."""
+        exchange.add_response_bytes(refusal)
+        body = exchange.decode_response() or b""
+        exchange.restore_response(b"", 0)
+        if use is not None and self._explicit_caches is not None:
+            error = get_adapter(exchange.target.format).decode_error(exchange.status, {}, body)
+            self._explicit_caches.lose(use, error, at=self._clock())
+            exchange.closing_changes = use.take_changes()
+
+    def _distrust_cache(self, exchange: Exchange, use: CacheUse | None) -> None:
+        """The provider has accepted the request without the reference."""
+        if use is not None and self._explicit_caches is not None:
+            self._explicit_caches.distrust(use, at=self._clock())
+            exchange.closing_changes += use.take_changes()
 
     async def _open_websocket(
         self, exchange: Exchange, admitted: AuthenticatedRequest, scope: Scope, channels: tuple[Receive, Send]
@@ -267,14 +357,15 @@ class Gateway:
         send: Send,
         *,
         on_response_started: Callable[[], None] = lambda: None,
-    ) -> None:
+    ) -> bool:
+        """False if the provider refused the request because of its explicit cache, and the client has no answer."""
         upstream = self._routes.upstreams[exchange.target.mount]
         try:
             connection = await self._connections.acquire(upstream)
         except ConnectionCutError as error:
             await self._receive_unsent(exchange, request.receive)
             await _unreachable(exchange, send, str(error))
-            return
+            return True
         path = _upstream_path(upstream, exchange.target, scope)
         connection.start_request(scope["method"], path, filter_request_headers(request.headers, upstream.authority))
         active = _ActiveConnection(self._connections, upstream, connection, drain=self._drain)
@@ -290,8 +381,14 @@ class Gateway:
                 self._keep_alive.watch(idle)
 
         end = functools.partial(self._end_durably, learn=learn)
+        withheld = REFUSED_STATUSES if request.cache_use is not None else ()
         try:
-            await _relay_response(exchange, active, send, on_started=on_response_started, on_complete=end)
+            refusal = await _relay_response(
+                exchange, active, send, on_started=on_response_started, on_complete=end, withheld=withheld
+            )
+            if refusal is not None:
+                self._lose_cache(exchange, request.cache_use, refusal)
+            return refusal is None
         finally:
             sending.cancel()
             active.release()
@@ -329,12 +426,14 @@ class Gateway:
                 body: bytes = message.get("body", b"")
                 # Send first, then buffer for the recorder: recording must not delay the call.
                 await active.connection.write_body(body)
-                exchange.add_request_bytes(body)
+                if not exchange.is_sent:
+                    exchange.add_request_bytes(message.get("recorded", body))
                 body_incomplete = bool(message.get("more_body", False))
                 if not body_incomplete:
                     active.connection.end_request()
-                    exchange.is_sent = True
-                    self._notify(self._watcher.on_request, exchange)
+                    if not exchange.is_sent:
+                        exchange.is_sent = True
+                        self._notify(self._watcher.on_request, exchange)
         except Exception:
             active.connection.abort()
             raise
@@ -404,16 +503,22 @@ async def _relay_response(
     *,
     on_complete: Callable[[Exchange], Awaitable[None]],
     on_started: Callable[[], None] = lambda: None,
-) -> None:
-    """Forwards the response as it arrives. A truncated response is truncated for the client at the same byte."""
+    withheld: Collection[int] = (),
+) -> bytes | None:
+    """Forwards the response as it arrives. A truncated response is truncated for the client at the same byte.
+
+    One with a `withheld` status is returned instead, so that the request can be sent in another way.
+    """
     connection = active.connection
     try:
         head = await connection.read_head()
+        exchange.status, exchange.response_headers = head.status, head.headers
+        if head.status in withheld and not active.client_left:
+            return await connection.read_rest(CACHE_RESPONSE_BYTES_MAX)
     except ConnectionCutError:
         if not active.client_left:
             await _unreachable(exchange, send)
-        return
-    exchange.status, exchange.response_headers = head.status, head.headers
+        return None
     if head.status == 200:
         # Providers make a written prefix readable once the response begins; waiting requests may go now.
         on_started()
@@ -429,7 +534,7 @@ async def _relay_response(
             # Returning without a final body message makes the server close the client's connection early,
             # so the client sees the same truncation as we did.
             exchange.end = "cancelled" if active.client_left else "cut"
-            return
+            return None
         exchange.add_response_bytes(chunk)
         is_complete = connection.is_complete
         if is_complete:
@@ -439,6 +544,12 @@ async def _relay_response(
             await on_complete(exchange)
         if not active.client_left:
             await send({"type": "http.response.body", "body": chunk, "more_body": not is_complete})
+    return None
+
+
+def _make_body_message(body: bytes, **more: bytes) -> Message:
+    """A whole body as one ASGI message; `recorded` is the body to record in its place."""
+    return {"type": "http.request", "body": body, "more_body": False, **more}
 
 
 def _upstream_path(upstream: Upstream, target: Target, scope: Scope) -> bytes:

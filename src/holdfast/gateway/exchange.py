@@ -10,11 +10,12 @@ import msgspec
 
 from holdfast.clock import new_ulid
 from holdfast.errors import FailureKind, ProviderError
-from holdfast.events.payloads.cache import CacheControlsApplied
+from holdfast.events.payloads.cache import CacheControlsApplied, ExplicitCacheChanged
 from holdfast.events.payloads.calls import GatewayForwarded, RequestChange
 from holdfast.gateway.http.content_encoding import decompress_body
 from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, OWN_HEADER_PREFIX, Headers, get_header_value
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
+from holdfast.gateway.rewrite.explicit_caches import CacheUse
 from holdfast.gateway.rewrite.request_analysis import RequestAnalysis
 from holdfast.gateway.routes import Target
 from holdfast.planning.learned import Learner
@@ -133,6 +134,8 @@ class Exchange:
     `id` is unique, also across processes; what is recorded twice under one id counts once.
     `request_bytes` and `response_bytes` are the sizes as received, of bodies that were too large to buffer as well.
     `is_reserved`: the budget of its key holds an estimate for it. `is_sent`: the whole request was sent or noted.
+    `explicit_cache_tokens` of its prompt are in the explicit cache that it refers to; `opening_changes` and
+    `closing_changes` are what happened to that cache before the call and by its response.
     `record` belongs to the watcher. `queue_length` is how many exchanges waited for the recorder before this one.
     `original_body` is the request body as received, if a rewritten one was sent; `is_planned` says whether the planner
     has seen it. `analysis` has the plan of a message on a WebSocket. `session_id` is set once it is recorded.
@@ -163,6 +166,9 @@ class Exchange:
         self.is_ended = False
         self.changes: tuple[RequestChange, ...] = ()
         self.control_changes: tuple[CacheControlsApplied, ...] = ()
+        self.explicit_cache_tokens = 0
+        self.opening_changes: tuple[ExplicitCacheChanged, ...] = ()
+        self.closing_changes: tuple[ExplicitCacheChanged, ...] = ()
         self.session_id = ""
         self.record: object = None
         self.queue_length = 0
@@ -279,12 +285,21 @@ class ExchangeWatcher(Protocol):
 
 
 class ForwardRequest(msgspec.Struct, frozen=True):
-    """The request to forward: its headers, the source of its body, and the rewrite, if any, of the received `body`."""
+    """The request to forward: its headers, the source of its body, and the rewrite, if any, of the received `body`.
+
+    `cache_use` is set if it refers to an explicit cache.
+    """
 
     headers: Headers
     receive: Receive
     analysis: RequestAnalysis | None = None
     body: bytes = b""
+    cache_use: CacheUse | None = None
+
+    @property
+    def sent_body(self) -> bytes:
+        """The body as planned, with all of the prompt in it."""
+        return self.analysis.body or self.body if self.analysis else self.body
 
     @property
     def changes(self) -> tuple[RequestChange, ...]:
@@ -321,10 +336,13 @@ async def prepare_request(
     rewritten = analysis.body
     exchange.original_body = body
     whole: Message = {"type": "http.request", "body": rewritten, "more_body": False}
-    # Correct an existing content-length; a chunked body stays chunked.
-    length = b"%d" % len(rewritten)
-    headers = [(name, length if name == b"content-length" else value) for name, value in headers]
-    return ForwardRequest(headers, replay([whole], receive), analysis, body)
+    return ForwardRequest(correct_length(headers, rewritten), replay([whole], receive), analysis, body)
+
+
+def correct_length(headers: Headers, body: bytes) -> Headers:
+    """Corrects an existing content-length; a chunked body stays chunked."""
+    length = b"%d" % len(body)
+    return [(name, length if name == b"content-length" else value) for name, value in headers]
 
 
 async def collect_body(receive: Receive) -> tuple[list[Message], bytes | None]:

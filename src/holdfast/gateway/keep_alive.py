@@ -7,7 +7,7 @@ from holdfast.clock import Clock
 from holdfast.engine.leases import ProcessLeases
 from holdfast.gateway.exchange import Exchange
 from holdfast.gateway.http.connection import ConnectionCutError, UpstreamPool
-from holdfast.gateway.http.headers import Headers, filter_request_headers
+from holdfast.gateway.http.headers import Headers
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.ping_schedule import (
     KEEP_ALIVE_CHECK_SECONDS,
@@ -96,23 +96,11 @@ class GatewayKeepAlive:
         return sent
 
     async def _exchange(self, idle: ForwardedConversation, ping: GatewayPing) -> tuple[int, bytes]:
-        connection = await self._connections.acquire(idle.upstream)
-        try:
-            connection.start_request("POST", idle.path, _ping_headers(idle.headers, idle.upstream, len(ping.body)))
-            await connection.write_body(ping.body)
-            connection.end_request()
-            head = await connection.read_head()
-            chunks, size = [], 0
-            while not connection.is_complete and size <= GATEWAY_PING_RESPONSE_BYTES_MAX:
-                chunks.append(await connection.read_chunk())
-                size += len(chunks[-1])
-            return head.status, b"".join(chunks)
-        finally:
-            self._connections.release(idle.upstream, connection)
-
-
-def _ping_headers(headers: Headers, upstream: Upstream, size_bytes: int) -> Headers:
-    """The client's headers for a body of that length; without accept-encoding, so that the response is plain."""
-    dropped = (b"content-length", b"transfer-encoding", b"accept-encoding")
-    forwarded = [(name, value) for name, value in headers if name not in dropped]
-    return [*filter_request_headers(forwarded, upstream.authority), (b"content-length", b"%d" % size_bytes)]
+        return await self._connections.exchange(
+            idle.upstream,
+            "POST",
+            idle.path,
+            headers=idle.headers,
+            body=ping.body,
+            bytes_max=GATEWAY_PING_RESPONSE_BYTES_MAX,
+        )

@@ -25,16 +25,26 @@ from holdfast.engine.guard import WarningLog
 from holdfast.errors import UserError
 from holdfast.events.log import Event, EventLog
 from holdfast.events.payloads.cache import CacheControls, CacheControlsApplied
+from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.auth import may_rewrite
 from holdfast.gateway.exchange import Exchange, ExchangeEnd, GatewayCaller, make_learner
 from holdfast.gateway.http.headers import CREDENTIAL_HEADERS
 from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
+from holdfast.gateway.rewrite.explicit_caches import (
+    REFUSED_STATUSES,
+    CacheUse,
+    ExplicitCaches,
+    find_query_key,
+    identify_credential,
+)
+from holdfast.gateway.rewrite.operations import IMPLICIT_CACHE_MISSED
 from holdfast.gateway.rewrite.request_analysis import RequestAnalysis
 from holdfast.gateway.routes import RouteTable, Target, UpstreamSettings, resolve_upstreams
 from holdfast.integrations.keep_alive import ClientKeepAlive, ObservedConversation, SendRequest, replace_content
 from holdfast.ledger.accounting import CallRecord
 from holdfast.ledger.calls import Bill, compute_bill, iter_calls
+from holdfast.providers.gemini import gemini
 from holdfast.types.usage import Usage
 
 SESSIONS_MAX = 10_000
@@ -123,8 +133,10 @@ class ClientObserver:
         warnings: WarningLog,
         controls: Callable[[str], CacheControls] | None = None,
         keep_alive: ClientKeepAlive | None = None,
+        explicit_caches: ExplicitCaches | None = None,
     ) -> None:
         self.recorder = recorder
+        self.explicit_caches = explicit_caches
         self.keep_alive = keep_alive
         self.watcher = watcher
         self.rewriter = rewriter
@@ -156,8 +168,6 @@ class ClientObserver:
             if request.method == "POST":
                 self._plan(call, request.content, is_rewritable=may_rewrite(target, headers))
             self.open_calls.add(call)
-            with self.warnings.suppress_errors(_NOT_RECORDED):
-                self.watcher.on_request(exchange)
             return call
         return None
 
@@ -168,7 +178,9 @@ class ClientObserver:
         if analysis is None or not analysis.row.prices:
             # The catalog does not know the model.
             return
-        if not self._is_caching_enabled(exchange, analysis):
+        is_enabled = self._is_caching_enabled(exchange, analysis)
+        self._begin_cache_use(call, analysis, body, is_enabled=is_enabled)
+        if not is_enabled:
             if analysis.call is not None:
                 self.rewriter.record_response(analysis.call, None)
             return
@@ -181,6 +193,23 @@ class ClientObserver:
             call.replace_body(rewritten)
             exchange.restore_request(rewritten, len(rewritten))
             exchange.changes, exchange.original_body = analysis.changes, body if analysis.changes else None
+
+    def _begin_cache_use(
+        self, call: "ObservedCall", analysis: RequestAnalysis, body: bytes, *, is_enabled: bool
+    ) -> None:
+        if self.explicit_caches is None or analysis.adapter.name != "gemini":
+            return
+        exchange, url = call.exchange, call.request.url
+        headers = [(name.lower(), value) for name, value in call.request.headers.raw]
+        with self.warnings.suppress_errors("a call is sent without an explicit cache"):
+            call.cache_use = self.explicit_caches.begin(
+                analysis,
+                (analysis.body if is_enabled else None) or body,
+                path=exchange.target.path,
+                credential=identify_credential(headers, url.query, url.netloc),
+                at=exchange.started_at,
+                is_enabled=is_enabled,
+            )
 
     def _analyze(self, exchange: Exchange, body: bytes) -> RequestAnalysis | None:
         target = exchange.target
@@ -250,6 +279,8 @@ class ObservedCall:
         self.analysis: RequestAnalysis | None = None
         self.usage_filter: UsageEventFilter | None = None
         self.send_again: SendRequest | None = None
+        self.cache_use: CacheUse | None = None
+        self._whole_request: Any = None
         self._observer = observer
         self._is_ended = False
         self._tail = b""
@@ -282,8 +313,53 @@ class ObservedCall:
         headers = {} if self.usage_filter is None else {"accept-encoding": "identity"}
         self.request = replace_content(self.request, body, **headers)
 
+    def make_cache_request(self) -> Any:
+        """The request about an explicit cache that is to be sent before this one; None if there is none."""
+        wanted = self.cache_use.request if self.cache_use is not None else None
+        if wanted is None:
+            return None
+        given = self.request
+        prefix = given.url.path.removesuffix(self.exchange.target.path)
+        query = find_query_key(given.url.query)
+        url = given.url.copy_with(raw_path=(prefix + wanted.endpoint.path).encode() + (b"?" + query if query else b""))
+        headers = {**dict(given.headers), "content-length": str(len(wanted.body)), "accept-encoding": "identity"}
+        method = wanted.endpoint.method
+        return type(given)(method, url, headers=headers, content=wanted.body, extensions=given.extensions)
+
+    def finish_cache_use(self, status: int, answer: bytes) -> None:
+        """The request about the cache was answered, or could not be sent (status 0). Refers to the cache."""
+        use, caches, exchange = self.cache_use, self._observer.explicit_caches, self.exchange
+        with self._observer.warnings.suppress_errors("a call is sent without an explicit cache"):
+            if use is None or caches is None:
+                return
+            if use.request is not None:
+                caches.finish(use, status, answer, at=self._observer.clock())
+            exchange.opening_changes = use.take_changes()
+            referring = use.encode()
+            if use.cache is not None and referring is not None:
+                exchange.explicit_cache_tokens = use.cache.tokens
+                change = RequestChange(IMPLICIT_CACHE_MISSED, use.cache.name, is_applied=True)
+                exchange.changes = (*exchange.changes, change)
+                self._whole_request, self.request = self.request, replace_content(self.request, referring)
+
+    def is_withheld(self, response: Any) -> bool:
+        """Whether the provider refused the request because of its explicit cache, so that it is sent without."""
+        return self._whole_request is not None and response.status_code in REFUSED_STATUSES
+
+    def lose_cache(self, response: Any) -> None:
+        """The response was withheld; `request` is now the one without the cache."""
+        use, caches = self.cache_use, self._observer.explicit_caches
+        self.request, self._whole_request = self._whole_request, None
+        with self._observer.warnings.suppress_errors(_NOT_RECORDED):
+            if use is not None and caches is not None:
+                error = gemini.decode_error(response.status_code, {}, response.content)
+                caches.lose(use, error, at=self._observer.clock())
+                self.exchange.closing_changes = use.take_changes()
+
     @contextmanager
     def sending(self) -> Iterator[None]:
+        with self._observer.warnings.suppress_errors(_NOT_RECORDED):
+            self._observer.watcher.on_request(self.exchange)
         try:
             yield
         except BaseException as error:
@@ -297,6 +373,9 @@ class ObservedCall:
         exchange.status = response.status_code
         # From now on others can read what this request wrote.
         self._leave_flight(is_written=exchange.status == 200)
+        if self.cache_use is not None and self._observer.explicit_caches is not None and exchange.status == 200:
+            self._observer.explicit_caches.distrust(self.cache_use, at=self._observer.clock())
+            exchange.closing_changes += self.cache_use.take_changes()
         exchange.response_headers = [(name.lower(), value) for name, value in response.headers.raw]
         encoding = response.headers.get("content-encoding", "identity")
         if exchange.status != 200 or encoding != "identity":

@@ -7,6 +7,7 @@ proxies, credentials, hooks and time limits with the original. SDKs use `httpx` 
 import asyncio
 import copy
 import importlib
+import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from holdfast.gateway.rewrite.ping_schedule import PING_SECONDS_MAX
 from holdfast.integrations.client_observer import ClientObserver, ObservedCall
 from holdfast.integrations.keep_alive import SendRequest
 
+logger = logging.getLogger(__name__)
 _LIBRARIES = ("httpx2", "httpx")
 _OBSERVER = "holdfast_observer"
 
@@ -69,9 +71,15 @@ def _make_class(base: Any, library: Any) -> Any:
             if call is None:
                 return super().send(request, stream=stream, **options)
             call.send_again = self.holdfast_original.send
+            if call.cache_use is not None:
+                self._prepare_cache(call)
             with call.sending():
                 call.enter_flight()
                 response = super().send(call.request, stream=True, **options)
+                if call.is_withheld(response):
+                    response.read()
+                    call.lose_cache(response)
+                    response = super().send(call.request, stream=True, **options)
             if call.begin_response(response):
                 response.stream = ObservedStream(response.stream, call)
             if not stream:
@@ -81,6 +89,17 @@ def _make_class(base: Any, library: Any) -> Any:
                     response.close()
                     raise
             return response
+
+        def _prepare_cache(self, call: ObservedCall) -> None:
+            status, answer = 0, b""
+            try:
+                if (request := call.make_cache_request()) is not None:
+                    response = self.holdfast_original.send(request)
+                    status, answer = response.status_code, response.content
+            except Exception as error:  # noqa: BLE001 - without the cache the call is sent as it is
+                logger.info("a request about an explicit cache failed: %s", type(error).__name__)
+            finally:
+                call.finish_cache_use(status, answer)
 
         def __del__(self) -> None:
             # The original closes the connections that both share, or its owner still uses them.
@@ -124,9 +143,15 @@ def _make_async_class(base: Any, library: Any) -> Any:
             if call is None:
                 return await super().send(request, stream=stream, **options)
             call.send_again = _make_blocking(self.holdfast_original)
+            if call.cache_use is not None:
+                await self._prepare_cache(call)
             with call.sending():
                 await call.enter_flight_async()
                 response = await super().send(call.request, stream=True, **options)
+                if call.is_withheld(response):
+                    await response.aread()
+                    call.lose_cache(response)
+                    response = await super().send(call.request, stream=True, **options)
             if call.begin_response(response):
                 response.stream = ObservedStream(response.stream, call)
             if not stream:
@@ -136,6 +161,17 @@ def _make_async_class(base: Any, library: Any) -> Any:
                     await response.aclose()
                     raise
             return response
+
+        async def _prepare_cache(self, call: ObservedCall) -> None:
+            status, answer = 0, b""
+            try:
+                if (request := call.make_cache_request()) is not None:
+                    response = await self.holdfast_original.send(request)
+                    status, answer = response.status_code, response.content
+            except Exception as error:  # noqa: BLE001 - as above
+                logger.info("a request about an explicit cache failed: %s", type(error).__name__)
+            finally:
+                call.finish_cache_use(status, answer)
 
         def __del__(self) -> None:
             # As for the blocking client.

@@ -4,6 +4,7 @@ import copy
 import os
 import weakref
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -14,12 +15,14 @@ from holdfast.catalog.lookup import Models, shipped_models
 from holdfast.clock import Clock, NewId, new_ulid, system_clock
 from holdfast.engine.cache.shared_plans import SharedPlans
 from holdfast.engine.guard import WarningLog
+from holdfast.engine.leases import ProcessLeases
 from holdfast.errors import HoldfastError, UserError
 from holdfast.events.log import EventLog
 from holdfast.events.records import HasRecords
 from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.recording.restore import read_learned, restore_plans
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
+from holdfast.gateway.rewrite.explicit_caches import ExplicitCaches
 from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.integrations.client_observer import (
     RECORDED_SECONDS_MAX,
@@ -30,6 +33,7 @@ from holdfast.integrations.client_observer import (
 )
 from holdfast.integrations.http_client import find_observer, observe_http_client
 from holdfast.integrations.keep_alive import ClientKeepAlive
+from holdfast.planning.explicit_cache import ExplicitCacheConfig
 from holdfast.runtime.config import load_config
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
@@ -136,11 +140,24 @@ def make_observer(mount: str, options: WrapArguments) -> ClientObserver:
         warnings=warnings,
         controls=log.records.controls if isinstance(log, HasRecords) else None,
         keep_alive=keep_alive,
+        explicit_caches=_make_explicit_caches(log, options) if mount == "gemini" else None,
     )
     # It also runs at exit. Nothing that the recorder's thread refers to may refer to the object it waits for.
     closed = recorder, log if owns_log else None, observer.open_calls, keep_alive
     weakref.finalize(client_recorder, _close, *closed, shared=shared)
     return observer
+
+
+def _make_explicit_caches(log: EventLog, options: WrapArguments) -> ExplicitCaches:
+    """With the TTL of the configuration, unless the caller has none that can be read."""
+    config = ExplicitCacheConfig()
+    with suppress(HoldfastError, OSError):
+        config = ExplicitCacheConfig(load_config(os.environ).cache_ttl_seconds)
+    records = log.records if isinstance(log, HasRecords) else None
+    if records is None:
+        return ExplicitCaches(config)
+    owner = options.get("new_id", new_ulid)(options.get("clock", system_clock)())
+    return ExplicitCaches(config, read_settings=records.settings, leases=ProcessLeases(records.shared, owner))
 
 
 def recorder_of(client: object) -> ClientRecorder:

@@ -7,6 +7,7 @@ import msgspec
 from holdfast.catalog.schema import CacheRules, Price
 from holdfast.economics.breakeven import explicit_cache_pays
 from holdfast.economics.cost import storage_usd
+from holdfast.planning.learned import NO_IMPLICIT_READS, ImplicitReads
 
 # A cache is extended once less than one part in this many of its TTL is left; extending earlier buys idle storage.
 EXTEND_BELOW_TTL_SHARE = 4
@@ -71,13 +72,15 @@ def plan_explicit_cache(
     uncached_calls: int,
     at: float,
     uncached_seconds: float = 0.0,
+    implicit_reads: ImplicitReads = NO_IMPLICIT_READS,
 ) -> ExplicitCacheStep:
     """What to do with the explicit cache before the next call.
 
     `uncached_calls` are those that read nothing from the provider's implicit cache, `uncached_seconds` the time between
     the first and the last of them. Only they would get cheaper (docs/decisions/0012): the session is assumed to make as
-    many of them again, at the same rate.
+    many of them again, at the same rate. `implicit_reads` are what the other calls read there.
     """
+    served_calls = max(0, uncached_calls - implicit_reads.count_lost_calls(wanted.tokens))
     alive = cache if cache is not None and at < cache.expires_at else None
     fits = alive is not None and (alive.model, alive.digest) == (wanted.model, wanted.digest)
     if config.ttl_seconds <= 0:
@@ -87,7 +90,9 @@ def plan_explicit_cache(
     if wanted.tokens < rules.explicit_tokens_min:
         return SkipCache(f"{wanted.tokens} tokens are below the floor of {rules.explicit_tokens_min}", delete=alive)
     hours = Decimal(config.ttl_seconds) / 3600
-    reads = estimate_reads(uncached_calls, uncached_seconds, config.ttl_seconds)
+    reads = estimate_reads(served_calls, uncached_seconds, config.ttl_seconds)
+    if fits and not served_calls and implicit_reads.calls and not config.always:
+        return SkipCache("calls that follow soon would read more from the implicit cache", delete=alive)
     if alive is None or not fits:
         if explicit_cache_pays(price, reads_expected=reads, hours=hours) or config.always:
             return CreateCache(_creation_reason(wanted, config, price, uncached_calls), replaces=alive)

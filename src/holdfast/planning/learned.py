@@ -51,6 +51,39 @@ LOG_ODDS_MAX = 6.0
 # The TTL with which the start of the prompt was last written; unknown if another session may have written it.
 BaseTtl = Literal["none", "short", "long", "unknown"]
 
+# How long Gemini's implicit cache lasts about (catalog/models.json: the average that OpenRouter reports).
+IMPLICIT_SECONDS = 180.0
+
+
+class ImplicitReads(msgspec.Struct, frozen=True):
+    """The calls that read from the provider's implicit cache, or would have without an explicit one, and how much."""
+
+    calls: int = 0
+    tokens: int = 0
+
+    def add_call(
+        self, read_tokens: int, *, explicit: bool, idle_seconds: float | None, prompt_tokens: int
+    ) -> "ImplicitReads":
+        """After a call that has read so much; `explicit` if it referred to an explicit cache, and read only that.
+
+        Such a call would have read the prompt before, of `prompt_tokens`, if that was not too long ago.
+        """
+        if explicit:
+            is_warm = idle_seconds is not None and idle_seconds < IMPLICIT_SECONDS
+            read_tokens = prompt_tokens if is_warm else 0
+        return ImplicitReads(self.calls + 1, self.tokens + read_tokens) if read_tokens else self
+
+    def count_lost_calls(self, prefix_tokens: int) -> int:
+        """How many calls with a cached prefix pay for what these calls would have to send again.
+
+        A request that refers to an explicit cache reads only that one, and not the history behind it.
+        """
+        history_tokens = max(0, self.tokens - self.calls * prefix_tokens)
+        return -(-history_tokens // prefix_tokens) if prefix_tokens else 0
+
+
+NO_IMPLICIT_READS = ImplicitReads()
+
 
 class ObservedFloor(msgspec.Struct, frozen=True):
     """Evidence on the minimum cacheable size: the largest prompt with a breakpoint of which nothing was cached, how

@@ -481,7 +481,7 @@ def _explain_overspending(
     assert result.unplanned is not None
     overspent = result.planned - result.unplanned
     if to_picodollars(keep_alive_usd) >= overspent:
-        return f"keep-alive pings cost ${keep_alive_usd:.4f}"
+        return f"keep-alive pings and explicit caches cost ${keep_alive_usd:.4f}"
     if len(counted) == 1:
         return "a single call: nothing reads what it writes to the cache"
     for cause in ("tail_rewritten", "prefix_changed"):

@@ -96,7 +96,7 @@ class Transcript(msgspec.Struct, frozen=True):
 
     `call_ids` has one id per call. `previous_call` is the call before the first one, if that is counted in another
     transcript. If not `has_text`, calls have sizes and times but no text. `cache_storage_usd` was paid for explicit
-    caches and pings, and `keep_alive_usd` of it for pings that the client did not ask for. `client` is the program that
+    caches and pings, and `keep_alive_usd` of it for those that the client did not ask for. `client` is the program that
     recorded it. `bills` has, for a stored session, what the ledger says about each call.
     """
 

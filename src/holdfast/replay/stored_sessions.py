@@ -11,7 +11,7 @@ import msgspec
 from holdfast.catalog.lookup import Models
 from holdfast.compaction.view import apply_compaction, count_leading_summaries
 from holdfast.events.log import Event
-from holdfast.events.payloads.cache import CacheControlsApplied, CachePinged
+from holdfast.events.payloads.cache import CacheControlsApplied, CachePinged, ExplicitCacheChanged
 from holdfast.events.payloads.calls import (
     GatewayForwarded,
     LlmCallCompleted,
@@ -264,6 +264,8 @@ class _Fold:
                 self.client = self.client or CLIENTS.get(client, client)
             case CachePinged(kind=kind, cost_usd=cost) if self.is_forwarded and kind != "prewarm":
                 self.keep_alive_usd += round_usd(cost)
+            case ExplicitCacheChanged(cost_usd=cost, storage_cost_usd=storage) if self.is_forwarded:
+                self.keep_alive_usd += round_usd(cost) + round_usd(storage)
             case LlmCallStarted() as payload:
                 self._begin(payload, event.at)
             case LlmCallCompleted() | LlmCallFailed() as payload:

@@ -134,6 +134,22 @@ async def test_a_session_with_one_call_an_hour_pays_for_no_storage() -> None:
     assert cost == price_of_tokens / 1_000_000
 
 
+async def test_a_session_that_would_read_its_history_from_the_implicit_cache_gives_its_cache_up() -> None:
+    async def play(*, ttl_seconds: int) -> tuple[list[str], Decimal]:
+        play = Play(cache_ttl_seconds=ttl_seconds)
+        async with play.session() as session:
+            await play.say(session, times=3)
+            await session.send(LONG * 4)
+            await play.say(session, times=8, seconds=20)
+            return play.actions, session.cost
+
+    actions, cost = await play(ttl_seconds=3_600)
+    assert actions == ["created", "deleted"]
+    # It costs a creation and two calls more than the session without. With the cache in every call it was 3.3 times.
+    _, cost_without = await play(ttl_seconds=0)
+    assert cost < cost_without * Decimal("1.7")
+
+
 async def test_no_cache_is_created_when_calls_read_the_implicit_cache() -> None:
     play = Play()
     async with play.session() as session:

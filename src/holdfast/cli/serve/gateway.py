@@ -31,6 +31,7 @@ from holdfast.gateway.recording.restore import read_learned, restore_plans, sum_
 from holdfast.gateway.recording.shared_conversations import RecorderLease
 from holdfast.gateway.recording.worker_process import RecorderProcess, RecorderSetup
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
+from holdfast.gateway.rewrite.explicit_caches import ExplicitCaches
 from holdfast.gateway.rewrite.volatile_text import DATE_RULE, VolatileExtractor, VolatileRule
 from holdfast.gateway.routes import (
     RouteTable,
@@ -40,6 +41,7 @@ from holdfast.gateway.routes import (
     parse_upstream_settings,
     resolve_upstreams,
 )
+from holdfast.planning.explicit_cache import ExplicitCacheConfig
 from holdfast.runtime.config import load_config
 from holdfast.service.app import ProviderMount
 from holdfast.service.auth.keys import GATEWAY_SCOPES, verify_key
@@ -162,6 +164,7 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
             clock=service.clock,
             rewriter=rewriter,
             keep_alive=_make_keep_alive(service, options, rewriter, recorder=recorder, leases=leases),
+            explicit_caches=_make_explicit_caches(service, config.cache_ttl_seconds, leases),
             budgets=budgets,
             drain=options.drain,
             # Only a server is shared by gateways; in a file each look would wait for the recorder's writes.
@@ -197,6 +200,10 @@ def _make_rewriter(service: AppContext, rules: Sequence[VolatileRule]) -> Conver
         read_learned=lambda: read_learned(service.log),
         shared=SharedPlans(service.records),
     )
+
+
+def _make_explicit_caches(service: AppContext, ttl_seconds: int, leases: ProcessLeases) -> ExplicitCaches:
+    return ExplicitCaches(ExplicitCacheConfig(ttl_seconds), read_settings=service.records.settings, leases=leases)
 
 
 def _start_recorder(

@@ -241,6 +241,7 @@ class ConversationPlans:
     def complete_call(self, call: PlannedCall, usage: Usage) -> None:
         with self._lock:
             conversation = call.conversation
+            conversation.count_implicit_reads(call.record.at, usage.cache_read)
             conversation.memory = memory_after_call(conversation.memory, call.record, usage)
             self._share(call)
 

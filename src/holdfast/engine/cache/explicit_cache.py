@@ -86,6 +86,7 @@ async def _current_cache(conversation: Conversation, adapter: ExplicitCacheAdapt
         uncached_calls=state.uncached_calls,
         at=deps.clock(),
         uncached_seconds=state.uncached_span[1] - state.uncached_span[0],
+        implicit_reads=state.implicit_reads,
     )
     match step:
         case UseCache(cache):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from holdfast.catalog.token_count import count_block_tokens
-from holdfast.planning.learned import CacheMemory, LearnedParameters, LearningScope, RequestRecord
+from holdfast.planning.learned import NO_IMPLICIT_READS, CacheMemory, LearnedParameters, LearningScope, RequestRecord
 from holdfast.providers.adapter import Adapter
 from holdfast.types.blocks import Role
 from holdfast.types.prompt import PromptSection, Stability
@@ -83,9 +83,11 @@ class HeadNode(MessageNode):
     """`opened` conversations began with this head, `continued` of them had a second call.
 
     `kept_blocks` is set if it took the place of another head in the middle of a conversation: the blocks of both.
+    `uncached_calls` read nothing from the implicit cache; `uncached_span` has the times of the first and the last of
+    them. `implicit_reads` are those of the others.
     """
 
-    __slots__ = ("continued", "kept_blocks", "key", "opened")
+    __slots__ = ("continued", "implicit_reads", "kept_blocks", "key", "opened", "uncached_calls", "uncached_span")
 
     def __init__(self, key: bytes) -> None:
         super().__init__(None, None)
@@ -93,6 +95,13 @@ class HeadNode(MessageNode):
         self.opened = 0
         self.continued = 0
         self.kept_blocks: int | None = None
+        self.uncached_calls = 0
+        self.uncached_span = 0.0, 0.0
+        self.implicit_reads = NO_IMPLICIT_READS
+
+    def count_uncached_call(self, at: float) -> None:
+        first = self.uncached_span[0] if self.uncached_calls else at
+        self.uncached_calls, self.uncached_span = self.uncached_calls + 1, (first, at)
 
     def fill(self, adapter: Adapter, blocks: Sequence[EncodedBlock], factor: float) -> None:
         super().fill(adapter, blocks, factor)
@@ -124,8 +133,23 @@ class PlannedConversation:
         self.rewrites = False
         self.is_learned = False
         self.pinged: PingedReply | None = None
+        # Whether the last request refers to an explicit cache.
+        self.is_head_stored = False
         # Of the last two requests, oldest first; empty if there is none.
         self.shared_keys: tuple[str, str] = "", ""
+
+    def count_implicit_reads(self, at: float, read_tokens: int) -> None:
+        """A call has read so much. To be called before the memory is updated, which has the call before."""
+        head, memory = self.head, self.memory
+        before = head.implicit_reads
+        head.implicit_reads = before.add_call(
+            read_tokens,
+            explicit=self.is_head_stored,
+            idle_seconds=None if memory.last_at is None else at - memory.last_at,
+            prompt_tokens=memory.tail_tokens,
+        )
+        if head.implicit_reads is before:
+            head.count_uncached_call(at)
         # The name of the conversation among all processes; empty until its first call is answered.
         self.shared_id = ""
 

@@ -16,6 +16,9 @@ from holdfast.types.prompt import Prompt
 _TOOLS, _SYSTEM, _CONTENTS = "tools", "systemInstruction", "contents"
 _DECLARATIONS, _PARTS = "functionDeclarations", "parts"
 
+# The API takes both spellings; what is sent in this one is not read here.
+_OTHER_SPELLINGS = {"system_instruction", "tool_config", "cached_content"}
+
 
 class GeminiBody(RawBody):
     """`tools` has the function declarations if there are no other tools, else the elements; `system` has the parts of
@@ -75,6 +78,23 @@ class GeminiBody(RawBody):
             del members[_SYSTEM]
         members[_CONTENTS] = [to_raw(message) for message in self.messages]
         return encode_json({**members, **self._encode_head()})
+
+    def encode_cached_content(self, *, ttl_seconds: int) -> bytes:
+        """The body of a request that stores tools, system text and tool choice as an explicit cache.
+
+        Raises UserError if the body has fields whose place beside a cache is not known.
+        """
+        if unknown := _OTHER_SPELLINGS & self.members.keys():
+            raise UserError(f"the request has {min(unknown)!r}, which an explicit cache would not hold")
+        model, ttl = f"models/{self.model}", f"{ttl_seconds}s"
+        kept = {TOOL_CONFIG: to_raw(self.members[TOOL_CONFIG])} if self.has_member(TOOL_CONFIG) else {}
+        return encode_json({"model": model, "ttl": ttl, **self._encode_head(), **kept})
+
+    def encode_with_cache(self, name: str) -> bytes:
+        """The request without what the cache holds: the API refuses tools, system text or tool choice beside one."""
+        dropped = (_TOOLS, _SYSTEM, TOOL_CONFIG, _CONTENTS, CACHED_CONTENT)
+        members = {member: to_raw(value) for member, value in self.members.items() if member not in dropped}
+        return encode_json({CACHED_CONTENT: name, **members, _CONTENTS: [to_raw(message) for message in self.messages]})
 
     def append_text(self, text: str, role: str) -> None:
         self.messages.append(encode_json({"role": "user", _PARTS: [{"text": text}]}))

@@ -7,7 +7,7 @@ from collections import deque
 from functools import cache
 from typing import cast
 
-from holdfast.gateway.http.headers import Headers
+from holdfast.gateway.http.headers import Headers, filter_request_headers
 from holdfast.gateway.http.response_parser import ResponseHead, ResponseParser
 from holdfast.gateway.routes import Upstream
 
@@ -141,6 +141,14 @@ class UpstreamConnection(asyncio.Protocol):
             self._transport.resume_reading()
         return received
 
+    async def read_rest(self, bytes_max: int) -> bytes:
+        """The body to its end, or until it is longer than that. Raises ConnectionCutError if it is truncated."""
+        chunks, size = [], 0
+        while not self.is_complete and size <= bytes_max:
+            chunks.append(await self.read_chunk())
+            size += len(chunks[-1])
+        return b"".join(chunks)
+
     @property
     def is_complete(self) -> bool:
         """Whether the response is complete and all of it was consumed."""
@@ -217,11 +225,35 @@ class UpstreamPool:
         if len(idle) > IDLE_CONNECTIONS_MAX:
             idle.popleft().abort()
 
+    async def exchange(
+        self, upstream: Upstream, method: str, path: bytes, *, headers: Headers, body: bytes, bytes_max: int
+    ) -> tuple[int, bytes]:
+        """Sends a request of our own with the client's headers; status and body of the response.
+
+        Raises ConnectionCutError if there is none; a longer body is cut.
+        """
+        connection = await self.acquire(upstream)
+        try:
+            connection.start_request(method, path, _own_headers(headers, upstream, len(body)))
+            await connection.write_body(body)
+            connection.end_request()
+            head = await connection.read_head()
+            return head.status, await connection.read_rest(bytes_max)
+        finally:
+            self.release(upstream, connection)
+
     def close(self) -> None:
         for idle in self._idle.values():
             for connection in idle:
                 connection.abort()
         self._idle.clear()
+
+
+def _own_headers(headers: Headers, upstream: Upstream, size_bytes: int) -> Headers:
+    """The client's headers for a body of that length; without accept-encoding, so that the response is plain."""
+    dropped = (b"content-length", b"transfer-encoding", b"accept-encoding")
+    forwarded = [(name, value) for name, value in headers if name not in dropped]
+    return [*filter_request_headers(forwarded, upstream.authority), (b"content-length", b"%d" % size_bytes)]
 
 
 def _pool_key(upstream: Upstream) -> tuple[str, int, bool]:

@@ -205,3 +205,9 @@ def price_batch(
     paid = sum((cost_usd(usage, price) for usage, price in priced), Decimal(0))
     uncached = sum((uncached_cost_usd(usage, price) for usage, price in priced), Decimal(0))
     return paid * scale, uncached * scale
+
+
+def sum_cache_changes(exchange: Exchange) -> float:
+    """Dollars for creating and storing an explicit cache; negative for storage that was paid and is not used."""
+    changes = (*exchange.opening_changes, *exchange.closing_changes)
+    return float(sum((change.cost_usd + change.storage_cost_usd for change in changes), Decimal(0)))

@@ -24,6 +24,7 @@ from holdfast.events.conversation_keys import make_caller_scope
 from holdfast.events.log import EventLog
 from holdfast.events.payloads.calls import GatewayForwarded, RewriteEstimate
 from holdfast.events.payloads.session import ParentSession, SessionStarted
+from holdfast.events.payloads.union import AnyPayload
 from holdfast.gateway.exchange import INTERRUPTIONS, UNPRICED_USD_PER_MTOK, CallCharge, Exchange, make_learner
 from holdfast.gateway.http.headers import name_client
 from holdfast.gateway.recording.conversation_match import trace_request
@@ -37,13 +38,9 @@ from holdfast.gateway.recording.exchange_decode import (
     name_by_reply,
     path_header,
     price_batch,
+    sum_cache_changes,
 )
-from holdfast.gateway.recording.fingerprint import (
-    ReplyFingerprint,
-    describe_reply,
-    describe_request,
-    short_digest,
-)
+from holdfast.gateway.recording.fingerprint import ReplyFingerprint, describe_reply, describe_request, short_digest
 from holdfast.gateway.recording.restore import (
     RecordedCall,
     RecordedCalls,
@@ -321,7 +318,8 @@ class GatewayRecorder:
         self._record_continued_warm_up(exchange, observer.recorder)
         exchange.session_id = observer.recorder.session_id
         self._on_session(exchange.session_id)
-        call = observer.recorder.begin_call(prepared, *exchange.control_changes, forwarded, request_id=exchange.id)
+        events: list[AnyPayload] = [*exchange.control_changes, forwarded, *exchange.opening_changes]
+        call = observer.recorder.begin_call(prepared, *events, request_id=exchange.id)
         if call is not None:
             on_error.pop_all()
             exchange.record = _ActiveCall(match.key, adapter, observer.recorder, call, compared)
@@ -365,9 +363,9 @@ class GatewayRecorder:
         target, account, at = exchange.target, exchange.caller.account, exchange.started_at
         try:
             if exchange.is_planned:
-                received = original if exchange.changes else None
-                changes = exchange.changes
-                return self._estimator.compare_improved(target, received, sent, changes=changes, account=account, at=at)
+                received, changes = original if exchange.changes else None, exchange.changes
+                both = self._estimator.compare_improved(target, received, sent, changes=changes, account=account, at=at)
+                return both and both.with_explicit_cache(exchange.explicit_cache_tokens)
             return self._estimator.compare_received(target, body, sent, account=account, at=at)
         except Exception:  # noqa: BLE001 - a body we cannot parse has no findings; it is still recorded
             return None
@@ -498,6 +496,7 @@ class GatewayRecorder:
             self._charge(exchange, f"{exchange.id}.ping.{at}", at, float(cost))
 
     def _record_outcome(self, exchange: Exchange, active: _ActiveCall) -> ReplyFingerprint | None:
+        active.recorder.record_cache_changes(exchange.closing_changes)
         response = decode_exchange_response(exchange, active.adapter)
         reply, failure = response.reply, response.failure
         described = describe_reply(reply) if reply is not None else None
@@ -529,7 +528,7 @@ class GatewayRecorder:
         if (reply is None or not response.is_complete or not has_usage) and active.compared is not None:
             # It wrote nothing to a cache that is known (a 429 or 529).
             self._estimator.discard(active.compared)
-        spent = self._spent_usd(recorder, call, usage)
+        spent = self._spent_usd(recorder, call, usage) + sum_cache_changes(exchange)
         self._charge(exchange, exchange.id, call.started_at, spent, output_tokens=usage.output)
         return described
 
@@ -538,7 +537,7 @@ class GatewayRecorder:
         self._warnings.warn_once(reason)
         usage = estimate_usage(exchange, None, active.call.prepared) if exchange.status in (0, 200) else Usage()
         active.recorder.fail_call(active.call, "unreadable", reason, estimated_usage=usage)
-        spent = self._spent_usd(active.recorder, active.call, usage)
+        spent = self._spent_usd(active.recorder, active.call, usage) + sum_cache_changes(exchange)
         self._charge(exchange, exchange.id, active.call.started_at, spent, output_tokens=usage.output)
 
     def _charge(self, exchange: Exchange, id: str, at: float, dollars: float, *, output_tokens: int = 0) -> None:

@@ -57,7 +57,8 @@ _KINDS: Mapping[bytes, BlockKind] = {b'{"type":"tool_use"': "tool_use", b'{"type
 class _Version(msgspec.Struct, frozen=True):
     """One version of a prompt: `trailing_bytes` follow its blocks. `call` is set if `rewriter` has planned it.
 
-    `ttl` is that of a cache without breakpoints, if it is not the provider's own.
+    `ttl` is that of a cache without breakpoints, if it is not the provider's own. `explicit_cache_tokens` of it are in
+    the explicit cache that it refers to.
     """
 
     name: str
@@ -68,6 +69,7 @@ class _Version(msgspec.Struct, frozen=True):
     call: PlannedCall | None = None
     rewriter: ConversationRewriter | None = None
     ttl: str | None = None
+    explicit_cache_tokens: int = 0
 
 
 class ComparedCall(msgspec.Struct, frozen=True):
@@ -82,6 +84,11 @@ class ComparedCall(msgspec.Struct, frozen=True):
     is_improved: bool
     versions: tuple[_Version, ...]
     findings: tuple[RequestChange, ...] = ()
+
+    def with_explicit_cache(self, tokens: int) -> "ComparedCall":
+        """The call as sent with a reference to an explicit cache of so many tokens."""
+        sent = msgspec.structs.replace(self.versions[0], explicit_cache_tokens=tokens)
+        return msgspec.structs.replace(self, versions=(sent, *self.versions[1:]))
 
 
 class RewriteEstimator:
@@ -141,6 +148,9 @@ class RewriteEstimator:
 
     def estimate(self, call: ComparedCall, usage: Usage, cost: Decimal) -> RewriteEstimate:
         """The call was answered with this usage and cost."""
+        if usage.cache_read < call.versions[0].explicit_cache_tokens:
+            # The provider had lost the explicit cache, and the request was sent again without it.
+            call = call.with_explicit_cache(0)
         sent = call.versions[0]
         # The provider's count of the prompt is spread over its bytes; every version has the same tokens per byte.
         tokens_per_byte = usage.tokens_sent / sent.digests[-1].end
@@ -209,7 +219,8 @@ class RewriteEstimator:
         self._entry_count -= len(entries.by_key)
         prefixes = _Prefixes(version, tokens_per_byte)
         points = tuple(point for point in version.breakpoints if point.block_index < len(prefixes))
-        modelled = CacheCall(scope, prefixes, points, call.at, version.ttl)
+        explicit_tokens = min(version.explicit_cache_tokens, prefixes[-1].tokens)
+        modelled = CacheCall(scope, prefixes, points, call.at, version.ttl, explicit_cache_tokens=explicit_tokens)
         outcome, entries = begin_cache_call(call.row.cache, entries, modelled)
         if not is_ping:
             entries = publish_entries(entries, outcome, entries_max=ACCOUNT_ENTRIES_MAX)

@@ -227,7 +227,7 @@ class SpoolPass:
                 spooled = self._open[message.id]
                 exchange = spooled.exchange
                 exchange.ended_at, exchange.status, exchange.end = message.at, message.status, message.end
-                exchange.response_headers = message.headers
+                exchange.response_headers, exchange.closing_changes = message.headers, message.cache_changes
                 exchange.restore_response(message.body, message.size_bytes)
                 self._end(spooled, before)
             case EndMessage():
@@ -262,6 +262,7 @@ def _restore_exchange(message: RequestMessage) -> Exchange:
     exchange.restore_request(message.body, message.size_bytes)
     exchange.original_body, exchange.changes = message.original_body, message.changes
     exchange.websocket_call, exchange.is_planned = message.websocket_call, message.is_planned
+    exchange.explicit_cache_tokens, exchange.opening_changes = message.explicit_cache_tokens, message.cache_changes
     return exchange
 
 

@@ -17,6 +17,7 @@ from typing import IO, Generic, TypeVar
 
 import msgspec
 
+from holdfast.events.payloads.cache import ExplicitCacheChanged
 from holdfast.events.payloads.calls import RequestChange
 from holdfast.gateway.exchange import UNPRICED_USD_PER_MTOK, Exchange, ExchangeEnd, GatewayCaller, WebSocketCall
 from holdfast.gateway.recording.spool import SpoolWriter
@@ -73,6 +74,8 @@ class RequestMessage(msgspec.Struct, frozen=True, tag=True):
     websocket_call: WebSocketCall | None = None
     method: str = "POST"
     is_planned: bool = False
+    explicit_cache_tokens: int = 0
+    cache_changes: tuple[ExplicitCacheChanged, ...] = ()
 
 
 class EndMessage(msgspec.Struct, frozen=True, tag=True):
@@ -83,6 +86,7 @@ class EndMessage(msgspec.Struct, frozen=True, tag=True):
     end: ExchangeEnd
     body: bytes | None
     size_bytes: int
+    cache_changes: tuple[ExplicitCacheChanged, ...] = ()
 
 
 class PingMessage(msgspec.Struct, frozen=True, tag=True):
@@ -188,6 +192,8 @@ class RecorderProcess:
             websocket_call=exchange.websocket_call,
             method=exchange.method,
             is_planned=exchange.is_planned,
+            explicit_cache_tokens=exchange.explicit_cache_tokens,
+            cache_changes=exchange.opening_changes,
         )
         if self._append(message):
             exchange.record = exchange.id
@@ -204,6 +210,7 @@ class RecorderProcess:
             end=exchange.end,
             body=exchange.response_body,
             size_bytes=exchange.response_bytes,
+            cache_changes=exchange.closing_changes,
         )
         if not self._append(message) or exchange.end != "whole":
             exchange.free_response()

@@ -13,6 +13,7 @@ BREAKPOINTS_MISSING = "breakpoints missing"
 CACHE_KEY_MISSING = "no cache key"
 EXPLICIT_BREAKPOINT_MISSING = "explicit breakpoint missing"
 RETENTION_SHORT = "short cache retention"
+IMPLICIT_CACHE_MISSED = "implicit cache missed"
 
 
 class RequestEdits:

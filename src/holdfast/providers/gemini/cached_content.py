@@ -21,7 +21,7 @@ from holdfast.types.prompt import Parameters
 
 # Our own limit, against typing errors: Gemini documents no bounds.
 TTL_SECONDS_MAX = 366 * 24 * 3600
-_COLLECTION = f"/{encode.API_VERSION}/cachedContents"
+CREATE_CACHE = Endpoint(f"/{encode.API_VERSION}/cachedContents", encode.JSON_HEADERS)
 _NAME = re.compile(r"cachedContents/[A-Za-z0-9_-]{1,128}")
 _LOST = re.compile(r"cached ?content not found", re.IGNORECASE)
 
@@ -55,7 +55,7 @@ def encode_create_cache(
     else:
         configs = (value for name, value in parameters.extra if name == encode.TOOL_CONFIG)
         members += [b'"toolConfig":' + encode_json_text(value) for value in configs]
-    return Endpoint(_COLLECTION, encode.JSON_HEADERS), b"{" + b",".join(members) + close_brackets(head) + b"}"
+    return CREATE_CACHE, b"{" + b",".join(members) + close_brackets(head) + b"}"
 
 
 def encode_extend_cache(name: str, *, ttl_seconds: int) -> tuple[Endpoint, bytes]:
