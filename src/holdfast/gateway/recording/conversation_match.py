@@ -252,7 +252,9 @@ class ConversationMatcher(Generic[T]):
             return False
         for conversation in self._candidates(request):
             known = len(conversation.request.blocks)
-            is_next = request.reply_start == known and any(newest in reply for reply in conversation.replies)
+            # The same short reply may be in many conversations that begin with the same head.
+            is_same = request.reply_start == known and conversation.request.blocks == request.blocks[:known]
+            is_next = is_same and any(newest in reply for reply in conversation.replies)
             if request.reply_start < known or is_next:
                 is_repeated = conversation.request.blocks == request.blocks and conversation.open_requests > 0
                 return is_repeated and not request.hints.is_strong
