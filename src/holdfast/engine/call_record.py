@@ -19,10 +19,14 @@ _REPORTS_ONE_WRITE_TOTAL = "openrouter"
 
 
 async def record_reply(conversation: Conversation, reply: Reply, completed: LlmCallCompleted) -> Reply:
-    """Record a completed call, and append its reply to the conversation; returns the reply as appended."""
+    """Record a completed call, and append its reply to the conversation; returns the reply as appended.
+
+    A reply that calls no tools is staged: it ends the turn, and both go on the log in one commit.
+    """
     content = sendable_content(reply.content)
     appended = (MessageAppended(Message("assistant", content)),) if content else ()
-    await conversation.record("agent", completed, *appended)
+    calls_tools = any(isinstance(block, ToolUse) for block in content)
+    await (conversation.record if calls_tools else conversation.stage)("agent", completed, *appended)
     return replace(reply, content=content)
 
 

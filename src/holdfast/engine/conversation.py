@@ -110,7 +110,8 @@ def apply_cache_settings(deps: Dependencies, control: CacheControlsApplied) -> D
 
 
 class Conversation:
-    """A conversation whose state changes by events alone, after they are on the log.
+    """A conversation whose state changes by events alone. They are on the log before anything else happens outside:
+    `stage` keeps events for the next `record`, so that one commit holds what belongs together.
 
     `deps` are the dependencies in `base_deps` with the user's cache settings applied. `children` are delegated
     conversations that spend this one's budget; `reserved_usd` is reserved for the call in progress.
@@ -125,6 +126,8 @@ class Conversation:
         self.reserved_usd = Decimal(0)
         self.opened_at = deps.clock()
         self._recording = asyncio.Lock()
+        self._staged: tuple[Event, ...] = ()
+        self._logged_state = state
         self.logged = LoggedMessages(lambda after: self.deps.log.read(self.state.session_id, after=after))
         self.draft = self.new_draft()
 
@@ -165,6 +168,18 @@ class Conversation:
         if early or late:
             await self.record("system", *early, *late)
 
+    async def stage(self, actor: Actor, *payloads: AnyPayload) -> None:
+        """Apply events now and append them together with the next ones; only for what may be lost in a crash until
+        then. If that append fails, the state is again that of the log.
+        """
+        async with self._recording:
+            self._staged += self._apply(self._events(actor, payloads))
+
+    async def flush(self) -> None:
+        """Append staged events, before the log is read or something slow begins."""
+        if self._staged:
+            await self.record("system")
+
     async def record(self, actor: Actor, *payloads: AnyPayload) -> None:
         """Append events to the log and apply them; a cancellation is raised only once log and state agree."""
         writing = asyncio.ensure_future(self._write(actor, payloads))
@@ -181,16 +196,26 @@ class Conversation:
     async def _write(self, actor: Actor, payloads: tuple[AnyPayload, ...]) -> None:
         # Tools record concurrently, and each event refers to the one before it.
         async with self._recording:
-            events = self._events(actor, payloads)
-            await asyncio.wrap_future(self.deps.log.append(events))
-            for event in events:
-                self.state = apply_event(self.state, event)
-                if isinstance(event.payload, CacheControlsApplied):
-                    self.deps = apply_cache_settings(self.base_deps, event.payload)
-                if isinstance(event.payload, LlmCallCompleted | LlmCallFailed):
-                    # The call is now part of `state.cost_usd`.
-                    self.reserved_usd = Decimal(0)
+            new_events = self._events(actor, payloads)
+            events, self._staged = (*self._staged, *new_events), ()
+            try:
+                await asyncio.wrap_future(self.deps.log.append(events))
+            except BaseException:
+                self.state = self._logged_state
+                raise
+            self._apply(new_events)
+            self._logged_state = self.state
             self.deps.bus.publish(events)
+
+    def _apply(self, events: tuple[Event, ...]) -> tuple[Event, ...]:
+        for event in events:
+            self.state = apply_event(self.state, event)
+            if isinstance(event.payload, CacheControlsApplied):
+                self.deps = apply_cache_settings(self.base_deps, event.payload)
+            if isinstance(event.payload, LlmCallCompleted | LlmCallFailed):
+                # The call is now part of `state.cost_usd`.
+                self.reserved_usd = Decimal(0)
+        return events
 
     def _events(self, actor: Actor, payloads: tuple[AnyPayload, ...]) -> tuple[Event, ...]:
         at = self.deps.clock()

@@ -121,9 +121,10 @@ async def _open_turn(conversation: Conversation, content: tuple[Block, ...]) -> 
         has_images=any(isinstance(block, Image) for block in content),
         has_tool_calls_in_history=conversation.state.has_called_tools,
     )
-    await conversation.record("user", started)
+    # On the log together with the start of the first model call, in one commit.
+    await conversation.stage("user", started)
     early, late = plan_injections(conversation.state, await conversation.deps.volatile())
-    await conversation.record("user", *early, session.MessageAppended(Message("user", content)), *late)
+    await conversation.stage("user", *early, session.MessageAppended(Message("user", content)), *late)
 
 
 async def _call_with_recovery(conversation: Conversation, emit: OnDelta) -> Reply:

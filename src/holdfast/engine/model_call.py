@@ -35,8 +35,10 @@ async def call_model(conversation: Conversation, emit: OnDelta) -> Reply:
     """Make one call; without the explicit cache or the diagnosis request if the provider refuses those."""
     await apply_controls(conversation)
     await _assemble(conversation)
-    uses_explicit_caches = isinstance(conversation.deps.adapter, ExplicitCacheAdapter)
-    explicit_cache = await prepare_explicit_cache(conversation) if uses_explicit_caches else None
+    explicit_cache = None
+    if isinstance(conversation.deps.adapter, ExplicitCacheAdapter):
+        await conversation.flush()
+        explicit_cache = await prepare_explicit_cache(conversation)
     while True:
         options = choose_request_options(conversation, explicit_cache)
         try:

@@ -100,13 +100,13 @@ def _scope(conversation: Conversation) -> str:
 
 
 async def record_new_evidence(conversation: Conversation) -> None:
-    """Record new evidence about the provider's cache at once: it is rare, and a session may end at any time.
+    """Record new evidence about the provider's cache with the end of its turn: a session may end at any time.
 
     Idle times are recorded at the end only.
     """
     record = _learned_record(conversation)
     if record is not None and has_new_evidence(record, conversation.state.learned_record):
-        await conversation.record("system", record)
+        await conversation.stage("system", record)
 
 
 async def record_learned(conversation: Conversation) -> None:

@@ -148,6 +148,7 @@ async def _apply_after_overflow(conversation: Conversation, proposal: Compaction
 async def _compact_for(
     conversation: Conversation, snapshot: CompactionSnapshot, trigger: CompactionTrigger, config: CompactionConfig
 ) -> bool:
+    await conversation.flush()
     proposal = await asyncio.to_thread(propose_compaction, snapshot, config, trigger)
     proposal = await _record_proposal(conversation, snapshot, proposal, config, actor="system")
     if isinstance(proposal, CompactionProposal):
