@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 EVENTS = 20
@@ -45,7 +46,9 @@ LAST = (
 )
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _answer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, events: int, pause_seconds: float
+) -> None:
     """Responds with one body, or with events that each contain the time at which they were sent."""
     try:
         while head := (await reader.readuntil(b"\r\n\r\n")).lower():
@@ -56,10 +59,10 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
                 continue
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
             _chunk(writer, FIRST)
-            for _ in range(EVENTS):
+            for _ in range(events):
                 sent_times = {"type": "text_delta", "text": f"at {time.monotonic():.9f} "}
                 _chunk(writer, _event("content_block_delta", index=0, delta=sent_times))
-                await asyncio.sleep(PAUSE_SECONDS)
+                await asyncio.sleep(pause_seconds)
             _chunk(writer, LAST)
             writer.write(b"0\r\n\r\n")
     except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
@@ -75,17 +78,18 @@ def _length(head: bytes) -> int:
     return int(next(lines, b"0"))
 
 
-async def _listen() -> None:
-    server = await asyncio.start_server(_answer, "127.0.0.1", 0, backlog=1024)
+async def _listen(events: int, pause_seconds: float) -> None:
+    answer = partial(_answer, events=events, pause_seconds=pause_seconds)
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=1024)
     print(server.sockets[0].getsockname()[1], flush=True)
     async with server:
         await server.serve_forever()
 
 
 @contextmanager
-def upstream() -> Iterator[int]:
-    """The port of an upstream in its own process."""
-    words = [sys.executable, "-m", "benchmarks._gateway_ends"]
+def upstream(*, events: int = EVENTS, pause_seconds: float = PAUSE_SECONDS) -> Iterator[int]:
+    """The port of an upstream in its own process, which streams so many events with pauses."""
+    words = [sys.executable, "-m", "benchmarks._gateway_ends", str(events), str(pause_seconds)]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -163,4 +167,4 @@ async def requests_a_second(port: int, path: str, *, clients: int, count: int) -
 
 
 if __name__ == "__main__":
-    asyncio.run(_listen())
+    asyncio.run(_listen(int(sys.argv[1]), float(sys.argv[2])))

@@ -11,6 +11,7 @@ from holdfast.retrieval.encoders.registry import create_semantic_stage
 from holdfast.retrieval.index import DECIMALS, SearchIndex, StageWeights, scale_scores
 from holdfast.retrieval.units import SearchUnit
 
+pytest.importorskip("numpy")
 queries = phrases | anything
 with_meaning = st.booleans()
 shares = st.floats(0, 1)
@@ -43,6 +44,36 @@ def test_a_changed_index_equals_a_new_one(changes: list[SearchUnit | str], query
     rebuilt = index_of(list(remaining.values()), semantic)
     assert changed.search(query) == rebuilt.search(query)
     assert (len(changed), changed.digest) == (len(rebuilt), rebuilt.digest)
+
+
+@given(st.lists(units, max_size=12), st.lists(st.sampled_from("abcdefgh"), max_size=4), queries, with_meaning)
+def test_a_search_without_numpy_has_the_same_result_to_the_last_bit(
+    some: list[SearchUnit], removed: list[str], query: str, semantic: bool
+) -> None:
+    with_arrays, with_lists = index_of([], semantic), index_of([], semantic)
+    with_lists._lexical._load_arrays_if_due = lambda: None  # type: ignore[method-assign]
+    for index in (with_arrays, with_lists):
+        index.search(query)
+        index.add(some)
+        index.search(query)
+        index.remove(removed)
+    assert not isinstance(with_arrays._lexical.match({}, slots=1).scores, list)
+    assert isinstance(with_lists._lexical.match({}, slots=1).scores, list)
+    assert with_arrays.search(query, floor=0) == with_lists.search(query, floor=0)
+    assert with_arrays.rank(query).units == with_lists.rank(query).units
+
+
+@pytest.mark.parametrize("others", [10, 1_000])
+def test_a_changed_unit_costs_its_own_terms_however_many_units_there_are(others: int) -> None:
+    index = SearchIndex(SearchUnit(f"u{number}", content=f"rain wind word{number}") for number in range(others))
+    query = " ".join(["rain", "wind", "snow", *(f"word{number}" for number in range(10))])
+    index.search(query)
+    arrays = index._lexical._arrays
+    assert arrays is not None
+    before = dict(arrays._by_term)
+    index.add([SearchUnit("new", content="rain and hail")])
+    assert {term for term in before if term not in arrays._by_term} == {"rain"}
+    assert index._graph._shared_triggers == index._graph._linked_names == set()
 
 
 @given(distinct_units, queries, with_meaning)

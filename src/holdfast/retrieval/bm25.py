@@ -1,10 +1,14 @@
 """Lexical scores: BM25, updated incrementally, over stems without stop words."""
 
+import importlib
+import importlib.util
 import math
 import re
+import sys
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import msgspec
 import Stemmer
@@ -12,12 +16,20 @@ import Stemmer
 BM25_K1 = 1.5
 BM25_B = 0.75
 """The usual k1 and b of BM25, not fitted to any data."""
+POSTINGS_WITHOUT_ARRAYS_MAX = 200_000
+"""Postings scored one by one before numpy is loaded: that takes about as long as loading it does, 0.1 s."""
+
+if TYPE_CHECKING:
+    from holdfast.retrieval.arrays import PostingArrays
 
 
 class LexicalMatch(msgspec.Struct, frozen=True):
-    """BM25 scores by slot, and the upper bound for a unit that consists of the query alone."""
+    """BM25 scores by slot, and the upper bound for a unit that consists of the query alone.
 
-    scores: dict[int, float]
+    The scores are an array of numpy where that is loaded, else a list.
+    """
+
+    scores: Sequence[float]
     best_possible: float
 
 
@@ -27,6 +39,8 @@ class LexicalStage:
         self._terms: dict[int, Counter[str]] = {}
         self._lengths: dict[int, int] = {}
         self._length_sum = 0
+        self._postings_scored = 0
+        self._arrays: PostingArrays | None = None
 
     def add(self, slot: int, text: str) -> None:
         counted = count_terms(text)
@@ -35,29 +49,49 @@ class LexicalStage:
         self._length_sum += counted.total()
         for term, count in counted.items():
             self._counts.setdefault(term, {})[slot] = count
+        if self._arrays is not None:
+            self._arrays.update(slot, counted, counted.total())
 
     def remove(self, slot: int) -> None:
         self._length_sum -= self._lengths.pop(slot)
-        for term in self._terms.pop(slot):
+        counted = self._terms.pop(slot)
+        if self._arrays is not None:
+            self._arrays.update(slot, counted, 0)
+        for term in counted:
             holders = self._counts[term]
             del holders[slot]
             if not holders:
                 del self._counts[term]
 
-    def match(self, query_counts: Mapping[str, int]) -> LexicalMatch:
+    def match(self, query_counts: Mapping[str, int], *, slots: int) -> LexicalMatch:
         """Scores for query stems with their counts; sums are formed in query order, so results are reproducible."""
-        scores: dict[int, float] = {}
-        best_possible = 0.0
+        self._load_arrays_if_due()
         mean_length = self._length_sum / len(self._lengths) if self._length_sum else 1.0
+        postings, best_possible = [], 0.0
         for term, query_count in query_counts.items():
             holders = self._counts.get(term, {})
             # weight = query_count * idf * (k1 + 1); a unit adds weight * tf / (tf + k1 * (1 - b + b * length / mean)).
             weight = query_count * self._inverse_document_frequency(len(holders)) * (BM25_K1 + 1)
+            postings.append((term, holders, weight))
             best_possible += weight
+            self._postings_scored += len(holders)
+        if self._arrays is not None:
+            return LexicalMatch(self._arrays.score_postings(postings, mean_length, slots=slots), best_possible)
+        scores = [0.0] * slots
+        for _, holders, weight in postings:
             for slot, count in holders.items():
                 length_factor = 1 - BM25_B + BM25_B * self._lengths[slot] / mean_length
-                scores[slot] = scores.get(slot, 0.0) + weight * count / (count + BM25_K1 * length_factor)
+                scores[slot] += weight * count / (count + BM25_K1 * length_factor)
         return LexicalMatch(scores, best_possible)
+
+    def _load_arrays_if_due(self) -> None:
+        if self._arrays is not None or not (
+            "numpy" in sys.modules or self._postings_scored > POSTINGS_WITHOUT_ARRAYS_MAX
+        ):
+            return
+        self._postings_scored = 0
+        if importlib.util.find_spec("numpy") is not None:
+            self._arrays = importlib.import_module("holdfast.retrieval.arrays").PostingArrays(self._lengths)
 
     def matched_terms(self, query_terms: Iterable[str], slot: int) -> tuple[str, ...]:
         unit_terms = self._terms[slot]

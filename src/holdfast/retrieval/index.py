@@ -6,6 +6,7 @@ weights.
 
 import hashlib
 import heapq
+import importlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -100,14 +101,15 @@ class Ranking(msgspec.Struct, frozen=True):
 
 
 class _QueryScores(msgspec.Struct, frozen=True):
-    """The scores of all units for one query: per stage, fused, and as relevance."""
+    """The scores of all units for one query, by slot: per stage, fused, and as relevance. `slots` are those in use."""
 
     terms: tuple[str, ...]
     weights: StageWeights
-    slots: list[int]
-    stages: tuple[list[float], list[float], list[float]]
-    score: list[float]
-    relevance: list[float]
+    arithmetic: "ListArithmetic"
+    slots: Sequence[int]
+    stages: tuple[Sequence[float], Sequence[float], Sequence[float]]
+    score: Sequence[float]
+    relevance: Sequence[float]
 
 
 class SearchIndex:
@@ -122,6 +124,7 @@ class SearchIndex:
         self._free: list[int] = []
         self._units: dict[str, SearchUnit] = {}
         self._digest = 0
+        self._slots_in_use: Sequence[int] | None = None
         self.add(units)
 
     @property
@@ -155,6 +158,7 @@ class SearchIndex:
             if slot == len(self._ids):
                 self._ids.append(None)
             self._ids[slot] = unit.id
+            self._slots_in_use = None
             self._slots[unit.id] = slot
             self._units[unit.id] = unit
             self._digest = (self._digest + _unit_number(unit)) % _DIGEST_MODULUS
@@ -170,6 +174,7 @@ class SearchIndex:
                 continue
             self._digest = (self._digest - _unit_number(self._units.pop(unit_id))) % _DIGEST_MODULUS
             self._ids[slot] = None
+            self._slots_in_use = None
             self._free.append(slot)
             self._lexical.remove(slot)
             self._graph.remove(slot)
@@ -187,21 +192,26 @@ class SearchIndex:
         """The best `limit` units; a `floor` of 0 accepts everything, None uses the calibrated one."""
         floor_used = self.floor if floor is None else floor
         scores = self._score_units(query, weights)
-        passing = [position for position, relevance in enumerate(scores.relevance) if relevance >= floor_used]
-        best = self._best_positions(scores.score, passing, max(0, limit))
-        unfiltered = self._best_positions(scores.score, range(len(scores.slots)), max(0, limit))
-        below_floor = [position for position in unfiltered if scores.relevance[position] < floor_used]
-        hits, dropped = (tuple(self._explain(scores, at) for at in positions) for positions in (best, below_floor))
+        relevant = scores.arithmetic.select_from(scores.slots, scores.relevance, floor_used)
+        best = self._best_slots(scores, relevant, max(0, limit))
+        unfiltered = self._best_slots(scores, scores.slots, max(0, limit))
+        below_floor = [slot for slot in unfiltered if scores.relevance[slot] < floor_used]
+        hits, dropped = (tuple(self._explain(scores, slot) for slot in slots) for slots in (best, below_floor))
         return SearchResult(hits, dropped, floor_used, scores.weights, self.embedding_model_version)
 
     def rank(self, query: str, *, weights: StageWeights | None = None) -> Ranking:
         """All units in the order of `search`, without a floor; `explain` is valid until a unit changes."""
         scores = self._score_units(query, weights)
-        ids = list(self._slots)
-        order = self._best_positions(scores.score, range(len(ids)), len(ids))
-        score, relevance = ([round(value, DECIMALS) for value in values] for values in (scores.score, scores.relevance))
-        units = (RankedUnit(ids[position], score[position], relevance[position]) for position in order)
-        return Ranking(tuple(units), lambda unit_id: self._explain(scores, ids.index(unit_id)))
+        order = self._best_slots(scores, scores.slots, len(self._slots))
+        units = (
+            RankedUnit(
+                self._id_of(slot),
+                round(float(scores.score[slot]), DECIMALS),
+                round(float(scores.relevance[slot]), DECIMALS),
+            )
+            for slot in order
+        )
+        return Ranking(tuple(units), lambda unit_id: self._explain(scores, self._slots[unit_id]))
 
     def _score_units(self, query: str, weights: StageWeights | None) -> _QueryScores:
         weights = weights if weights is not None else StageWeights()
@@ -210,70 +220,75 @@ class SearchIndex:
         else:
             weights = weights.scale_lexical(self._semantic.words_share)
         query = query[:QUERY_CHARACTERS_MAX]
-        slots = list(self._slots.values())
         terms = count_terms(query)
-        match = self._lexical.match(terms)
-        word_scores = [match.scores.get(slot, 0.0) for slot in slots]
-        by_slot = self._semantic.match(query, slots=len(self._ids)) if self._semantic is not None else None
-        similarities = [by_slot[slot] if by_slot is not None else 0.0 for slot in slots]
-        lexical = scale_scores(word_scores, lowest=0.0)
-        # Similarities are spread from the median up: the less similar half carries no information about the rest.
-        semantic = scale_scores(similarities, lowest=median_low(similarities) if similarities else None)
-        graph = self._graph_scores(slots, lexical, semantic, weights)
-        score = [
-            weights.lexical * word_score + weights.semantic * similarity + weights.graph * link_score
-            for word_score, similarity, link_score in zip(lexical, semantic, graph, strict=True)
-        ]
+        match = self._lexical.match(terms, slots=len(self._ids))
+        arithmetic = _choose_arithmetic(match.scores)
+        if self._slots_in_use is None or isinstance(self._slots_in_use, list):
+            self._slots_in_use = arithmetic.list_slots(self._slots.values())
+        slots = self._slots_in_use
+        lexical = arithmetic.scale(match.scores, 0.0)
+        semantic = arithmetic.spread({}, len(self._ids))
         # Relevance must be comparable between queries: the share of the best possible word score, averaged with the
         # similarity if there are vectors.
-        share = 1 / match.best_possible if match.best_possible else 0.0
-        relevance = [share * score for score in word_scores]
-        if self._semantic is not None:
-            pairs = zip(relevance, similarities, strict=True)
-            relevance = [(word_score + similarity) / 2 for word_score, similarity in pairs]
-        return _QueryScores(tuple(terms), weights, slots, (lexical, semantic, graph), score, relevance)
+        relevance = arithmetic.multiply(match.scores, 1 / match.best_possible if match.best_possible else 0.0)
+        if self._semantic is not None and self._slots:
+            similarities = self._semantic.match(query, slots=len(self._ids))
+            # Spread from the median up: the less similar half carries no information about the rest.
+            semantic = arithmetic.scale(similarities, arithmetic.find_low_median(similarities, slots))
+            relevance = arithmetic.mean_of(relevance, similarities)
+        graph = arithmetic.spread(self._graph_scores(lexical, semantic, weights), len(self._ids))
+        stages = lexical, semantic, graph
+        score = arithmetic.add_weighted((weights.lexical, weights.semantic, weights.graph), stages)
+        return _QueryScores(tuple(terms), weights, arithmetic, slots, stages, score, relevance)
 
-    def _best_positions(self, score: list[float], candidates: Sequence[int], limit: int) -> list[int]:
-        """Positions of the best units, by rounded score, then by id."""
-        if len(candidates) > limit > 0:
+    def _best_slots(self, scores: _QueryScores, slots: Sequence[int], limit: int) -> list[int]:
+        """The slots of the best units, by rounded score, then by id."""
+        score, arithmetic = scores.score, scores.arithmetic
+        if len(slots) > limit > 0:
             # Sort only the units that can tie with the last of the best after rounding.
-            threshold = heapq.nlargest(limit, (score[position] for position in candidates))[-1] - 10**-DECIMALS
-            candidates = [position for position in candidates if score[position] >= threshold]
-        ids = list(self._slots) if candidates else []
-        return sorted(candidates, key=lambda position: (-round(score[position], DECIMALS), ids[position]))[:limit]
+            threshold = arithmetic.find_largest(slots, score, limit) - 10**-DECIMALS
+            slots = arithmetic.select_from(slots, score, threshold)
+        ranked = sorted((-round(float(score[slot]), DECIMALS), self._id_of(slot), int(slot)) for slot in slots)
+        return [slot for _, _, slot in ranked[:limit]]
 
-    def _graph_scores(
-        self, slots: list[int], lexical: list[float], semantic: list[float], weights: StageWeights
-    ) -> list[float]:
-        if not weights.graph:
-            return [0.0] * len(slots)
-        rest = weights.lexical + weights.semantic
-        lexical_share, semantic_share = (weights.lexical / rest, weights.semantic / rest) if rest > 0 else (0.5, 0.5)
-        fits = {
-            slot: lexical_share * word_score + semantic_share * similarity
-            for slot, word_score, similarity in zip(slots, lexical, semantic, strict=True)
-        }
-        reached = self._graph.score_neighbours(fits)
-        return [reached.get(slot, 0.0) for slot in slots]
-
-    def _explain(self, scores: _QueryScores, position: int) -> SearchHit:
-        slot = scores.slots[position]
+    def _id_of(self, slot: int) -> str:
         unit_id = self._ids[slot]
         assert unit_id is not None, "a slot in use has no unit"
+        return unit_id
+
+    def _graph_scores(
+        self, lexical: Sequence[float], semantic: Sequence[float], weights: StageWeights
+    ) -> dict[int, float]:
+        if not weights.graph:
+            return {}
+        rest = weights.lexical + weights.semantic
+        lexical_share, semantic_share = (weights.lexical / rest, weights.semantic / rest) if rest > 0 else (0.5, 0.5)
+        return self._graph.score_neighbours(
+            lambda slot: float(lexical_share * lexical[slot] + semantic_share * semantic[slot])
+        )
+
+    def _explain(self, scores: _QueryScores, slot: int) -> SearchHit:
         weights = msgspec.structs.asdict(scores.weights)
         shares = (
-            StageContribution(stage, stage_scores[position], weights[stage] * stage_scores[position])
+            StageContribution(stage, float(stage_scores[slot]), weights[stage] * float(stage_scores[slot]))
             for stage, stage_scores in zip(weights, scores.stages, strict=True)
             if stage != "semantic" or self._semantic is not None
         )
         return SearchHit(
-            unit_id,
-            round(scores.score[position], DECIMALS),
-            round(scores.relevance[position], DECIMALS),
+            self._id_of(slot),
+            round(float(scores.score[slot]), DECIMALS),
+            round(float(scores.relevance[slot]), DECIMALS),
             tuple(shares),
             self._lexical.matched_terms(scores.terms, slot),
             self._graph.links(slot),
         )
+
+
+def _choose_arithmetic(scores: Sequence[float]) -> "ListArithmetic":
+    if isinstance(scores, list):
+        return LISTS
+    arithmetic: ListArithmetic = importlib.import_module("holdfast.retrieval.arrays").ARITHMETIC
+    return arithmetic
 
 
 def _unit_number(unit: SearchUnit) -> int:
@@ -293,11 +308,66 @@ def scale_scores(scores: Sequence[float], *, lowest: float | None = None) -> lis
     return [max(0.0, score - worst) / width for score in scores]
 
 
+class ListArithmetic:
+    """What a search computes over all units, on lists by slot; `retrieval/arrays.py` has the same on arrays."""
+
+    def list_slots(self, slots: Iterable[int]) -> Sequence[int]:
+        return list(slots)
+
+    def scale(self, scores: Sequence[float], lowest: float) -> Sequence[float]:
+        return scale_scores(scores, lowest=lowest)
+
+    def find_low_median(self, values: Sequence[float], slots: Sequence[int]) -> float:
+        return median_low([values[slot] for slot in slots])
+
+    def spread(self, values: Mapping[int, float], count: int) -> Sequence[float]:
+        """A list by slot, 0 where there is no value."""
+        spread = [0.0] * count
+        for slot, value in values.items():
+            spread[slot] = value
+        return spread
+
+    def add_weighted(self, weights: Sequence[float], columns: Sequence[Sequence[float]]) -> Sequence[float]:
+        by_words, by_meaning, by_links = weights
+        rows = zip(*columns, strict=True)
+        return [by_words * words + by_meaning * meaning + by_links * links for words, meaning, links in rows]
+
+    def mean_of(self, first: Sequence[float], second: Sequence[float]) -> Sequence[float]:
+        return [(one + other) / 2 for one, other in zip(first, second, strict=True)]
+
+    def multiply(self, values: Sequence[float], factor: float) -> Sequence[float]:
+        return [factor * value for value in values]
+
+    def select_from(self, slots: Sequence[int], values: Sequence[float], lowest: float) -> Sequence[int]:
+        """The slots whose value is at least `lowest`."""
+        return [slot for slot in slots if values[slot] >= lowest]
+
+    def find_largest(self, slots: Sequence[int], values: Sequence[float], rank: int) -> float:
+        """The value of the slot with this rank; 1 is the largest."""
+        return heapq.nlargest(rank, (values[slot] for slot in slots))[-1]
+
+
+LISTS = ListArithmetic()
+
 # `name`, [[name]], [text](name) and addresses such as instruction:local/agent/name/v1. A bare word is no reference.
 # Lengths are bounded, so that a text full of brackets cannot slow the match down.
 _REFERENCE = re.compile(
     r"`([^`\s]{1,400})`|\[\[([^\]\n]{1,400})\]\]|\]\(([^)\s]{1,400})\)|\b([a-z]+:[^\s`\])>\"']{1,600})"
 )
+
+
+FitOfSlot = Callable[[int], float]
+
+
+class _Fits(dict[int, float]):
+    """How well units fit a query, computed for those with links only."""
+
+    def __init__(self, fit: FitOfSlot) -> None:
+        self._fit = fit
+
+    def __missing__(self, slot: int) -> float:
+        value = self[slot] = self._fit(slot)
+        return value
 
 
 class GraphStage:
@@ -308,6 +378,9 @@ class GraphStage:
         self._by_name: dict[str, set[int]] = {}
         self._by_reference: dict[str, set[int]] = {}
         self._keys: dict[int, tuple[frozenset[str], frozenset[str], frozenset[str]]] = {}
+        # Kept up to date with each unit, so that a search looks at links and not at all units.
+        self._shared_triggers: set[str] = set()
+        self._linked_names: set[str] = set()
 
     def add(self, slot: int, unit: SearchUnit) -> None:
         names_of_unit = frozenset(name for name in (unit.id, unit.name) if name)
@@ -316,21 +389,34 @@ class GraphStage:
         for table, names in zip(self._tables(), keys, strict=True):
             for name in names:
                 table.setdefault(name, set()).add(slot)
+        self._update_links(keys)
 
     def remove(self, slot: int) -> None:
-        for table, names in zip(self._tables(), self._keys.pop(slot), strict=True):
+        keys = self._keys.pop(slot)
+        for table, names in zip(self._tables(), keys, strict=True):
             for name in names:
                 table[name].discard(slot)
                 if not table[name]:
                     del table[name]
+        self._update_links(keys)
 
-    def score_neighbours(self, fits: Mapping[int, float]) -> dict[int, float]:
+    def _update_links(self, keys: tuple[frozenset[str], frozenset[str], frozenset[str]]) -> None:
+        triggers, names, references = keys
+        for trigger in triggers:
+            is_shared = len(self._by_trigger.get(trigger, ())) > 1
+            (self._shared_triggers.add if is_shared else self._shared_triggers.discard)(trigger)
+        for name in names | references:
+            is_linked = name in self._by_name and name in self._by_reference
+            (self._linked_names.add if is_linked else self._linked_names.discard)(name)
+
+    def score_neighbours(self, fit: "FitOfSlot") -> dict[int, float]:
         """For each unit with neighbours, the score of the best one, damped by how many there are."""
         reached: dict[int, float] = {}
-        for members in self._by_trigger.values():
-            if len(members) > 1:
-                _propagate(reached, fits, members, members)
-        for name in self._by_reference.keys() & self._by_name.keys():
+        fits = _Fits(fit)
+        for trigger in self._shared_triggers:
+            members = self._by_trigger[trigger]
+            _propagate(reached, fits, members, members)
+        for name in self._linked_names:
             _propagate(reached, fits, self._by_reference[name], self._by_name[name])
             _propagate(reached, fits, self._by_name[name], self._by_reference[name])
         return reached
