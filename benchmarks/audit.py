@@ -1,13 +1,12 @@
 """How long `holdfast audit` takes on 10,000 transcripts (1 GB), with how much memory, beside `ccusage`.
 
-`ccusage` (npm) is run on the same folder in the same run if `HOLDFAST_CCUSAGE` names its program or it is on the path.
+`ccusage` (npm) is installed into an environment of its own, and reads the same folder in the same run.
 """
 
 import datetime
 import json
 import os
 import random
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -16,7 +15,11 @@ import time
 from pathlib import Path
 
 import msgspec
+from conformance.client import InstallationFailed, install_packages
 
+from benchmarks._peers import FOLDER
+
+CCUSAGE = ("ccusage", "20.0.26")
 TRANSCRIPTS = 10_000
 CALLS = 22
 SEED = 7
@@ -55,13 +58,13 @@ def run() -> list[tuple[str, str]]:
             ("holdfast audit", audit.figure),
             ("tokens", f"{json.loads(audit.output)['total']['tokens']:,}"),
         ]
-        ccusage = os.environ.get("HOLDFAST_CCUSAGE") or shutil.which("ccusage")
-        if ccusage is None:
-            return [*rows, ("ccusage", "not installed: npm install ccusage, and set HOLDFAST_CCUSAGE to its program")]
-        arguments = [ccusage, "claude", "daily", "--json", "--offline"]
-        peer = time_command(arguments, {"CLAUDE_CONFIG_DIR": folder})
-        version = subprocess.run([ccusage, "--version"], capture_output=True, text=True, check=True).stdout.split()[-1]
-        rows.append((f"ccusage {version}", peer.figure))
+        try:
+            install_packages(FOLDER / "ccusage", "npm", (CCUSAGE,))
+        except InstallationFailed as failure:
+            return [*rows, ("ccusage", f"not measured: {failure}")]
+        program = str(FOLDER / "ccusage" / "node_modules" / ".bin" / "ccusage")
+        peer = time_command([program, "claude", "daily", "--json", "--offline"], {"CLAUDE_CONFIG_DIR": folder})
+        rows.append((f"ccusage {CCUSAGE[1]}", peer.figure))
         rows.append(("its tokens", f"{json.loads(peer.output)['totals']['totalTokens']:,}"))
     return rows
 
