@@ -5,7 +5,6 @@ processor time per recall.
 """
 
 import http.client
-import itertools
 import json
 import os
 import secrets
@@ -14,7 +13,6 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -23,6 +21,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from benchmarks._recall_load import LoadPlan, LoadResult
 from holdfast.events.records import HasRecords, StoreRecords
 from holdfast.instructions.store import InstructionRecords, SupportsInstructions
 from holdfast.retrieval.encoders.registry import default_encoder
@@ -31,11 +30,11 @@ from holdfast.stores.open import open_store
 
 RECALLS = 400
 WARM_UP = 30
-CLIENTS = 8
+CLIENTS = 64
 KEYS = 10_000
 AGENTS = 1_000
 TURNS = 3
-SECONDS = 3.0
+SECONDS = 5.0
 
 INTENTS: dict[str, tuple[str, ...]] = {
     "security-posture": ("what am I not allowed to do", "security escalation threshold", "handle a leaked credential"),
@@ -58,8 +57,7 @@ def run() -> Iterator[tuple[str, str]]:
             assert isinstance(store, HasRecords)
             admin, agent = _key(store.records, "admin"), _key(store.records, "agent:a0")
         yield from _measure_server(folder, path, admin, agent)
-        if default_encoder():
-            yield from _measure_wordllama()
+        yield "first recall after the start, index not built", _measure_first_recall(folder, path, agent)
         crowded = Path(folder, "crowded.db")
         shutil.copy(path, crowded)
         with closing(open_store(crowded)) as store:
@@ -81,23 +79,11 @@ def _measure_server(folder: str, path: Path, admin: str, agent: str) -> Iterator
         )
         stolen_before = _stolen_seconds()
         yield "recall, each with a different phrasing", _percentiles(_latencies(url, agent))
-        yield f"recalls a second, {CLIENTS} clients, each with a different phrasing", _rate(url, agent, server)
-        yield f"recalls a second, {CLIENTS} clients, always the same", _rate(url, agent, server, same=True)
+        yield f"{CLIENTS} clients, repeated intents", _measure_load(url, agent, server, numbered=False)
+        yield f"{CLIENTS} clients, each intent new", _measure_load(url, agent, server, numbered=True)
         yield "load of the machine meanwhile, processors", f"{os.getloadavg()[0]:.1f}, {os.cpu_count()}"
         if stolen_before is not None:
             yield "time the machine's host took meanwhile", f"{(_stolen_seconds() or 0) - stolen_before:.2f} s"
-
-
-def _measure_wordllama() -> Iterator[tuple[str, str]]:
-    """The same with the cheaper encoder."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.toml").write_text('[instructions]\nencoder = "wordllama"\n')
-        path = Path(folder, "log.db")
-        with closing(open_store(path)) as store:
-            assert isinstance(store, HasRecords)
-            admin, agent = _key(store.records, "admin"), _key(store.records, "agent:a0")
-        for row, figure in _measure_server(folder, path, admin, agent):
-            yield f"by wordllama: {row}", figure
 
 
 def _in_turns(few_url: str, many_url: str, key: str) -> tuple[list[float], list[float]]:
@@ -191,14 +177,28 @@ def _latencies(url: str, key: str, turn: int = 0) -> list[float]:
     return seconds[WARM_UP:]
 
 
-def _rate(url: str, key: str, server: int, *, same: bool = False) -> str:
+def _measure_load(url: str, key: str, server: int, *, numbered: bool) -> str:
+    """Recalls a second, and the processor time of each on both sides: clients and server share the machine."""
     before = _processor_seconds(server)
-    count = _count_recalls(url, key, same=same)
-    after = _processor_seconds(server)
-    text = f"{count / SECONDS:.0f}"
+    intents = tuple(intent for some in INTENTS.values() for intent in some)
+    plan = LoadPlan(url, key, intents, clients=CLIENTS, seconds=SECONDS, numbered=numbered)
+    words = [sys.executable, "-m", "benchmarks._recall_load"]
+    output = subprocess.run(words, input=msgspec.json.encode(plan), stdout=subprocess.PIPE, check=True).stdout
+    load = msgspec.json.decode(output, type=LoadResult)
+    after, count = _processor_seconds(server), len(load.latencies)
+    text = f"{count / load.seconds:.0f} recalls a second, {_percentiles(load.latencies)}"
     if before is None or after is None:
         return text
-    return f"{text}, {1000 * (after - before) / count:.1f} ms of the server's processor each"
+    each = f"{1000 * (after - before) / count:.2f} ms of processor in the server"
+    return f"{text}, {each}, {1000 * load.processor_seconds / count:.2f} ms in the clients"
+
+
+def _measure_first_recall(folder: str, path: Path, key: str) -> str:
+    """Of a service that has just started, from when it prints its address."""
+    with _serve(folder, path) as (url, _), closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
+        started = time.perf_counter()
+        _send(connection, key, "POST", "/v1/agents/a0/recall-instruction", {"intent": "review a pull request"})
+        return f"{1000 * (time.perf_counter() - started):.0f} ms"
 
 
 def _processor_seconds(process: int) -> float | None:
@@ -213,25 +213,3 @@ def _stolen_seconds() -> float | None:
     """Processor time that other machines on the same host took from this one; None if the system does not report it."""
     stat = Path("/proc/stat")
     return int(stat.read_text().split(maxsplit=9)[8]) / os.sysconf("SC_CLK_TCK") if stat.is_file() else None
-
-
-def _count_recalls(url: str, key: str, *, same: bool) -> int:
-    counts: list[int] = []
-    numbers = itertools.count(1_000_000)
-    until = time.perf_counter() + SECONDS
-
-    def ask() -> None:
-        count = 0
-        with closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
-            while time.perf_counter() < until:
-                body = {"intent": "claim a ticket" if same else _phrase(next(numbers))}
-                _send(connection, key, "POST", "/v1/agents/a0/recall-instruction", body)
-                count += 1
-        counts.append(count)
-
-    threads = [threading.Thread(target=ask) for _ in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(counts)

@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 from tests.support.instruction_service import open_store_of_kind
 
+from holdfast.errors import StoreError
 from holdfast.events.records import KeyRow
 from holdfast.instructions.models import (
     Agent,
@@ -242,6 +243,18 @@ def test_records_written_at_once_are_all_there_in_order(records: InstructionReco
     assert records.heartbeat("a1", "beat") is None
     records.add_audit(audit(10, event_type="preload"))
     assert records.heartbeat("a1", "beat") == audit(10, event_type="preload")
+
+
+def test_records_added_together_are_all_there_and_one_that_cannot_be_stored_fails_alone(
+    records: InstructionRecords,
+) -> None:
+
+    assert records.add_audits([audit(number, at=30 + number) for number in range(120)]) == (None,) * 120
+    assert [record.id for record in records.audits("a1", since=0)] == [f"r{number}" for number in range(120)]
+    first, refused, last = records.add_audits([audit(200), audit(0), audit(201)])
+    assert (first, last) == (None, None)
+    assert isinstance(refused, StoreError)
+    assert records.audit("t200") == audit(200)
 
 
 def test_the_newest_run_of_the_current_manifest_is_its_coverage(records: InstructionRecords) -> None:

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
+from holdfast.errors import StoreError
 from holdfast.instructions.models import (
     Agent,
     Approval,
@@ -131,6 +132,9 @@ class InstructionRecords(Protocol):
         """Store a stub; the first one with a given cache key wins."""
 
     def add_audit(self, record: AuditRecord) -> None: ...
+
+    def add_audits(self, records: Sequence[AuditRecord]) -> tuple[StoreError | None, ...]:
+        """Add records in one transaction; the reason for each that cannot be stored. Raises StoreError if none can."""
 
     def audit(self, token: str) -> AuditRecord | None: ...
 

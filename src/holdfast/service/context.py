@@ -2,10 +2,10 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import msgspec
 
@@ -22,12 +22,18 @@ from holdfast.ledger.analytics.queries import HasAnalyticsQueries, HasCostQuerie
 from holdfast.ledger.cache.state import CacheState, fold_cache_state
 from holdfast.ledger.cache.verdicts import Verdict
 from holdfast.service.api.prompt_view import PromptViews
+from holdfast.service.http.batches import BatchedCalls
 from holdfast.service.live.hub import EventHub
 from holdfast.service.telemetry.prometheus import RequestMetrics
 from holdfast.sources.skills.discovery import SkillRoot
 
 if TYPE_CHECKING:
     from holdfast.service.http.routes import ApiError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+CALLS_TOGETHER_MAX = 32
+"""Of recalls, and of checks of keys: a longer batch would delay its first call more than it saves."""
 
 SESSIONS_MAX = 10_000
 """How many sessions are held in memory; an evicted one is read again from its first event."""
@@ -88,6 +94,7 @@ class AppContext:
         self.workspace: Path | None = None
         self.skill_roots: tuple[SkillRoot, ...] = ()
         self._has_keys = False
+        self._batches: dict[object, BatchedCalls[Any, Any]] = {}
 
     def _add_counters(self) -> None:
         add, failed = self.request_metrics.add_counter, self.failed_keys
@@ -102,6 +109,12 @@ class AppContext:
             "Requests that were refused because their address, or all clients, had too many connections or requests.",
             lambda: self.connections.refused_count,
         )
+
+    def find_batches(
+        self, name: object, run_all: Callable[[Sequence[Item]], Sequence[Result | Exception]]
+    ) -> BatchedCalls[Item, Result]:
+        """The calls of this name, which wait for one another; created with `run_all` at first use."""
+        return self._batches.setdefault(name, BatchedCalls(run_all, size_max=CALLS_TOGETHER_MAX))
 
     async def needs_keys(self) -> bool:
         """Whether requests without a key are refused. Once a key exists, that stays so for the process's lifetime."""

@@ -1,6 +1,7 @@
 """Answer a recall and write its audit record, render its texts, and close, look up and replay audit records."""
 
 import hashlib
+from collections.abc import Sequence
 
 import msgspec
 
@@ -40,6 +41,13 @@ class RecallReplay(msgspec.Struct, frozen=True):
     same_snapshot: bool
 
 
+class PreparedRecall(msgspec.Struct, frozen=True):
+    """An answer that may be given once its audit record is written."""
+
+    answer: RecallAnswer
+    record: AuditRecord
+
+
 def answer_recall(
     context: InstructionContext,
     agent: Agent,
@@ -55,6 +63,48 @@ def answer_recall(
 
     With `shadow` all instructions are in the prompt anyway, and the recalled units are only recorded.
     """
+    prepared = prepare_recall(
+        context, agent, instruction_set, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow
+    )
+    (answer,) = record_recalls(context, [prepared])
+    if isinstance(answer, StoreError):
+        raise answer
+    return answer
+
+
+def record_recalls(
+    context: InstructionContext, recalls: Sequence[PreparedRecall]
+) -> tuple[RecallAnswer | StoreError, ...]:
+    """Write the audit records in one transaction; an answer has no token if its record could not be written, and is an
+    error if the deployment requires records."""
+    errors: tuple[StoreError | None, ...]
+    try:
+        errors = context.records.add_audits([recall.record for recall in recalls])
+    except StoreError as error:
+        errors = (error,) * len(recalls)
+    for failure in filter(None, errors):
+        context.warn(f"audit_write_failed: {type(failure).__name__}")
+    return tuple(
+        recall.answer
+        if failure is None
+        else failure
+        if context.settings.audit_required
+        else msgspec.structs.replace(recall.answer, audit_token="")
+        for recall, failure in zip(recalls, errors, strict=True)
+    )
+
+
+def prepare_recall(
+    context: InstructionContext,
+    agent: Agent,
+    instruction_set: InstructionSet,
+    question: RecallQuery,
+    *,
+    caller: InstructionCaller,
+    heartbeat_id: str | None,
+    shadow: bool = False,
+) -> PreparedRecall:
+    """Choose the units and make the audit record, without writing it. Raises as `answer_recall` does."""
     now = context.now()
     heartbeat = context.records.heartbeat(agent.id, heartbeat_id) if heartbeat_id else None
     if heartbeat is not None and now - heartbeat.session_start > HEARTBEAT_AGE_MS_MAX:
@@ -93,9 +143,9 @@ def answer_recall(
             **(msgspec.structs.asdict(measure_prompt_tokens(agent, instruction_set)) if shadow else {}),
         },
     )
-    audit_token = issue_audit_token(context, record)
     encoder_version = instruction_set.index.embedding_model_version
-    return RecallAnswer(recalled, audit_token, instruction_set.snapshot_id, encoder_version)
+    answer = RecallAnswer(recalled, record.audit_token, instruction_set.snapshot_id, encoder_version)
+    return PreparedRecall(answer, record)
 
 
 def issue_audit_token(context: InstructionContext, record: AuditRecord) -> str:

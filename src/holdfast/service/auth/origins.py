@@ -2,10 +2,12 @@
 
 import ipaddress
 from collections.abc import Collection
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 from holdfast.service.http.routes import ApiError
 
+HOSTS_CACHED_MAX = 256
 _SCHEMES = ("http", "https")
 
 
@@ -26,6 +28,7 @@ def check_origin(
         raise ApiError(403, "cross_origin", "cross-origin requests are not allowed")
 
 
+@lru_cache(HOSTS_CACHED_MAX)
 def parse_host_name(host: str) -> str | None:
     """The host without port, in lower case; None if it is malformed."""
     try:
@@ -37,6 +40,7 @@ def parse_host_name(host: str) -> str | None:
     return parts.hostname if is_plain and port_is_number else None
 
 
+@lru_cache(HOSTS_CACHED_MAX)
 def is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)

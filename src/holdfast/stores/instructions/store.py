@@ -169,6 +169,23 @@ class InstructionStore(OwnerTransfer):
         if not self._group_commit.commit_step(tables.AUDIT.insert_step(record)):
             raise StoreError("the audit record contains text that no database can store")
 
+    def add_audits(self, records: Sequence[AuditRecord]) -> tuple[StoreError | None, ...]:
+        if len(records) == 1:
+            # Other threads may be adding theirs.
+            return (self._try_add_audit(records[0]),)
+        steps = tables.AUDIT.insert_steps(records)
+        if self._changes.run_steps(steps, synced=False, lock_seconds_max=AUDIT_LOCK_SECONDS_MAX):
+            return (None,) * len(records)
+        # One row was rejected: add them one by one, so that it does not affect the others.
+        return tuple(map(self._try_add_audit, records))
+
+    def _try_add_audit(self, record: AuditRecord) -> StoreError | None:
+        try:
+            self.add_audit(record)
+        except StoreError as error:
+            return error
+        return None
+
     def audit(self, token: str) -> AuditRecord | None:
         return self._first(tables.AUDIT, "WHERE audit_token = ?", token)
 

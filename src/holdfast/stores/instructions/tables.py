@@ -4,6 +4,7 @@ Columns are fields; nested values are stored as JSON text.
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Generic, TypeVar
 
 import msgspec
@@ -21,7 +22,7 @@ from holdfast.instructions.models import (
     UnitVersion,
 )
 from holdfast.instructions.uri import is_shared_owner
-from holdfast.stores.sql.dialect import repeat_params
+from holdfast.stores.sql.dialect import PARAMETERS_MAX, repeat_params
 from holdfast.stores.sql.events import Cell
 from holdfast.stores.sql.records import SET_SETTING
 from holdfast.stores.write.queue import SqlStep
@@ -51,6 +52,19 @@ class InstructionTable(Generic[Row]):
 
     def insert_step(self, row: Row, on_conflict: str = "") -> SqlStep:
         return SqlStep(self.insert + on_conflict, self.encode_row(row))
+
+    def insert_steps(self, rows: Sequence[Row]) -> list[SqlStep]:
+        """Many rows with few statements: each one releases the interpreter lock and has to get it back."""
+        size = PARAMETERS_MAX // len(self.columns)
+        params = repeat_params(len(self.columns))
+        batches = [rows[start : start + size] for start in range(0, len(rows), size)]
+        return [
+            SqlStep(
+                f"{self.insert}{f', ({params})' * (len(batch) - 1)}",
+                tuple(chain.from_iterable(map(self.encode_row, batch))),
+            )
+            for batch in batches
+        ]
 
     def upsert_step(self, row: Row, keys: Sequence[str], *, kept: Sequence[str] = (), where: str = "") -> SqlStep:
         """Replaces the row with the same keys, except its `kept` columns."""

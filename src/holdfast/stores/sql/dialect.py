@@ -106,6 +106,10 @@ SELECT newest.session_id FROM json_array_elements_text(?) AS wanted, LATERAL (
 )
 
 
+# The default limit per statement of SQLite before 3.32, so every version accepts it.
+PARAMETERS_MAX = 999
+
+
 def repeat_params(count: int) -> str:
     """The parameters of a list."""
     return ", ".join("?" * count)

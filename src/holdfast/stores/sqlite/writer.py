@@ -12,14 +12,12 @@ from msgspec.structs import astuple
 from holdfast.catalog.lookup import Models
 from holdfast.errors import StoreError
 from holdfast.stores.sql.connection import SqlConnection
-from holdfast.stores.sql.dialect import SQLITE
+from holdfast.stores.sql.dialect import PARAMETERS_MAX, SQLITE
 from holdfast.stores.sql.events import INSERT_EVENT, Cell, EventRow
 from holdfast.stores.sqlite.file import READ_ERRORS, explain_sqlite_error, file_missing_error
 from holdfast.stores.write.group_writer import GroupWriter
 from holdfast.stores.write.queue import DeleteJob, PruneJob, SettleJob, WriteJob
 
-# The default limit per statement of SQLite before 3.32, so every version accepts it.
-PARAMETERS_MAX = 999
 _VALUES = "VALUES ("
 FileIdentity = tuple[int, int] | None
 

@@ -1,10 +1,14 @@
 """HTTP routes for instructions: agents, units, manifests, boot stubs, recall, heartbeats and audits."""
 
+import functools
+from collections.abc import Sequence
+
 import msgspec
 from msgspec import UNSET
 
 from holdfast.errors import InstructionError, StoreError, UserError
 from holdfast.instructions.access import (
+    FindAgent,
     InstructionCaller,
     access_denied_error,
     check_instruction_access,
@@ -15,7 +19,13 @@ from holdfast.instructions.context import InstructionContext, make_agent
 from holdfast.instructions.manifest.publish import PublicationRequest, publish_manifest
 from holdfast.instructions.manifest.validate import ManifestDraft
 from holdfast.instructions.models import Agent, ManifestEntry, UnitCoverage, format_optional_time, format_time
-from holdfast.instructions.recall.answer import RecallAnswer, answer_recall, close_audit_record
+from holdfast.instructions.recall.answer import (
+    PreparedRecall,
+    RecallAnswer,
+    close_audit_record,
+    prepare_recall,
+    record_recalls,
+)
 from holdfast.instructions.recall.boot_stub import BODY_TOKENS_WARN, check_stub_size, with_published_contract
 from holdfast.instructions.recall.heartbeat import PreloadedUnit, load_boot_stub, start_heartbeat
 from holdfast.instructions.recall.ranking import RecallQuery, SelectedChunk
@@ -142,6 +152,34 @@ def recall_instruction(
     context: InstructionContext, caller: InstructionCaller, request: schemas.RecallRequest
 ) -> schemas.RecallResponse:
     """Recall the units that match an intent."""
+    (response,) = recall_for_all(context, [(caller, request)])
+    if isinstance(response, Exception):
+        raise response
+    return response
+
+
+def recall_for_all(
+    context: InstructionContext, calls: Sequence[tuple[InstructionCaller, schemas.RecallRequest]]
+) -> list[schemas.RecallResponse | Exception]:
+    """Answer recalls together: each agent is read once, and the audit records are one transaction."""
+    find = functools.cache(context.records.agent)
+    prepared = [_try_to_prepare(context, find, caller, request) for caller, request in calls]
+    recalls = [recall for recall in prepared if isinstance(recall, PreparedRecall)]
+    answers = iter(record_recalls(context, recalls) if recalls else ())
+    settled = [next(answers) if isinstance(recall, PreparedRecall) else recall for recall in prepared]
+    return [
+        _make_unavailable_error()
+        if isinstance(answer, StoreError)
+        else answer
+        if isinstance(answer, Exception)
+        else _recall_view(answer, explain=request.explain, caller=caller)
+        for answer, (caller, request) in zip(settled, calls, strict=True)
+    ]
+
+
+def _try_to_prepare(
+    context: InstructionContext, find: FindAgent, caller: InstructionCaller, request: schemas.RecallRequest
+) -> PreparedRecall | Exception:
     question = RecallQuery(
         intent=request.intent,
         max_chunks=request.max_chunks,
@@ -149,15 +187,11 @@ def recall_instruction(
         manifest_hint=request.manifest_hint,
         use_floor=context.settings.use_floor if request.floor is None else request.floor,
     )
-    return _recall(
-        context,
-        caller,
-        request.agent_id,
-        question,
-        heartbeat_id=request.heartbeat_id,
-        explain=request.explain,
-        shadow=request.shadow,
-    )
+    beat, shadow = request.heartbeat_id, request.shadow
+    try:
+        return _prepare(context, find, caller, request.agent_id, question, heartbeat_id=beat, shadow=shadow)
+    except Exception as error:  # noqa: BLE001 - raised for the caller of this recall, and for no other
+        return error
 
 
 def recall_scope(
@@ -185,31 +219,38 @@ def recall_scope(
         use_floor=context.settings.use_floor if request.floor is None else request.floor,
         weights=_weights(request.weights),
     )
-    return _recall(context, caller, agent_id, question, heartbeat_id=None, explain=request.explain)
+    prepared = _prepare(context, context.records.agent, caller, agent_id, question)
+    (answer,) = record_recalls(context, [prepared])
+    if isinstance(answer, StoreError):
+        raise _make_unavailable_error() from answer
+    return _recall_view(answer, explain=request.explain, caller=caller)
 
 
-def _recall(
+def _prepare(
     context: InstructionContext,
+    find: FindAgent,
     caller: InstructionCaller,
     agent_id: str,
     question: RecallQuery,
     *,
-    heartbeat_id: str | None,
-    explain: bool,
+    heartbeat_id: str | None = None,
     shadow: bool = False,
-) -> schemas.RecallResponse:
+) -> PreparedRecall:
     try:
-        agent = context.records.agent(agent_id)
-        check_recall_access(caller, agent_id, agent, context.records.agent)
+        agent = find(agent_id)
+        check_recall_access(caller, agent_id, agent, find)
         if not question.intent.strip():
             raise InstructionError("intent_required", "say in `intent` what you are about to do")
         agent, instruction_set = context.require_instruction_set(agent_id, agent)
-        response = answer_recall(
+        return prepare_recall(
             context, agent, instruction_set, question, caller=caller, heartbeat_id=heartbeat_id, shadow=shadow
         )
     except StoreError as error:
-        raise InstructionError(RETRY, "the store is unavailable; try again") from error
-    return _recall_view(response, explain=explain, caller=caller)
+        raise _make_unavailable_error() from error
+
+
+def _make_unavailable_error() -> InstructionError:
+    return InstructionError(RETRY, "the store is unavailable; try again")
 
 
 def begin_heartbeat(
@@ -340,6 +381,7 @@ ROUTES: tuple[Route, ...] = (
         "POST",
         f"{_AGENT}/recall-instruction",
         recall_instruction,
+        run_all=recall_for_all,
         check_access=check_recall_access,
         retry_code=RETRY,
         field_error_code=lambda field: "intent_required" if field == "intent" else "invalid_body",

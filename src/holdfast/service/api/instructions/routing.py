@@ -1,7 +1,8 @@
 """Turns instruction functions into routes: enabled or not, run in a thread, InstructionError mapped to a status."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import functools
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -51,6 +52,10 @@ _STATUSES = {
 Request = TypeVar("Request", bound=msgspec.Struct)
 InstructionHandler = Callable[[InstructionContext, InstructionCaller, Request], msgspec.Struct | RouteResponse]
 
+InstructionBatch = Callable[
+    [InstructionContext, Sequence[tuple[InstructionCaller, Request]]], Sequence[msgspec.Struct | Exception]
+]
+
 AccessCheck = Callable[[InstructionCaller, str, Agent | None, FindAgent], None]
 """Raises InstructionError if the caller has no access to this agent, which may be unknown."""
 
@@ -70,8 +75,10 @@ def instruction_route(
     success_statuses: tuple[int, ...] = (200,),
     content_type: str = "application/json",
     retry_code: str | None = None,
+    run_all: InstructionBatch[Request] | None = None,
 ) -> Route:
-    """Types and summary are those of `run`; `reply` is the type of a RouteResponse's body.
+    """Types and summary are those of `run`; `reply` is the type of a RouteResponse's body. `run_all`, if given, answers
+    calls that wait at the same time.
 
     `field_error_code` maps an invalid field to an error code; the status is always 400. `check_access` is for rule
     "caller"; it also runs before a decoding error is reported, so that a caller without access learns nothing else.
@@ -91,7 +98,11 @@ def instruction_route(
             await check_holder(context, incoming.key, incoming.fields)
             raise _make_field_error(error, field_error_code) from error
         try:
-            result = await asyncio.to_thread(run, instructions, caller, body)
+            if run_all is None:
+                result = await asyncio.to_thread(run, instructions, caller, body)
+            else:
+                batches = context.find_batches(run_all, functools.partial(run_all, instructions))
+                result = await batches.run((caller, body))
         except InstructionError as error:
             if error.code == RETRY:
                 instructions.warn(f"{RETRY}: {error}")
