@@ -142,6 +142,6 @@ def test_claude_code_recalls_a_unit(project: Path, tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     assert json.loads(run.stdout)["result"] == "Done."
     bodies = [json.loads(request.body) for request in model.requests]
-    assert "# Agent Boot Stub" in json.dumps(bodies[0])
+    assert json.dumps(bodies[0]).count("# Agent Boot Stub") == 1
     assert "- testing: " in json.dumps(bodies[0])
     assert RULE in json.dumps(bodies[-1]["messages"][-1])

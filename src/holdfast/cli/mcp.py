@@ -36,12 +36,23 @@ KEY_VARIABLE = "HOLDFAST_KEY"
     "--allow-host", "allowed", metavar="NAME", multiple=True, help="Host name under which clients reach the server."
 )
 @click.option("--require-keys", is_flag=True, help="Require a key even if none has been created yet.")
+@click.option(
+    "--no-stub", is_flag=True, help="Leave out boot stub and index, because a hook adds them to each session."
+)
 def command(
-    *, agent: str, db: str | None, over_http: bool, host: str, port: int, allowed: tuple[str, ...], require_keys: bool
+    *,
+    agent: str,
+    db: str | None,
+    over_http: bool,
+    host: str,
+    port: int,
+    allowed: tuple[str, ...],
+    require_keys: bool,
+    no_stub: bool,
 ) -> None:
     """Serve instructions and skills to an MCP client: recall, list, read, report usage; search and load.
 
-    The answer to `initialize` carries the agent's boot stub and the index of its units.
+    The answer to `initialize` carries the agent's boot stub and the index of its units, unless --no-stub is given.
 
     Over standard input and output, the client's key is read from HOLDFAST_KEY; over HTTP it is sent as a bearer token,
     and a key of scope agent:NAME acts as that agent. On this machine no key is needed until `holdfast keys create` has
@@ -64,7 +75,7 @@ def command(
         # Over stdio the first recall loads the encoder: many sessions never recall.
         library = open_instruction_context(log, wanted=True, load_encoder=over_http)
         assert library is not None
-        toolbox = McpToolbox(library, functools.cache(_read_skills), agent=agent)
+        toolbox = McpToolbox(library, functools.cache(_read_skills), agent=agent, has_stub=not no_stub)
         if over_http:
             _serve_http(toolbox, records, agent=agent, address=(host, port), allowed=allowed, require_keys=require_keys)
         else:

@@ -85,16 +85,28 @@ class _Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Text
 
 
+STUB_ELSEWHERE = "Before a task, call recall_instruction; the start of the session lists what can be recalled."
+
+
 class McpToolbox:
     """The tools over one library; `agent` is used when the caller's key names no agent.
 
+    Without `has_stub` a hook gives the client boot stub and index, and `initialize` does not repeat them.
     `read_skills` is called by the tools for skills only: a client waits while the server starts.
     """
 
-    def __init__(self, library: InstructionContext, read_skills: Callable[[], SkillStore], *, agent: str) -> None:
+    def __init__(
+        self,
+        library: InstructionContext,
+        read_skills: Callable[[], SkillStore],
+        *,
+        agent: str,
+        has_stub: bool = True,
+    ) -> None:
         self._library = library
         self._read_skills = read_skills
         self._agent = agent
+        self._has_stub = has_stub
         tools = (
             _make_tool("recall_instruction", str(RECALL_TOOL_SCHEMA["description"]), _Recall, self._recall),
             _make_tool(
@@ -185,6 +197,8 @@ class McpToolbox:
             agent, instruction_set = self._require_instruction_set(caller)
         except InstructionError:
             return None
+        if not self._has_stub:
+            return STUB_ELSEWHERE
         named = with_published_contract(self._library.records, agent)
         return render_standing_instructions(named, instruction_set.manifest, GENERIC_PROFILE)
 

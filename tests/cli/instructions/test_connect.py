@@ -1,11 +1,14 @@
 """`holdfast instructions connect`: settings of clients, checked by starting what they will start, and undone."""
 
 import json
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
+from tests.mcp.test_handshake import initialize
 from tests.support.library_projects import LibraryProject
 
 from holdfast.errors import UserError
@@ -41,6 +44,26 @@ def test_claude_code_gets_hook_and_server_and_both_are_tried(shop: LibraryProjec
     server = json.loads(Path(".mcp.json").read_text())["mcpServers"]["holdfast"]
     assert "mcp" in server["args"]
     assert str((shop.path / "kept.db").resolve()) in server["args"]
+
+
+def test_claude_code_gets_stub_and_index_once(shop: LibraryProject) -> None:
+    """From the hook, which adds them again after a compaction; the server of any other client has them itself."""
+    report = json.loads(connect(shop, "claude-code", "--json").output)
+    assert "leaves the boot stub and the index to the hook" in report["checks"]["MCP server"]
+    assert report["agent_sees"].count("# Agent Boot Stub") == 1
+    server = json.loads(Path(".mcp.json").read_text())["mcpServers"]["holdfast"]
+    assert "# Agent Boot Stub" not in _instructions_of(server)
+    assert "recall_instruction" in _instructions_of(server)
+    assert connect(shop, "gemini").exit_code == 0
+    server = json.loads(Path(".gemini/settings.json").read_text())["mcpServers"]["holdfast"]
+    assert _instructions_of(server).count("# Agent Boot Stub") == 1
+
+
+def _instructions_of(server: dict[str, Any]) -> str:
+    line = json.dumps(initialize()).encode() + b"\n"
+    run = subprocess.run([server["command"], *server["args"]], input=line, capture_output=True, timeout=60, check=True)
+    text: str = json.loads(run.stdout.split(b"\n", 1)[0])["result"]["instructions"]
+    return text
 
 
 def test_undo_restores_every_byte_and_removes_what_was_new(shop: LibraryProject) -> None:

@@ -52,6 +52,11 @@ MAY: dict[tuple[str, str], tuple[str, ...]] = {
     ("GET", f"{A}/instruction-measures"): ADMINS,
     ("GET", f"{A}/instruction-shadow"): ADMINS,
     ("POST", f"{A}/instruction-replay"): ADMINS,
+    ("POST", f"{A}/instruction-folder/check"): ADMINS,
+    ("PUT", f"{A}/instruction-folder"): ADMINS,
+    ("POST", f"{A}/instruction-approve"): ADMINS,
+    ("POST", f"{A}/instruction-promote"): ADMINS,
+    ("GET", f"{A}/instruction-coverage"): ADMINS,
     ("GET", f"{A}/instruction-probes"): ADMINS,
     ("PUT", f"{A}/instruction-probes"): ADMINS,
 }

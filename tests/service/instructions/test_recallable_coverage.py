@@ -60,10 +60,10 @@ TEXTS = {
 }
 
 
-def check_crosswalk(*intents: str, probes: tuple[Probe, ...] = ()) -> DraftCheck:
+def check_crosswalk(*intents: str, probes: tuple[Probe, ...] = (), encoder: str | None = "wordllama") -> DraftCheck:
     entries = (make_entry("crosswalk", *intents), make_entry("billing", "refund a customer"))
     agent = Agent(AGENT, "local", 0)
-    settings = InstructionSettings(encoder="wordllama")
+    settings = InstructionSettings(encoder=encoder)
     return check_draft(ManifestDraft("v1", entries), TEXTS, agent, settings=settings, probes=probes)
 
 
@@ -72,6 +72,14 @@ def test_nonsense_trigger_is_named_although_it_finds_its_unit() -> None:
     assert checked.passed
     nonsense = [flaw for flaw in checked.flaws if flaw.rule == "nonsense-trigger"]
     assert [(flaw.unit, "zebra stripe paint" in flaw.message) for flaw in nonsense] == [("crosswalk", True)]
+
+
+def test_trigger_without_a_shared_word_cannot_be_judged_without_an_encoder() -> None:
+    """A synonym shares no word either: only an encoder can say which of the two is nonsense."""
+    checked = check_crosswalk("zebra stripe paint", "upload commits", "push a branch", encoder=None)
+    flaws = [flaw for flaw in checked.flaws if flaw.rule in ("nonsense-trigger", "unjudged-trigger")]
+    assert [(flaw.rule, flaw.is_certain) for flaw in flaws] == [("unjudged-trigger", False)] * 2
+    assert all("cannot be judged" in flaw.message for flaw in flaws)
 
 
 def test_probe_of_a_person_that_misses_its_unit_is_a_warning_and_no_failure() -> None:

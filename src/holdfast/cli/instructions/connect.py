@@ -138,6 +138,8 @@ def _check(client: str, commands: "RuntimeCommands", shown: str) -> dict[str, st
     """Start what the client will start, and compare what it would get. Raises UserError if something is missing."""
     import msgspec
 
+    from holdfast.runtime.instructions.connect import NO_STUB
+
     if client == AGENTS_MD:
         return {}
     checks = {}
@@ -147,11 +149,14 @@ def _check(client: str, commands: "RuntimeCommands", shown: str) -> dict[str, st
         if msgspec.json.encode(shown) not in output:
             raise UserError(f"the hook does not print the instructions: {output[:300].decode('utf-8', 'replace')!r}")
         checks["hook"] = "prints the boot stub and the index"
-    answer = _run(commands.server, msgspec.json.encode(_INITIALIZE) + b"\n")
+    has_stub = client != "claude-code"
+    words = commands.server if has_stub else (*commands.server, NO_STUB)
+    answer = _run(words, msgspec.json.encode(_INITIALIZE) + b"\n")
     first = answer.split(b"\n", 1)[0]
     if b'"instructions"' not in first:
         raise UserError(f"the MCP server does not answer with instructions: {first[:300].decode('utf-8', 'replace')!r}")
-    checks["MCP server"] = "answers, and its instructions have the boot stub and the index"
+    carries = "its instructions have the boot stub and the index"
+    checks["MCP server"] = f"answers, and {carries if has_stub else 'leaves the boot stub and the index to the hook'}"
     return checks
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.format import format_count, print_json
-from holdfast.cli.instructions.open import agent_option, open_library
+from holdfast.cli.instructions.open import agent_option, open_library, open_library_or_service, url_option
 from holdfast.cli.options import db_option, json_option
 
 NO_ENCODER = "words and links only"
@@ -24,14 +24,15 @@ if TYPE_CHECKING:
 @click.command("coverage")
 @agent_option
 @db_option
+@url_option
 @click.option("--against", metavar="VERSION", help="Compare with this version of the manifest.")
 @json_option
-def coverage(agent: str, db: str | None, against: str | None, as_json: bool) -> None:
+def coverage(*, agent: str, db: str | None, url: str | None, against: str | None, as_json: bool) -> None:
     """Query each unit with paraphrases of its intents, as publishing does.
 
     Exits with status 1 if too few paraphrases find a unit; with --against, if fewer find it than in that version.
     """
-    with open_library(db) as library:
+    with open_library_or_service(db, url) as library:
         result = library.coverage(agent) if against is None else library.coverage_diff(against, agent=agent)
     if isinstance(result, tuple):
         passed = all(measured.coverage.passed for measured in result)

@@ -14,10 +14,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from holdfast.runtime.instructions.embedded import Library
+    from holdfast.runtime.instructions.service_library import ServiceLibrary
 
+KEY_VARIABLE = "HOLDFAST_KEY"
+KEYRING_SERVICE = "holdfast"
 SIGNING_PACKAGE = "cryptography"
 MISSING_PACKAGE_HINT = "instructions need an extra package: pip install 'holdfast-context[instructions]'"
 create_option = click.option("--create", is_flag=True, help="Create the store that --db names, if there is none.")
+url_option = click.option(
+    "--url", metavar="URL", help="Service that stores the instructions; its key is in HOLDFAST_KEY or the keyring."
+)
 agent_option = click.option("--agent", default="main", show_default=True, help="Agent whose instructions to use.")
 
 
@@ -69,3 +75,44 @@ def open_library(
         clock=clock if callable(clock) else system_clock,
         warn=lambda line: click.echo(line, err=True),
     )
+
+
+def open_library_or_service(
+    db: str | None,
+    url: str | None,
+    *,
+    make: bool = False,
+    create: bool = False,
+    writable: bool = False,
+    entity: str | None = None,
+) -> "Library | ServiceLibrary":
+    """The store, or the service that `url` names, which acts for the holder of the key."""
+    if url is None:
+        return open_library(db, make=make, create=create, writable=writable, entity=entity)
+    if db or create:
+        raise UserError("instructions are in a store or in a service: give --db or --url, not both")
+    if entity:
+        raise UserError("a service acts for the holder of the key; leave out --entity, or use that person's key")
+    from holdfast.runtime.instructions.hook import check_service_address
+
+    with explain_missing_package():
+        from holdfast.runtime.instructions.service_library import ServiceLibrary
+    return ServiceLibrary(check_service_address(url), key=find_service_key(url))
+
+
+def find_service_key(url: str) -> str:
+    """From the environment, or from the system's keyring if the package `keyring` is installed. Raises UserError."""
+    from importlib import import_module
+    from importlib.util import find_spec
+
+    key = os.environ.get(KEY_VARIABLE)
+    if not key and find_spec("keyring") is not None:
+        try:
+            key = import_module("keyring").get_password(KEYRING_SERVICE, url.rstrip("/"))
+        except Exception as error:
+            raise UserError(f"the keyring cannot be read: {type(error).__name__}; set {KEY_VARIABLE}") from error
+    if not key:
+        raise UserError(
+            f"no key for {url}: set {KEY_VARIABLE}, or run `keyring set {KEYRING_SERVICE} {url.rstrip('/')}`"
+        )
+    return key

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.format import print_json
-from holdfast.cli.instructions.open import agent_option, create_option, open_library
+from holdfast.cli.instructions.open import (
+    agent_option,
+    create_option,
+    open_library,
+    open_library_or_service,
+    url_option,
+)
 from holdfast.cli.open_store import resolve_store_address
 from holdfast.cli.options import db_option, json_option
 from holdfast.errors import UserError
@@ -24,8 +30,9 @@ _entity = click.option("--entity", metavar="URI", help="Author to act for, such 
 @click.command("check")
 @_folder
 @db_option
+@url_option
 @json_option
-def check(folder: Path, db: str | None, as_json: bool) -> None:
+def check(folder: Path, db: str | None, url: str | None, as_json: bool) -> None:
     """Check whether the folder written by `migrate --out` can be published; exit with status 1 if not.
 
     Also shows flaws that do not prevent publishing: see `lint`.
@@ -33,10 +40,10 @@ def check(folder: Path, db: str | None, as_json: bool) -> None:
     from holdfast.cli.instructions.format import show_check_result
 
     address, has_store = resolve_store_address(db or None)
-    if db and not has_store:
+    if db and not url and not has_store:
         raise UserError(f"there is no store at {address!r}; check the path, or leave --db out")
-    if has_store:
-        with open_library(db) as library:
+    if url or has_store:
+        with open_library_or_service(db, url) as library:
             checked = library.check(folder)
     else:
         checked = _check_without_store(folder)
@@ -67,13 +74,23 @@ def _check_without_store(folder: Path) -> "DraftCheck":
 @click.command("publish")
 @_folder
 @db_option
+@url_option
 @create_option
 @_entity
 @click.option("--skip-gate", is_flag=True, help="Also publish units that are not found reliably; this is recorded.")
 @json_option
-def publish(*, folder: Path, db: str | None, create: bool, entity: str | None, skip_gate: bool, as_json: bool) -> None:
+def publish(
+    *,
+    folder: Path,
+    db: str | None,
+    url: str | None,
+    create: bool,
+    entity: str | None,
+    skip_gate: bool,
+    as_json: bool,
+) -> None:
     """Publish DIR: changed texts as new versions, then the manifest, if it passes every check."""
-    with open_library(db, make=True, create=create, entity=entity) as library:
+    with open_library_or_service(db, url, make=True, create=create, entity=entity) as library:
         deployed = library.publish(folder, skip_coverage_gate=skip_gate)
     _show_deployed(deployed, as_json=as_json)
 
@@ -82,6 +99,7 @@ def publish(*, folder: Path, db: str | None, create: bool, entity: str | None, s
 @click.argument("unit", required=False)
 @agent_option
 @db_option
+@url_option
 @_entity
 @click.option(
     "--kind",
@@ -97,6 +115,7 @@ def approve(
     unit: str | None,
     agent: str,
     db: str | None,
+    url: str | None,
     entity: str | None,
     kind: str | None,
     version: str | None,
@@ -115,7 +134,7 @@ def approve(
 
     if (unit is None) == (skip_gate is None):
         raise click.UsageError("name a unit, or a manifest version with --skip-gate")
-    with open_library(db, writable=True, entity=entity) as library:
+    with open_library_or_service(db, url, writable=True, entity=entity) as library:
         if unit is not None and kind is None:
             approval = library.approve(unit, agent=agent, reason=reason)
         else:
@@ -148,12 +167,13 @@ def withdraw(*, unit: str, agent: str, db: str | None, entity: str | None) -> No
 @click.command("promote")
 @agent_option
 @db_option
+@url_option
 @_entity
 @click.option("--force", is_flag=True, help="Promote before the 7 days are over; not possible for sensitive agents.")
 @json_option
-def promote(*, agent: str, db: str | None, entity: str | None, force: bool, as_json: bool) -> None:
+def promote(*, agent: str, db: str | None, url: str | None, entity: str | None, force: bool, as_json: bool) -> None:
     """Use units without their files: only after 7 days in which fewer than one in ten units was missed."""
-    with open_library(db, writable=True, entity=entity) as library:
+    with open_library_or_service(db, url, writable=True, entity=entity) as library:
         published = library.promote(agent, force=force)
     _show_published(published, as_json=as_json)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.format import format_count, print_json
-from holdfast.cli.instructions.open import agent_option, open_library
+from holdfast.cli.instructions.open import agent_option, open_library, open_library_or_service, url_option
 from holdfast.cli.options import db_option, json_option
 from holdfast.errors import UserError
 
@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 @click.command("shadow")
 @agent_option
 @db_option
+@url_option
 @click.option("--days", type=click.IntRange(1, 3650), default=30, show_default=True)
 @json_option
-def shadow(agent: str, db: str | None, days: int, as_json: bool) -> None:
+def shadow(*, agent: str, db: str | None, url: str | None, days: int, as_json: bool) -> None:
     """Check whether lazy recall would have sufficed in the shadow turns of the current manifest.
 
     Exits with status 1 if not. Turns are recorded by `recall --shadow` and `usage`, by a session with
     `for_session(shadow=True)`, or over HTTP.
     """
-    with open_library(db) as library:
+    with open_library_or_service(db, url) as library:
         report = library.shadow_report(agent, days=days)
     if as_json:
         print_json({"passed": report.passed, "report": report})

@@ -38,6 +38,7 @@ LintRule = Literal[
     "no-trigger",
     "content-trigger",
     "nonsense-trigger",
+    "unjudged-trigger",
     "weak-trigger",
     "joined-topics",
     "headless",
@@ -58,6 +59,11 @@ class LintFlaw(msgspec.Struct, frozen=True):
     rule: LintRule
     message: str
     fix: str
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether it is a mistake; otherwise it says what could not be judged."""
+        return self.rule != "unjudged-trigger"
 
 
 def lint_manifest(entries: Sequence[ManifestEntry], texts: Mapping[str, str] | None = None) -> tuple[LintFlaw, ...]:
@@ -190,7 +196,10 @@ def check_situations(
 def find_nonsense_triggers(
     entries: Sequence[ManifestEntry], texts: Mapping[str, str], encoder: str | None
 ) -> tuple[LintFlaw, ...]:
-    """Intents that have neither a word nor a meaning in common with the text that they should find."""
+    """Intents that have neither a word nor a meaning in common with the text that they should find.
+
+    Without an encoder only the words are known: an intent that shares none is named as one that cannot be judged.
+    """
     units = [SearchUnit(entry.name, entry.name, "", (), texts[entry.name]) for entry in entries if entry.name in texts]
     index = SearchIndex(units, meaning=create_semantic_stage(encoder) if encoder else None)
     flaws = []
@@ -198,10 +207,16 @@ def find_nonsense_triggers(
         for intent in entry.load_triggers.intents if entry.name in texts else ():
             hit = index.rank(intent).explain(entry.name)
             if not hit.matched_terms and hit.relevance < index.floor:
-                message = f"{intent[:80]!a} has nothing in common with the text"
-                fix = "describe a situation in which someone needs this text"
-                flaws.append(LintFlaw(entry.name, "nonsense-trigger", message, fix))
+                flaws.append(_make_nonsense_flaw(entry.name, intent, is_judged=encoder is not None))
     return tuple(flaws)
+
+
+def _make_nonsense_flaw(unit: str, intent: str, *, is_judged: bool) -> LintFlaw:
+    if is_judged:
+        message = f"{intent[:80]!a} has nothing in common with the text"
+        return LintFlaw(unit, "nonsense-trigger", message, "describe a situation in which someone needs this text")
+    message = f"{intent[:80]!a} shares no word with the text, and without an encoder its meaning cannot be judged"
+    return LintFlaw(unit, "unjudged-trigger", message, "install one: pip install 'holdfast-context[semantic]'")
 
 
 class CheckFailure(msgspec.Struct, frozen=True):

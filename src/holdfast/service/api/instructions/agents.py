@@ -34,7 +34,7 @@ from holdfast.instructions.uri import garden_id
 from holdfast.instructions.usage.detect import record_trace_usage
 from holdfast.instructions.usage.trace import check_trace_size
 from holdfast.retrieval.index import StageWeights
-from holdfast.service.api.instructions import reviews, schemas
+from holdfast.service.api.instructions import deployments, reviews, schemas
 from holdfast.service.api.instructions.routing import RETRY, instruction_route
 from holdfast.service.http.routes import Route, RouteResponse, copy_fields
 
@@ -187,9 +187,16 @@ def _try_to_prepare(
         manifest_hint=request.manifest_hint,
         use_floor=context.settings.use_floor if request.floor is None else request.floor,
     )
-    beat, shadow = request.heartbeat_id, request.shadow
     try:
-        return _prepare(context, find, caller, request.agent_id, question, heartbeat_id=beat, shadow=shadow)
+        return _prepare(
+            context,
+            find,
+            caller,
+            agent_id=request.agent_id,
+            question=question,
+            heartbeat_id=request.heartbeat_id,
+            shadow=request.shadow,
+        )
     except Exception as error:  # noqa: BLE001 - raised for the caller of this recall, and for no other
         return error
 
@@ -219,7 +226,7 @@ def recall_scope(
         use_floor=context.settings.use_floor if request.floor is None else request.floor,
         weights=_weights(request.weights),
     )
-    prepared = _prepare(context, context.records.agent, caller, agent_id, question)
+    prepared = _prepare(context, context.records.agent, caller, agent_id=agent_id, question=question)
     (answer,) = record_recalls(context, [prepared])
     if isinstance(answer, StoreError):
         raise _make_unavailable_error() from answer
@@ -230,9 +237,9 @@ def _prepare(
     context: InstructionContext,
     find: FindAgent,
     caller: InstructionCaller,
+    *,
     agent_id: str,
     question: RecallQuery,
-    *,
     heartbeat_id: str | None = None,
     shadow: bool = False,
 ) -> PreparedRecall:
@@ -414,4 +421,5 @@ ROUTES: tuple[Route, ...] = (
         error_statuses=(409, 503),
     ),
     *reviews.ROUTES,
+    *deployments.ROUTES,
 )
