@@ -68,11 +68,17 @@ def _measure_intents(files: Sequence[SourceFile]) -> Iterator[tuple[str, str]]:
         found = _ask(by_digest[digest], intents["intents"])
         results.append(found)
         yield f"intents of {intents['file']}", _describe_found(found)
-    if results:
-        first, among, share = (statistics.mean(values) for values in zip(*map(_shares, results), strict=True))
-        units, mixed = sum(found.units for found in results), sum(found.mixed_units for found in results)
-        total = _Found(first, among, share, units, mixed, ())
-        yield f"intents of all {len(results)} files", _describe_found(total)
+    # Changes are made with every second file in view; the others say whether a change holds elsewhere too.
+    halves = {"development half": results[0::2], "held-out half": results[1::2], f"all {len(results)} files": results}
+    for name, some in halves.items():
+        if some:
+            yield f"intents, {name}", _describe_found(_average(some))
+
+
+def _average(results: Sequence[_Found]) -> _Found:
+    first, among, share = (statistics.mean(values) for values in zip(*map(_shares, results), strict=True))
+    units, mixed = sum(found.units for found in results), sum(found.mixed_units for found in results)
+    return _Found(first, among, share, units, mixed, ())
 
 
 def _shares(found: _Found) -> tuple[float, float, float]:

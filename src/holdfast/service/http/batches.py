@@ -2,7 +2,7 @@
 
 Under load a hop to a thread and back costs more than most calls of the store, and 64 threads that wait for one another
 take turns at the interpreter lock. Here the calls that arrive while a batch runs form the next one: one hop, one
-transaction, and nobody waits for a timer.
+transaction, and no call waits for a timer.
 """
 
 import asyncio
