@@ -25,13 +25,13 @@ def run() -> Iterator[tuple[str, str]]:
         for sessions in (0, *(SESSIONS // step for step in STEPS)):
             path = Path(folder) / f"{sessions}.db"
             with open_store(path) as store:
-                _fill(store, sessions)
+                fill_with_short_sessions(store, sessions)
             for words in COMMANDS:
                 yield f"{' '.join(words)}, {sessions:,} sessions, s of CPU", f"{_measure_cpu(*words, db=path):.2f}"
             path.unlink()
 
 
-def _fill(store: DatabaseEventLog, sessions: int) -> None:
+def fill_with_short_sessions(store: DatabaseEventLog, sessions: int) -> None:
     for first in range(0, sessions, SESSIONS_AN_APPEND):
         numbers = range(first, min(first + SESSIONS_AN_APPEND, sessions))
         batch = [short_session(number, at=START + number * DAYS * DAY_SECONDS / sessions) for number in numbers]

@@ -35,6 +35,7 @@ class OwnService:
             system_prompt=LONG,
             store=self.store,
             transport=SimulatedProvider(clock=system_clock),
+            simulated=False,
         )
 
 

@@ -1,7 +1,10 @@
 """The Cost view and the views it links to."""
 
+import asyncio
 from pathlib import Path
 
+from holdfast.catalog.lookup import shipped_models
+from holdfast.service.sample import SamplePlayer
 from holdfast.sources.skills.discovery import SkillRoot
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import Page
@@ -77,13 +80,38 @@ def test_unknown_view_links_to_an_existing_one(page: Page, sample_service: Clien
     assert page.text("main a[href='#/overview']") == "Go to the overview"
 
 
-def test_sessions_are_sorted_as_requested(page: Page, sample_service: Client) -> None:
+def test_sessions_are_sorted_and_filtered_as_requested(page: Page, sample_service: Client) -> None:
     page.url = sample_service.url
     page.open("sessions", heading="Sessions")
-    page.click("a[href='#/sessions?order=cost&skip=0']")
-    page.wait_until(lambda: page.text(".switch [aria-current]") == "most expensive first")
-    sessions = [row["name"] for row in sample_service.get("/analytics/sessions?order=cost")["data"]]
-    assert page.texts("tbody td:first-child a") == sessions
+    page.click("[data-key='sort spent']")
+    page.wait_until(lambda: page.text("th[aria-sort=descending]") == "Spent ↓")
+    rows = sample_service.get("/api/sessions?sort=spent")["sessions"]
+    assert page.texts("tbody td:first-child a") == [row["title"] for row in rows]
+    losing = next(row for row in rows if row["verdict"])
+    page.run("document.getElementById('filter-verdict').value = arguments[0]", losing["verdict"])
+    page.click("[data-does=filter]")
+    matching = sample_service.get(f"/api/sessions?sort=spent&verdict={losing['verdict']}")
+    page.wait_until(lambda: "match" in page.text("[data-figure=total]"))
+    assert page.texts("tbody td:first-child a") == [row["title"] for row in matching["sessions"]]
+
+
+def test_simulated_sessions_appear_in_every_view_by_one_switch(page: Page) -> None:
+    with MemoryStore() as store, serve_store(store) as client:
+        asyncio.run(SamplePlayer(store, shipped_models(), pause=0).play())
+        page.url = client.url
+        views = {"sessions": "[data-session]", "caching": "[data-session]", "cost": ".series"}
+        for view in views:
+            page.open(view)
+            assert not page.elements(views[view])
+        page.click("#simulated")
+        assert page.wait_until(lambda: page.elements(".series"))
+        assert page.text("#simulated") == "Real and simulated"
+        for view in views:
+            page.open(view)
+            assert page.elements(views[view])
+        page.click("#simulated")
+        page.wait_until(lambda: not page.elements(".series"))
+        page.leave()
 
 
 def test_skill_library_is_listed_with_its_findings(page: Page, tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ async def have_conversation(path: Path) -> str:
             system_prompt="Be brief. " * 300,
             store=store,
             transport=SimulatedProvider(),
+            simulated=False,
         ) as session:
             for number in range(3):
                 await session.send(f"What is {number} + {number}?")

@@ -146,6 +146,15 @@ async def test_only_later_calls_are_counted_but_judged_by_the_earlier_ones(tmp_p
     assert [loss["cause"] for loss in report["losses"]] == ["ttl_expired"]
 
 
+async def test_what_a_simulated_provider_answered_is_no_spending(tmp_path: Path) -> None:
+    shop = Shop(tmp_path)
+    async with Session.create(
+        store=shop.db, transport=SimulatedProvider(clock=shop.clock), clock=shop.clock
+    ) as session:
+        await session.send("So?")
+    assert "simulated" in shop.refuse()
+
+
 async def test_a_store_without_calls_says_so(tmp_path: Path) -> None:
     shop = Shop(tmp_path)
     await shop.run_session(name="silent")

@@ -55,7 +55,7 @@ async def send_and_capture_bodies(folder: Path, /, *questions: str, **options: U
     }
     chosen = defaults | dependencies | options
     provider = answering_provider(chosen["model"])
-    async with Session.create(**(chosen | {"transport": provider})) as session:
+    async with Session.create(**(chosen | {"transport": provider, "simulated": False})) as session:
         for question in questions:
             await session.send(question)
     return [request.body for request in provider.requests]
@@ -127,7 +127,7 @@ async def test_a_running_session_keeps_the_digest_it_started_with(model: str, wo
     folder = knowledge_folder(workspace)
     folder.replace(DIGEST_FILE, b"- one\n")
     provider, store = answering_provider(model), MemoryStore()
-    common: Options = {"store": store, "transport": provider, "clock": ManualClock()}
+    common: Options = {"store": store, "transport": provider, "simulated": False, "clock": ManualClock()}
     chosen: Options = {"model": model, "workspace": workspace, "padding": "never", "allow_uncached": True}
     async with Session.create(**(common | chosen)) as session:
         await session.send("a")

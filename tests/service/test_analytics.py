@@ -53,7 +53,14 @@ async def analytics(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[A
         )
         provider = SimulatedProvider(clock=clock, script=parse_script(script))
         async with Session.create(
-            model=SONNET, system_prompt=LONG, delegate=True, store=store, transport=provider, clock=clock, new_id=new_id
+            model=SONNET,
+            system_prompt=LONG,
+            delegate=True,
+            store=store,
+            transport=provider,
+            simulated=False,
+            clock=clock,
+            new_id=new_id,
         ) as session:
             await session.send("One.")
             analytics.ids.append(session.id)
@@ -64,6 +71,7 @@ async def analytics(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[A
             system_prompt=LONG,
             store=store,
             transport=SimulatedProvider(clock=clock),
+            simulated=False,
             clock=clock,
             new_id=new_id,
         ) as session:
@@ -174,6 +182,7 @@ async def test_stable_prefix_is_written_once_over_many_calls(profile: Any) -> No
             system_prompt=LONG,
             store=store,
             transport=SimulatedProvider(clock=clock),
+            simulated=False,
             clock=clock,
             new_id=CountingIds(),
         ) as session:

@@ -49,6 +49,7 @@ class CacheService:
             system_prompt=LONG,
             store=self.store,
             transport=self.provider,
+            simulated=False,
             clock=self.clock,
             new_id=self._new_id,
         )
@@ -217,6 +218,7 @@ async def test_controls_of_a_child_session_apply_to_its_parent_too(cache_service
         delegate=True,
         store=cache_service.store,
         transport=SimulatedProvider(clock=cache_service.clock, script=parse_script(script)),
+        simulated=False,
         clock=cache_service.clock,
         new_id=CountingIds(),
     ) as session:

@@ -222,6 +222,7 @@ async def test_a_session_of_our_own_has_one_estimate_in_every_view(tmp_path: Pat
         "model": "anthropic:claude-sonnet-5-5",
         "store": str(path),
         "transport": SimulatedProvider(script='{"content": "Yes."}\n' * 9),
+        "simulated": False,  # Stands for a session that is billed.
         "system_prompt": GUIDE,
     }
     async with Session.create(**options) as session:

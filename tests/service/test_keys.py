@@ -72,6 +72,8 @@ def test_key_is_renamed_limited_and_revoked() -> None:
         {"budget_usd_a_day": -1},
         {"budget_usd_a_day": 1e9},
         {"requests_a_minute": 0},
+        {"budget_usd_a_month": -1},
+        {"models": ["two words"]},
         {"name": "a\nb"},
         {"team": ""},
         {"expires_in_days": 0},
@@ -129,6 +131,35 @@ def test_limits_that_are_set_over_http_hold_in_a_running_gateway_and_can_be_rais
         assert client.get("/analytics/overview", key=admin)["data"]["budgets"] == []
 
 
+def test_a_month_is_limited_over_its_days_and_models_by_pattern_in_a_running_gateway() -> None:
+    clock = ManualClock(1_790_000_000)  # The 21st of September.
+    with serve_provider(SimulatedProvider()) as url, serve_gateway(url, clock=clock) as gateway:
+        client = Client(gateway.url, gateway.service)
+        admin = client.key("admin")
+        fields = {"scope": "gateway", "models": ["gpt-*", "claude-sonnet-*"]}
+        created = client.request("POST", "/api/keys", fields, key=admin).json
+        assert call_model(gateway, created["key"])[0] == 200
+        gateway.recorded_sessions()
+        path = f"/api/keys/{created['id']}"
+        # What earlier days cost counts for the month.
+        clock.advance(86_400)
+        month = {"budget_usd_a_month": 0.001, "budget_usd_a_day": 50, "models": fields["models"]}
+        row = client.request("PUT", path, month, key=admin).json
+        assert (row["spent_today_usd"], row["spent_month_usd"] > 0.001) == (0.0, True)
+        assert row["month_resets_at"] == "2026-10-01T00:00:00Z"
+        status, message = call_model(gateway, created["key"])
+        assert (status, "budget for this month is spent: limit $0.0010" in message) == (429, True)
+        assert "it resets at 2026-10-01T00:00:00Z" in message
+        (budget,) = client.get("/analytics/overview", key=admin)["data"]["budgets"]
+        assert (budget["id"], budget["period"]) == (created["id"], "month")
+        clock.advance(10 * 86_400)
+        assert call_model(gateway, created["key"])[0] == 200
+        client.request("PUT", path, {"models": ["gpt-*"]}, key=admin)
+        clock.advance(11)
+        status, message = call_model(gateway, created["key"])
+        assert (status, "not for model 'claude-sonnet-5-5'; its models are gpt-*" in message) == (403, True)
+
+
 def run_cli(*arguments: str) -> str:
     result = CliRunner().invoke(command, arguments)
     assert result.exit_code == 0, result.output
@@ -140,12 +171,15 @@ def test_commands_create_change_and_list_the_same_keys(tmp_path: Any) -> None:
     options = ["--scope", "gateway", "--team", "core", "--user", "ann", "--budget-usd-day", "5"]
     created = json.loads(run_cli("keys", "create", *options, "--json", "--db", db))
     run_cli("keys", "set", created["id"], "--name", "laptop", "--requests-a-minute", "9", "--db", db)
+    run_cli("keys", "set", created["id"], "--budget-usd-month", "90", "--allow-model", "claude-*", "--db", db)
     with SqliteStore(tmp_path / "log.db") as store, serve_store_in_process(store) as client:
         (row,) = client.get("/api/keys", key=add_admin(store))["keys"][:1]
-    fields = ("name", "user", "team", "budget_usd_a_day", "requests_a_minute")
-    assert [row[name] for name in fields] == ["laptop", "ann", "core", 5.0, 9]
+    fields = ("name", "user", "team", "budget_usd_a_day", "requests_a_minute", "budget_usd_a_month", "models")
+    assert [row[name] for name in fields] == ["laptop", "ann", "core", 5.0, 9, 90.0, ["claude-*"]]
     listed = run_cli("keys", "list", "--db", db)
-    assert all(word in listed for word in ("laptop", "ann", "core", "$0.0000 of $5.00", "never"))
+    assert all(
+        word in listed for word in ("laptop", "ann", "core", "$0.0000 of $5.00", "of $90.00", "claude-*", "never")
+    )
     run_cli("keys", "set", created["id"], "--no-limits", "--db", db)
     assert "of $5.00" not in run_cli("keys", "list", "--db", db)
     assert CliRunner().invoke(command, ["keys", "set", "none", "--db", db]).exit_code != 0

@@ -147,6 +147,7 @@ async def test_invalidated_cache_is_on_the_timeline() -> None:
             system_prompt=LONG,
             store=store,
             transport=SimulatedProvider(clock=clock),
+            simulated=False,
             clock=clock,
             new_id=CountingIds(),
         ) as session:

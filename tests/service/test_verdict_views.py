@@ -116,6 +116,7 @@ async def test_every_view_of_a_session_shows_the_same_verdicts(tmp_path: Path, l
         "model": "anthropic:claude-sonnet-5-5",
         "store": str(db),
         "transport": SimulatedProvider(script='{"content": "Yes."}\n' * 9),
+        "simulated": False,  # Stands for a session that is billed.
         "system_prompt": "Follow the rules of the house. " * 200,
         "system_prompt_volatile": lambda: f"It is {next(moments)}.",
         "layout": "seed" if layout == "seed" else "default",

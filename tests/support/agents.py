@@ -88,6 +88,7 @@ class Agent:
             "model": "anthropic:claude-sonnet-5-5",
             "store": self.store,
             "transport": self.transport,
+            "simulated": False,  # Stands for a session that is billed.
             "clock": self.clock,
             "new_id": CountingIds(),
         }

@@ -17,9 +17,13 @@ from holdfast.ledger.analytics.queries import (
     GroupFilter,
     GroupName,
     LedgerScope,
+    ListedSession,
     SessionCost,
     SessionCostOrder,
+    SessionFilter,
     SessionOrder,
+    SessionOrdering,
+    SessionPosition,
     SizedUsage,
     SkillLoad,
     UnpricedSums,
@@ -31,6 +35,7 @@ from holdfast.ledger.analytics.results import FULL_SCOPE, SESSIONS_MAX, RollUpCo
 from holdfast.ledger.cache.verdicts import VerdictKind
 from holdfast.ledger.money import to_dollars
 from holdfast.ledger.postings import Posting, RollUp, RollUpTotals, Sums, component_key, iter_postings
+from holdfast.stores.sql.analytics import ALL_SESSIONS, NEWEST_FIRST
 from holdfast.types.usage import Usage
 
 
@@ -132,6 +137,29 @@ class EventAnalyticsQueries:
             turns=sum(isinstance(event.payload, TurnCompleted | TurnCancelled) for event in events),
             workspace_path=started.workspace_path if started else None,
         )
+
+    def find_sessions(
+        self, filter_: SessionFilter = ALL_SESSIONS, ordering: SessionOrdering = NEWEST_FIRST, *, limit: int
+    ) -> tuple[ListedSession, ...]:
+        """Of the filters, `simulated` only; each of the others has a test of its own."""
+        listed = []
+        for row, events in self._sessions(simulated=filter_.simulated):
+            postings = list(iter_postings(events, self._models))
+            sums = sum((posting.sums for posting in postings), Sums())
+            calls = [posting.entry for posting in postings if posting.entry is not None]
+            losing = [entry for entry in calls if entry.verdict and entry.verdict.lost_usd]
+            worst = min(losing, key=lambda entry: (-entry.verdict.lost_usd, entry.record.number), default=None)  # type: ignore[union-attr] # those without a verdict are left out
+            values = {"activity": row.last_event_at, "started": row.started_at, "spent": sums.spent, "lost": sums.lost}
+            values |= {"calls": sums.calls, "read_share": sums.cache_read * 10**6 // max(sums.usage.tokens_sent, 1)}
+            verdict = worst.verdict.kind if worst and worst.verdict else None
+            unpriced = sum(entry.is_unpriced for entry in calls)
+            position = SessionPosition(values[ordering.sort], row.id)
+            listed.append(ListedSession(row, build_amounts(sums), verdict, unpriced, position))
+        listed.sort(key=lambda session: (session.position.value, session.row.id), reverse=ordering.descending)
+        return tuple(listed[:limit])
+
+    def count_matches(self, filter_: SessionFilter = ALL_SESSIONS) -> int:
+        return sum(1 for _ in self._sessions(simulated=filter_.simulated))
 
     def turn_events(self, turn_id: str) -> tuple[Event, ...]:
         for row in self._log.sessions():

@@ -39,6 +39,7 @@ class IdleSession:
         self.options: Options = {
             "store": self.store,
             "transport": self.provider,
+            "simulated": False,  # Stands for a session that is billed.
             "clock": self.clock,
             "sleep": self.sleep,
             "new_id": CountingIds(),

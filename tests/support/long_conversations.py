@@ -57,6 +57,7 @@ class LongConversation:
             "system_prompt": PROMPT,
             "store": self.store,
             "transport": self.provider,
+            "simulated": False,  # Stands for a session that is billed.
             "clock": self.clock,
             "tools": (read_file,),
             "compaction": BY_HAND,
@@ -70,6 +71,7 @@ class LongConversation:
         options: Options = {
             "store": self.store,
             "transport": self.provider,
+            "simulated": False,  # Stands for a session that is billed.
             "clock": self.clock,
             "tools": self.options["tools"],
             "compaction": self.options["compaction"],

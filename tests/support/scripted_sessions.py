@@ -38,6 +38,7 @@ def new_session(provider: SimulatedProvider, **options: Unpack[Options]) -> Sess
         "system_prompt": LONG,
         "store": MemoryStore(),
         "transport": provider,
+        "simulated": False,  # Stands for a session that is billed.
         "clock": ManualClock(),
         "new_id": CountingIds(),
     }

@@ -9,6 +9,8 @@ from holdfast.cli.options import db_option, json_option
 from holdfast.clock import system_clock
 from holdfast.errors import UserError
 
+_VIEWED = ("state", "spent_today_usd", "spent_month_usd", "spent_30_days_usd", "last_used")
+
 
 @click.group("keys", cls=CommandGroup)
 def command() -> None:
@@ -23,6 +25,10 @@ def command() -> None:
 @click.option("--user", metavar="NAME", help="User to charge its gateway calls to.")
 @click.option("--team", metavar="NAME", help="Team to charge its gateway calls to.")
 @click.option("--budget-usd-day", type=float, metavar="USD", help="What its gateway calls may cost on a day (UTC).")
+@click.option("--budget-usd-month", type=float, metavar="USD", help="What they may cost in a calendar month (UTC).")
+@click.option(
+    "--allow-model", "models", multiple=True, metavar="NAME", help="Model it may call, as claude-*; repeat it."
+)
 @click.option("--requests-a-minute", type=int, metavar="N", help="How many gateway calls it may make in a minute.")
 @db_option
 @json_option
@@ -35,6 +41,8 @@ def create_key(
     user: str | None,
     team: str | None,
     budget_usd_day: float | None,
+    budget_usd_month: float | None,
+    models: tuple[str, ...],
     requests_a_minute: int | None,
     db: str | None,
     as_json: bool,
@@ -51,7 +59,13 @@ def create_key(
     expires_at = None if expires is None else parse_expiry(expires, now)
     created = make_key(scope, at=now, random_bytes=secrets.token_bytes, name=name, entity=entity, expires_at=expires_at)
     row = assign_account(created.row, user=user, team=team)
-    row = assign_limits(row, budget_usd_a_day=budget_usd_day, requests_a_minute=requests_a_minute)
+    row = assign_limits(
+        row,
+        budget_usd_a_day=budget_usd_day,
+        requests_a_minute=requests_a_minute,
+        budget_usd_a_month=budget_usd_month,
+        models=models,
+    )
     with open_store_with_records(db) as (_, records):
         records.add_key(row)
     if as_json:
@@ -78,7 +92,7 @@ def list_keys(db: str | None, as_json: bool) -> None:
         # The digest is left out: it identifies the key, and nothing outside the store needs it.
         document = [
             {name: value for name, value in msgspec.structs.asdict(row).items() if name != "digest"}
-            | {name: getattr(view, name) for name in ("state", "spent_today_usd", "spent_30_days_usd", "last_used")}
+            | {name: getattr(view, name) for name in _VIEWED}
             for row, view in zip(rows, views, strict=True)
         ]
         print_json(document)
@@ -96,6 +110,8 @@ def list_keys(db: str | None, as_json: bool) -> None:
             row.user_id or "",
             row.team_id or "",
             _format_spending(view.spent_today_usd, row.budget_usd_a_day),
+            _format_spending(view.spent_month_usd, row.budget_usd_a_month),
+            row.models or "all",
             view.last_used or "never",
             _day(row.created_at),
             _day(row.expires_at),
@@ -103,8 +119,9 @@ def list_keys(db: str | None, as_json: bool) -> None:
         )
         for row, view in zip(rows, views, strict=True)
     )
-    headings = ("id", "scope", "name", "user", "team", "spent today", "last used", "created", "expires", "state")
-    print_table(headings, cells, spare=("created", "expires"))
+    headings = ("id", "scope", "name", "user", "team", "spent today", "this month", "models", "last used")
+    spare = ("models", "created", "expires", "scope", "this month")
+    print_table((*headings, "created", "expires", "state"), cells, spare=spare)
 
 
 @command.command("set")
@@ -113,8 +130,12 @@ def list_keys(db: str | None, as_json: bool) -> None:
 @click.option("--user", metavar="NAME", help="User to charge its gateway calls to.")
 @click.option("--team", metavar="NAME", help="Team to charge its gateway calls to.")
 @click.option("--budget-usd-day", type=float, metavar="USD", help="What its gateway calls may cost on a day (UTC).")
+@click.option("--budget-usd-month", type=float, metavar="USD", help="What they may cost in a calendar month (UTC).")
+@click.option(
+    "--allow-model", "models", multiple=True, metavar="NAME", help="Model it may call, as claude-*; repeat it."
+)
 @click.option("--requests-a-minute", type=int, metavar="N", help="How many gateway calls it may make in a minute.")
-@click.option("--no-limits", is_flag=True, help="Remove budget and rate.")
+@click.option("--no-limits", is_flag=True, help="Remove budgets, rate and models.")
 @db_option
 def set_key(
     *,
@@ -123,30 +144,35 @@ def set_key(
     user: str | None,
     team: str | None,
     budget_usd_day: float | None,
+    budget_usd_month: float | None,
+    models: tuple[str, ...],
     requests_a_minute: int | None,
     no_limits: bool,
     db: str | None,
 ) -> None:
     """Rename a key, or change its user, team and limits; what is not given stays. Gateways follow in ten seconds."""
     from holdfast.cli.open_store import open_store_with_records
-    from holdfast.service.api.keys import seed_todays_spending
+    from holdfast.service.api.keys import seed_spending
     from holdfast.service.auth.keys import assign_account, assign_limits, rename_key
 
-    if no_limits and (budget_usd_day, requests_a_minute) != (None, None):
-        raise UserError("--no-limits removes the limits; leave out --budget-usd-day and --requests-a-minute")
+    given = (budget_usd_day, requests_a_minute, budget_usd_month, models or None)
+    if no_limits and any(limit is not None for limit in given):
+        raise UserError("--no-limits removes the limits; leave out the options that set one")
     with open_store_with_records(db) as (log, records):
         row = records.key(key_id)
         if row is None:
             raise UserError(f"no key has the id {key_id[:80]!r}; `holdfast keys list` shows all")
-        budget = row.budget_usd_a_day if budget_usd_day is None else budget_usd_day
-        rate = row.requests_a_minute if requests_a_minute is None else requests_a_minute
         row = assign_account(rename_key(row, name or row.name), user=user or row.user_id, team=team or row.team_id)
+        stored = (row.budget_usd_a_day, row.requests_a_minute, row.budget_usd_a_month, row.model_patterns)
+        day, rate, month, allowed = (old if new is None else new for old, new in zip(stored, given, strict=True))
         row = assign_limits(
             row,
-            budget_usd_a_day=None if no_limits else budget,
+            budget_usd_a_day=None if no_limits else day,
             requests_a_minute=None if no_limits else rate,
+            budget_usd_a_month=None if no_limits else month,
+            models=() if no_limits else allowed,
         )
-        seed_todays_spending(row, log, records, system_clock())
+        seed_spending(row, log, records, system_clock())
         if not records.update_key(row):
             raise UserError(f"key {key_id[:80]!r} was revoked; create another with `holdfast keys create`")
     click.echo(f"changed key {key_id}")

@@ -52,7 +52,11 @@ EventListener = Callable[[Event], None]
 
 
 class SessionRow(msgspec.Struct, frozen=True, gc=False):
-    """One row of a session list: enough to choose a session without reading its events."""
+    """One row of a session list: enough to choose a session without reading its events.
+
+    `client` is the program behind a gateway. `opening` are the first words of the first request; they quote the prompt.
+    `is_simulated` is 1 if the session costs no real money.
+    """
 
     id: str
     name: str | None
@@ -61,6 +65,12 @@ class SessionRow(msgspec.Struct, frozen=True, gc=False):
     last_event_at: float
     event_count: int
     parent_session_id: str | None = None
+    client: str | None = None
+    opening: str | None = None
+    caller_key_id: str | None = None
+    caller_user_id: str | None = None
+    caller_team_id: str | None = None
+    is_simulated: int = 0
 
 
 class EventLog(Protocol):

@@ -41,7 +41,7 @@ class KeyRow(msgspec.Struct, frozen=True):
     """`digest` is that of the secret part; the key itself is shown once and never stored.
 
     `entity` is the URI with which the holder signs, if one was given. Requests made with the key are charged to its
-    user and team. The limits are those of the gateway.
+    user and team. The limits are those of the gateway; `models` are patterns such as `claude-*`, separated by spaces.
     """
 
     id: str
@@ -56,6 +56,16 @@ class KeyRow(msgspec.Struct, frozen=True):
     team_id: str | None = None
     budget_usd_a_day: float | None = None
     requests_a_minute: int | None = None
+    budget_usd_a_month: float | None = None
+    models: str | None = None
+
+    @property
+    def has_budget(self) -> bool:
+        return self.budget_usd_a_day is not None or self.budget_usd_a_month is not None
+
+    @property
+    def model_patterns(self) -> tuple[str, ...]:
+        return tuple(self.models.split()) if self.models else ()
 
 
 class KeyStore(Protocol):
@@ -107,6 +117,9 @@ class BudgetStore(Protocol):
     """Daily spending of gateway keys. Each method is one transaction, atomic for all processes that share the store."""
 
     def get_budget_day(self, key_id: str, day: str) -> BudgetDay: ...
+
+    def sum_budget_days(self, key_id: str, first_day: str, end_day: str) -> int:
+        """What was spent from the first day up to but excluding the end, in picodollars."""
 
     def reserve_budget(self, charge: BudgetCharge, *, limit: int, usual_output_tokens: int = 0) -> bool:
         """Reserves an estimate, if the day's spending is below the limit and the estimate fits.

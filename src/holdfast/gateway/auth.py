@@ -11,7 +11,7 @@ from holdfast.clock import Clock
 from holdfast.gateway.exchange import AuthenticatedRequest, GatewayCaller, GatewayRefusedError
 from holdfast.gateway.http.client_addresses import FailedKeys
 from holdfast.gateway.http.headers import CREDENTIAL_HEADERS, KEY_HEADER, Headers, get_header_value
-from holdfast.gateway.key_limits import KeyLimitTable, RequestRates
+from holdfast.gateway.key_limits import KeyLimits, KeyLimitTable, RequestRates
 from holdfast.gateway.routes import Target
 
 # A revoked key keeps working for up to this long, in exchange for one store lookup per key instead of per request.
@@ -38,8 +38,7 @@ class KeyHolder(msgspec.Struct, frozen=True):
     label: str | None = None
     user_id: str | None = None
     team_id: str | None = None
-    budget_usd_a_day: float | None = None
-    requests_a_minute: int | None = None
+    limits: KeyLimits = KeyLimits()
 
 
 class KeyAuthenticator:
@@ -92,7 +91,7 @@ class KeyAuthenticator:
             holder.label,
             user_id=holder.user_id,
             team_id=holder.team_id,
-            has_budget=limits.budget_usd_a_day is not None,
+            has_budget=limits.needs_check,
         )
         return AuthenticatedRequest(caller, headers, improve and may_rewrite(target, headers))
 
@@ -123,7 +122,7 @@ class KeyAuthenticator:
             self._cache.clear()
         self._cache[key] = (now, holder)
         if holder is not None:
-            self._limits.set_stored_limits(holder.key_id, holder.budget_usd_a_day, holder.requests_a_minute)
+            self._limits.set_stored_limits(holder.key_id, holder.limits)
         if key is not None and holder is not None:
             self._failed_keys.add_valid(key)
         return holder
@@ -132,7 +131,7 @@ class KeyAuthenticator:
         if key is None or self._limits.when_unavailable == "allow":
             return False
         key_id = key.split(b"_")[1].decode() if GATEWAY_KEY_PATTERN.fullmatch(key) else ""
-        return self._limits.get_budget(key_id) is not None
+        return self._limits.get_limits(key_id).needs_check
 
     def _account(self, credential: bytes) -> str:
         """Pseudonymous id of a credential: equal for equal credentials within this process, and not reversible."""

@@ -53,7 +53,7 @@ class GatewayCaller(msgspec.Struct, frozen=True):
     """Who sent the request, without any credential.
 
     `account` is equal for requests that share a provider's caches. `key_id`, `label`, `user_id` and `team_id`
-    describe the gateway key, if one was used; `has_budget` whether its spending is limited.
+    describe the gateway key, if one was used; `has_budget` whether its spending or its models are limited.
     """
 
     account: str

@@ -1,4 +1,4 @@
-"""What each gateway key allows: the provider keys it maps to, a daily budget, and a request rate."""
+"""What each gateway key allows: the provider keys it maps to, its models, budgets by day and month, a request rate."""
 
 import asyncio
 import functools
@@ -10,7 +10,7 @@ import tomllib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -70,7 +70,8 @@ _GOOGLE_MODEL = re.compile(r"/models/([^/:]+)")
 class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`provider_keys` are by upstream: `env:NAME` or the key itself; if absent, the upstream's variable is used.
 
-    `paths` are the paths beside inference that the provider keys may be used for, such as `/v1/files/*`.
+    `paths` are the paths beside inference that the provider keys may be used for, such as `/v1/files/*`; `models` are
+    patterns such as `claude-*`, and all models if there are none.
     """
 
     provider_keys: dict[str, str] = {}
@@ -78,6 +79,16 @@ class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     requests_a_minute: int | None = None
     improve: bool = False
     paths: tuple[str, ...] = ()
+    budget_usd_a_month: float | None = None
+    models: tuple[str, ...] = ()
+
+    @property
+    def needs_check(self) -> bool:
+        """Whether a call must be checked before it is forwarded: for its cost or its model."""
+        return self.budget_usd_a_day is not None or self.budget_usd_a_month is not None or bool(self.models)
+
+
+STORED_LIMITS = ("budget_usd_a_day", "requests_a_minute", "budget_usd_a_month", "models")
 
 
 class KeyLimitTable:
@@ -107,19 +118,17 @@ class KeyLimitTable:
         stored = self._stored.get(key_id)
         if stored is None:
             return row
-        budget, rate = stored.budget_usd_a_day, stored.requests_a_minute
+        values = {name: getattr(stored, name) for name in STORED_LIMITS}
         return msgspec.structs.replace(
-            row,
-            budget_usd_a_day=row.budget_usd_a_day if budget is None else budget,
-            requests_a_minute=row.requests_a_minute if rate is None else rate,
+            row, **{name: value for name, value in values.items() if value not in (None, ())}
         )
 
-    def set_stored_limits(self, key_id: str, budget_usd_a_day: float | None, requests_a_minute: int | None) -> None:
+    def set_stored_limits(self, key_id: str, stored: KeyLimits) -> None:
         """Replaces what is known of the limits that are stored with a key; called whenever the key is looked up."""
-        if budget_usd_a_day is None and requests_a_minute is None:
+        if stored == KeyLimits():
             self._stored.pop(key_id, None)
         else:
-            self._stored[key_id] = KeyLimits(budget_usd_a_day=budget_usd_a_day, requests_a_minute=requests_a_minute)
+            self._stored[key_id] = stored
 
     def get_provider_key(self, key_id: str, mount: str) -> bytes:
         """Raises GatewayRefusedError if there is none."""
@@ -143,14 +152,26 @@ class KeyLimitTable:
             )
             raise GatewayRefusedError(403, message)
 
+    def check_model(self, key_id: str, target: Target, request: "RequestSize") -> None:
+        """Raises GatewayRefusedError if the key is not for the model of this call, or if that cannot be read."""
+        patterns = self.get_limits(key_id).models
+        if not patterns or not target.is_inference:
+            return
+        name = find_model_name(target, decode_or_none(split_object, request.body) or {})
+        names = (name, target.model_names.get(name, name))
+        if not name or not any(fnmatchcase(model, pattern) for model in names for pattern in patterns):
+            model = f"model {name[:MODEL_CHARS_MAX]!a}" if name else "a request whose model cannot be read"
+            raise GatewayRefusedError(403, f"this key is not for {model}; its models are {', '.join(patterns)}")
+
     @property
     def has_budgets(self) -> bool:
-        return any(row.budget_usd_a_day is not None for row in (*self._rows.values(), *self._stored.values()))
+        return any(row.needs_check for row in (*self._rows.values(), *self._stored.values()))
 
-    def get_budget(self, key_id: str) -> int | None:
-        """The daily budget in picodollars; None if there is none."""
-        dollars = self.get_limits(key_id).budget_usd_a_day
-        return None if dollars is None else round(dollars * 10**12)
+    def get_budgets(self, key_id: str) -> tuple[int | None, int | None]:
+        """The budgets of a day and of a month in picodollars; None where there is none."""
+        limits = self.get_limits(key_id)
+        day, month = limits.budget_usd_a_day, limits.budget_usd_a_month
+        return None if day is None else round(day * 10**12), None if month is None else round(month * 10**12)
 
 
 class _KeyRate:
@@ -277,21 +298,33 @@ class KeyBudgets:
 
     async def check(self, key_id: str) -> None:
         """For what costs nothing by itself. Raises GatewayRefusedError if the budget of the key is spent."""
-        limit = self._limits.get_budget(key_id)
-        if limit is None:
+        if self._limits.get_budgets(key_id) == (None, None):
             return
         now = self._clock()
-        state = await self._ask_store(functools.partial(self._store.get_budget_day, key_id, _day_of(now)))
-        if state is not None and state.spent >= limit:
-            raise _refuse_call(limit, state, 0, now)
+        refused = await self._ask_store(functools.partial(self._find_spent_budget, key_id, now))
+        if refused is not None:
+            raise refused
+
+    def _find_spent_budget(self, key_id: str, now: float) -> GatewayRefusedError | None:
+        limit, state = self._find_limit(key_id, now), self._store.get_budget_day(key_id, _day_of(now))
+        return _refuse_call(limit, state, 0, now) if state.spent >= limit.today else None
+
+    def _find_limit(self, key_id: str, now: float) -> "_TodaysLimit":
+        """What may be spent today: the day's budget, or what the earlier days of the month left of the month's."""
+        day, month = self._limits.get_budgets(key_id)
+        today = _day_of(now)
+        earlier = 0 if month is None else self._store.sum_budget_days(key_id, f"{today[:8]}01", today)
+        if month is None or (day is not None and day <= month - earlier):
+            return _TodaysLimit(day or 0)
+        return _TodaysLimit(max(month - earlier, 0), month=month, earlier=earlier)
 
     async def reserve(self, exchange_id: str, key_id: str, target: Target, request: RequestSize) -> bool:
         """Whether there is a reservation now. Raises GatewayRefusedError if the budget has no room for the call."""
-        limit = self._limits.get_budget(key_id)
-        if limit is None:
+        self._limits.check_model(key_id, target, request)
+        if self._limits.get_budgets(key_id) == (None, None):
             return False
         now = self._clock()
-        attempt = functools.partial(self._try_reserve, exchange_id, key_id, (target, request), limit=limit, now=now)
+        attempt = functools.partial(self._try_reserve, exchange_id, key_id, (target, request), now=now)
         refused = await self._ask_store(attempt, undo=functools.partial(self.release, exchange_id, key_id, now))
         if isinstance(refused, GatewayRefusedError):
             raise refused
@@ -312,20 +345,20 @@ class KeyBudgets:
     def seed(self, spending: Mapping[str, float]) -> None:
         """Sets today's spending in dollars of keys that the store has no budget row of, such as before an upgrade."""
         for key_id, dollars in spending.items():
-            if self._limits.get_budget(key_id) is not None:
+            if self._limits.get_budgets(key_id) != (None, None):
                 self._store.seed_budget(key_id, _day_of(self._clock()), _to_picodollars(dollars))
 
     def close(self) -> None:
         self._threads.shutdown(wait=True)
 
     def _try_reserve(
-        self, exchange_id: str, key_id: str, call: tuple[Target, RequestSize], *, limit: int, now: float
+        self, exchange_id: str, key_id: str, call: tuple[Target, RequestSize], *, now: float
     ) -> GatewayRefusedError | Literal[True]:
         if now - self._swept_at >= SWEEP_SECONDS:
             self._swept_at = now
             self._store.expire_reservations(now - RESERVATION_SECONDS_MAX)
             self._store.delete_settled(now - SETTLED_SECONDS_MAX)
-        state = self._store.get_budget_day(key_id, _day_of(now))
+        limit, state = self._find_limit(key_id, now), self._store.get_budget_day(key_id, _day_of(now))
         estimate = estimate_call_usd(
             *call,
             self._models,
@@ -334,7 +367,7 @@ class KeyBudgets:
             unpriced=self._unpriced_usd_per_mtok,
         )
         charge = BudgetCharge(exchange_id, key_id, _day_of(now), _to_picodollars(estimate), now)
-        if self._store.reserve_budget(charge, limit=limit, usual_output_tokens=state.usual_output_tokens):
+        if self._store.reserve_budget(charge, limit=limit.today, usual_output_tokens=state.usual_output_tokens):
             return True
         return _refuse_call(limit, self._store.get_budget_day(key_id, _day_of(now)), charge.amount, now)
 
@@ -366,19 +399,44 @@ def settle_charge(store: BudgetStore, charge: CallCharge) -> None:
     store.settle_budget(amount, output_tokens=charge.output_tokens)
 
 
-def _refuse_call(limit: int, state: BudgetDay, needed: int, now: float) -> GatewayRefusedError:
-    spent, total = _format_usd(state.spent), _format_usd(limit)
-    if state.spent < limit:
+class _TodaysLimit(msgspec.Struct, frozen=True):
+    """What may be spent today in picodollars; with `month` if that is the rest of the month's budget."""
+
+    today: int
+    month: int | None = None
+    earlier: int = 0
+
+
+def _refuse_call(limit: _TodaysLimit, state: BudgetDay, needed: int, now: float) -> GatewayRefusedError:
+    period = "today" if limit.month is None else "this month"
+    spent, total = _format_usd(limit.earlier + state.spent), _format_usd(limit.month or limit.today)
+    if state.spent < limit.today:
         message = (
-            f"this key's budget for today has no room for this call beside those in progress: limit {total}, spent "
+            f"this key's budget for {period} has no room for this call beside those in progress: limit {total}, spent "
             f"{spent}, reserved {_format_usd(state.reserved)}, this call up to {_format_usd(needed)}; retry in a moment"
         )
         return GatewayRefusedError(429, message, retry_after_seconds=BUSY_SECONDS)
-    # Budgets reset at midnight UTC.
-    reset = (int(now) // 86_400 + 1) * 86_400
+    reset = find_budget_reset(now, monthly=limit.month is not None)
     at = datetime.fromtimestamp(reset, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    message = f"this key's budget for today is spent: limit {total}, spent {spent}; it resets at {at}"
+    message = f"this key's budget for {period} is spent: limit {total}, spent {spent}; it resets at {at}"
     return GatewayRefusedError(429, message, retry_after_seconds=int(reset - now) + 1)
+
+
+def find_budget_reset(now: float, *, monthly: bool = False) -> int:
+    """When a budget begins again: at the next midnight UTC, or at that of the first day of the next month."""
+    date = utc_date(now)
+    if not monthly:
+        return (int(now) // 86_400 + 1) * 86_400
+    # The 28th plus 4 days is always in the next month.
+    first = (date.replace(day=28) + timedelta(days=4)).replace(day=1)
+    return int(datetime(first.year, first.month, 1, tzinfo=UTC).timestamp())
+
+
+def find_model_name(target: Target, members: Mapping[str, bytes]) -> str:
+    """The model that a request names in its body or path; empty if it names none."""
+    named = decode_or_none(msgspec.json.decode, members.get("model")) or target.path_fields.get("model")
+    in_path = _GOOGLE_MODEL.search(target.path)
+    return named if isinstance(named, str) else unquote(in_path[1]) if in_path else ""
 
 
 def measure_request(body: bytes | None, headers: Headers) -> RequestSize:
@@ -409,9 +467,7 @@ def estimate_call_usd(
     if _FREE_ENDPOINT.search(target.endpoint):
         return 0.0
     members = decode_or_none(split_object, request.body) or {}
-    named = decode_or_none(msgspec.json.decode, members.get("model")) or target.path_fields.get("model")
-    in_path = _GOOGLE_MODEL.search(target.path)
-    name = named if isinstance(named, str) else unquote(in_path[1]) if in_path else ""
+    name = find_model_name(target, members)
     row = find_model_or_none(f"{target.provider}:{target.model_names.get(name, name)}"[:MODEL_CHARS_MAX], models)
     allowed = _find_output_limit(members) * _find_choices(members)
     output = min(usual_output_tokens or allowed or OUTPUT_TOKENS_UNKNOWN, allowed or TOKENS_MAX)

@@ -161,7 +161,7 @@ def compose_session(
         account=account_name(transport),
         diagnoses_misses=config.diagnostics == "auto",
         response_cache=response_cache_of(options),
-        simulated=state.simulated if state.model else options.get("simulated", False),
+        simulated=state.simulated if state.model else _is_simulated(options),
         controls=controls_reader(log),
         compaction=compaction_config(options, config),
         overflow_steps=overflow_steps(options, config),
@@ -197,6 +197,11 @@ def _choose_transport(
     if isinstance(transport, TransportProvider):
         return transport.create_transport(models, provider=provider.adapter.name), False
     return transport, False
+
+
+def _is_simulated(options: Options) -> bool:
+    """What a simulated provider answers costs nothing, unless a test declares that it does."""
+    return options.get("simulated", isinstance(options.get("transport"), TransportProvider))
 
 
 def first_events(options: Options, composition: Composition) -> tuple[AnyPayload, ...]:

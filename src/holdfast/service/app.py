@@ -26,7 +26,7 @@ from holdfast.gateway.routes import get_raw_path
 from holdfast.service.auth.cookies import get_authorization
 from holdfast.service.auth.keys import check_allowed, verify_key
 from holdfast.service.auth.origins import check_origin
-from holdfast.service.context import AppContext
+from holdfast.service.context import INCLUDES_SIMULATED, SIMULATED_HEADER, AppContext
 from holdfast.service.dashboard.static_files import make_page_routes
 from holdfast.service.http.openapi import make_openapi
 from holdfast.service.http.request_parsing import decode_fields
@@ -245,6 +245,7 @@ def _endpoint(context: AppContext, routes: Mapping[str, Route]) -> Callable[[Req
     async def endpoint(request: Request) -> Response:
         route = routes["GET" if request.method == "HEAD" else request.method]
         started = time.monotonic()
+        INCLUDES_SIMULATED.set(request.headers.get(SIMULATED_HEADER) == "include")
         response = await _respond(context, route, request)
         seconds = time.monotonic() - started
         context.request_metrics.count_request(route.method, route.path, status=response.status_code, seconds=seconds)

@@ -3,6 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -34,6 +35,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 CALLS_TOGETHER_MAX = 32
 """Of recalls, and of checks of keys: a longer batch would delay its first call more than it saves."""
+
+SIMULATED_HEADER = "holdfast-simulated"
+"""A request with `include` in this header counts simulated sessions too: the switch of the dashboard."""
+
+INCLUDES_SIMULATED: ContextVar[bool] = ContextVar("includes_simulated", default=False)
+"""Whether the request that is being answered has that header."""
 
 SESSIONS_MAX = 10_000
 """How many sessions are held in memory; an evicted one is read again from its first event."""
@@ -80,7 +87,7 @@ class AppContext:
         self._add_counters()
         self.encode_refusal: Callable[[str, ApiError], tuple[int, bytes]]
         """Status and body of a refusal in the format of the path's clients; set by `make_app`."""
-        self.simulated = simulated
+        self.is_simulating = simulated
         self.cache_states = CacheStateStore(log, models)
         self.prompt_views = PromptViews(log, models)
         self.hub = EventHub(records, clock)
@@ -115,6 +122,11 @@ class AppContext:
     ) -> BatchedCalls[Item, Result]:
         """The calls of this name, which wait for one another; created with `run_all` at first use."""
         return self._batches.setdefault(name, BatchedCalls(run_all, size_max=CALLS_TOGETHER_MAX))
+
+    @property
+    def simulated(self) -> bool:
+        """Whether views include simulated sessions: where the service itself simulates, or the request asks for it."""
+        return self.is_simulating or INCLUDES_SIMULATED.get()
 
     async def needs_keys(self) -> bool:
         """Whether requests without a key are refused. Once a key exists, that stays so for the process's lifetime."""

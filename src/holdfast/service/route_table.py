@@ -11,6 +11,7 @@ from holdfast.service.api import (
     knowledge,
     knowledge_pending,
     overview,
+    session_list,
     skills,
 )
 from holdfast.service.api import sessions as session_routes
@@ -24,6 +25,7 @@ ROUTES: tuple[Route, ...] = (
     *cookies.ROUTES,
     *sse.ROUTES,
     *cache.ROUTES,
+    *session_list.ROUTES,
     *session_routes.ROUTES,
     *gateway.ROUTES,
     *keys.ROUTES,

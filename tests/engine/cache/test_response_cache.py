@@ -51,6 +51,7 @@ class SharedAccount:
             "model": MODELS[0],
             "store": self.store,
             "transport": self.provider,
+            "simulated": False,  # Stands for a session that is billed.
             "clock": self.clock,
             "system_prompt": PROMPT,
             "completion_cache": True,

@@ -22,11 +22,12 @@ from holdfast.clock import new_ulid
 from holdfast.engine.cache.shared_plans import SharedPlans
 from holdfast.engine.leases import ProcessLeases
 from holdfast.errors import UserError
+from holdfast.events.records import KeyRow
 from holdfast.gateway.app import Gateway
 from holdfast.gateway.auth import KeyAuthenticator, KeyHolder
 from holdfast.gateway.exchange import UNPRICED_USD_PER_MTOK, GatewayRefusedError
 from holdfast.gateway.keep_alive import GatewayKeepAlive
-from holdfast.gateway.key_limits import KeyBudgets, KeyLimitTable, RequestRates, read_key_limits
+from holdfast.gateway.key_limits import KeyBudgets, KeyLimits, KeyLimitTable, RequestRates, read_key_limits
 from holdfast.gateway.recording.restore import read_learned, restore_plans, sum_spending_today
 from holdfast.gateway.recording.shared_conversations import RecorderLease
 from holdfast.gateway.recording.worker_process import RecorderProcess, RecorderSetup
@@ -139,7 +140,7 @@ def open_gateway(service: AppContext, upstreams: Sequence[str], options: Gateway
         rates = RequestRates(key_limits, service.records, clock=service.clock)
         stack.callback(rates.close)
         for row in service.records.all_keys():
-            key_limits.set_stored_limits(row.id, row.budget_usd_a_day, row.requests_a_minute)
+            key_limits.set_stored_limits(row.id, make_stored_limits(row))
         if key_limits.has_budgets:
             budgets.seed(sum_spending_today(service.log, service.clock(), unpriced_usd_per_mtok=options.unpriced_usd))
         rules = (DATE_RULE, *(VolatileRule(*_pair(option, "--volatile")) for option in options.volatile))
@@ -268,6 +269,15 @@ def _check_without_improve(options: GatewayOptions) -> None:
         click.echo("without --improve nothing is moved: --volatile only says what could be; add --improve", err=True)
 
 
+def make_stored_limits(row: KeyRow) -> KeyLimits:
+    return KeyLimits(
+        budget_usd_a_day=row.budget_usd_a_day,
+        requests_a_minute=row.requests_a_minute,
+        budget_usd_a_month=row.budget_usd_a_month,
+        models=row.model_patterns,
+    )
+
+
 def make_key_check(service: AppContext) -> Callable[[str | None], KeyHolder | None]:
     """A function that checks a gateway key by the service's own rules."""
 
@@ -283,6 +293,6 @@ def make_key_check(service: AppContext) -> Callable[[str | None], KeyHolder | No
             raise GatewayRefusedError(401, "unknown or no longer valid gateway key") from refused
         if row is None or row.scope not in GATEWAY_SCOPES:
             raise GatewayRefusedError(403, "the gateway needs a key of scope gateway")
-        return KeyHolder(row.id, row.name, row.user_id, row.team_id, row.budget_usd_a_day, row.requests_a_minute)
+        return KeyHolder(row.id, row.name, row.user_id, row.team_id, make_stored_limits(row))
 
     return judge

@@ -19,7 +19,8 @@ from holdfast.ledger.requests.format import strip_control_characters
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from holdfast.events.log import Event, SessionRow
+    from holdfast.events.log import Event
+    from holdfast.ledger.analytics.queries import ListedSession
     from holdfast.ledger.layers import LayerSize
     from holdfast.runtime.compaction import SessionCompactions
 
@@ -30,6 +31,8 @@ BAR_CELLS_MAX = 48
 LABEL_CHARACTERS = 32
 """Room beside a bar for the call's number and verdict."""
 DIGEST_CHARS_SHOWN = 16
+SORTS = ("activity", "started", "spent", "lost", "read_share", "calls")
+TIMES = ("since", "until")
 DIGESTS = ("last_request_hash", "last_completion_cache_key")
 """Hashes that are too long for a line; their first characters are enough to tell them apart."""
 
@@ -43,22 +46,53 @@ def command() -> None:
 @db_option
 @json_option
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of sessions.")
-def list_sessions(db: str | None, as_json: bool, limit: int) -> None:
-    """List the stored sessions, newest activity first."""
+@click.option("--search", metavar="TEXT", help="Only with this in name, first words, client, model or id.")
+@click.option("--client", metavar="TEXT", help="Only clients with this in their name.")
+@click.option("--model", metavar="TEXT", help="Only models with this in their name.")
+@click.option("--key", metavar="ID", help="Only calls with this gateway key.")
+@click.option("--user", metavar="NAME", help="Only this user's.")
+@click.option("--team", metavar="NAME", help="Only this team's.")
+@click.option("--verdict", metavar="NAME", help="Only with a call that lost by this verdict, as prefix_changed.")
+@click.option("--since", metavar="7d|12h|2w|DATE", help="Only those active since then.")
+@click.option("--until", metavar="7d|12h|2w|DATE", help="Only those that started before then.")
+@click.option("--real", is_flag=True, help="Leave out simulated sessions.")
+@click.option(
+    "--sort", type=click.Choice(SORTS), default="activity", show_default=True, help="Largest or newest first."
+)
+def list_sessions(*, db: str | None, as_json: bool, limit: int, real: bool, sort: str, **wanted: str | None) -> None:
+    """List the stored sessions, newest activity first, with their calls, read share, spending and losses."""
+    import msgspec
+
+    from holdfast.cli.costs.report import parse_time_option
+    from holdfast.clock import system_clock
+    from holdfast.ledger.analytics.queries import SessionFilter, SessionOrdering
+
+    now = system_clock()
+    times = {name: parse_time_option(text, now, option=f"--{name}") for name in TIMES if (text := wanted[name])}
+    fields = {name: value for name, value in wanted.items() if name not in TIMES}
+    try:
+        filter_ = msgspec.convert({**fields, **times, "simulated": not real}, SessionFilter)
+        ordering = msgspec.convert({"sort": sort}, SessionOrdering)
+    except msgspec.ValidationError as error:
+        raise UserError(f"unknown verdict {wanted['verdict']!r}; docs/verdicts.md lists them") from error
     with open_configured_store(db) as log:
-        rows = log.sessions(limit=limit)
+        listed = log.analytics_queries().find_sessions(filter_, ordering, limit=limit)
+        is_empty = not listed and not log.sessions(limit=1)
     if as_json:
-        print_json(rows)
+        print_json([_describe_listed(session) for session in listed])
         return
-    if not rows:
-        click.echo("No sessions are stored yet; `holdfast demo --keep` creates one.")
+    if not listed:
+        click.echo(
+            "No sessions are stored yet; `holdfast demo --keep` creates one." if is_empty else "No session matches."
+        )
         return
     from holdfast.cli.tables import print_table
 
-    headings = ("session", "name", "model", "started", "last event", "events", "parent")
+    headings = ("session", "title", "model", "last event", "calls", "read", "spent", "lost", "verdict", "parent")
     # The last column, the parent, is shown only if a session has one.
-    columns = None if any(row.parent_session_id for row in rows) else -1
-    print_table(headings[:columns], (_session_row(row)[:columns] for row in rows), spare=("started", "model"))
+    columns = None if any(session.row.parent_session_id for session in listed) else -1
+    rows = (_session_row(session)[:columns] for session in listed)
+    print_table(headings[:columns], rows, spare=("parent", "verdict", "model", "last event", "calls"))
 
 
 @command.command("show")
@@ -243,9 +277,42 @@ def _show_stats(calls: "tuple[LedgerEntry, ...]", *, as_json: bool) -> None:
         print_table(("break", "tokens", "component", "reason"), rows)
 
 
-def _session_row(row: "SessionRow") -> tuple[str, ...]:
-    times = (format_local_time(row.started_at), format_local_time(row.last_event_at))
-    return (row.id, row.name or "", row.model, *times, str(row.event_count), row.parent_session_id or "")
+def _describe_listed(session: "ListedSession") -> dict[str, object]:
+    import msgspec
+
+    from holdfast.ledger.analytics.queries import format_session_title
+
+    amounts = session.amounts
+    return {
+        **msgspec.to_builtins(session.row),
+        "is_simulated": bool(session.row.is_simulated),
+        "title": format_session_title(session.row, quotes_prompt=True),
+        "calls": amounts.calls,
+        "unpriced_calls": session.unpriced_calls,
+        "read_share": amounts.usage.read_share if amounts.usage.tokens_sent else None,
+        "spent_usd": amounts.spent_usd,
+        "lost_usd": amounts.lost_usd,
+        "verdict": session.verdict,
+    }
+
+
+def _session_row(session: "ListedSession") -> tuple[str, ...]:
+    from holdfast.ledger.analytics.queries import format_session_title
+
+    row, amounts = session.row, session.amounts
+    is_unpriced = 0 < amounts.calls <= session.unpriced_calls
+    return (
+        row.id,
+        format_session_title(row, quotes_prompt=True) + (" (simulated)" if row.is_simulated else ""),
+        row.model,
+        format_local_time(row.last_event_at),
+        str(amounts.calls),
+        f"{amounts.usage.read_share:.0%}" if amounts.usage.tokens_sent else "",
+        "unpriced" if is_unpriced else format_usd(amounts.spent_usd, 4),
+        format_usd(amounts.lost_usd, 4) if amounts.lost_usd else "",
+        session.verdict or "",
+        row.parent_session_id or "",
+    )
 
 
 def _call_row(entry: "LedgerEntry", estimated: set[str]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from holdfast.catalog.schema import Model
 from holdfast.events.log import Event, SessionRow
 from holdfast.events.payloads.session import SkillLoaded, SkillUsed
 from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
+from holdfast.redaction import redact_secrets
 from holdfast.types.usage import Usage
 
 # Sessions per page.
@@ -22,8 +23,10 @@ PAGE_MAX = 500
 # Later than any event; a float that every store can compare with.
 END_OF_TIME = 1e300
 HOUR_SECONDS = 3_600
+TITLE_WORDS_CHARACTERS_MAX = 48
 SessionOrder = Literal["lost", "spent", "newest"]
 SessionCostOrder = Literal["cost", "recency"]
+SessionSort = Literal["activity", "started", "spent", "lost", "read_share", "calls"]
 _NOTHING = Decimal(0)
 GroupName = str | bool | None
 
@@ -217,6 +220,52 @@ class SessionCost(msgspec.Struct, frozen=True):
     workspace_path: str | None
 
 
+class SessionFilter(msgspec.Struct, frozen=True):
+    """Which sessions are listed; None matches everything.
+
+    `search` is part of the name, the id, the client, the model or, if `openings` may be read, the first words; `client`
+    and `model` are parts of those. `verdict` is that of a call that lost something. `since` and `until` bound the last
+    activity and the start.
+    """
+
+    search: str | None = None
+    client: str | None = None
+    model: str | None = None
+    key: str | None = None
+    user: str | None = None
+    team: str | None = None
+    verdict: VerdictKind | None = None
+    since: float | None = None
+    until: float | None = None
+    simulated: bool = False
+    openings: bool = True
+
+
+class SessionPosition(msgspec.Struct, frozen=True, array_like=True):
+    """Where a page of sessions ends: the value it is sorted by, and the id, of its last session."""
+
+    value: float | int
+    id: str
+
+
+class SessionOrdering(msgspec.Struct, frozen=True):
+    """Sessions with equal values are ordered by id. The list continues behind `after`."""
+
+    sort: SessionSort = "activity"
+    descending: bool = True
+    after: SessionPosition | None = None
+
+
+class ListedSession(msgspec.Struct, frozen=True):
+    """`verdict` is that of the call that lost most. Money does not contain `unpriced_calls`."""
+
+    row: SessionRow
+    amounts: Amounts
+    verdict: VerdictKind | None
+    unpriced_calls: int
+    position: SessionPosition
+
+
 class CacheBreakCall(msgspec.Struct, frozen=True):
     session_id: str
     name: str | None
@@ -302,6 +351,14 @@ class AnalyticsQueries(Protocol):
     ) -> tuple[SessionCost, ...]:
         """One page of all sessions."""
 
+    def find_sessions(
+        self, filter_: SessionFilter = ..., ordering: SessionOrdering = ..., *, limit: int
+    ) -> tuple[ListedSession, ...]:
+        """One page of the sessions that match."""
+
+    def count_matches(self, filter_: SessionFilter = ...) -> int:
+        """How many sessions match."""
+
     def turn_events(self, turn_id: str) -> tuple[Event, ...]:
         """The events of a turn in order; empty if there is no such turn."""
 
@@ -332,6 +389,16 @@ def format_group_name(group_by: GroupBy, cell: object) -> GroupName:
             return start.strftime("%Y-%m-%dT%H")
         case _:
             return str(cell)
+
+
+def format_session_title(row: SessionRow, *, quotes_prompt: bool) -> str:
+    """The name that was given, or client, first words of the first request, and start; without words on request."""
+    if row.name and not row.client:
+        return row.name
+    words = redact_secrets(row.opening) if quotes_prompt and row.opening else ""
+    words = f"{words[:TITLE_WORDS_CHARACTERS_MAX].rstrip()}…" if len(words) > TITLE_WORDS_CHARACTERS_MAX else words
+    start = datetime.datetime.fromtimestamp(row.started_at, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+    return " · ".join(part for part in (row.name or row.client or row.model, words, start) if part)
 
 
 def count_unreadable_calls(queries: CostQueries, scope: LedgerScope, model: str = "") -> int:

@@ -2,14 +2,14 @@
 
 import datetime
 import secrets
-from decimal import Decimal
 from typing import Annotated
 
 import msgspec
 
 from holdfast.errors import UserError
 from holdfast.events.records import BudgetStore, KeyRow
-from holdfast.ledger.analytics.queries import HasAnalyticsQueries, LedgerScope
+from holdfast.gateway.key_limits import find_budget_reset
+from holdfast.ledger.analytics.queries import GroupFilter, HasAnalyticsQueries, LedgerScope
 from holdfast.ledger.money import to_picodollars
 from holdfast.service.api.analytics_rows import to_json_usd
 from holdfast.service.auth.keys import KeyState, assign_account, assign_limits, get_key_state, make_key, rename_key
@@ -23,7 +23,11 @@ KeyId = Annotated[str, msgspec.Meta(max_length=80)]
 
 
 class KeyView(msgspec.Struct, frozen=True):
-    """A key without its secret. Budgets reset at midnight UTC; spending is that of the ledger, `last_used` a day."""
+    """A key without its secret. Spending is that of the ledger, `last_used` a day.
+
+    Budgets reset at midnight UTC, `resets_at`, and on the first of a month, `month_resets_at`. `models` are patterns;
+    without one, all models are allowed.
+    """
 
     id: str
     scope: str
@@ -39,6 +43,10 @@ class KeyView(msgspec.Struct, frozen=True):
     spent_today_usd: float
     spent_30_days_usd: float
     resets_at: datetime.datetime
+    budget_usd_a_month: float | None
+    spent_month_usd: float
+    month_resets_at: datetime.datetime
+    models: tuple[str, ...]
 
 
 class KeyList(msgspec.Struct, frozen=True):
@@ -63,10 +71,12 @@ class CreateKeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     expires_in_days: Annotated[int, msgspec.Meta(ge=1, le=3_660)] | None = None
     budget_usd_a_day: float | None = None
     requests_a_minute: int | None = None
+    budget_usd_a_month: float | None = None
+    models: tuple[str, ...] = ()
 
 
 class ChangeKeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All of these are replaced: null removes a name, a user, a team or a limit."""
+    """All of these are replaced: null removes a name, a user, a team or a limit, an empty list allows all models."""
 
     key_id: KeyId
     name: str | None = None
@@ -74,6 +84,8 @@ class ChangeKeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     team: str | None = None
     budget_usd_a_day: float | None = None
     requests_a_minute: int | None = None
+    budget_usd_a_month: float | None = None
+    models: tuple[str, ...] = ()
 
 
 class RevokeKeyRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -98,7 +110,8 @@ def make_key_views(
     """The rows with what was spent with each key; simulated calls count, as they do for budgets."""
     midnight = now // DAY_SECONDS * DAY_SECONDS
     today = _sum_by_key(log, LedgerScope(since=midnight, until=now + 1, simulated=True))
-    month = _sum_by_key(log, LedgerScope(since=now - MONTH_DAYS * DAY_SECONDS, until=now + 1, simulated=True))
+    recent = _sum_by_key(log, LedgerScope(since=now - MONTH_DAYS * DAY_SECONDS, until=now + 1, simulated=True))
+    month = _sum_by_key(log, LedgerScope(since=_find_month_start(now), until=now + 1, simulated=True))
     return tuple(
         KeyView(
             id=row.id,
@@ -113,11 +126,19 @@ def make_key_views(
             budget_usd_a_day=row.budget_usd_a_day,
             requests_a_minute=row.requests_a_minute,
             spent_today_usd=today.get(row.id, 0.0),
-            spent_30_days_usd=month.get(row.id, 0.0),
+            spent_30_days_usd=recent.get(row.id, 0.0),
             resets_at=to_datetime(midnight + DAY_SECONDS),
+            budget_usd_a_month=row.budget_usd_a_month,
+            spent_month_usd=month.get(row.id, 0.0),
+            month_resets_at=to_datetime(find_budget_reset(now, monthly=True)),
+            models=row.model_patterns,
         )
         for row in rows
     )
+
+
+def _find_month_start(now: float) -> float:
+    return to_datetime(now).replace(day=1, hour=0, minute=0, second=0, microsecond=0).timestamp()
 
 
 def _sum_by_key(log: HasAnalyticsQueries, scope: LedgerScope) -> dict[str, float]:
@@ -146,7 +167,13 @@ def create_key(context: AppContext, request: CreateKeyRequest) -> CreatedKey:
 
 def _assign(row: KeyRow, request: CreateKeyRequest | ChangeKeyRequest) -> KeyRow:
     row = assign_account(row, user=request.user, team=request.team)
-    return assign_limits(row, budget_usd_a_day=request.budget_usd_a_day, requests_a_minute=request.requests_a_minute)
+    return assign_limits(
+        row,
+        budget_usd_a_day=request.budget_usd_a_day,
+        requests_a_minute=request.requests_a_minute,
+        budget_usd_a_month=request.budget_usd_a_month,
+        models=request.models,
+    )
 
 
 def update_key(context: AppContext, request: ChangeKeyRequest) -> KeyView:
@@ -158,18 +185,18 @@ def update_key(context: AppContext, request: ChangeKeyRequest) -> KeyView:
         row = _assign(rename_key(row, request.name), request)
     except UserError as error:
         raise ApiError(422, "invalid_key_fields", str(error)) from error
-    seed_todays_spending(row, context.log, context.records, now)
+    seed_spending(row, context.log, context.records, now)
     if not context.records.update_key(row):
         raise ApiError(409, "key_revoked", "this key was revoked; create another")
     return make_key_views((row,), context.log, context.records.last_used_days(), now)[0]
 
 
-def seed_todays_spending(row: KeyRow, log: HasAnalyticsQueries, budgets: BudgetStore, now: float) -> None:
-    """What was spent today before a key had a budget counts for the budget too."""
-    if row.budget_usd_a_day is not None:
-        (view,) = make_key_views((row,), log, {}, now)
-        day = to_datetime(now).date().isoformat()
-        budgets.seed_budget(row.id, day, to_picodollars(Decimal(str(view.spent_today_usd))))
+def seed_spending(row: KeyRow, log: HasAnalyticsQueries, budgets: BudgetStore, now: float) -> None:
+    """What was spent this month before a key had a budget counts for the budget too."""
+    if row.budget_usd_a_day is not None or row.budget_usd_a_month is not None:
+        scope = LedgerScope(since=_find_month_start(now), until=now + 1, simulated=True)
+        for group in log.analytics_queries().groups("day", scope, GroupFilter(gateway_key=row.id)):
+            budgets.seed_budget(row.id, str(group.name), to_picodollars(group.amounts.spent_usd))
 
 
 def revoke_key(context: AppContext, request: RevokeKeyRequest) -> RevokedKey:

@@ -76,10 +76,11 @@ class LiveSession(msgspec.Struct, frozen=True):
 
 
 class BudgetRow(msgspec.Struct, frozen=True):
-    """A gateway key that has used most of its budget of today."""
+    """A gateway key that has used most of its budget of today or of this month."""
 
     id: str
     name: str | None
+    period: str
     share: float
     limit_usd: float
     resets_at: datetime.datetime
@@ -89,7 +90,7 @@ class Overview(msgspec.Struct, frozen=True):
     """Today begins at midnight UTC and is compared with yesterday until the same time.
 
     Everything else is about the last seven days. `days` are the last 14, without gaps. `live` has at most 100 sessions,
-    `live_more` says whether there are others. `budgets` are those of which 80 % or more is spent today. `warnings` say
+    `live_more` says whether there are others. `budgets` are those of which 80 % or more is spent. `warnings` say
     why the service is degraded.
     """
 
@@ -199,13 +200,21 @@ def _list_live_sessions(context: AppContext, now: float) -> tuple[SessionCost, .
 
 
 def _list_short_budgets(context: AppContext, now: float) -> tuple[BudgetRow, ...]:
-    rows = tuple(row for row in context.records.all_keys() if row.budget_usd_a_day is not None)
+    rows = tuple(row for row in context.records.all_keys() if row.has_budget)
     views = make_key_views(rows, context.log, {}, now) if rows else ()
-    shares = ((view, view.budget_usd_a_day or 0.0) for view in views if view.state == "usable")
+    budgets = [
+        (view, period, spent, limit, resets_at)
+        for view in views
+        if view.state == "usable"
+        for period, spent, limit, resets_at in (
+            ("day", view.spent_today_usd, view.budget_usd_a_day, view.resets_at),
+            ("month", view.spent_month_usd, view.budget_usd_a_month, view.month_resets_at),
+        )
+        if limit is not None and spent >= SHORT_BUDGET_SHARE * limit
+    ]
     return tuple(
-        BudgetRow(view.id, view.name, round(view.spent_today_usd / limit, 6) if limit else 1.0, limit, view.resets_at)
-        for view, limit in shares
-        if view.spent_today_usd >= SHORT_BUDGET_SHARE * limit
+        BudgetRow(view.id, view.name, period, round(spent / limit, 6) if limit else 1.0, limit, resets_at)
+        for view, period, spent, limit, resets_at in budgets
     )
 
 

@@ -22,11 +22,15 @@ _encode = msgspec.json.Encoder().encode
 
 
 class Visitor(msgspec.Struct, frozen=True):
-    """The current caller, and whether sample sessions are available: `sample` is off unless the service simulates."""
+    """The current caller, and whether sample sessions are available: `sample` is off unless the service simulates.
+
+    A service that `is_simulating` includes simulated sessions in every view, as the header of the switch does.
+    """
 
     scope: str
     signed_in: bool
     sample: str
+    is_simulating: bool
 
 
 def get_authorization(authorization: str | None, cookies: Mapping[str, str]) -> str | None:
@@ -55,11 +59,13 @@ async def sign_out(context: AppContext, incoming: RouteRequest) -> RouteResponse
     """Delete the sign-in cookie."""
     decode_request_fields(incoming, EmptyRequest)
     expired_cookie = f"{KEY_COOKIE}=; {_COOKIE_ATTRIBUTES}; Max-Age=0"
-    return RouteResponse(_encode(Visitor("", False, _sample(context))), headers={"set-cookie": expired_cookie})
+    return RouteResponse(
+        _encode(Visitor("", False, _sample(context), context.is_simulating)), headers={"set-cookie": expired_cookie}
+    )
 
 
 def _visitor(context: AppContext, incoming: RouteRequest) -> Visitor:
-    return Visitor(incoming.scope or "", incoming.key is not None, _sample(context))
+    return Visitor(incoming.scope or "", incoming.key is not None, _sample(context), context.is_simulating)
 
 
 def _sample(context: AppContext) -> str:

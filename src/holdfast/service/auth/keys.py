@@ -3,7 +3,7 @@
 import hashlib
 import hmac
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -21,10 +21,12 @@ KEY_CHARS_MAX = 200
 NAME_CHARS_MAX = 200
 BUDGET_USD_MAX = 1_000_000
 REQUESTS_A_MINUTE_MAX = 1_000_000
+MODELS_MAX = 50
 GATEWAY_SCOPES = ("gateway", "admin")  # An admin key may use the gateway too.
 _KEY = re.compile(r"hf_(?P<id>[0-9a-f]{16})_(?P<secret>[0-9a-f]{64})")
 _AGENT = re.compile(r"agent:[^\s/]{1,200}")
 _ENTITY = re.compile(r"[a-z][a-z0-9+.-]*:[!-~]{1,400}")
+_MODEL_PATTERN = re.compile(r"[!-~]{1,200}")
 KeyState = Literal["usable", "revoked", "expired"]
 
 
@@ -67,15 +69,27 @@ def assign_account(row: KeyRow, *, user: str | None, team: str | None) -> KeyRow
     return msgspec.structs.replace(row, user_id=user, team_id=team)
 
 
-def assign_limits(row: KeyRow, *, budget_usd_a_day: float | None, requests_a_minute: int | None) -> KeyRow:
+def assign_limits(
+    row: KeyRow,
+    *,
+    budget_usd_a_day: float | None,
+    requests_a_minute: int | None,
+    budget_usd_a_month: float | None = None,
+    models: Sequence[str] = (),
+) -> KeyRow:
     """Sets the limits of a gateway key. Raises UserError for an invalid limit."""
-    if budget_usd_a_day is not None and not 0 <= budget_usd_a_day <= BUDGET_USD_MAX:
-        raise UserError(f"a budget must be between 0 and {BUDGET_USD_MAX:,} dollars a day")
+    for budget, period in ((budget_usd_a_day, "day"), (budget_usd_a_month, "month")):
+        if budget is not None and not 0 <= budget <= BUDGET_USD_MAX:
+            raise UserError(f"a budget must be between 0 and {BUDGET_USD_MAX:,} dollars a {period}")
+    if len(models) > MODELS_MAX or not all(_MODEL_PATTERN.fullmatch(pattern) for pattern in models):
+        raise UserError(f"models are at most {MODELS_MAX} names or patterns such as claude-*, without spaces")
     if requests_a_minute is not None and not 1 <= requests_a_minute <= REQUESTS_A_MINUTE_MAX:
         raise UserError(f"requests a minute must be between 1 and {REQUESTS_A_MINUTE_MAX:,}")
-    if (budget_usd_a_day, requests_a_minute) != (None, None) and row.scope not in GATEWAY_SCOPES:
+    limits = (budget_usd_a_day, requests_a_minute, budget_usd_a_month, " ".join(models) or None)
+    if any(limit is not None for limit in limits) and row.scope not in GATEWAY_SCOPES:
         raise UserError(f"limits are for the gateway, which a key of scope {row.scope} may not use")
-    return msgspec.structs.replace(row, budget_usd_a_day=budget_usd_a_day, requests_a_minute=requests_a_minute)
+    names = ("budget_usd_a_day", "requests_a_minute", "budget_usd_a_month", "models")
+    return msgspec.structs.replace(row, **dict(zip(names, limits, strict=True)))
 
 
 def rename_key(row: KeyRow, name: str | None) -> KeyRow:

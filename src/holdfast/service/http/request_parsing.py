@@ -97,14 +97,15 @@ class TimeSpan(msgspec.Struct, frozen=True):
 
 def parse_window(start: str | None, end: str | None, *, now: float) -> TimeSpan:
     """Parses a window; the default is the last seven days."""
-    until = now if end is None else _seconds(end)
-    since = until - DEFAULT_DAYS * 86_400 if start is None else _seconds(start)
+    until = now if end is None else parse_time(end)
+    since = until - DEFAULT_DAYS * 86_400 if start is None else parse_time(start)
     if since >= until:
         raise ApiError(400, "invalid_time_window", "`from` must be earlier than `to`")
     return TimeSpan(since, until)
 
 
-def _seconds(text: str) -> float:
+def parse_time(text: str) -> float:
+    """Seconds since the epoch."""
     try:
         return msgspec.convert(text, _Aware, strict=True).astimezone(datetime.UTC).timestamp()
     except (msgspec.ValidationError, OverflowError, ValueError) as error:

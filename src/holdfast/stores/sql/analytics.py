@@ -19,9 +19,13 @@ from holdfast.ledger.analytics.queries import (
     GroupFilter,
     GroupName,
     LedgerScope,
+    ListedSession,
     SessionCost,
     SessionCostOrder,
+    SessionFilter,
     SessionOrder,
+    SessionOrdering,
+    SessionPosition,
     SizedUsage,
     SkillLoad,
     UnpricedSums,
@@ -39,6 +43,8 @@ from holdfast.types.usage import Usage
 
 DAY_SECONDS = 86_400
 TURN_BATCH_EVENTS = 128  # Most turns fit into one batch.
+ALL_SESSIONS = SessionFilter()
+NEWEST_FIRST = SessionOrdering()
 
 # Which groupings each roll-up can answer by itself.
 DAY_GROUPINGS: frozenset[str] = frozenset({"model", "provider", "day", "none"})
@@ -88,11 +94,16 @@ class SqlRollUpSource:
         if scope.session_id is not None:
             return self._one_session(scope, scope.session_id)[offset : offset + limit]
         session_rows = self.session_rows(scope, order=order, limit=limit, offset=offset)
-        sums_by_session = {row.id: Sums() for row in session_rows}
-        if session_rows:
-            for session_id, *amounts in self._read_days(SESSION_DAYS, ("session_id",), scope, *sums_by_session):
-                sums_by_session[str(session_id)] += Sums(*amounts)  # type: ignore[arg-type] # the query casts them to bigint
+        sums_by_session = self.sum_sessions(scope, [row.id for row in session_rows])
         return [(row, sums_by_session[row.id]) for row in session_rows]
+
+    def sum_sessions(self, scope: LedgerScope, session_ids: Sequence[str]) -> dict[str, Sums]:
+        """The sums of each of these sessions."""
+        sums_by_session = {session_id: Sums() for session_id in session_ids}
+        if session_ids:
+            for session_id, *amounts in self._read_days(SESSION_DAYS, ("session_id",), scope, *session_ids):
+                sums_by_session[str(session_id)] += Sums(*amounts)  # type: ignore[arg-type] # the query casts them to bigint
+        return sums_by_session
 
     def session_rows(
         self, scope: LedgerScope, *, order: SessionOrder, limit: int, offset: int = 0, calls_only: bool = False
@@ -334,6 +345,39 @@ class SqlAnalyticsQueries:
             model, turn_count = str(models.get(row.id, row.model)), as_int(turns.get(row.id, 0))
             costs.append(SessionCost(row, to_dollars(as_int(spent)), model, turn_count, paths.get(row.id)))
         return tuple(costs)
+
+    def find_sessions(
+        self, filter_: SessionFilter = ALL_SESSIONS, ordering: SessionOrdering = NEWEST_FIRST, *, limit: int
+    ) -> tuple[ListedSession, ...]:
+        self._catch_up()
+        _, cells = queries.session_conditions(filter_)
+        after = () if ordering.after is None else (ordering.after.value, ordering.after.id)
+        rows = self._fetch(queries.select_sessions(filter_, ordering), (*cells, *after, limit))
+        listed = [(decode_session_row(columns), value) for *columns, value in rows]
+        if not listed:
+            return ()
+        ids = [row.id for row, _ in listed]
+        scope = LedgerScope(simulated=True)
+        sums = self._tables.sum_sessions(scope, ids)
+        worst = self._tables.worst_verdicts(ids, scope)
+        unpriced = {
+            str(id): as_int(calls) for id, calls in self._fetch(queries.count_unpriced(len(ids)), (UNPRICED, *ids))
+        }
+        return tuple(
+            ListedSession(
+                row,
+                build_amounts(sums[row.id]),
+                worst.get(row.id),
+                unpriced.get(row.id, 0),
+                SessionPosition(value, row.id),  # type: ignore[arg-type] # a column of numbers
+            )
+            for row, value in listed
+        )
+
+    def count_matches(self, filter_: SessionFilter = ALL_SESSIONS) -> int:
+        _, cells = queries.session_conditions(filter_)
+        ((count,),) = self._fetch(queries.count_matches(filter_), cells)
+        return as_int(count)
 
     def turn_events(self, turn_id: str) -> tuple[Event, ...]:
         for seq, session_id in self._fetch(queries.TURN_START, (turn_id,)):

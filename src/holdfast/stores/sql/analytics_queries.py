@@ -3,7 +3,15 @@
 from collections.abc import Sequence
 from functools import cache
 
-from holdfast.ledger.analytics.queries import HOUR_SECONDS, GroupBy, GroupFilter, SessionOrder
+from holdfast.ledger.analytics.queries import (
+    HOUR_SECONDS,
+    GroupBy,
+    GroupFilter,
+    SessionFilter,
+    SessionOrder,
+    SessionOrdering,
+    SessionSort,
+)
 from holdfast.ledger.postings import (
     ACCOUNT_DAYS,
     DAYS,
@@ -81,7 +89,14 @@ _EVENT_LIST = ", ".join(EVENT_COLUMNS)
 _EVENT_TYPES = ", ".join(f"'{event_type}'" for event_type in POSTED_EVENT_TYPES)
 LEDGER_VERSION_QUERY = "SELECT version FROM holdfast.ledger"
 SET_LEDGER_VERSION = "UPDATE holdfast.ledger SET version = ?"
-RESET_SESSIONS = "UPDATE holdfast.sessions SET entered_events = -1"
+SESSION_SUMS = ("calls_total", "sent_total", "read_total", "spent_total", "lost_total")
+"""What the session list is sorted by, in the rows of sessions."""
+RESET_SESSIONS = (
+    f"UPDATE holdfast.sessions SET entered_events = -1, {', '.join(f'{name} = 0' for name in SESSION_SUMS)}"
+)
+ADD_SESSION_SUMS = (
+    f"UPDATE holdfast.sessions SET {', '.join(f'{name} = {name} + ?' for name in SESSION_SUMS)} WHERE id = ?"
+)
 CLEAR_TABLES = [f"DELETE FROM holdfast.{name}" for name in (*POSTING_TABLES, *(rollup.name for rollup in ROLLUPS))]
 DELETE_SESSION_ROWS = [f"DELETE FROM holdfast.{name} WHERE session_id = ?" for name in POSTING_TABLES]
 PENDING_SESSIONS = (
@@ -371,6 +386,67 @@ def select_session_costs(order: str, *, simulated: bool) -> str:
         f"SELECT {columns}, CAST(coalesce(({spent}), 0) AS bigint) AS spent "
         f"FROM holdfast.sessions AS s{where} ORDER BY {by} LIMIT ? OFFSET ?"
     )
+
+
+# The value by which sessions are sorted.
+_SORT_VALUES: dict[SessionSort, str] = {
+    "activity": "s.last_event_at",
+    "started": "s.started_at",
+    "spent": "s.spent_total",
+    "lost": "s.lost_total",
+    "calls": "s.calls_total",
+    # In millionths, so that the value of a position is exact.
+    "read_share": "s.read_total * 1000000 / greatest(s.sent_total, 1)",
+}
+_SEARCHED = ("s.name", "s.id", "s.client", "s.model")
+_MATCHES_TEXT = "strpos(lower({}), lower(?)) > 0"
+
+
+def select_sessions(filter_: SessionFilter, ordering: SessionOrdering) -> str:
+    """Parameters: those of `session_conditions`, value and id of the position if there is one, limit."""
+    columns = ", ".join(f"s.{name}" for name in SESSION_COLUMNS)
+    conditions, _ = session_conditions(filter_)
+    value = _SORT_VALUES[ordering.sort]
+    if ordering.after is not None:
+        conditions = (*conditions, f"({value}, s.id) {'<' if ordering.descending else '>'} (?, ?)")
+    direction = "DESC" if ordering.descending else "ASC"
+    return (
+        f"SELECT {columns}, {value} FROM holdfast.sessions AS s WHERE {' AND '.join(conditions)} "
+        f"ORDER BY {value} {direction}, s.id {direction} LIMIT ?"
+    )
+
+
+def count_matches(filter_: SessionFilter) -> str:
+    return f"SELECT count(*) FROM holdfast.sessions AS s WHERE {' AND '.join(session_conditions(filter_)[0])}"
+
+
+def session_conditions(filter_: SessionFilter) -> tuple[tuple[str, ...], tuple[Cell, ...]]:
+    """The conditions of a filter, and their parameters."""
+    conditions, cells = ["s.is_simulated <= ?"], list[Cell]([int(filter_.simulated)])
+
+    def add(condition: str, *values: Cell) -> None:
+        if None not in values:
+            conditions.append(condition)
+            cells.extend(values)
+
+    searched = (*_SEARCHED, "s.opening") if filter_.openings else _SEARCHED
+    add(_MATCHES_TEXT.format(" || ' ' || ".join(f"coalesce({name}, '')" for name in searched)), filter_.search)
+    add(_MATCHES_TEXT.format("coalesce(s.client, '')"), filter_.client)
+    add(_MATCHES_TEXT.format("s.model"), filter_.model)
+    add("s.caller_key_id = ?", filter_.key)
+    add("s.caller_user_id = ?", filter_.user)
+    add("s.caller_team_id = ?", filter_.team)
+    add("s.last_event_at >= ?", filter_.since)
+    add("s.started_at < ?", filter_.until)
+    # The index of losing calls has all that this needs.
+    add("s.id IN (SELECT session_id FROM holdfast.calls WHERE lost > 0 AND kind = ?)", filter_.verdict)
+    return tuple(conditions), tuple(cells)
+
+
+def count_unpriced(sessions: int) -> str:
+    """Parameters: the pricing version of unpriced calls, the session ids."""
+    where = f"price_version = ?{_in_sessions(sessions)}"
+    return f"SELECT session_id, count(*) FROM holdfast.calls WHERE {where} GROUP BY session_id"
 
 
 def count_turns(sessions: int) -> str:

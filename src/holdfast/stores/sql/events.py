@@ -8,9 +8,11 @@ import msgspec
 
 from holdfast.errors import StoreError, UnstorableEventError
 from holdfast.events.log import SCHEMA_VERSION, Actor, Event, SessionRow, event_type_of, sensitivity_of
-from holdfast.events.payloads.session import SessionStarted
+from holdfast.events.payloads.calls import GatewayForwarded
+from holdfast.events.payloads.session import MessageAppended, SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.stores.sql.dialect import repeat_params
+from holdfast.types.blocks import Text
 
 # Bounds what one event takes in memory: it is encoded, decoded once for checking, and queued.
 EVENT_BYTES_MAX = 64 * 1024 * 1024
@@ -19,6 +21,8 @@ EVENT_BYTES_MAX = 64 * 1024 * 1024
 # double the length of an id: 2 * 2 * 600 = 2,400.
 ID_BYTES_MAX = 600
 _VERSION_MAX = 2**31 - 1  # PostgreSQL's integer column.
+OPENING_CHARACTERS_MAX = 80
+_OPENING_SEARCHED_CHARACTERS = 400  # Bounds what collapsing white space reads of a long text.
 _NUMBERS = frozenset((float, int))
 _ACTORS = frozenset(get_args(Actor))
 Cell = str | int | float | None
@@ -171,6 +175,8 @@ def tally_sessions(events: Iterable[Event]) -> tuple[SessionRow, ...]:
 def _build_tally(session_id: str, events: Sequence[Event]) -> SessionRow:
     times = [event.at for event in events]
     starts = [event.payload for event in events if isinstance(event.payload, SessionStarted)]
+    forwards = [event.payload for event in events if isinstance(event.payload, GatewayForwarded)]
+    callers: list[SessionStarted | GatewayForwarded] = [*starts, *forwards]
     return SessionRow(
         id=session_id,
         name=_last_present(start.name for start in starts),
@@ -179,7 +185,26 @@ def _build_tally(session_id: str, events: Sequence[Event]) -> SessionRow:
         last_event_at=max(times),
         event_count=len(events),
         parent_session_id=_last_present(start.parent.session_id for start in starts if start.parent),
+        client=_last_present(forward.client or None for forward in forwards),
+        opening=next(filter(None, map(_find_opening, events)), None),
+        caller_key_id=_last_present(forward.key_id for forward in forwards),
+        caller_user_id=_last_present(caller.user_id for caller in callers),
+        caller_team_id=_last_present(caller.team_id for caller in callers),
+        is_simulated=int(any(start.simulated for start in starts)),
     )
+
+
+def _find_opening(event: Event) -> str | None:
+    """The first words of a user's message; what clients add to it in tags, such as reminders, is not the user's."""
+    payload = event.payload
+    if not isinstance(payload, MessageAppended) or payload.message.role != "user":
+        return None
+    for block in payload.message.content:
+        if isinstance(block, Text) and block.text.lstrip()[:1] != "<":
+            words = " ".join(block.text[:_OPENING_SEARCHED_CHARACTERS].split())[:OPENING_CHARACTERS_MAX]
+            if words:
+                return words
+    return None
 
 
 def merge_tallies(tallies: Iterable[SessionRow]) -> tuple[SessionRow, ...]:
@@ -200,6 +225,12 @@ def _merge_rows(rows: Sequence[SessionRow]) -> SessionRow:
         last_event_at=max([row.last_event_at for row in rows]),
         event_count=sum([row.event_count for row in rows]),
         parent_session_id=_last_present(row.parent_session_id or None for row in rows),
+        client=_last_present(row.client for row in rows),
+        opening=next((row.opening for row in rows if row.opening), None),
+        caller_key_id=_last_present(row.caller_key_id for row in rows),
+        caller_user_id=_last_present(row.caller_user_id for row in rows),
+        caller_team_id=_last_present(row.caller_team_id for row in rows),
+        is_simulated=max(row.is_simulated for row in rows),
     )
 
 
@@ -241,7 +272,7 @@ SELECT count(*), CAST(coalesce(sum(event_count), 0) AS bigint), min(started_at),
     (SELECT count(*) FROM holdfast.sessions WHERE entered_events <> event_count)
 FROM holdfast.sessions"""
 RECOUNT = """
-UPDATE holdfast.sessions SET entered_events = -1,
+UPDATE holdfast.sessions SET entered_events = -1, opening = NULL,
     head_events = CASE WHEN head_events = event_count
         THEN (SELECT count(*) FROM holdfast.events AS e WHERE e.session_id = holdfast.sessions.id) ELSE -1 END,
     event_count = (SELECT count(*) FROM holdfast.events AS e WHERE e.session_id = holdfast.sessions.id),
@@ -272,6 +303,12 @@ ON CONFLICT (id) DO UPDATE SET
     last_event_at = greatest(kept.last_event_at, excluded.last_event_at),
     event_count = kept.event_count + excluded.event_count,
     parent_session_id = coalesce(excluded.parent_session_id, kept.parent_session_id),
+    client = coalesce(excluded.client, kept.client),
+    opening = coalesce(kept.opening, excluded.opening),
+    caller_key_id = coalesce(excluded.caller_key_id, kept.caller_key_id),
+    caller_user_id = coalesce(excluded.caller_user_id, kept.caller_user_id),
+    caller_team_id = coalesce(excluded.caller_team_id, kept.caller_team_id),
+    is_simulated = greatest(kept.is_simulated, excluded.is_simulated),
     entered_events = kept.entered_events + excluded.entered_events,
     previous_event_id = {chain_head("kept")},
     last_event_id = excluded.last_event_id,

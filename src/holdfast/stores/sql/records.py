@@ -43,6 +43,8 @@ _CACHE = "cache"  # The name of the cache settings.
 BUDGET_DAY = """
 SELECT CASE WHEN day = ? THEN spent ELSE 0 END, CASE WHEN day = ? THEN reserved ELSE 0 END, usual_output_tokens
 FROM holdfast.budgets WHERE key_id = ? AND day <= ? ORDER BY day DESC LIMIT 1"""
+BUDGET_DAYS = """
+SELECT CAST(coalesce(sum(spent), 0) AS bigint) FROM holdfast.budgets WHERE key_id = ? AND day >= ? AND day < ?"""
 # The condition is checked on the locked row, so of concurrent reservations each sees those before it.
 RESERVE = """
 INSERT INTO holdfast.budgets AS kept (key_id, day, spent, reserved, usual_output_tokens) VALUES (?, ?, 0, ?, ?)
@@ -107,7 +109,8 @@ class DatabaseRecords:
         return bool(self._fetch("SELECT 1 FROM holdfast.api_keys LIMIT 1", ()))
 
     def update_key(self, row: KeyRow) -> bool:
-        columns = ("name", "user_id", "team_id", "budget_usd_a_day", "requests_a_minute")
+        limits = ("budget_usd_a_day", "requests_a_minute", "budget_usd_a_month", "models")
+        columns = ("name", "user_id", "team_id", *limits)
         changes = ", ".join(f"{column} = ?" for column in columns)
         values = tuple(getattr(row, column) for column in columns)
         change = f"UPDATE holdfast.api_keys SET {changes} WHERE id = ? AND revoked_at IS NULL"
@@ -159,6 +162,10 @@ class DatabaseRecords:
     def get_budget_day(self, key_id: str, day: str) -> BudgetDay:
         rows = self._fetch(BUDGET_DAY, (day, day, key_id, day))
         return next((BudgetDay(*map(as_int, row)) for row in rows), BudgetDay())
+
+    def sum_budget_days(self, key_id: str, first_day: str, end_day: str) -> int:
+        ((spent,),) = self._fetch(BUDGET_DAYS, (key_id, first_day, end_day))
+        return as_int(spent)
 
     # The changes of budgets are not synced: they survive a crash of the process, and after a power failure a call
     # whose settlement is lost is still reserved.

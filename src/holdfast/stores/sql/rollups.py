@@ -6,7 +6,7 @@ rebuild) is processed from its first event on as soon as it continues or is quer
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -26,6 +26,7 @@ from holdfast.ledger.postings import (
     Posting,
     RollUp,
     RollUpTotals,
+    Sums,
     component_key,
     post_event,
 )
@@ -266,6 +267,8 @@ class RollUpWriter:
             if sums:
                 keys = sorted(sums)
                 port.write(queries.upsert_sums(table), [key + sums[key] for key in keys])
+                if table is SESSION_DAYS:
+                    port.write(queries.ADD_SESSION_SUMS, _sum_by_session(sums))
                 if self._has_removals:
                     port.write(queries.delete_empty_sums(table), keys)
         self._totals.clear()
@@ -300,6 +303,17 @@ class RollUpWriter:
     def is_current(self, port: QueryPort) -> bool:
         """Whether the tables were written by the rules of this version, or of a newer one that runs beside it."""
         return all(as_int(version) >= LEDGER_VERSION for (version,) in port.fetch(queries.LEDGER_VERSION_QUERY))
+
+
+def _sum_by_session(sums_by_key: Mapping[Key, tuple[int, ...]]) -> list[tuple[Cell, ...]]:
+    """What the session list is sorted by, and the session, in the order in which session rows are always locked."""
+    sums_by_session: dict[str, Sums] = {}
+    for (session_id, *_), amounts in sums_by_key.items():
+        sums_by_session[str(session_id)] = sums_by_session.get(str(session_id), Sums()) + Sums(*amounts)
+    return [
+        (sums.calls, sums.usage.tokens_sent, sums.cache_read, sums.spent, sums.lost, session_id)
+        for session_id, sums in sorted(sums_by_session.items())
+    ]
 
 
 def _as_cell(value: object) -> str | int:

@@ -13,12 +13,32 @@ let clockOffset = 0;
 /** The service's time in milliseconds; the browser's clock may differ. */
 export const now = () => Date.now() + clockOffset;
 
+const SIMULATED = "holdfast simulated";
+let includesSimulated = false;
+try {
+  includesSimulated = localStorage.getItem(SIMULATED) === "include";
+} catch {
+  // Storage is blocked: the choice lasts until the page is closed.
+}
+
+/** Whether every view counts simulated sessions too. */
+export const isSimulatedIncluded = () => includesSimulated;
+
+export function includeSimulated(included) {
+  includesSimulated = included;
+  try {
+    localStorage.setItem(SIMULATED, included ? "include" : "");
+  } catch {
+    // As above.
+  }
+}
+
 async function request(method, path, { body, headers } = {}) {
   let response;
   try {
     response = await fetch(path, {
       method,
-      headers: { ...(body === undefined ? {} : { "content-type": "application/json" }), ...headers },
+      headers: { ...(body === undefined ? {} : { "content-type": "application/json" }), ...(includesSimulated ? { "holdfast-simulated": "include" } : {}), ...headers },
       body: body === undefined ? undefined : JSON.stringify(body),
       credentials: "same-origin",
     });

@@ -1,6 +1,6 @@
 // The dashboard shell: maps the URL to a view, handles sign-in and theme, and refreshes the view on live events.
 
-import { get, post, signIn } from "./api.js";
+import { get, includeSimulated, isSimulatedIncluded, post, signIn } from "./api.js";
 import { fill, h, notice } from "./dom.js";
 import { listen } from "./live.js";
 import { nextTheme, themeLabel, useTheme } from "./theme.js";
@@ -72,6 +72,8 @@ async function show() {
 
 function onSignedIn(visitor) {
   document.getElementById("leave").hidden = !visitor.signed_in;
+  // A service that simulates has simulated sessions only.
+  document.getElementById("simulated").hidden = visitor.is_simulating;
   stopListening ??= listen(refresh, showConnection);
 }
 
@@ -140,6 +142,22 @@ function setUpTheme() {
   update();
 }
 
+function setUpSimulated() {
+  const toggle = document.getElementById("simulated");
+  const update = () => {
+    toggle.textContent = isSimulatedIncluded() ? "Real and simulated" : "Real sessions";
+    toggle.title = isSimulatedIncluded() ? "Simulated sessions count in every view; press to leave them out" : "Simulated sessions are left out of every view; press to include them";
+  };
+  toggle.addEventListener("click", () => {
+    includeSimulated(!isSimulatedIncluded());
+    update();
+    current.instance?.close?.();
+    current = { view: null, instance: null };
+    show();
+  });
+  update();
+}
+
 document.getElementById("leave").addEventListener("click", async () => {
   await post("/api/sign_out").catch(() => null);
   await show();
@@ -151,4 +169,5 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 window.addEventListener("hashchange", show);
 useTheme();
 setUpTheme();
+setUpSimulated();
 show();

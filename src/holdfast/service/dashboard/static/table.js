@@ -5,12 +5,18 @@ import { csvButton } from "./download.js";
 import { count, cost, dollars, percent } from "./format.js";
 
 /**
- * `columns`: {heading, meaning, show(row), plain(row), number}. A column without `plain` is not exported.
+ * `columns`: {heading, meaning, show(row), plain(row), number, sort}. A column without `plain` is not exported.
+ * `sorting`: {sort, descending, link(sort, descending)} of a table whose columns with `sort` can be sorted by.
  */
-export function table({ name, caption, columns, rows, none = "Nothing here yet.", attributes }) {
+export function table({ name, caption, columns, rows, none = "Nothing here yet.", attributes, sorting }) {
   const exported = columns.filter((column) => column.plain);
-  const head = columns.map((column) =>
-    h("th", { scope: "col", class: column.number ? "number" : null, title: column.meaning }, column.heading));
+  const head = columns.map((column) => {
+    const isSorted = sorting && column.sort === sorting.sort;
+    return h("th", { scope: "col", class: column.number ? "number" : null, title: column.meaning, "aria-sort": isSorted ? (sorting.descending ? "descending" : "ascending") : null },
+      sorting && column.sort
+        ? h("a", { href: sorting.link(column.sort, isSorted ? !sorting.descending : true), "data-key": `sort ${column.sort}` }, column.heading, isSorted ? (sorting.descending ? " ↓" : " ↑") : "")
+        : column.heading);
+  });
   const body = rows.map((row) =>
     h("tr", attributes?.(row) ?? {}, columns.map((column) =>
       h("td", { class: column.number ? "number" : null, "data-heading": column.heading }, column.show(row)))));

@@ -61,23 +61,24 @@ function form({ heading, name, row, submit, cancel }) {
     event.preventDefault();
     submit({
       ...(row ? {} : { scope: value("scope"), expires_in_days: amount("days") }), name: value("name"), user: value("user"), team: value("team"),
-      budget_usd_a_day: amount("budget"), requests_a_minute: amount("rate"),
+      budget_usd_a_day: amount("budget"), budget_usd_a_month: amount("month"), requests_a_minute: amount("rate"), models: (value("models") ?? "").split(/[\s,]+/).filter(Boolean),
     }, element);
   } }, h("h2", {}, heading),
   h("div", { class: "fields" },
     row ? null : h("p", {}, h("label", { for: `${name}-scope` }, "Scope"), " ", h("select", { id: `${name}-scope` }, SCOPES.map(([scope, text]) => h("option", { value: scope }, text)))),
     field("name", "Name", { maxlength: 200 }, row?.name), field("user", "User", { maxlength: 200 }, row?.user), field("team", "Team", { maxlength: 200 }, row?.team),
-    field("budget", "Budget, $ a day", { type: "number", min: 0, step: "any" }, row?.budget_usd_a_day), field("rate", "Requests a minute", { type: "number", min: 1, step: 1 }, row?.requests_a_minute),
+    field("budget", "Budget, $ a day", { type: "number", min: 0, step: "any" }, row?.budget_usd_a_day), field("month", "Budget, $ a month", { type: "number", min: 0, step: "any" }, row?.budget_usd_a_month), field("rate", "Requests a minute", { type: "number", min: 1, step: 1 }, row?.requests_a_minute),
+    field("models", "Models, as claude-*; empty: all", { maxlength: 2000 }, row?.models.join(" ")),
     row ? null : field("days", "Expires after days", { type: "number", min: 1, max: 3660, step: 1 })),
   h("p", { class: "buttons" }, h("button", { type: "submit" }, row ? "Save" : "Create"), cancel ? button("Cancel", cancel) : null));
   return element;
 }
 
-function spentAgainstLimit(row) {
-  if (row.budget_usd_a_day === null) return dollars(row.spent_today_usd);
-  const share = row.budget_usd_a_day ? row.spent_today_usd / row.budget_usd_a_day : 1;
-  return [h("span", { class: share >= SOON_SHARE ? "bad" : null }, `${dollars(row.spent_today_usd)} of ${dollars(row.budget_usd_a_day)} (${percent(share)})`),
-    h("div", { class: "small" }, "resets ", time(row.resets_at))];
+function spentAgainstLimit(spent, limit, reset) {
+  if (limit === null) return dollars(spent);
+  const share = limit ? spent / limit : 1;
+  return [h("span", { class: share >= SOON_SHARE ? "bad" : null }, `${dollars(spent)} of ${dollars(limit)} (${percent(share)})`),
+    h("div", { class: "small" }, "resets ", time(reset))];
 }
 
 const keyTable = (rows, edit, revoke, visitor) => table({
@@ -87,8 +88,9 @@ const keyTable = (rows, edit, revoke, visitor) => table({
     { heading: "Scope", plain: (row) => row.scope, show: (row) => row.scope },
     { heading: "User", plain: (row) => row.user ?? "", show: (row) => row.user ?? "–" },
     { heading: "Team", plain: (row) => row.team ?? "", show: (row) => row.team ?? "–" },
-    { heading: "Spent today", number: true, plain: (row) => row.spent_today_usd, show: spentAgainstLimit },
-    { heading: "30 days", number: true, plain: (row) => row.spent_30_days_usd, show: (row) => dollars(row.spent_30_days_usd) },
+    { heading: "Spent today", number: true, plain: (row) => row.spent_today_usd, show: (row) => spentAgainstLimit(row.spent_today_usd, row.budget_usd_a_day, row.resets_at) },
+    { heading: "This month", number: true, plain: (row) => row.spent_month_usd, show: (row) => spentAgainstLimit(row.spent_month_usd, row.budget_usd_a_month, row.month_resets_at) },
+    { heading: "Models", plain: (row) => row.models.join(" "), show: (row) => row.models.join(", ") || "all" },
     { heading: "Rate", meaning: "Requests a minute", number: true, plain: (row) => row.requests_a_minute ?? "", show: (row) => (row.requests_a_minute === null ? "–" : `${count(row.requests_a_minute)}/min`) },
     { heading: "Last used", plain: (row) => row.last_used ?? "", show: (row) => row.last_used ?? "never" },
     { heading: "State", plain: (row) => row.state, show: (row) => h("span", { class: row.state === "usable" ? "good" : "bad" }, row.state) },

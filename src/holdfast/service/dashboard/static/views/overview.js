@@ -69,7 +69,7 @@ function attention(data) {
   const rows = [
     ...data.warnings.map((reason) => ["degraded", [reason]]),
     ...data.budgets.map((row) => ["budget", [
-      h("a", { href: "#/keys", "data-key": `budget ${row.id}` }, row.name ?? row.id), ` has used ${percent(row.share)} of ${dollars(row.limit_usd)} a day; it resets `, time(row.resets_at), "."]]),
+      h("a", { href: "#/keys", "data-key": `budget ${row.id}` }, row.name ?? row.id), ` has used ${percent(row.share)} of ${dollars(row.limit_usd)} a ${row.period}; it resets `, time(row.resets_at), "."]]),
     ...(data.unreadable_calls ? [["unreadable", [`${count(data.unreadable_calls)} ${data.unreadable_calls === 1 ? "response" : "responses"} could not be read: usage and cost are estimated by size. `,
       h("code", {}, "holdfast sessions show ID"), " names the field."]]] : []),
     ...(data.unpriced_models.length ? [["unpriced", [`No price is known for ${data.unpriced_models.join(", ")}: add it to `, h("code", {}, "[models.\"provider:name\"]"), " in config.toml."]]] : []),

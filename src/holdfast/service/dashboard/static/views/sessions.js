@@ -1,40 +1,78 @@
-// List of all sessions.
+// List of all sessions: search, filters, sorting, pages.
 
 import { get, part } from "../api.js";
 import { empty, fill, h } from "../dom.js";
-import { cost, count, time } from "../format.js";
-import { pager, table } from "../table.js";
+import { VERDICTS, cost, count, dollars, percent, time, verdict } from "../format.js";
+import { table } from "../table.js";
 
 export const title = "Sessions";
 
 const LIMIT = 50;
+const TEXTS = [["search", "Search", "Part of a name, first words, client, model or id"], ["client", "Client", "Part of the client's name"],
+  ["model", "Model", "Part of the model's name"], ["key", "Key", "Id of a gateway key"], ["team", "Team", "Name of the team"]];
+const DATES = [["from", "Active since"], ["to", "Started before"]];
+const FIELDS = [...TEXTS.map(([name]) => name), "verdict", ...DATES.map(([name]) => name)];
 
 export async function show(place, { query }) {
-  const order = query.get("order") === "cost" ? "cost" : "recency";
-  const skip = Number(query.get("skip")) || 0;
-  const link = (other) => `#/sessions?${new URLSearchParams({ order, skip, ...other })}`;
+  const wanted = Object.fromEntries(FIELDS.map((name) => [name, query.get(name) ?? ""]));
+  const sort = query.get("sort") ?? "activity";
+  const descending = query.get("descending") !== "false";
+  const after = query.get("after") ?? "";
+  const link = (other) => {
+    const fields = Object.entries({ ...wanted, sort, descending, ...other }).filter(([, value]) => value !== "");
+    return `#/sessions?${new URLSearchParams(fields)}`;
+  };
+  const isFiltered = FIELDS.some((name) => wanted[name]);
   const list = h("div", {});
   const refresh = async () => {
-    const { data } = await get("/analytics/sessions", { order, skip, limit: LIMIT + 1 });
-    fill(list, data.length ? [sessionTable(data.slice(0, LIMIT)), pager({ skip, limit: LIMIT, more: data.length > LIMIT, link: (next) => link({ skip: next }) })]
+    const dates = Object.fromEntries(DATES.map(([name]) => [name, wanted[name] && `${wanted[name]}T00:00:00Z`]));
+    const reply = await get("/api/sessions", { ...wanted, ...dates, sort, descending, after, limit: LIMIT });
+    fill(list, reply.sessions.length || isFiltered
+      ? [h("p", { class: "small", role: "status", "data-figure": "total" }, `${count(reply.total)} ${reply.total === 1 ? "session" : "sessions"}${isFiltered ? " match" : ""}`),
+        sessionTable(reply.sessions, { sort, descending, link: (by, down) => link({ sort: by, descending: down }) }), pages(reply, after, link)]
       : empty("No session yet", [h("a", { href: "#/try" }, "Try it"), ", or run an agent: ", h("code", {}, "holdfast demo --keep"), "."]));
   };
   await refresh();
-  place.append(h("h1", {}, "Sessions"),
-    h("p", { class: "switch" }, "Order: ", [["recency", "newest first"], ["cost", "most expensive first"]].map(([name, label]) =>
-      h("a", { href: link({ order: name, skip: 0 }), "aria-current": name === order ? "true" : null }, label))), list);
+  place.append(h("h1", {}, "Sessions"), filters(wanted, isFiltered, link), list);
   return { refresh };
 }
 
-const sessionTable = (rows) => table({
+function filters(wanted, isFiltered, link) {
+  const field = (name, label, attributes) => h("p", {}, h("label", { for: `filter-${name}` }, label),
+    h("input", { id: `filter-${name}`, name, value: wanted[name], "data-key": `filter ${name}`, ...attributes }));
+  const submit = (event) => {
+    event.preventDefault();
+    location.hash = link(Object.fromEntries([...new FormData(event.target)].map(([name, value]) => [name, value.trim()])));
+  };
+  return h("form", { class: "block", role: "search", "aria-label": "Filter sessions", submit },
+    h("div", { class: "fields" },
+      TEXTS.map(([name, label, meaning]) => field(name, label, { type: "search", title: meaning })),
+      h("p", {}, h("label", { for: "filter-verdict" }, "Lost by"), h("select", { id: "filter-verdict", name: "verdict", "data-key": "filter verdict" },
+        h("option", { value: "" }, "any verdict"), Object.keys(VERDICTS).filter((kind) => kind !== "held").map((kind) => h("option", { value: kind, selected: kind === wanted.verdict }, kind.replaceAll("_", " "))))),
+      DATES.map(([name, label]) => field(name, label, { type: "date" }))),
+    h("p", { class: "buttons" }, h("button", { type: "submit", "data-does": "filter" }, "Filter"), isFiltered ? h("a", { href: "#/sessions" }, "Show all") : null));
+}
+
+const pages = (reply, after, link) => (after || reply.next ? h("nav", { class: "pager", "aria-label": "Pages" },
+  after ? h("a", { href: link({ after: "" }), "data-key": "first" }, "← First page") : null,
+  reply.next ? h("a", { href: link({ after: reply.next }), "data-key": "next" }, "Next page →") : null) : null);
+
+const sessionTable = (rows, sorting) => table({
   name: "sessions",
   caption: "Sessions",
   rows,
+  sorting,
+  none: "No session matches.",
+  attributes: (row) => ({ "data-session": row.id }),
   columns: [
-    { heading: "Session", plain: (row) => row.name ?? row.id, show: (row) => [h("a", { href: `#/session/${part(row.id)}`, "data-key": row.id }, row.name ?? row.id), h("div", { class: "small" }, row.active_model)] },
-    { heading: "Turns", number: true, plain: (row) => row.turn_count, show: (row) => count(row.turn_count) },
-    { heading: "Cost", meaning: "Cost of all its calls", number: true, plain: (row) => row.cost_usd, show: (row) => cost(row.cost_usd) },
-    { heading: "Started", plain: (row) => row.created_at, show: (row) => time(row.created_at) },
-    { heading: "Last activity", plain: (row) => row.updated_at, show: (row) => time(row.updated_at) },
+    { heading: "Session", plain: (row) => row.title, show: (row) => [h("a", { href: `#/session/${part(row.id)}`, "data-key": row.id }, row.title),
+      h("div", { class: "small" }, [row.model, row.name && row.client, row.team_id ?? row.user_id, row.simulated ? "simulated" : null].filter(Boolean).join(" · "))] },
+    { heading: "Calls", sort: "calls", number: true, plain: (row) => row.call_count, show: (row) => count(row.call_count) },
+    { heading: "Read", sort: "read_share", meaning: "Share of the prompt tokens that were read from the cache", number: true, plain: (row) => row.read_share, show: (row) => percent(row.read_share) },
+    { heading: "Spent", sort: "spent", meaning: "Cost of all its calls", number: true, plain: (row) => row.spent_usd, show: (row) => cost(row.spent_usd) },
+    { heading: "Lost", sort: "lost", meaning: "What cache misses cost above the price of a cache read", number: true, plain: (row) => row.lost_usd, show: (row) => (row.lost_usd ? dollars(row.lost_usd) : "–") },
+    { heading: "Lost most by", meaning: "Verdict on the call that lost most", plain: (row) => row.verdict ?? "", show: (row) => verdict(row.verdict) },
+    { heading: "Started", sort: "started", plain: (row) => row.started_at, show: (row) => time(row.started_at) },
+    { heading: "Last activity", sort: "activity", plain: (row) => row.last_event_at, show: (row) => time(row.last_event_at) },
   ],
 });

@@ -1,0 +1,68 @@
+"""How long one page of the session list takes over HTTP's code path, by sort order and filter, in milliseconds."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from benchmarks.session_counts import fill_with_short_sessions
+from benchmarks.store_appends import on_a_server
+from holdfast.catalog.lookup import shipped_models
+from holdfast.service.api.session_list import SessionsRequest, find_page
+from holdfast.service.context import AppContext
+from holdfast.stores.event_log import DatabaseEventLog
+from holdfast.stores.open import open_store
+
+SESSIONS = int(os.environ.get("HOLDFAST_BENCH_SESSIONS", "100000"))
+ROUNDS = 5
+PAGES: dict[str, SessionsRequest] = {
+    "newest": SessionsRequest(),
+    "spent": SessionsRequest(sort="spent"),
+    "lost": SessionsRequest(sort="lost"),
+    "read share, ascending": SessionsRequest(sort="read_share", descending=False),
+    "search": SessionsRequest(search="many tool calls"),
+    "search without a match": SessionsRequest(search="nowhere to be found"),
+    "model and key, by loss": SessionsRequest(model="gpt", key="key3", sort="lost"),
+    "verdict": SessionsRequest(verdict="provider_side"),
+    "a week": SessionsRequest(start="2027-02-01T00:00:00Z", end="2027-02-08T00:00:00Z"),
+}
+
+
+def run() -> Iterator[tuple[str, str]]:
+    """Rows of name and figure: the first page, and the slowest of the pages behind it."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory())
+        path = os.environ.get("HOLDFAST_BENCH_DB")
+        store = stack.enter_context(open_store(Path(path or f"{folder}/log.db")))
+        if not path:
+            fill_with_short_sessions(store, SESSIONS)
+        yield from _measure("SQLite", store)
+    try:
+        with on_a_server() as served:
+            assert isinstance(served, DatabaseEventLog)
+            fill_with_short_sessions(served, SESSIONS)
+            yield from _measure("PostgreSQL", served)
+    except ImportError as error:
+        yield "PostgreSQL", f"not measured, {error.name} is not installed"
+
+
+def _measure(engine: str, store: DatabaseEventLog) -> Iterator[tuple[str, str]]:
+    context = AppContext(store, store.records, shipped_models())
+    for name, request in PAGES.items():
+        elapsed = min(_milliseconds(context, request) for _ in range(ROUNDS))
+        yield f"{engine}, {SESSIONS:,} sessions, {name}, ms", f"{elapsed:.0f}"
+
+
+def _milliseconds(context: AppContext, request: SessionsRequest) -> float:
+    start = time.perf_counter()
+    find_page(context, request, quotes_prompt=True)
+    return (time.perf_counter() - start) * 1_000
+
+
+if __name__ == "__main__":
+    for name, figure in run():
+        sys.stdout.write(f"{name:<70} {figure:>8}\n")
+        sys.stdout.flush()

@@ -1,0 +1,158 @@
+"""The HTTP route of the session list: search, filters, sorting and pages that continue behind the last session."""
+
+import asyncio
+import base64
+import datetime
+from typing import Annotated
+
+import msgspec
+
+from holdfast.ledger.analytics.queries import (
+    ListedSession,
+    SessionFilter,
+    SessionOrdering,
+    SessionPosition,
+    SessionSort,
+    format_session_title,
+)
+from holdfast.ledger.cache.verdicts import VerdictKind
+from holdfast.ledger.money import NAME_CHARACTERS_MAX
+from holdfast.service.api.analytics_rows import make_json_cost, to_json_usd
+from holdfast.service.context import AppContext
+from holdfast.service.http.request_parsing import TimeText, parse_time, to_datetime
+from holdfast.service.http.routes import (
+    ApiError,
+    Route,
+    RouteRequest,
+    RouteResponse,
+    copy_fields,
+    decode_request_fields,
+    get_summary,
+)
+
+LISTED_MAX = 500
+CURSOR_CHARACTERS_MAX = 2_000
+SearchText = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARACTERS_MAX)]
+_encode = msgspec.json.Encoder().encode
+_decode_position = msgspec.json.Decoder(SessionPosition).decode
+
+
+class SessionsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"start": "from", "end": "to"}):
+    """`search`, `client` and `model` match parts of a text. `after` is the `next` of the page before."""
+
+    search: SearchText | None = None
+    client: SearchText | None = None
+    model: SearchText | None = None
+    key: SearchText | None = None
+    user: SearchText | None = None
+    team: SearchText | None = None
+    verdict: VerdictKind | None = None
+    start: TimeText | None = None
+    end: TimeText | None = None
+    sort: SessionSort = "activity"
+    descending: bool = True
+    after: Annotated[str, msgspec.Meta(max_length=CURSOR_CHARACTERS_MAX)] | None = None
+    limit: Annotated[int, msgspec.Meta(ge=1, le=LISTED_MAX)] = 50
+
+
+class SessionListRow(msgspec.Struct, frozen=True):
+    """`title` is the name, or client, first words of the first request, and start; only admins get the words.
+
+    `read_share` is null if nothing was sent, `spent_usd` if no price is known for any call. `verdict` is that of the
+    call that lost most.
+    """
+
+    id: str
+    title: str
+    name: str | None
+    client: str | None
+    model: str
+    key_id: str | None
+    user_id: str | None
+    team_id: str | None
+    simulated: bool
+    call_count: int
+    unpriced_calls: int
+    read_share: float | None
+    spent_usd: float | None
+    lost_usd: float
+    verdict: VerdictKind | None
+    started_at: datetime.datetime
+    last_event_at: datetime.datetime
+
+
+class SessionList(msgspec.Struct, frozen=True):
+    """One page of `total` sessions; `next` is null on the last page."""
+
+    sessions: tuple[SessionListRow, ...]
+    total: int
+    next: str | None
+
+
+async def list_sessions(context: AppContext, incoming: RouteRequest) -> RouteResponse:
+    """Sessions that match, with calls, read share, spending and losses; by default the most recently active first."""
+    request = decode_request_fields(incoming, SessionsRequest)
+    quotes_prompt = incoming.scope == "admin"
+    page = await asyncio.to_thread(find_page, context, request, quotes_prompt=quotes_prompt)
+    return RouteResponse(_encode(page))
+
+
+def find_page(context: AppContext, request: SessionsRequest, *, quotes_prompt: bool) -> SessionList:
+    queries = context.log.analytics_queries()
+    filter_ = copy_fields(
+        SessionFilter,
+        request,
+        since=None if request.start is None else parse_time(request.start),
+        until=None if request.end is None else parse_time(request.end),
+        simulated=context.simulated,
+        # Whoever may not read the words may not learn them by searching either.
+        openings=quotes_prompt,
+    )
+    after = None if request.after is None else _decode_cursor(request.after)
+    ordering = SessionOrdering(request.sort, request.descending, after)
+    found = queries.find_sessions(filter_, ordering, limit=request.limit + 1)
+    page = found[: request.limit]
+    return SessionList(
+        tuple(make_list_row(session, quotes_prompt=quotes_prompt) for session in page),
+        # A first page that has room for more has them all.
+        len(page) if after is None and len(found) == len(page) else queries.count_matches(filter_),
+        _encode_cursor(page[-1].position) if len(found) > len(page) else None,
+    )
+
+
+def make_list_row(session: ListedSession, *, quotes_prompt: bool) -> SessionListRow:
+    row, amounts = session.row, session.amounts
+    is_unpriced = 0 < amounts.calls <= session.unpriced_calls
+    return copy_fields(
+        SessionListRow,
+        row,
+        title=format_session_title(row, quotes_prompt=quotes_prompt),
+        key_id=row.caller_key_id,
+        user_id=row.caller_user_id,
+        team_id=row.caller_team_id,
+        simulated=bool(row.is_simulated),
+        call_count=amounts.calls,
+        unpriced_calls=session.unpriced_calls,
+        read_share=round(amounts.usage.read_share, 6) if amounts.usage.tokens_sent else None,
+        spent_usd=make_json_cost(amounts.spent_usd, is_unpriced=is_unpriced),
+        lost_usd=to_json_usd(amounts.lost_usd),
+        verdict=session.verdict,
+        started_at=to_datetime(row.started_at),
+        last_event_at=to_datetime(row.last_event_at),
+    )
+
+
+def _encode_cursor(position: SessionPosition) -> str:
+    return base64.urlsafe_b64encode(_encode(position)).decode().rstrip("=")
+
+
+def _decode_cursor(text: str) -> SessionPosition:
+    try:
+        return _decode_position(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise ApiError(400, "invalid_after", "`after` must be the `next` of an earlier page") from error
+
+
+ROUTES: tuple[Route, ...] = (
+    Route("GET", "/api/sessions", "read", get_summary(list_sessions), SessionsRequest, SessionList, list_sessions),
+)

@@ -1,0 +1,3 @@
+-- What a gateway key may spend in a month (UTC), and the models it may call, as patterns separated by spaces.
+ALTER TABLE api_keys ADD COLUMN budget_usd_a_month REAL;
+ALTER TABLE api_keys ADD COLUMN models TEXT;

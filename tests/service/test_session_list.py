@@ -1,0 +1,156 @@
+"""The session list: filters, sorting and pages, on SQLite and PostgreSQL, over HTTP and in the terminal."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import pytest
+from benchmarks._calls import START, short_session
+from click.testing import CliRunner
+from tests.support.postgres_server import reused_database
+from tests.support.served_service import Client, serve_store
+
+from holdfast.cli.main import command
+from holdfast.events.log import Event
+from holdfast.events.payloads.calls import GatewayForwarded
+from holdfast.events.payloads.session import MessageAppended, SessionStarted
+from holdfast.stores.event_log import DatabaseEventLog
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.postgres.store import PostgresStore
+from holdfast.stores.sqlite.store import SqliteStore
+from holdfast.types.blocks import make_user_message
+
+SESSIONS = 23
+
+
+@contextmanager
+def on_postgres(_: Path) -> Iterator[DatabaseEventLog]:
+    with reused_database() as url, PostgresStore(url) as store:
+        yield store
+
+
+STORES = {"sqlite": lambda folder: SqliteStore(folder / "log.db"), "postgres": on_postgres}
+
+
+@pytest.fixture(scope="module", params=STORES)
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with STORES[request.param](tmp_path_factory.mktemp("list")) as store:
+        fill(store)
+        with serve_store(store) as served:
+            yield served
+
+
+def fill(store: DatabaseEventLog) -> None:
+    for number in range(SESSIONS):
+        store.append(short_session(number, at=START + number * 100.0)).result(10)
+    store.append(
+        [
+            event(1, "claude", SessionStarted("anthropic:claude-sonnet-5-5", name="laptop")),
+            event(2, "claude", GatewayForwarded("new", 1.0, "key9", team_id="core", client="claude-cli/2.1")),
+            event(
+                3, "claude", MessageAppended(make_user_message("<reminder>be brief</reminder>", "Fix the  flaky\ntest"))
+            ),
+            event(4, "claude", MessageAppended(make_user_message("And then the docs"))),
+            event(1, "simulated", SessionStarted("anthropic:claude-sonnet-5-5", simulated=True)),
+        ]
+    ).result(10)
+
+
+def event(number: int, session: str, payload: SessionStarted | GatewayForwarded | MessageAppended) -> Event:
+    return Event(f"{session}{number}", START + 50_000.0 + number, session, "agent", payload)
+
+
+def get_list(client: Client, /, **query: object) -> Any:
+    return client.get(f"/api/sessions?{urlencode(query)}")
+
+
+def list_ids(client: Client, /, **query: object) -> list[str]:
+    return [row["id"] for row in get_list(client, **query)["sessions"]]
+
+
+@pytest.mark.parametrize("sort", ["activity", "started", "spent", "lost", "read_share", "calls"])
+@pytest.mark.parametrize("descending", ["true", "false"])
+def test_pages_together_have_every_session_once_in_order(client: Client, sort: str, descending: str) -> None:
+    pages: list[dict[str, Any]] = []
+    after: dict[str, str] = {}
+    while not pages or pages[-1]["next"]:
+        pages.append(get_list(client, sort=sort, descending=descending, limit=5, **after))
+        after = {"after": pages[-1]["next"]}
+    rows = [row for page in pages for row in page["sessions"]]
+    assert len(rows) == len({row["id"] for row in rows}) == pages[0]["total"] == SESSIONS + 1
+    field = {"activity": "last_event_at", "started": "started_at", "spent": "spent_usd", "lost": "lost_usd"}.get(
+        sort, sort
+    )
+    values = [row["call_count" if sort == "calls" else field] or 0 for row in rows]
+    assert values == sorted(values, reverse=descending == "true")
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"search": "FLAKY"},
+        {"search": "laptop"},
+        {"client": "claude-cli"},
+        {"key": "key9"},
+        {"team": "core"},
+        {"search": "claude", "client": "cli", "model": "sonnet", "team": "core"},
+        {"from": "2027-01-15T21:00:00Z"},
+    ],
+)
+def test_each_filter_finds_the_session_it_describes(client: Client, query: dict[str, str]) -> None:
+    assert list_ids(client, **query) == ["claude"]
+
+
+def test_a_verdict_filters_the_sessions_that_lost_by_it(client: Client) -> None:
+    kinds = {row["verdict"] for row in get_list(client)["sessions"]} - {None}
+    assert kinds
+    for kind in kinds:
+        found = get_list(client, verdict=kind)
+        assert {row["verdict"] for row in found["sessions"]} == {kind}
+        assert all(row["lost_usd"] > 0 for row in found["sessions"])
+
+
+def test_the_default_name_has_client_first_words_and_start(client: Client) -> None:
+    (row,) = get_list(client, client="claude-cli")["sessions"]
+    assert row["title"] == "laptop · Fix the flaky test · 2027-01-15 21:53"
+    assert row["read_share"] is None
+
+
+def test_a_key_without_admin_scope_neither_reads_nor_finds_the_first_words() -> None:
+    with MemoryStore() as store:
+        fill(store)
+        with serve_store(store) as client:
+            read = client.key("read")
+            (row,) = client.request("GET", "/api/sessions?client=claude-cli", key=read).json["sessions"]
+            assert row["title"] == "laptop · 2027-01-15 21:53"
+            assert client.request("GET", "/api/sessions?search=flaky", key=read).json["total"] == 0
+
+
+@pytest.mark.parametrize("after", ["x", "W10", "bnVsbA", "é"])
+def test_a_position_that_no_page_gave_is_refused(client: Client, after: str) -> None:
+    assert client.request("GET", f"/api/sessions?after={quote(after)}").status == 400
+
+
+def test_pruning_a_session_removes_its_first_words() -> None:
+    with MemoryStore() as store:
+        fill(store)
+        store.prune("claude", ("session.started", "gateway.forwarded"), before=START + 10**6)
+        (row,) = [row for row in store.sessions() if row.id == "claude"]
+    assert row.opening is None
+    assert row.client == "claude-cli/2.1"
+
+
+def test_the_terminal_has_the_same_filters_and_order(tmp_path: Path) -> None:
+    path = tmp_path / "log.db"
+    with SqliteStore(path) as store:
+        fill(store)
+        with serve_store(store) as client:
+            expected = list_ids(client, sort="lost", model="gpt", limit=500)
+    arguments = ["sessions", "list", "--db", str(path), "--sort", "lost", "--model", "gpt", "--json"]
+    listed = json.loads(CliRunner().invoke(command, arguments, catch_exceptions=False).stdout)
+    assert [row["id"] for row in listed] == expected
+    shown = CliRunner().invoke(command, ["sessions", "list", "--db", str(path), "--search", "flaky"]).stdout
+    assert "Fix the flaky" in shown
