@@ -121,7 +121,7 @@ def test_the_spending_of_the_gateway_has_unpriced_tokens(db: str) -> None:
 
 def test_the_api_gives_null_for_a_cost_that_is_not_known(gateway: ServedGateway) -> None:
     [session_id] = gateway.recorded_sessions()
-    gateway.service.simulated = True
+    gateway.service.is_simulating = True
     [call] = get(gateway, f"/api/sessions/{session_id}/calls")["calls"]
     assert (call["cost_usd"], call["uncached_usd"]) == (None, None)
     [model] = get(gateway, "/analytics/cost?group_by=model")["data"]
@@ -134,7 +134,7 @@ def test_the_api_gives_null_for_a_cost_that_is_not_known(gateway: ServedGateway)
 
 @pytest.mark.parametrize("group", [*get_args(GroupBy), "day&provider=anthropic", "team&include_workers=false"])
 def test_every_grouping_of_the_cost_counts_the_calls_without_a_price(gateway: ServedGateway, group: str) -> None:
-    gateway.service.simulated = True
+    gateway.service.is_simulating = True
     rows = get(gateway, f"/analytics/cost?group_by={group}")["data"]
     [row] = rows if isinstance(rows, list) else [rows]
     assert (row["cost_usd"], row["unpriced_calls"], row["unpriced_tokens"]) == (None, 1, 98)

@@ -155,7 +155,7 @@ def test_a_gateway_key_is_reported_with_its_name_user_and_team() -> None:
         connection.close()
         gateway.recorded_sessions()
         with serve_store(gateway.store) as client:
-            client.service.simulated = True
+            client.service.is_simulating = True
             admin = client.key("admin")
 
             def cost_row(group_by: str) -> Any:

@@ -172,6 +172,7 @@ def query_analytics(analytics: AnalyticsQueries) -> Iterator[object]:
         yield analytics.cache_breaks(scope, limit=100, skip=0), analytics.cache_breaks(scope, limit=1, skip=1)
         yield analytics.cache_breaks(scope, kind="provider_side", limit=100, skip=0)
         yield analytics.cache_breaks(scope, component="tools", limit=100, skip=0)
+        yield analytics.read_shares("client", scope), analytics.read_shares("gateway_key", scope)
         # The log of all sessions has an order that only a database knows.
         yield sorted(analytics.skill_loads(scope), key=repr)
     some: tuple[GroupBy, ...] = ("model", "session", "hour", "none")

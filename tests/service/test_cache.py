@@ -134,7 +134,7 @@ async def test_caching_sessions_and_cost_list_the_same_sessions(cache_service: C
     simulated = RecordedClient(cache_service.store, simulated=True)
     simulated.send({"model": "claude-sonnet-5-5", "messages": [{"role": "user", "content": "So?"}]})
     for shows_simulated, names in ((False, {real.id}), (True, {real.id, simulated.recorder.session_id})):
-        cache_service.client.service.simulated = shows_simulated
+        cache_service.client.service.is_simulating = shows_simulated
         assert {row["discussion_id"] for row in cache_service.client.get("/api/cache")["discussions"]} == names
         assert {row["id"] for row in cache_service.client.get("/analytics/sessions")["data"]} == names
 

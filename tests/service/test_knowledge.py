@@ -161,7 +161,7 @@ async def test_simulated_sessions_are_harvested_only_by_a_simulated_service(
 ) -> None:
     await store_session(store, workspace, FACT, simulated=True)
     assert client.request("POST", "/api/knowledge/harvest", {}).json["sessions"] == []
-    client.service.simulated = True
+    client.service.is_simulating = True
     (harvest,) = client.request("POST", "/api/knowledge/harvest", {}).json["sessions"]
     assert harvest["session_id"] == store.sessions()[0].id
 

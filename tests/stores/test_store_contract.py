@@ -239,12 +239,12 @@ def test_an_event_may_be_as_large_as_the_limit_and_no_larger(open_store_of_kind:
 def test_a_session_is_listed_with_its_name_model_and_counts(store: EventLog) -> None:
     store.append([session_started_event(name="mend the roof", model="anthropic:m", at=5.0)]).result(10)
     store.append([replace(message_event(1), at=9.0), replace(message_event(2), at=7.0)]).result(10)
-    assert store.sessions() == (SessionRow("s", "mend the roof", "anthropic:m", 5.0, 9.0, 3),)
+    assert store.sessions() == (SessionRow("s", "mend the roof", "anthropic:m", 5.0, 9.0, 3, opening="message 1"),)
 
 
 def test_a_session_that_never_started_is_listed_without_model_and_name(store: EventLog) -> None:
     store.append([replace(message_event(1), at=4.0)]).result(10)
-    assert store.sessions() == (SessionRow("s", None, "", 4.0, 4.0, 1),)
+    assert store.sessions() == (SessionRow("s", None, "", 4.0, 4.0, 1, opening="message 1"),)
 
 
 def test_a_row_names_the_parent_session_and_later_events_do_not_change_it(store: EventLog) -> None:
@@ -270,7 +270,7 @@ def test_a_sessions_name_does_not_depend_on_the_grouping_of_its_events(store: Ev
     done = [store.append(events[start : start + at_once]) for start in range(0, 3, at_once)]
     for future in done:
         future.result(10)
-    assert store.sessions() == (SessionRow("s", "first", "a", 3.0, 9.0, 3),)
+    assert store.sessions() == (SessionRow("s", "first", "a", 3.0, 9.0, 3, opening="message 1"),)
 
 
 def test_sessions_are_listed_with_the_newest_activity_first(store: EventLog) -> None:
@@ -323,7 +323,7 @@ def test_a_deleted_session_may_start_again(store: EventLog) -> None:
     store.delete("s")
     store.append(message_events(2)).result(10)
     assert list(store.read("s")) == message_events(2)
-    assert store.sessions() == (SessionRow("s", None, "", 1_800_000_000.0, 1_800_000_001.0, 2),)
+    assert store.sessions() == (SessionRow("s", None, "", 1_800_000_000.0, 1_800_000_001.0, 2, opening="message 0"),)
 
 
 def test_a_store_has_tables_with_the_costs_of_its_calls(store: DatabaseEventLog) -> None:

@@ -1,6 +1,7 @@
 """A second implementation of every cost and analytics query, folded from the events: the tables must agree with it."""
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import msgspec
 
@@ -18,6 +19,7 @@ from holdfast.ledger.analytics.queries import (
     GroupName,
     LedgerScope,
     ListedSession,
+    ReadShare,
     SessionCost,
     SessionCostOrder,
     SessionFilter,
@@ -160,6 +162,21 @@ class EventAnalyticsQueries:
 
     def count_matches(self, filter_: SessionFilter = ALL_SESSIONS) -> int:
         return sum(1 for _ in self._sessions(simulated=filter_.simulated))
+
+    def read_shares(
+        self, by: Literal["client", "gateway_key"], scope: LedgerScope = FULL_SCOPE
+    ) -> tuple[ReadShare, ...]:
+        sums: dict[tuple[str, str], Sums] = {}
+        since = LedgerScope(since=scope.since // 86_400 * 86_400, simulated=scope.simulated)
+        for row, posting in self._postings(since):
+            subject = row.client if by == "client" else posting.payer.key_id
+            if subject and posting.sums.entries:
+                key = subject, posting.day
+                sums[key] = sums.get(key, Sums()) + posting.sums
+        return tuple(
+            ReadShare(*key, total.calls, total.usage.tokens_sent, total.cache_read)
+            for key, total in sorted(sums.items())
+        )
 
     def turn_events(self, turn_id: str) -> tuple[Event, ...]:
         for row in self._log.sessions():

@@ -163,15 +163,16 @@ def set_key(
         if row is None:
             raise UserError(f"no key has the id {key_id[:80]!r}; `holdfast keys list` shows all")
         row = assign_account(rename_key(row, name or row.name), user=user or row.user_id, team=team or row.team_id)
-        stored = (row.budget_usd_a_day, row.requests_a_minute, row.budget_usd_a_month, row.model_patterns)
-        day, rate, month, allowed = (old if new is None else new for old, new in zip(stored, given, strict=True))
-        row = assign_limits(
-            row,
-            budget_usd_a_day=None if no_limits else day,
-            requests_a_minute=None if no_limits else rate,
-            budget_usd_a_month=None if no_limits else month,
-            models=() if no_limits else allowed,
-        )
+        if no_limits:
+            row = assign_limits(row, budget_usd_a_day=None, requests_a_minute=None)
+        else:
+            row = assign_limits(
+                row,
+                budget_usd_a_day=row.budget_usd_a_day if budget_usd_day is None else budget_usd_day,
+                requests_a_minute=row.requests_a_minute if requests_a_minute is None else requests_a_minute,
+                budget_usd_a_month=row.budget_usd_a_month if budget_usd_month is None else budget_usd_month,
+                models=models or row.model_patterns,
+            )
         seed_spending(row, log, records, system_clock())
         if not records.update_key(row):
             raise UserError(f"key {key_id[:80]!r} was revoked; create another with `holdfast keys create`")

@@ -27,6 +27,7 @@ from holdfast.instructions.coverage.schedule import (
     calibrate_due_agents,
     run_due_coverage,
 )
+from holdfast.service.alerts import AlertWebhook
 from holdfast.service.auth.origins import is_address
 from holdfast.service.context import AppContext
 from holdfast.service.http.uvicorn_protocol import (
@@ -125,6 +126,7 @@ async def serve(
     *,
     stop: asyncio.Event,
     exporter: "TelemetryExporter | None" = None,
+    webhook: AlertWebhook | None = None,
 ) -> None:
     """Serves until `stop` is set; then ends the live feeds and completes the requests in progress."""
     config = uvicorn.Config(
@@ -153,6 +155,7 @@ async def serve(
     jobs = [*context.jobs, *([make_coverage_job(context.instructions)] if context.instructions else ())]
     leases = ProcessLeases(context.records.shared, new_ulid(context.clock()))
     working = asyncio.ensure_future(run_jobs(jobs, leases, stop)) if jobs else None
+    alerting = asyncio.ensure_future(webhook.run(context, stop)) if webhook else None
     try:
         await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
         # Live feeds never end by themselves and would use up the graceful shutdown time.
@@ -167,22 +170,34 @@ async def serve(
     finally:
         leases.close()
         stopping.cancel()
+        if alerting is not None:
+            # It may be waiting to try again; another process sends what this one could not.
+            alerting.cancel()
 
 
 def run_until_signal(
-    app: ASGIApp, context: AppContext, bound: socket.socket, *, exporter: "TelemetryExporter | None" = None
+    app: ASGIApp,
+    context: AppContext,
+    bound: socket.socket,
+    *,
+    exporter: "TelemetryExporter | None" = None,
+    webhook: AlertWebhook | None = None,
 ) -> None:
     """Serves until SIGINT or SIGTERM, on uvloop if it is installed."""
     raise_descriptors_max()
     with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
-        runner.run(_serve_until_signal(app, context, bound, exporter))
+        runner.run(_serve_until_signal(app, context, bound, exporter, webhook))
 
 
 async def _serve_until_signal(
-    app: ASGIApp, context: AppContext, bound: socket.socket, exporter: "TelemetryExporter | None"
+    app: ASGIApp,
+    context: AppContext,
+    bound: socket.socket,
+    exporter: "TelemetryExporter | None",
+    webhook: AlertWebhook | None,
 ) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         # Shells start background jobs with SIGINT ignored; the handler overrides that.
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    await serve(app, context, bound, stop=stop, exporter=exporter)
+    await serve(app, context, bound, stop=stop, exporter=exporter, webhook=webhook)

@@ -14,6 +14,7 @@ from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.events.records import StoreRecords
+    from holdfast.service.alerts import AlertWebhook
     from holdfast.service.context import AppContext
     from holdfast.service.telemetry.exporter import TelemetryExporter
     from holdfast.stores.open import Store
@@ -80,6 +81,11 @@ DAY_SECONDS = 86_400.0
     metavar="DIR",
     help="Folder for calls that wait to be recorded; default: beside the store, or in HOLDFAST_HOME for a server.",
 )
+@click.option(
+    "--alert-webhook",
+    metavar="URL",
+    help="Where to send alerts, signed with the secret in HOLDFAST_ALERT_SECRET.",
+)
 def command(
     *,
     host: str,
@@ -101,6 +107,7 @@ def command(
     drain: bool,
     unpriced_usd: float,
     spool: str | None,
+    alert_webhook: str | None,
 ) -> None:
     """Serve the dashboard, the HTTP API and the gateway until stopped.
 
@@ -133,12 +140,13 @@ def command(
         keys_required = require_keys or not is_loopback(host)
         service = AppContext(log, records, load_configured_models(), require_keys=keys_required, instructions=library)
         # With --simulate all sessions are simulated, so the statistics must include them.
-        service.simulated = simulated or simulate
+        service.is_simulating = simulated or simulate
         _set_connection_limits(service)
         _add_notifications(service, log, db_direct=db_direct)
         _add_jobs(service, log)
         _add_sources(service, simulate=simulate, temporary=temporary)
         exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
+        webhook = _make_webhook(alert_webhook) if alert_webhook else None
         gateway_options = GatewayOptions(
             simulate, grants, improve, volatile, keep_alive_usd, drain, address, unpriced_usd, spool
         )
@@ -148,7 +156,7 @@ def command(
                 click.echo(make_url(bound, host))
                 if temporary is not None:
                     click.echo("the store is temporary: it is deleted at the end; --db FILE keeps one", err=True)
-                run_until_signal(app, service, bound, exporter=exporter)
+                run_until_signal(app, service, bound, exporter=exporter, webhook=webhook)
     click.echo("stopped", err=True)
 
 
@@ -194,6 +202,14 @@ def _add_jobs(service: "AppContext", log: "Store") -> None:
             prune_content(log, before=service.clock() - days * DAY_SECONDS, may_continue=may_continue)
 
         service.jobs.append(Job("retention", DAY_SECONDS, prune))
+
+
+def _make_webhook(url: str) -> "AlertWebhook":
+    from holdfast.clock import new_ulid
+    from holdfast.service.alerts import AlertWebhook
+
+    secret = os.environ.get("HOLDFAST_ALERT_SECRET", "")
+    return AlertWebhook(url, secret, owner=new_ulid(system_clock()), clock=system_clock)
 
 
 def _exporter(service: "AppContext", url: str, *, content: bool) -> "TelemetryExporter":

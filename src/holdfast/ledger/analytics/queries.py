@@ -266,6 +266,16 @@ class ListedSession(msgspec.Struct, frozen=True):
     position: SessionPosition
 
 
+class ReadShare(msgspec.Struct, frozen=True):
+    """What the calls of a client or a gateway key sent on a day (UTC), and read of it from the cache."""
+
+    subject: str
+    day: str
+    calls: int
+    sent_tokens: int
+    read_tokens: int
+
+
 class CacheBreakCall(msgspec.Struct, frozen=True):
     session_id: str
     name: str | None
@@ -358,6 +368,9 @@ class AnalyticsQueries(Protocol):
 
     def count_matches(self, filter_: SessionFilter = ...) -> int:
         """How many sessions match."""
+
+    def read_shares(self, by: Literal["client", "gateway_key"], scope: LedgerScope = ...) -> tuple[ReadShare, ...]:
+        """By subject and day, from the first day of the scope on; calls without a client or key are left out."""
 
     def turn_events(self, turn_id: str) -> tuple[Event, ...]:
         """The events of a turn in order; empty if there is no such turn."""

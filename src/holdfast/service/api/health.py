@@ -1,6 +1,7 @@
 """Liveness, readiness and Prometheus metrics."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
 from decimal import Decimal
 
@@ -10,6 +11,7 @@ from holdfast import __version__
 from holdfast.catalog.lookup import label_model
 from holdfast.errors import StoreError
 from holdfast.ledger.analytics.queries import CostQueries, LedgerScope, count_unreadable_calls
+from holdfast.service.alerts import KINDS, find_alerts
 from holdfast.service.context import AppContext
 from holdfast.service.http.routes import PLAIN_TEXT, ApiError, EmptyRequest, Route, RouteResponse, json_route, raw_route
 from holdfast.service.telemetry.prometheus import format_metric_header, format_sample
@@ -48,9 +50,18 @@ def get_readiness(context: AppContext, request: EmptyRequest) -> Health:
 async def get_metrics(context: AppContext, request: EmptyRequest, last_event_id: str | None) -> RouteResponse:
     """Metrics in Prometheus text format."""
     scope = LedgerScope(simulated=context.simulated)
-    call_lines = await asyncio.to_thread(lambda: list(_call_metrics(context.log.cost_queries(), scope)))
+    call_lines = await asyncio.to_thread(
+        lambda: [*_call_metrics(context.log.cost_queries(), scope), *_alert_metrics(context)]
+    )
     lines = [*context.request_metrics.format_lines(), *call_lines]
     return RouteResponse(("\n".join(lines) + "\n").encode(), PLAIN_TEXT)
+
+
+def _alert_metrics(context: AppContext) -> Iterator[str]:
+    yield from format_metric_header("holdfast_alerts", "gauge", "Alerts of the overview by kind.")
+    counts = Counter(alert.kind for alert in find_alerts(context, context.clock()))
+    for kind in KINDS:
+        yield format_sample("holdfast_alerts", {"kind": kind}, counts[kind])
 
 
 def _call_metrics(tables: CostQueries, scope: LedgerScope) -> Iterator[str]:

@@ -13,9 +13,9 @@ from holdfast.ledger.analytics.queries import (
 from holdfast.ledger.spending_actions import REMEDIES
 from holdfast.replay.audit import AuditScope, PriceLookup
 from holdfast.replay.stored_sessions import audit_stored_sessions
+from holdfast.service.alerts import Alert, ShortBudget, find_alerts, list_short_budgets
 from holdfast.service.api.analytics import AnalyticsResponse, WindowRequest, resolve_window
 from holdfast.service.api.analytics_rows import to_json_usd
-from holdfast.service.api.keys import make_key_views
 from holdfast.service.context import AppContext
 from holdfast.service.http.request_parsing import TimeSpan, to_datetime
 from holdfast.service.http.routes import EmptyRequest, Route, json_route
@@ -28,7 +28,6 @@ LIVE_SECONDS = 300.0
 """A session counts as live this long after its last event: the shortest TTL, so that its next call can still read."""
 
 LIVE_MAX = 100
-SHORT_BUDGET_SHARE = 0.8
 AUDITED_SESSIONS_MAX = 200
 """The sessions that spent most: reading all events of a session takes a while."""
 
@@ -91,7 +90,8 @@ class Overview(msgspec.Struct, frozen=True):
 
     Everything else is about the last seven days. `days` are the last 14, without gaps. `live` has at most 100 sessions,
     `live_more` says whether there are others. `budgets` are those of which 80 % or more is spent. `warnings` say
-    why the service is degraded.
+    why the service is degraded; `alerts` are these, short budgets, unreadable calls and read shares below their usual
+    range.
     """
 
     today: PeriodComparison
@@ -105,6 +105,7 @@ class Overview(msgspec.Struct, frozen=True):
     failed_calls: dict[str, int]
     warnings: tuple[str, ...]
     budgets: tuple[BudgetRow, ...]
+    alerts: tuple[Alert, ...]
 
 
 class OverviewResponse(AnalyticsResponse, frozen=True, kw_only=True):
@@ -155,7 +156,8 @@ def get_overview(context: AppContext, request: EmptyRequest) -> OverviewResponse
         unpriced_models=tuple(sorted({part.model for part in costs.unpriced(scope)})),
         failed_calls=count_failures(costs, scope),
         warnings=tuple(reason for reason in (warning() for warning in context.warnings) if reason),
-        budgets=_list_short_budgets(context, now),
+        budgets=tuple(map(_budget_row, list_short_budgets(context, now))),
+        alerts=find_alerts(context, now),
     )
     window = TimeSpan(scope.since, scope.until).window
     return OverviewResponse(window=window, current_pricing_version=context.pricing_version, data=overview)
@@ -199,23 +201,10 @@ def _list_live_sessions(context: AppContext, now: float) -> tuple[SessionCost, .
     return tuple(session for session in newest if session.row.last_event_at > now - LIVE_SECONDS)
 
 
-def _list_short_budgets(context: AppContext, now: float) -> tuple[BudgetRow, ...]:
-    rows = tuple(row for row in context.records.all_keys() if row.has_budget)
-    views = make_key_views(rows, context.log, {}, now) if rows else ()
-    budgets = [
-        (view, period, spent, limit, resets_at)
-        for view in views
-        if view.state == "usable"
-        for period, spent, limit, resets_at in (
-            ("day", view.spent_today_usd, view.budget_usd_a_day, view.resets_at),
-            ("month", view.spent_month_usd, view.budget_usd_a_month, view.month_resets_at),
-        )
-        if limit is not None and spent >= SHORT_BUDGET_SHARE * limit
-    ]
-    return tuple(
-        BudgetRow(view.id, view.name, period, round(spent / limit, 6) if limit else 1.0, limit, resets_at)
-        for view, period, spent, limit, resets_at in budgets
-    )
+def _budget_row(budget: ShortBudget) -> BudgetRow:
+    view = budget.view
+    resets_at = view.resets_at if budget.period == "day" else view.month_resets_at
+    return BudgetRow(view.id, view.name, budget.period, budget.share, budget.limit, resets_at)
 
 
 def _live_row(session: SessionCost) -> LiveSession:

@@ -4,6 +4,7 @@ import datetime
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
+from typing import Literal
 
 import msgspec
 
@@ -20,6 +21,7 @@ from holdfast.ledger.analytics.queries import (
     GroupName,
     LedgerScope,
     ListedSession,
+    ReadShare,
     SessionCost,
     SessionCostOrder,
     SessionFilter,
@@ -378,6 +380,14 @@ class SqlAnalyticsQueries:
         _, cells = queries.session_conditions(filter_)
         ((count,),) = self._fetch(queries.count_matches(filter_), cells)
         return as_int(count)
+
+    def read_shares(
+        self, by: Literal["client", "gateway_key"], scope: LedgerScope = FULL_SCOPE
+    ) -> tuple[ReadShare, ...]:
+        self._catch_up()
+        first_day, _ = _find_day(scope.since)
+        rows = self._fetch(queries.sum_read_shares(by), (first_day, int(scope.simulated)))
+        return tuple(ReadShare(str(subject), str(day), *map(as_int, sums)) for subject, day, *sums in rows)
 
     def turn_events(self, turn_id: str) -> tuple[Event, ...]:
         for seq, session_id in self._fetch(queries.TURN_START, (turn_id,)):

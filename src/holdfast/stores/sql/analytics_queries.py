@@ -443,6 +443,20 @@ def session_conditions(filter_: SessionFilter) -> tuple[tuple[str, ...], tuple[C
     return tuple(conditions), tuple(cells)
 
 
+READ_SHARE_SOURCES = {
+    "gateway_key": "SELECT key_id AS subject, d.* FROM holdfast.account_days AS d WHERE key_id <> ''",
+    "client": "SELECT s.client AS subject, d.* FROM holdfast.session_days AS d "
+    "JOIN holdfast.sessions AS s ON s.id = d.session_id WHERE s.client IS NOT NULL",
+}
+
+
+def sum_read_shares(by: str) -> str:
+    """Parameters: the first day, maximum of `simulated`."""
+    sums = ", ".join(f"CAST(sum({name}) AS bigint)" for name in ("calls", _TOKENS_SENT, "cache_read"))
+    source = f"({READ_SHARE_SOURCES[by]} AND d.day >= ? AND d.simulated <= ?) AS part"
+    return f"SELECT subject, day, {sums} FROM {source} GROUP BY subject, day ORDER BY subject, day"
+
+
 def count_unpriced(sessions: int) -> str:
     """Parameters: the pricing version of unpriced calls, the session ids."""
     where = f"price_version = ?{_in_sessions(sessions)}"

@@ -63,6 +63,9 @@ function compared(label, period, field, before, name, meaning = "Cost of all cal
   return tile(label, [amount, against(dollars(period.before[field]), before)], meaning, name);
 }
 
+/** The filter of the session list for `key ID` or `client NAME`. */
+const readShareFilter = (subject) => ({ [subject.split(" ", 1)[0]]: subject.slice(subject.indexOf(" ") + 1) });
+
 /** What is wrong, each with what to do about it. */
 function attention(data) {
   const failed = Object.entries(data.failed_calls);
@@ -70,6 +73,8 @@ function attention(data) {
     ...data.warnings.map((reason) => ["degraded", [reason]]),
     ...data.budgets.map((row) => ["budget", [
       h("a", { href: "#/keys", "data-key": `budget ${row.id}` }, row.name ?? row.id), ` has used ${percent(row.share)} of ${dollars(row.limit_usd)} a ${row.period}; it resets `, time(row.resets_at), "."]]),
+    ...data.alerts.filter((alert) => alert.kind === "read_share").map((alert) => ["read-share", [`${alert.message[0].toUpperCase()}${alert.message.slice(1)}. `,
+      h("a", { href: `#/sessions?${new URLSearchParams({ ...readShareFilter(alert.subject), sort: "lost" })}`, "data-key": `alert ${alert.subject}` }, "Its sessions")]]),
     ...(data.unreadable_calls ? [["unreadable", [`${count(data.unreadable_calls)} ${data.unreadable_calls === 1 ? "response" : "responses"} could not be read: usage and cost are estimated by size. `,
       h("code", {}, "holdfast sessions show ID"), " names the field."]]] : []),
     ...(data.unpriced_models.length ? [["unpriced", [`No price is known for ${data.unpriced_models.join(", ")}: add it to `, h("code", {}, "[models.\"provider:name\"]"), " in config.toml."]]] : []),
