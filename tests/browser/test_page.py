@@ -16,12 +16,13 @@ from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import SCREENSHOTS, Keys, Page
 from tests.support.served_service import Client, serve_store
 
-PAGE_BYTES_MAX = 150_000
+PAGE_BYTES_MAX = 180_000
 VIEWS = (
     "overview",
     "caching",
     "sessions",
     "session",
+    "compare",
     "cost",
     "breaks",
     "keys",
@@ -55,6 +56,7 @@ def address_of(view: str, sample_service: Client) -> str:
     addresses = {
         "session": f"session/{bad}?call=7",
         "breaks": "breaks?cause=prefix_changed",
+        "compare": f"compare?a={bad}&a_call=6&b={bad}&b_call=7",
         "agent": f"instructions/{SAMPLE}?intent=give+the+money+back",
     }
     return addresses.get(view, view)

@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.clock import ManualClock
 from holdfast.events.log import Event
-from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallStarted, RequestPrepared
+from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted, RequestPrepared
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.stores.memory import MemoryStore
@@ -177,3 +177,41 @@ async def test_compactions_are_listed_with_what_left_the_view_and_how_to_undo_th
         page.click("[data-does=compacted]")
         page.wait_until(lambda: "Goal: Port the parser" in page.text("pre.summary"))
         assert f"m{dropped[0].number}" in page.text("[aria-label=Compactions]")
+
+
+def test_two_calls_and_two_sessions_are_compared(page: Page, sample_service: Client, session_with_breaks: str) -> None:
+    page.url = sample_service.url
+    calls = sample_service.get(f"/api/sessions/{session_with_breaks}/calls")["calls"]
+    page.open(f"session/{session_with_breaks}?call=3")
+    page.click("[data-key='compare call']")
+    page.wait_until(lambda: page.text("h1") == "Compare")
+    read = page.texts("[data-row=Read] td")
+    assert read[1:3] == [f"{calls[number]['read_tokens']:,}" for number in (1, 2)]
+    page.click("[data-does=bytes]")
+    page.wait_until(lambda: "byte" in page.text("section[aria-label=Bytes] div"))
+    other = next(row for row in sample_service.get("/api/sessions")["sessions"] if row["id"] != session_with_breaks)
+    page.open(f"compare?a={session_with_breaks}&b={other['id']}", heading="Compare")
+    assert page.texts("[data-row=Calls] td")[2] == str(other["call_count"])
+
+
+def test_failed_calls_and_latencies_are_listed(page: Page) -> None:
+    store = MemoryStore()
+    failed = LlmCallFailed(MODEL, "anthropic", "server_error", "the provider is busy", 2, 1_234, "r1")
+    usage, price = Usage(input=10, output=1), Decimal("0.01")
+    completed = LlmCallCompleted(MODEL, "anthropic", usage, price, "v", 750, "end_turn", 0, 0, "r2", retry_count=1)
+    store.append(
+        [
+            Event("e1", 1.0, "s", "agent", SessionStarted(MODEL)),
+            Event("e2", 2.0, "s", "agent", failed),
+            Event("e3", 3.0, "s", "agent", LlmCallStarted(MODEL, "anthropic", 10, "r2")),
+            Event("e4", 4.0, "s", "agent", completed),
+        ]
+    ).result(10)
+    with serve_store(store) as client:
+        page.url = client.url
+        page.open("session/s")
+        cells = page.texts("section[aria-label='Calls that failed at no cost'] td")
+        assert cells[1:] == ["0", "server error", "1.2 s", "2"]
+        assert page.text("[data-call='1'] [data-heading=Time]") == "750 ms1 retry"
+        assert "busy" not in page.text("main")
+        page.leave()

@@ -1,8 +1,8 @@
 """The session list: filters, sorting and pages, on SQLite and PostgreSQL, over HTTP and in the terminal."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -32,7 +32,10 @@ def on_postgres(_: Path) -> Iterator[DatabaseEventLog]:
         yield store
 
 
-STORES = {"sqlite": lambda folder: SqliteStore(folder / "log.db"), "postgres": on_postgres}
+STORES: dict[str, Callable[[Path], AbstractContextManager[DatabaseEventLog]]] = {
+    "sqlite": lambda folder: SqliteStore(folder / "log.db"),
+    "postgres": on_postgres,
+}
 
 
 @pytest.fixture(scope="module", params=STORES)

@@ -7,13 +7,14 @@ import msgspec
 from holdfast.catalog.lookup import Models
 from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CacheControlsApplied, CachePinged, ExplicitCacheChanged
-from holdfast.events.payloads.calls import LlmCallStarted, ModelSwitched, RequestPrepared
+from holdfast.events.payloads.calls import LlmCallFailed, LlmCallStarted, ModelSwitched, RequestPrepared
 from holdfast.events.payloads.compaction import CompactionUndone, ContextCompacted
 from holdfast.events.payloads.session import EpochOpened, SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.ledger.accounting import ACCOUNTED_PAYLOADS, AccountingState, LedgerEntry, record_event
 from holdfast.types.prompt import Breakpoint
 from holdfast.types.request_buffer import PrefixDigest
+from holdfast.types.usage import Usage
 
 
 class LayerSize(msgspec.Struct, frozen=True):
@@ -61,6 +62,16 @@ class TimelineEvent(msgspec.Struct, frozen=True):
     detail: str
 
 
+class FailedAttempt(msgspec.Struct, frozen=True):
+    """A call that failed at no cost. Without the provider's message: that may quote the request."""
+
+    at: float
+    calls_before: int
+    error_class: str
+    latency_ms: int
+    retries: int
+
+
 class CallTimeline:
     """The prompts of a session, built event by event: the work per request is proportional to what is new in it."""
 
@@ -73,6 +84,7 @@ class CallTimeline:
         self.last_event_id: str | None = None
         self.calls: list[CallLayers] = []
         self.timeline_events: list[TimelineEvent] = []
+        self.failures: list[FailedAttempt] = []
         self._accounting = AccountingState()
         self._chain: list[PrefixDigest] = []
         self._sizes: dict[str, int] = {}
@@ -92,6 +104,9 @@ class CallTimeline:
             self.timeline_events.append(TimelineEvent(event.at, len(self.calls), *description))
         if not isinstance(event.payload, ACCOUNTED_PAYLOADS):
             return
+        if isinstance(event.payload, LlmCallFailed) and event.payload.usage == Usage():
+            kind, latency_ms, retries = event.payload.error_class, event.payload.latency_ms, event.payload.retry_count
+            self.failures.append(FailedAttempt(event.at, len(self.calls), kind, latency_ms, retries))
         self._accounting, entry = record_event(self._accounting, event, self._models)
         if entry is not None:
             request = self._in_progress.pop(entry.record.request_id, self._newest)

@@ -67,6 +67,20 @@ def find_divergence(events: Iterable[Event], session_id: str, models: Models, *,
     return None
 
 
+def rebuild_request(events: Iterable[Event], session_id: str, *, ordinal: int) -> bytes | None:
+    """The cacheable bytes of request number `ordinal`; None if it does not exist."""
+    state, number = SessionState(session_id), 0
+    for event in events:
+        if isinstance(event.payload, RequestPrepared):
+            number += 1
+            if number == ordinal:
+                draft = RequestDraft(find_adapter(model_provider(state.model)), len)
+                draft.update(assemble_prompt(build_sent_view(state)))
+                return draft.buffer.cacheable_bytes()
+        state = apply_event(state, event)
+    return None
+
+
 def compare_bytes(before: bytes, after: bytes) -> Divergence:
     byte = common_prefix_length(before, after)
     if byte == len(before):

@@ -13,7 +13,7 @@ from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
 from holdfast.ledger.layers import CallLayers, CallTimeline, RequestLayers
 from holdfast.runtime.compaction import SessionCompactions, report_compactions
 from holdfast.service.api.analytics_rows import to_json_usd
-from holdfast.service.api.prompt_view import Divergence, find_divergence
+from holdfast.service.api.prompt_view import Divergence, compare_bytes, find_divergence, rebuild_request
 from holdfast.service.context import AppContext
 from holdfast.service.http.request_parsing import to_datetime
 from holdfast.service.http.routes import ApiError, Route, SessionRequest, copy_fields, json_route, make_not_found_error
@@ -23,6 +23,7 @@ _CALL = "/api/sessions/{session_id}/calls/{number}"
 _COMPACTIONS = "/api/sessions/{session_id}/compactions"
 CALLS_MAX = 1_000
 DROPPED_MAX = 200
+FAILED_MAX = 200
 NUMBER_MAX = 10**9
 
 
@@ -42,7 +43,7 @@ class CallView(msgspec.Struct, frozen=True):
     """One billed call. Tokens of layers and breakpoints are the provider's count, distributed by bytes.
 
     `layers` are in wire order; text injected into the history is summed by layer. `cost_usd` and `uncached_usd` are
-    null if no price is known for the model.
+    null if no price is known for the model. `outcome` is `completed`, `unreadable` or an error class.
     """
 
     number: int
@@ -64,6 +65,18 @@ class CallView(msgspec.Struct, frozen=True):
     is_break: bool
     lost_tokens: int
     lost_usd: float
+    retries: int
+    outcome: str
+
+
+class FailedCall(msgspec.Struct, frozen=True):
+    """A call that failed at no cost, after `calls_before` billed ones."""
+
+    at: datetime.datetime
+    calls_before: int
+    error_class: str
+    latency_ms: int
+    retries: int
 
 
 class InterCallEvent(msgspec.Struct, frozen=True):
@@ -74,7 +87,10 @@ class InterCallEvent(msgspec.Struct, frozen=True):
 
 
 class CallsResponse(msgspec.Struct, frozen=True):
-    """A page of calls, oldest first, and the events between them; `calls_total` is for the whole session."""
+    """A page of calls, oldest first, the events between them, and the newest calls that failed at no cost.
+
+    `calls_total` is for the whole session.
+    """
 
     session_id: str
     name: str | None
@@ -83,6 +99,7 @@ class CallsResponse(msgspec.Struct, frozen=True):
     calls_total: int
     calls: tuple[CallView, ...]
     between: tuple[InterCallEvent, ...]
+    failed: tuple[FailedCall, ...]
 
 
 class PlannedBreakpoint(msgspec.Struct, frozen=True):
@@ -194,6 +211,13 @@ class CallRequest(SessionRequest, frozen=True):
     number: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)]
 
 
+class CallBytesRequest(CallRequest, frozen=True):
+    """Compared with `other_call` of `other_session` (by default of this one); without it, with the call before."""
+
+    other_call: Annotated[int, msgspec.Meta(ge=1, le=NUMBER_MAX)] | None = None
+    other_session: str | None = None
+
+
 def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
     """A page of the calls of a session: layers, breakpoints, usage and verdict."""
 
@@ -213,6 +237,10 @@ def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
                 InterCallEvent(to_datetime(event.at), event.calls_before, event.kind, event.detail)
                 for event in session.timeline_events
                 if first <= event.calls_before <= last
+            ),
+            failed=tuple(
+                copy_fields(FailedCall, failure, at=to_datetime(failure.at))
+                for failure in session.failures[-FAILED_MAX:]
             ),
         )
 
@@ -266,17 +294,30 @@ def get_call(context: AppContext, request: CallRequest) -> CallResponse:
     return _detail(call, certificate)
 
 
-def get_divergence(context: AppContext, request: CallRequest) -> Divergence:
-    """The first byte that differs from the previous call, with context; this quotes the prompt."""
+def get_divergence(context: AppContext, request: CallBytesRequest) -> Divergence:
+    """The first byte that differs from the previous call, or from any other one, with context; quotes the prompt."""
     sent = _find_call(context, request).request
     events = context.log.read(request.session_id)
     try:
-        result = sent and find_divergence(events, request.session_id, context.models, ordinal=sent.ordinal)
+        if request.other_call is not None:
+            other = CallRequest(request.other_session or request.session_id, request.other_call)
+            result = _compare_requests(context, other, request)
+        else:
+            result = sent and find_divergence(events, request.session_id, context.models, ordinal=sent.ordinal)
     except UserError as error:
         raise ApiError(404, "bytes_not_found", "these bytes cannot be rebuilt from the log") from error
     if not result:
         raise ApiError(404, "bytes_not_found", "there is no earlier request to compare with")
     return result
+
+
+def _compare_requests(context: AppContext, before: CallRequest, after: CallRequest) -> Divergence | None:
+    bodies = []
+    for request in (before, after):
+        sent = _find_call(context, request).request
+        events = context.log.read(request.session_id)
+        bodies.append(rebuild_request(events, request.session_id, ordinal=sent.ordinal) if sent else None)
+    return compare_bytes(*bodies) if None not in bodies else None
 
 
 def _find_call(context: AppContext, request: CallRequest) -> CallLayers:
@@ -327,6 +368,8 @@ def _call_view(call: CallLayers) -> CallView:
         is_break=verdict.is_unexpected if verdict else False,
         lost_tokens=verdict.lost_tokens if verdict else 0,
         lost_usd=to_json_usd(verdict.lost_usd if verdict else Decimal(0)),
+        retries=call.entry.retries,
+        outcome="completed" if record.completed else call.entry.stop_reason,
     )
 
 

@@ -10,6 +10,7 @@ const VIEWS = [
   { name: "caching", label: "Caching", load: () => import("./views/caching.js") },
   { name: "sessions", label: "Sessions", load: () => import("./views/sessions.js") },
   { name: "session", load: () => import("./views/session.js"), under: "sessions" },
+  { name: "compare", load: () => import("./views/compare.js"), under: "sessions" },
   { name: "cost", label: "Cost", load: () => import("./views/cost.js") },
   { name: "breaks", load: () => import("./views/breaks.js"), under: "cost" },
   { name: "keys", label: "Keys", load: () => import("./views/keys.js") },

@@ -21,6 +21,9 @@ export function dollars(amount) {
 /** What calls cost; null where no price is known for their model. */
 export const cost = (amount) => (amount === null ? "unpriced" : dollars(amount));
 
+/** Seconds with one digit, or milliseconds below one second. */
+export const duration = (milliseconds) => (milliseconds < 1000 ? `${whole.format(milliseconds)} ms` : `${(milliseconds / 1000).toFixed(1)} s`);
+
 /** Minutes and seconds, with hours if there are any: 4:32, 1:04:32. */
 export function countdown(seconds) {
   const left = Math.max(0, Math.floor(seconds));

@@ -4,10 +4,12 @@ import { get } from "../api.js";
 import { button, fill, h } from "../dom.js";
 import { VERDICTS, count, dollars, percent, remedy, time, verdict } from "../format.js";
 
-export async function callDetail(path, number, visitor) {
+export async function callDetail(session, path, number, visitor) {
   const detail = await get(`${path}/${number}`);
+  const compared = { a: session, a_call: Math.max(1, number - 1), b: session, b_call: number };
   return h("section", { class: "block", "aria-label": `Call ${number}` },
-    h("h2", {}, `Call ${number} `, h("span", { class: "small" }, detail.call.model, " · ", time(detail.call.at))),
+    h("h2", {}, `Call ${number} `, h("span", { class: "small" }, detail.call.model, " · ", time(detail.call.at), " · ",
+      h("a", { href: `#/compare?${new URLSearchParams(compared)}`, "data-key": "compare call" }, "compare with another call"))),
     h("div", { class: "columns" }, certificateBlock(detail), verdictBlock(detail), planBlock(detail)),
     differenceBlock(path, number, detail, visitor));
 }
@@ -87,11 +89,11 @@ function differenceBlock(path, number, detail, visitor) {
     maskedDiff, detail.blocks_before ? h("p", {}, showBytes) : null, place);
 }
 
-function divergence(difference) {
+export function divergence(difference, other = "the previous call", names = ["before", "after"]) {
   if (difference.byte === null) {
-    return h("p", { class: "good" }, `All ${count(difference.bytes_before)} cacheable bytes of the previous call are unchanged; ${count(difference.bytes_after - difference.bytes_before)} were appended.`);
+    return h("p", { class: "good" }, `All ${count(difference.bytes_before)} cacheable bytes of ${other} are unchanged; ${count(difference.bytes_after - difference.bytes_before)} were appended.`);
   }
   const line = (name, text) => h("div", { class: `bytes ${name}` }, h("span", { class: "small" }, `${name}: `),
     h("code", {}, h("span", { class: "shared" }, difference.shared), h("mark", {}, text.slice(0, 1) || "(end)"), text.slice(1)));
-  return [h("p", {}, `The first byte that differs is byte ${count(difference.byte)}.`), line("before", difference.before), line("after", difference.after)];
+  return [h("p", {}, `The first byte that differs is byte ${count(difference.byte)}.`), line(names[0], difference.before), line(names[1], difference.after)];
 }

@@ -3,7 +3,7 @@
 import { get, part } from "../api.js";
 import { button, empty, fill, h, tile } from "../dom.js";
 import { svgButton } from "../download.js";
-import { cost, count, dollars, percent, time, verdict } from "../format.js";
+import { cost, count, dollars, duration, percent, time, verdict } from "../format.js";
 import { legend, promptChart } from "../prompt_chart.js";
 import { table } from "../table.js";
 import { callDetail } from "./call.js";
@@ -83,7 +83,7 @@ export async function show(place, { rest, query, visitor }) {
     }
     const number = state.selected;
     try {
-      const element = await callDetail(path, number, visitor);
+      const element = await callDetail(id, path, number, visitor);
       if (number === state.selected) fill(detail, element);
     } catch (error) {
       fill(detail, h("p", { role: "alert" }, error.message));
@@ -136,7 +136,8 @@ function summary(session) {
   const sum = (of) => session.calls.reduce((total, call) => total + of(call), 0);
   const sent = sum((call) => call.read_tokens + call.written_tokens + call.uncached_tokens);
   return [h("h1", {}, session.name ?? session.session_id),
-    h("p", { class: "small" }, `${session.model} · ${session.session_id}`, session.simulated ? " · simulated: not billed" : ""),
+    h("p", { class: "small" }, `${session.model} · ${session.session_id}`, session.simulated ? " · simulated: not billed" : "", " · ",
+      h("a", { href: `#/compare?${new URLSearchParams({ a: session.session_id })}`, "data-key": "compare" }, "compare with another session")),
     h("div", { class: "tiles" },
       tile("Calls", count(session.calls_total), "Billed calls"),
       tile("Cost", costOf(session.calls), "Of the calls shown below"),
@@ -168,7 +169,20 @@ function callTable(state, link, more) {
       { heading: "Uncached", meaning: "Tokens neither read nor written", number: true, plain: (row) => row.uncached_tokens, show: (row) => count(row.uncached_tokens) },
       { heading: "Out", meaning: "Output tokens", number: true, plain: (row) => row.output_tokens, show: (row) => count(row.output_tokens) },
       { heading: "Cost", number: true, plain: (row) => row.cost_usd, show: (row) => cost(row.cost_usd) },
+      { heading: "Time", meaning: "From the request to the end of the response; retries included", number: true, plain: (row) => row.latency_ms, show: (row) => [duration(row.latency_ms), row.retries ? h("div", { class: "small" }, `${count(row.retries)} ${row.retries === 1 ? "retry" : "retries"}`) : null] },
+      { heading: "Outcome", plain: (row) => row.outcome, show: (row) => (row.outcome === "completed" ? "completed" : h("span", { class: "bad" }, row.outcome.replaceAll("_", " "))) },
       { heading: "Verdict", meaning: "Whether the cache held", plain: (row) => row.verdict ?? "", show: (row) => verdict(row.verdict, row.component ?? "") },
     ],
-  }), calls.length > rows.length ? button("Show more rows", more, { "data-key": "more rows" }) : null];
+  }), calls.length > rows.length ? button("Show more rows", more, { "data-key": "more rows" }) : null, failedTable(state.session.failed)];
 }
+
+const failedTable = (failed) => (failed.length ? table({
+  name: "failed calls", caption: "Calls that failed at no cost", rows: [...failed].reverse(),
+  columns: [
+    { heading: "At", plain: (row) => row.at, show: (row) => time(row.at) },
+    { heading: "After call", number: true, plain: (row) => row.calls_before, show: (row) => count(row.calls_before) },
+    { heading: "Error", plain: (row) => row.error_class, show: (row) => h("span", { class: "bad" }, row.error_class.replaceAll("_", " ")) },
+    { heading: "Time", number: true, plain: (row) => row.latency_ms, show: (row) => duration(row.latency_ms) },
+    { heading: "Retries", number: true, plain: (row) => row.retries, show: (row) => count(row.retries) },
+  ],
+}) : null);
