@@ -13,8 +13,7 @@ from tests.support.skill_folders import write_skill
 
 
 def dollars(amount: float) -> str:
-    digits = 2 if amount == 0 or amount >= 1 else 4 if amount >= 0.01 else 6
-    return f"${amount:.{digits}f}"
+    return f"${amount:.4f}"
 
 
 def test_totals_match_the_api(page: Page, sample_service: Client) -> None:
@@ -64,6 +63,7 @@ def test_peer_policies_are_replayed_on_request(page: Page, sample_service: Clien
     rivals = sample_service.get("/analytics/savings?rivals=true")["data"]["rivals"]
     shown = page.texts("section[aria-label='Other policies'] tbody td:first-child")
     assert shown == [row["policy"] for row in rivals["policies"]]
+    assert page.text("tr.ours td") == "holdfast"
 
 
 def test_skills_are_listed_with_their_loads(page: Page, sample_service: Client) -> None:

@@ -59,7 +59,7 @@ def test_every_call_is_drawn_and_described_as_in_the_api(
 def test_click_on_a_bar_selects_its_call_and_stays_in_the_url(page: Page, session_with_breaks: str) -> None:
     page.run(
         "const svg = document.querySelector('.prompt-chart'), box = svg.getBoundingClientRect();"
-        "const clientX = box.left + 6.5 * box.width / 9;"
+        "const clientX = box.left + 52 + 6.5 * (box.width - 52) / 9;"
         "svg.dispatchEvent(new MouseEvent('click', {bubbles: true, clientX, clientY: box.top + 50}))"
     )
     page.wait_until(lambda: page.text(".detail h2").startswith("Call 7"))

@@ -111,9 +111,10 @@ class SessionCostsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
 
 
 class SessionCostRow(msgspec.Struct, frozen=True):
-    """`cost_usd` is null if no price is known for any of its calls."""
+    """`title` is the name, or client and start. `cost_usd` is null if no price is known for any of its calls."""
 
     id: str
+    title: str
     name: str | None
     workspace_path: str | None
     active_model: str
@@ -282,6 +283,7 @@ def _session_cost(session: queries.SessionCost, *, is_unpriced: bool) -> Session
     row = session.row
     return SessionCostRow(
         id=row.id,
+        title=queries.format_session_title(row, quotes_prompt=False),
         name=row.name,
         workspace_path=session.workspace_path,
         active_model=session.model,

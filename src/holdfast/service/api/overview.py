@@ -9,6 +9,7 @@ from holdfast.ledger.analytics.queries import (
     SessionCost,
     count_failures,
     count_unreadable_calls,
+    format_session_title,
 )
 from holdfast.ledger.spending_actions import REMEDIES
 from holdfast.replay.audit import AuditScope, PriceLookup
@@ -67,7 +68,10 @@ class DayRow(msgspec.Struct, frozen=True):
 
 
 class LiveSession(msgspec.Struct, frozen=True):
+    """`title` is the name, or client and start."""
+
     id: str
+    title: str
     name: str | None
     model: str
     spent_usd: float
@@ -209,7 +213,8 @@ def _budget_row(budget: ShortBudget) -> BudgetRow:
 
 def _live_row(session: SessionCost) -> LiveSession:
     row = session.row
-    return LiveSession(row.id, row.name, session.model, to_json_usd(session.spent_usd), to_datetime(row.last_event_at))
+    title, at = format_session_title(row, quotes_prompt=False), to_datetime(row.last_event_at)
+    return LiveSession(row.id, title, row.name, session.model, to_json_usd(session.spent_usd), at)
 
 
 def get_actions(context: AppContext, request: WindowRequest) -> ActionsResponse:

@@ -11,11 +11,19 @@ export const count = (value) => (value === null || value === undefined ? NONE : 
 
 export const percent = (share) => (share === null || share === undefined ? NONE : `${Math.round(share * 100)}%`);
 
+const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
+
+/** For axes: 12.4K. */
+export const shortCount = (value) => compact.format(value);
+
+const SMALLEST = 0.0001;
+
+/** Money with the same four decimal places everywhere, so that columns and pages can be compared. */
 export function dollars(amount) {
   if (amount === null || amount === undefined) return NONE;
   const size = Math.abs(amount);
-  const digits = size === 0 || size >= 1 ? 2 : size >= 0.01 ? 4 : 6;
-  return `${amount < 0 ? "−" : ""}$${size.toFixed(digits)}`;
+  const sign = amount < 0 ? "−" : "";
+  return size > 0 && size < SMALLEST / 2 ? `${sign}<$${SMALLEST}` : `${sign}$${size.toFixed(4)}`;
 }
 
 /** What calls cost; null where no price is known for their model. */

@@ -3,13 +3,13 @@
 // All bars share one path per colour, so that a thousand calls need only a dozen elements.
 
 import { h, s } from "./dom.js";
-import { count } from "./format.js";
+import { count, shortCount } from "./format.js";
 
 const HEIGHT = 280;
 const TOP = 26;
 const FOOT = 20;
+const LEFT = 52;
 const STEP_MIN = 12;
-const STEP_MAX = 96;
 
 export const OUTCOMES = [
   ["read", "read from the cache", (call) => call.read_tokens],
@@ -25,7 +25,7 @@ const box = (x, y, width, height) => `M${x} ${y}h${width}v${height}h${-width}z`;
 
 /** Draws the chart for the available `width`; `at(x)` of the result is the call at that position. */
 export function promptChart({ calls, between, width, selected }) {
-  const step = Math.min(STEP_MAX, Math.max(STEP_MIN, Math.floor(width / Math.max(1, calls.length))));
+  const step = Math.max(STEP_MIN, Math.floor((width - LEFT) / Math.max(1, calls.length)));
   const highest = Math.max(1, ...calls.map(sentTokens));
   const bottom = TOP + HEIGHT;
   const height = (tokens) => Math.round((tokens / highest) * HEIGHT * 10) / 10;
@@ -34,7 +34,7 @@ export function promptChart({ calls, between, width, selected }) {
   const layers = layersOf(calls);
 
   calls.forEach((call, index) => {
-    const x = index * step + 1;
+    const x = LEFT + index * step + 1;
     const outcomeWidth = Math.max(3, Math.round(step * 0.22));
     const layerWidth = step - outcomeWidth - 3;
     let top = bottom;
@@ -57,29 +57,40 @@ export function promptChart({ calls, between, width, selected }) {
     }
   });
   const first = calls[0]?.number ?? 1;
-  for (const event of between) add("between", `M${(event.calls_before - first + 1) * step} 4v${bottom - 4}`);
+  for (const event of between) add("between", `M${LEFT + (event.calls_before - first + 1) * step} 4v${bottom - 4}`);
 
   const selectedIndex = calls.findIndex((call) => call.number === selected);
-  const total = Math.max(1, calls.length) * step;
+  const total = LEFT + Math.max(1, calls.length) * step;
   const drawing = s("svg", {
     class: "prompt-chart", width: total, height: bottom + FOOT, viewBox: `0 0 ${total} ${bottom + FOOT}`, role: "img",
     "aria-label": `${calls.length} calls, the largest prompt has ${count(highest)} tokens; the table below lists each of them`,
   },
-    selectedIndex >= 0 ? s("rect", { class: "selected", x: selectedIndex * step, y: 0, width: step, height: bottom }) : null,
+    [0, 0.5, 1].map((share) => [
+      s("path", { class: "grid", d: `M${LEFT} ${bottom - HEIGHT * share}h${total - LEFT}` }),
+      s("text", { class: "tick end", x: LEFT - 6, y: bottom - HEIGHT * share + 4 }, shortCount(highest * share)),
+    ]),
+    s("text", { class: "tick end", x: LEFT - 6, y: TOP - 14 }, "tokens"),
+    selectedIndex >= 0 ? s("rect", { class: "selected", x: LEFT + selectedIndex * step, y: 0, width: step, height: bottom }) : null,
     [...paths].map(([name, path]) => s("path", { class: name, d: path })),
-    between.map((event) => s("text", { class: "glyph", x: (event.calls_before - first + 1) * step + 3, y: 12 }, event.kind, s("title", {}, `${event.kind}: ${event.detail}`))),
+    between.map((event) => s("text", { class: "glyph", x: LEFT + (event.calls_before - first + 1) * step + 3, y: 12 }, event.kind, s("title", {}, `${event.kind}: ${event.detail}`))),
     callNumbers(calls, step, bottom),
-    s("path", { class: "axis", d: `M0 ${bottom}h${total}` }));
-  return { drawing, step, at: (x) => calls[Math.floor(x / step)] };
+    s("path", { class: "axis", d: `M${LEFT} ${bottom}h${total - LEFT}` }));
+  return { drawing, step, at: (x) => calls[Math.floor((x - LEFT) / step)] };
 }
 
 function callNumbers(calls, step, bottom) {
   const every = Math.ceil(34 / step);
-  return calls.map((call, index) => (index % every ? null : s("text", { class: "tick", x: index * step + 1, y: bottom + 14 }, String(call.number))));
+  return calls.map((call, index) => (index % every ? null : s("text", { class: "tick", x: LEFT + index * step + 1, y: bottom + 14 }, String(call.number))));
 }
 
 export const legend = (calls) => h("ul", { class: "legend", "aria-label": "Legend" },
   OUTCOMES.map(([name, meaning]) => h("li", {}, h("i", { class: `swatch ${name}` }), meaning)),
   layersOf(calls).map((layer, index) => h("li", {}, h("i", { class: `swatch layer-${index % 10}` }), layer)),
   h("li", {}, h("i", { class: "swatch line" }), "end of the cache read"),
-  h("li", {}, h("i", { class: "swatch arrow" }), "cache breakpoint"));
+  h("li", {}, mark("breakpoint", "M11 6l-5 -3v6z"), "cache breakpoint"),
+  h("li", {}, mark("break", "M2 2h7l-3.5 7z"), "unexpected miss"),
+  h("li", {}, mark("miss", "M2 2h7l-3.5 7z"), "explained miss"),
+  h("li", {}, mark("between", "M6 0v12"), "event between calls"));
+
+/** A mark exactly as the chart draws it. */
+const mark = (name, d) => s("svg", { class: "mark", width: 12, height: 12, viewBox: "0 0 12 12", "aria-hidden": "true" }, s("path", { class: name, d }));

@@ -61,7 +61,7 @@ async function render(days, within, regretWithin) {
   const top = models.data.slice(0, MODELS_MAX).map((row) => row.model);
   const byTime = await Promise.all(top.map((model) => get("/analytics/cost", { ...within, group_by: slot, model })));
   return [tiles(savings.data, regret.data), spending(slot, top, byTime.map((reply) => reply.data)), modelTable(models.data),
-    sessionTable(sessions.data), breakTable(breaks.data, days), regretTable(regret.data, new Map(sessions.data.map((row) => [row.id, row.name])))];
+    sessionTable(sessions.data), breakTable(breaks.data, days), regretTable(regret.data, new Map(sessions.data.map((row) => [row.id, row.title])))];
 }
 
 function tiles(savings, regret) {
@@ -114,7 +114,7 @@ const modelTable = (rows) => table({
 const sessionTable = (rows) => table({
   name: "sessions by cost", caption: "By session, most expensive first", rows,
   columns: [
-    { heading: "Session", plain: (row) => row.name ?? row.id, show: (row) => h("a", { href: `#/session/${part(row.id)}`, "data-key": row.id }, row.name ?? row.id) },
+    { heading: "Session", plain: (row) => row.title, show: (row) => h("a", { href: `#/session/${part(row.id)}`, "data-key": row.id }, row.title) },
     { heading: "Model", plain: (row) => row.active_model, show: (row) => row.active_model },
     spent("Cost", (row) => row.cost_usd), number("Turns", (row) => row.turn_count),
   ],
@@ -145,11 +145,20 @@ const regretTable = (regret, names) => table({
   ],
 });
 
-const rivalsTable = (rivals) => (rivals?.policies.length ? table({
-  name: "rivals", caption: `${rivals.sessions} sessions under each policy`, rows: rivals.policies,
+const OURS = "holdfast";
+
+/** Why the figures may be equal: then the sample says nothing about the policies. */
+function noDifference(policies) {
+  const costs = policies.map((row) => row.cost_usd);
+  const [least, most] = [Math.min(...costs), Math.max(...costs)];
+  return most - least < 0.01 * most ? h("p", { class: "small", "data-figure": "no-difference" }, "The policies cost the same here: they differ in pauses longer than the TTL, in long histories and in prompts with parts that change, and these sessions have few of those.") : null;
+}
+
+const rivalsTable = (rivals) => (rivals?.policies.length ? [noDifference(rivals.policies), table({
+  name: "rivals", caption: `${rivals.sessions} sessions under each policy`, rows: rivals.policies, attributes: (row) => ({ class: row.policy === OURS ? "ours" : null }),
   columns: [
     { heading: "Policy", plain: (row) => row.policy, show: (row) => row.policy },
     money("Cost", (row) => row.cost_usd, "Prompts only, at today's prices"),
     { heading: "Read", number: true, plain: (row) => row.read_share, show: (row) => percent(row.read_share) },
   ],
-}) : empty("Nothing to replay", ["No session in this period uses breakpoints."]));
+})] : empty("Nothing to replay", ["No session in this period uses breakpoints."]));

@@ -118,7 +118,7 @@ const losses = (rows) => table({
 const liveTable = (rows) => table({
   name: "live sessions", caption: "Live sessions", rows: rows.slice(0, LIVE_SHOWN_MAX), none: "No session had an event in the last 5 minutes.",
   columns: [
-    { heading: "Session", plain: (row) => row.name ?? row.id, show: (row) => h("a", { href: `#/session/${part(row.id)}`, "data-key": `live ${row.id}` }, row.name ?? row.id) },
+    { heading: "Session", plain: (row) => row.title, show: (row) => h("a", { href: `#/session/${part(row.id)}`, "data-key": `live ${row.id}` }, row.title) },
     { heading: "Model", plain: (row) => row.model, show: (row) => row.model },
     { heading: "Spent", number: true, plain: (row) => row.spent_usd, show: (row) => cost(row.spent_usd) },
     { heading: "Last activity", plain: (row) => row.last_event_at, show: (row) => time(row.last_event_at) },
