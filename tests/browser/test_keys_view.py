@@ -35,14 +35,14 @@ def test_key_is_created_changed_and_revoked(page: Page) -> None:
         key_id = secret.split("_")[1]
         assert client.service.records.key(key_id) is not None
         row = f"[data-key-row='{key_id}']"
-        page.wait_until(lambda: "$0.00 of $5.00 (0%)" in page.text(row))
+        page.wait_until(lambda: "$0.0000 of $5.0000 (0%)" in page.text(row))
         page.click("[data-does=hide-secret]")
         page.wait_until(lambda: secret not in page.text("body"))
         page.click(f"{row} [data-does=change]")
         page.element("#change-budget").clear()
         page.element("#change-budget").send_keys("7.5")
         page.click("[data-form=change] [type=submit]")
-        page.wait_until(lambda: "of $7.50" in page.text(row))
+        page.wait_until(lambda: "of $7.5000" in page.text(row))
         assert "ann" in page.text(row), "what was not changed stays"
         page.click(f"{row} [data-does=revoke]")
         assert client.get("/api/keys", key=admin)["keys"][1]["state"] == "usable", "it asks first"

@@ -189,7 +189,7 @@ def test_every_control_has_a_name_and_every_image_a_text_alternative(
     assert page.run("return [...document.querySelectorAll('[tabindex]')].every(e => e.tabIndex <= 0)"), "focus in order"
 
 
-@pytest.mark.parametrize("view", VIEWS[:-1])
+@pytest.mark.parametrize("view", [view for view in VIEWS if view not in ("keys", "try")])
 def test_every_table_and_every_chart_can_be_saved(page: Page, sample_service: Client, view: str) -> None:
     page.url = sample_service.url
     page.open(address_of(view, sample_service))

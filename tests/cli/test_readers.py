@@ -379,7 +379,7 @@ def test_a_store_on_read_only_media_is_listed_and_not_changed(place: Place) -> N
 
 CELLS: Mapping[str, tuple[str, str]] = {
     "sessions.started_at": ("db info", "the list of sessions is damaged"),
-    "sessions.event_count": ("sessions list", "the list of sessions is damaged"),
+    "sessions.event_count": ("sessions list", "a number in the database is damaged: restore"),
     "events.payload": ("certify {session}", "is damaged: restore"),
     "events.at": ("history {session}", "is damaged: restore"),
     "outcome_days.latency_bits": ("report --simulated", "the roll-up tables are damaged: `holdfast db rebuild`"),

@@ -128,7 +128,7 @@ def test_a_key_without_admin_scope_neither_reads_nor_finds_the_first_words() -> 
         with serve_store(store) as client:
             read = client.key("read")
             (row,) = client.request("GET", "/api/sessions?client=claude-cli", key=read).json["sessions"]
-            assert row["title"] == "laptop · 2027-01-15 21:53"
+            assert row["title"] == "laptop · 2027-01-15 21:53:21"
             assert client.request("GET", "/api/sessions?search=flaky", key=read).json["total"] == 0
 
 

@@ -212,7 +212,12 @@ def test_sample_plays_good_practice_and_anti_patterns_to_the_end(client: Client)
 def test_sample_is_available_only_in_a_simulated_service() -> None:
     with serve_store(MemoryStore()) as client:
         assert client.request("POST", "/api/sample").code == "not_simulating"
-        assert client.get("/api/visitor") == {"scope": "admin", "signed_in": False, "sample": "off"}
+        assert client.get("/api/visitor") == {
+            "scope": "admin",
+            "signed_in": False,
+            "sample": "off",
+            "is_simulating": False,
+        }
 
 
 def test_skills_are_listed_with_their_findings(tmp_path: Path) -> None:

@@ -210,6 +210,7 @@ class CallRecorder:
         costs: tuple[Decimal, Decimal] | None = None,
         rewrite: RewriteEstimate | None = None,
         trace: ReplyTrace | None = None,
+        begun: float | None = None,
     ) -> None:
         """`unreadable` says which part of the response could not be decoded; its usage was.
 
@@ -234,6 +235,7 @@ class CallRecorder:
             unreadable=unreadable or msgspec.UNSET,
             rewrite=rewrite or msgspec.UNSET,
             reply=trace or msgspec.UNSET,
+            first_byte_ms=msgspec.UNSET if begun is None else round((begun - call.started_at) * 1000),
         )
         self._end(call, completed)
 

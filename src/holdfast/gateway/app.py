@@ -380,11 +380,15 @@ class Gateway:
                 idle = ForwardedConversation(request.analysis, exchange, request.body, upstream=upstream, head=head)
                 self._keep_alive.watch(idle)
 
+        def begin() -> None:
+            exchange.first_byte_at = self._clock()
+            on_response_started()
+
         end = functools.partial(self._end_durably, learn=learn)
         withheld = REFUSED_STATUSES if request.cache_use is not None else ()
         try:
             refusal = await _relay_response(
-                exchange, active, send, on_started=on_response_started, on_complete=end, withheld=withheld
+                exchange, active, send, on_started=begin, on_complete=end, withheld=withheld
             )
             if refusal is not None:
                 self._lose_cache(exchange, request.cache_use, refusal)

@@ -158,6 +158,7 @@ class Exchange:
         self.headers = drop_credentials(headers)
         self.started_at = at
         self.ended_at = at
+        self.first_byte_at: float | None = None
         self.status = 0
         self.response_headers: Headers = []
         self.is_reserved = False

@@ -136,6 +136,7 @@ class LedgerEntry(msgspec.Struct, frozen=True):
     is_completion_cached: bool = False
     stable_write_tokens: int = 0
     payer: Payer = Payer()
+    first_byte_ms: int | None = None
 
     @property
     def is_prefix_held(self) -> bool | None:
@@ -404,6 +405,7 @@ def _record_call_end(
         is_completion_cached=completed is not None and completed.is_completion_cached,
         stable_write_tokens=estimate_stable_writes(request.stable_share, payload.usage) if request else 0,
         payer=request.payer if request else state.payer,
+        first_byte_ms=completed.first_byte_ms if completed and completed.first_byte_ms is not msgspec.UNSET else None,
     )
     answered = state.blocks if completed else state.answered_blocks
     ended = replace(

@@ -186,13 +186,14 @@ def run_until_signal(
     """Serves until SIGINT or SIGTERM, on uvloop if it is installed."""
     raise_descriptors_max()
     with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
-        runner.run(_serve_until_signal(app, context, bound, exporter, webhook))
+        runner.run(_serve_until_signal(app, context, bound, exporter=exporter, webhook=webhook))
 
 
 async def _serve_until_signal(
     app: ASGIApp,
     context: AppContext,
     bound: socket.socket,
+    *,
     exporter: "TelemetryExporter | None",
     webhook: AlertWebhook | None,
 ) -> None:

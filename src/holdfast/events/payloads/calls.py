@@ -139,7 +139,8 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     conversation. `compaction_usage` is the part of the usage that the provider needed to compact the conversation
     first. `unreadable` says which part of a forwarded response could not be decoded; its usage was.
     `uncached_cost_usd` is set where list prices do not apply, as for the results of a batch. `rewrite` is set for calls
-    through a gateway or a wrapped client. `reply` identifies a forwarded response in the request that continues it.
+    through a gateway or a wrapped client. `reply` identifies a forwarded response in the request that continues it;
+    `first_byte_ms` says when it began.
     """
 
     model: str
@@ -163,6 +164,7 @@ class LlmCallCompleted(Payload, frozen=True, tag="llm.call_completed"):
     uncached_cost_usd: Decimal | msgspec.UnsetType = msgspec.UNSET
     rewrite: RewriteEstimate | msgspec.UnsetType = msgspec.UNSET
     reply: ReplyTrace | msgspec.UnsetType = msgspec.UNSET
+    first_byte_ms: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class LlmCallFailed(Payload, frozen=True, tag="llm.call_failed"):

@@ -508,8 +508,8 @@ class GatewayRecorder:
         has_usage = usage != Usage() or exchange.target.adapter_name is None
         if reply is not None and response.is_complete and has_usage:
             estimate = self._estimate_rewrite(active, bill_usage(call, reply.usage))
-            trace = described.to_trace() if described else None
-            recorder.complete_call(call, reply, unreadable=response.unreadable, rewrite=estimate, trace=trace)
+            trace, at = described.to_trace() if described else None, exchange.first_byte_at
+            recorder.complete_call(call, reply, unreadable=response.unreadable, rewrite=estimate, trace=trace, begun=at)
         elif failure is not None:
             # Only the kind and status: the provider's message may quote the prompt.
             message = f"{failure.kind} (HTTP status {failure.status or exchange.status})"

@@ -228,6 +228,7 @@ class SpoolPass:
                 exchange = spooled.exchange
                 exchange.ended_at, exchange.status, exchange.end = message.at, message.status, message.end
                 exchange.response_headers, exchange.closing_changes = message.headers, message.cache_changes
+                exchange.first_byte_at = message.first_byte_at
                 exchange.restore_response(message.body, message.size_bytes)
                 self._end(spooled, before)
             case EndMessage():

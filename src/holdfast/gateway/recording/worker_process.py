@@ -87,6 +87,7 @@ class EndMessage(msgspec.Struct, frozen=True, tag=True):
     body: bytes | None
     size_bytes: int
     cache_changes: tuple[ExplicitCacheChanged, ...] = ()
+    first_byte_at: float | None = None
 
 
 class PingMessage(msgspec.Struct, frozen=True, tag=True):
@@ -211,6 +212,7 @@ class RecorderProcess:
             body=exchange.response_body,
             size_bytes=exchange.response_bytes,
             cache_changes=exchange.closing_changes,
+            first_byte_at=exchange.first_byte_at,
         )
         if not self._append(message) or exchange.end != "whole":
             exchange.free_response()

@@ -405,13 +405,19 @@ def format_group_name(group_by: GroupBy, cell: object) -> GroupName:
 
 
 def format_session_title(row: SessionRow, *, quotes_prompt: bool) -> str:
-    """The name that was given, or client, first words of the first request, and start; without words on request."""
+    """The name that was given, or client, first words of the first request, and start.
+
+    A gateway stores digests and no words; then, and without `quotes_prompt`, the start has seconds instead.
+    """
     if row.name and not row.client:
         return row.name
     words = redact_secrets(row.opening) if quotes_prompt and row.opening else ""
     words = f"{words[:TITLE_WORDS_CHARACTERS_MAX].rstrip()}…" if len(words) > TITLE_WORDS_CHARACTERS_MAX else words
-    start = datetime.datetime.fromtimestamp(row.started_at, datetime.UTC).strftime("%Y-%m-%d %H:%M")
-    return " · ".join(part for part in (row.name or row.client or row.model, words, start) if part)
+    start = datetime.datetime.fromtimestamp(row.started_at, datetime.UTC).strftime(
+        "%Y-%m-%d %H:%M" if words else "%Y-%m-%d %H:%M:%S"
+    )
+    lead = row.name or row.client or ("" if words else row.model)
+    return " · ".join(part for part in (lead, words, start) if part)
 
 
 def count_unreadable_calls(queries: CostQueries, scope: LedgerScope, model: str = "") -> int:

@@ -43,7 +43,8 @@ class CallView(msgspec.Struct, frozen=True):
     """One billed call. Tokens of layers and breakpoints are the provider's count, distributed by bytes.
 
     `layers` are in wire order; text injected into the history is summed by layer. `cost_usd` and `uncached_usd` are
-    null if no price is known for the model. `outcome` is `completed`, `unreadable` or an error class.
+    null if no price is known for the model. `outcome` is `completed`, `unreadable` or an error class;
+    `first_byte_ms`, when the response began, is known of calls through a gateway.
     """
 
     number: int
@@ -65,6 +66,7 @@ class CallView(msgspec.Struct, frozen=True):
     is_break: bool
     lost_tokens: int
     lost_usd: float
+    first_byte_ms: int | None
     retries: int
     outcome: str
 
@@ -299,11 +301,12 @@ def get_divergence(context: AppContext, request: CallBytesRequest) -> Divergence
     sent = _find_call(context, request).request
     events = context.log.read(request.session_id)
     try:
+        result = None
         if request.other_call is not None:
             other = CallRequest(request.other_session or request.session_id, request.other_call)
             result = _compare_requests(context, other, request)
-        else:
-            result = sent and find_divergence(events, request.session_id, context.models, ordinal=sent.ordinal)
+        elif sent is not None:
+            result = find_divergence(events, request.session_id, context.models, ordinal=sent.ordinal)
     except UserError as error:
         raise ApiError(404, "bytes_not_found", "these bytes cannot be rebuilt from the log") from error
     if not result:
@@ -312,12 +315,14 @@ def get_divergence(context: AppContext, request: CallBytesRequest) -> Divergence
 
 
 def _compare_requests(context: AppContext, before: CallRequest, after: CallRequest) -> Divergence | None:
-    bodies = []
-    for request in (before, after):
-        sent = _find_call(context, request).request
-        events = context.log.read(request.session_id)
-        bodies.append(rebuild_request(events, request.session_id, ordinal=sent.ordinal) if sent else None)
-    return compare_bytes(*bodies) if None not in bodies else None
+    first, second = _rebuild_call(context, before), _rebuild_call(context, after)
+    return None if first is None or second is None else compare_bytes(first, second)
+
+
+def _rebuild_call(context: AppContext, request: CallRequest) -> bytes | None:
+    sent = _find_call(context, request).request
+    events = context.log.read(request.session_id)
+    return rebuild_request(events, request.session_id, ordinal=sent.ordinal) if sent else None
 
 
 def _find_call(context: AppContext, request: CallRequest) -> CallLayers:
@@ -368,6 +373,7 @@ def _call_view(call: CallLayers) -> CallView:
         is_break=verdict.is_unexpected if verdict else False,
         lost_tokens=verdict.lost_tokens if verdict else 0,
         lost_usd=to_json_usd(verdict.lost_usd if verdict else Decimal(0)),
+        first_byte_ms=call.entry.first_byte_ms,
         retries=call.entry.retries,
         outcome="completed" if record.completed else call.entry.stop_reason,
     )

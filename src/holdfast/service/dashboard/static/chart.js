@@ -6,7 +6,7 @@ import { dollars } from "./format.js";
 import { table } from "./table.js";
 
 /** Available chart width, minus padding and scroll bar. */
-export const chartWidth = () => Math.max(280, document.getElementById("main").clientWidth - 96);
+export const chartWidth = () => Math.max(280, document.getElementById("main").clientWidth - 78);
 
 const HEIGHT = 180;
 const LEFT = 58;

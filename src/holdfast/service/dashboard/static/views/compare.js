@@ -44,7 +44,7 @@ async function readCall(session, number) {
     link: `#/session/${part(session)}?call=${number}`, label: `${session}, call ${number}`,
     rows: [["Model", "text", call.model], ["At", "time", call.at], ["Read", "count", call.read_tokens], ["Written", "count", call.written_tokens],
       ["Uncached", "count", call.uncached_tokens], ["Out", "count", call.output_tokens], ["Cost", "cost", call.cost_usd], ["Lost", "dollars", call.lost_usd],
-      ["Time", "duration", call.latency_ms], ["Outcome", "text", call.outcome], ["Verdict", "verdict", call.verdict], ...layers.map(([name, ...rest]) => [`Layer ${name}`, ...rest])],
+      ["Time", "duration", call.latency_ms], ["First byte", "duration", call.first_byte_ms], ["Outcome", "text", call.outcome], ["Verdict", "verdict", call.verdict], ...layers.map(([name, ...rest]) => [`Layer ${name}`, ...rest])],
   };
 }
 

@@ -169,7 +169,7 @@ function callTable(state, link, more) {
       { heading: "Uncached", meaning: "Tokens neither read nor written", number: true, plain: (row) => row.uncached_tokens, show: (row) => count(row.uncached_tokens) },
       { heading: "Out", meaning: "Output tokens", number: true, plain: (row) => row.output_tokens, show: (row) => count(row.output_tokens) },
       { heading: "Cost", number: true, plain: (row) => row.cost_usd, show: (row) => cost(row.cost_usd) },
-      { heading: "Time", meaning: "From the request to the end of the response; retries included", number: true, plain: (row) => row.latency_ms, show: (row) => [duration(row.latency_ms), row.retries ? h("div", { class: "small" }, `${count(row.retries)} ${row.retries === 1 ? "retry" : "retries"}`) : null] },
+      { heading: "Time", meaning: "From the request to the end of the response; retries included", number: true, plain: (row) => row.latency_ms, show: (row) => [duration(row.latency_ms), row.first_byte_ms === null ? null : h("div", { class: "small" }, `first byte ${duration(row.first_byte_ms)}`), row.retries ? h("div", { class: "small" }, `${count(row.retries)} ${row.retries === 1 ? "retry" : "retries"}`) : null] },
       { heading: "Outcome", plain: (row) => row.outcome, show: (row) => (row.outcome === "completed" ? "completed" : h("span", { class: "bad" }, row.outcome.replaceAll("_", " "))) },
       { heading: "Verdict", meaning: "Whether the cache held", plain: (row) => row.verdict ?? "", show: (row) => verdict(row.verdict, row.component ?? "") },
     ],
