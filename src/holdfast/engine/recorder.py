@@ -351,7 +351,9 @@ class CallRecorder:
         while len(self._heads) > KNOWN_HEADS_MAX:
             self._heads.popitem(last=False)
         self._written = self.log.append(events, at_head=True)
-        self._written.add_done_callback(self._on_written)
+        # A log that collects appends has accepted this one already.
+        if not self._written.done() or self._written.exception() is not None:
+            self._written.add_done_callback(self._on_written)
 
     def _on_written(self, written: "Future[None]") -> None:
         with self._warnings.suppress_errors(_NOT_RECORDED):

@@ -3,6 +3,7 @@
 An adapter encodes our values into the provider's exact wire bytes, and decodes them. It does no I/O.
 """
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Literal, Protocol, runtime_checkable
@@ -129,7 +130,14 @@ class CacheDiagnosticsAdapter(Protocol):
 
 def expects_diagnosis(adapter: Adapter, parameters: Parameters) -> bool:
     """Whether the response to these parameters can hold a diagnosis; in any other the field is meaningless."""
-    return isinstance(adapter, CacheDiagnosticsAdapter) and adapter.requests_comparison(parameters)
+    diagnostics = _find_diagnostics(adapter)
+    return diagnostics is not None and diagnostics.requests_comparison(parameters)
+
+
+@functools.lru_cache(maxsize=64)
+def _find_diagnostics(adapter: Adapter) -> CacheDiagnosticsAdapter | None:
+    """Looked up once: checking for the methods of a protocol takes longer than using them."""
+    return adapter if isinstance(adapter, CacheDiagnosticsAdapter) else None
 
 
 @runtime_checkable

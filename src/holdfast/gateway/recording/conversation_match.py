@@ -17,7 +17,7 @@ from holdfast.events.conversation_keys import NEWEST_BLOCKS
 from holdfast.events.payloads.calls import ConversationTrace, ReplyTrace
 from holdfast.gateway.recording.fingerprint import ReplyFingerprint, RequestFingerprint
 
-MATCHED_CONVERSATIONS_MAX = 1_000
+MATCHED_CONVERSATIONS_MAX = 5_000
 
 # Conversations that are not in memory but can still be matched, and are then read from the log: about 2 KB each.
 EVICTED_CONVERSATIONS_MAX = 10_000

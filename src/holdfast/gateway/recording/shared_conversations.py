@@ -97,6 +97,10 @@ class SharedConversations:
 
         True, and the exchange is kept, if it follows a reply that another replica may not have recorded yet.
         """
+        # Alone, nobody else can have continued a conversation whose newest reply is known here.
+        is_known = bool(request.newest_reply) and not self._matcher.follows_unknown_reply(request)
+        if is_known and self._ask_others() == float("inf"):
+            return False
         heads = self._work.find_conversations(list(find_request_keys(request)))
         if not heads and request.newest_reply:
             # Many conversations may have the same reply, so this comes last.
@@ -175,8 +179,11 @@ class SharedConversations:
 
     def _is_ahead(self, at: float) -> bool:
         """Whether a recorder has not recorded all that ended before this time."""
-        if at <= self._others_until and self._others_until != float("inf"):
-            return False
+        is_past = at <= self._others_until and self._others_until != float("inf")
+        return not is_past and at > self._ask_others()
+
+    def _ask_others(self) -> float:
+        """Until when the other recorders have recorded everything that ended; infinite if there are none."""
         now = self._clock()
         if now - self._asked_at >= ASK_AGAIN_SECONDS:
             leases = self._work.list_leases(RECORDER_LEASE)
@@ -184,7 +191,7 @@ class SharedConversations:
             present = (lease for lease in others if lease.seconds_left > -ABSENT_SECONDS_MAX)
             self._others_until = min((_parse_time(lease.value) for lease in present), default=float("inf"))
             self._asked_at = now
-        return at > self._others_until
+        return self._others_until
 
 
 def _parse_time(value: str) -> float:

@@ -8,7 +8,7 @@ import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import msgspec
 
@@ -293,19 +293,11 @@ class _CountedFailures(WarningLog):
         super().__init__(logger)
         self.count = 0
 
-    @contextmanager
-    def suppress_errors(self, effect: str) -> Iterator[None]:
-        failure: StoreError | None = None
-        with super().suppress_errors(effect):
-            try:
-                yield
-            except StoreError as error:
-                failure = error
-            except Exception:
-                self.count += 1
-                raise
-        if failure is not None:
-            raise failure
+    def handle_error(self, error: Exception, effect: str) -> bool:
+        if isinstance(error, StoreError):
+            return False
+        self.count += 1
+        return super().handle_error(error, effect)
 
 
 def _find_exchange(events: Sequence[Event], event_id: str) -> str | None:
@@ -335,7 +327,8 @@ class _BatchedLog(EventLog):
         self.unstorable = unstorable
         self.dropped_count = 0
         self._pending: list[Event] = []
-        self._newest: Future[None] | None = None
+        # Appends that the store has not confirmed, with their sessions.
+        self._unconfirmed: deque[tuple[Future[None], frozenset[str]]] = deque()
         # The caller would only log a failure.
         self._accepted: Future[None] = Future()
         self._accepted.set_result(None)
@@ -352,7 +345,8 @@ class _BatchedLog(EventLog):
             # Known at once: a store that cannot encode an event does not queue it.
             error = append.exception() if append.done() else None
             if not isinstance(error, UnstorableEventError):
-                self._newest = append
+                self._forget_confirmed()
+                self._unconfirmed.append((append, frozenset(event.session_id for event in events)))
                 return append
             exchange_id = _find_exchange(events, error.event_id)
             if exchange_id is not None and exchange_id not in self.unstorable:
@@ -362,15 +356,22 @@ class _BatchedLog(EventLog):
             events = [event for event in events if event.id != error.event_id]
         return None
 
+    def _forget_confirmed(self) -> None:
+        while self._unconfirmed and self._unconfirmed[0][0].done():
+            self._unconfirmed.popleft()
+
     def append(self, events: Sequence[Event], *, at_head: bool = False) -> Future[None]:
         self._pending += events
         return self._accepted
 
     def read(self, session_id: str, *, after: str | None = None) -> Iterator[Event]:
-        self.append_pending()
-        if self._newest is not None:
-            _wait_for(self._newest)
-            self._newest.result()
+        # Only for this session: conversations that were evicted are read while the events of many others wait.
+        if any(event.session_id == session_id for event in self._pending):
+            self.append_pending()
+        for append, session_ids in tuple(self._unconfirmed):
+            if session_id in session_ids:
+                _wait_for(append)
+                append.result()
         return self._log.read(session_id, after=after)
 
     def sessions(self, *, limit: int | None = None) -> tuple[SessionRow, ...]:
