@@ -270,3 +270,28 @@ def test_volatile_rules_without_improve_say_that_nothing_is_moved() -> None:
             process.send_signal(signal.SIGINT)
             _, errors = process.communicate(timeout=SECONDS_MAX)
         assert ("nothing is moved" in errors) == said
+
+
+def test_workers_share_a_port_answer_for_each_other_and_end_together(tmp_path: Path) -> None:
+    with served("--db", str(tmp_path / "w.db"), "--workers", "2") as (url, process):
+        assert fetch(f"{url}/healthz")[0] == 200
+        _, metrics = fetch(f"{url}/metrics")
+        assert all(f'holdfast_failed_keys_total{{worker="{number}"}} 0'.encode() in metrics for number in range(2))
+        assert metrics.count(b"# TYPE holdfast_failed_keys_total") == 1
+        assert json.loads(fetch(f"{url}/readyz")[1])["status"] == "ready"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS_MAX) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == "stopped\n"
+
+
+def test_workers_that_cannot_start_say_why_once(tmp_path: Path) -> None:
+    with served("--db", str(tmp_path / "w.db"), "--workers", "2", "--grants", "missing.toml") as (url, process):
+        assert process.wait(SECONDS_MAX) != 0
+        assert process.stderr is not None
+        assert url == ""
+        assert len(process.stderr.read().splitlines()) == 1
+
+
+def test_a_simulator_is_served_by_one_process() -> None:
+    assert "--simulate serves from one process" in run("serve", "--simulate", "--workers", "2").stderr

@@ -19,6 +19,7 @@ from tests.support.gateway_faults import (
     kill_gateway_and_recorder,
     kill_recorder,
     kill_second_gateway,
+    kill_worker,
     make_crash,
     make_cut_commits,
     make_outage,
@@ -33,12 +34,11 @@ ROUNDS = int(os.environ.get("HOLDFAST_FAULT_ROUNDS", "0"))
 KILLS: dict[str, InjectFault] = {
     "gateway and recorder killed": kill_gateway_and_recorder,
     "recorder killed": kill_recorder,
-    "one of two gateways killed": kill_second_gateway,
 }
 FULL_DISKS: dict[str, InjectFault] = {"store's disk full": fill_disk}
 SERVER_FAULTS = ["server gone", "server read-only"]
 if ROUNDS:
-    KILLS["gateway killed"] = kill_gateway
+    KILLS |= {"gateway killed": kill_gateway, "one of two gateways killed": kill_second_gateway}
     FULL_DISKS["spool's disk full"] = fill_spool_disk
     SERVER_FAULTS += ["server slow", "commits cut", "clock set", "server crashed"]
 FEWER_ROUNDS = max(ROUNDS // 3, 1)
@@ -70,6 +70,15 @@ def check(outcome: FaultOutcome, outcomes: list[FaultOutcome]) -> None:
 def test_a_killed_process_loses_no_answered_call(tmp_path: Path, outcomes: list[FaultOutcome], fault: str) -> None:
     name = f"{fault}, SQLite"
     check(run_fault(name, KILLS[fault], str(tmp_path / "s.db"), tmp_path, rounds=max(ROUNDS, 1)), outcomes)
+
+
+@pytest.mark.parametrize("store", ["SQLite", *(["PostgreSQL"] if ROUNDS else [])])
+def test_a_killed_worker_loses_no_answered_call(
+    tmp_path: Path, request: pytest.FixtureRequest, outcomes: list[FaultOutcome], store: str
+) -> None:
+    db = str(tmp_path / "s.db") if store == "SQLite" else str(request.getfixturevalue("postgres"))
+    name = f"one of two workers killed, {store}"
+    check(run_fault(name, kill_worker, db, tmp_path, rounds=max(ROUNDS, 1), options=["--workers", "2"]), outcomes)
 
 
 @pytest.mark.parametrize("fault", FULL_DISKS)

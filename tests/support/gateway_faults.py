@@ -107,7 +107,10 @@ class RunningGateway:
         return dict(json.loads(self._read(path)))
 
     def has_recorded(self) -> bool:
-        return b"holdfast_llm_calls_total{" in self._read("/metrics")
+        return self.has_metric("holdfast_llm_calls_total{")
+
+    def has_metric(self, start: str) -> bool:
+        return start.encode() in self._read("/metrics")
 
     def _read(self, path: str) -> bytes:
         request = Request(f"{self.url}{path}", headers={"authorization": f"Bearer {_make_key(READER).key}"})
@@ -115,15 +118,19 @@ class RunningGateway:
             return bytes(response.read())
 
     def find_recorder(self) -> int:
+        return self.find_children(1)[0]
+
+    def find_children(self, count: int) -> list[int]:
+        """Waits for so many processes: the recorder, or the workers."""
         while True:
-            children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
-            # The supervisor is a thread, and a child belongs to the thread that started it.
-            for task in children.parent.parent.iterdir():
+            # A supervisor is a thread, and a child belongs to the thread that started it.
+            pids = []
+            for task in Path(f"/proc/{self.process.pid}/task").iterdir():
                 # A thread may end meanwhile.
                 with suppress(FileNotFoundError):
-                    pids = (task / "children").read_text().split()
-                    if pids:
-                        return int(pids[0])
+                    pids += [int(pid) for pid in (task / "children").read_text().split()]
+            if len(pids) >= count:
+                return sorted(pids)
             time.sleep(0.01)
 
     def kill(self) -> None:
@@ -384,6 +391,19 @@ def kill_second_gateway(gateway: RunningGateway, chance: random.Random) -> int:
     return 1
 
 
+def kill_worker(gateway: RunningGateway, chance: random.Random) -> int:
+    """One of two workers of a gateway is killed; the other goes on, and a third takes its place."""
+    workers = gateway.find_children(2)
+    time.sleep(chance.uniform(0.2, 1.0))
+    os.kill(chance.choice(workers), 9)
+    deadline = time.monotonic() + DRAIN_SECONDS_MAX
+    while gateway.find_children(2) == workers or gateway.read_json("/readyz")["status"] != "ready":
+        assert time.monotonic() < deadline, "a worker that was killed is not started again"
+        time.sleep(0.05)
+    assert all(gateway.has_metric(f'{{worker="{number}"}}') for number in range(2))
+    return 1
+
+
 @cache
 def _make_key(number: int) -> NewKey:
     scope = "admin" if number == READER else "gateway"
@@ -412,7 +432,15 @@ def _upstream() -> Iterator[str]:
 
 
 def run_fault(
-    name: str, fault: InjectFault, db: str, folder: Path, *, rounds: int = 1, seed: int = 0, direct_db: str = ""
+    name: str,
+    fault: InjectFault,
+    db: str,
+    folder: Path,
+    *,
+    rounds: int = 1,
+    seed: int = 0,
+    direct_db: str = "",
+    options: Sequence[str] = (),
 ) -> FaultOutcome:
     """Injects a fault under load, `rounds` times, and compares what was answered with what is on the log at the end.
 
@@ -422,7 +450,7 @@ def run_fault(
     _grant_keys(direct_db or db, folder)
     with _upstream() as upstream:
         for _ in range(rounds):
-            gateway = RunningGateway(upstream, db, spool)
+            gateway = RunningGateway(upstream, db, spool, options=options)
             clients = Clients(gateway.url)
             try:
                 clients.wait_for_answers(CLIENTS)

@@ -96,6 +96,8 @@ class AppContext:
         """What all replicas together do once in a time, beside measuring coverage."""
         self.warnings: list[Callable[[], str]] = []
         """Each returns why the service is degraded, or an empty text."""
+        self.read_other_metrics: Callable[[], Sequence[Iterable[str]]] = tuple
+        """The metrics of the other workers that serve this port."""
         # Sample instructions are readable without a key on this machine; instructions of real agents are not.
         self.has_sample_only = False
         self.workspace: Path | None = None

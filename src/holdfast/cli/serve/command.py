@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from holdfast.clock import system_clock
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
+    from holdfast.cli.serve.workers import WorkerPlace
     from holdfast.events.records import StoreRecords
     from holdfast.service.alerts import AlertWebhook
     from holdfast.service.context import AppContext
@@ -86,6 +88,15 @@ DAY_SECONDS = 86_400.0
     metavar="URL",
     help="Where to send alerts, signed with the secret in HOLDFAST_ALERT_SECRET.",
 )
+@click.option(
+    "--workers",
+    metavar="N",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Processes that serve the port; one that ends is started again.",
+)
+@click.option("--worker", "place_text", hidden=True, help="Set by the process that starts the workers.")
 def command(
     *,
     host: str,
@@ -108,6 +119,8 @@ def command(
     unpriced_usd: float,
     spool: str | None,
     alert_webhook: str | None,
+    workers: int,
+    place_text: str | None,
 ) -> None:
     """Serve the dashboard, the HTTP API and the gateway until stopped.
 
@@ -121,9 +134,10 @@ def command(
     from holdfast.cli.open_store import load_configured_models, open_store_with_records
 
     try:
+        from holdfast.cli.serve import workers as processes
         from holdfast.cli.serve.gateway import GatewayOptions, open_gateway
         from holdfast.service.app import make_app
-        from holdfast.service.server import bind_socket, make_url, run_until_signal
+        from holdfast.service.server import make_url, run_until_signal
     except ImportError as error:
         raise UserError("the service needs extra packages: pip install 'holdfast-context[server]'") from error
     from holdfast.cli.instructions.command import open_instruction_context
@@ -131,6 +145,10 @@ def command(
     from holdfast.service.context import AppContext
     from holdfast.service.route_table import ROUTES
 
+    place = processes.parse_place(place_text) if place_text is not None else None
+    if workers > 1 and place is None:
+        _run_workers(workers, host, port, simulate=simulate)
+        return
     with (
         _store_location(db, is_temporary=simulate) as (address, temporary),
         open_store_with_records(address) as (log, records),
@@ -145,19 +163,53 @@ def command(
         _add_notifications(service, log, db_direct=db_direct)
         _add_jobs(service, log)
         _add_sources(service, simulate=simulate, temporary=temporary)
-        exporter = _exporter(service, otlp, content=otlp_content) if otlp else None
+        # One worker exports for all: what it exports is read from the store.
+        exporter = _exporter(service, otlp, content=otlp_content) if otlp and not (place and place.number) else None
         webhook = _make_webhook(alert_webhook) if alert_webhook else None
+        allowance_usd = keep_alive_usd and keep_alive_usd / workers
         gateway_options = GatewayOptions(
-            simulate, grants, improve, volatile, keep_alive_usd, drain, address, unpriced_usd, spool
+            simulate, grants, improve, volatile, allowance_usd, drain, address, unpriced_usd, spool
         )
         with open_gateway(service, upstreams, gateway_options) as gateway:
             app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), mounts=(gateway,))
-            with contextlib.closing(bind_socket(host, port)) as bound:
-                click.echo(make_url(bound, host))
-                if temporary is not None:
-                    click.echo("the store is temporary: it is deleted at the end; --db FILE keeps one", err=True)
+            with _listen(host, port, place, service) as bound:
+                _announce(make_url(bound, host), is_temporary=temporary is not None)
                 run_until_signal(app, service, bound, exporter=exporter, webhook=webhook)
+    if place is None:
+        click.echo("stopped", err=True)
+
+
+def _announce(url: str, *, is_temporary: bool) -> None:
+    click.echo(url)
+    if is_temporary:
+        click.echo("the store is temporary: it is deleted at the end; --db FILE keeps one", err=True)
+
+
+def _run_workers(count: int, host: str, port: int, *, simulate: bool) -> None:
+    from holdfast.cli.serve.workers import run_workers
+    from holdfast.service.server import bind_socket, make_url
+
+    if simulate:
+        raise UserError("--simulate serves from one process: leave out --workers, or give an --upstream instead")
+    with contextlib.closing(bind_socket(host, port)) as bound:
+        status = run_workers(count, bound, lambda: click.echo(make_url(bound, host)))
+    if status:
+        raise SystemExit(status)
     click.echo("stopped", err=True)
+
+
+@contextlib.contextmanager
+def _listen(host: str, port: int, place: "WorkerPlace | None", service: "AppContext") -> Iterator[socket.socket]:
+    """The socket to serve: one of its own, or for a worker the one that all workers share."""
+    from holdfast.cli.serve.workers import open_shared_socket, report_status
+    from holdfast.service.server import bind_socket
+
+    if place is None:
+        with contextlib.closing(bind_socket(host, port)) as bound:
+            yield bound
+    else:
+        with contextlib.closing(open_shared_socket(place)) as bound, report_status(place, service):
+            yield bound
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from holdfast.ledger.analytics.queries import CostQueries, LedgerScope, count_un
 from holdfast.service.alerts import KINDS, find_alerts
 from holdfast.service.context import AppContext
 from holdfast.service.http.routes import PLAIN_TEXT, ApiError, EmptyRequest, Route, RouteResponse, json_route, raw_route
-from holdfast.service.telemetry.prometheus import format_metric_header, format_sample
+from holdfast.service.telemetry.prometheus import format_metric_header, format_sample, merge_metrics
 from holdfast.types.usage import Usage
 
 
@@ -53,7 +53,9 @@ async def get_metrics(context: AppContext, request: EmptyRequest, last_event_id:
     call_lines = await asyncio.to_thread(
         lambda: [*_call_metrics(context.log.cost_queries(), scope), *_alert_metrics(context)]
     )
-    lines = [*context.request_metrics.format_lines(), *call_lines]
+    # Samples of this process first: with several workers, each answers for all.
+    processes = [context.request_metrics.format_lines(), *await asyncio.to_thread(context.read_other_metrics)]
+    lines = [*merge_metrics(processes), *call_lines]
     return RouteResponse(("\n".join(lines) + "\n").encode(), PLAIN_TEXT)
 
 

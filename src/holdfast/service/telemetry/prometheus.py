@@ -16,6 +16,8 @@ class RequestMetrics:
         self._seconds: dict[str, list[int]] = {}
         self._seconds_total: dict[str, float] = {}
         self._external_counters: list[tuple[str, str, str, Callable[[], int]]] = []
+        self.labels: Mapping[str, str] = {}
+        """Labels of every sample, such as the worker that it is from."""
 
     def add_counter(self, name: str, help_text: str, read: Callable[[], int], *, kind: str = "counter") -> None:
         """Adds a counter or gauge whose value is kept elsewhere."""
@@ -38,17 +40,17 @@ class RequestMetrics:
         name = "holdfast_http_requests_total"
         yield from format_metric_header(name, "counter", "Requests by route and status.")
         for (method, path, status), count in sorted(requests.items()):
-            yield format_sample(name, {"method": method, "path": path, "status": str(status)}, count)
+            yield format_sample(name, {"method": method, "path": path, "status": str(status), **self.labels}, count)
         name = "holdfast_http_request_seconds"
         yield from format_metric_header(name, "histogram", "Request duration.")
         for path, row in sorted(rows.items()):
             for bound, count in zip((*map(str, BUCKETS_SECONDS), "+Inf"), row, strict=True):
-                yield format_sample(f"{name}_bucket", {"path": path, "le": bound}, count)
-            yield format_sample(f"{name}_sum", {"path": path}, totals[path])
-            yield format_sample(f"{name}_count", {"path": path}, row[-1])
+                yield format_sample(f"{name}_bucket", {"path": path, "le": bound, **self.labels}, count)
+            yield format_sample(f"{name}_sum", {"path": path, **self.labels}, totals[path])
+            yield format_sample(f"{name}_count", {"path": path, **self.labels}, row[-1])
         for counter, kind, help_text, read in self._external_counters:
             yield from format_metric_header(counter, kind, help_text)
-            yield f"{counter} {read()}"
+            yield format_sample(counter, self.labels, read())
 
 
 def format_metric_header(name: str, kind: str, help_text: str) -> tuple[str, str]:
@@ -57,7 +59,22 @@ def format_metric_header(name: str, kind: str, help_text: str) -> tuple[str, str
 
 def format_sample(name: str, labels: Mapping[str, str], value: float) -> str:
     pairs = ",".join(f'{key}="{_escape(text)}"' for key, text in labels.items())
-    return f"{name}{{{pairs}}} {value}"
+    return f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}"
+
+
+def merge_metrics(sources: Iterable[Iterable[str]]) -> Iterable[str]:
+    """The metrics of several processes: Prometheus wants all samples of a metric together, after one header."""
+    metrics: dict[str, list[str]] = {}
+    for lines in sources:
+        samples: list[str] = []
+        for line in lines:
+            if line.startswith("# HELP "):
+                samples = metrics.setdefault(line, [])
+            elif line not in samples or not line.startswith("#"):
+                samples.append(line)
+    for header, samples in metrics.items():
+        yield header
+        yield from samples
 
 
 def _escape(text: str) -> str:
