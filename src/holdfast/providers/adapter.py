@@ -6,7 +6,7 @@ An adapter encodes our values into the provider's exact wire bytes, and decodes 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, cast, runtime_checkable
 
 import msgspec
 
@@ -130,14 +130,13 @@ class CacheDiagnosticsAdapter(Protocol):
 
 def expects_diagnosis(adapter: Adapter, parameters: Parameters) -> bool:
     """Whether the response to these parameters can hold a diagnosis; in any other the field is meaningless."""
-    diagnostics = _find_diagnostics(adapter)
-    return diagnostics is not None and diagnostics.requests_comparison(parameters)
+    return _has_diagnostics(type(adapter)) and cast("CacheDiagnosticsAdapter", adapter).requests_comparison(parameters)
 
 
-@functools.lru_cache(maxsize=64)
-def _find_diagnostics(adapter: Adapter) -> CacheDiagnosticsAdapter | None:
+@functools.cache
+def _has_diagnostics(kind: type[object]) -> bool:
     """Looked up once: checking for the methods of a protocol takes longer than using them."""
-    return adapter if isinstance(adapter, CacheDiagnosticsAdapter) else None
+    return issubclass(kind, CacheDiagnosticsAdapter)
 
 
 @runtime_checkable
