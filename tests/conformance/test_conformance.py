@@ -12,6 +12,7 @@ from conformance.clients import CLIENTS
 from conformance.model_script import ToolCall, Turn
 from conformance.page import ClientResult, render_page
 from conformance.run import MODES, ClientRun, answer_as_sent, run_client
+from conformance.wrapped import FRAMEWORKS
 from msgspec.structs import replace
 
 PROGRAM = """
@@ -130,6 +131,7 @@ def test_the_page_lists_problems() -> None:
 def test_the_programs_are_named_in_the_table(tmp_path: Path) -> None:
     place = Place("http://127.0.0.1:1", tmp_path, tmp_path, tmp_path)
     words = json.dumps([client.start(place).commands for client in CLIENTS])
+    words += json.dumps([f"wrapped_{name.replace('-', '_')}.py" for name in FRAMEWORKS])
     programs = sorted(path.name for path in (Path(__file__).parents[2] / "conformance" / "programs").iterdir())
     assert [name for name in programs if name not in words and not name.startswith("__")] == []
 

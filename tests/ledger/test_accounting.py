@@ -181,6 +181,7 @@ async def test_a_session_and_its_delegated_sessions_have_the_same_account() -> N
         store=store,
         transport=provider,
         clock=clock,
+        simulated=False,
         new_id=CountingIds(),
     ) as session:
         await session.send("One.")

@@ -63,7 +63,9 @@ GROWING = {
 ABOUT_ALL_ROWS = {
     r"^SELECT count\(\*\), CAST\(coalesce\(sum\(event_count\)": "`db info` counts everything",
     r"^DELETE FROM holdfast\.\w+$": "`db rebuild` empties the tables",
-    r"^UPDATE holdfast\.sessions SET entered_events = -1$": "`db rebuild` marks every session",
+    r"^UPDATE holdfast\.sessions SET entered_events = -1(, \w+_total = 0)*$": "`db rebuild` marks every session",
+    r"^SELECT count\(\*\) FROM holdfast\.sessions AS s WHERE s\.is_simulated <= %s$": "the session list says how many",
+    r"FROM holdfast\.sessions AS s WHERE .*ORDER BY s\.\w+_total.* LIMIT %s$": "an index would be written each call",
     r"^SELECT [\w, ]+ FROM holdfast\.(calls|charges|failures|\w*_?days)$": "`db info --check` compares everything",
     r"^SELECT s\.id, count\(e\.id\) FROM holdfast\.sessions": "`db prune` counts the events of all old sessions",
     r"AS spent FROM holdfast\.sessions AS s (WHERE .*)?ORDER BY spent DESC": "all sessions in the order of their cost",
@@ -104,7 +106,7 @@ def test_no_statement_reads_a_whole_table_that_grows(filled_database: str) -> No
                 f"EXPLAIN (GENERIC_PLAN, FORMAT JSON) {number_parameters(statement)}".encode()
             )
             scans += [f"{table}: {statement}" for table in find_full_scans(plan[0]["Plan"]) if table in growing]
-    assert scans == []
+    assert not scans, "\n".join(scans)
 
 
 def number_parameters(statement: str) -> str:

@@ -137,6 +137,8 @@ class PlannedConversation:
         self.is_head_stored = False
         # Of the last two requests, oldest first; empty if there is none.
         self.shared_keys: tuple[str, str] = "", ""
+        # The name of the conversation among all processes; empty until its first call is answered.
+        self.shared_id = ""
 
     def count_implicit_reads(self, at: float, read_tokens: int) -> None:
         """A call has read so much. To be called before the memory is updated, which has the call before."""
@@ -150,8 +152,6 @@ class PlannedConversation:
         )
         if head.implicit_reads is before:
             head.count_uncached_call(at)
-        # The name of the conversation among all processes; empty until its first call is answered.
-        self.shared_id = ""
 
 
 class PromptOutline:

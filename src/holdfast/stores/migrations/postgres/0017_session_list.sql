@@ -35,3 +35,5 @@ FROM (
     FROM holdfast.session_days GROUP BY session_id
 ) AS sums
 WHERE sums.session_id = holdfast.sessions.id;
+
+CREATE INDEX sessions_by_start ON holdfast.sessions (started_at, id);

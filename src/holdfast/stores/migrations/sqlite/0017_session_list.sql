@@ -28,3 +28,5 @@ UPDATE sessions SET
     read_total = coalesce((SELECT sum(d.cache_read) FROM session_days AS d WHERE d.session_id = sessions.id), 0),
     spent_total = coalesce((SELECT sum(d.spent) FROM session_days AS d WHERE d.session_id = sessions.id), 0),
     lost_total = coalesce((SELECT sum(d.lost) FROM session_days AS d WHERE d.session_id = sessions.id), 0);
+
+CREATE INDEX sessions_by_start ON sessions (started_at, id);
