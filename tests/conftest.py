@@ -12,7 +12,7 @@ from holdfast.runtime.options import Options
 from holdfast.testing.markers import enforce_prefix_mark
 from tests.support.agents import Agent, MakeAgent, Step, changed_prefixes, make_agent
 from tests.support.postgres_server import new_database, reused_database
-from tests.support.sql_statements import check_recorded, start_recording
+from tests.support.sql_statements import check_recorded, forget_recorded, start_recording
 
 # Many tests run in parallel: threads that compute one sum together would only compete for the cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -31,6 +31,8 @@ start_recording()
 @pytest.fixture(autouse=True)
 def statements_with_known_plans(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test of the stores or of analytics that sends PostgreSQL a statement whose plan no test reads."""
+    # Other tests in this process have sent statements too.
+    forget_recorded()
     yield
     if {"stores", "ledger"} & set(request.path.parts):
         check_recorded()

@@ -10,7 +10,7 @@ from tests.support.served_service import Client, serve_store
 from holdfast.service.dashboard.static_files import load_page_files
 from holdfast.stores.memory import MemoryStore
 
-PAGE_BYTES_MAX = 150_000
+PAGE_BYTES_MAX = 180_000
 STATIC = Path(__file__).parents[2] / "src/holdfast/service/dashboard/static"
 BANNED = (
     "innerHTML",
@@ -106,7 +106,7 @@ def test_key_is_stored_in_an_http_only_same_site_cookie() -> None:
     with serve_store(MemoryStore()) as client:
         key = client.key("admin")
         signed = client.request("POST", "/api/sign_in", key=key)
-        assert signed.json == {"scope": "admin", "signed_in": True, "sample": "off"}
+        assert signed.json == {"scope": "admin", "signed_in": True, "sample": "off", "is_simulating": False}
         set_cookie = signed.headers["set-cookie"]
         assert set_cookie == f"holdfast_key={key}; Path=/; HttpOnly; SameSite=Strict"
         cookie_headers = {"cookie": cookie_of(set_cookie)}

@@ -16,7 +16,7 @@ from tests.support.postgres_server import run
 from holdfast.clock import system_clock
 from holdfast.events.records import PositionedEvent
 from holdfast.service.live.hub import EventHub, FeedItem
-from holdfast.stores.postgres.notifications import CHANNEL, NOTIFY_SECONDS_MIN, EventNotifications
+from holdfast.stores.postgres.server import CHANNEL, NOTIFY_SECONDS_MIN, EventNotifications
 from holdfast.stores.postgres.store import PostgresStore
 
 SECONDS_MAX = 20.0

@@ -52,13 +52,16 @@ def load_statements() -> frozenset[str]:
     return frozenset(json.loads(STATEMENTS_FILE.read_text())) if STATEMENTS_FILE.exists() else frozenset()
 
 
+def forget_recorded() -> None:
+    _recorded.clear()
+
+
 def check_recorded() -> None:
     unknown = sorted(_recorded - load_statements())
     if unknown and is_writing_goldens():
         STATEMENTS_FILE.write_text(json.dumps(sorted(load_statements() | _recorded), indent=0) + "\n")
         load_statements.cache_clear()
         return
-    _recorded.clear()
     assert not unknown, (
         f"{STATEMENTS_FILE.name} lacks {unknown[0][:200]!r}: run this test with HOLDFAST_GOLDEN=write, "
         "then tests/stores/postgres/test_plans.py"

@@ -62,6 +62,8 @@ def test_the_shipped_migrations_are_numbered_from_one() -> None:
         (14, "replicas"),
         (15, "key_limits"),
         (16, "partitions"),
+        (17, "session_list"),
+        (18, "key_models"),
     ]
     assert "CREATE TABLE events" in shipped[0].sql
 

@@ -13,7 +13,8 @@ from holdfast.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from holdfast.runtime.instructions.embedded import Library, ServiceLibrary
+    from holdfast.runtime.instructions.embedded import Library
+    from holdfast.runtime.instructions.service_library import ServiceLibrary
 
 KEY_VARIABLE = "HOLDFAST_KEY"
 KEYRING_SERVICE = "holdfast"
@@ -95,7 +96,7 @@ def open_library_or_service(
     from holdfast.runtime.instructions.hook import check_service_address
 
     with explain_missing_package():
-        from holdfast.runtime.instructions.embedded import ServiceLibrary
+        from holdfast.runtime.instructions.service_library import ServiceLibrary
     return ServiceLibrary(check_service_address(url), key=find_service_key(url))
 
 

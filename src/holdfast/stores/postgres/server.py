@@ -1,6 +1,8 @@
-"""A PostgreSQL server: its address, connections, checks and migration, error messages, and text that it can store."""
+"""A PostgreSQL server: address, connections, migration, notifications, errors, and text that it can store."""
 
-from collections.abc import Sequence
+import logging
+import threading
+from collections.abc import Callable, Sequence
 
 import msgspec
 import psycopg
@@ -19,6 +21,18 @@ STATEMENT_SECONDS_MAX = 60.0
 TCP_TIMEOUT_SECONDS = 30  # Without an answer for this long, TCP declares the connection dead.
 SERVER_VERSION_MIN = 13_00_00  # pg_current_xact_id and pg_xact_status with xid8 exist since PostgreSQL 13.
 _MIGRATION_LOCK = 0x484F4C44  # "HOLD" in ASCII; the key of the advisory lock.
+
+CHANNEL = "holdfast_events"
+NOTIFY_SECONDS_MIN = 0.05
+"""How often a writer notifies at most. The server runs notifying commits one after another, so there must be few."""
+
+# The notification itself is not worth a wait for the disk, and must not be part of a transaction that is.
+NOTIFY = f"BEGIN; SET LOCAL synchronous_commit = off; NOTIFY {CHANNEL}; COMMIT"
+
+WAIT_SECONDS = 1.0
+RECONNECT_SECONDS = 1.0
+
+logger = logging.getLogger(__name__)
 
 _DEFAULT_OPTIONS: dict[str, str | int | None] = {
     "application_name": "holdfast",
@@ -339,3 +353,46 @@ class PostgresServer:
 
 class _UnreachableError(psycopg.OperationalError):
     """No connection could be made; the message is ours."""
+
+
+class EventNotifications:
+    """Learns at once when any process appends events: LISTEN on a connection of its own, from a thread.
+
+    Calls `on_events` after each connect too, and reconnects until it is closed. A notification has no content: it only
+    says that there is something to read. What is missed while the connection is down is found by polling.
+    """
+
+    def __init__(self, address: PostgresAddress, on_events: Callable[[], None]) -> None:
+        self._address = address
+        self._on_events = on_events
+        self._is_closed = threading.Event()
+        self.is_connected = False
+        """Without a connection, the feed has to poll."""
+        threading.Thread(target=self._run, name="holdfast-notifications", daemon=True).start()
+
+    def close(self) -> None:
+        self._is_closed.set()
+
+    def _run(self) -> None:
+        while not self._is_closed.is_set():
+            try:
+                self._listen()
+            except psycopg.Error as error:
+                logger.info("no notifications of events: %s", type(error).__name__)
+            except UserError as error:
+                logger.warning("the live feed polls: %s", error)
+                return
+            finally:
+                self.is_connected = False
+            self._is_closed.wait(RECONNECT_SECONDS)
+
+    def _listen(self) -> None:
+        with connect_postgres(self._address, ConnectionLimits()) as connection:
+            if is_pooled(connection):
+                raise UserError(f"{self._address.name} is a pooler, which passes on no notification; use --db-direct")
+            connection.execute(f"LISTEN {CHANNEL}")
+            self.is_connected = True
+            self._on_events()
+            while not self._is_closed.is_set():
+                for _ in connection.notifies(timeout=WAIT_SECONDS, stop_after=1):
+                    self._on_events()

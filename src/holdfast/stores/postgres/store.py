@@ -30,11 +30,13 @@ from holdfast.events.records import OpenNotifications
 from holdfast.ledger.postings import LEDGER_VERSION
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.migrate import MigrationMode, load_migrations
-from holdfast.stores.postgres.notifications import NOTIFY, NOTIFY_SECONDS_MIN, EventNotifications
 from holdfast.stores.postgres.server import (
     LOCK_SECONDS_MAX,
+    NOTIFY,
+    NOTIFY_SECONDS_MIN,
     STATEMENT_SECONDS_MAX,
     ConnectionLimits,
+    EventNotifications,
     PostgresConnection,
     PostgresServer,
     is_connection_failure,

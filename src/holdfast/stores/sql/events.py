@@ -176,7 +176,8 @@ def _build_tally(session_id: str, events: Sequence[Event]) -> SessionRow:
     times = [event.at for event in events]
     starts = [event.payload for event in events if isinstance(event.payload, SessionStarted)]
     forwards = [event.payload for event in events if isinstance(event.payload, GatewayForwarded)]
-    callers: list[SessionStarted | GatewayForwarded] = [*starts, *forwards]
+    # In the order of the events, as if each were appended alone.
+    callers = [event.payload for event in events if isinstance(event.payload, SessionStarted | GatewayForwarded)]
     return SessionRow(
         id=session_id,
         name=_last_present(start.name for start in starts),
