@@ -104,3 +104,12 @@ def test_recalls_at_the_same_time_are_each_answered_and_recorded(published_servi
     assert [answers[number][0] for number in range(len(asked))] == [status for _, _, status in asked]
     intents = {record["audit_token"]: record["intent"] for record in published_service.records("recall")}
     assert {answers[number][1]: asked[number][0] for number in range(len(asked)) if asked[number][2] == 200} == intents
+
+
+async def test_a_call_that_is_made_as_the_last_batch_ends_runs() -> None:
+    calls = BatchedCalls[int, int](lambda numbers: [number + 1 for number in numbers], size_max=10)
+    number = 0
+    async with asyncio.timeout(5):
+        for _ in range(10):
+            number = await calls.run(number)
+    assert number == 10

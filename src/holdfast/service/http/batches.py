@@ -26,19 +26,29 @@ class BatchedCalls(Generic[Item, Result]):
         self._size_max = size_max
         self._threads_max = threads_max
         self._waiting: list[tuple[Item, asyncio.Future[Result]]] = []
-        self._running: set[asyncio.Task[None]] = set()
+        self._running_count = 0
+        # The loop itself has only weak references to tasks.
+        self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self, item: Item) -> Result:
         """Raises what `run_all` returned for this call, or raised."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
-        if len(self._running) < self._threads_max:
+        if self._running_count < self._threads_max:
+            self._running_count += 1
             task = asyncio.ensure_future(self._run_batches())
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
         return await future
 
     async def _run_batches(self) -> None:
+        try:
+            await self._run_until_none_waits()
+        finally:
+            # Without a pause after the last look at the queue: a call that arrives now starts the next batch itself.
+            self._running_count -= 1
+
+    async def _run_until_none_waits(self) -> None:
         while self._waiting:
             batch, self._waiting = self._waiting[: self._size_max], self._waiting[self._size_max :]
             results: Sequence[Result | Exception]
