@@ -211,7 +211,7 @@ def run() -> Iterator[tuple[str, str]]:
                 cpu_before = front.cpu_seconds()
                 time.sleep(HOLD_SECONDS)
                 busy = (front.cpu_seconds() - cpu_before) / HOLD_SECONDS
-            yield f"{name}: the front's CPU while nobody calls", f"{busy:.1%} of a core"
+            yield f"{name}: the front's CPU without calls", f"{busy:.1%} of a core"
 
 
 def compare(attacked: Measured, before: Measured, after: Measured) -> Compared:

@@ -85,10 +85,14 @@ class ClientRecorder:
     @property
     def session_ids(self) -> tuple[str, ...]:
         """The conversations of this client, oldest first; waits until the calls that have ended are recorded."""
+        self.wait_until_recorded()
+        return tuple(self._sessions)
+
+    def wait_until_recorded(self) -> None:
+        """Returns once the calls that have ended are on the log."""
         self._recorder.queue.wait_until_empty(RECORDED_SECONDS_MAX)
         # A store writes in order: once nothing is written, so is everything before it.
         self.log.append(()).exception(RECORDED_SECONDS_MAX)
-        return tuple(self._sessions)
 
     def read_events(self) -> Iterator[Event]:
         """The events of all conversations, one conversation after the other."""

@@ -180,6 +180,9 @@ class WrapPlayer(GatewayPlayer):
         self._response = _encode_response(self.adapter, usage, next(self._calls).reply)
         for _ in self._stream:
             pass
+        # What it plans by is learned from the log, and recorded calls are seconds apart. Played at once, they would
+        # come faster than they are recorded, and cost what depends on the machine.
+        self._observer.recorder.wait_until_recorded()
 
     def _respond(self, request: Any) -> Any:
         self._received = request.content
