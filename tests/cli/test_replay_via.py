@@ -11,9 +11,10 @@ from click.testing import CliRunner, Result
 from tests.support.recordings import SYSTEM, encode_line, parallel_tools_recording, tool_loop_recording
 
 from holdfast.catalog.lookup import find_model
-from holdfast.cli.costs.entry_points import ENTRY_POINTS, create_player
+from holdfast.cli.costs.entry_points import ENTRY_POINTS, WrapPlayer, create_player
 from holdfast.cli.main import command
 from holdfast.errors import UserError
+from holdfast.events.payloads.cache import CachePinged
 from holdfast.planning.policies.fixed import FixedPolicy, prefix_and_tail_rule
 from holdfast.replay.comparison import compare_policies
 from holdfast.replay.playback import ReplayResult, make_replay_setting
@@ -82,6 +83,17 @@ def test_pings_of_every_entry_point_follow_the_planner(tmp_path: Path, entry_poi
     rows = {row["policy"]: row for row in json.loads(replay(*arguments).output)["policies"]}
     assert rows[f"via-{entry_point}"]["pings"] == rows["holdfast"]["pings"] > 0
     assert rows[f"via-{entry_point}"]["cost_usd"] == pytest.approx(rows["holdfast"]["cost_usd"], rel=0.01)
+
+
+def test_the_pings_of_a_wrapped_client_are_recorded_as_its_planner_learns_from_its_log() -> None:
+    recording = read_recording(tool_loop_recording([*[10] * 9, 2000, 2000, 10]))
+    setting = msgspec.structs.replace(make_replay_setting(find_model(MODEL), ttl_upgrade=True), keep_alive=True)
+    player = create_player("wrap", setting)
+    assert isinstance(player, WrapPlayer)
+    player.open_recording(recording)
+    (result,) = compare_policies(recording, (player,), setting).results
+    recorded = [event for event in player.recorder.read_events() if isinstance(event.payload, CachePinged)]
+    assert len(recorded) == sum(call.is_ping for call in result.calls) > 0
 
 
 def test_a_plan_learns_from_the_usage_of_the_calls_before() -> None:

@@ -30,6 +30,7 @@ from holdfast.events.payloads.cache import CachePinged
 from holdfast.events.payloads.calls import LlmCallStarted
 from holdfast.events.payloads.session import EpochOpened, MessageAppended, SessionStarted, TurnStarted
 from holdfast.events.payloads.union import AnyPayload
+from holdfast.gateway.exchange import Exchange
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 from holdfast.gateway.rewrite.request_analysis import GatewayPing, RequestAnalysis
 from holdfast.integrations.http_client import find_observer
@@ -161,6 +162,8 @@ class WrapPlayer(GatewayPlayer):
         observer = find_observer(self._client._client)  # No public method of the SDK returns it.
         assert observer is not None
         self._observer, self._rewriter = observer, observer.rewriter
+        self.recorder = observer.recorder
+        self._exchange: Exchange | None = None
         # Read to its end once the usage is known.
         self._stream: Iterator[object] = iter(())
 
@@ -170,7 +173,7 @@ class WrapPlayer(GatewayPlayer):
         request = msgspec.json.decode(moment.buffer.render(self._head))
         self._stream = iter(self._client.messages.create(**request, stream=True))
         (call,) = self._observer.open_calls
-        self._analysis = call.analysis
+        self._analysis, self._exchange = call.analysis, call.exchange
         wire = anthropic.decode_request(self._received)
         self.sent_blocks = _encode_blocks(self.adapter, wire)
         return wire.plan.breakpoints
@@ -182,7 +185,15 @@ class WrapPlayer(GatewayPlayer):
             pass
         # What it plans by is learned from the log, and recorded calls are seconds apart. Played at once, they would
         # come faster than they are recorded, and cost what depends on the machine.
-        self._observer.recorder.wait_until_recorded()
+        self.recorder.wait_until_recorded()
+
+    def record_ping(self, ping: PingResult) -> None:
+        super().record_ping(ping)
+        assert self._exchange is not None
+        assert self._ping is not None
+        response = _encode_response(self.adapter, ping.usage, None)
+        self._observer.watcher.on_ping(self._exchange, self._ping, response, ping.at)
+        self.recorder.wait_until_recorded()
 
     def _respond(self, request: Any) -> Any:
         self._received = request.content
