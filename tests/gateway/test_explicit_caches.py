@@ -126,6 +126,8 @@ def test_the_third_call_creates_a_cache_when_the_first_two_read_nothing(play: Pl
     play.ask(times=4)
     assert play.uses == [False, False, True, True]
     assert play.cache_requests == [("POST", 200)]
+    # In the version of the API that the calls use.
+    assert [request.path for request in play.requests("/cachedContents")] == ["/v1beta/cachedContents"]
     (created,) = play.changes
     assert (created.action, created.tokens > 4_096) == ("created", True)
     assert play.reads == [0, 0, created.tokens, created.tokens]

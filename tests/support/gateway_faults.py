@@ -89,11 +89,12 @@ class RunningGateway:
     def __init__(self, upstream: str, db: str, spool: Path, *, port: int = 0, options: Sequence[str] = ()) -> None:
         words = [sys.executable, "-m", "holdfast", "serve", "--port", str(port), "--db", db, "--spool", str(spool)]
         grants = spool.with_name("grants.toml")
+        upstreams = ["--upstream", f"anthropic={upstream}", "--upstream", f"gemini={upstream}"]
         self.upstream, self.db, self.spool = upstream, db, spool
         self.answered_by_others: Counter[str] = Counter()
         """What clients of other gateways have received while a fault was injected here."""
         self.process = subprocess.Popen(
-            [*words, "--upstream", f"anthropic={upstream}", "--grants", str(grants), *options],
+            [*words, *upstreams, "--grants", str(grants), *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,

@@ -20,7 +20,9 @@ from urllib.request import Request, urlopen
 import msgspec
 import psycopg
 from tests.support.gateway_faults import RunningGateway
+from tests.support.simulated_gemini import FLASH, LONG
 
+from holdfast.catalog.lookup import find_model, shipped_models
 from holdfast.events.payloads.cache import CachePinged
 from holdfast.events.payloads.calls import LlmCallCompleted, RequestPrepared
 from holdfast.gateway.recording.restore import iterate_spending
@@ -47,6 +49,7 @@ class ReplicaOutcome(msgspec.Struct, frozen=True):
     `forked` sessions are no single chain. `other_prefix` calls have other prefix digests than on a single replica.
     `overshoot` is the number of calls by which a budget was exceeded, `refused` that of calls refused for it.
     `pings_max` is the largest number of pings of a conversation, `connections_max` that of connections to the database.
+    `cache_users` are the conversations for which an explicit cache pays, `explicit_caches` those that the provider has.
     """
 
     replicas: int
@@ -65,6 +68,8 @@ class ReplicaOutcome(msgspec.Struct, frozen=True):
     refused: int
     pings_max: int
     connections_max: int
+    cache_users: int = 0
+    explicit_caches: int = 0
 
 
 class Conversation:
@@ -89,7 +94,7 @@ class Conversation:
                 attempt += 1
                 try:
                     url = self._urls[attempt % len(self._urls)]
-                    id, text = ask(url, self.number, self.messages, key=make_gateway_key(1).key)
+                    id, text = self.ask(url, self.messages, key=make_gateway_key(1).key)
                 except (OSError, HTTPException):
                     time.sleep(0.05)
                     continue
@@ -97,6 +102,26 @@ class Conversation:
                 self.messages.append({"role": "assistant", "content": text})
                 self._stop.wait(self._think_seconds)
                 break
+
+    def ask(self, url: str, messages: list[dict[str, str]], *, key: str = "") -> tuple[str, str]:
+        """The id and text of the answer."""
+        return ask(url, self.number, messages, key=key)
+
+
+class GeminiConversation(Conversation):
+    """A client whose long head, which is its own, pays for an explicit cache."""
+
+    def ask(self, url: str, messages: list[dict[str, str]], *, key: str = "") -> tuple[str, str]:
+        roles = {"user": "user", "assistant": "model"}
+        contents = [{"role": roles[each["role"]], "parts": [{"text": each["content"]}]} for each in messages]
+        system = {"parts": [{"text": f"You are helper {self.number}. {LONG}"}]}
+        headers = {"content-type": "application/json", "x-goog-api-key": "none"}
+        headers |= {"x-holdfast-key": key} if key else {}
+        body = json.dumps({"systemInstruction": system, "contents": contents}).encode()
+        request = Request(f"{url}/gemini/v1beta/models/{FLASH}:generateContent", body, headers)
+        with urlopen(request, timeout=30) as response:
+            answer = json.loads(response.read())
+        return str(answer["responseId"]), str(answer["candidates"][0]["content"]["parts"][0]["text"])
 
 
 class Spender:
@@ -198,12 +223,14 @@ def run_replicas(
     With `fault`, that happens once in the middle, and no replica is killed.
     """
     grant_keys(direct_db or db, folder)
-    with serve_provider(SimulatedProvider(script='{"content": "Yes."}')) as upstream:
+    with serve_provider(provider := make_provider()) as upstream:
         servers = [Replica(number, upstream, db, folder) for number in range(replicas)]
         stop, kills = Event(), 0
         urls, think_seconds = [server.url for server in servers], conversations / CALLS_PER_SECOND
         clients = [
-            Conversation(number, urls, stop, turns_max=turns_max, think_seconds=think_seconds)
+            (GeminiConversation if has_explicit_cache(number, seconds) else Conversation)(
+                number, urls, stop, turns_max=turns_max, think_seconds=think_seconds
+            )
             for number in range(conversations)
         ]
         spenders = [Spender(number, urls, stop) for number in range(SPENDERS if seconds else 0)]
@@ -232,11 +259,33 @@ def run_replicas(
                 server.wait_until_drained()
             for server in servers:
                 server.gateway.stop()
+        caches = count_explicit_caches(provider)
         expected = find_expected_digests(upstream, folder, clients)
     with closing(open_store(direct_db or db)) as store:
         outcome = compare(store, clients, expected, replicas=replicas, kills=kills, seconds=took)
         refused = sum(spender.refused for spender in spenders)
-        return msgspec.structs.replace(outcome, refused=refused, connections_max=watch.most)
+        gemini = sum(isinstance(client, GeminiConversation) for client in clients)
+        return msgspec.structs.replace(
+            outcome, refused=refused, connections_max=watch.most, cache_users=gemini, explicit_caches=caches
+        )
+
+
+def make_provider() -> SimulatedProvider:
+    """Gemini's implicit cache takes nothing, so that explicit ones pay at once."""
+    row = find_model(f"gemini:{FLASH}")
+    uncached = msgspec.structs.replace(row, cache=msgspec.structs.replace(row.cache, tokens_min=10_000_000))
+    return SimulatedProvider(script='{"content": "Yes."}', models={**shipped_models(), row.id: uncached})
+
+
+def has_explicit_cache(number: int, seconds: float) -> bool:
+    """Every eighth conversation of a run under load, or the last of a few."""
+    return bool(seconds) and number % 8 == 3
+
+
+def count_explicit_caches(provider: SimulatedProvider) -> int:
+    """How many the provider has; none is deleted within the longest run."""
+    response = provider.handle("GET", "/v1beta/cachedContents", headers={"x-goog-api-key": "none"}, body=b"")
+    return len(json.loads(response.read_body()).get("cachedContents", []))
 
 
 class ConnectionWatch:
@@ -274,7 +323,7 @@ def find_expected_digests(upstream: str, folder: Path, clients: list[Conversatio
     ids: dict[str, int] = {}
     for client in clients:
         if client.responses:
-            id, _ = ask(gateway.url, client.number, client.messages[: max(client.responses.values())])
+            id, _ = client.ask(gateway.url, client.messages[: max(client.responses.values())])
             ids[id] = client.number
     gateway.stop()
     with closing(open_store(db)) as store:

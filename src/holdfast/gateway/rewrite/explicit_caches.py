@@ -103,6 +103,7 @@ class CacheUse:
         price: Price,
         *,
         conversation: PlannedConversation,
+        version: str,
     ) -> None:
         self.prefix = prefix
         self.conversation = conversation
@@ -113,6 +114,7 @@ class CacheUse:
         self.changed: list[ExplicitCacheChanged] = []
         self.is_doubtful = False
         self._prompt = prompt
+        self._version = version
 
     def encode(self) -> bytes | None:
         """The body that refers to the cache; None if there is none to refer to."""
@@ -140,6 +142,11 @@ class CacheUse:
             case SkipCache(reason, delete):
                 if delete is not None:
                     self.request = CacheRequest("deleted", *gemini.encode_delete_cache(delete.name), reason)
+        if self.request is not None:
+            # In the version of the API that the client's own calls use.
+            endpoint = self.request.endpoint
+            version, collection = self._version, endpoint.path.split("/", 2)[2]
+            self.request = replace(self.request, endpoint=replace(endpoint, path=f"/{version}/{collection}"))
 
     def record(
         self,
@@ -215,7 +222,8 @@ class ExplicitCaches:
             if not is_change and not isinstance(step, UseCache):
                 return None
             prefix.is_changing = prefix.is_changing or is_change
-        use = CacheUse(prefix, GeminiBody(body, path=path), wanted, price, conversation=call.conversation)
+        prompt, version = GeminiBody(body, path=path), path.split("/")[1]
+        use = CacheUse(prefix, prompt, wanted, price, conversation=call.conversation, version=version)
         use.plan_step(step, config)
         if isinstance(step, CreateCache) and not self._claim(prefix, at):
             use.request, use.cache, prefix.is_changing = None, prefix.cache, False
