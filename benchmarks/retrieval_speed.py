@@ -18,7 +18,7 @@ from holdfast.retrieval.index import SearchIndex
 from holdfast.retrieval.units import SearchUnit
 
 SIZES = (100, 1_000, 10_000)
-SEMANTIC_SIZES = (100, 1_000)
+SEMANTIC_SIZES = (100, 1_000, 10_000)
 QUERIES = 50
 UNIT_WORDS = 120
 VOCABULARY = 20_000

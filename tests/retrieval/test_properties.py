@@ -1,9 +1,10 @@
 """Properties of every index."""
 
 import math
+import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.retrieval_units import anything, distinct_units, phrases, units
 
@@ -61,6 +62,32 @@ def test_a_search_without_numpy_has_the_same_result_to_the_last_bit(
     assert isinstance(with_lists._lexical.match({}, slots=1).scores, list)
     assert with_arrays.search(query, floor=0) == with_lists.search(query, floor=0)
     assert with_arrays.rank(query).units == with_lists.rank(query).units
+
+
+@settings(max_examples=10)
+@given(st.integers(0, 2**32), st.integers(1, 40), st.integers(0, 40))
+def test_the_best_of_many_units_are_those_of_the_plain_formula(seed: int, limit: int, removed: int) -> None:
+    source = random.Random(seed)
+    words = [f"word{number}" for number in range(30)]
+    texts = {f"u{number}": source.choices(words, k=source.randrange(1, 12)) for number in range(700)}
+    index = SearchIndex(SearchUnit(id, content=" ".join(text)) for id, text in texts.items())
+    query = source.choices(words, k=4)
+    for gone in source.sample(sorted(texts), removed):
+        index.search(" ".join(query))
+        index.remove([gone])
+        del texts[gone]
+    mean_length = sum(map(len, texts.values())) / len(texts)
+    scores = dict.fromkeys(texts, 0.0)
+    for word in query:
+        holders = sum(word in text for text in texts.values())
+        inverse_frequency = math.log(1 + (len(texts) - holders + 0.5) / (holders + 0.5))
+        for id, text in texts.items():
+            count = text.count(word)
+            scores[id] += inverse_frequency * count * 2.5 / (count + 1.5 * (0.25 + 0.75 * len(text) / mean_length))
+    weight = StageWeights().drop_semantic().lexical / max(scores.values())
+    ranked = sorted((-round(weight * score, DECIMALS), id) for id, score in scores.items())
+    hits = index.search(" ".join(query), floor=0, limit=limit).hits
+    assert [(-hit.score, hit.id) for hit in hits] == ranked[:limit]
 
 
 @pytest.mark.parametrize("others", [10, 1_000])

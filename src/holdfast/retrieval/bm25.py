@@ -70,7 +70,7 @@ class LexicalStage:
         postings, best_possible = [], 0.0
         for term, query_count in query_counts.items():
             holders = self._counts.get(term, {})
-            # weight = query_count * idf * (k1 + 1); a unit adds weight * tf / (tf + k1 * (1 - b + b * length / mean)).
+            # weight = query_count * idf * (k1 + 1); a unit adds weight * (tf / (tf + k1 * (1 - b + b * length / mean))).
             weight = query_count * self._inverse_document_frequency(len(holders)) * (BM25_K1 + 1)
             postings.append((term, holders, weight))
             best_possible += weight
@@ -81,7 +81,7 @@ class LexicalStage:
         for _, holders, weight in postings:
             for slot, count in holders.items():
                 length_factor = 1 - BM25_B + BM25_B * self._lengths[slot] / mean_length
-                scores[slot] += weight * count / (count + BM25_K1 * length_factor)
+                scores[slot] += weight * (count / (count + BM25_K1 * length_factor))
         return LexicalMatch(scores, best_possible)
 
     def _load_arrays_if_due(self) -> None:

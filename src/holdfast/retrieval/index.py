@@ -26,10 +26,11 @@ QUERY_CHARACTERS_MAX = 8_000  # Bounds the time of one search.
 FLOOR_LEXICAL = 0.035
 """Calibrated: 49 of 50 right answers are more relevant, on nine query sets in which every query has an answer."""
 
+STAGES = ("lexical", "semantic", "graph")
 _DIGEST_MODULUS = 1 << 256
 
 
-class StageContribution(msgspec.Struct, frozen=True):
+class StageContribution(msgspec.Struct, frozen=True, gc=False):
     """The contribution of one stage: its own score (0 to 1 among the units), and what that adds to the total."""
 
     stage: str
@@ -37,7 +38,7 @@ class StageContribution(msgspec.Struct, frozen=True):
     contribution: float
 
 
-class SearchHit(msgspec.Struct, frozen=True):
+class SearchHit(msgspec.Struct, frozen=True, gc=False):
     """`score` (0 to 1) orders within one result; `relevance` (0 to 1) is comparable between queries; floors use it."""
 
     id: str
@@ -192,10 +193,11 @@ class SearchIndex:
         """The best `limit` units; a `floor` of 0 accepts everything, None uses the calibrated one."""
         floor_used = self.floor if floor is None else floor
         scores = self._score_units(query, weights)
-        relevant = scores.arithmetic.select_from(scores.slots, scores.relevance, floor_used)
-        best = self._best_slots(scores, relevant, max(0, limit))
-        unfiltered = self._best_slots(scores, scores.slots, max(0, limit))
-        below_floor = [slot for slot in unfiltered if scores.relevance[slot] < floor_used]
+        best = self._best_slots(scores, scores.slots, max(0, limit))
+        below_floor = [slot for slot in best if scores.relevance[slot] < floor_used]
+        if below_floor:
+            relevant = scores.arithmetic.select_from(scores.slots, scores.relevance, floor_used)
+            best = self._best_slots(scores, relevant, max(0, limit))
         hits, dropped = (tuple(self._explain(scores, slot) for slot in slots) for slots in (best, below_floor))
         return SearchResult(hits, dropped, floor_used, scores.weights, self.embedding_model_version)
 
@@ -246,7 +248,7 @@ class SearchIndex:
         score, arithmetic = scores.score, scores.arithmetic
         if len(slots) > limit > 0:
             # Sort only the units that can tie with the last of the best after rounding.
-            threshold = arithmetic.find_largest(slots, score, limit) - 10**-DECIMALS
+            threshold = arithmetic.find_bound(slots, score, limit) - 10**-DECIMALS
             slots = arithmetic.select_from(slots, score, threshold)
         ranked = sorted((-round(float(score[slot]), DECIMALS), self._id_of(slot), int(slot)) for slot in slots)
         return [slot for _, _, slot in ranked[:limit]]
@@ -268,12 +270,13 @@ class SearchIndex:
         )
 
     def _explain(self, scores: _QueryScores, slot: int) -> SearchHit:
-        weights = msgspec.structs.asdict(scores.weights)
-        shares = (
-            StageContribution(stage, float(stage_scores[slot]), weights[stage] * float(stage_scores[slot]))
-            for stage, stage_scores in zip(weights, scores.stages, strict=True)
+        weights = scores.weights
+        columns = zip(STAGES, (weights.lexical, weights.semantic, weights.graph), scores.stages, strict=True)
+        shares = [
+            StageContribution(stage, score := float(stage_scores[slot]), weight * score)
+            for stage, weight, stage_scores in columns
             if stage != "semantic" or self._semantic is not None
-        )
+        ]
         return SearchHit(
             self._id_of(slot),
             round(float(scores.score[slot]), DECIMALS),
@@ -342,8 +345,8 @@ class ListArithmetic:
         """The slots whose value is at least `lowest`."""
         return [slot for slot in slots if values[slot] >= lowest]
 
-    def find_largest(self, slots: Sequence[int], values: Sequence[float], rank: int) -> float:
-        """The value of the slot with this rank; 1 is the largest."""
+    def find_bound(self, slots: Sequence[int], values: Sequence[float], rank: int) -> float:
+        """A lower bound for the value with this rank, 1 being the largest, that few values reach."""
         return heapq.nlargest(rank, (values[slot] for slot in slots))[-1]
 
 
@@ -423,6 +426,8 @@ class GraphStage:
 
     def links(self, slot: int) -> tuple[str, ...]:
         """The shared triggers and names that link a unit to others, sorted."""
+        if not (self._shared_triggers or self._linked_names):
+            return ()
         triggers, names, referenced = self._keys[slot]
         keys = [key for key in triggers if len(self._by_trigger[key]) > 1]
         keys += [name for name in names if name in self._by_reference]
