@@ -70,7 +70,7 @@ class LexicalStage:
         postings, best_possible = [], 0.0
         for term, query_count in query_counts.items():
             holders = self._counts.get(term, {})
-            # weight = query_count * idf * (k1 + 1); a unit adds weight * (tf / (tf + k1 * (1 - b + b * length / mean))).
+            # weight = query_count * idf * (k1 + 1); a unit adds weight * tf / (tf + k1 * (1 - b + b * length / mean)).
             weight = query_count * self._inverse_document_frequency(len(holders)) * (BM25_K1 + 1)
             postings.append((term, holders, weight))
             best_possible += weight
