@@ -39,7 +39,7 @@ assert version("holdfast-context") == holdfast.__version__, version("holdfast-co
 import cryptography, httptools, uvicorn, uvloop, wsproto
 import holdfast.cli.serve.gateway, holdfast.service.app, holdfast.service.http.uvicorn_protocol
 from importlib.resources import files
-assert (files("holdfast.service.dashboard") / "static").is_dir()
+assert (files("holdfast.service.dashboard") / "static" / "verdicts.md").is_file()
 """,
     "codings": """
 import brotli, zstandard

@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Mapping
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from pathlib import Path
 
 import msgspec
 from starlette.requests import Request
@@ -18,7 +19,11 @@ _CONTENT_TYPES = {
     "css": "text/css; charset=utf-8",
     "js": "text/javascript; charset=utf-8",
     "svg": "image/svg+xml",
+    "md": "text/markdown; charset=utf-8",
 }
+
+VERDICTS = "verdicts.md"
+"""The page of the docs that the dashboard shows. A wheel has it among the static files, a checkout in its docs."""
 
 # The policy allows same-origin resources only, so that injected markup could neither load nor send anything.
 PAGE_HEADERS: Mapping[str, str] = {
@@ -42,7 +47,16 @@ class PageFile(msgspec.Struct, frozen=True):
 
 def load_page_files() -> Mapping[str, PageFile]:
     """All files by relative path, such as `views/cost.js`."""
-    return dict(_read(files(__package__) / "static", ""))
+    found = dict(_read(files(__package__) / "static", ""))
+    checkout = Path(__file__).parents[4] / "docs" / VERDICTS
+    if VERDICTS not in found and checkout.is_file():
+        found[VERDICTS] = _make_file(VERDICTS, checkout.read_bytes())
+    return found
+
+
+def _make_file(name: str, body: bytes) -> PageFile:
+    content_type = _CONTENT_TYPES[name.rpartition(".")[2]]
+    return PageFile(body, content_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')
 
 
 def _read(folder: Traversable, prefix: str) -> list[tuple[str, PageFile]]:
@@ -51,9 +65,8 @@ def _read(folder: Traversable, prefix: str) -> list[tuple[str, PageFile]]:
         name = f"{prefix}{entry.name}"
         if entry.is_dir():
             entries += _read(entry, f"{name}/")
-        elif content_type := _CONTENT_TYPES.get(entry.name.rpartition(".")[2]):
-            body = entry.read_bytes()
-            entries.append((name, PageFile(body, content_type, f'"{hashlib.sha256(body).hexdigest()[:32]}"')))
+        elif entry.name.rpartition(".")[2] in _CONTENT_TYPES:
+            entries.append((name, _make_file(name, entry.read_bytes())))
     return entries
 
 

@@ -13,6 +13,7 @@ const VIEWS = [
   { name: "compare", load: () => import("./views/compare.js"), under: "sessions" },
   { name: "cost", label: "Cost", load: () => import("./views/cost.js") },
   { name: "breaks", load: () => import("./views/breaks.js"), under: "cost" },
+  { name: "verdicts", load: () => import("./views/verdicts.js"), under: "cost" },
   { name: "keys", label: "Keys", load: () => import("./views/keys.js") },
   { name: "knowledge", label: "Knowledge and skills", load: () => import("./views/knowledge.js") },
   { name: "instructions", label: "Instructions", load: () => import("./views/instructions.js") },

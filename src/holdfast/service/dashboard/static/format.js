@@ -91,7 +91,7 @@ export const quoted = (text) => text.split("`").map((piece, index) => (index % 2
 
 /** How to fix a break, and where the docs explain it; nothing where nothing can be done. */
 export const remedy = (kind) => (REMEDIES[kind] ? h("p", { class: "remedy", "data-remedy": kind }, h("strong", {}, "Fix: "), quoted(REMEDIES[kind]), ". ",
-  h("span", { class: "small" }, "More: ", h("code", {}, `docs/verdicts.md#${kind}`))) : null);
+  h("a", { class: "small", href: `#/verdicts/${kind}` }, "More about this cause")) : null);
 
 export function verdict(kind, detail = "") {
   if (!kind) return NONE;
