@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from msgspec.structs import replace
 from tests.support.event_examples import message_events
 
 from holdfast.cli.keys import parse_expiry
@@ -295,3 +297,19 @@ def test_workers_that_cannot_start_say_why_once(tmp_path: Path) -> None:
 
 def test_a_simulator_is_served_by_one_process() -> None:
     assert "--simulate serves from one process" in run("serve", "--simulate", "--workers", "2").stderr
+
+
+def test_a_service_removes_content_older_than_the_retention_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    db = tmp_path / "log.db"
+    with SqliteStore(db) as store:
+        old = [replace(event, at=1_700_000_000.0 + number) for number, event in enumerate(message_events(3))]
+        store.append(old).result(SECONDS_MAX)
+        assert sum(1 for _ in store.read("s")) == 3
+    monkeypatch.setenv("HOLDFAST_RETENTION_DAYS", "30")
+    with served("--db", str(db)), SqliteStore(db) as store:
+        deadline = time.monotonic() + SECONDS_MAX
+        while list(store.read("s")):
+            assert time.monotonic() < deadline, "nothing was removed"
+            time.sleep(0.05)
