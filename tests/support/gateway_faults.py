@@ -36,7 +36,10 @@ from holdfast.testing.server_thread import serve_provider
 
 CLIENTS = 6
 DRAIN_SECONDS_MAX = 90.0
-OUTAGE_SECONDS = 3.0
+IS_DEEP = bool(int(os.environ.get("HOLDFAST_FAULT_ROUNDS", "0")))
+OUTAGE_SECONDS = 3.0 if IS_DEEP else 1.5
+PAUSE_SECONDS = 0.0 if IS_DEEP else 0.03
+"""Between two calls of a client. Without any, what a fault leaves behind takes long to record."""
 KILLS_A_ROUND = JUMPS_A_ROUND = 4
 _SYSTEM = "You read before you write, and you say what you did. " * 120
 BUDGET_USD = 0.05
@@ -183,6 +186,7 @@ class Clients:
                 continue
             with self._lock:
                 self.answered[_find_id(received, is_streamed=is_streamed)] += 1
+            time.sleep(PAUSE_SECONDS)
 
     def stop(self) -> None:
         self._stop.set()
