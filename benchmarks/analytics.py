@@ -16,7 +16,8 @@ from holdfast.ledger.analytics.queries import GroupBy
 from holdfast.service.api import analytics
 from holdfast.service.api.analytics import CostRequest, SavingsRequest, SessionCostsRequest, TurnRequest, WindowRequest
 from holdfast.service.api.breaks import CacheBreaksRequest, list_cache_breaks
-from holdfast.service.context import AppContext
+from holdfast.service.api.cache import DiscussionsRequest
+from holdfast.service.context import AppContext, CacheStateStore
 from holdfast.service.http.routes import ApiError
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.open import open_store
@@ -76,6 +77,11 @@ def routes() -> dict[str, Query]:
         queries[f"skills, {window}"] = _bind(analytics.get_skill_loads, within)
     queries["sessions by cost"] = _bind(analytics.get_session_costs, SessionCostsRequest())
     queries["sessions by recency"] = _bind(analytics.get_session_costs, SessionCostsRequest(order="recency"))
+    queries["cache states, first call"] = lambda service: CacheStateStore(service.log, service.models).list_newest(
+        limit=DiscussionsRequest().limit + 1, simulated=False
+    )
+    queries["regret, a week"] = _bind(analytics.get_regret, WindowRequest())
+    queries["regret, all time"] = _bind(analytics.get_regret, WindowRequest(*EVERYTHING))
     queries["a turn that is not there"] = _bind(analytics.get_turn, TurnRequest("none"))
     return queries
 

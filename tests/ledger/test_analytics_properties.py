@@ -18,7 +18,7 @@ from tests.support.folded_analytics import EventAnalyticsQueries, build_event_co
 from tests.support.postgres_server import new_database
 
 from holdfast.catalog.lookup import shipped_models
-from holdfast.events.log import Event
+from holdfast.events.log import Event, event_type_of
 from holdfast.events.payloads.calls import LlmCallCompleted
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.ledger.analytics.queries import (
@@ -33,6 +33,7 @@ from holdfast.ledger.analytics.queries import (
     SessionSort,
     count_unreadable_calls,
 )
+from holdfast.ledger.cache.state import FOLDED_EVENT_TYPES, CacheState, fold_cache_state
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.maintenance import RETAINED_EVENT_TYPES, find_differences
 from holdfast.stores.memory import MemoryStore
@@ -138,7 +139,12 @@ def check_operations(history: list[Operation], *stores: DatabaseEventLog) -> Non
                 apply_operation(store, operation, target, numbered)
         one = stores[0]
         for session in SESSIONS:
-            assert list(one.read(session)) == list(memory.read(session))
+            events = list(one.read(session))
+            assert events == list(memory.read(session))
+            folded_types = [event for event in events if event_type_of(event.payload) in FOLDED_EVENT_TYPES]
+            assert list(one.read(session, types=FOLDED_EVENT_TYPES)) == folded_types
+            states = (fold_cache_state(CacheState(session), part, shipped_models()) for part in (events, folded_types))
+            assert len({replace(state, last_event_id=None) for state in states}) == 1
         assert one.sessions() == memory.sessions()
         assert list(find_differences(one, shipped_models())) == []
         folded_costs = build_event_cost_queries(one, shipped_models())
@@ -186,6 +192,7 @@ def query_analytics(analytics: AnalyticsQueries) -> Iterator[object]:
         yield analytics.find_sessions(SessionFilter(simulated=True), SessionOrdering(sort), limit=10)
     yield analytics.find_sessions(SessionFilter(), SessionOrdering(descending=False), limit=10)
     yield analytics.count_matches(SessionFilter())
+    yield analytics.last_verdicts(SESSIONS)
 
 
 def query_costs(tables: CostQueries) -> list[object]:

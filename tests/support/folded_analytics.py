@@ -34,7 +34,7 @@ from holdfast.ledger.analytics.queries import (
     format_group_name,
 )
 from holdfast.ledger.analytics.results import FULL_SCOPE, SESSIONS_MAX, RollUpCostQueries, RollUpRows, build_amounts
-from holdfast.ledger.cache.verdicts import VerdictKind
+from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
 from holdfast.ledger.money import to_dollars
 from holdfast.ledger.postings import Posting, RollUp, RollUpTotals, Sums, component_key, iter_postings
 from holdfast.stores.sql.analytics import ALL_SESSIONS, NEWEST_FIRST
@@ -139,6 +139,14 @@ class EventAnalyticsQueries:
             turns=sum(isinstance(event.payload, TurnCompleted | TurnCancelled) for event in events),
             workspace_path=started.workspace_path if started else None,
         )
+
+    def last_verdicts(self, session_ids: Sequence[str]) -> dict[str, Verdict]:
+        verdicts: dict[str, Verdict] = {}
+        for session_id in session_ids:
+            for posting in iter_postings(self._log.read(session_id), self._models):
+                if posting.entry is not None and posting.entry.verdict is not None:
+                    verdicts[session_id] = posting.entry.verdict
+        return verdicts
 
     def find_sessions(
         self, filter_: SessionFilter = ALL_SESSIONS, ordering: SessionOrdering = NEWEST_FIRST, *, limit: int

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from threading import Lock
@@ -18,9 +18,8 @@ from holdfast.events.log import Event, EventLog
 from holdfast.events.records import StoreRecords
 from holdfast.gateway.http.client_addresses import ClientConnections, FailedKeys
 from holdfast.instructions.context import InstructionContext
-from holdfast.ledger.accounting import ACCOUNTED_PAYLOADS, AccountingState, record_event
 from holdfast.ledger.analytics.queries import HasAnalyticsQueries, HasCostQueries
-from holdfast.ledger.cache.state import CacheState, fold_cache_state
+from holdfast.ledger.cache.state import FOLDED_EVENT_TYPES, CacheState, fold_cache_state
 from holdfast.ledger.cache.verdicts import Verdict
 from holdfast.service.api.prompt_view import PromptViews
 from holdfast.service.http.batches import BatchedCalls
@@ -48,6 +47,9 @@ SESSIONS_MAX = 10_000
 
 class ServedLog(EventLog, HasCostQueries, HasAnalyticsQueries, Protocol):
     """A log with analytics queries."""
+
+    def read(self, session_id: str, *, after: str | None = ..., types: Sequence[str] = ...) -> Iterator[Event]:
+        """With `types`, only events of these."""
 
 
 class Sample(Protocol):
@@ -138,10 +140,9 @@ class AppContext:
 
 
 class SessionCache(msgspec.Struct, frozen=True):
-    """A session's cache state, the accounting state for its next call, and the verdict on its last one."""
+    """A session's cache state, and the verdict on its last call."""
 
     state: CacheState
-    accounting: AccountingState = AccountingState()
     verdict: Verdict | None = None
 
 
@@ -152,37 +153,35 @@ class CacheStateStore:
         self._log = log
         self._models = models
         self._lock = Lock()
-        self._caches: OrderedDict[str, SessionCache] = OrderedDict()
+        self._states: OrderedDict[str, CacheState] = OrderedDict()
 
     def list_newest(self, *, limit: int, skip: int = 0, simulated: bool) -> tuple[SessionCache, ...]:
         """Newest activity first; `simulated` ones are included only where all views include them."""
-        page = self._log.analytics_queries().session_costs(order="recency", limit=limit, skip=skip, simulated=simulated)
-        return tuple(self.get_cache(session.row.id) for session in page)
+        queries = self._log.analytics_queries()
+        page = queries.session_costs(order="recency", limit=limit, skip=skip, simulated=simulated)
+        verdicts = queries.last_verdicts([session.row.id for session in page])
+        return tuple(SessionCache(self.get_state(session.row.id), verdicts.get(session.row.id)) for session in page)
+
+    def get_cache(self, session_id: str) -> SessionCache:
+        verdicts = self._log.analytics_queries().last_verdicts([session_id])
+        return SessionCache(self.get_state(session_id), verdicts.get(session_id))
 
     def get_state(self, session_id: str) -> CacheState:
         """A session without events has no model."""
-        return self.get_cache(session_id).state
-
-    def get_cache(self, session_id: str) -> SessionCache:
         with self._lock:
             # Pop and reinsert: the dict's order is the order of use.
-            before = self._caches.pop(session_id, SessionCache(CacheState(session_id)))
+            before = self._states.pop(session_id, CacheState(session_id))
             try:
-                cache = self._advance(before, self._log.read(session_id, after=before.state.last_event_id))
+                state = self._advance(before)
             except UserError:
                 # The session was deleted and created again, so our last event id is unknown.
-                cache = self._advance(SessionCache(CacheState(session_id)), self._log.read(session_id))
-            if cache.state.last_event_id is not None:
-                self._caches[session_id] = cache
-                if len(self._caches) > SESSIONS_MAX:
-                    self._caches.popitem(last=False)
-            return cache
+                state = self._advance(CacheState(session_id))
+            if state.last_event_id is not None:
+                self._states[session_id] = state
+                if len(self._states) > SESSIONS_MAX:
+                    self._states.popitem(last=False)
+            return state
 
-    def _advance(self, before: SessionCache, events: Iterable[Event]) -> SessionCache:
-        state, accounting, verdict = before.state, before.accounting, before.verdict
-        for event in events:
-            state = fold_cache_state(state, (event,), self._models)
-            if isinstance(event.payload, ACCOUNTED_PAYLOADS):
-                accounting, entry = record_event(accounting, event, self._models)
-                verdict = entry.verdict if entry is not None and entry.verdict is not None else verdict
-        return SessionCache(state, accounting, verdict)
+    def _advance(self, before: CacheState) -> CacheState:
+        events = self._log.read(before.session_id, after=before.last_event_id, types=FOLDED_EVENT_TYPES)
+        return fold_cache_state(before, events, self._models)

@@ -22,6 +22,7 @@ from holdfast.stores.sql.analytics import SqlAnalyticsQueries, SqlRollUpSource
 from holdfast.stores.sql.analytics_queries import (
     ANY_PENDING_SESSION,
     FAILED_SESSIONS,
+    KEY_LABELS,
     PENDING_SESSIONS,
     select_rows,
     sum_key_spending,
@@ -30,13 +31,13 @@ from holdfast.stores.sql.connection import ChangeRunner, Engine, Reader
 from holdfast.stores.sql.events import (
     EVENT_BYTES_MAX,
     EVENT_POSITION,
-    EVENTS_PAGE,
     LEARNED_EVENTS,
     SESSION_EXISTS,
     SESSIONS_NEWEST_FIRST,
     TOTALS,
     Cell,
     as_int,
+    build_events_page,
     build_events_query,
     build_prunable_query,
     damaged_sessions_error,
@@ -82,7 +83,7 @@ class StoreFacts(msgspec.Struct, frozen=True, array_like=True):
 class KeySpending(msgspec.Struct, frozen=True):
     """What calls and pings cost on a UTC day, in picodollars; a call counts on the day on which it ended.
 
-    `label` is the name of the sessions, empty for calls without a key. `unpriced_tokens` are not in `spent`.
+    `label` is the name of the key's sessions, empty for calls without a key. `unpriced_tokens` are not in `spent`.
     """
 
     day: str
@@ -158,10 +159,10 @@ class DatabaseEventLog:
             self._writer.submit(job)
         return done
 
-    def read(self, session_id: str, *, after: str | None = None) -> Iterator[Event]:
-        """Reads and decodes lazily, one batch at a time."""
+    def read(self, session_id: str, *, after: str | None = None, types: Sequence[str] = ()) -> Iterator[Event]:
+        """Reads and decodes lazily, one batch at a time; with `types`, only events of these."""
         self._check_usable()
-        return self._read_from(session_id, 0 if after is None else self._find_seq(session_id, after))
+        return self._read_from(session_id, 0 if after is None else self._find_seq(session_id, after), types)
 
     def _find_seq(self, session_id: str, event_id: str) -> int:
         for (seq,) in self._fetch(EVENT_POSITION, (event_id, session_id)):
@@ -170,8 +171,9 @@ class DatabaseEventLog:
             raise UserError(f"session {session_id!a} has no event {event_id!a} to continue after")
         return 0
 
-    def _read_from(self, session_id: str, seq: int) -> Iterator[Event]:
-        while batch := self._fetch(EVENTS_PAGE, (session_id, seq, READ_BATCH_EVENTS)):
+    def _read_from(self, session_id: str, seq: int, types: Sequence[str]) -> Iterator[Event]:
+        query = build_events_page(len(types))
+        while batch := self._fetch(query, (session_id, seq, *types, READ_BATCH_EVENTS)):
             for row_seq, *columns in batch:
                 seq = as_int(row_seq)
                 yield decode_event_row(columns)
@@ -250,11 +252,14 @@ class DatabaseEventLog:
         return SqlAnalyticsQueries(self._fetch, self.roll_up_pending)
 
     def sum_key_spending(self, first_day: str = "") -> tuple[KeySpending, ...]:
-        """What was spent through the gateway from a UTC day on, by day, key and name of the session."""
+        """What was spent through the gateway from a UTC day on, by day and key."""
         self.roll_up_pending()
-        rows = self._fetch(sum_key_spending(), (UNPRICED, first_day, first_day))
+        labels = {str(key_id): str(name or "") for key_id, name in self._fetch(KEY_LABELS, ())}
+        rows = self._fetch(sum_key_spending(), (UNPRICED, first_day, UNPRICED, first_day, first_day))
         return tuple(
-            KeySpending(str(day), str(key_id), str(label), *map(as_int, sums)) for day, key_id, label, *sums in rows
+            KeySpending(str(day), str(key_id), labels.get(str(key_id), ""), *map(as_int, sums))
+            for day, key_id, *sums in rows
+            if any(map(as_int, sums))
         )
 
     def list_failed_sessions(self, first_day: str = "") -> tuple[str, ...]:

@@ -361,6 +361,9 @@ class AnalyticsQueries(Protocol):
     ) -> tuple[SessionCost, ...]:
         """One page of all sessions."""
 
+    def last_verdicts(self, session_ids: Sequence[str]) -> dict[str, Verdict]:
+        """The verdict on the last call of each of these sessions that has one; at most `PAGE_MAX` sessions."""
+
     def find_sessions(
         self, filter_: SessionFilter = ..., ordering: SessionOrdering = ..., *, limit: int
     ) -> tuple[ListedSession, ...]:

@@ -13,6 +13,20 @@ from holdfast.events.payloads.session import EpochOpened, SessionStarted
 from holdfast.ledger.cache.verdicts import cached_tokens_after
 from holdfast.types.usage import Usage
 
+_FOLDED_PAYLOADS = (
+    SessionStarted,
+    EpochOpened,
+    GatewayForwarded,
+    ModelSwitched,
+    CacheControlsApplied,
+    RequestPrepared,
+    LlmCallCompleted,
+    CachePinged,
+    ExplicitCacheChanged,
+)
+FOLDED_EVENT_TYPES = tuple(str(kind.__struct_config__.tag) for kind in _FOLDED_PAYLOADS)
+"""All others leave the state unchanged."""
+
 # Which cache controls a session applies: one of ours applies all, a wrapped client only the on/off switch, and a client
 # behind the gateway none.
 Controllable = Literal["all", "caching_only", "none"]

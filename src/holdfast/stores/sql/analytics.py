@@ -114,6 +114,9 @@ class SqlRollUpSource:
             rows = [row for row, sums in self._one_session(scope, scope.session_id) if sums.calls or not calls_only]
             return rows[offset : offset + limit]
         self._catch_up()
+        if self._has_session_sums(scope):
+            query = queries.select_sessions_of_all_time(order, calls_only=calls_only)
+            return list(map(decode_session_row, self._fetch(query, (int(scope.simulated), limit, offset))))
         spans, parameters = self._session_parameters(scope)
         query = queries.select_session_page(order, spans=spans, calls_only=calls_only)
         return list(map(decode_session_row, self._fetch(query, (*parameters, limit, offset))))
@@ -122,9 +125,18 @@ class SqlRollUpSource:
         if scope.session_id is not None:
             return len(self.session_rows(scope, order="spent", limit=1, calls_only=calls_only))
         self._catch_up()
-        spans, parameters = self._session_parameters(scope)
-        ((count,),) = self._fetch(queries.count_sessions(spans=spans, calls_only=calls_only), parameters)
+        if self._has_session_sums(scope):
+            query, parameters = queries.count_sessions_of_all_time(calls_only=calls_only), (int(scope.simulated),)
+        else:
+            spans, parameters = self._session_parameters(scope)
+            query = queries.count_sessions(spans=spans, calls_only=calls_only)
+        ((count,),) = self._fetch(query, parameters)
         return as_int(count)
+
+    def _has_session_sums(self, scope: LedgerScope) -> bool:
+        """Whether the sums in the rows of sessions are those of the scope."""
+        is_all_time = scope.since <= 0 and scope.until > AT_MAX
+        return is_all_time and (scope.simulated or not self._fetch(queries.ANY_MIXED_SESSION, ()))
 
     def _session_parameters(self, scope: LedgerScope) -> tuple[int, tuple[Cell, ...]]:
         """How many parts of days count, and the parameters of a query over all sessions."""
@@ -348,6 +360,13 @@ class SqlAnalyticsQueries:
             costs.append(SessionCost(row, to_dollars(as_int(spent)), model, turn_count, paths.get(row.id)))
         return tuple(costs)
 
+    def last_verdicts(self, session_ids: Sequence[str]) -> dict[str, Verdict]:
+        if not session_ids:
+            return {}
+        self._catch_up()
+        rows = self._fetch(queries.select_last_verdicts(len(session_ids)), session_ids)
+        return {str(session_id): _decode_call_verdict(verdict) for session_id, verdict in rows}
+
     def find_sessions(
         self, filter_: SessionFilter = ALL_SESSIONS, ordering: SessionOrdering = NEWEST_FIRST, *, limit: int
     ) -> tuple[ListedSession, ...]:
@@ -423,11 +442,15 @@ def _decode_events(rows: Iterable[Sequence[object]]) -> Iterable[Event]:
 
 def _build_broken_call(columns: Sequence[object]) -> CacheBreakCall:
     session_id, name, number, at, model, verdict = columns
-    try:
-        decoded = _decode_verdict(str(verdict))
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
-        raise _damaged_tables_error() from error
+    decoded = _decode_call_verdict(verdict)
     if not isinstance(at, float):
         raise _damaged_tables_error()
     name = None if name is None else str(name)
     return CacheBreakCall(str(session_id), name, as_int(number), at, str(model), decoded)
+
+
+def _decode_call_verdict(text: object) -> Verdict:
+    try:
+        return _decode_verdict(str(text))
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise _damaged_tables_error() from error

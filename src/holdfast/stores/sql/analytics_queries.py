@@ -241,6 +241,36 @@ def count_sessions(*, spans: int, calls_only: bool = False) -> str:
     return f"SELECT count(*) FROM ({_sum_sessions(spans, calls_only=calls_only)}) AS added"
 
 
+_TOTAL_ORDER_SQL: dict[SessionOrder, str] = {
+    "lost": "s.lost_total DESC, s.spent_total DESC, s.id",
+    "spent": "s.spent_total DESC, s.lost_total DESC, s.id",
+    "newest": "s.last_event_at DESC, s.id DESC",
+}
+
+
+# Sessions that were continued as simulated ones: their sums contain calls of both kinds.
+ANY_MIXED_SESSION = (
+    "SELECT 1 FROM holdfast.sessions AS s WHERE s.is_simulated > 0 AND EXISTS "
+    "(SELECT 1 FROM holdfast.session_days AS d WHERE d.session_id = s.id AND d.simulated <= 0) LIMIT 1"
+)
+
+
+def select_sessions_of_all_time(order: SessionOrder, *, calls_only: bool) -> str:
+    """The same page for all time, by the sums in the rows of sessions. Parameters: `simulated`, limit and offset."""
+    columns, where = ", ".join(f"s.{name}" for name in SESSION_COLUMNS), _has_spent(calls_only=calls_only)
+    by = _TOTAL_ORDER_SQL[order]
+    return f"SELECT {columns} FROM holdfast.sessions AS s WHERE {where} ORDER BY {by} LIMIT ? OFFSET ?"
+
+
+def count_sessions_of_all_time(*, calls_only: bool) -> str:
+    """Parameter: maximum of `simulated`."""
+    return f"SELECT count(*) FROM holdfast.sessions AS s WHERE {_has_spent(calls_only=calls_only)}"
+
+
+def _has_spent(*, calls_only: bool) -> str:
+    return f"s.is_simulated <= ? AND (s.calls_total > 0{'' if calls_only else ' OR s.spent_total <> 0'})"
+
+
 def _sum_sessions(spans: int, *, calls_only: bool) -> str:
     """The sessions that made a call or, unless `calls_only`, spent anything, with their sums."""
     sums = ("calls", "spent", "lost")
@@ -259,6 +289,11 @@ def select_worst_verdicts(sessions: int) -> str:
 
 def select_last_models(sessions: int) -> str:
     return _select_first_call("model", "number DESC, event_id DESC", f"session_id IN ({repeat_params(sessions)})")
+
+
+def select_last_verdicts(sessions: int) -> str:
+    where = f"verdict IS NOT NULL AND session_id IN ({repeat_params(sessions)})"
+    return _select_first_call("verdict", "number DESC, event_id DESC", where)
 
 
 def _select_first_call(column: str, order: str, where: str) -> str:
@@ -328,19 +363,32 @@ def sum_unpriced(*, session: bool) -> str:
     return f"SELECT session_id, model, count(*), {sums} FROM holdfast.calls WHERE {where} GROUP BY 1, 2 ORDER BY 1, 2"
 
 
+# The name of a key's sessions was the name of the key when they began.
+KEY_LABELS = "SELECT s.caller_key_id, max(s.name) FROM holdfast.sessions AS s WHERE s.caller_key_id <> '' GROUP BY 1"
+
+
 def sum_key_spending() -> str:
-    """Calls and pings of forwarded sessions. Parameters: the pricing version of unpriced calls, the first day twice."""
+    """Calls and pings of forwarded sessions, by day and key.
+
+    Parameters: the pricing version of unpriced calls, the first day, the version again, the first day twice.
+    """
+    # With a key, the roll-up has the sums, but for unpriced tokens; its other charges than pings are subtracted.
+    rolled_up = "SELECT day, key_id, calls, spent, 0 AS unpriced FROM holdfast.account_days"
     unpriced = f"CASE WHEN price_version = ? THEN {_TOKENS_SENT} + output ELSE 0 END"
-    calls = f"SELECT session_id, day, key_id, 1 AS calls, spent, {unpriced} AS unpriced FROM holdfast.calls"
-    pings = "SELECT session_id, day, key_id, 0, spent, 0 FROM holdfast.charges"
-    postings = f"({calls} WHERE day >= ? UNION ALL {pings} WHERE day >= ? AND type = 'cache.pinged') AS postings"
+    keyless = "CASE WHEN key_id = '' THEN 1 ELSE 0 END AS calls, CASE WHEN key_id = '' THEN spent ELSE 0 END AS spent"
+    calls = f"SELECT session_id, day, key_id, {keyless}, {unpriced} AS unpriced FROM holdfast.calls"
+    charges = "SELECT session_id, day, key_id, 0, CASE WHEN key_id = '' THEN spent ELSE -spent END, 0"
+    postings = (
+        f"({calls} WHERE day >= ? AND (key_id = '' OR price_version = ?) UNION ALL {charges} FROM holdfast.charges "
+        "WHERE day >= ? AND (type = 'cache.pinged') = (key_id = '')) AS postings"
+    )
     sums = ("calls", "spent", "unpriced")
     # By session first: whether a session was forwarded is then looked up once, and only for calls without a key.
     by_session = _build_sum_query(("session_id", "day", "key_id"), sums, postings)
-    label = "CASE WHEN key_id = '' THEN '' ELSE coalesce(s.name, '') END AS label"
     source = f"({by_session}) AS part JOIN holdfast.sessions AS s ON s.id = part.session_id"
-    named = f"(SELECT day, key_id, {label}, calls, spent, unpriced FROM {source} WHERE key_id <> '' OR {_IS_FORWARDED})"
-    return _build_sum_query(("day", "key_id", "label"), sums, f"{named} AS named")
+    others = f"SELECT day, key_id, calls, spent, unpriced FROM {source} WHERE key_id <> '' OR {_IS_FORWARDED}"
+    parts = f"({others} UNION ALL {rolled_up} WHERE day >= ? AND key_id <> '') AS parts"
+    return _build_sum_query(("day", "key_id"), sums, parts)
 
 
 def select_cache_breaks(*, kind: bool, component: bool) -> str:

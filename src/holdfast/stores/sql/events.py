@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from typing import get_args
 
 import msgspec
@@ -315,6 +316,14 @@ ON CONFLICT (id) DO UPDATE SET
     last_event_id = excluded.last_event_id,
     head_events = kept.event_count + excluded.event_count
 """
+
+
+@cache
+def build_events_page(types: int) -> str:
+    """Parameters: the session, the position before the page, the types if only some are read, and the limit."""
+    if not types:
+        return EVENTS_PAGE
+    return EVENTS_PAGE.replace(" ORDER BY", f" AND type IN ({repeat_params(types)}) ORDER BY")
 
 
 def build_events_query(ids: int) -> str:
