@@ -306,9 +306,9 @@ class ReadingStore(MemoryStore):
         super().__init__()
         self.sessions_read: set[str] = set()
 
-    def read(self, session_id: str, *, after: str | None = None) -> Iterator[Event]:
+    def read(self, session_id: str, *, after: str | None = None, types: Sequence[str] = ()) -> Iterator[Event]:
         self.sessions_read.add(session_id)
-        return super().read(session_id, after=after)
+        return super().read(session_id, after=after, types=types)
 
 
 def test_a_restarted_recorder_reads_only_the_sessions_that_its_spool_continues(tmp_path: Path) -> None:

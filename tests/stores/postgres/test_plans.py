@@ -66,7 +66,7 @@ ABOUT_ALL_ROWS = {
     r"^UPDATE holdfast\.sessions SET entered_events = -1(, \w+_total = 0)*$": "`db rebuild` marks every session",
     r"^SELECT count\(\*\) FROM holdfast\.sessions AS s WHERE s\.is_simulated <= %s": "lists of sessions say how many",
     r"FROM holdfast\.sessions AS s WHERE .*ORDER BY s\.\w+_total.* LIMIT %s": "an index would be written each call",
-    r"^SELECT 1 FROM holdfast\.sessions AS s WHERE s\.is_simulated > 0": "few are, and an index would be written for all",
+    r"^SELECT 1 FROM holdfast\.sessions AS s WHERE s\.is_simulated > 0": "an index would be written for all",
     r"^SELECT [\w, ]+ FROM holdfast\.(calls|charges|failures|\w*_?days)$": "`db info --check` compares everything",
     r"^SELECT s\.id, count\(e\.id\) FROM holdfast\.sessions": "`db prune` counts the events of all old sessions",
     r"AS spent FROM holdfast\.sessions AS s (WHERE .*)?ORDER BY spent DESC": "all sessions in the order of their cost",

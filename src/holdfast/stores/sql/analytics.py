@@ -126,11 +126,11 @@ class SqlRollUpSource:
             return len(self.session_rows(scope, order="spent", limit=1, calls_only=calls_only))
         self._catch_up()
         if self._has_session_sums(scope):
-            query, parameters = queries.count_sessions_of_all_time(calls_only=calls_only), (int(scope.simulated),)
-        else:
-            spans, parameters = self._session_parameters(scope)
-            query = queries.count_sessions(spans=spans, calls_only=calls_only)
-        ((count,),) = self._fetch(query, parameters)
+            query = queries.count_sessions_of_all_time(calls_only=calls_only)
+            ((count,),) = self._fetch(query, (int(scope.simulated),))
+            return as_int(count)
+        spans, parameters = self._session_parameters(scope)
+        ((count,),) = self._fetch(queries.count_sessions(spans=spans, calls_only=calls_only), parameters)
         return as_int(count)
 
     def _has_session_sums(self, scope: LedgerScope) -> bool:
