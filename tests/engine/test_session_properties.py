@@ -192,6 +192,11 @@ def test_a_ping_is_paid_for_and_changes_nothing_else(
     usage, cost = Usage(cache_read=tokens), Decimal(cents) / 100
     ping = CachePinged(kind, MODEL.id, "5m", usage, cost, "v")
     after = apply_event(before, Event("e", 9.0, before.session_id, "system", ping))
-    paid = {"usage": before.usage + usage, "cost_usd": before.cost_usd + cost, "last_event_id": "e"}
+    paid = {
+        "usage": before.usage + usage,
+        "cost_usd": before.cost_usd + cost,
+        "last_event_id": "e",
+        "event_count": before.event_count + 1,
+    }
     assert after == msgspec.structs.replace(before, **paid)
     assert ping_cost_usd([Event("e", 9.0, before.session_id, "system", ping)]) == cost

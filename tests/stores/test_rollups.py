@@ -14,8 +14,10 @@ from tests.support.event_examples import MODEL, call_event, call_events, event, 
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.errors import StoreError, UserError
+from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CachePinged
 from holdfast.events.payloads.calls import LlmCallFailed
+from holdfast.events.records import ledger_key
 from holdfast.ledger.analytics.queries import PAGE_MAX, CostQueries, LedgerScope
 from holdfast.ledger.cache.verdicts import Verdict
 from holdfast.ledger.postings import iter_postings
@@ -24,7 +26,7 @@ from holdfast.stores.maintenance import RETAINED_EVENT_TYPES, find_differences
 from holdfast.stores.migrate import load_migrations, migrate_sqlite
 from holdfast.stores.open import open_store
 from holdfast.stores.postgres.server import migrate_postgres as bring_server_forward
-from holdfast.stores.sql.rollups import RollUpWriter
+from holdfast.stores.sql.rollups import STORED_EVERY_EVENTS, QueryPort, RollUpWriter
 from holdfast.types.prompt import Plan
 from holdfast.types.usage import Usage
 
@@ -146,6 +148,29 @@ def test_a_session_deleted_and_restarted_by_another_program_is_judged_from_its_n
     store.append([replace(event, id=f"new {event.id}") for event in call_events(4, start=412)]).result(10)
     check(store)
     assert len(store.table_rows("calls", ("number",), "s")) == 4
+
+
+def test_a_long_session_is_continued_with_its_newest_events_only(store: DatabaseEventLog, address: str) -> None:
+    length = STORED_EVERY_EVENTS * 2 + 12
+    store.append(call_events(STORED_EVERY_EVENTS + 8)).result(10)
+    store.append(call_events(length - STORED_EVERY_EVENTS - 8, start=STORED_EVERY_EVENTS + 8)).result(10)
+    read: list[int] = []
+
+    class Counting(RollUpWriter):
+        def _relevant_events(self, port: QueryPort, session_id: str, seq: int = 0) -> Iterator[Event]:
+            events = list(super()._relevant_events(port, session_id, seq))
+            read.append(len(events))
+            return iter(events)
+
+    with closing(opened(address)) as other:
+        parts = vars(other._writer._commit.__self__).items()  # type: ignore[attr-defined]
+        (name,) = [name for name, part in parts if isinstance(part, RollUpWriter)]
+        setattr(other._writer._commit.__self__, name, Counting(shipped_models()))  # type: ignore[attr-defined]
+        other.append(call_events(8, start=length)).result(10)
+        assert read == [0]
+        check(other)
+        other.prune("s", RETAINED_EVENT_TYPES, before=2 * START)
+        assert other.records.find_shared([ledger_key("s")]) == {}
 
 
 def test_state_dropped_from_memory_is_rebuilt_from_the_log(tmp_path: Path) -> None:

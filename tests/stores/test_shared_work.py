@@ -18,7 +18,7 @@ from holdfast.events.payloads.union import AnyPayload
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.postgres.store import PostgresStore
-from holdfast.stores.sql.leases import SESSIONS_PER_KEY_MAX
+from holdfast.stores.sql.records import SESSIONS_PER_KEY_MAX
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.types.prompt import Plan
 

@@ -18,6 +18,7 @@ from holdfast.errors import StoreError, UserError
 from holdfast.events.log import Event, EventLog, SessionRow
 from holdfast.events.payloads.cache import CacheLearned
 from holdfast.events.payloads.session import MessageAppended, ParentSession, SessionEnded, SessionStarted, TurnStarted
+from holdfast.events.records import SessionHead, SharedValue, ledger_key, snapshot_key
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.postgres.store import PostgresStore
@@ -345,6 +346,18 @@ def test_old_events_are_pruned_except_for_the_kinds_that_remain(store: DatabaseE
     assert store.prune("s", ["llm.call_completed"], before=newest) == 3
     assert store.sessions() == (SessionRow("t", None, "", newest, newest, 1),)
     assert store.cost_queries().totals().calls == 1
+
+
+def test_what_was_derived_from_a_session_is_deleted_with_its_content(store: DatabaseEventLog) -> None:
+    keys = [make_key(id) for make_key in (ledger_key, snapshot_key) for id in ("deleted", "pruned", "kept")]
+    store.append([message_event(0, id) for id in ("deleted", "pruned", "kept")]).result(10)
+    store.records.put_shared([SharedValue(key, "x", 0.0) for key in keys])
+    store.delete("deleted")
+    store.prune("pruned", ["llm.call_completed"], before=1_800_000_001.0)
+    assert set(store.records.find_shared(keys)) == {ledger_key("kept"), snapshot_key("kept")}
+    head = store.records.shared.find_head("kept")
+    assert head == SessionHead("kept", 1, message_event(0, "kept").id)
+    assert store.records.shared.find_head("deleted") is None
 
 
 def test_an_append_made_before_a_deletion_is_deleted(store: EventLog) -> None:

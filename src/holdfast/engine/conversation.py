@@ -113,8 +113,9 @@ class Conversation:
     """A conversation whose state changes by events alone. They are on the log before anything else happens outside:
     `stage` keeps events for the next `record`, so that one commit holds what belongs together.
 
-    `deps` are the dependencies in `base_deps` with the user's cache settings applied. `children` are delegated
-    conversations that spend this one's budget; `reserved_usd` is reserved for the call in progress.
+    `deps` are the dependencies in `base_deps` with the user's cache settings applied. `logged_state` is the state
+    without staged events. `children` are delegated conversations that spend this one's budget; `reserved_usd` is
+    reserved for the call in progress.
     """
 
     def __init__(self, deps: Dependencies, state: SessionState, *, parent: "Conversation | None" = None) -> None:
@@ -127,7 +128,7 @@ class Conversation:
         self.opened_at = deps.clock()
         self._recording = asyncio.Lock()
         self._staged: tuple[Event, ...] = ()
-        self._logged_state = state
+        self.logged_state = state
         self.logged = LoggedMessages(lambda after: self.deps.log.read(self.state.session_id, after=after))
         self.draft = self.new_draft()
 
@@ -201,10 +202,10 @@ class Conversation:
             try:
                 await asyncio.wrap_future(self.deps.log.append(events))
             except BaseException:
-                self.state = self._logged_state
+                self.state = self.logged_state
                 raise
             self._apply(new_events)
-            self._logged_state = self.state
+            self.logged_state = self.state
             self.deps.bus.publish(events)
 
     def _apply(self, events: tuple[Event, ...]) -> tuple[Event, ...]:

@@ -114,7 +114,12 @@ def fold_events(events: Iterable[Event], session_id: str) -> SessionState:
 
 def apply_event(state: SessionState, event: Event) -> SessionState:
     """The state after one more event."""
-    return replace(_apply(state, event), last_event_id=event.id, undo_point=_follow_undo_point(state, event))
+    return replace(
+        _apply(state, event),
+        event_count=state.event_count + 1,
+        last_event_id=event.id,
+        undo_point=_follow_undo_point(state, event),
+    )
 
 
 def _follow_undo_point(state: SessionState, event: Event) -> UndoPoint | None:

@@ -1,7 +1,10 @@
 """The next request under construction: blocks encoded for the last call are reused, only new ones are encoded."""
 
+from bisect import bisect_left
 from collections.abc import Callable
 from typing import NamedTuple
+
+import msgspec
 
 from holdfast.engine.state import SessionState
 from holdfast.events.payloads.session import ContextInjected
@@ -11,7 +14,7 @@ from holdfast.providers.adapter import Adapter
 from holdfast.providers.cache_inputs import has_image
 from holdfast.types.blocks import ToolResult, is_thinking
 from holdfast.types.prompt import HistoryEntry, LayerText, PrefixChange, Prompt, Segment, Stability, View
-from holdfast.types.request_buffer import EncodedBlock, PrefixDigest, RequestBuffer
+from holdfast.types.request_buffer import EncodedBlock, PackedBuffer, PrefixDigest, RequestBuffer
 
 
 class ThinkingCounts(NamedTuple):
@@ -28,6 +31,16 @@ class ThinkingCounts(NamedTuple):
         if all(isinstance(block, ToolResult) for block in entry.content):
             return ThinkingCounts(0, self.sent + self.new, self.ended)
         return ThinkingCounts(0, 0, self.ended + self.sent)
+
+
+class PackedDraft(msgspec.Struct, frozen=True):
+    """The part of a draft that was sent, as it is stored; its entries and digests are those of the session's state."""
+
+    stable_prefix: tuple[Segment, ...]
+    starts: tuple[int, ...]
+    images: tuple[bool, ...]
+    thinking: tuple[ThinkingCounts, ...]
+    buffer: PackedBuffer
 
 
 class RequestDraft:
@@ -63,6 +76,34 @@ class RequestDraft:
             self._thinking.append((self._thinking[-1] if self._thinking else ThinkingCounts()).count_entry(entry))
             self.buffer.extend(self.encode_entry(entry))
         self._entries = entries
+
+    def pack(self, state: SessionState) -> PackedDraft | None:
+        """What the draft and the last request of this state have in common; None if that is not the whole request."""
+        count = len(state.digests)
+        entries = len(self._starts) if count == len(self.buffer.blocks) else bisect_left(self._starts, count)
+        is_sent = (
+            self.buffer.digests[:count] == list(state.digests) and self._entries[:entries] == state.entries[:entries]
+        )
+        if not entries or not is_sent or (entries < len(self._starts) and self._starts[entries] != count):
+            return None
+        return PackedDraft(
+            self._stable_prefix,
+            tuple(self._starts[:entries]),
+            tuple(self._images[:entries]),
+            tuple(self._thinking[:entries]),
+            self.buffer.pack(count),
+        )
+
+    def unpack(self, packed: PackedDraft, state: SessionState) -> None:
+        """Continue from a stored draft of this state, unless the provider's encoding is not the same as then."""
+        fresh = RequestBuffer(self._adapter, lambda data: 0)
+        for segment in packed.stable_prefix:
+            fresh.extend(self._adapter.encode_segment(segment))
+        if fresh.digests != list(state.digests[: len(fresh.digests)]):
+            return
+        self.buffer.unpack(packed.buffer, state.digests)
+        self._stable_prefix, self._entries = packed.stable_prefix, state.entries[: len(packed.starts)]
+        self._starts, self._images, self._thinking = list(packed.starts), list(packed.images), list(packed.thinking)
 
     @property
     def has_images(self) -> bool:

@@ -99,6 +99,7 @@ class SessionState(msgspec.Struct, frozen=True):
     spend_max_usd: Decimal | None = None
     parameters: Parameters | None = None
     started_at: float = 0.0
+    event_count: int = 0
     last_event_id: str | None = None
     epoch: int = 0
     pinned: tuple[LayerText, ...] = ()

@@ -157,15 +157,28 @@ class RequestCountStore(Protocol):
 
 
 class SharedValue(msgspec.Struct, frozen=True):
-    """A small JSON text under a key; `at` is when it was last used."""
+    """A text under a key; `at` is when it was last used."""
 
     key: str
     text: str
     at: float
 
 
+def snapshot_key(session_id: str) -> str:
+    """The key of a session's folded state, which is deleted with the session's content."""
+    return f"session {session_id}"
+
+
+def ledger_key(session_id: str) -> str:
+    """The key of a session's accounting state, which is deleted with the session."""
+    return f"ledger {session_id}"
+
+
 class SharedValueStore(Protocol):
-    """What the planners of several processes share. Nothing is lost with it but what a later call can learn again."""
+    """What processes share: memories of planners, folded states of sessions.
+
+    Nothing is lost with it but what a later call can learn, or derive from the log, again.
+    """
 
     def find_shared(self, keys: Sequence[str]) -> dict[str, str]:
         """The texts by their keys, without keys that have none."""
@@ -211,6 +224,9 @@ class SharedWorkStore(Protocol):
 
     def forget_leases(self, *, ended_seconds_ago: float) -> None:
         """Deletes leases that ended so long ago."""
+
+    def find_head(self, session_id: str) -> SessionHead | None:
+        """How far a session has come; None if it has no events."""
 
     def find_conversations(self, keys: Sequence[str]) -> tuple[SessionHead, ...]:
         """The newest sessions that have one of these conversation keys, a few for each."""

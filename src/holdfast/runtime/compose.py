@@ -13,7 +13,7 @@ from holdfast.catalog import lookup
 from holdfast.catalog.schema import Model
 from holdfast.clock import new_ulid, system_clock
 from holdfast.engine.conversation import Dependencies, KeepAlive, VolatileSource
-from holdfast.engine.reducer import fold_events
+from holdfast.engine.snapshot import StateSnapshot, load_state
 from holdfast.engine.state import SessionState
 from holdfast.engine.tools.delegate import Delegation
 from holdfast.engine.tools.dispatch import Toolbox
@@ -378,12 +378,17 @@ def not_open_error(closed_id: str | None) -> UserError:
     return UserError(f"the session is not open: it was closed; continue it with `Session.resume({closed_id!r}, ...)`")
 
 
-def load_session_state(log: EventLog, options: Options, resume: str | None) -> SessionState:
-    """The state of the session to resume, or that of a new one. Raises UserError if there is nothing to resume."""
+def load_session_state(
+    log: EventLog, options: Options, resume: str | None
+) -> tuple[SessionState, StateSnapshot | None]:
+    """The state of the session to resume, with its stored snapshot, or that of a new one.
+
+    Raises UserError if there is nothing to resume.
+    """
     if resume is None:
         at = options.get("clock", system_clock)()
-        return SessionState(session_id=options.get("new_id", new_ulid)(at))
-    state = fold_events(log.read(resume), resume)
+        return SessionState(session_id=options.get("new_id", new_ulid)(at)), None
+    state, snapshot = load_state(log, resume)
     if not state.model:
         newest_ids = [row.id for row in log.sessions(limit=3)]
         hint = f"; the newest are {', '.join(newest_ids)}" if newest_ids else "; the store holds no session yet"
@@ -391,7 +396,7 @@ def load_session_state(log: EventLog, options: Options, resume: str | None) -> S
     if not state.epoch:
         reason = "it was recorded from a wrapped client or pruned"
         raise UserError(f"session {resume!r} has no prompt to continue: {reason}")
-    return state
+    return state, snapshot
 
 
 def open_session_log(options: Options) -> tuple[EventLog, bool]:

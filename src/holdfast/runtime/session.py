@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Never, Self
@@ -20,10 +19,11 @@ from holdfast.engine.conversation import Conversation
 from holdfast.engine.loop import TurnResult, message_content, run_turn
 from holdfast.engine.model_switch import SwitchQuote
 from holdfast.engine.recovery.runner import RecoveryRunner, StepFunction
+from holdfast.engine.snapshot import restore_draft, save_session
 from holdfast.engine.state import SessionState
 from holdfast.engine.tools.definition import Tool, ToolFunction
 from holdfast.engine.tools.permissions import Allowed, Confirm
-from holdfast.errors import StoreError, UserError
+from holdfast.errors import UserError
 from holdfast.events.log import Event, EventListener, EventLog
 from holdfast.events.payloads.calls import SideEffects
 from holdfast.events.payloads.session import SessionEnded
@@ -79,6 +79,7 @@ class Session:
         self._messages_expected: int | None = None
         self._state: SessionState | None = None
         self._bus = compose.new_event_bus(self._options)
+        self._messages_saved = 0
         self._composition: compose.Composition | None = None
         self._conversation: Conversation | None = None
         self._turn: asyncio.Task[TurnResult] | None = None
@@ -334,11 +335,12 @@ class Session:
             raise compose.not_open_error(self._state.session_id)
         log, owns_log = compose.open_session_log(self._options)
         try:
-            state = compose.load_session_state(log, self._options, self._resume)
+            state, snapshot = compose.load_session_state(log, self._options, self._resume)
             composition = compose.compose_session(
                 self._options, state, log=log, bus=self._bus, owns_log=owns_log, messages=self._messages_expected
             )
             conversation = Conversation(composition.deps, state)
+            self._messages_saved = restore_draft(conversation, snapshot)
             if composition.delegation is not None:
                 composition.delegation.set_parent(conversation)
             if self._resume is None:
@@ -377,9 +379,7 @@ class Session:
         try:
             if self._conversation is not None:
                 await delete_explicit_cache(self._conversation, "the session is closed")
-                with suppress(StoreError):
-                    # Learned parameters only improve later plans; another session will learn them, so do not fail.
-                    await record_learned(self._conversation)
+                await save_session(self._conversation, self._messages_saved)
         finally:
             self._state = self._conversation.state if self._conversation is not None else self._state
             self._conversation, self._composition = None, None

@@ -30,6 +30,27 @@ class EncodedBlock(msgspec.Struct, frozen=True):
     container_start: bytes = b""
 
 
+class PackedBlock(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An encoded block of a packed buffer, without its `data`: those are the last `size` bytes up to its end."""
+
+    layer: str
+    section: PromptSection
+    stability: Stability
+    size: int
+    accepts_breakpoint: bool
+    role: Role | None
+    ephemeral: bool
+    container_start: bytes
+    tokens: int
+
+
+class PackedBuffer(msgspec.Struct, frozen=True, array_like=True):
+    """The leading blocks of a buffer as they are stored; their digests are stored elsewhere."""
+
+    cacheable: bytes
+    blocks: tuple[PackedBlock, ...]
+
+
 class WireEncoder(Protocol):
     """What the buffer needs to know about a provider's JSON."""
 
@@ -81,6 +102,47 @@ class RequestBuffer:
         self.stable_count = min(self.stable_count, keep)
         if self.first_ephemeral is not None and self.first_ephemeral >= keep:
             self.first_ephemeral = None
+
+    def pack(self, count: int) -> PackedBuffer:
+        """The first `count` blocks."""
+        packed = (
+            PackedBlock(
+                block.layer,
+                block.section,
+                block.stability,
+                len(block.data),
+                block.accepts_breakpoint,
+                block.role,
+                block.ephemeral,
+                block.container_start,
+                tokens,
+            )
+            for block, tokens in zip(self.blocks[:count], self.tokens, strict=False)
+        )
+        return PackedBuffer(bytes(self._bytes[: self.digests[count - 1].end if count else 0]), tuple(packed))
+
+    def unpack(self, packed: PackedBuffer, digests: Sequence["PrefixDigest"]) -> None:
+        """Fill an empty buffer with packed blocks and their digests, as if they had been added one by one."""
+        cacheable = packed.cacheable
+        for block, digest in zip(packed.blocks, digests, strict=True):
+            self.blocks.append(
+                EncodedBlock(
+                    block.layer,
+                    block.section,
+                    block.stability,
+                    cacheable[digest.end - block.size : digest.end],
+                    block.accepts_breakpoint,
+                    block.role,
+                    block.ephemeral,
+                    block.container_start,
+                )
+            )
+        self._bytes += cacheable
+        self.digests += digests
+        self.tokens += [block.tokens for block in packed.blocks]
+        self.tokens_total = sum(self.tokens)
+        self.stable_count = count_stable_blocks(self.blocks)
+        self.first_ephemeral = next((index for index, block in enumerate(self.blocks) if block.ephemeral), None)
 
     def cacheable_bytes(self) -> bytes:
         return bytes(self._bytes)

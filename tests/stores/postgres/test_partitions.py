@@ -12,6 +12,7 @@ from tests.support.postgres_server import run
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.events.log import Event
+from holdfast.events.records import SharedValue, snapshot_key
 from holdfast.stores.maintenance import RETAINED_EVENT_TYPES, find_differences
 from holdfast.stores.postgres.store import PostgresStore
 from holdfast.stores.postgres.upkeep import WRITER_SUMS, keep_up
@@ -129,7 +130,9 @@ def test_retention_empties_a_partition_at_once_and_leaves_what_pruning_each_sess
     prunable = store.list_prunable(RETAINED_EVENT_TYPES, before=before)
     expected = [event for event in store.read("a") if event.payload.__struct_config__.tag in RETAINED_EVENT_TYPES]
 
+    store.records.put_shared([SharedValue(snapshot_key(id), "x", 0.0) for id in ("a", "d")])
     removed = store.clear_partitions(RETAINED_EVENT_TYPES, before=before)
+    assert list(store.records.find_shared([snapshot_key("a"), snapshot_key("d")])) == [snapshot_key("d")]
     assert (removed, sum(count for _, count in prunable)) == (36, 42)
     assert list(store.read("a")) == expected
     assert len(list(store.read("c"))) == 8

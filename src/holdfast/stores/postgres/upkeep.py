@@ -10,6 +10,7 @@ import msgspec
 from psycopg import sql
 from psycopg.errors import LockNotAvailable
 
+from holdfast.events.records import snapshot_key
 from holdfast.ledger.postings import ROLLUPS, SESSION_DAYS
 from holdfast.stores.postgres.server import PostgresConnection
 from holdfast.stores.sql.analytics_queries import merge_writer_rows
@@ -104,6 +105,9 @@ def _clear_month(connection: PostgresConnection, part: _Partition, kept_types: S
     connection.execute(_RECOUNT)
     # Without its requests, a session cannot be continued.
     connection.execute("DELETE FROM holdfast.conversation_keys WHERE session_id IN (SELECT session_id FROM touched)")
+    # Its folded state has their content.
+    folded = "SELECT %s || session_id FROM touched"
+    connection.execute(f"DELETE FROM holdfast.shared_values WHERE key IN ({folded})", (snapshot_key(""),))
     return as_int(count)
 
 

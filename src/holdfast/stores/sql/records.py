@@ -1,6 +1,7 @@
-"""Keys, budgets, controls, settings and the global order of events in a database: records and SQL, for all engines."""
+"""Keys, budgets, controls, settings, leases and the global order of events in a database, for all engines."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 
 import msgspec
@@ -9,11 +10,17 @@ from msgspec.structs import astuple
 from holdfast.errors import StoreError
 from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CacheControls, CacheSettings, SessionControl
-from holdfast.events.records import BudgetCharge, BudgetDay, KeyRow, PositionedEvent, SharedValue
+from holdfast.events.records import BudgetCharge, BudgetDay, KeyRow, Lease, PositionedEvent, SessionHead, SharedValue
 from holdfast.stores.sql.connection import ChangeRunner
 from holdfast.stores.sql.dialect import SqlDialect, repeat_params
-from holdfast.stores.sql.events import EVENT_COLUMNS, FetchRows, as_int, decode_event_row
-from holdfast.stores.sql.leases import SharedWork
+from holdfast.stores.sql.events import (
+    EVENT_COLUMNS,
+    FetchRows,
+    as_int,
+    chain_head,
+    damaged_sessions_error,
+    decode_event_row,
+)
 from holdfast.stores.write.queue import SqlStep
 
 KEY_COLUMNS = KeyRow.__struct_fields__
@@ -82,9 +89,25 @@ INSERT INTO holdfast.request_counts AS kept (key_id, minute, requests) VALUES (?
 ON CONFLICT (key_id, minute) DO UPDATE SET requests = kept.requests + excluded.requests
 WHERE kept.requests + excluded.requests <= ?"""
 
+SHARED_VALUE = "SELECT value FROM holdfast.shared_values WHERE key = ?"
 _INSERT_SHARED = "INSERT INTO holdfast.shared_values (key, value, at) VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE SET"
 PUT_SHARED = f"{_INSERT_SHARED} value = excluded.value, at = excluded.at"
 ADD_SHARED = f"{_INSERT_SHARED} at = excluded.at"
+
+# Checked on the locked row, so of two processes that take a lease that has ended only the first gets it.
+TAKE_LEASE = """
+INSERT INTO holdfast.leases AS kept (name, owner, until, value) VALUES (?, ?, server_seconds() + ?, ?)
+ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, until = excluded.until, value = excluded.value
+WHERE kept.owner = excluded.owner OR kept.until < server_seconds()"""
+RELEASE_LEASE = "DELETE FROM holdfast.leases WHERE name = ? AND owner = ?"
+LEASES = """
+SELECT name, owner, until - server_seconds(), value FROM holdfast.leases WHERE name >= ? AND name < ? ORDER BY name"""
+FORGET_LEASES = "DELETE FROM holdfast.leases WHERE until < server_seconds() - ?"
+_SELECT_HEADS = f"SELECT s.id, s.event_count, {chain_head('s')} FROM holdfast.sessions AS s WHERE s.id"
+SESSION_HEAD = f"{_SELECT_HEADS} = ?"
+
+# Thousands of conversations may share a block; the most recent ones are the likely matches.
+SESSIONS_PER_KEY_MAX = 8
 
 
 class DatabaseRecords:
@@ -278,3 +301,46 @@ def _decode_control(columns: Sequence[object]) -> SessionControl:
     at = invalidated_at if isinstance(invalidated_at, float | int) else None
     counts = [count if isinstance(count, int) else 0 for count in (generation, refreshes)]
     return SessionControl(bool(enabled), counts[0], at, counts[1])
+
+
+class SharedWork:
+    """Every method is one transaction. A lease is not synced: after a power failure, its owner is gone as well."""
+
+    def __init__(self, fetch: FetchRows, changes: ChangeRunner, dialect: SqlDialect) -> None:
+        self._fetch = fetch
+        self._changes = changes
+        self._heads_by_key = f"{_SELECT_HEADS} IN ({dialect.newest_sessions_query})"
+
+    def take_lease(self, name: str, owner: str, *, seconds: float, value: str = "") -> bool:
+        step = SqlStep(TAKE_LEASE, (name, owner, seconds, value), rows_min=1)
+        return self._changes.run_steps([step], synced=False)
+
+    def release_lease(self, name: str, owner: str) -> bool:
+        return self._changes.run_steps([SqlStep(RELEASE_LEASE, (name, owner), rows_min=1)], synced=False)
+
+    def list_leases(self, prefix: str) -> tuple[Lease, ...]:
+        rows = self._fetch(LEASES, (prefix, f"{prefix}\uffff"))
+        return tuple(Lease(str(name), str(owner), _as_float(left), str(value)) for name, owner, left, value in rows)
+
+    def forget_leases(self, *, ended_seconds_ago: float) -> None:
+        self._changes.run_steps([SqlStep(FORGET_LEASES, (ended_seconds_ago,))], synced=False)
+
+    def find_head(self, session_id: str) -> SessionHead | None:
+        return next(map(_decode_head, self._fetch(SESSION_HEAD, (session_id,))), None)
+
+    def find_conversations(self, keys: Sequence[str]) -> tuple[SessionHead, ...]:
+        rows = self._fetch(self._heads_by_key, (json.dumps(keys), SESSIONS_PER_KEY_MAX)) if keys else []
+        return tuple(_decode_head(row) for row in rows)
+
+
+def _decode_head(row: Sequence[object]) -> SessionHead:
+    try:
+        return msgspec.convert(dict(zip(SessionHead.__struct_fields__, row, strict=True)), SessionHead)
+    except msgspec.ValidationError as error:
+        raise damaged_sessions_error() from error
+
+
+def _as_float(cell: object) -> float:
+    if not isinstance(cell, float | int):
+        raise StoreError("the list of leases is damaged: restore the database from a backup")
+    return float(cell)

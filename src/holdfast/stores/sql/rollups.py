@@ -1,8 +1,10 @@
 """Writes the roll-up tables in the same transaction as the events they are derived from.
 
-The accounting state of a session is cached, and rebuilt from the log where another process wrote to the session in
-between. A session whose events are not all in the tables (written by an older version, or left over from an interrupted
-rebuild) is processed from its first event on as soon as it continues or is queried.
+
+The accounting state of a session is cached, and stored now and then, so that a process that continues a long session
+reads its newest events only. It is rebuilt from the log where neither is of use. A session whose events are not all in
+the tables (written by an older version, or left over from an interrupted rebuild) is processed from its first event on
+as soon as it continues or is queried.
 """
 
 from collections import OrderedDict
@@ -16,6 +18,7 @@ from msgspec.structs import astuple
 from holdfast.catalog.lookup import Models
 from holdfast.errors import StoreError
 from holdfast.events.log import Event, SessionRow
+from holdfast.events.records import ledger_key
 from holdfast.ledger.accounting import AccountingState, LedgerEntry
 from holdfast.ledger.analytics.queries import END_OF_TIME
 from holdfast.ledger.postings import (
@@ -32,11 +35,14 @@ from holdfast.ledger.postings import (
 )
 from holdfast.stores.sql import analytics_queries as queries
 from holdfast.stores.sql.events import EVENT_POSITION, Cell, as_int, decode_event_row
+from holdfast.stores.sql.records import PUT_SHARED, SHARED_VALUE
 from holdfast.stores.write.queue import AppendJob
 from holdfast.types.reply import ReplySource
 
 # Sessions whose accounting state is cached; others are rebuilt from the log when they continue.
 CACHED_SESSIONS_MAX = 1_000
+# A state has 1 KB, and reading so many events takes 2 ms.
+STORED_EVERY_EVENTS = 256
 PAGE_EVENTS = 1_000  # Bounds what rebuilding a long session holds in memory.
 _SESSIONS_AT_ONCE = 200  # Well below the 999 parameters that every SQLite accepts in one statement.
 _ALWAYS = (0.0, END_OF_TIME, 1)  # Parameters of a query: since, until, and simulated calls included.
@@ -122,14 +128,28 @@ class QueryPort(Protocol):
 
 
 class _SessionState:
-    """The accounting state of a session, and the event up to which it is valid."""
+    """The accounting state of a session, the event up to which it is valid, and the number of events when stored."""
 
-    __slots__ = ("accounting", "count", "last_id")
+    __slots__ = ("accounting", "count", "last_at", "last_id", "stored_count")
 
-    def __init__(self, accounting: AccountingState, count: int, last_id: object) -> None:
+    def __init__(self, accounting: AccountingState, count: int, last_id: object, stored_count: int = 0) -> None:
         self.accounting = accounting
         self.count = count
         self.last_id = last_id
+        self.last_at = 0.0
+        self.stored_count = stored_count
+
+
+class _StoredState(msgspec.Struct, frozen=True):
+    """The accounting state of a session after its first `count` events, the last of which is `last_id`."""
+
+    ledger_version: int
+    accounting: AccountingState
+    count: int
+    last_id: str
+
+
+_decode_stored = msgspec.json.Decoder(_StoredState).decode
 
 
 class RollUpWriter:
@@ -171,7 +191,9 @@ class RollUpWriter:
                 cached = self._cached.get(session_id)
                 # The cached state is valid only if no other process appended or recounted in between.
                 if cached is not None and (cached.count, cached.last_id, entered) == (count_before, last_id, count):
-                    self._active[session_id] = _SessionState(cached.accounting, count_before, last_id)
+                    self._active[session_id] = _SessionState(
+                        cached.accounting, count_before, last_id, cached.stored_count
+                    )
                 elif session_id in relevant:
                     is_complete = entered == count
                     state = self._continue(port, session_id, count_before, last_id) if is_complete else None
@@ -181,8 +203,10 @@ class RollUpWriter:
         return heads
 
     def _continue(self, port: QueryPort, session_id: str, count: int, last_id: object) -> _SessionState | None:
-        """The cached state after the events that another process has appended and entered; None if there is none."""
+        """The cached or stored state after the events that were appended and entered since; None if there is none."""
         cached = self._cached.get(session_id)
+        if cached is None and count >= STORED_EVERY_EVENTS:
+            cached = _find_stored(port, session_id)
         position = port.fetch(EVENT_POSITION, (str(cached.last_id), session_id)) if cached else []
         if cached is None or not position:
             return None
@@ -191,7 +215,7 @@ class RollUpWriter:
             return None  # The session was pruned.
         for event in self._relevant_events(port, session_id, seq):
             accounting, _ = post_event(accounting, event, self._models)
-        return _SessionState(accounting, count, last_id)
+        return _SessionState(accounting, count, last_id, cached.stored_count)
 
     def _rebuild(
         self, port: QueryPort, session_id: str, count: int, last_id: object, *, post_all: bool
@@ -230,6 +254,7 @@ class RollUpWriter:
                 if active is not None:
                     active.count += session_row.event_count
                     active.last_id = next(row.id for row in reversed(job.rows) if row.session_id == session_row.id)
+                    active.last_at = session_row.last_event_at
 
     def _add(self, posting: Posting) -> None:
         self._totals.post((posting,))
@@ -273,9 +298,22 @@ class RollUpWriter:
                     port.write(queries.delete_empty_sums(table), keys)
         self._totals.clear()
         self._has_removals = False
+        self._store_states(port)
         if self._rebuilt:
             port.write(queries.MARK_ROLLED_UP, [(session_id,) for session_id in sorted(self._rebuilt)])
             self._rebuilt.clear()
+
+    def _store_states(self, port: QueryPort) -> None:
+        """Stores the accounting states that have many new events since they were stored last."""
+        states = [
+            (ledger_key(session_id), state)
+            for session_id, state in sorted(self._active.items())
+            if state.count - state.stored_count >= STORED_EVERY_EVENTS and isinstance(state.last_id, str)
+        ]
+        for key, state in states:
+            stored = _StoredState(LEDGER_VERSION, state.accounting, state.count, str(state.last_id))
+            port.write(PUT_SHARED, [(key, _encode(stored).decode(), state.last_at)])
+            state.stored_count = state.count
 
     def _own_row(self, table: RollUp, key: Key) -> Key:
         """The key of this writer's row: `simulated`, the last column, is -n for calls that are not simulated.
@@ -303,6 +341,16 @@ class RollUpWriter:
     def is_current(self, port: QueryPort) -> bool:
         """Whether the tables were written by the rules of this version, or of a newer one that runs beside it."""
         return all(as_int(version) >= LEDGER_VERSION for (version,) in port.fetch(queries.LEDGER_VERSION_QUERY))
+
+
+def _find_stored(port: QueryPort, session_id: str) -> _SessionState | None:
+    for (text,) in port.fetch(SHARED_VALUE, (ledger_key(session_id),)):
+        # A damaged or outdated one is as good as none.
+        with suppress(msgspec.MsgspecError):
+            stored = _decode_stored(str(text))
+            if stored.ledger_version == LEDGER_VERSION:
+                return _SessionState(stored.accounting, stored.count, stored.last_id, stored.count)
+    return None
 
 
 def _sum_by_session(sums_by_key: Mapping[Key, tuple[int, ...]]) -> list[tuple[Cell, ...]]:

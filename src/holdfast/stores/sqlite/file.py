@@ -83,7 +83,10 @@ def open_writer(path: Path, migrations: Sequence[Migration], *, busy_seconds_max
 
 def open_change_connection(path: Path, *, busy_seconds_max: float) -> sqlite3.Connection:
     """A connection for changes beside the log."""
-    return connect_sqlite(path, "rw", busy_seconds_max=busy_seconds_max)
+    connection = connect_sqlite(path, "rw", busy_seconds_max=busy_seconds_max)
+    # A snapshot that is replaced has content of its session, which may be deleted later.
+    connection.execute("PRAGMA secure_delete = ON")
+    return connection
 
 
 def open_reader(path: Path, *, busy_seconds_max: float) -> sqlite3.Connection:

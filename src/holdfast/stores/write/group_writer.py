@@ -10,6 +10,7 @@ from msgspec.structs import astuple, replace
 
 from holdfast.catalog.lookup import Models
 from holdfast.errors import StoreError
+from holdfast.events.records import ledger_key, snapshot_key
 from holdfast.stores.sql.analytics_queries import insert_rows
 from holdfast.stores.sql.connection import Cursor, Engine, SqlConnection
 from holdfast.stores.sql.dialect import repeat_params
@@ -29,6 +30,7 @@ _DELETE_SESSION = "DELETE FROM holdfast.sessions WHERE id = ?"
 
 
 _DELETE_KEYS = "DELETE FROM holdfast.conversation_keys WHERE session_id = ?"
+_DELETE_SHARED = "DELETE FROM holdfast.shared_values WHERE key = ?"
 _REQUEST_SINCE = """
 SELECT 1 FROM holdfast.events WHERE session_id = ? AND type = 'request.prepared'
     AND seq > (SELECT seq FROM holdfast.events WHERE session_id = ? AND id = ?) LIMIT 1"""
@@ -236,7 +238,7 @@ class GroupWriter(ABC):
         self._rollups.remove_session(self, job.session_id)
         deleted = self._execute("DELETE FROM holdfast.events WHERE session_id = ?", (job.session_id,)).rowcount
         self._execute(_DELETE_SESSION, (job.session_id,))
-        self._execute(_DELETE_KEYS, (job.session_id,))
+        self._forget(job.session_id)
         return partial(job.done.set_result, deleted)
 
     def _prune(self, job: PruneJob) -> SettleJob:
@@ -253,9 +255,14 @@ class GroupWriter(ABC):
             self._rollups.catch_up(self, (job.session_id,))
         else:
             self._execute(_DELETE_SESSION, (job.session_id,))
-        # Without its requests, it cannot be continued.
-        self._execute(_DELETE_KEYS, (job.session_id,))
+        self._forget(job.session_id)
         return partial(job.done.set_result, deleted)
+
+    def _forget(self, session_id: str) -> None:
+        # Without its requests, a session cannot be continued. Its folded state has their content.
+        self._execute(_DELETE_KEYS, (session_id,))
+        for key in (ledger_key(session_id), snapshot_key(session_id)):
+            self._execute(_DELETE_SHARED, (key,))
 
     def _roll_up(self, job: RollUpJob) -> SettleJob:
         if job.clear_first:
