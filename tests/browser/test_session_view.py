@@ -6,7 +6,13 @@ import pytest
 
 from holdfast.clock import ManualClock
 from holdfast.events.log import Event
-from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted, RequestPrepared
+from holdfast.events.payloads.calls import (
+    GatewayForwarded,
+    LlmCallCompleted,
+    LlmCallFailed,
+    LlmCallStarted,
+    RequestPrepared,
+)
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.events.payloads.union import AnyPayload
 from holdfast.stores.memory import MemoryStore
@@ -36,7 +42,7 @@ def test_every_call_is_drawn_and_described_as_in_the_api(
     page: Page, sample_service: Client, session_with_breaks: str
 ) -> None:
     calls = sample_service.get(f"/api/sessions/{session_with_breaks}/calls")
-    assert page.text("h1") == calls["name"]
+    assert page.text("h1") == calls["title"]
     for call in calls["calls"]:
         row = page.text(f"[data-call='{call['number']}']")
         assert f"{call['read_tokens']:,}" in row
@@ -63,6 +69,13 @@ def test_click_on_a_bar_selects_its_call_and_stays_in_the_url(page: Page, sessio
         "svg.dispatchEvent(new MouseEvent('click', {bubbles: true, clientX, clientY: box.top + 50}))"
     )
     page.wait_until(lambda: page.text(".detail h2").startswith("Call 7"))
+    assert page.text(".readout").startswith("Call 7: ")
+    page.run(
+        "const svg = document.querySelector('.prompt-chart'), box = svg.getBoundingClientRect();"
+        "const clientX = box.left + 52 + 2.5 * (box.width - 52) / 9;"
+        "svg.dispatchEvent(new PointerEvent('pointermove', {bubbles: true, clientX, clientY: box.top + 50}))"
+    )
+    assert page.text(".readout").startswith("Call 3: "), "the call under the pointer"
     assert page.driver.current_url.endswith(f"#/session/{session_with_breaks}?call=7")
     page.driver.refresh()
     page.wait_until(lambda: page.text(".detail h2").startswith("Call 7"))
@@ -192,6 +205,9 @@ def test_two_calls_and_two_sessions_are_compared(page: Page, sample_service: Cli
     other = next(row for row in sample_service.get("/api/sessions")["sessions"] if row["id"] != session_with_breaks)
     page.open(f"compare?a={session_with_breaks}&b={other['id']}", heading="Compare")
     assert page.texts("[data-row=Calls] td")[2] == str(other["call_count"])
+    assert page.texts("[data-row=Session] td")[2] == other["title"]
+    offered = page.run("return [...document.querySelectorAll('datalist option')].map(e => [e.value, e.label])")
+    assert [other["id"], f"{other['title']} · {other['model']}"] in offered, "a session is chosen by its name"
 
 
 def test_failed_calls_and_latencies_are_listed(page: Page) -> None:
@@ -214,4 +230,22 @@ def test_failed_calls_and_latencies_are_listed(page: Page) -> None:
         assert cells[1:] == ["0", "server error", "1.2 s", "2"]
         assert page.text("[data-call='1'] [data-heading=Time]") == "750 ms1 retry"
         assert "busy" not in page.text("main")
+        page.leave()
+
+
+def test_session_whose_calls_all_failed_shows_them_and_its_client(page: Page) -> None:
+    store = MemoryStore()
+    store.append(
+        [
+            Event("e1", 60.0, "s", "agent", SessionStarted(MODEL, name="ann's laptop")),
+            Event("e2", 61.0, "s", "agent", GatewayForwarded("new", 1.0, client="my-agent")),
+            Event("e3", 62.0, "s", "agent", LlmCallFailed(MODEL, "anthropic", "invalid_request", "", 0, 5, "r1")),
+        ]
+    ).result(10)
+    with serve_store(store) as client:
+        page.url = client.url
+        page.open("session/s", heading="ann's laptop · 1970-01-01 00:01:00")
+        assert "my-agent" in page.text("h1 + p")
+        assert "No call was answered" in page.text("main")
+        assert "invalid request" in page.text("section[aria-label='Calls that failed at no cost']")
         page.leave()

@@ -7,7 +7,13 @@ import msgspec
 from holdfast.catalog.lookup import Models
 from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CacheControlsApplied, CachePinged, ExplicitCacheChanged
-from holdfast.events.payloads.calls import LlmCallFailed, LlmCallStarted, ModelSwitched, RequestPrepared
+from holdfast.events.payloads.calls import (
+    GatewayForwarded,
+    LlmCallFailed,
+    LlmCallStarted,
+    ModelSwitched,
+    RequestPrepared,
+)
 from holdfast.events.payloads.compaction import CompactionUndone, ContextCompacted
 from holdfast.events.payloads.session import EpochOpened, SessionStarted
 from holdfast.events.payloads.union import AnyPayload
@@ -79,6 +85,8 @@ class CallTimeline:
         self.session_id = session_id
         self._models = models
         self.name: str | None = None
+        self.client = ""
+        self.started_at = 0.0
         self.model = ""
         self.is_simulated = False
         self.last_event_id: str | None = None
@@ -98,6 +106,7 @@ class CallTimeline:
             self.last_event_id = event.id
 
     def _apply(self, event: Event) -> None:
+        self.started_at = self.started_at or event.at
         self._track(event.payload)
         description = _describe_event(event.payload)
         if description is not None:
@@ -116,6 +125,8 @@ class CallTimeline:
         match payload:
             case SessionStarted() as payload:
                 self.name, self.model, self.is_simulated = payload.name, payload.model, payload.simulated
+            case GatewayForwarded(client=client) if client:
+                self.client = client
             case RequestPrepared() as payload:
                 self._apply_request(payload)
             case LlmCallStarted(request_id=request_id) if self._newest is not None:

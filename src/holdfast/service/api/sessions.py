@@ -9,6 +9,8 @@ import msgspec
 
 from holdfast.engine.certify import Certificate, certify
 from holdfast.errors import UserError
+from holdfast.events.log import SessionRow
+from holdfast.ledger.analytics.queries import format_session_title
 from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
 from holdfast.ledger.layers import CallLayers, CallTimeline, RequestLayers
 from holdfast.runtime.compaction import SessionCompactions, report_compactions
@@ -91,11 +93,14 @@ class InterCallEvent(msgspec.Struct, frozen=True):
 class CallsResponse(msgspec.Struct, frozen=True):
     """A page of calls, oldest first, the events between them, and the newest calls that failed at no cost.
 
-    `calls_total` is for the whole session.
+    `calls_total` is for the whole session. `title` is the name, or client and start, as in the session list.
     """
 
     session_id: str
+    title: str
     name: str | None
+    client: str | None
+    started_at: datetime.datetime
     model: str
     simulated: bool
     calls_total: int
@@ -232,6 +237,9 @@ def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
         return copy_fields(
             CallsResponse,
             session,
+            title=_format_title(session),
+            client=session.client or None,
+            started_at=to_datetime(session.started_at),
             simulated=session.is_simulated,
             calls_total=total,
             calls=tuple(map(_call_view, session.calls[first:last])),
@@ -250,6 +258,19 @@ def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
     if calls is None:
         raise make_not_found_error("session", request.session_id)
     return calls
+
+
+def _format_title(session: CallTimeline) -> str:
+    row = SessionRow(
+        session.session_id,
+        session.name,
+        session.model,
+        started_at=session.started_at,
+        last_event_at=session.started_at,
+        event_count=0,
+        client=session.client or None,
+    )
+    return format_session_title(row, quotes_prompt=False)
 
 
 def list_compactions(context: AppContext, request: CompactionsRequest) -> CompactionsResponse:

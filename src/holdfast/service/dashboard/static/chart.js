@@ -5,6 +5,15 @@ import { svgButton } from "./download.js";
 import { dollars } from "./format.js";
 import { table } from "./table.js";
 
+/** The values at which an axis from 0 to at least `highest` has a line: steps of 1, 2 or 5 times a power of ten, `whole` ones if asked. */
+export function axisValues(highest, whole = false) {
+  const rough = highest / 4;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const fitting = power * [1, 2, 5, 10].find((factor) => factor * power >= rough * 0.999);
+  const step = whole ? Math.max(1, fitting) : fitting;
+  return Array.from({ length: Math.ceil(highest / step - 0.001) + 1 }, (_, index) => index * step);
+}
+
 /** Available chart width, minus padding and scroll bar. */
 export const chartWidth = () => Math.max(280, document.getElementById("main").clientWidth - 78);
 
@@ -17,7 +26,8 @@ const BAR_MAX = 64;
 /** `slots`: labels in order; `series`: {name, values} with one value per slot; `format` formats a value. */
 export function columns({ slots, series, width, label, format = dollars }) {
   const sums = slots.map((_, slot) => series.reduce((sum, entry) => sum + entry.values[slot], 0));
-  const highest = Math.max(...sums, 1e-9);
+  const values = axisValues(Math.max(...sums, 1e-9));
+  const highest = values.at(-1);
   const step = (width - LEFT) / Math.max(1, slots.length);
   const bar = Math.min(BAR_MAX, Math.max(1, step - 2));
   const bottom = TOP + HEIGHT;
@@ -34,9 +44,9 @@ export function columns({ slots, series, width, label, format = dollars }) {
   });
   const every = Math.ceil(78 / step);
   return s("svg", { class: "columns-chart", width: total, height: bottom + FOOT, viewBox: `0 0 ${total} ${bottom + FOOT}`, role: "img", "aria-label": label },
-    [0, 0.5, 1].map((share) => [
-      s("path", { class: "grid", d: `M${LEFT} ${bottom - HEIGHT * share}h${total - LEFT}` }),
-      s("text", { class: "tick end", x: LEFT - 6, y: bottom - HEIGHT * share + 4 }, format(highest * share)),
+    values.map((value) => [
+      s("path", { class: "grid", d: `M${LEFT} ${(bottom - height(value)).toFixed(1)}h${total - LEFT}` }),
+      s("text", { class: "tick end", x: LEFT - 6, y: (bottom - height(value) + 4).toFixed(1) }, format(value)),
     ]),
     paths,
     slots.map((slot, index) => (index % every ? null : s("text", { class: "tick middle", x: LEFT + (index + 0.5) * step, y: bottom + 15 }, slot))),

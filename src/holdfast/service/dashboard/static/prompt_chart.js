@@ -2,8 +2,9 @@
 //
 // All bars share one path per colour, so that a thousand calls need only a dozen elements.
 
+import { axisValues } from "./chart.js";
 import { h, s } from "./dom.js";
-import { count, shortCount } from "./format.js";
+import { cost, count, shortCount } from "./format.js";
 
 const HEIGHT = 280;
 const TOP = 26;
@@ -19,6 +20,9 @@ export const OUTCOMES = [
 
 export const layersOf = (calls) => [...new Set(calls.flatMap((call) => call.layers.map((part) => part.layer)))];
 
+/** The numbers of a call in one line, for the line below the chart. */
+export const describeCall = (call) => `Call ${call.number}: ${OUTCOMES.map(([, meaning, tokens]) => `${count(tokens(call))} ${meaning}`).join(", ")}, ${cost(call.cost_usd)}${call.verdict ? `, ${call.verdict.replaceAll("_", " ")}` : ""}`;
+
 const sentTokens = (call) => call.read_tokens + call.written_tokens + call.uncached_tokens;
 
 const box = (x, y, width, height) => `M${x} ${y}h${width}v${height}h${-width}z`;
@@ -26,7 +30,9 @@ const box = (x, y, width, height) => `M${x} ${y}h${width}v${height}h${-width}z`;
 /** Draws the chart for the available `width`; `at(x)` of the result is the call at that position. */
 export function promptChart({ calls, between, width, selected }) {
   const step = Math.max(STEP_MIN, Math.floor((width - LEFT) / Math.max(1, calls.length)));
-  const highest = Math.max(1, ...calls.map(sentTokens));
+  const largest = Math.max(1, ...calls.map(sentTokens));
+  const values = axisValues(largest, true);
+  const highest = values.at(-1);
   const bottom = TOP + HEIGHT;
   const height = (tokens) => Math.round((tokens / highest) * HEIGHT * 10) / 10;
   const paths = new Map();
@@ -63,11 +69,11 @@ export function promptChart({ calls, between, width, selected }) {
   const total = LEFT + Math.max(1, calls.length) * step;
   const drawing = s("svg", {
     class: "prompt-chart", width: total, height: bottom + FOOT, viewBox: `0 0 ${total} ${bottom + FOOT}`, role: "img",
-    "aria-label": `${calls.length} calls, the largest prompt has ${count(highest)} tokens; the table below lists each of them`,
+    "aria-label": `${calls.length} calls, the largest prompt has ${count(largest)} tokens; the table below lists each of them`,
   },
-    [0, 0.5, 1].map((share) => [
-      s("path", { class: "grid", d: `M${LEFT} ${bottom - HEIGHT * share}h${total - LEFT}` }),
-      s("text", { class: "tick end", x: LEFT - 6, y: bottom - HEIGHT * share + 4 }, shortCount(highest * share)),
+    values.map((value) => [
+      s("path", { class: "grid", d: `M${LEFT} ${bottom - height(value)}h${total - LEFT}` }),
+      s("text", { class: "tick end", x: LEFT - 6, y: bottom - height(value) + 4 }, shortCount(value)),
     ]),
     s("text", { class: "tick end", x: LEFT - 6, y: TOP - 14 }, "tokens"),
     selectedIndex >= 0 ? s("rect", { class: "selected", x: LEFT + selectedIndex * step, y: 0, width: step, height: bottom }) : null,

@@ -9,12 +9,14 @@ import { divergence } from "./call.js";
 export const title = "Compare";
 
 const SIDES = ["a", "b"];
+const OFFERED_MAX = 100;
 
 export async function show(place, { query, visitor }) {
   const wanted = Object.fromEntries(SIDES.flatMap((side) => [side, `${side}_call`]).map((name) => [name, query.get(name) ?? ""]));
-  place.append(h("h1", {}, "Compare"), form(wanted));
+  const { sessions } = await get("/api/sessions", { limit: OFFERED_MAX });
+  place.append(h("h1", {}, "Compare"), form(wanted, sessions));
   if (!SIDES.every((side) => wanted[side])) {
-    place.append(empty("Choose two sessions", ["Give the id of each; with the number of a call in both, the two calls are compared."]));
+    place.append(empty("Choose two sessions", ["The fields offer the newest sessions by name; with the number of a call in both, the two calls are compared."]));
     return {};
   }
   const isCalls = SIDES.every((side) => wanted[`${side}_call`]);
@@ -23,7 +25,7 @@ export async function show(place, { query, visitor }) {
   return {};
 }
 
-function form(wanted) {
+function form(wanted, sessions) {
   const field = (name, label, attributes) => h("p", {}, h("label", { for: `compare-${name}` }, label),
     h("input", { id: `compare-${name}`, name, value: wanted[name], ...attributes }));
   const submit = (event) => {
@@ -31,9 +33,10 @@ function form(wanted) {
     const fields = [...new FormData(event.target)].map(([name, value]) => [name, value.trim()]).filter(([, value]) => value);
     location.hash = `#/compare?${new URLSearchParams(fields)}`;
   };
-  return h("form", { class: "block", "aria-label": "What to compare", submit }, h("div", { class: "fields" },
-    field("a", "First session", { required: true }), field("a_call", "Its call", { type: "number", min: 1 }),
-    field("b", "Second session", { required: true }), field("b_call", "Its call", { type: "number", min: 1 })),
+  return h("form", { class: "block", "aria-label": "What to compare", submit },
+    h("datalist", { id: "compare-offered" }, sessions.map((row) => h("option", { value: row.id, label: `${row.title} · ${row.model}` }))), h("div", { class: "fields" },
+    field("a", "First session", { required: true, list: "compare-offered" }), field("a_call", "Its call", { type: "number", min: 1 }),
+    field("b", "Second session", { required: true, list: "compare-offered" }), field("b_call", "Its call", { type: "number", min: 1 })),
   h("p", { class: "buttons" }, h("button", { type: "submit", "data-does": "compare" }, "Compare")));
 }
 
@@ -42,7 +45,7 @@ async function readCall(session, number) {
   const layers = call.layers.map((layer) => [layer.layer, "count", layer.tokens]);
   return {
     link: `#/session/${part(session)}?call=${number}`, label: `${session}, call ${number}`,
-    rows: [["Model", "text", call.model], ["At", "time", call.at], ["Read", "count", call.read_tokens], ["Written", "count", call.written_tokens],
+    rows: [["Session", "link", session], ["Model", "text", call.model], ["At", "time", call.at], ["Read", "count", call.read_tokens], ["Written", "count", call.written_tokens],
       ["Uncached", "count", call.uncached_tokens], ["Out", "count", call.output_tokens], ["Cost", "cost", call.cost_usd], ["Lost", "dollars", call.lost_usd],
       ["Time", "duration", call.latency_ms], ["First byte", "duration", call.first_byte_ms], ["Outcome", "text", call.outcome], ["Verdict", "verdict", call.verdict], ...layers.map(([name, ...rest]) => [`Layer ${name}`, ...rest])],
   };
@@ -54,13 +57,13 @@ async function readSession(id) {
   if (!row) throw new Error(`There is no session ${id}, or it is simulated and left out.`);
   return {
     link: `#/session/${part(id)}`, label: row.title,
-    rows: [["Model", "text", row.model], ["Client", "text", row.client], ["Started", "time", row.started_at], ["Last activity", "time", row.last_event_at], ["Calls", "count", row.call_count],
+    rows: [["Session", "link", row.id], ["Model", "text", row.model], ["Client", "text", row.client], ["Started", "time", row.started_at], ["Last activity", "time", row.last_event_at], ["Calls", "count", row.call_count],
       ["Read share", "percent", row.read_share], ["Spent", "cost", row.spent_usd], ["Lost", "dollars", row.lost_usd], ["Lost most by", "verdict", row.verdict]],
   };
 }
 
-const FORMATS = { text: (value) => value ?? "–", time, count, cost, dollars, percent, duration, verdict };
-const NUMERIC = ["count", "cost", "dollars", "duration"];
+const FORMATS = { link: String, text: (value) => value ?? "–", time, count, cost, dollars, percent, duration, verdict };
+const NUMERIC = ["count", "cost", "dollars", "duration", "percent"];
 
 function comparison([a, b], isCalls) {
   const names = [...new Set([...a.rows, ...b.rows].map(([name]) => name))];
@@ -75,8 +78,8 @@ function comparison([a, b], isCalls) {
     name: "comparison", caption: isCalls ? "Two calls" : "Two sessions", rows, attributes: (row) => ({ "data-row": row.name }),
     columns: [
       { heading: "Figure", plain: (row) => row.name, show: (row) => row.name },
-      { heading: "First", plain: (row) => row.left, show: (row) => (row.name === "Model" ? [h("a", { href: a.link, "data-key": "left" }, a.label), h("div", {}, cell(row, row.left))] : cell(row, row.left)) },
-      { heading: "Second", plain: (row) => row.right, show: (row) => (row.name === "Model" ? [h("a", { href: b.link, "data-key": "right" }, b.label), h("div", {}, cell(row, row.right))] : cell(row, row.right)) },
+      { heading: "First", plain: (row) => row.left, show: (row) => (row.format === "link" ? h("a", { href: a.link, "data-key": "left" }, a.label) : cell(row, row.left)) },
+      { heading: "Second", plain: (row) => row.right, show: (row) => (row.format === "link" ? h("a", { href: b.link, "data-key": "right" }, b.label) : cell(row, row.right)) },
       { heading: "Difference", number: true, plain: difference, show: difference },
     ],
   });

@@ -4,7 +4,7 @@ import { get, part } from "../api.js";
 import { button, empty, fill, h, tile } from "../dom.js";
 import { svgButton } from "../download.js";
 import { cost, count, dollars, duration, percent, time, verdict } from "../format.js";
-import { legend, promptChart } from "../prompt_chart.js";
+import { describeCall, legend, promptChart } from "../prompt_chart.js";
 import { table } from "../table.js";
 import { callDetail } from "./call.js";
 import { compactionBlock } from "./compactions.js";
@@ -39,6 +39,12 @@ export async function show(place, { rest, query, visitor }) {
     state.chart = promptChart({ ...state.session, width, selected: state.selected });
     const { drawing } = state.chart;
     drawing.addEventListener("click", (event) => select(state.chart.at(event.clientX - drawing.getBoundingClientRect().left)));
+    const readout = h("p", { class: "readout small", role: "status" });
+    const describe = (call) => fill(readout, call ? describeCall(call) : "Tokens by call, layers in the order of the prompt");
+    const chosen = () => calls.find((call) => call.number === state.selected);
+    drawing.addEventListener("pointermove", (event) => describe(state.chart.at(event.clientX - drawing.getBoundingClientRect().left)));
+    drawing.addEventListener("pointerleave", () => describe(chosen()));
+    describe(chosen());
     const scroll = h("div", {
       class: "scroll chart", tabindex: 0, role: "group", "data-key": "prompts",
       "aria-label": "Prompts by call; use the arrow keys to select one",
@@ -50,7 +56,7 @@ export async function show(place, { rest, query, visitor }) {
       },
     }, drawing);
     const section = h("section", { class: "block", "aria-label": "Prompts by call" },
-      h("div", { class: "bar" }, h("h2", {}, "Prompts by call"), svgButton("prompts", () => drawing)), scroll, legend(calls), earlier());
+      h("div", { class: "bar" }, h("h2", {}, "Prompts by call"), svgButton("prompts", () => drawing)), scroll, readout, legend(calls), earlier());
     fill(chart, section);
     scroll.scrollLeft = before ?? scroll.scrollWidth;
   };
@@ -66,10 +72,14 @@ export async function show(place, { rest, query, visitor }) {
     : null);
 
   const draw = () => {
-    document.title = `${state.session.name ?? id} · Holdfast`;
+    document.title = `${state.session.title} · Holdfast`;
     fill(head, summary(state.session));
     if (!state.session.calls.length) {
-      fill(chart, empty("No call yet", ["No model has answered in this session yet; the first call will appear here."]));
+      const { failed } = state.session;
+      fill(chart, failed.length
+        ? empty("No call was answered", [`${count(failed.length)} ${failed.length === 1 ? "call" : "calls"} failed; the table below has the errors.`])
+        : empty("No call yet", ["No model has answered in this session yet; the first call will appear here."]));
+      fill(list, failedTable(failed));
       return;
     }
     drawChart();
@@ -78,7 +88,7 @@ export async function show(place, { rest, query, visitor }) {
 
   const drawDetail = async () => {
     if (!state.selected) {
-      fill(detail, h("p", { class: "none" }, "Select a bar, or a call in the table, to see its plan, verdict and certificate."));
+      fill(detail, state.session.calls.length ? h("p", { class: "none" }, "Select a bar, or a call in the table, to see its plan, verdict and certificate.") : null);
       return;
     }
     const number = state.selected;
@@ -135,8 +145,8 @@ function mergeEvents(before, after) {
 function summary(session) {
   const sum = (of) => session.calls.reduce((total, call) => total + of(call), 0);
   const sent = sum((call) => call.read_tokens + call.written_tokens + call.uncached_tokens);
-  return [h("h1", {}, session.name ?? session.session_id),
-    h("p", { class: "small" }, `${session.model} · ${session.session_id}`, session.simulated ? " · simulated: not billed" : "", " · ",
+  return [h("h1", {}, session.title),
+    h("p", { class: "small" }, [session.model, session.client, session.session_id, session.simulated ? "simulated: not billed" : null].filter(Boolean).join(" · "), " · started ", time(session.started_at), " · ",
       h("a", { href: `#/compare?${new URLSearchParams({ a: session.session_id })}`, "data-key": "compare" }, "compare with another session")),
     h("div", { class: "tiles" },
       tile("Calls", count(session.calls_total), "Billed calls"),
