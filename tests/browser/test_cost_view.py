@@ -1,12 +1,19 @@
 """The Cost view and the views it links to."""
 
 import asyncio
+from decimal import Decimal
 from pathlib import Path
 
 from holdfast.catalog.lookup import shipped_models
+from holdfast.clock import system_clock
+from holdfast.events.log import Event
+from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallStarted
+from holdfast.events.payloads.session import SessionStarted
+from holdfast.events.payloads.union import AnyPayload
 from holdfast.service.sample import SamplePlayer
 from holdfast.sources.skills.discovery import SkillRoot
 from holdfast.stores.memory import MemoryStore
+from holdfast.types.usage import Usage
 from tests.support.browsers import Page
 from tests.support.served_service import Client, serve_store
 from tests.support.skill_folders import write_skill
@@ -55,6 +62,30 @@ def test_time_range_is_chosen_by_its_link(page: Page, sample_service: Client) ->
     )
 
 
+def test_the_period_bounds_the_sessions_and_the_chart_ends_now(page: Page) -> None:
+    store, now = MemoryStore(), system_clock()
+    usage, model = Usage(input=10, output=1), "anthropic:claude-sonnet-5-5"
+    for name, at in (("old", now - 20 * 86_400), ("new", now - 3 * 3_600)):
+        call = LlmCallCompleted(model, "anthropic", usage, Decimal("0.01"), "v", 750, "end_turn", 0, 0, f"r {name}")
+        started = LlmCallStarted(model, "anthropic", 10, f"r {name}")
+        payloads: tuple[AnyPayload, ...] = (SessionStarted(model, name=name), started, call)
+        store.append([Event(f"{name} {n}", at, name, "agent", payload) for n, payload in enumerate(payloads)]).result(
+            10
+        )
+    with serve_store(store) as client:
+        page.url = client.url
+        page.open("cost")
+        assert page.texts("section[aria-label='By session, most expensive first'] tbody td:first-child") == ["new"]
+        assert page.texts("section[aria-label='By session, most expensive first'] [data-heading=Calls]") == ["1"]
+        assert len(page.elements(".columns-chart .hover")) == 24, "a day until now, with the hours without calls"
+        page.click("[data-does=rivals]")
+        page.wait_until(lambda: "has its text stored" in page.text("section[aria-label='Other policies']"))
+        page.open("cost?days=30")
+        assert len(page.texts("section[aria-label='By session, most expensive first'] tbody tr")) == 2
+        assert len(page.elements(".columns-chart .hover")) == 21
+        page.leave()
+
+
 def test_peer_policies_are_replayed_on_request(page: Page, sample_service: Client) -> None:
     page.url = sample_service.url
     page.open("cost")
@@ -87,6 +118,8 @@ def test_sessions_are_sorted_and_filtered_as_requested(page: Page, sample_servic
     page.wait_until(lambda: page.text("th[aria-sort=descending]") == "Spent ↓")
     rows = sample_service.get("/api/sessions?sort=spent")["sessions"]
     assert page.texts("tbody td:first-child a") == [row["title"] for row in rows]
+    offered = page.run("return [...document.querySelectorAll('#offered-model option')].map(e => e.value)")
+    assert offered == sorted({row["model"] for row in rows})
     losing = next(row for row in rows if row["verdict"])
     page.run("document.getElementById('filter-verdict').value = arguments[0]", losing["verdict"])
     page.click("[data-does=filter]")
@@ -99,7 +132,14 @@ def test_simulated_sessions_appear_in_every_view_by_one_switch(page: Page) -> No
     with MemoryStore() as store, serve_store(store) as client:
         asyncio.run(SamplePlayer(store, shipped_models(), pause=0).play())
         page.url = client.url
-        views = {"sessions": "[data-session]", "caching": "[data-session]", "cost": ".series"}
+        views = {
+            "overview": "ol.actions li",
+            "sessions": "[data-session]",
+            "caching": "[data-session]",
+            "compare": "datalist option",
+            "breaks": "tbody tr",
+            "cost": ".series",
+        }
         for view in views:
             page.open(view)
             assert not page.elements(views[view])

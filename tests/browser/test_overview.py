@@ -34,9 +34,12 @@ def test_overview_lists_losses_with_remedies_and_the_actions_of_the_report(page:
     assert len(rows) == len(data["losses"]) > 0
     assert any("move text that changes" in row for row in rows)
     actions = sample_service.get("/analytics/actions")["data"]["actions"]
-    assert list(page.texts("ol.actions li strong")) == [row["action"] for row in actions]
+    assert list(page.texts("ol.actions li strong")) == [row["action"][0].upper() + row["action"][1:] for row in actions]
     page.click("section[aria-label='Lost in 7 days, by cause'] tbody a")
     page.wait_until(lambda: "Back to cost" in page.text("main"))
+    page.open("overview", heading="Overview")
+    page.click("ol.actions a")
+    page.wait_until(lambda: "Prompts by call" in page.text("main"))
 
 
 def test_chart_is_read_by_keyboard_and_has_its_numbers_in_a_table(page: Page, sample_service: Client) -> None:
@@ -54,6 +57,10 @@ def test_chart_is_read_by_keyboard_and_has_its_numbers_in_a_table(page: Page, sa
         "return ['.chart', '.chart svg'].map(e => document.querySelector(e).getBoundingClientRect().width)"
     )
     assert svg > 0.95 * card, "the chart fills its card"
+    ticks = [shown_dollars(text) for text in page.texts(".columns-chart .tick.end")]
+    step = ticks[1] - ticks[0]
+    assert [round(tick / step, 6) for tick in ticks] == list(range(len(ticks))), "equal steps"
+    assert f"{step:e}"[:5] in ("1.000", "2.000", "5.000"), "round numbers"
 
 
 def test_empty_store_says_how_to_start(page: Page) -> None:

@@ -29,7 +29,7 @@ export async function show(place, { query }) {
 const calls = (rows) => table({
   name: "broken calls", caption: "Calls, most expensive first", rows, none: "No such calls in this period.",
   columns: [
-    { heading: "Call", plain: (row) => row.number, show: (row) => h("a", { href: `#/session/${part(row.session)}${row.number ? `?call=${row.number}` : ""}`, "data-key": `${row.session} ${row.number}` }, `${row.name ?? row.session}, call ${row.number}`) },
+    { heading: "Call", plain: (row) => row.number, show: (row) => [h("a", { href: `#/session/${part(row.session)}${row.number ? `?call=${row.number}` : ""}`, "data-key": `${row.session} ${row.number}` }, `${row.name ?? row.session}, call ${row.number}`), row.name ? h("div", { class: "small whole" }, row.session) : null] },
     { heading: "At", plain: (row) => row.at, show: (row) => time(row.at) },
     { heading: "Component", plain: (row) => row.component ?? "", show: (row) => row.component ?? "–" },
     { heading: "Detail", plain: (row) => row.detail, show: (row) => h("span", { class: "small" }, row.detail) },

@@ -1,10 +1,10 @@
 // Spending, savings, cache breaks and regret.
 
-import { get, now, part } from "../api.js";
+import { get, isSimulatedIncluded, now, part } from "../api.js";
 import { button, empty, fill, h, tile } from "../dom.js";
 import { chartFigure, chartWidth, columns } from "../chart.js";
 import { VERDICTS, count, dollars, percent, verdict } from "../format.js";
-import { money, number, spent, table } from "../table.js";
+import { money, number, share, spent, table } from "../table.js";
 import { unreadableNote } from "./caching.js";
 
 export const title = "Cost";
@@ -37,12 +37,13 @@ export async function show(place, { query }) {
   return { refresh };
 }
 
-let cached = { days: null, at: 0, reply: null };
+let cached = { of: null, at: 0, reply: null };
 
 /** Computing the optimum is slow, so a reply is reused for REGRET_MS. */
 const cachedRegret = (days) => async (within) => {
-  if (cached.days !== days || now() - cached.at > REGRET_MS) {
-    cached = { days, at: now(), reply: get("/analytics/regret", within) };
+  const of = `${days} ${isSimulatedIncluded()}`;
+  if (cached.of !== of || now() - cached.at > REGRET_MS) {
+    cached = { of, at: now(), reply: get("/analytics/regret", within) };
     cached.reply.catch(() => { cached.at = 0; });
   }
   return cached.reply;
@@ -53,7 +54,7 @@ async function render(days, within, regretWithin) {
   const [savings, models, sessions, regret, breaks] = await Promise.all([
     get("/analytics/savings", within),
     get("/analytics/cost", { ...within, group_by: "model" }),
-    get("/analytics/sessions", { order: "cost", limit: SESSIONS_MAX }),
+    get("/api/sessions", { ...within, sort: "spent", limit: SESSIONS_MAX }),
     regretWithin(within),
     get("/analytics/breaks", within),
   ]);
@@ -61,7 +62,7 @@ async function render(days, within, regretWithin) {
   const top = models.data.slice(0, MODELS_MAX).map((row) => row.model);
   const byTime = await Promise.all(top.map((model) => get("/analytics/cost", { ...within, group_by: slot, model })));
   return [tiles(savings.data, regret.data), spending(slot, top, byTime.map((reply) => reply.data)), modelTable(models.data),
-    sessionTable(sessions.data), breakTable(breaks.data, days), regretTable(regret.data, new Map(sessions.data.map((row) => [row.id, row.title])))];
+    sessionTable(sessions.sessions), breakTable(breaks.data, days), regretTable(regret.data, new Map(sessions.sessions.map((row) => [row.id, row.title])))];
 }
 
 function tiles(savings, regret) {
@@ -77,8 +78,7 @@ function tiles(savings, regret) {
 }
 
 function spending(slot, models, rowsByModel) {
-  const names = [...new Set(rowsByModel.flatMap((rows) => rows.map((row) => row[slot])))].sort();
-  const slots = slot === "hour" ? allHours(names) : names;
+  const slots = allSlots(slot, rowsByModel.flatMap((rows) => rows.map((row) => row[slot])).sort()[0]);
   const series = models.map((name, index) => {
     const costs = new Map(rowsByModel[index].map((row) => [row[slot], row.cost_usd]));
     return { name, values: slots.map((name) => costs.get(name) ?? 0) };
@@ -89,11 +89,12 @@ function spending(slot, models, rowsByModel) {
   });
 }
 
-/** All hours from the first to the last, including those without calls. */
-function allHours(names) {
-  if (!names.length) return [];
-  const [first, last] = [names[0], names.at(-1)].map((name) => Date.parse(`${name}:00:00Z`));
-  return Array.from({ length: Math.round((last - first) / HOUR) + 1 }, (_, index) => new Date(first + index * HOUR).toISOString().slice(0, 13));
+/** All hours or days from that of the first call until now, and at least a day or a week; those without calls too. */
+function allSlots(slot, first) {
+  const [size, least, characters] = slot === "hour" ? [HOUR, 24, 13] : [24 * HOUR, 7, 10];
+  const last = Math.floor(now() / size);
+  const start = Math.min(last - least + 1, first === undefined ? last : Date.parse(slot === "hour" ? `${first}:00:00Z` : `${first}T00:00:00Z`) / size);
+  return Array.from({ length: last - start + 1 }, (_, index) => new Date((start + index) * size).toISOString().slice(0, characters));
 }
 
 const slotLabel = (slot, name) => (slot === "hour"
@@ -115,8 +116,9 @@ const sessionTable = (rows) => table({
   name: "sessions by cost", caption: "By session, most expensive first", rows,
   columns: [
     { heading: "Session", plain: (row) => row.title, show: (row) => h("a", { href: `#/session/${part(row.id)}`, "data-key": row.id }, row.title) },
-    { heading: "Model", plain: (row) => row.active_model, show: (row) => row.active_model },
-    spent("Cost", (row) => row.cost_usd), number("Turns", (row) => row.turn_count),
+    { heading: "Model", plain: (row) => row.model, show: (row) => row.model },
+    number("Calls", (row) => row.call_count), share("Read", (row) => row.read_share, "Share of the prompt tokens that were read from the cache"),
+    money("Lost", (row) => row.lost_usd, "What cache misses cost above the price of a cache read"), spent("Cost", (row) => row.spent_usd, "Of all its calls, earlier ones too"),
   ],
 });
 
@@ -161,4 +163,5 @@ const rivalsTable = (rivals) => (rivals?.policies.length ? [noDifference(rivals.
     money("Cost", (row) => row.cost_usd, "Prompts only, at today's prices"),
     { heading: "Read", number: true, plain: (row) => row.read_share, show: (row) => percent(row.read_share) },
   ],
-})] : empty("Nothing to replay", ["No session in this period uses breakpoints."]));
+})] : empty("Nothing to replay", ["A policy is replayed on the text of prompts. No session in this period has its text stored: a gateway keeps digests only, and some sessions use models without breakpoints. ",
+  h("code", {}, "holdfast audit --rivals"), " replays the transcripts that clients keep themselves."]));

@@ -1,6 +1,6 @@
 // First page: what was spent, saved and lost lately, what needs attention, and what to do next.
 
-import { get, now, part } from "../api.js";
+import { get, isSimulatedIncluded, now, part } from "../api.js";
 import { empty, fill, h, tile } from "../dom.js";
 import { chartFigure, chartWidth, columns } from "../chart.js";
 import { VERDICTS, count, cost, dollars, percent, quoted, time } from "../format.js";
@@ -22,12 +22,13 @@ export async function show(place) {
   return { refresh };
 }
 
-let cached = { at: 0, reply: null };
+let cached = { of: null, at: 0, reply: null };
 
 /** Every event of the sessions that spent most is read for the actions, so a reply is reused for ACTIONS_MS. */
 async function cachedActions() {
-  if (now() - cached.at > ACTIONS_MS) {
-    cached = { at: now(), reply: get("/analytics/actions") };
+  const of = isSimulatedIncluded();
+  if (cached.of !== of || now() - cached.at > ACTIONS_MS) {
+    cached = { of, at: now(), reply: get("/analytics/actions") };
     cached.reply.catch(() => { cached.at = 0; });
   }
   return cached.reply;
@@ -66,6 +67,12 @@ function compared(label, period, field, before, name, meaning = "Cost of all cal
 /** The filter of the session list for `key ID` or `client NAME`. */
 const readShareFilter = (subject) => ({ [subject.split(" ", 1)[0]]: subject.slice(subject.indexOf(" ") + 1) });
 
+const capitalized = (text) => text[0].toUpperCase() + text.slice(1);
+
+/** Text in which `backticks` are code and the id after "session" links to it. */
+const linked = (text) => quoted(text).flatMap((piece) => (typeof piece === "string"
+  ? piece.split(/(?<=\bsession )([\w-]{8,})/).map((word, index) => (index % 2 ? h("a", { href: `#/session/${part(word)}`, "data-key": `action ${word}` }, word) : word)) : [piece]));
+
 /** What is wrong, each with what to do about it. */
 function attention(data) {
   const failed = Object.entries(data.failed_calls);
@@ -73,7 +80,7 @@ function attention(data) {
     ...data.warnings.map((reason) => ["degraded", [reason]]),
     ...data.budgets.map((row) => ["budget", [
       h("a", { href: "#/keys", "data-key": `budget ${row.id}` }, row.name ?? row.id), ` has used ${percent(row.share)} of ${dollars(row.limit_usd)} a ${row.period}; it resets `, time(row.resets_at), "."]]),
-    ...data.alerts.filter((alert) => alert.kind === "read_share").map((alert) => ["read-share", [`${alert.message[0].toUpperCase()}${alert.message.slice(1)}. `,
+    ...data.alerts.filter((alert) => alert.kind === "read_share").map((alert) => ["read-share", [`${capitalized(alert.message)}. `,
       h("a", { href: `#/sessions?${new URLSearchParams({ ...readShareFilter(alert.subject), sort: "lost" })}`, "data-key": `alert ${alert.subject}` }, "Its sessions")]]),
     ...(data.unreadable_calls ? [["unreadable", [`${count(data.unreadable_calls)} ${data.unreadable_calls === 1 ? "response" : "responses"} could not be read: usage and cost are estimated by size. `,
       h("code", {}, "holdfast sessions show ID"), " names the field."]]] : []),
@@ -87,7 +94,7 @@ function attention(data) {
 const nextSteps = ({ actions, session_count: sessions, sessions_left_out: left }) => h("section", { class: "block", "aria-label": "What to do next" },
   h("h2", {}, "What to do next"),
   actions.length
-    ? h("ol", { class: "actions" }, actions.map((row) => h("li", {}, h("strong", {}, row.action), ` saves about ${dollars(row.usd_a_week)} a week: `, quoted(row.how), ". ",
+    ? h("ol", { class: "actions" }, actions.map((row) => h("li", {}, h("strong", {}, capitalized(row.action)), ` – saves about ${dollars(row.usd_a_week)} a week. `, linked(`${capitalized(row.how)}.`), " ",
       h("span", { class: "small" }, `Assumed: ${row.assumption}.`))))
     : h("p", { class: "none" }, "Nothing would save more than 1% of what was spent in the last 7 days."),
   h("p", { class: "small" }, `Estimated from ${count(sessions)} sessions of the last 7 days${left ? `, those that spent most of ${count(sessions + left)}` : ""}. `,

@@ -9,7 +9,7 @@ export const title = "Sessions";
 
 const LIMIT = 50;
 const TEXTS = [["search", "Search", "Part of a name, first words, client, model or id"], ["client", "Client", "Part of the client's name"],
-  ["model", "Model", "Part of the model's name"], ["key", "Key", "Id of a gateway key"], ["team", "Team", "Name of the team"]];
+  ["model", "Model", "Part of the model's name"], ["key", "Key", "Id of a gateway key; the field offers those of the sessions below, by name"], ["team", "Team", "Name of the team"]];
 const DATES = [["from", "Active since"], ["to", "Started before"]];
 const FIELDS = [...TEXTS.map(([name]) => name), "verdict", ...DATES.map(([name]) => name)];
 
@@ -31,13 +31,20 @@ export async function show(place, { query }) {
       ? [h("p", { class: "small", role: "status", "data-figure": "total" }, `${count(reply.total)} ${reply.total === 1 ? "session" : "sessions"}${isFiltered ? " match" : ""}`),
         sessionTable(reply.sessions, { sort, descending, link: (by, down) => link({ sort: by, descending: down }) }), pages(reply, after, link)]
       : empty("No session yet", [h("a", { href: "#/try" }, "Try it"), ", or run an agent: ", h("code", {}, "holdfast demo --keep"), "."]));
+    return reply.sessions;
   };
-  await refresh();
-  place.append(h("h1", {}, "Sessions"), filters(wanted, isFiltered, link), list);
+  const listed = await refresh();
+  place.append(h("h1", {}, "Sessions"), filters(wanted, isFiltered, link, listed), list);
   return { refresh };
 }
 
-function filters(wanted, isFiltered, link) {
+/** What the fields offer: the values that the listed sessions have. A key is found by the name that its sessions bear. */
+const OFFERED = { client: (row) => [row.client], model: (row) => [row.model], key: (row) => [row.key_id, row.name], team: (row) => [row.team_id] };
+
+const offers = (rows) => Object.entries(OFFERED).map(([name, of]) => h("datalist", { id: `offered-${name}` },
+  [...new Map(rows.map(of).filter(([value]) => value))].sort().map(([value, label]) => h("option", { value, label }))));
+
+function filters(wanted, isFiltered, link, rows) {
   const field = (name, label, attributes) => h("p", {}, h("label", { for: `filter-${name}` }, label),
     h("input", { id: `filter-${name}`, name, value: wanted[name], "data-key": `filter ${name}`, ...attributes }));
   const submit = (event) => {
@@ -45,8 +52,9 @@ function filters(wanted, isFiltered, link) {
     location.hash = link(Object.fromEntries([...new FormData(event.target)].map(([name, value]) => [name, value.trim()])));
   };
   return h("form", { class: "block", role: "search", "aria-label": "Filter sessions", submit },
+    offers(rows),
     h("div", { class: "fields" },
-      TEXTS.map(([name, label, meaning]) => field(name, label, { type: "search", title: meaning })),
+      TEXTS.map(([name, label, meaning]) => field(name, label, { type: "search", title: meaning, list: name in OFFERED ? `offered-${name}` : null })),
       h("p", {}, h("label", { for: "filter-verdict" }, "Lost by"), h("select", { id: "filter-verdict", name: "verdict", "data-key": "filter verdict" },
         h("option", { value: "" }, "any verdict"), Object.keys(VERDICTS).filter((kind) => kind !== "held").map((kind) => h("option", { value: kind, selected: kind === wanted.verdict }, kind.replaceAll("_", " "))))),
       DATES.map(([name, label]) => field(name, label, { type: "date" }))),
