@@ -78,6 +78,7 @@ def test_view_fits_and_is_accessible(page: Page, screen: str, theme: str) -> Non
         page.click("[data-key-row]:nth-child(2) [data-does=change]")
         page.element("#change-name")
         assert page.run("return document.documentElement.scrollWidth") <= SCREENS[screen][0]
+        assert page.run("const e = document.querySelector('.scroll'); return e.scrollWidth <= e.clientWidth"), "no bar"
         assert not re.search(r"null|undefined|NaN|\[object", page.text("main")), "a raw JavaScript value"
         if SCREENSHOTS:
             Path(SCREENSHOTS).mkdir(parents=True, exist_ok=True)

@@ -78,21 +78,23 @@ function spentAgainstLimit(spent, limit, reset) {
   if (limit === null) return dollars(spent);
   const share = limit ? spent / limit : 1;
   return [h("span", { class: share >= SOON_SHARE ? "bad" : null }, `${dollars(spent)} of ${dollars(limit)} (${percent(share)})`),
-    h("div", { class: "small" }, "resets ", time(reset))];
+    h("div", {}, h("meter", { min: 0, max: limit || 1, value: limit ? spent : 1, high: SOON_SHARE * limit, "aria-label": "Share of the budget that is spent" })), h("div", { class: "small" }, "resets ", time(reset))];
 }
+
+const limits = (row) => [row.models.map((name) => h("div", { class: "whole" }, name)), row.requests_a_minute === null ? null : h("div", { class: "whole" }, `${count(row.requests_a_minute)}/min`),
+  row.models.length || row.requests_a_minute !== null ? null : "–"];
 
 const keyTable = (rows, edit, revoke, visitor) => table({
   name: "keys", caption: "Keys", rows, none: "There are no keys: anybody who reaches this service can use it.", attributes: (row) => ({ "data-key-row": row.id }),
   columns: [
-    { heading: "Key", plain: (row) => row.name ?? row.id, show: (row) => [row.name ?? row.id, h("div", { class: "small" }, row.name ? row.id : null)] },
+    { heading: "Key", plain: (row) => row.name ?? row.id, show: (row) => [row.name ?? row.id, h("div", { class: "small whole" }, row.name ? row.id : null)] },
     { heading: "Scope", plain: (row) => row.scope, show: (row) => row.scope },
     { heading: "User", plain: (row) => row.user ?? "", show: (row) => row.user ?? "–" },
     { heading: "Team", plain: (row) => row.team ?? "", show: (row) => row.team ?? "–" },
     { heading: "Spent today", number: true, plain: (row) => row.spent_today_usd, show: (row) => spentAgainstLimit(row.spent_today_usd, row.budget_usd_a_day, row.resets_at) },
     { heading: "This month", number: true, plain: (row) => row.spent_month_usd, show: (row) => spentAgainstLimit(row.spent_month_usd, row.budget_usd_a_month, row.month_resets_at) },
-    { heading: "Models", plain: (row) => row.models.join(" "), show: (row) => row.models.join(", ") || "all" },
-    { heading: "Rate", meaning: "Requests a minute", number: true, plain: (row) => row.requests_a_minute ?? "", show: (row) => (row.requests_a_minute === null ? "–" : `${count(row.requests_a_minute)}/min`) },
-    { heading: "Last used", plain: (row) => row.last_used ?? "", show: (row) => row.last_used ?? "never" },
+    { heading: "Limits", meaning: "Models allowed, and requests a minute", plain: (row) => [...row.models, row.requests_a_minute ?? ""].join(" ").trim(), show: limits },
+    { heading: "Last used", meaning: "Day in UTC", plain: (row) => row.last_used ?? "", show: (row) => h("span", { class: "whole" }, row.last_used ?? "never") },
     { heading: "State", plain: (row) => row.state, show: (row) => h("span", { class: row.state === "usable" ? "good" : "bad" }, row.state) },
     { heading: "Control", show: (row) => (row.state === "usable" && visitor.signed_in ? h("div", { class: "buttons" },
       button("Change", () => edit(row), { "data-key": `change ${row.id}`, "data-does": "change", "aria-label": `Change ${row.name ?? row.id}` }),
