@@ -124,7 +124,20 @@ def test_a_revoked_key_is_listed_as_such_and_revoked_once(tmp_path: Path) -> Non
     assert "revoked" in run("keys", "list", "--db", db).output
     again = run("keys", "revoke", created["id"], "--db", db)
     assert again.exit_code == 1
-    assert "no valid key has the id" in again.stderr
+    assert "was revoked before" in again.stderr
+
+
+def test_a_key_is_changed_and_revoked_by_its_name_unless_two_have_it(tmp_path: Path) -> None:
+    db = str(tmp_path / "log.db")
+    first = create_key("--scope", "gateway", "--name", "laptop", "--db", db)
+    result = run("keys", "set", "laptop", "--requests-a-minute", "600", "--db", db)
+    assert result.output == f"changed key {first['id']}\n"
+    assert "600/min" in run("keys", "list", "--db", db).output
+    second = create_key("--scope", "gateway", "--name", "laptop", "--db", db)
+    ambiguous = run("keys", "revoke", "laptop", "--db", db)
+    assert ambiguous.stderr.rstrip().endswith(f"give the id: {first['id']}, {second['id']}")
+    assert run("keys", "revoke", first["id"], "--db", db).exit_code == 0
+    assert run("keys", "revoke", "laptop", "--db", db).output == f"revoked key {second['id']}\n"
 
 
 def test_instructions_are_published_and_recalled_on_postgres(postgres: str) -> None:

@@ -16,9 +16,19 @@ def home(tmp_path: Path) -> Path:
     home = tmp_path / "home"
     environ = {"HOLDFAST_HOME": str(home)}
     assert run_in_process("demo", "--keep", cwd=tmp_path, **environ).returncode == 0
-    assert (
-        run_in_process("keys", "create", "--scope", "admin", "--name", "ann", cwd=tmp_path, **environ).returncode == 0
+    words = (
+        "--scope",
+        "gateway",
+        "--name",
+        "ann's laptop",
+        "--user",
+        "ann",
+        "--team",
+        "platform",
+        "--budget-usd-day",
+        "9",
     )
+    assert run_in_process("keys", "create", *words, cwd=tmp_path, **environ).returncode == 0
     return home
 
 
@@ -41,5 +51,8 @@ def test_output_fits_80_columns(words: tuple[str, ...], home: Path, tmp_path: Pa
         assert terminal.end() == 0
         lines = [line.rstrip() for line in terminal.rest().splitlines()]
     assert len(lines) > 1 or words[0] == "gateway"
+    if words[0] == "keys":
+        ids = [line.split("  ")[0] for line in lines[1:] if line]
+        assert all(re.fullmatch(r"[0-9a-f]{16}|", key_id) for key_id in ids), "what other commands take is whole"
     # A path or an address is not cut.
     assert [line for line in lines if len(line) > 80 and not re.search(r"\S{60}", line)] == []

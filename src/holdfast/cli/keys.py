@@ -1,6 +1,7 @@
 """`holdfast keys`: creates, lists and revokes the API keys of the service."""
 
 import datetime
+from typing import TYPE_CHECKING
 
 import click
 
@@ -8,6 +9,9 @@ from holdfast.cli.format import CommandGroup, print_json
 from holdfast.cli.options import db_option, json_option
 from holdfast.clock import system_clock
 from holdfast.errors import UserError
+
+if TYPE_CHECKING:
+    from holdfast.events.records import KeyRow, StoreRecords
 
 _VIEWED = ("state", "spent_today_usd", "spent_month_usd", "spent_30_days_usd", "last_used")
 
@@ -112,6 +116,7 @@ def list_keys(db: str | None, as_json: bool) -> None:
             _format_spending(view.spent_today_usd, row.budget_usd_a_day),
             _format_spending(view.spent_month_usd, row.budget_usd_a_month),
             row.models or "all",
+            "" if row.requests_a_minute is None else f"{row.requests_a_minute:,}/min",
             view.last_used or "never",
             _day(row.created_at),
             _day(row.expires_at),
@@ -119,13 +124,13 @@ def list_keys(db: str | None, as_json: bool) -> None:
         )
         for row, view in zip(rows, views, strict=True)
     )
-    headings = ("id", "scope", "name", "user", "team", "spent today", "this month", "models", "last used")
-    spare = ("models", "created", "expires", "scope", "this month")
+    headings = ("id", "scope", "name", "user", "team", "spent today", "this month", "models", "rate", "last used")
+    spare = ("models", "created", "expires", "rate", "scope", "this month")
     print_table((*headings, "created", "expires", "state"), cells, spare=spare)
 
 
 @command.command("set")
-@click.argument("key_id")
+@click.argument("key")
 @click.option("--name", help="Name to show in lists.")
 @click.option("--user", metavar="NAME", help="User to charge its gateway calls to.")
 @click.option("--team", metavar="NAME", help="Team to charge its gateway calls to.")
@@ -139,7 +144,7 @@ def list_keys(db: str | None, as_json: bool) -> None:
 @db_option
 def set_key(
     *,
-    key_id: str,
+    key: str,
     name: str | None,
     user: str | None,
     team: str | None,
@@ -150,7 +155,10 @@ def set_key(
     no_limits: bool,
     db: str | None,
 ) -> None:
-    """Rename a key, or change its user, team and limits; what is not given stays. Gateways follow in ten seconds."""
+    """Rename a key, or change its user, team and limits; what is not given stays. Gateways follow in ten seconds.
+
+    KEY is an id or a name that only one key has, as in `holdfast keys list`.
+    """
     from holdfast.cli.open_store import open_store_with_records
     from holdfast.service.api.keys import seed_spending
     from holdfast.service.auth.keys import assign_account, assign_limits, rename_key
@@ -159,9 +167,7 @@ def set_key(
     if no_limits and any(limit is not None for limit in given):
         raise UserError("--no-limits removes the limits; leave out the options that set one")
     with open_store_with_records(db) as (log, records):
-        row = records.key(key_id)
-        if row is None:
-            raise UserError(f"no key has the id {key_id[:80]!r}; `holdfast keys list` shows all")
+        row = _find_key(records, key)
         row = assign_account(rename_key(row, name or row.name), user=user or row.user_id, team=team or row.team_id)
         if no_limits:
             row = assign_limits(row, budget_usd_a_day=None, requests_a_minute=None)
@@ -175,21 +181,40 @@ def set_key(
             )
         seed_spending(row, log, records, system_clock())
         if not records.update_key(row):
-            raise UserError(f"key {key_id[:80]!r} was revoked; create another with `holdfast keys create`")
-    click.echo(f"changed key {key_id}")
+            raise UserError(f"key {key[:80]!r} was revoked; create another with `holdfast keys create`")
+    click.echo(f"changed key {row.id}")
 
 
 @command.command("revoke")
-@click.argument("key_id")
+@click.argument("key")
 @db_option
-def revoke_key(key_id: str, db: str | None) -> None:
-    """Revoke a key with immediate effect."""
+def revoke_key(key: str, db: str | None) -> None:
+    """Revoke a key with immediate effect.
+
+    KEY is an id or a name that only one key has, as in `holdfast keys list`.
+    """
     from holdfast.cli.open_store import open_store_with_records
 
     with open_store_with_records(db) as (_, records):
-        if not records.revoke_key(key_id, at=system_clock()):
-            raise UserError(f"no valid key has the id {key_id[:80]!r}; `holdfast keys list` shows all")
-    click.echo(f"revoked key {key_id}")
+        row = _find_key(records, key)
+        if not records.revoke_key(row.id, at=system_clock()):
+            raise UserError(f"key {key[:80]!r} was revoked before; `holdfast keys list` shows all")
+    click.echo(f"revoked key {row.id}")
+
+
+def _find_key(records: "StoreRecords", key: str) -> "KeyRow":
+    """The key with this id, or the only one with this name that was not revoked."""
+    row = records.key(key)
+    if row is not None:
+        return row
+    named = [row for row in records.all_keys() if row.name == key and row.revoked_at is None]
+    if len(named) > 1:
+        raise UserError(
+            f"{len(named)} keys have the name {key[:80]!r}; give the id: {', '.join(row.id for row in named)}"
+        )
+    if not named:
+        raise UserError(f"no key has the id or name {key[:80]!r}; `holdfast keys list` shows all")
+    return named[0]
 
 
 def parse_expiry(expires: str, now: float) -> float:

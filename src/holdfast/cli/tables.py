@@ -17,11 +17,16 @@ _GAP_COLUMNS = 2
 
 
 def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, spare: Sequence[str] = ()) -> None:
-    """Print the table; where it is too wide, drop the columns named in `spare`, in that order, until it fits."""
-    headings, rows = drop_columns_to_fit(headings, tuple(rows), spare, width=get_table_width())
+    """Print the table; where it is too wide, drop the columns named in `spare`, in that order, until it fits.
+
+    The first column names the thing, often for another command: it is folded last, so that it can be copied.
+    """
+    width = get_table_width()
+    headings, rows = drop_columns_to_fit(headings, tuple(rows), spare, width=width)
     table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
+    for index, heading in enumerate(headings):
+        is_whole = not index and max((cell_len(row[0]) for row in rows), default=0) <= width // 2
+        table.add_column(heading, overflow="fold", no_wrap=is_whole)
     for row in rows:
         table.add_row(*(Text(_plain(cell)) for cell in row))
     console = _console()
