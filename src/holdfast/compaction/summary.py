@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import msgspec
 
 from holdfast.compaction.models import Summary, SummaryLine, SummarySection
-from holdfast.extraction.entities import Entity, collapse_whitespace, truncate_words
+from holdfast.extraction.entities import Entity, collapse_whitespace, make_entity_check, truncate_words
 from holdfast.extraction.facts import (
     DONE_STATUSES,
     CitedText,
@@ -148,10 +148,10 @@ class _LineBudget:
     def add_names(self, facts: ConversationFacts, share: int, kept: str) -> None:
         """Add names and values, ranked by expected reuse, except those that other lines already contain."""
         room = min(share, self.left)
-        text_so_far = "\n".join(line.text for line in self._lines) + kept
+        is_shown = make_entity_check("\n".join(line.text for line in self._lines) + kept)
         for mention in facts.mentions:
             entity = mention.entity
-            if entity in self._named or entity.kind in ("command", "error") or entity.text in text_so_far:
+            if entity in self._named or entity.kind in ("command", "error") or is_shown(entity):
                 continue
             word = collapse_whitespace(entity.text)
             cost = self._count(f", {word}") + (0 if mention.number in self._names else 6)

@@ -11,7 +11,7 @@ from holdfast.extraction.entities import (
     Entity,
     collapse_whitespace,
     error_signature,
-    find_entities,
+    find_distinct_entities,
     find_error_lines,
     find_last_line,
     reports_success,
@@ -448,7 +448,7 @@ class FactsReader:
                 self.errors[sign] = msgspec.structs.replace(error, resolved_in=self.number)
 
     def _add_mentions(self, text: str, weight: float) -> None:
-        for entity in dict.fromkeys(find_entities(text)):
+        for entity in find_distinct_entities(text):
             self._add_mention(entity, weight)
 
     def _add_mention(self, entity: Entity, weight: float) -> None:
