@@ -141,7 +141,7 @@ def test_a_large_body_is_forwarded_both_ways_without_buffering(upstream: RawUpst
         sender.join()
     assert upstream.bodies == [large]
     assert body == large
-    assert gateway.observer.dropped_count == 0
+    assert gateway.observer.queue.dropped_count == 0
 
 
 def test_a_slow_client_gets_every_byte(upstream: RawUpstream, gateway: ServedGateway) -> None:

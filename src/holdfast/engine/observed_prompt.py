@@ -31,7 +31,20 @@ DATA_START_BYTES = 24
 # Measured with blocks of a kilobyte: digest, token count, places in lists, and the digest that matches conversations.
 BLOCK_BYTES = 480
 PROMPT_BYTES = 6_000
+COMPRESSED_BYTES_MIN = 8_192
+"""What is shorter waits for more: half of the time that zlib takes for 2 KB is the same for any length."""
+
 _encode, _decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(list[tuple[bytes, bytes]]).decode
+
+
+class _Run(msgspec.Struct, frozen=True, gc=False):
+    """The text of blocks that follow one another, each with the start of its container."""
+
+    data: bytes
+    is_compressed: bool
+
+    def read(self) -> list[tuple[bytes, bytes]]:
+        return _decode(zlib.decompress(self.data) if self.is_compressed else self.data)
 
 
 class ObservedPrompt:
@@ -63,13 +76,13 @@ class ObservedPrompt:
         """The number of blocks up to each history entry, that entry included."""
         self._images: list[bool] = []
         self._thinking: list[ThinkingCounts] = []
-        # Compressed runs of blocks by the number of their first; a later run takes the place of an earlier one's end.
-        self._texts: list[tuple[int, bytes]] = []
+        # Runs of blocks by the number of their first; a later run takes the place of an earlier one's end.
+        self._texts: list[tuple[int, _Run]] = []
 
     @property
     def size_bytes(self) -> int:
         """An estimate of the memory that it takes."""
-        return PROMPT_BYTES + BLOCK_BYTES * len(self.blocks) + sum(len(text) for _, text in self._texts)
+        return PROMPT_BYTES + BLOCK_BYTES * len(self.blocks) + sum([len(run.data) for _, run in self._texts])
 
     @property
     def has_images(self) -> bool:
@@ -88,7 +101,7 @@ class ObservedPrompt:
         prefix.tokens_total = self.tokens_total - sum(self.tokens[keep:])
         prefix.head_count, prefix.entry_ends = self.head_count, self.entry_ends[:entries]
         prefix._images, prefix._thinking = self._images[:entries], self._thinking[:entries]
-        prefix._texts = [(start, text) for start, text in self._texts if start < keep]
+        prefix._texts = [(start, run) for start, run in self._texts if start < keep]
         return prefix
 
     def extend(self, prompt: Prompt, *, before: "ObservedPrompt | None" = None) -> None:
@@ -115,7 +128,15 @@ class ObservedPrompt:
             else:
                 self._add_entry(entry)
         if added:
-            self._texts.append((start, zlib.compress(_encode([(b.data, b.container_start) for b in added]), 1)))
+            self._add_texts(start, [(block.data, block.container_start) for block in added])
+
+    def _add_texts(self, start: int, parts: list[tuple[bytes, bytes]]) -> None:
+        if self._texts and not self._texts[-1][1].is_compressed:
+            first, run = self._texts.pop()
+            start, parts = first, run.read()[: start - first] + parts
+        data = _encode(parts)
+        is_long = len(data) >= COMPRESSED_BYTES_MIN
+        self._texts.append((start, _Run(zlib.compress(data, 1) if is_long else data, is_long)))
 
     def _add_entry(self, entry: HistoryEntry) -> None:
         self.entry_ends.append(len(self.blocks))
@@ -143,9 +164,9 @@ class ObservedPrompt:
         """The blocks from the given one on, with their text."""
         read: list[EncodedBlock] = []
         ends = [start for start, _ in self._texts[1:]] + [len(self.blocks)]
-        for (start, text), end in zip(self._texts, ends, strict=True):
+        for (start, run), end in zip(self._texts, ends, strict=True):
             if end > first:
-                parts = _decode(zlib.decompress(text))
+                parts = run.read()
                 for index in range(max(start, first), end):
                     data, container_start = parts[index - start]
                     read.append(msgspec.structs.replace(self.blocks[index], data=data, container_start=container_start))

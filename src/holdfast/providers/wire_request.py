@@ -2,7 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing
 from typing import Protocol, TypeVar
 
 import msgspec
@@ -76,11 +76,9 @@ def reject_oversized(body: bytes, bytes_max: int = BODY_BYTES_MAX) -> None:
         raise ProviderError("invalid_request", f"the request has more than {bytes_max} bytes; send less", status=413)
 
 
-@contextmanager
-def decoding_request(subject: str = "the request") -> Iterator[None]:
+def decoding_request(subject: str = "the request") -> decoding_errors:
     """Refuse a request, or the part of it that `subject` names, if it cannot be decoded."""
-    with decoding_errors("invalid_request", subject, status=400):
-        yield
+    return decoding_errors("invalid_request", subject, status=400)
 
 
 def decode_each(raws: Iterable[msgspec.Raw], path: str, decode: Callable[[bytes], Item]) -> Iterator[Item]:

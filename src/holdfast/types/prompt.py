@@ -78,9 +78,11 @@ def fit_call_ids(entry: HistoryEntry, legal: re.Pattern[str]) -> HistoryEntry:
 
     A provider may refuse ids that another provider assigned.
     """
-    content = tuple(_with_fitting_id(block, legal) for block in entry.content)
-    unchanged = all(new is old for new, old in zip(content, entry.content, strict=True))
-    return entry if unchanged else msgspec.structs.replace(entry, content=content)
+    for block in entry.content:
+        if _with_fitting_id(block, legal) is not block:
+            content = tuple(_with_fitting_id(block, legal) for block in entry.content)
+            return msgspec.structs.replace(entry, content=content)
+    return entry
 
 
 def _with_fitting_id(block: Block, legal: re.Pattern[str]) -> Block:

@@ -293,11 +293,14 @@ class ConversationMatcher(Generic[T]):
 
         Thousands may begin with the same message; the id of a tool call in a reply leads to the right one.
         """
-        placed, digests, keys = set(enumerate(request.blocks)), set(request.blocks), set[int]()
+        keys = set[int]()
         for scope in request.scopes:
-            tails, replies = self._tails.get(scope, {}), self._reply_blocks.get(scope, {})
-            keys.update(key for name in tails.keys() & placed for key in tails[name])
-            keys.update(key for digest in replies.keys() & digests for key in replies[digest])
+            tails, replies = self._tails.get(scope), self._reply_blocks.get(scope)
+            for place in enumerate(request.blocks):
+                if tails is not None and place in tails:
+                    keys.update(tails[place])
+                if replies is not None and place[1] in replies:
+                    keys.update(replies[place[1]])
         for key in sorted(keys):
             known = self._by_key.get(key) or self._evicted[key]
             if known.request.hints.session == request.hints.session:

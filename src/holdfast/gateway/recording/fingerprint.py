@@ -1,7 +1,7 @@
 """Describes a request as digests, and finds the ids of sessions that clients send."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -40,6 +40,7 @@ _HEADERS = (
 )
 
 _MEMBERS = ("metadata", "user", "previous_response_id", "session_id", "conversation", CACHE_KEY)
+_decode_members = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _IN_USER_ID = re.compile(r"session_(?P<id>[0-9A-Za-z-]{8,})")
 
 
@@ -94,7 +95,7 @@ class ReplyFingerprint(msgspec.Struct, frozen=True):
 
 def decode_session_hints(body: bytes, headers: Headers) -> SessionHints:
     """Decodes only the members that hold hints. Raises msgspec's error if the body is not a JSON object."""
-    members = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    members = _decode_members(body)
     return find_session_hints(
         {name: msgspec.json.decode(members[name]) for name in _MEMBERS if name in members}, headers
     )
@@ -175,7 +176,7 @@ def describe_request(
         hints = msgspec.structs.replace(hints, session=short_digest(hints.session.encode("utf-8", "surrogatepass")))
     head, blocks, opening = _head_digest(wire), _block_digests(wire), _opening_digests(wire)
     # A reply in the start is one that this process knows.
-    newest_reply, reply_start = _find_newest_reply(wire)
+    newest_reply, reply_start = _find_newest_reply(wire, blocks)
     if start is not None:
         head, blocks, opening = start.request.head, (*start.blocks, *blocks), start.request.opening
         reply_start += len(start.blocks)
@@ -230,15 +231,16 @@ def _block_digests(wire: WireRequest) -> tuple[str, ...]:
     return tuple(_digest_block(entry.role, block) for entry in entries for block in entry.content)
 
 
-def _find_newest_reply(wire: WireRequest) -> tuple[str, int]:
+def _find_newest_reply(wire: WireRequest, digests: Sequence[str]) -> tuple[str, int]:
     """The digest of the last block of the newest reply, and at which block of the history that reply begins."""
-    digest, start = "", sum(len(entry.content) for entry in wire.prompt.entries)
+    digest, start = "", len(digests)
     for entry in reversed(wire.prompt.entries):
         if entry.role != "assistant" and digest:
             break
         start -= len(entry.content)
-        blocks = (block for block in reversed(entry.content) if entry.role == "assistant" and not is_thinking(block))
-        digest = digest or next((_digest_block("assistant", block) for block in blocks), "")
+        if entry.role == "assistant" and not digest:
+            spoken = [digests[start + index] for index, block in enumerate(entry.content) if not is_thinking(block)]
+            digest = spoken[-1] if spoken else ""
     return digest, start
 
 

@@ -145,11 +145,6 @@ class GatewayRecorder:
         self.shared = None if lease is None else SharedConversations(log, self._conversations, lease)
         self.queue = make_queue(self._process)
 
-    @property
-    def dropped_count(self) -> int:
-        """How many exchanges were dropped because recording could not keep up."""
-        return self.queue.dropped_count
-
     def on_request(self, exchange: Exchange) -> None:
         if exchange.is_recorded:
             self._put(functools.partial(self._begin, exchange), exchange)
@@ -528,8 +523,7 @@ class GatewayRecorder:
         if (reply is None or not response.is_complete or not has_usage) and active.compared is not None:
             # It wrote nothing to a cache that is known (a 429 or 529).
             self._estimator.discard(active.compared)
-        spent = self._spent_usd(recorder, call, usage) + sum_cache_changes(exchange)
-        self._charge(exchange, exchange.id, call.started_at, spent, output_tokens=usage.output)
+        self._charge_call(exchange, recorder, call, usage)
         return described
 
     def _record_unreadable_outcome(self, exchange: Exchange, active: _ActiveCall, reason: str) -> None:
@@ -537,8 +531,12 @@ class GatewayRecorder:
         self._warnings.warn_once(reason)
         usage = estimate_usage(exchange, None, active.call.prepared) if exchange.status in (0, 200) else Usage()
         active.recorder.fail_call(active.call, "unreadable", reason, estimated_usage=usage)
-        spent = self._spent_usd(active.recorder, active.call, usage) + sum_cache_changes(exchange)
-        self._charge(exchange, exchange.id, active.call.started_at, spent, output_tokens=usage.output)
+        self._charge_call(exchange, active.recorder, active.call, usage)
+
+    def _charge_call(self, exchange: Exchange, recorder: CallRecorder, call: ObservedCall, usage: Usage) -> None:
+        if exchange.caller.has_budget:
+            spent = self._spent_usd(recorder, call, usage) + sum_cache_changes(exchange)
+            self._charge(exchange, exchange.id, call.started_at, spent, output_tokens=usage.output)
 
     def _charge(self, exchange: Exchange, id: str, at: float, dollars: float, *, output_tokens: int = 0) -> None:
         if exchange.caller.key_id is not None and exchange.caller.has_budget:

@@ -40,6 +40,7 @@ class _Message(msgspec.Struct, frozen=True):
     fields: tuple[tuple[str, str], ...] = msgspec.field(name=":fields", default=())
 
 
+_decode_body = msgspec.json.Decoder(_Body).decode
 _decode_wire_message = msgspec.json.Decoder(_Message).decode
 
 
@@ -51,7 +52,7 @@ def decode_anthropic_request(
     with decoding_request():
         body.decode()
         top = split_object(body)
-        typed = msgspec.json.decode(body, type=_Body)
+        typed = _decode_body(body)
         parameters = _decode_parameters(typed, top, output_tokens_default)
     tools = list(decode_each(typed.tools or (), "tools", _decode_tool))
     system = _decode_content(typed.system or (), "system", _decode_system_text)

@@ -101,6 +101,8 @@ class _Type(msgspec.Struct, frozen=True):
 
 
 _decode_event = msgspec.json.Decoder(_Event).decode
+_decode_message = msgspec.json.Decoder(_Message).decode
+_decode_type = msgspec.json.Decoder(_Type).decode
 
 
 class AnthropicReplyFold:
@@ -239,8 +241,8 @@ def _make_deltas(kind: str, index: int, text: str) -> tuple[Delta, ...]:
 def decode_anthropic_reply(body: bytes) -> Reply:
     with decoding_errors("server_error", "the reply"):
         body.decode()
-        if msgspec.json.decode(body, type=_Type).type != "error":
-            return AnthropicReplyFold().take_whole(msgspec.json.decode(body, type=_Message))
+        if _decode_type(body).type != "error":
+            return AnthropicReplyFold().take_whole(_decode_message(body))
     raise decode_anthropic_stream_error(body)
 
 

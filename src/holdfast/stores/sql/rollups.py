@@ -39,8 +39,9 @@ from holdfast.stores.sql.records import PUT_SHARED, SHARED_VALUE
 from holdfast.stores.write.queue import AppendJob
 from holdfast.types.reply import ReplySource
 
-# Sessions whose accounting state is cached; others are rebuilt from the log when they continue.
-CACHED_SESSIONS_MAX = 1_000
+# Sessions whose accounting state is cached, about 3 KB each: as many as a gateway follows at the same time. Others are
+# rebuilt from the log when they continue.
+CACHED_SESSIONS_MAX = 5_000
 # A state has 1 KB, and reading so many events takes 2 ms.
 STORED_EVERY_EVENTS = 256
 PAGE_EVENTS = 1_000  # Bounds what rebuilding a long session holds in memory.
@@ -249,11 +250,12 @@ class RollUpWriter:
                 state.accounting, posting = post_event(state.accounting, event, self._models)
                 if posting is not None:
                     self._add(posting)
+            last_ids = {row.session_id: row.id for row in job.rows}
             for session_row in job.session_tallies:
                 active = self._active.get(session_row.id)
                 if active is not None:
                     active.count += session_row.event_count
-                    active.last_id = next(row.id for row in reversed(job.rows) if row.session_id == session_row.id)
+                    active.last_id = last_ids[session_row.id]
                     active.last_at = session_row.last_event_at
 
     def _add(self, posting: Posting) -> None:
