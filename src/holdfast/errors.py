@@ -98,8 +98,11 @@ class StoreError(HoldfastError):
 
 
 class UnstorableEventError(StoreError):
-    """No store takes this event as it is, so nothing of its append was written; the store works."""
+    """No store takes this event as it is, so nothing of its append was written; the store works.
 
-    def __init__(self, message: str, event_id: str) -> None:
+    `event_id` is empty if the database has refused it, which does not say which event of the append it was.
+    """
+
+    def __init__(self, message: str, event_id: str = "") -> None:
         super().__init__(message)
         self.event_id = event_id

@@ -5,15 +5,18 @@ import errno
 import os
 import random
 import resource
+import sqlite3
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,6 +43,7 @@ from holdfast.gateway.recording.worker_process import (
 )
 from holdfast.gateway.routes import Target
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.open import open_store
 
 SECONDS_MAX = 30.0
 TARGET = Target("anthropic", "/v1/messages", "anthropic", provider="anthropic", format="anthropic")
@@ -114,6 +118,42 @@ def test_recorded_bodies_are_deleted_soon_after_the_last_call(tmp_path: Path) ->
             reader.save_checkpoint(reader.position)
             assert time.monotonic() < deadline
     writer.close()
+
+
+def test_a_frame_is_on_disk_before_the_call_that_waits_for_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to_disk, synced, durable = os.fdatasync, list[int](), threading.Event()
+
+    def sync(file: int) -> None:
+        to_disk(file)
+        synced.append(os.fstat(file).st_size)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    writer, bytes_on_disk = SpoolWriter(tmp_path / "spool"), list[int]()
+
+    def note() -> None:
+        bytes_on_disk.append(max(synced, default=0))
+        durable.set()
+
+    assert writer.append(b"a prompt")
+    writer.call_when_durable(note)
+    assert durable.wait(SECONDS_MAX)
+    writer.close()
+    assert bytes_on_disk[0] > len(b"a prompt")
+
+
+def test_prices_are_digested_once_and_not_for_each_conversation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.engine.recorder.pricing_version", lambda models: pytest.fail("digested again"))
+    write_spool(tmp_path / "spool", make_messages(0) + make_messages(1))
+    store = MemoryStore()
+    with open_spool(tmp_path / "spool") as reader:
+        current = SpoolPass(reader, store, make_recorder, clock=ManualClock(2_000.0))
+        current.record_available()
+        current.finish()
+    assert count_calls(store)[1] == ["msg_0", "msg_1"]
 
 
 def test_a_spool_is_abandoned_once_its_writer_is_gone_and_no_process_reads_it(tmp_path: Path) -> None:
@@ -222,7 +262,7 @@ def make_recorder(
     )
 
 
-def count_calls(store: MemoryStore) -> tuple[list[str], list[str], int]:
+def count_calls(store: EventLog) -> tuple[list[str], list[str], int]:
     """Request ids of the calls that began, response ids of those that completed, and how many were interrupted."""
     payloads = [event.payload for row in store.sessions() for event in store.read(row.id)]
     begun = sorted(payload.request_id for payload in payloads if isinstance(payload, LlmCallStarted))
@@ -378,7 +418,7 @@ def test_an_exchange_that_cannot_be_stored_is_recorded_as_unreadable_and_holds_u
         body = msgspec.json.encode({**REPLY, "id": "msg" * 4_000})
         frames[3] = msgspec.msgpack.encode(msgspec.structs.replace(ended, body=body, size_bytes=len(body)))
     write_spool(tmp_path / "spool", frames)
-    store, unstorable = MemoryStore(event_bytes_max=8_000), set[str]()
+    store, unstorable = MemoryStore(event_bytes_max=8_000), Counter[str]()
     with open_spool(tmp_path / "spool") as reader:
         with pytest.raises(UnstorableExchangeError):
             SpoolPass(
@@ -394,6 +434,54 @@ def test_an_exchange_that_cannot_be_stored_is_recorded_as_unreadable_and_holds_u
     payloads = [event.payload for row in store.sessions() for event in store.read(row.id)]
     (failure,) = [payload for payload in payloads if isinstance(payload, LlmCallFailed)]
     assert (failure.error_class, failure.request_id) == ("unreadable", "exchange-1")
+
+
+def refuse_poisoned_events(db: str) -> None:
+    """From now on the database refuses an event with that word, as no encoder can know."""
+    open_store(db).close()
+    if db.startswith("postgresql:"):
+        with psycopg.connect(db, autocommit=True) as connection:
+            connection.execute(
+                "ALTER TABLE holdfast.events ADD CONSTRAINT poison CHECK (payload NOT LIKE '%poisoned%') NOT VALID"
+            )
+        return
+    with closing(sqlite3.connect(db)) as file:
+        file.execute(
+            "CREATE TRIGGER poison BEFORE INSERT ON events WHEN NEW.payload LIKE '%poisoned%' "
+            "BEGIN SELECT RAISE(ABORT, 'poisoned'); END"
+        )
+
+
+@pytest.mark.parametrize("store_kind", ["SQLite", "PostgreSQL"])
+def test_an_exchange_that_the_database_refuses_is_set_aside_and_holds_up_no_other(
+    tmp_path: Path, request: pytest.FixtureRequest, store_kind: str
+) -> None:
+    """The request of one exchange is refused, the response of another, and everything of a third."""
+    db = str(tmp_path / "s.db") if store_kind == "SQLite" else str(request.getfixturevalue("postgres"))
+    refuse_poisoned_events(db)
+    decode = msgspec.msgpack.Decoder(RequestMessage | EndMessage).decode
+    frames = [decode(frame) for number in range(6) for frame in make_messages(number)]
+    frames[2] = msgspec.structs.replace(frames[2], headers=[(b"user-agent", b"poisoned")])
+    reply = msgspec.json.encode({**REPLY, "id": "msg_poisoned"})
+    frames[5] = msgspec.structs.replace(frames[5], body=reply)
+    frames[6:8] = [msgspec.structs.replace(frame, id="poisoned") for frame in frames[6:8]]
+    write_spool(tmp_path / "spools" / "left", [msgspec.msgpack.encode(frame) for frame in frames])
+    setup = RecorderSetup(db, simulated=True)
+    process = RecorderProcess((RECORDER_MODULE,), setup, tmp_path / "spools" / "own")
+    deadline = time.monotonic() + SECONDS_MAX
+    try:
+        while (tmp_path / "spools" / "left").exists() or not process.lost_count:
+            assert time.monotonic() < deadline, process.error
+            time.sleep(0.02)
+        assert process.lost_count == 1
+    finally:
+        process.close()
+    with open_store(db) as store:
+        assert count_calls(store) == (
+            [f"exchange-{number}" for number in (0, 1, 2, 4, 5)],
+            ["msg_0", "msg_4", "msg_5"],
+            2,
+        )
 
 
 def test_an_exchange_that_ends_every_recorder_is_given_up_and_counted(tmp_path: Path) -> None:

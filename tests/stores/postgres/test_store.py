@@ -180,13 +180,16 @@ def test_synchronous_commit_is_enforced_before_an_acknowledgement(emptied_postgr
         ),
     ],
 )
-def test_a_row_that_the_database_refuses_fails_the_append(emptied_postgres: str, raised: str, line: str) -> None:
+def test_a_row_that_the_database_refuses_fails_its_append_and_no_other(
+    emptied_postgres: str, raised: str, line: str
+) -> None:
     with PostgresStore(emptied_postgres) as store:
         statement = "EXCEPTION 'a secret'" if raised == "EXCEPTION" else f"{raised} USING MESSAGE = 'a secret'"
-        add_trigger(emptied_postgres, f"RAISE {statement};")
-        refusal = failure(store.append([message_event(0)]))
-        assert refusal.endswith(line)
-        assert store.sessions() == ()
+        add_trigger(emptied_postgres, f"IF NEW.session_id = 's' THEN RAISE {statement}; END IF;")
+        refused, other = store.append([message_event(0)]), store.append([message_event(0, "t")])
+        assert failure(refused).endswith(line)
+        other.result(10)
+        assert [row.id for row in store.sessions()] == ["t"]
 
 
 def add_trigger(url: str, body: str) -> None:

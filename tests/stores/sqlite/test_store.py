@@ -150,16 +150,20 @@ def test_reading_does_not_recreate_a_missing_file(path: Path) -> None:
         assert not path.exists()
 
 
-def test_a_row_that_the_database_refuses_fails_the_append(path: Path) -> None:
+def test_a_row_that_the_database_refuses_fails_its_append_and_no_other(path: Path) -> None:
     with SqliteStore(path) as store:
         change(
             path,
-            "CREATE TRIGGER full BEFORE INSERT ON events BEGIN SELECT RAISE(ABORT, 'a secret'); END",
+            "CREATE TRIGGER full BEFORE INSERT ON events WHEN NEW.session_id = 's' "
+            "BEGIN SELECT RAISE(ABORT, 'a secret'); END",
         )
-        assert failure(store.append([message_event(0)])) == (
+        refused, other = store.append([message_event(0)]), store.append([message_event(0, "t")])
+        assert failure(refused) == (
             f"{path} refused a change because of a constraint of its tables: check for a duplicate"
         )
-        assert store.sessions() == ()
+        other.result(10)
+        store.append([message_event(1, "t")]).result(10)
+        assert [row.id for row in store.sessions()] == ["t"]
 
 
 def test_a_damaged_file_is_reported_when_it_is_read(path: Path) -> None:

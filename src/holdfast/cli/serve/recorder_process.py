@@ -8,12 +8,13 @@ import select
 import signal
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from holdfast.cli.open_store import load_configured_models, open_store_with_records
 from holdfast.clock import BufferedRandomBytes, UlidGenerator, system_clock
 from holdfast.engine.guard import WarningLog
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, UnstorableEventError
 from holdfast.events.log import EventLog
 from holdfast.events.records import StoreRecords
 from holdfast.gateway.key_limits import settle_charge
@@ -21,7 +22,12 @@ from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.recording.restore import RecordedCalls
 from holdfast.gateway.recording.shared_conversations import RecorderLease
 from holdfast.gateway.recording.spool import SpoolReader, find_abandoned_spools, open_spool
-from holdfast.gateway.recording.spool_recorder import SpoolPass, UnstorableExchangeError
+from holdfast.gateway.recording.spool_recorder import (
+    BATCH_FRAMES_MAX,
+    UNCONFIRMED_BATCHES_MAX,
+    SpoolPass,
+    UnstorableExchangeError,
+)
 from holdfast.gateway.recording.worker_process import (
     ControlMessage,
     RecorderSetup,
@@ -40,6 +46,7 @@ OTHER_MEMORY_MB = 160
 """What the recorder takes besides conversations: modules, the planner's tree, events on their way to the store."""
 
 FRAMES_AT_ONCE = 500
+ISOLATED_FRAMES_MAX = (UNCONFIRMED_BATCHES_MAX + 1) * BATCH_FRAMES_MAX
 FAILED_STARTS_MAX = 3
 """After as many recorders that ended before they recorded anything, the first exchange of the spool is given up."""
 
@@ -79,7 +86,7 @@ class _Recording:
         self._new_id = UlidGenerator(BufferedRandomBytes())
         self._failed_starts = setup.failed_starts
         self._recorded = self._lost = 0
-        self._unstorable: set[str] = set()
+        self._unstorable: Counter[str] = Counter()
         self._status = StatusMessage()
         self._is_gateway_alive = True
         self._own_spool = Path(setup.spool)
@@ -119,6 +126,10 @@ class _Recording:
                 return is_ended
             except UnstorableExchangeError:
                 continue
+            except UnstorableEventError:
+                # The database has refused one of a batch: they are appended one by one until it is found.
+                self._single_frames = ISOLATED_FRAMES_MAX
+                continue
             except HoldfastError as error:
                 self._report(f"the store cannot be written: {error}", reader)
             except OSError as error:
@@ -143,11 +154,13 @@ class _Recording:
         self._report("", reader)
         try:
             while True:
-                count = current.record_available(frames_max=1 if self._single_frames else FRAMES_AT_ONCE)
+                is_single = bool(self._single_frames)
+                frames_max = 1 if is_single else FRAMES_AT_ONCE
+                count = current.record_available(frames_max=frames_max, is_isolated=is_single)
                 self._single_frames = max(self._single_frames - count, 0) if count else 0
                 current.record_waiting()
                 current.confirm()
-                lease.announce(current.recorded_until)
+                lease.announce(current.recorded_until, is_behind=count == FRAMES_AT_ONCE)
                 self._recorded, self._lost = recorded + current.recorded, lost + current.lost
                 self._report("", reader)
                 if not count:

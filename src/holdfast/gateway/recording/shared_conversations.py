@@ -37,7 +37,9 @@ WAITING_EXCHANGES_MAX = 5_000
 WAITING_LOOKED_UP_MAX, WAITING_BLOCKS_MAX = 64, 8
 """Waiting requests that are looked up again at once, the oldest first, each by as many of its newest blocks."""
 
-ASK_AGAIN_SECONDS = 0.1
+ASK_AGAIN_SECONDS, BEHIND_SECONDS = 0.1, 0.5
+"""How often a recorder asks, and says, how far recorders are; one that is behind says so less often, because it waits
+for the writer's lock to do so."""
 
 CLOCK_SKEW_SECONDS = 0.05
 """By how much the clock of another machine may be ahead."""
@@ -209,9 +211,10 @@ class RecorderLease:
         self.work, self.clock = work, clock
         self._renewed_at, self._until = float("-inf"), 0.0
 
-    def announce(self, until: float) -> None:
+    def announce(self, until: float, *, is_behind: bool = False) -> None:
         now = self.clock()
-        is_news = until > self._until and now - self._renewed_at >= ASK_AGAIN_SECONDS
+        pause = BEHIND_SECONDS if is_behind else ASK_AGAIN_SECONDS
+        is_news = until > self._until and now - self._renewed_at >= pause
         if is_news or now - self._renewed_at >= RENEW_SECONDS:
             self._until = max(until, self._until)
             self.work.take_lease(self.name, self.name, seconds=RECORDER_LEASE_SECONDS, value=repr(self._until))

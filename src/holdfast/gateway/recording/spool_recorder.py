@@ -5,17 +5,18 @@ continues at the checkpoint, and skips what the log already has.
 """
 
 import logging
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import NoReturn
 
 import msgspec
 
 from holdfast.clock import Clock
 from holdfast.engine.guard import WarningLog
 from holdfast.errors import StoreError, UnstorableEventError
-from holdfast.events.log import Event, EventLog, SessionRow
+from holdfast.events.log import Event, EventLog, SessionRow, event_type_of
 from holdfast.events.payloads.calls import (
     GatewayForwarded,
     LlmCallCompleted,
@@ -55,6 +56,8 @@ UNCONFIRMED_BATCHES_MAX = 4
 """Bounds the memory of appends that the store has not confirmed."""
 
 CONFIRM_SECONDS_MAX = 60.0
+GIVEN_UP = 2
+"""So often the database has refused an exchange: the second time it was only its size."""
 
 
 class UnstorableExchangeError(StoreError):
@@ -85,12 +88,12 @@ class SpoolPass:
         make_recorder: MakeRecorder,
         *,
         clock: Clock,
-        unstorable: set[str] | None = None,
+        unstorable: Counter[str] | None = None,
     ) -> None:
-        """`unstorable` are the exchanges that UnstorableExchangeError was raised for; passes add to it."""
+        """`unstorable` counts how often UnstorableExchangeError was raised for an exchange; passes add to it."""
         self._reader = reader
         self._clock = clock
-        self._log = _BatchedLog(log, set() if unstorable is None else unstorable)
+        self._log = _BatchedLog(log, Counter() if unstorable is None else unstorable)
         self._failures = _CountedFailures("holdfast.gateway")
         reader.rewind()
         recorded = msgspec.structs.replace(
@@ -117,8 +120,12 @@ class SpoolPass:
     def has_unconfirmed(self) -> bool:
         return bool(self._unconfirmed)
 
-    def record_available(self, *, frames_max: int | None = None) -> int:
-        """Records the frames that the spool has now; returns how many there were."""
+    def record_available(self, *, frames_max: int | None = None, is_isolated: bool = False) -> int:
+        """Records the frames that the spool has now; returns how many there were.
+
+        With `is_isolated`, each exchange is appended alone, to find the one that the database refuses.
+        """
+        self._log.is_isolated = is_isolated
         batch_start = before = self._reader.position
         count, until = 0, self._clock()
         is_busy = self._reader.backlog_bytes > BUSY_BACKLOG_BYTES
@@ -319,12 +326,18 @@ def _find_exchange(events: Sequence[Event], event_id: str) -> str | None:
     return None
 
 
+def _name_events(events: Sequence[Event]) -> str:
+    """What is learned from several exchanges, or added to one, has no id that the next pass would use again."""
+    return f"{events[-1].session_id} {event_type_of(events[-1].payload)}"
+
+
 class _BatchedLog(EventLog):
     """A log that collects the appends of many frames and makes them one. What it reads includes them."""
 
-    def __init__(self, log: EventLog, unstorable: set[str]) -> None:
+    def __init__(self, log: EventLog, unstorable: Counter[str]) -> None:
         self._log = log
         self.unstorable = unstorable
+        self.is_isolated = False
         self.dropped_count = 0
         self._pending: list[Event] = []
         # Appends that the store has not confirmed, with their sessions.
@@ -342,27 +355,45 @@ class _BatchedLog(EventLog):
         events, self._pending = self._pending, []
         while events:
             append = self._log.append(events, at_head=True)
+            if self.is_isolated:
+                _wait_for(append)
             # Known at once: a store that cannot encode an event does not queue it.
             error = append.exception() if append.done() else None
-            if not isinstance(error, UnstorableEventError):
+            if not isinstance(error, UnstorableEventError) or not (error.event_id or self.is_isolated):
                 self._forget_confirmed()
                 self._unconfirmed.append((append, frozenset(event.session_id for event in events)))
                 return append
-            exchange_id = _find_exchange(events, error.event_id)
-            if exchange_id is not None and exchange_id not in self.unstorable:
-                self.unstorable.add(exchange_id)
+            name = _find_exchange(events, error.event_id or events[-1].id)
+            if not error.event_id:
+                self._give_up(name or _name_events(events), error, is_exchange=name is not None)
+            if name is not None and name not in self.unstorable:
+                self.unstorable[name] += 1
                 raise UnstorableExchangeError(str(error))
             self.dropped_count += 1
             events = [event for event in events if event.id != error.event_id]
         return None
+
+    def _give_up(self, name: str, error: StoreError, *, is_exchange: bool) -> NoReturn:
+        """The database has refused an append: at first all but the size of its exchange is given up, then all."""
+        self.unstorable[name] += 1 if is_exchange else GIVEN_UP
+        self.dropped_count += self.unstorable[name] >= GIVEN_UP
+        raise UnstorableExchangeError(str(error))
 
     def _forget_confirmed(self) -> None:
         while self._unconfirmed and self._unconfirmed[0][0].done():
             self._unconfirmed.popleft()
 
     def append(self, events: Sequence[Event], *, at_head: bool = False) -> Future[None]:
+        if self.unstorable and self._is_given_up(events):
+            return self._accepted
         self._pending += events
+        if self.is_isolated:
+            self.append_pending()
         return self._accepted
+
+    def _is_given_up(self, events: Sequence[Event]) -> bool:
+        name = _find_exchange(events, events[-1].id) or _name_events(events)
+        return self.unstorable[name] >= GIVEN_UP
 
     def read(self, session_id: str, *, after: str | None = None) -> Iterator[Event]:
         # Only for this session: conversations that were evicted are read while the events of many others wait.

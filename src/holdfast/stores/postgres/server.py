@@ -304,6 +304,10 @@ class PostgresServer:
     dialect = POSTGRES
     errors: tuple[type[Exception], ...] = (psycopg.Error,)
     violation: type[Exception] = psycopg.IntegrityError
+    refusals: tuple[type[Exception], ...] = (
+        *(psycopg.IntegrityError, psycopg.DataError, psycopg.errors.ProgramLimitExceeded),
+        *(psycopg.errors.RaiseException, OverflowError, UnicodeError),
+    )
 
     def __init__(self, address: PostgresAddress, limits: ConnectionLimits) -> None:
         self.name = address.name

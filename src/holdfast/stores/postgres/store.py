@@ -128,8 +128,8 @@ class PostgresWriter(GroupWriter):
                     if not attempts_left or not (self._connection.closed or is_connection_failure(error)):
                         raise
                     self._reconnect()
-        except psycopg.Error as error:
-            raise self._server.explain(error) from error
+        except (psycopg.Error, OverflowError, UnicodeError) as error:
+            raise self._explain_failure(group, error) from error
         raise AssertionError("every attempt returns or raises")
 
     def _keep_up(self) -> None:

@@ -29,12 +29,16 @@ class SqlConnection(Protocol):
 
 
 class Engine(Protocol):
-    """What the shared code must know of an engine; `errors` and `violation` are exceptions of its driver."""
+    """What the shared code must know of an engine; `errors` and `violation` are exceptions of its driver.
+
+    `refusals` are those that a value causes, not the state of the database: the same append fails again, others do not.
+    """
 
     name: str
     dialect: SqlDialect
     errors: tuple[type[Exception], ...]
     violation: type[Exception]
+    refusals: tuple[type[Exception], ...]
 
     def is_lost(self, connection: SqlConnection) -> bool:
         """Whether an error has ended the connection, so that the statement may be tried on another one."""

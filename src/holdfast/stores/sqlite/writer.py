@@ -37,6 +37,10 @@ class SqliteEngine:
     dialect = SQLITE
     errors: tuple[type[Exception], ...] = READ_ERRORS
     violation: type[Exception] = sqlite3.IntegrityError
+    refusals: tuple[type[Exception], ...] = (
+        *(sqlite3.IntegrityError, sqlite3.DataError, sqlite3.InterfaceError),
+        *(OverflowError, UnicodeError),
+    )
 
     def __init__(self, name: str, identify: Callable[[], FileIdentity]) -> None:
         self.name = name
@@ -80,8 +84,8 @@ class SqliteWriter(GroupWriter):
             raise file_missing_error(self._name)
         try:
             settles = self._commit_group(group)
-        except sqlite3.Error as error:
-            raise self._engine.explain(error) from error
+        except (sqlite3.Error, OverflowError, UnicodeError) as error:
+            raise self._explain_failure(group, error) from error
         if any(isinstance(job, DeleteJob | PruneJob) for job in group):
             self._truncate_wal()
         return settles

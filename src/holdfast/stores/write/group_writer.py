@@ -9,7 +9,7 @@ from functools import partial
 from msgspec.structs import astuple, replace
 
 from holdfast.catalog.lookup import Models
-from holdfast.errors import StoreError
+from holdfast.errors import StoreError, UnstorableEventError
 from holdfast.events.records import ledger_key, snapshot_key
 from holdfast.stores.sql.analytics_queries import insert_rows
 from holdfast.stores.sql.connection import Cursor, Engine, SqlConnection
@@ -60,6 +60,15 @@ class GroupWriter(ABC):
     @abstractmethod
     def commit(self, group: Sequence[WriteJob]) -> list[SettleJob]:
         """Makes a group durable and returns a callback per job that settles it; raises StoreError."""
+
+    def _explain_failure(self, group: Sequence[WriteJob], error: Exception) -> StoreError:
+        if not isinstance(error, self._engine.refusals):
+            return self._engine.explain(error)
+        if len(group) == 1 and isinstance(group[0], AppendJob):
+            self._refused_ids.update(row.id for row in group[0].rows)
+        if isinstance(error, self._engine.errors):
+            return UnstorableEventError(str(self._engine.explain(error)))
+        return UnstorableEventError(f"{self._engine.name} cannot store an event ({type(error).__name__})")
 
     @abstractmethod
     def write(self, query: str, rows: Sequence[Sequence[Cell]], /) -> None:

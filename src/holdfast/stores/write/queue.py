@@ -8,7 +8,7 @@ from threading import Lock
 
 import msgspec
 
-from holdfast.errors import StoreError
+from holdfast.errors import StoreError, UnstorableEventError
 from holdfast.events.log import Event, SessionRow
 from holdfast.stores.sql.events import Cell, EventRow
 
@@ -66,7 +66,8 @@ class WriterThread:
     """Every job's future is settled, and not before its group is durable.
 
     The first group that fails is the last one: later jobs were queued on the assumption that it would succeed, so
-    writing them would leave a gap in the log.
+    writing them would leave a gap in the log. A job that is refused for what it holds is rejected alone; `commit`
+    refuses those that continue it.
     """
 
     def __init__(
@@ -126,16 +127,32 @@ class WriterThread:
 
     def _run(self) -> None:
         while group := self._next_group():
-            try:
-                settles = self._commit(group)
-            except StoreError as error:
-                self._fail(group, error)
-            except Exception as error:  # noqa: BLE001 - the waiting caller must learn of any failure
-                self._fail(group, wrap_unexpected(error))
-            else:
-                for settle in settles:
-                    settle()
+            self._commit_group(group)
         self._release()
+
+    def _commit_group(self, group: Sequence[WriteJob]) -> StoreError | None:
+        """Settles all jobs; returns the error that ends the writer, if there was one."""
+        try:
+            settles = self._commit(group)
+        except UnstorableEventError as error:
+            return self._commit_each(group, error)
+        except StoreError as error:
+            return self._fail(group, error)
+        except Exception as error:  # noqa: BLE001 - the waiting caller must learn of any failure
+            return self._fail(group, wrap_unexpected(error))
+        for settle in settles:
+            settle()
+        return None
+
+    def _commit_each(self, group: Sequence[WriteJob], refusal: StoreError) -> StoreError | None:
+        if len(group) == 1:
+            reject_job(group[0], refusal)
+            return None
+        for position, job in enumerate(group, 1):
+            error = self._commit_group([job])
+            if error is not None:
+                return self._fail(group[position:], error)
+        return None
 
     def _next_group(self) -> Sequence[WriteJob]:
         """The next group; empty when the writer is closed and the queue is empty."""
@@ -146,7 +163,7 @@ class WriterThread:
             self._room.notify_all()
         return [job for job, _ in group]
 
-    def _fail(self, group: Sequence[WriteJob], error: StoreError) -> None:
+    def _fail(self, group: Sequence[WriteJob], error: StoreError) -> StoreError:
         with self._lock:
             self._refusal = error
             failed = (*group, *(job for job, _ in self._queue))
@@ -155,6 +172,7 @@ class WriterThread:
             self._room.notify_all()
         for job in failed:
             reject_job(job, error)
+        return error
 
 
 def estimate_job_bytes(job: WriteJob) -> int:
@@ -176,7 +194,7 @@ def reject_job(job: WriteJob, error: StoreError) -> None:
 
 def _copy_error(error: StoreError) -> StoreError:
     """Each future gets its own exception: one instance raised in two threads would mix their tracebacks."""
-    copy = StoreError(str(error))
+    copy = UnstorableEventError(str(error)) if isinstance(error, UnstorableEventError) else StoreError(str(error))
     copy.__cause__ = error.__cause__
     return copy
 
