@@ -270,9 +270,12 @@ def test_spending_is_listed_under_the_key_that_paid_also_if_keys_share_an_accoun
         for name in ("ann", "bob"):
             made = make_key("gateway", at=0.0, random_bytes=os.urandom, name=name)
             store.records.add_key(made.row)
-            # The same provider key and conversation.
-            request_with(gateway, {"x-api-key": "shared", "x-holdfast-key": made.key})
+            # The same provider key and conversation, whose session has the name of the first key.
+            headers = {"x-api-key": "shared", "x-holdfast-key": made.key, "x-session-id": "one"}
+            request_with(gateway, headers)
             gateway.recorded_sessions()
+    with SqliteStore(db) as store:
+        assert len(store.sessions()) == 1
     listed = CliRunner().invoke(command, ["gateway", "spend", "--db", db, "--json"])
     # Listed by key id, which is random.
     assert sorted((row["label"], row["calls"]) for row in json.loads(listed.output)) == [("ann", 1), ("bob", 1)]

@@ -252,14 +252,19 @@ def fill_disk(gateway: RunningGateway, chance: random.Random) -> int:
     time.sleep(chance.uniform(0.0, 0.5))
     _, hard = resource.prlimit(recorder, resource.RLIMIT_FSIZE)
     resource.prlimit(recorder, resource.RLIMIT_FSIZE, (4096, hard))
-    deadline = time.monotonic() + DRAIN_SECONDS_MAX
-    while gateway.read_json("/readyz")["status"] != "degraded":
-        assert time.monotonic() < deadline, "a store that cannot be written is not reported"
-        time.sleep(0.05)
+    _wait_for_status(gateway, "degraded")
     with suppress(ProcessLookupError):
         resource.prlimit(recorder, resource.RLIMIT_FSIZE, (hard, hard))
-    time.sleep(chance.uniform(0.2, 1.0))
+    _wait_for_status(gateway, "ready")
     return 1
+
+
+def _wait_for_status(gateway: RunningGateway, status: str) -> None:
+    """A failure of the store is reported, and a recorder that has survived it goes on by itself."""
+    deadline = time.monotonic() + DRAIN_SECONDS_MAX
+    while gateway.read_json("/readyz")["status"] != status:
+        assert time.monotonic() < deadline, f"the gateway does not become {status}"
+        time.sleep(0.05)
 
 
 def make_outage(proxy: CuttableProxy) -> InjectFault:
@@ -271,7 +276,7 @@ def make_outage(proxy: CuttableProxy) -> InjectFault:
         proxy.hang_up()
         time.sleep(OUTAGE_SECONDS)
         proxy.dead = False
-        time.sleep(chance.uniform(0.2, 1.0))
+        _wait_for_status(gateway, "ready")
         return 1
 
     return cut_off
