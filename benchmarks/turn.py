@@ -108,9 +108,9 @@ print(json.dumps(asyncio.run(main())))
 """
 PEERS = (
     ("anthropic", "2.10.0", _SDK),
-    ("langchain-anthropic", "1.7.9", _LANGCHAIN),
+    ("langchain-anthropic", "1.7.7", _LANGCHAIN),
     ("pydantic-ai-slim[anthropic]", "2.66.0", _PYDANTIC_AI),
-    ("litellm", "1.109.1", _LITELLM),
+    ("litellm", "1.106.2", _LITELLM),
 )
 
 
