@@ -53,32 +53,40 @@ class _Found(msgspec.Struct, frozen=True):
     token_share: float
     units: int
     mixed_units: int
-    missed: tuple[str, ...]
 
 
 def _measure_intents(files: Sequence[SourceFile]) -> Iterator[tuple[str, str]]:
     """Recalls with the intents of `migration_intents.json`, which were written from each file's text alone."""
-    asked = json.loads(Path(__file__).with_name("migration_intents.json").read_text())["files"]
+    intents = json.loads(Path(__file__).with_name("migration_intents.json").read_text())
     by_digest = {hashlib.sha256(file.text.encode()).hexdigest(): file for file in files}
     results = []
-    for digest, intents in asked.items():
+    for digest, asked in intents["files"].items():
         if digest not in by_digest:
-            yield f"intents of {intents['file']}", "skipped: the file has other contents"
+            yield f"intents of {asked['file']}", "skipped: the file has other contents"
             continue
-        found = _ask(by_digest[digest], intents["intents"])
+        found = _ask(by_digest[digest], asked["intents"], default_encoder())
         results.append(found)
-        yield f"intents of {intents['file']}", _describe_found(found)
+        yield f"intents of {asked['file']}", _describe_found(found)
     # Changes are made with every second file in view; the others say whether a change holds elsewhere too.
     halves = {"development half": results[0::2], "held-out half": results[1::2], f"all {len(results)} files": results}
+    others = intents["development_files"]
+    halves[f"{len(others)} other files, for development"] = _ask_all(by_digest, others, default_encoder())
+    halves[f"all {len(results)} files, without the extra semantic"] = _ask_all(by_digest, intents["files"], None)
     for name, some in halves.items():
         if some:
             yield f"intents, {name}", _describe_found(_average(some))
 
 
+def _ask_all(by_digest: Mapping[str, SourceFile], asked: Mapping[str, Any], encoder: str | None) -> list[_Found]:
+    return [
+        _ask(by_digest[digest], intents["intents"], encoder) for digest, intents in asked.items() if digest in by_digest
+    ]
+
+
 def _average(results: Sequence[_Found]) -> _Found:
     first, among, share = (statistics.mean(values) for values in zip(*map(_shares, results), strict=True))
     units, mixed = sum(found.units for found in results), sum(found.mixed_units for found in results)
-    return _Found(first, among, share, units, mixed, ())
+    return _Found(first, among, share, units, mixed)
 
 
 def _shares(found: _Found) -> tuple[float, float, float]:
@@ -87,19 +95,19 @@ def _shares(found: _Found) -> tuple[float, float, float]:
 
 def _describe_found(found: _Found) -> str:
     return (
-        f"hit@1 {found.first:.2f}, hit@3 {found.among_three:.2f}, {found.token_share:.1%} of the tokens per recall, "
+        f"hit@1 {found.first:.3f}, hit@3 {found.among_three:.3f}, {found.token_share:.1%} of the tokens per recall, "
         f"{found.units} units, {found.mixed_units} that mix topics"
     )
 
 
-def _ask(file: SourceFile, intents: Sequence[Mapping[str, Any]]) -> _Found:
-    proposal = _propose([file])
+def _ask(file: SourceFile, intents: Sequence[Mapping[str, Any]], encoder: str | None) -> _Found:
+    proposal = _propose([file], encoder)
     spans = {unit.name: unit.spans for unit in proposal.units}
     always = [span for rule in proposal.rules for span in rule.spans]
     manifest = Manifest("m", "main", "v1", "", 0, proposal.draft.entries, 0, "stigmem", Provenance("benchmark"))
     contents = {unit.name: make_content(unit.content, "stigmem") for unit in proposal.units}
-    instruction_set = InstructionSet(manifest, contents, encoder=default_encoder())
-    hits, loaded, missed = [], [], []
+    instruction_set = InstructionSet(manifest, contents, encoder=encoder)
+    hits, loaded = [], []
     for intent in intents:
         recalled = instruction_set.recall(RecallQuery(intent=intent["intent"]))
         # What the stub holds is in every prompt: it is found without a recall.
@@ -109,10 +117,9 @@ def _ask(file: SourceFile, intents: Sequence[Mapping[str, Any]]) -> _Found:
         ]
         hits.append((any(ranks[:2]), any(ranks)))
         loaded.append(recalled.total_tokens)
-        missed += [] if any(ranks) else [intent["intent"]]
     share = statistics.mean(loaded) / count_cl100k_tokens(file.text)
     first, among = (sum(column) / len(hits) for column in zip(*hits, strict=True))
-    return _Found(first, among, share, len(spans), sum(_mixes(file.text, s) for s in spans.values()), tuple(missed))
+    return _Found(first, among, share, len(spans), sum(_mixes(file.text, s) for s in spans.values()))
 
 
 def _answers(spans: Sequence[LineSpan], ranges: Sequence[Sequence[int]]) -> bool:
@@ -139,8 +146,7 @@ def _mixes(text: str, spans: Sequence[LineSpan]) -> bool:
     return starts_above or has_text
 
 
-def _propose(files: Sequence[SourceFile]) -> MigrationProposal:
-    encoder = default_encoder()
+def _propose(files: Sequence[SourceFile], encoder: str | None) -> MigrationProposal:
     return propose_migration(
         files, MigrationTarget(), meaning=lambda: create_semantic_stage(encoder) if encoder else None
     )
@@ -163,7 +169,7 @@ def _describe(groups: Sequence[Sequence[SourceFile]]) -> str:
     lost = failing = units = without_intent = 0
     started = time.perf_counter()
     for files in groups:
-        proposal = _propose(files)
+        proposal = _propose(files, encoder)
         migrated = _lines([*(unit.content for unit in proposal.units), *(rule.text for rule in proposal.rules)])
         lost += (_lines(file.text for file in files) - migrated).total() + (
             migrated - _lines(f.text for f in files)

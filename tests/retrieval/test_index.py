@@ -60,6 +60,14 @@ def test_long_content_is_found_by_one_of_its_chunks() -> None:
     assert len(list_passages(SearchUnit("much", content=much))) == PASSAGES_MAX
 
 
+def test_a_sentence_among_others_is_found_by_words_that_mean_the_same() -> None:
+    """The vector of the whole text is closer to the other one; word by word, bicycles are bikes and broken damaged."""
+    notes = "Invoices are paid in May. The printer needs paper. Broken bicycles go to the workshop. Ask for holidays."
+    rent = "Customers rent a scooter or a motorcycle by the hour and return it clean."
+    units = (SearchUnit("notes", content=notes), SearchUnit("rent", content=rent))
+    assert ids(SearchIndex(units, meaning=create_semantic_stage()).search("my bike is damaged", floor=0))[0] == "notes"
+
+
 def test_a_hit_lists_the_matched_words_and_the_share_of_each_stage() -> None:
     found = SearchIndex(OFFICE, meaning=create_semantic_stage()).search("fill in the fields of a form").hits[0]
     assert found.id == "forms"

@@ -128,6 +128,12 @@ def split_words(text: str) -> list[str]:
     return _WORDS.findall(text.lower())
 
 
+def extract_words(text: str) -> list[str]:
+    """Words in lower case, each once, in text order and without stop words; with them if there are no others."""
+    words = dict.fromkeys(split_words(text))
+    return [word for word in words if word not in STOP_WORDS] or list(words)
+
+
 def extract_terms(text: str) -> list[str]:
     """Stems in text order, without stop words."""
     return [_stem(word) for word in split_words(text) if word not in STOP_WORDS]

@@ -4,8 +4,8 @@ import re
 
 import msgspec
 
-PASSAGE_WORDS = 80
-PASSAGES_MAX = 32
+PASSAGE_WORDS = 60
+PASSAGES_MAX = 40
 """How many passages of a long content get vectors; the lexical stage covers all of it."""
 
 _BETWEEN_PARTS = re.compile(
@@ -47,6 +47,7 @@ def split_content(unit: SearchUnit) -> list[str]:
 
 
 def list_passages(unit: SearchUnit) -> tuple[str, ...]:
-    """The texts that represent a unit's meaning: its head, its name, the passages of its content; never empty."""
-    texts = (describe_unit(unit), split_name(unit.name), *split_content(unit))
+    """The texts that represent a unit's meaning, never empty: its head, its name, and that with each passage."""
+    name = split_name(unit.name)
+    texts = (describe_unit(unit), name, *(f"{name} {passage}".strip() for passage in split_content(unit)))
     return tuple(dict.fromkeys(text for text in texts if text)) or ("",)

@@ -4,19 +4,22 @@ Vectors are rounded to integers, stored as float32. They are scaled so that ever
 where float32 is exact: neither the order of summation nor the number of threads can change a similarity.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.retrieval.bm25 import extract_words
 from holdfast.retrieval.units import SearchUnit, describe_without_name, list_passages, split_content, split_name
 
 VECTOR_LENGTH = 4000  # 4000**2 = 16,000,000 is below 2**24 = 16,777,216.
 NAME_SHARE = 0.3
 """The weight of a name relative to the description, for sentence encoders."""
 TEXTS_CACHED_MAX = 512
+QUERY_WORDS_MAX = 64
+"""How many different words of a query are compared one by one."""
 _ROWS_AT_FIRST = 64
 _NO_SLOT = 0
 Vectors = NDArray[np.float32]
@@ -96,20 +99,90 @@ class VectorStage:
         self._free += freed
 
     def match(self, query: str, *, slots: int) -> list[float]:
-        query_vector = quantize(self._query_encoder.encode([query]))[0]
-        products = self._rows @ query_vector
-        best_by_slot = np.zeros(slots + 1, np.float32)
+        products = self._match_rows(query)
+        best_by_slot = np.zeros(slots + 1)
         np.maximum.at(best_by_slot, self._owners, products)
-        similarities: Sums = best_by_slot[1:].astype(np.float64) / VECTOR_LENGTH**2
+        similarities: Sums = best_by_slot[1:] / VECTOR_LENGTH**2
         # Rescale linearly, so that `zero` becomes 0 and 1 stays 1.
         rescaled: list[float] = (np.maximum(similarities - self._zero, 0) / (1 - self._zero)).tolist()
         return rescaled
+
+    def _match_rows(self, query: str) -> Sums:
+        """The products of the query's vector with every row."""
+        products: Sums = (self._rows @ quantize(self._query_encoder.encode([query]))[0]).astype(np.float64)
+        return products
 
     def _grow(self) -> None:
         count = len(self._rows)
         self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
         self._owners = np.concatenate([self._owners, np.zeros_like(self._owners)])
         self._free += range(count, 2 * count)
+
+
+class WordStage(VectorStage):
+    """For an encoder of words: the similarity of a passage is the mean of that of its vector and of its words.
+
+    A vector blurs the words of its passage. So each word of the query is also compared with the most similar word of
+    the passage, and these similarities are averaged. Short units, those without content, are compared by vector only.
+    """
+
+    def __init__(self, encoder: Encoder, *, floor: float) -> None:
+        super().__init__(encoder, encode_by_words, floor=floor)
+        self._word_rows: Vectors = np.zeros((_ROWS_AT_FIRST, encoder.dimensions), np.float32)
+        self._word_numbers: dict[str, int] = {}
+        self._words_of: dict[int, list[int]] = {}
+        self._layout: _WordLayout | None = None
+
+    def add(self, slot: int, unit: SearchUnit) -> None:
+        super().add(slot, unit)
+        if unit.content:
+            words_by_passage = map(extract_words, list_passages(unit))
+            for row, words in zip(self._rows_of[slot], words_by_passage, strict=True):
+                self._words_of[row] = self._number_words(words)
+            self._layout = None
+
+    def remove(self, slot: int) -> None:
+        # The rows of its words stay: most of them are in other units too.
+        for row in self._rows_of[slot]:
+            self._words_of.pop(row, None)
+        self._layout = None
+        super().remove(slot)
+
+    def _match_rows(self, query: str) -> Sums:
+        products = super()._match_rows(query)
+        words = extract_words(query)[:QUERY_WORDS_MAX]
+        layout = self._layout = self._layout or _lay_out(self._words_of)
+        if words and layout.rows:
+            word_products = self._word_rows[: len(self._word_numbers)] @ quantize(self._encoder.encode(words)).T
+            best = np.maximum.reduceat(word_products[layout.words], layout.starts, axis=0)
+            # Sums of integers, so that they are exact in any order.
+            by_words = np.maximum(best, 0).sum(axis=1, dtype=np.float64) / len(words)
+            products[layout.rows] = (products[layout.rows] + by_words) / 2
+        return products
+
+    def _number_words(self, words: Sequence[str]) -> list[int]:
+        first = len(self._word_numbers)
+        new = [word for word in words if word not in self._word_numbers]
+        while len(self._word_rows) < first + len(new):
+            self._word_rows = np.concatenate([self._word_rows, np.zeros_like(self._word_rows)])
+        self._word_rows[first : first + len(new)] = quantize(self._encoder.encode(new))
+        self._word_numbers.update((word, first + number) for number, word in enumerate(new))
+        return [self._word_numbers[word] for word in words]
+
+
+class _WordLayout(NamedTuple):
+    """The words of all passages one after another, and where those of each start; made when a search needs it."""
+
+    rows: list[int]
+    words: NDArray[np.intp]
+    starts: NDArray[np.intp]
+
+
+def _lay_out(words_of: Mapping[int, Sequence[int]]) -> _WordLayout:
+    rows = [row for row, words in words_of.items() if words]
+    lengths = [len(words_of[row]) for row in rows]
+    words = np.fromiter((word for row in rows for word in words_of[row]), np.intp, sum(lengths))
+    return _WordLayout(rows, words, np.cumsum([0, *lengths[:-1]], dtype=np.intp))
 
 
 class CombinedStage:

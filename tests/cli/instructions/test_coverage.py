@@ -36,7 +36,7 @@ def add_competing_version(shop: LibraryProject) -> None:
     manifest["entries"] = [entry for entry in manifest["entries"] if entry["name"] != "budget-rules"]
     for entry in manifest["entries"]:
         if entry["name"] != "release-notes":
-            entry["load_triggers"]["intents"] = [*UNITS[entry["name"]][1], "write release notes"]
+            entry["load_triggers"]["intents"] = [*UNITS[entry["name"]][1], *UNITS["release-notes"][1]]
     shop.write_manifest(manifest)
     shop.clock.advance(60)
     shop.library.publish(shop.folder, skip_coverage_gate=True)
@@ -48,12 +48,12 @@ def test_every_unit_is_listed_with_queries_that_find_another(shop: LibraryProjec
     add_competing_version(shop)
     result = shop.run("coverage")
     assert result.exit_code == 1
-    assert "FAIL checkout-procedure: 73% of 15 paraphrases\n" in result.output
-    assert "\n       'draft release messages' finds release-notes\n" in result.output
+    assert "FAIL code-review: 65% of 20 paraphrases\n" in result.output
+    assert "\n       'draft release messages' finds checkout-procedure\n" in result.output
     report = json.loads(shop.run("coverage", "--json").output)
     assert report["passed"] is False
     failing = {unit["unit"] for unit in report["units"] if not unit["passed"]}
-    assert failing == {"security-posture", "checkout-procedure"}
+    assert failing == {"code-review"}
 
 
 def test_units_worse_than_in_another_version_are_listed_with_their_queries(shop: LibraryProject) -> None:
@@ -63,9 +63,9 @@ def test_units_worse_than_in_another_version_are_listed_with_their_queries(shop:
     assert result.exit_code == 1
     assert lines[0] == "v1 as published, compared with v2 as it is now"
     assert lines[1].startswith("encoder: wordllama-")
-    worse = lines.index("worse   checkout-procedure: 100% -> 73%")
-    assert "  ! 'draft release messages' is new and finds release-notes" in lines[worse:]
-    assert lines[-2:] == ["gone    budget-rules: was 100%", "1 unit unchanged"]
+    worse = lines.index("worse   code-review: 100% -> 65%")
+    assert "  ! 'draft release messages' is new and finds checkout-procedure" in lines[worse:]
+    assert lines[-2:] == ["gone    budget-rules: was 100%", "2 units unchanged"]
     report = json.loads(shop.run("coverage", "--against", "v1", "--json").output)
     assert (report["passed"], report["diff"]["later_version"]) == (False, "v2")
     assert {unit["unit"]: unit["verdict"] for unit in report["diff"]["units"]}["release-notes"] == "same"
@@ -78,7 +78,7 @@ def test_better_or_new_units_pass(shop: LibraryProject) -> None:
     shop.library.publish(shop.folder)
     result = shop.run("coverage", "--against", "v2")
     assert result.exit_code == 0
-    assert "better  checkout-procedure: 73% -> 100%\n" in result.output
+    assert "better  code-review: 65% -> 100%\n" in result.output
     assert "new     budget-rules: 100%\n" in result.output
 
 

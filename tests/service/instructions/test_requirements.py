@@ -209,14 +209,15 @@ def test_new_version_of_a_shared_unit_is_measured_for_its_agents_worst_first(
     intents = {"load_triggers": {"intents": ["how to speak plainly"]}}
     list_shared(published_service, "one", "tone", load_triggers=intents["load_triggers"])
     for name in UNITS:
-        text = {"fact_uri": uri(name, agent="two"), "content": "Speak plainly, many times, and how to do it."}
+        text = {"fact_uri": uri(name, agent="two"), "content": "How to speak plainly."}
         assert published_service.request("PUT", "/v1/instruction/units", text).json["coverage"] is None
-    others = [entry(name, fact_uri=uri(name, agent="two"), load_triggers={}) for name in UNITS]
+    rivals = {"load_triggers": {"intents": ["how to speak plainly"] * 3}}
+    others = [entry(name, fact_uri=uri(name, agent="two"), **rivals) for name in UNITS]
     listed = [*others, entry("manner", fact_uri=f"{TONE}/v1", **intents)]
     body = {"version": "v1", "entries": listed, "skip_coverage_gate": True}
     assert published_service.request("PUT", "/v1/agents/two/instruction-manifest", body).status == 200
     written = published_service.request(
-        "PUT", "/v1/instruction/units", {"fact_uri": f"{TONE}/v2", "content": "Nothing of use."}
+        "PUT", "/v1/instruction/units", {"fact_uri": f"{TONE}/v2", "content": "Nothing of use, at length. " * 50}
     )
     assert written.json["measured_for"] == ["two", "one"]
     assert (written.json["coverage"]["unit"], written.json["coverage"]["passed"]) == ("manner", False)

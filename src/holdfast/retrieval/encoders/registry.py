@@ -15,7 +15,7 @@ from holdfast.retrieval.units import SearchUnit
 
 WORDLLAMA = "wordllama"
 COMBINED_PREFIX = f"{WORDLLAMA}+"
-WORDLLAMA_REVISION = 1
+WORDLLAMA_REVISION = 2
 """Incremented when its weights, its floor or its reading of units change, so that manifests are certified again."""
 CONTENTS_SEPARATOR = "@"
 """Precedes the revision of the packaged encoder, or the fingerprint of a model, in a certified encoder name."""

@@ -16,8 +16,8 @@ from safetensors.numpy import load
 from tokenizers import Tokenizer
 
 from holdfast.errors import UserError
-from holdfast.retrieval.bm25 import WORDS_CACHED_MAX, split_words
-from holdfast.retrieval.vectors import Sums, VectorStage, encode_by_words
+from holdfast.retrieval.bm25 import STOP_WORDS, WORDS_CACHED_MAX, split_words
+from holdfast.retrieval.vectors import Sums, WordStage
 
 PACKAGE = "wordllama"
 WEIGHTS = "weights/l2_supercat_256.safetensors"
@@ -46,7 +46,9 @@ class WordllamaEncoder:
         sums = np.zeros((len(texts), self.dimensions), np.float64)
         for row, text in enumerate(texts):
             # No token spans a space, so words can be tokenized one by one, and most are cached.
-            ids = list(chain.from_iterable(map(self._token_ids, split_words(text))))
+            words = split_words(text)
+            topical = [word for word in words if word not in STOP_WORDS]
+            ids = list(chain.from_iterable(map(self._token_ids, topical or words)))
             if ids:
                 sums[row] = self._word_vectors[ids].sum(axis=0, dtype=np.float64)
         return sums
@@ -56,8 +58,8 @@ class WordllamaEncoder:
         return tokens
 
 
-def create_stage() -> VectorStage:
-    return VectorStage(load_wordllama_encoder(), encode_by_words, floor=FLOOR)
+def create_stage() -> WordStage:
+    return WordStage(load_wordllama_encoder(), floor=FLOOR)
 
 
 @cache
