@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import uvicorn
@@ -180,13 +180,14 @@ def run_until_signal(
     context: AppContext,
     bound: socket.socket,
     *,
+    announce: Callable[[], None],
     exporter: "TelemetryExporter | None" = None,
     webhook: AlertWebhook | None = None,
 ) -> None:
-    """Serves until SIGINT or SIGTERM, on uvloop if it is installed."""
+    """Serves until SIGINT or SIGTERM, on uvloop if it is installed. `announce` is called once signals are handled."""
     raise_descriptors_max()
     with asyncio.Runner(loop_factory=uvicorn.Config(app).get_loop_factory()) as runner:
-        runner.run(_serve_until_signal(app, context, bound, exporter=exporter, webhook=webhook))
+        runner.run(_serve_until_signal(app, context, bound, announce=announce, exporter=exporter, webhook=webhook))
 
 
 async def _serve_until_signal(
@@ -194,6 +195,7 @@ async def _serve_until_signal(
     context: AppContext,
     bound: socket.socket,
     *,
+    announce: Callable[[], None],
     exporter: "TelemetryExporter | None",
     webhook: AlertWebhook | None,
 ) -> None:
@@ -201,4 +203,5 @@ async def _serve_until_signal(
     for number in (signal.SIGINT, signal.SIGTERM):
         # Shells start background jobs with SIGINT ignored; the handler overrides that.
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    announce()
     await serve(app, context, bound, stop=stop, exporter=exporter, webhook=webhook)

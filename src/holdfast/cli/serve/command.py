@@ -1,6 +1,7 @@
 """`holdfast serve`: serves the dashboard, the HTTP API and the gateway over a store."""
 
 import contextlib
+import functools
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -173,8 +174,8 @@ def command(
         with open_gateway(service, upstreams, gateway_options) as gateway:
             app = make_app(service, ROUTES, allowed_hosts=(host, *allowed), mounts=(gateway,))
             with _listen(host, port, place, service) as bound:
-                _announce(make_url(bound, host), is_temporary=temporary is not None)
-                run_until_signal(app, service, bound, exporter=exporter, webhook=webhook)
+                announce = functools.partial(_announce, make_url(bound, host), is_temporary=temporary is not None)
+                run_until_signal(app, service, bound, announce=announce, exporter=exporter, webhook=webhook)
     if place is None:
         click.echo("stopped", err=True)
 
