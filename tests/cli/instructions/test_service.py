@@ -127,7 +127,7 @@ def test_a_key_without_the_scope_is_refused_in_one_line(remote: Remote, scope: s
 
 def test_a_wrong_key_address_or_service_is_one_line(remote: Remote) -> None:
     assert remote.error("coverage", HOLDFAST_KEY="hf_wrong") == "unknown, revoked or expired key"
-    assert "begins with http" in remote.error("coverage", url="localhost:1")
+    assert "address of a service begins with http" in remote.error("coverage", url="localhost:1")
     assert "give --db or --url" in remote.error("coverage", "--db", "x.db")
     with closing(socket.create_server(("127.0.0.1", 0))) as closed:
         port = closed.getsockname()[1]
@@ -155,3 +155,8 @@ def test_the_key_can_come_from_the_keyring(remote: Remote, monkeypatch: pytest.M
     monkeypatch.syspath_prepend(str(folder))
     assert remote.run("coverage", HOLDFAST_KEY="").exit_code == 0
     assert "no key for http://127.0.0.1:1" in remote.error("shadow", url="http://127.0.0.1:1", HOLDFAST_KEY="")
+
+
+def test_what_is_no_address_is_said_before_a_key_is_asked_for(remote: Remote) -> None:
+    for url in ("nonsense", "ftp://127.0.0.1", "http://"):
+        assert "address of a service begins with http" in remote.error("shadow", url=url, HOLDFAST_KEY="")

@@ -169,9 +169,9 @@ def _start_from_service(options: HookOptions) -> "BootContext":
     key = os.environ.get(KEY_VARIABLE)
     if options.db is not None:
         raise UserError("instructions come from a store or a service: give --db or --url, not both")
+    url = check_service_address(options.url or "")
     if not key:
         raise UserError(f"a service needs a key: set {KEY_VARIABLE}")
-    url = check_service_address(options.url or "")
     client = InstructionClient(url, key=key, agent=options.agent, timeout_seconds=SERVICE_SECONDS_MAX)
     beat = client.heartbeat(options.wake_token, profile=options.profile)
     return BootContext(beat.stub, manifest_entries(client.manifest()), beat.preloads)

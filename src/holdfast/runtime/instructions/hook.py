@@ -104,7 +104,7 @@ def render_boot_context(content: BootContext, recalling: str) -> str:
 
 
 def check_service_address(url: str) -> str:
-    """Raises UserError for an address with credentials or a query, because it is shown to models and people."""
+    """Raises UserError for what is no HTTP address, or has credentials or a query, because models and people see it."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -112,6 +112,8 @@ def check_service_address(url: str) -> str:
     if "@" in parts.netloc or parts.query or parts.fragment:
         refused = "a user, password or query"
         raise UserError(f"the address of a service must not contain {refused}; put the key in HOLDFAST_KEY")
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise UserError("the address of a service begins with http:// or https://, and a host follows")
     return url.rstrip("/")
 
 
