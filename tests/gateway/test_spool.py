@@ -319,6 +319,18 @@ def test_an_exchange_is_recorded_once_if_the_clock_was_set_back(tmp_path: Path) 
     assert (begun, completed) == (["exchange-0", "exchange-1"], ["msg_0", "msg_1"])
 
 
+def test_a_frame_that_cannot_be_decoded_is_counted_and_holds_up_no_other(tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    write_spool(folder, [b"of another version", *make_messages(1)])
+    store = MemoryStore()
+    with closing(SpoolReader(folder)) as reader:
+        current = SpoolPass(reader, store, make_recorder, clock=ManualClock(2_000.0))
+        while current.record_available(frames_max=1):
+            current.confirm()
+        current.finish()
+    assert (current.lost, current.recorded) == (1, 1)
+
+
 class CountingStore(MemoryStore):
     def __init__(self) -> None:
         super().__init__()

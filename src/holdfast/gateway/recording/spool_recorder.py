@@ -128,10 +128,13 @@ class SpoolPass:
         self._log.is_isolated = is_isolated
         batch_start = before = self._reader.position
         count, until = 0, self._clock()
+        # If nothing can be decoded, nothing more is known to be recorded.
+        latest_at = self._confirmed_until + CLOCK_SKEW_SECONDS
         is_busy = self._reader.backlog_bytes > BUSY_BACKLOG_BYTES
         for payload in self._reader.read_frames():
             try:
                 message = decode_spool_message(payload)
+                latest_at = message.at
                 self._handle(message, before, is_busy=is_busy)
             except msgspec.MsgspecError as error:
                 # Of another version. Only the type of the error: its message could quote the prompt.
@@ -145,7 +148,7 @@ class SpoolPass:
                     _wait_for(self._unconfirmed[0][1])
                     self.confirm()
             if count == frames_max:
-                until = message.at
+                until = latest_at
                 break
         self._append_batch(batch_start)
         self._read.append((self._reader.position, until - CLOCK_SKEW_SECONDS))
