@@ -137,7 +137,7 @@ def test_prompts_are_prepended_to_queries_and_documents(
     assert (queries.encode([TEXT]) == plain.encode([query + TEXT])).all()
     assert (documents.encode([TEXT]) == plain.encode([document + TEXT])).all()
     stage = create_semantic_stage(str(folder))
-    stage.add(0, SearchUnit("a", "", TEXT))
+    stage.add({0: SearchUnit("a", "", TEXT)})
     near = (normalize_rows(queries.encode(["rain"])) @ normalize_rows(documents.encode([TEXT])).T).item()
     assert stage.match("rain", slots=1) == pytest.approx([max(0, (near - zero) / (1 - zero))], abs=2e-3)
 
@@ -162,7 +162,7 @@ def test_similarity_of_unrelated_texts_is_subtracted(tmp_path: Path) -> None:
     _, encoder, zero = onnx_model.load_onnx_encoders(folder)
     assert 0.2 < zero == OnnxEncoder(folder).zero < 0.9
     stage = create_semantic_stage(str(folder))
-    stage.add(0, UNITS[0])
+    stage.add({0: UNITS[0]})
     row, wanted = normalize_rows(encoder.encode([f"{UNITS[0].description}", TEXT]))
     name = normalize_rows(encoder.encode(["weather"]))[0]
     both = normalize_rows(np.asarray([row + 0.3 * name]))[0]
@@ -183,8 +183,8 @@ def test_combined_similarity_is_the_mean_of_both_encoders(tmp_path: Path) -> Non
     folder = write_model(tmp_path / "mine")
     words, mine, both = (create_semantic_stage(name) for name in ("wordllama", str(folder), f"wordllama+{folder}"))
     for stage in (words, mine, both):
-        stage.add(0, UNITS[0])
-        stage.add(1, UNITS[1])
+        stage.add({0: UNITS[0]})
+        stage.add({1: UNITS[1]})
         stage.remove(1)
     near = [stage.match(TEXT, slots=2) for stage in (words, mine, both)]
     assert near[2] == pytest.approx([(near[0][0] + near[1][0]) / 2, 0])

@@ -97,7 +97,7 @@ def test_what_was_read_is_not_read_again(seed: int, texts: list[str]) -> None:
 def test_many_passages_make_the_matrix_grow_and_what_was_removed_is_never_near() -> None:
     stage = VectorStage(wordllama.load_wordllama_encoder(), encode_by_words, floor=0.1)
     for slot in range(100):
-        stage.add(slot, SearchUnit(str(slot), "rain and wind", f"page {slot}"))
+        stage.add({slot: SearchUnit(str(slot), "rain and wind", f"page {slot}")})
     for slot in range(99):
         stage.remove(slot)
     near = stage.match("rain and wind", slots=100)

@@ -345,3 +345,19 @@ def test_an_owner_is_taken_over_as_a_whole_or_not_at_all(records: InstructionRec
     assert records.owners() == (SHARED, "a1")
     assert records.other_deployment("local") is None
     assert records.other_deployment("acme") == "local"
+
+
+def test_encodings_are_kept_until_they_were_not_used_for_long_or_there_are_too_many(
+    records: InstructionRecords, store: DatabaseEventLog
+) -> None:
+    records.keep_encodings({b"a": b"\x00\x01", b"b": b"\xff"}, at=10, kept_since=0)
+    assert records.encodings([b"a", b"b", b"c"]) == {b"a": (b"\x00\x01", 10), b"b": (b"\xff", 10)}
+    records.keep_encodings({b"b": b"new"}, at=20, kept_since=0)
+    records.keep_encodings({b"c": b"c"}, at=30, kept_since=11)
+    assert records.encodings([b"a", b"b", b"c"]) == {b"b": (b"new", 20), b"c": (b"c", 30)}
+    store.instructions.keep_encodings({b"d": b"d"}, at=40, kept_since=0, count_max=1)
+    assert sorted(records.encodings([b"b", b"c", b"d"])) == [b"c", b"d"]
+    assert records.encodings([]) == {}
+    many = {number.to_bytes(2): b"v" for number in range(2_500)}
+    records.keep_encodings(many, at=50, kept_since=0)
+    assert records.encodings([*many]) == dict.fromkeys(many, (b"v", 50))

@@ -31,7 +31,7 @@ class InstructionContext:
         self.records = records
         self.settings = settings
         self.key = key
-        self.instruction_sets = InstructionSetCache(records, settings)
+        self.instruction_sets = InstructionSetCache(records, settings, self.now)
         self.warn = warn
         self._clock = clock
         self._new_id = new_id

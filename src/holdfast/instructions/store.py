@@ -3,7 +3,7 @@
 An owner's records can be exported to another store of the same deployment; keys, tokens and stubs cannot.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -185,6 +185,12 @@ class InstructionRecords(Protocol):
 
     def consume_wake_token(self, jti: str, *, expires_at: int, at: int) -> bool:
         """Consume a wake token; False if it was used before."""
+
+    def encodings(self, keys: Sequence[bytes]) -> Mapping[bytes, tuple[bytes, int]]:
+        """What was kept under these keys, and when it was kept last."""
+
+    def keep_encodings(self, encodings: Mapping[bytes, bytes], *, at: int, kept_since: int) -> None:
+        """Keep encodings, again or for the first time, and forget those that were not kept since; may lose any."""
 
     def encoder(self) -> str | None:
         """The encoder that all manifests were last certified for."""

@@ -9,8 +9,10 @@ import heapq
 import importlib
 import math
 import re
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median_low
+from typing import cast
 
 import msgspec
 
@@ -151,7 +153,8 @@ class SearchIndex:
 
     def add(self, units: Iterable[SearchUnit]) -> None:
         """Add units; a unit with an existing id replaces the old one."""
-        for unit in units:
+        added: dict[int, SearchUnit] = {}
+        for unit in {unit.id: unit for unit in units}.values():
             if self._units.get(unit.id) == unit:
                 continue
             self.remove((unit.id,))
@@ -165,8 +168,9 @@ class SearchIndex:
             self._digest = (self._digest + _unit_number(unit)) % _DIGEST_MODULUS
             self._lexical.add(slot, join_unit_text(unit))
             self._graph.add(slot, unit)
-            if self._semantic is not None:
-                self._semantic.add(slot, unit)
+            added[slot] = unit
+        if self._semantic is not None:
+            self._semantic.add(added)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove units; unknown ids are ignored."""
@@ -249,9 +253,24 @@ class SearchIndex:
         if len(slots) > limit > 0:
             # Sort only the units that can tie with the last of the best after rounding.
             threshold = arithmetic.find_bound(slots, score, limit) - 10**-DECIMALS
+            if threshold < 0:
+                return self._best_of_few(scores, slots, limit)
             slots = arithmetic.select_from(slots, score, threshold)
         ranked = sorted((-round(float(score[slot]), DECIMALS), self._id_of(slot), int(slot)) for slot in slots)
         return [slot for _, _, slot in ranked[:limit]]
+
+    def _best_of_few(self, scores: _QueryScores, slots: Sequence[int], limit: int) -> list[int]:
+        """The same where fewer units than `limit` match: the others all score 0, so that their ids order them."""
+        matching = scores.arithmetic.select_from(slots, scores.score, sys.float_info.min)
+        rounded = {self._id_of(slot): round(float(scores.score[slot]), DECIMALS) for slot in matching}
+        ranked = sorted((-score, unit_id) for unit_id, score in rounded.items() if score)[:limit]
+        best = {unit_id: None for _, unit_id in ranked}
+        ids = cast("list[str]", self._ids)  # A slot in use has one.
+        # Some of the first ids are those of units that match.
+        for unit_id in heapq.nsmallest(limit + len(best), map(ids.__getitem__, slots)):
+            if len(best) < limit:
+                best.setdefault(unit_id)
+        return [self._slots[unit_id] for unit_id in best]
 
     def _id_of(self, slot: int) -> str:
         unit_id = self._ids[slot]

@@ -4,14 +4,20 @@ Vectors are rounded to integers, stored as float32. They are scaled so that ever
 where float32 is exact: neither the order of summation nor the number of threads can change a similarity.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+import importlib.metadata
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, lru_cache
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.retrieval.bm25 import extract_words
+from holdfast.retrieval.encoders.registry import EncodingStore
 from holdfast.retrieval.units import SearchUnit, describe_without_name, list_passages, split_content, split_name
 
 VECTOR_LENGTH = 4000  # 4000**2 = 16,000,000 is below 2**24 = 16,777,216.
@@ -20,6 +26,8 @@ NAME_SHARE = 0.3
 TEXTS_CACHED_MAX = 512
 QUERY_WORDS_MAX = 64
 """How many different words of a query are compared one by one."""
+UNITS_A_BATCH = 200
+"""An index that is interrupted while it is built has kept the encodings of all but this many of its units."""
 _ROWS_AT_FIRST = 64
 _NO_SLOT = 0
 Vectors = NDArray[np.float32]
@@ -47,8 +55,87 @@ class CachingEncoder:
         return np.stack([self._row(text) for text in texts]) if texts else np.zeros((0, self.dimensions))
 
 
-UnitEncoding = Callable[[Encoder, SearchUnit], Sums]
+UnitReading = Callable[[Encoder, SearchUnit], Sums]
 """Computes the vectors of a unit, at least one."""
+
+
+class UnitEncoder:
+    """The vectors of units, from the store where they are kept, else encoded and kept.
+
+    A value is kept under a digest of the unit's text and of what turns it into vectors, and begins with a digest of the
+    vectors: what another program wrote, or something has damaged, is encoded again.
+    """
+
+    def __init__(self, encoder: Encoder, reading: UnitReading, store: EncodingStore | None) -> None:
+        self._encoder = encoder
+        self._reading = reading
+        program = digest_program() if store is not None else None
+        self._store = store if program is not None else None
+        self._revision = (encoder.model_version, encoder.dimensions, reading.__name__, program)
+
+    def encode_units(self, units: Sequence[SearchUnit]) -> Iterator[Vectors]:
+        """In order; each has at least one row."""
+        left = iter(units)
+        while batch := tuple(islice(left, UNITS_A_BATCH)):
+            yield from self._encode_batch(batch)
+
+    def _encode_batch(self, units: Sequence[SearchUnit]) -> Iterator[Vectors]:
+        if self._store is None:
+            yield from map(self._encode, units)
+            return
+        keys = [self._make_key(unit) for unit in units]
+        kept = self._store.read(keys)
+        encoded: dict[bytes, bytes] = {}
+        for key, unit in zip(keys, units, strict=True):
+            vectors = self._unpack(key, kept.get(key, b""))
+            if vectors is None:
+                vectors = self._encode(unit)
+                encoded[key] = _seal(key, vectors.astype(_KEPT_TYPE).tobytes())
+            yield vectors
+        if encoded:
+            self._store.keep(encoded)
+
+    def _encode(self, unit: SearchUnit) -> Vectors:
+        return quantize(self._reading(self._encoder, unit))
+
+    def _make_key(self, unit: SearchUnit) -> bytes:
+        texts = (unit.name, unit.description, unit.content, *unit.triggers)
+        encoded = msgspec.msgpack.encode((self._revision, [text.encode(errors="surrogatepass") for text in texts]))
+        return blake2b(encoded, digest_size=16).digest()
+
+    def _unpack(self, key: bytes, sealed: bytes) -> Vectors | None:
+        packed = sealed[_SEAL_BYTES:]
+        if not packed or _seal(key, packed) != sealed:
+            return None
+        return np.frombuffer(packed, _KEPT_TYPE).reshape(-1, self._encoder.dimensions).astype(np.float32)
+
+
+# A rounded number is at most VECTOR_LENGTH + 1, so two bytes hold it.
+_KEPT_TYPE = np.dtype("<i2")
+_SEAL_BYTES = 8
+
+
+def _seal(key: bytes, packed: bytes) -> bytes:
+    return blake2b(packed, digest_size=_SEAL_BYTES, key=key).digest() + packed
+
+
+@cache
+def digest_program(folder: Path = Path(__file__).parent) -> bytes | None:
+    """A digest of the code that reads units and of the libraries that compute vectors.
+
+    None if the code is not in files, so that nobody can tell whether it changed.
+    """
+    digest = blake2b(digest_size=16)
+    for name in ("numpy", "onnxruntime", "tokenizers"):
+        distribution = next(iter(importlib.metadata.distributions(name=name)), None)
+        digest.update(f"{name} {distribution.version if distribution is not None else None}\n".encode())
+    try:
+        files = sorted(folder.rglob("*.py"))
+        for path in files:
+            digest.update(f"{path.name}\n".encode() + path.read_bytes())
+    except OSError:
+        return None
+    return digest.digest() if files else None
 
 
 class VectorStage:
@@ -61,18 +148,19 @@ class VectorStage:
     def __init__(
         self,
         encoder: Encoder,
-        reading: UnitEncoding,
+        reading: UnitReading,
         *,
         floor: float,
         words_share: float = 1.0,
         query_encoder: Encoder | None = None,
         zero: float = 0.0,
+        encodings: EncodingStore | None = None,
     ) -> None:
         self.floor = floor
         self.words_share = words_share
         self._encoder = encoder
         self._query_encoder = query_encoder or encoder
-        self._reading = reading
+        self._unit_encoder = UnitEncoder(encoder, reading, encodings)
         self._zero = zero
         self._rows: Vectors = np.zeros((_ROWS_AT_FIRST, encoder.dimensions), np.float32)
         self._owners: NDArray[np.intp] = np.zeros(_ROWS_AT_FIRST, np.intp)
@@ -83,8 +171,12 @@ class VectorStage:
     def model_version(self) -> str:
         return self._encoder.model_version
 
-    def add(self, slot: int, unit: SearchUnit) -> None:
-        vectors = quantize(self._reading(self._encoder, unit))
+    def add(self, units: Mapping[int, SearchUnit]) -> None:
+        slots = iter(units)
+        for vectors in self._unit_encoder.encode_units(tuple(units.values())):
+            self._add_rows(next(slots), vectors)
+
+    def _add_rows(self, slot: int, vectors: Vectors) -> None:
         while len(self._free) < len(vectors):
             self._grow()
         rows = [self._free.pop() for _ in vectors]
@@ -126,20 +218,21 @@ class WordStage(VectorStage):
     the passage, and these similarities are averaged. Short units, those without content, are compared by vector only.
     """
 
-    def __init__(self, encoder: Encoder, *, floor: float) -> None:
-        super().__init__(encoder, encode_by_words, floor=floor)
+    def __init__(self, encoder: Encoder, *, floor: float, encodings: EncodingStore | None = None) -> None:
+        super().__init__(encoder, encode_by_words, floor=floor, encodings=encodings)
         self._word_rows: Vectors = np.zeros((_ROWS_AT_FIRST, encoder.dimensions), np.float32)
         self._word_numbers: dict[str, int] = {}
-        self._words_of: dict[int, list[int]] = {}
+        self._words_of: dict[int, NDArray[np.intp]] = {}
         self._layout: _WordLayout | None = None
 
-    def add(self, slot: int, unit: SearchUnit) -> None:
-        super().add(slot, unit)
-        if unit.content:
-            words_by_passage = map(extract_words, list_passages(unit))
-            for row, words in zip(self._rows_of[slot], words_by_passage, strict=True):
-                self._words_of[row] = self._number_words(words)
-            self._layout = None
+    def add(self, units: Mapping[int, SearchUnit]) -> None:
+        super().add(units)
+        for slot, unit in units.items():
+            if unit.content:
+                words_by_passage = map(extract_words, list_passages(unit))
+                for row, words in zip(self._rows_of[slot], words_by_passage, strict=True):
+                    self._words_of[row] = self._number_words(words)
+        self._layout = None
 
     def remove(self, slot: int) -> None:
         # The rows of its words stay: most of them are in other units too.
@@ -152,37 +245,40 @@ class WordStage(VectorStage):
         products = super()._match_rows(query)
         words = extract_words(query)[:QUERY_WORDS_MAX]
         layout = self._layout = self._layout or _lay_out(self._words_of)
-        if words and layout.rows:
-            word_products = self._word_rows[: len(self._word_numbers)] @ quantize(self._encoder.encode(words)).T
-            best = np.maximum.reduceat(word_products[layout.words], layout.starts, axis=0)
+        if words and len(layout.rows):
             # Sums of integers, so that they are exact in any order.
-            by_words = np.maximum(best, 0).sum(axis=1, dtype=np.float64) / len(words)
-            products[layout.rows] = (products[layout.rows] + by_words) / 2
+            by_words = np.zeros(len(layout.rows))
+            # One word of the query at a time: numpy reduces one dimension many times faster than the first of two.
+            for word_products in quantize(self._encoder.encode(words)) @ self._word_rows[: len(self._word_numbers)].T:
+                best = np.maximum.reduceat(word_products.take(layout.words), layout.starts)
+                by_words += np.maximum(best, 0)
+            products[layout.rows] = (products[layout.rows] + by_words / len(words)) / 2
         return products
 
-    def _number_words(self, words: Sequence[str]) -> list[int]:
+    def _number_words(self, words: Sequence[str]) -> NDArray[np.intp]:
+        """The rows of the different words."""
         first = len(self._word_numbers)
         new = [word for word in words if word not in self._word_numbers]
         while len(self._word_rows) < first + len(new):
             self._word_rows = np.concatenate([self._word_rows, np.zeros_like(self._word_rows)])
         self._word_rows[first : first + len(new)] = quantize(self._encoder.encode(new))
         self._word_numbers.update((word, first + number) for number, word in enumerate(new))
-        return [self._word_numbers[word] for word in words]
+        return np.array(sorted({self._word_numbers[word] for word in words}), np.intp)
 
 
 class _WordLayout(NamedTuple):
     """The words of all passages one after another, and where those of each start; made when a search needs it."""
 
-    rows: list[int]
+    rows: NDArray[np.intp]
     words: NDArray[np.intp]
     starts: NDArray[np.intp]
 
 
-def _lay_out(words_of: Mapping[int, Sequence[int]]) -> _WordLayout:
-    rows = [row for row, words in words_of.items() if words]
-    lengths = [len(words_of[row]) for row in rows]
-    words = np.fromiter((word for row in rows for word in words_of[row]), np.intp, sum(lengths))
-    return _WordLayout(rows, words, np.cumsum([0, *lengths[:-1]], dtype=np.intp))
+def _lay_out(words_of: Mapping[int, NDArray[np.intp]]) -> _WordLayout:
+    kept = {row: words for row, words in words_of.items() if len(words)}
+    lengths = [len(words) for words in kept.values()]
+    words = np.concatenate([*kept.values(), np.zeros(0, np.intp)])
+    return _WordLayout(np.array(list(kept), np.intp), words, np.cumsum([0, *lengths[:-1]], dtype=np.intp))
 
 
 class CombinedStage:
@@ -194,9 +290,9 @@ class CombinedStage:
         self.model_version = f"{first.model_version}+{second.model_version}"
         self._stages = (first, second)
 
-    def add(self, slot: int, unit: SearchUnit) -> None:
+    def add(self, units: Mapping[int, SearchUnit]) -> None:
         for stage in self._stages:
-            stage.add(slot, unit)
+            stage.add(units)
 
     def remove(self, slot: int) -> None:
         for stage in self._stages:

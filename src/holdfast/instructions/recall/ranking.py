@@ -12,7 +12,7 @@ import msgspec
 from holdfast.catalog.token_count import count_cl100k_tokens
 from holdfast.errors import InstructionError, UserError
 from holdfast.instructions.models import ChunkSource, Manifest
-from holdfast.retrieval.encoders.registry import create_semantic_stage
+from holdfast.retrieval.encoders.registry import EncodingStore, create_semantic_stage
 from holdfast.retrieval.index import DECIMALS, RankedUnit, Ranking, SearchIndex, StageContribution, StageWeights
 from holdfast.retrieval.units import SearchUnit
 
@@ -92,6 +92,7 @@ class InstructionSet:
         contents: Mapping[str, UnitContent],
         *,
         encoder: str | None = None,
+        encodings: EncodingStore | None = None,
         lifted: Collection[str] = (),
         since: int = 0,
     ) -> None:
@@ -100,6 +101,7 @@ class InstructionSet:
         self.contents = contents
         self.lifted = frozenset(lifted)
         self._encoder = encoder
+        self._encodings = encodings
         # The same question has the same answer until a text, the manifest or the encoder changes, and then there is
         # another set: agents often ask again, and neither encoding nor ranking needs to be repeated.
         self._recall = lru_cache(RECALLS_CACHED_MAX)(lambda question: _ChunkPacker(self, question).pack())
@@ -113,7 +115,8 @@ class InstructionSet:
             text = self.contents[entry.name].text if entry.name in self.contents else ""
             units.append(SearchUnit(entry.name, entry.name, entry.description, triggers, text))
         with _or_unavailable():
-            return SearchIndex(units, meaning=create_semantic_stage(self._encoder) if self._encoder else None)
+            encoder, encodings = self._encoder, self._encodings
+            return SearchIndex(units, meaning=create_semantic_stage(encoder, encodings=encodings) if encoder else None)
 
     @cached_property
     def snapshot_id(self) -> str:

@@ -1,11 +1,12 @@
 """Build the instruction set of an agent, current or at a past time, and cache the current one until it changes."""
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from threading import Lock
 
 import msgspec
 
+from holdfast.errors import StoreError, UserError
 from holdfast.instructions.coverage.measure import find_critical_units
 from holdfast.instructions.models import Agent, Manifest, ManifestEntry, UnitVersion
 from holdfast.instructions.recall.ranking import InstructionSet, UnitContent, make_content
@@ -16,6 +17,10 @@ from holdfast.instructions.uri import parse_unit_uri, version_sort_key
 from holdfast.retrieval.encoders.registry import create_semantic_stage
 
 CACHED_SETS_MAX = 2_000
+ENCODINGS_UNUSED_MS_MAX = 30 * 86_400_000
+"""Encodings of units that no index has contained for so long are forgotten."""
+ENCODINGS_KEPT_AGAIN_MS = 86_400_000
+"""How exactly the last use of an encoding is known, so that most indexes only read."""
 
 
 class _CachedSet(msgspec.Struct, frozen=True):
@@ -24,12 +29,45 @@ class _CachedSet(msgspec.Struct, frozen=True):
     instruction_set: InstructionSet
 
 
+class KeptEncodings:
+    """The encodings of one index in the store. Where that cannot be used, everything is encoded."""
+
+    def __init__(self, records: InstructionRecords, now: Callable[[], int]) -> None:
+        self._records = records
+        self._now = now
+        self._is_readable = self._is_writable = True
+
+    def read(self, keys: Sequence[bytes]) -> dict[bytes, bytes]:
+        if not self._is_readable:
+            return {}
+        try:
+            kept = self._records.encodings(keys)
+        except (StoreError, UserError):
+            self._is_readable = self._is_writable = False
+            return {}
+        # Also if a wrong clock has written a time to come.
+        old = {key: vectors for key, (vectors, at) in kept.items() if abs(self._now() - at) > ENCODINGS_KEPT_AGAIN_MS}
+        if old:
+            self.keep(old)
+        return {key: vectors for key, (vectors, _) in kept.items()}
+
+    def keep(self, encodings: Mapping[bytes, bytes]) -> None:
+        # An index of many units must not wait for the same lock again and again.
+        if self._is_writable:
+            now = self._now()
+            try:
+                self._records.keep_encodings(encodings, at=now, kept_since=now - ENCODINGS_UNUSED_MS_MAX)
+            except (StoreError, UserError):
+                self._is_writable = False
+
+
 class InstructionSetCache:
     """`encoder` is the one in use, which may differ from the configured one until that has been certified."""
 
-    def __init__(self, records: InstructionRecords, settings: InstructionSettings) -> None:
+    def __init__(self, records: InstructionRecords, settings: InstructionSettings, now: Callable[[], int]) -> None:
         self._records = records
         self._settings = settings
+        self._now = now
         self.encoder: str | None = settings.encoder
         self._lock = Lock()
         self._cached: OrderedDict[str, _CachedSet] = OrderedDict()
@@ -85,7 +123,8 @@ class InstructionSetCache:
             # fact_uri wins over path in coexistence (seed 003, 21.6.1); the file is the fallback.
             elif entry.path is not None and (text := self._read(agent, entry.path)) is not None:
                 contents[entry.name] = make_content(text, "fallback_path")
-        return InstructionSet(manifest, contents, encoder=self.encoder, lifted=lifted, since=since)
+        encodings = KeptEncodings(self._records, self._now)
+        return InstructionSet(manifest, contents, encoder=self.encoder, encodings=encodings, lifted=lifted, since=since)
 
     def load_encoder(self) -> None:
         """Load now rather than at the first recall: reading the weights takes longer than many recalls."""

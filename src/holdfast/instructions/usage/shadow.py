@@ -13,7 +13,7 @@ from holdfast.instructions.models import Agent, AuditRecord, Manifest
 from holdfast.instructions.recall.boot_stub import GENERIC_PROFILE, render_index, render_stub_body
 from holdfast.instructions.recall.ranking import InstructionSet
 
-# The thresholds for leaving shadow mode are in docs/instructions.md.
+# The thresholds for leaving shadow mode are in docs/instructions-rollout.md.
 TURNS_MIN = 10
 COVERAGE_MIN = 0.95
 SMALL_TOKENS, SMALL_SHARE_MAX = 1_500, 0.50

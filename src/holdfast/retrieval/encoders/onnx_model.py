@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from holdfast.errors import UserError
 from holdfast.retrieval.encoders import model_folder
+from holdfast.retrieval.encoders.registry import EncodingStore
 from holdfast.retrieval.vectors import CachingEncoder, Encoder, Sums, VectorStage, encode_by_sentences, normalize_rows
 
 # Since 1.29 onnxruntime sends telemetry as soon as it is imported, unless this variable is set before.
@@ -101,10 +102,16 @@ class PromptedEncoder:
         return self._encoder.encode([f"{self._prompt}{text}" for text in texts])
 
 
-def create_stage(folder: Path) -> VectorStage:
+def create_stage(folder: Path, encodings: EncodingStore | None = None) -> VectorStage:
     queries, documents, zero = load_onnx_encoders(folder)
     return VectorStage(
-        documents, encode_by_sentences, floor=FLOOR, words_share=WORDS_SHARE, query_encoder=queries, zero=zero
+        documents,
+        encode_by_sentences,
+        floor=FLOOR,
+        words_share=WORDS_SHARE,
+        query_encoder=queries,
+        zero=zero,
+        encodings=encodings,
     )
 
 

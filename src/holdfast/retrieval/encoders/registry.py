@@ -6,6 +6,7 @@ An encoder is `wordllama`, which a package provides, the folder of a user's own 
 
 import importlib
 import importlib.util
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -46,9 +47,18 @@ class SemanticStage(Protocol):
     def words_share(self) -> float:
         """The share of its weight that the lexical stage keeps; the better the encoder, the less words add to it."""
 
-    def add(self, slot: int, unit: SearchUnit) -> None: ...
+    def add(self, units: Mapping[int, SearchUnit]) -> None:
+        """Units by slot, many at once: their encodings are read and kept together."""
+
     def remove(self, slot: int) -> None: ...
     def match(self, query: str, *, slots: int) -> list[float]: ...
+
+
+class EncodingStore(Protocol):
+    """Keeps what encoders computed, by digests of everything that it was computed from; it may lose any of it."""
+
+    def read(self, keys: Sequence[bytes]) -> Mapping[bytes, bytes]: ...
+    def keep(self, encodings: Mapping[bytes, bytes]) -> None: ...
 
 
 def default_encoder() -> str | None:
@@ -107,16 +117,20 @@ def find_certified_encoder(name: str) -> str | None:
     return configured if is_current else None
 
 
-def create_semantic_stage(encoder: str = WORDLLAMA) -> SemanticStage:
-    """An empty stage with weights from the installed package or a model folder; nothing is downloaded."""
+def create_semantic_stage(encoder: str = WORDLLAMA, *, encodings: EncodingStore | None = None) -> SemanticStage:
+    """An empty stage with weights from the installed package or a model folder; nothing is downloaded.
+
+    A unit whose vectors are in `encodings` is not encoded.
+    """
     parsed = _parse_name(encoder)
     _check_packages(parsed)
     # Imported on demand, because without the extra numpy is missing and the rest of the package must still work.
     stages: list[SemanticStage] = []
     if parsed.has_words:
-        stages.append(importlib.import_module("holdfast.retrieval.encoders.wordllama").create_stage())
+        stages.append(importlib.import_module("holdfast.retrieval.encoders.wordllama").create_stage(encodings))
     if parsed.folder is not None:
-        stages.append(importlib.import_module("holdfast.retrieval.encoders.onnx_model").create_stage(parsed.folder))
+        onnx_model = importlib.import_module("holdfast.retrieval.encoders.onnx_model")
+        stages.append(onnx_model.create_stage(parsed.folder, encodings))
     if len(stages) == 1:
         return stages[0]
     combined: SemanticStage = importlib.import_module("holdfast.retrieval.vectors").CombinedStage(*stages)

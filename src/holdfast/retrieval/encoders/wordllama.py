@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from holdfast.errors import UserError
 from holdfast.retrieval.bm25 import STOP_WORDS, WORDS_CACHED_MAX, split_words
+from holdfast.retrieval.encoders.registry import EncodingStore
 from holdfast.retrieval.vectors import Sums, WordStage
 
 PACKAGE = "wordllama"
@@ -58,8 +59,8 @@ class WordllamaEncoder:
         return tokens
 
 
-def create_stage() -> WordStage:
-    return WordStage(load_wordllama_encoder(), floor=FLOOR)
+def create_stage(encodings: EncodingStore | None = None) -> WordStage:
+    return WordStage(load_wordllama_encoder(), floor=FLOOR, encodings=encodings)
 
 
 @cache

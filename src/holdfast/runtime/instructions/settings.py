@@ -1,6 +1,5 @@
 """The `[instructions]` table of the home configuration file."""
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
@@ -14,7 +13,8 @@ from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.units.signatures import KEY_BYTES, decode_base64url
 from holdfast.instructions.uri import SEGMENT_PATTERN
 from holdfast.retrieval.encoders.registry import check_encoder_name, default_encoder
-from holdfast.sources.files import holdfast_home
+from holdfast.runtime.config import read_config_text
+from holdfast.sources.files import holdfast_home, parse_toml
 
 WAKE_SECRET_VARIABLE = "HOLDFAST_WAKE_SECRET"
 WAKE_SECRET_BYTES_MIN = 32  # HS256 needs a key of at least the hash's 256 bits (RFC 7518, section 3.2).
@@ -87,7 +87,7 @@ def describe_instruction_settings(environ: Mapping[str, str]) -> dict[str, tuple
 
 def _written_names(file: Path) -> frozenset[str]:
     try:
-        return frozenset(tomllib.loads(file.read_text(encoding="utf-8")).get("instructions", {}))
+        return frozenset(parse_toml(read_config_text(file)).get("instructions", {}))
     except FileNotFoundError:
         return frozenset()
 
@@ -109,7 +109,7 @@ def _wake_trust(table: _Table, secret: str | None) -> WakeIssuer | None:
 
 def _read(file: Path) -> _Table:
     try:
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        content = parse_toml(read_config_text(file))
         return msgspec.convert(content, _File).instructions
     except FileNotFoundError:
         return _Table()

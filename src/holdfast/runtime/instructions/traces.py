@@ -8,8 +8,9 @@ import msgspec
 from holdfast.errors import UserError
 from holdfast.instructions.usage.trace import STEP_KINDS, Trace, TraceStep, decode_steps, extract_steps
 from holdfast.replay.claude_code_transcripts import read_transcript
+from holdfast.replay.file_audits import BrokenLine
 from holdfast.replay.recording import Recording
-from holdfast.replay.trace_files import BrokenLine, read_traces
+from holdfast.replay.trace_files import read_traces
 
 # All steps are held in memory, so the file has to fit there.
 FILE_BYTES_MAX = 200_000_000

@@ -1,6 +1,6 @@
 """Agents, units, manifests, audit and coverage in a database, independent of the engine."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -21,12 +21,18 @@ from holdfast.instructions.models import (
 from holdfast.stores.instructions import tables
 from holdfast.stores.instructions.transfer import OwnerTransfer
 from holdfast.stores.sql.connection import ChangeRunner
+from holdfast.stores.sql.dialect import PARAMETERS_MAX, repeat_params
 from holdfast.stores.sql.events import FetchRows
 from holdfast.stores.sql.records import SET_SETTING, SETTING
 from holdfast.stores.write.queue import GroupCommit, SqlStep
 
 AUDIT_LOCK_SECONDS_MAX = 1.0
 """An agent waits for its recall, so its audit record is given up sooner than other changes of a locked store."""
+ENCODINGS_LOCK_SECONDS_MAX = 1.0
+"""Encoding what another process keeps takes about as long as waiting for it."""
+ENCODINGS_MAX = 100_000
+"""About 200 MB with the packaged encoder. What was not kept for longest is forgotten first."""
+_ENCODINGS = "holdfast.instruction_encodings"
 
 
 class InstructionStore(OwnerTransfer):
@@ -280,6 +286,36 @@ class InstructionStore(OwnerTransfer):
 
     def consume_wake_token(self, jti: str, *, expires_at: int, at: int) -> bool:
         return self._changes.run_steps(self._wake(jti, expires_at, at))
+
+    def encodings(self, keys: Sequence[bytes]) -> dict[bytes, tuple[bytes, int]]:
+        kept: dict[bytes, tuple[bytes, int]] = {}
+        for start in range(0, len(keys), PARAMETERS_MAX):
+            page = keys[start : start + PARAMETERS_MAX]
+            query = f"SELECT key, vectors, kept_at FROM {_ENCODINGS} WHERE key IN ({repeat_params(len(page))})"
+            for key, vectors, kept_at in self._fetch(query, page):
+                # Another program may have written anything: what is not an encoding is encoded again.
+                if isinstance(key, bytes) and isinstance(vectors, bytes) and isinstance(kept_at, int):
+                    kept[key] = vectors, kept_at
+        return kept
+
+    def keep_encodings(
+        self, encodings: Mapping[bytes, bytes], *, at: int, kept_since: int, count_max: int = ENCODINGS_MAX
+    ) -> None:
+        forget = [
+            SqlStep(f"DELETE FROM {_ENCODINGS} WHERE kept_at < ?", (kept_since,)),
+            SqlStep(
+                f"DELETE FROM {_ENCODINGS} WHERE kept_at < "
+                f"(SELECT kept_at FROM {_ENCODINGS} ORDER BY kept_at DESC LIMIT 1 OFFSET ?)",
+                (count_max,),
+            ),
+        ]
+        # In the order of keys, so that two processes that keep the same ones never wait for each other in a circle.
+        insert = (
+            f"INSERT INTO {_ENCODINGS} (key, vectors, kept_at) VALUES (?, ?, ?) "
+            "ON CONFLICT (key) DO UPDATE SET vectors = excluded.vectors, kept_at = excluded.kept_at"
+        )
+        keep = [SqlStep(insert, (key, vectors, at)) for key, vectors in sorted(encodings.items())]
+        self._changes.run_steps([*keep, *forget], synced=False, lock_seconds_max=ENCODINGS_LOCK_SECONDS_MAX)
 
     def encoder(self) -> str | None:
         return self._setting("instruction_encoder")
