@@ -1,6 +1,8 @@
 """Properties of every compaction, for any conversation."""
 
+import gc
 import time
+from itertools import islice
 
 import msgspec
 import pytest
@@ -11,7 +13,7 @@ from tests.support.compaction_histories import BINDING, MODEL, SMALL, History, n
 from holdfast.compaction.summary import RESUME
 from holdfast.compaction.view import choose_cut, group_exchanges
 from holdfast.engine.compaction.compact import CompactionProposal, NoCompaction, propose_compaction, propose_undo
-from holdfast.engine.compaction.history import read_logged_messages
+from holdfast.engine.compaction.history import messages_digest, read_logged_messages
 from holdfast.engine.reducer import apply_event, fold_events
 from holdfast.engine.request_draft import build_sent_view
 from holdfast.errors import UserError
@@ -24,7 +26,7 @@ from holdfast.events.payloads.session import (
 )
 from holdfast.extraction import facts as facts_module
 from holdfast.extraction.entities import find_entities
-from holdfast.extraction.facts import FactsReader, extract_facts
+from holdfast.extraction.facts import HALF_LIFE_ENTRIES, FactsReader, Mention, extract_facts, rank_mentions
 from holdfast.extraction.tool_calls import extract_plain_text, find_failing_tests
 from holdfast.layers.assemble import assemble_prompt
 from holdfast.types.blocks import Message, Text, ToolResult, ToolUse, is_thinking, join_text_blocks
@@ -264,10 +266,10 @@ def test_facts_gathered_incrementally_equal_those_of_the_whole(
         history.turn(ends=at != withdrawn)
         if at == withdrawn:
             history.add(MessagesWithdrawn("refused"))
-        facts, covered = history.logged.read_range(first, first + more)
+        facts, digest = history.logged.read_range(first, first + more)
         messages = read_logged_messages(history.events)
         assert facts == extract_facts([message for message in messages if message.number <= first + more])
-        assert covered == [message for message in messages if first <= message.number <= first + more]
+        assert digest == messages_digest([message for message in messages if first <= message.number <= first + more])
 
 
 def test_a_withdrawn_message_leaves_the_facts_too() -> None:
@@ -309,7 +311,9 @@ def test_the_facts_of_a_very_long_conversation_are_bounded(monkeypatch: pytest.M
     assert proposal.files[0].path == "src/f399.py"
     assert len(proposal.mentions) <= 100
     assert {
-        mention.entity.text.rstrip(".py")[-3:] for mention in proposal.mentions[:4] if mention.entity.kind != "error"
+        mention.entity.text.rstrip(".py")[-3:]
+        for mention in islice(rank_mentions(proposal.mentions), 4)
+        if mention.entity.kind != "error"
     } == {"399"}
     assert proposal.requests[0].text == "Never use old_name_0."
     assert proposal.requests[-1].text == "Never use old_name_399."
@@ -318,6 +322,26 @@ def test_the_facts_of_a_very_long_conversation_are_bounded(monkeypatch: pytest.M
     assert [constraint.text for constraint in proposal.constraints[:4]] == [
         f"Never use old_name_{at}." for at in range(4)
     ]
+
+
+def test_mentions_are_ranked_by_their_decayed_score_then_by_kind_and_text() -> None:
+    reader = FactsReader()
+    for number, words in enumerate(
+        ("open src/b.py and src/a.py", "then src/old.py", "src/b.py once more", "ticket ABC-12 of src/new.py")
+    ):
+        reader.read(HistoryEntry("user", (Text(words),), number=2 * number + 1))
+        reader.read(HistoryEntry("assistant", (Text("Done."),), number=2 * number + 2))
+    mentions = reader.facts().mentions
+
+    def decayed_score(mention: Mention) -> float:
+        return float(mention.score * 0.5 ** ((reader.at - mention.at) / HALF_LIFE_ENTRIES))
+
+    ranked = list(rank_mentions(mentions))
+    assert [mention.entity.text for mention in ranked] == ["src/b.py", "ABC-12", "src/new.py", "src/old.py", "src/a.py"]
+    assert ranked == sorted(
+        mentions, key=lambda mention: (-decayed_score(mention), mention.entity.kind, mention.entity.text)
+    )
+    assert not any(map(gc.is_tracked, mentions)), "thousands of them make each full garbage collection slow"
 
 
 @pytest.mark.parametrize("output", [" \n", "\n", " ", "✕ ", "FAILED ", "not ok 1 - "])

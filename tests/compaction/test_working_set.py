@@ -1,6 +1,7 @@
 """What stays in view at a compaction, such as files in progress; and what is cleared without loss."""
 
 import json
+import time
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from holdfast.compaction.models import CompactionCut
 from holdfast.compaction.tool_results import plan_lossless_clearing
 from holdfast.compaction.view import clear_batch
 from holdfast.compaction.working_set import choose_working_set
-from holdfast.extraction.tool_calls import extract_plain_text, result_text
+from holdfast.extraction.tool_calls import extract_plain_text, find_failed_lines, result_text
 from holdfast.types.blocks import Base64Source, Block, Image, Role, Text, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry
 
@@ -211,3 +212,10 @@ def test_an_image_that_is_shown_twice_stays_once() -> None:
     batch = plan_lossless_clearing(conversation.entries, sent=4)
     assert batch is not None
     assert [result.tool_use_id for result in batch.results] == [first]
+
+
+def test_an_output_of_empty_lines_is_searched_for_failures_in_a_moment() -> None:
+    """A command may print what it likes."""
+    started = time.process_time()
+    assert find_failed_lines("\n  == 2 failed in 1.2s ==" + "\n" * 30_000) == ["== 2 failed in 1.2s =="]
+    assert time.process_time() - started < 2.0

@@ -1,6 +1,7 @@
 """`holdfast certify`: a stored session is rebuilt from its log, and no byte of it may differ."""
 
 import json
+import os
 from pathlib import Path
 
 import msgspec
@@ -9,6 +10,7 @@ from benchmarks._call_histories import RecordedClient
 from click.testing import CliRunner, Result
 
 from holdfast.catalog.lookup import shipped_models
+from holdfast.cli.chat.app import SIMULATED_CACHE_FILE
 from holdfast.cli.main import command
 from holdfast.clock import ManualClock
 from holdfast.engine.tools.definition import tool
@@ -171,21 +173,27 @@ async def test_a_short_cache_read_is_detected(tmp_path: Path, simulated: bool, r
     assert f"call 2 is broken: only {read} of" in result.output
 
 
-def test_a_resumed_simulated_chat_is_certified_and_names_the_reads_it_did_not_require(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_cache_kept", [True, False], ids=["cache kept", "cache lost"])
+def test_a_resumed_simulated_chat_is_certified_and_names_the_reads_it_did_not_require(
+    tmp_path: Path, is_cache_kept: bool
+) -> None:
     invoke = CliRunner().invoke
-    chat = ["chat", str(tmp_path), "--simulate", "--store", str(tmp_path / "log.db")]
+    chat = ["chat", str(tmp_path), "--simulate", "--db", str(tmp_path / "log.db")]
     (tmp_path / "AGENTS.md").write_text(PROMPT)
     invoke(command, chat, input="hello\nhello again\n", catch_exceptions=False)
+    if not is_cache_kept:
+        (Path(os.environ["HOLDFAST_HOME"]) / SIMULATED_CACHE_FILE).unlink()
     invoke(command, [*chat, "--resume"], input="and again\nand once more\n", catch_exceptions=False)
     with SqliteStore(tmp_path / "log.db") as store:
         (row,) = store.sessions()
     certify = ["certify", row.id[:20], "--db", str(tmp_path / "log.db")]
     result = invoke(command, certify)
     assert result.exit_code == 0, result.output
-    assert "A simulated cache ends with its process. First call of a new process: 3;" in result.output
+    lost = "The simulated cache was lost with its process. First call of a new one: 3;"
+    assert (lost in result.output) is not is_cache_kept
     assert "4 requests certified" in result.output
     certificates = json.loads(invoke(command, [*certify, "--json"]).output)
-    assert [certificate["is_restarted"] for certificate in certificates] == [False, False, True, False]
+    assert [certificate["is_restarted"] for certificate in certificates] == [False, False, not is_cache_kept, False]
     assert certificates[2]["expected_read_tokens"] > 1_000
     assert certificates[3]["read_tokens"] >= certificates[3]["expected_read_tokens"] > 1_000
 

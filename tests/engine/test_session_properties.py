@@ -167,6 +167,16 @@ def test_a_draft_encodes_only_what_is_new() -> None:
     more = HistoryEntry("user", (Text("more"),))
     draft.update(assemble_prompt(View(pinned=(LayerText("role", "r"),), history=history, newest=(more,))))
     assert [segment.entries for segment in encoded[101:]] == [(more,)]
+    # After a compaction only the summary is new: what stays is further to the front, in the draft and in its copy.
+    summary = HistoryEntry("user", (Text("summary"),))
+    compacted = assemble_prompt(View(pinned=(LayerText("role", "r"),), history=(summary, *history[80:], more)))
+    fresh = RequestDraft(ADAPTER, len)
+    fresh.update(compacted)
+    for shortened in (draft.copy(), draft):
+        shortened.update(compacted)
+        assert shortened.buffer.digests == fresh.buffer.digests
+        assert (shortened.buffer.tokens, shortened.entry_tokens()) == (fresh.buffer.tokens, fresh.entry_tokens())
+    assert [segment.entries for segment in encoded[102:]] == [(summary,)] * 2
 
 
 def test_the_view_of_a_state_separates_what_was_sent_from_what_is_new() -> None:

@@ -1,11 +1,13 @@
 """Snapshots of a session's state: resuming with one gives the same state and the same bytes, in constant time."""
 
 import asyncio
+import re
+import sqlite3
 import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from decimal import Decimal
 from pathlib import Path
 from types import FrameType
@@ -18,17 +20,22 @@ from tests.support.agents import Agent, ReplayTransport, make_agent, says
 from tests.support.event_examples import call_events, event
 
 from holdfast.clock import CountingIds
+from holdfast.engine import model_call
+from holdfast.engine import snapshot as snapshots
 from holdfast.engine.reducer import fold_events
 from holdfast.engine.request_draft import RequestDraft, build_sent_view
 from holdfast.engine.snapshot import (
     NEW_MESSAGES_MIN,
     SNAPSHOT_REVISION,
+    UNSAVED_MESSAGES_MIN,
+    UNSAVED_MESSAGES_SHARE,
     StateSnapshot,
     decode_snapshot,
     encode_snapshot,
     load_state,
 )
 from holdfast.engine.state import SessionState
+from holdfast.events.log import event_type_of
 from holdfast.events.payloads.calls import ToolCalled
 from holdfast.events.payloads.session import EpochOpened, SessionStarted, TurnCompleted, TurnStarted
 from holdfast.events.payloads.union import AnyPayload
@@ -123,6 +130,66 @@ async def test_a_resumed_session_reads_and_encodes_only_what_is_new(tmp_path: Pa
     assert calls["decode_event_row"] < STORED_EVERY_EVENTS + 20
 
 
+async def test_a_session_whose_process_was_killed_folds_no_more_than_a_share_of_its_log(tmp_path: Path) -> None:
+    turns = UNSAVED_MESSAGES_MIN // 2 + 20
+    path = tmp_path / "log.db"
+    with SqliteStore(path) as store:
+        session = make_agent(*[says("a")] * turns, store=store).session
+        await session.__aenter__()
+        for number in range(turns):
+            await session.send(f"question {number}")
+        # It is never closed.
+    harness = make_agent(says("b"), says("c"))
+    options = harness.options | {"store": path, "new_id": CountingIds("new")}
+    with count_calls("apply_event", "encode_anthropic_segment") as calls:
+        resumed = await Session.resume(session.id, **options).__aenter__()
+        await resumed.send("and now?")
+    assert calls["apply_event"] < UNSAVED_MESSAGES_MIN / 2
+    assert calls["encode_anthropic_segment"] < UNSAVED_MESSAGES_MIN / 4
+    assert resumed._conversation is not None
+    fresh = resumed._conversation.new_draft()
+    fresh.update(assemble_prompt(build_sent_view(resumed._conversation.state)))
+    await resumed.send("and then?")
+    assert resumed._conversation.draft.buffer.cacheable_bytes().startswith(fresh.buffer.cacheable_bytes())
+    await resumed.aclose()
+    with SqliteStore(path) as store:
+        assert load_state(store, session.id)[0] == fold_events(store.read(session.id), session.id)
+
+
+async def test_snapshots_of_an_open_session_contain_each_message_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_call, "UNSAVED_MESSAGES_MIN", 8)
+    turns, stored = 200, list[int]()
+
+    def count_and_encode(snapshot: StateSnapshot) -> str:
+        stored.append(snapshot.state.message_count)
+        return encode_snapshot(snapshot)
+
+    monkeypatch.setattr(snapshots, "encode_snapshot", count_and_encode)
+    async with make_agent(*[says("a")] * turns).session as session:
+        for number in range(turns):
+            await session.send(f"question {number}")
+    # Each has at least an eighth more messages than the one before, so all together have at most eight times the last.
+    assert len(stored) > 10
+    assert sum(stored) <= 2 * turns / UNSAVED_MESSAGES_SHARE
+
+
+async def test_a_snapshot_that_cannot_be_stored_ends_no_turn(tmp_path: Path) -> None:
+    turns = UNSAVED_MESSAGES_MIN // 2 + 1
+    path = tmp_path / "log.db"
+    with SqliteStore(path) as store:
+        async with make_agent(*[says("a")] * turns, store=store).session as session:
+            await session.send("question")
+            with closing(sqlite3.connect(path)) as file:
+                file.execute(
+                    "CREATE TRIGGER full BEFORE INSERT ON shared_values WHEN NEW.key LIKE 'session %' "
+                    "BEGIN SELECT RAISE(FAIL, 'disk full'); END"
+                )
+            for number in range(turns - 1):
+                assert (await session.send(f"question {number}")).text == "a"
+    with SqliteStore(path) as store:
+        assert load_state(store, session.id)[0].message_count == 2 * turns
+
+
 @contextmanager
 def count_calls(*names: str) -> Iterator[Counter[str]]:
     """Counts the calls of functions by name, on this thread and on those that it starts."""
@@ -141,6 +208,21 @@ def count_calls(*names: str) -> Iterator[Counter[str]]:
         threading.setprofile(None)
 
 
+async def test_a_snapshot_of_events_that_were_pruned_since_is_not_used() -> None:
+    """It may be written by a process that did not notice; it would bring the content back."""
+    harness = make_agent(*[says("a")] * TURNS)
+    session_id = await hold_turns(harness, TURNS)
+    key, records = snapshot_key(session_id), harness.store.records
+    text = records.find_shared([key])[key]
+    last = list(harness.store.read(session_id))[-1]
+    kept = event_type_of(last.payload)
+    assert harness.store.prune(session_id, [kept], before=last.at + 1) > 0
+    records.put_shared([SharedValue(key, text, 0.0)])
+    assert list(harness.store.read(session_id, after=last.id)) == []
+    state, snapshot = load_state(harness.store, session_id)
+    assert (state.entries, snapshot) == ((), None)
+
+
 async def test_a_session_deleted_while_it_was_open_leaves_no_snapshot() -> None:
     harness = make_agent(*[says("a")] * TURNS)
     async with harness.session as session:
@@ -154,7 +236,7 @@ def test_a_snapshot_of_another_revision_or_with_other_contents_is_not_used() -> 
     text = encode_snapshot(StateSnapshot(SNAPSHOT_REVISION, SessionState("s")))
     assert decode_snapshot(text) is not None
     assert decode_snapshot(encode_snapshot(StateSnapshot(SNAPSHOT_REVISION + 1, SessionState("s")))) is None
-    for damaged in ("", " ", text[:-200], f"0{text}", text.replace(" ", "")):
+    for damaged in ("", " ", text[:-200], f"0{text}", text.replace(" ", ""), re.sub(r" \d+ ", " 0 ", text)):
         assert decode_snapshot(damaged) is None
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.secret_examples import SECRETS
 
-from holdfast.redaction import REDACTION_MASK, redact_secrets, redact_values
+from holdfast.redaction import REDACTION_MASK, SHORT_TEXT_CHARS, redact_secrets, redact_values
 
 INNOCUOUS = (
     "ask-me task-force-operations risk-assessment-2026-q1 disk-usage-1234567890",
@@ -103,3 +103,9 @@ def test_a_megabyte_takes_no_longer_than_it_must(fragment: str) -> None:
 def test_every_string_of_a_document_is_masked_and_nothing_else() -> None:
     document = {"sk-ant-api03-0123456789": [1, None, ("sk-ant-api03-0123456789", {"a": "b"})]}
     assert redact_values(document) == {"sk-ant-api03-0123456789": [1, None, [REDACTION_MASK, {"a": "b"}]]}
+
+
+@given(st.text(max_size=40), st.sampled_from(HOSTILE), st.text(max_size=40))
+def test_a_short_text_is_masked_like_a_long_one(before: str, fragment: str, after: str) -> None:
+    text, long = before + fragment[:20] + after, " " * SHORT_TEXT_CHARS
+    assert long + redact_secrets(text) == redact_secrets(long + text)

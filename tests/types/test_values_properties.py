@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.operations import OperationCounter
 
 from holdfast.types.blocks import (
     Base64Source,
@@ -233,6 +234,21 @@ def test_shared_digests_are_the_common_prefix(common: list[bytes], first: list[b
     while naive < min(len(before), len(after)) and before[naive] == after[naive]:
         naive += 1
     assert count_shared_blocks(digest_chain(before), digest_chain(after)) == naive
+
+
+def test_a_hundred_times_as_many_blocks_take_a_few_more_comparisons() -> None:
+    counts = []
+    for blocks in (100, 10_000):
+        before = [PrefixDigest("history", number, number + 1, f"{number}") for number in range(blocks)]
+        after = [
+            *before[: blocks // 3],
+            *(msgspec.structs.replace(digest, digest="other") for digest in before[blocks // 3 :]),
+        ]
+        with OperationCounter().counting() as operations:
+            assert count_shared_blocks(before, after) == blocks // 3
+        counts.append(operations.total())
+    # Binary search: 7 comparisons, and 14.
+    assert 0 < counts[1] < 3 * counts[0]
 
 
 @settings(max_examples=50, deadline=None)

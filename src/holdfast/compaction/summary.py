@@ -18,6 +18,7 @@ from holdfast.extraction.facts import (
     ErrorOccurrence,
     FileState,
     UserRequest,
+    rank_mentions,
 )
 
 CountTokens = Callable[[str], int]
@@ -149,7 +150,7 @@ class _LineBudget:
         """Add names and values, ranked by expected reuse, except those that other lines already contain."""
         room = min(share, self.left)
         is_shown = make_entity_check("\n".join(line.text for line in self._lines) + kept)
-        for mention in facts.mentions:
+        for mention in rank_mentions(facts.mentions):
             entity = mention.entity
             if entity in self._named or entity.kind in ("command", "error") or is_shown(entity):
                 continue

@@ -133,6 +133,19 @@ def choose_cut(
     groups = [group for group in group_exchanges(entries, tokens) if group.stop > front]
     if not groups:
         return None
+    first = find_first_kept(groups, tail_tokens_max=tail_tokens_max, unsent=unsent, groups_tokens_max=groups_tokens_max)
+    first = _advance_to_request(entries, groups, first, spare=tail_tokens_max // 4, unsent=unsent)
+    start, stop = max(front, groups[0].start), groups[first].start
+    numbers = [entry.number for entry in entries[start:stop] if entry.number > covered_until]
+    if not numbers:
+        return None
+    return CompactionCut(start, stop, numbers[0], numbers[-1])
+
+
+def find_first_kept(
+    groups: Sequence[ExchangeGroup], *, tail_tokens_max: int, unsent: int, groups_tokens_max: int
+) -> int:
+    """The index of the first group that is kept, if the kept part may start with any message."""
     first = len(groups) - 1
     # A group that is partly unsent is kept whole: covering a message before it was sent would lose it.
     while first > 0 and groups[first - 1].stop > unsent:
@@ -145,12 +158,7 @@ def choose_cut(
     while first > 0 and groups[first - 1].tokens <= room:
         first -= 1
         room -= groups[first].tokens
-    first = _advance_to_request(entries, groups, first, spare=tail_tokens_max // 4, unsent=unsent)
-    start, stop = max(front, groups[0].start), groups[first].start
-    numbers = [entry.number for entry in entries[start:stop] if entry.number > covered_until]
-    if not numbers:
-        return None
-    return CompactionCut(start, stop, numbers[0], numbers[-1])
+    return first
 
 
 def _advance_to_request(

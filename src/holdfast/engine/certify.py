@@ -33,7 +33,7 @@ class Certificate(msgspec.Struct, frozen=True):
     `broken` means that its bytes differ from those sent, that it changed the prefix, or that cached tokens were not
     read: `violation` says which, and `byte` where. `not certifiable`: the log of a wrapped or forwarded client has
     digests and no text, so that nothing can be rebuilt. `read_tokens` is None where the call got no response. A
-    simulated cache ends with its process: a call that finds it empty is `is_restarted`, and only its bytes are checked.
+    simulated cache may end with its process: a call that finds it empty is `is_restarted`, and only its bytes count.
     """
 
     call: int

@@ -115,7 +115,7 @@ class Conversation:
 
     `deps` are the dependencies in `base_deps` with the user's cache settings applied. `logged_state` is the state
     without staged events. `children` are delegated conversations that spend this one's budget; `reserved_usd` is
-    reserved for the call in progress.
+    reserved for the call in progress. `messages_saved` are in the stored snapshot of the state.
     """
 
     def __init__(self, deps: Dependencies, state: SessionState, *, parent: "Conversation | None" = None) -> None:
@@ -126,6 +126,7 @@ class Conversation:
         self.children: list[Conversation] = []
         self.reserved_usd = Decimal(0)
         self.opened_at = deps.clock()
+        self.messages_saved = 0
         self._recording = asyncio.Lock()
         self._staged: tuple[Event, ...] = ()
         self.logged_state = state

@@ -3,6 +3,8 @@
 The turn loop wraps recovery from refusals around this; retries after transient failures are the transport's.
 """
 
+from contextlib import nullcontext
+
 from msgspec.structs import replace
 
 from holdfast.compaction.decision import STRIKES_MAX
@@ -13,10 +15,11 @@ from holdfast.engine.cache.plan import make_flight_key, plan_next_call, record_n
 from holdfast.engine.cache.response_cache import RawResponse, ResponseCacheConfig
 from holdfast.engine.cache.single_flight import acquire_slot
 from holdfast.engine.call_record import completed_call_event, record_reply, split_writes_by_ttl
-from holdfast.engine.compaction.triggers import compact_if_due
+from holdfast.engine.compaction.triggers import compact_if_due, read_ahead
 from holdfast.engine.conversation import Conversation
 from holdfast.engine.exchange import OnDelta, RequestOptions, choose_request_options, exchange, is_diagnosis_refused
 from holdfast.engine.recovery.incidents import report_ineffective_compaction, report_missed_read
+from holdfast.engine.snapshot import UNSAVED_MESSAGES_MIN, UNSAVED_MESSAGES_SHARE, save_while_waiting
 from holdfast.errors import ProviderError
 from holdfast.events.payloads.calls import LlmCallStarted, RequestPrepared
 from holdfast.ledger.cache.verdicts import DROP_TOKENS_MIN
@@ -77,7 +80,9 @@ async def _call_once(conversation: Conversation, options: RequestOptions, emit: 
             request_id, waited = deps.new_id(slot.started_at), slot.waited_seconds
             started = LlmCallStarted(deps.model.id, deps.model.provider, tokens, request_id, waited_seconds=waited)
             await conversation.record("agent", prepared, started)
-            reply, retries = await exchange(conversation, body, options, emit, slot=slot, received=received)
+            saving = save_while_waiting(conversation) if _needs_snapshot(conversation) else nullcontext()
+            async with saving, read_ahead(conversation):
+                reply, retries = await exchange(conversation, body, options, emit, slot=slot, received=received)
         billed = split_writes_by_ttl(reply.usage, deps.model.provider, plan.breakpoints, buffer.digests)
         reply = replace(reply, usage=billed)
         at = slot.started_at
@@ -96,6 +101,12 @@ async def _call_once(conversation: Conversation, options: RequestOptions, emit: 
     if plan.expected_read_tokens - reply.usage.cache_read >= DROP_TOKENS_MIN:
         await report_missed_read(conversation, state_before, prepared, reply.usage)
     return recorded_reply
+
+
+def _needs_snapshot(conversation: Conversation) -> bool:
+    """Whether too many messages are new since the snapshot to wait until the session is closed."""
+    count = conversation.state.message_count
+    return count - conversation.messages_saved >= max(UNSAVED_MESSAGES_MIN, count * UNSAVED_MESSAGES_SHARE)
 
 
 def encode_request(

@@ -2,6 +2,7 @@
 
 from bisect import bisect_left
 from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import msgspec
@@ -48,6 +49,7 @@ class RequestDraft:
 
     def __init__(self, adapter: Adapter, count: Callable[[bytes], int]) -> None:
         self._adapter = adapter
+        self._count = count
         self._stable_prefix: tuple[Segment, ...] = ()
         self._entries: tuple[HistoryEntry, ...] = ()
         self._starts: list[int] = []  # The block at which each history entry starts.
@@ -67,15 +69,37 @@ class RequestDraft:
             self._stable_prefix = stable_prefix
         entries = prompt.entries
         unchanged = self._unchanged_count(entries)
+        encoded: dict[int, tuple[list[EncodedBlock], list[int]]] = {}
         if unchanged < len(self._entries):
+            encoded = self._encoded_from(unchanged)
             self._cut(self._starts[unchanged])
             del self._starts[unchanged:], self._images[unchanged:], self._thinking[unchanged:]
         for entry in entries[unchanged:]:
             self._starts.append(len(self.buffer.blocks))
             self._images.append(self.has_images or any(map(has_image, entry.content)))
             self._thinking.append((self._thinking[-1] if self._thinking else ThinkingCounts()).count_entry(entry))
-            self.buffer.extend(self.encode_entry(entry))
+            if id(entry) in encoded:
+                self.buffer.extend(*encoded[id(entry)])
+            else:
+                self.buffer.extend(self.encode_entry(entry))
         self._entries = entries
+
+    def _encoded_from(self, first: int) -> dict[int, tuple[list[EncodedBlock], list[int]]]:
+        """The blocks of each entry from index `first` on and their tokens, by the identity of the entry: after a
+        compaction the kept entries are the same objects, further to the front."""
+        spans = pairwise([*self._starts[first:], len(self.buffer.blocks)])
+        return {
+            id(entry): (self.buffer.blocks[start:stop], self.buffer.tokens[start:stop])
+            for entry, (start, stop) in zip(self._entries[first:], spans, strict=True)
+        }
+
+    def copy(self) -> "RequestDraft":
+        """A draft with the same blocks, to measure another view with: what both have in common is not encoded again."""
+        other = RequestDraft(self._adapter, self._count)
+        other._stable_prefix, other._entries = self._stable_prefix, self._entries
+        other._starts, other._images, other._thinking = self._starts[:], self._images[:], self._thinking[:]
+        other.buffer.extend(self.buffer.blocks, self.buffer.tokens)
+        return other
 
     def pack(self, state: SessionState) -> PackedDraft | None:
         """What the draft and the last request of this state have in common; None if that is not the whole request."""
@@ -119,10 +143,10 @@ class RequestDraft:
         """Tokens of tools and system prompt, before the messages."""
         return sum(self.buffer.tokens[: self._starts[0]]) if self._starts else self.buffer.tokens_total
 
-    def entry_tokens(self) -> list[int]:
-        """Tokens of each history entry."""
-        ends = [*self._starts[1:], len(self.buffer.tokens)]
-        return [sum(self.buffer.tokens[start:end]) for start, end in zip(self._starts, ends, strict=True)]
+    def entry_tokens(self, first: int = 0) -> list[int]:
+        """Tokens of each history entry from index `first` on."""
+        starts = [*self._starts[first:], len(self.buffer.tokens)]
+        return [sum(self.buffer.tokens[start:end]) for start, end in pairwise(starts)]
 
     def _cut(self, keep: int) -> None:
         if keep < self._unchanged_blocks:

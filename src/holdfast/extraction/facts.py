@@ -1,8 +1,11 @@
 """Extract facts from a conversation: requests, files, commands, errors, tasks and names, each with its message."""
 
+import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby, islice
+from operator import attrgetter
 from typing import TypeVar
 
 import msgspec
@@ -150,12 +153,20 @@ class ErrorOccurrence(msgspec.Struct, frozen=True):
     call: str = ""
 
 
-class Mention(msgspec.Struct, frozen=True):
+class Mention(msgspec.Struct, frozen=True, gc=False):
+    """A name or value, last seen in message `number`; `score` is its score then, at the reader's position `at`.
+
+    `rank` orders mentions at any later position: the score halves every HALF_LIFE_ENTRIES entries, so at position t
+    it is score * 2 ** ((at - t) / half-life), whose logarithm is log2(score) + at / half-life, less the same for all.
+    There are thousands of mentions, so the garbage collector does not track them; none is in a reference cycle.
+    """
+
     entity: Entity
     score: float
     times: int
     number: int
     at: int
+    rank: float
 
 
 class ConversationFacts(msgspec.Struct, frozen=True):
@@ -183,6 +194,22 @@ def extract_facts(entries: Sequence[HistoryEntry]) -> ConversationFacts:
     for entry in entries:
         reader.read(entry)
     return reader.facts()
+
+
+def count_requests(entries: Iterable[HistoryEntry]) -> int:
+    """How many entries are user requests, without extracting any other fact."""
+    return sum(entry.role != "assistant" and _find_request(entry) is not None for entry in entries)
+
+
+def _find_request(entry: HistoryEntry) -> tuple[str, int] | None:
+    """What the user said in an entry, and the number of images; None if it is injected, or holds results alone or
+    text of a client alone."""
+    text = join_text_blocks(entry.content)
+    if entry.is_injected or (not text.strip() and any(isinstance(block, ToolResult) for block in entry.content)):
+        return None
+    words = extract_user_words(text)
+    images = sum(isinstance(block, Image) for block in entry.content)
+    return None if not words and text.strip() and not images else (words, images)
 
 
 class FactsReader:
@@ -231,11 +258,10 @@ class FactsReader:
         for result in results:
             self._read_result(result)
             self.number = entry.number
-        text = join_text_blocks(entry.content)
         if entry.role == "assistant":
-            self._read_reply(text, entry.content)
-        elif text.strip() or not results:
-            self._read_request(text, entry.content)
+            self._read_reply(join_text_blocks(entry.content), entry.content)
+        elif (request := _find_request(entry)) is not None:
+            self._read_request(*request)
         self._trim()
 
     def _trim(self) -> None:
@@ -256,20 +282,16 @@ class FactsReader:
             del self.requests[1 : self.first_unanswered - FACTS_MAX]
             self.first_unanswered = FACTS_MAX + 1
         if len(self.mentions) > 2 * MENTIONS_MAX:
-            ranked = sorted(self.mentions.values(), key=self._rank)
-            self.mentions = {mention.entity: mention for mention in ranked[:MENTIONS_MAX]}
+            kept = islice(rank_mentions(self.mentions.values()), MENTIONS_MAX)
+            self.mentions = {mention.entity: mention for mention in kept}
 
-    def _read_request(self, text: str, content: Sequence[Block]) -> None:
-        words = extract_user_words(text)
-        others = sum(isinstance(block, Image) for block in content)
-        if not words and text.strip() and not others:
-            return
+    def _read_request(self, words: str, images: int) -> None:
         self.requests.append(
             UserRequest(
                 self.number,
                 words,
-                image_count=others,
-                is_consent=not others and is_consent(words),
+                image_count=images,
+                is_consent=not images and is_consent(words),
                 is_correction=len(self.requests) > 0 and is_correction(words),
             )
         )
@@ -453,19 +475,15 @@ class FactsReader:
 
     def _add_mention(self, entity: Entity, weight: float) -> None:
         existing = self.mentions.get(entity)
-        score, times = (self._score(existing), existing.times) if existing else (0.0, 0)
-        self.mentions[entity] = Mention(entity, score + weight, times + 1, self.number, self.at)
-
-    def _score(self, mention: Mention) -> float:
-        """The mention's score with the decay since it was last seen: score * 0.5 ** (age / half-life)."""
-        return mention.score * float(0.5 ** ((self.at - mention.at) / HALF_LIFE_ENTRIES))
-
-    def _rank(self, mention: Mention) -> tuple[float, str, str]:
-        return -self._score(mention), mention.entity.kind, mention.entity.text
+        score, times = weight, 1
+        if existing:
+            # The score has decayed since the mention was last seen.
+            score += existing.score * 0.5 ** ((self.at - existing.at) / HALF_LIFE_ENTRIES)
+            times += existing.times
+        rank = math.log2(score) + self.at / HALF_LIFE_ENTRIES
+        self.mentions[entity] = Mention(entity, score, times, self.number, self.at, rank)
 
     def facts(self) -> ConversationFacts:
-        ranked = sorted(self.mentions.values(), key=self._rank)
-        mentions = (msgspec.structs.replace(mention, score=self._score(mention)) for mention in ranked)
         return ConversationFacts(
             requests=tuple(self.requests),
             constraints=tuple(self.constraints.values()),
@@ -478,12 +496,26 @@ class FactsReader:
             failing_tests=tuple(test for test, _ in self.failing_tests.values()),
             fixed_tests=len(self.failed_once - self.failing_tests.keys()),
             errors=tuple(reversed(self.errors.values())),
-            mentions=tuple(mentions),
+            mentions=tuple(self.mentions.values()),
             steps=tuple(self.steps),
             tools=tuple(sorted(self.tools.items())),
             current_work=self.current_work,
             messages=tuple(sorted(self.messages.items())),
         )
+
+
+def rank_mentions(mentions: Iterable[Mention]) -> Iterator[Mention]:
+    """All mentions, highest score first, those of equal score by kind and text.
+
+    Lazy, because thousands have the same score and a summary has room for the first few hundred.
+    """
+    by_rank = sorted(mentions, key=attrgetter("rank"), reverse=True)
+    for _, run in groupby(by_rank, key=attrgetter("rank")):
+        yield from sorted(run, key=_kind_and_text)
+
+
+def _kind_and_text(mention: Mention) -> tuple[str, str]:
+    return mention.entity.kind, mention.entity.text
 
 
 def _is_constraint(sentence: str) -> bool:

@@ -179,7 +179,7 @@ _FAILING = re.compile(
 
 
 _PASSING = re.compile(
-    r"^\s*--- PASS: (\S+)|^(\S+::\S+) PASSED|^test (\S+) \.\.\. ok$|^[^\S\n]*[✓✔√] (.{3,120})$", re.MULTILINE
+    r"^[^\S\n]*--- PASS: (\S+)|^(\S+::\S+) PASSED|^test (\S+) \.\.\. ok$|^[^\S\n]*[✓✔√] (.{3,120})$", re.MULTILINE
 )
 
 
@@ -198,15 +198,17 @@ def find_failing_tests(text: str) -> tuple[str, ...]:
 RunState = Literal["passed", "failed", "ran"]
 """`ran` where neither can be shown: the exit code is that of another command, and the output has no result line."""
 
+# Space at the start of a line ends with it: across lines, thousands of empty ones would take their square.
 _FAILED_LINE = re.compile(
-    r"^\s*--- FAIL: |^FAIL\b|^FAILED\b|^test result: FAILED|^[=\s]*(?:\d+ \w+, )*\d+ (?:failed|errors?)\b.* in [\d.]+s"
-    r"|^\s*Tests?:? .*\b[1-9]\d* fail|^\s*[1-9]\d* failing\b|^npm ERR!|^make(?:\[\d+\])?: \*\*\* "
+    r"^[^\S\n]*--- FAIL: |^FAIL\b|^FAILED\b|^test result: FAILED"
+    r"|^[=\t\r ]*(?:\d+ \w+, )*\d+ (?:failed|errors?)\b.* in [\d.]+s"
+    r"|^[^\S\n]*Tests?:? .*\b[1-9]\d* fail|^[^\S\n]*[1-9]\d* failing\b|^npm ERR!|^make(?:\[\d+\])?: \*\*\* "
     r"|^\[\S+\] ERROR task failed|^Traceback \(most recent call last\)",
     re.MULTILINE,
 )
 _PASSED_LINE = re.compile(
-    r"^ok\s+\S+\s+(?:[\d.]+s|\(cached\))|^PASS$|^test result: ok|^[=\s]*\d+ passed\b|^\s*Tests:? +\d+ passed"
-    r"|^\s*\d+ passing\b|^0 issues\.$|^All checks passed|^Success: no issues found",
+    r"^ok\s+\S+\s+(?:[\d.]+s|\(cached\))|^PASS$|^test result: ok|^[=\t\r ]*\d+ passed\b|^[^\S\n]*Tests:? +\d+ passed"
+    r"|^[^\S\n]*\d+ passing\b|^0 issues\.$|^All checks passed|^Success: no issues found",
     re.MULTILINE,
 )
 # Commands that look at something: their exit code says what was found and not whether anything works.

@@ -12,23 +12,33 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 class Text(msgspec.Struct, frozen=True, tag_field="type", tag="text"):
+    """Text of a message."""
+
     text: str
 
 
 class Base64Source(msgspec.Struct, frozen=True, tag_field="kind", tag="base64"):
+    """The bytes of an image in base64, with a media type such as `image/png`."""
+
     media_type: str
     data: str
 
 
 class UrlSource(msgspec.Struct, frozen=True, tag_field="kind", tag="url"):
+    """The address of an image, which the provider loads."""
+
     url: str
 
 
 class FileSource(msgspec.Struct, frozen=True, tag_field="kind", tag="file"):
+    """The id of a file that was uploaded to the provider before."""
+
     file_id: str
 
 
 class Image(msgspec.Struct, frozen=True, tag_field="type", tag="image"):
+    """An image of a message or of the result of a tool."""
+
     source: Base64Source | UrlSource | FileSource
 
 

@@ -54,6 +54,8 @@ class ReplyStarted(msgspec.Struct, frozen=True, tag_field="type", tag="message.s
 
 
 class TextDelta(msgspec.Struct, frozen=True, tag_field="type", tag="text.delta"):
+    """A part of the text of a reply, as it arrives; `index` is the number of its block."""
+
     index: int
     text: str
 

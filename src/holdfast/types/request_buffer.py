@@ -79,7 +79,9 @@ class RequestBuffer:
         self.stable_count = 0
         """How many leading blocks belong to layers that do not change within an epoch."""
 
-    def extend(self, blocks: Iterable[EncodedBlock]) -> None:
+    def extend(self, blocks: Iterable[EncodedBlock], tokens: Iterable[int] = ()) -> None:
+        """Add blocks; `tokens` are those of each block, where they were counted before."""
+        counted = iter(tokens)
         for block in blocks:
             before = self.blocks[-1] if self.blocks else None
             data = self._encoder.separator(before, block) + block.data
@@ -91,7 +93,8 @@ class RequestBuffer:
                 self.stable_count += 1
             self.blocks.append(block)
             # Without the separator, whose brackets and commas are not part of the block.
-            self.tokens.append(self._count(block.container_start + block.data))
+            known = next(counted, None)
+            self.tokens.append(self._count(block.container_start + block.data) if known is None else known)
             self.tokens_total += self.tokens[-1]
 
     def truncate(self, keep: int) -> None:

@@ -48,4 +48,6 @@ def exclude_usage(whole: Usage, part: Usage) -> Usage:
 
 def merge_usage_reports(first: Usage, second: Usage) -> Usage:
     """Merge two usage reports of one call: counters only grow, so the larger number is the newer."""
+    if first == second:
+        return first
     return Usage(*map(max, msgspec.structs.astuple(first), msgspec.structs.astuple(second)))

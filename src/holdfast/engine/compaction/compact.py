@@ -37,13 +37,12 @@ from holdfast.events.payloads.compaction import (
     SummarySegment,
 )
 from holdfast.events.payloads.union import AnyPayload
-from holdfast.extraction.facts import extract_facts
+from holdfast.extraction.facts import count_requests, extract_facts
 from holdfast.extraction.tool_calls import extract_plain_text
 from holdfast.layers.assemble import assemble_prompt
 from holdfast.planning.learned import READ_SHARE_MIN, LearnedParameters
 from holdfast.planning.plan import cache_write_rate
 from holdfast.types.blocks import Message, Role, Thinking, ToolResult, get_result_call_id, join_text_blocks
-from holdfast.types.prompt import HistoryEntry
 from holdfast.types.request_buffer import count_shared_blocks
 from holdfast.types.transcript import TranscriptRules, merge_into_messages, validate_transcript
 
@@ -55,7 +54,10 @@ _TAKES_SYSTEM_FIRST = ("openai",)
 
 
 class CompactionSnapshot(msgspec.Struct, frozen=True):
-    """A session as a compaction sees it; the draft holds what would be sent now, `logged` all messages of the log."""
+    """A session as a compaction sees it; the draft holds what would be sent now, `logged` all messages of the log.
+
+    `new_draft` makes a draft to measure another view with.
+    """
 
     state: SessionState
     draft: RequestDraft
@@ -164,7 +166,7 @@ def _propose_batch(
         for entry in snapshot.state.entries
         if entry.number in numbers or any(get_result_call_id(block) in ids for block in entry.content)
     ]
-    event = _new_event(snapshot, trigger, strategy, covered, first_last=(batch.first, batch.last))
+    event = _new_event(snapshot, trigger, strategy, messages_digest(covered), first_last=(batch.first, batch.last))
     return validate_compaction(snapshot, replace(event, cleared=batch.results, cleared_images=batch.images))
 
 
@@ -180,7 +182,8 @@ def propose_seed_summary(
     if summary.reason or not covered or state.compaction_watch.last_message == state.message_count:
         return NoCompaction(summary.reason or "there is nothing new to compact", _unchanged_numbers(outlook))
     segments = (SummarySegment("facts", join_text_blocks(summary.messages[0].content)),)
-    event = _new_event(snapshot, trigger, "seed", covered, first_last=(covered[0].number, covered[-1].number))
+    first_last = covered[0].number, covered[-1].number
+    event = _new_event(snapshot, trigger, "seed", messages_digest(covered), first_last=first_last)
     return validate_compaction(snapshot, replace(event, segments=segments, role=summary_role(snapshot)))
 
 
@@ -188,7 +191,7 @@ def _new_event(
     snapshot: CompactionSnapshot,
     trigger: CompactionTrigger,
     strategy: CompactionStrategy,
-    covered: list[HistoryEntry],
+    digest: str,
     *,
     first_last: tuple[int, int],
 ) -> ContextCompacted:
@@ -200,7 +203,7 @@ def _new_event(
         epoch=snapshot.state.epoch + 1,
         first=first_last[0],
         last=first_last[1],
-        digest=messages_digest(covered),
+        digest=digest,
         tokens_before=outlook.prompt_tokens,
         tokens_after=0,
         numbers=_unchanged_numbers(outlook),
@@ -238,13 +241,13 @@ def _checkpoint(
     request = state.compaction_watch.request if trigger == "agent" else None
     wanted = request.keep if request else ()
     files = choose_working_set(state.entries, tokens, cut, tokens_max=files_tokens, wanted=wanted)
-    summary, covered = _summarize(snapshot, cut, files, summary_tokens_max)
+    summary, digest = _summarize(snapshot, cut, files, summary_tokens_max)
     has_recall_tool = any(spec.name == RECALL_TOOL for spec in state.tools)
     segments = (
         SummarySegment("facts", render_summary(summary, recall=has_recall_tool)),
         SummarySegment("note", render_resume_note(recent=cut.stop < len(state.entries))),
     )
-    event = _new_event(snapshot, trigger, "checkpoint", covered, first_last=(cut.first, cut.last))
+    event = _new_event(snapshot, trigger, "checkpoint", digest, first_last=(cut.first, cut.last))
     event = replace(event, segments=segments, role=summary_role(snapshot), kept=files.numbers, cleared=files.cleared)
     notes = (f"the agent asked for it: {request.reason}",) if request else ()
     event = replace(event, summary_tokens_max=summary_tokens_max, notes=notes)
@@ -267,15 +270,15 @@ def summary_role(snapshot: CompactionSnapshot) -> Role:
 
 def _summarize(
     snapshot: CompactionSnapshot, cut: CompactionCut, files: WorkingSet, tokens_max: int
-) -> tuple[Summary, list[HistoryEntry]]:
-    """The summary, always made from the logged messages, never from an earlier summary."""
-    facts, covered = snapshot.logged.read_range(cut.first, cut.last)
+) -> tuple[Summary, str]:
+    """The summary, always made from the logged messages, never from an earlier summary; and the digest of what it
+    covers."""
+    facts, digest = snapshot.logged.read_range(cut.first, cut.last)
     tail = [entry for entry in snapshot.state.entries[cut.stop :] if not entry.is_injected]
     in_files = [entry for entry in snapshot.state.entries[: cut.stop] if entry.number in files.numbers]
     text = "\n".join(extract_plain_text(entry.content) for entry in (*in_files, *tail))
-    request_count = len(extract_facts(tail).requests)
-    kept = KeptMessages(text, request_count)
-    return build_summary(facts, tokens_max=tokens_max, count=_token_counter(snapshot), kept=kept), covered
+    kept = KeptMessages(text, count_requests(tail))
+    return build_summary(facts, tokens_max=tokens_max, count=_token_counter(snapshot), kept=kept), digest
 
 
 def _token_counter(snapshot: CompactionSnapshot) -> Callable[[str], int]:
@@ -297,8 +300,9 @@ def validate_compaction(
     state = snapshot.state
     after = compact_view(state, event)
     # A transcript that was already illegal is left to transcript repair; only problems that we would add are refused.
-    existing_problems = validate_transcript(merge_into_messages(state.entries), rules=_RULES)
-    problems = validate_transcript(merge_into_messages(after.entries), rules=_RULES) if not existing_problems else ()
+    problems = validate_transcript(merge_into_messages(after.entries), rules=_RULES)
+    if problems and validate_transcript(merge_into_messages(state.entries), rules=_RULES):
+        problems = ()
     draft = snapshot.new_draft()
     draft.update(assemble_prompt(build_sent_view(after)))
     tokens_after = state.calibration.correct_estimate(draft.buffer.tokens_total)

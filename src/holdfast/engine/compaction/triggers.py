@@ -1,9 +1,17 @@
 """Compaction triggers: on request, when due before a call, or because the prompt did not fit the context window."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
-from holdfast.compaction.decision import find_compaction_trigger, is_stable_prefix_too_large
+from holdfast.compaction.decision import (
+    find_compaction_trigger,
+    is_stable_prefix_too_large,
+    soft_limit_tokens,
+    split_token_budget,
+)
 from holdfast.compaction.models import CompactionConfig
+from holdfast.compaction.view import find_first_kept, group_exchanges
 from holdfast.engine.cache.controls import refresh_prefix
 from holdfast.engine.compaction.compact import (
     CompactionProposal,
@@ -30,6 +38,17 @@ PREFIX_TOO_LARGE = "tools and system prompt alone exceed the limit, and compacti
 SMALL_TAIL_TOKENS = 6_000
 """How much of the newest history is kept after an overflow; if that still overflows, only the newest group is."""
 
+READ_AHEAD_SHARE = 0.75
+"""From which share of the limit on facts are read ahead. Of 143 recorded sessions of a coding agent, 99 reached three
+quarters of 100,000 tokens and 73 of them the limit, half of those at least 12 calls later; half of it was reached by
+121. Later there may be too few calls left, earlier more is read for nothing."""
+
+READ_AHEAD_MESSAGES_MIN = 8
+"""So many messages take about as long to read as asking a store for them and starting a thread."""
+
+READ_AHEAD_MESSAGES_MAX = 64
+"""How many messages are read during one call: about 30 ms, less than any provider takes for a prompt of this size."""
+
 
 def snapshot_conversation(conversation: Conversation) -> CompactionSnapshot:
     """A snapshot of the conversation for compaction; its sizes are those of the draft as it was last assembled."""
@@ -43,7 +62,7 @@ def snapshot_conversation(conversation: Conversation) -> CompactionSnapshot:
         learned=deps.learned,
         output_tokens_max=deps.parameters.output_tokens_max,
         logged=conversation.logged,
-        new_draft=conversation.new_draft,
+        new_draft=conversation.draft.copy,
     )
 
 
@@ -157,6 +176,49 @@ async def _compact_for(
     refused = CompactionSkipped(trigger, PREFIX_TOO_LARGE if is_final else proposal.reason, proposal.numbers, is_final)
     await conversation.record("system", refused)
     return False
+
+
+@asynccontextmanager
+async def read_ahead(conversation: Conversation) -> AsyncIterator[None]:
+    """While the body waits for the provider, read facts that the next compaction is going to need, in a thread.
+
+    Without effect on any result: a compaction reads what was not read ahead itself.
+    """
+    state, config, logged = conversation.state, conversation.deps.compaction, conversation.logged
+    is_waiting = state.message_count - logged.seen_until >= READ_AHEAD_MESSAGES_MIN
+    if config.mode == "off" or state.profile == "seed" or not is_waiting:
+        yield
+        return
+    outlook = compaction_outlook(snapshot_conversation(conversation))
+    if outlook.prompt_tokens < soft_limit_tokens(outlook, config) * READ_AHEAD_SHARE:
+        yield
+        return
+    entries, covered_until = state.entries, state.compaction_watch.covered_until
+    start = next((at for at in range(len(entries), 0, -1) if entries[at - 1].number <= logged.read_until), 0)
+    tokens = [round(count * state.calibration.factor) for count in conversation.draft.entry_tokens(start)]
+    first = next((entry.number for entry in entries if entry.number > covered_until), 0)
+    tail_tokens_max = split_token_budget(outlook.prompt_tokens - outlook.stable_prefix_tokens, config)[1]
+
+    def read() -> None:
+        # An automatic compaction would keep as much as this at most, and a later one covers more.
+        groups = group_exchanges(entries[start:], tokens)
+        first_kept = find_first_kept(
+            groups,
+            tail_tokens_max=tail_tokens_max,
+            unsent=state.sent_count - start,
+            groups_tokens_max=config.auto_compaction_input_tokens_threshold,
+        )
+        last = entries[start + groups[first_kept].start - 1].number if groups and groups[first_kept].start else 0
+        if first and last >= first:
+            logged.read_ahead(first, last, messages_max=READ_AHEAD_MESSAGES_MAX)
+
+    reading = asyncio.create_task(asyncio.to_thread(read))
+    # What failed here fails again in the compaction, which reports it; the call does not need it.
+    reading.add_done_callback(lambda done: done.cancelled() or done.exception())
+    try:
+        yield
+    finally:
+        await asyncio.wait((reading,))
 
 
 def _is_thinking(conversation: Conversation) -> bool:
