@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import termios
+import time
 from pathlib import Path
 
 import msgspec
@@ -15,9 +16,10 @@ import pytest
 from click.testing import CliRunner, Result
 from tests.support.agents import MakeAgent, says
 from tests.support.client_transcripts import SESSION, Script, loop, usage
+from tests.support.commands import run_in_process
 
+from holdfast.cli.format import track_progress
 from holdfast.cli.main import command
-from holdfast.cli.tables import track_progress
 from holdfast.errors import UserError
 from holdfast.ledger.spending import FIRST_PROMPT, Spending
 from holdfast.planning.adaptive_policy import AdaptivePolicy
@@ -170,13 +172,41 @@ def test_records_of_unknown_kinds_are_counted(folder: Path) -> None:
     assert "records of unknown kinds: weather (2)" in audit(folder, "--verbose").output
 
 
-def test_two_processes_count_as_one_does(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+def test_two_processes_count_as_one_does(folder: Path, method: str) -> None:
+    if method == "fork" and sys.platform != "linux":
+        pytest.skip("processes are forked on Linux only")
     first = next(folder.rglob(f"{SESSION}.jsonl"))
     (folder / "resumed.jsonl").write_bytes(first.read_bytes())
     alone = report(folder)
-    monkeypatch.setattr("holdfast.replay.audit.PARALLEL_BYTES_MIN", 0)
-    assert report(folder) == alone
+    # In an interpreter of its own, without the threads of the test runner: these decide how processes are started.
+    script = f"""
+import sys, threading
+from holdfast.replay import audit
+from holdfast.cli.main import main
+if __name__ == "__main__":
+    audit.PARALLEL_BYTES_MIN = dict.fromkeys(audit.PARALLEL_BYTES_MIN, 0)
+    if {method == "spawn"}:
+        threading.Thread(target=threading.Event().wait, daemon=True).start()
+    assert audit._choose_start_method() == {method!r}
+    sys.argv = ["holdfast", "audit", {str(folder)!r}, "--json"]
+    main()
+"""
+    file = folder.parent / "parallel.py"
+    file.write_text(script)
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, check=True)
+    assert msgspec.json.decode(done.stdout, type=Spending, strict=False) == alone
     assert alone.total.calls == 7
+
+
+def test_every_transcript_is_read_again_on_request(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Path(os.environ["HOLDFAST_HOME"]) / "spending-cache.db"
+    alone = audit(folder, "--no-cache", "--json").output
+    assert not file.exists()
+    monkeypatch.setattr("holdfast.cli.costs.audit.system_clock", lambda: time.time() + 60)
+    for _ in range(2):
+        assert audit(folder, "--json").output == alone
+    assert file.exists()
 
 
 def test_a_shortened_list_says_so(folder: Path) -> None:
@@ -203,8 +233,9 @@ def test_only_calls_since_a_day_are_counted(folder: Path) -> None:
 def test_files_last_modified_before_the_day_are_not_read(folder: Path) -> None:
     for file in folder.rglob("*.jsonl"):
         os.utime(file, (0, 0))
-    with pytest.raises(UserError, match="; 0 lines could not be read"):
+    with pytest.raises(UserError, match="no call with reported usage") as refused:
         audit(folder, "--since", "2026-04-01")
+    assert "could not be read" not in str(refused.value)
 
 
 def test_a_model_without_a_price_is_named_and_its_tokens_counted(tmp_path: Path) -> None:
@@ -274,6 +305,19 @@ async def test_a_store_is_recognised_by_its_bytes_or_its_address(store: Path) ->
     assert len(list_policies(store, "--rivals")) == len(new_compared_policies()) + 1
 
 
+def test_new_user_with_a_demo_alone_learns_that_there_are_no_transcripts(tmp_path: Path) -> None:
+    assert run_in_process("demo", "--keep", cwd=tmp_path).returncode == 0
+    with pytest.raises(UserError) as refused:
+        audit()
+    message = str(refused.value)
+    assert message.startswith(
+        "no transcripts of Claude Code, Codex, Gemini CLI, opencode or pi in this home, and no call"
+    )
+    assert "1 simulated session; --simulated includes" in message
+    assert message.endswith("; name a folder or a store")
+    assert "0 lines" not in message
+
+
 def test_without_a_path_the_clients_own_folder_is_audited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.rename(Path.home() / "moved")
     with pytest.raises(UserError, match=r"nothing to audit: .*\.claude/projects.*holdfast\.db"):
@@ -291,6 +335,17 @@ async def test_without_transcripts_the_configured_store_is_audited(
 ) -> None:
     monkeypatch.setenv("HOLDFAST_DB", str(store))
     assert report().total.calls == 2
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("name", ["store.db", "folder"])
+def test_what_may_not_be_read_is_reported_as_such(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    path.mkdir() if name == "folder" else path.write_bytes(b"SQLite format 3")
+    path.chmod(0)
+    refused = run_in_process("audit", str(path))
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "cannot be read: Permission denied" in refused.stderr
 
 
 def test_an_empty_folder_is_reported_in_one_line_with_what_was_searched_for(tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
 """What `report`, `gateway spend` and the regret route read does not grow with the number of sessions."""
 
 import json
+import os
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 
@@ -11,6 +14,7 @@ from click.testing import CliRunner
 from holdfast.catalog.lookup import shipped_models, utc_date
 from holdfast.cli.costs import report
 from holdfast.cli.main import command
+from holdfast.errors import StoreError
 from holdfast.events.log import Event
 from holdfast.events.payloads.cache import CachePinged
 from holdfast.events.payloads.calls import (
@@ -26,7 +30,9 @@ from holdfast.gateway.recording.restore import iterate_spending
 from holdfast.ledger.analytics.queries import PAGE_MAX, LedgerScope
 from holdfast.service.api import regret
 from holdfast.service.api.regret import compute_regret
+from holdfast.service.context import AppContext
 from holdfast.stores.event_log import DatabaseEventLog
+from holdfast.stores.spending_cache import FILE_NAME
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.types.usage import Usage
 
@@ -77,7 +83,7 @@ def run_json(*words: str) -> Callable[[str], object]:
 
 def request_regret(path: str) -> object:
     with SqliteStore(path) as store:
-        return compute_regret(store, shipped_models(), LedgerScope())
+        return compute_regret(AppContext(store, store.records, shipped_models()), LedgerScope())
 
 
 READERS = {"report": run_json("report"), "spend": run_json("gateway", "spend"), "regret": request_regret}
@@ -106,6 +112,55 @@ def test_the_same_number_of_rows_is_read_for_three_times_the_sessions(
         counts.append((len(reads), sum(reads)))
     assert counts[0] == counts[1]
     assert counts[0][0] < 30
+
+
+def run_text(*words: str) -> str:
+    result = CliRunner().invoke(command, words, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
+
+
+def damage_logs(path: str) -> None:
+    """Reading any event fails from now on."""
+    with closing(sqlite3.connect(path)) as file, file:
+        file.execute("UPDATE events SET payload = 'unreadable'")
+
+
+@pytest.mark.parametrize("words", [("report",), ("report", "--csv"), ("gateway", "costs")])
+def test_a_second_report_reads_no_log_of_an_unchanged_session(words: tuple[str, ...], tmp_path: Path) -> None:
+    path = fill_store(tmp_path / "log.db", 20)
+    first = run_text(*words, "--db", path)
+    damage_logs(path)
+    assert run_text(*words, "--db", path) == first
+    with pytest.raises(StoreError, match="damaged"):
+        run_text("report", "--verbose", "--db", path)
+
+
+def test_a_second_request_for_the_regret_reads_no_log_of_an_unchanged_session(tmp_path: Path) -> None:
+    path = fill_store(tmp_path / "log.db", 20)
+    with SqliteStore(path) as store:
+        context = AppContext(store, store.records, shipped_models())
+        first = compute_regret(context, LedgerScope())
+        damage_logs(path)
+        assert compute_regret(context, LedgerScope()) == first
+
+
+def test_two_processes_audit_many_logs_with_the_same_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = fill_store(tmp_path / "log.db", 50)
+    alone = run_text("report", "--json", "--db", path)
+    (tmp_path / "other").mkdir()
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "other"))
+    monkeypatch.setattr(report, "PARALLEL_EVENTS_MIN", 0)
+    assert run_text("report", "--json", "--db", path) == alone
+
+
+def test_a_deleted_session_leaves_nothing_in_the_sums_of_reports(tmp_path: Path) -> None:
+    path = fill_store(tmp_path / "log.db", 1)
+    run_text("report", "--db", path)
+    sums = Path(os.environ["HOLDFAST_HOME"]) / FILE_NAME
+    assert MODEL.encode() in sums.read_bytes()
+    run_text("sessions", "delete", f"{0:026d}", "--yes", "--db", path)
+    assert MODEL.encode() not in sums.read_bytes()
 
 
 def test_spending_by_key_is_what_the_calls_on_the_log_add_up_to(tmp_path: Path) -> None:

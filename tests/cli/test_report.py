@@ -8,8 +8,9 @@ import pytest
 from click.testing import CliRunner
 
 from holdfast.catalog.lookup import shipped_models
-from holdfast.cli.costs.report import draw_sparkline, parse_time_option
+from holdfast.cli.format import draw_sparkline
 from holdfast.cli.main import command
+from holdfast.cli.options import parse_time_option
 from holdfast.cli.tables import drop_columns_to_fit
 from holdfast.clock import CountingIds, ManualClock
 from holdfast.engine.guard import WarningLog
@@ -210,6 +211,18 @@ def test_a_time_may_be_a_duration(text: str, seconds: int) -> None:
 
 def test_a_time_may_be_a_day() -> None:
     assert parse_time_option("2026-11-01", 0.0) == 1_793_491_200.0
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        ("2026-11-01T12:00", 1_793_534_400.0),
+        ("2026-11-01T12:00Z", 1_793_534_400.0),
+        ("2026-11-01T14:00+02:00", 1_793_534_400.0),
+    ],
+)
+def test_a_time_is_in_utc_unless_it_says_otherwise(text: str, at: float) -> None:
+    assert parse_time_option(text, 0.0) == at
 
 
 @pytest.mark.parametrize("text", ["", "d", "-7d", "7x", "soon", "99999999999d", "²d"])

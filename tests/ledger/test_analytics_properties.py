@@ -118,7 +118,7 @@ def server() -> Iterator[str]:
         yield url
 
 
-@settings(max_examples=settings().max_examples // 4, suppress_health_check=SLOW)
+@settings(max_examples=settings().max_examples // 8, suppress_health_check=SLOW)
 @given(histories)
 def test_the_tables_of_a_server_that_two_stores_write_equal_a_fold_over_the_events(
     server: str, history: list[Operation]
@@ -175,6 +175,10 @@ def query_analytics(analytics: AnalyticsQueries) -> Iterator[object]:
             yield sorted(analytics.groups(group_by, scope), key=repr)
             yield analytics.unpriced_groups(group_by, scope)
         yield analytics.failures(scope), analytics.latencies(scope), analytics.usage_by_size((1_000, 80_000), scope)
+        yield analytics.call_failures(scope, limit=100), analytics.call_failures(scope, limit=1)
+        yield analytics.call_failures(scope, limit=2, skip=1)
+        yield analytics.call_failures(scope, outcome="rate_limit", limit=100)
+        yield analytics.call_failures(scope, outcome="unreadable", limit=1, skip=1)
         yield analytics.cache_breaks(scope, limit=100, skip=0), analytics.cache_breaks(scope, limit=1, skip=1)
         yield analytics.cache_breaks(scope, kind="provider_side", limit=100, skip=0)
         yield analytics.cache_breaks(scope, component="tools", limit=100, skip=0)

@@ -355,7 +355,8 @@ def test_a_prompt_below_the_minimum_says_how_many_tokens_are_missing() -> None:
     row = shipped_models()[SONNET]
     verdict = judge_call(None, PreparedRequest(100.0, Plan()), Usage(input=500), row)
     assert (verdict.kind, verdict.floor_tokens_missing) == ("below_floor", row.cache.tokens_min - 500)
-    assert f"{row.cache.tokens_min - 500} are missing" in verdict.detail
+    floor = row.cache.tokens_min
+    assert verdict.detail == f"the prompt has 500 tokens; caching begins at {floor:,}, so {floor - 500:,} are missing"
 
 
 def test_a_breakpoint_that_comes_too_early_is_below_the_minimum() -> None:

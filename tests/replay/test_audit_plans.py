@@ -4,8 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.catalog.lookup import shipped_models
-from holdfast.ledger.spending import Spending, SpendingFold
-from holdfast.replay.audit import AuditScope, PriceLookup, audit_transcript
+from holdfast.ledger.spending import AuditScope, Spending, SpendingFold
+from holdfast.replay.audit import PriceLookup, audit_transcript
 from holdfast.replay.recording import RecordedCall, Recording, Transcript
 from holdfast.types.usage import Usage
 

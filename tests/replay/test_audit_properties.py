@@ -13,12 +13,12 @@ from tests.support.client_transcripts import Script, usage
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.ledger.cache.verdicts import EXPECTED_KINDS, UNEXPECTED_KINDS, cached_tokens_after, find_read_granularity
-from holdfast.ledger.spending import Spending, SpendingFold
-from holdfast.replay.audit import AuditScope, PriceLookup, audit_transcript
+from holdfast.ledger.spending import AuditScope, Spending, SpendingFold
+from holdfast.replay.audit import PriceLookup, audit_transcript
 from holdfast.replay.cache_misses import judge_calls
 from holdfast.replay.claude_code_transcripts import read_transcript
+from holdfast.replay.file_audits import BrokenLine
 from holdfast.replay.recording import RecordedCall, Recording, Transcript, deduplicate_transcripts
-from holdfast.replay.trace_files import BrokenLine
 from holdfast.types.usage import Usage
 
 MODELS = ("anthropic:claude-sonnet-4-6", "anthropic:claude-opus-4-5", "openai:gpt-6-sol", "anthropic:nobody")
@@ -206,3 +206,11 @@ def test_a_recorded_call_holds_only_if_all_that_was_left_to_read_was_read(transc
             assert bool(verdict.lost_usd) == bool(verdict.lost_tokens)
             assert verdict.component or verdict.detail
         left = cached_tokens_after(call.usage, row.cache)
+
+
+@given(recordings())
+def test_a_plan_costs_the_same_whenever_expired_cache_entries_are_dropped(transcript: Transcript) -> None:
+    planned = audit_transcripts(transcript).planned_usd
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("holdfast.replay.size_estimate.EXPIRED_ENTRIES_MAX", 0)
+        assert audit_transcripts(transcript).planned_usd == planned

@@ -7,9 +7,8 @@ from tests.support.client_transcripts import SESSION, START, Script, loop, usage
 
 from holdfast.errors import UserError
 from holdfast.replay.claude_code_transcripts import read_transcript
-from holdfast.replay.client_transcripts import find_client_files
+from holdfast.replay.file_audits import BrokenLine, find_client_files
 from holdfast.replay.recording import Transcript, deduplicate_transcripts
-from holdfast.replay.trace_files import BrokenLine
 from holdfast.types.blocks import ToolResult
 from holdfast.types.usage import Usage
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.replay.test_audit_properties import anything
 
 from holdfast.cli.costs.audit import list_client_folders
-from holdfast.replay.client_transcripts import find_client_files, read_client_file
+from holdfast.replay.client_transcripts import read_client_file
+from holdfast.replay.file_audits import BrokenLine, find_client_files
 from holdfast.replay.recording import RecordedCall, Transcript
-from holdfast.replay.trace_files import BrokenLine
 from holdfast.types.usage import Usage
 
 Line = dict[str, object]

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from tests.support.recordings import encode_line, tool_loop_recording
 
 from holdfast.errors import UserError
+from holdfast.replay.file_audits import BrokenLine
 from holdfast.replay.recording import Recording
-from holdfast.replay.trace_files import OPENING_TEXT, BrokenLine, find_trace_files, parse_trace_line, read_traces
+from holdfast.replay.trace_files import OPENING_TEXT, find_trace_files, parse_trace_line, read_traces
 from holdfast.types.blocks import Text, ToolResult, ToolUse
 from holdfast.types.usage import Usage
 

@@ -12,6 +12,7 @@ from holdfast.ledger.analytics.queries import (
     HOUR_SECONDS,
     NO_FILTER,
     CacheBreakCall,
+    CallFailure,
     CostQueries,
     Group,
     GroupBy,
@@ -74,6 +75,20 @@ class EventAnalyticsQueries:
                 outcome = str(posting.outcome)
                 counts[outcome] = counts.get(outcome, 0) + 1
         return counts
+
+    def call_failures(
+        self, scope: LedgerScope = FULL_SCOPE, *, outcome: str | None = None, limit: int, skip: int = 0
+    ) -> tuple[CallFailure, ...]:
+        failed = [
+            (row, posting)
+            for row, posting in self._postings(scope)
+            if posting.outcome not in (None, "completed") and outcome in (None, posting.outcome)
+        ]
+        failed.sort(key=lambda found: (found[1].at, found[1].event_id), reverse=True)
+        return tuple(
+            CallFailure(row, posting.at, posting.model, str(posting.outcome), posting.latency_ms, posting.retries)
+            for row, posting in failed[skip : skip + limit]
+        )
 
     def latencies(self, scope: LedgerScope = FULL_SCOPE) -> dict[str, dict[int, int]]:
         counts_by_model: dict[str, dict[int, int]] = {}
@@ -148,6 +163,9 @@ class EventAnalyticsQueries:
                     verdicts[session_id] = posting.entry.verdict
         return verdicts
 
+    def find_session_rows(self, session_ids: Sequence[str]) -> tuple[SessionRow, ...]:
+        return tuple(row for row in self._log.sessions() if row.id in session_ids)
+
     def find_sessions(
         self, filter_: SessionFilter = ALL_SESSIONS, ordering: SessionOrdering = NEWEST_FIRST, *, limit: int
     ) -> tuple[ListedSession, ...]:
@@ -164,7 +182,9 @@ class EventAnalyticsQueries:
             verdict = worst.verdict.kind if worst and worst.verdict else None
             unpriced = sum(entry.is_unpriced for entry in calls)
             position = SessionPosition(values[ordering.sort], row.id)
-            listed.append(ListedSession(row, build_amounts(sums), verdict, unpriced, position))
+            newest = max(calls, key=lambda entry: (entry.record.number, entry.event_id), default=None)
+            model = newest.record.model if newest else row.model
+            listed.append(ListedSession(row, model, build_amounts(sums), verdict, unpriced, position))
         listed.sort(key=lambda session: (session.position.value, session.row.id), reverse=ordering.descending)
         return tuple(listed[:limit])
 

@@ -8,6 +8,7 @@ import datetime
 import functools
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
+from operator import add
 from typing import TypeVar
 
 import msgspec
@@ -80,10 +81,16 @@ class KindSums(msgspec.Struct, array_like=True):
     unpriced_tokens: int = 0
 
     def add(self, other: "KindSums") -> None:
-        for name in ("calls", "hits", "misses", "lost", "uncached", "unpriced_calls", "unpriced_tokens"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.tokens = [*map(int.__add__, self.tokens, other.tokens)]
-        self.pico = [*map(int.__add__, self.pico, other.pico)]
+        # Written out: a report adds the groups of a thousand sessions to six sums each.
+        self.calls += other.calls
+        self.hits += other.hits
+        self.misses += other.misses
+        self.lost += other.lost
+        self.uncached += other.uncached
+        self.unpriced_calls += other.unpriced_calls
+        self.unpriced_tokens += other.unpriced_tokens
+        self.tokens = [*map(add, self.tokens, other.tokens)]
+        self.pico = [*map(add, self.pico, other.pico)]
 
     @property
     def spent(self) -> int:
@@ -155,6 +162,57 @@ class ConversationSpending(msgspec.Struct, array_like=True):
     longer_ttl: int = 0
     unplanned: int | None = None
     overspent: str = ""
+
+
+class AuditScope(msgspec.Struct, frozen=True):
+    """Which calls count: those from `since` until `until`, of models whose name contains `model`.
+
+    `ranges` also asks for the range of the plan's cost and for the optimum, which takes twice as long.
+    """
+
+    since: float = 0.0
+    until: float = 1e300
+    model: str = ""
+    ranges: bool = False
+
+    def includes(self, at: float, model: str) -> bool:
+        return self.since <= at < self.until and self.model in model.lower()
+
+
+EVERYTHING = AuditScope()
+
+
+class SessionSums(msgspec.Struct, frozen=True, array_like=True):
+    """The sums over all calls of a stored session, whenever they were: for most scopes its log need not be read again.
+
+    `conversation` is None if no call was paid for; its calls were from `first_at` to `last_at`.
+    """
+
+    conversation: ConversationSpending | None = None
+    first_at: float = 0.0
+    last_at: float = 0.0
+
+    def covers(self, scope: AuditScope) -> bool:
+        """Whether the calls of a scope are all or none of these, and what it asks for was computed."""
+        if self.conversation is None or not self._overlaps(scope):
+            return True
+        is_whole = scope.since <= self.first_at and self.last_at < scope.until and all(self._matches_models(scope))
+        return is_whole and (self.conversation.optimum is not None or not scope.ranges)
+
+    def select(self, scope: AuditScope) -> ConversationSpending | None:
+        """What `audit_transcript` returns for a scope that is covered."""
+        if self.conversation is None or not self._overlaps(scope):
+            return None
+        if scope.ranges:
+            return self.conversation
+        return msgspec.structs.replace(self.conversation, plans=None, optimum=None)
+
+    def _overlaps(self, scope: AuditScope) -> bool:
+        return self.first_at < scope.until and self.last_at >= scope.since and any(self._matches_models(scope))
+
+    def _matches_models(self, scope: AuditScope) -> Iterator[bool]:
+        groups = self.conversation.groups if self.conversation is not None else {}
+        return (scope.model in key.partition(" ")[2].lower() for key in groups)
 
 
 class KindAmount(msgspec.Struct, frozen=True):
@@ -458,9 +516,9 @@ class SpendingFold:
         cause, component = changed[0].cause, changed[0].component
         key = f"{cause}\t{component}"
         worst = max(self._sessions.values(), key=lambda session: session.causes.get(key, CauseSums()).lost)
-        place = f"{component or 'the prompt'} of session {worst.first.session}"
         lost = sum((row.lost_usd for row in changed), _ZERO)
-        return propose_stable_prefix(cause, place, sum(row.calls for row in changed), lost / Decimal(spending.weeks))
+        calls, usd_a_week = sum(row.calls for row in changed), lost / Decimal(spending.weeks)
+        return propose_stable_prefix(cause, component, worst.first.session, calls=calls, usd_a_week=usd_a_week)
 
 
 def _add_all(totals: dict[str, _Sums], added: dict[str, _Sums]) -> None:

@@ -36,8 +36,17 @@ REMEDIES = {
     "lookback_miss": "run `holdfast serve --improve`, or set one more breakpoint at least every 20 blocks",
     "model_switched": "stay with one model, or switch after a compaction: each model has its own cache",
     "image_rule": "send the first image early, while the prompt is short",
+    "planned": "it was done on purpose; if it happens often, compact later, or change controls between sessions",
+    "below_floor": (
+        "a prompt that short is never cached; if only its marked part is, set `cache_control` on a later block, and "
+        "where many short calls share a prompt, see whether padding pays: `holdfast explain`"
+    ),
+    "provider_side": (
+        "nothing in the prompt avoids it; check that all calls use one account, set a sticky route where a proxy "
+        "balances, and start many sessions through one process"
+    ),
 }
-"""Cause of a loss -> what to do about it; there is nothing to do about the others."""
+"""Cause of a break -> what to do about it. `held` and `first_use` are no breaks: nothing cached was sent again."""
 
 COMPACTION_COMMANDS = {
     "Claude Code": "type `/autocompact {tokens}`, or set CLAUDE_CODE_AUTO_COMPACT_WINDOW={tokens}",
@@ -55,12 +64,16 @@ TTL_COMMANDS = {
 
 
 class Action(msgspec.Struct, frozen=True):
-    """What to do, what it would save at the pace of the calls that were counted, and the assumption behind that."""
+    """What to do, what it would save at the pace of the calls that were counted, and the assumption behind that.
+
+    `session` is the id of the session that `how` names, if it names one.
+    """
 
     action: str
     usd_a_week: Decimal
     how: str
     assumption: str
+    session: str = ""
 
 
 def choose_actions(actions: Iterable[Action | None], *, usd_a_week_min: float) -> tuple[Action, ...]:
@@ -106,13 +119,14 @@ def propose_plan(plan_savings: Mapping[str, int], ttl_savings: Mapping[str, int]
     return Action("let Holdfast place breakpoints and choose TTLs", _a_week(plan, weeks), how, assumption)
 
 
-def propose_stable_prefix(cause: str, place: str, calls: int, usd_a_week: Decimal) -> Action:
-    """`cause` and `place` are those of the largest of the losses by a change of what had been sent."""
+def propose_stable_prefix(cause: str, component: str, session: str, *, calls: int, usd_a_week: Decimal) -> Action:
+    """`cause` and `component` are those of the largest of the losses by a change of what had been sent."""
     return Action(
         f"change nothing that was sent: {calls:,} call{'' if calls == 1 else 's'} did",
         usd_a_week.quantize(Decimal("0.0001")),
-        f"{CHANGE_CAUSES[cause]}; most was lost to {place}",
+        f"{CHANGE_CAUSES[cause]}; most was lost in session {session}, to a change of {component or 'the prompt'}",
         "what had been cached before the change would have been read",
+        session,
     )
 
 

@@ -5,6 +5,8 @@ assumptions named here, so that a session gets the same figures whatever else is
 """
 
 import itertools
+import sys
+import threading
 from array import array
 from bisect import bisect_right
 from collections import Counter
@@ -23,9 +25,11 @@ from holdfast.economics.cost import cost_usd
 from holdfast.ledger.cache.verdicts import EXPECTED_KINDS, UNEXPECTED_KINDS, Verdict
 from holdfast.ledger.money import to_picodollars
 from holdfast.ledger.spending import (
+    EVERYTHING,
     FIRST_PROMPT,
     KINDS,
     REREAD_STEPS,
+    AuditScope,
     CauseSums,
     ContextPoint,
     ConversationSpending,
@@ -38,6 +42,7 @@ from holdfast.planning.adaptive_policy import AdaptivePolicy
 from holdfast.planning.learned import NOTHING_LEARNED
 from holdfast.replay.cache_misses import count_losses, infer_ttls_or_default, judge_calls
 from holdfast.replay.client_transcripts import read_client_file
+from holdfast.replay.file_audits import BROKEN_LINES_REPORTED_MAX, BrokenLine, FileAudit, SharedConversation
 from holdfast.replay.recording import CallBill, RecordedCall, Recording, SourceSize, Transcript, deduplicate_transcripts
 from holdfast.replay.size_estimate import (
     PaidCall,
@@ -47,7 +52,6 @@ from holdfast.replay.size_estimate import (
     price_plans,
     reduce_to_sizes,
 )
-from holdfast.replay.trace_files import BrokenLine
 from holdfast.types.prompt import Ttl
 from holdfast.types.usage import Usage
 
@@ -56,29 +60,12 @@ SHORT_TTL_SECONDS = 300.0
 CONTEXT_POINTS_MAX = 400
 """Points of a curve of context growth: more than a chart has pixels for."""
 
-BROKEN_LINES_REPORTED_MAX = 100  # The report counts all broken lines and lists this many.
-PARALLEL_BYTES_MIN = 30_000_000  # Below this, starting processes takes longer than it saves.
+PARALLEL_BYTES_MIN = {"fork": 4_000_000, "spawn": 30_000_000}
+"""Below this, starting processes takes longer than it saves: a spawned one has to load all modules first."""
+
 FILES_A_TASK = 16
 
 _LOSING_KINDS = frozenset((*EXPECTED_KINDS, *UNEXPECTED_KINDS))
-
-
-class AuditScope(msgspec.Struct, frozen=True):
-    """Which calls count: those from `since` until `until`, of models whose name contains `model`.
-
-    `ranges` also asks for the range of the plan's cost and for the optimum, which takes twice as long.
-    """
-
-    since: float = 0.0
-    until: float = 1e300
-    model: str = ""
-    ranges: bool = False
-
-    def includes(self, call: RecordedCall) -> bool:
-        return self.since <= call.at < self.until and self.model in (call.model or "").lower()
-
-
-EVERYTHING = AuditScope()
 
 
 class _Rates(msgspec.Struct, frozen=True):
@@ -145,7 +132,7 @@ def audit_transcript(
             usage := call.usage or Usage(),
             prices.find_rates(call.model or "", call.at, usage.tokens_sent),
             ttls[index],
-            call is not before and scope.includes(call),
+            call is not before and scope.includes(call.at, call.model or ""),
         )
         for index, call in enumerate(all_calls)
     ]
@@ -511,16 +498,6 @@ def trace_context(transcript: Transcript) -> tuple[ContextPoint, ...]:
     return tuple(ContextPoint(at, usage.tokens_sent, usage.cache_read) for at, usage in points)
 
 
-class FileAudit(msgspec.Struct, array_like=True):
-    """What one file holds. `call_ids` has eight bytes per call, to find the calls that other files repeat."""
-
-    conversations: list[ConversationSpending] = []
-    call_ids: bytes = b""
-    broken: list[BrokenLine] = []
-    broken_count: int = 0
-    unknown: dict[str, int] = {}
-
-
 def audit_file(file: Path, prices: PriceLookup, scope: AuditScope) -> FileAudit:
     result, unknown, transcripts = FileAudit([]), Counter[str](), list[Transcript]()
     broken = list[BrokenLine]()
@@ -543,17 +520,27 @@ def audit_files(
     files: Sequence[Path], models: Models, scope: AuditScope = EVERYTHING, *, workers: int = 1
 ) -> Iterator[FileAudit]:
     """One result per file, in order. Calls that several files repeat are counted in each: see `find_repeated_files`."""
-    size = sum(file.stat().st_size for file in files)
-    if workers < 2 or size < PARALLEL_BYTES_MIN:
+    size, method = sum(file.stat().st_size for file in files), _choose_start_method()
+    if workers < 2 or size < PARALLEL_BYTES_MIN[method]:
         prices = PriceLookup(models)
-        yield from (audit_file(file, prices, scope) for file in files)
-        return
+        return (audit_file(file, prices, scope) for file in files)
     chunks = [files[at : at + FILES_A_TASK] for at in range(0, len(files), FILES_A_TASK)]
+    pool = ProcessPoolExecutor(workers, get_context(method), _start_worker, (models, scope))
+    # The processes start here and not with the first result: whoever shows progress starts a thread before that.
+    return _decode_audits(pool, pool.map(_audit_chunk, chunks))
+
+
+def _decode_audits(pool: ProcessPoolExecutor, chunks: Iterable[bytes]) -> Iterator[FileAudit]:
     decode = msgspec.msgpack.Decoder(list[FileAudit]).decode
-    # Spawned and not forked: a fork would copy the locks of threads that show progress.
-    with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (models, scope)) as pool:
-        for encoded in pool.map(_audit_chunk, chunks):
+    with pool:
+        for encoded in chunks:
             yield from decode(encoded)
+
+
+def _choose_start_method() -> str:
+    # A fork has all modules loaded, which takes a new interpreter longer than it takes to audit 10 MB. It would also
+    # copy the locks that other threads hold (progress is shown by one), and macOS does not support it after threads.
+    return "fork" if sys.platform == "linux" and threading.active_count() == 1 else "spawn"
 
 
 _worker: tuple[PriceLookup, AuditScope]
@@ -568,25 +555,15 @@ def _audit_chunk(files: Sequence[Path]) -> bytes:
     return msgspec.msgpack.encode([audit_file(file, *_worker) for file in files])
 
 
-def find_repeated_files(audits: Sequence[FileAudit]) -> list[int]:
-    """The indexes of the files that share calls with another file: resumed and forked sessions."""
-    owners: dict[int, int] = {}
-    repeated: set[int] = set()
-    for index, audit in enumerate(audits):
-        for digest in array("Q", audit.call_ids):
-            owner = owners.setdefault(digest, index)
-            if owner != index:
-                repeated.update((owner, index))
-    return sorted(repeated)
-
-
-def audit_together(files: Iterable[Path], models: Models, scope: AuditScope) -> list[ConversationSpending]:
+def audit_together(files: Iterable[Path], models: Models, scope: AuditScope) -> list[SharedConversation]:
     """Audit files that share calls, each call once."""
     items = (item for file in files for item in read_client_file(file))
     transcripts = deduplicate_transcripts(item for item in items if isinstance(item, Transcript))
-    prices = PriceLookup(models)
-    audited = (audit_transcript(transcript, prices, scope) for transcript in transcripts)
-    return [conversation for conversation in audited if conversation is not None]
+    prices, shared = PriceLookup(models), []
+    for transcript in transcripts:
+        if (spending := audit_transcript(transcript, prices, scope)) is not None:
+            shared.append(SharedConversation(transcript.recording.started_at, transcript.recording.id, spending))
+    return shared
 
 
 def hash_call_ids(transcripts: Iterable[Transcript]) -> bytes:

@@ -12,8 +12,9 @@ from pathlib import Path
 import msgspec
 
 from holdfast.providers.anthropic.response import CacheCreation, UsageCounters
+from holdfast.replay.file_audits import BrokenLine
 from holdfast.replay.recording import REPLIES, USER_TEXT, ConversationBuilder, Transcript
-from holdfast.replay.trace_files import BrokenLine, decode_history_entry, iterate_lines, parse_timestamp
+from holdfast.replay.trace_files import decode_history_entry, iterate_lines, parse_timestamp
 from holdfast.types.blocks import Block, replace_surrogates
 from holdfast.types.usage import Usage, clamp_token_count
 
@@ -31,6 +32,8 @@ IMAGE_BYTES = 6_000
 """An image counts as this much text: about 1,500 tokens, however many bytes its base64 has."""
 
 DAMAGED = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError, OverflowError)
+
+_MESSAGE_KINDS = frozenset(("user", "assistant"))
 
 # Records that are no message; every other kind is counted as unknown. Seen in versions 2.0 to 2.1.325.
 _IGNORED_KINDS = frozenset(
@@ -75,7 +78,7 @@ class _Message(msgspec.Struct):
     content: msgspec.Raw = msgspec.Raw(b'""')
 
 
-class _Line(msgspec.Struct, rename="camel"):
+class _Record(msgspec.Struct, rename="camel"):
     type: str | None = None
     subtype: str | None = None
     uuid: str | None = None
@@ -89,13 +92,33 @@ class _Line(msgspec.Struct, rename="camel"):
     is_meta: bool | None = None
     is_compact_summary: bool | None = None
     is_api_error_message: bool | None = None
+
+
+class _Line(_Record, rename="camel"):
+    message: _Message = msgspec.field(default_factory=_Message)
+
+
+class _LineOfAnyKind(_Record, rename="camel"):
+    """Only the lines of a conversation have a message with the fields above."""
+
     message: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-_decode_line = msgspec.json.Decoder(_Line).decode
+_decode_known_line = msgspec.json.Decoder(_Line).decode
+_decode_any_line = msgspec.json.Decoder(_LineOfAnyKind).decode
 _decode_message = msgspec.json.Decoder(_Message).decode
 _decode_content = msgspec.json.Decoder(str | list[msgspec.Raw]).decode
 _decode_blocks = msgspec.json.Decoder(list[_Block]).decode
+
+
+def _decode_line(data: bytes) -> tuple[_Record, _Message]:
+    """The record and, if it is part of the conversation, its message; raises one of `DAMAGED` if it is neither."""
+    try:
+        line = _decode_known_line(data)
+    except DAMAGED:
+        record = _decode_any_line(data)
+        return record, _decode_message(record.message) if record.type in _MESSAGE_KINDS else _Message()
+    return line, line.message
 
 
 def read_transcript(
@@ -116,7 +139,7 @@ def read_transcript(
                     continue
                 number, line = item
                 try:
-                    conversations.enter(_decode_line(line))
+                    conversations.enter(*_decode_line(line))
                 except DAMAGED:
                     yield BrokenLine(name, number, "not a transcript line")
     except OSError as error:
@@ -136,26 +159,27 @@ class _ConversationFile:
         self._conversations: dict[str, ConversationBuilder] = {}
         self._agents: dict[str, str] = {}
         self._calls_without_id = 0
+        self._reported: _Usage | None = None
+        self._usage = Usage()
 
-    def enter(self, line: _Line) -> None:
-        if line.type not in ("user", "assistant", "system"):
+    def enter(self, line: _Record, message: _Message) -> None:
+        if line.type not in _MESSAGE_KINDS and line.type != "system":
             if line.type not in _IGNORED_KINDS:
                 self._unknown[str(line.type)[:40]] += 1
             self._conversation_of(line).remember_record(line.uuid)
             return
-        message = _decode_message(line.message) if line.type != "system" else None
         conversation = self._conversation_of(line)
         self._session = line.session_id or self._session
         self._project = line.cwd or self._project
         if line.subtype == "compact_boundary":
             conversation.compact()
-        if message is not None and line.type == "user":
+        if line.type == "user":
             self._add_input(conversation, line, message)
-        elif message is not None and not line.is_api_error_message:
+        elif line.type == "assistant" and not line.is_api_error_message:
             self._add_reply(conversation, line, message)
         conversation.remember_record(line.uuid)
 
-    def _add_input(self, conversation: ConversationBuilder, line: _Line, message: _Message) -> None:
+    def _add_input(self, conversation: ConversationBuilder, line: _Record, message: _Message) -> None:
         by_user = not (line.is_meta or line.is_compact_summary or _has_tool_results(message.content))
         entry = decode_history_entry("user", _decode_content(message.content)) if self._with_text else None
         if line.is_compact_summary:
@@ -169,8 +193,11 @@ class _ConversationFile:
             else:
                 conversation.add_size(USER_TEXT, measure_content(block.text or block.content))
 
-    def _add_reply(self, conversation: ConversationBuilder, line: _Line, message: _Message) -> None:
-        usage = _read_usage(message.usage) if message.usage else Usage()
+    def _add_reply(self, conversation: ConversationBuilder, line: _Record, message: _Message) -> None:
+        if message.usage != self._reported:
+            # Every line of a reply repeats its usage.
+            self._reported, self._usage = message.usage, _read_usage(message.usage) if message.usage else Usage()
+        usage = self._usage
         # Messages that the client generated itself, such as error texts, were not billed.
         if not message.model or message.model == SYNTHETIC_MODEL or not usage.tokens_sent:
             return
@@ -191,7 +218,7 @@ class _ConversationFile:
                 conversation.name_tool_call(block.id, block.name)
             conversation.add_size(REPLIES, len(bytes(block.text)) + len(bytes(block.input)))
 
-    def _conversation_of(self, line: _Line) -> ConversationBuilder:
+    def _conversation_of(self, line: _Record) -> ConversationBuilder:
         """The conversation that a line belongs to; a subagent is recognised by its id or by the line's parent."""
         agent = ""
         if line.is_sidechain:
@@ -202,7 +229,7 @@ class _ConversationFile:
             self._conversations[agent] = ConversationBuilder()
         return self._conversations[agent]
 
-    def _call_id(self, line: _Line, message: _Message) -> str:
+    def _call_id(self, line: _Record, message: _Message) -> str:
         self._calls_without_id += 1
         return message.id or line.request_id or line.uuid or f"{self._file}#{self._calls_without_id}"
 
@@ -253,6 +280,6 @@ def _read_usage(reported: UsageCounters) -> Usage:
     )
 
 
-def _timestamp_of(line: _Line) -> float | None:
+def _timestamp_of(line: _Record) -> float | None:
     seconds = parse_timestamp(line.timestamp) if isinstance(line.timestamp, str) else None
     return seconds if seconds is not None and 0 <= seconds < TIMESTAMP_MAX else None

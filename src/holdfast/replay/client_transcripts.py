@@ -12,11 +12,11 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.errors import UserError
 from holdfast.replay import claude_code_transcripts
 from holdfast.replay.claude_code_transcripts import DAMAGED, TIMESTAMP_MAX, measure_content
+from holdfast.replay.file_audits import BrokenLine
 from holdfast.replay.recording import REPLIES, USER_TEXT, ConversationBuilder, Transcript
-from holdfast.replay.trace_files import BrokenLine, iterate_lines, parse_timestamp
+from holdfast.replay.trace_files import iterate_lines, parse_timestamp
 from holdfast.types.blocks import replace_surrogates
 from holdfast.types.usage import Usage, clamp_token_count
 
@@ -24,30 +24,6 @@ JSON_BYTES_MAX = 256 * 1024 * 1024
 _EMPTY = msgspec.Raw(b"")
 
 Read = Iterator[Transcript | BrokenLine]
-
-
-def find_client_files(path: Path) -> tuple[Path, ...]:
-    """The file itself, or the transcripts in a folder and its subfolders, sorted by name."""
-    try:
-        if path.is_dir():
-            files = sorted(file for file in path.rglob("*") if _is_client_file(file) and file.is_file())
-            # Of an opencode session with one file per message, the first one stands for all.
-            return tuple(
-                {file.parent if file.name.startswith("msg_") else file: file for file in reversed(files)}.values()
-            )[::-1]
-        if path.is_file():
-            return (path,)
-    except OSError as error:
-        raise UserError(f"{str(path)!r} cannot be read: {error.strerror}; choose another folder") from error
-    raise UserError(f"there is nothing at {str(path)!r}; pass a folder of transcripts, a single one, or a store")
-
-
-def _is_client_file(file: Path) -> bool:
-    if file.suffix == ".json":
-        # Gemini CLI before 0.40, and opencode before 1.2: one file per session, or per message.
-        is_gemini = file.parent.name == "chats" and file.name.startswith("session-")
-        return is_gemini or (file.parent.parent.name == "message" and file.name.startswith("msg_"))
-    return file.suffix == ".jsonl" or is_opencode_database(file)
 
 
 def read_client_file(file: Path, *, with_text: bool = False, unknown: Counter[str] | None = None) -> Read:
@@ -61,10 +37,6 @@ def read_client_file(file: Path, *, with_text: bool = False, unknown: Counter[st
         yield from _guard(file, reader(file, unknown))
     else:
         yield from claude_code_transcripts.read_transcript(file, with_text=with_text, unknown=unknown)
-
-
-def is_opencode_database(file: Path) -> bool:
-    return file.suffix == ".db" and file.name.startswith("opencode")
 
 
 def _connect_read_only(file: Path) -> sqlite3.Connection:

@@ -13,7 +13,7 @@ from holdfast.compaction.view import SUMMARY_LAYER, choose_cut, clear_results
 from holdfast.compaction.working_set import WorkingSet, choose_working_set
 from holdfast.economics.breakeven import CacheRates
 from holdfast.events.payloads.compaction import CompactionTrigger
-from holdfast.extraction.facts import FactsReader, extract_facts
+from holdfast.extraction.facts import FactsReader, count_requests
 from holdfast.extraction.tool_calls import extract_plain_text
 from holdfast.planning.learned import CALLS_EXPECTED
 from holdfast.replay.playback import find_newest_price
@@ -174,7 +174,7 @@ class _Fold:
             self._facts.facts(),
             tokens_max=self._summary_tokens_max,
             count=self._tokens,
-            kept=KeptMessages(text, len(extract_facts(recent).requests)),
+            kept=KeptMessages(text, count_requests(recent)),
         )
         self.summaries.append(PlacedSummary(summary, self._calls, cut.last))
         content = (Text(render_summary(summary, recall=False)), Text(render_resume_note(recent=bool(recent))))

@@ -24,13 +24,13 @@ from holdfast.events.payloads.calls import (
     RewriteEstimate,
 )
 from holdfast.ledger.money import to_dollars
-from holdfast.ledger.spending import KINDS, SessionSpending, SpendingFold
+from holdfast.ledger.spending import EVERYTHING, KINDS, AuditScope, SessionSpending, SpendingFold
 from holdfast.planning.adaptive_policy import AdaptivePolicy
 from holdfast.planning.policies.fixed import TEXT_BLOCK_START
 from holdfast.planning.policies.peers import new_compared_policies
 from holdfast.planning.policy import CachePolicy, PlanningMoment
 from holdfast.providers.registry import find_adapter
-from holdfast.replay.audit import EVERYTHING, AuditScope, PriceLookup, audit_transcript
+from holdfast.replay.audit import PriceLookup, audit_transcript
 from holdfast.replay.comparison import LAYOUTS, PolicyFactory, ReplayTotals, compare_policies
 from holdfast.replay.playback import make_replay_setting
 from holdfast.replay.recording import Transcript

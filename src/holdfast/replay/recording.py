@@ -237,7 +237,8 @@ class ConversationBuilder:
         call = self.calls.get(call_id)
         if call is None:
             call = self.calls[call_id] = self._begin(model, at)
-        call.usage = merge_usage_reports(call.usage, usage)
+        if usage is not call.usage:
+            call.usage = merge_usage_reports(call.usage, usage)
         call.thinking_tokens = min(max(call.thinking_tokens, thinking_tokens), call.usage.output)
         call.reply += blocks
         call.replied_at = max(call.replied_at, at if at is not None else call.at)

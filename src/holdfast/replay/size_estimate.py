@@ -19,11 +19,13 @@ from holdfast.planning.adaptive_policy import AdaptivePolicy
 from holdfast.planning.learned import READ_SHARE_MIN
 from holdfast.planning.optimum import SHORT_TTL_NAME, CallStep, optimal_cost, token_rates
 from holdfast.planning.policy import CachePolicy, PlanningMoment, WaitedFor
-from holdfast.providers.registry import find_adapter
 from holdfast.replay.recording import RecordedCall
 from holdfast.types.prompt import Stability, Ttl
-from holdfast.types.request_buffer import EncodedBlock, RequestBuffer
+from holdfast.types.request_buffer import EncodedBlock, PrefixDigest
 from holdfast.types.usage import Usage
+
+EXPIRED_ENTRIES_MAX = 32
+"""Cache entries of a conversation from which expired ones are dropped: more calls than most make in five minutes."""
 
 
 class SizedCall(msgspec.Struct, frozen=True):
@@ -74,35 +76,45 @@ def _extends_previous(before: RecordedCall, call: RecordedCall, ttl_seconds: flo
     return call.usage.tokens_sent >= sent and (was_read or unknown)
 
 
-class _SizedPrompt:
-    """The prompt of the newest call: one block for the tokens that were found, one for what each call added."""
+_HEAD = EncodedBlock("role", "system", Stability.FROZEN, b"", accepts_breakpoint=True)
+_PIECE = EncodedBlock("history", "messages", Stability.GROWING, b"", accepts_breakpoint=True, role="user")
 
-    def __init__(self, model: Model) -> None:
-        self.buffer = RequestBuffer(find_adapter(model.provider), lambda data: self._added)
+
+class _SizedPrompt:
+    """The prompt of the newest call: one block for the tokens that were found, one for what each call added.
+
+    The blocks have no bytes, so a number that is never used twice stands for the digest of a prefix.
+    """
+
+    digests: Sequence[PrefixDigest] = ()
+    first_ephemeral: int | None = None
+
+    def __init__(self) -> None:
+        self.blocks: list[EncodedBlock] = []
+        self.tokens: list[int] = []
+        self.tokens_total = 0
+        self.stable_count = 0
         self.prefixes: list[PromptPrefix] = []
-        self._added = 0
         self._block_count = 0
 
     def enter(self, call: SizedCall) -> None:
         if call.cached_tokens is None:
-            self._add(call.tokens - self.prefixes[-1].tokens)
+            self._add(call.tokens - self.tokens_total)
             return
-        self.buffer.truncate(0)
-        self.prefixes.clear()
+        for items in (self.blocks, self.tokens, self.prefixes):
+            items.clear()
+        self.tokens_total = self.stable_count = 0
         if call.cached_tokens:
-            self._add(call.cached_tokens, head=True)
+            self.stable_count = 1
+            self._add(call.cached_tokens, _HEAD)
         self._add(call.tokens - call.cached_tokens)
 
-    def _add(self, tokens: int, *, head: bool = False) -> None:
-        self._added = tokens
+    def _add(self, tokens: int, block: EncodedBlock = _PIECE) -> None:
         self._block_count += 1
-        data = b'{"piece":%d}' % self._block_count
-        if head:
-            block = EncodedBlock("role", "system", Stability.FROZEN, data, accepts_breakpoint=True)
-        else:
-            block = EncodedBlock("history", "messages", Stability.GROWING, data, accepts_breakpoint=True, role="user")
-        self.buffer.extend((block,))
-        self.prefixes.append(PromptPrefix(block.section, self.buffer.digests[-1].digest, self.buffer.tokens_total))
+        self.blocks.append(block)
+        self.tokens.append(tokens)
+        self.tokens_total += tokens
+        self.prefixes.append(PromptPrefix(block.section, str(self._block_count), self.tokens_total))
 
 
 class PolicyTrack:
@@ -114,13 +126,18 @@ class PolicyTrack:
         self._rules = rules
         self._scope = CacheScope("", model.name)
         self._entries = CacheEntries()
+        self._entries_max = EXPIRED_ENTRIES_MAX
 
     def start_prompt(self, head: PromptPrefix, call: SizedCall) -> None:
         """Start a changed prompt: our cache entries no longer match it, those that the recorded client found do."""
         entry = CacheEntry(self._scope, head.digest, head.tokens, call.ttl, expires_at=call.at + 1)
         self._entries = CacheEntries({(self._scope, head.digest): entry} if call.cached_tokens else {})
 
-    def send(self, moment: PlanningMoment, prefixes: tuple[PromptPrefix, ...]) -> None:
+    def send(self, moment: PlanningMoment, prefixes: Sequence[PromptPrefix]) -> None:
+        if len(self._entries.by_key) > self._entries_max:
+            # Each call copies the entries, so those that can never be read again are dropped now and then.
+            self._entries = self._entries.drop_expired(at=moment.at)
+            self._entries_max = max(EXPIRED_ENTRIES_MAX, 2 * len(self._entries.by_key))
         call = CacheCall(self._scope, prefixes, self.policy.choose_breakpoints(moment), moment.at)
         outcome, self._entries = run_call(self._rules, self._entries, call)
         self.policy.record_usage(moment, outcome.usage)
@@ -131,19 +148,18 @@ def price_plans(
     calls: Sequence[SizedCall], model: Model, plans: Iterable[tuple[CacheRules, AdaptivePolicy]]
 ) -> tuple[Decimal, ...]:
     """What the prompts cost under our plan, for each set of rules; the policies learn from the replay."""
-    prompt = _SizedPrompt(model)
+    prompt = _SizedPrompt()
     tracks = [(policy, PolicyTrack(rules, policy, model)) for rules, policy in plans]
     previous: SizedCall | None = None
     for call in calls:
         prompt.enter(call)
-        prefixes = tuple(prompt.prefixes)
         idle = call.at - previous.at if previous else None
-        moment = PlanningMoment(prompt.buffer, model.cache, call.price, call.at, idle, call.waited_for)
+        moment = PlanningMoment(prompt, model.cache, call.price, call.at, idle, call.waited_for)
         for policy, track in tracks:
             if call.cached_tokens is not None:
                 policy.forget_prefix()
-                track.start_prompt(prefixes[0], call)
-            track.send(moment, prefixes)
+                track.start_prompt(prompt.prefixes[0], call)
+            track.send(moment, prompt.prefixes)
         previous = call
     return tuple(track.cost_usd for _, track in tracks)
 

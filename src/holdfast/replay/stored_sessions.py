@@ -3,8 +3,11 @@
 Every view of a stored session shows what `audit_stored_session` returns: report, audit, gateway costs, API.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from decimal import Decimal
+from multiprocessing import get_context
+from typing import Protocol
 
 import msgspec
 
@@ -33,10 +36,10 @@ from holdfast.events.payloads.session import (
 from holdfast.ledger.accounting import LedgerEntry, iter_entries
 from holdfast.ledger.calls import explicit_cache_cost_usd, ping_cost_usd
 from holdfast.ledger.money import round_usd
-from holdfast.ledger.spending import ConversationSpending, Spending, SpendingFold
+from holdfast.ledger.spending import EVERYTHING, AuditScope, ConversationSpending, SessionSums
 from holdfast.planning.policy import WaitedFor
 from holdfast.recovery.history_edits import apply_repair
-from holdfast.replay.audit import EVERYTHING, AuditScope, PriceLookup, audit_transcript
+from holdfast.replay.audit import PriceLookup, audit_transcript
 from holdfast.replay.recording import REPLIES, USER_TEXT, CallBill, RecordedCall, Recording, SourceSize, Transcript
 from holdfast.types.blocks import Text, Thinking, ToolResult, ToolUse
 from holdfast.types.prompt import HistoryEntry, Stability, drop_thinking
@@ -53,24 +56,7 @@ CLIENTS = {
 }
 """Names in user agents -> names of the clients whose transcripts `audit` reads."""
 
-
-def audit_stored_sessions(
-    read: Callable[[str], Iterable[Event]],
-    ids: Iterable[str],
-    prices: PriceLookup,
-    scope: AuditScope = EVERYTHING,
-    *,
-    project: str = "",
-    names: Mapping[str, str] | None = None,
-) -> Spending:
-    """Where the money of stored sessions went; `read` returns the events of one, `names` are for display."""
-    fold = SpendingFold()
-    for id in ids:
-        conversation = audit_stored_session(read(id), id, prices, scope, project=project)
-        if conversation is not None:
-            conversation.name = (names or {}).get(id, "")
-            fold.add(conversation)
-    return fold.build()
+LOGS_A_TASK = 16  # As many as take about a second, so that both processors end at the same time.
 
 
 def audit_stored_session(
@@ -81,6 +67,58 @@ def audit_stored_session(
     if transcript is None or project.lower() not in transcript.project.lower():
         return None
     return audit_transcript(transcript, prices, scope)
+
+
+class AuditedSession(msgspec.Struct, frozen=True, array_like=True):
+    """The sums of all calls of a session, and `conversation`, those of the calls in the scope that was asked for."""
+
+    id: str
+    sums: SessionSums
+    conversation: ConversationSpending | None
+
+
+class LogReader(Protocol):
+    def read(self, session_id: str) -> Iterable[Event]: ...
+
+
+def audit_logs(log: LogReader, ids: Iterable[str], prices: PriceLookup, scope: AuditScope) -> Iterator[AuditedSession]:
+    always = AuditScope(float("-inf"), float("inf"), ranges=scope.ranges)
+    for id in ids:
+        transcript = build_stored_transcript(log.read(id), id, prices.models)
+        if transcript is None:
+            yield AuditedSession(id, SessionSums(), None)
+            continue
+        times = [call.at for call in transcript.recording.calls]
+        sums = SessionSums(audit_transcript(transcript, prices, always), min(times), max(times))
+        is_covered = sums.covers(scope)
+        yield AuditedSession(
+            id, sums, sums.select(scope) if is_covered else audit_transcript(transcript, prices, scope)
+        )
+
+
+def audit_logs_in_processes(
+    open_log: Callable[[], LogReader], ids: Sequence[str], models: Models, scope: AuditScope, *, workers: int
+) -> Iterator[AuditedSession]:
+    """The same in spawned processes, each with a log of its own; `open_log` is sent to them."""
+    chunks = [ids[at : at + LOGS_A_TASK] for at in range(0, len(ids), LOGS_A_TASK)]
+    decode = msgspec.msgpack.Decoder(list[AuditedSession]).decode
+    # Spawned and not forked: a fork would copy the locks of threads that show progress.
+    with ProcessPoolExecutor(workers, get_context("spawn"), _start_worker, (open_log, models, scope)) as pool:
+        for encoded in pool.map(_audit_chunk, chunks):
+            yield from decode(encoded)
+
+
+_worker: tuple[LogReader, PriceLookup, AuditScope]
+
+
+def _start_worker(open_log: Callable[[], LogReader], models: Models, scope: AuditScope) -> None:
+    global _worker  # A pool has no other place for what its tasks share.
+    _worker = open_log(), PriceLookup(models), scope
+
+
+def _audit_chunk(ids: Sequence[str]) -> bytes:
+    log, prices, scope = _worker
+    return msgspec.msgpack.encode(list(audit_logs(log, ids, prices, scope)))
 
 
 def build_stored_transcript(

@@ -12,6 +12,7 @@ import msgspec
 from holdfast.errors import UserError
 from holdfast.planning.policy import WaitedFor
 from holdfast.providers.anthropic.blocks import decode_anthropic_block, is_blank_text
+from holdfast.replay.file_audits import BrokenLine
 from holdfast.replay.recording import RecordedCall, Recording, infer_start
 from holdfast.types.blocks import Block, Text
 from holdfast.types.prompt import HistoryEntry, Stability
@@ -27,14 +28,6 @@ OPENING_TEXT = "(The assistant speaks first.)"
 """Placed before a conversation that starts with an assistant message, because a request must start with the user."""
 
 _Tokens = Annotated[int, msgspec.Meta(ge=0, le=10**9)]
-
-
-class BrokenLine(msgspec.Struct, frozen=True):
-    """A line that could not be read; `reason` never quotes its content."""
-
-    file: str
-    line: int
-    reason: str
 
 
 class _Usage(msgspec.Struct):

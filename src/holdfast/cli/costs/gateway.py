@@ -7,8 +7,13 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.format import CommandGroup, format_count, format_usd, print_json
-from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
-from holdfast.cli.options import db_option, json_option
+from holdfast.cli.open_store import (
+    load_configured_models,
+    open_configured_store,
+    resolve_session_id,
+    resolve_store_address,
+)
+from holdfast.cli.options import db_option, json_option, parse_time_option
 from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError, UserError
 from holdfast.ledger.requests.format import strip_control_characters
@@ -72,7 +77,8 @@ def _show_clients(since: str | None, db: str | None, *, simulated: bool, as_json
     scope = parse_scope(since, None, None, verbose=False)
     with open_configured_store(db) as log:
         window = LedgerScope(scope.since, scope.until, None, simulated)
-        spending = audit_stored_sessions(log, log.cost_queries().list_sessions(window), scope)
+        address, _ = resolve_store_address(db)
+        spending = audit_stored_sessions(log, log.cost_queries().list_sessions(window), scope, address=address)
     forwarded = [row for row in spending.sessions if row.unplanned_usd is not None]
     clients = dict.fromkeys(row.client for row in forwarded)
     rows = [sum_gateway_costs(client, [row for row in forwarded if row.client == client]) for client in clients]
@@ -81,8 +87,9 @@ def _show_clients(since: str | None, db: str | None, *, simulated: bool, as_json
         print_json(rows)
         return
     if not rows:
+        since_then = "" if since is None else " in that time"
         others = "" if simulated else "; --simulated includes simulated ones"
-        click.echo(f"No session has gone through the gateway in that time{others}.")
+        click.echo(f"No session has gone through the gateway{since_then}{others}.")
         return
     print_table(
         ("client", "sessions", "calls", "observed", "without rewrite", "with rewrite", "saved"),
@@ -171,11 +178,10 @@ def show_changes(session_id: str, db: str | None) -> None:
 def show_spending(since: str | None, db: str | None, as_json: bool) -> None:
     """Show spending through the gateway by day and key."""
     from holdfast.catalog.lookup import utc_date
-    from holdfast.cli.costs.report import parse_time_option
     from holdfast.cli.tables import print_table
     from holdfast.ledger.money import to_dollars
 
-    first_day = utc_date(parse_time_option(since, system_clock())).isoformat() if since else ""
+    first_day = "" if since is None else utc_date(parse_time_option(since, system_clock())).isoformat()
     sums: dict[tuple[str, str, str], _Amounts] = {}
     with open_configured_store(db) as log:
         # Not the name of the session: keys that share a provider account may continue one another's conversations.
@@ -198,7 +204,7 @@ def show_spending(since: str | None, db: str | None, as_json: bool) -> None:
         print_json([dict(zip(names, row, strict=True)) for row in rows])
         return
     if not rows:
-        click.echo("No gateway spending in that time.")
+        click.echo(f"No gateway spending{'' if since is None else ' in that time'}.")
         return
     table_rows = (
         (day, key or "none", label, str(calls), str(failed), _format_spending(usd, unpriced))

@@ -105,7 +105,7 @@ def command(
 def _replay_simulated(files: tuple[Path, ...], model: "Model", via: tuple[str, ...], *, as_json: bool) -> None:
     """The entry points alone, at the provider's simulator: a cache without breakpoints leaves no policy to compare."""
     from holdfast.cli.costs.entry_points import create_player, play_simulated
-    from holdfast.cli.tables import track_progress
+    from holdfast.cli.format import track_progress
     from holdfast.replay.playback import ReplaySetting
     from holdfast.replay.recording import Recording
     from holdfast.replay.trace_files import read_traces
@@ -146,7 +146,7 @@ def _replay_all(
     compaction: "CompactionMode | None",
     requests_out: Path | None,
 ) -> "ReplayTotals":
-    from holdfast.cli.tables import track_progress
+    from holdfast.cli.format import track_progress
     from holdfast.compaction.models import CompactionConfig
     from holdfast.replay.compaction import compact_recording
     from holdfast.replay.comparison import ReplayTotals, compare_policies

@@ -2,38 +2,47 @@
 
 import csv
 import datetime
+import functools
+import os
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from holdfast.cli.format import format_count, print_json
-from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
-from holdfast.cli.options import db_option
+from holdfast.cli.format import draw_sparkline, format_count, print_json
+from holdfast.cli.open_store import (
+    load_configured_models,
+    open_configured_store,
+    open_spending_cache,
+    resolve_session_id,
+    resolve_store_address,
+)
+from holdfast.cli.options import db_option, parse_time_option
 from holdfast.clock import system_clock
 from holdfast.errors import UserError
 from holdfast.ledger.requests.format import strip_control_characters
 
 if TYPE_CHECKING:
-    from holdfast.events.log import SessionRow
-    from holdfast.ledger.spending import SessionSpending, Spending, SpendingRow
-    from holdfast.replay.audit import AuditScope
+    from holdfast.catalog.lookup import Models
+    from holdfast.events.log import LogPosition, SessionRow
+    from holdfast.ledger.spending import AuditScope, SessionSpending, Spending, SpendingRow
+    from holdfast.replay.stored_sessions import AuditedSession
     from holdfast.stores.open import Store
 
 LIMIT = 10
 SESSIONS_MAX = 1_000
+WORKERS_MAX = 2
+PARALLEL_EVENTS_MIN = 50_000  # About 3 s of work: below this, starting processes takes longer than it saves.
 DAYS_SHOWN_MAX = 60
 ROWS_SHOWN_MAX = 8
 ID_CHARACTERS = 8
 PROJECT_CHARACTERS_MAX = 24
 LOSS_SHARE_MIN = Decimal("0.01")
 """Smaller losses are listed without what avoids them."""
-BARS = "▁▂▃▄▅▆▇█"
 UNCACHED_TOKENS_MIN = 4_096
 """The highest cache floor of any model: a longer prompt could have been cached on every one of them."""
-UNIT_SECONDS = {"h": 3_600, "d": 86_400, "w": 604_800}
 
 CAUSE_MEANINGS = {
     "ttl_expired": "no call came before the TTL ended",
@@ -117,7 +126,9 @@ def command(
         simulated_count = 0 if window.simulated else tables.count_sessions(everything) - session_count
         if wanted is not None and not sessions:
             raise UserError(f"session {wanted!r} has no call since then; `holdfast sessions list` shows all")
-        spending = audit_stored_sessions(log, sessions, scope, project)
+        address, _ = resolve_store_address(db)
+        with_context = as_json or html is not None
+        spending = audit_stored_sessions(log, sessions, scope, project, address=address, with_context=with_context)
         # A failed call is stored without the project that it was for.
         unreadable = None if project else count_unreadable_calls(tables, window, scope.model)
         failures = None if project else count_failures(tables, window, scope.model)
@@ -150,26 +161,61 @@ def command(
 
 
 def audit_stored_sessions(
-    log: "Store", sessions: "Sequence[SessionRow]", scope: "AuditScope", project: str | None = None
+    log: "Store",
+    sessions: "Sequence[SessionRow]",
+    scope: "AuditScope",
+    project: str | None = None,
+    *,
+    address: str,
+    with_context: bool = False,
 ) -> "Spending":
-    """Where the money of stored sessions went, by the verdicts of the ledger."""
+    """Where the money of stored sessions went, by the verdicts of the ledger.
+
+    `with_context` adds the prompt sizes of the most expensive session, whose log is read for it.
+    """
     import msgspec
 
-    from holdfast.cli.tables import track_progress
-    from holdfast.replay import stored_sessions
-    from holdfast.replay.audit import PriceLookup, trace_context
+    from holdfast.stores.spending_cache import sum_spending
 
-    names = {row.id: row.name or "" for row in sessions}
-    progress = track_progress(names, "sessions", len(names))
-    prices = PriceLookup(load_configured_models())
-    spending = stored_sessions.audit_stored_sessions(
-        log.read, progress, prices, scope, project=project or "", names=names
-    )
-    if not spending.sessions:
+    def audit(positions: "Mapping[str, LogPosition | None]") -> "Iterable[AuditedSession]":
+        return _audit_logs(log, positions, scope, models, address=address) if positions else ()
+
+    models, names = load_configured_models(), {row.id: row.name or "" for row in sessions}
+    cache = open_spending_cache(models)
+    spending = sum_spending(log, tuple(names), scope, audit, cache=cache, project=project or "", names=names)
+    if not (with_context and spending.sessions):
         return spending
-    worst = stored_sessions.build_stored_transcript(log.read(spending.sessions[0].id), spending.sessions[0].id)
+    # The rest of this command does without what an audit needs, which takes longer to load than to print a report.
+    from holdfast.replay.audit import trace_context
+    from holdfast.replay.stored_sessions import build_stored_transcript
+
+    worst = build_stored_transcript(log.read(spending.sessions[0].id), spending.sessions[0].id)
     context = trace_context(worst) if worst is not None else ()
     return msgspec.structs.replace(spending, worst_session_context=context)
+
+
+def _audit_logs(
+    log: "Store",
+    positions: "Mapping[str, LogPosition | None]",
+    scope: "AuditScope",
+    models: "Models",
+    *,
+    address: str,
+) -> "Iterator[AuditedSession]":
+    from holdfast.cli.format import track_progress
+    from holdfast.replay.audit import PriceLookup
+    from holdfast.replay.stored_sessions import audit_logs, audit_logs_in_processes
+    from holdfast.stores.open import open_store
+
+    workers = min(WORKERS_MAX, os.cpu_count() or 1)
+    events = sum(position.event_count for position in positions.values() if position is not None)
+    # A store with a notice is read from a copy of a file, which each process would make again.
+    if log.notice is not None or workers < 2 or events < PARALLEL_EVENTS_MIN:
+        audited = audit_logs(log, positions, PriceLookup(models), scope)
+    else:
+        open_log = functools.partial(open_store, address, read_only=True)
+        audited = audit_logs_in_processes(open_log, tuple(positions), models, scope, workers=workers)
+    return track_progress(audited, "sessions", len(positions))
 
 
 def check_output_options(*, as_json: bool, as_csv: bool) -> None:
@@ -183,23 +229,12 @@ def name_filters(**filters: str | None) -> str:
 
 
 def parse_scope(since: str | None, until: str | None, model: str | None, *, verbose: bool) -> "AuditScope":
-    from holdfast.replay.audit import AuditScope
+    from holdfast.ledger.spending import AuditScope
 
     now = system_clock()
-    start = parse_time_option(since, now) if since else 0.0
-    end = parse_time_option(until, now, option="--until") if until else 1e300
+    start = 0.0 if since is None else parse_time_option(since, now)
+    end = 1e300 if until is None else parse_time_option(until, now, option="--until")
     return AuditScope(start, end, (model or "").lower(), verbose)
-
-
-def parse_time_option(since: str, now: float, *, option: str = "--since") -> float:
-    """The time, as seconds since the epoch, that `7d`, `12h`, `2w` (ago) or a date such as 2026-11-01 means."""
-    count, unit = since[:-1], since[-1:]
-    if unit in UNIT_SECONDS and count.isascii() and count.isdigit() and len(count) < 6:
-        return now - int(count) * UNIT_SECONDS[unit]
-    try:
-        return datetime.datetime.fromisoformat(since).replace(tzinfo=datetime.UTC).timestamp()
-    except ValueError as error:
-        raise UserError(f"{option} takes 7d, 12h, 2w or a date such as 2026-11-01, not {since[:40]!r}") from error
 
 
 def write_spending(
@@ -486,13 +521,6 @@ def _csv_text(text: str) -> str:
     """A text that begins like a formula would be run by a spreadsheet: an apostrophe makes it text again."""
     clean = strip_control_characters(text)
     return f"'{clean}" if clean.startswith(("=", "+", "-", "@")) else clean
-
-
-def draw_sparkline(values: "list[float]") -> str:
-    """One bar character per value, scaled so that the highest value is a full bar."""
-    # value / top * len(BARS) is in [0, len(BARS)]; the top value itself would be one past the last bar.
-    top = max(values, default=0.0)
-    return "".join(BARS[min(len(BARS) - 1, int(value / top * len(BARS)))] if top else BARS[0] for value in values)
 
 
 def distinct_id_length(ids: "Sequence[str]") -> int:

@@ -24,6 +24,9 @@ PAGE_MAX = 500
 END_OF_TIME = 1e300
 HOUR_SECONDS = 3_600
 TITLE_WORDS_CHARACTERS_MAX = 48
+TITLE_KEY_CHARACTERS_MAX = 24
+# The end of an id is random: 20 bits for the sessions that one client starts in one second.
+TITLE_ID_CHARACTERS = 4
 SessionOrder = Literal["lost", "spent", "newest"]
 SessionCostOrder = Literal["cost", "recency"]
 SessionSort = Literal["activity", "started", "spent", "lost", "read_share", "calls"]
@@ -257,9 +260,13 @@ class SessionOrdering(msgspec.Struct, frozen=True):
 
 
 class ListedSession(msgspec.Struct, frozen=True):
-    """`verdict` is that of the call that lost most. Money does not contain `unpriced_calls`."""
+    """`verdict` is that of the call that lost most, `active_model` that of the last call; `row` has the first one.
+
+    Money does not contain `unpriced_calls`.
+    """
 
     row: SessionRow
+    active_model: str
     amounts: Amounts
     verdict: VerdictKind | None
     unpriced_calls: int
@@ -283,6 +290,17 @@ class CacheBreakCall(msgspec.Struct, frozen=True):
     at: float
     model: str
     verdict: Verdict
+
+
+class CallFailure(msgspec.Struct, frozen=True):
+    """A call that did not complete, or whose response could not be decoded; `outcome` is the error class."""
+
+    row: SessionRow
+    at: float
+    model: str
+    outcome: str
+    latency_ms: int
+    retries: int
 
 
 class SizedUsage(msgspec.Struct, frozen=True):
@@ -336,6 +354,11 @@ class AnalyticsQueries(Protocol):
     def failures(self, scope: LedgerScope = ...) -> dict[str, int]:
         """The number of failed calls by error class."""
 
+    def call_failures(
+        self, scope: LedgerScope = ..., *, outcome: str | None = ..., limit: int, skip: int = ...
+    ) -> tuple[CallFailure, ...]:
+        """The calls that failed, were cut or could not be read, the newest first; with `outcome`, only such."""
+
     def latencies(self, scope: LedgerScope = ...) -> dict[str, dict[int, int]]:
         """For each model, the number of calls by latency in milliseconds."""
 
@@ -363,6 +386,9 @@ class AnalyticsQueries(Protocol):
 
     def last_verdicts(self, session_ids: Sequence[str]) -> dict[str, Verdict]:
         """The verdict on the last call of each of these sessions that has one; at most `PAGE_MAX` sessions."""
+
+    def find_session_rows(self, session_ids: Sequence[str]) -> tuple[SessionRow, ...]:
+        """The rows of those of these sessions that exist; at most `PAGE_MAX` sessions."""
 
     def find_sessions(
         self, filter_: SessionFilter = ..., ordering: SessionOrdering = ..., *, limit: int
@@ -407,20 +433,47 @@ def format_group_name(group_by: GroupBy, cell: object) -> GroupName:
             return str(cell)
 
 
-def format_session_title(row: SessionRow, *, quotes_prompt: bool) -> str:
-    """The name that was given, or client, first words of the first request, and start.
+def format_session_titles(rows: Iterable[SessionRow], *, quotes_prompt: bool) -> dict[str, str]:
+    """A title for each session, by id; no two are equal.
 
-    A gateway stores digests and no words; then, and without `quotes_prompt`, the start has seconds instead.
+    It is the name that a program gave the session. A session of the gateway, whose name is that of its key, and one
+    without a name, has client, key, first words of the first request, start, and the end of its id instead.
     """
-    if row.name and not row.client:
-        return row.name
+    sessions = {row.id: row for row in rows}
+    titles = {
+        row.id: row.name if row.name and not (row.client or row.caller_key_id) else _describe(row, quotes_prompt)
+        for row in sessions.values()
+    }
+    # A program may give all its sessions one name.
+    for name_end in (
+        lambda row: f"{_format_start(row.started_at)} · {row.id[-TITLE_ID_CHARACTERS:]}",
+        lambda row: row.id,
+    ):
+        counts = Counter(titles.values())
+        titles = {
+            id: title if counts[title] == 1 else f"{title} · {name_end(sessions[id])}" for id, title in titles.items()
+        }
+    return titles
+
+
+def _describe(row: SessionRow, quotes_prompt: bool) -> str:
+    """Client, key, first words, start and the end of the id; without words, the model, and a start with seconds.
+
+    The gateway stores digests and no words.
+    """
     words = redact_secrets(row.opening) if quotes_prompt and row.opening else ""
-    words = f"{words[:TITLE_WORDS_CHARACTERS_MAX].rstrip()}…" if len(words) > TITLE_WORDS_CHARACTERS_MAX else words
-    start = datetime.datetime.fromtimestamp(row.started_at, datetime.UTC).strftime(
-        "%Y-%m-%d %H:%M" if words else "%Y-%m-%d %H:%M:%S"
-    )
-    lead = row.name or row.client or ("" if words else row.model)
-    return " · ".join(part for part in (lead, words, start) if part)
+    words, name = _shorten(words, TITLE_WORDS_CHARACTERS_MAX), _shorten(row.name or "", TITLE_KEY_CHARACTERS_MAX)
+    subject = words or row.model.partition(":")[2] or row.model
+    start = _format_start(row.started_at, with_seconds=not words)
+    return " · ".join(part for part in (row.client, name, subject, start, row.id[-TITLE_ID_CHARACTERS:]) if part)
+
+
+def _shorten(text: str, characters_max: int) -> str:
+    return f"{text[:characters_max].rstrip()}…" if len(text) > characters_max else text
+
+
+def _format_start(at: float, *, with_seconds: bool = False) -> str:
+    return datetime.datetime.fromtimestamp(at, datetime.UTC).strftime(f"%Y-%m-%d %H:%M{':%S' * with_seconds}")
 
 
 def count_unreadable_calls(queries: CostQueries, scope: LedgerScope, model: str = "") -> int:

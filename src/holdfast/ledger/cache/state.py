@@ -36,7 +36,9 @@ class CacheState(msgspec.Struct, frozen=True):
     """`cached_at` is when the current uninterrupted cached period began; each use moves `expires_at` forward.
 
     `expires_at` is None where the provider does not state a TTL, or nothing is cached; `has_stated_ttl` tells which.
-    `ttl` is the one that the last plan requested. `explicit_expires_at` is when an explicit cache expires.
+    Then `gone_at` is when even the longest TTL of the model has passed, so that nothing can be cached any more.
+    `ttl` is the one that the last plan requested. `explicit_expires_at` is when an explicit cache expires,
+    `explicit_ttl_seconds` the TTL it was last given.
     """
 
     session_id: str
@@ -52,9 +54,11 @@ class CacheState(msgspec.Struct, frozen=True):
     ttl: str | None = None
     sent_at: float = 0.0
     explicit_expires_at: float | None = None
+    explicit_ttl_seconds: int | None = None
     prefix_session_id: str | None = None
     controllable: Controllable = "caching_only"
     has_stated_ttl: bool = False
+    gone_at: float | None = None
 
     @property
     def prefix_owner_id(self) -> str:
@@ -66,7 +70,8 @@ class CacheState(msgspec.Struct, frozen=True):
         return self.model.partition(":")[0]
 
     def is_cached(self, at: float) -> bool:
-        return self.tokens_cached > 0 and (self.expires_at is None or self.expires_at > at)
+        ends_at = self.gone_at if self.expires_at is None else self.expires_at
+        return self.tokens_cached > 0 and (ends_at is None or ends_at > at)
 
 
 def fold_cache_state(state: CacheState, events: Iterable[Event], models: Models) -> CacheState:
@@ -123,6 +128,7 @@ def _apply_usage(state: CacheState, usage: Usage, at: float, models: Models) -> 
     ttl_seconds = 0
     if state.has_stated_ttl or (state.ttl is not None and row.cache.kind != "implicit"):
         ttl_seconds = row.cache.ttls_seconds.get(state.ttl or "") or min(row.cache.ttls_seconds.values(), default=0)
+    longest_ttl_seconds = max(row.cache.ttls_seconds.values(), default=0)
     # A read proves that the entry survived since the last use; a write without a read starts a new period.
     cached_at = state.cached_at if usage.cache_read and state.cached_at is not None else at
     return msgspec.structs.replace(
@@ -130,7 +136,9 @@ def _apply_usage(state: CacheState, usage: Usage, at: float, models: Models) -> 
         tokens_cached=tokens,
         cached_at=cached_at,
         expires_at=at + ttl_seconds if ttl_seconds else None,
+        gone_at=at + longest_ttl_seconds if longest_ttl_seconds else None,
         explicit_expires_at=None,
+        explicit_ttl_seconds=None,
     )
 
 
@@ -142,12 +150,21 @@ def _apply_explicit_cache(state: CacheState, event: ExplicitCacheChanged, at: fl
             cached_at=at if event.action == "created" or state.cached_at is None else state.cached_at,
             expires_at=event.expires_at,
             explicit_expires_at=event.expires_at,
+            explicit_ttl_seconds=round(event.expires_at - at),
         )
     return _clear_cache(state) if event.action in ("deleted", "lost") else state
 
 
 def _clear_cache(state: CacheState) -> CacheState:
-    return msgspec.structs.replace(state, tokens_cached=0, cached_at=None, expires_at=None, explicit_expires_at=None)
+    return msgspec.structs.replace(
+        state,
+        tokens_cached=0,
+        cached_at=None,
+        expires_at=None,
+        gone_at=None,
+        explicit_expires_at=None,
+        explicit_ttl_seconds=None,
+    )
 
 
 class ProviderCacheSummary(msgspec.Struct, frozen=True):

@@ -39,7 +39,10 @@ VerdictKind = Literal[
     "provider_side",
 ]
 
-# Neither list has `held`, `below_floor` and `first_use`: nothing was lost.
+NO_BREAKS: tuple[VerdictKind, ...] = ("held", "first_use")
+"""Nothing that was cached was sent again."""
+
+# Neither list has `held`, `first_use` and `below_floor`: the cache did what its rules promise.
 EXPECTED_KINDS: tuple[VerdictKind, ...] = (
     "planned",
     "model_switched",
@@ -373,7 +376,7 @@ class _JudgedCall:
     def _judge_floor(self) -> Verdict | None:
         sent, floor = self.usage.tokens_sent, self.rules.tokens_min
         if sent < floor:
-            detail = f"{sent} tokens, minimum is {floor}: {floor - sent} are missing"
+            detail = f"the prompt has {sent:,} tokens; caching begins at {floor:,}, so {floor - sent:,} are missing"
             return Verdict("below_floor", detail=detail, floor_tokens_missing=floor - sent)
         request, is_used = self.request, self.usage.cache_read + self.usage.cache_write > 0
         if self.rules.kind != "explicit" or is_used or not request.plan.breakpoints or not request.prompt_bytes:
@@ -382,8 +385,11 @@ class _JudgedCall:
         marked = sent * request.end.bytes // request.prompt_bytes
         if not 0 < marked < floor:
             return None
-        detail = f"about {marked} of {sent} tokens are marked, minimum is {floor}: {floor - marked} are missing"
-        return Verdict("below_floor", detail=detail, floor_tokens_missing=floor - marked)
+        missing = floor - marked
+        detail = (
+            f"about {marked:,} of {sent:,} tokens are marked; caching begins at {floor:,}, so {missing:,} are missing"
+        )
+        return Verdict("below_floor", detail=detail, floor_tokens_missing=missing)
 
     def _judge_unread_prefix(self, prefix: CachedPrefix) -> Verdict:
         """The prompt begins with the cached prefix, but it was not read to its end."""
