@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -17,8 +19,9 @@ from click.testing import CliRunner, Result
 from msgspec.structs import replace
 from tests.support.event_examples import message_events
 
-from holdfast.cli.keys import parse_expiry
 from holdfast.cli.main import command
+from holdfast.cli.options import parse_expiry
+from holdfast.cli.serve import workers
 from holdfast.errors import UserError
 from holdfast.ledger.analytics.queries import LedgerScope
 from holdfast.stores.sqlite.store import SqliteStore
@@ -112,7 +115,9 @@ def test_an_invalid_key_is_refused_in_one_line(tmp_path: Path, arguments: tuple[
     assert not Path(db).exists()
 
 
-@pytest.mark.parametrize(("expires", "at"), [("12h", 143_200.0), ("2d", 272_800.0), ("1970-01-03", 172_800.0)])
+@pytest.mark.parametrize(
+    ("expires", "at"), [("12h", 143_200.0), ("2d", 272_800.0), ("1970-01-03", 172_800.0), ("19700103", 172_800.0)]
+)
 def test_an_expiry_must_be_in_the_future(expires: str, at: float) -> None:
     assert parse_expiry(expires, 100_000.0) == at
 
@@ -326,3 +331,44 @@ def test_a_service_removes_content_older_than_the_retention_by_itself(
         while list(store.read("s")):
             assert time.monotonic() < deadline, "nothing was removed"
             time.sleep(0.05)
+
+
+def test_a_worker_that_cannot_be_started_is_started_once_that_is_possible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As when the system has no process left at the moment a worker ends."""
+    program = tmp_path / "program"
+    monkeypatch.setattr(sys, "executable", str(program))
+    stop = threading.Event()
+    with socket.socket() as bound:
+        worker = workers._Worker(workers.WorkerPlace(0, 1, bound.fileno(), str(tmp_path)), stop)
+        # It has run before.
+        worker.started.set()
+        worker.start()
+        deadline = time.monotonic() + 10
+        while "worker 0 cannot be started: No such file" not in capfd.readouterr().err:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        unfinished = tmp_path / "unfinished"
+        unfinished.write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\nexec cat\n")
+        unfinished.chmod(0o700)
+        unfinished.rename(program)
+        while not (tmp_path / "ran").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        stop.set()
+        worker.terminate()
+        worker.join()
+
+
+def test_workers_of_which_the_first_cannot_be_started_end_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "missing"))
+    stop = threading.Event()
+    with socket.socket() as bound:
+        worker = workers._Worker(workers.WorkerPlace(0, 2, bound.fileno(), str(tmp_path)), stop)
+        worker.start()
+        assert stop.wait(10)
+        worker.join()
+    assert worker.exit_status == 1

@@ -1,5 +1,6 @@
 """Budgets hold for concurrent calls, replicas and processes: a call is reserved before it is sent, and settled once."""
 
+import gzip
 import json
 import subprocess
 import sys
@@ -22,7 +23,8 @@ from holdfast.errors import StoreError
 from holdfast.events.payloads.calls import LlmCallFailed
 from holdfast.events.records import BudgetCharge, BudgetDay
 from holdfast.gateway import key_limits
-from holdfast.gateway.key_limits import KeyLimits, RequestSize, estimate_call_usd
+from holdfast.gateway.exchange import GatewayRefusedError
+from holdfast.gateway.key_limits import KeyLimits, KeyLimitTable, RequestSize, estimate_call_usd, measure_request
 from holdfast.gateway.recording.restore import iterate_spending
 from holdfast.gateway.routes import RouteTable, resolve_upstreams
 from holdfast.service.auth.keys import make_key
@@ -37,7 +39,9 @@ from holdfast.testing.server_thread import serve_provider
 MODEL = "claude-sonnet-5-5"
 TODAY = "2027-01-15"  # Of the manual clock.
 CLOCK_START = 1_800_000_000.0
-ROUTES = RouteTable(resolve_upstreams({}, {}))
+ROUTES = RouteTable(
+    resolve_upstreams({}, {f"HOLDFAST_UPSTREAM_{name}": "https://any.invalid" for name in ("AZURE", "BEDROCK")})
+)
 
 
 def make_body(number: int, *, words: int = 5_000, **more: object) -> dict[str, Any]:
@@ -101,8 +105,10 @@ def test_two_gateways_on_one_postgres_share_the_budgets_of_64_concurrent_clients
 
         with ThreadPoolExecutor(64) as pool:
             statuses = [status for answered in pool.map(call_often, range(64)) for status in answered]
-        for gateway in gateways:
+        for gateway, store in zip(gateways, stores, strict=True):
             gateway.recorded_sessions()
+            # What was appended is committed before it: the other store reads what is committed.
+            store.delete("no-such-session")
         costs = [spent_by(stores[0], key_id) for _, key_id in keys]
         rows = [today(stores[1], key_id) for _, key_id in keys]
     assert set(statuses) == {200, 429}
@@ -219,6 +225,67 @@ def test_no_form_of_a_call_is_free(path: str, body: dict[str, Any], reply: objec
     row = today(store, key_id)
     assert row.spent > 0
     assert row.reserved == 0
+
+
+COMPLETION = {"choices": [{"text": "word " * 10}]}
+COMPLETIONS = b"data: %s\n\n" % json.dumps(COMPLETION).encode() * 100 + b"data: [DONE]\n\n"
+
+
+@pytest.mark.parametrize(
+    ("path", "reply", "kind", "status", "dollars"),
+    [
+        # 1,000 words of a model without a price, at 10 dollars for a million tokens.
+        ("/openai/v1/completions", COMPLETIONS, "text/event-stream", "200 OK", 0.01),
+        (
+            "/openai/v1/images/generations",
+            {"data": [{"url": "https://any.invalid"}]},
+            "application/json",
+            "200 OK",
+            0.04,
+        ),
+        ("/openai/v1/audio/speech", b"ID3" * 100_000, "audio/mpeg", "200 OK", 0.04),
+        ("/anthropic/v1/messages", USAGE, "application/json", "201 Created", 0.02),
+        ("/openai/v1/embeddings", USAGE, "application/json", "202 Accepted", 0.02),
+        # These cost nothing.
+        ("/anthropic/v1/messages/count_tokens", {"input_tokens": 5}, "application/json", "200 OK", 0.0),
+        ("/openai/v1/moderations", {"results": []}, "application/json", "200 OK", 0.0),
+        ("/openai/v1/responses/resp_1/cancel", {"id": "resp_1"}, "application/json", "200 OK", 0.0),
+        ("/openai/v1/images/generations", {"error": {}}, "application/json", "400 Bad Request", 0.0),
+    ],
+)
+def test_a_call_whose_response_has_no_usage_is_charged_by_estimate(
+    path: str, reply: object, kind: str, status: str, dollars: float
+) -> None:
+    store = MemoryStore()
+    key, key_id = new_key(store)
+    with raw_upstream() as upstream, serve_gateway(upstream.url, store=store, grants=GRANTS) as gateway:
+        answer(upstream, reply, kind=kind, status=status)
+        post(gateway.url, key, {"model": "unheard-of", "prompt": "Hi"}, path)
+        gateway.recorded_sessions()
+    row = today(store, key_id)
+    assert row.spent / 10**12 == pytest.approx(dollars, rel=0.15)
+    assert row.reserved == 0
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_response_in_the_background_costs_what_was_reserved_for_it(is_streamed: bool) -> None:
+    store, clock = MemoryStore(), ManualClock()
+    key, key_id = new_key(store)
+    queued = {"id": "resp_1", "status": "queued", "background": True, "model": "gpt-5.2", "output": [], "usage": None}
+    event = {"type": "response.created", "response": queued}
+    stream = b"event: response.created\ndata: %s\n\n" % json.dumps(event).encode()
+    with raw_upstream() as upstream, serve_gateway(upstream.url, store=store, clock=clock, grants=GRANTS) as gateway:
+        answer(
+            upstream, stream if is_streamed else queued, kind="text/event-stream" if is_streamed else "application/json"
+        )
+        body = {"model": "gpt-5.2", "input": "Hi", "background": True, "max_output_tokens": 1_000}
+        assert post(gateway.url, key, body, "/openai/v1/responses").status_code == 200
+        gateway.recorded_sessions()
+        reserved = store.records.get_budget_day(key_id, TODAY).reserved
+        assert reserved > 1_000 * 10 * 10**6
+        clock.advance(3_601)
+        store.records.expire_reservations(clock() - 3_600)
+    assert store.records.get_budget_day(key_id, TODAY) == BudgetDay(reserved, 0, 0)
 
 
 ANTHROPIC_START = (
@@ -361,6 +428,46 @@ def test_while_the_store_is_away_a_key_with_a_budget_is_refused_or_admitted_by_s
             assert ask(gateway, key).status_code == 200
 
 
+class SlowStore(MemoryStore):
+    """A store that answers late while `is_slow`."""
+
+    is_slow = False
+
+    def _fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
+        if self.is_slow and "holdfast.budgets" in query:
+            time.sleep(0.2)
+        return super()._fetch(query, parameters)
+
+
+def test_a_call_that_was_admitted_while_the_store_was_slow_is_charged(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its reservation may succeed after the gateway has given up waiting for it."""
+    monkeypatch.setattr(key_limits, "STORE_SECONDS_MAX", 0.05)
+    store = SlowStore()
+    key, key_id = new_key(store)
+    with (
+        raw_upstream() as upstream,
+        serve_gateway(upstream.url, store=store, grants=GRANTS, when_unavailable="allow") as gateway,
+    ):
+        answer(upstream, USAGE)
+        is_reserved = threading.Event()
+        upstream.parts = (is_reserved, *upstream.parts)
+        store.is_slow = True
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(ask, gateway, key)
+            time.sleep(0.9)
+            is_reserved.set()
+            assert asked.result().status_code == 200
+        store.is_slow = False
+        gateway.recorded_sessions()
+    row = today(store, key_id)
+    assert row.spent > 0
+    assert row.spent / 10**12 == pytest.approx(sum(spent_by(store, key_id)))
+    assert row.reserved == 0
+    assert "a budget could not be checked: the store does not answer" in caplog.text
+
+
 def ask(gateway: ServedGateway, key: str) -> httpx.Response:
     """With the client's own provider key."""
     headers = {"x-holdfast-key": key, "x-api-key": "sk-own"}
@@ -389,8 +496,104 @@ def test_estimate_has_the_prompt_at_write_price_and_the_output_that_is_usual_or_
     assert estimate({**chat, "n": 10}, path=path) > 9 * estimate(chat, path=path)
 
 
+GEMINI = "/gemini/v1beta/models/gemini-3-pro:generateContent"
+CONVERSE = "/bedrock/model/us.anthropic.claude-sonnet-4-5-20250929-v1%3A0/converse"
+
+
+def settings(**values: int) -> dict[str, Any]:
+    return {"generationConfig": values}
+
+
 @pytest.mark.parametrize(
-    "broken", [{"max_tokens": "many"}, {"model": 3}, {"n": -1}, {"model": "x" * 10_000}, {"n": True}]
+    ("path", "small", "large", "factor"),
+    [
+        (GEMINI, settings(maxOutputTokens=9_000), {"generation_config": {"max_output_tokens": 9_000}}, 1),
+        (GEMINI, settings(maxOutputTokens=900), settings(maxOutputTokens=900, candidateCount=8), 8),
+        # A host ignores the name that it does not know.
+        ("/openrouter/v1/chat/completions", {"max_tokens": 9_000}, {"max_tokens": 9_000, "max_output_tokens": 1}, 1),
+        ("/openai/v1/completions", {"max_tokens": 900}, {"max_tokens": 900, "best_of": 10}, 10),
+        ("/openai/v1/completions", {"max_tokens": 900}, {"max_tokens": 9_000}, 10),
+        (CONVERSE, {"inferenceConfig": {"maxTokens": 900}}, {"inferenceConfig": {"maxTokens": 9_000}}, 10),
+    ],
+)
+def test_estimate_knows_the_output_that_every_form_of_request_allows(
+    path: str, small: dict[str, Any], large: dict[str, Any], factor: int
+) -> None:
+    model = {"model": "anthropic/claude-sonnet-4.5"} if "openrouter" in path else {"model": "gpt-5.2"}
+    assert estimate({**model, **large}, path=path) == pytest.approx(
+        factor * estimate({**model, **small}, path=path), rel=0.1
+    )
+
+
+def test_estimate_of_a_prompt_that_is_not_in_the_request_is_the_largest() -> None:
+    body = {"model": "gpt-5.2", "input": "Go on.", "max_output_tokens": 10}
+    whole = estimate(body | {"input": "x " * 2_000_000}, path="/openai/v1/responses")
+    for name in ("previous_response_id", "conversation"):
+        assert estimate({**body, name: "resp_1"}, path="/openai/v1/responses") == pytest.approx(whole, rel=0.01)
+        assert estimate({**body, name: None}, path="/openai/v1/responses") < whole / 100
+    path = "/gemini/v1beta/models/gemini-2.5-pro:generateContent"
+    assert estimate({"contents": [], "cachedContent": "cachedContents/1"}, path=path) > 1
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [
+        ("compress", b"\x1f\x9d"),
+        ("gzip", b"\x1f\x8b"),
+        # Of the two members one is read here, and both by others.
+        ("gzip", gzip.compress(b'{"model": "gpt-5.2", ') + gzip.compress(b'"input": "..."}')),
+    ],
+)
+def test_a_body_that_cannot_be_decompressed_counts_as_a_large_one(encoding: str, body: bytes) -> None:
+    assert measure_request(body, [(b"content-encoding", encoding.encode())]).size_bytes == 32 * 1024 * 1024
+
+
+MODELS_IN_PATHS = {
+    "/azure/openai/deployments/gpt-5.2-pro/chat/completions": "gpt-5-nano",
+    "/gemini/v1beta/models/gemini-3-pro:generateContent": "gemini-2.5-flash-lite",
+    "/gemini/v1beta/models/gemini-3-pro%3AgenerateContent": "models/gemini-2.5-flash-lite",
+    "/vertex/v1/projects/p/locations/eu/publishers/anthropic/models/claude-opus-4-8:rawPredict": "claude-haiku-4-5",
+}
+"""With a cheaper model, which those who decide by the path do not look at."""
+
+
+@pytest.mark.parametrize("path", MODELS_IN_PATHS)
+def test_a_model_in_the_path_counts_whatever_the_body_says(path: str) -> None:
+    body = {"messages": [], "contents": [], "max_tokens": 1_000, "generationConfig": {"maxOutputTokens": 1_000}}
+    cheap = {**body, "model": MODELS_IN_PATHS[path]}
+    assert estimate(cheap, path=path) == pytest.approx(estimate(body, path=path), rel=0.1)
+    raw = json.dumps(cheap).encode()
+    limits = KeyLimitTable({"*": KeyLimits(models=(MODELS_IN_PATHS[path],))}, {})
+    with pytest.raises(GatewayRefusedError, match="this key is not for model"):
+        limits.check_model("any", ROUTES.find_target(path), RequestSize(len(raw), raw))
+
+
+def test_a_call_is_charged_at_the_price_of_the_model_in_its_path() -> None:
+    store, spent = MemoryStore(), []
+    key, key_id = new_key(store)
+    grants = {"*": KeyLimits(provider_keys={"azure": "sk-any"}, budget_usd_a_day=5.0)}
+    with raw_upstream() as upstream, serve_gateway(upstream.url, store=store, grants=grants) as gateway:
+        answer(upstream, {"choices": [], "usage": {"prompt_tokens": 1_000, "completion_tokens": 1_000}})
+        for named in ({}, {"model": "gpt-5-nano"}):
+            path = "/azure/openai/deployments/gpt-5.2-pro/chat/completions"
+            assert post(gateway.url, key, {"messages": [], **named}, path).status_code == 200
+            gateway.recorded_sessions()
+            spent.append(today(store, key_id).spent)
+    assert spent[1] == 2 * spent[0] > 0
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"max_tokens": "many"},
+        {"max_tokens": -5},
+        {"max_tokens": 10**400},
+        {"model": 3},
+        {"n": -1},
+        {"model": "x" * 10_000},
+        {"n": True},
+    ],
+    ids=lambda body: str(body)[:30],
 )
 def test_estimate_of_a_body_that_is_wrong_is_not_free(broken: dict[str, Any]) -> None:
     assert estimate(make_body(1, **broken)) > 0.01

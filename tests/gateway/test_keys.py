@@ -18,6 +18,7 @@ from holdfast.clock import ManualClock
 from holdfast.errors import StoreError, UserError
 from holdfast.events.payloads.calls import GatewayForwarded
 from holdfast.gateway.key_limits import KeyLimits, read_key_limits
+from holdfast.gateway.routes import PRESETS
 from holdfast.service.auth.keys import make_key
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
@@ -34,11 +35,11 @@ REQUEST = {
 
 
 def request_with(
-    gateway: ServedGateway, headers: Mapping[str, str], path: str = "/anthropic/v1/messages"
+    gateway: ServedGateway, headers: Mapping[str, str], path: str = "/anthropic/v1/messages", *, method: str = "POST"
 ) -> tuple[int, dict[str, str], bytes]:
     connection = http.client.HTTPConnection(urlsplit(gateway.url).netloc, timeout=30)
     try:
-        connection.request("POST", path, body=json.dumps(REQUEST), headers=dict(headers))
+        connection.request(method, path, body=json.dumps(REQUEST), headers=dict(headers))
         reply = connection.getresponse()
         return reply.status, {name.lower(): value for name, value in reply.getheaders()}, reply.read()
     finally:
@@ -147,36 +148,53 @@ def test_requests_per_minute_are_counted_per_key(upstream: RawUpstream) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "status"),
+    ("path", "status", "method"),
     [
-        ("/anthropic/v1/messages", 200),
-        ("/anthropic/v1/messages/count_tokens", 200),
-        ("/anthropic/v1/messages/batches", 200),
-        ("/openai/v1/embeddings", 200),
-        ("/openai/v1/models", 200),
-        ("/gemini/v1beta/models/gemini-3-pro:countTokens", 200),
-        ("/anthropic/v1/files/file_1", 200),  # Granted.
-        ("/anthropic/v1/organizations/api_keys", 403),
-        ("/anthropic//v1/organizations/users/", 403),
-        ("/anthropic/v1%2forganizations/workspaces", 403),
-        ("/openai/v1/organization/admin_api_keys", 403),
-        ("/openai/v1/fine_tuning/jobs", 403),
-        ("/openai/v1/files", 403),
-        ("/gemini/v1beta/tunedModels", 403),
+        ("/anthropic/v1/messages", 200, "POST"),
+        ("/anthropic/v1/messages/count_tokens", 200, "POST"),
+        ("/anthropic/v1/messages/batches", 200, "POST"),
+        ("/openai/v1/embeddings", 200, "POST"),
+        ("/openai/v1/models", 200, "GET"),
+        ("/gemini/v1beta/models/gemini-3-pro:countTokens", 200, "POST"),
+        ("/anthropic/v1/files/file_1", 200, "POST"),  # Granted.
+        ("/anthropic/v1/organizations/api_keys", 403, "POST"),
+        ("/anthropic//v1/organizations/users/", 403, "POST"),
+        ("/anthropic/v1%2forganizations/workspaces", 403, "POST"),
+        ("/openai/v1/organization/admin_api_keys", 403, "POST"),
+        ("/openai/v1/fine_tuning/jobs", 403, "POST"),
+        ("/openai/v1/files", 403, "POST"),
+        ("/gemini/v1beta/tunedModels", 403, "POST"),
+        ("/gemini/v1beta/models/gemini-3-pro", 200, "GET"),
+        ("/azure/openai/deployments/ours/embeddings", 200, "POST"),
+        ("/bedrock/model/us.amazon.nova-lite-v1%3A0/converse-stream", 200, "POST"),
+        ("/vertex/v1/projects/p/locations/eu/publishers/google/models/gemini-3-pro:countTokens", 200, "POST"),
+        # Words of inference in the administration of an account.
+        ("/openai/v1/organization/usage/completions", 403, "GET"),
+        ("/openai/v1/organization/usage/embeddings", 403, "GET"),
+        ("/fireworks/v1/accounts/a/models/ours", 403, "GET"),
+        ("/fireworks/v1/accounts/a/models/ours:getDownloadEndpoint", 403, "GET"),
+        ("/mistral/v1/fine_tuning/models/ours/archive", 403, "POST"),
+        ("/vertex/v1/projects/p/locations/eu/models/ours:export", 403, "POST"),
+        ("/vertex/v1/projects/p/locations/eu/models/ours:setIamPolicy", 403, "POST"),
+        # Methods that change models, or list what other keys have stored.
+        ("/openai/v1/models/ours", 403, "DELETE"),
+        ("/together/v1/models", 403, "POST"),
+        ("/vertex/v1/projects/p/locations/eu/models/ours", 403, "PATCH"),
+        ("/openai/v1/chat/completions", 403, "GET"),
     ],
 )
 def test_a_granted_provider_key_is_for_inference_and_paths_that_are_granted(
-    upstream: RawUpstream, path: str, status: int
+    upstream: RawUpstream, path: str, status: int, method: str
 ) -> None:
-    keys = dict.fromkeys(("anthropic", "openai", "gemini"), CANARY)
+    keys = dict.fromkeys(PRESETS, CANARY)
     grants = {"*": KeyLimits(provider_keys=keys, paths=("/v1/files/*",))}
     with serve_gateway(upstream.url, grants=grants) as gateway:
         key = add_key(gateway)
-        answered, _, body = request_with(gateway, {"x-api-key": key}, path)
+        answered, _, body = request_with(gateway, {"x-api-key": key}, path, method=method)
         assert answered == status
         assert status == 200 or (upstream.heads == [] and b"inference only" in body)
         # A client's own key opens what its account opens.
-        assert request_with(gateway, {"x-api-key": "sk-own", "x-holdfast-key": key}, path)[0] == 200
+        assert request_with(gateway, {"x-api-key": "sk-own", "x-holdfast-key": key}, path, method=method)[0] == 200
 
 
 @pytest.mark.parametrize(
@@ -190,6 +208,8 @@ def test_a_granted_provider_key_is_for_inference_and_paths_that_are_granted(
         "/anthropic/v1/..;/organizations",
         "/anthropic/./v1/messages",
         "/anthropic%2f..%2fv1/messages",
+        "/anthropic/v1/..%00/organizations",
+        "/anthropic/v1/messages%0a",
     ],
 )
 def test_no_path_leaves_the_prefix_of_its_upstream(upstream: RawUpstream, path: str) -> None:
@@ -294,7 +314,21 @@ def test_a_grants_file_must_be_private_to_its_owner(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("text", ["[keys", "[keys.a]\nanthropic = 5", f'[keys.a]\nanthropi = "{CANARY}"', "\xff"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[keys",
+        "[keys.a]\nanthropic = 5",
+        f'[keys.a]\nanthropi = "{CANARY}"',
+        "\xff",
+        "[keys.a]\nbudget_usd_a_day = nan",
+        "[keys.a]\nbudget_usd_a_month = inf",
+        "[keys.a]\nbudget_usd_a_day = -1",
+        f"[keys.a]\nrequests_a_minute = {'1' * 5_000}",
+        "a = " + "[" * 20_000,
+    ],
+    ids=lambda text: text[:40],
+)
 def test_an_invalid_grants_file_is_one_line_without_its_content(tmp_path: Path, text: str) -> None:
     path = tmp_path / "grants.toml"
     path.write_bytes(text.encode("latin-1"))

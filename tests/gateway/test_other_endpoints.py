@@ -1,6 +1,7 @@
 """Endpoints that call no model directly: results of batches, embeddings, images, audio, token counts."""
 
 import json
+import time
 from decimal import Decimal
 from typing import Any
 
@@ -14,9 +15,13 @@ from holdfast.catalog.lookup import find_model, price_at, utc_date
 from holdfast.clock import ManualClock
 from holdfast.economics.cost import cost_usd, uncached_cost_usd
 from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallFailed
+from holdfast.gateway.exchange import Exchange, GatewayCaller
 from holdfast.gateway.key_limits import KeyLimits
+from holdfast.gateway.recording.exchange_decode import find_other_model
 from holdfast.gateway.recording.restore import iterate_spending
+from holdfast.gateway.routes import Target
 from holdfast.ledger.accounting import uncached_call_usd
+from holdfast.providers.tolerant_decode import UNKNOWN_MODEL
 from holdfast.service.auth.keys import make_key
 from holdfast.stores.memory import MemoryStore
 from holdfast.types.usage import Usage
@@ -201,6 +206,45 @@ def test_results_that_are_cut_are_counted_when_they_are_read_again() -> None:
     assert call.usage == CLAUDE_USAGE
 
 
+def test_a_key_reads_no_part_of_the_results_of_a_batch_for_free() -> None:
+    store, whole = MemoryStore(), encode_lines(CLAUDE_LINES * 20_000)
+    made = make_key("gateway", at=NOW, random_bytes=lambda size: bytes(size), name="team")
+    store.records.add_key(made.row)
+    limits = {"*": KeyLimits(provider_keys={"anthropic": "sk-test"}, budget_usd_a_day=1_000.0)}
+    with raw_upstream() as upstream, serve_gateway(upstream.url, store=store, grants=limits) as gateway:
+        respond(upstream, whole)
+        headers = {"authorization": f"Bearer {made.key}", "range": "bytes=0-900", "if-range": '"1"'}
+        with httpx.stream("GET", gateway.url + RESULTS_PATH, headers=headers) as response:
+            # It leaves before the last byte.
+            assert next(response.iter_raw())
+        deadline = time.monotonic() + 20
+        while not ended_calls(gateway):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        (call,) = ended_calls(gateway)
+    assert call.usage.output == 20_000 * CLAUDE_USAGE.output
+    assert b"range" not in upstream.heads[0].lower()
+
+
+@pytest.mark.parametrize("reason", ["too large", "compressed"])
+def test_results_of_a_batch_that_cannot_be_read_are_counted_by_their_size(
+    reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = encode_lines(CLAUDE_LINES)
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
+        respond(upstream, body)
+        if reason == "too large":
+            monkeypatch.setattr("holdfast.gateway.exchange.BUFFERED_BYTES_MAX", 100)
+        else:
+            head, _ = upstream.parts
+            assert isinstance(head, bytes)
+            upstream.parts = (head.replace(b"content-type", b"content-encoding: compress\r\ncontent-type"), body)
+        for _ in range(2):
+            httpx.get(gateway.url + RESULTS_PATH)
+        (call,) = ended_calls(gateway)
+    assert call.usage == Usage(output=len(body) // 4)
+
+
 AUDIO_USAGE = {"type": "tokens", "input_tokens": 14, "output_tokens": 45, "total_tokens": 59}
 OTHER_CALLS: dict[str, tuple[str, dict[str, Any], bytes, str, str, Usage]] = {
     "embeddings": (
@@ -292,3 +336,11 @@ def test_an_endpoint_is_not_the_name_of_a_key() -> None:
         httpx.post(gateway.url + path, **request)
         gateway.recorded_sessions()
         assert [(entry.key_id, entry.label) for entry in iterate_spending(gateway.store)] == [(None, None)]
+
+
+def test_a_form_full_of_names_is_searched_for_its_model_in_a_moment() -> None:
+    exchange = Exchange(Target("openai", "/v1/audio/transcriptions"), [], GatewayCaller("account"), NOW)
+    exchange.add_request_bytes(b'name="model"\r\n' * 100_000)
+    started = time.process_time()
+    assert find_other_model(exchange) == UNKNOWN_MODEL
+    assert time.process_time() - started < 5.0

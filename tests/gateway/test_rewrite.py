@@ -305,3 +305,18 @@ def test_only_the_lines_that_a_diff_shows_are_masked(monkeypatch: pytest.MonkeyP
     )
     assert list(change.diff) == masked
     assert len(masked) == findings.LINES_MAX
+
+
+@pytest.mark.parametrize("kept", [(0, 0), (200, 0), (0, 200), (200, 200)])
+def test_a_diff_shows_the_changed_messages_of_a_long_conversation(kept: tuple[int, int]) -> None:
+    first, last = (
+        [{"role": "user", "content": f"{part} {number}"} for number in range(count)]
+        for part, count in zip(("first", "last"), kept, strict=True)
+    )
+    before, after = ([*first, {"role": "user", "content": text}, *last] for text in ("It is 12:30.", "It is noon."))
+    (change,) = findings.add_masked_diffs(
+        (RequestChange("timestamp", "messages"),),
+        json.dumps({"messages": before}).encode(),
+        json.dumps({"messages": after}).encode(),
+    )
+    assert change.diff == ("-    content: xx xx 00:00.", "+    content: xx xx xxxx.")

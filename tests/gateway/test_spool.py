@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import functools
 import os
 import random
 import resource
@@ -10,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -29,6 +30,7 @@ from holdfast.errors import StoreError
 from holdfast.events.log import Event, EventLog
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from holdfast.gateway.exchange import Exchange, ExchangeEnd, GatewayCaller
+from holdfast.gateway.recording import worker_process
 from holdfast.gateway.recording.recorder import GatewayRecorder
 from holdfast.gateway.recording.restore import RecordedCalls
 from holdfast.gateway.recording.shared_conversations import RecorderLease
@@ -546,3 +548,149 @@ def test_a_recorder_that_keeps_ending_is_started_again_and_the_spool_keeps_its_c
     with open_spool(tmp_path / "spool") as reader:
         assert len(list(reader.read_frames())) == 2
     assert os.listdir(tmp_path) == ["spool"]
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SECONDS_MAX
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_recorder_that_cannot_be_started_is_started_once_that_is_possible(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the process has no descriptor left at the moment its recorder ends."""
+    monkeypatch.setattr("sys.executable", str(tmp_path / "missing"))
+    setup = RecorderSetup(str(tmp_path / "store.db"), simulated=True)
+    process = RecorderProcess((RECORDER_MODULE,), setup, tmp_path / "spool")
+    wait_until(lambda: "the recorder cannot be started: No such file" in process.error)
+    monkeypatch.undo()
+    wait_until(lambda: not process.error)
+    process.close()
+    assert process.lost_count == 0
+
+
+def test_a_recorder_that_writes_what_is_no_message_is_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something in its process prints."""
+    printer = "import sys, time\nprint('hello there')\nsys.stdout.flush()\ntime.sleep(60)\n"
+    (tmp_path / "printer.py").write_text(printer)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    process = RecorderProcess(("printer",), RecorderSetup(None, simulated=True), tmp_path / "spool")
+    wait_until(lambda: process.restarts >= 2)
+    assert process.error
+    process.close()
+    assert process.lost_count == 0
+
+
+@pytest.mark.parametrize(
+    ("left", "lost"),
+    [
+        # Cut in the head of a frame, and in its payload: its writer was killed, and no response was passed on for it.
+        (b"\0", 0),
+        (b"\0\0\0\5\0\0\0\0\xaa", 0),
+        # A whole frame that is not what was written.
+        (b"\0\0\0\1\0\0\0\0\xaa", 1),
+        (b"\xff" * 100, 1),
+    ],
+)
+def test_the_end_of_a_spool_that_cannot_be_read_holds_up_no_other_and_damage_is_counted(
+    tmp_path: Path, left: bytes, lost: int
+) -> None:
+    abandoned, db = tmp_path / "spools" / "a", str(tmp_path / "store.db")
+    write_spool(abandoned, [message for number in range(2) for message in make_messages(number)])
+    with (abandoned / "00000001.frames").open("ab") as file:
+        file.write(left)
+    process = RecorderProcess((RECORDER_MODULE,), RecorderSetup(db, simulated=True), tmp_path / "spools" / "b")
+    exchange = Exchange(TARGET, [], GatewayCaller("account"), 1_010.0, id="exchange-of-b")
+    exchange.add_request_bytes(b"{}")
+    process.on_request(exchange)
+    exchange.end = "cut"
+    process.on_end(exchange)
+    wait_until(lambda: not abandoned.exists() and process.lost_count == lost)
+    process.close()
+    with open_store(db, models=shipped_models()) as store:
+        begun, completed, failed = count_calls(store)
+    assert (begun, completed, failed) == (["exchange-0", "exchange-1", "exchange-of-b"], ["msg_0", "msg_1"], 1)
+    assert process.lost_count == lost
+
+
+def test_damage_in_a_segment_is_counted_once_and_later_segments_are_read(tmp_path: Path) -> None:
+    folder = tmp_path / "spool"
+    write_spool(folder, [bytes([number]) * 100 for number in range(6)], segment_bytes_max=250)
+    with (folder / "00000002.frames").open("r+b") as file:
+        file.seek(20)
+        file.write(b"!")
+    with open_spool(folder) as reader:
+        for _ in range(2):
+            assert [frame[0] for frame in reader.read_frames()] == [0, 1, 4, 5]
+            assert reader.damaged_count == 1
+            reader.rewind()
+
+
+def test_a_torn_frame_that_cannot_be_cut_off_hides_no_later_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed = threading.Event()
+
+    def fail(file: int, size_bytes: int) -> None:
+        failed.set()
+        raise OSError(errno.EIO, "the disk failed")
+
+    payloads = [bytes([number]) * 3_000 for number in range(3)]
+    writer = SpoolWriter(tmp_path / "spool")
+    monkeypatch.setattr(os, "ftruncate", fail)
+    with full_disk(4_096):
+        for payload in payloads:
+            assert writer.append(payload)
+        assert failed.wait(SECONDS_MAX)
+    monkeypatch.undo()
+    writer.close()
+    with open_spool(tmp_path / "spool") as reader:
+        assert list(reader.read_frames()) == payloads
+
+
+def test_a_call_ends_although_its_response_has_no_place_in_the_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else nothing that follows it would ever be deleted."""
+    db, folder = str(tmp_path / "store.db"), tmp_path / "spool"
+    small = functools.partial(SpoolWriter, unwritten_bytes_max=10_000, idle_seconds=0.1)
+    monkeypatch.setattr(worker_process, "SpoolWriter", small)
+    process = RecorderProcess((RECORDER_MODULE,), RecorderSetup(db, simulated=True), folder)
+    exchange = Exchange(TARGET, [], GatewayCaller("account"), 1_000.0)
+    exchange.add_request_bytes(b"{}")
+    process.on_request(exchange)
+    exchange.status, exchange.end = 200, "whole"
+    exchange.add_response_bytes(b"x" * 20_000)
+    assert process.on_end(exchange) is None
+    wait_until(lambda: not (folder / "00000001.frames").exists())
+    process.close()
+    assert process.lost_count == 0
+    with open_store(db, models=shipped_models()) as store:
+        payloads = [event.payload for row in store.sessions() for event in store.read(row.id)]
+    (failed,) = (payload for payload in payloads if isinstance(payload, LlmCallFailed))
+    assert failed.usage.output == 5_000
+    assert "no place on disk" in failed.error_message_redacted
+
+
+def test_an_abandoned_spool_that_cannot_be_read_holds_up_no_other(tmp_path: Path) -> None:
+    abandoned, db = tmp_path / "spools" / "a", str(tmp_path / "store.db")
+    (abandoned / "00000001.frames").mkdir(parents=True)
+    (abandoned / "writer.lock").touch()
+    process = RecorderProcess((RECORDER_MODULE,), RecorderSetup(db, simulated=True), tmp_path / "spools" / "b")
+    exchange = Exchange(TARGET, [], GatewayCaller("account"), 1_000.0, id="exchange-of-b")
+    exchange.add_request_bytes(b"{}")
+    process.on_request(exchange)
+    exchange.end = "cut"
+    process.on_end(exchange)
+    wait_until(lambda: Path(db).exists() and has_call(db, "exchange-of-b"))
+    process.close()
+    assert abandoned.exists()
+
+
+def has_call(db: str, request_id: str) -> bool:
+    with open_store(db, models=shipped_models()) as store:
+        return request_id in count_calls(store)[0]

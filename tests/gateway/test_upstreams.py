@@ -1,6 +1,7 @@
 """Named upstreams: clouds and OpenAI-compatible hosts, called by their official clients through the gateway."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ from tests.support.served_gateway import RawUpstream, ServedGateway, raw_upstrea
 
 from holdfast.errors import UserError
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed
+from holdfast.gateway import routes
 from holdfast.gateway.key_limits import KeyLimits
 from holdfast.gateway.routes import (
     RouteTable,
@@ -450,3 +452,28 @@ def test_presets_cover_their_hosts_base_urls() -> None:
     for host, prefix in {"groq": "/openai", "fireworks": "/inference", "openrouter": "/api"}.items():
         assert routes.upstreams[host].prefix == prefix
         assert routes.find_target(f"/{host}{prefix}/v1/models") == routes.find_target(f"/{host}/v1/models")
+
+
+LONG = 60_000
+
+
+@pytest.mark.parametrize("mount", ["anthropic", "bedrock", "vertex/v1", "openai", "gemini"])
+@pytest.mark.parametrize(
+    "steps", ["/model", "/model/x/invoke", "/model/claude", "/ws", "/publishers", "/deployments", "/v1"]
+)
+def test_no_path_takes_more_than_a_moment_to_match(mount: str, steps: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Paths are matched before any key is looked at, and on the event loop."""
+    monkeypatch.setattr(routes, "PATH_CHARS_MAX", 2 * LONG)
+    table = RouteTable(resolve_upstreams({}, {"HOLDFAST_UPSTREAM_BEDROCK": "https://any.invalid"}))
+    started = time.process_time()
+    for end in ("/1", "/!", "%0a"):
+        path = f"/{mount}{steps * (LONG // len(steps))}{end}"
+        if table.find_mount(path) is not None:
+            table.find_target(path)
+    assert time.process_time() - started < 2.0
+
+
+def test_a_path_beyond_the_limit_is_no_providers() -> None:
+    table = RouteTable(resolve_upstreams({}, {}))
+    assert table.find_mount("/anthropic/" + "a" * (routes.PATH_CHARS_MAX - 11)) == "anthropic"
+    assert table.find_mount("/anthropic/" + "a" * (routes.PATH_CHARS_MAX - 10)) is None

@@ -631,6 +631,51 @@ def test_realtime_calls_reserve_what_they_may_cost() -> None:
             assert wait_for_budget(is_reserved=False) == 200 * 10 * 10**6
 
 
+@pytest.mark.parametrize(
+    ("query", "is_allowed"),
+    [
+        ("?model=gpt-realtime-mini", True),
+        ("?deployment=gpt-realtime-mini", True),
+        ("?model=gpt-realtime", False),
+        ("", False),
+        ("?model=gpt-realtime-mini&model=gpt-realtime", False),
+    ],
+)
+def test_realtime_is_for_the_models_of_the_key(query: str, is_allowed: bool) -> None:
+    """Also where no message asks for a response, because the provider answers speech by itself."""
+    grants = {"*": KeyLimits(models=("gpt-realtime-mini", *(f"model-{number}" for number in range(40))))}
+    with (
+        socket_upstream(echo) as upstream,
+        serve_gateway(upstream.url, grants=grants) as gateway,
+        open_socket(gateway.url, f"/openai/v1/realtime{query}", {"x-holdfast-key": add_key(gateway)}) as client,
+    ):
+        if is_allowed:
+            client.send("{}")
+            assert client.recv(timeout=TIMEOUT_SECONDS) == "{}"
+            return
+        refused = json.loads(client.recv(timeout=TIMEOUT_SECONDS))
+        assert (refused["status"], "its models are gpt-realtime-mini" in refused["error"]["message"]) == (403, True)
+        with pytest.raises(ConnectionClosed) as closed:
+            client.recv(timeout=TIMEOUT_SECONDS)
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.code == 1008
+
+
+def test_an_escaped_name_asks_for_a_response_as_well() -> None:
+    grants = {"*": KeyLimits(budget_usd_a_day=5.0)}
+    with (
+        socket_upstream(echo) as upstream,
+        serve_gateway(upstream.url, grants=grants) as gateway,
+        open_socket(
+            gateway.url, "/openai/v1/realtime?model=any", {"x-holdfast-key": (key := add_key(gateway))}
+        ) as client,
+    ):
+        client.send('{"type": "response\\u002ecreate", "response": {"max_output_tokens": 1000}}')
+        client.recv(timeout=TIMEOUT_SECONDS)
+        day = time.strftime("%Y-%m-%d", time.gmtime())
+        assert gateway.store.records.get_budget_day(key.split("_")[1], day).reserved > 0
+
+
 def test_without_our_key_the_handshake_is_refused() -> None:
     with socket_upstream(echo) as upstream, serve_gateway(upstream.url, require_keys=True) as gateway:
         with pytest.raises(InvalidStatus) as refused:

@@ -1,5 +1,6 @@
 """Configuration: which source wins, and how a wrong value is refused."""
 
+import os
 from decimal import Decimal
 from pathlib import Path
 
@@ -143,6 +144,34 @@ def test_a_folder_in_place_of_the_file_is_refused(home: Path) -> None:
     (home / "config.toml").mkdir()
     with pytest.raises(UserError, match="cannot be read"):
         load_config({"HOLDFAST_HOME": str(home)})
+
+
+@pytest.mark.parametrize(
+    "text", [f"steps_max = {'1' * 5_000}", "steps_max = " + "[" * 20_000], ids=["digits", "nesting"]
+)
+def test_what_tomllib_itself_cannot_take_is_refused_in_one_line(home: Path, workspace: Path, text: str) -> None:
+    for folder in (home, workspace / ".holdfast"):
+        (folder / "config.toml").write_text(text)
+        with pytest.raises(UserError, match=r"config\.toml is not valid TOML: (a number|it is nested)"):
+            load_config({"HOLDFAST_HOME": str(home)}, workspace=workspace)
+        (folder / "config.toml").unlink()
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "a pipe"])
+def test_a_workspace_cannot_make_its_reader_wait_or_fill_the_memory(home: Path, workspace: Path, target: str) -> None:
+    """A cloned repository may have any link."""
+    if target == "a pipe":
+        target = str(workspace / "pipe")
+        os.mkfifo(target)
+    (workspace / ".holdfast" / "config.toml").symlink_to(target)
+    with pytest.raises(UserError, match="cannot be read: it is not a regular file"):
+        load_config({"HOLDFAST_HOME": str(home)}, workspace=workspace)
+
+
+def test_the_home_file_may_be_a_link(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "dotfiles.toml").write_text("steps_max = 7\n")
+    (home / "config.toml").symlink_to(tmp_path / "dotfiles.toml")
+    assert load_config({"HOLDFAST_HOME": str(home)}).steps_max == 7
 
 
 def test_an_oversized_file_is_refused_without_reading_it(home: Path) -> None:

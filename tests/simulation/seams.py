@@ -238,6 +238,12 @@ def replace_seams(seams: Seams) -> Iterator[None]:
         (recorder_process, "select", types.SimpleNamespace(select=seams.select)),
         (recorder_process, "signal", _Module(signal, signal=_ignore)),
         (recorder_process, "sys", _Streams()),
+        # It would keep what killed processes leave in cycles, with their files, until the whole simulation ends.
+        (
+            recorder_process,
+            "gc",
+            types.SimpleNamespace(freeze=_ignore, set_threshold=_ignore, get_threshold=lambda: (0,)),
+        ),
         (key_limits, "ThreadPoolExecutor", functools.partial(SimulatedExecutor, delay=seams.draw_delay)),
         (sqlite_file, "connect_sqlite", seams.connect_sqlite),
         (gateway_command, "secrets", types.SimpleNamespace(token_bytes=lambda size: bytes(size))),

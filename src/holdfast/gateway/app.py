@@ -74,7 +74,7 @@ DRAIN_SECONDS_MAX = 600.0
 
 class Authenticator(Protocol):
     async def authenticate(
-        self, target: Target, headers: Headers, *, is_call: bool = True, address: str = ""
+        self, target: Target, headers: Headers, *, is_call: bool = True, address: str = "", method: str = "POST"
     ) -> AuthenticatedRequest:
         """Raises GatewayRefusedError if the caller may not use the gateway.
 
@@ -118,14 +118,15 @@ class Gateway:
         is_websocket = scope["type"] == "websocket"
         respond = _send_as_denial(send) if is_websocket else send
         try:
+            # Messages on a WebSocket are calls, which would be posted over HTTP.
+            method, address = scope.get("method", "POST"), _get_address(scope)
             admitted = await self._authenticator.authenticate(
-                target, scope["headers"], is_call=not is_websocket, address=_get_address(scope)
+                target, scope["headers"], is_call=not is_websocket, address=address, method=method
             )
         except GatewayRefusedError as error:
             await _refuse(target, error, respond)
             return
-        method = "GET" if is_websocket else scope["method"]
-        exchange = Exchange(target, scope["headers"], admitted.caller, self._clock(), method=method)
+        exchange = Exchange(target, scope["headers"], admitted.caller, self._clock(), method=scope.get("method", "GET"))
         self.active_requests += 1
         try:
             receive = await self._check_budget(exchange, receive, is_websocket=is_websocket)
@@ -368,7 +369,9 @@ class Gateway:
             return True
         path = _upstream_path(upstream, exchange.target, scope)
         connection.start_request(scope["method"], path, filter_request_headers(request.headers, upstream.authority))
-        active = _ActiveConnection(self._connections, upstream, connection, drain=self._drain)
+        # A client that leaves before the end of a batch's results has read them, too.
+        drain = self._drain or exchange.reads_batch_results
+        active = _ActiveConnection(self._connections, upstream, connection, drain=drain)
         sending = asyncio.ensure_future(self._send_request(exchange, active, request.receive))
 
         def learn(exchange: Exchange) -> None:

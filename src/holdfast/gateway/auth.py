@@ -65,7 +65,7 @@ class KeyAuthenticator:
         self._failed_keys = failed_keys or FailedKeys()
 
     async def authenticate(
-        self, target: Target, headers: Headers, *, is_call: bool = True, address: str = ""
+        self, target: Target, headers: Headers, *, is_call: bool = True, address: str = "", method: str = "POST"
     ) -> AuthenticatedRequest:
         key, key_header = _our_key(headers)
         holder = await self._holder(key, has_own_credential=key_header is None, address=address)
@@ -79,10 +79,13 @@ class KeyAuthenticator:
         if is_call:
             await self._rates.count_request(holder.key_id)
         if key_header is not None:
-            self._limits.check_path(holder.key_id, target)
+            self._limits.check_path(holder.key_id, target, method=method)
             provider_key = self._limits.get_provider_key(holder.key_id, target.mount)
             headers = _with_provider_key(headers, key_header, provider_key)
             credential = provider_key
+        if target.reads_results:
+            # The results of a batch are charged when they are read as a whole.
+            headers = [header for header in headers if header[0] not in (b"range", b"if-range")]
         limits = self._limits.get_limits(holder.key_id)
         improve = self._improve or limits.improve
         caller = GatewayCaller(

@@ -192,9 +192,19 @@ class Exchange:
         return self.method == "GET" and self.target.reads_results
 
     @property
+    def is_answered(self) -> bool:
+        """Whether the status says that the provider did what was asked for: some hosts answer calls with 201."""
+        return 200 <= self.status < 300
+
+    @property
+    def may_have_reply(self) -> bool:
+        """Unless the provider refused it, a request that was sent is not free."""
+        return self.status == 0 or self.is_answered
+
+    @property
     def is_successful(self) -> bool:
-        """Whether a whole response with status 200 has arrived."""
-        return self.status == 200 and self.end == "whole"
+        """Whether the whole response has arrived, and is none of an error."""
+        return self.is_answered and self.end == "whole"
 
     def decode_response(self) -> bytes | None:
         """The decompressed response; None if it was too large to buffer or is damaged."""

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import stat
-import tomllib
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -15,14 +14,13 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal, TypeVar
-from urllib.parse import unquote
 
 import msgspec
 
 from holdfast.catalog.lookup import Models, find_model_or_none, price_at, utc_date
 from holdfast.clock import Clock, new_ulid
 from holdfast.errors import ProviderError, StoreError, UserError
-from holdfast.events.records import BudgetCharge, BudgetDay, BudgetStore, RequestCountStore
+from holdfast.events.records import BUDGET_USD_MAX, BudgetCharge, BudgetDay, BudgetStore, RequestCountStore
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, UNPRICED_USD_PER_MTOK, CallCharge, GatewayRefusedError
 from holdfast.gateway.http.client_addresses import MINUTE_SECONDS
 from holdfast.gateway.http.content_encoding import decompress_body
@@ -30,6 +28,7 @@ from holdfast.gateway.http.headers import Headers, get_header_value
 from holdfast.gateway.routes import PRESETS, Target, normalize_path
 from holdfast.ledger.money import to_picodollars
 from holdfast.providers.json_splice import decode_or_none, nested_field, split_object
+from holdfast.sources.files import parse_toml
 from holdfast.types.usage import TOKENS_MAX
 
 logger = logging.getLogger(__name__)
@@ -62,9 +61,17 @@ PROMPT_BYTES_PER_TOKEN = 3
 OUTPUT_TOKENS_UNKNOWN = 4_096
 CHOICES_MAX = 128
 MODEL_CHARS_MAX = 200
-_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+_OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens", "maxTokens")
+_CHOICES = ("n", "best_of", "candidateCount", "candidate_count")
+_NESTED_SETTINGS = ("generationConfig", "generation_config", "inferenceConfig")
+"""Of Gemini, which takes names in both forms, and of Bedrock's Converse."""
+
+_PROMPT_REFERENCES = ("previous_response_id", "conversation", "cachedContent", "cached_content")
+"""Members that stand for a prompt which the request does not repeat."""
+
+_NO_OUTPUT = re.compile(r"/(?:embeddings|moderations|rerank|batches)$|:(?:embed|batchEmbed)Contents?$")
 _FREE_ENDPOINT = re.compile(r"/count_tokens$|/input_tokens$|:countTokens$")
-_GOOGLE_MODEL = re.compile(r"/models/([^/:]+)")
+_GOOGLE_MODEL = re.compile(r"/models/([^/:]+):")
 
 
 class KeyLimits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -142,13 +149,16 @@ class KeyLimitTable:
             raise GatewayRefusedError(403, f"no {mount} key is configured for this gateway key")
         return provider_key.encode("ascii")
 
-    def check_path(self, key_id: str, target: Target) -> None:
+    def check_path(self, key_id: str, target: Target, *, method: str = "POST") -> None:
         """Raises GatewayRefusedError if the provider's key is not for this path: it may be an account's own, with
         keys, users and files behind it."""
         path = normalize_path(target.path) or ""
-        if not target.is_inference and not any(fnmatchcase(path, row) for row in self.get_limits(key_id).paths):
+        if not target.is_inference_by(method) and not any(
+            fnmatchcase(path, row) for row in self.get_limits(key_id).paths
+        ):
             message = (
-                f"this gateway key is for inference only; to allow {target.endpoint}, add it to `paths` of its grant"
+                f"this gateway key is for inference only; to allow {method} {target.endpoint}, add the path to `paths` "
+                "of its grant"
             )
             raise GatewayRefusedError(403, message)
 
@@ -241,7 +251,7 @@ class RequestRates:
             async with asyncio.timeout(RATE_SECONDS_MAX):
                 return await asyncio.shield(asked)
         except (StoreError, TimeoutError) as error:
-            logger.warning("requests are counted for this gateway alone: %s", error or "the store does not answer")
+            logger.warning("requests are counted for this gateway alone: %s", str(error) or "the store does not answer")
             asked.add_done_callback(lambda done: done.cancelled() or done.exception())
             self._unavailable_until = now + RATE_RETRY_SECONDS
             return 1
@@ -263,14 +273,10 @@ def _refuse_request(wait_seconds: float) -> GatewayRefusedError:
 
 
 class RequestSize(msgspec.Struct, frozen=True):
-    """What of a request its cost is estimated from: its size, and its JSON if it was read and is not compressed.
-
-    `has_output`: it is a model call, though the path is none that we can decode.
-    """
+    """What of a request its cost is estimated from: its size, and its JSON if it was read and is not compressed."""
 
     size_bytes: int
     body: bytes = b""
-    has_output: bool = False
 
 
 class KeyBudgets:
@@ -304,6 +310,10 @@ class KeyBudgets:
         refused = await self._ask_store(functools.partial(self._find_spent_budget, key_id, now))
         if refused is not None:
             raise refused
+
+    def check_model(self, key_id: str, target: Target, request: RequestSize) -> None:
+        """Raises GatewayRefusedError if the key is not for the model of this call, or if that cannot be read."""
+        self._limits.check_model(key_id, target, request)
 
     def _find_spent_budget(self, key_id: str, now: float) -> GatewayRefusedError | None:
         limit, state = self._find_limit(key_id, now), self._store.get_budget_day(key_id, _day_of(now))
@@ -384,11 +394,13 @@ class KeyBudgets:
             async with asyncio.timeout(STORE_SECONDS_MAX):
                 return await asyncio.shield(asked)
         except (StoreError, TimeoutError) as error:
-            logger.warning("a budget could not be checked: %s", error or "the store does not answer")
-            if isinstance(error, TimeoutError) and undo is not None:
-                # It may still succeed after we gave up.
-                asked.add_done_callback(lambda done: None if done.cancelled() or done.exception() else undo())
-            if self._limits.when_unavailable == "allow":
+            logger.warning("a budget could not be checked: %s", str(error) or "the store does not answer")
+            is_allowed = self._limits.when_unavailable == "allow"
+            # It may still succeed after we gave up. What it reserves for a call that is made is settled as usual.
+            if isinstance(error, TimeoutError):
+                undo_late = undo if undo is not None and not is_allowed else lambda: None
+                asked.add_done_callback(lambda done: None if done.cancelled() or done.exception() else undo_late())
+            if is_allowed:
                 return None
             message = "the budget of this key cannot be checked, because the gateway cannot reach its store"
             raise GatewayRefusedError(503, message, retry_after_seconds=5) from None
@@ -433,10 +445,14 @@ def find_budget_reset(now: float, *, monthly: bool = False) -> int:
 
 
 def find_model_name(target: Target, members: Mapping[str, bytes]) -> str:
-    """The model that a request names in its body or path; empty if it names none."""
-    named = decode_or_none(msgspec.json.decode, members.get("model")) or target.path_fields.get("model")
-    in_path = _GOOGLE_MODEL.search(target.path)
-    return named if isinstance(named, str) else unquote(in_path[1]) if in_path else ""
+    """The model that a request names in its path or body; empty if it names none.
+
+    Where the path has one, providers ignore what the body says.
+    """
+    if target.adapter_name in (None, "gemini") and (in_path := _GOOGLE_MODEL.search(normalize_path(target.path) or "")):
+        return in_path[1]
+    named = target.path_fields.get("model") or decode_or_none(msgspec.json.decode, members.get("model"))
+    return named if isinstance(named, str) else ""
 
 
 def measure_request(body: bytes | None, headers: Headers) -> RequestSize:
@@ -447,7 +463,10 @@ def measure_request(body: bytes | None, headers: Headers) -> RequestSize:
     try:
         plain = decompress_body(body, encoding)
     except ProviderError:
-        return RequestSize(len(body))
+        plain = b""
+    if plain is not body and decode_or_none(split_object, plain) is None:
+        # Of what is compressed in a way that we cannot read, or only in part, a few bytes can stand for many.
+        return RequestSize(BUFFERED_BYTES_MAX)
     return RequestSize(len(plain), plain)
 
 
@@ -469,13 +488,15 @@ def estimate_call_usd(
     members = decode_or_none(split_object, request.body) or {}
     name = find_model_name(target, members)
     row = find_model_or_none(f"{target.provider}:{target.model_names.get(name, name)}"[:MODEL_CHARS_MAX], models)
-    allowed = _find_output_limit(members) * _find_choices(members)
+    allowed = _find_largest(members, _OUTPUT_LIMITS) * _find_choices(members)
     output = min(usual_output_tokens or allowed or OUTPUT_TOKENS_UNKNOWN, allowed or TOKENS_MAX)
-    output = output if target.adapter_name or request.has_output else 0
+    output = 0 if _NO_OUTPUT.search(target.endpoint) else output
     prompt = request.size_bytes // PROMPT_BYTES_PER_TOKEN + 1
     if row is None or not row.prices:
         return (prompt + output) * unpriced / 1_000_000
-    prompt, output = min(prompt, row.context_tokens_max), min(output, row.output_tokens_max * CHOICES_MAX)
+    refers = any(members.get(name, b"null") != b"null" for name in _PROMPT_REFERENCES)
+    prompt = row.context_tokens_max if refers else min(prompt, row.context_tokens_max)
+    output = min(output, row.output_tokens_max * CHOICES_MAX)
     price = price_at(row, utc_date(at), prompt)
     rates = [price.input, price.cache_write_5m, price.cache_write_other]
     # The price of an hour is double that of input: assumed only where the request asks for it.
@@ -483,18 +504,21 @@ def estimate_call_usd(
     return float(prompt * rate + output * price.output) / 1_000_000
 
 
-def _find_output_limit(members: Mapping[str, bytes]) -> int:
-    """0 if the request sets none."""
-    google = decode_or_none(msgspec.json.decode, members.get("generationConfig"))
-    found = [decode_or_none(msgspec.json.decode, members.get(name)) for name in _OUTPUT_LIMITS]
-    counts = [count for count in (*found, nested_field(google, "maxOutputTokens")) if isinstance(count, int)]
-    return min((count for count in counts if count > 0), default=0)
+def _find_largest(members: Mapping[str, bytes], names: Collection[str]) -> int:
+    """The largest number that the request has under one of the names; 0 if there is none.
+
+    The largest, because a provider ignores the names that it does not know.
+    """
+    values = [decode_or_none(msgspec.json.decode, members.get(name)) for name in names]
+    for table in _NESTED_SETTINGS:
+        settings = decode_or_none(msgspec.json.decode, members.get(table))
+        values += [nested_field(settings, name) for name in names]
+    return min(max((value for value in values if isinstance(value, int) and value > 0), default=0), TOKENS_MAX)
 
 
 def _find_choices(members: Mapping[str, bytes]) -> int:
-    """How many replies Chat Completions are asked for."""
-    count = decode_or_none(msgspec.json.decode, members.get("n"))
-    return min(max(count, 1), CHOICES_MAX) if isinstance(count, int) else 1
+    """How many replies are asked for."""
+    return min(max(_find_largest(members, _CHOICES), 1), CHOICES_MAX)
 
 
 def _to_picodollars(dollars: float) -> int:
@@ -519,18 +543,26 @@ def read_key_limits(path: Path, upstreams: Collection[str] = tuple(PRESETS)) -> 
             raw = file.read(FILE_BYTES_MAX + 1)
         if len(raw) > FILE_BYTES_MAX:
             raise UserError(f"{str(path)!r} has more than {FILE_BYTES_MAX} bytes")
-        table = tomllib.loads(raw.decode()).get("keys", {})
+        table = parse_toml(raw.decode()).get("keys", {})
         rows = msgspec.convert(table, dict[str, dict[str, object]])
-        return msgspec.convert({id: _collect_keys(row, upstreams) for id, row in rows.items()}, dict[str, KeyLimits])
+        grants = msgspec.convert({id: _collect_keys(row, upstreams) for id, row in rows.items()}, dict[str, KeyLimits])
     except OSError as error:
         raise UserError(f"{str(path)!r} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError):
-        raise UserError(f"{str(path)!r} is not valid TOML") from None
     except msgspec.ValidationError as error:
         # msgspec's message names fields and types, never a value, so no key leaks.
         raise UserError(
             f"{str(path)!r} has an invalid table of keys: {error}; upstreams are {', '.join(upstreams)}"
         ) from None
+    except ValueError:
+        raise UserError(f"{str(path)!r} is not valid TOML") from None
+    for id, limits in grants.items():
+        # TOML has nan and inf, with which no budget can be checked.
+        budgets = (limits.budget_usd_a_day, limits.budget_usd_a_month)
+        if not all(budget is None or 0 <= budget <= BUDGET_USD_MAX for budget in budgets):
+            raise UserError(
+                f"{str(path)!r}: a budget of keys.{id[:40]} is not between 0 and {BUDGET_USD_MAX:,} dollars"
+            )
+    return grants
 
 
 def _collect_keys(row: Mapping[str, object], upstreams: Collection[str]) -> dict[str, object]:

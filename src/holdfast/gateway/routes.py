@@ -43,13 +43,17 @@ PRESETS: Mapping[str, Preset] = {
     "azure": Preset("azure", "", "AZURE_OPENAI_API_KEY"),
 }
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 NAME_PATTERN = re.compile(r"[a-z][a-z0-9-]{0,39}")
 _DIALECTS: tuple[Dialect, ...] = get_args(Dialect)
 _CLOUDS = ("bedrock", "vertex", "azure")
 """Dialects of hosts that serve other companies' models under names of their own; also names of their providers."""
 
 CACHED_PATHS_MAX = 64
-"""Size of the path cache. Clients use few distinct paths, but each may be as long as a request head."""
+"""Size of the path cache: clients use few distinct paths."""
+
+PATH_CHARS_MAX = 8_192
+"""Of a provider's path; the ARN of a model has up to 2,048, three times that if it is encoded."""
 
 _VERSION = r"/v1(?:beta)?"
 _GEMINI = (
@@ -77,7 +81,7 @@ _MODEL_CALLS: Mapping[Dialect, tuple[tuple[re.Pattern[str], str], ...]] = {
     "openrouter": ((_CHAT[0], "openrouter"), _RESPONSES, _MESSAGES),
     # Ids of other companies' models have their vendor, as in `amazon.nova-lite-v1:0`; an ARN has no dot.
     "bedrock": (
-        (re.compile(r"/model/(?:.*claude.*|[^.]+)/invoke(?:-with-response-stream)?"), "anthropic"),
+        (re.compile(r"/model/(?:(?=.*claude).+|[^.]+)/invoke(?:-with-response-stream)?"), "anthropic"),
         _CHAT,
         _RESPONSES,
         _MESSAGES,
@@ -100,24 +104,39 @@ _FORMATS: Mapping[Dialect, str] = {"bedrock": "anthropic", "vertex": "anthropic"
 # Anthropic's results of a batch, and OpenAI's output files, which are also files of other kinds.
 _BATCH_RESULTS = re.compile(r"(?:/.*)?/(?:messages/batches/[^/]+/results|files/[^/]+/content)")
 
+# Hosts and clouds put these before an endpoint; other steps, as in /v1/organization/usage/completions or
+# /v1/accounts/NAME/models, belong to the administration of an account.
+_STEPS_BEFORE = (
+    r"(?:/(?:v[0-9][0-9a-z]*|api|openai|anthropic|beta|inference|fim"
+    r"|(?:deployments|projects|locations|endpoints|publishers)/[^/]+))*"
+)
 _INFERENCE = re.compile(
-    r"(?:/.*)?/(?:"
+    _STEPS_BEFORE + r"/(?:"
     r"messages/(?:count_tokens|batches(?:/[^/]+(?:/results|/cancel)?)?)|completions|embeddings|moderations|rerank|realtime"
     r"|responses/[^/]+(?:/cancel|/input_items)?|audio/(?:speech|transcriptions|translations)|images/(?:generations|edits)"
-    r"|models(?:/[^:]+)?|cachedContents(?:/[^/]+)?|model/.+/(?:invoke|converse)[a-z-]*"
-    r"|models/[^/:]+:[A-Za-z]+|ws/.*BidiGenerateContent"
+    r"|cachedContents(?:/[^/]+)?|model/.+/(?:invoke|converse)[a-z-]*|ws/.*BidiGenerateContent"
+    r"|models/[^/:]+:(?:(?:stream)?[gG]enerateContent|(?:count|compute)Tokens|(?:embed|batchEmbed)Contents?"
+    r"|predict|(?:r|streamR)awPredict|serverStreamingPredict|generateAnswer)"
     r")"
 )
-"""Paths beside model calls that belong to inference, at any provider: counts, embeddings, media, batches, model lists.
+"""Paths beside model calls that belong to inference, at any provider: counts, embeddings, media, batches.
 
-Not among them: files, keys, users, billing and all else of an account, which a shared provider key would open."""
+Not among them: files, keys, users, billing and all else of an account, which a shared provider key would open. Nor
+verbs of Google's that manage a model (`:export`), or whose results we cannot price (`:batchGenerateContent`)."""
+
+_MODEL_LISTS = re.compile(_STEPS_BEFORE + r"/models(?:/[^:]+)?")
+"""Only to be read: with other methods models are uploaded, changed and deleted."""
+
+_FREE = re.compile(
+    r".*(?:/(?:count_tokens|input_tokens|input_items|moderations|cancel|realtime|cachedContents(?:/.*)?|batches(?:/.*)?)"
+    r"|/ws/.*|:(?:count|compute)Tokens)"
+)
+"""Of inference, what costs nothing by itself; batches are charged by their results, Realtime by each response."""
 
 _OWNERS = {"openai-chat": "openai"}
 
-_PATH_MODEL = re.compile(
-    r"/(?:model/(?P<bedrock>.+)/[a-z-]+$|deployments/(?P<azure>[^/]+)/|models/(?P<google>[^/:]+):)"
-)
-
+# Each part can begin in one place, or ends at the next slash: a search is as long as the path, not as its square.
+_PATH_MODEL = re.compile(r"^/model/(?P<bedrock>.+)/[a-z-]+$|/deployments/(?P<azure>[^/]+)/|/models/(?P<google>[^/:]+):")
 
 # Ids of files, batches and responses have digits; names of endpoints and API versions are short or have none.
 _ID_STEP = re.compile(r"/(?=[^/]*\d)[^/]{8,}")
@@ -133,7 +152,8 @@ class Target(msgspec.Struct, frozen=True):
     `path` is relative to the upstream's URL, as received. `adapter_name` is set if the request calls a model; `format`
     is the adapter for all responses. `endpoint` is the path without ids, under which other requests are recorded.
     `reads_results`: reading it with GET may return the results of a batch. `is_inference`: it calls a model or belongs
-    to doing so; other paths need to be granted if the gateway adds the provider's key.
+    to doing so; other paths need to be granted if the gateway adds the provider's key. `is_list`: it only lists models.
+    `is_paid`: it is inference that costs something, also if its response does not say what.
     `provider` is the one that calls are recorded and priced as. `path_fields` are the fields of the usual body that
     this dialect has in the path instead. `model_names` maps names in requests to names in the catalog.
     `route` is `direct`, or the host that stands between the provider and us: caches may behave differently there.
@@ -150,6 +170,14 @@ class Target(msgspec.Struct, frozen=True):
     reads_results: bool = False
     is_inference: bool = True
     route: str = DIRECT_ROUTE
+    is_list: bool = False
+    is_paid: bool = True
+
+    def is_inference_by(self, method: str) -> bool:
+        """Reading the path of model calls lists those that are stored, whoever made them."""
+        if self.is_list:
+            return method in ("GET", "HEAD")
+        return self.is_inference and (method == "POST" or self.adapter_name is None)
 
 
 class Upstream(msgspec.Struct, frozen=True):
@@ -195,11 +223,12 @@ def normalize_path(path: str) -> str | None:
 
     Only for matching: the path is forwarded as received. A path that leaves its mount could reach another endpoint
     of the upstream than the one it is recorded and budgeted as. Some servers decode twice, take a backslash for a
-    slash, or drop what follows a semicolon, so `..` counts in these forms too.
+    slash, or drop what follows a semicolon or NUL, so `..` counts in these forms too, and no control character passes.
     """
     plain = unquote(path)
-    steps = re.split(r"[/\\]", unquote(unquote(plain)))
-    if any(step.partition(";")[0].strip() in (".", "..") for step in steps):
+    decoded = unquote(unquote(plain))
+    steps = re.split(r"[/\\]", decoded)
+    if _CONTROL.search(decoded) or any(step.partition(";")[0].strip() in (".", "..") for step in steps):
         return None
     return "/" + "/".join(step for step in plain.split("/") if step)
 
@@ -213,8 +242,10 @@ class RouteTable:
 
     def find_mount(self, path: str) -> str | None:
         """The mount that a path belongs to; None if it is not a provider's."""
+        if len(path) > PATH_CHARS_MAX or not path.startswith("/"):
+            return None
         normalized = normalize_path(path)
-        if normalized is None or not path.startswith("/"):
+        if normalized is None:
             return None
         first = path.lstrip("/").partition("/")[0]
         if first in self.upstreams:
@@ -243,6 +274,7 @@ class RouteTable:
         normalized = normalize_path(path) or path
         calls = _MODEL_CALLS[upstream.dialect]
         adapter = next((name for pattern, name in calls if pattern.fullmatch(normalized)), None)
+        is_inference = adapter is not None or bool(_INFERENCE.fullmatch(normalized))
         return Target(
             mount,
             path,
@@ -254,8 +286,10 @@ class RouteTable:
             _find_path_fields(normalized, adapter),
             upstream.model_names,
             bool(_BATCH_RESULTS.fullmatch(normalized)),
-            adapter is not None or bool(_INFERENCE.fullmatch(normalized)),
+            is_inference,
             upstream.route,
+            bool(_MODEL_LISTS.fullmatch(normalized)),
+            is_inference and not _FREE.fullmatch(normalized),
         )
 
 

@@ -41,6 +41,7 @@ from holdfast.gateway.rewrite.operations import CACHE_KEY_MISSING
 from holdfast.gateway.routes import Target
 from holdfast.gateway.websocket_calls import (
     CreateMessage,
+    PromptPart,
     ResponseCalls,
     ResponsePrompts,
     SocketCalls,
@@ -65,6 +66,9 @@ HANDSHAKE_SECONDS_MAX = 30.0
 
 PING_EXTENSION = "holdfast.websocket.ping"
 """ASGI extension of our server: messages `websocket.ping` and `websocket.pong`, with the payload in `bytes`."""
+
+CLOSE_REASON_CHARS_MAX = 100
+"""A close frame has room for 123 bytes."""
 
 # Close codes (RFC 6455, section 7.4.1).
 _GOING_AWAY, _POLICY, _TOO_BIG, _INTERNAL_ERROR = 1001, 1008, 1009, 1011
@@ -111,7 +115,10 @@ def make_accept_message(head: ResponseHead, handshake: Handshake) -> Message | N
 def make_calls(owner: SocketOwner, prompts: ResponsePrompts, query: bytes) -> SocketCalls:
     if owner.target.adapter_name == "openai":
         return ResponseCalls(owner, prompts)
-    return UsageCalls(owner, parse_qs(query.decode("latin-1")).get("model", [""])[0])
+    fields = parse_qs(query.decode("latin-1"))
+    # Azure calls it a deployment. Of several it is not known which one the provider takes.
+    models = {value for name in ("model", "deployment") for value in fields.get(name, [])}
+    return UsageCalls(owner, models.pop() if len(models) == 1 else "")
 
 
 class UpstreamSocket:
@@ -207,6 +214,12 @@ class WebSocketRelay:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         self._active_at = loop.time()
+        if self._target.adapter_name is None:
+            # The provider may answer speech by itself, so the model is checked before any message.
+            await self._check_budget()
+            if self._is_closing:
+                self._calls.end_all("cancelled")
+                return
         tasks = (asyncio.ensure_future(self._forward_client()), asyncio.ensure_future(self._forward_upstream()))
         try:
             while not any(task.done() for task in tasks):
@@ -342,14 +355,17 @@ class WebSocketRelay:
                 return
 
     async def _check_budget(self) -> None:
-        """Ends a connection on which the provider calls the model by itself, once the budget of its key is spent."""
+        """Ends a connection on which the provider calls the model by itself, once the budget of its key is spent, and
+        one to a model that the key is not for."""
         try:
             admitted = await self._authenticate(is_call=False)
             if self._budgets is not None and admitted.caller.key_id is not None:
+                request = self._calls.measure_call(CreateMessage(b"", b"", PromptPart(b"")))
+                self._budgets.check_model(admitted.caller.key_id, self._target, request)
                 await self._budgets.check(admitted.caller.key_id)
         except GatewayRefusedError as error:
             await self._send_error(error, "")
-            await self._close_both(_POLICY, error.message)
+            await self._close_both(_POLICY, error.message[:CLOSE_REASON_CHARS_MAX])
 
     async def _send_error(self, error: GatewayRefusedError, stream_id: str) -> None:
         """An error event in the provider's format, with the status and headers that HTTP would have."""

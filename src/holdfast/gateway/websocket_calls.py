@@ -392,8 +392,8 @@ class UsageCalls(SocketCalls):
         self._reserved_ids: deque[str] = deque()
 
     def decode_message(self, raw: bytes) -> CreateMessage | None:
-        # Most messages are audio, which is not worth decoding.
-        if CREATE_TYPE.encode() not in raw:
+        # Most messages are audio, which is not worth decoding; it has no escapes.
+        if CREATE_TYPE.encode() not in raw and b"\\u" not in raw:
             return None
         kind = nested_field(decode_or_none(msgspec.json.decode, raw), "type")
         return CreateMessage(raw, raw, PromptPart(b"")) if kind == CREATE_TYPE else None
@@ -404,7 +404,7 @@ class UsageCalls(SocketCalls):
         limit = nested_field(options, "max_output_tokens")
         body = encode_json({"model": self._model, **({"max_output_tokens": limit} if isinstance(limit, int) else {})})
         size_bytes = len(message.raw) + self._prompt_tokens * PROMPT_BYTES_PER_TOKEN
-        return RequestSize(size_bytes, body, has_output=True)
+        return RequestSize(size_bytes, body)
 
     def begin_call(
         self,

@@ -5,12 +5,12 @@ flag  >  environment  >  <workspace>/.holdfast/config.toml  >  $HOLDFAST_HOME/co
 
 import difflib
 import ipaddress
+import os
 import re
-import tomllib
 from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Literal, get_args, get_origin
 
 import msgspec
 
@@ -21,12 +21,19 @@ from holdfast.layers.padding import Padding
 from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.registry import PROVIDERS
 from holdfast.providers.wire_request import CONCURRENT_REQUESTS_MAX
-from holdfast.sources.files import holdfast_home, user_home
-from holdfast.sources.skills.discovery import SkillRoot
-from holdfast.sources.skills.library import OPTIONAL_FOLDERS, OWN_FOLDER, SEED_FOLDER, skill_roots
-from holdfast.sources.skills.skill import SKILL_MODES, SkillMode
-from holdfast.sources.skills.store import SkillRanking
+from holdfast.sources.files import holdfast_home, parse_toml, read_regular_file, user_home
+from holdfast.sources.skills.skill import (
+    OPTIONAL_FOLDERS,
+    OWN_FOLDER,
+    SEED_FOLDER,
+    SKILL_MODES,
+    SkillMode,
+    SkillRanking,
+)
 from holdfast.types.prompt import Layout
+
+if TYPE_CHECKING:
+    from holdfast.sources.skills.discovery import SkillRoot
 
 CONFIG_BYTES_MAX = 1_000_000
 # About 1,000 tokens: `[project]` is in the prefix of every session.
@@ -272,15 +279,11 @@ Table = dict[str, dict[str, object]]
 def _read_file(file: Path) -> tuple[dict[str, object], Table, dict[str, str], Table]:
     """The settings, and the tables of models, of the project and of upstreams."""
     try:
-        if file.stat().st_size > CONFIG_BYTES_MAX:
-            raise UserError(f"{file} is larger than {CONFIG_BYTES_MAX} bytes, the maximum for a configuration file")
-        content = tomllib.loads(file.read_text(encoding="utf-8"))
+        content = parse_toml(read_config_text(file))
     except FileNotFoundError:
         return {}, {}, {}, {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise UserError(f"{file} is not valid TOML: {error}") from error
-    except OSError as error:
-        raise UserError(f"{file} cannot be read: {error.strerror}") from error
     # `[instructions]` is read separately, and from the home file only: see `load_instructions`.
     content.pop("instructions", None)
     models = content.pop("models", {})
@@ -299,6 +302,24 @@ def _read_file(file: Path) -> tuple[dict[str, object], Table, dict[str, str], Ta
             hint = f"; did you mean {similar[0]!r}?" if similar else f"; known settings: {', '.join(SETTINGS)}"
             raise UserError(f"{file}: unknown setting {key!r}{hint}")
     return content, models, project, upstreams
+
+
+def read_config_text(file: Path) -> str:
+    """Raises FileNotFoundError, UnicodeDecodeError, and UserError for a file that is too large or cannot be read.
+
+    A workspace's file may be a link to a device that never ends, or to a pipe.
+    """
+    try:
+        content = read_regular_file(os.path.realpath(file), CONFIG_BYTES_MAX + 1)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UserError(f"{file} cannot be read: {error.strerror}") from error
+    if content is None:
+        raise UserError(f"{file} cannot be read: it is not a regular file")
+    if len(content.raw) > CONFIG_BYTES_MAX:
+        raise UserError(f"{file} is larger than {CONFIG_BYTES_MAX} bytes, the maximum for a configuration file")
+    return content.raw.decode("utf-8")
 
 
 def _upstreams(gateway: object, file: Path) -> Table:
@@ -422,12 +443,17 @@ def _dollars(key: str, value: object, origin: str) -> Decimal:
     return amount
 
 
-def default_skill_roots(config: Config, environ: Mapping[str, str], *, workspace: Path | None) -> tuple[SkillRoot, ...]:
+def default_skill_roots(
+    config: Config, environ: Mapping[str, str], *, workspace: Path | None
+) -> "tuple[SkillRoot, ...]":
     """The folders to read; a skill in a later folder overrides one of the same name in an earlier one.
 
     Without a configured mode, folders of other programs are read leniently: their skills were not written for us, and
     9 % of public ones break a rule of the seed.
     """
+    # With its parser of YAML and its search, the library takes longer to load than all of the configuration.
+    from holdfast.sources.skills.library import skill_roots  # noqa: PLC0415
+
     is_seed = config.profile == "seed"
     # The folders of the seed document itself come first, and are read by its rules.
     also = tuple(dict.fromkeys((SEED_FOLDER, *config.also_skills))) if is_seed else config.also_skills

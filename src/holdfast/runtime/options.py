@@ -25,8 +25,8 @@ from holdfast.planning.breakpoints import CacheProfile
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.wire_request import Transport
 from holdfast.runtime.config import Config, Diagnostics, DigestRefresh
-from holdfast.sources.skills.skill import SkillMode
-from holdfast.sources.skills.store import SkillRanking, SkillStore
+from holdfast.sources.skills.skill import SkillMode, SkillRanking
+from holdfast.sources.skills.store import SkillStore
 from holdfast.types.blocks import Json, replace_surrogates
 from holdfast.types.prompt import LayerText, Layout, Parameters
 

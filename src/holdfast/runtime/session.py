@@ -52,8 +52,8 @@ from holdfast.runtime.options import (
 )
 from holdfast.runtime.recovery import SessionRecovery, host_steps, recovery_runner
 from holdfast.runtime.session_cache import OpenSessionCache
-from holdfast.sources.skills.skill import SkillMode
-from holdfast.sources.skills.store import SkillRanking, SkillStore
+from holdfast.sources.skills.skill import SkillMode, SkillRanking
+from holdfast.sources.skills.store import SkillStore
 from holdfast.types.blocks import Block, Json, Message, join_text_blocks
 from holdfast.types.prompt import Layout
 from holdfast.types.reply import Delta
@@ -79,7 +79,6 @@ class Session:
         self._messages_expected: int | None = None
         self._state: SessionState | None = None
         self._bus = compose.new_event_bus(self._options)
-        self._messages_saved = 0
         self._composition: compose.Composition | None = None
         self._conversation: Conversation | None = None
         self._turn: asyncio.Task[TurnResult] | None = None
@@ -340,7 +339,7 @@ class Session:
                 self._options, state, log=log, bus=self._bus, owns_log=owns_log, messages=self._messages_expected
             )
             conversation = Conversation(composition.deps, state)
-            self._messages_saved = restore_draft(conversation, snapshot)
+            restore_draft(conversation, snapshot)
             if composition.delegation is not None:
                 composition.delegation.set_parent(conversation)
             if self._resume is None:
@@ -379,7 +378,7 @@ class Session:
         try:
             if self._conversation is not None:
                 await delete_explicit_cache(self._conversation, "the session is closed")
-                await save_session(self._conversation, self._messages_saved)
+                await save_session(self._conversation)
         finally:
             self._state = self._conversation.state if self._conversation is not None else self._state
             self._conversation, self._composition = None, None

@@ -7,9 +7,10 @@ import codecs
 import errno
 import os
 import stat
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -118,6 +119,19 @@ def decode_text(raw: bytes, *, whole: bool = True) -> str:
     """
     text, _ = codecs.utf_8_decode(raw.removeprefix(codecs.BOM_UTF8), "replace", whole)
     return text.replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Raises ValueError for whatever is not TOML. A number of thousands of digits and deep nesting end tomllib in other
+    errors than its own."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError:
+        raise ValueError("a number has too many digits") from None
 
 
 def to_one_line(raw: bytes) -> str:

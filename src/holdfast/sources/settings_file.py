@@ -7,7 +7,6 @@ import copy
 import json
 import os
 import re
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol, cast
@@ -17,6 +16,7 @@ import yaml
 
 from holdfast.errors import UserError
 from holdfast.sources import confined_paths
+from holdfast.sources.files import parse_toml
 from holdfast.types.blocks import Json
 
 SETTINGS_BYTES_MAX = 4_000_000
@@ -386,8 +386,8 @@ class TomlFormat:
 
     def read(self, text: str) -> SettingsTree:
         try:
-            tree: SettingsTree = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+            tree: SettingsTree = parse_toml(text)
+        except ValueError as error:
             raise UserError(f"it is not TOML: {error}; it is left as it is") from None
         return tree
 
@@ -409,9 +409,9 @@ class TomlFormat:
         line = f"{path[0]} = {_toml(value)}"
         after_keys = f"{text[: written[-1]]}{line_end}{line}{text[written[-1] :]}" if written else ""
         try:
-            if after_keys and tomllib.loads(after_keys).get(path[0]) == value:
+            if after_keys and parse_toml(after_keys).get(path[0]) == value:
                 return after_keys
-        except tomllib.TOMLDecodeError:
+        except ValueError:
             # It was the middle of a text or list with several lines.
             pass
         return f"{line}{line_end}{text}"

@@ -274,10 +274,11 @@ def _exporter(service: "AppContext", url: str, *, content: bool) -> "TelemetryEx
 
 
 def _add_sources(service: "AppContext", *, simulate: bool, temporary: Path | None) -> None:
-    """Give the dashboard the skills and knowledge of this machine, and with --simulate a sample to run.
+    """Give the dashboard the skills, knowledge and earlier reports of this machine, with --simulate a sample to run.
 
     Instructions and knowledge of the sample are written only to a temporary store, never to the user's own.
     """
+    from holdfast.cli.open_store import open_spending_cache
     from holdfast.runtime.config import default_skill_roots, load_config
 
     here = service.workspace = Path.cwd()
@@ -286,6 +287,8 @@ def _add_sources(service: "AppContext", *, simulate: bool, temporary: Path | Non
         service.has_sample_only = True
         service.workspace = temporary / "project"
         service.workspace.mkdir()
+    else:
+        service.spending_cache = open_spending_cache(service.models)
     if simulate:
         from holdfast.service.sample import SamplePlayer
 

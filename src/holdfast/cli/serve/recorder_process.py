@@ -134,6 +134,9 @@ class _Recording:
                 self._report(f"the store cannot be written: {error}", reader)
             except OSError as error:
                 self._report(f"the spool cannot be read or cleared: {error.strerror}", reader)
+                if not is_own:
+                    # It is looked at again when this gateway's own spool leaves time for that.
+                    return True
             if not self._is_gateway_alive:
                 give_up_at = min(give_up_at, time.monotonic() + CLOSING_SECONDS_MAX)
             if time.monotonic() >= give_up_at:
@@ -164,7 +167,7 @@ class _Recording:
                 self._recorded, self._lost = recorded + current.recorded, lost + current.lost
                 self._report("", reader)
                 if not count:
-                    is_complete = not reader.has_writer and not reader.backlog_bytes
+                    is_complete = not reader.has_writer and reader.is_at_end
                     if is_complete:
                         # At once: the client may have repeated an interrupted call, on another replica.
                         current.end_interrupted()

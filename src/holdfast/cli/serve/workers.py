@@ -117,7 +117,20 @@ class _Worker:
 
     def _supervise(self) -> None:
         pause = RESTART_SECONDS_MIN
-        while (process := self._start()) is not None:
+        while not self._stop.is_set():
+            try:
+                process = self._start()
+            except OSError as error:
+                # As when processes or descriptors have run out, which passes.
+                click.echo(f"worker {self._place.number} cannot be started: {error.strerror}", err=True)
+                if not self.started.is_set():
+                    self.exit_status = 1
+                    self._stop.set()
+                self._stop.wait(pause)
+                pause = min(2 * pause, RESTART_SECONDS_MAX)
+                continue
+            if process is None:
+                return
             began = time.monotonic()
             assert process.stdout is not None
             assert process.stdin is not None

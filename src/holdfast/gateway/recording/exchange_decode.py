@@ -20,9 +20,10 @@ from holdfast.gateway.recording.request_start import RequestStart, RequestStarts
 from holdfast.gateway.rewrite.request_analysis import BYTES_PER_TOKEN
 from holdfast.providers.adapter import PATH_HEADER, Adapter
 from holdfast.providers.bedrock import EVENT_STREAM_TYPE, decode_event_stream, read_usage_headers
-from holdfast.providers.json_splice import decode_or_none
+from holdfast.providers.json_splice import decode_or_none, nested_field
 from holdfast.providers.tolerant_decode import (
     UNKNOWN_MODEL,
+    BatchResult,
     TolerantRequest,
     TolerantResponse,
     add_missing_fields,
@@ -30,6 +31,7 @@ from holdfast.providers.tolerant_decode import (
     decode_stream_tolerantly,
     decode_usage_only,
     find_usage,
+    iterate_batch_results,
     wrap_raw_request,
 )
 from holdfast.providers.wire_request import drop_deferred_tools
@@ -82,8 +84,11 @@ def decode_exchange_request(
 def _decode_body(adapter: Adapter, exchange: Exchange, body: bytes) -> TolerantRequest:
     target = exchange.target
     request = decode_request_tolerantly(adapter, body, path_header(exchange))
-    name = target.model_names.get(request.wire.parameters.model)
-    if name is not None:
+    model = request.wire.parameters.model
+    # A model in the path is the one that answers, whatever the body says.
+    named = str(target.path_fields.get("model") or model)
+    name = target.model_names.get(named, named)
+    if name != model:
         parameters = msgspec.structs.replace(request.wire.parameters, model=name)
         request = msgspec.structs.replace(request, wire=msgspec.structs.replace(request.wire, parameters=parameters))
     return msgspec.structs.replace(request, wire=drop_deferred_tools(adapter, request.wire))
@@ -95,7 +100,12 @@ def decode_exchange_response(exchange: Exchange, adapter: Adapter) -> TolerantRe
     if not exchange.status:
         return TolerantResponse()
     if body is None:
-        return TolerantResponse(unreadable=f"the response has more than {BUFFERED_BYTES_MAX} bytes")
+        reason = (
+            f"more than {BUFFERED_BYTES_MAX} bytes"
+            if exchange.response_bytes > BUFFERED_BYTES_MAX
+            else "no place on disk"
+        )
+        return TolerantResponse(unreadable=f"the response has {reason}")
     try:
         decoded = decompress_body(body, _header_text(exchange.response_headers, b"content-encoding"))
     except ProviderError as error:
@@ -105,7 +115,7 @@ def decode_exchange_response(exchange: Exchange, adapter: Adapter) -> TolerantRe
     if content_type.startswith(EVENT_STREAM_TYPE):
         decoded, content_type = decode_event_stream((decoded,)), "text/event-stream"
     try:
-        if exchange.status != 200:
+        if not exchange.is_answered:
             return TolerantResponse(failure=adapter.decode_error(exchange.status, headers, decoded))
         if exchange.target.adapter_name is None:
             # Without usage it cost nothing that could be known, such as a file or a token count.
@@ -139,12 +149,62 @@ def estimate_usage(exchange: Exchange, reply: Reply | None, prepared: ObservedRe
     return Usage(cache_write_5m=prompt, output=output) if is_written else Usage(input=prompt, output=output)
 
 
+OTHER_OUTPUT_TOKENS = 4_096
+OTHER_PROMPT_TOKENS_MAX = 32_768
+"""What a call that is no model call is charged as if its response has no usage, such as speech. A file that it brings
+has many bytes for what it costs."""
+
+
+def estimate_other_usage(exchange: Exchange) -> Usage:
+    """What a budget is charged for a call that is no model call and whose response has no usage."""
+    if exchange.target.adapter_name is not None or not exchange.target.is_paid:
+        return Usage()
+    text = _count_streamed_text(decompress_or_none(exchange, is_response=True) or b"")
+    prompt = min(exchange.request_bytes // BYTES_PER_TOKEN, OTHER_PROMPT_TOKENS_MAX)
+    return Usage(input=prompt, output=text or OTHER_OUTPUT_TOKENS)
+
+
+def _count_streamed_text(body: bytes) -> int:
+    """Tokens of the text in a stream of completions; 0 if it is none."""
+    count = 0
+    for line in body.splitlines():
+        event = decode_or_none(msgspec.json.decode, line[5:]) if line.startswith(b"data:") else None
+        choices = nested_field(event, "choices")
+        for choice in choices if isinstance(choices, list) else ():
+            text = nested_field(choice, "text")
+            count += count_tokens(text.encode("utf-8", "replace")) if isinstance(text, str) else 0
+    return count
+
+
+_IN_BACKGROUND = re.compile(rb'(?<!\\)"background"\s*:\s*true')
+
+
+def is_in_background(exchange: Exchange) -> bool:
+    """Whether the provider answered a call before it was made: what it costs is known later, to whoever asks then."""
+    if exchange.target.adapter_name != "openai":
+        return False
+    body = decompress_or_none(exchange, is_response=True) or b""
+    return _IN_BACKGROUND.search(body) is not None and find_usage(body) is None
+
+
+def decode_batch_results(exchange: Exchange) -> list[BatchResult]:
+    """The answered requests of a batch; those that cannot be read count as one, by their size."""
+    # Part of a file looks like the whole, so only the whole is counted.
+    if exchange.status != 200 or exchange.end != "whole":
+        return []
+    body = decompress_or_none(exchange, is_response=True)
+    if body is None or exchange.response_body is None:
+        return [BatchResult(UNKNOWN_MODEL, Usage(output=exchange.response_bytes // BYTES_PER_TOKEN))]
+    return list(iterate_batch_results(body))
+
+
 # In forms with a file, such as those of OpenAI's audio and image endpoints, the model is a field of its own.
-_FORM_MODEL = re.compile(rb'name="model"[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([!-~]{1,120})\r\n')
+# With few lines before the value, so that a body full of such names is not searched through for each.
+_FORM_MODEL = re.compile(rb'name="model"[^\r\n]{0,200}\r\n(?:[^\r\n]{1,200}\r\n){0,4}\r\n([!-~]{1,120})\r\n')
 
 
 def find_other_model(exchange: Exchange) -> str:
-    """The model that a request without messages names: in its JSON, its form or its path."""
+    """The model that a request without messages names: in its path, its JSON or its form."""
     target, body = exchange.target, decompress_or_none(exchange) or b""
     members = decode_or_none(msgspec.json.decode, body)
     if isinstance(members, dict):
@@ -152,7 +212,7 @@ def find_other_model(exchange: Exchange) -> str:
     else:
         form = _FORM_MODEL.search(body)
         named = form[1].decode() if form else None
-    named = named or target.path_fields.get("model")
+    named = target.path_fields.get("model") or named
     return target.model_names.get(named, named) if isinstance(named, str) else UNKNOWN_MODEL
 
 

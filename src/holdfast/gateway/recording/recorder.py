@@ -30,11 +30,13 @@ from holdfast.gateway.http.headers import name_client
 from holdfast.gateway.recording.conversation_match import trace_request
 from holdfast.gateway.recording.conversation_memory import CONVERSATION_BYTES_MAX, ConversationMemory, RecordedState
 from holdfast.gateway.recording.exchange_decode import (
+    decode_batch_results,
     decode_exchange_request,
     decode_exchange_response,
-    decompress_or_none,
+    estimate_other_usage,
     estimate_usage,
     find_other_model,
+    is_in_background,
     name_by_reply,
     path_header,
     price_batch,
@@ -57,7 +59,7 @@ from holdfast.gateway.rewrite.volatile_text import VolatileExtractor
 from holdfast.gateway.routes import normalize_path
 from holdfast.providers.adapter import Adapter
 from holdfast.providers.registry import get_adapter
-from holdfast.providers.tolerant_decode import UNKNOWN_MODEL, iterate_batch_results
+from holdfast.providers.tolerant_decode import UNKNOWN_MODEL
 from holdfast.types.reply import Reply
 from holdfast.types.request_buffer import EncodedBlock
 from holdfast.types.usage import Usage
@@ -513,7 +515,7 @@ class GatewayRecorder:
             usage = bill_usage(call, estimate_usage(exchange, reply, call.prepared))
             message = response.unreadable or "the response has no usage"
             recorder.fail_call(call, "unreadable", message, estimated_usage=usage)
-        elif exchange.end != "unreachable" and exchange.status in (0, 200):
+        elif exchange.end != "unreachable" and exchange.may_have_reply:
             # The request was sent, so it is not free, and what came of the response is billed: a stream that is cut
             # ends before its usage, and at Anthropic before the count of its output.
             usage = bill_usage(call, estimate_usage(exchange, reply, call.prepared))
@@ -529,12 +531,17 @@ class GatewayRecorder:
     def _record_unreadable_outcome(self, exchange: Exchange, active: _ActiveCall, reason: str) -> None:
         """Has no effect on a call whose outcome is recorded."""
         self._warnings.warn_once(reason)
-        usage = estimate_usage(exchange, None, active.call.prepared) if exchange.status in (0, 200) else Usage()
+        usage = estimate_usage(exchange, None, active.call.prepared) if exchange.may_have_reply else Usage()
         active.recorder.fail_call(active.call, "unreadable", reason, estimated_usage=usage)
         self._charge_call(exchange, active.recorder, active.call, usage)
 
     def _charge_call(self, exchange: Exchange, recorder: CallRecorder, call: ObservedCall, usage: Usage) -> None:
         if exchange.caller.has_budget:
+            if exchange.is_answered and is_in_background(exchange):
+                # Its reservation stays, and counts as spent after an hour.
+                return
+            if usage == Usage() and exchange.is_answered:
+                usage = estimate_other_usage(exchange)
             spent = self._spent_usd(recorder, call, usage) + sum_cache_changes(exchange)
             self._charge(exchange, exchange.id, call.started_at, spent, output_tokens=usage.output)
 
@@ -559,14 +566,10 @@ class GatewayRecorder:
 
     def _record_batch(self, exchange: Exchange) -> None:
         """Records the usage in the results of a batch: one session for each batch, one call for each of its models."""
-        target, caller, body = exchange.target, exchange.caller, decompress_or_none(exchange, is_response=True)
+        target, caller, results = exchange.target, exchange.caller, decode_batch_results(exchange)
         exchange.free_response()
-        # Part of a file looks like the whole, so only the whole is counted.
-        if exchange.status != 200 or exchange.end != "whole" or not body:
-            return
         path = normalize_path(target.path) or target.path
         session_id = f"batch-{short_digest(f'{target.mount}{path}'.encode())}"
-        results = list(iterate_batch_results(body))
         # Clients read the same results again; an id made from the path counts them once, after a restart too.
         if not results or next(iter(self._log.read(session_id)), None) is not None:
             return

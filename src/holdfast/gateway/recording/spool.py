@@ -6,6 +6,7 @@ spool in use from one that was left behind.
 """
 
 import fcntl
+import logging
 import os
 import re
 import struct
@@ -19,6 +20,8 @@ from typing import IO
 
 import msgspec
 
+logger = logging.getLogger("holdfast.gateway")
+
 SEGMENT_BYTES_MAX = 64 * 1024 * 1024
 """A segment is deleted as a whole, so this bounds how long bodies stay on disk after they were recorded."""
 
@@ -27,6 +30,9 @@ IDLE_SEGMENT_SECONDS = 5.0
 
 UNWRITTEN_BYTES_MAX = 64 * 1024 * 1024
 """Frames that the disk does not take at the moment, as when it is full; what comes on top of them is lost."""
+
+RESERVED_BYTES = 8 * 1024 * 1024
+"""On top, for frames without bodies that end a call which has begun."""
 
 FRAME_BYTES_MAX = 512 * 1024 * 1024
 """A larger length is no frame of ours. A message has at most three bodies of 32 MiB."""
@@ -76,17 +82,18 @@ class SpoolWriter:
         self._closed = False
         self._position = SpoolPosition()
         self._file = _open_segment(folder, self._position.segment)
-        self._is_name_durable = False
+        self._is_name_durable = self._has_torn_frame = False
         self.error = ""
         """Why frames cannot be written at the moment; empty if they can."""
         self._thread = Thread(target=self._run, name="holdfast-spool", daemon=True)
         self._thread.start()
 
-    def append(self, payload: bytes) -> bool:
+    def append(self, payload: bytes, *, may_use_reserve: bool = False) -> bool:
         """Queues a frame; false if it is lost because too many are waiting for the disk."""
         head = _FRAME_HEAD.pack(len(payload), zlib.crc32(payload))
+        bytes_max = self._unwritten_bytes_max + (RESERVED_BYTES if may_use_reserve else 0)
         with self._changed:
-            if self._closed or self._frame_bytes + len(payload) > self._unwritten_bytes_max:
+            if self._closed or self._frame_bytes + len(payload) > bytes_max:
                 return False
             self._frames += (head, payload)
             self._frame_bytes += len(head) + len(payload)
@@ -144,13 +151,16 @@ class SpoolWriter:
         try:
             if self._position.offset and self._position.offset + size_bytes > self._segment_bytes_max:
                 self._start_segment()
+            if self._has_torn_frame:
+                self._cut_torn_frame()
             try:
                 _write_all(self._file, frames)
                 if durable:
                     os.fdatasync(self._file)
                     self._sync_name()
             except OSError:
-                os.ftruncate(self._file, self._position.offset)
+                self._has_torn_frame = True
+                self._cut_torn_frame()
                 raise
         except OSError as error:
             self.error = error.strerror or type(error).__name__
@@ -158,6 +168,10 @@ class SpoolWriter:
         self.error = ""
         self._position = msgspec.structs.replace(self._position, offset=self._position.offset + size_bytes)
         return True
+
+    def _cut_torn_frame(self) -> None:
+        os.ftruncate(self._file, self._position.offset)
+        self._has_torn_frame = False
 
     def _start_segment(self) -> None:
         # A record that counts as durable may be in the old segment only.
@@ -192,6 +206,7 @@ class SpoolReader:
         self._open_segment = 0
         # What was read of the open segment, and where it starts: one read for many small frames.
         self._chunk, self._chunk_start = b"", 0
+        self._damaged: set[SpoolPosition] = set()
         self.checkpoint = self._load_checkpoint()
         self.position = self.checkpoint
 
@@ -210,6 +225,20 @@ class SpoolReader:
             return True
         lock.close()
         return False
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether no complete frame follows: only part of one, if its writer was killed while it wrote."""
+        before, is_at_end = self.position, next(self.read_frames(), None) is None
+        if is_at_end:
+            self._note_damage()
+        self.position = before
+        return is_at_end
+
+    @property
+    def damaged_count(self) -> int:
+        """Places from which on the rest of a segment cannot be read; how many frames that were is not known."""
+        return len(self._damaged)
 
     def rewind(self) -> None:
         """Continues at the checkpoint."""
@@ -281,8 +310,20 @@ class SpoolReader:
         # Read again: the segment may have grown after its end was seen and before the next one was.
         if later is None or self._read_ahead():
             return later is not None
+        self._note_damage()
         self.position = SpoolPosition(later)
         return True
+
+    def _note_damage(self) -> None:
+        """Nothing can be read of the open segment from here on. A frame that is not complete was never confirmed."""
+        file, offset = self._open_at(self.position.segment), self.position.offset
+        left = _size_of(self._path(self.position.segment)) - offset - _FRAME_HEAD.size
+        if file is None or left < 0:
+            return
+        length, _ = _FRAME_HEAD.unpack(os.pread(file.fileno(), _FRAME_HEAD.size, offset))
+        if (length <= left or length > FRAME_BYTES_MAX) and self.position not in self._damaged:
+            self._damaged.add(self.position)
+            logger.warning("the last %d bytes of a spooled segment are damaged, and are not recorded", left)
 
     def _read_ahead(self) -> bool:
         before = self.position

@@ -107,14 +107,15 @@ class SpoolPass:
         # Up to which time the spool was read until a position, and what of that is confirmed.
         self._read: deque[tuple[SpoolPosition, float]] = deque()
         self._confirmed_until = 0.0
-        self._undecodable = 0
+        self._undecodable = -reader.damaged_count
         self.recorded = 0
         """Exchanges of this pass that were recorded to their end."""
 
     @property
     def lost(self) -> int:
         """Exchanges of this pass that cannot be recorded, by an error of our own."""
-        return self._failures.count + self._undecodable + self._log.dropped_count
+        undecodable = self._undecodable + self._reader.damaged_count
+        return self._failures.count + undecodable + self._log.dropped_count
 
     @property
     def has_unconfirmed(self) -> bool:

@@ -34,6 +34,9 @@ STABLE_SECONDS = 10.0
 """A recorder that ran for this long did not fail at once."""
 
 _SIZE_BYTES = 4
+CONTROL_BYTES_MAX = 1024 * 1024
+"""Of a message on the pipes. A larger size is none: the process has written something else there."""
+
 HeaderPairs = list[tuple[bytes, bytes]]
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -129,9 +132,11 @@ def write_frame(pipe: IO[bytes], message: ControlMessage) -> None:
 
 
 def read_frames(pipe: IO[bytes]) -> Iterator[ControlMessage]:
-    """Yields messages until the other end closes; a truncated last frame is ignored."""
+    """Yields messages until the other end closes; a truncated last frame is ignored. Raises MsgspecError for others."""
     while len(size := pipe.read(_SIZE_BYTES)) == _SIZE_BYTES:
         length = int.from_bytes(size)
+        if length > CONTROL_BYTES_MAX:
+            raise msgspec.DecodeError(f"a message has {length} bytes")
         payload = pipe.read(length)
         if len(payload) < length:
             return
@@ -214,7 +219,12 @@ class RecorderProcess:
             cache_changes=exchange.closing_changes,
             first_byte_at=exchange.first_byte_at,
         )
-        if not self._append(message) or exchange.end != "whole":
+        is_appended = self._spool.append(_encode(message))
+        if not is_appended:
+            # A call that never ends would keep all that follows it in the spool; its body is what takes the room.
+            message = msgspec.structs.replace(message, body=None)
+            self._append(message, may_use_reserve=True)
+        if not is_appended or exchange.end != "whole":
             exchange.free_response()
             return None
         loop = asyncio.get_running_loop()
@@ -251,8 +261,8 @@ class RecorderProcess:
                 process.kill()
         self._supervisor.join()
 
-    def _append(self, message: SpoolMessage) -> bool:
-        if self._spool.append(_encode(message)):
+    def _append(self, message: SpoolMessage, *, may_use_reserve: bool = False) -> bool:
+        if self._spool.append(_encode(message), may_use_reserve=may_use_reserve):
             return True
         self._unwritten_count += 1
         return False
@@ -266,7 +276,14 @@ class RecorderProcess:
     def _supervise(self) -> None:
         pause = RESTART_SECONDS_MIN
         while True:
-            process = self._start()
+            try:
+                process = self._start()
+            except OSError as error:
+                # As when processes or descriptors have run out, which passes.
+                self._status = StatusMessage(f"the recorder cannot be started: {error.strerror}")
+                self._closing.wait(pause)
+                pause = min(2 * pause, RESTART_SECONDS_MAX)
+                continue
             if process is None:
                 return
             started = time.monotonic()
@@ -315,9 +332,13 @@ class RecorderProcess:
     def _read_messages(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdout is not None
         with process.stdout:
-            for message in read_frames(process.stdout):
-                if isinstance(message, StatusMessage):
-                    self._status = message
+            try:
+                for message in read_frames(process.stdout):
+                    if isinstance(message, StatusMessage):
+                        self._status = message
+            except msgspec.MsgspecError:
+                # Nobody would know how it is any more; another one continues where the log ends.
+                process.kill()
 
 
 class RecordQueue(Generic[T]):

@@ -2,8 +2,8 @@
 
 import difflib
 import re
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import islice, takewhile
 
 import msgspec
 
@@ -37,9 +37,8 @@ def add_masked_diffs(changes: tuple[RequestChange, ...], before: bytes, after: b
         for name in names:
             if name not in shown_members and old.get(name) != new.get(name):
                 shown_members.add(name)
-                differs = iterate_diff_lines(
-                    encode_json({name: old.get(name)}), encode_json({name: new.get(name)}), context=0
-                )
+                members = _drop_equal_ends(old.get(name), new.get(name))
+                differs = iterate_diff_lines(*(encode_json({name: member}) for member in members), context=0)
                 # Cut before masking, which takes longer than comparing.
                 shown = islice(
                     (line for line in differs if not line.startswith(("---", "+++", "@@"))), LINES_MAX - len(lines)
@@ -47,6 +46,20 @@ def add_masked_diffs(changes: tuple[RequestChange, ...], before: bytes, after: b
                 lines += [mask_line(line) for line in shown]
         annotated.append(msgspec.structs.replace(change, diff=tuple(lines)))
     return tuple(annotated)
+
+
+def _drop_equal_ends(before: Json, after: Json) -> tuple[Json, Json]:
+    """Of two lists what is between their equal first and last members: of a long conversation few messages differ."""
+    if not isinstance(before, list) or not isinstance(after, list):
+        return before, after
+    start = _count_equal(zip(before, after, strict=False))
+    before, after = before[start:], after[start:]
+    end = _count_equal(zip(reversed(before), reversed(after), strict=False))
+    return before[: len(before) - end], after[: len(after) - end]
+
+
+def _count_equal(pairs: Iterable[tuple[Json, Json]]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def iterate_diff_lines(before: bytes, after: bytes, *, context: int = 2) -> Iterator[str]:

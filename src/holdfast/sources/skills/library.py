@@ -26,6 +26,8 @@ from holdfast.sources.skills.skill import (
     BODY_CAP_RULE,
     BODY_TOKENS_MAX,
     BODY_TOKENS_WARN,
+    OPTIONAL_FOLDERS,
+    OWN_FOLDER,
     Skill,
     SkillFinding,
     SkillMode,
@@ -36,10 +38,6 @@ from holdfast.sources.skills.store import SkillStore
 from holdfast.sources.skills.validation import check_fields, find_severity, is_usable_name
 
 logger = logging.getLogger(__name__)
-OWN_FOLDER = ".holdfast/skills"
-SEED_FOLDER = ".metis/skills"
-OPTIONAL_FOLDERS = (".agents/skills", ".claude/skills", SEED_FOLDER)
-"""Skill folders of other programs, below a home or a workspace; read only on request."""
 
 
 class _CachedReport(msgspec.Struct, frozen=True):

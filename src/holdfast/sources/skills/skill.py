@@ -10,6 +10,13 @@ SkillSource = Literal["global", "workspace"]
 SkillMode = Literal["seed", "strict", "lenient"]
 Severity = Literal["error", "warning"]
 SKILL_MODES: tuple[SkillMode, ...] = get_args(SkillMode)
+SkillRanking = Literal["lexical", "semantic"]
+SKILL_RANKINGS: tuple[SkillRanking, ...] = get_args(SkillRanking)
+OWN_FOLDER = ".holdfast/skills"
+SEED_FOLDER = ".metis/skills"
+OPTIONAL_FOLDERS = (".agents/skills", ".claude/skills", SEED_FOLDER)
+"""Skill folders of other programs, below a home or a workspace; read only on request."""
+
 NAME_CHARS_MAX = 64
 DESCRIPTION_CHARS_MAX = 1024
 COMPATIBILITY_CHARS_MAX = 500

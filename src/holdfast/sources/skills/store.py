@@ -2,20 +2,16 @@
 
 import threading
 from collections.abc import Iterable
-from typing import Literal, get_args
 
 from holdfast.errors import UserError
 from holdfast.retrieval.encoders.registry import check_installed, create_semantic_stage
 from holdfast.retrieval.index import SearchIndex, SearchResult
 from holdfast.retrieval.units import SearchUnit
-from holdfast.sources.skills.skill import Skill, SkillFinding
+from holdfast.sources.skills.skill import SKILL_RANKINGS, Skill, SkillFinding, SkillRanking
 
 SEARCH_LIMIT = 10
 BODY_CHARACTERS_RANKED_MAX = 4_000
 """How much of a body is ranked by meaning; a skill describes its purpose at the beginning."""
-
-SkillRanking = Literal["lexical", "semantic"]
-SKILL_RANKINGS: tuple[SkillRanking, ...] = get_args(SkillRanking)
 
 
 class SkillStore:
