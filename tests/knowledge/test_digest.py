@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 from tests.support.knowledge_folders import knowledge_folder
+from tests.support.operations import OperationCounter
 
 from holdfast.knowledge.digest import DIGEST_BYTES_MAX, build_digest, compare_digests
 from holdfast.knowledge.items import Category, Item, ItemSource, make_item_id
 from holdfast.knowledge.pages import list_page_items, merge_page_items, page_name, parse_page, read_pages, render_page
+from holdfast.knowledge.review import rebuild_digest
+from holdfast.runtime.knowledge import digest_text
 
 KINDS: tuple[Category, ...] = ("playbooks", "decisions", "facts", "questions", "tasks")
 
@@ -77,6 +80,25 @@ def test_ten_thousand_items_are_read_and_digested_quickly(tmp_path: Path) -> Non
     assert made.items + made.left_out == 10_000
     # The promise is a tenth of a second; a busy machine may take longer.
     assert min(times) < 0.3
+
+
+def test_a_session_starts_with_as_many_operations_among_1000_items_as_among_100(tmp_path: Path) -> None:
+    """A digest is made when items change; a session reads the stored one, whose size is limited."""
+    starts, changes = list[int](), list[float]()
+    for number in (100, 1_000):
+        workspace = tmp_path / f"{number}"
+        place = knowledge_folder(workspace)
+        for kind in KINDS:
+            page = merge_page_items(parse_page(kind, ""), items(kind, number // len(KINDS), size=200))
+            place.replace(page_name(kind), render_page(page).encode())
+        with OperationCounter().counting() as operations:
+            rebuild_digest(place)
+        changes.append(operations.total() / number)
+        with OperationCounter().counting() as operations:
+            assert len(digest_text(workspace, workspace / "unused-home")) > DIGEST_BYTES_MAX / 2
+        starts.append(operations.total())
+    assert 0 < starts[1] < 1.1 * starts[0]
+    assert 0 < changes[1] < 1.1 * changes[0]
 
 
 @pytest.mark.parametrize("size", range(1, 40, 3))

@@ -60,7 +60,7 @@ def _pruned(all_entries: dict[EntryKey, CacheEntry], at: float, entries_max: int
 
     Half, so that a full cache is not sorted again at every call.
     """
-    alive = {key: entry for key, entry in all_entries.items() if at < entry.expires_at}
+    alive = dict(CacheEntries(all_entries).drop_expired(at=at).by_key)
     if len(alive) <= entries_max:
         return alive
     by_expiry = sorted(alive, key=lambda key: alive[key].expires_at)

@@ -60,6 +60,10 @@ class CacheEntries(msgspec.Struct, frozen=True):
         """The entries readable at `at`, in the order in which they were first written."""
         return tuple(entry for entry in self.by_key.values() if self.find(entry.scope, entry.digest, at=at))
 
+    def drop_expired(self, *, at: float) -> "CacheEntries":
+        """The entries that a call at `at` or later may read."""
+        return CacheEntries({key: entry for key, entry in self.by_key.items() if at < entry.expires_at})
+
     def _unexpired(self, scope: CacheScope, digest: str, at: float) -> CacheEntry | None:
         entry = self.by_key.get((scope, digest))
         return entry if entry is not None and at < entry.expires_at else None

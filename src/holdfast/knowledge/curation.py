@@ -1,7 +1,6 @@
 """Curated context: named presets of files, line ranges and symbols that a person chose for the current work."""
 
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import msgspec
 
 from holdfast.errors import UserError
 from holdfast.knowledge.folder import KnowledgeFiles
-from holdfast.sources.files import cut_utf8, decode_text
+from holdfast.sources.files import cut_utf8, decode_text, parse_toml
 from holdfast.sources.project_files import ProjectText, read_project_file
 
 ACTIVE_FILE = "active"
@@ -49,8 +48,8 @@ def read_preset(disk: KnowledgeFiles, name: str) -> FilePreset:
         hint = f"known: {known}" if known else "there are none yet"
         raise UserError(f"there is no file preset {name[:80]!r}; {hint} (files .holdfast/curation/<name>.toml)")
     try:
-        preset = msgspec.convert(tomllib.loads(decode_text(raw)), FilePreset)
-    except (tomllib.TOMLDecodeError, msgspec.ValidationError, RecursionError) as error:
+        preset = msgspec.convert(parse_toml(decode_text(raw)), FilePreset)
+    except ValueError as error:
         raise UserError(f"the file preset {name!r} cannot be read: {error}") from error
     for file_slice in preset.slices:
         if file_slice.lines and not _RANGE.fullmatch(file_slice.lines):

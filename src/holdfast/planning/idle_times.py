@@ -63,11 +63,23 @@ class IdleTimes(msgspec.Struct, frozen=True):
     def _weight(self, above: float, upto: float) -> float:
         """The number of samples in (above, upto]; within a bucket they are assumed to be spread evenly."""
         weight = 0.0
-        for count, (start, end) in zip(self.counts, _SPANS, strict=True):
-            if start < upto and end > above:
-                inside = above <= start and end <= upto
-                weight += count if inside else count * (min(upto, end) - max(above, start)) / (end - start)
+        for bucket, width, span in _overlap_buckets(above, upto):
+            weight += self.counts[bucket] * width / span
         return weight
+
+
+@functools.lru_cache(maxsize=256)
+def _overlap_buckets(above: float, upto: float) -> tuple[tuple[int, float, float], ...]:
+    """Each bucket that overlaps (above, upto], with the width of the overlap and of the bucket.
+
+    The questions asked at every call are always the same few.
+    """
+    overlaps = []
+    for bucket, (start, end) in enumerate(_SPANS):
+        if start < upto and end > above:
+            inside = above <= start and end <= upto
+            overlaps.append((bucket, 1.0, 1.0) if inside else (bucket, min(upto, end) - max(above, start), end - start))
+    return tuple(overlaps)
 
 
 @functools.cache

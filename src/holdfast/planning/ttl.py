@@ -55,8 +55,11 @@ def choose_ttl(
     held_tokens = stakes.prompt if hour_chain or stakes.written == stakes.prompt else 0
     written_tokens = stakes.written if hour_chain else held_tokens
     pauses_left = probabilities.pauses_left
-    hour = hour_ttl_pays(held_tokens, written_tokens, pauses_left, upgrade_probability=upgrade, times=times)
-    hour_gain = float(hour.saved_units)
+    hour_gain = 0.0
+    # In most calls an hour is no option, and exact arithmetic on zeros takes as long as on anything else.
+    if held_tokens or written_tokens:
+        hour = hour_ttl_pays(held_tokens, written_tokens, pauses_left, upgrade_probability=upgrade, times=times)
+        hour_gain = float(hour.saved_units)
     if hour_gain > max(anchor_gain, 0.0):
         return TtlChoice("hour", hour_gain, f"{pauses_left:.1f} pauses of up to an hour are expected")
     pause_forecast = f"a pause of 5 to 60 minutes follows with probability {pause:.1%}"

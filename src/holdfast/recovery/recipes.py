@@ -26,6 +26,8 @@ class RecoveryStep(msgspec.Struct, frozen=True):
 
 
 class RecoveryRecipe(msgspec.Struct, frozen=True):
+    """What is done about a known failure: steps in order, how often, and what happens if they do not help."""
+
     scenario: FailureScenario
     steps: tuple[RecoveryStep, ...]
     escalation: EscalationPolicy

@@ -33,6 +33,8 @@ class FailureScenario(enum.StrEnum):
 
 
 class StepName(enum.StrEnum):
+    """A step of a recipe; some only the host program can do."""
+
     AcceptTrustPrompt = "accept_trust_prompt"
     RedirectPromptToAgent = "redirect_prompt_to_agent"
     RebaseBranch = "rebase_branch"

@@ -26,14 +26,17 @@ from holdfast.providers.errors import classify_status, get_header, retry_delay
 from holdfast.providers.registry import Provider, get_provider
 from holdfast.providers.wire_request import OnRetry
 from holdfast.simulator.anthropic.api import AnthropicApi
+from holdfast.simulator.anthropic.validation import check_anthropic_window
 from holdfast.simulator.cache_diagnostics import AnsweredRequests
 from holdfast.simulator.exchange import ConnectionCut, Pause, RecordedRequest, RequestRing, SimulatedResponse
 from holdfast.simulator.explicit_caches import SimulatedExplicitCaches
 from holdfast.simulator.faults import DeliveryFault, Fault, RefusalFault, StatusFault, apply_delivery_fault, parse_fault
 from holdfast.simulator.gemini.api import GeminiApi
+from holdfast.simulator.gemini.validation import check_gemini_window
 from holdfast.simulator.hosts import AzureChatApi, AzureResponsesApi, BedrockApi, HostChatApi, VertexApi
 from holdfast.simulator.openai.chat_completions import OpenAIChatApi
 from holdfast.simulator.openai.responses import OpenAIResponsesApi
+from holdfast.simulator.openai.validation import check_openai_window
 from holdfast.simulator.openrouter.api import OpenRouterApi
 from holdfast.simulator.provider_api import (
     EMPTY,
@@ -43,7 +46,6 @@ from holdfast.simulator.provider_api import (
     SimulatedRequest,
     refuse,
 )
-from holdfast.simulator.refusals import is_refusal_due, make_refusal
 from holdfast.simulator.request_blocks import TokenCounts
 from holdfast.simulator.script import (
     ReplyFunction,
@@ -53,7 +55,7 @@ from holdfast.simulator.script import (
     choose_stop_reason,
     parse_script,
 )
-from holdfast.types.blocks import Block
+from holdfast.types.blocks import Block, is_thinking
 from holdfast.types.json_encoding import sha256_hex
 from holdfast.types.reply import CacheDiagnosis, Reply
 from holdfast.types.usage import Usage
@@ -63,6 +65,26 @@ ADVANCE_SECONDS_MAX = 10 * 365 * 24 * 3_600.0
 FAILING_TURNS_MAX = 10_000  # Bounds the memory of a long-running simulator.
 PATH_CHARS_MAX = 80
 _numbers = count(1)
+
+_WINDOW_CHECKS = {"anthropic": check_anthropic_window, "gemini": check_gemini_window}
+
+_ERROR_TEXTS = {
+    "anthropic": {
+        "ttl": "system.0.cache_control.ephemeral.ttl: Extra inputs are not permitted",
+        "thinking": "messages.1.content.0: Invalid `signature` in `thinking` block",
+        "unpaired": "messages.2: `tool_use` ids were found without `tool_result` blocks immediately after: toolu_1. "
+        "Each `tool_use` block must have a corresponding `tool_result` block in the next message.",
+    },
+    "gemini": {
+        "thinking": "Thought signature is not valid.",
+        "unpaired": "Please ensure that function response turn comes immediately after a function call turn.",
+    },
+}
+_OPENAI_TEXTS = {
+    "ttl": "Invalid value for 'prompt_cache_breakpoint': ttl is not supported.",
+    "thinking": "The encrypted content of the reasoning item at input.1 could not be verified; send it as it came.",
+    "unpaired": "No tool output found for function call 'call_1'.",
+}
 
 
 class RequestHandler(Protocol):
@@ -254,8 +276,8 @@ class SimulatedProvider:
         if isinstance(fault, StatusFault):
             return self._fail(api, fault)
         if isinstance(fault, RefusalFault):
-            if is_refusal_due(fault, request):
-                raise make_refusal(request, fault, api.provider)
+            if _is_refusal_due(fault, request):
+                raise _make_refusal(request, fault, api.provider)
             fault = None
         outcome, self._entries = begin_cache_call(request.model.cache, self._entries, request.call)
         reply = self._reply(api, request, scripted, outcome)
@@ -316,7 +338,7 @@ class SimulatedProvider:
         for index in range(self._failures.get(key, 0), len(scripted.faults)):
             fault = scripted.faults[index]
             repeats = isinstance(fault, RefusalFault) and fault.objection != "unpaired"
-            if isinstance(fault, RefusalFault) and not is_refusal_due(fault, request):
+            if isinstance(fault, RefusalFault) and not _is_refusal_due(fault, request):
                 continue
             # An unpaired tool call is refused once; other objections as long as their cause is in the request.
             self._failures[key] = index if repeats else index + 1
@@ -393,3 +415,38 @@ def encode_refusal(http_request: SimulatedRequest, error: ProviderError) -> tupl
     """The error response of the API that the request uses, or of the first one if no API takes the request."""
     api = find_api(http_request) or APIS[0]
     return api, *api.encode_error(error)
+
+
+def _is_refusal_due(fault: RefusalFault, request: AcceptedRequest) -> bool:
+    match fault.objection:
+        case "window":
+            return request.call.tokens > fault.limit
+        case "breakpoints":
+            return len(request.call.breakpoints) > fault.limit
+        case "ttl":
+            ttls = request.model.cache.ttls_seconds
+            shortest = min(ttls.values(), default=0)
+            return any(ttls.get(breakpoint.ttl, 0) > shortest for breakpoint in request.call.breakpoints)
+        case "thinking":
+            return any(is_thinking(block) for message in request.messages for block in message.content)
+        case "unpaired":
+            return True
+
+
+def _make_refusal(request: AcceptedRequest, fault: RefusalFault, provider: str) -> ProviderError:
+    """The provider's error for a request that it objects to."""
+    match fault.objection:
+        case "window":
+            smaller = msgspec.structs.replace(request.model, context_tokens_max=fault.limit)
+            try:
+                _WINDOW_CHECKS.get(provider, check_openai_window)(request.call.tokens, smaller)
+            except ProviderError as error:
+                return error
+            return refuse("prompt is too long")
+        case "breakpoints" if provider == "anthropic":
+            count = len(request.call.breakpoints)
+            return refuse(f"A maximum of {fault.limit} blocks with cache_control may be provided. Found {count}.")
+        case "breakpoints":
+            return refuse("Unsupported parameter: 'prompt_cache_breakpoint' is not supported with this model.")
+        case objection:
+            return refuse(_ERROR_TEXTS.get(provider, _OPENAI_TEXTS).get(objection, _OPENAI_TEXTS[objection]))

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from holdfast.catalog.schema import Model
 from holdfast.errors import UserError
 from holdfast.providers.adapter import Adapter
-from holdfast.providers.gemini import cached_content, encode, errors, response, stream
+from holdfast.providers.gemini import cached_content, encode, errors, stream
 from holdfast.providers.gemini.decode import decode_gemini_request
 from holdfast.providers.sse import EventStreamDecoder
 from holdfast.types.prompt import Ttl
@@ -21,9 +21,9 @@ class GeminiAdapter(Adapter):
     request_head = staticmethod(encode.gemini_request_head)
     endpoint = staticmethod(encode.gemini_endpoint)
     decode_request = staticmethod(decode_gemini_request)
-    encode_reply = staticmethod(response.encode_gemini_reply)
+    encode_reply = staticmethod(stream.encode_gemini_reply)
     decode_reply = staticmethod(stream.decode_gemini_reply)
-    encode_stream = staticmethod(response.encode_gemini_stream)
+    encode_stream = staticmethod(stream.encode_gemini_stream)
     encode_error = staticmethod(errors.encode_gemini_error)
     decode_error = staticmethod(errors.decode_gemini_error)
 

@@ -1,16 +1,19 @@
-"""Decodes Gemini's responses: one fold for complete and for streamed ones."""
+"""Gemini's responses: decodes them, complete or streamed, with one fold, and encodes replies in their format."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 import msgspec
 
 from holdfast.providers.errors import decoding_errors
+from holdfast.providers.gemini.encode import lower_gemini_entry
 from holdfast.providers.gemini.errors import decode_gemini_stream_error
-from holdfast.providers.gemini.parts import decode_gemini_part
-from holdfast.providers.json_splice import make_valid_arguments
-from holdfast.providers.sse import ServerSentEvent
+from holdfast.providers.gemini.parts import decode_gemini_part, encode_gemini_parts
+from holdfast.providers.json_splice import encode_string, make_valid_arguments
+from holdfast.providers.sse import ServerSentEvent, encode_event, split_into_deltas
 from holdfast.types.blocks import THINKING_TYPES, Block, Opaque, Text, Thinking, ToolUse
-from holdfast.types.json_encoding import sha256_hex
+from holdfast.types.json_encoding import encode_json, sha256_hex
+from holdfast.types.prompt import HistoryEntry
 from holdfast.types.reply import (
     Delta,
     Reply,
@@ -41,6 +44,15 @@ STOP_REASONS: dict[str, StopReason] = {
 }
 
 _ID_CHARS = 12
+
+_REASONS: dict[StopReason, bytes] = {
+    "end_turn": b"STOP",
+    "tool_use": b"STOP",
+    "stop_sequence": b"STOP",
+    "max_tokens": b"MAX_TOKENS",
+    "refusal": b"SAFETY",
+    "error": b"OTHER",
+}
 
 
 class _Content(msgspec.Struct, frozen=True):
@@ -235,3 +247,46 @@ def encode_gemini_usage(usage: Usage) -> dict[str, int]:
         "candidatesTokenCount": usage.output,
         "totalTokenCount": usage.tokens_sent + usage.output,
     }
+
+
+def encode_gemini_reply(reply: Reply) -> bytes:
+    return _encode_chunk(reply, b",".join(encode_gemini_parts(_lowered_content(reply))), last=True)
+
+
+def encode_gemini_stream(reply: Reply) -> Iterator[bytes]:
+    """One part per chunk; the last chunk has the finish reason and the usage."""
+    parts = list(encode_gemini_parts(tuple(_split_text(_lowered_content(reply))))) or [b""]
+    for part in parts[:-1]:
+        yield encode_event(_encode_chunk(reply, part, last=False))
+    yield encode_event(_encode_chunk(reply, parts[-1], last=True))
+
+
+def _lowered_content(reply: Reply) -> tuple[Block, ...]:
+    lowered = lower_gemini_entry(HistoryEntry("assistant", reply.content))
+    return lowered.content if lowered else ()
+
+
+def _split_text(content: tuple[Block, ...]) -> Iterator[Block]:
+    """Split text into several blocks, except where it is signed: a signature covers the whole part that it is on."""
+    for previous, block in pairwise((None, *content)):
+        match block:
+            case Text(text=text) if not (isinstance(previous, Thinking) and previous.signature):
+                yield from map(Text, split_into_deltas(text))
+            case Thinking(text=text, signature=signature) if text:
+                *first, last = split_into_deltas(text)
+                yield from map(Thinking, first)
+                yield Thinking(last, signature)
+            case None:
+                pass
+            case _:
+                yield block
+
+
+def _encode_chunk(reply: Reply, parts: bytes, *, last: bool) -> bytes:
+    reason = _REASONS.get(reply.stop_reason) if last else None
+    finish = b"" if reason is None else b',"finishReason":"%b"' % reason
+    # In a stream Gemini sends the usage in the last chunk.
+    usage = b'"usageMetadata":%b,' % encode_json(encode_gemini_usage(reply.usage)) if last else b""
+    return (
+        b'{"candidates":[{"content":{"role":"model","parts":[%b]}%b,"index":0}],%b"modelVersion":%b,"responseId":%b}'
+    ) % (parts, finish, usage, encode_string(reply.model), encode_string(reply.id))
