@@ -353,3 +353,19 @@ def test_migrating_creates_the_tables_and_leaves_filling_them_to_the_first_query
         assert store.read_facts().pending_sessions == 1
         assert store.cost_queries().totals().spent_usd == Decimal("0.75")
         check(store)
+
+
+def test_a_window_around_all_calls_is_answered_by_the_rows_of_sessions(store: DatabaseEventLog, address: str) -> None:
+    store.append(call_events(20, "s")).result(10)
+    store.append(call_events(20, "other")).result(10)
+    first, last = (min(row.started_at for row in store.sessions()), max(row.last_event_at for row in store.sessions()))
+    around, later = LedgerScope(first, last + 1), LedgerScope(first + 1, last + 1)
+    costs = store.cost_queries()
+    assert costs.list_sessions(around) == costs.list_sessions()
+    assert costs.count_sessions(around) == 2
+    # The sums of their days are read for a part of the time only.
+    run_sql(address, "DELETE FROM session_days")
+    run_sql(address, "DELETE FROM calls")
+    assert (costs.count_sessions(around), costs.count_sessions(later)) == (2, 0)
+    assert [row.id for row in costs.list_sessions(around)] == [row.id for row in store.cost_queries().list_sessions()]
+    assert costs.list_sessions(LedgerScope(first, last)) == ()

@@ -426,3 +426,30 @@ def test_the_longest_ids_of_unusual_characters_are_preserved(store: EventLog) ->
     store.append(events).result(10)
     assert [list(store.read(text)) for text in longest] == [[expected_event] for expected_event in events]
     assert [row.id for row in store.sessions()] == longest[::-1]
+
+
+def test_several_sessions_are_read_at_once_each_after_its_event(store: DatabaseEventLog) -> None:
+    ids = ("a", "b", "c", "d")
+    for session in ids:
+        store.append([session_started_event(session)]).result(10)
+    for session in reversed(ids):
+        store.append(call_events(8, session)).result(10)
+    types = ("session.started", "llm.call_completed")
+    expected = {id: list(store.read(id, types=types)) for id in ids}
+    assert all(len(events) > 2 for events in expected.values())
+    after = {
+        "a": None,
+        "b": expected["b"][1].id,
+        "c": expected["c"][-1].id,
+        "d": "unknown",
+        "none": None,
+        "\ud800": None,
+    }
+    assert store.read_sessions(after, types=types) == {
+        "a": tuple(expected["a"]),
+        "b": tuple(expected["b"][2:]),
+        "c": (),
+        "none": (),
+    }
+    assert store.read_sessions({"a": expected["b"][1].id}, types=types) == {}
+    assert store.read_sessions({}, types=types) == {}

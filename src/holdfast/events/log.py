@@ -73,6 +73,14 @@ class SessionRow(msgspec.Struct, frozen=True, gc=False):
     is_simulated: int = 0
 
 
+class LogPosition(msgspec.Struct, frozen=True, array_like=True):
+    """The end of a session's log in a store: what was computed from a log holds as long as its position is equal."""
+
+    store: str
+    event_count: int
+    cells: tuple[object, ...]
+
+
 class EventLog(Protocol):
     """An append is durable, complete and in order once its future is done; every later read sees it."""
 

@@ -37,6 +37,10 @@ OpenNotifications = Callable[[Callable[[], None]], FeedNotifications]
 """Begins to call a function, from any thread."""
 
 
+BUDGET_USD_MAX = 1_000_000
+"""Of a key's budget. What is larger is a mistake."""
+
+
 class KeyRow(msgspec.Struct, frozen=True):
     """`digest` is that of the secret part; the key itself is shown once and never stored.
 

@@ -2,7 +2,7 @@
 
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Protocol, Self
@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.errors import StoreError, UserError
 from holdfast.events.conversation_keys import iterate_conversation_keys
-from holdfast.events.log import Event, SessionRow
+from holdfast.events.log import Event, LogPosition, SessionRow
 from holdfast.events.payloads.calls import UNPRICED
 from holdfast.events.records import OpenNotifications
 from holdfast.ledger.analytics.queries import AnalyticsQueries, CostQueries
@@ -40,18 +40,21 @@ from holdfast.stores.sql.events import (
     build_events_page,
     build_events_query,
     build_prunable_query,
+    build_sessions_events,
     damaged_sessions_error,
     decode_event_row,
     decode_session_row,
     encode_events,
     is_storable_text,
+    select_event_positions,
+    select_positions,
     tally_sessions,
 )
 from holdfast.stores.sql.records import DatabaseRecords
 from holdfast.stores.write.queue import AppendJob, DeleteJob, PruneJob, RollUpJob, WriteJob
 
 READ_BATCH_EVENTS = 128  # Bounds what a reader of a long session holds in memory.
-SESSIONS_AT_ONCE = 500  # Ids per page of pending sessions; the next page starts after the last id.
+SESSIONS_AT_ONCE = 500  # Ids per statement; a page of pending sessions starts after the last id of the one before.
 _ROWS_MAX = 2**62  # No limit: more rows than any table has, and within every engine's integers.
 
 
@@ -178,6 +181,35 @@ class DatabaseEventLog:
                 seq = as_int(row_seq)
                 yield decode_event_row(columns)
 
+    def read_sessions(self, after: Mapping[str, str | None], *, types: Sequence[str]) -> dict[str, tuple[Event, ...]]:
+        """The events of these types of several sessions at once, each from its start or after its event.
+
+        A session is left out if it does not have that event any more. All events are held in memory: ask for as many
+        sessions as have few enough.
+        """
+        starts = {id: 0 for id, event_id in after.items() if event_id is None and is_storable_text(id)}
+        ids = {event_id: id for id, event_id in after.items() if event_id is not None}
+        for page in _split_pages(tuple(ids)):
+            for event_id, session_id, seq in self._fetch(select_event_positions(len(page)), page):
+                if ids[str(event_id)] == session_id:
+                    starts[str(session_id)] = as_int(seq)
+        found: dict[str, list[tuple[int, Event]]] = {id: [] for id in starts}
+        # Those that are read from their start apart from those of which only the newest events are read.
+        for group in ([id for id in starts if not starts[id]], [id for id in starts if starts[id]]):
+            for page in _split_pages(group):
+                cells: list[Cell] = [*page, min(starts[id] for id in page), *types]
+                for row_seq, *columns in self._fetch(build_sessions_events(len(page), len(types)), cells):
+                    event, seq = decode_event_row(columns), as_int(row_seq)
+                    if seq > starts[event.session_id]:
+                        found[event.session_id].append((seq, event))
+        return {id: tuple(event for _, event in sorted(events, key=_by_seq)) for id, events in found.items()}
+
+    def read_positions(self, session_ids: Sequence[str]) -> dict[str, LogPosition]:
+        """Where the logs of sessions end now; a session that is not stored has none."""
+        ids = [id for id in dict.fromkeys(session_ids) if is_storable_text(id)]
+        rows = (row for page in _split_pages(ids) for row in self._fetch(select_positions(len(page)), page))
+        return {str(id): LogPosition(self._name, as_int(events), tuple(cells)) for id, events, *cells in rows}
+
     def sessions(self, *, limit: int | None = None) -> tuple[SessionRow, ...]:
         if limit is not None and limit < 0:
             raise UserError(f"the limit cannot be {limit}: use 0 or more, or none")
@@ -186,9 +218,10 @@ class DatabaseEventLog:
 
     def find_sessions(self, event_ids: Sequence[str]) -> frozenset[str]:
         ids = sorted({id for id in event_ids if is_storable_text(id)})
-        pages = (ids[start : start + SESSIONS_AT_ONCE] for start in range(0, len(ids), SESSIONS_AT_ONCE))
         return frozenset(
-            str(session_id) for page in pages for (session_id,) in self._fetch(build_events_query(len(page)), page)
+            str(session_id)
+            for page in _split_pages(ids)
+            for (session_id,) in self._fetch(build_events_query(len(page)), page)
         )
 
     def learned_events(self, *, limit: int) -> tuple[Event, ...]:
@@ -312,6 +345,14 @@ class DatabaseEventLog:
             raise StoreError(f"the store {self._name} was opened before this process was forked: open it again here")
         if not self._release.alive:
             raise StoreError(str(self._closed))
+
+
+def _split_pages(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (ids[start : start + SESSIONS_AT_ONCE] for start in range(0, len(ids), SESSIONS_AT_ONCE))
+
+
+def _by_seq(row: tuple[int, Event]) -> int:
+    return row[0]
 
 
 def _release(pid: int, resources: tuple[JobWriter, Reader, ChangeRunner], closed: StoreError) -> None:

@@ -53,10 +53,12 @@ GENERATED = [
     "INSERT INTO holdfast.reservations SELECT 'r' || i, 'k' || i % 50, '2026-01-01', 1, 0, {at}, i / 10 % 2 "
     "FROM generate_series(0, {events} - 1, 10) AS i",
     "INSERT INTO holdfast.shared_values SELECT 'v' || i, '', {at} FROM generate_series(0, {events} - 1, 10) AS i",
+    "INSERT INTO holdfast.instruction_encodings SELECT convert_to('k' || i, 'UTF8'), '', i "
+    "FROM generate_series(0, {events} - 1, 10) AS i",
 ]
 GROWING = {
     *("sessions", "events", "calls", "charges", "failures", "conversation_keys", "session_days", "reservations"),
-    "shared_values",
+    *("shared_values", "instruction_encodings"),
 }
 
 # Statements that are about all rows, with the reason.

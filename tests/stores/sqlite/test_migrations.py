@@ -64,6 +64,8 @@ def test_the_shipped_migrations_are_numbered_from_one() -> None:
         (16, "partitions"),
         (17, "session_list"),
         (18, "key_models"),
+        (19, "failed_calls"),
+        (20, "encodings"),
     ]
     assert "CREATE TABLE events" in shipped[0].sql
 
@@ -119,11 +121,20 @@ def test_a_failed_migration_leaves_the_database_unchanged(connection: sqlite3.Co
 
 
 def test_migrations_before_a_failed_one_remain(tmp_path: Path) -> None:
-    with closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as connection:
+    with closing(sqlite3.connect(tmp_path / "old.db", isolation_level=None)) as connection:
+        migrate_sqlite(connection, load_migrations("sqlite")[:2])
         with pytest.raises(sqlite3.OperationalError, match="nowhere"):
             migrate_sqlite(connection, [*load_migrations("sqlite"), BROKEN])
         assert read_sqlite_version(connection) == SHIPPED
-        assert "events" in tables(connection)
+        assert "api_keys" in tables(connection)
+
+
+def test_a_database_is_created_whole_or_not_at_all(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "new.db", isolation_level=None)) as connection:
+        with pytest.raises(sqlite3.OperationalError, match="nowhere"):
+            migrate_sqlite(connection, [*load_migrations("sqlite"), BROKEN])
+        assert read_sqlite_version(connection) == 0
+        assert tables(connection) == set()
 
 
 def test_concurrent_programs_migrate_one_database_once(path: Path) -> None:

@@ -15,6 +15,7 @@ from holdfast.events.payloads.session import SessionStarted, TurnStarted
 from holdfast.ledger.analytics.queries import (
     NO_FILTER,
     CacheBreakCall,
+    CallFailure,
     Group,
     GroupBy,
     GroupFilter,
@@ -135,8 +136,12 @@ class SqlRollUpSource:
 
     def _has_session_sums(self, scope: LedgerScope) -> bool:
         """Whether the sums in the rows of sessions are those of the scope."""
-        is_all_time = scope.since <= 0 and scope.until > AT_MAX
-        return is_all_time and (scope.simulated or not self._fetch(queries.ANY_MIXED_SESSION, ()))
+        if scope.since > 0 or scope.until <= AT_MAX:
+            ((first_at, last_at),) = self._fetch(queries.TIME_SPAN, ())
+            is_all_time = first_at is None or (scope.since <= first_at and last_at < scope.until)  # type: ignore[operator] # columns of numbers
+            if not is_all_time:
+                return False
+        return scope.simulated or not self._fetch(queries.ANY_MIXED_SESSION, ())
 
     def _session_parameters(self, scope: LedgerScope) -> tuple[int, tuple[Cell, ...]]:
         """How many parts of days count, and the parameters of a query over all sessions."""
@@ -148,7 +153,7 @@ class SqlRollUpSource:
 
     def _one_session(self, scope: LedgerScope, session_id: str) -> list[tuple[SessionRow, Sums]]:
         sums = sum((Sums(*amounts) for _, amounts in self.rows(SESSION_DAYS, (), scope)), Sums())
-        rows = map(decode_session_row, self._fetch(queries.SESSION_ROW, (session_id,)))
+        rows = map(decode_session_row, self._fetch(queries.select_session_rows(1), (session_id,)))
         return [(row, sums) for row in rows if sums.calls or sums.spent]
 
     def unpriced(self, scope: LedgerScope) -> tuple[UnpricedUsage, ...]:
@@ -300,6 +305,19 @@ class SqlAnalyticsQueries:
                 counts[str(outcome)] = counts.get(str(outcome), 0) + calls
         return counts
 
+    def call_failures(
+        self, scope: LedgerScope = FULL_SCOPE, *, outcome: str | None = None, limit: int, skip: int = 0
+    ) -> tuple[CallFailure, ...]:
+        self._catch_up()
+        chosen = () if outcome is None else (outcome,)
+        part = (*_scope_parameters(scope), *chosen, limit + skip)
+        return tuple(
+            CallFailure(decode_session_row(columns), at, str(model), str(outcome), as_int(latency_ms), as_int(retries))  # type: ignore[arg-type] # a column of numbers
+            for *columns, at, model, outcome, latency_ms, retries in self._fetch(
+                queries.select_call_failures(outcome=outcome is not None), (*part, *part, limit, skip)
+            )
+        )
+
     def latencies(self, scope: LedgerScope = FULL_SCOPE) -> dict[str, dict[int, int]]:
         self._catch_up()
         counts_by_model: dict[str, dict[int, int]] = {}
@@ -367,6 +385,12 @@ class SqlAnalyticsQueries:
         rows = self._fetch(queries.select_last_verdicts(len(session_ids)), session_ids)
         return {str(session_id): _decode_call_verdict(verdict) for session_id, verdict in rows}
 
+    def find_session_rows(self, session_ids: Sequence[str]) -> tuple[SessionRow, ...]:
+        if not session_ids:
+            return ()
+        rows = self._fetch(queries.select_session_rows(len(session_ids)), session_ids)
+        return tuple(map(decode_session_row, rows))
+
     def find_sessions(
         self, filter_: SessionFilter = ALL_SESSIONS, ordering: SessionOrdering = NEWEST_FIRST, *, limit: int
     ) -> tuple[ListedSession, ...]:
@@ -384,9 +408,11 @@ class SqlAnalyticsQueries:
         unpriced = {
             str(id): as_int(calls) for id, calls in self._fetch(queries.count_unpriced(len(ids)), (UNPRICED, *ids))
         }
+        models = {str(id): str(model) for id, model in self._fetch(queries.select_last_models(len(ids)), ids)}
         return tuple(
             ListedSession(
                 row,
+                models.get(row.id, row.model),
                 build_amounts(sums[row.id]),
                 worst.get(row.id),
                 unpriced.get(row.id, 0),

@@ -112,7 +112,6 @@ LEDGER_EVENTS = (
     f"SELECT seq, {_EVENT_LIST} FROM holdfast.events WHERE session_id = ? AND seq > ? AND type IN ({_EVENT_TYPES}) "
     "AND (type <> 'message.appended' OR strpos(payload, ?) > 0) ORDER BY seq LIMIT ?"
 )
-SESSION_ROW = f"SELECT {', '.join(SESSION_COLUMNS)} FROM holdfast.sessions WHERE id = ?"
 LATENCIES = (
     "SELECT model, latency_ms, count(*) FROM holdfast.calls "
     "WHERE at >= ? AND at < ? AND simulated <= ? GROUP BY model, latency_ms"
@@ -248,6 +247,11 @@ _TOTAL_ORDER_SQL: dict[SessionOrder, str] = {
 }
 
 
+# Every call is between these times. Both are looked up in an index.
+TIME_SPAN = (
+    "SELECT (SELECT s.started_at FROM holdfast.sessions AS s ORDER BY s.started_at LIMIT 1), "
+    "(SELECT s.last_event_at FROM holdfast.sessions AS s ORDER BY s.last_event_at DESC LIMIT 1)"
+)
 # Sessions that were continued as simulated ones: their sums contain calls of both kinds.
 ANY_MIXED_SESSION = (
     "SELECT 1 FROM holdfast.sessions AS s WHERE s.is_simulated > 0 AND EXISTS "
@@ -285,6 +289,10 @@ def select_worst_verdicts(sessions: int) -> str:
     """Parameters: since, until, maximum of `simulated`, the session ids."""
     where = f"lost > 0 AND at >= ? AND at < ? AND simulated <= ?{_in_sessions(sessions)}"
     return _select_first_call("kind", "lost DESC, number", where)
+
+
+def select_session_rows(sessions: int) -> str:
+    return f"SELECT {', '.join(SESSION_COLUMNS)} FROM holdfast.sessions WHERE id IN ({repeat_params(sessions)})"
 
 
 def select_last_models(sessions: int) -> str:
@@ -394,7 +402,8 @@ def sum_key_spending() -> str:
 def select_cache_breaks(*, kind: bool, component: bool) -> str:
     """Parameters: since, until, maximum of `simulated`, kind, component, limit and offset."""
     where = f"kind <> 'held' AND {_time_condition(1)} AND simulated <= ?"
-    where += " AND kind = ?" * kind + " AND component = ?" * component
+    where += " AND kind = ?" if kind else " AND kind <> 'first_use'"
+    where += " AND component = ?" * component
     order = "lost DESC, session_id, number, event_id"
     # Choose the page first and join the wide rows afterwards, so that they are not sorted.
     page = f"SELECT session_id, event_id FROM holdfast.calls WHERE {where} ORDER BY {order} LIMIT ? OFFSET ?"
@@ -402,6 +411,24 @@ def select_cache_breaks(*, kind: bool, component: bool) -> str:
         f"SELECT session_id, name, number, at, c.model, verdict FROM ({page}) AS page "
         f"JOIN holdfast.calls AS c USING (session_id, event_id) "
         f"LEFT JOIN holdfast.sessions ON id = session_id ORDER BY {order}"
+    )
+
+
+def select_call_failures(*, outcome: bool) -> str:
+    """Parameters, twice: since, until, maximum of `simulated`, outcome, limit plus offset. Then limit and offset."""
+    # That it did not complete is a literal: only then is the partial index used.
+    conditions = {"calls": " AND outcome <> 'completed'", "failures": ""}
+    chosen = " AND outcome = ?" * outcome
+    newest = " UNION ALL ".join(
+        f"SELECT * FROM (SELECT session_id, event_id, at, model, outcome, latency_ms, retries FROM holdfast.{table} "
+        f"WHERE at >= ? AND at < ? AND simulated <= ?{condition}{chosen} ORDER BY at DESC, event_id DESC LIMIT ?) "
+        f"AS {table}_part"
+        for table, condition in conditions.items()
+    )
+    columns = ", ".join(f"s.{name}" for name in SESSION_COLUMNS)
+    return (
+        f"SELECT {columns}, f.at, f.model, f.outcome, f.latency_ms, f.retries FROM ({newest}) AS f "
+        "JOIN holdfast.sessions AS s ON s.id = f.session_id ORDER BY f.at DESC, f.event_id DESC LIMIT ? OFFSET ?"
     )
 
 

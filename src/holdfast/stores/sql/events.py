@@ -26,7 +26,7 @@ OPENING_CHARACTERS_MAX = 80
 _OPENING_SEARCHED_CHARACTERS = 400  # Bounds what collapsing white space reads of a long text.
 _NUMBERS = frozenset((float, int))
 _ACTORS = frozenset(get_args(Actor))
-Cell = str | int | float | None
+Cell = str | bytes | int | float | None
 FetchRows = Callable[[str, Sequence[Cell]], list[tuple[object, ...]]]
 SESSION_COLUMNS = SessionRow.__struct_fields__
 _KNOWN_TYPES = frozenset(payload.__struct_config__.tag for payload in get_args(AnyPayload))
@@ -319,11 +319,36 @@ ON CONFLICT (id) DO UPDATE SET
 
 
 @cache
+def select_positions(sessions: int) -> str:
+    """Parameters: the ids of sessions. All that says whether a log, or what the ledger made of it, has changed."""
+    columns = (
+        "id, event_count, last_event_id, started_at, last_event_at, calls_total, sent_total, read_total, spent_total, "
+        "lost_total"
+    )
+    # A sequence number is never used again: a session that was deleted and imported again has others.
+    last = "SELECT e.seq FROM holdfast.events AS e WHERE e.session_id = s.id ORDER BY e.seq DESC LIMIT 1"
+    return f"SELECT {columns}, ({last}) FROM holdfast.sessions AS s WHERE s.id IN ({repeat_params(sessions)})"
+
+
+@cache
 def build_events_page(types: int) -> str:
     """Parameters: the session, the position before the page, the types if only some are read, and the limit."""
     if not types:
         return EVENTS_PAGE
     return EVENTS_PAGE.replace(" ORDER BY", f" AND type IN ({repeat_params(types)}) ORDER BY")
+
+
+@cache
+def build_sessions_events(sessions: int, types: int) -> str:
+    """Parameters: the ids of sessions, the position after which their events are read, and the types."""
+    chosen = f"session_id IN ({repeat_params(sessions)}) AND seq > ? AND type IN ({repeat_params(types)})"
+    return f"SELECT seq, {_EVENT_LIST} FROM holdfast.events WHERE {chosen}"
+
+
+@cache
+def select_event_positions(events: int) -> str:
+    """Parameters: the ids of events."""
+    return f"SELECT id, session_id, seq FROM holdfast.events WHERE id IN ({repeat_params(events)})"
 
 
 def build_events_query(ids: int) -> str:

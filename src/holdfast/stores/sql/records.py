@@ -1,6 +1,5 @@
 """Keys, budgets, controls, settings, leases and the global order of events in a database, for all engines."""
 
-import asyncio
 import json
 from collections.abc import Sequence
 
@@ -154,6 +153,8 @@ class DatabaseRecords:
 
     async def look_up_controls(self, session_id: str) -> CacheControls:
         # A database may be remote or locked, and a query on the event loop would block every other session.
+        import asyncio  # noqa: PLC0415 - commands that only read start in three quarters of the time without it
+
         return await asyncio.to_thread(self.controls, session_id)
 
     def session_controls(self) -> dict[str, SessionControl]:

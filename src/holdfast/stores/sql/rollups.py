@@ -1,6 +1,5 @@
 """Writes the roll-up tables in the same transaction as the events they are derived from.
 
-
 The accounting state of a session is cached, and stored now and then, so that a process that continues a long session
 reads its newest events only. It is rebuilt from the log where neither is of use. A session whose events are not all in
 the tables (written by an older version, or left over from an interrupted rebuild) is processed from its first event on

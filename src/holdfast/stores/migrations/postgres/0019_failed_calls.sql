@@ -1,0 +1,2 @@
+-- The newest calls that did not complete: few among many.
+CREATE INDEX calls_not_completed ON holdfast.calls (at) WHERE outcome <> 'completed';
