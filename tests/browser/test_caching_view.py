@@ -1,13 +1,15 @@
 """The Caching view: it shows what the API returns, counts down, and its buttons work."""
 
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from holdfast.catalog.lookup import shipped_models
-from holdfast.clock import new_ulid, system_clock
+from holdfast.clock import Clock, ManualClock, new_ulid, system_clock
 from holdfast.engine.guard import WarningLog
 from holdfast.engine.recorder import CallRecorder, ObservedRequest
+from holdfast.planning.explicit_cache import ExplicitCacheConfig
 from holdfast.runtime.session import Session
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
@@ -28,14 +30,15 @@ class OwnService:
         self.client = client
         self.store = store
 
-    def session(self, name: str, **options: str) -> Session:
+    def session(self, name: str, model: str = "anthropic:claude-sonnet-5-5", *, clock: Clock = system_clock) -> Session:
         return Session.create(
-            model=options.get("model", "anthropic:claude-sonnet-5-5"),
+            model=model,
             name=name,
             system_prompt=LONG,
             store=self.store,
-            transport=SimulatedProvider(clock=system_clock),
+            transport=SimulatedProvider(clock=clock),
             simulated=False,
+            clock=clock,
         )
 
 
@@ -105,6 +108,7 @@ async def test_buttons_disable_enable_and_invalidate(page: Page, own_service: Ow
         assert own_service.client.get(f"/api/cache/{session.id}")["caching_enabled"]
         page.click(f"{row} [data-does=invalidate]")
         page.wait_until(lambda: "tokens again, about $" in page.text("section[aria-label='Invalidate a cache']"))
+        assert page.run("return document.activeElement.textContent") == "Keep it", "Enter once more changes nothing"
         page.click("[data-does=keep]")
         assert own_service.client.get(f"/api/cache/{session.id}")["last_invalidated_at"] is None, "it asks first"
         page.click(f"{row} [data-does=invalidate]")
@@ -147,6 +151,28 @@ def test_settings_match_the_api_and_are_saved(page: Page, own_service: OwnServic
     page.open("caching")
     assert page.run("return document.querySelector('#set-ttl').value") == "1h"
     assert not page.run("return document.querySelector('#set-anthropic').checked")
+
+
+async def test_settings_say_which_ttls_are_in_force(page: Page, own_service: OwnService) -> None:
+    page.url = own_service.client.url
+    page.open("caching")
+    default = f"by each session, else {ExplicitCacheConfig().ttl_seconds // 60} min"
+    assert page.texts("#set-gemini-ttl option")[0] == default
+    assert page.text("[data-figure=ttl-in-force]") == "", "nothing is cached yet"
+    clock = ManualClock(time.time() - 1_200)
+    async with own_service.session("claude") as session:
+        await session.send("One.")
+        async with own_service.session("gemini", model="gemini:gemini-3.8-flash", clock=clock) as other:
+            for _ in range(3):
+                await other.send("Again.")
+                clock.advance(600)
+            page.open("caching")
+            ttl = {"5m": "5 min", "1h": "60 min"}[own_service.client.get(f"/api/cache/{session.id}")["ttl"]]
+            in_force = (
+                f"In force on this page for Anthropic: {ttl} in 1 session; "
+                "for explicit caches at Gemini: 60 min in 1 session."
+            )
+            assert page.text("[data-figure=ttl-in-force]") == in_force
 
 
 def test_settings_changed_at_once_are_all_saved(page: Page, own_service: OwnService) -> None:

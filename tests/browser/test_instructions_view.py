@@ -99,6 +99,22 @@ def test_recalls_are_charted_by_day(page: Page, sample_service: Client) -> None:
     assert page.text("[data-figure='miss rate']") == f"{round(100 * days['total']['miss_rate'])}%"
 
 
+def test_charts_of_an_agent_have_units_and_are_read_by_keyboard(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
+    page.open(f"instructions/{SAMPLE}?intent=give+the+money+back", heading=SAMPLE)
+    page.element("[data-scored=refunds]")
+    assert page.texts(".bars-chart .tick:not(.end), .bars-chart .tick:last-of-type")[:2] == ["0.000", "0.500"]
+    outcomes = set(page.texts("[data-scored] [data-heading=Outcome]"))
+    assert "far below the best" in outcomes
+    assert not outcomes & {"weak", "below_floor"}
+    assert page.text("section[aria-label='Recalls over time'] .readout") == "needed units a day (UTC)"
+    page.element("[data-key='chart recalls']").send_keys(Keys.END, Keys.LEFT)
+    last = sample_service.get(f"/api/instructions/{SAMPLE}/days")["days"][-2]
+    assert page.text("section[aria-label='Recalls over time'] .readout") == (
+        f"{last['day'][5:]}: needed and loaded {last['used']:g}, needed and not loaded {last['missed']:g}"
+    )
+
+
 def test_nothing_can_be_approved_without_a_key(page: Page, sample_service: Client) -> None:
     page.url = sample_service.url
     page.open(f"instructions/{SAMPLE}", heading=SAMPLE)

@@ -51,6 +51,81 @@ def test_key_is_created_changed_and_revoked(page: Page) -> None:
         page.leave()
 
 
+def test_keys_with_long_names_and_two_budgets_fit_into_their_table(page: Page) -> None:
+    with serve_store(MemoryStore()) as client:
+        page.resize(1440, 900)
+        sign_in(page, client)
+        create(page, name="ann's laptop", user="ann@example.com", team="platform and tools", budget="5", month="100")
+        page.click("[data-does=hide-secret]")
+        page.wait_until(lambda: not page.elements("[data-figure=secret]"))
+        models = "claude-sonnet-* gpt-5* gemini-*"
+        secret = create(
+            page, user="ben@example.com", team="core", budget="500", month="10000", rate="60", models=models
+        )
+        row = f"[data-key-row='{secret.split('_')[1]}']"
+        page.wait_until(lambda: "of $10000.0000" in page.text(row))
+        assert page.run("const e = document.querySelector('.scroll'); return [e.scrollWidth - e.clientWidth]") == [0]
+        saved = page.run(
+            "window.blobs = []; URL.createObjectURL = (blob) => { window.blobs.push(blob); return ''; };"
+            "document.querySelector(\"[data-key='csv keys']\").click(); return window.blobs[0].text()"
+        )
+        heading, *rows = saved.splitlines()
+        assert heading == "Key,Id,Scope,User,Team,Spent today,This month,Limits,Last used,State"
+        assert ",gateway,ben@example.com,core,0,0," in rows[-1]
+        page.click(f"{row} a")
+        page.wait_until(lambda: page.text("h1") == "Sessions")
+        assert page.run("return document.getElementById('filter-key').value") == secret.split("_")[1]
+        page.leave()
+
+
+def test_the_secret_is_seen_below_a_long_list_and_copied_without_a_clipboard_too(page: Page) -> None:
+    with serve_store(MemoryStore()) as client:
+        for number in range(30):
+            client.key("gateway", expires_at=9e9 + number)
+        page.resize(1280, 700)
+        sign_in(page, client)
+        secret = create(page, name="one more")
+        box = "const box = document.querySelector('[data-figure=secret]').getBoundingClientRect();"
+        # The header stays on top of what is scrolled to.
+        header = "document.querySelector('.top').getBoundingClientRect().bottom"
+        assert page.wait_until(lambda: page.run(f"{box} return box.top > {header} && box.bottom < innerHeight"))
+        assert page.run("return document.activeElement.dataset.does") == "copy-secret"
+        page.run("Object.defineProperty(navigator, 'clipboard', {value: undefined, configurable: true})")
+        page.click("[data-does=copy-secret]")
+        page.wait_until(lambda: "the key is selected" in page.text("#notice"))
+        assert page.run("return getSelection().toString()") == secret
+        page.leave()
+
+
+def test_revoking_the_own_key_says_so_first_and_signs_out(page: Page) -> None:
+    with serve_store(MemoryStore()) as client:
+        own = sign_in(page, client).split("_")[1]
+        create(page, name="other")
+        page.wait_until(lambda: len(page.elements("[data-key-row]")) == 2)
+        page.click("[data-key-row]:last-child [data-does=revoke]")
+        page.wait_until(lambda: "Revoke other?" in page.text("main"))
+        assert page.run("return document.activeElement.textContent") == "Keep it", "Enter once more revokes nothing"
+        assert "You are signed in with this key" not in page.text("main")
+        page.click(f"[data-key-row='{own}'] [data-does=revoke]")
+        page.wait_until(lambda: "You are signed in with this key: you will be signed out." in page.text("main"))
+        page.click("[data-does=revoke-confirmed]")
+        page.wait_until(lambda: page.text("h1") == "Sign in")
+        page.leave()
+
+
+def test_key_of_one_agent_is_created_with_its_id(page: Page) -> None:
+    with serve_store(MemoryStore()) as client:
+        sign_in(page, client)
+        page.run("document.querySelector('#create-scope').value = 'agent'")
+        page.click("[data-form=create] [type=submit]")
+        assert page.wait_until(lambda: "agent:<id>" in page.text("#notice"))
+        secret = create(page, agent="support-desk")
+        row = client.service.records.key(secret.split("_")[1])
+        assert row is not None
+        assert row.scope == "agent:support-desk"
+        page.leave()
+
+
 def test_refused_fields_are_explained(page: Page) -> None:
     with serve_store(MemoryStore()) as client:
         sign_in(page, client)

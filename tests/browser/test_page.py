@@ -10,19 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.service.dashboard.static_files import load_page_files
 from holdfast.service.sample import AGENT as SAMPLE
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import SCREENSHOTS, Keys, Page
 from tests.support.served_service import Client, serve_store
 
-PAGE_BYTES_MAX = 180_000
+FIRST_VIEW_BYTES_MAX = 75_000
 VIEWS = (
     "overview",
     "caching",
     "sessions",
     "session",
     "compare",
+    "calls",
     "cost",
     "breaks",
     "verdicts",
@@ -31,6 +31,10 @@ VIEWS = (
     "instructions",
     "agent",
     "try",
+)
+SIZES = (
+    "return performance.getEntriesByType('resource').filter(e => e.name.includes('/dashboard/'))"
+    ".map(e => [e.encodedBodySize, e.decodedBodySize])"
 )
 SCREENS = {"wide": (1440, 900), "narrow": (390, 844)}
 
@@ -102,6 +106,16 @@ def test_sample_button_fills_every_view_within_seconds(page: Page) -> None:
         page.leave()
 
 
+def test_sample_cards_name_what_lost_most_and_not_the_last_verdict(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
+    page.open("try", heading="Try it")
+    cards = {row["title"]: row for row in sample_service.get("/api/sessions")["sessions"]}
+    away = next(title for title in cards if "away for hours" in title)
+    text = next(text for text in page.texts(".card") if away in text)
+    assert text.endswith(f"${cards[away]['lost_usd']:.4f} lost, most by ttl expired")
+    assert sum("nothing lost" in text for text in page.texts(".card")) == 3
+
+
 def test_sample_button_without_simulation_says_what_to_start(page: Page) -> None:
     with serve_store(MemoryStore()) as client:
         page.url = client.url
@@ -167,6 +181,96 @@ def test_everything_can_be_reached_by_keyboard(page: Page, sample_service: Clien
     wanted = {"theme", "caching", "cost", "try", "csv sessions", "set-anthropic", "set-gemini-ttl"}
     assert wanted <= set(seen)
     assert any(key.startswith("invalidate ") for key in seen)
+
+
+def test_the_first_tab_stop_skips_to_the_content_and_views_in_a_narrow_window_are_scrolled_to(
+    page: Page, sample_service: Client
+) -> None:
+    page.url = sample_service.url
+    page.resize(700, 900)
+    page.open("try", heading="Try it")
+    page.driver.switch_to.active_element.send_keys(Keys.TAB)
+    assert page.run("return document.activeElement.className") == "skip"
+    nav, chosen = page.run(
+        "return ['#views', '#views [aria-current]'].map(e => document.querySelector(e).getBoundingClientRect())"
+        ".map(box => [box.left, box.right])"
+    )
+    assert nav[0] <= chosen[0] < chosen[1] <= nav[1] + 1
+    page.driver.switch_to.active_element.send_keys(Keys.ENTER)
+    assert page.run("return document.activeElement.id") == "main"
+
+
+@pytest.mark.parametrize("view", [view for view in VIEWS if view not in ("verdicts", "knowledge", "instructions")])
+def test_money_has_one_precision_on_every_page(page: Page, sample_service: Client, view: str) -> None:
+    page.url = sample_service.url
+    page.open(address_of(view, sample_service))
+    text = page.run("return document.querySelector('main').innerText")
+    amounts = re.findall(r"\$[0-9][0-9,]*(?:\.[0-9]+)?", text)
+    assert [amount for amount in amounts if not re.fullmatch(r"\$[0-9,]+\.[0-9]{4}", amount)] == []
+
+
+def test_every_view_can_be_reached_on_a_narrow_screen(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
+    page.resize(390, 844)
+    page.open("overview", heading="Overview")
+    boxes = page.run(
+        "return [...document.querySelectorAll('#views a')].map(e => e.getBoundingClientRect())"
+        ".map(box => [box.left, box.right, box.width, box.height])"
+    )
+    assert len(boxes) == 9
+    assert all(left >= 0 and right <= 390 and width > 20 and height > 20 for left, right, width, height in boxes)
+
+
+def test_what_was_typed_and_not_sent_survives_a_refresh(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
+    page.open("try", heading="Try it")
+    left = page.run(
+        """
+        return import("/dashboard/dom.js").then(({ fill, h }) => {
+          const place = document.querySelector("main").appendChild(h("div", {}));
+          const draw = (stored) => fill(place, ["kept", "edited"].map((key) => {
+            const field = h("textarea", { "data-key": key });
+            field.defaultValue = stored;
+            return field;
+          }));
+          draw("before");
+          const [, edited] = place.children;
+          edited.focus();
+          edited.value = "half a sen";
+          edited.setSelectionRange(4, 6);
+          draw("after");
+          const field = document.activeElement;
+          const values = [...place.children].map((one) => one.value);
+          return [...values, field.dataset.key, field.selectionStart, field.selectionEnd];
+        });
+        """
+    )
+    assert left == ["after", "half a sen", "edited", 4, 6]
+
+
+@pytest.mark.parametrize("fragment", ["%", "session/%E0%A4%A", "sessions?client=%"])
+def test_a_broken_address_is_reported_and_the_next_view_works(
+    page: Page, sample_service: Client, fragment: str
+) -> None:
+    page.url, page.expected_errors = sample_service.url, ("404",)
+    page.open("try", heading="Try it")
+    page.run("location.hash = arguments[0]", f"#/{fragment}")
+    page.wait_until(lambda: page.text("h1") != "Try it")
+    assert page.text("h1") in ("View not found", "Cannot show this view", "Sessions")
+    page.click("[data-key=cost]")
+    page.wait_until(lambda: page.text("h1") == "Cost")
+
+
+def test_another_view_begins_at_its_top_and_takes_the_focus_from_the_link_to_it(
+    page: Page, sample_service: Client
+) -> None:
+    page.url = sample_service.url
+    page.resize(1280, 500)
+    page.open("overview", heading="Overview")
+    link = page.elements("section[aria-label='Live sessions'] tbody a")[-1]
+    link.send_keys(Keys.ENTER)
+    page.wait_until(lambda: "Prompts by call" in page.text("main"))
+    assert page.run("return [document.activeElement.id, window.scrollY]") == ["main", 0]
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -261,9 +365,12 @@ def test_axe_finds_no_violation_in_any_theme_on_any_screen(page: Page, sample_se
 
 def test_page_is_small_and_loads_only_its_own_files(page: Page, sample_service: Client) -> None:
     page.url = sample_service.url
+    page.open("", heading="Overview")
+    sent, unpacked = map(sum, zip(*page.run(SIZES), strict=True))
+    assert 0 < sent < unpacked / 2, "files are packed"
+    assert unpacked < FIRST_VIEW_BYTES_MAX
     page.open("caching")
     assert page.wait_until(lambda: page.run("return performance.getEntriesByName('first-contentful-paint').length"))
-    assert sum(len(file.body) for file in load_page_files().values()) < PAGE_BYTES_MAX
     loaded = page.run("return performance.getEntriesByType('resource').map(e => new URL(e.name).origin)")
     assert set(loaded) == {sample_service.url}
     blocking = page.run(

@@ -4,6 +4,10 @@ import asyncio
 import hashlib
 import hmac
 import json
+import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
@@ -17,10 +21,19 @@ from tests.support.served_service import serve_store
 from holdfast.clock import ManualClock
 from holdfast.errors import UserError
 from holdfast.events.log import Event
-from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallStarted
+from holdfast.events.payloads.calls import GatewayForwarded, LlmCallCompleted, LlmCallFailed, LlmCallStarted
 from holdfast.events.payloads.session import SessionStarted
+from holdfast.events.records import KeyRow
 from holdfast.ledger.analytics.queries import ReadShare
-from holdfast.service.alerts import ATTEMPTS_MAX, REPEAT_SECONDS, AlertWebhook, find_alerts, find_low_shares
+from holdfast.service.alerts import (
+    ATTEMPTS_MAX,
+    QUIET_SECONDS,
+    REPEAT_SECONDS,
+    AlertWebhook,
+    find_alerts,
+    find_low_shares,
+    sign_message,
+)
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.types.usage import Usage
@@ -110,6 +123,72 @@ def test_a_low_share_is_no_alert_without_a_usual_range(before: tuple[float, ...]
     assert list(find_low_shares([*shares, ReadShare("c", "2027-01-09", calls, 1_000, 280)], "2027-01-09")) == []
 
 
+def add_limited_key(store: MemoryStore | SqliteStore, *, day: float | None = None, month: float | None = None) -> None:
+    """The key that `record_calls` charges: each of its calls costs a cent."""
+    store.records.add_key(
+        KeyRow("key1", "digest", "gateway", NOON - DAY, "ci", budget_usd_a_day=day, budget_usd_a_month=month)
+    )
+
+
+@pytest.mark.parametrize(
+    ("day", "month", "messages"),
+    [
+        (0.25, None, ["key ci has spent $0.2000, 80% of $0.2500 a day"]),
+        (0.26, 0.2, ["key ci has spent $0.2000, 100% of $0.2000 a month"]),
+        (0.26, 0.26, []),
+        (0.0, None, ["key ci has spent $0.2000, 100% of $0.0000 a day"]),
+    ],
+    ids=["day", "month", "below", "nothing allowed"],
+)
+def test_a_budget_of_which_four_fifths_are_spent_is_an_alert(
+    day: float | None, month: float | None, messages: list[str]
+) -> None:
+    store = MemoryStore()
+    add_limited_key(store, day=day, month=month)
+    record_calls(store, NOON, read_share=0.5, calls=20)
+    with serve_store(store, clock=lambda: NOON + 3_600) as client:
+        alerts = find_alerts(client.service, NOON + 3_600)
+        assert [alert.message for alert in alerts if alert.kind == "budget"] == messages
+        tomorrow = find_alerts(client.service, NOON + DAY)
+        assert [alert for alert in tomorrow if alert.kind == "budget" and alert.subject == "key1 day" and day] == []
+
+
+def test_calls_that_could_not_be_read_are_an_alert_for_a_day() -> None:
+    store = MemoryStore()
+    failed = LlmCallFailed(MODEL, "anthropic", "unreadable", "it is no JSON", 0, 5, "r1")
+    store.append(
+        [Event("e1", NOON, "s", "agent", SessionStarted(MODEL)), Event("e2", NOON, "s", "agent", failed)]
+    ).result(10)
+    with serve_store(store, clock=lambda: NOON + 3_600) as client:
+        (alert,) = find_alerts(client.service, NOON + 3_600)
+        assert (alert.kind, alert.message.partition(" could")[0]) == ("unreadable", "1 call of the last 24 hours")
+        assert find_alerts(client.service, NOON + DAY + 1) == ()
+        assert 'holdfast_alerts{kind="unreadable"} 1' in client.request("GET", "/metrics").body.decode()
+
+
+def test_a_started_service_sends_its_alerts_to_the_webhook_of_its_command(tmp_path: Path) -> None:
+    store_file = tmp_path / "log.db"
+    with SqliteStore(store_file) as store:
+        key = KeyRow("key1", "digest", "gateway", time.time() - DAY, "ci", budget_usd_a_day=0.0)
+        store.records.add_key(key)
+    with receive() as receiver:
+        words = [sys.executable, "-m", "holdfast", "serve", "--db", str(store_file), "--port", "0"]
+        environment = {**os.environ, "HOLDFAST_ALERT_SECRET": SECRET, "HOME": str(tmp_path)}
+        with subprocess.Popen(
+            [*words, "--alert-webhook", receiver.url], env=environment, stdout=subprocess.PIPE, cwd=tmp_path
+        ) as process:
+            try:
+                deadline = time.monotonic() + 30
+                while not receiver.messages and time.monotonic() < deadline:
+                    time.sleep(0.05)
+            finally:
+                process.kill()
+    ((headers, body),) = receiver.messages
+    assert [alert["subject"] for alert in json.loads(body)["alerts"]] == ["key1 day"]
+    sent_at, _, _ = headers["holdfast-signature"].partition(",")
+    assert headers["holdfast-signature"] == sign_message(SECRET, int(sent_at[2:]), body)
+
+
 def test_what_is_degraded_is_sent_signed_and_not_again_before_six_hours() -> None:
     clock, store = ManualClock(NOON), MemoryStore()
     with serve_store(store, clock=clock) as client, receive() as receiver:
@@ -123,9 +202,29 @@ def test_what_is_degraded_is_sent_signed_and_not_again_before_six_hours() -> Non
     headers, body = receiver.messages[0]
     assert len(receiver.messages) == 2
     assert json.loads(body)["alerts"][0]["message"] == "the recorder cannot write its spool"
-    time, digest = (part.partition("=")[2] for part in headers["holdfast-signature"].split(","))
-    assert hmac.new(SECRET.encode(), f"{time}.".encode() + body, hashlib.sha256).hexdigest() == digest
-    assert int(time) == int(NOON)
+    sent_at, digest = (part.partition("=")[2] for part in headers["holdfast-signature"].split(","))
+    assert hmac.new(SECRET.encode(), f"{sent_at}.".encode() + body, hashlib.sha256).hexdigest() == digest
+    assert int(sent_at) == int(NOON)
+
+
+def test_alert_that_ended_is_sent_again_when_it_returns_but_not_every_minute() -> None:
+    clock = ManualClock(NOON)
+    reasons = ["the recorder cannot write its spool"]
+    with serve_store(MemoryStore(), clock=clock) as client, receive() as receiver:
+        client.service.warnings.append(lambda: reasons[0])
+        webhook = AlertWebhook(receiver.url, SECRET, owner="a", clock=clock)
+
+        def count_sent(reason: str, *, after: float) -> int:
+            clock.advance(after)
+            reasons[0] = reason
+            return len(asyncio.run(webhook.check(client.service)))
+
+        assert count_sent("degraded", after=0) == 1
+        assert count_sent("", after=60) == 0
+        assert count_sent("degraded", after=60) == 0, "it comes and goes"
+        assert count_sent("", after=QUIET_SECONDS) == 0
+        assert count_sent("degraded", after=60) == 1, "it had ended"
+    assert len(receiver.messages) == 2
 
 
 @pytest.mark.parametrize(

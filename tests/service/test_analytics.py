@@ -15,9 +15,9 @@ from tests.support.simulated_gemini import LONG
 from holdfast.catalog.lookup import pricing_version
 from holdfast.cli.main import command
 from holdfast.clock import CountingIds, ManualClock
-from holdfast.errors import ProviderError
+from holdfast.errors import FailureKind, ProviderError
 from holdfast.events.payloads.calls import LlmCallFailed
-from holdfast.events.payloads.session import SkillLoaded, SkillUsed
+from holdfast.events.payloads.session import SessionStarted, SkillLoaded, SkillUsed
 from holdfast.ledger.analytics.queries import Amounts, Group, LedgerScope, SkillLoad
 from holdfast.runtime.session import Session
 from holdfast.service.api.analytics_rows import compute_percentile, make_cost_rows, make_effect_rows, make_skill_rows
@@ -293,6 +293,27 @@ async def test_failures_are_reported_by_kind_and_latencies_by_model(analytics: A
     assert data["errors_by_class"] == [{"error_class": "rate_limit", "count": 1}]
     assert {row["model"] for row in data["latency_ms_by_model"]} == {SONNET, GPT}
     assert all(row["p50"] <= row["p95"] and row["sample_size"] for row in data["latency_ms_by_model"])
+
+
+async def test_failed_calls_are_listed_newest_first_by_outcome_and_page_with_their_session(
+    analytics: Analytics,
+) -> None:
+    kinds: tuple[FailureKind, ...] = ("rate_limit", "auth", "rate_limit")
+    store = analytics.store
+    store.append([event("f-0", SessionStarted(SONNET, name="ci"), session="f", at=START)]).result(10)
+    for number, kind in enumerate(kinds, start=1):
+        failed = LlmCallFailed(SONNET, "anthropic", kind, "slow down", 2, 100 * number, f"r{number}")
+        store.append([event(f"f-{number}", failed, session="f", at=START + number)]).result(10)
+
+    def list_failed(query: str) -> tuple[list[int], bool]:
+        response = analytics.client.get(f"/analytics/reliability/calls?{ALL}&{query}")
+        assert {(row["session_id"], row["title"], row["retries"]) for row in response["data"]} <= {("f", "ci", 2)}
+        return [row["latency_ms"] for row in response["data"]], response["more"]
+
+    assert list_failed("limit=10") == ([300, 200, 100], False)
+    assert list_failed("limit=1&skip=1") == ([200], True)
+    assert list_failed("outcome=rate_limit") == ([300, 100], False)
+    assert list_failed("outcome=cancelled") == ([], False)
 
 
 async def test_skills_are_reported_by_load_reason_with_unused_preloads(analytics: Analytics) -> None:

@@ -1,10 +1,13 @@
 """The cache of each session over HTTP: its state and its controls."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from benchmarks._call_histories import RecordedClient
-from tests.support.event_examples import event
+from msgspec.structs import replace
+from tests.support.event_examples import call_events, event, session_started_event
+from tests.support.instruction_service import open_store_of_kind
 from tests.support.served_service import Client, serve_store
 from tests.support.simulated_gemini import LONG
 
@@ -15,9 +18,12 @@ from holdfast.events.payloads.calls import GatewayForwarded
 from holdfast.events.payloads.session import SessionStarted
 from holdfast.ledger.cache.state import CacheState, fold_cache_state
 from holdfast.runtime.session import Session
+from holdfast.service.context import CacheStateStore
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.simulator.script import parse_script
+from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sql.events import Cell
 
 START = 1_790_000_000.0
 KEYS_OF_THE_SEED = {
@@ -104,10 +110,12 @@ async def test_explicit_cache_is_reported_with_its_own_expiry(cache_service: Cac
         cache = cache_service.client.get(f"/api/cache/{session.id}")
         assert cache["cached"]
         assert cache["expires_at"] == "2026-09-21T15:33:20Z"
+        assert cache["explicit_ttl_seconds"] == 3600
         changed = cache_service.client.request("POST", f"/api/cache/{session.id}/invalidate").json
         assert changed["changed"] == ["prefix_nonce", "explicit_cache"]
     # A session that is closed deletes its cache.
-    assert not cache_service.client.get(f"/api/cache/{session.id}")["cached"]
+    cache = cache_service.client.get(f"/api/cache/{session.id}")
+    assert (cache["cached"], cache["explicit_ttl_seconds"]) == (False, None)
 
 
 async def test_sessions_are_listed_newest_first_with_totals_by_provider(cache_service: CacheService) -> None:
@@ -144,6 +152,22 @@ def test_an_anthropic_card_has_a_ttl_even_if_nothing_is_cached(cache_service: Ca
     client.send({"model": "claude-sonnet-5-5", "messages": [{"role": "user", "content": "So?"}]})
     (card,) = cache_service.client.get("/api/cache")["providers"]
     assert (card["provider"], card["ttl_seconds"]) == ("anthropic", 0)
+
+
+async def test_a_cache_whose_ttl_the_provider_keeps_to_itself_is_not_listed_for_ever(
+    cache_service: CacheService,
+) -> None:
+    async with cache_service.session(model="gemini:gemini-3.8-flash") as session:
+        await session.send("One.")
+        await session.send("Two.")
+    path = f"/api/cache/{session.id}"
+    longest = max(shipped_models()["gemini:gemini-3.8-flash"].cache.ttls_seconds.values())
+    cache_service.clock.advance(longest - 1)
+    cached = cache_service.client.get(path)
+    assert (cached["cached"], cached["expires_at"], cached["tokens_cached"] > 0) == (True, None, True)
+    cache_service.clock.advance(2)
+    gone = cache_service.client.get(path)
+    assert (gone["cached"], gone["tokens_cached"], gone["invalidation_usd"]) == (False, 0, 0)
 
 
 async def test_disable_and_enable_apply_to_one_session_from_its_next_call(cache_service: CacheService) -> None:
@@ -268,3 +292,77 @@ def test_controls_a_session_cannot_apply_are_refused(opened: GatewayForwarded | 
     assert response["invalidate"].code == "not_controllable"
     assert store.records.controls("s").session.generation == 0
     assert (store.records.session_controls() == {}) == (opened is not None)
+
+
+class CountingReader:
+    """Passes queries on to the store's own reader, and counts them."""
+
+    def __init__(self, store: DatabaseEventLog) -> None:
+        self._reader, store._reads = store._reads, self
+        self.statements = 0
+
+    def fetch(self, query: str, parameters: Sequence[Cell]) -> list[tuple[object, ...]]:
+        self.statements += 1
+        return self._reader.fetch(query, parameters)
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_states_of_many_sessions_are_read_with_as_many_statements_as_those_of_few(kind: str, tmp_path: Path) -> None:
+    with open_store_of_kind(kind, tmp_path) as store:
+        reader = CountingReader(store)
+
+        def count(states: CacheStateStore, *, limit: int) -> int:
+            before = reader.statements
+            assert len(states.list_newest(limit=limit, simulated=True)) == limit
+            return reader.statements - before
+
+        for number in range(60):
+            store.append([session_started_event(f"s{number}"), *call_events(6, f"s{number}")]).result(10)
+        few, many = (CacheStateStore(store, shipped_models()) for _ in range(2))
+        first = count(few, limit=5)
+        assert count(many, limit=60) == first
+        again = count(many, limit=60)
+        assert again < first
+        for number in range(60):
+            store.append(call_events(6, f"s{number}", start=6)).result(10)
+        # One more says where the sessions were read up to.
+        assert count(many, limit=60) == first + 1
+        assert count(many, limit=60) == again
+        one_by_one = CacheStateStore(store, shipped_models())
+        for cache in many.list_newest(limit=60, simulated=True):
+            assert cache.state == one_by_one.get_state(cache.state.session_id)
+            assert cache.state == fold_cache_state(
+                CacheState(cache.state.session_id), store.read(cache.state.session_id), shipped_models()
+            )
+
+
+def test_states_of_more_events_than_are_held_in_memory_are_read_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.service.context.EVENTS_AT_ONCE", 20)
+    with MemoryStore() as store:
+        for number, calls in enumerate((2, 30, 6, 6, 6, 6)):
+            store.append([session_started_event(f"s{number}"), *call_events(calls, f"s{number}")]).result(10)
+        states = {
+            cache.state.session_id: cache.state
+            for cache in CacheStateStore(store, shipped_models()).list_newest(limit=10, simulated=True)
+        }
+        assert len(states) == 6
+        for id, state in states.items():
+            assert state == fold_cache_state(CacheState(id), store.read(id), shipped_models())
+
+
+def test_a_session_that_was_deleted_and_created_again_has_the_state_of_its_new_log() -> None:
+    with MemoryStore() as store:
+        states = CacheStateStore(store, shipped_models())
+        for number in range(3):
+            store.append([session_started_event(f"s{number}"), *call_events(6, f"s{number}")]).result(10)
+        states.list_newest(limit=10, simulated=True)
+        store.delete("s1")
+        again = [replace(one, id=f"again-{one.id}") for one in (session_started_event("s1"), *call_events(2, "s1"))]
+        store.append(again).result(10)
+        store.append(call_events(2, "s2", start=6)).result(10)
+        for cache in states.list_newest(limit=10, simulated=True):
+            id = cache.state.session_id
+            assert cache.state == fold_cache_state(CacheState(id), store.read(id), shipped_models())

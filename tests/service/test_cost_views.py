@@ -205,7 +205,7 @@ def test_a_prefix_that_moves_has_an_action_and_what_avoids_it(db: Path) -> None:
     lost = sum(Decimal(row["lost_usd"]) for row in shown["losses"] if row["cause"] == "prefix_changed")
     (action,) = (row for row in shown["actions"] if row["action"].startswith("change nothing that was sent: 8 calls"))
     assert Decimal(action["usd_a_week"]) == pytest.approx(lost, abs=Decimal("0.0001"))
-    assert "system of session " in action["how"]
+    assert "to a change of system" in action["how"]
     assert all(row["remedy"] for row in shown["losses"])
     assert "\n- prefix_changed: move text that changes" in run("report", "--db", str(db))
 

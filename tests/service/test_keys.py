@@ -176,12 +176,17 @@ def test_commands_create_change_and_list_the_same_keys(tmp_path: Any) -> None:
         (row,) = client.get("/api/keys", key=add_admin(store))["keys"][:1]
     fields = ("name", "user", "team", "budget_usd_a_day", "requests_a_minute", "budget_usd_a_month", "models")
     assert [row[name] for name in fields] == ["laptop", "ann", "core", 5.0, 9, 90.0, ["claude-*"]]
+    document = json.loads(run_cli("keys", "list", "--json", "--db", db))[0]
+    assert [document[name] for name in ("resets_at", "month_resets_at")] == [row["resets_at"], row["month_resets_at"]]
     listed = run_cli("keys", "list", "--db", db)
     assert all(
         word in listed for word in ("laptop", "ann", "core", "$0.0000 of $5.00", "of $90.00", "claude-*", "never")
     )
+    run_cli("keys", "set", created["id"], "--no-limits", "--budget-usd-month", "80", "--db", db)
+    listed = run_cli("keys", "list", "--db", db)
+    assert ["of $5.00" in listed, "of $80.00" in listed, "claude-*" in listed] == [False, True, False]
     run_cli("keys", "set", created["id"], "--no-limits", "--db", db)
-    assert "of $5.00" not in run_cli("keys", "list", "--db", db)
+    assert "of $80.00" not in run_cli("keys", "list", "--db", db)
     assert CliRunner().invoke(command, ["keys", "set", "none", "--db", db]).exit_code != 0
 
 

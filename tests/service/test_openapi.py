@@ -1,5 +1,6 @@
 """The OpenAPI document: complete, and consistent with the service's responses."""
 
+import cProfile
 import os
 import subprocess
 import sys
@@ -11,8 +12,12 @@ from tests.support.instruction_service import library_of, open_store_of_kind
 from tests.support.served_service import Client, serve_store
 from tests.support.simulated_gemini import LONG
 
+from holdfast.catalog.lookup import shipped_models
 from holdfast.clock import CountingIds, ManualClock
 from holdfast.runtime.session import Session
+from holdfast.service.app import make_app
+from holdfast.service.context import AppContext
+from holdfast.service.dashboard.static_files import load_page_files
 from holdfast.service.http.openapi import has_body, make_openapi, make_operation_id
 from holdfast.service.route_table import ROUTES
 from holdfast.simulator.provider import SimulatedProvider
@@ -37,6 +42,17 @@ def test_document_describes_every_route_and_nothing_else(client: Client) -> None
     assert document["openapi"] == "3.1.0"
     names = [make_operation_id(route) for route in ROUTES]
     assert len(set(names)) == len(names)
+
+
+def test_a_service_starts_without_the_document_and_the_files_of_the_page() -> None:
+    """Both take as long as all else of the start, and a gateway is rarely asked for them."""
+    load_page_files.cache_clear()
+    profile = cProfile.Profile()
+    store = MemoryStore()
+    profile.runcall(make_app, AppContext(store, store.records, shipped_models()), ROUTES)
+    called = {str(getattr(entry.code, "co_name", "")) for entry in profile.getstats()}
+    assert "make_page_routes" in called
+    assert not called & {"make_openapi", "schema_components", "load_page_files", "compress"}
 
 
 def test_every_operation_declares_its_input_and_errors() -> None:

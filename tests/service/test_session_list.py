@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import msgspec
 import pytest
-from benchmarks._calls import START, short_session
+from benchmarks._calls import START, session_of_calls, short_session
 from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.support.postgres_server import reused_database
 from tests.support.served_service import Client, serve_store
 
 from holdfast.cli.main import command
-from holdfast.events.log import Event
+from holdfast.clock import ManualClock
+from holdfast.events.log import Event, SessionRow
 from holdfast.events.payloads.calls import GatewayForwarded
 from holdfast.events.payloads.session import MessageAppended, SessionStarted
+from holdfast.ledger.analytics.queries import format_session_titles
 from holdfast.stores.event_log import DatabaseEventLog
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.postgres.store import PostgresStore
@@ -116,10 +121,18 @@ def test_a_verdict_filters_the_sessions_that_lost_by_it(client: Client) -> None:
         assert all(row["lost_usd"] > 0 for row in found["sessions"])
 
 
-def test_the_default_name_has_client_first_words_and_start(client: Client) -> None:
+@pytest.mark.parametrize(("query", "status"), [("verdict=null", 400), ("limit=NULL", 400), ("search=null", 200)])
+def test_the_word_null_in_a_query_is_no_missing_value(client: Client, query: str, status: int) -> None:
+    response = client.request("GET", f"/api/sessions?{query}")
+    assert response.status == status, response.body
+    assert status == 400 or response.json["sessions"] == []
+
+
+def test_the_default_name_has_client_key_first_words_and_start(client: Client) -> None:
     (row,) = get_list(client, client="claude-cli")["sessions"]
-    assert row["title"] == "laptop · Fix the flaky test · 2027-01-15 21:53"
+    assert row["title"] == "claude-cli/2.1 · laptop · Fix the flaky test · 2027-01-15 21:53 · aude"
     assert row["read_share"] is None
+    assert client.get("/api/sessions/claude/calls")["title"] == row["title"], "one title in every view"
 
 
 def test_a_key_without_admin_scope_neither_reads_nor_finds_the_first_words() -> None:
@@ -128,8 +141,69 @@ def test_a_key_without_admin_scope_neither_reads_nor_finds_the_first_words() -> 
         with serve_store(store) as client:
             read = client.key("read")
             (row,) = client.request("GET", "/api/sessions?client=claude-cli", key=read).json["sessions"]
-            assert row["title"] == "laptop · 2027-01-15 21:53:21"
+            assert row["title"] == "claude-cli/2.1 · laptop · claude-sonnet-5-5 · 2027-01-15 21:53:21 · aude"
+            assert client.request("GET", "/api/sessions/claude/calls", key=read).json["title"] == row["title"]
             assert client.request("GET", "/api/sessions?search=flaky", key=read).json["total"] == 0
+
+
+def test_the_gateways_sessions_are_named_by_client_key_model_and_start_without_their_words() -> None:
+    with MemoryStore() as store:
+        for second in (1, 2):
+            session = f"01JD0000000000000000000A0{second}"
+            forwarded = GatewayForwarded("new", 1.0, "key9", client="codex")
+            start = SessionStarted("openai:gpt-6", name="ci")
+            store.append([event(second, session, start), event(second + 1, session, forwarded)]).result(10)
+        with serve_store(store) as client:
+            titles = [row["title"] for row in get_list(client)["sessions"]]
+    assert titles == [f"codex · ci · gpt-6 · 2027-01-15 21:53:{20 + second} · 0A0{second}" for second in (2, 1)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.text("ab", min_size=1, max_size=6),
+            st.sampled_from([None, "", "support"]),
+            st.sampled_from([None, "codex"]),
+            st.sampled_from([None, "key9"]),
+            st.sampled_from([None, "Fix it"]),
+            st.sampled_from([START, START + 1]),
+        ),
+        unique_by=lambda parts: parts[0],
+    )
+)
+def test_no_two_sessions_of_a_list_have_the_same_title(
+    sessions: list[tuple[str, str | None, str | None, str | None, str | None, float]],
+) -> None:
+    rows = [
+        SessionRow(id, name, "openai:gpt-6", at, at, 1, client=client, opening=opening, caller_key_id=key)
+        for id, name, client, key, opening, at in sessions
+    ]
+    for quotes_prompt in (True, False):
+        titles = format_session_titles(rows, quotes_prompt=quotes_prompt)
+        assert titles.keys() == {row.id for row in rows}
+        assert len(set(titles.values())) == len(rows)
+        assert quotes_prompt or not any("Fix it" in title for title in titles.values())
+
+
+def test_sessions_that_a_program_gave_one_name_have_different_titles_in_every_list() -> None:
+    with MemoryStore() as store:
+        for number in (1, 4):
+            for entry in session_of_calls(number, at=START):
+                if isinstance(entry.payload, SessionStarted):
+                    payload = msgspec.structs.replace(entry.payload, name="support")
+                    entry = msgspec.structs.replace(entry, payload=payload)
+                store.append([entry])
+        with serve_store(store, clock=ManualClock(START + 300)) as client:
+            lists = {
+                "sessions": [row["title"] for row in get_list(client)["sessions"]],
+                "caching": [row["title"] for row in client.get("/api/cache")["discussions"]],
+                "live": [row["title"] for row in client.get("/analytics/overview")["data"]["live"]],
+                "cost": [row["title"] for row in client.get("/analytics/sessions")["data"]],
+                "breaks": [row["title"] for row in client.get("/analytics/breaks/calls")["data"]],
+            }
+    for name, titles in lists.items():
+        assert len(set(titles)) == 2, name
+        assert all(title.startswith("support · ") for title in titles), name
 
 
 @pytest.mark.parametrize("after", ["x", "W10", "bnVsbA", "é"])

@@ -217,6 +217,7 @@ def test_sample_is_available_only_in_a_simulated_service() -> None:
             "signed_in": False,
             "sample": "off",
             "is_simulating": False,
+            "key_id": None,
         }
 
 

@@ -41,11 +41,91 @@ def test_every_metric_in_alerts_and_dashboard_exists() -> None:
 
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: apt-get install prometheus")
 def test_alert_rules_pass_promtool() -> None:
+    assert not find_fault("check", "rules", DEPLOY / "prometheus/alerts.yaml")
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: apt-get install prometheus")
+def test_prometheus_accepts_the_configuration() -> None:
+    assert not find_fault("check", "config", "--syntax-only", DEPLOY / "prometheus/prometheus.yaml")
+
+
+ENDED = "holdfast_llm_calls_ended_total"
+
+
+def _bucket(bound: str) -> str:
+    return f'holdfast_http_request_seconds_bucket{{path="/api/sessions",le="{bound}"}}'
+
+
+FIRING: dict[str, tuple[dict[str, str], dict[str, str]]] = {
+    "HoldfastReplicaDown": ({"up": "1+0x5 0+0x24"}, {"up": "1+0x29"}),
+    "HoldfastCallsLost": ({"holdfast_gateway_lost_calls_total": "0+0x20 1+0x9"}, {LOST_CALLS_METRIC: "5+0x29"}),
+    "HoldfastRecordingBehind": ({BACKLOG_METRIC: "90000000+0x29"}, {BACKLOG_METRIC: "1000+0x29"}),
+    "HoldfastRecorderRestarts": ({RESTARTS_METRIC: "0+0x20 1+1x9"}, {RESTARTS_METRIC: "3+0x29"}),
+    "HoldfastInvalidKeys": ({"holdfast_failed_keys_total": "0+90x29"}, {"holdfast_failed_keys_total": "0+9x29"}),
+    "HoldfastSlowApi": (
+        {_bucket("2.5"): "0+1x29", _bucket("10.0"): "0+9x29", _bucket("+Inf"): "0+9x29"},
+        {_bucket("2.5"): "0+9x29", _bucket("10.0"): "0+9x29", _bucket("+Inf"): "0+9x29"},
+    ),
+    # Every call fails: no call was ever completed, so there is no series of those.
+    "HoldfastCallsFail": (
+        {f'{ENDED}{{model="a:b",outcome="authentication"}}': "0+5x60"},
+        {
+            f'{ENDED}{{model="a:b",outcome="completed"}}': "0+90x60",
+            f'{ENDED}{{model="a:b",outcome="rate_limit"}}': "0+5x60",
+        },
+    ),
+    **{
+        alert: ({f'holdfast_alerts{{kind="{kind}"}}': "1+0x29"}, {f'holdfast_alerts{{kind="{kind}"}}': "0+0x29"})
+        for alert, kind in (
+            ("HoldfastReadShareLow", "read_share"),
+            ("HoldfastBudgetShort", "budget"),
+            ("HoldfastUnreadableCalls", "unreadable"),
+            ("HoldfastDegraded", "degraded"),
+        )
+    },
+}
+"""For each alert, samples of each minute at which it fires, and those of a healthy service."""
+
+
+def test_every_alert_is_tried() -> None:
+    (document,) = load_yaml("prometheus/alerts.yaml")
+    assert {rule["alert"] for rule in document["groups"][0]["rules"]} == FIRING.keys()  # type: ignore[index]
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed: apt-get install prometheus")
+@pytest.mark.parametrize("alert", FIRING)
+def test_an_alert_fires_when_it_should_and_only_then(alert: str, tmp_path: Path) -> None:
+    fires, healthy = FIRING[alert]
+    cases = [
+        {
+            "interval": "1m",
+            "input_series": [{"series": _add_instance(name), "values": values} for name, values in series.items()],
+            "promql_expr_test": [
+                {
+                    "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})',
+                    "eval_time": "60m" if ENDED in str(series) else "28m",
+                    "exp_samples": [{"labels": "{}", "value": 1}] if fires is series else [],
+                }
+            ],
+        }
+        for series in (fires, healthy)
+    ]
+    file = tmp_path / "test.yaml"
+    document = {"rule_files": [str(DEPLOY / "prometheus/alerts.yaml")], "evaluation_interval": "1m", "tests": cases}
+    file.write_text(json.dumps(document))
+    assert not find_fault("test", "rules", file)
+
+
+def _add_instance(series: str) -> str:
+    name, _, labels = series.partition("{")
+    return f'{name}{{job="holdfast",instance="one:8765"{"," if labels else ""}{labels or "}"}'
+
+
+def find_fault(*words: str | Path) -> str:
+    """What promtool finds wrong."""
     assert PROMTOOL is not None
-    checked = subprocess.run(
-        [PROMTOOL, "check", "rules", DEPLOY / "prometheus/alerts.yaml"], capture_output=True, text=True, check=False
-    )
-    assert checked.returncode == 0, checked.stdout + checked.stderr
+    run = subprocess.run([PROMTOOL, *words], capture_output=True, text=True, check=False)
+    return run.stdout + run.stderr if run.returncode else ""
 
 
 def test_every_alert_says_what_happened_and_what_to_do() -> None:

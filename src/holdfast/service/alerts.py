@@ -39,6 +39,8 @@ LEASE_NAME = "alerts"
 LEASE_SECONDS = 4 * CHECK_SECONDS
 REPEAT_SECONDS = 6 * 3_600.0
 """An alert that stays is sent again after this time, not before."""
+QUIET_SECONDS = 900.0
+"""An alert that ends and comes back is sent again after this time: a share at its limit may change every minute."""
 ALERTS_A_MESSAGE_MAX = 50
 ATTEMPTS_MAX = 5
 FIRST_PAUSE_SECONDS = 1.0
@@ -101,7 +103,7 @@ def _find_budgets(context: AppContext, now: float) -> Iterator[Alert]:
     for budget in list_short_budgets(context, now):
         name = budget.view.name or budget.view.id
         message = (
-            f"key {name} has spent ${budget.spent:.2f}, {budget.share:.0%} of ${budget.limit:.2f} a {budget.period}"
+            f"key {name} has spent ${budget.spent:.4f}, {budget.share:.0%} of ${budget.limit:.4f} a {budget.period}"
         )
         yield Alert("budget", f"{budget.view.id} {budget.period}", message)
 
@@ -181,14 +183,16 @@ class AlertWebhook:
             return ()
         alerts = await asyncio.to_thread(find_alerts, context, now)
         due = [alert for alert in alerts if now - sent.get(_key(alert), 0.0) >= REPEAT_SECONDS][:ALERTS_A_MESSAGE_MAX]
-        if not due or not await self._send(due, now):
-            return ()
-        # What is over may come again at once: it is forgotten.
+        if due and not await self._send(due, now):
+            due = []
+        # An alert that has ended is forgotten, so that it is new when it comes back.
         present = {_key(alert) for alert in alerts}
-        known = {key: at for key, at in sent.items() if key in present} | {_key(alert): now for alert in due}
-        await asyncio.to_thread(
-            work.take_lease, LEASE_NAME, self._owner, seconds=LEASE_SECONDS, value=json.dumps(known)
-        )
+        known = {key: at for key, at in sent.items() if key in present or now - at < QUIET_SECONDS}
+        known |= {_key(alert): now for alert in due}
+        if known != sent:
+            await asyncio.to_thread(
+                work.take_lease, LEASE_NAME, self._owner, seconds=LEASE_SECONDS, value=json.dumps(known)
+            )
         return tuple(due)
 
     def _take_lease(self, work: SharedWorkStore) -> dict[str, float] | None:

@@ -11,6 +11,7 @@ from typing import Literal, get_args, get_origin
 
 import msgspec
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -26,7 +27,7 @@ from holdfast.gateway.routes import get_raw_path
 from holdfast.service.auth.cookies import get_authorization
 from holdfast.service.auth.keys import check_allowed, verify_key
 from holdfast.service.auth.origins import check_origin
-from holdfast.service.context import INCLUDES_SIMULATED, SIMULATED_HEADER, AppContext
+from holdfast.service.context import INCLUDES_SIMULATED, QUOTES_PROMPT, SIMULATED_HEADER, AppContext
 from holdfast.service.dashboard.static_files import make_page_routes
 from holdfast.service.http.openapi import make_openapi
 from holdfast.service.http.request_parsing import decode_fields
@@ -72,10 +73,14 @@ def make_app(
     context.encode_refusal = functools.partial(
         _encode_refusal, tuple(mount for mount in mounts if isinstance(mount, ProviderMount))
     )
-    document = _encode(make_openapi(routes))
+
+    # On demand: it takes as long as the rest of the application, and most services are never asked for it.
+    @functools.cache
+    def encode_openapi() -> bytes:
+        return _encode(make_openapi(routes))
 
     async def describe(request: Request) -> Response:
-        return _response(200, document)
+        return _response(200, await run_in_threadpool(encode_openapi))
 
     by_path: dict[str, dict[str, Route]] = {}
     for route in routes:
@@ -260,6 +265,7 @@ async def _respond(context: AppContext, route: Route, request: Request) -> Respo
             route.check_enabled(context)
         # Authenticate before decoding, so that a caller without access learns nothing about what exists.
         admitted = await _authenticate(context, route, request)
+        QUOTES_PROMPT.set(admitted.scope == "admin")
         try:
             fields = await decode_fields(route, request)
         except ApiError:

@@ -274,16 +274,19 @@ def get_session_costs(context: AppContext, request: SessionCostsRequest) -> Sess
             order=request.order, limit=request.limit, skip=request.skip, simulated=context.simulated
         )
         unpriced = {part.session_id for part in context.log.cost_queries().unpriced(scope)}
-        return tuple(_session_cost(session, is_unpriced=session.row.id in unpriced) for session in page)
+        titles = context.format_titles(session.row for session in page)
+        return tuple(
+            _session_cost(session, titles[session.row.id], is_unpriced=session.row.id in unpriced) for session in page
+        )
 
     return _respond(context, None, SessionCostsResponse, make)
 
 
-def _session_cost(session: queries.SessionCost, *, is_unpriced: bool) -> SessionCostRow:
+def _session_cost(session: queries.SessionCost, title: str, *, is_unpriced: bool) -> SessionCostRow:
     row = session.row
     return SessionCostRow(
         id=row.id,
-        title=queries.format_session_title(row, quotes_prompt=False),
+        title=title,
         name=row.name,
         workspace_path=session.workspace_path,
         active_model=session.model,
@@ -346,7 +349,7 @@ def _baseline(context: AppContext, name: str) -> Model:
 
 def get_regret(context: AppContext, request: WindowRequest) -> RegretResponse:
     """Cost above the minimum that any caching plan could have achieved."""
-    return _respond(context, request, RegretResponse, lambda scope: compute_regret(context.log, context.models, scope))
+    return _respond(context, request, RegretResponse, lambda scope: compute_regret(context, scope))
 
 
 def make_turn_detail(turn_id: str, session_id: str, events: Sequence[Event]) -> TurnDetail:

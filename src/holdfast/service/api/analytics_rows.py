@@ -21,7 +21,7 @@ from holdfast.ledger.analytics.queries import (
     UnpricedSums,
     list_size_limits,
 )
-from holdfast.ledger.cache.verdicts import UNEXPECTED_KINDS, VerdictKind
+from holdfast.ledger.cache.verdicts import NO_BREAKS, UNEXPECTED_KINDS, VerdictKind
 
 # A micro-dollar; fine enough for a single cached token.
 _PLACES = 6
@@ -178,7 +178,7 @@ def _share(part: int, whole: int) -> float | None:
 
 
 def make_break_rows(verdicts: Iterable[MissCause]) -> tuple[BreakRow, ...]:
-    """Every verdict but `held`, in the order of the input."""
+    """Every break, in the order of the input."""
     return tuple(
         BreakRow(
             cause.kind,
@@ -190,7 +190,7 @@ def make_break_rows(verdicts: Iterable[MissCause]) -> tuple[BreakRow, ...]:
             to_json_usd(cause.lost_usd),
         )
         for cause in verdicts
-        if cause.kind != "held"
+        if cause.kind not in NO_BREAKS
     )
 
 

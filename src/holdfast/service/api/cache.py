@@ -29,13 +29,17 @@ InvalidationChange = InvalidationMethod | Literal["explicit_cache"]
 
 
 class Discussion(msgspec.Struct, frozen=True):
-    """The cache state of one session (a discussion is a session). `expires_at` is null if the provider decides.
+    """The cache state of one session (a discussion is a session). `title` is as in the list of sessions.
+
+    `expires_at` is null if the provider decides. `ttl` is the one that the last plan asked for, and
+    `explicit_ttl_seconds` that of the explicit cache, if there is one.
 
     `controllable` says which of these controls the session applies; `caching_only` means only enabling and disabling.
     `invalidation_usd` is what writing the cached tokens again would cost above reading them; null without a price.
     """
 
     discussion_id: str
+    title: str
     name: str | None
     model: str
     provider: str
@@ -47,6 +51,7 @@ class Discussion(msgspec.Struct, frozen=True):
     last_invalidated_at: datetime.datetime | None
     caching_enabled: bool
     ttl: str | None
+    explicit_ttl_seconds: int | None
     calls: int
     tokens_sent: int
     tokens_read: int
@@ -98,8 +103,15 @@ def list_cache_states(context: AppContext, request: DiscussionsRequest) -> Discu
     caches = context.cache_states.list_newest(limit=request.limit + 1, skip=request.skip, simulated=context.simulated)
     page = caches[: request.limit]
     controls, settings = context.records.session_controls(), context.records.settings()
+    titles = context.find_titles(cache.state.session_id for cache in page)
     discussions = (
-        _discussion_view(context, cache, controls.get(cache.state.prefix_owner_id, SessionControl()), settings)
+        _discussion_view(
+            context,
+            cache,
+            titles[cache.state.session_id],
+            control=controls.get(cache.state.prefix_owner_id, SessionControl()),
+            settings=settings,
+        )
         for cache in page
         if cache.state.model
     )
@@ -111,7 +123,8 @@ def get_cache_state(context: AppContext, request: DiscussionRequest) -> Discussi
     """The cache state of one session."""
     cache = context.cache_states.get_cache(_state(context, request.discussion_id).session_id)
     controls = context.records.controls(cache.state.prefix_owner_id)
-    return _discussion_view(context, cache, controls.session, controls.settings)
+    title = context.find_titles((cache.state.session_id,))[cache.state.session_id]
+    return _discussion_view(context, cache, title, control=controls.session, settings=controls.settings)
 
 
 def enable_caching(context: AppContext, request: DiscussionRequest) -> Discussion:
@@ -199,7 +212,7 @@ def _state(context: AppContext, session_id: str) -> CacheState:
 
 
 def _discussion_view(
-    context: AppContext, cache: SessionCache, control: SessionControl, settings: CacheSettings
+    context: AppContext, cache: SessionCache, title: str, *, control: SessionControl, settings: CacheSettings
 ) -> Discussion:
     state, verdict = cache.state, cache.verdict
     # Tokens of an expired entry are reported as 0: the next call cannot read them.
@@ -208,6 +221,7 @@ def _discussion_view(
         Discussion,
         state,
         discussion_id=state.session_id,
+        title=title,
         cached=cached,
         cached_at=to_optional_datetime(state.cached_at),
         expires_at=to_optional_datetime(state.expires_at),

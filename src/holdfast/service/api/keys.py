@@ -23,7 +23,7 @@ KeyId = Annotated[str, msgspec.Meta(max_length=80)]
 
 
 class KeyView(msgspec.Struct, frozen=True):
-    """A key without its secret. Spending is that of the ledger, `last_used` a day.
+    """A key without its secret. Spending is that of the ledger, `last_used` the day of its last gateway call.
 
     Budgets reset at midnight UTC, `resets_at`, and on the first of a month, `month_resets_at`. `models` are patterns;
     without one, all models are allowed.

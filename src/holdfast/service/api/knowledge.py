@@ -61,9 +61,10 @@ User = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 
 
 class KnowledgeSource(msgspec.Struct, frozen=True):
-    """Message `number` of a session, and its author."""
+    """Message `number` of a session, and its author; `title` is that of the list of sessions."""
 
     session_id: str
+    title: str
     number: int
     origin: Literal["user", "model", "tool"]
 
@@ -127,6 +128,7 @@ class DigestResponse(msgspec.Struct, frozen=True):
 
 class HarvestedSession(msgspec.Struct, frozen=True):
     session_id: str
+    title: str
     message_bytes: int
     items: int
     secrets: int
@@ -146,6 +148,7 @@ class SourceText(msgspec.Struct, frozen=True):
     """Lines of message `number` of a session, around the one that an item comes from; none if it is not stored."""
 
     session_id: str
+    title: str
     number: int
     origin: Literal["user", "model", "tool"]
     lines: tuple[str, ...]
@@ -277,7 +280,7 @@ def list_items(context: AppContext, request: ItemsRequest) -> KnowledgeResponse:
             list_users(workspace, workspace),
             len(read_pending(own).waiting),
             _counts([item for item, _ in rows]),
-            tuple(_item_view(item, shared=is_shared) for item, is_shared in page),
+            _item_views(context, page),
             len(selected),
         )
 
@@ -286,7 +289,7 @@ def get_item(context: AppContext, request: ItemRequest) -> KnowledgeItem:
     """One item, with its sources."""
     with translate_errors():
         item, _, is_shared = _require_item(require_workspace(context), request.user, request.item_id)
-    return _item_view(item, shared=is_shared)
+    return _item_views(context, [(item, is_shared)])[0]
 
 
 def edit_item(context: AppContext, request: EditItemRequest) -> KnowledgeItem:
@@ -304,7 +307,7 @@ def edit_item(context: AppContext, request: EditItemRequest) -> KnowledgeItem:
         )
         replace_item(folder, item, is_shared=is_shared)
         after, _, _ = _require_item(workspace, request.user, request.item_id)
-    return _item_view(after, shared=is_shared)
+    return _item_views(context, [(after, is_shared)])[0]
 
 
 def delete_item(context: AppContext, request: ItemRequest) -> RemovedItem:
@@ -362,7 +365,7 @@ def harvest_sessions(context: AppContext, request: HarvestRequest) -> HarvestRes
         groups = group_by_user(sessions, workspace, workspace)
         plans = [plan_harvest(_folders(workspace, user)[0], ended) for user, ended in groups.items()]
         if not (request.apply or request.review):
-            return _harvest_reply(plans, None)
+            return _harvest_reply(context, plans, None)
         outcomes = [
             apply_harvest(
                 claim_folder(workspace, workspace, user) if ended else _folders(workspace, user)[0],
@@ -373,7 +376,7 @@ def harvest_sessions(context: AppContext, request: HarvestRequest) -> HarvestRes
             )
             for user, ended in groups.items()
         ]
-        return _harvest_reply(plans, outcomes)
+        return _harvest_reply(context, plans, outcomes)
 
 
 def get_digest(context: AppContext, request: DigestRequest) -> DigestResponse:
@@ -480,24 +483,34 @@ def _counts(items: Sequence[Item]) -> tuple[CategoryCount, ...]:
 
 
 def _pending_view(context: AppContext, item: Item) -> PendingItem:
+    sources = read_source_lines(context.log, item)
+    titles = context.find_titles(source.session_id for source in sources)
     return copy_fields(
         PendingItem,
         item,
         confident=item.is_confident,
         shareable=item.is_shareable,
-        sources=tuple(copy_fields(SourceText, source) for source in read_source_lines(context.log, item)),
+        sources=tuple(copy_fields(SourceText, source, title=titles[source.session_id]) for source in sources),
     )
 
 
-def _item_view(item: Item, *, shared: bool) -> KnowledgeItem:
-    return copy_fields(
-        KnowledgeItem,
-        item,
-        done=item.is_done,
-        sources=tuple(KnowledgeSource(source.session, source.number, source.origin) for source in item.sources),
-        approved=item.is_approved,
-        edited=item.is_edited,
-        shared=shared,
+def _item_views(context: AppContext, rows: Sequence[tuple[Item, bool]]) -> tuple[KnowledgeItem, ...]:
+    """Each item with whether it is shared."""
+    titles = context.find_titles(source.session for item, _ in rows for source in item.sources)
+    return tuple(
+        copy_fields(
+            KnowledgeItem,
+            item,
+            done=item.is_done,
+            sources=tuple(
+                KnowledgeSource(source.session, titles[source.session], source.number, source.origin)
+                for source in item.sources
+            ),
+            approved=item.is_approved,
+            edited=item.is_edited,
+            shared=is_shared,
+        )
+        for item, is_shared in rows
     )
 
 
@@ -506,15 +519,22 @@ def make_digest_change(diff: DigestDiff) -> DigestChange:
     return copy_fields(DigestChange, diff, invalidated_tokens=diff.bytes_changed // 4)
 
 
-def _harvest_reply(plans: Sequence[HarvestPlan], outcomes: Sequence[HarvestResult] | None) -> HarvestResponse:
+def _harvest_reply(
+    context: AppContext, plans: Sequence[HarvestPlan], outcomes: Sequence[HarvestResult] | None
+) -> HarvestResponse:
     """Sums over all users; the digest is that of the service's own user, which comes first."""
+    titles = context.find_titles(source.session for plan in plans for source in plan.sources)
     return HarvestResponse(
         applied=outcomes is not None,
         accepted=sum(outcome.accepted for outcome in outcomes or ()),
         waiting=sum(outcome.waiting for outcome in outcomes or ()),
         sessions=tuple(
             HarvestedSession(
-                source.session, source.content_bytes, len(source.extracted.items), source.extracted.secrets
+                source.session,
+                titles[source.session],
+                source.content_bytes,
+                len(source.extracted.items),
+                source.extracted.secrets,
             )
             for plan in plans
             for source in plan.sources

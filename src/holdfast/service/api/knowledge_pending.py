@@ -33,6 +33,7 @@ class PendingSession(msgspec.Struct, frozen=True):
     """A refresh rewrites `tokens` (the digest and everything after it), for `extra_usd` more than reading them."""
 
     session_id: str
+    title: str
     name: str | None
     model: str
     pending_items: int
@@ -77,7 +78,7 @@ def _pending_session(context: AppContext, session_id: str) -> PendingSession | N
     if not digest.pending_items:
         return None
     extra = compute_rewrite_usd(calls.model, tokens, context.models, on=to_datetime(context.clock()).date())
-    return PendingSession(session_id, calls.name, calls.model, digest.pending_items, tokens, extra)
+    return PendingSession(session_id, calls.title, calls.name, calls.model, digest.pending_items, tokens, extra)
 
 
 def _tokens_from_digest(calls: CallsResponse) -> int:

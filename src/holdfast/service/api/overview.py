@@ -9,17 +9,17 @@ from holdfast.ledger.analytics.queries import (
     SessionCost,
     count_failures,
     count_unreadable_calls,
-    format_session_title,
 )
+from holdfast.ledger.spending import AuditScope
 from holdfast.ledger.spending_actions import REMEDIES
-from holdfast.replay.audit import AuditScope, PriceLookup
-from holdfast.replay.stored_sessions import audit_stored_sessions
 from holdfast.service.alerts import Alert, ShortBudget, find_alerts, list_short_budgets
 from holdfast.service.api.analytics import AnalyticsResponse, WindowRequest, resolve_window
 from holdfast.service.api.analytics_rows import to_json_usd
+from holdfast.service.api.breaks import FailureRow, make_failure_rows
+from holdfast.service.api.regret import sum_sessions
 from holdfast.service.context import AppContext
 from holdfast.service.http.request_parsing import TimeSpan, to_datetime
-from holdfast.service.http.routes import EmptyRequest, Route, json_route
+from holdfast.service.http.routes import EmptyRequest, Route, copy_fields, json_route
 
 DAY_SECONDS = 86_400
 WEEK_DAYS = 7
@@ -29,6 +29,7 @@ LIVE_SECONDS = 300.0
 """A session counts as live this long after its last event: the shortest TTL, so that its next call can still read."""
 
 LIVE_MAX = 100
+FAILURES_MAX = 10
 AUDITED_SESSIONS_MAX = 200
 """The sessions that spent most: reading all events of a session takes a while."""
 
@@ -52,7 +53,7 @@ class PeriodComparison(msgspec.Struct, frozen=True):
 
 
 class LossRow(msgspec.Struct, frozen=True):
-    """`remedy` is empty if nothing can be done about the cause."""
+    """`remedy` is what to do about the cause."""
 
     cause: str
     component: str | None
@@ -68,7 +69,7 @@ class DayRow(msgspec.Struct, frozen=True):
 
 
 class LiveSession(msgspec.Struct, frozen=True):
-    """`title` is the name, or client and start."""
+    """`title` is as in the list of sessions."""
 
     id: str
     title: str
@@ -93,9 +94,9 @@ class Overview(msgspec.Struct, frozen=True):
     """Today begins at midnight UTC and is compared with yesterday until the same time.
 
     Everything else is about the last seven days. `days` are the last 14, without gaps. `live` has at most 100 sessions,
-    `live_more` says whether there are others. `budgets` are those of which 80 % or more is spent. `warnings` say
-    why the service is degraded; `alerts` are these, short budgets, unreadable calls and read shares below their usual
-    range.
+    `live_more` says whether there are others. `failures` are the newest 10. `budgets` are those of which 80 % or more
+    is spent. `warnings` say why the service is degraded; `alerts` are these, short budgets, unreadable calls and read
+    shares below their usual range.
     """
 
     today: PeriodComparison
@@ -107,6 +108,7 @@ class Overview(msgspec.Struct, frozen=True):
     unreadable_calls: int
     unpriced_models: tuple[str, ...]
     failed_calls: dict[str, int]
+    failures: tuple[FailureRow, ...]
     warnings: tuple[str, ...]
     budgets: tuple[BudgetRow, ...]
     alerts: tuple[Alert, ...]
@@ -117,12 +119,17 @@ class OverviewResponse(AnalyticsResponse, frozen=True, kw_only=True):
 
 
 class ActionRow(msgspec.Struct, frozen=True):
-    """What to do, how, what it would save a week, and the assumption behind that."""
+    """What to do, how, what it would save a week, and the assumption behind that.
+
+    If `how` names a session, `session` is its id, and `title` as in the list of sessions.
+    """
 
     action: str
     how: str
     usd_a_week: float
     assumption: str
+    session: str | None
+    title: str | None
 
 
 class Actions(msgspec.Struct, frozen=True):
@@ -145,6 +152,8 @@ def get_overview(context: AppContext, request: EmptyRequest) -> OverviewResponse
     costs = context.log.cost_queries()
     scope = LedgerScope(now - week, now, simulated=context.simulated)
     live = _list_live_sessions(context, now)
+    live_titles = context.format_titles(session.row for session in live)
+    failures = context.log.analytics_queries().call_failures(scope, limit=FAILURES_MAX)
     overview = Overview(
         today=_compare(context, midnight, now, DAY_SECONDS),
         week=_compare(context, now - week, now, week),
@@ -154,11 +163,12 @@ def get_overview(context: AppContext, request: EmptyRequest) -> OverviewResponse
             for row in costs.causes(scope)
             if row.lost_usd
         ),
-        live=tuple(map(_live_row, live[:LIVE_MAX])),
+        live=tuple(_live_row(session, live_titles[session.row.id]) for session in live[:LIVE_MAX]),
         live_more=len(live) > LIVE_MAX,
         unreadable_calls=count_unreadable_calls(costs, scope),
         unpriced_models=tuple(sorted({part.model for part in costs.unpriced(scope)})),
         failed_calls=count_failures(costs, scope),
+        failures=make_failure_rows(context, failures),
         warnings=tuple(reason for reason in (warning() for warning in context.warnings) if reason),
         budgets=tuple(map(_budget_row, list_short_budgets(context, now))),
         alerts=find_alerts(context, now),
@@ -211,24 +221,30 @@ def _budget_row(budget: ShortBudget) -> BudgetRow:
     return BudgetRow(view.id, view.name, budget.period, budget.share, budget.limit, resets_at)
 
 
-def _live_row(session: SessionCost) -> LiveSession:
+def _live_row(session: SessionCost, title: str) -> LiveSession:
     row = session.row
-    title, at = format_session_title(row, quotes_prompt=False), to_datetime(row.last_event_at)
-    return LiveSession(row.id, title, row.name, session.model, to_json_usd(session.spent_usd), at)
+    last_event_at = to_datetime(row.last_event_at)
+    return LiveSession(row.id, title, row.name, session.model, to_json_usd(session.spent_usd), last_event_at)
 
 
 def get_actions(context: AppContext, request: WindowRequest) -> ActionsResponse:
     """What to do next, and what it would save: the actions of `holdfast report` for the same sessions."""
     window, scope = resolve_window(context, request)
     costs = context.log.cost_queries()
-    spending = audit_stored_sessions(
-        context.log.read,
-        [row.id for row in costs.list_sessions(scope, limit=AUDITED_SESSIONS_MAX)],
-        PriceLookup(context.models),
-        AuditScope(since=scope.since, until=scope.until),
-    )
+    ids = [row.id for row in costs.list_sessions(scope, limit=AUDITED_SESSIONS_MAX)]
+    spending = sum_sessions(context, ids, AuditScope(since=scope.since, until=scope.until))
+    titles = context.find_titles(row.session for row in spending.actions if row.session)
     actions = Actions(
-        tuple(ActionRow(row.action, row.how, to_json_usd(row.usd_a_week), row.assumption) for row in spending.actions),
+        tuple(
+            copy_fields(
+                ActionRow,
+                row,
+                usd_a_week=to_json_usd(row.usd_a_week),
+                session=row.session or None,
+                title=titles.get(row.session),
+            )
+            for row in spending.actions
+        ),
         len(spending.sessions),
         max(0, costs.count_sessions(scope) - AUDITED_SESSIONS_MAX),
     )

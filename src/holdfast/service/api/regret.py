@@ -1,18 +1,20 @@
 """What the same prompts would have cost under the optimal caching plan, and under other tools' policies."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
 import msgspec
 
 from holdfast.catalog.lookup import Models
 from holdfast.ledger.analytics.queries import LedgerScope
-from holdfast.ledger.spending import SessionSpending, Spending
-from holdfast.replay.audit import AuditScope, PriceLookup
+from holdfast.ledger.spending import AuditScope, SessionSpending, Spending
+from holdfast.replay.audit import PriceLookup
 from holdfast.replay.counterfactual import replay_transcripts
 from holdfast.replay.recording import Transcript, deduplicate_transcripts
-from holdfast.replay.stored_sessions import audit_stored_sessions, build_stored_transcript
+from holdfast.replay.stored_sessions import AuditedSession, audit_logs, build_stored_transcript
 from holdfast.service.api.analytics_rows import to_json_usd
-from holdfast.service.context import ServedLog
+from holdfast.service.context import AppContext, ServedLog
+from holdfast.stores.spending_cache import sum_spending
 
 # Computing the optimum takes time per session; this bounds one request to the route.
 SESSIONS_MAX = 200
@@ -34,7 +36,10 @@ class PolicyCosts(msgspec.Struct, frozen=True):
 
 
 class RegretRow(msgspec.Struct, frozen=True):
+    """`title` is as in the list of sessions."""
+
     session: str
+    title: str
     spent_usd: float
     planned_usd: float
     planned_range_usd: tuple[float, float]
@@ -59,13 +64,22 @@ class Regret(msgspec.Struct, frozen=True):
     sessions_left_out: int
 
 
-def compute_regret(log: ServedLog, models: Models, scope: LedgerScope) -> Regret:
-    ids = _list_newest(log, scope, sessions_max=SESSIONS_MAX)
-    ranges = AuditScope(since=scope.since, until=scope.until, ranges=True)
-    spending = audit_stored_sessions(log.read, ids, PriceLookup(models), ranges)
+def compute_regret(context: AppContext, scope: LedgerScope) -> Regret:
+    log, ids = context.log, _list_newest(context.log, scope, sessions_max=SESSIONS_MAX)
+    spending = sum_sessions(context, ids, AuditScope(since=scope.since, until=scope.until, ranges=True))
     left_out = max(0, log.cost_queries().count_sessions(scope, calls_only=True) - SESSIONS_MAX)
-    sessions = tuple(RegretRow(row.id, *_amounts(row, row.amounts.usd)) for row in spending.sessions)
+    titles = context.find_titles(row.id for row in spending.sessions)
+    sessions = tuple(RegretRow(row.id, titles[row.id], *_amounts(row, row.amounts.usd)) for row in spending.sessions)
     return Regret(*_amounts(spending, spending.total.usd), spending.total.calls, sessions, left_out)
+
+
+def sum_sessions(context: AppContext, ids: Sequence[str], scope: AuditScope) -> Spending:
+    """Where the money of sessions went, as in the report."""
+
+    def audit(positions: Mapping[str, object]) -> Iterator[AuditedSession]:
+        return audit_logs(context.log, positions, PriceLookup(context.models), scope)
+
+    return sum_spending(context.log, ids, scope, audit, cache=context.spending_cache)
 
 
 def _amounts(

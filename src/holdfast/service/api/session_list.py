@@ -13,7 +13,6 @@ from holdfast.ledger.analytics.queries import (
     SessionOrdering,
     SessionPosition,
     SessionSort,
-    format_session_title,
 )
 from holdfast.ledger.cache.verdicts import VerdictKind
 from holdfast.ledger.money import NAME_CHARACTERS_MAX
@@ -56,10 +55,11 @@ class SessionsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, r
 
 
 class SessionListRow(msgspec.Struct, frozen=True):
-    """`title` is the name, or client, first words of the first request, and start; only admins get the words.
+    """No two sessions of a list have the same `title`: the name that a program gave, or client, key, first words of the
+    first request, and start. Only admins get the words; without them it has the model.
 
-    `read_share` is null if nothing was sent, `spent_usd` if no price is known for any call. `verdict` is that of the
-    call that lost most.
+    `model` is that of its start, `active_model` that of its last call. `read_share` is null if nothing was sent,
+    `spent_usd` if no price is known for any call. `verdict` is that of the call that lost most.
     """
 
     id: str
@@ -67,6 +67,7 @@ class SessionListRow(msgspec.Struct, frozen=True):
     name: str | None
     client: str | None
     model: str
+    active_model: str
     key_id: str | None
     user_id: str | None
     team_id: str | None
@@ -92,12 +93,11 @@ class SessionList(msgspec.Struct, frozen=True):
 async def list_sessions(context: AppContext, incoming: RouteRequest) -> RouteResponse:
     """Sessions that match, with calls, read share, spending and losses; by default the most recently active first."""
     request = decode_request_fields(incoming, SessionsRequest)
-    quotes_prompt = incoming.scope == "admin"
-    page = await asyncio.to_thread(find_page, context, request, quotes_prompt=quotes_prompt)
+    page = await asyncio.to_thread(find_page, context, request)
     return RouteResponse(_encode(page))
 
 
-def find_page(context: AppContext, request: SessionsRequest, *, quotes_prompt: bool) -> SessionList:
+def find_page(context: AppContext, request: SessionsRequest) -> SessionList:
     queries = context.log.analytics_queries()
     filter_ = copy_fields(
         SessionFilter,
@@ -106,27 +106,29 @@ def find_page(context: AppContext, request: SessionsRequest, *, quotes_prompt: b
         until=None if request.end is None else parse_time(request.end),
         simulated=context.simulated,
         # Whoever may not read the words may not learn them by searching either.
-        openings=quotes_prompt,
+        openings=context.quotes_prompt,
     )
     after = None if request.after is None else _decode_cursor(request.after)
     ordering = SessionOrdering(request.sort, request.descending, after)
     found = queries.find_sessions(filter_, ordering, limit=request.limit + 1)
     page = found[: request.limit]
+    titles = context.format_titles(session.row for session in page)
     return SessionList(
-        tuple(make_list_row(session, quotes_prompt=quotes_prompt) for session in page),
+        tuple(make_list_row(session, titles[session.row.id]) for session in page),
         # A first page that has room for more has them all.
         len(page) if after is None and len(found) == len(page) else queries.count_matches(filter_),
         _encode_cursor(page[-1].position) if len(found) > len(page) else None,
     )
 
 
-def make_list_row(session: ListedSession, *, quotes_prompt: bool) -> SessionListRow:
+def make_list_row(session: ListedSession, title: str) -> SessionListRow:
     row, amounts = session.row, session.amounts
     is_unpriced = 0 < amounts.calls <= session.unpriced_calls
     return copy_fields(
         SessionListRow,
         row,
-        title=format_session_title(row, quotes_prompt=quotes_prompt),
+        title=title,
+        active_model=session.active_model,
         key_id=row.caller_key_id,
         user_id=row.caller_user_id,
         team_id=row.caller_team_id,

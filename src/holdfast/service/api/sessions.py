@@ -9,8 +9,6 @@ import msgspec
 
 from holdfast.engine.certify import Certificate, certify
 from holdfast.errors import UserError
-from holdfast.events.log import SessionRow
-from holdfast.ledger.analytics.queries import format_session_title
 from holdfast.ledger.cache.verdicts import Verdict, VerdictKind
 from holdfast.ledger.layers import CallLayers, CallTimeline, RequestLayers
 from holdfast.runtime.compaction import SessionCompactions, report_compactions
@@ -228,6 +226,8 @@ class CallBytesRequest(CallRequest, frozen=True):
 def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
     """A page of the calls of a session: layers, breakpoints, usage and verdict."""
 
+    title = context.find_titles((request.session_id,))[request.session_id]
+
     def make(session: CallTimeline) -> CallsResponse | None:
         if not session.model:
             return None
@@ -237,7 +237,7 @@ def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
         return copy_fields(
             CallsResponse,
             session,
-            title=_format_title(session),
+            title=title,
             client=session.client or None,
             started_at=to_datetime(session.started_at),
             simulated=session.is_simulated,
@@ -258,19 +258,6 @@ def list_calls(context: AppContext, request: CallsRequest) -> CallsResponse:
     if calls is None:
         raise make_not_found_error("session", request.session_id)
     return calls
-
-
-def _format_title(session: CallTimeline) -> str:
-    row = SessionRow(
-        session.session_id,
-        session.name,
-        session.model,
-        started_at=session.started_at,
-        last_event_at=session.started_at,
-        event_count=0,
-        client=session.client or None,
-    )
-    return format_session_title(row, quotes_prompt=False)
 
 
 def list_compactions(context: AppContext, request: CompactionsRequest) -> CompactionsResponse:

@@ -24,13 +24,15 @@ _encode = msgspec.json.Encoder().encode
 class Visitor(msgspec.Struct, frozen=True):
     """The current caller, and whether sample sessions are available: `sample` is off unless the service simulates.
 
-    A service that `is_simulating` includes simulated sessions in every view, as the header of the switch does.
+    `key_id` is the id of the caller's key, null without one. A service that `is_simulating` includes simulated sessions
+    in every view, as the header of the switch does.
     """
 
     scope: str
     signed_in: bool
     sample: str
     is_simulating: bool
+    key_id: str | None = None
 
 
 def get_authorization(authorization: str | None, cookies: Mapping[str, str]) -> str | None:
@@ -65,7 +67,10 @@ async def sign_out(context: AppContext, incoming: RouteRequest) -> RouteResponse
 
 
 def _visitor(context: AppContext, incoming: RouteRequest) -> Visitor:
-    return Visitor(incoming.scope or "", incoming.key is not None, _sample(context), context.is_simulating)
+    key = incoming.key
+    return Visitor(
+        incoming.scope or "", key is not None, _sample(context), context.is_simulating, None if key is None else key.id
+    )
 
 
 def _sample(context: AppContext) -> str:

@@ -9,7 +9,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.errors import UserError
-from holdfast.events.records import KeyRow
+from holdfast.events.records import BUDGET_USD_MAX, KeyRow
 from holdfast.service.http.routes import AccessRule, ApiError
 
 # 256 random bits; the id is public and only has to be unique.
@@ -19,7 +19,6 @@ ID_BYTES = 8
 # Bounds the input to the pattern; a real key has 84 characters.
 KEY_CHARS_MAX = 200
 NAME_CHARS_MAX = 200
-BUDGET_USD_MAX = 1_000_000
 REQUESTS_A_MINUTE_MAX = 1_000_000
 MODELS_MAX = 50
 GATEWAY_SCOPES = ("gateway", "admin")  # An admin key may use the gateway too.

@@ -205,4 +205,10 @@ def get_summary(run: Callable[..., object]) -> str:
 def decode_request_fields(incoming: RouteRequest, request: type[Request]) -> Request:
     """Raises msgspec.ValidationError, which names the field."""
     # Query fields are text, so "3" must convert to int; in a JSON body it must not.
-    return msgspec.convert(incoming.fields, request, strict=not incoming.is_text)
+    decoded = msgspec.convert(incoming.fields, request, strict=not incoming.is_text)
+    # msgspec also takes the text "null" as no value, so that a filter with a typing error would select everything.
+    if incoming.is_text and any(str(value).lower() == "null" for value in incoming.fields.values()):
+        for field in msgspec.structs.fields(request):
+            if field.encode_name in incoming.fields and getattr(decoded, field.name) is None:
+                raise msgspec.ValidationError(f"Expected a value, got `null` - at `$.{field.encode_name}`")
+    return decoded

@@ -11,6 +11,7 @@ import functools
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import suppress
+from itertools import takewhile
 
 import msgspec
 
@@ -127,7 +128,8 @@ class EventHub:
         if position >= newest:
             return []
         if position >= self._floor:
-            return [positioned for positioned in self._ring if positioned.position > position]
+            newer = list(takewhile(lambda positioned: positioned.position > position, reversed(self._ring)))
+            return newer[::-1]
         page = await asyncio.to_thread(self._feed.events_after, position, limit=PAGE_EVENTS)
         events = [positioned for positioned in page if positioned.position <= newest]
         # Empty if the sessions were deleted; the placeholder moves the listener forward.

@@ -11,6 +11,7 @@ const VIEWS = [
   { name: "sessions", label: "Sessions", load: () => import("./views/sessions.js") },
   { name: "session", load: () => import("./views/session.js"), under: "sessions" },
   { name: "compare", load: () => import("./views/compare.js"), under: "sessions" },
+  { name: "calls", label: "Calls", load: () => import("./views/calls.js") },
   { name: "cost", label: "Cost", load: () => import("./views/cost.js") },
   { name: "breaks", load: () => import("./views/breaks.js"), under: "cost" },
   { name: "verdicts", load: () => import("./views/verdicts.js"), under: "cost" },
@@ -19,6 +20,8 @@ const VIEWS = [
   { name: "instructions", label: "Instructions", load: () => import("./views/instructions.js") },
   { name: "try", label: "Try it", load: () => import("./views/sample.js") },
 ];
+
+const RESIZED_MS = 200;
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
@@ -29,9 +32,18 @@ let navigation = 0;
 /** Parses `#/session/ID?call=3` into the view `session`, the rest `["ID"]` and the query. */
 function parseLocation() {
   const [path, query = ""] = location.hash.replace(/^#\/?/, "").split("?");
-  const [name, ...rest] = path.split("/").map(decodeURIComponent);
+  const [name, ...rest] = path.split("/").map(decode);
   const view = VIEWS.find((candidate) => candidate.name === (name || "overview"));
   return { view, rest, query: new URLSearchParams(query) };
+}
+
+/** A part of the path; one that is not encoded correctly is taken as it is, and then names nothing. */
+function decode(text) {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
+  }
 }
 
 function drawNavigation(current) {
@@ -40,18 +52,19 @@ function drawNavigation(current) {
       href: `#/${view.name}`, "data-key": view.name,
       "aria-current": view.name === (current?.under ?? current?.name) ? "page" : null,
     }, view.label)));
-  document.querySelector("#views [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
 }
 
 async function show() {
   const ownNavigation = ++navigation;
   const { view, rest, query } = parseLocation();
   const isHandled = current.view === view && current.instance?.navigate?.(rest, query);
+  const isSameView = current.view === view;
   drawNavigation(view);
   if (isHandled) return;
   current.instance?.close?.();
   current = { view, instance: null };
   if (!view) {
+    document.title = "View not found · Holdfast";
     fill(main, h("div", { class: "empty" }, h("h1", {}, "View not found"), h("p", {}, h("a", { href: "#/overview" }, "Go to the overview"))));
     return;
   }
@@ -65,11 +78,20 @@ async function show() {
     const instance = await module.show(place, { rest, query, visitor });
     if (ownNavigation !== navigation) return instance?.close?.();
     current.instance = instance;
-    fill(main, place);
+    replaceView(place);
+    if (!isSameView) window.scrollTo(0, 0);
     instance?.attached?.();
   } catch (error) {
     if (ownNavigation === navigation) showError(error);
   }
+}
+
+/** The focus stays on a control that the new view has too; otherwise the keyboard and screen readers go on at its start. */
+function replaceView(place) {
+  const active = main.contains(document.activeElement) ? document.activeElement : null;
+  main.replaceChildren(place);
+  if (!active || active === main) return;
+  ([...place.querySelectorAll("[data-key]")].find((element) => element.dataset.key === active.dataset.key) ?? main).focus({ preventScroll: true });
 }
 
 function onSignedIn(visitor) {
@@ -114,6 +136,7 @@ function showError(error) {
     document.getElementById("key").focus();
     return;
   }
+  document.title = "Cannot show this view · Holdfast";
   fill(main, h("div", { class: "empty", role: "alert" },
     h("h1", {}, "Cannot show this view"), h("p", {}, error.message ?? String(error)),
     h("p", {}, h("button", { type: "button", click: show }, "Try again"))));
@@ -148,6 +171,7 @@ function setUpSimulated() {
   const toggle = document.getElementById("simulated");
   const update = () => {
     toggle.textContent = isSimulatedIncluded() ? "Real and simulated" : "Real sessions";
+    toggle.dataset.included = isSimulatedIncluded() ? "yes" : "";
     toggle.title = isSimulatedIncluded() ? "Simulated sessions count in every view; press to leave them out" : "Simulated sessions are left out of every view; press to include them";
   };
   toggle.addEventListener("click", () => {
@@ -167,6 +191,15 @@ document.getElementById("leave").addEventListener("click", async () => {
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault();
   main.focus();
+});
+let width = window.innerWidth;
+let resized;
+window.addEventListener("resize", () => {
+  if (window.innerWidth === width) return;
+  width = window.innerWidth;
+  // Charts are drawn for a width.
+  clearTimeout(resized);
+  resized = setTimeout(() => refresh(new Set([null])), RESIZED_MS);
 });
 window.addEventListener("hashchange", show);
 useTheme();

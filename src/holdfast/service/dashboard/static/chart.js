@@ -22,6 +22,8 @@ const LEFT = 58;
 const FOOT = 22;
 const TOP = 10;
 const BAR_MAX = 64;
+/** Width of a letter of a slot's label, and the least space between two labels. */
+const [LETTER, GAP] = [6.2, 12];
 
 /** `slots`: labels in order; `series`: {name, values} with one value per slot; `format` formats a value. */
 export function columns({ slots, series, width, label, format = dollars }) {
@@ -42,14 +44,17 @@ export function columns({ slots, series, width, label, format = dollars }) {
     }).join("");
     return s("path", { class: `series series-${index % 6}`, d: path }, s("title", {}, entry.name));
   });
-  const every = Math.ceil(78 / step);
+  const text = GAP + LETTER * Math.max(0, ...slots.map((slot) => slot.length));
+  const every = Math.ceil(text / step);
   return s("svg", { class: "columns-chart", width: total, height: bottom + FOOT, viewBox: `0 0 ${total} ${bottom + FOOT}`, role: "img", "aria-label": label },
     values.map((value) => [
       s("path", { class: "grid", d: `M${LEFT} ${(bottom - height(value)).toFixed(1)}h${total - LEFT}` }),
       s("text", { class: "tick end", x: LEFT - 6, y: (bottom - height(value) + 4).toFixed(1) }, format(value)),
     ]),
     paths,
-    slots.map((slot, index) => (index % every ? null : s("text", { class: "tick middle", x: LEFT + (index + 0.5) * step, y: bottom + 15 }, slot))),
+    // The label of a narrow column begins at its left; centred, the first would reach into the numbers beside it.
+    slots.map((slot, index) => (index % every || (every > 1 && LEFT + index * step + text > total + GAP) ? null
+      : s("text", { class: every > 1 ? "tick" : "tick middle", x: LEFT + (index + (every > 1 ? 0 : 0.5)) * step, y: bottom + 15 }, slot))),
     slots.map((slot, index) => s("rect", { class: "hover", x: LEFT + index * step, y: TOP, width: step, height: HEIGHT },
       s("title", {}, [slot, ...series.map((entry) => `${entry.name}: ${format(entry.values[index])}`)].join("\n")))));
 }
@@ -70,9 +75,13 @@ export function bars({ names, series, width, label, format }) {
     }).join("");
     return s("path", { class: `series series-${index % 6}`, d: path }, s("title", {}, entry.name));
   });
-  const [total, height] = [NAME + barWidth + 10, names.length * ROW + 4];
+  const [total, bottom] = [NAME + barWidth + 10, names.length * ROW + 4];
+  const height = bottom + FOOT;
   return s("svg", { class: "bars-chart", width: total, height: height, viewBox: `0 0 ${total} ${height}`, role: "img", "aria-label": label },
-    s("path", { class: "grid", d: `M${NAME} 0v${height}M${NAME + barWidth} 0v${height}` }),
+    [0, 0.5, 1].map((value) => [
+      s("path", { class: "grid", d: `M${NAME + value * barWidth} 0v${bottom}` }),
+      s("text", { class: value === 1 ? "tick end" : "tick middle", x: NAME + value * barWidth + (value === 1 ? 8 : 0), y: bottom + 15 }, format(value)),
+    ]),
     paths,
     names.map((name, row) => [
       s("text", { class: "tick end", x: NAME - 8, y: row * ROW + 17 }, name.length > 18 ? `${name.slice(0, 17)}…` : name),
@@ -88,9 +97,9 @@ const chosenSlots = new Map();
 
 /**
  * A chart in a card: axis unit, legend, a line with the numbers of the slot under the pointer or chosen by arrow keys, and a table.
- * `draw` gets `slots`, `series`, `label` and `format` and returns the SVG, whose `.hover` elements are the slots in order.
+ * `draw` gets `slots`, `series`, `label` and `format` and returns the SVG, whose `.hover` elements are the slots in order; `above` comes before it.
  */
-export function chartFigure({ name, caption, unit, heading, slots, series, format, draw }) {
+export function chartFigure({ name, caption, unit, heading, slots, series, format, draw, above = "" }) {
   const drawing = draw({ slots, series, format, label: `${caption}; the table below the chart has the numbers` });
   const readout = h("p", { class: "readout small", role: "status" });
   const areas = [...drawing.querySelectorAll(".hover")];
@@ -110,7 +119,7 @@ export function chartFigure({ name, caption, unit, heading, slots, series, forma
   choose(chosenSlots.get(name));
   const rows = slots.map((slot, index) => ({ slot, index }));
   return h("section", { class: "block", "aria-label": caption },
-    h("div", { class: "bar" }, h("h2", {}, caption), svgButton(name, () => drawing)),
+    h("div", { class: "bar" }, h("h2", {}, caption), svgButton(name, () => drawing)), above,
     h("div", { class: "scroll chart", tabindex: 0, role: "group", "aria-label": `${caption}, in ${unit}; arrow keys read the numbers`, "data-key": `chart ${name}`, keydown: onKey, pointerleave: () => choose(chosenSlots.get(name), false) }, drawing),
     readout, seriesLegend(series),
     h("details", { "aria-label": `Numbers of ${caption}` }, h("summary", { "data-key": `numbers ${name}` }, "Numbers"), table({

@@ -16,12 +16,23 @@ function populate(element, attributes, children) {
   return element;
 }
 
-/** Replaces the children of an element and restores the focus, found by `data-key`. */
+/** Replaces the children of an element. What has the focus, is open or was typed and not sent is restored, found by `data-key`. */
 export function fill(place, ...children) {
-  const key = place.contains(document.activeElement) ? document.activeElement.dataset.key : undefined;
+  const active = place.contains(document.activeElement) ? document.activeElement : null;
+  const selection = active?.matches("textarea, input:not([type])") ? [active.selectionStart, active.selectionEnd] : null;
+  const opened = new Map([...place.querySelectorAll("details")].map((details) => [details.querySelector("summary")?.dataset.key, details.open]));
+  const typed = new Map([...place.querySelectorAll("input[data-key], textarea[data-key]")]
+    .filter((field) => field.value !== field.defaultValue).map((field) => [field.dataset.key, field.value]));
   place.replaceChildren(...children.flat(2).filter(Boolean));
-  if (key !== undefined) {
-    [...place.querySelectorAll("[data-key]")].find((element) => element.dataset.key === key)?.focus({ preventScroll: true });
+  if (!active && !opened.size && !typed.size) return;
+  for (const element of place.querySelectorAll("[data-key]")) {
+    const { key } = element.dataset;
+    if (opened.has(key)) element.closest("details").open = opened.get(key);
+    if (typed.has(key)) element.value = typed.get(key);
+    if (active && key === active.dataset.key) {
+      element.focus({ preventScroll: true });
+      if (selection) element.setSelectionRange(...selection);
+    }
   }
 }
 
@@ -47,7 +58,15 @@ export const tile = (label, value, meaning, name) =>
   explained([h("span", { class: "label" }, label), h("strong", { "data-figure": name }, value)], meaning, { class: "tile" });
 
 /** Placeholder for an empty view, with paragraphs on what to do next. */
-export const empty = (title, ...paragraphs) => h("div", { class: "empty" }, h("h2", {}, title), paragraphs.map((paragraph) => h("p", {}, paragraph)));
+export const empty = (title, ...paragraphs) => h("div", { class: "empty" }, h("h2", {}, title), paragraphs.filter(Boolean).map((paragraph) => h("p", {}, paragraph)));
+
+/** For empty views: that simulated sessions are left out, and the switch; nothing where they are included anyway. */
+export function simulatedHint() {
+  const toggle = document.getElementById("simulated");
+  if (toggle.hidden || toggle.dataset.included) return null;
+  return ["Simulated sessions, such as those of ", h("code", {}, "holdfast demo --keep"), ", are left out. ",
+    h("button", { type: "button", click: () => toggle.click(), "data-does": "include-simulated", "data-key": "include simulated" }, "Include them")];
+}
 
 let noticeTimer;
 

@@ -9,7 +9,7 @@ const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle:
 
 export const count = (value) => (value === null || value === undefined ? NONE : whole.format(value));
 
-export const percent = (share) => (share === null || share === undefined ? NONE : `${Math.round(share * 100)}%`);
+export const percent = (share) => (share === null || share === undefined ? NONE : `${Math.round(share * 100)}%`.replace("-", "−"));
 
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
 
@@ -29,8 +29,15 @@ export function dollars(amount) {
 /** What calls cost; null where no price is known for their model. */
 export const cost = (amount) => (amount === null ? "unpriced" : dollars(amount));
 
+/** What calls cost of which some may have no price: those are in no sum, so their number is shown beside it. */
+export const costOfPriced = (amount, unpriced, calls) => (unpriced && unpriced === calls ? "unpriced"
+  : [h("span", { class: "amount" }, dollars(amount)), unpriced ? h("span", { class: "small" }, ` + ${count(unpriced)} unpriced ${unpriced === 1 ? "call" : "calls"}`) : null]);
+
 /** Seconds with one digit, or milliseconds below one second. */
 export const duration = (milliseconds) => (milliseconds < 1000 ? `${whole.format(milliseconds)} ms` : `${(milliseconds / 1000).toFixed(1)} s`);
+
+/** The TTLs of breakpoints, in words. */
+export const TTLS = { "5m": "5 min", "1h": "60 min" };
 
 /** Minutes and seconds, with hours if there are any: 4:32, 1:04:32. */
 export function countdown(seconds) {
@@ -58,6 +65,9 @@ export const PROVIDERS = {
 
 export const provider = (name) => PROVIDERS[name] ?? name;
 
+/** Nothing that was cached was sent again. */
+export const NO_BREAKS = ["held", "first_use"];
+
 export const VERDICTS = {
   held: "Everything that could be read was read.",
   planned: "The prefix was changed on purpose.",
@@ -84,12 +94,35 @@ export const REMEDIES = {
   lookback_miss: "run `holdfast serve --improve`, or set one more breakpoint at least every 20 blocks",
   model_switched: "stay with one model, or switch after a compaction: each model has its own cache",
   image_rule: "send the first image early, while the prompt is short",
+  planned: "it was done on purpose; if it happens often, compact later, or change controls between sessions",
+  below_floor: "a prompt that short is never cached; if only its marked part is, set `cache_control` on a later block, and where many short calls share a prompt, see whether padding pays: `holdfast explain`",
+  provider_side: "nothing in the prompt avoids it; check that all calls use one account, set a sticky route where a proxy balances, and start many sessions through one process",
 };
+
+/** What to do about calls that did not complete, by error class; as in docs/errors.md. */
+export const OUTCOMES = {
+  rate_limit: "the provider limits requests or tokens: wait, send fewer at once, or ask it for a higher limit",
+  auth: "the provider's key is missing, wrong or not allowed: `holdfast config` shows what is read",
+  server_error: "the provider failed, despite retries: try again later",
+  network: "the provider could not be reached, despite retries: check its address and the proxy",
+  context_overflow: "the prompt is too long for the model: compact, or turn compaction on",
+  invalid_request: "the provider rejected the request: its answer, which the caller got, names the part",
+  cancelled: "the caller stopped it before its end",
+  unreadable: "the response could not be decoded, so its usage and cost are estimates: `holdfast sessions show ID` names the field",
+  other: "anything else: the provider's answer, which the caller got, has the reason",
+};
+
+/** How a call ended, with what to do about it as tooltip. */
+export const outcome = (kind) => (kind === "completed" ? kind
+  : h("span", { class: "bad", title: (OUTCOMES[kind] ?? "").replaceAll("`", "") || null }, kind.replaceAll("_", " ")));
+
+/** The model of a session's start, and that of its last call if it was switched. */
+export const modelsOf = ({ model, active_model: active }) => (active === model ? model : `${model}, then ${active}`);
 
 /** Text in which `backticks` are code. */
 export const quoted = (text) => text.split("`").map((piece, index) => (index % 2 ? h("code", {}, piece) : piece));
 
-/** How to fix a break, and where the docs explain it; nothing where nothing can be done. */
+/** How to fix a break, and where the docs explain it; nothing for what is no break. */
 export const remedy = (kind) => (REMEDIES[kind] ? h("p", { class: "remedy", "data-remedy": kind }, h("strong", {}, "Fix: "), quoted(REMEDIES[kind]), ". ",
   h("a", { class: "small", href: `#/verdicts/${kind}` }, "More about this cause")) : null);
 

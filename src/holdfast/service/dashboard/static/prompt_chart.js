@@ -4,7 +4,7 @@
 
 import { axisValues } from "./chart.js";
 import { h, s } from "./dom.js";
-import { cost, count, shortCount } from "./format.js";
+import { NO_BREAKS, cost, count, shortCount } from "./format.js";
 
 const HEIGHT = 280;
 const TOP = 26;
@@ -58,7 +58,7 @@ export function promptChart({ calls, between, width, selected }) {
     const edge = bottom - height(call.read_tokens);
     if (call.read_tokens) add("boundary", `M${x - 1} ${edge}h${step - 1}`);
     for (const breakpoint of call.breakpoints) add("breakpoint", `M${x + step - 2} ${bottom - height(breakpoint.tokens)}l-5 -3v6z`);
-    if (call.verdict && call.verdict !== "held" && call.verdict !== "first_use") {
+    if (call.verdict && !NO_BREAKS.includes(call.verdict)) {
       add(call.is_break ? "break" : "miss", `M${x + step / 2 - 4} ${bottom - height(sentTokens(call)) - 12}h7l-3.5 7z`);
     }
   });

@@ -1,9 +1,8 @@
 // One agent: pending approvals, coverage of its units, the recall explorer, and recall quality over time.
 
 import { get, part, post } from "../api.js";
-import { chartWidth, columns, seriesLegend } from "../chart.js";
+import { chartFigure, chartWidth, columns } from "../chart.js";
 import { button, fill, h, notice, tile } from "../dom.js";
-import { svgButton } from "../download.js";
 import { count, percent, time } from "../format.js";
 import { number, share, table } from "../table.js";
 import { explorer } from "./explorer.js";
@@ -72,7 +71,7 @@ function pendingTable(rows, approve, visitor) {
     name: "pending approvals", caption: "Pending approvals", rows, none: "No pending approvals.",
     attributes: (row) => ({ "data-pending": `${row.unit} ${row.version}` }),
     columns: [
-      { heading: "Unit", plain: (row) => `${row.unit} ${row.version}`, show: (row) => [`${row.unit} ${row.version}`, h("details", { "aria-label": `Text of ${row.unit} ${row.version}` }, h("summary", {}, "Text"), h("pre", { class: "wrap" }, row.content))] },
+      { heading: "Unit", plain: (row) => `${row.unit} ${row.version}`, show: (row) => [`${row.unit} ${row.version}`, h("details", { "aria-label": `Text of ${row.unit} ${row.version}` }, h("summary", { "data-key": `text ${row.unit} ${row.version}` }, "Text"), h("pre", { class: "wrap" }, row.content))] },
       { heading: "Written by", plain: (row) => row.authored_by, show: (row) => [row.authored_by, h("div", { class: "small" }, time(row.authored_at))] },
       number("Tokens", (row) => row.tokens),
       { heading: "Needs", plain: (row) => row.needs.join(" ") || row.status, show: (row) => decision(row, approve, visitor) },
@@ -116,20 +115,21 @@ const loadRule = (row) => [row.guaranteed ? (row.first ? "always, first" : "alwa
   row.version === null && row.tokens === null ? "never: it has no text" : "", row.lifted ? "lifted" : ""].filter(Boolean).join("; ") || "when relevant";
 
 const failing = (row) => (row.failures.length
-  ? h("details", { "aria-label": `Failing paraphrases of ${row.name}` }, h("summary", {}, `${count(row.failures.length)} of them`),
+  ? h("details", { "aria-label": `Failing paraphrases of ${row.name}` }, h("summary", { "data-key": `failing ${row.name}` }, `${count(row.failures.length)} of them`),
     h("ul", { class: "small" }, row.failures.map((failure) => h("li", {}, `“${failure.query}”: `, failure.found_instead ? h("strong", {}, failure.found_instead) : "no match", failure.found_instead ? " was found instead" : ""))))
   : "none");
 
 function overTime(id, days, { days: rows }) {
   const series = [{ name: "needed and loaded", values: rows.map((row) => row.used) }, { name: "needed and not loaded", values: rows.map((row) => row.missed) }];
-  const chart = columns({ slots: rows.map((row) => row.day.slice(5)), series, width: chartWidth(), label: "Needed units by day; the table below has the numbers", format: (value) => count(Math.round(value * 10) / 10) });
   const active = rows.filter((row) => row.recalls);
-  return [h("section", { class: "block", "aria-label": "Recalls over time" },
-    h("div", { class: "bar" }, h("h2", {}, "Recalls over time"), active.length ? svgButton("recalls", () => chart) : null),
-    h("p", { class: "switch" }, "Last ", WINDOWS.map((value) => h("a", { href: `#/instructions/${part(id)}?days=${value}`, "aria-current": value === days ? "true" : null }, `${value} days`))),
-    active.length
-      ? [h("div", { class: "scroll chart", tabindex: 0, role: "group", "aria-label": "Recalls over time" }, chart), seriesLegend(series)]
-      : h("p", { class: "none" }, "No recalls in this period. Agents recall with POST /v1/agents/ID/recall-instruction, and report what they used with POST /v1/instruction/audit.")),
+  const period = h("p", { class: "switch" }, "Last ", WINDOWS.map((value) => h("a", { href: `#/instructions/${part(id)}?days=${value}`, "aria-current": value === days ? "true" : null, "data-key": `period ${value}` }, `${value} days`)));
+  return [active.length
+    ? chartFigure({
+      name: "recalls", caption: "Recalls over time", unit: "needed units a day (UTC)", heading: "Day", format: (value) => count(Math.round(value * 10) / 10), above: period,
+      slots: rows.map((row) => row.day.slice(5)), series, draw: (options) => columns({ ...options, width: chartWidth() }),
+    })
+    : h("section", { class: "block", "aria-label": "Recalls over time" }, h("h2", {}, "Recalls over time"), period,
+      h("p", { class: "none" }, "No recalls in this period. Agents recall with POST /v1/agents/ID/recall-instruction, and report what they used with POST /v1/instruction/audit.")),
   active.length ? table({
     name: "recalls by day", caption: "Recalls by day", rows: [...active].reverse(),
     columns: [

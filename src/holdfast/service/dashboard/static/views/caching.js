@@ -1,17 +1,17 @@
 // Current cache state by provider and by session, and the global cache settings.
 
 import { get, now, part, post } from "../api.js";
-import { button, empty, fill, h, explained, notice } from "../dom.js";
-import { count, countdown, dollars, percent, provider, time, verdict } from "../format.js";
+import { button, empty, explained, fill, h, notice, simulatedHint } from "../dom.js";
+import { TTLS, count, countdown, dollars, percent, provider, time, verdict } from "../format.js";
 import { pager, table } from "../table.js";
-import { settings } from "./settings.js";
+import { minutes, settings } from "./settings.js";
 
 export const title = "Caching";
 
 const LIMIT = 25;
 
 export async function show(place, { query, visitor }) {
-  const skip = Number(query.get("skip")) || 0;
+  const skip = Math.max(0, Math.floor(Number(query.get("skip"))) || 0);
   const isAdmin = visitor.scope === "admin";
   const summaries = h("div", {});
   const unreadable = h("div", {});
@@ -20,13 +20,13 @@ export async function show(place, { query, visitor }) {
   const inForce = h("p", { class: "small", "data-figure": "ttl-in-force" });
   const ask = (session, action) => {
     if (action !== "invalidate") return change(session, action);
-    const name = session.name ?? session.discussion_id;
     const price = session.invalidation_usd === null ? "" : `, about ${dollars(session.invalidation_usd)} more than reading them`;
-    fill(question, h("section", { class: "block warning", "aria-label": "Invalidate a cache" }, h("h2", {}, `Invalidate the cache of ${name}?`),
+    fill(question, h("section", { class: "block warning", "aria-label": "Invalidate a cache" }, h("h2", {}, `Invalidate the cache of ${session.title}?`),
       h("p", {}, session.tokens_cached ? `Its next call writes ${count(session.tokens_cached)} tokens again${price}.` : "Nothing of it is cached now; its next call starts a new prefix."),
       h("p", { class: "buttons" }, button("Invalidate it", async () => { fill(question); await change(session, action); }, { "data-does": "invalidate-confirmed" }),
         button("Keep it", () => fill(question), { "data-does": "keep" }))));
-    question.querySelector("button").focus();
+    // Enter, pressed once more by mistake, must not invalidate it.
+    question.querySelector("[data-does=keep]").focus();
     question.scrollIntoView({ block: "nearest" });
   };
   const change = async (session, action) => {
@@ -54,26 +54,29 @@ export async function show(place, { query, visitor }) {
   return { refresh, close: () => clearInterval(timer) };
 }
 
-/** The TTLs that the plans of these sessions asked for last: what "chosen by the plan" means now. */
+/** The TTLs that these sessions asked for last: what "chosen by the plan" and "set by each session" mean now. */
 function describeTtls(rows) {
-  const counts = new Map();
-  rows.filter((row) => row.provider === "anthropic" && row.ttl).forEach((row) => counts.set(row.ttl, (counts.get(row.ttl) ?? 0) + 1));
-  const parts = [...counts].sort().map(([ttl, sessions]) => `${{ "5m": "5 min", "1h": "60 min" }[ttl] ?? ttl} in ${count(sessions)} ${sessions === 1 ? "session" : "sessions"}`);
-  return parts.length ? `In force for Anthropic on this page: ${parts.join(", ")}.` : "";
+  const parts = [["anthropic", "Anthropic", (row) => row.ttl && (TTLS[row.ttl] ?? row.ttl)], ["gemini", "explicit caches at Gemini", (row) => row.cached && row.explicit_ttl_seconds && minutes(row.explicit_ttl_seconds)]]
+    .flatMap(([name, label, ttlOf]) => {
+      const counts = new Map();
+      rows.filter((row) => row.provider === name && ttlOf(row)).forEach((row) => counts.set(ttlOf(row), (counts.get(ttlOf(row)) ?? 0) + 1));
+      return counts.size ? `${label}: ${[...counts].sort().map(([ttl, sessions]) => `${ttl} in ${count(sessions)} ${sessions === 1 ? "session" : "sessions"}`).join(", ")}` : [];
+    });
+  return parts.length ? `In force on this page for ${parts.join("; for ")}.` : "";
 }
 
 /** How many responses could not be decoded, since the store was made; nothing if there are none. */
 export async function unreadableNote() {
   const { unreadable_calls: calls = 0 } = await get("/readyz");
   if (!calls) return [];
-  const responses = `${count(calls)} ${calls === 1 ? "response" : "responses"} could not be read: usage and cost are estimated by size. `;
-  return h("p", { class: "warning", role: "note", "data-figure": "unreadable" }, responses, h("code", {}, "holdfast sessions show ID"), " names the field.");
+  const responses = `${count(calls)} ${calls === 1 ? "response" : "responses"} could not be read since the store was made: usage and cost are estimated by size. `;
+  return h("p", { class: "warning", role: "note", "data-figure": "unreadable" }, responses, h("a", { href: "#/calls?outcome=unreadable&days=365", "data-key": "unreadable" }, calls === 1 ? "Show the call" : "Show the calls"), ".");
 }
 
 const nothing = (visitor) => empty("No session yet",
   visitor.sample === "off"
     ? ["Sessions appear here with their first call: run ", h("code", {}, "holdfast demo --keep"), " or start with ", h("code", {}, "holdfast serve --simulate"), "."]
-    : [h("a", { href: "#/try" }, "Try it"), " plays sample sessions with good and bad caching habits."]);
+    : [h("a", { href: "#/try" }, "Try it"), " plays sample sessions with good and bad caching habits."], simulatedHint());
 
 function providers(rows) {
   return h("section", { class: "block", "aria-label": "Provider summaries" },
@@ -107,8 +110,8 @@ function discussions(rows, change, isAdmin) {
     rows,
     attributes: (row) => ({ "data-session": row.discussion_id }),
     columns: [
-      { heading: "Session", meaning: "A discussion is a session", plain: (row) => row.name ?? row.discussion_id,
-        show: (row) => [h("a", { href: `#/session/${part(row.discussion_id)}`, "data-key": `open ${row.discussion_id}` }, row.name ?? row.discussion_id), h("div", { class: "small" }, row.model)] },
+      { heading: "Session", meaning: "A discussion is a session", plain: (row) => row.title,
+        show: (row) => [h("a", { href: `#/session/${part(row.discussion_id)}`, "data-key": `open ${row.discussion_id}` }, row.title), h("div", { class: "small" }, row.model)] },
       { heading: "Cached", meaning: "Whether the provider currently caches part of it", plain: (row) => (row.cached ? "yes" : "no"),
         show: (row) => (row.cached ? `yes (${provider(row.provider)})` : row.caching_enabled ? "no" : "no, disabled") },
       { heading: "Expires", meaning: "When the cache entry expires; each use extends it", plain: (row) => row.expires_at ?? "", show: expires },
@@ -131,7 +134,7 @@ function controls(row, change, isAdmin) {
   const control = (label, action, meaning) => button(label, () => change(row, action), {
     title: !canControl(action) ? "This session's client writes its own requests and does not support this" : isAdmin ? meaning : "Needs a key of scope admin",
     "data-key": `${action} ${row.discussion_id}`, "data-does": action, disabled: !isAdmin || !canControl(action),
-    "aria-label": `${label}: ${row.name ?? row.discussion_id}`,
+    "aria-label": `${label}: ${row.title}`,
   });
   return h("div", { class: "buttons" }, row.caching_enabled
     ? [control("Invalidate cache", "invalidate", "The next turn finds nothing cached"), control("Disable caching for this", "disable", "Send no breakpoints, no cache key and no explicit cache")]

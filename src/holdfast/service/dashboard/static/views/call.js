@@ -2,7 +2,7 @@
 
 import { get } from "../api.js";
 import { button, fill, h } from "../dom.js";
-import { VERDICTS, count, dollars, percent, remedy, time, verdict } from "../format.js";
+import { TTLS, VERDICTS, count, dollars, percent, remedy, time, verdict } from "../format.js";
 
 export async function callDetail(session, path, number, visitor) {
   const detail = await get(`${path}/${number}`);
@@ -29,19 +29,19 @@ function describeCertificate({ result, violation, is_restarted: restarted }) {
 function certificateBlock({ certificate, chain, blocks, body_bytes: bytes }) {
   const body = !certificate
     ? h("p", { class: "none" }, "The request cannot be rebuilt from the log.")
-    : [h("p", { class: CERTIFICATE_CLASSES[certificate.result] }, describeCertificate(certificate)),
-      facts(
-        ["Equal bytes", certificate.equal_to_call === null ? "no earlier request" : `the first ${count(certificate.prefix_bytes)} equal request ${certificate.equal_to_call}`],
-        ["Expected read", `${count(certificate.expected_read_tokens)} tokens`],
-        certificate.read_tokens === null ? null : ["Read", `${count(certificate.read_tokens)} tokens`])];
+    : h("p", { class: CERTIFICATE_CLASSES[certificate.result] }, describeCertificate(certificate));
+  const equal = !certificate ? [] : [
+    ["Equal bytes", certificate.equal_to_call === null ? "no earlier request" : `the first ${count(certificate.prefix_bytes)} equal request ${certificate.equal_to_call}`],
+    ["Expected read", `${count(certificate.expected_read_tokens)} tokens`],
+    certificate.read_tokens === null ? null : ["Read", `${count(certificate.read_tokens)} tokens`]];
   return h("div", { class: "certificate" }, h("h3", {}, "Certificate"), body,
-    facts(["Blocks", count(blocks)], ["Body", `${count(bytes)} bytes`], chain ? ["Digest", h("code", { title: chain }, chain.slice(0, 16))] : null));
+    facts(...equal, ["Blocks", count(blocks)], ["Body", `${count(bytes)} bytes`], chain ? ["Digest", h("code", { title: chain }, chain.slice(0, 16))] : null));
 }
 
 function verdictBlock({ call, verdict: judgement }) {
   if (!judgement) return h("div", {}, h("h3", {}, "Verdict"), h("p", { class: "none" }, "None: the call was cancelled, recorded by an older version, or its model is unknown."));
   return h("div", { class: "judgement" }, h("h3", {}, "Verdict ", verdict(judgement.kind)),
-    h("p", {}, [VERDICTS[judgement.kind], judgement.detail].filter(Boolean).join(" ")),
+    h("p", {}, [VERDICTS[judgement.kind], judgement.detail && `${judgement.detail[0].toUpperCase()}${judgement.detail.slice(1)}.`].filter(Boolean).join(" ")),
     remedy(judgement.kind),
     facts(
       judgement.component ? ["Component", judgement.component] : null,
@@ -59,7 +59,7 @@ function planBlock({ breakpoints, notes, probabilities, floor_tokens: floor, exp
   return h("div", { class: "planned" }, h("h3", {}, "Plan"),
     breakpoints.length
       ? h("ol", {}, breakpoints.map((breakpoint) => h("li", {},
-        h("strong", {}, breakpoint.layer), ` at block ${breakpoint.block}, ${count(breakpoint.tokens)} tokens, TTL ${breakpoint.ttl}`,
+        h("strong", {}, breakpoint.layer), ` at block ${breakpoint.block}, ${count(breakpoint.tokens)} tokens, TTL ${TTLS[breakpoint.ttl] ?? breakpoint.ttl}`,
         breakpoint.reason ? h("div", { class: "small" }, breakpoint.reason) : null,
         h("div", { class: "small" }, `expected to save ${dollars(breakpoint.saving_usd)} by the next call`))))
       : h("p", { class: "none" }, "No breakpoint: none pays off, or the provider does not support them."),
@@ -73,7 +73,7 @@ function planBlock({ breakpoints, notes, probabilities, floor_tokens: floor, exp
 function differenceBlock(path, number, detail, visitor) {
   const place = h("div", {});
   const maskedDiff = detail.verdict?.diff.length
-    ? [h("p", { class: "small" }, "The surrounding lines, with every letter as x and every digit as 0:"), h("pre", { class: "masked" }, detail.verdict.diff.join("\n"))]
+    ? [h("p", { class: "small" }, "The surrounding lines, with every letter as x and every digit as 0:"), h("pre", { class: "masked" }, detail.verdict.diff.filter((line, index) => index || line.trim()).join("\n"))]
     : null;
   const showBytes = button("Show the bytes", async () => {
     try {

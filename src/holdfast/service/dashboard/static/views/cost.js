@@ -1,22 +1,21 @@
 // Spending, savings, cache breaks and regret.
 
 import { get, isSimulatedIncluded, now, part } from "../api.js";
-import { button, empty, fill, h, tile } from "../dom.js";
+import { button, empty, fill, h, simulatedHint, tile } from "../dom.js";
 import { chartFigure, chartWidth, columns } from "../chart.js";
-import { VERDICTS, count, dollars, percent, verdict } from "../format.js";
-import { money, number, share, spent, table } from "../table.js";
+import { VERDICTS, costOfPriced, count, dollars, modelsOf, percent, verdict } from "../format.js";
+import { money, number, periodOf, periodSwitch, share, spent, table } from "../table.js";
 import { unreadableNote } from "./caching.js";
 
 export const title = "Cost";
 
-const WINDOWS = [[1, "24 hours"], [7, "7 days"], [30, "30 days"], [365, "a year"]];
 const MODELS_MAX = 5;
 const SESSIONS_MAX = 20;
 const HOUR = 3_600_000;
 const REGRET_MS = 5000;
 
 export async function show(place, { query }) {
-  const days = WINDOWS.some(([value]) => String(value) === query.get("days")) ? Number(query.get("days")) : 7;
+  const days = periodOf(query);
   const body = h("div", {});
   const rivals = h("div", {});
   const within = () => ({ from: new Date(now() - days * 24 * HOUR).toISOString() });
@@ -30,8 +29,7 @@ export async function show(place, { query }) {
       fill(rivals, h("p", { role: "alert" }, error.message));
     }
   }, { "data-does": "rivals", title: "Replays the newest sessions; takes a few seconds" });
-  place.append(h("h1", {}, "Cost"), h("p", { class: "switch" }, "Last ", WINDOWS.map(([value, label]) =>
-    h("a", { href: `#/cost?days=${value}`, "aria-current": value === days ? "true" : null }, label))),
+  place.append(h("h1", {}, "Cost"), periodSwitch(days, (value) => `#/cost?days=${value}`),
   body, h("section", { class: "block", "aria-label": "Other policies" }, h("h2", {}, "Other policies"),
     h("p", { class: "small" }, "What the same prompts would have cost under the breakpoint rules of other tools."), h("p", {}, play), rivals));
   return { refresh };
@@ -58,20 +56,17 @@ async function render(days, within, regretWithin) {
     regretWithin(within),
     get("/analytics/breaks", within),
   ]);
-  if (!models.data.length) return empty("No spending", ["There are no billed calls in this period. Choose a longer one, or ", h("a", { href: "#/try" }, "play a sample"), "."]);
+  if (!models.data.length) return empty("No spending", ["There are no billed calls in this period. Choose a longer one, or ", h("a", { href: "#/try" }, "play a sample"), "."], simulatedHint());
   const top = models.data.slice(0, MODELS_MAX).map((row) => row.model);
   const byTime = await Promise.all(top.map((model) => get("/analytics/cost", { ...within, group_by: slot, model })));
   return [tiles(savings.data, regret.data), spending(slot, top, byTime.map((reply) => reply.data)), modelTable(models.data),
-    sessionTable(sessions.sessions), breakTable(breaks.data, days), regretTable(regret.data, new Map(sessions.sessions.map((row) => [row.id, row.title])))];
+    sessionTable(sessions.sessions), breakTable(breaks.data, days), regretTable(regret.data)];
 }
 
 function tiles(savings, regret) {
-  const unpriced = savings.unpriced_calls;
-  const spentText = unpriced && unpriced === savings.rows_total ? "unpriced"
-    : dollars(savings.actual_stamped_usd) + (unpriced ? ` + ${count(unpriced)} unpriced` : "");
   const saved = savings.uncached_usd ? savings.saved_by_caching_usd / savings.uncached_usd : null;
   return h("div", { class: "tiles" },
-    tile("Spent", spentText, "Cost of all calls in this period; no price is known for unpriced ones", "spent"),
+    tile("Spent", costOfPriced(savings.actual_stamped_usd, savings.unpriced_calls, savings.rows_total), "Cost of all calls in this period; no price is known for unpriced ones", "spent"),
     tile("Without a cache", dollars(savings.uncached_usd), "What the same calls would have cost", "uncached"),
     tile("Saved", `${dollars(savings.saved_by_caching_usd)} (${percent(saved)})`, "Against the same calls without a cache", "saved"),
     tile("Regret", dollars(regret.regret_usd), "Cost above the optimum: the cheapest plan that knows all later calls", "regret"));
@@ -84,7 +79,7 @@ function spending(slot, models, rowsByModel) {
     return { name, values: slots.map((name) => costs.get(name) ?? 0) };
   });
   return chartFigure({
-    name: "spend", caption: "Spend over time", unit: `US dollars by ${slot} and model`, heading: slot === "hour" ? "Hour" : "Day", format: dollars,
+    name: "spend", caption: "Spend over time", unit: slot === "hour" ? "US dollars by hour and model" : "US dollars by day (UTC) and model", heading: slot === "hour" ? "Hour" : "Day", format: dollars,
     slots: slots.map((name) => slotLabel(slot, name)), series, draw: (options) => columns({ ...options, width: chartWidth() }),
   });
 }
@@ -116,7 +111,7 @@ const sessionTable = (rows) => table({
   name: "sessions by cost", caption: "By session, most expensive first", rows,
   columns: [
     { heading: "Session", plain: (row) => row.title, show: (row) => h("a", { href: `#/session/${part(row.id)}`, "data-key": row.id }, row.title) },
-    { heading: "Model", plain: (row) => row.model, show: (row) => row.model },
+    { heading: "Model", plain: modelsOf, show: modelsOf },
     number("Calls", (row) => row.call_count), share("Read", (row) => row.read_share, "Share of the prompt tokens that were read from the cache"),
     money("Lost", (row) => row.lost_usd, "What cache misses cost above the price of a cache read"), spent("Cost", (row) => row.spent_usd, "Of all its calls, earlier ones too"),
   ],
@@ -138,10 +133,10 @@ const breakTable = (rows, days) => table({
 const breakLink = (row, days) =>
   `#/breaks?${new URLSearchParams({ cause: row.cause, ...(row.component ? { component: row.component } : {}), days })}`;
 
-const regretTable = (regret, names) => table({
-  name: "regret", caption: "Regret by session", rows: regret.sessions ?? [], none: "No session could be compared with its optimum.",
+const regretTable = (regret) => table({
+  name: "regret", caption: "Regret by session, most expensive first", rows: (regret.sessions ?? []).slice(0, SESSIONS_MAX), none: "No session could be compared with its optimum.",
   columns: [
-    { heading: "Session", plain: (row) => row.session, show: (row) => h("a", { href: `#/session/${part(row.session)}`, "data-key": `regret ${row.session}` }, names.get(row.session) ?? row.session) },
+    { heading: "Session", plain: (row) => row.title, show: (row) => h("a", { href: `#/session/${part(row.session)}`, "data-key": `regret ${row.session}` }, row.title) },
     money("Spent", (row) => row.spent_usd), money("Optimum", (row) => row.optimum_usd, "Minimum cost of any caching plan"),
     money("Regret", (row) => row.regret_usd, "Cost above the optimum"),
   ],
@@ -149,11 +144,15 @@ const regretTable = (regret, names) => table({
 
 const OURS = "holdfast";
 
-/** Why the figures may be equal: then the sample says nothing about the policies. */
+/** Why most figures may be equal: then the sample says little about the policies. */
 function noDifference(policies) {
-  const costs = policies.map((row) => row.cost_usd);
-  const [least, most] = [Math.min(...costs), Math.max(...costs)];
-  return most - least < 0.01 * most ? h("p", { class: "small", "data-figure": "no-difference" }, "The policies cost the same here: they differ in pauses longer than the TTL, in long histories and in prompts with parts that change, and these sessions have few of those.") : null;
+  const ours = policies.find((row) => row.policy === OURS);
+  const others = policies.filter((row) => row.policy !== OURS);
+  const same = others.filter((row) => Math.abs(row.cost_usd - ours.cost_usd) <= 0.01 * ours.cost_usd);
+  if (2 * same.length < others.length) return null;
+  const reason = policies.every((row) => !row.read_share) ? "no prompt of these sessions is long enough to be cached."
+    : "policies differ in pauses longer than the TTL, in long histories and in prompts with parts that change, and these sessions have few of those.";
+  return h("p", { class: "small", "data-figure": "no-difference" }, `${count(same.length)} of ${count(others.length)} other policies cost the same as ours, within 1%: ${reason}`);
 }
 
 const rivalsTable = (rivals) => (rivals?.policies.length ? [noDifference(rivals.policies), table({

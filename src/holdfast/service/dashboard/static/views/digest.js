@@ -57,13 +57,13 @@ const pendingTable = (rows) => table({
   name: "digest pending", caption: "Sessions with an older digest", rows, none: "Every session with a digest has the newest one.",
   attributes: (row) => ({ "data-pending": row.session_id }),
   columns: [
-    { heading: "Session", plain: (row) => row.name ?? row.session_id, show: (row) => h("a", { href: `#/session/${part(row.session_id)}`, "data-key": `pending ${row.session_id}` }, row.name ?? row.session_id) },
+    { heading: "Session", plain: (row) => row.title, show: (row) => h("a", { href: `#/session/${part(row.session_id)}`, "data-key": `pending ${row.session_id}` }, row.title) },
     number("Pending items", (row) => row.pending_items, "Lines that differ between the two digests"),
     number("Tokens to write", (row) => row.tokens, "The digest and everything after it in the newest prompt"),
     money("Cost of refresh", (row) => row.extra_usd, "Cost of writing these tokens instead of reading them; a session also refreshes when its program asks for it, and at a compaction"),
     { heading: "Control", show: (row) => button("Refresh", () => adopt(row), {
       title: "Its next turn uses the newest digest and rewrites everything after it", "data-does": "adopt",
-      "data-key": `adopt ${row.session_id}`, "aria-label": `Refresh: ${row.name ?? row.session_id}`,
+      "data-key": `adopt ${row.session_id}`, "aria-label": `Refresh: ${row.title}`,
     }) },
   ],
 });
@@ -88,7 +88,7 @@ function harvestPlan(reply) {
     reply.sessions.length ? table({
       name: "harvest", caption: "Sessions", rows: reply.sessions,
       columns: [
-        { heading: "Session", plain: (row) => row.session_id, show: (row) => h("a", { href: `#/session/${part(row.session_id)}`, "data-key": `harvest ${row.session_id}` }, row.session_id) },
+        { heading: "Session", plain: (row) => row.title, show: (row) => h("a", { href: `#/session/${part(row.session_id)}`, "data-key": `harvest ${row.session_id}` }, row.title) },
         number("Items", (row) => row.items), number("Bytes", (row) => row.message_bytes, "Size of its messages"),
         number("Left out", (row) => row.secrets, "Texts that may contain a credential"),
       ],

@@ -9,7 +9,7 @@ import { table } from "../table.js";
 
 const OUTCOMES = {
   ranked: "loaded: relevant", hint: "loaded: named in a hint", guaranteed: "loaded: always",
-  below_floor: "below the floor", over_max_chunks: "others rank higher", over_budget: "over the token budget", unavailable: "unit has no text",
+  below_floor: "below the floor", weak: "far below the best", over_max_chunks: "others rank higher", over_budget: "over the token budget", unavailable: "unit has no text",
 };
 
 export function explorer(path, first, link) {
@@ -49,7 +49,7 @@ function resultView({ units, floor, model, total_tokens: tokens, truncated }) {
     h("p", {}, `${count(units.filter((row) => row.rank).length)} units would be loaded, ${count(tokens)} tokens${truncated ? "; more units match than fit" : ""}.`),
     h("div", { class: "bar" }, seriesLegend(series), svgButton("scores", () => chart)),
     h("div", { class: "scroll chart", tabindex: 0, role: "group", "aria-label": "Scores by stage" }, chart),
-    h("p", { class: "small" }, `Units with a relevance below ${threeDigits(floor)} are left out. Encoder: ${model}.`),
+    h("p", { class: "small" }, `Bars: what each stage adds to the score, which is at most 1. Units with a relevance below ${threeDigits(floor)} are left out. Encoder: ${model}.`),
     table({
       name: "scores", caption: "Scores by stage", rows: units, none: "The manifest has no units.",
       attributes: (row) => ({ "data-scored": row.name }),

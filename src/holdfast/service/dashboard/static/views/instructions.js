@@ -17,7 +17,7 @@ export async function show(place, { rest, query, visitor }) {
     return {};
   }
   if (rest[0]) return agentView(place, { id: rest[0], query, visitor });
-  const skip = Number(query.get("skip")) || 0;
+  const skip = Math.max(0, Math.floor(Number(query.get("skip"))) || 0);
   const list = h("div", {});
   const refresh = async () => {
     const reply = await get("/api/instructions", { limit: LIMIT, skip });

@@ -11,7 +11,7 @@ const CATEGORIES = ["facts", "decisions", "tasks", "questions", "playbooks", "fi
 export function itemsPart(query, onChange) {
   const place = h("div", {});
   const category = CATEGORIES.includes(query.get("category")) ? query.get("category") : "";
-  const skip = Number(query.get("skip")) || 0;
+  const skip = Math.max(0, Math.floor(Number(query.get("skip"))) || 0);
   const user = query.get("user") ?? "";
   const link = (other) => `#/knowledge?${new URLSearchParams({ ...(user ? { user } : {}), ...(category ? { category } : {}), ...other })}`;
 
@@ -65,22 +65,22 @@ const itemTable = (rows, actions) => table({
   columns: [
     { heading: "Item", plain: (row) => row.text, show: (row) => [h("span", { class: row.status === "active" && !row.done ? null : "gone" }, row.text),
       h("div", { class: "small" }, [row.category, row.shared ? "shared" : "", row.scope === "project" ? "" : row.scope, row.edited ? "edited" : ""].filter(Boolean).join(" · "))] },
-    { heading: "From", meaning: "The messages it was found in; items without one were written by a person", plain: (row) => row.sources.map((source) => `${source.session_id} ${source.number} ${source.origin}`).join("; ") || "a person", show: sources },
-    { heading: "Seen", meaning: "The first and the last day", plain: (row) => `${row.first_seen} ${row.last_seen}`.trim(), show: (row) => (row.first_seen === row.last_seen ? row.first_seen || "–" : `${row.first_seen} to ${row.last_seen}`) },
+    { heading: "From", meaning: "The messages it was found in; items without one were written by a person", plain: (row) => row.sources.map((source) => `${source.title}, message ${source.number}, ${source.origin}`).join("; ") || "a person", show: sources },
+    { heading: "Seen", meaning: "The first and the last day", plain: (row) => `${row.first_seen} ${row.last_seen}`.trim(), show: (row) => [h("span", { class: "whole" }, row.first_seen || "–"), row.first_seen === row.last_seen ? null : [" to ", h("span", { class: "whole" }, row.last_seen)]] },
     { heading: "In digest", meaning: "Whether it can be in the digest, and if not, why", plain: (row) => row.exclusion_reason || "yes", show: (row) => (row.exclusion_reason ? h("span", { class: "bad" }, `no: ${row.exclusion_reason}`) : h("span", { class: "good" }, "yes")) },
     { heading: "Control", meaning: "Edits by a person take precedence over harvested text", show: (row) => controls(row, actions) },
   ],
 });
 
 const sources = (row) => (row.sources.length
-  ? h("ul", { class: "plain" }, row.sources.map((source) => h("li", {}, h("a", { href: `#/session/${part(source.session_id)}`, title: source.session_id }, `session …${source.session_id.slice(-6)}`), `, message ${count(source.number)}, ${source.origin}`)))
+  ? h("ul", { class: "plain" }, row.sources.map((source) => h("li", {}, h("a", { href: `#/session/${part(source.session_id)}` }, source.title), `, message ${count(source.number)}, ${source.origin}`)))
   : "a person");
 
 function controls(row, actions) {
   const control = (label, does, run) => button(label, run, { "data-does": does, "data-key": `${does} ${row.id}`, "aria-label": `${label}: ${row.text}` });
   const needsApproval = row.exclusion_reason.includes("approval");
   const text = h("textarea", { rows: 3, maxlength: 4000, "aria-label": `Text of: ${row.text}`, "data-key": `text ${row.id}` });
-  text.value = row.text;
+  text.defaultValue = row.text;
   return h("div", { class: "buttons" },
     needsApproval ? control("Approve", "approve", () => actions.set(row, { approved: true }, "Approved: it can be in the digest.")) : null,
     row.category === "tasks" && row.status === "active" ? control(row.done ? "Reopen" : "Done", "done", () => actions.set(row, { done: !row.done }, row.done ? "Open again." : "Done.")) : null,

@@ -7,7 +7,7 @@ import { table } from "../table.js";
 
 export const title = "Keys";
 
-const SCOPES = [["gateway", "gateway: model calls"], ["read", "read: see figures"], ["admin", "admin: everything"]];
+const SCOPES = [["gateway", "gateway: model calls"], ["read", "read: see figures"], ["admin", "admin: everything"], ["agent", "agent: the instructions of one agent"]];
 const SOON_SHARE = 0.8;
 
 export async function show(place, { visitor }) {
@@ -35,10 +35,11 @@ export async function show(place, { visitor }) {
   };
   const revoke = (row) => {
     fill(editor, h("section", { class: "block warning", "aria-label": "Revoke a key" }, h("h2", {}, `Revoke ${row.name ?? row.id}?`),
-      h("p", {}, "Programs that use it are refused from then on, at the latest in ten seconds. This cannot be undone; its spending stays in the figures."),
-      h("p", { class: "buttons" }, button("Revoke it", () => run(() => remove(`/api/keys/${part(row.id)}`), () => { fill(editor); notice("Revoked."); }), { "data-does": "revoke-confirmed" }),
-        button("Keep it", () => fill(editor), {}))));
-    editor.querySelector("button").focus();
+      h("p", {}, "Programs that use it are refused from then on, at the latest in ten seconds. This cannot be undone; its spending stays in the figures.", row.id === visitor.key_id ? h("strong", {}, " You are signed in with this key: you will be signed out.") : null),
+      h("p", { class: "buttons" }, button("Revoke it", () => run(() => remove(`/api/keys/${part(row.id)}`), () => { fill(editor); notice("Revoked."); if (row.id === visitor.key_id) location.reload(); }), { "data-does": "revoke-confirmed" }),
+        button("Keep it", () => fill(editor), { "data-does": "keep" }))));
+    // Enter, pressed once more by mistake, must not revoke it.
+    editor.querySelector("[data-does=keep]").focus();
   };
   await refresh();
   const create = form({ heading: "Create a key", name: "create", submit: (fields, element) =>
@@ -48,10 +49,24 @@ export async function show(place, { visitor }) {
   return { refresh };
 }
 
-/** Shown once: the service keeps only a digest. */
-const showSecret = (place, reply) => fill(place, h("section", { class: "block", "aria-label": "New key" }, h("h2", {}, "Copy this key now: it is not shown again"),
-  h("p", {}, h("code", { "data-figure": "secret", class: "secret" }, reply.key)),
-  h("p", { class: "buttons" }, button("Copy", async () => { await navigator.clipboard.writeText(reply.key); notice("Copied."); }), button("Done", () => fill(place), { "data-does": "hide-secret" }))));
+/** Shown once: the service keeps only a digest. It has the focus, because below a long list of keys it would not be seen. */
+function showSecret(place, reply) {
+  const secret = h("code", { "data-figure": "secret", class: "secret" }, reply.key);
+  const copy = button("Copy", async () => {
+    try {
+      await navigator.clipboard.writeText(reply.key);
+      notice("Copied.");
+    } catch {
+      // Browsers have a clipboard for pages only over HTTPS and on the same machine.
+      getSelection().selectAllChildren(secret);
+      notice("This page may not copy for you: the key is selected, copy it from there.", "bad");
+    }
+  }, { "data-does": "copy-secret" });
+  fill(place, h("section", { class: "block", "aria-label": "New key" }, h("h2", {}, "Copy this key now: it is not shown again"), h("p", {}, secret),
+    h("p", { class: "buttons" }, copy, button("Done", () => fill(place), { "data-does": "hide-secret" }))));
+  copy.focus();
+  place.scrollIntoView({ block: "nearest" });
+}
 
 function form({ heading, name, row, submit, cancel }) {
   const field = (id, label, attributes, value) => h("p", {}, h("label", { for: `${name}-${id}` }, label), " ", h("input", { id: `${name}-${id}`, value, ...attributes }));
@@ -60,7 +75,7 @@ function form({ heading, name, row, submit, cancel }) {
   const element = h("form", { class: "block", "aria-label": heading, "data-form": name, submit: (event) => {
     event.preventDefault();
     submit({
-      ...(row ? {} : { scope: value("scope"), expires_in_days: amount("days") }), name: value("name"), user: value("user"), team: value("team"),
+      ...(row ? {} : { scope: value("scope") === "agent" ? `agent:${value("agent") ?? ""}` : value("scope"), expires_in_days: amount("days") }), name: value("name"), user: value("user"), team: value("team"),
       budget_usd_a_day: amount("budget"), budget_usd_a_month: amount("month"), requests_a_minute: amount("rate"), models: (value("models") ?? "").split(/[\s,]+/).filter(Boolean),
     }, element);
   } }, h("h2", {}, heading),
@@ -69,7 +84,7 @@ function form({ heading, name, row, submit, cancel }) {
     field("name", "Name", { maxlength: 200 }, row?.name), field("user", "User", { maxlength: 200 }, row?.user), field("team", "Team", { maxlength: 200 }, row?.team),
     field("budget", "Budget, $ a day", { type: "number", min: 0, step: "any" }, row?.budget_usd_a_day), field("month", "Budget, $ a month", { type: "number", min: 0, step: "any" }, row?.budget_usd_a_month), field("rate", "Requests a minute", { type: "number", min: 1, step: 1 }, row?.requests_a_minute),
     field("models", "Models, as claude-*; empty: all", { maxlength: 2000 }, row?.models.join(" ")),
-    row ? null : field("days", "Expires after days", { type: "number", min: 1, max: 3660, step: 1 })),
+    row ? null : field("agent", "Agent, for the scope agent", { maxlength: 200 }), row ? null : field("days", "Expires after days", { type: "number", min: 1, max: 3660, step: 1 })),
   h("p", { class: "buttons" }, h("button", { type: "submit" }, row ? "Save" : "Create"), cancel ? button("Cancel", cancel) : null));
   return element;
 }
@@ -78,7 +93,7 @@ function spentAgainstLimit(spent, limit, reset) {
   if (limit === null) return dollars(spent);
   const share = limit ? spent / limit : 1;
   return [h("span", { class: share >= SOON_SHARE ? "bad" : null }, `${dollars(spent)} of ${dollars(limit)} (${percent(share)})`),
-    h("div", {}, h("meter", { min: 0, max: limit || 1, value: limit ? spent : 1, high: SOON_SHARE * limit, "aria-label": "Share of the budget that is spent" })), h("div", { class: "small" }, "resets ", time(reset))];
+    h("div", {}, h("meter", { min: 0, max: limit || 1, value: limit ? spent : 1, high: SOON_SHARE * limit, "aria-label": "Share of the budget that is spent" })), h("div", { class: "small whole" }, "resets ", time(reset))];
 }
 
 const limits = (row) => [row.models.map((name) => h("div", { class: "whole" }, name)), row.requests_a_minute === null ? null : h("div", { class: "whole" }, `${count(row.requests_a_minute)}/min`),
@@ -87,15 +102,17 @@ const limits = (row) => [row.models.map((name) => h("div", { class: "whole" }, n
 const keyTable = (rows, edit, revoke, visitor) => table({
   name: "keys", caption: "Keys", rows, none: "There are no keys: anybody who reaches this service can use it.", attributes: (row) => ({ "data-key-row": row.id }),
   columns: [
-    { heading: "Key", plain: (row) => row.name ?? row.id, show: (row) => [row.name ?? row.id, h("div", { class: "small whole" }, row.name ? row.id : null)] },
-    { heading: "Scope", plain: (row) => row.scope, show: (row) => row.scope },
-    { heading: "User", plain: (row) => row.user ?? "", show: (row) => row.user ?? "–" },
-    { heading: "Team", plain: (row) => row.team ?? "", show: (row) => row.team ?? "–" },
+    { heading: "Key", meaning: "Name, id and scope; the link shows the sessions that it paid for", plain: (row) => row.name ?? row.id, show: (row) => [h("a", { href: `#/sessions?${new URLSearchParams({ key: row.id })}`, "data-key": `sessions of ${row.id}` }, row.name ?? row.id),
+      h("div", { class: "small" }, row.name ? [h("span", { class: "whole" }, row.id), " · "] : null, row.scope)] },
+    { heading: "Id", plain: (row) => row.id }, { heading: "Scope", plain: (row) => row.scope },
+    { heading: "User", meaning: "User and team that its calls are charged to", plain: (row) => row.user ?? "", show: (row) => [row.user ?? "–", row.team ? h("div", { class: "small" }, `team ${row.team}`) : null] },
+    { heading: "Team", plain: (row) => row.team ?? "" },
     { heading: "Spent today", number: true, plain: (row) => row.spent_today_usd, show: (row) => spentAgainstLimit(row.spent_today_usd, row.budget_usd_a_day, row.resets_at) },
     { heading: "This month", number: true, plain: (row) => row.spent_month_usd, show: (row) => spentAgainstLimit(row.spent_month_usd, row.budget_usd_a_month, row.month_resets_at) },
     { heading: "Limits", meaning: "Models allowed, and requests a minute", plain: (row) => [...row.models, row.requests_a_minute ?? ""].join(" ").trim(), show: limits },
-    { heading: "Last used", meaning: "Day in UTC", plain: (row) => row.last_used ?? "", show: (row) => h("span", { class: "whole" }, row.last_used ?? "never") },
-    { heading: "State", plain: (row) => row.state, show: (row) => h("span", { class: row.state === "usable" ? "good" : "bad" }, row.state) },
+    { heading: "Last used", plain: (row) => row.last_used ?? "" },
+    { heading: "State", meaning: "Whether it is accepted, and the day (UTC) of its last call through the gateway", plain: (row) => row.state,
+      show: (row) => [h("span", { class: row.state === "usable" ? "good" : "bad" }, row.state), row.scope === "gateway" || row.last_used ? h("div", { class: "small" }, row.last_used ? ["used ", h("span", { class: "whole" }, row.last_used)] : "never used") : null] },
     { heading: "Control", show: (row) => (row.state === "usable" && visitor.signed_in ? h("div", { class: "buttons" },
       button("Change", () => edit(row), { "data-key": `change ${row.id}`, "data-does": "change", "aria-label": `Change ${row.name ?? row.id}` }),
       button("Revoke", () => revoke(row), { "data-key": `revoke ${row.id}`, "data-does": "revoke", "aria-label": `Revoke ${row.name ?? row.id}` })) : "–") },

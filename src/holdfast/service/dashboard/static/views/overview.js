@@ -1,14 +1,16 @@
 // First page: what was spent, saved and lost lately, what needs attention, and what to do next.
 
 import { get, isSimulatedIncluded, now, part } from "../api.js";
-import { empty, fill, h, tile } from "../dom.js";
+import { empty, fill, h, simulatedHint, tile } from "../dom.js";
 import { chartFigure, chartWidth, columns } from "../chart.js";
-import { VERDICTS, count, cost, dollars, percent, quoted, time } from "../format.js";
+import { count, cost, costOfPriced, dollars, percent, quoted, time } from "../format.js";
 import { money, number, table } from "../table.js";
+import { failedCalls } from "./calls.js";
 
 export const title = "Overview";
 
 const ACTIONS_MS = 30_000;
+const REFRESH_MS = 30_000;
 const LIVE_SHOWN_MAX = 10;
 
 export async function show(place) {
@@ -19,7 +21,9 @@ export async function show(place) {
   };
   await refresh();
   place.append(h("h1", {}, "Overview"), body);
-  return { refresh };
+  // A session stops being live, a day ends and an alert appears without an event.
+  const timer = setInterval(() => refresh().catch(() => null), REFRESH_MS);
+  return { refresh, close: () => clearInterval(timer) };
 }
 
 let cached = { of: null, at: 0, reply: null };
@@ -38,7 +42,7 @@ function render(data, actions) {
   const { today, week } = data;
   if (!week.now.call_count && !week.before.call_count && !data.live.length && !data.warnings.length && !data.budgets.length) {
     return empty("Nothing recorded in the last two weeks", ["Put the gateway in front of an agent (", h("code", {}, "holdfast serve"), ", then ", h("code", {}, "holdfast connect"),
-      "), or ", h("a", { href: "#/try" }, "play a sample"), "."]);
+      "), or ", h("a", { href: "#/try" }, "play a sample"), "."], simulatedHint());
   }
   return [
     attention(data),
@@ -52,26 +56,34 @@ function render(data, actions) {
     nextSteps(actions),
     spending(data.days),
     losses(data.losses),
-    liveTable(data.live),
+    data.failures.length ? failedCalls(data.failures, { caption: "Newest calls that failed" }) : null,
+    liveTable(data.live, data.live_more),
   ];
 }
 
 const against = (text, before) => h("span", { class: "small" }, ` ${text} ${before}`);
 
 function compared(label, period, field, before, name, meaning = "Cost of all calls; no price is known for unpriced ones") {
-  const unpriced = field === "spent_usd" ? period.now.unpriced_calls : 0;
-  const amount = unpriced && unpriced === period.now.call_count ? "unpriced" : dollars(period.now[field]) + (unpriced ? ` + ${count(unpriced)} unpriced` : "");
+  const amount = costOfPriced(period.now[field], field === "spent_usd" ? period.now.unpriced_calls : 0, period.now.call_count);
   return tile(label, [amount, against(dollars(period.before[field]), before)], meaning, name);
 }
 
 /** The filter of the session list for `key ID` or `client NAME`. */
 const readShareFilter = (subject) => ({ [subject.split(" ", 1)[0]]: subject.slice(subject.indexOf(" ") + 1) });
 
+const plural = (value, noun) => `${count(value)} ${noun}${value === 1 ? "" : "s"}`;
+
 const capitalized = (text) => text[0].toUpperCase() + text.slice(1);
 
-/** Text in which `backticks` are code and the id after "session" links to it. */
-const linked = (text) => quoted(text).flatMap((piece) => (typeof piece === "string"
-  ? piece.split(/(?<=\bsession )([\w-]{8,})/).map((word, index) => (index % 2 ? h("a", { href: `#/session/${part(word)}`, "data-key": `action ${word}` }, word) : word)) : [piece]));
+/** How to do it; the id of the session that it names is shown as its title, and links to it. */
+const howTo = ({ how, session, title: name }) => (session ? how.split(session) : [how]).flatMap((text, index) =>
+  [index ? h("a", { href: `#/session/${part(session)}`, "data-key": `action ${session}` }, name) : null, ...quoted(index ? text : capitalized(text))]);
+
+const NAMED_MAX = 3;
+
+/** Links to the sessions of the newest failures, each session once. */
+const newestSessions = (failures) => [...new Map(failures.map((row) => [row.session_id, row.title]))].slice(0, NAMED_MAX)
+  .flatMap(([id, name], index) => [index ? ", " : "", h("a", { href: `#/session/${part(id)}`, "data-key": `failing ${id}` }, name)]);
 
 /** What is wrong, each with what to do about it. */
 function attention(data) {
@@ -82,10 +94,11 @@ function attention(data) {
       h("a", { href: "#/keys", "data-key": `budget ${row.id}` }, row.name ?? row.id), ` has used ${percent(row.share)} of ${dollars(row.limit_usd)} a ${row.period}; it resets `, time(row.resets_at), "."]]),
     ...data.alerts.filter((alert) => alert.kind === "read_share").map((alert) => ["read-share", [`${capitalized(alert.message)}. `,
       h("a", { href: `#/sessions?${new URLSearchParams({ ...readShareFilter(alert.subject), sort: "lost" })}`, "data-key": `alert ${alert.subject}` }, "Its sessions")]]),
-    ...(data.unreadable_calls ? [["unreadable", [`${count(data.unreadable_calls)} ${data.unreadable_calls === 1 ? "response" : "responses"} could not be read: usage and cost are estimated by size. `,
-      h("code", {}, "holdfast sessions show ID"), " names the field."]]] : []),
+    ...(data.unreadable_calls ? [["unreadable", [`${plural(data.unreadable_calls, "response")} of 7 days could not be read: usage and cost are estimated by size. `,
+      h("a", { href: "#/calls?outcome=unreadable", "data-key": "unreadable" }, data.unreadable_calls === 1 ? "Show the call" : "Show the calls")]]] : []),
     ...(data.unpriced_models.length ? [["unpriced", [`No price is known for ${data.unpriced_models.join(", ")}: add it to `, h("code", {}, "[models.\"provider:name\"]"), " in config.toml."]]] : []),
-    ...(failed.length ? [["failed", [`${count(failed.reduce((sum, [, calls]) => sum + calls, 0))} calls failed: ${failed.map(([kind, calls]) => `${count(calls)} ${kind.replaceAll("_", " ")}`).join(", ")}.`]]] : []),
+    ...(failed.length ? [["failed", [`${plural(failed.reduce((sum, [, calls]) => sum + calls, 0), "call")} failed: ${failed.map(([kind, calls]) => `${count(calls)} ${kind.replaceAll("_", " ")}`).join(", ")}. The newest of these 7 days: `, ...newestSessions(data.failures), ". ",
+      h("a", { href: "#/calls", "data-key": "failed" }, "Show all failed calls")]]] : []),
   ];
   return rows.length ? h("section", { class: "block", "aria-label": "Needs attention" }, h("h2", {}, "Needs attention"),
     h("ul", { class: "plain" }, rows.map(([name, text]) => h("li", { class: "warning", "data-attention": name }, text)))) : null;
@@ -94,7 +107,7 @@ function attention(data) {
 const nextSteps = ({ actions, session_count: sessions, sessions_left_out: left }) => h("section", { class: "block", "aria-label": "What to do next" },
   h("h2", {}, "What to do next"),
   actions.length
-    ? h("ol", { class: "actions" }, actions.map((row) => h("li", {}, h("strong", {}, capitalized(row.action)), ` – saves about ${dollars(row.usd_a_week)} a week. `, linked(`${capitalized(row.how)}.`), " ",
+    ? h("ol", { class: "actions" }, actions.map((row) => h("li", {}, h("strong", {}, capitalized(row.action)), ` – saves about ${dollars(row.usd_a_week)} a week. `, howTo(row), ". ",
       h("span", { class: "small" }, `Assumed: ${row.assumption}.`))))
     : h("p", { class: "none" }, "Nothing would save more than 1% of what was spent in the last 7 days."),
   h("p", { class: "small" }, `Estimated from ${count(sessions)} sessions of the last 7 days${left ? `, those that spent most of ${count(sessions + left)}` : ""}. `,
@@ -117,12 +130,12 @@ const losses = (rows) => table({
   columns: [
     { heading: "Cause", plain: (row) => row.cause, show: (row) => h("a", { href: `#/breaks?${new URLSearchParams({ cause: row.cause, ...(row.component ? { component: row.component } : {}), days: 7 })}`, "data-key": `loss ${row.cause} ${row.component}` }, row.cause.replaceAll("_", " ")) },
     { heading: "Component", plain: (row) => row.component ?? "", show: (row) => row.component ?? "–" },
-    { heading: "What to do", plain: (row) => row.remedy, show: (row) => h("span", { class: "small" }, row.remedy ? quoted(row.remedy) : VERDICTS[row.cause] ?? "") },
+    { heading: "What to do", plain: (row) => row.remedy, show: (row) => h("span", { class: "small" }, quoted(row.remedy)) },
     number("Calls", (row) => row.call_count), money("Lost", (row) => row.lost_usd),
   ],
 });
 
-const liveTable = (rows) => table({
+const liveTable = (rows, more) => [table({
   name: "live sessions", caption: "Live sessions", rows: rows.slice(0, LIVE_SHOWN_MAX), none: "No session had an event in the last 5 minutes.",
   columns: [
     { heading: "Session", plain: (row) => row.title, show: (row) => h("a", { href: `#/session/${part(row.id)}`, "data-key": `live ${row.id}` }, row.title) },
@@ -130,4 +143,4 @@ const liveTable = (rows) => table({
     { heading: "Spent", number: true, plain: (row) => row.spent_usd, show: (row) => cost(row.spent_usd) },
     { heading: "Last activity", plain: (row) => row.last_event_at, show: (row) => time(row.last_event_at) },
   ],
-});
+}), rows.length > LIVE_SHOWN_MAX ? h("p", { class: "small under" }, `The newest ${LIVE_SHOWN_MAX} of ${count(rows.length)}${more ? "+" : ""}; `, h("a", { href: "#/sessions", "data-key": "all live" }, "all sessions"), " begin with them.") : null];

@@ -40,7 +40,7 @@ export function reviewPart(user, onChange) {
 
 function card(item, decide) {
   const text = h("textarea", { rows: 3, maxlength: 4000, "aria-label": `Text of: ${item.text}`, "data-key": `review ${item.id}` });
-  text.value = item.text;
+  text.defaultValue = item.text;
   const accept = (share) => decide(item, { action: "accept", share, ...(text.value.trim() === item.text ? {} : { text: text.value }) }, "Accepted");
   const control = (label, does, run, title) => button(label, run, { title, "data-does": does, "data-key": `${does} ${item.id}`, "aria-label": `${label}: ${item.text}` });
   return h("article", { class: "columns", "data-waiting": item.id },
@@ -52,6 +52,6 @@ function card(item, decide) {
         control("Accept and share", "share", () => accept(true), item.shareable ? "It comes from the project alone; all users of the workspace receive it" : "All users of the workspace receive it"),
         control("Reject", "reject", () => decide(item, { action: "reject" }, "Rejected: later harvests do not bring it back"), "Later harvests do not bring it back; you can restore it"))),
     h("div", {}, item.sources.map((source) => h("figure", {},
-      h("figcaption", { class: "small" }, h("a", { href: `#/session/${part(source.session_id)}`, title: source.session_id }, `session …${source.session_id.slice(-6)}`), `, message ${count(source.number)}, ${source.origin}`),
+      h("figcaption", { class: "small" }, h("a", { href: `#/session/${part(source.session_id)}` }, source.title), `, message ${count(source.number)}, ${source.origin}`),
       source.lines.length ? h("pre", { class: "wrap" }, source.lines.join("\n")) : h("p", { class: "small" }, "The session is not stored here.")))));
 }

@@ -2,9 +2,11 @@
 
 import { get, part, post } from "../api.js";
 import { button, fill, h, notice } from "../dom.js";
-import { count, percent, verdict } from "../format.js";
+import { count, dollars, modelsOf, percent, verdict } from "../format.js";
 
 export const title = "Try it";
+
+const SHOWN_MAX = 12;
 
 export async function show(place, { visitor }) {
   const state = h("p", { class: "small", role: "status" });
@@ -21,12 +23,12 @@ export async function show(place, { visitor }) {
     await refresh();
   }, { class: "main", disabled: isOff || visitor.scope !== "admin", "data-does": "play", "data-key": "play" });
   const refresh = async () => {
-    const [{ sample }, reply] = await Promise.all([get("/api/visitor"), get("/api/cache", { limit: 12 })]);
+    const [{ sample }, reply] = await Promise.all([get("/api/visitor"), get("/api/sessions", { limit: SHOWN_MAX })]);
     state.textContent = { off: "", ready: "Ready.", playing: "Playing …" }[sample];
     clearTimeout(timer);
     // The player finishes shortly after the last event, so poll for the end.
     if (sample === "playing") timer = setTimeout(refresh, 1000);
-    fill(list, reply.discussions.length ? h("ul", { class: "cards" }, reply.discussions.map(card)) : null);
+    fill(list, reply.sessions.length ? h("ul", { class: "cards" }, reply.sessions.map(card)) : null);
   };
   await refresh();
   fill(place, h("h1", {}, "Try it"),
@@ -36,7 +38,9 @@ export async function show(place, { visitor }) {
   return { refresh, close: () => clearTimeout(timer) };
 }
 
+/** The verdict is that of the call that lost most: the last call of a session with a bad habit may have lost nothing. */
 const card = (row) => h("li", { class: "card" },
-  h("h2", {}, h("a", { href: `#/session/${part(row.discussion_id)}`, "data-key": row.discussion_id }, row.name ?? row.discussion_id)),
-  h("p", { class: "small" }, row.model),
-  h("p", {}, `${count(row.calls)} calls, `, h("strong", {}, percent(row.tokens_sent ? row.tokens_read / row.tokens_sent : null)), " read from the cache ", verdict(row.verdict, row.verdict_detail)));
+  h("h2", {}, h("a", { href: `#/session/${part(row.id)}`, "data-key": row.id }, row.title)),
+  h("p", { class: "small" }, modelsOf(row)),
+  h("p", {}, `${count(row.call_count)} calls, `, h("strong", {}, percent(row.read_share)), " read from the cache, ",
+    row.lost_usd ? [`${dollars(row.lost_usd)} lost, most by `, verdict(row.verdict)] : "nothing lost"));

@@ -3,7 +3,7 @@
 import { get, part } from "../api.js";
 import { button, empty, fill, h, tile } from "../dom.js";
 import { svgButton } from "../download.js";
-import { cost, count, dollars, duration, percent, time, verdict } from "../format.js";
+import { cost, costOfPriced, count, dollars, duration, modelsOf, outcome, percent, time, verdict } from "../format.js";
 import { describeCall, legend, promptChart } from "../prompt_chart.js";
 import { table } from "../table.js";
 import { callDetail } from "./call.js";
@@ -17,11 +17,11 @@ const ROWS = 100;
 export async function show(place, { rest, query, visitor }) {
   const [id] = rest;
   if (!id) {
-    place.append(empty("No session selected", [h("a", { href: "#/sessions" }, "Choose one"), "."]));
+    place.append(h("h1", {}, title), empty("No session selected", [h("a", { href: "#/sessions" }, "Choose one"), "."]));
     return {};
   }
   const path = `/api/sessions/${part(id)}/calls`;
-  const state = { session: null, selected: Number(query.get("call")) || null, rows: ROWS, chart: null, marks: 0 };
+  const state = { session: null, selected: callOf(query), rows: ROWS, chart: null, marks: 0, isFromTable: false };
   const [head, chart, detail, compactions, list] = [h("div", {}), h("div", {}), h("div", { class: "detail", "aria-live": "polite" }), h("div", {}), h("div", {})];
 
   const link = (number) => `#/session/${part(id)}?call=${number}`;
@@ -127,13 +127,19 @@ export async function show(place, { rest, query, visitor }) {
     close: () => window.removeEventListener("resize", resized),
     navigate: (otherRest, otherQuery) => {
       if (otherRest[0] !== id) return false;
-      state.selected = Number(otherQuery.get("call")) || null;
+      state.selected = callOf(otherQuery);
+      const { isFromTable } = state;
+      state.isFromTable = false;
       if (state.session.calls.length) drawChart();
-      drawDetail();
+      // The details are above the table: whoever chose a call there would not see them.
+      drawDetail().then(() => { if (isFromTable) detail.scrollIntoView({ block: "nearest" }); });
       return true;
     },
   };
 }
+
+/** The number of the selected call; what is no number of a call selects none. */
+const callOf = (query) => (/^[1-9]\d{0,8}$/.test(query.get("call") ?? "") ? Number(query.get("call")) : null);
 
 /** Events at the edge of a page are in both pages. */
 function mergeEvents(before, after) {
@@ -144,9 +150,10 @@ function mergeEvents(before, after) {
 
 function summary(session) {
   const sum = (of) => session.calls.reduce((total, call) => total + of(call), 0);
+  const [first, last] = [session.calls[0], session.calls.at(-1)];
   const sent = sum((call) => call.read_tokens + call.written_tokens + call.uncached_tokens);
   return [h("h1", {}, session.title),
-    h("p", { class: "small" }, [session.model, session.client, session.session_id, session.simulated ? "simulated: not billed" : null].filter(Boolean).join(" · "), " · started ", time(session.started_at), " · ",
+    h("p", { class: "small" }, [modelsOf(first && last ? { model: first.model, active_model: last.model } : { model: session.model, active_model: session.model }), session.client, session.session_id, session.simulated ? "simulated: not billed" : null].filter(Boolean).join(" · "), " · started ", time(session.started_at), " · ",
       h("a", { href: `#/compare?${new URLSearchParams({ a: session.session_id })}`, "data-key": "compare" }, "compare with another session")),
     h("div", { class: "tiles" },
       tile("Calls", count(session.calls_total), "Billed calls"),
@@ -156,12 +163,7 @@ function summary(session) {
       tile("Lost", dollars(sum((call) => call.lost_usd)), "Cost above the cache read price where the cache did not hold"))];
 }
 
-/** Calls of a model without a price are in no sum: their number is shown instead. */
-function costOf(calls) {
-  const unpriced = calls.filter((call) => call.cost_usd === null).length;
-  const priced = dollars(calls.reduce((total, call) => total + (call.cost_usd ?? 0), 0));
-  return !unpriced ? priced : unpriced === calls.length ? "unpriced" : `${priced} + ${count(unpriced)} unpriced`;
-}
+const costOf = (calls) => costOfPriced(calls.reduce((total, call) => total + (call.cost_usd ?? 0), 0), calls.filter((call) => call.cost_usd === null).length, calls.length);
 
 function callTable(state, link, more) {
   const calls = [...state.session.calls].reverse();
@@ -172,7 +174,7 @@ function callTable(state, link, more) {
     rows,
     attributes: (row) => ({ "data-call": row.number }),
     columns: [
-      { heading: "Call", plain: (row) => row.number, show: (row) => h("a", { href: link(row.number), "data-key": `call ${row.number}`, "aria-label": `Call ${row.number}` }, String(row.number)) },
+      { heading: "Call", plain: (row) => row.number, show: (row) => h("a", { href: link(row.number), click: () => { state.isFromTable = state.selected !== row.number; }, "data-key": `call ${row.number}`, "aria-label": `Call ${row.number}` }, String(row.number)) },
       { heading: "At", plain: (row) => row.at, show: (row) => time(row.at) },
       { heading: "Read", meaning: "Tokens read from the cache", number: true, plain: (row) => row.read_tokens, show: (row) => count(row.read_tokens) },
       { heading: "Written", meaning: "Tokens written to the cache", number: true, plain: (row) => row.written_tokens, show: (row) => count(row.written_tokens) },
@@ -180,7 +182,7 @@ function callTable(state, link, more) {
       { heading: "Out", meaning: "Output tokens", number: true, plain: (row) => row.output_tokens, show: (row) => count(row.output_tokens) },
       { heading: "Cost", number: true, plain: (row) => row.cost_usd, show: (row) => cost(row.cost_usd) },
       { heading: "Time", meaning: "From the request to the end of the response; retries included", number: true, plain: (row) => row.latency_ms, show: (row) => [duration(row.latency_ms), row.first_byte_ms === null ? null : h("div", { class: "small" }, `first byte ${duration(row.first_byte_ms)}`), row.retries ? h("div", { class: "small" }, `${count(row.retries)} ${row.retries === 1 ? "retry" : "retries"}`) : null] },
-      { heading: "Outcome", plain: (row) => row.outcome, show: (row) => (row.outcome === "completed" ? "completed" : h("span", { class: "bad" }, row.outcome.replaceAll("_", " "))) },
+      { heading: "Outcome", plain: (row) => row.outcome, show: (row) => outcome(row.outcome) },
       { heading: "Verdict", meaning: "Whether the cache held", plain: (row) => row.verdict ?? "", show: (row) => verdict(row.verdict, row.component ?? "") },
     ],
   }), calls.length > rows.length ? button("Show more rows", more, { "data-key": "more rows" }) : null, failedTable(state.session.failed)];
@@ -191,7 +193,7 @@ const failedTable = (failed) => (failed.length ? table({
   columns: [
     { heading: "At", plain: (row) => row.at, show: (row) => time(row.at) },
     { heading: "After call", number: true, plain: (row) => row.calls_before, show: (row) => count(row.calls_before) },
-    { heading: "Error", plain: (row) => row.error_class, show: (row) => h("span", { class: "bad" }, row.error_class.replaceAll("_", " ")) },
+    { heading: "Error", plain: (row) => row.error_class, show: (row) => outcome(row.error_class) },
     { heading: "Time", number: true, plain: (row) => row.latency_ms, show: (row) => duration(row.latency_ms) },
     { heading: "Retries", number: true, plain: (row) => row.retries, show: (row) => count(row.retries) },
   ],

@@ -3,7 +3,11 @@
 import { get, put } from "../api.js";
 import { h, notice } from "../dom.js";
 
-const GEMINI_TTLS = [["", "set by each session"], ["0", "none"], ["300", "5 min"], ["3600", "60 min"], ["7200", "2 h"], ["21600", "6 h"]];
+/** `cache_ttl_seconds` of the configuration; a session that wants another one passes it. */
+const SESSION_TTL = 3600;
+/** 60 min, 2 h; a TTL that a provider confirms may differ by a second. */
+export const minutes = (seconds) => (seconds < 30 ? `${seconds} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${+(seconds / 3600).toFixed(1)} h`);
+const GEMINI_TTLS = [["", `by each session, else ${minutes(SESSION_TTL)}`], ["0", "none"], ...[300, 3600, 7200, 21600].map((seconds) => [String(seconds), minutes(seconds)])];
 const TTLS = [["auto", "chosen by the plan"], ["5m", "5 min"], ["1h", "60 min"]];
 
 export async function settings(isAdmin, inForce) {
@@ -47,7 +51,7 @@ export async function settings(isAdmin, inForce) {
 
 /** Adds a TTL that was set through the API to the choices. */
 const withValue = (seconds) =>
-  (seconds === null || GEMINI_TTLS.some(([value]) => value === String(seconds)) ? GEMINI_TTLS : [...GEMINI_TTLS, [String(seconds), `${seconds} s`]]);
+  (seconds === null || GEMINI_TTLS.some(([value]) => value === String(seconds)) ? GEMINI_TTLS : [...GEMINI_TTLS, [String(seconds), minutes(seconds)]]);
 
 const check = (id, label, on, set) => h("p", {},
   h("input", { id, type: "checkbox", checked: on, change: (event) => set(event.target.checked) }), " ", h("label", { for: id }, label));
