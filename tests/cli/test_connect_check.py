@@ -60,6 +60,7 @@ def test_recorded_session_is_shown(machine: Machine, gateway: ServedGateway, cli
     (session,) = gateway.recorded_sessions()
     assert f"session {session}, {model}: 1 call" in result.output
     assert "call 1: " in result.output
+    assert f"more in the dashboard: {gateway.url}/#/session/{session}" in result.output
     document = json.loads(check(machine, gateway, client, "--json").stdout)
     assert (document["sent_by"], document["problem"], document["model"]) == ("request", None, model)
 

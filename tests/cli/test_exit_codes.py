@@ -33,11 +33,76 @@ def test_the_table_lists_the_codes_that_the_commands_return() -> None:
         (("no-such-command",), 2),
         (("report", "--no-such-option"), 2),
         (("report", "--limit", "none"), 2),
+        (("report", "--since", "soon"), 2),
+        (("audit", "--until", ""), 2),
+        (("sessions", "list", "--since", "7x"), 2),
+        (("db", "prune", "--older-than", "old"), 2),
+        (("gateway", "spend", "--since", "2026-13-01"), 2),
+        (("keys", "create", "--scope", "read", "--expires", "soon"), 2),
+        (("explain", "no-such-file.json"), 2),
+        (("sessions", "list", "--verdict", "nonsense"), 2),
     ],
 )
 def test_command_returns_the_documented_code(tmp_path: Path, arguments: tuple[str, ...], code: int) -> None:
     done = run_in_process(*arguments, cwd=tmp_path, HOLDFAST_HOME=str(tmp_path / "home"))
     assert done.returncode == code, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ("report", "--no-such-option"),
+            "holdfast report: No such option '--no-such-option'. See `holdfast report --help`.",
+        ),
+        (("db", "purge"), "holdfast db: No such command 'purge'. Did you mean 'prune'? See `holdfast db --help`."),
+        (("completion",), "holdfast completion: Missing argument"),
+        (("config", "all"), "holdfast config: Got unexpected extra argument (all). See `holdfast config --help`."),
+        (("chat", "no-such-folder"), "holdfast chat: Invalid value for '[DIR]': "),
+        (("report", "--html", "/"), "holdfast report: Invalid value for '--html': "),
+        (("explain", "no-such-file.json"), "holdfast: no-such-file.json: "),
+        (("report", "--since", "soon"), "holdfast: --since takes "),
+        (("sessions", "list", "--verdict", "x"), "holdfast: --verdict takes one of held, planned, "),
+    ],
+)
+def test_a_wrong_command_line_is_reported_in_one_line(tmp_path: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = run_in_process(*arguments, cwd=tmp_path, HOLDFAST_HOME=str(tmp_path / "home"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(message)
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_group_without_a_command_prints_its_help(tmp_path: Path) -> None:
+    done = run_in_process("db", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("Usage: holdfast db [OPTIONS] COMMAND [ARGS]...\n")
+    assert "  prune " in done.stderr
+
+
+def test_a_key_that_was_typed_as_an_option_is_not_repeated(tmp_path: Path) -> None:
+    key = "sk-ant-api03-" + "a1B2" * 12
+    done = run_in_process("report", f"--{key}", cwd=tmp_path)
+    assert (done.returncode, key in done.stderr) == (2, False)
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_server_that_is_stopped_returns_0(tmp_path: Path, stop: signal.Signals) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "holdfast", "simulate", "--port", "0"], cwd=tmp_path, stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(stop)
+    assert process.wait(timeout=20) == 0
+    process.stdout.close()
+
+
+def test_command_at_work_that_is_stopped_by_ctrl_c_returns_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("holdfast.cli.models.command.callback", lambda **options: stop())
+    assert run_in_process("models").returncode == 130
 
 
 def test_command_that_is_stopped_by_ctrl_c_returns_130(tmp_path: Path) -> None:

@@ -100,9 +100,9 @@ command.main(prog_name="holdfast", standalone_mode=False)
 
 
 def commands_in(text: str) -> set[str]:
-    """The command lines of a page: in code spans, and in blocks without a language."""
+    """The command lines of a page: in code spans, in blocks without a language, and after a prompt."""
     lines = re.findall(r"`(holdfast [a-z][^`\n]*)`", text)
-    lines += re.findall(r"(?m)^ {4}(holdfast [a-z].*)$", text)
+    lines += re.findall(r"(?m)^(?: {4}|\$ )(holdfast [a-z].*)$", text)
     return {re.split(r"\s#|\s{2,}|[|&;>]", line)[0].strip() for line in lines}
 
 

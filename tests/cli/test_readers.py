@@ -19,6 +19,7 @@ from tests.support.commands import run_in_process
 from holdfast import Session, SimulatedProvider
 from holdfast.cli.main import command
 from holdfast.stores.migrate import load_migrations, migrate_sqlite
+from holdfast.stores.spending_cache import FILE_NAME
 from holdfast.stores.sqlite.store import SqliteStore
 
 # Every command with --db (and audit, which takes the store as an argument); the words after the name are for the test.
@@ -53,6 +54,7 @@ READERS = (
     "sessions show {session}",
 )
 WRITERS = (
+    "chat",
     "db import",
     "db migrate",
     "db rebuild",
@@ -222,13 +224,34 @@ def another_process(path: Path) -> Iterator[None]:
         process.communicate("\n")
 
 
+@contextmanager
+def killed_process(path: Path) -> Iterator[None]:
+    """It wrote an event, and left it in the log beside the database, with the log's index."""
+    with another_process(path):
+        left = {suffix: Path(f"{path}{suffix}").read_bytes() for suffix in ("", "-wal", "-shm")}
+    for suffix, raw in left.items():
+        Path(f"{path}{suffix}").write_bytes(raw)
+    yield
+
+
+@contextmanager
+def lost_index(path: Path) -> Iterator[None]:
+    with killed_process(path):
+        Path(f"{path}-shm").unlink()
+        yield
+
+
 @pytest.mark.parametrize("writer", [no_writer, another_process])
 def test_readers_change_no_file_and_open_none_for_writing(
     writer: Callable[[Path], AbstractContextManager[None]], place: Place
 ) -> None:
     folders = (place.folder, place.home)
     with writer(place.db):
+        for reader in ("report --simulated", "audit --simulated {db}"):
+            # The first of them keeps what the sessions spent, in the home folder.
+            place.run(reader)
         before = snapshot(*folders)
+        assert {path.name for path in before} >= {"log.db", FILE_NAME}
         for reader in READERS:
             with watch_opened_files() as opened:
                 done = place.run(reader)
@@ -354,15 +377,20 @@ def test_writers_of_a_damaged_file_say_so_in_one_line(damage: Callable[[bytearra
 READ_ONLY_MOUNT = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && ! touch "$0/x" 2>/dev/null && exec "$@"'
 
 
-def test_a_store_on_read_only_media_is_listed_and_not_changed(place: Place) -> None:
+@pytest.mark.parametrize(
+    ("writer", "sessions"), [(no_writer, 1), (another_process, 2), (killed_process, 2), (lost_index, 2)]
+)
+def test_a_store_on_read_only_media_is_listed_and_not_changed(
+    writer: Callable[[Path], AbstractContextManager[None]], sessions: int, place: Place
+) -> None:
     mounted = ("unshare", "--map-root-user", "--mount", "sh", "-c", READ_ONLY_MOUNT, str(place.folder))
     if shutil.which("unshare") is None or subprocess.run([*mounted, "true"], check=False).returncode:
         pytest.skip("this system lets a test mount nothing")
-    with another_process(place.db):
+    with writer(place.db):
         before = snapshot(place.folder)
         for words, code, shown in (
             (("sessions", "list"), 0, place.session),
-            (("db", "info", "--check"), 0, "sessions  2"),
+            (("db", "info", "--check"), 0, f"sessions  {sessions}"),
             (("keys", "create", "--scope", "admin"), 1, "no permission to write"),
         ):
             done = subprocess.run(

@@ -1,10 +1,15 @@
 """Properties of text from models, tools and files before it reaches a terminal."""
 
+import contextlib
+import io
 import json
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
+from rich.table import Column, Table
+from rich.text import Text
 
 from holdfast.cli.chat.app import simulate_chat_reply
 from holdfast.cli.chat.format import (
@@ -15,6 +20,7 @@ from holdfast.cli.chat.format import (
     split_visible_lines,
 )
 from holdfast.cli.chat.session import format_confirmation
+from holdfast.cli.tables import PIPED_WIDTH, get_table_width, print_table
 from holdfast.engine.tools.permissions import ConfirmationRequest
 from holdfast.types.blocks import ToolUse, make_user_message
 
@@ -91,3 +97,17 @@ def test_the_simulated_model_answers_anything(text: str) -> None:
     reply = simulate_chat_reply([make_user_message(text)])
     assert reply.content
     assert all(isinstance(block, ToolUse) or block for block in reply.content)
+
+
+@given(st.lists(st.tuples(texts, texts, texts), max_size=5))
+def test_a_table_in_a_pipe_is_what_rich_prints(rows: list[tuple[str, str, str]]) -> None:
+    headings = ("name", "calls", "long heading")
+    table = Table(*(Column(heading, no_wrap=True) for heading in headings), box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(Text("".join(one if one.isprintable() else " " for one in cell)) for cell in row))
+    expected, printed = io.StringIO(), io.StringIO()
+    Console(file=expected, width=PIPED_WIDTH).print(table)
+    with contextlib.redirect_stdout(printed):
+        assert get_table_width() == PIPED_WIDTH
+        print_table(headings, rows)
+    assert printed.getvalue().split("\n") == [line.rstrip() for line in expected.getvalue().split("\n")]

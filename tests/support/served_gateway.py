@@ -81,6 +81,8 @@ class ServedGateway:
             # The gateway runs in a thread of this process, and needs the interpreter to get on.
             time.sleep(0.001)
         assert self.observer.queue.wait_until_empty(TIMEOUT_SECONDS)
+        # Appends are written in order, so those of the recorder are on the log too, also for readers of another store.
+        self.store.append(()).exception(TIMEOUT_SECONDS)
         return tuple(row.id for row in self.store.sessions())
 
 

@@ -262,7 +262,7 @@ def _check(program: "ClientProgram", access: "GatewayAccess", *, with_client: bo
     else:
         sender = program.command if command else f"a request in the dialect of {program.name}"
         click.echo(f"sent by {sender}")
-        _print_session(recorded)
+        _print_session(recorded, access.url)
     if problem:
         raise UserError(problem)
     if recorded["problem"]:
@@ -401,7 +401,7 @@ def _wait_for_session(access: "GatewayAccess", since: float, *, expected: bool) 
         time.sleep(0.2)
 
 
-def _print_session(recorded: Mapping[str, Any]) -> None:
+def _print_session(recorded: Mapping[str, Any], url: str) -> None:
     if not recorded["session_id"]:
         return
     calls = recorded["calls"]
@@ -414,6 +414,5 @@ def _print_session(recorded: Mapping[str, Any]) -> None:
         )
     for kind, count in recorded["failures"].items():
         click.echo(f"  {format_count(count, 'call')} failed: {kind}")
-    click.echo(
-        f"`holdfast sessions show {recorded['session_id']}` shows more, if the gateway uses this store.", err=True
-    )
+    # Not `holdfast sessions show`: the gateway may write another store than the one configured here.
+    click.echo(f"more in the dashboard: {url}/#/session/{recorded['session_id']}", err=True)

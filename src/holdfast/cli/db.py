@@ -18,7 +18,7 @@ from holdfast.cli.open_store import (
     open_store_with_records,
     resolve_session_id,
 )
-from holdfast.cli.options import db_option, json_option
+from holdfast.cli.options import db_option, json_option, parse_time_option
 from holdfast.clock import system_clock
 from holdfast.errors import UserError
 
@@ -133,7 +133,7 @@ def prune_store(*, db: str | None, older_than: str | None, audit_too: bool, dry_
     Removed: prompts, replies, tool results, plans and verdicts. Kept: the start and end of a session, its calls and
     their cost, caches and pings, delegations, model switches, tool calls by name and hash, and confirmations.
     """
-    from holdfast.cli.tables import track_progress
+    from holdfast.cli.format import track_progress
     from holdfast.stores.maintenance import RETAINED_EVENT_TYPES
 
     before = _prune_before(older_than)
@@ -162,7 +162,6 @@ def prune_store(*, db: str | None, older_than: str | None, audit_too: bool, dry_
 
 
 def _prune_before(older_than: str | None) -> float:
-    from holdfast.cli.costs.report import parse_time_option
     from holdfast.runtime.config import load_config
 
     now = system_clock()
@@ -178,7 +177,7 @@ def _prune_before(older_than: str | None) -> float:
 @click.argument("file", default="-")
 @db_option
 @click.option("--session", "wanted", metavar="ID", help="Only this session.")
-@click.option("--since", metavar="7d|12h|DATE", help="Only sessions with an event since then; each is exported whole.")
+@click.option("--since", metavar="7d|12h|2w|DATE", help="Only sessions with an event since then, each whole.")
 @click.option("--content", is_flag=True, help="Include content; only such a file can be imported.")
 @click.option("--instructions", is_flag=True, help="Include agents' instructions, for a store of the same deployment.")
 def export_events(
@@ -188,12 +187,11 @@ def export_events(
 
     Without --content, messages, system prompts, tool results, names and paths are left out. Keys are never exported.
     """
-    from holdfast.cli.costs.report import parse_time_option
-    from holdfast.cli.tables import track_progress
+    from holdfast.cli.format import track_progress
     from holdfast.stores.export import export_lines
 
     now = system_clock()
-    start = parse_time_option(since, now) if since else float("-inf")
+    start = float("-inf") if since is None else parse_time_option(since, now)
     with open_configured_store(db) as log:
         deployment = get_exported_deployment(log, content=content) if instructions else None
         rows = _select_sessions(log.sessions(), resolve_session_id(log, wanted) if wanted else None, start)
@@ -238,7 +236,7 @@ def import_events(file: IO[bytes], db: str | None) -> None:
     Each session is imported completely or not at all. The same holds for each agent's instructions, which must belong
     to this deployment. After a failure, run the same command again to continue where it stopped.
     """
-    from holdfast.cli.tables import track_progress
+    from holdfast.cli.format import track_progress
     from holdfast.stores.export import ImportedSession, import_lines, read_export_header
 
     deployment = read_export_header(file, file.name).deployment
@@ -277,7 +275,7 @@ def _open_database(
 
 def _catch_up(log: "DatabaseEventLog") -> int:
     """Roll up the sessions that are not in the tables yet; returns their number."""
-    from holdfast.cli.tables import track_progress
+    from holdfast.cli.format import track_progress
 
     entered = 0
     for session_id in track_progress(log.iter_pending_sessions(), "sessions", log.read_facts().pending_sessions):

@@ -1,11 +1,16 @@
 """Formats what commands print: counts, money, JSON, untrusted text, and the list of commands in a help page."""
 
 import datetime
+import sys
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
+from typing import TypeVar
 
 import click
 
 HELP_CHARACTERS_MAX = 300
+BARS = "▁▂▃▄▅▆▇█"
+Item = TypeVar("Item")
 
 
 def replace_unprintable(message: str) -> str:
@@ -22,6 +27,13 @@ def format_usd(amount: Decimal | float, places: int) -> str:
     """The minus sign goes before the dollar sign; an amount that rounds to zero has no sign."""
     digits = f"{abs(amount):.{places}f}"
     return f"-${digits}" if amount < 0 and float(digits) else f"${digits}"
+
+
+def draw_sparkline(values: list[float]) -> str:
+    """One bar character per value, scaled so that the highest value is a full bar."""
+    # value / top * len(BARS) is in [0, len(BARS)]; the top value itself would be one past the last bar.
+    top = max(values, default=0.0)
+    return "".join(BARS[min(len(BARS) - 1, int(value / top * len(BARS)))] if top else BARS[0] for value in values)
 
 
 def format_local_time(at: float) -> str:
@@ -54,3 +66,21 @@ class CommandGroup(click.Group):
         if rows:
             with formatter.section("Commands"):
                 formatter.write_dl(rows)
+
+
+def track_progress(items: Iterable[Item], noun: str, total: int | None = None) -> Iterator[Item]:
+    """Yield the items unchanged, showing a bar if `total` is known and a counter otherwise."""
+    if not sys.stderr.isatty():
+        yield from items
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    count_text = "{task.completed} " if total is None else "{task.completed} of {task.total} "
+    indicator = BarColumn() if total is not None else SpinnerColumn()
+    columns = (indicator, TextColumn(count_text + noun), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        for item in items:
+            yield item
+            progress.advance(task)

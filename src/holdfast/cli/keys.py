@@ -6,14 +6,22 @@ from typing import TYPE_CHECKING
 import click
 
 from holdfast.cli.format import CommandGroup, print_json
-from holdfast.cli.options import db_option, json_option
+from holdfast.cli.options import db_option, json_option, parse_expiry
 from holdfast.clock import system_clock
 from holdfast.errors import UserError
 
 if TYPE_CHECKING:
     from holdfast.events.records import KeyRow, StoreRecords
 
-_VIEWED = ("state", "spent_today_usd", "spent_month_usd", "spent_30_days_usd", "last_used")
+_VIEWED = (
+    "state",
+    "spent_today_usd",
+    "resets_at",
+    "spent_month_usd",
+    "month_resets_at",
+    "spent_30_days_usd",
+    "last_used",
+)
 
 
 @click.group("keys", cls=CommandGroup)
@@ -117,7 +125,7 @@ def list_keys(db: str | None, as_json: bool) -> None:
             _format_spending(view.spent_month_usd, row.budget_usd_a_month),
             row.models or "all",
             "" if row.requests_a_minute is None else f"{row.requests_a_minute:,}/min",
-            view.last_used or "never",
+            view.last_used or ("never" if row.scope == "gateway" else ""),
             _day(row.created_at),
             _day(row.expires_at),
             view.state,
@@ -140,7 +148,7 @@ def list_keys(db: str | None, as_json: bool) -> None:
     "--allow-model", "models", multiple=True, metavar="NAME", help="Model it may call, as claude-*; repeat it."
 )
 @click.option("--requests-a-minute", type=int, metavar="N", help="How many gateway calls it may make in a minute.")
-@click.option("--no-limits", is_flag=True, help="Remove budgets, rate and models.")
+@click.option("--no-limits", is_flag=True, help="Remove the limits that are not given here.")
 @db_option
 def set_key(
     *,
@@ -163,22 +171,18 @@ def set_key(
     from holdfast.service.api.keys import seed_spending
     from holdfast.service.auth.keys import assign_account, assign_limits, rename_key
 
-    given = (budget_usd_day, requests_a_minute, budget_usd_month, models or None)
-    if no_limits and any(limit is not None for limit in given):
-        raise UserError("--no-limits removes the limits; leave out the options that set one")
     with open_store_with_records(db) as (log, records):
         row = _find_key(records, key)
         row = assign_account(rename_key(row, name or row.name), user=user or row.user_id, team=team or row.team_id)
         if no_limits:
             row = assign_limits(row, budget_usd_a_day=None, requests_a_minute=None)
-        else:
-            row = assign_limits(
-                row,
-                budget_usd_a_day=row.budget_usd_a_day if budget_usd_day is None else budget_usd_day,
-                requests_a_minute=row.requests_a_minute if requests_a_minute is None else requests_a_minute,
-                budget_usd_a_month=row.budget_usd_a_month if budget_usd_month is None else budget_usd_month,
-                models=models or row.model_patterns,
-            )
+        row = assign_limits(
+            row,
+            budget_usd_a_day=row.budget_usd_a_day if budget_usd_day is None else budget_usd_day,
+            requests_a_minute=row.requests_a_minute if requests_a_minute is None else requests_a_minute,
+            budget_usd_a_month=row.budget_usd_a_month if budget_usd_month is None else budget_usd_month,
+            models=models or row.model_patterns,
+        )
         seed_spending(row, log, records, system_clock())
         if not records.update_key(row):
             raise UserError(f"key {key[:80]!r} was revoked; create another with `holdfast keys create`")
@@ -215,18 +219,6 @@ def _find_key(records: "StoreRecords", key: str) -> "KeyRow":
     if not named:
         raise UserError(f"no key has the id or name {key[:80]!r}; `holdfast keys list` shows all")
     return named[0]
-
-
-def parse_expiry(expires: str, now: float) -> float:
-    """The time, as seconds since the epoch, that 30d, 12h, 2w (from now) or a date such as 2027-11-01 stands for."""
-    from holdfast.cli.costs.report import parse_time_option
-
-    try:
-        parsed = parse_time_option(expires, now)
-    except UserError as error:
-        raise UserError(f"--expires takes 30d, 12h, 2w or a date such as 2027-11-01, not {expires[:40]!r}") from error
-    # seconds_of reads a duration as that long ago; mirror it around now. A date stays as it is.
-    return parsed if "-" in expires else now + (now - parsed)
 
 
 def _format_spending(spent: float, budget: float | None) -> str:

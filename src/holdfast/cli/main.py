@@ -1,7 +1,6 @@
 """Defines the `holdfast` command and loads each subcommand's module only when it runs."""
 
 import importlib
-import io
 import os
 import sys
 from typing import TYPE_CHECKING, NamedTuple
@@ -228,15 +227,17 @@ def main() -> None:
         sys.exit(stop.exit_code)
     except click.Abort:
         sys.exit(130)
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        sys.exit(error.exit_code)
     except click.ClickException as error:
-        # A usage error quotes what was typed.
-        shown = io.StringIO()
-        error.show(file=shown)
-        click.echo(redact_secrets(shown.getvalue()), err=True, nl=False)
+        _print_error(_describe_click_error(error))
         sys.exit(error.exit_code)
     except HoldfastError as error:
-        click.echo(f"holdfast: {replace_unprintable(str(error))}", err=True)
-        sys.exit(1)
+        from holdfast.cli.options import OptionValueError
+
+        _print_error(f"holdfast: {error}")
+        sys.exit(2 if isinstance(error, OptionValueError) else 1)
     except BrokenPipeError:
         # The reader of the pipe (such as `head`) has closed it: nobody would see a message.
         _discard_output()
@@ -244,8 +245,22 @@ def main() -> None:
     except OSError as error:
         _discard_output()
         path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-        click.echo(f"holdfast: {replace_unprintable(redact_secrets(f'{path}{error.strerror or error}'))}", err=True)
+        _print_error(f"holdfast: {path}{error.strerror or error}")
         sys.exit(1)
+
+
+def _describe_click_error(error: click.ClickException) -> str:
+    """The message in one line; click would print the usage and a hint on lines of their own."""
+    message = " ".join(error.format_message().split())
+    if not isinstance(error, click.UsageError):
+        return f"holdfast: {message}"
+    path = error.ctx.command_path if error.ctx else "holdfast"
+    return f"{path}: {message}{'' if message[-1:] in '.?' else '.'} See `{path} --help`."
+
+
+def _print_error(line: str) -> None:
+    """Print the line on stderr; it may quote what was typed, a name from outside, or a key."""
+    click.echo(replace_unprintable(redact_secrets(line)), err=True)
 
 
 def _discard_output() -> None:

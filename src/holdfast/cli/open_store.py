@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from holdfast.events.records import StoreRecords
     from holdfast.stores.migrate import MigrationMode
     from holdfast.stores.open import Store
+    from holdfast.stores.spending_cache import SpendingCache
 
 PREFIX_CHARACTERS_MIN = 4
 CANDIDATES_MAX = 5
@@ -72,6 +73,14 @@ def resolve_session_id(log: "EventLog", prefix: str) -> str:
     more = f" and {len(matches) - CANDIDATES_MAX} more" if len(matches) > CANDIDATES_MAX else ""
     candidates = ", ".join(matches[:CANDIDATES_MAX])
     raise UserError(f"{len(matches)} sessions begin with {prefix!r}: {candidates}{more}; give more characters")
+
+
+def open_spending_cache(models: "Models") -> "SpendingCache":
+    """The sums of sessions that earlier reports of this user have computed."""
+    from holdfast.sources.files import holdfast_home
+    from holdfast.stores.spending_cache import FILE_NAME, SpendingCache
+
+    return SpendingCache(holdfast_home(os.environ) / FILE_NAME, models)
 
 
 def load_configured_models() -> "Models":

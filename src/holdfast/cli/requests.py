@@ -73,7 +73,7 @@ def get_current_price(request: "ParsedRequest") -> "Price | None":
 
 
 ROWS_MAX = 60
-_BREAKPOINT_HEADINGS = ("TTL", "reason", "prefix tokens", "each later read saves", "expected saving")
+_BREAKPOINT_HEADINGS = ("TTL", "prefix tokens", "each later read saves", "expected saving")
 
 
 @click.command("explain")
@@ -96,7 +96,7 @@ def explain(request_file: Path, model: str | None, as_json: bool) -> None:
 
 
 def _show_explanation(explained: "RequestExplanation") -> None:
-    from holdfast.cli.tables import print_table
+    from holdfast.cli.tables import print_table, print_text
 
     click.echo(strip_control_characters(f"{explained.model} ({explained.detected_by}), cache: {explained.cache}"))
     floor = "" if explained.floor_tokens is None else f"; the floor is {explained.floor_tokens}"
@@ -107,7 +107,7 @@ def _show_explanation(explained: "RequestExplanation") -> None:
     click.echo("")
     headings = ("block", "section", "expected stability", "tokens", "digest", *change_headings)
     rows, left_out = _cut_middle(explained.blocks)
-    print_table(headings, map(_block_row, rows))
+    print_table(headings, map(_block_row, rows), spare=("digest", "section"))
     if left_out:
         click.echo(f"{left_out} blocks in the middle are not shown; --json has all")
     for title, breakpoints in (
@@ -115,14 +115,16 @@ def _show_explanation(explained: "RequestExplanation") -> None:
         ("cache breakpoints that Holdfast would add", explained.planned_breakpoints),
     ):
         if breakpoints:
-            click.echo("")
-            print_table((title, *_BREAKPOINT_HEADINGS), map(_breakpoint_row, breakpoints))
+            click.echo(f"\n{title}:")
+            print_table(("block", *_BREAKPOINT_HEADINGS), map(_breakpoint_row, breakpoints))
+            for breakpoint in breakpoints:
+                print_text(strip_control_characters(f"{breakpoint.path}: {breakpoint.reason}"))
     if explained.padding or explained.notes:
         click.echo("")
     if explained.padding:
-        click.echo(f"padding: {strip_control_characters(explained.padding)}")
+        print_text(f"padding: {strip_control_characters(explained.padding)}")
     for note in explained.notes:
-        click.echo(f"note: {strip_control_characters(note)}")
+        print_text(f"note: {strip_control_characters(note)}")
 
 
 def _cut_middle(blocks: "tuple[ExplainedBlock, ...]") -> "tuple[tuple[ExplainedBlock, ...], int]":
@@ -145,7 +147,7 @@ def _block_row(block: "ExplainedBlock") -> tuple[str, ...]:
 def _breakpoint_row(breakpoint: "ExplainedBreakpoint") -> tuple[str, ...]:
     saves = "nothing: below the floor" if breakpoint.is_below_floor else format_usd_exact(breakpoint.saving_usd)
     tokens, expected = str(breakpoint.prefix_tokens), format_usd_exact(breakpoint.expected_usd)
-    return breakpoint.path, breakpoint.ttl, breakpoint.reason, tokens, saves, expected
+    return breakpoint.path, breakpoint.ttl, tokens, saves, expected
 
 
 @click.command("diff")
@@ -175,6 +177,8 @@ def diff(before_file: Path, after_file: Path, model: str | None, as_json: bool) 
 
 
 def _show_comparison(comparison: "RequestComparison") -> None:
+    from holdfast.cli.tables import print_text
+
     result = "held" if comparison.is_prefix_unchanged else "broke"
     click.echo(f"{strip_control_characters(comparison.model)}: the prefix {result}")
     for changed in comparison.parameters:
@@ -183,12 +187,12 @@ def _show_comparison(comparison: "RequestComparison") -> None:
         _show_difference(comparison.difference)
     for section in comparison.sections:
         click.echo(f"{section.section}: {_describe_section(section)}")
-    click.echo(
+    print_text(
         f"{comparison.tokens_read} of {comparison.tokens_before} cached tokens (estimated) can still be read; "
         f"{comparison.tokens_lost} must be written again, for {format_usd_exact(comparison.lost_usd)} more"
     )
     for note in comparison.notes:
-        click.echo(f"note: {strip_control_characters(note)}")
+        print_text(f"note: {strip_control_characters(note)}")
 
 
 def _show_difference(difference: "PrefixDifference") -> None:
@@ -235,7 +239,9 @@ def _check_file(path: Path, model: str | None, as_json: bool) -> None:
     if as_json:
         print_json({"target": str(path), "volatile": strings})
     elif not strings:
-        click.echo("nothing in the tools, system prompt or first message looks likely to change between requests")
+        from holdfast.cli.tables import print_text
+
+        print_text("nothing in the tools, system prompt or first message looks likely to change between requests")
     else:
         _show_strings(strings)
     if strings:
@@ -266,17 +272,19 @@ def _check_function(target: str, runs: int, as_json: bool) -> None:
 
 
 def _show_diagnosis(diagnosis: "StabilityReport") -> None:
+    from holdfast.cli.tables import print_text
+
     verdict = "is unstable" if diagnosis.findings else "is stable"
     size = format_count(diagnosis.size_bytes, "byte")
     click.echo(f"{diagnosis.target} {verdict}: {format_count(diagnosis.runs, 'run')}, {size}")
     for finding in diagnosis.findings:
-        click.echo(f"{_where(finding)}: {finding.cause}: {finding.advice}")
+        print_text(f"{_where(finding)}: {finding.cause}: {finding.advice}")
         if finding.detail:
             click.echo(f"  {strip_control_characters(finding.detail)}")
         for sign, excerpt in zip("-+", finding.excerpts, strict=False):
             click.echo(f"  {sign}{strip_control_characters(excerpt)}")
     for note in diagnosis.notes:
-        click.echo(f"note: {strip_control_characters(note)}")
+        print_text(f"note: {strip_control_characters(note)}")
 
 
 def _where(finding: "Instability") -> str:

@@ -45,11 +45,12 @@ def command(host: str, port: int, script: Path | None) -> None:
 
     async def run() -> None:
         server = await serve_simulator(provider, host=host, port=port)
-        click.echo(server.url)
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             # Install a handler even if the signal is ignored: shells start background jobs with SIGINT ignored.
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        # Last: whoever has read the address may stop the server at once.
+        click.echo(server.url)
         await stop.wait()
         await server.aclose()
         click.echo("stopped", err=True)

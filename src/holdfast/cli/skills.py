@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
     from holdfast.runtime.config import Config
     from holdfast.sources.skills.library import SkillLibrary
-    from holdfast.sources.skills.skill import Skill, SkillMode, SkillReport
-    from holdfast.sources.skills.store import SkillRanking
+    from holdfast.sources.skills.skill import Skill, SkillMode, SkillRanking, SkillReport
 
 ALL_MODES = "all"
 _MODES = ("seed", "strict", "lenient")

@@ -3,13 +3,9 @@
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 from rich.cells import cell_len
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 PIPED_WIDTH = 400
 """Table width when stdout is not a terminal: another program cannot parse truncated or folded lines."""
@@ -22,19 +18,40 @@ def print_table(headings: Sequence[str], rows: Iterable[Sequence[str]], *, spare
     The first column names the thing, often for another command: it is folded last, so that it can be copied.
     """
     width = get_table_width()
-    headings, rows = drop_columns_to_fit(headings, tuple(rows), spare, width=width)
+    clean = [tuple(map(_clean_cell, row)) for row in rows]
+    headings, cells = drop_columns_to_fit(headings, clean, spare, width=width)
+    widths = [max(map(cell_len, column)) for column in zip(headings, *cells, strict=True)]
+    if not sys.stdout.isatty() and _sum_widths(widths) <= width:
+        # The same lines as rich prints, in a tenth of the time: it measures and pads each cell several times.
+        lines: Iterable[str] = (_join_cells(row, widths) for row in (headings, *cells))
+    else:
+        lines = _fold_cells(headings, cells, width)
+    for line in lines:
+        sys.stdout.write(f"{line.rstrip()}\n")
+
+
+def _join_cells(cells: Sequence[str], widths: Sequence[int]) -> str:
+    padded = (cell + " " * (width - cell_len(cell)) for cell, width in zip(cells, widths, strict=True))
+    return (" " * _GAP_COLUMNS).join(padded)
+
+
+def _fold_cells(headings: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Sequence[str]:
+    # Loaded on demand: most output to files and pipes needs none of it.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False)
     for index, heading in enumerate(headings):
         is_whole = not index and max((cell_len(row[0]) for row in rows), default=0) <= width // 2
         table.add_column(heading, overflow="fold", no_wrap=is_whole)
     for row in rows:
-        table.add_row(*(Text(_plain(cell)) for cell in row))
-    console = _console()
+        table.add_row(*map(Text, row))
+    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
     with console.capture() as captured:
         console.print(table)
     # rich pads every cell to its column's width, which leaves trailing spaces on each line.
-    for line in captured.get().splitlines():
-        sys.stdout.write(line.rstrip() + "\n")
+    return captured.get().splitlines()
 
 
 def print_text(line: str) -> None:
@@ -54,43 +71,27 @@ def drop_columns_to_fit(
     """The headings and rows without the `spare` columns that do not fit into `width`."""
     columns = [(heading, [row[index] for row in rows]) for index, heading in enumerate(headings)]
     for name in spare:
-        widths = [max(map(cell_len, (heading, *cells))) for heading, cells in columns]
-        if sum(widths) + _GAP_COLUMNS * (len(widths) - 1) <= width:
+        if _sum_widths([max(map(cell_len, (heading, *cells))) for heading, cells in columns]) <= width:
             break
         columns = [column for column in columns if column[0] != name]
     return [heading for heading, _ in columns], list(zip(*(cells for _, cells in columns), strict=True))
 
 
+def _sum_widths(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP_COLUMNS * (len(widths) - 1)
+
+
 def get_table_width() -> int:
     """The width, in characters, that a table may have."""
-    return _console().width
-
-
-def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
-
-
-def _plain(cell: str) -> str:
-    # Names come from outside; escape sequences in them must not move the cursor or colour the rest of the screen.
-    return "".join(character if character.isprintable() else " " for character in cell)
-
-
-Item = TypeVar("Item")
-
-
-def track_progress(items: Iterable[Item], noun: str, total: int | None = None) -> Iterator[Item]:
-    """Yield the items unchanged, showing a bar if `total` is known and a counter otherwise."""
-    if not sys.stderr.isatty():
-        yield from items
-        return
+    if not sys.stdout.isatty():
+        return PIPED_WIDTH
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    count_text = "{task.completed} " if total is None else "{task.completed} of {task.total} "
-    indicator = BarColumn() if total is not None else SpinnerColumn()
-    columns = (indicator, TextColumn(count_text + noun), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total)
-        for item in items:
-            yield item
-            progress.advance(task)
+    return Console().width
+
+
+def _clean_cell(cell: str) -> str:
+    # Names come from outside; escape sequences in them must not move the cursor or colour the rest of the screen.
+    if cell.isprintable():
+        return cell
+    return "".join(character if character.isprintable() else " " for character in cell)

@@ -175,16 +175,22 @@ def test_the_spending_limit_holds_and_ends_with_1(tmp_path: Path) -> None:
 
 def test_another_store_is_used_and_named_in_the_resume_command(tmp_path: Path) -> None:
     store = tmp_path / "own.db"
-    result = chat_offline(tmp_path, "hi", words=("--store", str(store)))
-    assert f"--simulate --store {store}" in result.stderr
+    result = chat_offline(tmp_path, "hi", words=("--db", str(store)))
+    assert f"--simulate --db {store}" in result.stderr
     assert session_ids() == []
     with SqliteStore(store) as log:
         assert len(log.sessions()) == 1
 
 
+def test_the_store_is_named_as_for_other_commands(tmp_path: Path) -> None:
+    path = tmp_path / "log" / "chat.db"
+    assert chat_offline(tmp_path, "hi", words=("--db", str(path))).exit_code == 0
+    assert path.exists()
+
+
 def test_the_resume_command_contains_no_password() -> None:
     flags = ChatOptions(store="postgresql://me:secret@host/db")
-    assert format_resume_command(flags, "S") == "holdfast chat --resume S --store postgresql://host/db"
+    assert format_resume_command(flags, "S") == "holdfast chat --resume S --db postgresql://host/db"
 
 
 def test_cost_shows_each_turn_with_and_without_a_cache(tmp_path: Path) -> None:
@@ -272,6 +278,21 @@ def test_model_lists_quotes_and_switches(tmp_path: Path) -> None:
     assert "staying with anthropic:claude-sonnet-5-5\n" in unsaid.stdout
     assert "anthropic:claude-sonnet-5-5 is already in use" in unsaid.stdout
     assert "unknown model 'nope'" in unsaid.stderr
+
+
+def test_a_simulated_chat_with_a_store_elsewhere_is_resumed_with_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path / "empty" / "home"))
+    words = ("--db", str(tmp_path / "chat.db"))
+    chat_offline(tmp_path, "hello", words=words)
+    assert "last: held, " in chat_offline(tmp_path, "again", "/cache", words=(*words, "--resume")).stdout
+
+
+def test_a_description_is_cut_between_words_and_says_so(tmp_path: Path) -> None:
+    lines = chat_offline(tmp_path, "/tools").stdout.splitlines()
+    (line,) = (line for line in lines if line.startswith("grep_files"))
+    assert line.endswith("in …")
 
 
 def test_tools_lists_which_tools_need_confirmation(tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.cli.chat.app import COUNT_MAX, simulate_chat_reply
+from holdfast.cachemodel.values import CacheEntry, CacheScope
+from holdfast.cli.chat.app import COUNT_MAX, load_simulated_cache, save_simulated_cache, simulate_chat_reply
 from holdfast.cli.chat.format import (
     clean_streamed_text,
     format_cache_lines,
@@ -244,6 +245,20 @@ def test_the_simulated_model_counts_slowly_and_stops() -> None:
     assert isinstance(reply.content[0], Text)
     assert reply.content[0].text.endswith(f" {COUNT_MAX}")
     assert simulate_chat_reply([make_user_message("count to 0")]).content == (Text("0"),)
+
+
+def test_chats_that_end_one_after_the_other_keep_what_both_cached(tmp_path: Path) -> None:
+    def entry(digest: str, at: float) -> CacheEntry:
+        return CacheEntry(CacheScope("key", "model"), digest, 100, "5m", at)
+
+    path = tmp_path / "home" / "cache.json"
+    save_simulated_cache(path, [entry("shared", 1.0), entry("first", 2.0)])
+    save_simulated_cache(path, [entry("shared", 3.0), entry("second", 4.0)])
+    assert load_simulated_cache(path) == (entry("first", 2.0), entry("shared", 3.0), entry("second", 4.0))
+    save_simulated_cache(path, [entry("shared", 1.0)])
+    assert entry("shared", 3.0) in load_simulated_cache(path), "a chat that ends later may know less"
+    path.write_text("{")
+    assert load_simulated_cache(path) == ()
 
 
 def test_the_simulated_model_echoes_messages_it_does_not_understand() -> None:

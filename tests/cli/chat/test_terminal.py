@@ -40,7 +40,7 @@ def events_db() -> Path:
 def test_a_change_is_shown_and_written_once_it_is_allowed(tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("buy milk\n")
     with chat(tmp_path) as terminal:
-        assert "anthropic:claude-sonnet-5-5 (simulated) in " in terminal.expect("\n> ")
+        assert "anthropic:claude-sonnet-5-5 (simulated) in" in terminal.expect("\n> ")
         terminal.enter("write note.txt: buy tea")
         assert "  note.txt\n  @@ -1 +1 @@\n  -buy milk\n  +buy tea\n" in terminal.expect(CONFIRMATION)
         assert (tmp_path / "note.txt").read_text() == "buy milk\n"
@@ -102,6 +102,27 @@ def test_ctrl_c_stops_a_reply_and_the_session_continues(tmp_path: Path, events_d
     assert (row.name, reasons) == (SIMULATED_NAME, ["user_cancel"])
 
 
+def test_what_is_typed_during_a_reply_is_not_printed_into_it_and_waits_for_the_prompt(tmp_path: Path) -> None:
+    with chat(tmp_path, "--no-tools") as terminal:
+        terminal.expect("\n> ")
+        terminal.enter("count to 60")
+        terminal.expect("7 8 9")
+        terminal.type("and now?")
+        reply = terminal.expect(STATUS)
+        assert "and now?" not in reply
+        terminal.expect("\n> and now?")
+        terminal.enter("")
+        assert "You said: and now?" in terminal.expect(STATUS)
+        terminal.expect("\n> ")
+        terminal.enter("count to 1000")
+        terminal.expect("7 8 9")
+        terminal.type(CTRL_C)
+        assert "^C" not in terminal.expect("cancelled; the conversation so far is kept")
+        terminal.expect("\n> ")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
 def test_ctrl_c_is_not_lost_between_the_prompt_and_the_wait_for_a_key(tmp_path: Path) -> None:
     with chat(tmp_path) as terminal:
         terminal.expect("\n> ")
@@ -122,7 +143,7 @@ def test_a_resumed_chat_has_its_history_with_the_same_bytes(tmp_path: Path, even
         terminal.enter("/exit")
         assert terminal.end() == 0
     with chat(tmp_path, "--resume") as terminal:
-        output = terminal.expect("count to N.\n> ")
+        output = terminal.expect(" N.\n> ")
         assert "  > remember the blue one\n" in output
         terminal.type("\x1b[A")
         terminal.expect("remember the blue one")
@@ -200,6 +221,83 @@ def test_tab_completes_commands_and_models(tmp_path: Path) -> None:
         assert terminal.end() == 0
 
 
+def test_tab_after_a_slash_lists_the_commands_and_then_the_arguments_of_one(tmp_path: Path) -> None:
+    with chat(tmp_path, "--no-tools") as terminal:
+        terminal.expect("\n> ")
+        terminal.type("/\t")
+        listed = terminal.expect("/undo-compact")
+        assert "possibilities?" not in listed
+        assert "/model" in listed
+        assert "anthropic:" not in listed
+        terminal.type("comp\t")
+        terminal.expect("/compact")
+        terminal.type(" th\t")
+        terminal.expect(" threshold")
+        terminal.enter("")
+        terminal.expect("threshold: from 100,000 tokens on")
+        terminal.expect("\n> ")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+def test_tab_completes_a_folder_with_its_slash_and_goes_on_inside(tmp_path: Path) -> None:
+    (tmp_path / "letters" / "old").mkdir(parents=True)
+    (tmp_path / "letters" / "old" / "greeting.txt").write_text("Hello.")
+    with chat(tmp_path, "--yes") as terminal:
+        terminal.expect("\n> ")
+        terminal.type("read le\t")
+        terminal.expect("read letters/")
+        terminal.type("\t\t")
+        assert "The tool returned: Hello." in send_message(terminal, "")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+def test_notes_and_commands_wrap_between_words_below_their_column(tmp_path: Path) -> None:
+    with chat(tmp_path, "--no-tools") as terminal:
+        terminal.expect("\n> ")
+        terminal.enter("/help")
+        output = terminal.expect("stops a call.")
+        (row,) = (line for line in output.splitlines() if line.startswith("/compact ["))
+        column = row.index("replace older")
+        below = output.splitlines()[output.splitlines().index(row) + 1]
+        assert below[:column].strip() == ""
+        assert below[column:].startswith(("left;", "off,", "threshold"))
+        terminal.expect("\n> ")
+        send_message(terminal, "hello")
+        terminal.enter("/cache")
+        terminal.expect("last: ")
+        assert all(len(line) <= 80 for line in terminal.expect("\n> ").splitlines())
+        terminal.resize(60)
+        terminal.enter("/nothing")
+        error = terminal.expect("with a space.").split("unknown command")[1]
+        assert "\n  " in error, "an error is wrapped at the new width"
+        assert all(len(line) <= 60 for line in error.splitlines())
+        terminal.expect("\n> ")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+def test_resumed_chat_shows_the_newest_request_also_after_tool_calls(tmp_path: Path) -> None:
+    with chat(tmp_path, "--yes") as terminal:
+        terminal.expect("\n> ")
+        send_message(terminal, "write note.txt: buy tea")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+    with chat(tmp_path, "--resume") as terminal:
+        output = terminal.expect("(8 bytes).")
+        assert "  > write note.txt: buy tea\n" in output
+        terminal.expect("\n> ")
+        send_message(terminal, "hello")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+    with chat(tmp_path, "--resume") as terminal:
+        assert "read FILE, list DIR, search\n" in terminal.expect(" N."), "wrapped between words"
+        terminal.expect("\n> ")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
 def test_tab_completes_paths_of_the_folder(tmp_path: Path) -> None:
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "greeting.txt").write_text("Hello.")
@@ -232,6 +330,35 @@ def test_an_answer_that_is_not_understood_is_asked_for_again(tmp_path: Path) -> 
         terminal.expect(CONFIRMATION)
         terminal.enter("y")
         assert "The tool returned: " in terminal.expect(STATUS)
+        terminal.expect("\n> ")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+def test_an_answer_that_a_question_does_not_offer_is_asked_for_again(tmp_path: Path) -> None:
+    with chat(tmp_path, "--no-tools") as terminal:
+        terminal.expect("\n> ")
+        send_message(terminal, "hello")
+        terminal.enter("/model openai:gpt-6-luna")
+        terminal.expect("Switch? [y]es / [n]o: ")
+        terminal.enter("a")
+        terminal.expect("please answer with one of the letters in brackets")
+        terminal.expect("Switch? [y]es / [n]o: ")
+        terminal.enter("y")
+        terminal.expect("now using openai:gpt-6-luna")
+        terminal.expect("\n> ")
+        terminal.type(CTRL_D)
+        assert terminal.end() == 0
+
+
+def test_costs_fit_a_narrow_terminal_without_broken_words(tmp_path: Path) -> None:
+    with chat(tmp_path, "--no-tools", COLUMNS="60") as terminal:
+        terminal.resize(60)
+        terminal.expect("\n> ")
+        send_message(terminal, "hello")
+        terminal.enter("/cost")
+        table = terminal.expect("total ")
+        assert re.search(r"(?m)^turn .* cost +without *$", table)
         terminal.expect("\n> ")
         terminal.type(CTRL_D)
         assert terminal.end() == 0

@@ -1,8 +1,9 @@
-"""The walkthrough of docs/instructions.md, command by command."""
+"""The walkthrough of docs/instructions.md and docs/instructions-rollout.md, command by command."""
 
 import re
 import shlex
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,10 @@ from tests.support.postgres_server import reused_database
 from holdfast.cli.main import command
 from holdfast.clock import ManualClock
 
-PAGE = Path(__file__).parents[3] / "docs" / "instructions.md"
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = (DOCS / "instructions.md", DOCS / "instructions-rollout.md")
+# Of a block of bash: tests/conformance/test_instructions_walkthrough.py runs it, with Claude Code.
+KINDS = {"bash": 1, "markdown": 1, "json": 1, "python": 1}
 BLOCK = re.compile(r"(?:<!-- (?P<mark>[a-z]+): (?P<count>\d+)[^>]*-->\n)?```(?P<kind>\w+)\n(?P<text>.*?)```", re.S)
 
 
@@ -56,13 +60,16 @@ def test_the_walkthrough_from_a_file_to_promoted_instructions_works_as_documente
     monkeypatch.chdir(tmp_path)
     walker = Walker(tmp_path, db)
     ran = 0
-    for block in BLOCK.finditer(PAGE.read_text()):
+    text = "\n".join(page.read_text() for page in PAGES)
+    kinds = Counter(block["kind"] for block in BLOCK.finditer(text))
+    assert {kind: count for kind, count in kinds.items() if kind != "console"} == KINDS, "no block is left out"
+    for block in BLOCK.finditer(text):
         if block["kind"] == "markdown":
             (tmp_path / "AGENTS.md").write_text(block["text"])
         if block["kind"] == "json":
             (tmp_path / "trace.jsonl").write_text(block["text"])
         if block["kind"] == "python":
-            exec(compile(block["text"].replace('"agent.db"', repr(db)), str(PAGE), "exec"), {})
+            exec(compile(block["text"].replace('"agent.db"', repr(db)), str(DOCS), "exec"), {})
         if block["kind"] != "console":
             continue
         if block["mark"] == "clock":

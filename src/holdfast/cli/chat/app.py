@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from holdfast.cachemodel.values import CacheEntry
+from holdfast.cachemodel.values import CacheEntry, EntryKey
 from holdfast.catalog.lookup import apply_model_overrides, find_model, shipped_models
 from holdfast.cli.chat.command import (
     ChatOptions,
@@ -21,6 +21,7 @@ from holdfast.cli.chat.command import (
 )
 from holdfast.cli.chat.format import format_usd_4, split_visible_lines, truncate_lines
 from holdfast.cli.chat.screen import (
+    INDENT,
     ChatScreen,
     exit_on_hangup,
     ignore_signals,
@@ -138,10 +139,13 @@ def _show_greeting(chat: ChatSession, stored: SessionState | None) -> None:
     chat.screen.show_note(f"resumed after {format_count(session.turn_count, 'turn')}, {format_usd_4(session.cost)}")
     messages = [entry for entry in stored.entries if not entry.is_injected and join_text_blocks(entry.content).strip()]
     if chat.screen.interactive:
-        for entry in messages[-2:]:
+        # The newest request and reply: between them may be replies that only called tools.
+        requests = [entry for entry in messages if entry.role == "user"]
+        replies = [entry for entry in messages[-1:] if entry.role != "user"]
+        for entry in (*requests[-1:], *replies):
             lines = split_visible_lines(join_text_blocks(entry.content))
             prefix = "> " if entry.role == "user" else "  "
-            chat.screen.show_change([prefix + line for line in truncate_lines(lines, RESUMED_LINES_MAX)], whole=True)
+            chat.screen.show_lines(*(f"{INDENT}{prefix}{line}" for line in truncate_lines(lines, RESUMED_LINES_MAX)))
     if chat.screen.keyboard:
         for entry in messages:
             if entry.role == "user":
@@ -172,7 +176,7 @@ def _show_ending(chat: ChatSession, *, is_new: bool) -> None:
         chat.screen.show_note("no message was sent; nothing is stored")
         return
     chat.screen.show_note(f"{format_usd_4(session.cost)} in {format_count(session.turn_count, 'turn')}; to continue:")
-    chat.screen.show_note(format_resume_command(chat.settings.options, session.id))
+    chat.screen.show_command(format_resume_command(chat.settings.options, session.id))
 
 
 def load_simulated_cache(path: Path) -> tuple[CacheEntry, ...]:
@@ -184,9 +188,18 @@ def load_simulated_cache(path: Path) -> tuple[CacheEntry, ...]:
 
 
 def save_simulated_cache(path: Path, entries: Sequence[CacheEntry]) -> None:
-    """Digests and sizes of prefixes, no text. Without it the next chat only begins with a cold cache."""
+    """Add digests and sizes of prefixes, no text, to what other chats left there meanwhile.
+
+    Without the file the next chat only begins with a cold cache.
+    """
+    by_key: dict[EntryKey, CacheEntry] = {}
+    # Reading an entry renews it, so the later one is the newer state of it.
+    for entry in sorted((*load_simulated_cache(path), *entries), key=lambda entry: entry.expires_at):
+        by_key.pop((entry.scope, entry.digest), None)
+        by_key[entry.scope, entry.digest] = entry
     with suppress(OSError):
-        path.write_bytes(msgspec.json.encode(entries[-SIMULATED_ENTRIES_MAX:]))
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.write_bytes(msgspec.json.encode(tuple(by_key.values())[-SIMULATED_ENTRIES_MAX:]))
 
 
 SHOWN_CHARACTERS_MAX = 400

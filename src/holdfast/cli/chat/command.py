@@ -96,7 +96,7 @@ def _amount(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     help="Stop before a call that could exceed this total cost.",
 )
 @click.option("--allow-uncached", is_flag=True, help="Allow a model without known prompt caching.")
-@click.option("--store", metavar="PATH", help="Store to use instead of the configured one.")
+@click.option("--db", "store", metavar="URL", help="Store to use instead of the configured one: a path or a URL.")
 def command(**options: Any) -> None:
     """Chat with an agent that works in DIR (default: the current folder).
 
@@ -236,7 +236,7 @@ def format_resume_command(flags: ChatOptions, session_id: str) -> str:
     words += ["--skills-mode", flags.skills_mode] if flags.skills_mode else []
     words += ["--compaction", flags.compaction] if flags.compaction else []
     words += ["--compaction-tokens", str(flags.compaction_tokens)] if flags.compaction_tokens else []
-    words += ["--store", redact_address(flags.store)] if flags.store else []
+    words += ["--db", redact_address(flags.store)] if flags.store else []
     return shlex.join(words)
 
 

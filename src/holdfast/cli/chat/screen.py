@@ -5,12 +5,14 @@ A person's input is read by prompt_toolkit, which is imported only where somebod
 
 import io
 import os
+import re
 import shutil
 import signal
 import sys
 import termios
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
@@ -41,6 +43,8 @@ CONTINUATION_PROMPT = ". "
 INDENT = "  "
 OUTCOME_CHARACTERS = 30  # Room after a tool call for its outcome.
 ERROR_CHARACTERS_MAX = 200
+# A first column, and the spaces after it.
+_LABEL = re.compile(r"\s*\S+(?: \S+)*?\s{2,}")
 _DIM, _RED, _GREEN, _PLAIN = "\033[2m", "\033[31m", "\033[32m", "\033[0m"
 SignalHandler = Callable[[int, FrameType | None], object] | signal.Handlers
 """A signal handler: a function, SIG_IGN or SIG_DFL."""
@@ -96,18 +100,26 @@ class ChatScreen:
         self.end_line()
 
     def show_note(self, text: str) -> None:
-        self.begin_note(text)
         self.end_line()
+        for line in self._wrap(INDENT + text):
+            self._write(self._beside, self._styled(line, _DIM) + "\n")
+
+    def show_command(self, text: str, *, label: str = "") -> None:
+        """Print a command that can be copied: in one piece, however long it is."""
+        self.end_line()
+        self._write(self._beside, f"{label or INDENT}{self._styled(text, '' if label else _DIM)}\n")
 
     def show_lines(self, *lines: str) -> None:
         """Print the output of a command."""
         self.end_line()
         for line in lines:
-            self._write(self._out, line + "\n")
+            for part in self._wrap(line):
+                self._write(self._out, part + "\n")
 
     def show_error(self, text: str) -> None:
         self.end_line()
-        self._write(self._beside, self._styled(text, _RED) + "\n")
+        for line in self._wrap(text):
+            self._write(self._beside, self._styled(line, _RED) + "\n")
 
     def show_change(self, lines: Sequence[str], *, whole: bool) -> None:
         """Print a change that the user must confirm, with added and removed lines in colour."""
@@ -127,6 +139,25 @@ class ChatScreen:
         """Read a one-line answer; None for Ctrl-C, Ctrl-D and without a terminal."""
         self.end_line()
         return self.keyboard.read_answer(question) if self.keyboard else None
+
+    def _wrap(self, line: str) -> list[str]:
+        """The line, cut between words where somebody reads it; what continues is aligned with its last column."""
+        if not self.interactive or len(line) <= self.width:
+            return [line]
+        label = _LABEL.match(line)
+        # Below the second column of `usage  description`, if that leaves enough room, or below the first word.
+        indent = label.end() if label and label.end() <= self.width // 2 else len(line) - len(line.lstrip()) or 2
+        # A word that is longer than a line, such as an address or a path, is left whole so that it can be copied.
+        return textwrap.wrap(
+            line,
+            self.width,
+            subsequent_indent=" " * indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            drop_whitespace=True,
+            replace_whitespace=False,
+            expand_tabs=False,
+        )
 
     def _end_line_elsewhere(self, stream: TextIO) -> None:
         if self._open is not stream:
@@ -161,7 +192,7 @@ class Keyboard:
     def __init__(self, *, colours: bool, is_dumb: bool) -> None:
         from prompt_toolkit.history import InMemoryHistory
 
-        self.commands: list[str] = []
+        self.commands: Mapping[str, Sequence[str]] = {}  # What can follow each slash command.
         self.folder = "."
         self.history = InMemoryHistory()
         self.is_dumb = is_dumb
@@ -226,21 +257,29 @@ class Keyboard:
 
 
 def _message_completer(keyboard: Keyboard) -> "Completer":
-    """Completes a slash command, or else the last word as a path of the folder that the chat works in."""
-    from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter, WordCompleter
+    """Completes a slash command, then its argument; elsewhere the last word as a path of the chat's folder."""
+    from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
     from prompt_toolkit.document import Document
 
-    commands = WordCompleter(lambda: keyboard.commands, sentence=True)
     paths = PathCompleter(get_paths=lambda: [keyboard.folder])
 
     class MessageCompleter(Completer):
         def get_completions(self, document: Document, complete_event: CompleteEvent) -> "Iterator[Completion]":
             before = document.text_before_cursor
-            if before.startswith("/") and (found := [*commands.get_completions(document, complete_event)]):
-                yield from found
+            command, space, argument = before.partition(" ")
+            if before.startswith("/") and (space or "/" not in command[1:]):
+                # The arguments of one command at a time: all of them together are more than a screen.
+                candidates = keyboard.commands.get(command, ()) if space else keyboard.commands
+                typed = argument if space else command
+                for word in candidates:
+                    if word.startswith(typed):
+                        yield Completion(word, start_position=-len(typed))
             elif before and not before[-1].isspace():
                 # Only a word that has begun: after a space Tab would list the whole folder.
-                yield from paths.get_completions(Document(before.split()[-1]), complete_event)
+                for path in paths.get_completions(Document(before.split()[-1]), complete_event):
+                    # What is shown of a folder ends in a slash; what is inserted should too, so that Tab can go on.
+                    slash = "/" if path.display_text.endswith("/") else ""
+                    yield Completion(path.text + slash, start_position=path.start_position, display=path.display)
 
     return MessageCompleter()
 
@@ -283,6 +322,25 @@ def handle_interrupt(answer: SignalHandler) -> Iterator[None]:
     """Handle Ctrl-C with `answer` inside this context."""
     with _signals(answer, signal.SIGINT):
         yield
+
+
+@contextmanager
+def hide_typing() -> Iterator[None]:
+    """Do not echo what is typed: it would be printed into a reply. It waits for the next prompt."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    descriptor = sys.stdin.fileno()
+    before = termios.tcgetattr(descriptor)
+    hidden = [*before]
+    hidden[3] &= ~termios.ECHO
+    termios.tcsetattr(descriptor, termios.TCSANOW, hidden)
+    try:
+        yield
+    finally:
+        # The terminal may be gone.
+        with suppress(termios.error):
+            termios.tcsetattr(descriptor, termios.TCSANOW, before)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from holdfast.cli.chat.format import (
     split_visible_lines,
     subtract_usage,
 )
-from holdfast.cli.chat.screen import ChatScreen, TurnView, handle_interrupt
+from holdfast.cli.chat.screen import ChatScreen, TurnView, handle_interrupt, hide_typing
 from holdfast.cli.chat.session_thread import ConfirmationQuestion, TurnEnd, TurnRunner, WarningNotice
 from holdfast.clock import system_clock
 from holdfast.engine.tools.builtin.files import decode_file, to_lf
@@ -79,7 +79,7 @@ class ChatSession:
         unsubscribe = self.session.subscribe(
             lambda event: estimated.append(event) if _is_output_estimated(event) else None
         )
-        with handle_interrupt(lambda number, frame: self.turn_runner.cancel_turn()):
+        with hide_typing(), handle_interrupt(lambda number, frame: self.turn_runner.cancel_turn()):
             self.turn_runner.start_turn(self.session, message)
             over = self._follow(view)
         unsubscribe()
@@ -103,14 +103,17 @@ class ChatSession:
 
     def ask_yes_no(self, question: str) -> bool:
         """Whether the user answers yes; with --yes, the question is not asked."""
-        return self.settings.options.yes or self._ask_confirmation(f"{question} [y]es / [n]o: ") is True
+        return self.settings.options.yes or self._ask_confirmation(f"{question} [y]es / [n]o: ", once=True) is True
 
-    def _ask_confirmation(self, question: str, lines: Sequence[str] = ()) -> Confirmation:
-        """Ask until the answer is understood; Ctrl-C and Ctrl-D are a no. `lines` are shown whole on request."""
+    def _ask_confirmation(self, question: str, lines: Sequence[str] = (), *, once: bool = False) -> Confirmation:
+        """Ask until the answer is understood; Ctrl-C and Ctrl-D are a no. `lines` are shown whole on request.
+
+        With `once`, "always" is no answer.
+        """
         while (answer := self.screen.read_answer(question)) is not None:
             if lines and answer.strip().lower() in ("s", "show"):
                 self.screen.show_change(lines, whole=True)
-            elif (confirmation := parse_confirmation(answer)) is not None:
+            elif (confirmation := parse_confirmation(answer)) is not None and not (once and confirmation == "session"):
                 return confirmation
             else:
                 self.screen.show_note("please answer with one of the letters in brackets")

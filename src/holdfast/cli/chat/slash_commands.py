@@ -1,5 +1,6 @@
 """The slash commands of a chat, such as `/cost` and `/model`."""
 
+import textwrap
 from collections.abc import Callable
 from typing import NamedTuple, get_args
 
@@ -57,10 +58,10 @@ def run_chat_command(chat: ChatSession, line: str) -> bool:
     return True
 
 
-def list_command_words(chat: ChatSession) -> list[str]:
-    """What Tab can complete: the commands, and the models to switch to."""
-    models = (f"/model {name}" for name in chat.settings.models)
-    return [*(f"/{name}" for name in (*CHAT_COMMANDS, *EXIT_COMMANDS)), *models]
+def list_command_words(chat: ChatSession) -> dict[str, tuple[str, ...]]:
+    """What Tab can complete: the commands, each with its arguments."""
+    arguments = {"model": tuple(chat.settings.models), "compact": ("show", "mode", *get_args(CompactionMode))}
+    return {f"/{name}": arguments.get(name, ()) for name in (*CHAT_COMMANDS, *EXIT_COMMANDS)}
 
 
 def switch_chat_model(chat: ChatSession, name: str) -> None:
@@ -89,8 +90,8 @@ def _help(chat: ChatSession, argument: str) -> None:
     chat.screen.show_lines(
         *(f"{usage:<{widest}}  {about}" for usage, about in rows),
         f"{'/exit':<{widest}}  end the chat; Ctrl-D does the same",
-        "A line that ends in \\ continues on the next one; so does Alt-Enter. Tab completes commands.",
-        "Ctrl-C stops a call.",
+        "A line that ends in \\ continues on the next one; so does Alt-Enter.",
+        "Tab completes commands, models and paths; Ctrl-R searches earlier messages; Ctrl-C stops a call.",
     )
 
 
@@ -103,7 +104,9 @@ def _cost(chat: ChatSession, argument: str) -> None:
         return
     chat.screen.end_line()
     print_table(
-        ("turn", "calls", "in", "read", "written", "uncached", "out", "cost", "without"), build_cost_rows(turns)
+        ("turn", "calls", "in", "read", "written", "uncached", "out", "cost", "without"),
+        build_cost_rows(turns),
+        spare=("uncached", "written", "calls"),
     )
     chat.screen.show_lines(format_cost_total(turns))
 
@@ -176,7 +179,7 @@ def _skills(chat: ChatSession, argument: str) -> None:
             "no skills; a skill is a folder with a SKILL.md in .holdfast/skills, here or in your home"
         )
     for skill in skills:
-        description = " ".join(strip_control_characters(skill.description).split())[:DESCRIPTION_CHARACTERS_MAX]
+        description = _shorten(skill.description)
         tokens = format_count(skill.estimated_body_tokens, "token")
         chat.screen.show_lines(f"{skill.name} ({skill.source}, {tokens}): {description}")
     if invalid := sum(not report.valid for report in library.reports):
@@ -198,10 +201,13 @@ def _tools(chat: ChatSession, argument: str) -> None:
     if not chat.session.tools:
         chat.screen.show_lines("the model has no tools")
     for spec in chat.session.tools:
-        sentence = spec.description.partition("\n")[0].partition(". ")[0][:DESCRIPTION_CHARACTERS_MAX].rstrip(".")
-        chat.screen.show_lines(
-            f"{spec.name}{' (asks first)' if spec.name in confirmed else ''}: {strip_control_characters(sentence)}"
-        )
+        sentence = _shorten(spec.description.partition("\n")[0].partition(". ")[0].rstrip("."))
+        chat.screen.show_lines(f"{spec.name}{' (asks first)' if spec.name in confirmed else ''}: {sentence}")
+
+
+def _shorten(description: str) -> str:
+    """The description in one line; a long one ends after a word, and says so."""
+    return textwrap.shorten(strip_control_characters(description), DESCRIPTION_CHARACTERS_MAX, placeholder=" …")
 
 
 def _session(chat: ChatSession, argument: str) -> None:
@@ -212,8 +218,8 @@ def _session(chat: ChatSession, argument: str) -> None:
         f"workspace  {strip_control_characters(shorten_home_path(str(settings.workspace.resolve())))}",
         f"compaction {format_compaction_setting(session.compaction)}",
         f"turns      {session.turn_count}, {format_usd_4(session.cost)}",
-        f"resume     {format_resume_command(settings.options, session.id)}",
     )
+    chat.screen.show_command(format_resume_command(settings.options, session.id), label="resume     ")
 
 
 CHAT_COMMANDS = {

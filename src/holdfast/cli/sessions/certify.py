@@ -50,8 +50,8 @@ def _show(certificates: "tuple[Certificate, ...]", failed: "Certificate | None")
         headings = ("call", "extends", "prefix bytes", "expected read", "read", "result")
         print_table(headings, map(_row, certificates))
     if restarted := [str(certificate.call) for certificate in certificates if certificate.is_restarted]:
-        # A simulated cache lives in its process, so the first call of a new process cannot read from it.
-        click.echo(f"A simulated cache ends with its process. First call of a new process: {', '.join(restarted)};")
+        # A simulated cache lives in its process. A chat keeps it for the next one, unless it is killed.
+        click.echo(f"The simulated cache was lost with its process. First call of a new one: {', '.join(restarted)};")
         click.echo("for these, only the bytes were checked, not what was read.")
     if not certificates:
         click.echo("no request has been made yet, so there is nothing to check")

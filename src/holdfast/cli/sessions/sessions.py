@@ -4,14 +4,19 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 
 from holdfast.cli.chat.format import FILLS, divide_bar_cells
 from holdfast.cli.format import CommandGroup, format_count, format_local_time, format_usd, print_json
-from holdfast.cli.open_store import load_configured_models, open_configured_store, resolve_session_id
-from holdfast.cli.options import db_option, json_option
+from holdfast.cli.open_store import (
+    load_configured_models,
+    open_configured_store,
+    open_spending_cache,
+    resolve_session_id,
+)
+from holdfast.cli.options import OptionValueError, db_option, json_option, parse_time_option
 from holdfast.errors import UserError
 from holdfast.ledger.accounting import LedgerEntry
 from holdfast.ledger.requests.format import strip_control_characters
@@ -63,23 +68,26 @@ def list_sessions(*, db: str | None, as_json: bool, limit: int, real: bool, sort
     """List the stored sessions, newest activity first, with their calls, read share, spending and losses."""
     import msgspec
 
-    from holdfast.cli.costs.report import parse_time_option
     from holdfast.clock import system_clock
-    from holdfast.ledger.analytics.queries import SessionFilter, SessionOrdering
+    from holdfast.ledger.analytics.queries import SessionFilter, SessionOrdering, format_session_titles
+    from holdfast.ledger.cache.verdicts import VerdictKind
 
     now = system_clock()
-    times = {name: parse_time_option(text, now, option=f"--{name}") for name in TIMES if (text := wanted[name])}
+    texts = {name: text for name in TIMES if (text := wanted[name]) is not None}
+    times = {name: parse_time_option(text, now, option=f"--{name}") for name, text in texts.items()}
     fields = {name: value for name, value in wanted.items() if name not in TIMES}
     try:
         filter_ = msgspec.convert({**fields, **times, "simulated": not real}, SessionFilter)
         ordering = msgspec.convert({"sort": sort}, SessionOrdering)
     except msgspec.ValidationError as error:
-        raise UserError(f"unknown verdict {wanted['verdict']!r}; docs/verdicts.md lists them") from error
+        kinds = ", ".join(get_args(VerdictKind))
+        raise OptionValueError(f"--verdict takes one of {kinds}, not {wanted['verdict']!r}") from error
     with open_configured_store(db) as log:
         listed = log.analytics_queries().find_sessions(filter_, ordering, limit=limit)
         is_empty = not listed and not log.sessions(limit=1)
+    titles = format_session_titles((session.row for session in listed), quotes_prompt=True)
     if as_json:
-        print_json([_describe_listed(session) for session in listed])
+        print_json([_describe_listed(session, titles[session.row.id]) for session in listed])
         return
     if not listed:
         click.echo(
@@ -91,7 +99,7 @@ def list_sessions(*, db: str | None, as_json: bool, limit: int, real: bool, sort
     headings = ("session", "title", "model", "last event", "calls", "read", "spent", "lost", "verdict", "parent")
     # The last column, the parent, is shown only if a session has one.
     columns = None if any(session.row.parent_session_id for session in listed) else -1
-    rows = (_session_row(session)[:columns] for session in listed)
+    rows = (_session_row(session, titles[session.row.id])[:columns] for session in listed)
     print_table(headings[:columns], rows, spare=("parent", "verdict", "model", "last event", "calls"))
 
 
@@ -172,13 +180,14 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
 def _draw(calls: "Sequence[LedgerEntry]", events: "Sequence[Event]") -> None:
     """Draw the prompts as bars, then explain every call whose prefix changed or that lost cached tokens."""
     from holdfast.cli.tables import get_table_width
+    from holdfast.ledger.cache.verdicts import NO_BREAKS
     from holdfast.ledger.layers import compute_layer_runs
 
     for line in draw_calls(calls, compute_layer_runs(events), get_table_width()):
         click.echo(line)
     for entry in calls:
         verdict = entry.verdict
-        if verdict is None or (verdict.kind in ("held", "first_use") and not verdict.disagreement):
+        if verdict is None or (verdict.kind in NO_BREAKS and not verdict.disagreement):
             continue
         cause = f"; likely cause: {verdict.cause}" if verdict.cause not in (None, "unknown") else ""
         at = f" at byte {verdict.byte}" if verdict.byte is not None else ""
@@ -208,7 +217,9 @@ def delete_session(session_id: str, db: str | None, yes: bool, dry_run: bool) ->
             return
         if not yes:
             click.confirm(f"Delete {what} for good?", abort=True)
+        positions = log.read_positions((session_id,))
         log.delete(session_id)
+        open_spending_cache(load_configured_models()).forget(positions)
         if outputs:
             delete_outputs(outputs)
         click.echo(f"deleted {what}")
@@ -277,16 +288,14 @@ def _show_stats(calls: "tuple[LedgerEntry, ...]", *, as_json: bool) -> None:
         print_table(("break", "tokens", "component", "reason"), rows)
 
 
-def _describe_listed(session: "ListedSession") -> dict[str, object]:
+def _describe_listed(session: "ListedSession", title: str) -> dict[str, object]:
     import msgspec
-
-    from holdfast.ledger.analytics.queries import format_session_title
 
     amounts = session.amounts
     return {
         **msgspec.to_builtins(session.row),
         "is_simulated": bool(session.row.is_simulated),
-        "title": format_session_title(session.row, quotes_prompt=True),
+        "title": title,
         "calls": amounts.calls,
         "unpriced_calls": session.unpriced_calls,
         "read_share": amounts.usage.read_share if amounts.usage.tokens_sent else None,
@@ -296,14 +305,12 @@ def _describe_listed(session: "ListedSession") -> dict[str, object]:
     }
 
 
-def _session_row(session: "ListedSession") -> tuple[str, ...]:
-    from holdfast.ledger.analytics.queries import format_session_title
-
+def _session_row(session: "ListedSession", title: str) -> tuple[str, ...]:
     row, amounts = session.row, session.amounts
     is_unpriced = 0 < amounts.calls <= session.unpriced_calls
     return (
         row.id,
-        format_session_title(row, quotes_prompt=True) + (" (simulated)" if row.is_simulated else ""),
+        title + (" (simulated)" if row.is_simulated else ""),
         row.model,
         format_local_time(row.last_event_at),
         str(amounts.calls),
