@@ -6,8 +6,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -105,19 +105,20 @@ class Pace(NamedTuple):
     late_ms: float
 
 
-def _request(path: str, *, stream: bool) -> bytes:
+def _request(path: str, headers: Mapping[str, str], *, stream: bool) -> bytes:
     request = body(stream=stream)
     head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nx-api-key: any\r\nanthropic-version: 2023-06-01\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     return f"{head}content-type: application/json\r\nContent-Length: {len(request)}\r\n\r\n".encode() + request
 
 
-async def _stream(port: int, path: str, rounds: int, after_seconds: float) -> list[tuple[float, list[float]]]:
+async def _stream(port: int, request: bytes, rounds: int, after_seconds: float) -> list[tuple[float, list[float]]]:
     await asyncio.sleep(after_seconds)
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     samples: list[tuple[float, list[float]]] = []
     for _ in range(rounds):
         started, first, late = time.monotonic(), 0.0, list[float]()
-        writer.write(_request(path, stream=True))
+        writer.write(request)
         head = await reader.readuntil(b"\r\n\r\n")
         if not head.startswith(b"HTTP/1.1 200"):
             raise RuntimeError(head.decode("latin-1"))
@@ -135,34 +136,37 @@ async def _stream(port: int, path: str, rounds: int, after_seconds: float) -> li
     return samples
 
 
-async def pace(port: int, path: str, *, streams: int, rounds: int) -> Pace:
+async def pace(port: int, path: str, headers: Mapping[str, str] = {}, *, streams: int, rounds: int) -> Pace:
     """Runs streams whose starts are spread over the duration of one."""
-    await _stream(port, path, 1, 0.0)
+    request = _request(path, headers, stream=True)
+    await _stream(port, request, 1, 0.0)
     offset_seconds = EVENTS * PAUSE_SECONDS / streams
-    results = await asyncio.gather(*(_stream(port, path, rounds, at * offset_seconds) for at in range(streams)))
+    results = await asyncio.gather(*(_stream(port, request, rounds, at * offset_seconds) for at in range(streams)))
     samples = [sample for stream_samples in results for sample in stream_samples]
     late = statistics.median(seconds for _, late_seconds in samples for seconds in late_seconds)
     return Pace(statistics.median(first for first, _ in samples) * 1000, late * 1000)
 
 
-async def _ask(port: int, path: str, count: int) -> None:
+async def _ask(port: int, request: bytes, count: int) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    request = _request(path, stream=False)
-    for _ in range(count):
-        writer.write(request)
-        head = (await reader.readuntil(b"\r\n\r\n")).lower()
-        if not head.startswith(b"http/1.1 200"):
-            raise RuntimeError(head.decode("latin-1"))
-        await reader.readexactly(_length(head))
-    writer.close()
+    with closing(writer):
+        for _ in range(count):
+            writer.write(request)
+            head = (await reader.readuntil(b"\r\n\r\n")).lower()
+            if not head.startswith(b"http/1.1 200"):
+                raise RuntimeError(head.decode("latin-1"))
+            await reader.readexactly(_length(head))
 
 
-async def requests_a_second(port: int, path: str, *, clients: int, count: int) -> float:
+async def requests_a_second(
+    port: int, path: str, headers: Mapping[str, str] = {}, *, clients: int, count: int
+) -> float:
     """Each client sends its next request when the previous one was answered."""
-    await _ask(port, path, 5)
+    request = _request(path, headers, stream=False)
+    await _ask(port, request, 5)
     started = time.monotonic()
     each = max(1, count // clients)
-    await asyncio.gather(*(_ask(port, path, each) for _ in range(clients)))
+    await asyncio.gather(*(_ask(port, request, each) for _ in range(clients)))
     return each * clients / (time.monotonic() - started)
 
 

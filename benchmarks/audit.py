@@ -1,8 +1,10 @@
-"""How long `holdfast audit` takes on 10,000 transcripts (1 GB), with how much memory, beside `ccusage`.
+"""How long `holdfast audit` takes on 377 (50 MB) and 10,000 transcripts (1 GB), with how much memory, beside `ccusage`.
 
-`ccusage` (npm) is installed into an environment of its own, and reads the same folder in the same run.
+Versions of `ccusage` (npm) are installed into environments of their own, and read the same folders in the same run.
+The last rows say how many tokens each counts of records that are not counted alike.
 """
 
+import csv
 import datetime
 import json
 import os
@@ -12,16 +14,22 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 from conformance.client import InstallationFailed, install_packages
 
+from benchmarks._packages import LEFT_OUT, MEASURES_PEERS
 from benchmarks._peers import FOLDER
+from benchmarks._transcript_cases import CASES, name_day, name_project, write_cases
 
-CCUSAGE = ("ccusage", "20.0.26")
-TRANSCRIPTS = 10_000
-CALLS = 22
+CCUSAGE_VERSIONS = {"17.2.1": ("daily",), "18.0.11": ("daily",), "20.0.24": ("claude", "daily")}
+"""The newest of each form, and its command: the first two are JavaScript. 20.0.26 lacks its program for Linux."""
+
+SIZES = {377: 26, 10_000: 22}
+"""Transcripts -> calls in each: a developer's folder, as in the first comparison, and a team's."""
 SEED = 7
 START = datetime.datetime(2026, 3, 1, 8, tzinfo=datetime.UTC)
 MODEL = "claude-sonnet-4-6"
@@ -30,6 +38,13 @@ CHARACTERS_A_TOKEN = 4
 PAUSE_SHARE = 0.04
 TTL_SECONDS = 300
 SAMPLE_SECONDS = 0.1
+
+
+KEPT_AFTER_SECONDS = 2.5
+
+
+class CommandFailed(Exception):
+    """A program that is measured ended with an error."""
 
 
 class Timed(msgspec.Struct, frozen=True):
@@ -46,27 +61,69 @@ class Timed(msgspec.Struct, frozen=True):
         return f"{self.seconds:.1f} s, {self.cpu_seconds:.1f} s of processor time, {memory}"
 
 
-def run() -> list[tuple[str, str]]:
+def run() -> Iterator[tuple[str, str]]:
     """Rows of name and figure, of one run."""
+    for count, calls in SIZES.items():
+        with tempfile.TemporaryDirectory() as folder:
+            projects = Path(folder) / "projects"
+            projects.mkdir()
+            written = write_transcripts(projects, count, calls)
+            size = f"{count:,} transcripts"
+            yield f"{size}", f"{calls} calls each, {written / 1e6:,.0f} MB"
+            yield from _measure(size, Path(folder))
     with tempfile.TemporaryDirectory() as folder:
-        projects = Path(folder) / "projects"
-        projects.mkdir()
-        written = write_transcripts(projects)
-        audit = time_command([sys.executable, "-m", "holdfast", "audit", str(projects), "--json"])
-        rows = [
-            ("transcripts", f"{TRANSCRIPTS:,} of {CALLS} calls, {written / 1e6:,.0f} MB"),
-            ("holdfast audit", audit.figure),
-            ("tokens", f"{json.loads(audit.output)['total']['tokens']:,}"),
-        ]
+        write_cases(Path(folder))
+        yield from _compare_records(Path(folder))
+
+
+def _compare_records(folder: Path) -> Iterator[tuple[str, str]]:
+    """How many tokens each program counts of each case."""
+    audit = [sys.executable, "-m", "holdfast", "audit", str(folder / "projects"), "--csv"]
+    rows = csv.DictReader(time_command(audit, {"HOLDFAST_HOME": str(folder / "home")}).output.splitlines())
+    counted = {"holdfast": Counter[str]()}
+    for row in rows:
+        counted["holdfast"][row["project"]] += int(row["tokens"])
+    for version in CCUSAGE_VERSIONS:
         try:
-            install_packages(FOLDER / "ccusage", "npm", (CCUSAGE,))
-        except InstallationFailed as failure:
-            return [*rows, ("ccusage", f"not measured: {failure}")]
-        program = str(FOLDER / "ccusage" / "node_modules" / ".bin" / "ccusage")
-        peer = time_command([program, "claude", "daily", "--json", "--offline"], {"CLAUDE_CONFIG_DIR": folder})
-        rows.append((f"ccusage {CCUSAGE[1]}", peer.figure))
-        rows.append(("its tokens", f"{json.loads(peer.output)['totals']['totalTokens']:,}"))
-    return rows
+            days = json.loads(_run_ccusage(version, folder).output)["daily"]
+        except (InstallationFailed, CommandFailed) as failure:
+            yield f"records, ccusage {version}", f"not measured: {failure}"
+            continue
+        counted[f"ccusage {version}"] = Counter({day.get("date") or day["period"]: day["totalTokens"] for day in days})
+    for number, case in enumerate(CASES):
+        places = (name_project(number), name_day(number))
+        tokens = (f"{name} {sum(tokens[place] for place in places):,}" for name, tokens in counted.items())
+        yield f"records, {case.name}, tokens", ", ".join(tokens)
+
+
+def _run_ccusage(version: str, folder: Path) -> "Timed":
+    """Raises InstallationFailed or CommandFailed."""
+    if not MEASURES_PEERS:
+        raise InstallationFailed(LEFT_OUT)
+    environment = FOLDER / f"ccusage-{version}"
+    install_packages(environment, "npm", (("ccusage", version),))
+    program = str(environment / "node_modules" / ".bin" / "ccusage")
+    words = [*CCUSAGE_VERSIONS[version], "--json", "--offline", "--timezone", "UTC"]
+    return time_command([program, *words], {"CLAUDE_CONFIG_DIR": str(folder)})
+
+
+def _measure(size: str, folder: Path) -> Iterator[tuple[str, str]]:
+    audit = [sys.executable, "-m", "holdfast", "audit", str(folder / "projects"), "--json"]
+    home = {"HOLDFAST_HOME": str(folder / "home")}
+    # Files that changed in the last two seconds are not kept.
+    time.sleep(KEPT_AFTER_SECONDS)
+    first = time_command(audit, home)
+    yield f"{size}, holdfast audit, the first", first.figure
+    yield f"{size}, holdfast audit, again", time_command(audit, home).figure
+    yield f"{size}, holdfast audit, tokens", f"{json.loads(first.output)['total']['tokens']:,}"
+    for version in CCUSAGE_VERSIONS:
+        try:
+            peer = _run_ccusage(version, folder)
+        except (InstallationFailed, CommandFailed) as failure:
+            yield f"{size}, ccusage {version}", f"not measured: {failure}"
+            continue
+        yield f"{size}, ccusage {version}", peer.figure
+        yield f"{size}, ccusage {version}, tokens", f"{json.loads(peer.output)['totals']['totalTokens']:,}"
 
 
 def time_command(arguments: list[str], environ: dict[str, str] | None = None) -> Timed:
@@ -87,7 +144,7 @@ def time_command(arguments: list[str], environ: dict[str, str] | None = None) ->
         done.set()
         watcher.join()
     if process.returncode:
-        raise SystemExit(f"{arguments[0]} ended with {process.returncode}")
+        raise CommandFailed(f"{Path(arguments[0]).name} ended with {process.returncode}")
     seconds, after = time.perf_counter() - started, os.times()
     cpu = after.children_user + after.children_system - before.children_user - before.children_system
     return Timed(seconds, cpu, most[0], output)
@@ -103,7 +160,7 @@ def measure_memory(pid: int) -> int:
     return pages * os.sysconf("SC_PAGE_SIZE") + sum(measure_memory(int(child)) for child in children)
 
 
-def write_transcripts(folder: Path, count: int = TRANSCRIPTS, calls: int = CALLS) -> int:
+def write_transcripts(folder: Path, count: int, calls: int) -> int:
     """Write sessions as Claude Code does: compact JSON, times in UTC with a Z; returns the number of bytes."""
     random_source, written = random.Random(SEED), 0
     for number in range(count):
@@ -162,7 +219,7 @@ def _session(id: str, at: datetime.datetime, calls: int, random_source: random.R
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        write_transcripts(Path(sys.argv[1]))
+        write_transcripts(Path(sys.argv[1]), *list(SIZES.items())[-1])
     else:
         for name, figure in run():
             print(f"{name:<20} {figure}")

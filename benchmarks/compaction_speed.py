@@ -1,20 +1,26 @@
 """How long a turn with a compaction takes beside a turn without, and a decision whether to compact.
 
-The session reads a module of ours in each turn, with a simulated provider in the same process and events on disk, until
-it was compacted a few times at 100,000 tokens. Milliseconds are wall-clock time.
+The session reads modules of ours in each turn, over HTTP from a simulated provider in a process of its own, with
+events on disk, until it was compacted a few times at 100,000 tokens, and then another at 400,000. Processor time is
+that of the session's process with all threads. The time on the wall contains that of the simulated provider, which
+counts the tokens of two long prompts in each turn, so a turn without a compaction is printed beside it.
 """
 
 import asyncio
+import itertools
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.request_bytes import ADAPTER, MODEL, history, view
 from holdfast.compaction.decision import find_compaction_trigger
-from holdfast.compaction.models import DEFAULT_CONFIG
+from holdfast.compaction.models import DEFAULT_CONFIG, CompactionConfig
 from holdfast.engine.compaction.compact import CompactionSnapshot, compaction_outlook
 from holdfast.engine.compaction.history import LoggedMessages
 from holdfast.engine.request_draft import RequestDraft
@@ -32,9 +38,41 @@ from tests.support.long_conversations import LongConversation
 TIMES = 2_000
 MILLISECONDS_MAX = 2.0
 TURN_MILLISECONDS_MAX = 60
-COMPACTIONS = 5
-SOURCES = Path(__file__).parent.parent / "src" / "holdfast"
 LINES_READ = 200
+ROOT = Path(__file__).parent.parent
+_PROVIDER = """
+import asyncio, sys
+from holdfast.simulator.provider import SimulatedProvider
+from holdfast.simulator.server import serve_simulator
+
+sys.path.insert(0, sys.argv[1])
+from tests.support.long_conversations import read_one_file_a_turn
+
+async def main():
+    running = await serve_simulator(SimulatedProvider(script=read_one_file_a_turn))
+    print(running.url, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+asyncio.run(main())
+"""
+
+
+class Case(NamedTuple):
+    """The limit at which a session is compacted, the files it reads at once, and how many compactions are timed."""
+
+    tokens: int
+    files: int
+    compactions: int
+
+
+CASES = (Case(100_000, 1, 5), Case(400_000, 4, 2))
+
+
+class Turns(NamedTuple):
+    """Milliseconds of each turn: of the clock on the wall, and of processor time."""
+
+    wall: list[float]
+    processor: list[float]
 
 
 def decision_milliseconds(messages: int) -> float:
@@ -62,39 +100,69 @@ def decision_milliseconds(messages: int) -> float:
 
 
 def run() -> Iterator[tuple[str, str]]:
-    plain, compacted = asyncio.run(turn_milliseconds())
-    yield f"median of {len(plain)} turns without a compaction", f"{statistics.median(plain):.1f} ms"
-    listed = ", ".join(f"{milliseconds:.0f}" for milliseconds in compacted)
-    worst = f"{max(compacted):.0f} ms (bar: below {TURN_MILLISECONDS_MAX} ms), all: {listed}"
-    yield f"the longest of {len(compacted)} turns with a compaction", worst
+    for case in CASES:
+        plain, compacted = asyncio.run(measure_turns(case))
+        at = f"{case.tokens:,} tokens"
+        yield (
+            f"{at}: median of {len(plain.wall)} turns without a compaction",
+            f"{statistics.median(plain.wall):.1f} ms, {statistics.median(plain.processor):.1f} ms of processor time "
+            f"(mean {statistics.mean(plain.processor):.1f})",
+        )
+        yield (
+            f"{at}: the longest of {len(compacted.wall)} turns with a compaction",
+            f"{max(compacted.wall):.0f} ms, {max(compacted.processor):.0f} ms of processor time (bar: below "
+            f"{TURN_MILLISECONDS_MAX} ms), all: {_list(compacted.wall)}; processor {_list(compacted.processor)}",
+        )
     for count in (101, 1001):
         decision = f"{decision_milliseconds(count):.4f} ms (bar: below {MILLISECONDS_MAX:g} ms)"
         yield f"a decision, {count:,} messages", decision
 
 
-async def turn_milliseconds() -> tuple[list[float], list[float]]:
-    """The durations of turns without and with a compaction."""
-    modules = sorted(path for path in SOURCES.rglob("*.py") if path.stat().st_size > 4_000)
+def _list(milliseconds: list[float]) -> str:
+    return ", ".join(f"{each:.0f}" for each in milliseconds)
+
+
+@contextmanager
+def serve_provider() -> Iterator[str]:
+    """The address of a simulated provider in its own process."""
+    command = [sys.executable, "-c", _PROVIDER, str(ROOT)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin
+        assert process.stdout
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.stdin.close()
+
+
+async def measure_turns(case: Case) -> tuple[Turns, Turns]:
+    """The turns without and with a compaction."""
+    folders = (ROOT / name for name in ("src", "tests", "benchmarks"))
+    modules = sorted(path for folder in folders for path in folder.rglob("*.py") if path.stat().st_size > 4_000)
     texts = iter(modules)
 
     def read_file(path: str) -> str:
         """Reads a file."""
-        return f"# {path}\n" + "\n".join(next(texts).read_text().splitlines()[:LINES_READ])
+        read = itertools.islice(texts, case.files)
+        return f"# {path}\n" + "\n".join("\n".join(file.read_text().splitlines()[:LINES_READ]) for file in read)
 
-    plain: list[float] = []
-    compacted: list[float] = []
-    with tempfile.TemporaryDirectory() as folder:
+    plain, compacted = Turns([], []), Turns([], [])
+    with tempfile.TemporaryDirectory() as folder, serve_provider() as url:
+        config = CompactionConfig(auto_compaction_input_tokens_threshold=case.tokens)
+        provider = {"transport": None, "base_url": url, "api_key": "any"}
         store = Path(folder) / "s.db"
-        conversation = LongConversation(compaction="threshold", tools=(read_file,), store=store)
+        conversation = LongConversation(compaction=config, tools=(read_file,), store=store, **provider)
         async with conversation.create() as session:
             compactions: list[Event] = []
             session.subscribe(
                 lambda event: compactions.append(event) if isinstance(event.payload, ContextCompacted) else None
             )
-            while len(compacted) < COMPACTIONS:
+            while len(compacted.wall) < case.compactions:
                 count = len(compactions)
                 conversation.clock.advance(10)
-                start = time.perf_counter()
+                wall, processor = time.perf_counter(), time.process_time()
                 await session.send(f"Go on with part {session.turn_count}.")
-                (plain if len(compactions) == count else compacted).append((time.perf_counter() - start) * 1_000)
+                turns = plain if len(compactions) == count else compacted
+                turns.wall.append((time.perf_counter() - wall) * 1_000)
+                turns.processor.append((time.process_time() - processor) * 1_000)
     return plain, compacted

@@ -8,14 +8,23 @@ import http.client
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from typing import Any
 
 import msgspec
-from conformance.client import InstallationFailed
 
 from benchmarks._gateway_ends import upstream
-from benchmarks._proxies import Proxy, child_processes, cpu_seconds, start_holdfast, start_litellm, start_portkey
+from benchmarks._proxies import (
+    PEER_ERRORS,
+    Proxy,
+    child_processes,
+    cpu_seconds,
+    explain_peer_error,
+    start_holdfast,
+    start_litellm,
+    start_portkey,
+)
 from holdfast.catalog.lookup import shipped_models
 from holdfast.gateway.rewrite.conversation_rewriter import ConversationRewriter
 
@@ -33,11 +42,13 @@ MODELS = {
     "openrouter": "anthropic/claude-sonnet-5.5",
     "gemini": "gemini-3.8-flash",
 }
+PEERS = {"portkey": start_portkey, "litellm": start_litellm}
 RESPONSE = json.dumps({"usage": {"input_tokens": 9, "output_tokens": 9, "cache_read_input_tokens": 5_000}}).encode()
 
 
 def run() -> Iterator[tuple[str, str]]:
     for size, messages in SIZES.items():
+        slowest = 0.0
         for provider in MODELS:
             bodies = [make_body(provider, messages + 2 * call) for call in range(CALLS + 1)]
             rewriter = ConversationRewriter(shipped_models())
@@ -54,6 +65,8 @@ def run() -> Iterator[tuple[str, str]]:
             decoded = _cpu_ms(lambda body, at: msgspec.json.encode(msgspec.json.decode(body)), bodies)
             title = f"{size}, {provider}: ms a call (at most {BARS_MS[size]:g})"
             yield title, f"{planned:.2f}; {planned / decoded:.1f} times decoding and encoding"
+            slowest = max(slowest, planned)
+        yield f"{size}, the slowest of {len(MODELS)} APIs: ms a call (at most {BARS_MS[size]:g})", f"{slowest:.2f}"
     yield from _compare_gateways()
 
 
@@ -68,37 +81,43 @@ def _compare_gateways() -> Iterator[tuple[str, str]]:
         yield "holdfast serve --improve: ms a call", _format_sizes(ours)
         yield "its recorder, in a process of its own: ms a call", _format_sizes(recording)
         yield "holdfast serve: ms a call", _format_sizes(forwarded)
-        for name, start in {"portkey": start_portkey, "litellm": start_litellm}.items():
-            try:
-                with start(port) as proxy:
-                    theirs, _ = _measure_proxy(proxy)
-            except InstallationFailed as error:
-                yield name, f"not measured: {error}"
-                continue
-            yield f"{name}: ms a call", _format_sizes(theirs)
-            ratios = {size: ours[size] / max(theirs[size], 0.01) for size in SIZES}
-            bar = " (below 1)" if name == "portkey" else ""
-            yield f"holdfast serve --improve to {name}{bar}", _format_sizes(ratios)
+        yield from compare_with_peers(port, ours)
+
+
+def compare_with_peers(port: int, ours: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+    for name, start in PEERS.items():
+        try:
+            with start(port) as proxy:
+                yield f"{name}: version", proxy.version
+                theirs, _ = _measure_proxy(proxy)
+        except PEER_ERRORS as error:
+            yield name, explain_peer_error(error)
+            continue
+        yield f"{name}: ms a call", _format_sizes(theirs)
+        ratios = {size: ours[size] / max(theirs[size], 0.01) for size in SIZES}
+        bar = " (below 1)" if name == "portkey" else ""
+        yield f"holdfast serve --improve to {name}{bar}", _format_sizes(ratios)
 
 
 def _measure_proxy(proxy: Proxy) -> tuple[dict[str, float], dict[str, float]]:
     """For each size the milliseconds of the gateway's process and of its children."""
-    connection = http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)
     own, of_children = dict[str, float](), dict[str, float]()
-    for size, messages in SIZES.items():
-        # The first call of each conversation is new to a gateway and is not measured.
-        for conversation in range(CONVERSATIONS):
-            _send(connection, proxy, make_body("anthropic", messages, about=f"{size} {conversation}"))
-        children = child_processes(proxy.process)
-        before = cpu_seconds(proxy.process), sum(map(cpu_seconds, children))
-        for call in range(1, CONVERSATION_CALLS + 1):
+    with closing(http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)) as connection:
+        for size, messages in SIZES.items():
+            # The first call of each conversation is new to a gateway and is not measured.
             for conversation in range(CONVERSATIONS):
-                body = make_body("anthropic", messages + 2 * call, about=f"{size} {conversation}")
-                _send(connection, proxy, body)
-        after = cpu_seconds(proxy.process), sum(map(cpu_seconds, children))
-        calls = CONVERSATIONS * CONVERSATION_CALLS
-        own[size], of_children[size] = ((end - start) / calls * 1_000 for start, end in zip(before, after, strict=True))
-    connection.close()
+                _send(connection, proxy, make_body("anthropic", messages, about=f"{size} {conversation}"))
+            children = child_processes(proxy.process)
+            before = cpu_seconds(proxy.process), sum(map(cpu_seconds, children))
+            for call in range(1, CONVERSATION_CALLS + 1):
+                for conversation in range(CONVERSATIONS):
+                    body = make_body("anthropic", messages + 2 * call, about=f"{size} {conversation}")
+                    _send(connection, proxy, body)
+            after = cpu_seconds(proxy.process), sum(map(cpu_seconds, children))
+            calls = CONVERSATIONS * CONVERSATION_CALLS
+            own[size], of_children[size] = (
+                (end - start) / calls * 1_000 for start, end in zip(before, after, strict=True)
+            )
     return own, of_children
 
 

@@ -80,6 +80,9 @@ def run() -> Iterator[tuple[str, str]]:
             bar = OVER_PEER_MAX[truth]
             yield f"{title}: gateway over the best peer (at most {bar:.2f})", _over_best(via["gateway"], peers)
             yield f"{title}: gateway over the best fixed plan", _over_best(via["gateway"], fixed)
+    for truth in OVER_PEER_MAX:
+        plain, pinged = (finished[Part(f"{truth}, {k}", "gateway", step).key]["gateway"] for k in ("no pings", "pings"))
+        yield f"{truth}: pings lower the gateway's cost by", f"{1 - pinged / plain:.2%}"
     calls = _count(every[::OTHERS_STEP])
     for name in OTHERS:
         costs = {

@@ -1,17 +1,16 @@
 """What it costs to resume a conversation and to send its first message, by length, beside an SDK and a framework.
 
 Each has its conversation on disk, and sends the message to one local server that answers at once. Ours is an event log,
-with a snapshot that is written when a session is closed; a session whose process was killed is resumed without one.
+with a snapshot that is written when a session is closed, and now and then before. One whose process was killed, and is
+killed again after its first message, has only the latter.
 Milliseconds are wall-clock time, medians of a few rounds in one process that has sent a message before.
 """
 
 import os
 from collections.abc import Iterator
 
-from conformance.client import InstallationFailed
-
 from benchmarks._gateway_ends import TEXT, upstream
-from benchmarks._peers import run_in_our_environment, run_in_peer
+from benchmarks._peers import measure_peers, run_in_our_environment
 
 LENGTHS = tuple(map(int, os.environ.get("HOLDFAST_BENCH_MESSAGES", "10,100,1000,5000").split(",")))
 MILLISECONDS_MAX = 100
@@ -40,22 +39,28 @@ async def measure(write, resume):
     return rows
 """
 _OURS = """
-import sqlite3
+import contextlib
 import holdfast
-options = dict(model=f"anthropic:{model}", base_url=url, api_key="any")
+options = dict(model=f"anthropic:{model}", base_url=url, api_key="any", compaction="off")
+killed = []
+
+@contextlib.asynccontextmanager
+async def opened(session):
+    await session.__aenter__()
+    yield session
+    if given["killed"]:
+        killed.append(session)
+    else:
+        await session.aclose()
 
 async def write(path, length):
-    async with holdfast.Session.create(system_prompt=system, compaction="off", store=path, **options) as session:
+    async with opened(holdfast.Session.create(system_prompt=system, store=path, **options)) as session:
         for number in range(length // 2):
             await session.send(question.format(number))
         return session.id
 
 async def resume(path, name):
-    if not given["snapshots"]:
-        with sqlite3.connect(path) as file:
-            file.execute("DELETE FROM shared_values")
-        file.close()
-    async with holdfast.Session.resume(name, compaction="off", store=path, **options) as session:
+    async with opened(holdfast.Session.resume(name, store=path, **options)) as session:
         yield
         await session.send(question.format("last"))
         yield
@@ -101,15 +106,11 @@ PEERS = (("anthropic", "2.10.0", _SDK), ("pydantic-ai-slim[anthropic]", "2.66.0"
 
 def run() -> Iterator[tuple[str, str]]:
     with upstream(events=1, pause_seconds=0) as port:
-        given = {"url": f"http://127.0.0.1:{port}", "lengths": LENGTHS, "system": TEXT, "snapshots": True}
+        given = {"url": f"http://127.0.0.1:{port}", "lengths": LENGTHS, "system": TEXT, "killed": False}
         yield from _rows("holdfast", run_in_our_environment(_COMMON + _OURS, given))
-        killed = given | {"lengths": LENGTHS[-1:], "snapshots": False}
+        killed = given | {"lengths": LENGTHS[-1:], "killed": True}
         yield from _rows("holdfast, process killed", run_in_our_environment(_COMMON + _OURS, killed))
-        for package, version, script in PEERS:
-            try:
-                yield from _rows(f"{package} {version}", run_in_peer(package, version, _COMMON + script, given))
-            except InstallationFailed as failure:
-                yield f"{package} {version}", f"not measured: {failure}"
+        yield from measure_peers(PEERS, _COMMON, given, _rows)
 
 
 def _rows(name: str, measured: object) -> Iterator[tuple[str, str]]:

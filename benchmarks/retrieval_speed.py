@@ -1,24 +1,36 @@
 """How a lexical search, a change and building the index grow with the number of units, beside bm25s.
 
 Milliseconds of processor time, with numpy loaded, which an index does by itself after some searches. bm25s has no
-changes: its index is built again.
+changes: its index is built again. With meaning, the index is built by two processes, one after the other, on a SQLite
+store that keeps encodings.
 """
 
 import importlib
 import importlib.util
+import multiprocessing
 import random
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from conformance.client import InstallationFailed
 
 from benchmarks._peers import run_in_peer
+from holdfast.instructions.recall import snapshot
 from holdfast.retrieval.encoders.registry import create_semantic_stage, default_encoder
 from holdfast.retrieval.index import SearchIndex
 from holdfast.retrieval.units import SearchUnit
+from holdfast.stores.sqlite.store import SqliteStore
 
 SIZES = (100, 1_000, 10_000)
 SEMANTIC_SIZES = (100, 1_000, 10_000)
+BAR_UNITS_MIN = 1_000
+"""From here on a search should take at most twice as long as with bm25s."""
+
+BUILD_MILLISECONDS_MAX = {1_000: 2_000, 10_000: 20_000}
 QUERIES = 50
 UNIT_WORDS = 120
 VOCABULARY = 20_000
@@ -54,16 +66,18 @@ def run() -> Iterator[tuple[str, str]]:
         yield _measure(units, queries)
     given = [([unit.content for unit in units], queries) for units, queries in collections]
     try:
-        measured = run_in_peer(*BM25S, _PEER, given)
+        name, measured = run_in_peer(*BM25S, _PEER, given)
         assert isinstance(measured, list)
         for size, build, query in measured:
-            yield f"bm25s {BM25S[1]}, {size:,} units", f"a search {query:.2f} ms, build {build:,.0f} ms"
+            yield f"{name}, {size:,} units", f"a search {query:.2f} ms, build {build:,.0f} ms"
     except InstallationFailed as failure:
         yield "bm25s", f"not measured: {failure}"
     if default_encoder():
         create_semantic_stage()  # Loads the weights.
         for size in SEMANTIC_SIZES:
             yield _measure(*_make_collection(size), semantic=True)
+        for size in SEMANTIC_SIZES:
+            yield _measure_two_processes(size)
 
 
 def _make_collection(size: int) -> tuple[list[SearchUnit], list[str]]:
@@ -96,3 +110,27 @@ def _measure(units: Sequence[SearchUnit], queries: Sequence[str], *, semantic: b
     change = (time.thread_time() - start) * 1000
     name = f"holdfast, {'words and meaning' if semantic else 'words'}, {len(units):,} units"
     return name, f"a search {search:.2f} ms, a change and a search {change:.2f} ms, build {build:,.0f} ms"
+
+
+def _measure_two_processes(size: int) -> tuple[str, str]:
+    name = f"holdfast, words and meaning, {size:,} units, with a store"
+    if not hasattr(snapshot, "KeptEncodings"):
+        return name, "not measured: this package keeps no encodings"
+    builds: list[float] = []
+    with TemporaryDirectory() as folder:
+        for _ in range(2):
+            # Nothing of a process that is spawned comes from this one.
+            with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as processes:
+                builds.append(processes.submit(_time_build, Path(folder) / "store.db", size).result())
+    first, again = builds
+    return name, f"build {first:,.0f} ms, in another process afterwards {again:,.0f} ms"
+
+
+def _time_build(path: Path, size: int) -> float:
+    create_semantic_stage()  # Loads the weights.
+    units, _ = _make_collection(size)
+    with closing(SqliteStore(path)) as store:
+        encodings = snapshot.KeptEncodings(store.instructions, lambda: int(time.time() * 1000))
+        start = time.thread_time()
+        SearchIndex(units, meaning=create_semantic_stage(encodings=encodings))
+        return (time.thread_time() - start) * 1000

@@ -47,4 +47,4 @@ def _describe(reports: list[SkillReport]) -> str:
     )
     why = f", mostly for {most}" if most else ""
     loaded = len(reports) - len(left_out)
-    return f"{loaded} of {len(reports)} ({loaded / len(reports):.1%}); {len(left_out)} skipped{why}"
+    return f"{loaded:,} of {len(reports):,} ({loaded / len(reports):.1%}); {len(left_out)} skipped{why}"

@@ -1,15 +1,16 @@
-"""How long it takes to read, reload and search a library of skills, compared with the reference validator.
+"""How long it takes to read, reload and search a library of skills, and to check it beside the reference validator.
 
-That is the package skills-ref, if it is installed; its `validate` reads and checks one folder at a time.
+That is skills-ref, whose `validate` reads and checks one folder at a time, in an environment of its own. Both read the
+same folders; ours makes skills of them meanwhile. What is compared is processor time.
 """
 
-import importlib
 import random
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from benchmarks._peers import measure_peers
 from holdfast.sources.skills.discovery import SkillRoot
 from holdfast.sources.skills.index import render_skill_index
 from holdfast.sources.skills.library import read_skill_library
@@ -24,6 +25,25 @@ WORDS = (
     *("test", "schema", "python", "summary", "figure", "audit", "report"),
 )
 ROUNDS = 5
+PEERS = (
+    (
+        "skills-ref",
+        "0.1.1",
+        """
+import json, sys, time
+from pathlib import Path
+from skills_ref import validate
+given, best = json.loads(sys.stdin.read()), float("inf")
+folders = sorted(Path(given["folder"]).iterdir())
+for _ in range(given["rounds"]):
+    start = time.process_time()
+    problems = [problem for folder in folders for problem in validate(folder)]
+    best = min(best, time.process_time() - start)
+assert not problems, problems[0]
+print(json.dumps(best * 1000))
+""",
+    ),
+)
 
 
 def run() -> Iterator[tuple[str, str]]:
@@ -35,20 +55,15 @@ def run() -> Iterator[tuple[str, str]]:
         assert len(library.store) == SKILLS, "a skill of the benchmark does not load"
         yield f"{SKILLS} skills cold, ms", _elapsed_and_processor(lambda: read_skill_library((root,)))
         yield f"{SKILLS} skills warm, ms", _elapsed_and_processor(library.reload)
-        strict = _best(lambda: read_skill_library((root,), "strict"))
-        yield from _beside_the_reference(Path(folder), strict)
+        strict = _best(lambda: read_skill_library((root,), "strict"), clock=time.process_time)
+        yield f"holdfast, {SKILLS:,} skills checked", f"{strict:.1f} ms of processor time"
+        yield from measure_peers(PEERS, "", {"folder": folder, "rounds": ROUNDS}, _describe_check)
         yield f"index of {SKILLS} skills, ms", f"{_best(lambda: render_skill_index(library.store.list_skills())):.1f}"
     yield from _searches()
 
 
-def _beside_the_reference(folder: Path, ours: float) -> Iterator[tuple[str, str]]:
-    try:
-        validate = importlib.import_module("skills_ref.validator").validate
-    except ImportError:
-        yield "skills-ref", "not installed, skipped"
-        return
-    theirs = _best(lambda: [validate(skill) for skill in folder.iterdir()], rounds=2)
-    yield "skills-ref validate, ms", f"{theirs:.1f}: {theirs / ours:.1f} times as long as ours by the same rules"
+def _describe_check(name: str, milliseconds: object) -> Iterator[tuple[str, str]]:
+    yield f"{name}, {SKILLS:,} skills checked", f"{milliseconds:.1f} ms of processor time"
 
 
 def _searches() -> Iterator[tuple[str, str]]:

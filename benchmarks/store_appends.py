@@ -97,7 +97,7 @@ def _in_a_file() -> Iterator[EventLog]:
 
 @contextmanager
 def on_a_server() -> Iterator[EventLog]:
-    """The server of the tests, but with every commit synced to its disk."""
+    """The server of the tests, but with every commit synced to its disk, and with the memory of a server's defaults."""
     sys.path.append(str(Path(__file__).parents[1]))
     try:
         from tests.support.postgres_server import new_database  # noqa: PLC0415 - what it needs may not be installed
@@ -105,6 +105,15 @@ def on_a_server() -> Iterator[EventLog]:
         sys.path.pop()
     with new_database(synced=True) as url, closing(open_store(url)) as store:
         yield store
+
+
+def vacuum(store: EventLog) -> None:
+    """What autovacuum does within minutes of the last write, so that no measurement falls into it."""
+    from holdfast.stores.postgres.store import PostgresStore  # noqa: PLC0415 - what it needs may not be installed
+
+    assert isinstance(store, PostgresStore)
+    with closing(store._server.connect()) as connection:
+        connection.execute("VACUUM ANALYZE")
 
 
 def _events_per_second(opened: Opens, append: Callable[[EventLog, Appends], None], appends: Appends) -> float:

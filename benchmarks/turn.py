@@ -7,13 +7,13 @@ Each sends the same messages to one local server that answers at once. Ours also
 import os
 from collections.abc import Iterator
 
-from conformance.client import InstallationFailed
-
 from benchmarks._gateway_ends import upstream
-from benchmarks._peers import run_in_our_environment, run_in_peer
+from benchmarks._peers import measure_peers, run_in_our_environment
 
-LENGTHS = tuple(map(int, os.environ.get("HOLDFAST_BENCH_MESSAGES", "10,100,1000").split(",")))
+LENGTHS = tuple(map(int, os.environ.get("HOLDFAST_BENCH_MESSAGES", "10,100,1000,5000").split(",")))
 TURNS = 40
+MILLISECONDS_MAX = 3.5
+"""Of a turn at the shortest length."""
 
 _COMMON = """
 import asyncio, json, statistics, sys, time
@@ -123,11 +123,7 @@ def run() -> Iterator[tuple[str, str]]:
             "system": "You read before you write. " * 400,
         }
         yield from _rows("holdfast", run_in_our_environment(_COMMON + _OURS, given))
-        for package, version, script in PEERS:
-            try:
-                yield from _rows(f"{package} {version}", run_in_peer(package, version, _COMMON + script, given))
-            except InstallationFailed as failure:
-                yield f"{package} {version}", f"not measured: {failure}"
+        yield from measure_peers(PEERS, _COMMON, given, _rows)
 
 
 def _rows(name: str, measured: object) -> Iterator[tuple[str, str]]:

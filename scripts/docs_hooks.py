@@ -9,6 +9,7 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+from docs_causes import error_pages, link_error_names, verdict_pages
 from docs_links import find_broken_links
 from docs_reference import reference_pages
 
@@ -36,6 +37,12 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         if title == "Reference":
             commands = sorted(path for path in reference_pages() if path.startswith("reference/commands/"))
             generated: list[Any] = [{name: path} for name, path in GENERATED.items() if name != "Commands"]
+            each = {"verdicts.md": verdict_pages(), "errors.md": error_pages()}
+            pages = [
+                {name: [target, *each[target]] if target in each else target}
+                for page in pages
+                for name, target in page.items()
+            ]
             pages = [{"Commands": [GENERATED["Commands"], *commands]}, *generated, *pages]
         nav.append({title: pages})
     decisions = sorted(path.name for path in (docs / "decisions").glob("*.md"))
@@ -45,13 +52,16 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    for path, text in {**reference_pages(), "decisions/index.md": _decisions_page(Path(config.docs_dir))}.items():
+    pages = {**reference_pages(), **verdict_pages(), **error_pages()}
+    for path, text in {**pages, "decisions/index.md": _decisions_page(Path(config.docs_dir))}.items():
         files.append(File.generated(config, path, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """On GitHub a folder is a page; here it needs its index."""
+    """On GitHub a folder is a page; here it needs its index. Here each error has a page, which GitHub does not have."""
+    if page.file.src_uri == "errors.md":
+        markdown = link_error_names(markdown)
     return re.sub(r"\]\(((?:\.\./)*decisions)/\)", r"](\1/index.md)", markdown)
 
 

@@ -1,19 +1,26 @@
 """The docs site: links of built pages are checked, and the reference covers the code."""
 
+import re
 from pathlib import Path
 from typing import get_args
 
 import pytest
 
 import holdfast
+from docs_causes import error_pages, link_error_names, read_error_rows, verdict_pages
 from docs_links import find_broken_links
 from docs_reference import attribute_docstrings, reference_pages
 from holdfast.cli.main import COMMANDS
+from holdfast.errors import FailureKind
 from holdfast.events.payloads.union import AnyPayload
+from holdfast.ledger.cache.verdicts import NO_BREAKS, VerdictKind
+from holdfast.ledger.spending_actions import REMEDIES
 from holdfast.runtime import config as config_module
 from holdfast.runtime.config import Config
 from holdfast.service.route_table import ROUTES
+from holdfast.types.prompt import PrefixChangeCause
 
+ROOT = Path(__file__).parents[2]
 PAGES = reference_pages()
 
 
@@ -51,6 +58,32 @@ def test_every_command_route_event_setting_and_public_name_is_in_the_reference()
     assert [tag for tag in tags if f"## {tag}\n" not in events] == []
     python = PAGES["reference/python.md"]
     assert [name for name in holdfast.__all__ if f"::: holdfast.{name}\n" not in python] == ["__version__"]
+
+
+def test_every_verdict_and_every_cause_of_a_change_has_a_page() -> None:
+    pages = verdict_pages()
+    assert list(pages) == [
+        *(f"reference/verdicts/{kind}.md" for kind in get_args(VerdictKind)),
+        *(f"reference/changes/{cause.replace(' ', '-')}.md" for cause in get_args(PrefixChangeCause)),
+    ]
+    expired = pages["reference/verdicts/ttl_expired.md"]
+    assert expired.startswith("# ttl_expired\n")
+    assert REMEDIES["ttl_expired"] in expired
+    losses = [pages[f"reference/verdicts/{kind}.md"] for kind in get_args(VerdictKind) if kind not in NO_BREAKS]
+    assert [page for page in losses if not ("*Cause:* " in page and "*Fix:* " in page)] == []
+
+
+def test_every_error_has_a_page_with_its_cause_its_fix_and_its_lines() -> None:
+    pages, rows = error_pages(), read_error_rows()
+    assert list(pages) == [row.path for row in rows]
+    explained = re.compile(r"\*\*Cause:\*\* [\w`].*\n\n\*\*Fix:\*\* [\w`]")
+    assert [path for path, page in pages.items() if not explained.search(page)] == []
+    assert {row.name for row in rows if row.is_kind} == set(get_args(FailureKind))
+    names = {Path(path).stem for path in pages}
+    assert {"UserError", "StoreError", "provider-invalid_request", "invalid_request"} <= names
+    assert "- `content has 1 to ... characters`\n" in pages["reference/errors/unit_invalid.md"]
+    linked = link_error_names((ROOT / "docs/errors.md").read_text())
+    assert [row.path for row in rows if f"| [`{row.name}`]({row.path}) |" not in linked] == []
 
 
 def test_every_setting_has_a_line_that_says_what_it_is_for() -> None:
