@@ -51,7 +51,7 @@ ifeq (bench,$(firstword $(MAKECMDGOALS)))
 NAMES := $(wordlist 2,$(words $(MAKECMDGOALS)),$(MAKECMDGOALS))
 $(eval $(NAMES):;@:)
 endif
-bench: .venv/.dev  ## Measure beside peers, into benchmarks/RESULTS.md; `make bench NAME` runs one, BEFORE=COMMIT also the package of then
+bench: .venv/.dev  ## Measure beside peers, into benchmarks/RESULTS.md and docs; NAME runs one, `fast` headlines, BEFORE=COMMIT also the package of then
 	$(BIN)/python -m benchmarks $(if $(BEFORE),--before $(BEFORE)) $(NAMES)
 
 clients: .venv/.dev  ## Run real clients from npm and PyPI through the gateway; LATEST=1 takes their newest versions

@@ -1,6 +1,7 @@
 """The example project, tested as its authors would: offline, in a process of its own."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,10 @@ def test_the_example_project_passes_its_tests(copy: Path) -> None:
     assert status == 0, output
     assert "3 passed" in output
     assert "prompt caches (holdfast)" in output
+    rows = re.findall(r"(?m)^ *\d+ +[\d.]+% .*$", (EXAMPLE / "README.md").read_text())
+    assert len(rows) == 3
+    printed = {" ".join(line.split()) for line in output.splitlines()}
+    assert [row for row in rows if " ".join(row.split()) not in printed] == [], output
 
 
 def test_clock_in_the_prompt_fails_the_tests_with_layer_and_byte(copy: Path) -> None:

@@ -3,9 +3,10 @@
 from typing import Any
 
 import pytest
+from tests.support.operations import OperationCounter
 from tests.support.simulated import CACHE_CONTROL, LONG, SONNET, Wire, assistant, post, request, text, tool, user
 
-from holdfast.testing.prefix_guard import PrefixBreak, describe_breaks, find_prefix_breaks
+from holdfast.testing.prefix_guard import PrefixBreak, RequestHistory, describe_breaks, find_prefix_breaks
 from holdfast.testing.simulated_provider import ServedProvider
 
 OPUS = "claude-opus-5-5"
@@ -45,6 +46,19 @@ def test_a_conversation_that_only_grows_keeps_its_prefix(sent: SentRequests) -> 
         messages = [*messages, assistant(sent.send(*messages)), user(word)]
     assert len(sent.provider.calls) == 3
     assert sent.breaks == ()
+
+
+def test_one_more_call_is_compared_with_one_request_however_many_came_before(sent: SentRequests) -> None:
+    messages = [user("one")]
+    for number in range(30):
+        messages = [*messages, assistant(sent.send(*messages)), user(f"{number}")]
+    history, counts = RequestHistory(sent.provider.models), list[int]()
+    for call in sent.provider.calls:
+        with OperationCounter().counting() as operations:
+            assert history.add_call(call) is None
+        counts.append(operations["/types/request_buffer.py:count_shared_blocks"])
+    # A binary search over two chains of digests takes a step more for twice as many messages.
+    assert 0 < counts[1] == counts[-1]
 
 
 def test_a_changed_system_prompt_is_named_with_layer_block_and_byte(sent: SentRequests) -> None:

@@ -5,8 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
+from benchmarks._results import read_sections, update_marks
 
-from tests.tidy.checks import code, documents, public_api, readme
+from tests.tidy.checks import code, documents, figures, public_api, readme
 
 PYPROJECT = """
 [project]
@@ -273,6 +274,21 @@ def test_index_and_its_mirror_list_the_existing_pages(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("x" * 15_000, []),
+        ("x" * 15_001, ["docs/a/page.md: 15001 bytes, at most 15000"]),
+        ("```text\n" + "x" * 15_000 + "\n```\n", ["docs/a/page.md: 15013 bytes, at most 15000"]),
+        ("x" * 14_999 + "<!-- result: turn / a -->1<!-- end -->", []),
+    ],
+)
+def test_page_has_at_most_15_kb_with_its_code_and_without_its_comments(root: Path, text: str, found: list[str]) -> None:
+    plant(root, "docs/a/page.md", text)
+    plant(root, "docs/clients.md", "x" * 20_000)
+    assert documents.long_pages(root) == found
+
+
+@pytest.mark.parametrize(
     ("lines", "found"),
     [(100, []), (101, ["AGENTS.md: 101 lines, at most 100"]), (0, ["AGENTS.md is missing or empty"])],
 )
@@ -437,6 +453,7 @@ def troubles_of(root: Path, language: str, text: str) -> list[str]:
         ("console", "$ ls nowhere\nls: ...nowhere...: No such file or directory"),
         ("console", "$ make demo\nplayed"),
         ("console", "$ pip install 'holdfast-context[server]'\n$ make all"),
+        ("bash", "systemctl enable x\npodman run y"),
     ],
 )
 def test_block_with_the_stated_output_is_no_offence(root: Path, language: str, text: str) -> None:
@@ -451,6 +468,7 @@ def test_block_with_the_stated_output_is_no_offence(root: Path, language: str, t
         ("bash", "make demo\nmake gold", "no target 'gold'"),
         ("bash", "pip install 'holdfast-context[server, moon]'", "no extra 'moon'"),
         ("bash", "pip install . -c constraints.txt", "no file 'constraints.txt'"),
+        ("bash", "podman compose -f deploy/compose.yaml up", "there is no 'deploy/compose.yaml'"),
         ("console", "$ echo a\nb", "`echo a` prints\na\n\nand not\nb"),
         ("console", "$ seq 3\n1\n3", "`seq 3` prints"),
         ("console", "$ seq 3\n1\n2", "`seq 3` prints"),
@@ -472,6 +490,42 @@ def test_block_with_another_output_is_found(root: Path, language: str, text: str
 
 def test_offending_block_is_named_by_its_line(root: Path) -> None:
     assert troubles_of(root, "python", "raise SystemExit(7)") == ["README.md:3: ends with status 7:\n"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "shown", "found"),
+    [
+        (9, "5\n", []),
+        (10, "5\n", ["takes 11 lines to type, at most 10"]),
+        (1, "", ["shows no output"]),
+    ],
+)
+def test_start_that_is_long_or_shows_nothing_is_found(root: Path, lines: int, shown: str, found: list[str]) -> None:
+    block = f"```python\n# a.py\n\n{'x = 1' + chr(10)}".replace("x = 1\n", "x = 1\n\n" * lines) + "```\n"
+    start = f"{block}```console\n$ python a.py\n{shown}```\n"
+    titles = readme.README_SECTIONS
+    parts = [start if title == titles[2] else "```console\n$ x\n1\n```\n" for title in titles]
+    sections = [f"\n## {title}\n\n{part}" for title, part in zip(titles, parts, strict=True)]
+    plant(root, "README.md", "# H\n" + "".join(sections))
+    assert [offender.partition("' ")[2] for offender in readme.long_starts(root)] == found
+    plant(root, "README.md", "# H\n" + "".join(reversed(sections)))
+    assert len(readme.long_starts(root)) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        ("A line.\n\n    holdfast audit\n    holdfast report\n", [3]),
+        ("A line.\n\n\tholdfast audit\n", [3]),
+        ("```text\n$ holdfast audit\n```\n\n    x\n", [1, 5]),
+        ("```text\nspent $1\n\n    4 spaces\n```\n", []),
+        ("- An item\n    goes on.\n\n```console\n$ true\n```\n", []),
+    ],
+)
+def test_block_that_nothing_runs_is_found(root: Path, text: str, lines: list[int]) -> None:
+    plant(root, "docs/page.md", text)
+    found = [int(offender.split(":")[1]) for offender in readme.hidden_blocks(root, "docs/page.md")]
+    assert sorted(found) == lines
 
 
 def has_ended(pid: int, *, within_seconds: float) -> bool:
@@ -519,4 +573,75 @@ semantic = ["uvloop>=0.22; sys_platform != 'win32'", "psycopg[binary]>=3.3"]
         "h11 is pinned, but not in docs/dependencies.md",
         "msgspec is pinned, but not in docs/dependencies.md",
         "docs/dependencies.md: old is not pinned",
+    ]
+
+
+RESULTS = """# Results
+
+## turn
+
+2026-11-18, Linux
+
+- holdfast, 10 messages: 2.9 ms, 2.5 ms of processor time
+- sdk 2.10.0, 10 messages: 1,701.5 ms, 1.8 ms of processor time
+- sdk 2.10.0, 100 messages: not measured
+- sum: of all: 7 ms
+"""
+
+
+@pytest.mark.parametrize(
+    ("quoted", "problem"),
+    [
+        ("<!-- result: turn / holdfast, 10 messages -->2.9 ms<!-- end -->", ""),
+        ("<!-- result: turn / holdfast, 10 messages #2 -->about 2.5<!-- end -->", ""),
+        ("<!-- result: turn / sdk *, 10 messages -->1,701.5 ms<!-- end -->", ""),
+        ("<!-- result: turn / sum: of all -->7 ms<!-- end -->", ""),
+        ("<!-- result: turn / holdfast, 10 messages -->3 ms<!-- end -->", "3, but 2.9 in RESULTS.md"),
+        ("<!-- result: turn / holdfast, 10 messages -->2.9 to 3 ms<!-- end -->", "one number can be quoted"),
+        ("<!-- result: turn / holdfast, 10 messages #3 -->3 ms<!-- end -->", "has no number 3"),
+        ("<!-- result: turn / sdk *, 100 messages -->3 ms<!-- end -->", "has no number 1"),
+        ("<!-- result: turn / sdk* -->3 ms<!-- end -->", "has 2 rows"),
+        ("<!-- result: turn / holdfast -->3 ms<!-- end -->", "has 0 rows"),
+        ("<!-- result: nothing / holdfast -->3 ms<!-- end -->", "no section 'nothing'"),
+        ("<!-- result: turn / holdfast, 10 messages -->2.9 ms", "a mark without its pair"),
+        ("\n<!-- result: turn / sum: of all -->7 ms<!-- end -->", "a line starts with a mark"),
+    ],
+)
+def test_figure_that_differs_from_the_results_is_found(root: Path, quoted: str, problem: str) -> None:
+    plant(root, "benchmarks/RESULTS.md", RESULTS)
+    plant(root, "README.md", f"It takes {quoted}.")
+    offenders = figures.stale_figures(root)
+    assert len(offenders) == bool(problem)
+    assert all(problem in offender for offender in offenders)
+
+
+def test_figures_are_updated_from_the_results_and_unknown_ones_stay() -> None:
+    page = "<!-- result: turn / sdk*, 10 messages -->1 ms<!-- end -->, <!-- result: other / row -->1 ms<!-- end -->"
+    assert update_marks(page, read_sections(RESULTS)) == page.replace("1 ms", "1,701.5 ms", 1)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("A turn takes 3 ms.", ["'3 ms'"]),
+        (
+            "It took 1.15 to 1.94 ms, 40 % and 1,200 calls a second.",
+            ["'1.15 to 1.94 ms'", "'40 %'", "'1,200 calls a second'"],
+        ),
+        ("A turn takes <!-- result: turn / a -->3 ms<!-- end -->.", []),
+        ("```console\n$ turn\n3 ms\n```\n`--wait 3 ms`, 12 s and 2 KB, version 2 msgs, $3 times", []),
+    ],
+)
+def test_measured_figure_without_a_mark_is_found(root: Path, text: str, found: list[str]) -> None:
+    plant(root, "README.md", text)
+    assert figures.unmarked_figures(root) == [f"README.md:1: {figure} is not marked" for figure in found]
+
+
+def test_stated_figure_is_none_that_was_measured_and_has_to_be_there(root: Path) -> None:
+    plant(root, "README.md", "")
+    plant(root, "docs/service.md", "A notice comes at 80 % or more of a key's budget.")
+    assert figures.unmarked_figures(root) == []
+    plant(root, "docs/service.md", "A notice comes.")
+    assert figures.unmarked_figures(root) == [
+        'docs/service.md: does not say "80 % or more of a key\'s budget" any more: take it out of STATED'
     ]

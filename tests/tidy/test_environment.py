@@ -70,11 +70,15 @@ def test_golden_is_written_only_on_request(tmp_path: Path, monkeypatch: pytest.M
 
 def test_reused_database_is_empty_for_the_next_test() -> None:
     with reused_database() as url:
-        before = [run(url, f"SELECT * FROM holdfast.{table}") for table in ("ledger", "versions", "settings")]
+        before = [
+            run(url, f"SELECT * FROM holdfast.{table} ORDER BY 1") for table in ("ledger", "versions", "settings")
+        ]
         run(url, "DELETE FROM holdfast.ledger", "INSERT INTO holdfast.settings VALUES ('a', '1')")
     with reused_database() as again:
         assert again == url
-        assert [run(url, f"SELECT * FROM holdfast.{table}") for table in ("ledger", "versions", "settings")] == before
+        assert [
+            run(url, f"SELECT * FROM holdfast.{table} ORDER BY 1") for table in ("ledger", "versions", "settings")
+        ] == before
 
 
 @pytest.mark.parametrize("change", ["DROP TABLE holdfast.charges", "CREATE SEQUENCE tries"])

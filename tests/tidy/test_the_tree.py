@@ -8,11 +8,11 @@ import pytest
 
 from holdfast.ledger.cache.verdicts import VerdictKind
 from holdfast.types.prompt import PrefixChangeCause
-from tests.tidy.checks import code, documents, public_api, readme
+from tests.tidy.checks import code, documents, figures, public_api, readme
 
 ROOT = Path(__file__).parents[2]
 # Pages whose blocks other tests run: see tests/cli/instructions/test_walkthrough.py.
-RUN_ELSEWHERE = {"docs/instructions.md"}
+RUN_ELSEWHERE = {"docs/instructions.md", "docs/instructions-rollout.md"}
 PAGES = sorted(
     page
     for page in ("README.md", *(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")))
@@ -93,8 +93,34 @@ def test_every_verdict_and_every_cause_of_a_change_has_a_paragraph() -> None:
     assert headings == [*get_args(VerdictKind), "What changed", *get_args(PrefixChangeCause)]
 
 
+def test_every_concept_has_a_page_with_a_drawing() -> None:
+    pages = {page.stem: page.read_text() for page in (ROOT / "docs/concepts").glob("*.md")}
+    assert pages.keys() == {"stability", "breakpoints", "verdicts", "regret", "compaction", "lazy-instructions"}
+    drawings = {name: re.findall(r"!\[\w[^\]]+\]\(\.\./(images/[\w-]+\.svg)\)", text) for name, text in pages.items()}
+    assert [name for name, paths in drawings.items() if not paths] == []
+    assert [path for paths in drawings.values() for path in paths if not (ROOT / "docs" / path).is_file()] == []
+
+
+def test_comparison_with_peers_has_a_date_and_says_where_they_are_better() -> None:
+    page = documents.text_of(ROOT, "docs/comparison.md")
+    assert re.search(r"(?m)^As of \d{1,2} \w+ 20\d\d\.", page)
+    assert "## Where a peer is the better choice" in page
+
+
+def test_contributor_page_names_the_reading_path_of_agents() -> None:
+    assert "`docs/AGENTS.md`" in documents.text_of(ROOT, "AGENTS.md")
+
+
 def test_no_page_is_too_long_to_find_something() -> None:
     assert not (offenders := documents.long_pages(ROOT)), join_lines(offenders)
+
+
+def test_every_figure_that_a_page_quotes_is_the_one_that_was_measured() -> None:
+    assert not (offenders := figures.stale_figures(ROOT)), join_lines(offenders)
+
+
+def test_every_measured_figure_of_a_page_is_marked() -> None:
+    assert not (offenders := figures.unmarked_figures(ROOT)), join_lines(offenders)
 
 
 def test_contributor_page_is_short() -> None:
@@ -145,6 +171,17 @@ def test_pages_with_examples_are_found() -> None:
         "docs/integrations.md",
         "docs/recovery.md",
     } <= set(PAGES)
+
+
+def test_readme_is_a_demo_and_four_short_starts() -> None:
+    assert not (offenders := readme.long_starts(ROOT)), join_lines(offenders)
+
+
+def test_no_page_hides_a_block_from_these_tests() -> None:
+    pages = ("README.md", *(path.relative_to(ROOT).as_posix() for path in sorted(ROOT.glob("docs/**/*.md"))))
+    assert not (offenders := [line for page in pages for line in readme.hidden_blocks(ROOT, page)]), join_lines(
+        offenders
+    )
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.support.secret_examples import SECRETS
@@ -142,6 +142,7 @@ def retired_identifiers(root: Path) -> list[str]:
     return [
         f"{name}:{line} {identifier}"
         for name, text in modules_of(root)
+        if may_contain(text, RETIRED_WORDS)
         for line, identifier in identifiers_in(ast.parse(text))
         if RETIRED_WORDS & words_in(identifier)
     ]
@@ -159,17 +160,24 @@ def retired_words_in(root: Path, folders: tuple[str, ...] = CLEAN_FOLDERS) -> li
         if not any(name == clean or name.startswith(f"{clean}/") for clean in folders):
             continue
         texts = [(0, path.stem)]
-        if path.suffix == ".py":
-            tree = ast.parse(source := path.read_text())
+        source = path.read_text() if path.suffix in (".py", ".md") else ""
+        if path.suffix == ".py" and may_contain(source, RETIRED_WORDS_OF_TESTS):
+            tree = ast.parse(source)
             texts += [*identifiers_in(tree), *docstrings_in(tree), *comments_in(source)]
         elif path.suffix == ".md":
-            texts += enumerate(path.read_text().splitlines(), 1)
+            texts += enumerate(source.splitlines(), 1)
         offenders += [
             f"{name}:{line} {word}"
             for line, text in texts
             for word in sorted(RETIRED_WORDS_OF_TESTS & words_in(re.sub(r'"[^"]*"', "", text)))
         ]
     return offenders
+
+
+def may_contain(text: str, words: Iterable[str]) -> bool:
+    """Whether one of the words may be in a text; far faster than looking at its words one by one."""
+    text = text.lower()
+    return any(word in text for word in words)
 
 
 def words_in(text: str) -> set[str]:

@@ -2,9 +2,10 @@
 
 Python and bash blocks must succeed. In a console block each line after a `$` is run and must print the lines
 below it: a line `...` matches any lines, `...` within a line any text. A python block that begins with a comment such
-as `# agent.py` is a file for the console block after it; a command that ends in `&` is a server, whose port is replaced
-by a free one and awaited. Commands that install something are not run, but the targets, extras and files they name must
-exist; where the output of a make target is shown, its recipe is run without its prerequisites.
+as `# agent.py` is a file for the console block after it, which runs it; a command that ends in `&` is a server, whose
+port is replaced by a free one and awaited. Commands that install something or need another machine are not run, but the
+targets, extras and files they name must exist; where the output of a make target is shown, its recipe is run without
+its prerequisites.
 """
 
 import contextlib
@@ -23,8 +24,19 @@ from typing import NamedTuple
 from tests.tidy.checks.documents import make_targets, text_of
 
 BLOCK_SECONDS_MAX = 50
+START_LINES_MAX = 10
+README_SECTIONS = (
+    "See it",
+    "Build an agent in Python",
+    "Find out why the bill is high",
+    "Put the gateway in front of an agent you have",
+    "Write a test that fails when the cache breaks",
+    "More",
+)
+"""The demo, a start for each kind of user, and links; everything else belongs in docs/."""
 SHOWN_ONLY = {"text", "json", "toml", "yaml", "mermaid"}
-SETS_UP = re.compile(r"\bmake |\bpip install|\bgit clone")
+SETS_UP = re.compile(r"\bmake |\bpip install|\bgit clone|\bpodman |\bsystemctl ")
+INDENTED = re.compile(r"(?m)^\n(?: {4}|\t)\S.*$")
 SEPARATOR = "ended with status "
 FILE_NAME = re.compile(r"# ([\w-]+\.py)\n")
 PORT = re.compile(r"--port (\d+) [^\n]*&$", re.MULTILINE)
@@ -58,17 +70,57 @@ def runnable_lines(root: Path, page: str) -> list[int]:
     return [block.line for block in blocks_of(text_of(root, page)) if block.language not in SHOWN_ONLY]
 
 
+def hidden_blocks(root: Path, page: str) -> list[str]:
+    """Blocks that look like code and that nothing runs: indented ones, and commands in a block that is only shown."""
+    text = text_of(root, page)
+    # What was looked at leaves its lines behind, so that the others keep their numbers.
+    prose = re.sub(r"(?ms)^```.*?^```$", lambda block: "```" + "\n" * block[0].count("\n"), text)
+    indented = [prose.count("\n", 0, match.start()) + 2 for match in INDENTED.finditer(prose)]
+    shown = [block for block in blocks_of(text) if block.language in SHOWN_ONLY and "\n$ " in f"\n{block.text}"]
+    return [
+        *(f"{page}:{line}: an indented block is not run; use a fence with a language" for line in indented),
+        *(f"{page}:{block.line}: commands in a block of {block.language} are not run; use console" for block in shown),
+    ]
+
+
+def long_starts(root: Path) -> list[str]:
+    """Starts of the README that are out of order, show no output, or take more than ten lines to type."""
+    text = text_of(root, "README.md")
+    sections = {title.strip(): body for title, _, body in (part.partition("\n") for part in text.split("\n## ")[1:])}
+    if list(sections) != list(README_SECTIONS):
+        return [f"README.md: its sections are {', '.join(sections)}; not {', '.join(README_SECTIONS)}"]
+    offenders = []
+    for title in README_SECTIONS[1:-1]:
+        blocks = list(blocks_of(sections[title]))
+        steps = [step for block in blocks if block.language == "console" for step in steps_of(block.text)]
+        code = [line for block in blocks if block.language == "python" for line in block.text.splitlines()]
+        typed = len(steps) + sum(bool(line.strip()) and not line.startswith("#") for line in code)
+        if not any(step.shown for step in steps):
+            offenders.append(f"README.md: {title!r} shows no output")
+        if typed > START_LINES_MAX:
+            offenders.append(f"README.md: {title!r} takes {typed} lines to type, at most {START_LINES_MAX}")
+    return offenders
+
+
 def broken_block(root: Path, page: str, line: int) -> list[str]:
     """What is wrong with the block on this line, and with the output block right after it."""
     blocks = list(blocks_of(text_of(root, page)))
     index = next(index for index, block in enumerate(blocks) if block.line == line)
     program, *following = blocks[index : index + 2]
+    if program.language == "python" and following and is_file_of(program, following[0]):
+        return []
     if program.language == "python" and following and following[0].language == "text":
         return [f"{page}:{line}: {trouble}" for trouble in wrong_prints(root, program, following[0])]
     files = {}
     if index and program.language == "console" and (name := FILE_NAME.match(blocks[index - 1].text)):
         files = {name[1]: blocks[index - 1].text}
     return [f"{page}:{line}: {trouble}" for trouble in troubles(root, program, files)]
+
+
+def is_file_of(program: Block, following: Block) -> bool:
+    """Whether the block is a file that the console block after it runs."""
+    name = FILE_NAME.match(program.text)
+    return name is not None and following.language == "console" and name[1] in following.text
 
 
 def blocks_of(text: str) -> Iterator[Block]:
@@ -103,7 +155,7 @@ def wrong_prints(root: Path, program: Block, shown: Block) -> list[str]:
 
 
 def missing_parts(root: Path, text: str) -> list[str]:
-    """Targets, extras and folders that set-up commands name and that do not exist."""
+    """Targets, extras and files that set-up commands name and that do not exist."""
     offenders = []
     targets = make_targets(root)
     for target in re.findall(r"\bmake ([\w-]+)", text):
@@ -117,6 +169,9 @@ def missing_parts(root: Path, text: str) -> list[str]:
     for name in re.findall(r"\bpip install [^\n#]*?-[rc] +([\w./-]+)", text):
         if not (root / name).is_file():
             offenders.append(f"there is no file {name!r}")
+    offenders += [
+        f"there is no {name!r}" for name in re.findall(r"\bdeploy/[\w./*-]+", text) if not any(root.glob(name))
+    ]
     return offenders
 
 
@@ -199,6 +254,8 @@ def outcome(root: Path, command: list[str], files: Mapping[str, str] | None = No
         environment = {
             # Without the options of the test run that this is part of.
             **{name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")},
+            # Plugins that come with other packages of the tests take three seconds to load; no reader has them.
+            "PYTEST_ADDOPTS": " ".join(f"-p no:{name}" for name in ("schemathesis", "langsmith_plugin", "anyio")),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "PYTHONPATH": str(root / "src"),
             "HOME": str(home),
