@@ -388,6 +388,42 @@ def test_a_call_that_never_reaches_its_upstream_frees_its_reservation() -> None:
     assert today(store, key_id) == BudgetDay()
 
 
+@pytest.mark.parametrize("part", [b"", b"HTTP/1.1 200 OK\r\ncontent-"], ids=["nothing", "half a head"])
+def test_a_call_whose_upstream_took_the_request_and_hung_up_is_charged_by_estimate(part: bytes) -> None:
+    """The provider may charge for it, whatever became of its response."""
+    store = MemoryStore()
+    key, key_id = new_key(store)
+    with raw_upstream() as upstream, serve_gateway(upstream.url, store=store, grants=GRANTS) as gateway:
+        upstream.parts = (part,)
+        assert post(gateway.url, key, make_body(1)).status_code == 502
+        assert len(upstream.bodies) == 1, "a request is never sent twice"
+        (session_id,) = gateway.recorded_sessions()
+    (failed,) = [event.payload for event in store.read(session_id) if isinstance(event.payload, LlmCallFailed)]
+    assert failed.is_output_estimated
+    row = today(store, key_id)
+    assert failed.cost_usd > 0
+    assert row.spent / 10**12 == pytest.approx(float(failed.cost_usd))
+    assert row.reserved == 0
+
+
+def test_a_request_on_an_idle_connection_that_the_upstream_was_closing_is_free() -> None:
+    """What is sent on such a connection is not read: the other end answers with a reset."""
+    store, usage = MemoryStore(), {"input_tokens": 10, "output_tokens": 1}
+    key, key_id = new_key(store)
+    reply = json.dumps({"type": "message", "role": "assistant", "model": MODEL, "content": [], "usage": usage}).encode()
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(reply)
+    asked_again = threading.Event()
+    with raw_upstream() as upstream, serve_gateway(upstream.url, store=store, grants=GRANTS) as gateway:
+        upstream.parts = (head + reply, asked_again)  # It waits on, and closes when the first byte comes.
+        assert post(gateway.url, key, make_body(1)).status_code == 200
+        gateway.recorded_sessions()
+        spent = today(store, key_id)
+        assert post(gateway.url, key, make_body(2)).status_code == 502
+        gateway.recorded_sessions()
+        assert len(upstream.bodies) == 1
+    assert today(store, key_id) == spent
+
+
 class Unwatched:
     """Records nothing, as a recorder that has died."""
 
@@ -497,6 +533,7 @@ def test_estimate_has_the_prompt_at_write_price_and_the_output_that_is_usual_or_
 
 
 GEMINI = "/gemini/v1beta/models/gemini-3-pro:generateContent"
+PRICED_GEMINI = "/gemini/v1beta/models/gemini-2.5-pro:generateContent"
 CONVERSE = "/bedrock/model/us.anthropic.claude-sonnet-4-5-20250929-v1%3A0/converse"
 
 
@@ -531,8 +568,47 @@ def test_estimate_of_a_prompt_that_is_not_in_the_request_is_the_largest() -> Non
     for name in ("previous_response_id", "conversation"):
         assert estimate({**body, name: "resp_1"}, path="/openai/v1/responses") == pytest.approx(whole, rel=0.01)
         assert estimate({**body, name: None}, path="/openai/v1/responses") < whole / 100
-    path = "/gemini/v1beta/models/gemini-2.5-pro:generateContent"
-    assert estimate({"contents": [], "cachedContent": "cachedContents/1"}, path=path) > 1
+    assert estimate({"contents": [], "cachedContent": "cachedContents/1"}, path=PRICED_GEMINI) > 1
+    unpriced = {**body, "model": "unknown-1"}
+    assert estimate({**unpriced, "conversation": "conv_1"}, path="/openai/v1/responses") > 1
+
+
+FILES = {
+    "OpenAI, uploaded": ("/openai/v1/responses", {"type": "input_file", "file_id": "file-1"}),
+    "OpenAI, by URL": ("/openai/v1/responses", {"type": "input_file", "file_url": "https://any.invalid/a.pdf"}),
+    "Anthropic, uploaded": ("/anthropic/v1/messages", {"source": {"type": "file", "file_id": "file_1"}}),
+    "Anthropic, by URL": ("/anthropic/v1/messages", {"source": {"type": "url", "url": "https://any.invalid/a.pdf"}}),
+    "Gemini": (PRICED_GEMINI, {"fileData": {"fileUri": "https://any.invalid/a.mp4"}}),
+    "Gemini, other names": (PRICED_GEMINI, {"file_data": {"file_uri": "gs://any/a.mp4"}}),
+    "Bedrock": (CONVERSE, {"document": {"source": {"s3Location": {"uri": "s3://any/a.pdf"}}}}),
+}
+"""Each refers to a file that the provider reads into the prompt."""
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_estimate_of_a_prompt_with_a_file_that_is_elsewhere_is_the_largest(name: str) -> None:
+    path, part = FILES[name]
+    model = "gpt-5.2" if name.startswith("OpenAI") else MODEL
+    body = {"model": model, "max_tokens": 10, "generationConfig": {"maxOutputTokens": 10}}
+    body["inferenceConfig"] = {"maxTokens": 10}
+    whole = estimate(body | {"input": "x " * 6_000_000}, path=path)
+    assert estimate({**body, "content": [part]}, path=path) == pytest.approx(whole, rel=0.01)
+    assert estimate({**body, "content": [{"text": json.dumps(part)}]}, path=path) < whole / 100, "only quoted"
+    properties = {key: {"type": "string"} for key in ("file_id", "fileUri", "file_url", "s3Location")}
+    tools = [{"name": "read", "input_schema": {"type": "object", "properties": properties}}]
+    assert estimate({**body, "tools": tools}, path=path) < whole / 100, "a parameter of a tool"
+
+
+def test_estimate_counts_images_that_are_elsewhere() -> None:
+    path, body = "/openai/v1/chat/completions", {"model": "gpt-5.2", "max_tokens": 1}
+    part = {"type": "image_url", "image_url": {"url": "https://any.invalid/a.png"}}
+    none, one, ten = (estimate({**body, "messages": [part] * count}, path=path) for count in (0, 1, 10))
+    assert one > 10 * none
+    assert ten - none == pytest.approx(10 * (one - none), rel=0.01)
+    assert (
+        estimate({**body, "messages": [{"type": "input_image", "image_url": "https://any.invalid/a.png"}]}, path=path)
+        > 10 * none
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pytest
 import pytest_asyncio
 from anthropic.types import Message, MessageParam, Usage
 from tests.support.served import TIMEOUT_SECONDS, SimulatorServer
+from tests.support.served_gateway import raw_upstream
 
 from holdfast.catalog.lookup import shipped_models
 from holdfast.errors import UserError
@@ -420,6 +422,29 @@ def test_an_unreachable_provider_is_a_network_failure() -> None:
         with pytest.raises(anthropic.APIConnectionError):
             create(client)
         assert [failure.error_class for failure in failures(client)] == ["network"]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("is_slow", [False, True], ids=["hung up", "timed out"])
+def test_a_response_that_is_awaited_in_vain_is_estimated_because_the_provider_may_charge(
+    is_slow: bool, is_async: bool
+) -> None:
+    answered = threading.Event()
+    options: dict[str, Any] = {"api_key": "any", "timeout": 0.5, "max_retries": 0}
+    with raw_upstream() as upstream:
+        upstream.parts = (answered,) if is_slow else ()
+        make = anthropic.AsyncAnthropic if is_async else anthropic.Anthropic
+        client: Any = wrap(make(base_url=upstream.url, **options))
+
+        async def ask() -> None:
+            await client.messages.create(model=SONNET, max_tokens=50, messages=HELLO)
+
+        with pytest.raises(anthropic.APIConnectionError):
+            asyncio.run(ask()) if is_async else create(client)
+        answered.set()
+        (failure,) = failures(client)
+        assert (failure.error_class, failure.is_output_estimated) == ("network", True)
+        assert failure.cost_usd > 0
 
 
 def test_a_call_with_an_unknown_model_is_sent_unchanged_with_one_warning(

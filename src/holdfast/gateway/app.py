@@ -524,7 +524,7 @@ async def _relay_response(
             return await connection.read_rest(CACHE_RESPONSE_BYTES_MAX)
     except ConnectionCutError:
         if not active.client_left:
-            await _unreachable(exchange, send)
+            await _unreachable(exchange, send, was_delivered=connection.has_delivered_request)
         return None
     if head.status == 200:
         # Providers make a written prefix readable once the response begins; waiting requests may go now.
@@ -579,8 +579,8 @@ def _send_as_denial(send: Send) -> Send:
     return send_denial
 
 
-async def _unreachable(exchange: Exchange, send: Send, reason: str = "") -> None:
-    exchange.end = "unreachable"
+async def _unreachable(exchange: Exchange, send: Send, reason: str = "", *, was_delivered: bool = False) -> None:
+    exchange.end = "cut" if was_delivered else "unreachable"
     message = f"the gateway got no response from its upstream for {exchange.target.mount}"
     message = f"{message}: {reason}" if reason else message
     await _refuse(exchange.target, GatewayRefusedError(502, message), send)

@@ -59,6 +59,9 @@ PROMPT_BYTES_PER_TOKEN = 3
 """A prompt has about 4 bytes per token, code and Chinese down to 3: a reservation must not be too small."""
 
 OUTPUT_TOKENS_UNKNOWN = 4_096
+CONTEXT_TOKENS_UNKNOWN = 200_000
+"""Of a model that the catalog does not know: what most models take."""
+
 CHOICES_MAX = 128
 MODEL_CHARS_MAX = 200
 _OUTPUT_LIMITS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "maxOutputTokens", "maxTokens")
@@ -68,6 +71,16 @@ _NESTED_SETTINGS = ("generationConfig", "generation_config", "inferenceConfig")
 
 _PROMPT_REFERENCES = ("previous_response_id", "conversation", "cachedContent", "cached_content")
 """Members that stand for a prompt which the request does not repeat."""
+
+_FILE_REFERENCE = re.compile(
+    rb'"(?:file_id|file_url|fileUri|file_uri)"\s*:\s*"|"type"\s*:\s*"url"|"s3Location"\s*:\s*\{\s*"(?:uri|bucketOwner)"\s*:\s*"'
+)
+"""A file that the provider adds to the prompt: uploaded, or anywhere on the web. A parameter of a tool with such a name
+is an object, and a quotation in a text has escaped quotes."""
+
+_REMOTE_IMAGE = re.compile(rb'"(?:image_url|url)"\s*:\s*"https?:')
+IMAGE_TOKENS = 5_000
+"""For an image of unknown size: providers scale large ones down to a few thousand tokens."""
 
 _NO_OUTPUT = re.compile(r"/(?:embeddings|moderations|rerank|batches)$|:(?:embed|batchEmbed)Contents?$")
 _FREE_ENDPOINT = re.compile(r"/count_tokens$|/input_tokens$|:countTokens$")
@@ -492,9 +505,12 @@ def estimate_call_usd(
     output = min(usual_output_tokens or allowed or OUTPUT_TOKENS_UNKNOWN, allowed or TOKENS_MAX)
     output = 0 if _NO_OUTPUT.search(target.endpoint) else output
     prompt = request.size_bytes // PROMPT_BYTES_PER_TOKEN + 1
-    if row is None or not row.prices:
-        return (prompt + output) * unpriced / 1_000_000
+    prompt += IMAGE_TOKENS * sum(1 for _ in _REMOTE_IMAGE.finditer(request.body))
     refers = any(members.get(name, b"null") != b"null" for name in _PROMPT_REFERENCES)
+    refers = refers or _FILE_REFERENCE.search(request.body) is not None
+    if row is None or not row.prices:
+        prompt = max(prompt, CONTEXT_TOKENS_UNKNOWN) if refers else prompt
+        return (prompt + output) * unpriced / 1_000_000
     prompt = row.context_tokens_max if refers else min(prompt, row.context_tokens_max)
     output = min(output, row.output_tokens_max * CHOICES_MAX)
     price = price_at(row, utc_date(at), prompt)

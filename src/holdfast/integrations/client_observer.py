@@ -58,6 +58,10 @@ _LAST_EVENT = re.compile(rb"^(?:event: ?message_stop\r?\ndata:[^\n]*|data: ?\[DO
 
 _LAST_EVENT_BYTES_MAX = 500
 
+_LOST_RESPONSES = frozenset({"ReadError", "ReadTimeout", "RemoteProtocolError"})
+"""Errors of httpx and its forks that come while a response is awaited: the provider has the request, and may charge."""
+
+
 INCLUDE_USAGE = "include_usage"
 EVENT_BYTES_MAX = 1024 * 1024
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
@@ -367,8 +371,7 @@ class ObservedCall:
         try:
             yield
         except BaseException as error:
-            is_cancelled = isinstance(error, CancelledError | KeyboardInterrupt | GeneratorExit)
-            self.end("cancelled" if is_cancelled else "unreachable")
+            self.end(_find_end(error))
             raise
 
     def begin_response(self, response: Any) -> bool:
@@ -510,3 +513,10 @@ def _has_only_usage(event: bytes) -> bool:
     except msgspec.MsgspecError:
         return False
     return chunk.choices == [] and chunk.usage is not None
+
+
+def _find_end(error: BaseException) -> ExchangeEnd:
+    """How a request ended that got no response."""
+    if isinstance(error, CancelledError | KeyboardInterrupt | GeneratorExit):
+        return "cancelled"
+    return "cut" if any(cls.__name__ in _LOST_RESPONSES for cls in type(error).__mro__) else "unreachable"

@@ -18,6 +18,9 @@ CONNECT_SECONDS_MAX = 10.0
 IDLE_SECONDS_MAX = 15.0
 IDLE_CONNECTIONS_MAX = 128
 
+# An upstream that was closing an idle connection as a request was sent on it answers within a round trip, with a reset.
+CLOSING_SECONDS_MAX = 1.0
+
 # Back-pressure: beyond this, stop reading from the upstream until the client has taken some.
 BUFFERED_RESPONSE_BYTES_MAX = 256 * 1024
 
@@ -37,6 +40,7 @@ class UpstreamConnection(asyncio.Protocol):
         self._writable.set()
         self._unsent = b""
         self._is_request_sent = False
+        self._request_sent_at = 0.0
         self._chunked = False
         self._paused = False
         self.is_closed = False
@@ -116,6 +120,7 @@ class UpstreamConnection(asyncio.Protocol):
             self._write(b"0\r\n\r\n")
         self._flush()
         self._is_request_sent = True
+        self._request_sent_at = asyncio.get_running_loop().time()
 
     async def read_head(self) -> ResponseHead:
         """Waits for the response head. Raises ConnectionCutError if the connection ends first."""
@@ -148,6 +153,13 @@ class UpstreamConnection(asyncio.Protocol):
             chunks.append(await self.read_chunk())
             size += len(chunks[-1])
         return b"".join(chunks)
+
+    @property
+    def has_delivered_request(self) -> bool:
+        """Whether the upstream has the whole request, as far as that is known of a connection that was cut."""
+        sent_seconds = asyncio.get_running_loop().time() - self._request_sent_at
+        was_idle = self.idle_since > 0
+        return self._is_request_sent and not (was_idle and sent_seconds < CLOSING_SECONDS_MAX)
 
     @property
     def is_complete(self) -> bool:
