@@ -344,7 +344,7 @@ def test_an_estimated_output_says_so(tmp_path: Path) -> None:
         log.append([Event(f"e{at}", 1e9 + at, "s1", "agent", payload) for at, payload in enumerate(payloads)]).result()
     first, second, note, *_ = run("sessions", "show", "s1", "--db", str(path)).output.splitlines()[1:]
     assert (first.split()[7], second.split()[7]) == ("~7", "7")
-    assert note == "~ the call broke off; its output is estimated from what arrived"
+    assert note == "~ the call broke off; what the provider did not report is estimated"
     calls = json.loads(run("sessions", "show", "s1", "--db", str(path), "--json").output)["calls"]
     assert [call["output_estimated"] for call in calls] == [True, False]
 

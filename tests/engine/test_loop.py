@@ -548,18 +548,33 @@ async def test_the_output_of_an_interrupted_call_is_estimated_from_what_arrived(
         assert session.cost == cut.cost_usd + whole.cost_usd
 
 
-async def test_nothing_is_estimated_when_the_input_tokens_were_not_reported_either(agent: MakeAgent) -> None:
-    transport = ReplayTransport([Pause(says("The answer is long, and goes on."), events=2)], get_adapter("openai-chat"))
+@pytest.mark.parametrize("is_cut", [False, True], ids=["cancelled", "cut"])
+async def test_a_reply_that_ends_before_its_usage_is_estimated_as_the_gateway_estimates_it(
+    agent: MakeAgent, is_cut: bool
+) -> None:
+    """OpenAI reports the usage last, and charges for a reply that nobody reads to its end."""
+
+    class Cutting(ReplayTransport):
+        async def send(self, *args, **options):  # type: ignore[no-untyped-def]
+            async for chunk in super().send(*args, **options):
+                yield chunk
+                return
+
+    make = Cutting if is_cut else ReplayTransport
+    transport = make([Pause(says("The answer is long, and goes on."), events=2)], get_adapter("openai-chat"))
     harness = agent(model="openai-chat:gpt-5.6", transport=transport)
     async with harness.session as session:
-        turn = asyncio.ensure_future(session.send("hello"))
-        await transport.paused.wait()
-        turn.cancel()
-        with pytest.raises(asyncio.CancelledError):
+        turn = asyncio.ensure_future(session.send("hello " * 1_000))
+        if not is_cut:
+            await transport.paused.wait()
+            turn.cancel()
+        with pytest.raises(ProviderError if is_cut else asyncio.CancelledError):
             await turn
-        assert len(session.history) == 2
-    (failed,) = (payload for payload in harness.payloads if isinstance(payload, LlmCallFailed))
-    assert (failed.usage, failed.is_output_estimated) == (Usage(), False)
+        (failed,) = (payload for payload in harness.payloads if isinstance(payload, LlmCallFailed))
+        assert failed.is_output_estimated
+        assert 1_000 < failed.usage.input < 1_200
+        assert (failed.usage.cache_read, failed.usage.output > 0) == (0, not is_cut)
+        assert session.cost == failed.cost_usd > 0
 
 
 async def test_nothing_is_estimated_for_a_call_that_failed_before_its_reply(agent: MakeAgent) -> None:

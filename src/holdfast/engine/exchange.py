@@ -85,7 +85,9 @@ async def exchange(
         retries = attempt
 
     def failed_event(error: ProviderError) -> LlmCallFailed:
-        usage = output.estimate_usage(decoder.partial(), deps.model.tokens_factor)
+        usage = output.estimate_usage(
+            decoder.partial(), error, prompt_tokens=conversation.request_tokens, tokens_factor=deps.model.tokens_factor
+        )
         at = slot.started_at
         return failed_call_event(conversation, error, retries=retries, started_at=at, usage_so_far=usage)
 
@@ -137,16 +139,22 @@ class PartialOutput:
         elif isinstance(delta, ToolUseDelta):
             self._texts.append(delta.json_part)
 
-    def estimate_usage(self, partial: Reply | None, tokens_factor: float) -> tuple[Usage, bool]:
-        """The usage, and whether its output is our estimate.
+    def estimate_usage(
+        self, partial: Reply | None, error: ProviderError, *, prompt_tokens: int, tokens_factor: float
+    ) -> tuple[Usage, bool]:
+        """The usage of a call that failed after its reply had begun, and whether it is our estimate.
 
-        Most providers report output tokens only at the end of a stream. If the prompt was not reported either, the call
-        has no usage at all.
+        Most providers report output tokens only at the end of a stream, and OpenAI those of the prompt too: then
+        `prompt_tokens` count, none of them as read from the cache, as for a forwarded call.
         """
         reported = partial.usage if partial else Usage()
-        if partial is None or partial.stop_reason != "cancelled" or not reported.tokens_sent:
+        if partial is None or partial.stop_reason != "cancelled":
             return reported, False
-        estimate = count_tokens("".join(self._texts), tokens_factor)
-        if estimate <= reported.output:
-            return reported, False
-        return replace(reported, output=estimate), True
+        usage = reported
+        # A provider that reports an error charges nothing; one whose reply is not read to its end does.
+        if not usage.tokens_sent and error.kind in ("cancelled", "network"):
+            usage = replace(usage, input=prompt_tokens)
+        if usage.tokens_sent:
+            output = count_tokens("".join(self._texts), tokens_factor)
+            usage = replace(usage, output=max(usage.output, output))
+        return usage, usage != reported

@@ -153,7 +153,7 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
     print_table(headings, (_call_row(entry, estimated) for entry in calls), spare=("uncached", "prefix", "at"))
     _draw(calls, events)
     if any(entry.record.request_id in estimated for entry in calls):
-        click.echo("~ the call broke off; its output is estimated from what arrived")
+        click.echo("~ the call broke off; what the provider did not report is estimated")
     explicit_cache_usd, ping_usd = explicit_cache_cost_usd(events), ping_cost_usd(events)
     shares = f", ${explicit_cache_usd:.6f} of it for explicit caches" if explicit_cache_usd else ""
     shares += f", ${ping_usd:.6f} of it for keep-alive and prewarm requests" if ping_usd else ""

@@ -89,7 +89,7 @@ class _Summary:
         self.answered = False
         try:
             with reserve_budget(self._conversation, tokens):
-                reply = await self._reply(body)
+                reply = await self._reply(body, tokens)
         except (ProviderError, BudgetError) as error:
             self.reason = f"the summary request failed: {error}"
             return
@@ -112,7 +112,7 @@ class _Summary:
         finally:
             buffer.truncate(block_count)
 
-    async def _reply(self, body: bytes) -> Reply:
+    async def _reply(self, body: bytes, tokens: int) -> Reply:
         """Send the request and return the reply; logged as a call outside the conversation, however it ends."""
         conversation, deps = self._conversation, self._conversation.deps
         started_at, decoder, output = deps.clock(), deps.adapter.make_stream_decoder(), PartialOutput()
@@ -127,7 +127,9 @@ class _Summary:
                             return delta.reply
             raise ProviderError("network", "the response ended before it was complete")
         except ProviderError as error:
-            usage_so_far = output.estimate_usage(decoder.partial(), deps.model.tokens_factor)
+            usage_so_far = output.estimate_usage(
+                decoder.partial(), error, prompt_tokens=tokens, tokens_factor=deps.model.tokens_factor
+            )
             failed = failed_call_event(conversation, error, retries=0, started_at=started_at, usage_so_far=usage_so_far)
             self._add_cost(failed)
             await conversation.record("agent", replace(failed, request_id=deps.new_id(started_at)))
