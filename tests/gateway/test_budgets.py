@@ -619,6 +619,7 @@ def test_estimate_counts_images_that_are_elsewhere() -> None:
         # Of the two members one is read here, and both by others.
         ("gzip", gzip.compress(b'{"model": "gpt-5.2", ') + gzip.compress(b'"input": "..."}')),
     ],
+    ids=["unknown", "cut", "two members"],  # The time is in what is compressed, and must not be in an id.
 )
 def test_a_body_that_cannot_be_decompressed_counts_as_a_large_one(encoding: str, body: bytes) -> None:
     assert measure_request(body, [(b"content-encoding", encoding.encode())]).size_bytes == 32 * 1024 * 1024
