@@ -187,6 +187,21 @@ def test_upstream_that_proves_no_websocket_is_refused() -> None:
     assert refused.value.response.status_code == 502
 
 
+@pytest.mark.parametrize(
+    "path", ["/openai/v1/chat/completions", "/anthropic/v1/messages/batches/msgbatch_0123456789/results"]
+)
+def test_what_is_answered_to_a_handshake_without_opening_a_websocket_is_not_passed_on(path: str) -> None:
+    """A handshake is a GET, which lists stored completions and reads results of batches, unlike the calls it is for."""
+    with raw_upstream() as upstream, serve_gateway(upstream.url) as gateway:
+        upstream.parts = (b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\nconnection: close\r\n\r\nstored",)
+        with pytest.raises(InvalidStatus) as refused:
+            open_socket(gateway.url, path)
+    response = refused.value.response
+    assert (response.status_code, response.headers["x-holdfast-gateway"]) == (502, "refused")
+    assert b"opened no WebSocket" in (response.body or b"")
+    assert b"stored" not in (response.body or b"")
+
+
 @pytest.mark.parametrize("framing", [b"content-length: 5", b"transfer-encoding: chunked"])
 def test_handshake_that_announces_a_body_is_forwarded_without_it(framing: bytes) -> None:
     """An upstream would wait for the body, which the gateway never sends."""

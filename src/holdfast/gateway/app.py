@@ -287,16 +287,17 @@ class Gateway:
             connection.end_request()
             async with asyncio.timeout(HANDSHAKE_SECONDS_MAX):
                 head = await connection.read_head()
-            accepted = make_accept_message(head, handshake) if head.status == 101 else None
-            if accepted is None and head.status != 101:
+            if head.status >= 300:
                 await _relay_response(exchange, active, respond, on_complete=self._end_durably)
                 return
+            accepted = make_accept_message(head, handshake) if head.status == 101 else None
             if accepted is None:
-                raise ConnectionCutError
+                # An answer to a GET, for which neither path nor budget were checked.
+                raise ConnectionCutError("it opened no WebSocket")
             await channels[0]()  # The client's `websocket.connect`.
             await channels[1](accepted)
-        except (ConnectionCutError, TimeoutError):
-            await _unreachable(exchange, respond)
+        except (ConnectionCutError, TimeoutError) as error:
+            await _unreachable(exchange, respond, str(error))
             return
         else:
             await self._relay_websocket(exchange, admitted, scope, channels, upstream=UpstreamSocket(connection))
@@ -581,8 +582,7 @@ def _send_as_denial(send: Send) -> Send:
 
 async def _unreachable(exchange: Exchange, send: Send, reason: str = "", *, was_delivered: bool = False) -> None:
     exchange.end = "cut" if was_delivered else "unreachable"
-    message = f"the gateway got no response from its upstream for {exchange.target.mount}"
-    message = f"{message}: {reason}" if reason else message
+    message = f"the gateway got no response from its upstream for {exchange.target.mount}{reason and f': {reason}'}"
     await _refuse(exchange.target, GatewayRefusedError(502, message), send)
 
 
