@@ -181,6 +181,9 @@ def test_requests_per_minute_are_counted_per_key(upstream: RawUpstream) -> None:
         ("/together/v1/models", 403, "POST"),
         ("/vertex/v1/projects/p/locations/eu/models/ours", 403, "PATCH"),
         ("/openai/v1/chat/completions", 403, "GET"),
+        # Opens a call whose media pass the gateway by: only its WebSocket is for a shared key.
+        ("/openai/v1/realtime?model=gpt-realtime", 403, "POST"),
+        ("/azure/openai/v1/realtime", 403, "GET"),
     ],
 )
 def test_a_granted_provider_key_is_for_inference_and_paths_that_are_granted(
@@ -195,6 +198,19 @@ def test_a_granted_provider_key_is_for_inference_and_paths_that_are_granted(
         assert status == 200 or (upstream.heads == [] and b"inference only" in body)
         # A client's own key opens what its account opens.
         assert request_with(gateway, {"x-api-key": "sk-own", "x-holdfast-key": key}, path, method=method)[0] == 200
+
+
+@pytest.mark.parametrize("name", ["x-http-method-override", "X-HTTP-Method", "x-method-override"])
+def test_a_granted_provider_key_is_used_with_the_method_that_was_checked(upstream: RawUpstream, name: str) -> None:
+    """Google's APIs take the method from a header where a request has one."""
+    grants = {"*": KeyLimits(provider_keys={"gemini": CANARY})}
+    path = "/gemini/v1beta/models/gemini-embedding-001:embedContent"
+    with serve_gateway(upstream.url, grants=grants) as gateway:
+        key = add_key(gateway)
+        assert request_with(gateway, {"x-goog-api-key": key, name: "POST"}, path, method="PUT")[0] == 200
+        own = {"x-goog-api-key": "own", "x-holdfast-key": key, name: "POST"}
+        assert request_with(gateway, own, path, method="PUT")[0] == 200
+    assert [name.lower().encode() in head.lower() for head in upstream.heads] == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ from holdfast.gateway.rewrite.explicit_caches import (
 )
 from holdfast.gateway.rewrite.operations import IMPLICIT_CACHE_MISSED
 from holdfast.gateway.rewrite.request_analysis import RequestAnalysis
-from holdfast.gateway.routes import RouteTable, Target, Upstream, get_raw_path
+from holdfast.gateway.routes import WEBSOCKET_METHOD, RouteTable, Target, Upstream, get_raw_path
 from holdfast.gateway.websocket import (
     HANDSHAKE_SECONDS_MAX,
     PING_EXTENSION,
@@ -118,8 +118,7 @@ class Gateway:
         is_websocket = scope["type"] == "websocket"
         respond = _send_as_denial(send) if is_websocket else send
         try:
-            # Messages on a WebSocket are calls, which would be posted over HTTP.
-            method, address = scope.get("method", "POST"), _get_address(scope)
+            method, address = scope.get("method", WEBSOCKET_METHOD), _get_address(scope)
             admitted = await self._authenticator.authenticate(
                 target, scope["headers"], is_call=not is_websocket, address=address, method=method
             )
@@ -334,14 +333,13 @@ class Gateway:
             functools.partial(self._notify, self._watcher.on_request),
             end_call,
         )
+        authenticate = functools.partial(self._authenticator.authenticate, exchange.target, scope["headers"])
         relay = WebSocketRelay(
             exchange.target,
             upstream,
             channels,
             make_calls(owner, self._prompts, scope.get("query_string", b"")),
-            authenticate=functools.partial(
-                self._authenticator.authenticate, exchange.target, scope["headers"], address=_get_address(scope)
-            ),
+            authenticate=functools.partial(authenticate, address=_get_address(scope), method=WEBSOCKET_METHOD),
             budgets=self._budgets,
             rewriter=self._rewriter,
             clock=self._clock,

@@ -24,6 +24,8 @@ _SUBSCRIPTION_PREFIXES = (b"sk-ant-oat", b"eyJ", b"ya29.")
 _SIGNATURE = re.compile(rb"AWS4-\S+ Credential=([^/,\s]+)")
 """An authorization header by AWS's Signature Version 4, which covers the body; the group is the key's id."""
 
+_METHOD_HEADERS = (b"x-http-method-override", b"x-http-method", b"x-method-override")
+
 GATEWAY_KEY_PATTERN = re.compile(rb"(?:Bearer +)?(hf_[0-9a-f]{16}_[0-9a-f]{64})", re.IGNORECASE)
 
 FindHolder = Callable[[str | None], "KeyHolder | None"]
@@ -155,7 +157,8 @@ def _our_key(headers: Headers) -> tuple[bytes | None, bytes | None]:
 def _with_provider_key(headers: Headers, key_header: bytes, provider_key: bytes) -> Headers:
     """Replaces the gateway key in `key_header`, and drops it from every other credential header.
 
-    Some clients send the same key in several headers; none of them may reach the provider.
+    Some clients send the same key in several headers; none of them may reach the provider. Nor may a header that names
+    another method: which paths the provider's key opens, and what is charged, depend on the method.
     """
 
     def replace_key(value: bytes) -> bytes:
@@ -165,7 +168,10 @@ def _with_provider_key(headers: Headers, key_header: bytes, provider_key: bytes)
     return [
         (name, replace_key(value) if name == key_header else value)
         for name, value in headers
-        if name == key_header or name not in CREDENTIAL_HEADERS or not GATEWAY_KEY_PATTERN.fullmatch(value.strip())
+        if name == key_header
+        or not (
+            name in _METHOD_HEADERS or (name in CREDENTIAL_HEADERS and GATEWAY_KEY_PATTERN.fullmatch(value.strip()))
+        )
     ]
 
 

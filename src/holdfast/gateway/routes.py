@@ -127,6 +127,9 @@ verbs of Google's that manage a model (`:export`), or whose results we cannot pr
 _MODEL_LISTS = re.compile(_STEPS_BEFORE + r"/models(?:/[^:]+)?")
 """Only to be read: with other methods models are uploaded, changed and deleted."""
 
+_SOCKETS = re.compile(r".*/realtime|.*/ws/.*")
+"""Posted to, Realtime opens a call whose media and usage pass the gateway by."""
+
 _FREE = re.compile(
     r".*(?:/(?:count_tokens|input_tokens|input_items|moderations|cancel|realtime|cachedContents(?:/.*)?|batches(?:/.*)?)"
     r"|/ws/.*|:(?:count|compute)Tokens)"
@@ -144,6 +147,8 @@ ENDPOINT_CHARS_MAX = 80
 
 
 DIRECT_ROUTE = "direct"
+WEBSOCKET_METHOD = "WEBSOCKET"
+"""In place of an HTTP method: a handshake, and each message that calls a model."""
 
 
 class Target(msgspec.Struct, frozen=True):
@@ -153,7 +158,8 @@ class Target(msgspec.Struct, frozen=True):
     is the adapter for all responses. `endpoint` is the path without ids, under which other requests are recorded.
     `reads_results`: reading it with GET may return the results of a batch. `is_inference`: it calls a model or belongs
     to doing so; other paths need to be granted if the gateway adds the provider's key. `is_list`: it only lists models.
-    `is_paid`: it is inference that costs something, also if its response does not say what.
+    `is_paid`: it is inference that costs something, also if its response does not say what. `is_socket`: it is
+    inference on a WebSocket only.
     `provider` is the one that calls are recorded and priced as. `path_fields` are the fields of the usual body that
     this dialect has in the path instead. `model_names` maps names in requests to names in the catalog.
     `route` is `direct`, or the host that stands between the provider and us: caches may behave differently there.
@@ -172,12 +178,15 @@ class Target(msgspec.Struct, frozen=True):
     route: str = DIRECT_ROUTE
     is_list: bool = False
     is_paid: bool = True
+    is_socket: bool = False
 
     def is_inference_by(self, method: str) -> bool:
         """Reading the path of model calls lists those that are stored, whoever made them."""
         if self.is_list:
             return method in ("GET", "HEAD")
-        return self.is_inference and (method == "POST" or self.adapter_name is None)
+        if method == WEBSOCKET_METHOD:
+            return self.is_inference
+        return self.is_inference and not self.is_socket and (method == "POST" or self.adapter_name is None)
 
 
 class Upstream(msgspec.Struct, frozen=True):
@@ -290,6 +299,7 @@ class RouteTable:
             upstream.route,
             bool(_MODEL_LISTS.fullmatch(normalized)),
             is_inference and not _FREE.fullmatch(normalized),
+            bool(_SOCKETS.fullmatch(normalized)),
         )
 
 
