@@ -165,7 +165,8 @@ class Gateway:
             receive = replay(messages, receive)
             if messages[-1]["type"] != "http.request":
                 return receive  # The client left before its request was complete: nothing will be called.
-            request = measure_request(body, exchange.headers)
+            # In a thread: what little there is of a compressed body can stand for much.
+            request = await asyncio.to_thread(measure_request, body, exchange.headers)
         exchange.is_reserved = await self._budgets.reserve(exchange.id, key_id, exchange.target, request)
         return receive
 

@@ -24,10 +24,10 @@ from holdfast.events.records import BUDGET_USD_MAX, BudgetCharge, BudgetDay, Bud
 from holdfast.gateway.exchange import BUFFERED_BYTES_MAX, UNPRICED_USD_PER_MTOK, CallCharge, GatewayRefusedError
 from holdfast.gateway.http.client_addresses import MINUTE_SECONDS
 from holdfast.gateway.http.content_encoding import decompress_body
-from holdfast.gateway.http.headers import Headers, get_header_value
+from holdfast.gateway.http.headers import Headers
 from holdfast.gateway.routes import PRESETS, Target, normalize_path
 from holdfast.ledger.money import to_picodollars
-from holdfast.providers.json_splice import decode_or_none, nested_field, split_object
+from holdfast.providers.json_splice import decode_or_none
 from holdfast.sources.files import parse_toml
 from holdfast.types.usage import TOKENS_MAX
 
@@ -81,6 +81,12 @@ is an object, and a quotation in a text has escaped quotes."""
 _REMOTE_IMAGE = re.compile(rb'"(?:image_url|url)"\s*:\s*"https?:')
 IMAGE_TOKENS = 5_000
 """For an image of unknown size: providers scale large ones down to a few thousand tokens."""
+
+_READ_MEMBERS = ("model", *_OUTPUT_LIMITS, *_CHOICES, *_NESTED_SETTINGS, *_PROMPT_REFERENCES)
+_Members = msgspec.defstruct("_Members", [(name, msgspec.Raw, msgspec.Raw(b"")) for name in _READ_MEMBERS], frozen=True)
+_decode_members = msgspec.json.Decoder(_Members).decode
+_decode_name = msgspec.json.Decoder(str).decode
+_decode_number = msgspec.json.Decoder(float | str).decode
 
 _NO_OUTPUT = re.compile(r"/(?:embeddings|moderations|rerank|batches)$|:(?:embed|batchEmbed)Contents?$")
 _FREE_ENDPOINT = re.compile(r"/count_tokens$|/input_tokens$|:countTokens$")
@@ -180,7 +186,7 @@ class KeyLimitTable:
         patterns = self.get_limits(key_id).models
         if not patterns or not target.is_inference:
             return
-        name = find_model_name(target, decode_or_none(split_object, request.body) or {})
+        name = find_model_name(target, read_members(request.body))
         names = (name, target.model_names.get(name, name))
         if not name or not any(fnmatchcase(model, pattern) for model in names for pattern in patterns):
             model = f"model {name[:MODEL_CHARS_MAX]!a}" if name else "a request whose model cannot be read"
@@ -464,20 +470,30 @@ def find_model_name(target: Target, members: Mapping[str, bytes]) -> str:
     """
     if target.adapter_name in (None, "gemini") and (in_path := _GOOGLE_MODEL.search(normalize_path(target.path) or "")):
         return in_path[1]
-    named = target.path_fields.get("model") or decode_or_none(msgspec.json.decode, members.get("model"))
+    named = target.path_fields.get("model") or decode_or_none(_decode_name, members.get("model"))
     return named if isinstance(named, str) else ""
+
+
+def read_members(body: bytes) -> dict[str, bytes]:
+    """Those members of a request that its cost and its model are read from; none if it cannot be read.
+
+    Only those: to decode a body of 32 MiB full of others takes seconds, in which no other call gets on.
+    """
+    members = decode_or_none(_decode_members, body)
+    values = msgspec.structs.asdict(members) if members is not None else {}
+    return {name: bytes(value) for name, value in values.items() if len(value)}
 
 
 def measure_request(body: bytes | None, headers: Headers) -> RequestSize:
     """None is a body that was too large to read."""
     if body is None:
         return RequestSize(BUFFERED_BYTES_MAX)
-    encoding = (get_header_value(headers, b"content-encoding") or b"").decode("latin-1")
+    encoding = b",".join(value for name, value in headers if name == b"content-encoding")
     try:
-        plain = decompress_body(body, encoding)
+        plain = decompress_body(body, encoding.decode("latin-1"))
     except ProviderError:
         plain = b""
-    if plain is not body and decode_or_none(split_object, plain) is None:
+    if plain is not body and decode_or_none(_decode_members, plain) is None:
         # Of what is compressed in a way that we cannot read, or only in part, a few bytes can stand for many.
         return RequestSize(BUFFERED_BYTES_MAX)
     return RequestSize(len(plain), plain)
@@ -498,7 +514,7 @@ def estimate_call_usd(
     """
     if _FREE_ENDPOINT.search(target.endpoint):
         return 0.0
-    members = decode_or_none(split_object, request.body) or {}
+    members = read_members(request.body)
     name = find_model_name(target, members)
     row = find_model_or_none(f"{target.provider}:{target.model_names.get(name, name)}"[:MODEL_CHARS_MAX], models)
     allowed = _find_largest(members, _OUTPUT_LIMITS) * _find_choices(members)
@@ -525,11 +541,17 @@ def _find_largest(members: Mapping[str, bytes], names: Collection[str]) -> int:
 
     The largest, because a provider ignores the names that it does not know.
     """
-    values = [decode_or_none(msgspec.json.decode, members.get(name)) for name in names]
-    for table in _NESTED_SETTINGS:
-        settings = decode_or_none(msgspec.json.decode, members.get(table))
-        values += [nested_field(settings, name) for name in names]
-    return min(max((value for value in values if isinstance(value, int) and value > 0), default=0), TOKENS_MAX)
+    settings = [read_members(members.get(table, b"")) for table in _NESTED_SETTINGS]
+    return max(_read_count(table.get(name)) for table in (members, *settings) for name in names)
+
+
+def _read_count(raw: bytes | None) -> int:
+    """A positive number of tokens or choices; 0 for anything else. Some providers take a text or a fraction of zero."""
+    try:
+        number = float(decode_or_none(_decode_number, raw) or 0)
+    except ValueError:
+        return 0
+    return int(min(number, TOKENS_MAX)) if number > 0 else 0
 
 
 def _find_choices(members: Mapping[str, bytes]) -> int:

@@ -288,7 +288,7 @@ class RouteTable:
             mount,
             path,
             adapter,
-            _ID_STEP.sub("/{id}", normalized)[:ENDPOINT_CHARS_MAX],
+            _name_endpoint(normalized),
             # Chat Completions at OpenAI itself are recorded as `openai-chat`, whoever forwards them to it.
             adapter if adapter and upstream.provider == _OWNERS.get(adapter, adapter) else upstream.provider,
             adapter or _FORMATS.get(upstream.dialect, upstream.dialect),
@@ -301,6 +301,12 @@ class RouteTable:
             is_inference and not _FREE.fullmatch(normalized),
             bool(_SOCKETS.fullmatch(normalized)),
         )
+
+
+def _name_endpoint(path: str) -> str:
+    name = _ID_STEP.sub("/{id}", path)
+    # A path that is cut must not end like another endpoint, such as one that costs nothing.
+    return name if len(name) <= ENDPOINT_CHARS_MAX else f"{name[: ENDPOINT_CHARS_MAX - 3]}..."
 
 
 def _find_path_fields(path: str, adapter: str | None) -> dict[str, str | bool]:
