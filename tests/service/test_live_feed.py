@@ -17,6 +17,7 @@ from holdfast.events.log import Event
 from holdfast.events.records import PositionedEvent
 from holdfast.runtime.session import Session
 from holdfast.service.live.hub import MISSING_POSITION_SECONDS_MAX, EventHub, FeedItem, SkippedEvents
+from holdfast.service.live.sse import KEY_CHECK_SECONDS
 from holdfast.simulator.provider import SimulatedProvider
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.open import open_store
@@ -107,6 +108,30 @@ async def test_listener_resumes_after_the_last_event_it_received() -> None:
     assert [frame.data["id"] for frame in (*first, *rest, *newest)] == [
         event.id for event in (*message_events(6), message_event(9))
     ]
+
+
+@pytest.mark.parametrize("ending", ["revoked", "expired", "first_key"])
+async def test_feed_ends_once_its_key_is_not_accepted_any_more(ending: str) -> None:
+    """Without another event; a feed that needed no key ends once there is one."""
+    clock, store = ManualClock(1_800_000_000.0), MemoryStore()
+    with serve_store(store, clock=clock) as client:
+        key = None if ending == "first_key" else client.key("read", expires_at=clock() + 3_600)
+        headers = {} if key is None else {"authorization": f"Bearer {key}"}
+        async with aiohttp.ClientSession() as http, http.get(f"{client.url}/api/cache/stream", headers=headers) as feed:
+            assert await feed.content.readuntil(b"\n\n") == b": listening\n\n"
+            await asyncio.to_thread(_wait_until_listening, client.service.hub, 1)
+            store.append(message_events(2)).result(10)
+            await frames(feed, 2)
+            if ending == "first_key":
+                client.key("admin")
+            elif ending == "revoked":
+                assert key is not None
+                assert client.service.records.revoke_key(key.split("_")[1], at=clock())
+            clock.advance(3_600 if ending == "expired" else KEY_CHECK_SECONDS)
+            store.append([message_event(9)]).result(10)
+            async with asyncio.timeout(SECONDS_MAX):
+                rest = await feed.content.read()
+    assert b"event:" not in rest
 
 
 @pytest.mark.parametrize("engine", ["sqlite", "postgres"])

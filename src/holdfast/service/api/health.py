@@ -13,7 +13,16 @@ from holdfast.errors import StoreError
 from holdfast.ledger.analytics.queries import CostQueries, LedgerScope, count_unreadable_calls
 from holdfast.service.alerts import KINDS, find_alerts
 from holdfast.service.context import AppContext
-from holdfast.service.http.routes import PLAIN_TEXT, ApiError, EmptyRequest, Route, RouteResponse, json_route, raw_route
+from holdfast.service.http.routes import (
+    PLAIN_TEXT,
+    ApiError,
+    EmptyRequest,
+    Route,
+    RouteRequest,
+    RouteResponse,
+    json_route,
+    raw_route,
+)
 from holdfast.service.telemetry.prometheus import format_metric_header, format_sample, merge_metrics
 from holdfast.types.usage import Usage
 
@@ -47,7 +56,7 @@ def get_readiness(context: AppContext, request: EmptyRequest) -> Health:
     return Health("degraded" if reasons else "ready", __version__, unreadable, reasons)
 
 
-async def get_metrics(context: AppContext, request: EmptyRequest, last_event_id: str | None) -> RouteResponse:
+async def get_metrics(context: AppContext, request: EmptyRequest, incoming: RouteRequest) -> RouteResponse:
     """Metrics in Prometheus text format."""
     scope = LedgerScope(simulated=context.simulated)
     call_lines = await asyncio.to_thread(

@@ -170,16 +170,16 @@ def json_route(
 
 def raw_route(
     path: str,
-    run: Callable[[AppContext, Request, str | None], Awaitable[RouteResponse]],
+    run: Callable[[AppContext, Request, RouteRequest], Awaitable[RouteResponse]],
     *,
     rule: AccessRule,
     content_type: str,
 ) -> Route:
-    """A GET route with a non-JSON response; `run` also gets the Last-Event-ID header."""
+    """A GET route with a non-JSON response; `run` also gets the request with its caller."""
     request, _ = get_handler_types(run)
 
     async def respond(context: AppContext, incoming: RouteRequest) -> RouteResponse:
-        return await run(context, decode_request_fields(incoming, request), incoming.last_event_id)
+        return await run(context, decode_request_fields(incoming, request), incoming)
 
     summary = get_summary(run)
     return Route("GET", path, rule, summary, request, NonJsonResponse, respond, content_type=content_type)

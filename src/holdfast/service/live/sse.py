@@ -1,5 +1,6 @@
 """The live feed: events of all sessions or of one as server-sent events, without message content."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Annotated
@@ -11,12 +12,24 @@ from holdfast.events.payloads.cache import CacheControlsApplied, CachePinged, Ex
 from holdfast.events.payloads.calls import LlmCallCompleted, LlmCallFailed, RequestPrepared
 from holdfast.events.payloads.session import DelegationCompleted, SkillLoaded, SkillUsed, TurnCancelled, TurnCompleted
 from holdfast.events.payloads.union import AnyPayload
-from holdfast.events.records import PositionedEvent
+from holdfast.events.records import KeyRow, PositionedEvent
+from holdfast.service.auth.keys import get_key_state
 from holdfast.service.context import AppContext
-from holdfast.service.http.routes import EVENT_STREAM, ApiError, Route, RouteResponse, copy_fields, raw_route
-from holdfast.service.live.hub import EventHub, NoEvents, SkippedEvents
+from holdfast.service.http.routes import (
+    EVENT_STREAM,
+    ApiError,
+    Route,
+    RouteRequest,
+    RouteResponse,
+    copy_fields,
+    raw_route,
+)
+from holdfast.service.live.hub import NoEvents, SkippedEvents
 
 POSITION_DIGITS_MAX = 18
+
+KEY_CHECK_SECONDS = 10.0
+"""For so long after a feed's key was checked, events are sent without checking it again."""
 
 _WITH_PAYLOAD = (
     CacheControlsApplied,
@@ -52,22 +65,35 @@ class StreamedEvent(msgspec.Struct, frozen=True):
     payload: dict[str, object] | None
 
 
-async def stream_events(context: AppContext, request: StreamRequest, last_event_id: str | None) -> RouteResponse:
+async def stream_events(context: AppContext, request: StreamRequest, incoming: RouteRequest) -> RouteResponse:
     """Events as server-sent events while they are recorded; Last-Event-ID resumes after that event."""
     after = request.after
+    last_event_id = incoming.last_event_id
     if last_event_id:
         if not (last_event_id.isascii() and last_event_id.isdigit() and len(last_event_id) <= POSITION_DIGITS_MAX):
             raise ApiError(400, "invalid_last_event_id", "Last-Event-ID must be an event number of this feed")
         after = int(last_event_id)
-    return RouteResponse(iterate_sse_frames(context.hub, after=after, session_id=request.session), EVENT_STREAM)
+    frames = iterate_sse_frames(context, incoming.key, after=after, session_id=request.session)
+    return RouteResponse(frames, EVENT_STREAM)
 
 
-async def iterate_sse_frames(hub: EventHub, *, after: int | None, session_id: str | None) -> AsyncIterator[bytes]:
-    """Server-sent events. A `dropped` event names the range of positions that was skipped."""
+async def iterate_sse_frames(
+    context: AppContext, key: KeyRow | None, *, after: int | None, session_id: str | None
+) -> AsyncIterator[bytes]:
+    """Server-sent events, until the key is not accepted any more.
+
+    A `dropped` event names the range of positions that was skipped.
+    """
     # A comment at once, so that proxies and EventSource see the response start.
     yield b": listening\n\n"
-    async with aclosing(hub.listen(after)) as items:
+    checked_at = context.clock()
+    async with aclosing(context.hub.listen(after)) as items:
         async for item in items:
+            # A feed stays open for hours, so it would outlive its key.
+            if isinstance(item, NoEvents) or context.clock() - checked_at >= KEY_CHECK_SECONDS:
+                if not await _is_accepted(context, key):
+                    return
+                checked_at = context.clock()
             match item:
                 case SkippedEvents(until=last):
                     yield f"id: {last}\nevent: dropped\ndata: {_encode(item).decode()}\n\n".encode()
@@ -76,6 +102,13 @@ async def iterate_sse_frames(hub: EventHub, *, after: int | None, session_id: st
                 case PositionedEvent(position=position, event=event):
                     if event is not None and session_id in (None, event.session_id):
                         yield encode_sse_frame(position, event)
+
+
+async def _is_accepted(context: AppContext, key: KeyRow | None) -> bool:
+    if key is None:
+        return not await context.needs_keys()
+    stored = await asyncio.to_thread(context.records.key, key.id)
+    return stored is not None and get_key_state(stored, context.clock()) == "usable"
 
 
 def encode_sse_frame(position: int, event: Event) -> bytes:
