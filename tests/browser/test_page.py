@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import pairwise
@@ -10,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.clock import ManualClock
 from holdfast.service.sample import AGENT as SAMPLE
 from holdfast.stores.memory import MemoryStore
 from tests.support.browsers import SCREENSHOTS, Keys, Page
+from tests.support.event_examples import session_started_event
 from tests.support.served_service import Client, serve_store
 
 FIRST_VIEW_BYTES_MAX = 75_000
@@ -144,6 +147,48 @@ def test_required_key_is_requested_and_removed_on_sign_out(page: Page) -> None:
         page.wait_until(lambda: page.text("h1") == "Sign in")
 
 
+def sign_in(page: Page, key: str) -> None:
+    page.element("#key").send_keys(key, Keys.ENTER)
+    page.wait_until(lambda: not page.elements("#key"))
+
+
+def test_signing_out_of_any_view_shows_the_sign_in_form_and_signing_in_shows_the_view_again(page: Page) -> None:
+    store = MemoryStore()
+    store.append([session_started_event("s1", at=time.time())]).result(10)
+    with serve_store(store) as client:
+        key = client.key("admin")
+        page.url, page.expected_errors = client.url, ("401",)
+        page.open("session/s1", heading="Sign in")
+        sign_in(page, key)
+        title = page.wait_until(lambda: page.text("h1"))
+        page.wait_until(lambda: page.text("#connection") == "live")
+        page.click("#leave")
+        page.wait_until(lambda: page.text("h1") == "Sign in")
+        assert page.text("#connection") == ""
+        assert page.run("return document.getElementById('leave').hidden")
+        assert page.run("return document.title") == "Sign in · Holdfast"
+        sign_in(page, key)
+        assert page.wait_until(lambda: page.text("h1") == title)
+        assert not page.run("return document.getElementById('leave').hidden")
+        page.leave()
+
+
+def test_a_key_that_expires_while_a_view_is_open_is_requested_again(page: Page) -> None:
+    clock, store = ManualClock(time.time()), MemoryStore()
+    store.append([session_started_event("s1", at=clock())]).result(10)
+    with serve_store(store, clock=clock) as client:
+        key = client.key("admin", expires_at=clock() + 3_600)
+        page.url, page.expected_errors = client.url, ("401",)
+        page.open("session/s1", heading="Sign in")
+        sign_in(page, key)
+        page.wait_until(lambda: page.text("#connection") == "live")
+        clock.advance(3_601)
+        store.append([session_started_event("s2", at=clock())]).result(10)
+        page.wait_until(lambda: page.text("h1") == "Sign in")
+        assert "unknown, revoked or expired key" in page.text("main")
+        page.leave()
+
+
 def test_read_only_key_has_disabled_buttons(page: Page) -> None:
     with serve_store(MemoryStore()) as client:
         key = client.key("read")
@@ -168,6 +213,85 @@ def test_lost_connection_is_shown_and_restored_automatically(page: Page, tmp_pat
     page.wait_until(lambda: page.text("#connection") == "connection lost, retrying")
     with simulating("--db", str(tmp_path / "log.db"), "--port", url.rpartition(":")[2]):
         assert page.wait_until(lambda: page.text("#connection") == "live")
+
+
+STOPPED = "The service does not respond. Is `holdfast serve` still running?"
+
+
+@pytest.mark.parametrize("recovers", ["by itself", "on request"])
+def test_a_view_opened_while_the_service_is_stopped_says_so_and_is_shown_once_it_runs_again(
+    page: Page, tmp_path: Path, recovers: str
+) -> None:
+    """Also one whose script could not be loaded, which browsers do not try again in the same page."""
+    page.expected_errors = (
+        "ERR_CONNECTION_REFUSED",
+        "ERR_INCOMPLETE_CHUNKED_ENCODING",
+        "ERR_CONNECTION_RESET",
+        "ERR_EMPTY",
+        "503",
+    )
+    with simulating("--db", str(tmp_path / "log.db")) as url:
+        page.url = url
+        page.open("overview")
+        page.wait_until(lambda: page.text("#connection") == "live")
+        if recovers == "on request":
+            page.run("window.EventSource = class { addEventListener() {} close() {} }")
+    for view in ("keys", "cost", "keys"):
+        page.run("location.hash = arguments[0]", f"#/{view}")
+        page.wait_until(lambda: page.text("main [role=alert] p") == STOPPED)
+    with simulating("--db", str(tmp_path / "log.db"), "--port", url.rpartition(":")[2]):
+        if recovers == "on request":
+            page.click("main [role=alert] button")
+        page.wait_until(lambda: page.text("h1") == "Keys and budgets")
+        page.leave()
+
+
+HOLD_ANSWERS = """
+    window.holding = [];
+    window.held = [];
+    const fetchNow = window.fetch;
+    window.fetch = (url, options) => {
+      const answer = fetchNow(url, options);
+      const isHeld = window.holding.some((part) => String(url).includes(part));
+      return isHeld ? answer.then((reply) => new Promise((resolve) => window.held.push(() => resolve(reply)))) : answer;
+    };
+    const setTimer = window.setTimeout;
+    window.timersRun = 0;
+    window.setTimeout = (run, ...others) => setTimer(() => { run(); window.timersRun += 1; }, ...others);
+    window.release = () => window.held.splice(0).forEach((run) => run());
+"""
+
+
+def test_an_event_while_a_view_is_loaded_is_not_lost(page: Page) -> None:
+    store = MemoryStore()
+    store.append([session_started_event("s1", at=time.time())]).result(10)
+    with serve_store(store) as client:
+        page.url = client.url
+        page.open("cost", heading="Cost")
+        page.wait_until(lambda: page.text("#connection") == "live")
+        page.run(HOLD_ANSWERS)
+        page.run("window.holding = ['/api/sessions']; location.hash = '#/sessions'")
+        page.wait_until(lambda: page.run("return window.held.length"))
+        store.append([session_started_event("s2", at=time.time())]).result(10)
+        page.wait_until(lambda: page.run("return window.timersRun"))
+        page.run("window.holding = []; window.release()")
+        page.wait_until(lambda: page.text("h1") == "Sessions")
+        page.wait_until(lambda: page.text("[data-figure=total]") == "2 sessions")
+        page.leave()
+
+
+def test_a_view_that_is_left_is_marked_as_busy_until_the_next_one_is_loaded(page: Page, sample_service: Client) -> None:
+    page.url = sample_service.url
+    page.open("cost", heading="Cost")
+    page.run(HOLD_ANSWERS)
+    page.run("window.holding = ['/analytics/reliability']; location.hash = '#/calls'")
+    page.wait_until(lambda: page.run("return window.held.length"))
+    assert page.text("h1") == "Cost"
+    assert page.elements("main[aria-busy=true]")
+    page.wait_until(lambda: float(page.run("return getComputedStyle(document.querySelector('.view')).opacity")) < 0.5)
+    page.run("window.holding = []; window.release()")
+    page.wait_until(lambda: page.text("h1") == "Calls")
+    assert not page.elements("main[aria-busy]")
 
 
 def test_everything_can_be_reached_by_keyboard(page: Page, sample_service: Client) -> None:

@@ -8,6 +8,8 @@ export class ApiError extends Error {
   }
 }
 
+export const UNREACHABLE = "The service does not respond. Is `holdfast serve` still running?";
+
 let clockOffset = 0;
 
 /** The service's time in milliseconds; the browser's clock may differ. */
@@ -43,7 +45,7 @@ async function request(method, path, { body, headers } = {}) {
       credentials: "same-origin",
     });
   } catch {
-    throw new ApiError(0, "unreachable", "The service does not respond. Is `holdfast serve` still running?");
+    throw new ApiError(0, "unreachable", UNREACHABLE);
   }
   const date = Date.parse(response.headers.get("date") ?? "");
   // The Date header has whole seconds, so a difference below two seconds means equal clocks.

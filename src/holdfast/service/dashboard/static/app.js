@@ -1,6 +1,6 @@
 // The dashboard shell: maps the URL to a view, handles sign-in and theme, and refreshes the view on live events.
 
-import { get, includeSimulated, isSimulatedIncluded, post, signIn } from "./api.js";
+import { ApiError, UNREACHABLE, get, includeSimulated, isSimulatedIncluded, post, signIn } from "./api.js";
 import { fill, h, notice } from "./dom.js";
 import { listen } from "./live.js";
 import { nextTheme, themeLabel, useTheme } from "./theme.js";
@@ -25,9 +25,12 @@ const RESIZED_MS = 200;
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
+const leave = document.getElementById("leave");
 let current = { view: null, instance: null };
 let stopListening = null;
 let navigation = 0;
+/** The views whose script could not be loaded. */
+const unloadable = new Set();
 
 /** Parses `#/session/ID?call=3` into the view `session`, the rest `["ID"]` and the query. */
 function parseLocation() {
@@ -61,15 +64,15 @@ async function show() {
   const isSameView = current.view === view;
   drawNavigation(view);
   if (isHandled) return;
-  current.instance?.close?.();
-  current = { view, instance: null };
+  closeView(view);
   if (!view) {
     document.title = "View not found · Holdfast";
     fill(main, h("div", { class: "empty" }, h("h1", {}, "View not found"), h("p", {}, h("a", { href: "#/overview" }, "Go to the overview"))));
     return;
   }
+  main.setAttribute("aria-busy", "true");
   try {
-    const [module, visitor] = await Promise.all([view.load(), get("/api/visitor")]);
+    const [module, visitor] = await loadView(view);
     // Another navigation started while this one was loading.
     if (ownNavigation !== navigation) return;
     onSignedIn(visitor);
@@ -78,12 +81,33 @@ async function show() {
     const instance = await module.show(place, { rest, query, visitor });
     if (ownNavigation !== navigation) return instance?.close?.();
     current.instance = instance;
+    main.removeAttribute("aria-busy");
     replaceView(place);
     if (!isSameView) window.scrollTo(0, 0);
     instance?.attached?.();
+    if (current.missed.size) refresh(current.missed);
   } catch (error) {
     if (ownNavigation === navigation) showError(error);
   }
+}
+
+/** Leaves the view that is shown, which is neither refreshed nor navigated from then on, for another. */
+function closeView(next = null) {
+  current.instance?.close?.();
+  current = { view: next, instance: null, missed: new Set() };
+  main.removeAttribute("aria-busy");
+}
+
+/** The script of a view, and who visits it. The service's error comes first, whichever of both failed first. */
+async function loadView(view) {
+  const [module, visitor] = await Promise.allSettled([view.load(), get("/api/visitor")]);
+  const isUnloadable = module.status === "rejected";
+  // Browsers do not load a script again that they could not load once, unless the page is loaded again.
+  if (isUnloadable && unloadable.has(view) && visitor.status === "fulfilled") location.reload();
+  if (isUnloadable) unloadable.add(view);
+  if (visitor.status === "rejected") throw visitor.reason;
+  if (isUnloadable) throw new ApiError(0, "unreachable", UNREACHABLE);
+  return [module.value, visitor.value];
 }
 
 /** The focus stays on a control that the new view has too; otherwise the keyboard and screen readers go on at its start. */
@@ -95,10 +119,10 @@ function replaceView(place) {
 }
 
 function onSignedIn(visitor) {
-  document.getElementById("leave").hidden = !visitor.signed_in;
+  leave.hidden = !visitor.signed_in;
   // A service that simulates has simulated sessions only.
   document.getElementById("simulated").hidden = visitor.is_simulating;
-  stopListening ??= listen(refresh, showConnection);
+  stopListening ??= listen(refresh, showConnection, showError);
 }
 
 function showConnection(state) {
@@ -111,6 +135,11 @@ let pendingSessions = null;
 
 /** Runs one refresh at a time; requests during a refresh are merged into one more. */
 async function refresh(sessions) {
+  if (!current.instance) {
+    // What the view that is being loaded has read already may not have these events.
+    sessions.forEach((session) => current.missed.add(session));
+    return;
+  }
   if (refreshing) {
     pendingSessions = new Set([...(pendingSessions ?? []), ...sessions]);
     return;
@@ -129,13 +158,21 @@ async function refresh(sessions) {
 }
 
 function showError(error) {
+  const { view } = current;
+  closeView();
   if (error.status === 401) {
     stopListening?.();
     stopListening = null;
+    connection.textContent = "";
+    delete connection.dataset.state;
+    leave.hidden = true;
+    document.title = "Sign in · Holdfast";
     fill(main, signInForm(error));
     document.getElementById("key").focus();
     return;
   }
+  // Once the connection is back, every session may have changed.
+  current = { view, instance: { refresh: (sessions) => (sessions.has(null) ? show() : null) }, missed: new Set() };
   document.title = "Cannot show this view · Holdfast";
   fill(main, h("div", { class: "empty", role: "alert" },
     h("h1", {}, "Cannot show this view"), h("p", {}, error.message ?? String(error)),
@@ -177,15 +214,15 @@ function setUpSimulated() {
   toggle.addEventListener("click", () => {
     includeSimulated(!isSimulatedIncluded());
     update();
-    current.instance?.close?.();
-    current = { view: null, instance: null };
+    closeView();
     show();
   });
   update();
 }
 
-document.getElementById("leave").addEventListener("click", async () => {
+leave.addEventListener("click", async () => {
   await post("/api/sign_out").catch(() => null);
+  closeView();
   await show();
 });
 document.querySelector(".skip").addEventListener("click", (event) => {

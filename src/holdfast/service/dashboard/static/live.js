@@ -1,5 +1,7 @@
 // Live feed client: reports sessions with new events and the connection state, and reconnects by itself.
 
+import { get } from "./api.js";
+
 const RETRY_MS = 2000;
 const GATHER_MS = 350;
 
@@ -9,8 +11,11 @@ const KINDS = [
   "skill.loaded", "skill.used", "delegation.completed", "dropped",
 ];
 
-/** Calls `onEvents` at most about three times a second with the sessions that have new events; null means any. */
-export function listen(onEvents, onStatus) {
+/**
+ * Calls `onEvents` at most about three times a second with the sessions that have new events; null means any.
+ * `onRefused` gets the error once the key is not accepted any more.
+ */
+export function listen(onEvents, onStatus, onRefused) {
   let source;
   let timer;
   let missed = false;
@@ -28,6 +33,7 @@ export function listen(onEvents, onStatus) {
   };
 
   const connect = () => {
+    clearTimeout(retry);
     source = new EventSource("/api/cache/stream");
     source.onopen = () => {
       onStatus("live");
@@ -38,14 +44,28 @@ export function listen(onEvents, onStatus) {
     source.onerror = () => {
       disconnect();
       onStatus("lost");
-      retry = setTimeout(connect, RETRY_MS);
+      retry = setTimeout(reconnect, RETRY_MS);
     };
     KINDS.forEach((kind) => source.addEventListener(kind, gather));
+  };
+
+  /** An EventSource does not say why it was refused. */
+  const reconnect = async () => {
+    const own = retry;
+    try {
+      await get("/api/visitor");
+      if (retry === own && !source) connect();
+    } catch (error) {
+      if (retry !== own || source) return;
+      if (error.status === 401) onRefused(error);
+      else retry = setTimeout(reconnect, RETRY_MS);
+    }
   };
 
   const disconnect = () => {
     missed = true;
     clearTimeout(retry);
+    retry = undefined;
     source?.close();
     source = undefined;
   };
