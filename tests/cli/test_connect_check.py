@@ -1,7 +1,10 @@
 """`holdfast connect --check`: one call through a real gateway, and what it says when something is wrong."""
 
 import json
+import os
 import secrets
+import socket
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,9 +103,31 @@ def test_client_that_fails_is_quoted_without_its_keys(machine: Machine, gateway:
     assert "sk-ant-api03" not in str(result.exception)
 
 
-def test_gateway_that_does_not_run_can_be_started_by_the_command_in_the_message(machine: Machine) -> None:
+def test_gateway_that_does_not_run_can_be_started_by_the_command_in_the_message(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.cli.connect.START_SECONDS_MAX", 0.0)
     result = machine.run("--check", "--url", "http://127.0.0.1:9")
     assert str(result.exception).startswith("nothing answers at 127.0.0.1:9; start the gateway with `holdfast serve`")
+
+
+def test_gateway_that_is_starting_is_waited_for(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    words = ("connect", "claude-code", "--check", "--direct", "--url", f"http://127.0.0.1:{port}")
+    check = subprocess.Popen(
+        [sys.executable, "-m", "holdfast", *words],
+        env=os.environ | {"HOME": str(tmp_path), "ANTHROPIC_API_KEY": "any"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert check.stderr is not None
+    assert check.stderr.readline() == f"waiting for a gateway at 127.0.0.1:{port}\n"
+    with SimulatorServer(parse_script("")) as simulator, serve_gateway(simulator.url, port=port):
+        output, errors = check.communicate(timeout=60)
+    assert check.returncode == 0, errors
+    assert "anthropic:claude-haiku-5-5: 1 call" in output
 
 
 def test_other_server_is_not_taken_for_the_gateway(machine: Machine) -> None:

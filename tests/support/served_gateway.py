@@ -104,6 +104,7 @@ def serve_gateway(
     upstreams: Mapping[str, UpstreamSettings] | None = None,
     requests_max: int = REQUESTS_MAX,
     cache_ttl_seconds: int = 3600,
+    port: int = 0,
 ) -> Iterator[ServedGateway]:
     log = store or MemoryStore()
     assert isinstance(log, HasRecords)
@@ -174,7 +175,7 @@ def serve_gateway(
         await running
         gateway.close()
 
-    with LoopThread() as thread, bind_socket("127.0.0.1", 0) as bound:
+    with LoopThread() as thread, bind_socket("127.0.0.1", port) as bound:
         stop, running = thread.run(start_serving())
         try:
             running_gateway = ServedGateway(

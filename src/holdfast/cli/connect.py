@@ -24,6 +24,8 @@ DEFAULT_URL = "http://127.0.0.1:8787"
 CLIENT_SECONDS_MAX = 180.0
 REQUEST_SECONDS_MAX = 60.0
 RECORD_SECONDS_MAX = 10.0
+START_SECONDS_MAX = 10.0
+"""`holdfast serve &` takes one to three seconds until it listens; the check may be the next command."""
 RESPONSE_BYTES_MAX = 4_000_000
 OUTPUT_LINES_SHOWN = 8
 _KEY_IN_SETTINGS = r"""(?i)(x-holdfast-key["']?\s*[:=]\s*["']?)[^\s"'\\]+"""
@@ -245,7 +247,7 @@ def _check(program: "ClientProgram", access: "GatewayAccess", *, with_client: bo
     """Make one call, wait until the gateway has recorded it, and show it. Raises UserError that says what is wrong."""
     import shutil
 
-    ready = _request(f"{access.url}/readyz")
+    ready = _await_gateway(access.url)
     status = ready.json()
     if not isinstance(status, dict) or "status" not in status or "version" not in status:
         raise UserError(f"what answers at {access.url} is not Holdfast; start it with `holdfast serve`, or give --url")
@@ -267,6 +269,26 @@ def _check(program: "ClientProgram", access: "GatewayAccess", *, with_client: bo
         raise UserError(problem)
     if recorded["problem"]:
         raise UserError(recorded["problem"])
+
+
+def _await_gateway(url: str) -> _Response:
+    """Its answer to `/readyz`; a gateway that does not listen yet is waited for. Raises UserError if none starts."""
+    until = time.monotonic() + START_SECONDS_MAX
+    is_shown = False
+    while True:
+        try:
+            return _request(f"{url}/readyz")
+        except UserError as error:
+            if not isinstance(error.__cause__, ConnectionRefusedError) or time.monotonic() >= until:
+                raise
+        if not is_shown:
+            click.echo(f"waiting for a gateway at {_address(url)}", err=True)
+            is_shown = True
+        time.sleep(0.1)
+
+
+def _address(url: str) -> str:
+    return url.partition("://")[2].partition("/")[0]
 
 
 def _request(
@@ -291,10 +313,10 @@ def _request(
             names = {name.lower(): value for name, value in response.headers.items()}
             return _Response(response.status, names, response.read(RESPONSE_BYTES_MAX))
     except (OSError, http.client.HTTPException, ValueError) as error:
-        address = url.partition("://")[2].partition("/")[0]
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise UserError(
-            f"nothing answers at {address}; start the gateway with `holdfast serve`, or give --url"
-        ) from error
+            f"nothing answers at {_address(url)}; start the gateway with `holdfast serve`, or give --url"
+        ) from (reason if isinstance(reason, OSError) else error)
 
 
 def _http_date(text: str) -> float:

@@ -100,7 +100,7 @@ def bind_socket(host: str, port: int) -> socket.socket:
         bound.listen(1024)
     except OSError as error:
         bound.close()
-        raise UserError(f"cannot listen on {host} port {port}: {error.strerror}; choose another port") from error
+        raise UserError(f"cannot listen on {host} port {port}: {error.strerror}; choose another with --port") from error
     return bound
 
 
