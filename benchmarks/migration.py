@@ -21,7 +21,7 @@ from holdfast.instructions.manifest.check import check_draft
 from holdfast.instructions.migration.proposal import MigrationProposal, MigrationTarget, propose_migration
 from holdfast.instructions.migration.sections import LineSpan, SourceFile, parse_markdown
 from holdfast.instructions.models import Agent, Manifest, Provenance
-from holdfast.instructions.recall.ranking import InstructionSet, RecallQuery, make_content
+from holdfast.instructions.recall.selection import InstructionSet, RecallQuery, make_content
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.retrieval.encoders.registry import create_semantic_stage, default_encoder
 from holdfast.sources.files import decode_text

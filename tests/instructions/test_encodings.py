@@ -12,7 +12,7 @@ from tests.support.operations import OperationCounter
 
 from holdfast.clock import ManualClock
 from holdfast.instructions.models import LoadTriggers, Manifest, ManifestEntry, Provenance
-from holdfast.instructions.recall.ranking import InstructionSet, UnitContent
+from holdfast.instructions.recall.selection import InstructionSet, UnitContent
 from holdfast.instructions.recall.snapshot import ENCODINGS_UNUSED_MS_MAX, KeptEncodings
 from holdfast.retrieval.vectors import digest_program
 from holdfast.stores.event_log import DatabaseEventLog

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.instructions.models import LoadTriggers, Manifest, ManifestEntry, Provenance
-from holdfast.instructions.recall.ranking import InstructionSet, RecallQuery, UnitContent
+from holdfast.instructions.recall.selection import InstructionSet, RecallQuery, UnitContent
 from holdfast.instructions.uri import is_newer, parse_unit_uri, parse_version_numbers
 
 WORDS = ("ticket", "review", "invoice", "release", "outage", "backup", "interview", "budget")

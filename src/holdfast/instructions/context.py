@@ -5,7 +5,7 @@ from collections.abc import Callable
 from holdfast.clock import Clock, NewId, new_ulid, system_clock
 from holdfast.errors import InstructionError
 from holdfast.instructions.models import Agent, Manifest, Signer
-from holdfast.instructions.recall.ranking import InstructionSet
+from holdfast.instructions.recall.selection import InstructionSet
 from holdfast.instructions.recall.snapshot import InstructionSetCache
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.store import InstructionRecords

@@ -27,7 +27,7 @@ from holdfast.instructions.recall.boot_stub import (
     render_index,
     with_published_contract,
 )
-from holdfast.instructions.recall.ranking import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET, InstructionSet, RecallQuery
+from holdfast.instructions.recall.selection import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET, InstructionSet, RecallQuery
 from holdfast.instructions.recall.snapshot import unit_key
 from holdfast.instructions.uri import URI_CHARACTERS_MAX, is_shared_owner, normalize_unit_uri, parse_unit_uri
 from holdfast.sources.skills.store import SEARCH_LIMIT, SkillStore

@@ -23,7 +23,7 @@ from holdfast.instructions.manifest.publish import PublicationRequest, publish_m
 from holdfast.instructions.manifest.validate import ManifestDraft, SubmittedApproval
 from holdfast.instructions.models import Agent, LoadTriggers, ManifestEntry
 from holdfast.instructions.recall.answer import answer_recall, close_audit_record
-from holdfast.instructions.recall.ranking import RecallQuery
+from holdfast.instructions.recall.selection import RecallQuery
 from holdfast.instructions.units.write import SubmittedUnit, write_unit
 from holdfast.knowledge.folder import open_knowledge_folder
 from holdfast.knowledge.harvest import apply_harvest

@@ -9,7 +9,7 @@ from tests.support.library_projects import LibraryProject
 
 from holdfast.cli.main import command
 from holdfast.errors import UserError
-from holdfast.instructions.recall.ranking import RecallQuery
+from holdfast.instructions.recall.selection import RecallQuery
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from holdfast.errors import InstructionError
 from holdfast.instructions.context import InstructionContext
 from holdfast.instructions.coverage.measure import gate_queries, measure_unit
 from holdfast.instructions.models import FailedProbe, UnitCoverage
-from holdfast.instructions.recall.ranking import InstructionSet
+from holdfast.instructions.recall.selection import InstructionSet
 from holdfast.instructions.settings import InstructionSettings
 
 CoverageChange = Literal["worse", "better", "new", "gone", "same", "unknown"]

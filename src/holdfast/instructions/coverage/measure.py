@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 from holdfast.instructions.models import CoverageRun, FailedProbe, ManifestEntry, Probe, UnitCoverage
-from holdfast.instructions.recall.ranking import InstructionSet
+from holdfast.instructions.recall.selection import InstructionSet
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.retrieval.paraphrases import generate_paraphrases, generate_probes
 

@@ -16,7 +16,7 @@ from holdfast.instructions.coverage.measure import measure_all_units
 from holdfast.instructions.coverage.metrics import METRICS_WINDOW_MS
 from holdfast.instructions.models import Agent, AuditRecord, CoverageRun, Manifest, Probe
 from holdfast.instructions.recall.answer import write_audit_record
-from holdfast.instructions.recall.ranking import InstructionSet
+from holdfast.instructions.recall.selection import InstructionSet
 from holdfast.redaction import redact_secrets
 from holdfast.retrieval.bm25 import extract_terms
 from holdfast.retrieval.encoders.registry import (

@@ -23,7 +23,7 @@ from holdfast.instructions.migration.sections import parse_markdown
 from holdfast.instructions.migration.situations import find_situations
 from holdfast.instructions.models import Agent, Approval, Manifest, ManifestEntry, Probe, Provenance, UnitCoverage
 from holdfast.instructions.recall.boot_stub import check_stub_size, measure_entry_cost
-from holdfast.instructions.recall.ranking import InstructionSet, make_content
+from holdfast.instructions.recall.selection import InstructionSet, make_content
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.redaction import redact_secrets
 from holdfast.retrieval.bm25 import extract_terms

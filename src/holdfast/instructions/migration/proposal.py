@@ -26,7 +26,7 @@ from holdfast.instructions.migration.triggers import (
 )
 from holdfast.instructions.models import Agent, LoadTriggers, ManifestEntry, MigrationMode
 from holdfast.instructions.recall.boot_stub import check_stub_size, measure_entry_cost
-from holdfast.instructions.recall.ranking import DEFAULT_TOKEN_BUDGET
+from holdfast.instructions.recall.selection import DEFAULT_TOKEN_BUDGET
 from holdfast.instructions.uri import UnitAddress, parse_unit_uri
 
 # Below the limit, so that people can still edit a description. A manifest of 1,000 tokens has about 18 entries

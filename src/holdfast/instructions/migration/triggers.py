@@ -9,7 +9,7 @@ from holdfast.instructions.coverage.measure import GATE_K, GATE_SHARE_MIN, PARAP
 from holdfast.instructions.migration.naming import describe_situation, find_topics, section_title, strip_title
 from holdfast.instructions.migration.sections import Section
 from holdfast.instructions.migration.situations import find_situations
-from holdfast.instructions.recall.ranking import WEAK_SCORE_SHARE
+from holdfast.instructions.recall.selection import WEAK_SCORE_SHARE
 from holdfast.retrieval.bm25 import STOP_WORDS
 from holdfast.retrieval.encoders.registry import SemanticStage
 from holdfast.retrieval.index import SearchIndex

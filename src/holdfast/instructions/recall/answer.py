@@ -10,7 +10,7 @@ from holdfast.instructions.access import InstructionCaller, is_same_agent
 from holdfast.instructions.context import InstructionContext, manifest_not_found_error
 from holdfast.instructions.models import Agent, AuditRecord, LoadedUnit, Manifest
 from holdfast.instructions.recall.boot_stub import render_prompt_index, render_stub_body
-from holdfast.instructions.recall.ranking import InstructionSet, RecallQuery, RecallSelection
+from holdfast.instructions.recall.selection import InstructionSet, RecallQuery, RecallSelection
 from holdfast.instructions.usage.shadow import measure_prompt_tokens
 from holdfast.retrieval.index import QUERY_CHARACTERS_MAX
 

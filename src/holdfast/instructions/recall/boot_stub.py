@@ -8,7 +8,7 @@ import msgspec
 from holdfast.catalog.token_count import count_cl100k_tokens
 from holdfast.errors import InstructionError
 from holdfast.instructions.models import Agent, BootStub, Manifest, ManifestEntry, format_time
-from holdfast.instructions.recall.ranking import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET
+from holdfast.instructions.recall.selection import DEFAULT_CHUNKS_MAX, DEFAULT_TOKEN_BUDGET
 from holdfast.instructions.store import InstructionRecords
 from holdfast.instructions.uri import parse_unit_uri
 from holdfast.types.blocks import Json

@@ -15,7 +15,7 @@ from holdfast.instructions.recall.boot_stub import (
     stub_cache_key,
     with_published_contract,
 )
-from holdfast.instructions.recall.ranking import UnitContent
+from holdfast.instructions.recall.selection import UnitContent
 from holdfast.instructions.recall.wake_token import WakeClaims, verify_wake_token
 
 BUDGET_TOKENS_WARN = 2000

@@ -9,7 +9,7 @@ import msgspec
 from holdfast.errors import StoreError, UserError
 from holdfast.instructions.coverage.measure import find_critical_units
 from holdfast.instructions.models import Agent, Manifest, ManifestEntry, UnitVersion
-from holdfast.instructions.recall.ranking import InstructionSet, UnitContent, make_content
+from holdfast.instructions.recall.selection import InstructionSet, UnitContent, make_content
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.store import InstructionRecords
 from holdfast.instructions.units.files import read_entry_file

@@ -28,7 +28,7 @@ from holdfast.instructions.access import InstructionCaller
 from holdfast.instructions.context import InstructionContext
 from holdfast.instructions.models import Agent, AuditRecord, DetectedUnit, EvidenceKind, ManifestEntry, UsageEvidence
 from holdfast.instructions.recall.answer import find_own_record
-from holdfast.instructions.recall.ranking import InstructionSet
+from holdfast.instructions.recall.selection import InstructionSet
 from holdfast.instructions.uri import parse_unit_uri
 from holdfast.instructions.usage.fingerprints import (
     COMMAND_WORDS_MAX,

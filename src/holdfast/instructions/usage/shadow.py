@@ -11,7 +11,7 @@ from holdfast.catalog.token_count import count_cl100k_tokens
 from holdfast.errors import StoreError
 from holdfast.instructions.models import Agent, AuditRecord, Manifest
 from holdfast.instructions.recall.boot_stub import GENERIC_PROFILE, render_index, render_stub_body
-from holdfast.instructions.recall.ranking import InstructionSet
+from holdfast.instructions.recall.selection import InstructionSet
 
 # The thresholds for leaving shadow mode are in docs/instructions-rollout.md.
 TURNS_MIN = 10

@@ -55,7 +55,7 @@ from holdfast.instructions.recall.boot_stub import (
     with_published_contract,
 )
 from holdfast.instructions.recall.heartbeat import load_boot_stub, start_heartbeat
-from holdfast.instructions.recall.ranking import InstructionSet, RecallQuery
+from holdfast.instructions.recall.selection import InstructionSet, RecallQuery
 from holdfast.instructions.settings import InstructionSettings
 from holdfast.instructions.units.signatures import load_deployment_key
 from holdfast.instructions.units.write import withdraw_unit

@@ -28,7 +28,7 @@ from holdfast.instructions.recall.answer import (
 )
 from holdfast.instructions.recall.boot_stub import BODY_TOKENS_WARN, check_stub_size, with_published_contract
 from holdfast.instructions.recall.heartbeat import PreloadedUnit, load_boot_stub, start_heartbeat
-from holdfast.instructions.recall.ranking import RecallQuery, SelectedChunk
+from holdfast.instructions.recall.selection import RecallQuery, SelectedChunk
 from holdfast.instructions.units.write import SubmittedUnit, withdraw_unit, write_unit
 from holdfast.instructions.uri import garden_id
 from holdfast.instructions.usage.detect import record_trace_usage

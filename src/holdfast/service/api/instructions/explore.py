@@ -10,7 +10,7 @@ from holdfast.errors import InstructionError
 from holdfast.instructions.context import InstructionContext
 from holdfast.instructions.coverage.metrics import RecallMetrics, TraceMetrics, compute_recall_metrics
 from holdfast.instructions.models import AuditRecord
-from holdfast.instructions.recall.ranking import RecallQuery
+from holdfast.instructions.recall.selection import RecallQuery
 from holdfast.retrieval.index import QUERY_CHARACTERS_MAX
 from holdfast.service.api.instructions.agents_view import page_route, require_agent
 from holdfast.service.api.instructions.schemas import AgentRequest, StageScore

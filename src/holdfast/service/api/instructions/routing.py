@@ -12,7 +12,7 @@ from holdfast.events.records import KeyRow
 from holdfast.instructions.access import FindAgent, InstructionCaller, check_owner_access
 from holdfast.instructions.context import InstructionContext
 from holdfast.instructions.models import Agent
-from holdfast.instructions.recall.ranking import UNAVAILABLE
+from holdfast.instructions.recall.selection import UNAVAILABLE
 from holdfast.service.context import AppContext
 from holdfast.service.http.routes import (
     AccessRule,
