@@ -190,9 +190,10 @@ def test_other_programs_skills_are_read_leniently_unless_a_mode_is_chosen(place:
     assert run("show", place / "home/.holdfast/skills/ho").exit_code == 0
 
 
-def test_without_any_skill_there_is_no_output(place: Path) -> None:
+def test_without_any_skill_the_output_is_empty_and_a_note_says_where_skills_are_looked_for(place: Path) -> None:
     assert run("list").stdout.startswith("There are no skills;")
     assert (run("index").stdout, run("index").exit_code) == ("", 0)
+    assert run("index").stderr == run("list").stdout
     assert json.loads(run("validate", "--json").stdout) == {"skills": [], "valid": 0, "invalid": 0}
 
 

@@ -278,6 +278,7 @@ async def test_items_are_reviewed_one_by_one_in_the_terminal(tmp_path: Path, wor
     assert "keyboard" in line
     restored = run("knowledge", "restore", line.split()[0], *location).stdout
     assert restored == "waits for review again: Never eat at the keyboard of it.\n"
+    assert run("knowledge", "restore", *location).stdout == "Nothing was set aside.\n"
     assert "keyboard" in run("knowledge", "review", "--list", *location, "--db", db).stdout
 
 

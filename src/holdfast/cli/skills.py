@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 ALL_MODES = "all"
 _MODES = ("seed", "strict", "lenient")
 
+_NO_SKILLS = "There are no skills; a skill is a folder with a SKILL.md in ~/.holdfast/skills."
+
 
 @click.group("skills", cls=CommandGroup)
 def command() -> None:
@@ -73,7 +75,7 @@ def list_skills(folder: str | None, mode: "SkillMode | None", also: tuple[str, .
         )
         print_table(("name", "source", "tokens", "description"), rows)
     elif not library.reports:
-        click.echo("There are no skills; a skill is a folder with a SKILL.md in ~/.holdfast/skills.")
+        click.echo(_NO_SKILLS)
     _exit_if_invalid(library.reports)
 
 
@@ -145,6 +147,8 @@ def show_skill_index(
         print_json(skill_list)
     elif skill_list.text:
         click.echo(skill_list.text)
+    elif not library.reports:
+        click.echo(_NO_SKILLS, err=True)
     _exit_if_invalid(library.reports)
 
 

@@ -286,8 +286,11 @@ def restore_knowledge(item_id: str | None, workspace: str) -> None:
 
     place = _place(workspace)
     if item_id is None:
-        for item in (*read_pending(place.folder).set_aside, *read_pending(place.shared).set_aside):
+        set_aside = (*read_pending(place.folder).set_aside, *read_pending(place.shared).set_aside)
+        for item in set_aside:
             click.echo(strip_control_characters(f"{item.id}  {item.category}: {item.text}"))
+        if not set_aside:
+            click.echo("Nothing was set aside.")
         return
     item = restore_item(place.folder, item_id, shared=place.shared)
     click.echo(strip_control_characters(f"waits for review again: {item.text}"))
