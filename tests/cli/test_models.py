@@ -19,7 +19,7 @@ def test_without_options_the_models_checked_by_hand_are_listed_and_the_others_co
     lines = run().output.splitlines()
     assert [line.split()[0] for line in lines[1:-2]] == list(shipped_models())
     opus = next(line for line in lines if line.startswith("anthropic:claude-opus-5-5 "))
-    assert opus.split()[1:9] == ["4", "0.2", "5", "8", "20", "512", "5m", "1h"]
+    assert opus.split()[1:8] == ["4", "0.2", "5", "8", "20", "512", "5m/1h"]
     assert re.match(r"[\d,]+ models of \d+ providers are priced by genai-prices [\d.]+ of \d{4}-\d\d-\d\d;", lines[-2])
 
 

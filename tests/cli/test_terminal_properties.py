@@ -5,8 +5,10 @@ import io
 import json
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -20,7 +22,7 @@ from holdfast.cli.chat.format import (
     split_visible_lines,
 )
 from holdfast.cli.chat.session import format_confirmation
-from holdfast.cli.tables import PIPED_WIDTH, get_table_width, print_table
+from holdfast.cli.tables import PIPED_WIDTH, fit_columns, fold_cell, get_table_width, print_table
 from holdfast.engine.tools.permissions import ConfirmationRequest
 from holdfast.types.blocks import ToolUse, make_user_message
 
@@ -111,3 +113,55 @@ def test_a_table_in_a_pipe_is_what_rich_prints(rows: list[tuple[str, str, str]])
         assert get_table_width() == PIPED_WIDTH
         print_table(headings, rows)
     assert printed.getvalue().split("\n") == [line.rstrip() for line in expected.getvalue().split("\n")]
+
+
+cells = st.one_of(
+    st.from_regex(r"[a-z]{1,12}([-/ .][a-z0-9]{1,12}){0,3}", fullmatch=True),
+    st.from_regex(r"\$?[0-9]{1,3}(,[0-9]{3}){0,2}(\.[0-9]+)?%?", fullmatch=True),
+    st.just(""),
+    st.just("日本語の名前"),
+)
+
+
+@given(st.lists(st.tuples(cells, cells, cells, cells), max_size=5), st.integers(1, 60))
+def test_a_narrow_table_loses_nothing_and_breaks_no_number(rows: list[tuple[str, ...]], width: int) -> None:
+    headings = ("name", "sent again", "tokens", "dollars")
+    widths = fit_columns(headings, rows, width=width)
+    for fitted, *column in zip(widths, headings, *rows, strict=True):
+        for cell in column:
+            folded = fold_cell(cell, fitted)
+            assert all(cell_len(line) <= fitted for line in folded)
+            assert "".join(folded).replace(" ", "") == cell.replace(" ", "")
+            numbers = [word for word in cell.split() if word[-1:].isdigit() and not any(map(str.isalpha, word))]
+            assert all(any(number in line for line in folded) for number in numbers)
+    natural = [max(map(cell_len, column)) for column in zip(headings, *rows, strict=True)]
+    assert all(fitted <= whole for fitted, whole in zip(widths, natural, strict=True))
+    if sum(natural) + 6 <= width:
+        assert widths == natural
+    if sum(widths) + 6 > width:
+        for most, *column in zip(widths, headings, *rows, strict=True):
+            unbroken = [
+                *column[0].split(),
+                *(cell for cell in column if cell.isalnum() or not any(map(str.isalpha, cell))),
+            ]
+            assert most <= max(8, *map(len, unbroken)), "text is broken before the terminal is exceeded"
+
+
+def test_an_id_that_other_commands_take_is_whole() -> None:
+    rows = [("01M7TZM0R", "2026-11-19", "simulated chat", "$0.0329"), ("01M7TZPXA", "2026-11-19", "demo", "$0.0329")]
+    assert fit_columns(("session", "date", "project", "spent"), rows, width=32) == [9, 10, 8, 7]
+
+
+@pytest.mark.parametrize(
+    ("width", "names"),
+    [
+        (40, ["anthropic:claude-sonnet-5-5"]),
+        (36, ["anthropic:claude-sonnet-", "5-5"]),
+        (9, ["anthropi", "c:claude", "-sonnet-", "5-5"]),
+    ],
+)
+def test_a_column_of_names_is_broken_after_a_sign_and_one_of_numbers_never(width: int, names: list[str]) -> None:
+    headings, row = ("model", "tokens"), ("anthropic:claude-sonnet-5-5", "1,142,548")
+    first, second = fit_columns(headings, [row], width=width)
+    assert second == 9
+    assert fold_cell(row[0], first) == names

@@ -53,6 +53,11 @@ def home(tmp_path: Path) -> Path:
         ("sessions", "list"),
         ("keys", "list"),
         ("gateway", "costs", "--simulated"),
+        ("gateway", "costs", "--since", "7d"),
+        ("sessions", "show", "SESSION"),
+        ("compact", "SESSION", "--dry-run"),
+        ("learned",),
+        ("demo",),
         ("models", "--search", "sonnet"),
         ("explain", "request.json"),
         ("diff", "request.json", "other.json"),
@@ -63,10 +68,14 @@ def home(tmp_path: Path) -> Path:
     ids=" ".join,
 )
 def test_output_fits_80_columns(words: tuple[str, ...], home: Path, tmp_path: Path) -> None:
-    with Terminal(*words, folder=tmp_path, environ={"HOLDFAST_HOME": str(home)}) as terminal:
-        assert terminal.end() == (words[0] == "diff")
+    environ = {"HOLDFAST_HOME": str(home)}
+    if "SESSION" in words:
+        (session,) = json.loads(run_in_process("sessions", "list", "--json", cwd=tmp_path, **environ).stdout)
+        words = tuple(session["id"] if word == "SESSION" else word for word in words)
+    with Terminal(*words, folder=tmp_path, environ=environ) as terminal:
+        assert terminal.end() == (words[0] in ("diff", "compact"))
         lines = [line.rstrip() for line in terminal.rest().splitlines()]
-    assert len(lines) > 1 or words[0] in ("gateway", "doctor")
+    assert len(lines) > 1 or words[0] in ("gateway", "doctor", "compact")
     if words[0] == "keys":
         ids = [line.split("  ")[0] for line in lines[1:] if line]
         assert all(re.fullmatch(r"[0-9a-f]{16}|", key_id) for key_id in ids), "what other commands take is whole"

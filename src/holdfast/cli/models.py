@@ -90,6 +90,8 @@ def _show_table(rows: "Sequence[Model]", today: "datetime.date", *, is_whole: bo
     shown = rows[:TERMINAL_ROWS_MAX] if sys.stdout.isatty() else rows
     headings = ("model", "input", "read", "write", "1h", "output", "floor", "TTLs", "checked")
     print_table(headings, (_table_row(row, today) for row in shown), spare=("checked", "1h"))
+    if sys.stdout.isatty():
+        click.echo("US dollars per million tokens; ~ is assumed, + rises with long prompts")
     if len(shown) < len(rows):
         click.echo(f"{format_count(len(rows) - len(shown), 'more model')}; narrow the list with --search TEXT")
     if is_whole:
@@ -109,7 +111,7 @@ def _table_row(row: "Model", today: "datetime.date") -> tuple[str, ...]:
         row.id,
         *_format_rates(row, today),
         floor,
-        " ".join(rules.ttls_seconds),
+        "/".join(rules.ttls_seconds),
         str(row.checked_on or ""),
     )
 

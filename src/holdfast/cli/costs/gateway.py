@@ -70,7 +70,7 @@ def show_costs(*, session_id: str | None, since: str | None, simulated: bool, db
 
 def _show_clients(since: str | None, db: str | None, *, simulated: bool, as_json: bool) -> None:
     from holdfast.cli.costs.report import audit_stored_sessions, parse_scope
-    from holdfast.cli.tables import print_table
+    from holdfast.cli.tables import print_table, print_text
     from holdfast.ledger.analytics.queries import LedgerScope
     from holdfast.replay.counterfactual import sum_gateway_costs
 
@@ -88,8 +88,9 @@ def _show_clients(since: str | None, db: str | None, *, simulated: bool, as_json
         return
     if not rows:
         since_then = "" if since is None else " in that time"
-        others = "" if simulated else "; --simulated includes simulated ones"
-        click.echo(f"No session has gone through the gateway{since_then}{others}.")
+        others = "" if simulated else ", and --simulated includes simulated ones"
+        how = "`holdfast connect CLIENT` points a client at it"
+        print_text(f"No session has gone through the gateway{since_then}; {how}{others}.")
         return
     print_table(
         ("client", "sessions", "calls", "observed", "without rewrite", "with rewrite", "saved"),

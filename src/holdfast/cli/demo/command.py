@@ -1,7 +1,6 @@
 """`holdfast demo`: runs a coding session of several turns over HTTP and shows what its cache saved."""
 
 import os
-import textwrap
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,6 +62,7 @@ async def _play(
     folder: Path, model: "Model", provider: "SimulatedProvider | None", *, store: str, as_json: bool, keep: bool
 ) -> None:
     from holdfast.cli.demo import scenario
+    from holdfast.cli.tables import wrap_text
     from holdfast.events.log import Event
     from holdfast.events.payloads.calls import LlmCallCompleted
     from holdfast.ledger.calls import compute_bill, explicit_cache_cost_usd, iter_calls
@@ -100,13 +100,14 @@ async def _play(
                 show(_heading(model, live=provider is None))
                 events: list[Event] = []
                 for ask in scenario.USER_MESSAGES:
-                    show(click.style(f"> {ask}", bold=True))
+                    show(click.style(wrap_text(f"> {ask}"), bold=True))
                     async for item in session.stream(ask):
                         if isinstance(item, Event):
                             events.append(item)
                             if isinstance(item.payload, LlmCallCompleted):
                                 show(_line(tuple(iter_calls(events))[-1], model))
-                    show(click.style(_wrapped(join_text_blocks(session.history[-1].content)), dim=True))
+                    reply = " ".join(join_text_blocks(session.history[-1].content).split())
+                    show(click.style(wrap_text(f"      {reply}", piped_width=98), dim=True))
         # Read after the session is closed: only then is an explicit cache deleted and its storage cost recorded.
         events = list(log.read(session.id))
     finally:
@@ -147,10 +148,6 @@ def _line(record: "CallRecord", model: "Model") -> str:
     tokens = (usage.tokens_sent, usage.cache_read, usage.cache_write, usage.input, usage.output)
     saved = format_usd(compute_bill([record], model).saved_usd, 6)
     return _COLUMNS.format(record.number, *tokens, f"${record.cost_usd:.6f}", saved)
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 98, initial_indent="      ", subsequent_indent="      ")
 
 
 def _plain(amount: "Decimal") -> str:

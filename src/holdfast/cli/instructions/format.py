@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from holdfast.cli.format import format_count
-from holdfast.cli.tables import print_table
+from holdfast.cli.tables import print_table, print_text
 from holdfast.instructions.manifest.check import DraftCheck, LintFlaw, SituationCheck
 from holdfast.instructions.manifest.validate import MANIFEST_TOKENS_MAX
 from holdfast.instructions.migration.proposal import MigrationProposal
@@ -45,7 +45,7 @@ def show_proposal(proposal: MigrationProposal, warnings: Sequence[str]) -> None:
         f"{proposal.manifest_tokens} of at most {MANIFEST_TOKENS_MAX}"
     )
     for warning in warnings:
-        click.echo(f"warning: {warning}")
+        print_text(f"warning: {warning}")
 
 
 def _from(spans: Sequence[LineSpan]) -> str:
@@ -54,15 +54,15 @@ def _from(spans: Sequence[LineSpan]) -> str:
 
 def show_check_result(checked: DraftCheck) -> None:
     for failure in checked.failures:
-        click.echo(f"{failure.code}: {failure.message}")
+        print_text(f"{failure.code}: {failure.message}")
     show_flaws(checked.flaws)
     for situation in checked.situations:
         if situation.is_weak:
             _show_weak_situation(situation)
     shares = [unit.coverage_pct for unit in checked.coverage if unit.coverage_pct is not None]
     lowest = f"; lowest coverage of a unit: {min(shares):.0%} of its paraphrases" if shares else ""
-    click.echo(f"{checked.token_count} of {MANIFEST_TOKENS_MAX} tokens{lowest}")
-    click.echo("it can be published" if checked.passed else "it cannot be published")
+    print_text(f"{checked.token_count} of {MANIFEST_TOKENS_MAX} tokens{lowest}")
+    print_text("it can be published" if checked.passed else "it cannot be published")
 
 
 def _show_weak_situation(checked: SituationCheck) -> None:
@@ -70,12 +70,12 @@ def _show_weak_situation(checked: SituationCheck) -> None:
     miss = checked.missed[0]
     found = ", ".join(miss.first_units) or "nothing"
     if checked.source == "probe":
-        click.echo(f"warning: the probe {miss.intent!r} must find {checked.unit} and finds {found}")
+        print_text(f"warning: the probe {miss.intent!r} must find {checked.unit} and finds {found}")
         return
     share = f"{checked.asked - len(checked.missed)} of {format_count(checked.asked, 'situation')} from its text"
-    click.echo(f"warning: {checked.unit}: only {share} find it; {miss.intent!r} finds {found}")
+    print_text(f"warning: {checked.unit}: only {share} find it; {miss.intent!r} finds {found}")
 
 
 def show_flaws(flaws: Sequence[LintFlaw]) -> None:
     for flaw in flaws:
-        click.echo(f"{flaw.unit}: {flaw.message}; {flaw.fix} [{flaw.rule}]")
+        print_text(f"{flaw.unit}: {flaw.message}; {flaw.fix} [{flaw.rule}]")

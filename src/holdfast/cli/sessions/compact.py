@@ -43,6 +43,7 @@ def command(
     """
     import msgspec
 
+    from holdfast.cli.tables import print_text
     from holdfast.compaction.models import CompactionConfig
     from holdfast.engine.compaction.compact import NoCompaction, propose_compaction
 
@@ -60,7 +61,7 @@ def command(
         result = {"done": not dry_run, "event": proposal.event} if not isinstance(proposal, NoCompaction) else proposal
         print_json(result)
     elif isinstance(proposal, NoCompaction):
-        click.echo(f"not compacted: {proposal.reason}")
+        print_text(f"not compacted: {proposal.reason}")
     else:
         _show(proposal, done=not dry_run, with_summary=show)
     if isinstance(proposal, NoCompaction):

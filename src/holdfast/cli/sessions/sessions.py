@@ -147,13 +147,13 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
         ]
         print_json({"calls": shown, **msgspec.to_builtins(compactions)})
         return
-    from holdfast.cli.tables import print_table
+    from holdfast.cli.tables import print_table, print_text
 
     headings = ("call", "at", "in", "read", "written", "uncached", "out", "cost", "prefix", "verdict", "lost")
     print_table(headings, (_call_row(entry, estimated) for entry in calls), spare=("uncached", "prefix", "at"))
     _draw(calls, events)
     if any(entry.record.request_id in estimated for entry in calls):
-        click.echo("~ the call broke off; what the provider did not report is estimated")
+        print_text("~ the call broke off; what the provider did not report is estimated")
     explicit_cache_usd, ping_usd = explicit_cache_cost_usd(events), ping_cost_usd(events)
     shares = f", ${explicit_cache_usd:.6f} of it for explicit caches" if explicit_cache_usd else ""
     shares += f", ${ping_usd:.6f} of it for keep-alive and prewarm requests" if ping_usd else ""
@@ -172,14 +172,14 @@ def show_session(session_id: str, db: str | None, as_json: bool, stats: bool) ->
         cost += f", {format_count(len(unpriced), 'call')} unpriced"
     if unpriced:
         cost += f" ({sum(usage.tokens_sent + usage.output for usage in unpriced):,} tokens)"
-    click.echo(f"{format_count(len(calls), 'call')}, {cost}; {models or 'none'}")
+    print_text(f"{format_count(len(calls), 'call')}, {cost}; {models or 'none'}")
     for line in (*_detail_lines(events), *describe_compactions(compactions)):
-        click.echo(line)
+        print_text(line)
 
 
 def _draw(calls: "Sequence[LedgerEntry]", events: "Sequence[Event]") -> None:
     """Draw the prompts as bars, then explain every call whose prefix changed or that lost cached tokens."""
-    from holdfast.cli.tables import get_table_width
+    from holdfast.cli.tables import get_table_width, print_text
     from holdfast.ledger.cache.verdicts import NO_BREAKS
     from holdfast.ledger.layers import compute_layer_runs
 
@@ -192,7 +192,7 @@ def _draw(calls: "Sequence[LedgerEntry]", events: "Sequence[Event]") -> None:
         cause = f"; likely cause: {verdict.cause}" if verdict.cause not in (None, "unknown") else ""
         at = f" at byte {verdict.byte}" if verdict.byte is not None else ""
         detail = f": {verdict.detail}" if verdict.detail else ""
-        click.echo(f"call {entry.record.number}: {verdict.kind}{at}{detail}{cause}")
+        print_text(f"call {entry.record.number}: {verdict.kind}{at}{detail}{cause}")
         for line in (*verdict.diff, *([f"but {verdict.disagreement}"] if verdict.disagreement else [])):
             click.echo(f"    {line}")
 
