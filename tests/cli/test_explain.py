@@ -224,7 +224,8 @@ def test_the_provider_is_recognised_from_the_body(tmp_path: Path, body: object, 
 
 def test_an_explicit_provider_overrides_the_recognised_one(tmp_path: Path) -> None:
     report = explain(tmp_path, with_value(CHAT, "model", to="mine"), "--model", "openrouter:openai/gpt-5.4")
-    assert (report["model"], report["detected_by"], report["cache"]) == ("openrouter:mine", "as specified", "implicit")
+    named = "openrouter:openai/gpt-5.4"
+    assert (report["model"], report["detected_by"], report["cache"]) == (named, "as specified", "implicit")
 
 
 def test_a_gemini_body_needs_a_model(tmp_path: Path) -> None:
@@ -307,6 +308,15 @@ def test_missing_files_folders_and_huge_files_are_one_line(tmp_path: Path) -> No
     ):
         result = CliRunner().invoke(command, ["explain", str(path)])
         assert (result.exit_code, result.stderr) == (2, f"holdfast: {path}: {reason}\n")
+
+
+def test_a_request_explained_for_another_model_is_labelled_with_that_model(tmp_path: Path) -> None:
+    other, unknown = "anthropic:claude-opus-4-8", "anthropic:claude-of-tomorrow"
+    assert explain(tmp_path, ANTHROPIC)["model"] == "anthropic:claude-sonnet-5-5"
+    report = explain(tmp_path, ANTHROPIC, "--model", other)
+    assert (report["model"], report["floor_tokens"]) == (other, 1024)
+    report = explain(tmp_path, ANTHROPIC, "--model", unknown)
+    assert report["notes"][0].startswith(f"the catalog does not know {unknown}:")
 
 
 def test_a_model_without_a_provider_is_refused(tmp_path: Path) -> None:

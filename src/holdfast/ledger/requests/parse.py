@@ -45,9 +45,11 @@ _NON_BLOCK_MEMBERS = frozenset(
 class ParsedRequest(msgspec.Struct, frozen=True):
     """`row` is None for a model that the catalog does not know. `breakpoints` are the caller's own breakpoints.
 
-    `paths` gives the JSON path of each block of the buffer.
+    `model` is the one whose rules and prices apply: that of the body unless another was asked for. `paths` gives the
+    JSON path of each block of the buffer.
     """
 
+    model: str
     recognised: DetectedApi
     row: Model | None
     wire: WireRequest
@@ -55,10 +57,6 @@ class ParsedRequest(msgspec.Struct, frozen=True):
     paths: tuple[str, ...]
     breakpoints: tuple[Breakpoint, ...]
     prefix_tokens: tuple[int, ...]
-
-    @property
-    def model(self) -> str:
-        return f"{self.recognised.provider}:{self.recognised.model}"
 
     @property
     def blocks(self) -> tuple[Block | ToolSpec, ...]:
@@ -105,7 +103,8 @@ def _parse(raw: bytes, model: str | None, models: Models | None) -> ParsedReques
     with decoding_errors("invalid_request", "the request"):
         wire = decode_body(adapter, body, model=recognised.model)
         catalog = shipped_models() if models is None else models
-        row = find_model_or_none(model or f"{recognised.provider}:{recognised.model}", catalog)
+        named_model = model or f"{recognised.provider}:{recognised.model}"
+        row = find_model_or_none(named_model, catalog)
         factor = row.tokens_factor if row else 1.0
         buffer = RequestBuffer(adapter, lambda encoded: count_block_tokens(encoded, factor))
         for segment in wire.prompt.segments:
@@ -114,7 +113,8 @@ def _parse(raw: bytes, model: str | None, models: Models | None) -> ParsedReques
     breakpoints = tuple(own for own in wire.plan.breakpoints if own.block_index < len(buffer.blocks))
     if row is not None:
         breakpoints += cache_inputs.automatic_breakpoint(wire.parameters, buffer.blocks, breakpoints, row.cache)
-    return ParsedRequest(recognised, row, wire, buffer, paths, breakpoints, tuple(accumulate(buffer.tokens)))
+    prefix_tokens = tuple(accumulate(buffer.tokens))
+    return ParsedRequest(named_model, recognised, row, wire, buffer, paths, breakpoints, prefix_tokens)
 
 
 def get_tier_parameters(request: ParsedRequest) -> CacheParameters:
